@@ -1,0 +1,69 @@
+"""The ONE row format that every dataset is prepared into, and the manifest of a prepared dataset.
+
+A prepared dataset is a directory (or object-store prefix):
+
+    manifest.json                     written last: a directory without it is not a dataset
+    {split}-00000-of-00003.parquet    columns as in `COLUMNS`, images inside, pages uncompressed
+    quarantine.jsonl                  rows left out, with the reason
+    preview.html
+
+`messages` is the chat as JSON, with `{"type": "image"}` placeholders in the order of `images`:
+
+    [{"role": "system", "content": "..."},
+     {"role": "user", "content": [{"type": "text", "text": "..."}, {"type": "image"}]}]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+AnswerType = Literal["letter", "number", "text", "math"]
+
+COLUMNS = ("id", "source", "messages", "images", "answer", "answer_type", "solution")
+
+SYSTEM_PROMPT = (
+    "Answer the question about the picture. Reason first, inside <think> </think>. Then give the final answer inside "
+    "<answer> </answer>, in LaTeX between dollar signs, with the result itself in one \\boxed{}. For example: "
+    "<think> $1+1=2$. </think><answer> $\\boxed{2}$ </answer>"
+)
+"""Used where a dataset brings no system prompt of its own."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One question."""
+
+    id: str
+    """Stable: sha256 of source, messages and images, first 16 hex digits."""
+    source: str
+    """Dataset and, where known, its sub-source: `mathv60k/IconQA`."""
+    messages: list[dict[str, Any]]
+    """Chat with image placeholders."""
+    images: list[bytes]
+    """Encoded pictures (PNG, JPEG, WebP) in the order of the placeholders."""
+    answer: str
+    """Gold answer: the content of the box, without `$` and `\\boxed`."""
+    answer_type: AnswerType
+    """Route of the grader."""
+    solution: str = ""
+    """Worked answer for supervised training (`<think>…</think><answer>…</answer>`), empty where there is none."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a prepared dataset is. `fingerprint` identifies its content."""
+
+    name: str
+    revision: str
+    rows: dict[str, int]
+    """Rows per split."""
+    files: list[dict[str, Any]]
+    """[{"path", "split", "rows", "bytes", "sha256"}], in row order."""
+    quarantined: dict[str, int] = field(default_factory=dict)
+    """Rows left out, per reason."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What the preparation was asked for: limits, split seed, source files and their hashes."""
+    fingerprint: str = ""
+    """sha256 over the files' hashes and the settings."""
+    format: int = 1

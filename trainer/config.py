@@ -1,0 +1,521 @@
+"""The typed configuration of one run: frozen dataclasses, one per concern, every field documented under itself.
+
+`RunConfig` is what runs: a recipe resolves to it, it is saved as `config.yaml` with the run, and every worker reads the
+same one. This module imports only the standard library and PyYAML, so that recipes and the command line stay fast.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import types
+import typing
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Union
+
+import yaml
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot run. The message is one line and says what to change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Identity of the run."""
+
+    name: str = "run"
+    """Human-readable name; shown in W&B, reports and job names."""
+    id: str = ""
+    """Our own RUN_ID: keys the bucket prefix, the resume and the logs. Engines' ids change on recovery. Default: name."""
+    seed: int = 0
+    """Every other seed is a hash of this one and of what is seeded."""
+    dir: str = "runs/run"
+    """Local directory of the run: config, metrics, samples, checkpoints, report."""
+    max_steps: int = 0
+    """Stop after this many steps; 0 means `data.episodes` passes over the data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """The policy, and how it is held in memory."""
+
+    path: str = "Qwen/Qwen2.5-VL-3B-Instruct"
+    """Local directory or hub id of the pretrained model (the original's --pretrain)."""
+    revision: str = ""
+    """Pinned hub revision (commit hash); empty for a local directory."""
+    dtype: Literal["bf16", "fp32"] = "bf16"
+    """Compute type of policy and engine; master weights and Adam are always fp32."""
+    attention: Literal["sdpa", "flash_attention_2", "eager"] = "sdpa"
+    """Attention implementation of the policy."""
+    gradient_checkpointing: bool = True
+    """Recompute activations in the backward pass."""
+    freeze_vision: bool = False
+    """Train the language model only."""
+    min_pixels: int = 4 * 28 * 28
+    """Smallest image area after resizing, in pixels (one image token is 28x28)."""
+    max_pixels: int = 1280 * 28 * 28
+    """Largest image area after resizing, in pixels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """What is trained on: a directory or URL written by `launch.py data prepare`."""
+
+    path: str = ""
+    """Prepared dataset (Parquet shards and manifest): local directory or object-store URL."""
+    split: str = "train"
+    """Split of it that is trained on."""
+    max_samples: int = 0
+    """Use only the first this many rows (in the dataset's own order); 0 means all."""
+    episodes: int = 1
+    """Passes over the data (the original's --num_episodes)."""
+    prompt_max_tokens: int = 4096
+    """Longest prompt, image tokens included. Longer rows are left out and counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """Generation with vLLM inside the workers."""
+
+    prompts_per_step: int = 64
+    """Prompts sampled per step over all engines (the original's --rollout_batch_size)."""
+    samples_per_prompt: int = 4
+    """Group size (the original's --n_samples_per_prompt)."""
+    temperature: float = 1.0
+    """Sampling temperature; top_p is 1 and top_k off, so that engine and policy speak of the same distribution."""
+    max_tokens: int = 1024
+    """Longest answer, in tokens (the original's --generate_max_len)."""
+    tensor_parallel: int = 1
+    """GPUs per engine; the number of engines is world size / this (the original's --vllm_num_engines follows)."""
+    gpu_memory_utilization: float = 0.4
+    """Share of GPU memory that the engine may take while awake."""
+    kv_cache_gib: float = 1.0
+    """KV cache on CPU, in GiB per worker."""
+    sleep_level: Literal[0, 1, 2] = 2
+    """0: stay awake. 1: weights to host RAM. 2: discard weights, re-sent by the weight sync. CUDA only."""
+    prefix_caching: bool = True
+    """Share the prompt's KV cache among the samples of a group."""
+    eager: bool = False
+    """No CUDA graphs (always so on CPU)."""
+    sync_tolerance: float = 0.0
+    """Largest mean |log-prob difference| of engine and policy at the first sync; 0: 1e-3 for fp32, 5e-2 for bf16."""
+    sync_bucket_bytes: int = 1 << 30
+    """Layer groups are streamed in buckets of about this size (a single larger parameter goes alone)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """GRPO."""
+
+    advantage: Literal["group_norm"] = "group_norm"
+    """Advantage estimator: (r - group mean) / (group std + eps)."""
+    advantage_eps: float = 1e-6
+    """Added to the group's standard deviation (unbiased)."""
+    normalize_reward: bool = False
+    """Divide rewards by their running standard deviation after subtracting the running mean (--normalize_reward)."""
+    clip_low: float = 0.2
+    """Lower clip of the probability ratio: 1 - clip_low."""
+    clip_high: float = 0.2
+    """Upper clip of the probability ratio: 1 + clip_high."""
+    loss_denominator: Literal["tokens", "sequences"] = "tokens"
+    """Sum over tokens / all tokens of the optimizer step, or mean of per-sequence means; always global."""
+    kl_coef: float = 1e-3
+    """Weight of KL(policy || reference) in the loss; 0 builds no reference model."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the KL, per token."""
+    gamma: float = 1.0
+    """Discount of the advantage towards earlier tokens: A_t = gamma^(T-1-t) A."""
+    samples_per_update: int = 0
+    """Samples per optimizer step (the original's --train_batch_size); 0: all of the step's."""
+    epochs: int = 1
+    """Passes over each step's samples (the original's --max_epochs)."""
+    micro_batch: int = 1
+    """Samples per forward and backward pass on one rank (--micro_train_batch_size)."""
+    logprob_micro_batch: int = 0
+    """Samples per pass when only log-probabilities are computed (--micro_rollout_batch_size); 0: micro_batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """AdamW under ZeRO."""
+
+    learning_rate: float = 5e-7
+    """Peak learning rate."""
+    warmup_steps: int = 0
+    """Optimizer steps of linear warm-up."""
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    """Decay to zero over the run after the warm-up (or none)."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Adam's betas."""
+    eps: float = 1e-8
+    """Adam's epsilon."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay; not applied to one-dimensional parameters."""
+    max_grad_norm: float = 1.0
+    """Global gradient norm clip."""
+    zero_stage: Literal[3] = 3
+    """ZeRO stage of the policy."""
+    offload_optimizer: bool = False
+    """Keep optimizer states in host memory always (not only while the engine is awake)."""
+    offload_reference: bool = False
+    """Keep the reference model's shards in host memory between its passes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewards:
+    """Grading."""
+
+    accuracy_weight: float = 1.0
+    """Weight of the accuracy reward (1 for a correct answer, else 0)."""
+    format_weight: float = 0.5
+    """Weight of the format reward (exactly one think and one answer block)."""
+    workers: int = 2
+    """Grader processes on the head node."""
+    deadline_s: float = 5.0
+    """A grader that takes longer for one answer is killed and replaced; the outcome is `timeout`."""
+    max_timeout_rate: float = 0.2
+    """Abort the run when a larger share of one step's answers timed out."""
+    remote_url: str = ""
+    """Grade over HTTP at this /get_reward URL in place of local processes (the original's --remote_rm_url)."""
+    function: str = ""
+    """`path/to/file.py:function` of a user's reward, run under the same deadline; replaces the accuracy reward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Held-out accuracy while training."""
+
+    every_steps: int = 0
+    """Steps between evaluations; 0: none. One is also made before the first step and after the last."""
+    path: str = ""
+    """Prepared dataset; default: `data.path`."""
+    split: str = "test"
+    """Split evaluated."""
+    max_samples: int = 0
+    """First this many rows; 0 means all."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    samples_per_prompt: int = 1
+    """Answers per prompt; accuracy is their mean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """When and where the run is saved."""
+
+    every_steps: int = 50
+    """Steps between checkpoints (--save_steps); 0: chosen by Young and Daly's formula from the measured save time."""
+    mean_time_between_preemptions_s: float = 4 * 3600.0
+    """Stated MTBF of the nodes, seconds; used when every_steps is 0."""
+    remote: str = ""
+    """Object-store URL (s3://, gs://, r2://, file://) that checkpoints are pushed to, under the run id."""
+    keep_last: int = 2
+    """Newest checkpoints kept locally (--max_ckpt_num)."""
+    keep_best: int = 0
+    """Best checkpoints by held-out score kept besides."""
+    keep_last_remote: int = 2
+    """Newest checkpoints kept in the object store."""
+    asynchronous: bool = True
+    """Write and upload beside training."""
+    resume: Literal["auto", "never", "must"] = "auto"
+    """auto: go on from the newest committed checkpoint if there is one. must: refuse to start without one."""
+    export_hf: Literal["never", "end", "always"] = "end"
+    """When weights are written in Hugging Face format (--save_hf_ckpt)."""
+    max_disk_gib: float = 0.0
+    """Budget for local checkpoints; 0: what the disk has, less 5%."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """The workers: one per GPU, or per CPU slot."""
+
+    nodes: int = 1
+    """Nodes of the cluster."""
+    workers_per_node: int = 1
+    """GPUs used per node, or CPU workers."""
+    device: Literal["cuda", "cpu"] = "cuda"
+    """Where policy and engine live. ROCm counts as cuda."""
+    threads_per_worker: int = 1
+    """Compute threads per worker (CPU)."""
+    start_timeout_s: float = 600.0
+    """Deadline for all workers to be placed and to meet."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.nodes * self.workers_per_node
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logging:
+    """What is written and shown."""
+
+    tensorboard: bool = True
+    """Write event files under the run directory."""
+    wandb: Literal["disabled", "offline", "online"] = "disabled"
+    """Weights & Biases mode; offline needs no account."""
+    wandb_project: str = "spotrl"
+    """W&B project."""
+    samples_per_step: int = 4
+    """Sample generations written per step, with their grades."""
+    samples_every_steps: int = 5
+    """Steps between written samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFT:
+    """Supervised fine-tuning (method: sft)."""
+
+    batch_size: int = 64
+    """Rows per optimizer step over all ranks."""
+    epochs: int = 1
+    """Passes over the data; `run.max_steps` cuts it short."""
+    max_tokens: int = 4096
+    """Longest row, prompt and answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that a run depends on."""
+
+    method: Literal["grpo", "sft"] = "grpo"
+    """Which loop runs."""
+    run: Run = field(default_factory=Run)
+    model: Model = field(default_factory=Model)
+    data: Data = field(default_factory=Data)
+    rollout: Rollout = field(default_factory=Rollout)
+    algorithm: Algorithm = field(default_factory=Algorithm)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    rewards: Rewards = field(default_factory=Rewards)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    placement: Placement = field(default_factory=Placement)
+    logging: Logging = field(default_factory=Logging)
+    sft: SFT = field(default_factory=SFT)
+
+    @property
+    def run_id(self) -> str:
+        """The id that keys the bucket prefix, the resume and the logs."""
+        return self.run.id or self.run.name
+
+    @property
+    def samples_per_step(self) -> int:
+        """Answers generated per step."""
+        return self.rollout.prompts_per_step * self.rollout.samples_per_prompt
+
+    @property
+    def samples_per_update(self) -> int:
+        """Answers per optimizer step."""
+        return self.algorithm.samples_per_update or self.samples_per_step
+
+
+# --- reading, writing, overriding -------------------------------------------------------------------------------------
+
+
+def from_dict(cls: type, data: Any, where: str = "") -> Any:
+    """Builds dataclass `cls` from plain data. Raises ConfigError on an unknown key or a value of the wrong type."""
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where or 'the configuration'}: expected a mapping, got {type(data).__name__}")
+    hints = typing.get_type_hints(cls)
+    known = [f.name for f in fields(cls)]
+    values = {}
+    for key, value in data.items():
+        if key not in known:
+            raise ConfigError(unknown_key(f"{where}{key}", key, known))
+        values[key] = _coerce(hints[key], value, f"{where}{key}")
+    return cls(**values)
+
+
+def unknown_key(path: str, key: str, known: list[str]) -> str:
+    """The message for an unknown key: names the nearest known one."""
+    near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
+    hint = f"did you mean {path[: len(path) - len(str(key))]}{near[0]}?" if near else f"known: {', '.join(known)}"
+    return f"unknown key {path}: {hint}"
+
+
+def _coerce(hint: Any, value: Any, where: str) -> Any:
+    origin = typing.get_origin(hint)
+    if is_dataclass(hint):
+        return from_dict(typing.cast(type, hint), value, where + ".")
+    if origin is Literal:
+        choices = typing.get_args(hint)
+        for choice in choices:
+            if value == choice and isinstance(value, bool) == isinstance(choice, bool):
+                return choice
+        raise ConfigError(f"{where}: {value!r} is not one of {', '.join(map(str, choices))}")
+    if origin in (Union, types.UnionType):
+        if value is None:
+            return None
+        return _coerce(next(a for a in typing.get_args(hint) if a is not type(None)), value, where)
+    if origin in (tuple, list):
+        args = typing.get_args(hint)
+        if not isinstance(value, (list, tuple)):
+            raise ConfigError(f"{where}: expected a list, got {value!r}")
+        if origin is tuple and args[-1] is not Ellipsis and len(args) != len(value):
+            raise ConfigError(f"{where}: expected {len(args)} values, got {len(value)}")
+        inner = [args[0] if args[-1] is Ellipsis or origin is list else args[i] for i in range(len(value))]
+        return origin(_coerce(h, v, f"{where}[{i}]") for i, (h, v) in enumerate(zip(inner, value, strict=True)))
+    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if hint is float and isinstance(value, str):  # YAML 1.1 reads 5e-7 as a string
+        try:
+            return float(value)
+        except ValueError:
+            raise ConfigError(f"{where}: expected a number, got {value!r}") from None
+    if origin is dict or hint is Any:
+        return value
+    if isinstance(hint, type) and isinstance(value, hint) and isinstance(value, bool) == (hint is bool):
+        return value
+    raise ConfigError(f"{where}: expected {getattr(hint, '__name__', hint)}, got {value!r}")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain data of a configuration, tuples as lists."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def override(config: Any, assignments: list[str]) -> Any:
+    """Applies `a.b=c` assignments (values in YAML) to a frozen dataclass tree and returns the new tree.
+
+    Raises ConfigError on an unknown key, naming the nearest known one.
+    """
+    for assignment in assignments:
+        path, eq, text = assignment.partition("=")
+        if not eq:
+            raise ConfigError(f"--set {assignment}: write it as section.key=value")
+        config = _set(config, path.strip().split("."), yaml.safe_load(text) if text.strip() else "", path.strip())
+    return config
+
+
+def _set(config: Any, keys: list[str], value: Any, path: str) -> Any:
+    known = [f.name for f in fields(config)]
+    if keys[0] not in known:
+        raise ConfigError(unknown_key(path, keys[0], known) if len(keys) == 1 else unknown_key(keys[0], keys[0], known))
+    if len(keys) == 1:
+        hint = typing.get_type_hints(type(config))[keys[0]]
+        return replace(config, **{keys[0]: _coerce(hint, value, path)})
+    child = getattr(config, keys[0])
+    if not is_dataclass(child):
+        raise ConfigError(f"{path}: {keys[0]} has no keys of its own")
+    return replace(config, **{keys[0]: _set(child, keys[1:], value, path)})
+
+
+def load(path: str | Path) -> RunConfig:
+    """Reads a resolved configuration. Raises ConfigError if the file is missing, not YAML or not valid."""
+    try:
+        data = yaml.safe_load(Path(path).read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"no configuration at {path}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
+    config = from_dict(RunConfig, data or {})
+    validate(config)
+    return config
+
+
+def dump(config: RunConfig) -> str:
+    """YAML of the resolved configuration."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False)
+
+
+RESUME_IGNORES = ("run.dir", "run.max_steps", "checkpoint", "placement", "logging", "evaluation", "rewards.workers",
+                  "rewards.deadline_s", "rewards.max_timeout_rate", "rewards.remote_url", "rollout.gpu_memory_utilization",
+                  "rollout.kv_cache_gib", "rollout.sync_bucket_bytes", "rollout.sync_tolerance", "rollout.tensor_parallel",
+                  "rollout.sleep_level", "rollout.eager", "rollout.prefix_caching", "optimizer.offload_optimizer",
+                  "optimizer.offload_reference", "model.gradient_checkpointing", "algorithm.micro_batch",
+                  "algorithm.logprob_micro_batch")  # fmt: skip
+"""What may differ between a checkpoint and the run that resumes from it: where and how fast, never what is computed."""
+
+
+def resume_view(config: RunConfig) -> dict[str, Any]:
+    """The part of a configuration that a resumed run must share with its checkpoint, flat: {"section.key": value}."""
+    flat = {}
+    for section, values in to_dict(config).items():
+        if not isinstance(values, dict):
+            flat[section] = values
+            continue
+        flat |= {f"{section}.{key}": value for key, value in values.items()}
+    ignored = lambda key: any(key == p or key.startswith(p + ".") for p in RESUME_IGNORES)  # noqa: E731
+    return {key: value for key, value in flat.items() if not ignored(key)}
+
+
+def fingerprint(config: RunConfig) -> str:
+    """sha256 of `resume_view`."""
+    return hashlib.sha256(json.dumps(resume_view(config), sort_keys=True).encode()).hexdigest()
+
+
+# --- validation: all of it here ---------------------------------------------------------------------------------------
+
+
+def validate(config: RunConfig) -> None:
+    """Checks what can be checked without touching disk or devices. Raises ConfigError with the change to make."""
+    c, world = config, config.placement.world_size
+    positive = {
+        "placement.nodes": c.placement.nodes,
+        "placement.workers_per_node": c.placement.workers_per_node,
+        "rollout.prompts_per_step": c.rollout.prompts_per_step,
+        "rollout.samples_per_prompt": c.rollout.samples_per_prompt,
+        "rollout.max_tokens": c.rollout.max_tokens,
+        "rollout.tensor_parallel": c.rollout.tensor_parallel,
+        "algorithm.micro_batch": c.algorithm.micro_batch,
+        "algorithm.epochs": c.algorithm.epochs,
+        "data.episodes": c.data.episodes,
+        "data.prompt_max_tokens": c.data.prompt_max_tokens,
+        "checkpoint.keep_last": c.checkpoint.keep_last,
+        "rewards.workers": c.rewards.workers,
+        "rewards.deadline_s": c.rewards.deadline_s,
+    }
+    for name, value in positive.items():
+        if value <= 0:
+            raise ConfigError(f"{name} is {value}: it must be at least 1")
+    if c.optimizer.learning_rate < 0:
+        raise ConfigError(f"optimizer.learning_rate is {c.optimizer.learning_rate}: it must not be negative")
+    if not 0 < c.rollout.gpu_memory_utilization < 1:
+        raise ConfigError(
+            f"rollout.gpu_memory_utilization is {c.rollout.gpu_memory_utilization}: choose between 0 and 1"
+        )
+    if c.rollout.temperature <= 0:
+        raise ConfigError(
+            "rollout.temperature must be above 0: a group of greedy answers has no variance to learn from"
+        )
+    if c.model.min_pixels > c.model.max_pixels:
+        raise ConfigError(f"model.min_pixels {c.model.min_pixels} > model.max_pixels {c.model.max_pixels}: swap them")
+    if c.method == "sft":
+        step = world * c.algorithm.micro_batch
+        if c.sft.batch_size % step:
+            raise ConfigError(
+                f"sft.batch_size {c.sft.batch_size} does not divide by {world} ranks x micro_batch "
+                f"{c.algorithm.micro_batch}: use a multiple of {step}"
+            )
+        return
+    if c.rollout.samples_per_prompt < 2:
+        raise ConfigError("rollout.samples_per_prompt is 1: a group of one has no advantage; use at least 2")
+    if world % c.rollout.tensor_parallel:
+        raise ConfigError(
+            f"rollout.tensor_parallel {c.rollout.tensor_parallel} does not divide the {world} workers: "
+            f"use a divisor of {world}"
+        )
+    engines = world // c.rollout.tensor_parallel
+    if c.rollout.prompts_per_step % engines:
+        raise ConfigError(
+            f"rollout.prompts_per_step {c.rollout.prompts_per_step} does not divide by the {engines} engines: "
+            f"use a multiple of {engines}"
+        )
+    if c.samples_per_step % c.samples_per_update:
+        raise ConfigError(
+            f"algorithm.samples_per_update {c.samples_per_update} does not divide the {c.samples_per_step} samples of a "
+            f"step (prompts_per_step x samples_per_prompt): use a divisor of {c.samples_per_step}"
+        )
+    for name, micro in (
+        ("micro_batch", c.algorithm.micro_batch),
+        ("logprob_micro_batch", c.algorithm.logprob_micro_batch),
+    ):
+        if micro and c.samples_per_update % (world * micro):
+            raise ConfigError(
+                f"{c.samples_per_update} samples per update do not divide by {world} ranks x algorithm.{name} {micro}: "
+                f"use a multiple of {world * micro} samples, or another {name}"
+            )
