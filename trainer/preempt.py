@@ -1,0 +1,267 @@
+"""Preemption: exit codes, the notices that providers give, and how often to save because of them.
+
+Standard library only, so that recipes and the node's first process can import it before anything is installed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+EXIT_OK = 0
+"""The run came to its end."""
+EXIT_ERROR = 1
+"""A defect, or anything that nobody foresaw. Starting again would most likely fail again."""
+EXIT_CONFIG = 2
+"""The configuration or the data cannot run; the last line says what to change."""
+EXIT_PREEMPTED = 33
+"""The node was told to go away; the run goes on from its last committed checkpoint."""
+EXIT_NODE_LOST = 34
+"""Another node, or a worker, vanished."""
+EXIT_STORAGE = 35
+"""The object store or the disk failed for longer than the retries last."""
+EXIT_PREFLIGHT = 36
+"""This node failed its checks (GPU, network, disk): try another."""
+EXIT_INTERRUPTED = 130
+"""A person pressed Ctrl-C, or the engine's stop command was used."""
+
+RECOVER_EXIT_CODES = (EXIT_PREEMPTED, EXIT_NODE_LOST, EXIT_STORAGE, EXIT_PREFLIGHT)
+"""Codes after which the engine should start the job again (SkyPilot's `recover_on_exit_codes`)."""
+
+Provider = Literal["runpod", "gcp", "aws", "kubernetes", "slurm", "none"]
+
+NOTICE_S: dict[Provider, float] = {
+    "runpod": 5.0,
+    "gcp": 30.0,
+    "aws": 120.0,
+    "kubernetes": 30.0,
+    "slurm": 30.0,
+    "none": 10.0,
+}
+"""Seconds between the notice and the kill. Kubernetes and Slurm: the defaults; state your own in SPOTRL_NOTICE_S."""
+
+FLAG_VARIABLE = "SPOTRL_NOTICE_FILE"
+"""Names the node-local file through which the node's first process tells every worker on it of a notice."""
+
+
+def provider(env: Mapping[str, str] = os.environ, dmi: Path = Path("/sys/class/dmi/id")) -> Provider:
+    """Where this process runs, without a packet on the network: from the environment and the machine's DMI strings."""
+    if "RUNPOD_POD_ID" in env:
+        return "runpod"
+    if env.get("GCE_METADATA_HOST"):
+        return "gcp"
+    if env.get("AWS_EC2_METADATA_SERVICE_ENDPOINT"):
+        return "aws"
+    vendor = " ".join(_text(dmi / name) for name in ("sys_vendor", "product_name", "bios_vendor"))
+    if "Google" in vendor:
+        return "gcp"
+    if "Amazon EC2" in vendor:
+        return "aws"
+    if "KUBERNETES_SERVICE_HOST" in env:
+        return "kubernetes"
+    return "slurm" if "SLURM_JOB_ID" in env else "none"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def notice_s(env: Mapping[str, str] = os.environ) -> float:
+    """Seconds that this provider leaves after its notice: SPOTRL_NOTICE_S, else the table above."""
+    stated = env.get("SPOTRL_NOTICE_S", "")
+    return float(stated) if stated else NOTICE_S[provider(env)]
+
+
+# --- metadata servers -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MetadataServer:
+    """A cloud's metadata server, asked once every few seconds."""
+
+    kind: Literal["gcp", "aws"]
+    base_url: str
+    timeout_s: float = 2.0
+
+    def ask(self) -> str | None:
+        """The reason if this machine is about to be taken away, else None. Raises OSError if the server is away."""
+        match self.kind:
+            case "gcp":
+                value = self._get("/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"})
+                return "gcp: instance preempted" if value.strip().upper() == "TRUE" else None
+            case "aws":
+                token = self._get(
+                    "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}, method="PUT", missing=""
+                )
+                headers = {"X-aws-ec2-metadata-token": token} if token else {}
+                action = self._get("/latest/meta-data/spot/instance-action", headers, missing="")
+                return f"aws: spot instance will {json.loads(action)['action']}" if action.strip() else None
+
+    def _get(self, path: str, headers: dict[str, str], method: str = "GET", missing: str | None = None) -> str:
+        request = urllib.request.Request(self.base_url.rstrip("/") + path, headers=headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=self.timeout_s) as answer:
+                return answer.read().decode()
+        except urllib.error.HTTPError as error:
+            if missing is not None and error.code in (403, 404, 405):
+                return missing
+            raise
+
+
+def metadata_server(env: Mapping[str, str] = os.environ) -> MetadataServer | None:
+    """The metadata server to poll, or None. SPOTRL_METADATA=off turns polling off; the clouds' own variables move it."""
+    if env.get("SPOTRL_METADATA") == "off":
+        return None
+    match provider(env):
+        case "gcp":
+            return MetadataServer("gcp", "http://" + env.get("GCE_METADATA_HOST", "metadata.google.internal"))
+        case "aws":
+            return MetadataServer("aws", env.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254"))
+        case _:
+            return None
+
+
+# --- the notice -------------------------------------------------------------------------------------------------------
+
+
+def flag_file(env: Mapping[str, str] = os.environ) -> Path:
+    """The node-local file that carries a notice between the processes of one job on one node."""
+    return Path(env.get(FLAG_VARIABLE) or Path(tempfile.gettempdir()) / f"spotrl-notice-{os.getuid()}")
+
+
+def announce(reason: str, path: Path | None = None) -> None:
+    """Tells every process of this job on this node: the node's first process calls it when it gets SIGTERM."""
+    path = path or flag_file()
+    scratch = path.with_name(f"{path.name}.{os.getpid()}")
+    scratch.write_text(reason)
+    scratch.replace(path)
+
+
+def agree(reasons: Iterable[str | None]) -> str | None:
+    """The one decision from what every rank has seen: any notice is a notice for all. None if nobody has one."""
+    return next((reason for reason in reasons if reason), None)
+
+
+class Notice:
+    """Watches for preemption: SIGTERM, SIGINT, the node's flag file and the cloud's metadata server.
+
+    Make it after `ray.init`, which installs a SIGTERM handler of its own. `signals` only works in the main thread.
+    When a notice comes, `on_notice(reason)` runs once in a thread of its own (flush, mark), so that a phase which
+    outlasts the notice loses nothing; with `exit_at_deadline` the process then leaves with EXIT_PREEMPTED shortly before
+    the provider would kill it, because after SIGKILL the engine could not tell a preemption from a crash.
+    """
+
+    def __init__(
+        self,
+        *,
+        signals: bool = True,
+        on_notice: Callable[[str], None] | None = None,
+        exit_at_deadline: bool = False,
+        poll_s: float = 5.0,
+        env: Mapping[str, str] = os.environ,
+    ):
+        self.reason: str | None = None
+        self.exit_code = EXIT_PREEMPTED
+        self.notice_s = notice_s(env)
+        self._deadline = math.inf
+        self._on_notice, self._exit_at_deadline = on_notice, exit_at_deadline
+        self._flag, self._server = flag_file(env), metadata_server(env)
+        self._born = time.time()
+        self._stop, self._seen = threading.Event(), threading.Event()
+        self._previous = {}
+        if signals:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._previous[number] = signal.signal(number, self._on_signal)
+        if self._server:
+            threading.Thread(target=self._watch, args=(poll_s,), name="metadata", daemon=True).start()
+        threading.Thread(target=self._act, name="notice", daemon=True).start()
+
+    def poll(self) -> str | None:
+        """The reason if this process should stop, else None. Costs one stat(); called between phases."""
+        if self.reason is None:
+            try:
+                if self._flag.stat().st_mtime >= self._born - 1.0:
+                    self._notice(self._flag.read_text() or "notice")
+            except OSError:
+                pass
+        return self.reason
+
+    def remaining_s(self) -> float:
+        """Seconds until the kill is expected; infinite without a notice."""
+        return self._deadline - time.monotonic()
+
+    def close(self) -> None:
+        """Stops watching and puts the former signal handlers back."""
+        self._stop.set()
+        self._seen.set()
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if number == signal.SIGINT:
+            if self.reason is not None:
+                raise KeyboardInterrupt
+            self.exit_code = EXIT_INTERRUPTED
+            self._notice("interrupted", math.inf)
+        else:
+            self._notice("SIGTERM")
+
+    def _notice(self, reason: str, within_s: float | None = None) -> None:
+        if self.reason is None:
+            self._deadline = time.monotonic() + (self.notice_s if within_s is None else within_s)
+            self.reason = reason
+            self._seen.set()
+
+    def _watch(self, poll_s: float) -> None:
+        assert self._server is not None
+        while not self._stop.is_set():
+            try:
+                reason = self._server.ask()
+            except (OSError, ValueError, KeyError):
+                reason = None  # the server is away for a moment, or speaks nonsense: SIGTERM still comes
+            if reason:
+                return self._notice(reason)
+            self._stop.wait(poll_s)
+
+    def _act(self) -> None:
+        self._seen.wait()
+        if self._stop.is_set() or self.reason is None:
+            return
+        if self._on_notice:
+            self._on_notice(self.reason)
+        if self._exit_at_deadline and math.isfinite(self._deadline):
+            margin_s = min(1.0, 0.2 * self.notice_s)
+            if not self._stop.wait(max(0.0, self.remaining_s() - margin_s)):
+                os._exit(self.exit_code)
+
+
+# --- how often to save ------------------------------------------------------------------------------------------------
+
+
+def save_interval_s(stall_s: float, mean_time_between_s: float) -> float:
+    """Seconds of work between checkpoints that lose the least time: Daly's estimate, which refines Young's sqrt(2dM).
+
+    stall_s: what one checkpoint takes from training (of an asynchronous one: the copy off the device).
+    mean_time_between_s: mean time between preemptions of the whole job, which is that of one node divided by the nodes.
+    J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22 (2006), eq. 37.
+    """
+    if stall_s <= 0:
+        return 0.0
+    if stall_s >= 2 * mean_time_between_s:
+        return mean_time_between_s
+    x = stall_s / (2 * mean_time_between_s)
+    return math.sqrt(2 * stall_s * mean_time_between_s) * (1 + math.sqrt(x) / 3 + x / 9) - stall_s
