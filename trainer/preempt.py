@@ -123,7 +123,7 @@ class MetadataServer:
 
 
 def metadata_server(env: Mapping[str, str] = os.environ) -> MetadataServer | None:
-    """The metadata server to poll, or None. SPOTRL_METADATA=off turns polling off; the clouds' own variables move it."""
+    """The metadata server to poll, or None. SPOTRL_METADATA=off stops it; the clouds' own variables move it."""
     if env.get("SPOTRL_METADATA") == "off":
         return None
     match provider(env):
@@ -160,8 +160,8 @@ class Notice:
     """Watches for preemption: SIGTERM, SIGINT, the node's flag file and the cloud's metadata server.
 
     Make it after `ray.init`, which installs a SIGTERM handler of its own. `signals` only works in the main thread.
-    When a notice comes, `on_notice(reason)` runs once in a thread of its own (flush, mark), so that a phase which
-    outlasts the notice loses nothing; with `exit_at_deadline` the process then leaves with EXIT_PREEMPTED shortly before
+    When a notice comes, `on_notice(reason)` runs once in a thread of its own (flush, mark), so that a phase that
+    outlasts the notice loses nothing; with `exit_at_deadline` the process leaves with EXIT_PREEMPTED shortly before
     the provider would kill it, because after SIGKILL the engine could not tell a preemption from a crash.
     """
 
