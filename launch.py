@@ -1,0 +1,124 @@
+#!/usr/bin/env -S uv run --script
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["pyyaml>=6", "rich>=14"]
+# ///
+"""SpotRL's front door: recipes for post-training vision-language models, and where to run them.
+
+uv run launch.py list                                   every recipe: model, data, shape, targets, memory, cost
+uv run launch.py demo                                   the whole pipeline on this machine, without a GPU
+uv run launch.py plan grpo-qwen2.5-vl-72b-mathv60k      memory, disk, time and dollars, before you rent
+uv run launch.py up grpo-qwen2.5-vl-7b-mathv60k --target skypilot-runpod --bucket s3://mine
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from trainer.config import ConfigError
+
+ROOT = Path(__file__).resolve().parent
+EXIT_CONFIG = 2
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(
+        prog="launch.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, help: str, *arguments: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=help)
+        for argument in arguments:
+            match argument:
+                case "recipe":
+                    command.add_argument("recipe", help="name of a recipe: see `list`")
+                case "target":
+                    command.add_argument("--target", help="where: see docs/targets.md; default: the cheapest that can")
+                case "set":
+                    command.add_argument(
+                        "--set", action="append", default=[], metavar="A.B=C", help="override a field of the recipe"
+                    )
+                case "run":
+                    command.add_argument("run", help="id of a run launched from here")
+                case "launch":
+                    command.add_argument("--run-id", default="", help="our own id: bucket prefix, resume, logs")
+                    command.add_argument("--bucket", default="", help="s3://, gs:// or r2:// URL for checkpoints")
+                    command.add_argument("--hosts", default="", help="machines for ssh: [user@]address[:port],...")
+                    command.add_argument("--dry-run", action="store_true", help="show what would run, start nothing")
+                    command.add_argument("--reproducible", action="store_true", help="refuse a dirty git tree")
+                    command.add_argument("--detach", action="store_true", help="do not follow the logs")
+        return command
+
+    add("list", "recipes, what they need and cost, and where they can run")
+    add("plan", "memory per phase, disk, time per step and dollars", "recipe", "target", "set")
+    add("render", "write the task files of a recipe", "recipe", "target", "set").add_argument("--out", default="")
+    add("up", "run a recipe", "recipe", "target", "set", "launch")
+    add("demo", "the whole pipeline on this machine, on CPU", "set", "launch")
+    add("preflight", "check a cluster: every node, and a collective between all", "target", "set", "launch")
+    add("resume", "start a run again; it goes on from its last committed checkpoint", "run").add_argument(
+        "--dry-run", action="store_true"
+    )
+    add("status", "state, cost so far and last step of the runs launched from here").add_argument("run", nargs="?")
+    add("logs", "follow the logs of a run", "run")
+    add("down", "stop a run and give its machines back", "run").add_argument("--dry-run", action="store_true")
+    add("report", "one HTML file: curves, samples, phases, configuration").add_argument("run")
+    reproduce = add("reproduce", "run again what a manifest describes; refuses where it cannot", "target", "launch")
+    reproduce.add_argument("manifest", help="manifest.json of a run: a path")
+    data = add("data", "prepare a dataset or show one")
+    data.add_argument("arguments", nargs=argparse.REMAINDER, help="prepare NAME --out DIR | preview DIR")
+    add("test", "set up the test environment and run the tests").add_argument("arguments", nargs=argparse.REMAINDER)
+    return top
+
+
+def main(arguments: list[str]) -> int:
+    """Runs one command and returns the exit code. Configuration errors are one line and exit 2."""
+    os.chdir(ROOT)
+    args = parser().parse_args(arguments)
+    try:
+        return dispatch(args)
+    except ConfigError as error:
+        print(f"launch.py: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+    except KeyboardInterrupt:
+        return 130
+
+
+def dispatch(args: argparse.Namespace) -> int:
+    """Imports only what the command needs: `list` must answer at once."""
+    from recipes import commands
+
+    match args.command:
+        case "list":
+            return commands.list_recipes()
+        case "plan":
+            return commands.plan(args.recipe, args.target, args.set)
+        case "render":
+            return commands.render(args.recipe, args.target, args.set, args.out)
+        case "data" | "test" | "report":
+            return commands.delegate(args)
+        case "demo":
+            return commands.up("demo", "local", args)
+        case "preflight":
+            return commands.up("preflight", args.target, args)
+        case "up":
+            return commands.up(args.recipe, args.target, args)
+        case "resume":
+            return commands.resume(args.run, args.dry_run)
+        case "status":
+            return commands.status(args.run)
+        case "logs":
+            return commands.logs(args.run)
+        case "down":
+            return commands.down(args.run, args.dry_run)
+        case "reproduce":
+            return commands.reproduce(args)
+    raise AssertionError(args.command)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

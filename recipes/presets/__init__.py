@@ -1,0 +1,37 @@
+"""The recipes: small functions that return one. `RECIPES` maps each name to its function."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+
+from recipes.presets import demo, gsm8k, preflight, vision
+from recipes.spec import Recipe, placed, validate
+from trainer.config import ConfigError
+
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    "demo": demo.demo,
+    "grpo-qwen2.5-vl-3b-mathv60k": vision.qwen2_5_vl_3b_mathv60k,
+    "grpo-qwen2.5-vl-7b-mathv60k": vision.qwen2_5_vl_7b_mathv60k,
+    "grpo-qwen2.5-vl-32b-mathv60k": vision.qwen2_5_vl_32b_mathv60k,
+    "grpo-qwen2.5-vl-72b-mathv60k": vision.qwen2_5_vl_72b_mathv60k,
+    "grpo-qwen2.5-vl-3b-geometry3k": vision.qwen2_5_vl_3b_geometry3k,
+    "grpo-qwen2.5-vl-7b-geometry3k": vision.qwen2_5_vl_7b_geometry3k,
+    "grpo-qwen2.5-vl-32b-geometry3k": vision.qwen2_5_vl_32b_geometry3k,
+    "grpo-qwen2.5-vl-72b-geometry3k": vision.qwen2_5_vl_72b_geometry3k,
+    "grpo-qwen2.5-0.5b-gsm8k": gsm8k.qwen2_5_0_5b_gsm8k,
+    "grpo-qwen2.5-7b-gsm8k": gsm8k.qwen2_5_7b_gsm8k,
+    "preflight": preflight.preflight,
+}
+
+
+def get(name: str) -> Recipe:
+    """The recipe of that name. Raises ConfigError naming the nearest one."""
+    if name not in RECIPES:
+        near = difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.4)
+        raise ConfigError(f"unknown recipe {name}: " + (f"did you mean {near[0]}?" if near else "see `launch.py list`"))
+    recipe = placed(RECIPES[name]())
+    if recipe.name != name:
+        raise ConfigError(f"recipe {name} calls itself {recipe.name}: make the two agree in recipes/presets")
+    validate(recipe)
+    return recipe

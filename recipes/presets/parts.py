@@ -1,0 +1,52 @@
+"""What recipes are put together from: models, datasets and the settings that every run on a cloud shares."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from recipes.spec import Cluster, Dataset, Step
+from trainer.config import Checkpoint, Data, Logging, Model, Rewards, Run, RunConfig
+
+VISION_MODELS = {size: f"Qwen/Qwen2.5-VL-{size.upper()}-Instruct" for size in ("3b", "7b", "32b", "72b")}
+TEXT_MODELS = {size: f"Qwen/Qwen2.5-{size.upper()}-Instruct" for size in ("0.5b", "7b")}
+
+DATASETS = {
+    "mathv60k": Dataset(name="mathv60k", rows=60_000, prompt_tokens=420, answer_tokens=400, disk_gib=8.0),
+    "geometry3k": Dataset(name="geometry3k", rows=2_101, prompt_tokens=360, answer_tokens=450, disk_gib=0.5),
+    "gsm8k": Dataset(name="gsm8k", rows=7_473, prompt_tokens=160, answer_tokens=220, disk_gib=0.1),
+}
+"""Rows are those of the published sets; token counts are planning figures, replaced by measured ones in every run."""
+
+CLUSTERS = {
+    "1x1": Cluster(nodes=1, gpus_per_node=1, gpu="A100-80GB", alternatives=("H100",)),
+    "1x8": Cluster(nodes=1, gpus_per_node=8, gpu="A100-80GB", alternatives=("H100",)),
+    "2x8": Cluster(nodes=2, gpus_per_node=8, gpu="H100", alternatives=("A100-80GB",)),
+    "4x8": Cluster(nodes=4, gpus_per_node=8, gpu="A100-80GB", alternatives=("H100",)),
+}
+
+
+def prepare(name: str) -> Step:
+    """The step that downloads, checks and converts a dataset."""
+    return Step(
+        creates=f"${{DATA}}/{name}/manifest.json",
+        module="data_prep",
+        args=("prepare", name, "--out", f"${{DATA}}/{name}"),
+    )
+
+
+def cloud_run(name: str, model: str, dataset: str) -> RunConfig:
+    """A GRPO run on a cloud: identity, model, data, checkpoints in the bucket, saved at Young and Daly's interval."""
+    return RunConfig(
+        run=Run(name=name, id="${RUN_ID}", dir="${RUNS}/${RUN_ID}"),
+        model=Model(path=model),
+        data=Data(path=f"${{DATA}}/{dataset}"),
+        rewards=Rewards(workers=8),
+        checkpoint=Checkpoint(remote="${BUCKET}", every_steps=0),
+        logging=Logging(wandb="offline"),
+    )
+
+
+def with_parts(config: RunConfig, **sections: dict) -> RunConfig:
+    """The configuration with some fields of some sections changed: `with_parts(c, rollout={"max_tokens": 8000})`."""
+    changed = {name: replace(getattr(config, name), **values) for name, values in sections.items()}
+    return replace(config, **changed)

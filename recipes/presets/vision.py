@@ -1,0 +1,83 @@
+"""GRPO of Qwen2.5-VL on pictures with questions: MathV60K and Geometry3K, 3B on one GPU to 72B on four nodes."""
+
+from __future__ import annotations
+
+from recipes.presets.parts import CLUSTERS, DATASETS, VISION_MODELS, cloud_run, prepare, with_parts
+from recipes.spec import Budget, Recipe
+
+SHAPES = {
+    "3b": ("1x1", {"prompts_per_step": 32, "samples_per_prompt": 8, "max_tokens": 2048}, 1, 1e-6, 24),
+    "7b": ("1x8", {"prompts_per_step": 64, "samples_per_prompt": 8, "max_tokens": 2048}, 2, 1e-6, 24),
+    "32b": ("2x8", {"prompts_per_step": 64, "samples_per_prompt": 4, "max_tokens": 4096}, 4, 5e-7, 48),
+    "72b": ("4x8", {"prompts_per_step": 64, "samples_per_prompt": 4, "max_tokens": 8000}, 8, 5e-7, 72),
+}
+"""Size: cluster, rollout, tensor-parallel ranks of an engine, learning rate, hours allowed."""
+
+
+def _grpo(size: str, dataset: str) -> Recipe:
+    cluster, rollout, tensor_parallel, rate, hours = SHAPES[size]
+    name = f"grpo-qwen2.5-vl-{size}-{dataset}"
+    config = with_parts(
+        cloud_run(name, VISION_MODELS[size], dataset),
+        rollout=rollout | {"tensor_parallel": tensor_parallel},
+        optimizer={"learning_rate": rate},
+        evaluation={"every_steps": 50, "max_samples": 256},
+    )
+    shape = CLUSTERS[cluster]
+    gpus = f"{shape.nodes} x {shape.gpus_per_node}" if shape.gpus_per_node > 1 else "one GPU"
+    return Recipe(
+        name=name,
+        description=f"GRPO of Qwen2.5-VL-{size.upper()} on {DATASETS[dataset].name} ({gpus})",
+        config=config,
+        cluster=shape,
+        dataset=DATASETS[dataset],
+        steps=(prepare(dataset),),
+        budget=Budget(max_hours=hours),
+    )
+
+
+def qwen2_5_vl_3b_mathv60k() -> Recipe:
+    """One 80 GB GPU."""
+    return _grpo("3b", "mathv60k")
+
+
+def qwen2_5_vl_7b_mathv60k() -> Recipe:
+    """One node of 8."""
+    return _grpo("7b", "mathv60k")
+
+
+def qwen2_5_vl_32b_mathv60k() -> Recipe:
+    """Two nodes of 8."""
+    return _grpo("32b", "mathv60k")
+
+
+def qwen2_5_vl_72b_mathv60k() -> Recipe:
+    """Four nodes of 8, with the options of the original OpenRLHF-M run."""
+    recipe = _grpo("72b", "mathv60k")
+    config = with_parts(
+        recipe.config,
+        data={"max_samples": 1000, "episodes": 2, "prompt_max_tokens": 4096},
+        algorithm={"samples_per_update": 64, "normalize_reward": True, "kl_coef": 1e-3, "kl_estimator": "k3"},
+        checkpoint={"every_steps": 50, "keep_last": 2},
+    )
+    return Recipe(**(vars(recipe) | {"config": config}))
+
+
+def qwen2_5_vl_3b_geometry3k() -> Recipe:
+    """One 80 GB GPU."""
+    return _grpo("3b", "geometry3k")
+
+
+def qwen2_5_vl_7b_geometry3k() -> Recipe:
+    """One node of 8."""
+    return _grpo("7b", "geometry3k")
+
+
+def qwen2_5_vl_32b_geometry3k() -> Recipe:
+    """Two nodes of 8."""
+    return _grpo("32b", "geometry3k")
+
+
+def qwen2_5_vl_72b_geometry3k() -> Recipe:
+    """Four nodes of 8."""
+    return _grpo("72b", "geometry3k")

@@ -1,0 +1,65 @@
+"""What this machine remembers of a run that it launched: `runs/RUN_ID/launch.json`, and the names that derive from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import secrets
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainer.config import ConfigError
+
+RUNS = Path("runs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """One launch."""
+
+    run_id: str
+    recipe: str
+    target: str
+    overrides: list[str] = field(default_factory=list)
+    bucket: str = ""
+    cluster: str = ""
+    """The engine's name for it: SkyPilot cluster or managed job, dstack run, Slurm or PBS job id, ssh hosts."""
+    managed: bool = False
+    """SkyPilot managed job (spot, recovered by the jobs controller)."""
+    started_s: float = 0.0
+    """Unix time of the launch."""
+    usd_per_hour: float = 0.0
+    """Price of all nodes at launch; 0 where nothing is billed to you."""
+
+    def save(self) -> Path:
+        """Writes the record and returns its path."""
+        path = RUNS / self.run_id / "launch.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+        return path
+
+
+def load(run_id: str) -> RunRecord:
+    """The record of a run. Raises ConfigError naming the runs that are known."""
+    path = RUNS / run_id / "launch.json"
+    if not path.exists():
+        known = sorted(p.parent.name for p in RUNS.glob("*/launch.json"))
+        raise ConfigError(
+            f"no run {run_id} was launched from here: " + (f"known: {', '.join(known)}" if known else "none")
+        )
+    return RunRecord(**json.loads(path.read_text()))
+
+
+def new_run_id(recipe: str) -> str:
+    """A fresh id: recipe, UTC minute and four hex digits; also a valid bucket prefix, cluster name and job name."""
+    stamp = time.strftime("%m%d-%H%M", time.gmtime())
+    return f"{recipe.replace('.', '-')}-{stamp}-{secrets.token_hex(2)}"
+
+
+def check_run_id(run_id: str) -> str:
+    """The id, if engines and buckets take it. Raises ConfigError."""
+    if not re.fullmatch(r"[a-z][a-z0-9-]{0,62}", run_id):
+        raise ConfigError(f"run id {run_id!r}: use at most 63 lower-case letters, digits and dashes, a letter first")
+    return run_id

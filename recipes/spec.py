@@ -1,0 +1,212 @@
+"""What a recipe is: one run's configuration, and the machines, data, storage and budget that it needs.
+
+A recipe is data. Presets return one (`recipes/presets`), targets turn it into the text that an engine takes
+(`recipes/targets`), the plan says what it needs and costs (`recipes/plan`). Nothing here imports torch, ray or vllm.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal
+
+from recipes.plan.hardware import gpu_named
+from trainer import config as run_config
+from trainer.config import ConfigError, RunConfig, unknown_key
+
+PLACEHOLDERS = ("RUN_ID", "RUNS", "DATA", "MODELS", "BUCKET")
+"""Names that a recipe's configuration may hold as ${NAME}: known only where it runs, filled in by the task's script."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """The machines."""
+
+    nodes: int = 1
+    """Nodes, all alike."""
+    gpus_per_node: int = 8
+    """GPUs of each node; 0 runs on CPU workers."""
+    gpu: str = "H100"
+    """GPU that the recipe is made for: a name of recipes/plan/hardware.py."""
+    alternatives: tuple[str, ...] = ()
+    """GPUs that do as well; engines that can choose take the cheapest."""
+    spot: Literal["prefer", "only", "never"] = "prefer"
+    """prefer: preemptible nodes where the target has them, on-demand as the fallback. only: refused without them."""
+    cpus: int = 0
+    """vCPUs per node; 0: 8 per GPU and 8 for the node itself."""
+    memory_gib: int = 0
+    """Host RAM per node, GiB; 0: from the memory plan."""
+    disk_gib: int = 0
+    """Disk per node, GiB; 0: from the memory plan."""
+    shm_gib: int = 0
+    """/dev/shm per node, GiB; 0: from the memory plan."""
+    image: str = "nvidia/cuda:13.0.1-devel-ubuntu24.04"
+    """Container image where the target runs containers: CUDA's compiler, and nothing that setup.sh installs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Something prepared once before training, in the training environment; skipped where its result is there."""
+
+    creates: str
+    """File that exists when the step is done."""
+    module: str
+    """What runs: `python -m` this."""
+    args: tuple[str, ...] = ()
+    """Arguments; ${NAME} placeholders are filled in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """The data, as the plan and the list speak of it."""
+
+    name: str = ""
+    """Name that `launch.py data prepare` knows."""
+    rows: int = 0
+    """Rows of the training split."""
+    prompt_tokens: int = 512
+    """Typical prompt, image tokens included."""
+    answer_tokens: int = 400
+    """Typical answer."""
+    disk_gib: float = 1.0
+    """Source and prepared form together, GiB."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """Where checkpoints and caches go."""
+
+    bucket: str = ""
+    """Object-store URL (s3://, gs://, r2://); empty: asked for at launch (BUCKET)."""
+    volume: str = ""
+    """Network volume or claim mounted at /workspace that keeps model weights and data between launches; optional."""
+    volume_gib: int = 0
+    """Size of that volume, GiB; 0: from the memory plan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """Limits that the engines enforce."""
+
+    max_hourly_usd: float = 0.0
+    """Dearest node that may be rented, dollars per hour; 0: no limit."""
+    max_hours: float = 24.0
+    """Longest run; Slurm's --time, dstack's max_duration."""
+    max_restarts: int = 3
+    """Restarts after failures of the job itself (preemptions do not count)."""
+    idle_minutes: int = 10
+    """Machines go down after this long without a job."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What belongs to your site and not to the recipe. Every field has an empty default that is left out."""
+
+    region: str = ""
+    """Cloud region, `us-central1`, or RunPod country and data centre, `US/US-KS-2`."""
+    kubernetes_context: str = ""
+    """Context of your kubeconfig."""
+    node_pool: str = ""
+    """Node pool label (GKE: cloud.google.com/gke-nodepool)."""
+    rdma: str = ""
+    """Extended resource of the InfiniBand devices (rdma/ib) and how many: `rdma/ib:8`."""
+    hosts: tuple[str, ...] = ()
+    """Bare machines, head first: [user@]address[:port]."""
+    ssh_key: str = ""
+    """Private key for them; default: ssh's own choice."""
+    shared_dir: str = ""
+    """Directory that all nodes see (Slurm, PBS, NFS); holds environments, data, models, runs. Default: the repository."""
+    partition: str = ""
+    """Slurm partition or PBS queue."""
+    account: str = ""
+    """Slurm or PBS account."""
+    container: Literal["", "pyxis", "apptainer"] = ""
+    """Run inside cluster.image by this container runtime (Slurm)."""
+    grace_s: int = 120
+    """Slurm's GraceTime: seconds between the preemption notice and the kill."""
+
+
+Target = Literal["local", "ssh", "slurm", "pbs", "skypilot", "skypilot-runpod", "skypilot-gcp", "skypilot-kubernetes",
+                 "dstack-runpod", "dstack-gcp", "dstack-kubernetes", "dstack-ssh"]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One thing to run, whole."""
+
+    name: str
+    """Also the default run name; lower-case letters, digits, dots and dashes."""
+    description: str
+    """One line for the list."""
+    kind: Literal["train", "preflight"] = "train"
+    """preflight runs the node launcher's checks and a collective between all nodes, and no model."""
+    config: RunConfig = field(default_factory=RunConfig)
+    """What the trainer runs."""
+    cluster: Cluster = field(default_factory=Cluster)
+    dataset: Dataset = field(default_factory=Dataset)
+    steps: tuple[Step, ...] = ()
+    """Preparation, in order."""
+    storage: Storage = field(default_factory=Storage)
+    budget: Budget = field(default_factory=Budget)
+    site: Site = field(default_factory=Site)
+    targets: tuple[Target, ...] = ()
+    """Targets that it is meant for; empty: every target that can run its shape."""
+    setup: Literal["", "cpu", "gpu", "rocm"] = ""
+    """Environment; default: gpu, or cpu where the cluster has no GPUs."""
+
+    @property
+    def environment(self) -> str:
+        """Name of the locked environment that the nodes set up."""
+        return self.setup or ("gpu" if self.cluster.gpus_per_node else "cpu")
+
+    @property
+    def cpus(self) -> int:
+        """vCPUs per node."""
+        return self.cluster.cpus or max(2, 8 * self.cluster.gpus_per_node + (8 if self.cluster.gpus_per_node else 2))
+
+
+def override(recipe: Recipe, assignments: list[str]) -> Recipe:
+    """Applies `--set section.key=value`: sections of the recipe (cluster, storage, ...) or of its run configuration.
+
+    Nodes and GPUs are the cluster's; the configuration's `placement` follows them. Raises ConfigError on an unknown key.
+    """
+    sections = [f.name for f in fields(RunConfig)]
+    parts = [f.name for f in fields(Recipe) if f.name in ("cluster", "dataset", "storage", "budget", "site")]
+    for assignment in assignments:
+        head = assignment.partition("=")[0].partition(".")[0].strip()
+        if head in parts:
+            recipe = run_config.override(recipe, [assignment])
+        elif head == "placement" and any(k in assignment.partition("=")[0] for k in (".nodes", ".workers_per_node")):
+            raise ConfigError("placement follows the cluster: set cluster.nodes and cluster.gpus_per_node")
+        elif head in sections:
+            recipe = replace(recipe, config=run_config.override(recipe.config, [assignment]))
+        else:
+            raise ConfigError(unknown_key(head, head, parts + sections))
+    return placed(recipe)
+
+
+def placed(recipe: Recipe) -> Recipe:
+    """The recipe with `placement` and storage written from its cluster, so that the two cannot disagree."""
+    cluster, place = recipe.cluster, recipe.config.placement
+    device = "cuda" if cluster.gpus_per_node else "cpu"
+    workers = cluster.gpus_per_node or place.workers_per_node
+    place = replace(place, nodes=cluster.nodes, workers_per_node=workers, device=device)
+    return replace(recipe, config=replace(recipe.config, placement=place))
+
+
+def validate(recipe: Recipe) -> None:
+    """Checks a recipe by itself, before any target. Raises ConfigError with the change to make."""
+    cluster = recipe.cluster
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.\-]*", recipe.name):
+        raise ConfigError(f"recipe name {recipe.name!r}: use lower-case letters, digits, dots and dashes")
+    if cluster.nodes < 1:
+        raise ConfigError(f"cluster.nodes is {cluster.nodes}: it must be at least 1")
+    if not 0 <= cluster.gpus_per_node <= 16:
+        raise ConfigError(f"cluster.gpus_per_node is {cluster.gpus_per_node}: machines have 0 to 16")
+    for name in (cluster.gpu, *cluster.alternatives) if cluster.gpus_per_node else ():
+        gpu_named(name)
+    scheme = recipe.storage.bucket.partition("://")[0]
+    if recipe.storage.bucket and ("://" not in recipe.storage.bucket or scheme not in ("s3", "gs", "r2", "file")):
+        raise ConfigError(f"storage.bucket {recipe.storage.bucket!r}: write it as s3://, gs://, r2:// or file://name")
+    if recipe.kind == "train":
+        run_config.validate(recipe.config)

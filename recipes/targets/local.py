@@ -1,0 +1,19 @@
+"""This machine: the same set-up and the same node launcher that a cloud node runs."""
+
+from __future__ import annotations
+
+from recipes.spec import Recipe
+from recipes.targets import script
+
+
+def render(recipe: Recipe) -> dict[str, str]:
+    """One shell script, run in the repository."""
+    text = (
+        "#!/usr/bin/env bash\n"
+        f"# {recipe.name} on this machine: RUN_ID=... bash FILE, or `launch.py up {recipe.name} --target local`.\n"
+        + script.preamble("$PWD/.cache", bucket=False, runs="$PWD/runs")
+        + script.setup_commands(recipe)
+        + script.write_config(recipe)
+        + f"exec {script.node_command(recipe)}\n"
+    )
+    return {f"{recipe.name}.sh": text}
