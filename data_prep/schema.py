@@ -15,6 +15,8 @@ A prepared dataset is a directory (or object-store prefix):
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -64,6 +66,33 @@ class Manifest:
     """Rows left out, per reason."""
     settings: dict[str, Any] = field(default_factory=dict)
     """What the preparation was asked for: limits, split seed, source files and their hashes."""
+    statistics: dict[str, Any] = field(default_factory=dict)
+    """Counts for the preview (sources, sizes, token lengths, overlaps); not part of the fingerprint."""
     fingerprint: str = ""
     """sha256 over the files' hashes and the settings."""
     format: int = 1
+
+
+def row_id(source: str, messages: list[dict[str, Any]], images: list[bytes]) -> str:
+    """The stable id of a row: 16 hex digits of sha256 over source, messages and pictures (never the answer)."""
+    digest = hashlib.sha256(json.dumps([source, messages], ensure_ascii=False, sort_keys=True).encode())
+    for image in images:
+        digest.update(hashlib.sha256(image).digest())
+    return digest.hexdigest()[:16]
+
+
+def placeholders(messages: list[dict[str, Any]]) -> int:
+    """Number of `{"type": "image"}` entries of a chat."""
+    contents = [m["content"] for m in messages if isinstance(m.get("content"), list)]
+    return sum(entry.get("type") == "image" for content in contents for entry in content)
+
+
+def question(messages: list[dict[str, Any]]) -> str:
+    """The text of the user's turns, pictures left out."""
+    parts = []
+    for message in messages:
+        if message.get("role") != "user":
+            continue
+        content = message["content"]
+        parts += [content] if isinstance(content, str) else [e["text"] for e in content if e.get("type") == "text"]
+    return "\n".join(parts)
