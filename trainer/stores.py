@@ -1,0 +1,160 @@
+"""Opening a store from its URL: endpoints, credentials and limits, from the environment as boto and SkyPilot set it."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from obstore.store import GCSStore, LocalStore, S3Store
+
+from trainer.config import ConfigError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How a store wants large files."""
+
+    part_bytes: int = 16 << 20
+    """Part of a multipart upload; equal parts (R2 asks for that). A file up to this size goes in one request."""
+    max_part_bytes: int = 500_000_000
+    """Largest part. RunPod's volumes take at most 500 MB, and want multipart above it."""
+    max_parts: int = 10_000
+    """Most parts of one upload."""
+    parallel_parts: int = 8
+    """Parts in flight; with part_bytes this bounds the memory of an upload."""
+    request_timeout_s: float = 600.0
+    """Deadline of one request. RunPod joins the parts of a 10 GB file for up to two hours."""
+
+    def part_for(self, size: int) -> int:
+        """Part size for a file of `size` bytes. Raises ConfigError if it is larger than the store can take."""
+        part = max(self.part_bytes, -(-size // self.max_parts))
+        if part > self.max_part_bytes:
+            raise ConfigError(
+                f"a file of {size} bytes is more than {self.max_parts} parts of {self.max_part_bytes}: split it"
+            )
+        return part
+
+
+RUNPOD = Limits(request_timeout_s=7200.0)
+"""RunPod's S3-compatible network volumes: bucket = volume id, https://s3api-<data center>.runpod.io."""
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Whole-file retries, on top of obstore's per request."""
+
+    attempts: int = 6
+    first_wait_s: float = 1.0
+    max_wait_s: float = 60.0
+    request_retries: int = 4
+    request_retry_s: float = 60.0
+
+    def wait_s(self, attempt: int) -> float:
+        """Seconds before attempt + 1, doubled each time, with jitter so that ranks do not return together."""
+        return min(self.max_wait_s, self.first_wait_s * 2**attempt) * random.uniform(0.5, 1.0)
+
+
+def open_store(url: str, env: Mapping[str, str], retry: Retry) -> tuple[Any, Limits]:
+    """The obstore store of `url` and its limits. Raises ConfigError for a URL or credentials that cannot work."""
+    scheme, colon, rest = url.partition("://")
+    if not colon:
+        scheme, rest = "file", os.path.abspath(os.path.expanduser(url))
+    bucket, _, prefix = rest.partition("/")
+    if scheme != "file" and not bucket:
+        raise ConfigError(f"{url}: name a bucket, as in {scheme}://bucket/prefix")
+    if scheme == "file":
+        return LocalStore(_absolute(rest), mkdir=True, automatic_cleanup=True), Limits()
+    endpoint, keys = "", {}
+    match scheme:
+        case "s3":
+            endpoint = env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL") or ""
+            keys = _s3_keys(env)
+        case "r2":
+            endpoint, keys = _r2(env, url)
+        case "gs":
+            pass
+        case _:
+            raise ConfigError(f"{url}: unknown store {scheme}://; use s3://, gs://, r2://, file:// or a path")
+    limits = RUNPOD if re.search(r"//s3api-[^/]*\.runpod\.io", endpoint) else Limits()
+    options: dict[str, Any] = {
+        "client_options": {
+            "timeout": timedelta(seconds=limits.request_timeout_s),
+            "connect_timeout": timedelta(seconds=10),
+            "allow_http": endpoint.startswith("http://") or "SPOTRL_ALLOW_HTTP" in env,
+        },
+        "retry_config": {
+            "max_retries": retry.request_retries,
+            "retry_timeout": timedelta(seconds=retry.request_retry_s),
+            "backoff": {"init_backoff": timedelta(seconds=0.2), "max_backoff": timedelta(seconds=15), "base": 2},
+        },
+        "prefix": prefix or None,
+    }
+    if scheme == "gs":
+        keys = {name: env[variable] for name, variable in _GCS_VARIABLES.items() if env.get(variable)}
+        return GCSStore(bucket, **keys, **options), limits
+    if endpoint:
+        keys["endpoint"] = endpoint
+    if limits is RUNPOD:
+        keys["virtual_hosted_style_request"] = False
+    return S3Store(bucket, **keys, **options), limits
+
+
+_GCS_VARIABLES = {
+    "service_account": "GOOGLE_SERVICE_ACCOUNT",
+    "service_account_key": "GOOGLE_SERVICE_ACCOUNT_KEY",
+    "application_credentials": "GOOGLE_APPLICATION_CREDENTIALS",
+}
+
+
+def _absolute(rest: str) -> str:
+    if not rest.startswith("/"):
+        raise ConfigError(f"file://{rest}: write an absolute path, as in file:///data/checkpoints")
+    return rest
+
+
+def _s3_keys(env: Mapping[str, str]) -> dict[str, Any]:
+    """Credentials as boto finds them: variables, then the profile of the shared file, else the instance's role."""
+    keys: dict[str, Any] = {"region": env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or "us-east-1"}
+    if env.get("AWS_ACCESS_KEY_ID"):
+        keys |= {"access_key_id": env["AWS_ACCESS_KEY_ID"], "secret_access_key": env.get("AWS_SECRET_ACCESS_KEY", "")}
+        return keys | ({"session_token": env["AWS_SESSION_TOKEN"]} if env.get("AWS_SESSION_TOKEN") else {})
+    path = Path(env.get("AWS_SHARED_CREDENTIALS_FILE") or Path.home() / ".aws/credentials").expanduser()
+    return keys | _profile(path, env.get("AWS_PROFILE") or "default")
+
+
+def _r2(env: Mapping[str, str], url: str) -> tuple[str, dict[str, Any]]:
+    """Cloudflare R2: R2_* variables, else the files that SkyPilot keeps under ~/.cloudflare."""
+    home = Path.home() / ".cloudflare"
+    account_file = home / "accountid"
+    account = env.get("R2_ACCOUNT_ID") or (account_file.read_text().strip() if account_file.is_file() else "")
+    endpoint = env.get("R2_ENDPOINT_URL") or (f"https://{account}.r2.cloudflarestorage.com" if account else "")
+    if not endpoint:
+        raise ConfigError(f"{url}: set R2_ENDPOINT_URL or R2_ACCOUNT_ID, or write ~/.cloudflare/accountid")
+    if env.get("R2_ACCESS_KEY_ID"):
+        keys = {"access_key_id": env["R2_ACCESS_KEY_ID"], "secret_access_key": env.get("R2_SECRET_ACCESS_KEY", "")}
+    else:
+        keys = _profile(home / "r2.credentials", "r2")
+    if not keys:
+        raise ConfigError(f"{url}: set R2_ACCESS_KEY_ID and R2_SECRET_ACCESS_KEY, or write {home}/r2.credentials")
+    return endpoint, keys | {"region": "auto"}
+
+
+def _profile(path: Path, name: str) -> dict[str, Any]:
+    parser = configparser.ConfigParser()
+    parser.read(path)
+    if not parser.has_section(name):
+        return {}
+    section = parser[name]
+    keys = {
+        "access_key_id": section.get("aws_access_key_id"),
+        "secret_access_key": section.get("aws_secret_access_key"),
+    }
+    token = section.get("aws_session_token")
+    return {key: value for key, value in (keys | {"session_token": token}).items() if value}
