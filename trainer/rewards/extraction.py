@@ -1,0 +1,105 @@
+"""What of an answer counts: the last box inside its answer block; and the format reward. Linear time on any text."""
+
+from __future__ import annotations
+
+MAX_TEXT_CHARS = 4_000_000
+"""Longer answers hold no answer: no engine writes them, and scanning them is not free."""
+
+MAX_BOX_CHARS = 2_000
+"""A longer box is wrong: no gold answer comes near it, and it bounds every later step."""
+
+
+def answer_block(text: str) -> str | None:
+    """The content of the last `<answer>` block after the reasoning; to the end of the text where it was cut.
+
+    Everything up to the last `</think>` is reasoning: an answer block in there does not count.
+    """
+    if len(text) > MAX_TEXT_CHARS:
+        return None
+    start = text.rfind("</think>")
+    start = text.find("<answer>") if start < 0 else start + len("</think>")
+    opening = text.rfind("<answer>", max(start, 0))
+    if opening < 0:
+        return None
+    opening += len("<answer>")
+    closing = text.find("</answer>", opening)
+    return text[opening:] if closing < 0 else text[opening:closing]
+
+
+def boxes(text: str) -> list[str]:
+    r"""Contents of all complete outermost `\boxed{…}` and `\fbox{…}` in order (`unbox` opens nested ones)."""
+    found = []
+    at = 0
+    while True:
+        starts = [i for i in (text.find("\\boxed", at), text.find("\\fbox", at)) if i >= 0]
+        if not starts:
+            return found
+        brace = min(starts) + (6 if text.startswith("\\boxed", min(starts)) else 5)
+        while brace < len(text) and text[brace] in " \t\n":
+            brace += 1
+        if brace >= len(text) or text[brace] != "{":
+            at = brace
+            continue
+        end = closing_brace(text, brace)
+        if end is None:
+            return found
+        found.append(text[brace + 1 : end])
+        at = end + 1
+
+
+def closing_brace(text: str, opening: int) -> int | None:
+    r"""Index of the brace that closes the one at `opening`; `\{` and `\}` do not count. None if there is none."""
+    depth, at = 0, opening
+    while at < len(text):
+        match text[at]:
+            case "\\":
+                at += 1
+            case "{":
+                depth += 1
+            case "}":
+                depth -= 1
+                if depth == 0:
+                    return at
+        at += 1
+    return None
+
+
+def unbox(content: str) -> str:
+    r"""Takes dollar signs and `\boxed{…}` off a gold answer or a nested box: `$\boxed{5}$` -> `5`."""
+    for _ in range(4):
+        content = content.strip()
+        if len(content) > 1 and content[0] == content[-1] == "$" and not content.endswith("\\$"):
+            content = content.strip("$").strip()
+        inner = boxes(content) if content.startswith(("\\boxed", "\\fbox")) else []
+        if len(inner) != 1 or not content.endswith("}"):
+            return content
+        content = inner[0]
+    return content
+
+
+def final_answer(text: str) -> tuple[str | None, bool]:
+    """The answer that counts, and whether it is a hedge (several different boxes in the answer block).
+
+    Returns (None, False) where there is no answer block or no complete box in it.
+    """
+    block = answer_block(text)
+    if block is None:
+        return None, False
+    found = [unbox(b) for b in boxes(block)]
+    if not found:
+        return None, False
+    return found[-1], any(b != found[-1] for b in found)
+
+
+def format_reward(text: str) -> float:
+    """1.0 for exactly one think block followed by exactly one answer block and nothing else, else 0.0.
+
+    White space at both ends and between the blocks is accepted.
+    """
+    text = text.strip() if len(text) <= MAX_TEXT_CHARS else ""
+    if not (text.startswith("<think>") and text.endswith("</answer>")):
+        return 0.0
+    if any(text.count(tag) != 1 for tag in ("<think>", "</think>", "<answer>", "</answer>")):
+        return 0.0
+    between = text[text.index("</think>") + len("</think>") :]
+    return float(between.lstrip().startswith("<answer>"))

@@ -1,0 +1,122 @@
+r"""One spelling for each notation: LaTeX, Unicode and plain text are brought to a small common subset before comparing.
+
+`60^{\circ}`, `60\degree` and `60°` all become `60°`; `\dfrac12` becomes `\frac{1}{2}`; `\text{ cm}` becomes ` cm`.
+Every pattern here is linear on the short strings (`extraction.MAX_BOX_CHARS`) that it gets.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+_CHARACTERS = {
+    "−": "-", "–": "-", "﹣": "-", "－": "-", "＋": "+", "×": "\\times ", "⋅": "\\cdot ", "·": "\\cdot ", "÷": "/",
+    "∕": "/", "⁄": "/", "：": ":", "，": ",", "。": ".", "（": "(", "）": ")", "％": "%", "＝": "=", "′": "'",
+    "π": "\\pi ", "∞": "\\infty ", "√": "\\sqrt", "θ": "\\theta ", "α": "\\alpha ", "β": "\\beta ",
+    "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "≈": "\\approx ", "±": "\\pm ", "∪": "\\cup ", "∩": "\\cap ",
+    "∈": "\\in ", "∅": "\\emptyset ", "º": "°", "˚": "°", "∘": "°", "℃": "°C", "℉": "°F", "∠": "\\angle ",
+    "½": " \\frac{1}{2}", "⅓": " \\frac{1}{3}", "⅔": " \\frac{2}{3}", "¼": " \\frac{1}{4}", "¾": " \\frac{3}{4}",
+    "⅕": " \\frac{1}{5}", "⅛": " \\frac{1}{8}", "⅜": " \\frac{3}{8}", "⅝": " \\frac{5}{8}", "⅞": " \\frac{7}{8}",
+    "“": '"', "”": '"', "‘": "'", "’": "'", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u200b": "",
+}  # fmt: skip
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+
+_RULES = [
+    (r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda m: "^{" + m[0].translate(_SUPERSCRIPTS) + "}"),
+    (r"\\\\(?=[a-zA-Z])(?!.*\\begin)", r"\\"),
+    (r"\\(?:left|right|big|Big|bigg|Bigg|displaystyle|textstyle|limits)(?![a-zA-Z])\.?", ""),
+    (r"\\[!]|\{\}", ""),
+    (r"\\[,;: ]|~|\\q?quad(?![a-zA-Z])", " "),
+    (r"\{,\}", ","),
+    (r"\\(?:d|t|c)frac(?![a-zA-Z])", r"\\frac"),
+    (r"\\(?:geq|geqslant)(?![a-zA-Z])", r"\\ge"),
+    (r"\\(?:leq|leqslant)(?![a-zA-Z])", r"\\le"),
+    (r"\\neq(?![a-zA-Z])", r"\\ne"),
+    (r"\\gt(?![a-zA-Z])", ">"),
+    (r"\\lt(?![a-zA-Z])", "<"),
+    (r"\\lbrace(?![a-zA-Z])", r"\\{"),
+    (r"\\rbrace(?![a-zA-Z])", r"\\}"),
+    (r"\^\s*\{?\s*(?:\\circ|°)(?![a-zA-Z])\s*\}?|\\(?:text)?degree(?![a-zA-Z])|\\circ(?![a-zA-Z])", "°"),
+    (r"\\frac\s*([0-9a-z])\s*([0-9a-z])", r"\\frac{\1}{\2}"),
+    (r"\\frac\s*([0-9a-z])\s*\{", r"\\frac{\1}{"),
+    (r"(\\frac\s*\{[^{}]*\})\s*([0-9a-z])", r"\1{\2}"),
+    (r"\\sqrt\s*([0-9a-zA-Z])", r"\\sqrt{\1}"),
+    (r"(?<![\\a-zA-Z])sqrt\s*\(([^()]*)\)|\\sqrt\s*\(([^()]*)\)", lambda m: "\\sqrt{" + (m[1] or m[2] or "") + "}"),
+    (r"(?<![\\a-zA-Z])sqrt\s*([0-9]+)", r"\\sqrt{\1}"),
+    (r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
+    (r"(?<![\\a-zA-Z])(?:inf|infinity|oo)(?![a-zA-Z])", r"\\infty "),
+    (r"\*\*(?=[\s{(0-9-])", "^"),
+    (r"\\%", "%"),
+    (r"\\#", "#"),
+    (r"<=", r"\\le "),
+    (r">=", r"\\ge "),
+    (r"!=", r"\\ne "),
+    (r"\s+", " "),
+]  # fmt: skip
+_COMPILED: list[tuple[re.Pattern[str], Any]] = [(re.compile(p), replacement) for p, replacement in _RULES]
+_WRAPPER = re.compile(
+    r"\\(?:text|textbf|textit|textrm|textnormal|textsf|mathrm|mathbf|mathit|mathsf|mathtt|mbox|hbox|operatorname|bf|rm"
+    r"|bold|boldsymbol|underline|overline(?=\{[A-Z]{2}\}))\s*\{([^{}]*)\}"
+)
+_OLD_FONT = re.compile(r"\{?\\(?:bf|rm|it|mathrm|mathbf)(?![a-zA-Z{])\s*([^{}\\]*)\}?")
+
+
+@lru_cache(maxsize=4096)
+def clean(content: str) -> str:
+    """The common spelling of a box's content. Total: any string gives some string."""
+    s = content.strip().strip("\0")
+    s = "".join(_CHARACTERS.get(c, c) for c in s) if not s.isascii() else s
+    s = s.replace("\\$", "\0").replace("$", " ").replace("\0", "$")
+    s = s.replace("\\(", "(").replace("\\)", ")").replace("\\[", "[").replace("\\]", "]") if "\\" in s else s
+    for _ in range(3):
+        unwrapped = _WRAPPER.sub(r" \1 ", s)
+        if unwrapped == s:
+            break
+        s = unwrapped
+    if "\\" in s:
+        s = _OLD_FONT.sub(r" \1 ", s)
+    for pattern, replacement in _COMPILED:
+        s = pattern.sub(replacement, s)
+    s = s.strip()
+    while len(s) > 4 and s.startswith("**") and s.endswith("**"):
+        s = s[2:-2].strip()
+    if s.endswith((".", ",", ";")) and not s.endswith("..."):
+        s = s[:-1].rstrip()
+    return s
+
+
+_BRACKETS = {"(": ")", "[": "]", "{": "}"}
+
+
+def split_top(s: str, separators: str = ",;") -> list[str]:
+    r"""Splits at separators outside of all brackets; intervals may close with the other kind."""
+    parts, depth, start = [], 0, 0
+    for i, c in enumerate(s):
+        if c in "([{":
+            depth += 1
+        elif c in ")]}":
+            depth -= 1
+        elif depth == 0 and c in separators:
+            parts.append(s[start:i].strip())
+            start = i + 1
+    return [*parts, s[start:].strip()]
+
+
+def strip_outer(s: str) -> str:
+    r"""Takes off brackets that hold the whole of a single value: `(5)`, `{5}`; not `(1, 2)`, not `\{5\}`."""
+    for _ in range(3):
+        if len(s) > 2 and s[0] in "({" and s[-1] == _BRACKETS[s[0]] and _is_one_group(s) and "," not in s:
+            s = s[1:-1].strip()
+        else:
+            break
+    return s
+
+
+def _is_one_group(s: str) -> bool:
+    depth = 0
+    for i, c in enumerate(s):
+        depth += (c in "([{") - (c in ")]}")
+        if depth == 0:
+            return i == len(s) - 1
+    return False
