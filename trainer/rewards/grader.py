@@ -17,6 +17,7 @@ from trainer.rewards import choices, quantity, structures, symbolic
 from trainer.rewards.extraction import MAX_BOX_CHARS, final_answer, format_reward, unbox
 from trainer.rewards.notation import clean
 from trainer.rewards.symbolic import GoldError
+from trainer.rewards.units import split_unit
 
 __all__ = ["GoldError", "classify", "decide", "decide_fast", "format_reward", "gold_error", "grade"]
 
@@ -48,7 +49,7 @@ def grade(answer_text: str, gold: str, answer_type: AnswerType) -> Verdict:
 def decide(content: str, gold: str, answer_type: AnswerType) -> Verdict:
     """Grades the content of a box. "error" if the gold cannot be parsed."""
     try:
-        return "correct" if _equal(unbox(gold), content, answer_type, symbolic.equal) else "wrong"
+        return "correct" if _equal(unbox(gold), unbox(content), answer_type, symbolic.equal) else "wrong"
     except GoldError:
         return "error"
 
@@ -56,7 +57,7 @@ def decide(content: str, gold: str, answer_type: AnswerType) -> Verdict:
 def decide_fast(content: str, gold: str, answer_type: AnswerType) -> Verdict | None:
     """Like `decide`, by the form of the strings alone: bounded time. None where algebra is needed."""
     try:
-        return "correct" if _equal(unbox(gold), content, answer_type, _refuse) else "wrong"
+        return "correct" if _equal(unbox(gold), unbox(content), answer_type, _refuse) else "wrong"
     except GoldError:
         return "error"
     except (_NeedsAlgebra, RecursionError):
@@ -118,7 +119,10 @@ def _equal(gold: str, answer: str, answer_type: AnswerType, algebra: Symbolic) -
             return _math_equal(gold, answer, algebra)
     if choices.is_text(gold):
         return choices.words(gold) == choices.words(answer)
-    return _math_equal(gold, answer, algebra)
+    if quantity.parse(gold) is not None:
+        return _math_equal(gold, answer, algebra)
+    (gold, wanted_unit), (answer, unit) = split_unit(gold), split_unit(answer)
+    return (not wanted_unit or not unit or wanted_unit == unit) and _math_equal(gold, answer, algebra)
 
 
 _NAME = re.compile(
@@ -127,7 +131,7 @@ _NAME = re.compile(
 )
 """`x = 5`, `m\\angle ABC = 60`, `f(2) = 5`: a name, never a number, before a single equals sign."""
 _RELATION = re.compile(
-    r"[<>|]|\\(?:le|ge|ne|in|notin|subset|cup|cap|setminus|to|rightarrow|Rightarrow|iff|implies|equiv|approx|sim|mid)(?![a-zA-Z])"
+    r"[<>]|\\(?:le|ge|ne|in|notin|subset|cup|cap|setminus|to|rightarrow|Rightarrow|iff|implies|equiv|approx|sim|mid)(?![a-zA-Z])"
 )
 _HEDGE = re.compile(r"\\(?:pm|mp|lor|vee|land|wedge)(?![a-zA-Z])|(?<![A-Za-z\\])(?:or|and|not)(?![A-Za-z])")
 
@@ -151,9 +155,11 @@ def _math_equal(gold: str, answer: str, algebra: Symbolic, inner: bool = False) 
         return _structures_equal(gs, as_, algebra, inner)
     if gs is None and as_ is not None and not _RELATION.search(gold) and not _HEDGE.search(gold):
         return as_.kind == "set" and len(as_.parts) == 1 and _math_equal(gold, as_.parts[0], algebra)
+    if gs is not None and gs.kind in ("set", "list") and _RELATION.search(answer):
+        return False
     if gs is not None and as_ is None and not _RELATION.search(answer) and not _HEDGE.search(answer):
         return gs.kind == "set" and len(gs.parts) == 1 and _math_equal(gs.parts[0], answer, algebra)
-    if gs is None and (_HEDGE.search(answer) and not _HEDGE.search(gold)):
+    if gs is None and _HEDGE.search(answer) and not _HEDGE.search(gold) and "\\cup" not in gold:
         return False
     if g is not None:
         return _expression_equals_number(g, answer, algebra, gold)
@@ -173,7 +179,15 @@ def _unnamed(s: str, other: str) -> str:
 
 
 def _expression_equals_number(g: quantity.Quantity, answer: str, algebra: Symbolic, gold: str) -> bool:
-    """A number as gold and something unsimplified as answer: `\\sqrt{16}`, `2^3`, `3 \\cdot 4`."""
+    """A number as gold and something unsimplified as answer: `\\sqrt{16}`, `2^3`, `3 \\cdot 4`; 3:4 for 3/4."""
+    if (ratio := structures.ratio(answer)) is not None:
+        return (
+            structures.clock(answer) is None
+            and len(ratio) == 2
+            and ratio[1] != 0
+            and g.decimals < 0
+            and g.value == ratio[0] / ratio[1]
+        )
     if "=" in answer or _RELATION.search(answer) or "," in answer or ":" in answer:
         return False
     if not re.search(r"[0-9\\]", answer) and not re.search(r"[+\-*/^]", answer):

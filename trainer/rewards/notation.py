@@ -10,6 +10,9 @@ import re
 from functools import lru_cache
 from typing import Any
 
+DOLLAR = "＄"
+"""Money, once the dollar signs of mathematics are off."""
+
 _CHARACTERS = {
     "−": "-", "–": "-", "﹣": "-", "－": "-", "＋": "+", "×": "\\times ", "⋅": "\\cdot ", "·": "\\cdot ", "÷": "/",
     "∕": "/", "⁄": "/", "：": ":", "，": ",", "。": ".", "（": "(", "）": ")", "％": "%", "＝": "=", "′": "'",
@@ -27,7 +30,7 @@ _RULES = [
     (r"\\\\(?=[a-zA-Z])(?!.*\\begin)", r"\\"),
     (r"\\(?:left|right|big|Big|bigg|Bigg|displaystyle|textstyle|limits)(?![a-zA-Z])\.?", ""),
     (r"\\[!]|\{\}", ""),
-    (r"\\[,;: ]|~|\\q?quad(?![a-zA-Z])", " "),
+    (r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-zA-Z])", " "),
     (r"\{,\}", ","),
     (r"\\(?:d|t|c)frac(?![a-zA-Z])", r"\\frac"),
     (r"\\(?:geq|geqslant)(?![a-zA-Z])", r"\\ge"),
@@ -53,6 +56,7 @@ _RULES = [
     (r">=", r"\\ge "),
     (r"!=", r"\\ne "),
     (r"\s+", " "),
+    (r"(?<![0-9./])([0-9]+) ([0-9]+)/([0-9]+)(?![0-9/.])", r"\1\\frac{\2}{\3}"),
 ]  # fmt: skip
 _COMPILED: list[tuple[re.Pattern[str], Any]] = [(re.compile(p), replacement) for p, replacement in _RULES]
 _WRAPPER = re.compile(
@@ -67,7 +71,9 @@ def clean(content: str) -> str:
     """The common spelling of a box's content. Total: any string gives some string."""
     s = content.strip().strip("\0")
     s = "".join(_CHARACTERS.get(c, c) for c in s) if not s.isascii() else s
-    s = s.replace("\\$", "\0").replace("$", " ").replace("\0", "$")
+    while len(s) > 4 and s.startswith("**") and s.endswith("**"):
+        s = s[2:-2].strip()
+    s = s.replace("\\$", DOLLAR).replace("$", " ")
     s = s.replace("\\(", "(").replace("\\)", ")").replace("\\[", "[").replace("\\]", "]") if "\\" in s else s
     for _ in range(3):
         unwrapped = _WRAPPER.sub(r" \1 ", s)
@@ -79,8 +85,6 @@ def clean(content: str) -> str:
     for pattern, replacement in _COMPILED:
         s = pattern.sub(replacement, s)
     s = s.strip()
-    while len(s) > 4 and s.startswith("**") and s.endswith("**"):
-        s = s[2:-2].strip()
     if s.endswith((".", ",", ";")) and not s.endswith("..."):
         s = s[:-1].rstrip()
     return s

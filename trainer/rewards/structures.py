@@ -53,7 +53,9 @@ def parse(content: str) -> Structure | None:
             return None
         return Structure(_kind(s[0] + s[-1]), parts)
     parts = _parts(s)
-    return Structure("list", parts) if len(parts) > 1 else None
+    if len(parts) < 2:
+        return None
+    return Structure("set" if "=" in s and not any("=" in p for p in parts) else "list", parts)
 
 
 def _kind(brackets: str) -> Kind:

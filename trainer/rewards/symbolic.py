@@ -7,10 +7,11 @@ which it does when first used.
 from __future__ import annotations
 
 import logging
+import re
 from functools import lru_cache
 from typing import Any
 
-from trainer.rewards.notation import clean
+from trainer.rewards.notation import DOLLAR, clean
 
 MAX_CHARS = 600
 """A longer expression is not looked at."""
@@ -40,19 +41,50 @@ def _library() -> tuple[Any, Any, Any]:
     return math_verify, (config,), __import__("sympy")
 
 
+_MALFORMED = re.compile(r"(?<![_0-9])[0-9]+\s+[0-9]|[0-9]\.[0-9]*\.|[0-9]_|\\frac\s*\{\s*\}|^\s*[-+]\s*[-+]")
+"""What latex2sympy reads as something else: `1 2` as 1 + 2, `1.2.3` as 1.2 times 0.3."""
+
+
 def parse(content: str) -> Any | None:
     """The sympy object of a piece of LaTeX, or None. Units must be off already."""
-    s = clean(content).replace("°", "").replace("\n", " ").replace("$", "")
-    if not s or len(s) > MAX_CHARS or "\\frac{}" in s:
+    s = _degrees(clean(content)).replace(DOLLAR, "")
+    if not s or len(s) > MAX_CHARS or _MALFORMED.search(s):
         return None
     math_verify, config, _ = _library()
     found = math_verify.parse(f"${s}$", extraction_config=config, fallback_mode="no_fallback", parsing_timeout=None)
     return found[0] if found else None
 
 
+_OR = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])|\\(?:lor|vee)(?![a-zA-Z])")
+_TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
+
+
+def _degrees(s: str) -> str:
+    """Degrees are radians inside of trigonometric functions and a mere unit elsewhere."""
+    if "°" in s and _TRIGONOMETRIC.search(s):
+        s = re.sub(r"([0-9]+(?:\.[0-9]+)?)\s*°", r"{(\\frac{\1 \\pi}{180})}", s)
+    return s.replace("°", "")
+
+
+def _parse_any(content: str) -> Any | None:
+    """Like `parse`; inequalities joined by "or" become the union of their sets."""
+    branches = _OR.split(clean(content))
+    if len(branches) == 1 or not any(c in content for c in "<>≤≥") and "\\" not in content:
+        return parse(content)
+    sets = [_as_set(parse(b)) for b in branches[:8]]
+    return _library()[2].Union(*sets) if all(s is not None for s in sets) else parse(content)
+
+
+def _as_set(relation: Any) -> Any | None:
+    try:
+        return relation.as_set() if hasattr(relation, "as_set") else None
+    except (NotImplementedError, TypeError, ValueError, AttributeError):
+        return None
+
+
 @lru_cache(maxsize=512)
 def _parse_gold(content: str) -> Any | None:
-    return parse(content)
+    return _parse_any(content)
 
 
 def gold_parses(content: str) -> bool:
@@ -65,13 +97,22 @@ def equal(gold: str, answer: str) -> bool:
     g = _parse_gold(gold)
     if g is None:
         raise GoldError(f"the gold answer {gold[:80]!r} cannot be parsed: leave the row out")
-    a = parse(answer)
-    if a is None:
+    a = _parse_any(answer)
+    if a is None or not _same_case(gold, answer):
         return False
     math_verify, _, _ = _library()
     if not math_verify.verify(g, a, timeout_seconds=None, allow_set_relation_comp=True):
         return False
     return _agree(g, a)
+
+
+_COMMAND = re.compile(r"\\[a-zA-Z]+|[A-Za-z]{4,}")
+
+
+def _same_case(gold: str, answer: str) -> bool:
+    """latex2sympy lowers all letters, but R and r are two variables."""
+    known, said = ({c for c in _COMMAND.sub(" ", clean(s)) if c.isalpha()} for s in (gold, answer))
+    return not any(c not in known and c.swapcase() in known for c in said)
 
 
 def _agree(gold: Any, answer: Any) -> bool:

@@ -42,7 +42,7 @@ for _dimension, _unit, _size, _names in (
     ("calendar", "yr", 12, "year"),
     ("volume", "mL", "0.001", "ml milliliter millilitre"),
     ("volume", "L", 1, "l liter litre"),
-    ("money", "$", 1, "dollar usd USD buck"),
+    ("money", "＄", 1, "dollar usd USD buck"),
     ("money", "cent", "0.01", "¢"),
     ("euro", "€", 1, "euro EUR"),
     ("sterling", "£", 1, "GBP"),
@@ -87,6 +87,29 @@ _NOT_UNITS = frozenset(_NOT_UNITS_TEXT.split())
 """Words that would change the number, make it a hedge or deny it."""
 _WORD = re.compile(r"(?=.*[aeiouy])[A-Za-z]{3,20}", re.ASCII | re.IGNORECASE)
 _POWER = re.compile(r"\s*\^\s*(?:\{\s*([23])\s*\}|([23]))$", re.ASCII)
+
+
+_TRAILING = re.compile(
+    r"(?P<value>.*\S)\s*\\(?:text|textrm|textnormal|mathrm|mbox|operatorname)\s*\{(?P<unit>[^{}]*)\}"
+    r"(?P<power>\s*\^\s*\{?\s*[23]\s*\}?)?\s*\$?\s*|"
+    r"(?P<value2>.*[\w})])\s+(?P<unit2>[A-Za-z]{2,12}\s?[²³]?(?:\s*\^\s*\{?\s*[23]\s*\}?)?)",
+    re.ASCII | re.DOTALL,
+)
+
+
+def split_unit(content: str) -> tuple[str, str]:
+    r"""Takes a unit off an expression: `25\pi \text{ cm}^2` -> (`25\pi`, `cm^2`). Unit "" where there is none.
+
+    Without `\text` only known units of two letters and more: in `2\pi h` the h is a height, not an hour.
+    """
+    match = _TRAILING.fullmatch(content) if len(content) <= 400 else None
+    if match is None:
+        return content, ""
+    if match["unit2"]:
+        unit = canonical_unit(match["unit2"].replace("²", "^2").replace("³", "^3"))
+        return (match["value2"], unit) if unit in UNITS else (content, "")
+    unit = canonical_unit(" " + match["unit"].strip(" ~\\,") + (match["power"] or ""))
+    return (match["value"], unit) if unit else (content, "")
 
 
 @lru_cache(maxsize=4096)
