@@ -1,4 +1,4 @@
-"""Plain records that flow through the run: Row -> Prompt -> Sample -> Outcome. No behaviour, no framework."""
+"""Plain records that flow through the run: Prompt -> Sample -> Outcome. No behaviour, no framework."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ class Prompt:
     """Position in the step's batch; the samples of one prompt share it. Never found by comparing texts."""
     row: int
     """Index of the row in the dataset."""
-    id: str
-    """Stable id of the row."""
     seed: int
-    """Base of the seeds of its samples: hash of (run seed, step, id)."""
+    """Base of the seeds of its samples: hash of (run seed, step, row, epoch)."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,103 @@
+"""GRPO of a vision-language model, on one screen: `python -m trainer.grpo --config run.yaml`.
+
+    sample -> grade -> learn -> sync -> evaluate, save, log
+
+Every step is a function of (config, step, weights): stopped anywhere and started again, the run goes on as if nothing
+had happened.
+"""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+from trainer.advantages import Advantages, RunningNorm, group_norm
+from trainer.batching import TrainItem
+from trainer.config import RunConfig
+from trainer.data import PromptStream
+from trainer.evaluate import evaluate
+from trainer.records import Sample
+from trainer.seeding import seed_of
+from trainer.session import Session, main
+from trainer.telemetry import describe, sample_rows
+
+
+def train(config: RunConfig, run: Session) -> None:
+    """Runs to the last step."""
+    workers, phases, norm = run.workers, run.phases, RunningNorm()
+    stream = PromptStream(run.usable_rows(), config)
+    total, per_step = stream.total_steps, updates_per_step(config)
+    step = run.resume(norm.__dict__)
+    with phases("sync"):
+        workers.all("prepare_update")
+        workers.all("sync", step)
+        run.check_first_sync()
+    if step == 0 and config.evaluation.every_steps:
+        with phases("eval"):
+            run.metrics.log(0, evaluate(config, run))
+
+    while step < total:
+        step += 1
+        phases.begin(step, total)
+        with phases("rollout"):
+            samples = workers.generate(
+                stream.batch(step), config.rollout.samples_per_prompt, config.rollout.temperature
+            )
+        with phases("grade"):
+            outcomes = run.score(samples)
+            rewards = torch.tensor([o.reward for o in outcomes])
+            if config.algorithm.normalize_reward:
+                rewards = norm(rewards)
+            groups = torch.tensor([s.group for s in samples])
+            advantages = group_norm(rewards, groups, config.algorithm.advantage_eps)
+        with phases("update"):
+            workers.all("prepare_update")
+            stats = learn(config, run, step, samples, advantages)
+        with phases("sync"):
+            workers.all("sync", step)
+        if run.due(config.evaluation.every_steps, step, total):
+            with phases("eval"):
+                stats |= evaluate(config, run)
+        stats |= describe(samples, outcomes, advantages)
+        run.log(step, stats, sample_rows(config, run, step, samples, outcomes, advantages))
+        with phases("checkpoint"):
+            run.maybe_save(step, total, norm.__dict__, step * per_step, stats.get("eval/accuracy"))
+    run.finish(step, total, norm.__dict__, step * per_step)
+
+
+def updates_per_step(config: RunConfig) -> int:
+    """Optimizer steps per rollout."""
+    return config.algorithm.epochs * config.samples_per_step // config.samples_per_update
+
+
+def total_updates(config: RunConfig, rows: int) -> int:
+    """Optimizer steps of the whole run."""
+    steps = config.run.max_steps or rows * config.data.episodes // config.rollout.prompts_per_step
+    return steps * updates_per_step(config)
+
+
+def learn(
+    config: RunConfig, run: Session, step: int, samples: list[Sample], advantages: Advantages
+) -> dict[str, float]:
+    """The step's optimizer updates: `epochs` passes over its samples, `samples_per_update` at a time."""
+    items = [
+        TrainItem(s.row, s.prompt_token_ids, s.token_ids, float(a), s.logprobs)
+        for s, a in zip(samples, advantages.values, strict=True)
+    ]
+    algorithm, size = config.algorithm, config.samples_per_update
+    if size == len(items) and algorithm.epochs == 1:
+        return run.workers.update(items)
+    old = run.workers.logprobs(items, algorithm.logprob_micro_batch or algorithm.micro_batch)
+    stats: list[dict[str, float]] = []
+    for epoch in range(algorithm.epochs):
+        order = list(range(len(items)))
+        random.Random(seed_of(config.run.seed, "minibatch", step, epoch)).shuffle(order)
+        for start in range(0, len(order), size):
+            part = order[start : start + size]
+            stats.append(run.workers.update([items[i] for i in part], [old[i] for i in part]))
+    return {name: sum(s[name] for s in stats) / len(stats) for name in stats[0]}
+
+
+if __name__ == "__main__":
+    main(train, total_updates)

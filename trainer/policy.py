@@ -1,0 +1,354 @@
+"""The policy under DeepSpeed ZeRO-3, and its frozen reference. The only file that imports DeepSpeed.
+
+`AnswerScorer` wraps a Hugging Face model so that one forward pass of a `MicroBatch` gives the log-probabilities of its
+answer tokens; `Policy` shards it, updates it, hands out full weights group by group, and gives up its shards to be saved.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.utils import safe_get_local_fp32_param
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as recompute
+from transformers.integrations import HfDeepSpeedConfig
+
+from trainer.batching import MicroBatch
+from trainer.checkpoint import Shard
+from trainer.config import ConfigError, RunConfig
+from trainer.losses import grpo_loss
+from trainer.optim import learning_rate
+from trainer.vision import dummy_image
+
+LOGITS_CHUNK_TOKENS = 1024
+"""Logits of this many tokens exist at a time: 152k x 1024 x 4 bytes = 0.6 GB for Qwen2.5."""
+
+
+@dataclass(frozen=True)
+class TrainMicroBatch:
+    """A micro-batch with what the loss needs besides; all [N] over its answer tokens, float32."""
+
+    batch: MicroBatch
+    advantages: Tensor
+    weights: Tensor
+    """Hold the global denominator."""
+    rollout_logprobs: Tensor
+    old_logprobs: Tensor | None = None
+    """None: the policy has not moved since the rollout, so its own detached log-probabilities are the old ones."""
+
+
+class AnswerScorer(nn.Module):
+    """forward(MicroBatch) -> log-probabilities and entropies [N] of the answer tokens, in float32.
+
+    The distribution is the one that the engine samples from: temperature applied, banned ids left out.
+    """
+
+    def __init__(self, model: Any, banned_token_ids: list[int], temperature: float, freeze_vision: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.temperature = temperature
+        self.freeze_vision = freeze_vision
+        self.visual = getattr(model.model, "visual", None) and model.model.visual.__class__
+        self.register_buffer("banned", torch.tensor(banned_token_ids, dtype=torch.long), persistent=False)
+
+    def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """[N], [N]."""
+        hidden = self._hidden(batch)
+        answers = hidden.reshape(-1, hidden.shape[-1])[batch.answer_at]  # [N, H]
+        if len(answers) <= LOGITS_CHUNK_TOKENS:
+            return self._score(answers, batch.targets)
+        chunks = zip(answers.split(LOGITS_CHUNK_TOKENS), batch.targets.split(LOGITS_CHUNK_TOKENS), strict=True)
+        scored = [recompute(self._score, h, t, use_reentrant=False) for h, t in chunks]
+        return torch.cat([s[0] for s in scored]), torch.cat([s[1] for s in scored])
+
+    def _hidden(self, batch: MicroBatch) -> Tensor:
+        """Last hidden states [B, T, H]. Padding stands on the right, so under a causal mask it needs no masking."""
+        inner = self.model.model
+        mask = batch.attention_mask if "flash" in self.model.config._attn_implementation else None
+        if not self.visual:
+            return inner(batch.input_ids, attention_mask=mask, position_ids=batch.position_ids[0], use_cache=False)[0]
+        embeds = inner.language_model.embed_tokens(batch.input_ids)
+        pixels, grid = batch.pixel_values, batch.grid_thw
+        if pixels is None:
+            tower = self.model.config.vision_config
+            dim = tower.in_channels * tower.temporal_patch_size * tower.patch_size**2
+            pixels, grid = (t.to(embeds.device) for t in dummy_image(dim, tower.spatial_merge_size))
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.freeze_vision):
+            features = inner.visual(pixels.to(embeds.dtype), grid_thw=grid).pooler_output.to(embeds.dtype)
+        if batch.image_at is None:
+            embeds = embeds + 0.0 * features.sum()
+        else:
+            flat = embeds.reshape(-1, embeds.shape[-1])
+            embeds = flat.index_copy(0, batch.image_at, features[batch.image_feature]).view_as(embeds)
+        return inner.language_model(
+            inputs_embeds=embeds, attention_mask=mask, position_ids=batch.position_ids, use_cache=False
+        )[0]
+
+    def _score(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.model.lm_head(hidden).float() / self.temperature  # [n, V]
+        if len(self.banned):
+            logits = logits.index_fill(1, self.banned, float("-inf"))
+        log_z = logits.logsumexp(-1)
+        logprobs = logits.gather(1, targets[:, None])[:, 0] - log_z
+        with torch.no_grad():
+            p = (logits - log_z[:, None]).exp()
+            entropy = log_z - (p * logits.masked_fill(p == 0, 0)).sum(-1)
+        return logprobs, entropy
+
+
+class Policy:
+    """One rank's part of the ZeRO-3 policy. Every method is collective: all ranks call it, in the same order."""
+
+    def __init__(
+        self, config: RunConfig, banned_token_ids: list[int], device: torch.device, total_updates: int, pad_id: int
+    ) -> None:
+        self.config, self.device, self.total_updates, self.pad_id = config, device, total_updates, pad_id
+        self.world_size, self.rank = dist.get_world_size(), dist.get_rank()
+        self.updates = 0
+        ds_config = zero3_config(config)
+        temperature = config.rollout.temperature if config.method == "grpo" else 1.0
+        scorer = self._scorer(ds_config, banned_token_ids, temperature)
+        if config.model.gradient_checkpointing:
+            scorer.model.gradient_checkpointing_enable({"use_reentrant": False})
+        scorer.train()
+        optimizer = torch.optim.AdamW(
+            _decay_groups(scorer, config.optimizer.weight_decay),
+            lr=config.optimizer.learning_rate,
+            betas=config.optimizer.betas,
+            eps=config.optimizer.eps,
+            fused=device.type == "cuda" and not config.optimizer.offload_optimizer,
+        )
+        self.engine, self.zero = _quietly(deepspeed.initialize, model=scorer, optimizer=optimizer, config=ds_config)[:2]
+        self.names = {n.removeprefix("model."): p for n, p in scorer.named_parameters()}
+        self.reference: Any = None
+        if config.method == "grpo" and config.algorithm.kl_coef:
+            frozen = zero3_config(config, inference=True)
+            reference = self._scorer(frozen, banned_token_ids, temperature).requires_grad_(False).eval()
+            self.reference = _quietly(deepspeed.initialize, model=reference, config=frozen)[0]
+
+    def _scorer(self, ds_config: dict[str, Any], banned: list[int], temperature: float) -> AnswerScorer:
+        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+        model = self.config.model
+        self._hf_ds_config = HfDeepSpeedConfig(ds_config)  # while alive, from_pretrained shards as it loads
+        dtype = torch.bfloat16 if model.dtype == "bf16" else torch.float32
+        kwargs: dict[str, Any] = {"dtype": dtype, "attn_implementation": model.attention}
+        if model.revision:
+            kwargs["revision"] = model.revision
+        try:
+            hf = AutoModelForImageTextToText.from_pretrained(model.path, **kwargs)
+        except ValueError:  # not a vision-language architecture
+            hf = AutoModelForCausalLM.from_pretrained(model.path, **kwargs)
+        scorer = AnswerScorer(hf, banned, temperature, model.freeze_vision)
+        if model.freeze_vision and scorer.visual:
+            hf.model.visual.requires_grad_(False)
+        return scorer.to(self.device) if self.device.type == "cpu" else scorer
+
+    # --- learning
+
+    @torch.no_grad()
+    def logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
+        """Log-probabilities [N] of each micro-batch's answer tokens under the policy, on the host."""
+        self.engine.eval()
+        out = [self.engine(b.to(self.device))[0].cpu() for b in batches]
+        self.engine.train()
+        return out
+
+    def update(self, batches: list[TrainMicroBatch]) -> dict[str, float]:
+        """One optimizer step over this rank's micro-batches. Returns sums that add up over ranks to global means.
+
+        `weights` of all micro-batches of all ranks must sum to 1.
+        """
+        algorithm, sums = self.config.algorithm, dict.fromkeys(STATS, 0.0)
+        sums["mismatch/logprob_abs_max"] = 0.0
+        rate = learning_rate(self.config.optimizer, self.updates, self.total_updates)
+        for group in self.zero.param_groups:
+            group["lr"] = rate
+        for i, item in enumerate(batches):
+            self.engine.set_gradient_accumulation_boundary(i == len(batches) - 1)
+            batch = item.batch.to(self.device)
+            advantages, weights = item.advantages.to(self.device), item.weights.to(self.device)
+            logprobs, entropy = self.engine(batch)
+            old = logprobs.detach() if item.old_logprobs is None else item.old_logprobs.to(self.device)
+            loss = grpo_loss(
+                logprobs,
+                old,
+                advantages,
+                weights,
+                clip_low=algorithm.clip_low,
+                clip_high=algorithm.clip_high,
+                ref_logprobs=self._reference_logprobs(batch),
+                kl_coef=algorithm.kl_coef,
+                kl_estimator=algorithm.kl_estimator,
+            )
+            self.engine.backward(loss.total * self.world_size)  # DeepSpeed averages over ranks; our loss is a sum
+            self.engine.step()
+            gap = old - item.rollout_logprobs.to(self.device)
+            for name, value in (
+                ("loss/policy", loss.policy),
+                ("loss/total", loss.total.detach()),
+                ("kl/mean", loss.kl),
+                ("ratio/clip_fraction", loss.clip_fraction),
+                ("ratio/mean", loss.ratio),
+                ("entropy/mean", (weights * entropy).sum()),
+                ("mismatch/logprob_abs_mean", (weights * gap.abs()).sum()),
+                ("mismatch/kl", (weights * (torch.expm1(gap) - gap)).sum()),
+            ):
+                sums[name] += float(value)
+            sums["mismatch/logprob_abs_max"] = max(sums["mismatch/logprob_abs_max"], float(gap.abs().max()))
+        self.updates += 1
+        norm = float(self.engine.get_global_grad_norm() or 0.0)
+        return sums | {"grad/norm": norm, "optim/lr": rate}
+
+    def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
+        if self.reference is None:
+            return None
+        with torch.no_grad():
+            return self.reference(batch)[0]
+
+    # --- weights out, states away
+
+    def weight_groups(self, bucket_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
+        """Full weights in the model's own dtype and Hugging Face names, a group of layers at a time, on every rank.
+
+        A group's tensors are only valid until the next one is asked for. Peak memory: one bucket, or the largest parameter.
+        """
+        for bucket in _buckets(list(self.names.items()), bucket_bytes):
+            with deepspeed.zero.GatheredParameters([p for _, p in bucket], modifier_rank=None):
+                yield [(name, p.data) for name, p in bucket]
+
+    def offload(self) -> None:
+        """Moves ZeRO-3's states to host memory to make room for the engine (CUDA only)."""
+        if self.device.type == "cuda" and not self.config.optimizer.offload_optimizer:
+            self.engine.offload_states()
+            torch.cuda.empty_cache()
+
+    def reload(self) -> None:
+        """Takes ZeRO-3's states back."""
+        if self.device.type == "cuda" and not self.config.optimizer.offload_optimizer:
+            self.engine.reload_states()
+
+    # --- shards in and out
+
+    def shards(self, host: Callable[[str, Tensor], Tensor]) -> dict[str, Shard]:
+        """This rank's part of the fp32 weights and Adam's moments; `host(key, tensor)` copies it off the device."""
+        return {name: self._shard(name, p, host) for name, p in self.names.items() if p.requires_grad}
+
+    def _shard(self, name: str, p: Any, host: Callable[[str, Tensor], Tensor]) -> Shard:
+        start, stop = self._range(p)
+        flat = {"master": safe_get_local_fp32_param(p)}
+        state, at = self._adam(p)
+        flat |= {key: state[key].narrow(0, at, p.ds_tensor.numel()) for key in ("exp_avg", "exp_avg_sq")}
+        tensors = {kind: host(f"{kind}/{name}", t[: stop - start]) for kind, t in flat.items()}
+        return Shard(shape=tuple(p.ds_shape), start=start, stop=stop, tensors=tensors)
+
+    def restore(self, read: Callable[[str, str, int, int], Tensor], updates: int) -> None:
+        """Takes over weights and moments: `read(kind, name, start, stop)` gives [stop - start] of a flat parameter."""
+        for name, p in self.names.items():
+            if not p.requires_grad:
+                continue
+            start, stop = self._range(p)
+            state, at = self._adam(p)
+            n = stop - start
+            for key in ("exp_avg", "exp_avg_sq"):
+                state[key].narrow(0, at, n).copy_(read(key, name, start, stop))
+            state["step"].fill_(float(updates))
+            master = read("master", name, start, stop)
+            safe_get_local_fp32_param(p)[:n].copy_(master)
+            p.ds_tensor.data.view(-1)[:n].copy_(master)
+        persistent = self.zero.persistent_parameters
+        if persistent:
+            persistent[0].partition(persistent)
+            persistent[0].all_gather(persistent)
+        self.updates = updates
+
+    def _range(self, p: Any) -> tuple[int, int]:
+        size = p.ds_tensor.numel()
+        start = min(self.rank * size, p.ds_numel)
+        return start, min(start + size, p.ds_numel)
+
+    def _adam(self, p: Any) -> tuple[dict[str, Tensor], int]:
+        """Adam's state of the flat group that holds `p`, and where in it `p` begins; made here before the first step."""
+        group, at, _ = self.zero.grad_position[self.zero.get_param_id(p)]
+        flat = self.zero.fp32_partitioned_groups_flat[group]
+        state = self.zero.optimizer.state[flat]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=flat.device if self._fused else "cpu")
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(flat), torch.zeros_like(flat)
+        return state, at
+
+    @property
+    def _fused(self) -> bool:
+        return bool(self.zero.optimizer.defaults.get("fused"))
+
+
+STATS = (
+    "loss/policy loss/total kl/mean ratio/clip_fraction ratio/mean entropy/mean mismatch/logprob_abs_mean mismatch/kl"
+).split()
+"""Metrics whose per-rank values add up to the global mean."""
+
+
+def zero3_config(config: RunConfig, inference: bool = False) -> dict[str, Any]:
+    """DeepSpeed's configuration: ZeRO-3, our gradient accumulation, our optimizer."""
+    o = config.optimizer
+    zero: dict[str, Any] = {"stage": 3, "overlap_comm": config.placement.device == "cuda"}
+    if inference and o.offload_reference:
+        zero["offload_param"] = {"device": "cpu", "pin_memory": config.placement.device == "cuda"}
+    if not inference and o.offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": config.placement.device == "cuda"}
+    out: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": config.algorithm.micro_batch,
+        "gradient_accumulation_steps": 1,
+        "zero_optimization": zero,
+        "bf16": {"enabled": config.model.dtype == "bf16"},
+        "steps_per_print": 10**9,
+    }
+    if not inference:
+        out |= {"gradient_clipping": o.max_grad_norm, "zero_force_ds_cpu_optimizer": False}
+    return out
+
+
+def _decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    trained = [p for p in module.parameters() if p.requires_grad]
+    dims = lambda p: len(getattr(p, "ds_shape", p.shape))  # noqa: E731
+    groups = [
+        {"params": [p for p in trained if dims(p) > 1], "weight_decay": weight_decay},
+        {"params": [p for p in trained if dims(p) <= 1], "weight_decay": 0.0},
+    ]
+    return [g for g in groups if g["params"]]
+
+
+def _buckets(named: list[tuple[str, Any]], limit: int) -> Iterator[list[tuple[str, Any]]]:
+    """Consecutive parameters of up to `limit` bytes together; a larger one alone."""
+    bucket: list[tuple[str, Any]] = []
+    size = 0
+    for name, p in named:
+        n = p.ds_numel * p.element_size()
+        if bucket and size + n > limit:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, p))
+        size += n
+    if bucket:
+        yield bucket
+
+
+def _quietly(initialize: Callable[..., Any], **kwargs: Any) -> Any:
+    """DeepSpeed logs some hundred lines per engine; warnings and errors stay."""
+    logger = logging.getLogger("DeepSpeed")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        return initialize(**kwargs)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            "the policy's shards do not fit this GPU: use more GPUs, optimizer.offload_optimizer=true, or a smaller model"
+        ) from error
+    finally:
+        logger.setLevel(level)
