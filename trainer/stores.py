@@ -79,7 +79,7 @@ def open_store(url: str, env: Mapping[str, str], retry: Retry) -> tuple[Any, Lim
         case "r2":
             endpoint, keys = _r2(env, url)
         case "gs":
-            pass
+            endpoint = env.get("STORAGE_EMULATOR_HOST") or ""
         case _:
             raise ConfigError(f"{url}: unknown store {scheme}://; use s3://, gs://, r2://, file:// or a path")
     limits = RUNPOD if re.search(r"//s3api-[^/]*\.runpod\.io", endpoint) else Limits()
@@ -87,7 +87,7 @@ def open_store(url: str, env: Mapping[str, str], retry: Retry) -> tuple[Any, Lim
         "client_options": {
             "timeout": timedelta(seconds=limits.request_timeout_s),
             "connect_timeout": timedelta(seconds=10),
-            "allow_http": endpoint.startswith("http://") or "SPOTRL_ALLOW_HTTP" in env,
+            "allow_http": endpoint.startswith("http://"),
         },
         "retry_config": {
             "max_retries": retry.request_retries,
@@ -98,6 +98,8 @@ def open_store(url: str, env: Mapping[str, str], retry: Retry) -> tuple[Any, Lim
     }
     if scheme == "gs":
         keys = {name: env[variable] for name, variable in _GCS_VARIABLES.items() if env.get(variable)}
+        if endpoint:
+            keys |= {"base_url": endpoint, "bearer_token": "emulator"}
         return GCSStore(bucket, **keys, **options), limits
     if endpoint:
         keys["endpoint"] = endpoint
