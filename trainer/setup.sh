@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Makes .venvs/NAME from the hashed requirements/NAME.txt: bash trainer/setup.sh cpu|gpu|rocm|test|launch
+# Laptops and nodes run the same file. A second call with the same requirements returns at once.
+# An environment with a file `.pinned` in it is yours and is left as it is.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+name="${1:?which environment? bash trainer/setup.sh cpu|gpu|rocm|test|launch}"
+
+case "$name" in
+    cpu | gpu | test | launch) lock="requirements/$name.txt" ;;
+    rocm) lock="requirements/gpu.txt" ;;
+    *) echo "unknown environment $name: choose cpu, gpu, rocm, test or launch" >&2; exit 2 ;;
+esac
+[ -f "$lock" ] || { echo "$lock is missing: check out the whole repository" >&2; exit 2; }
+
+venv=".venvs/$name"
+stamp="$(cat "$lock" trainer/setup.sh | sha256sum | cut -d' ' -f1)"
+done_already() { [ -x "$venv/bin/python" ] && { [ -e "$venv/.pinned" ] || [ "$(cat "$venv/.stamp" 2>/dev/null)" = "$stamp" ]; }; }
+done_already && exit 0
+
+mkdir -p .venvs .cache
+exec 9>".venvs/.$name.lock"  # nodes that share a file system take turns
+flock 9
+done_already && exit 0
+
+export PATH="$HOME/.local/bin:$PWD/.cache/uv/bin:$PATH"
+if ! command -v uv >/dev/null; then
+    python3 -m pip install --quiet --target "$PWD/.cache/uv" uv ||
+        { echo "uv is missing and pip could not fetch it: install uv and call this again" >&2; exit 2; }
+fi
+
+# Large wheels on slow links.
+export UV_HTTP_TIMEOUT="${UV_HTTP_TIMEOUT:-300}" UV_NO_PROGRESS=1
+free_kib="$(df -Pk .venvs | awk 'NR==2 {print $4}')"
+case "$name" in gpu) need_gib=20 ;; cpu | test) need_gib=8 ;; *) need_gib=3 ;; esac
+if [ "$free_kib" -lt $((need_gib * 1024 * 1024)) ]; then
+    echo "$PWD has $((free_kib / 1024 / 1024)) GiB free and environment $name needs $need_gib: free some, or clone on a larger disk" >&2
+    exit 2
+fi
+
+started="$SECONDS"
+echo "preparing environment $name (once; later starts are instant)"
+rm -f "$venv/.stamp"
+if [ "$name" = rocm ]; then
+    # torch, vLLM and their GPU libraries come from the image (rocm/vllm); everything else is pinned by us.
+    python3 -c "import torch, vllm; assert torch.version.hip" 2>/dev/null ||
+        { echo "environment rocm is built on an image that has PyTorch and vLLM for ROCm, such as rocm/vllm: start there" >&2; exit 2; }
+    [ -x "$venv/bin/python" ] || uv venv --quiet --python "$(command -v python3)" --system-site-packages "$venv"
+    image='^(torch|torchvision|torchaudio|triton|vllm|xformers|flashinfer[a-z-]*|nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+)=='
+    awk -v image="$image" '/^[A-Za-z0-9]/ {skip = ($0 ~ image)} !skip' "$lock" >".venvs/.rocm.txt"
+    uv pip install --quiet --python "$venv/bin/python" --no-deps --require-hashes -r .venvs/.rocm.txt
+else
+    [ -x "$venv/bin/python" ] || uv venv --quiet --python 3.11 "$venv"
+    uv pip sync --quiet --python "$venv/bin/python" --require-hashes "$lock"
+fi
+echo "$stamp" >"$venv/.stamp"
+echo "environment $name is ready after $((SECONDS - started)) s"
