@@ -22,7 +22,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -177,8 +177,11 @@ class Phases:
             self._on_boundary()
 
     def begin(self, step: int, total_steps: int | None = None) -> None:
-        """Starts the clock of step `step` (1 is the first). Without it, a step begins where the last `take` ended."""
-        self._began = time.monotonic()
+        """Starts the clock of step `step` (1 is the first), forgetting what was timed and not taken before it.
+
+        Without it, a step begins where the last `take` ended.
+        """
+        self._seconds, self._began = {}, time.monotonic()
         self._state |= {"step": step, "step_since_unix_s": time.time()}
         if total_steps is not None:
             self._state["total_steps"] = total_steps
@@ -229,12 +232,24 @@ def read_lines(path: str | Path) -> list[dict[str, Any]]:
     return [r for r in map(_parse, path.read_bytes().splitlines(keepends=True)) if r is not None]
 
 
+def merge_lines(steps: dict[int, dict[str, Any]], lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    """Adds lines to the metrics per step, merging those of one step, and returns their records.
+
+    "NaN" and "Infinity" are floats again; a line that is torn or no record is passed over.
+    """
+    new = []
+    for record in map(_parse, lines):
+        if record is not None:
+            new.append({k: float(v) if isinstance(v, str) else v for k, v in record.items()})
+            steps.setdefault(record["step"], {}).update(new[-1])
+    return new
+
+
 def read_history(run_dir: str | Path) -> list[dict[str, Any]]:
-    """Metrics per step, in order of steps; lines of the same step are merged, "NaN" and "Infinity" are floats again."""
-    steps: dict[int, dict[str, Any]] = {}
-    for record in read_lines(Path(run_dir) / "metrics.jsonl"):
-        numbers = {k: float(v) if isinstance(v, str) else v for k, v in record.items()}
-        steps.setdefault(record["step"], {}).update(numbers)
+    """Metrics per step of a run, in order of steps; [] where there is no metrics.jsonl yet."""
+    path, steps = Path(run_dir) / "metrics.jsonl", {}
+    if path.exists():
+        merge_lines(steps, path.read_bytes().splitlines(keepends=True))
     return [steps[step] for step in sorted(steps)]
 
 

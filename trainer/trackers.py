@@ -71,26 +71,31 @@ class WeightsAndBiases:
             self._replay()
 
     def _start(self, config: RunConfig, mode: str, resume_step: int) -> Any:
+        run_id = re.sub(r"[^A-Za-z0-9_.-]", "-", config.run_id)
+        if mode == "offline":
+            return self._init(config, run_id, mode="offline")
+        try:
+            return self._init(config, run_id, mode="online", resume="allow" if resume_step > 0 else None)
+        except (self._wandb.errors.CommError, TimeoutError) as error:
+            reason = str(error).splitlines()[0]
+            print(f"W&B cannot be reached ({reason}): this attempt is logged offline", flush=True)
+            # W&B's service holds on to the id of the failed start; `wandb sync --id` joins the two later
+            return self._init(config, f"{run_id}-offline-from-{resume_step}", mode="offline")
+
+    def _init(self, config: RunConfig, run_id: str, **options: Any) -> Any:
         wandb = self._wandb
         settings = wandb.Settings(
             silent=True, console="off", disable_git=True, save_code=False, init_timeout=30, finish_timeout=60
         )
-        options: dict[str, Any] = {
-            "project": config.logging.wandb_project,
-            "name": config.run.name,
-            "id": re.sub(r"[^A-Za-z0-9_.-]", "-", config.run_id),
-            "dir": str(self._run_dir),
-            "config": configuration.to_dict(config),
-            "settings": settings,
-        }
-        if mode == "online":
-            try:
-                return wandb.init(mode="online", resume="allow" if resume_step > 0 else None, **options)
-            except (wandb.errors.CommError, TimeoutError) as error:
-                print(
-                    f"W&B cannot be reached ({str(error).splitlines()[0]}): this attempt is logged offline", flush=True
-                )
-        return wandb.init(mode="offline", **options)
+        return wandb.init(
+            project=config.logging.wandb_project,
+            name=config.run.name,
+            id=run_id,
+            dir=str(self._run_dir),
+            config=configuration.to_dict(config),
+            settings=settings,
+            **options,
+        )
 
     def _replay(self) -> None:
         for record in read_history(self._run_dir):
