@@ -126,10 +126,10 @@ def _equal(gold: str, answer: str, answer_type: AnswerType, algebra: Symbolic) -
 
 
 _NAME = re.compile(
-    r"(?:[a-zA-Z]|\\[a-zA-Z]+)[a-zA-Z\\\s{}']*(?:_\{?\w{1,4}\}?)?\s*(?:\([^()=]{1,12}\))?\s*(?:=|\\approx)\s*(?P<value>[^=]+)",
+    r"(?=[^=]*[a-zA-Z|])(?:[a-zA-Z\\{}()|:,'\s∠]|_\{?\w{1,6}\}?|\([^()=]{1,12}\))+(?:=|\\approx)\s*(?P<value>[^=]+)",
     re.ASCII,
 )
-"""`x = 5`, `m\\angle ABC = 60`, `f(2) = 5`: a name, never a number, before a single equals sign."""
+"""`x = 5`, `m\\angle ABC = 60`, `f(2) = 5`, `(p, q) = (3, 2)`: a name, never a number, before a single equals sign."""
 _RELATION = re.compile(
     r"[<>]|\\(?:le|ge|ne|in|notin|subset|cup|cap|setminus|to|rightarrow|Rightarrow|iff|implies|equiv|approx|sim|mid)(?![a-zA-Z])"
 )
@@ -141,7 +141,7 @@ def _math_equal(gold: str, answer: str, algebra: Symbolic, inner: bool = False) 
     gold, answer = clean(gold), clean(answer)
     if not gold:
         raise GoldError("empty gold answer")
-    answer = _unnamed(answer, gold)
+    gold, answer = _unnamed(gold, answer), _unnamed(answer, gold)
     g, a = quantity.parse(gold), quantity.parse(answer)
     if g is not None and a is not None:
         return quantity.equal(g, a)
@@ -150,7 +150,12 @@ def _math_equal(gold: str, answer: str, algebra: Symbolic, inner: bool = False) 
         return said is not None and structures.same_time(time, said)
     if (ratio := structures.ratio(gold)) is not None:
         return _ratio_equal(ratio, answer)
+    if (based := structures.based(gold)) is not None:
+        return structures.based(answer) == based
     gs, as_ = structures.parse(gold), structures.parse(answer)
+    if as_ is None and "=" in answer and "=" not in gold and not _RELATION.search(answer):
+        sides = answer.split("=")  # 1/2 = 0.5 states one number, 61 = 60 and A = B state none
+        return len(sides) <= 4 and not inner and all(_math_equal(gold, side, algebra, inner=True) for side in sides)
     if gs is not None and as_ is not None:
         return _structures_equal(gs, as_, algebra, inner)
     if gs is None and as_ is not None and not _RELATION.search(gold) and not _HEDGE.search(gold):
@@ -165,9 +170,7 @@ def _math_equal(gold: str, answer: str, algebra: Symbolic, inner: bool = False) 
         return _expression_equals_number(g, answer, algebra, gold)
     if _RELATION.search(answer) and gs is None and not _RELATION.search(gold):
         return False
-    if "=" in answer and "=" not in gold:
-        return False
-    return algebra(_unnamed(gold, answer), answer)
+    return algebra(gold, answer)
 
 
 def _unnamed(s: str, other: str) -> str:
@@ -210,6 +213,8 @@ def _ratio_equal(gold: tuple[quantity.Fraction, ...], answer: str) -> bool:
 
 def _structures_equal(gold: structures.Structure, answer: structures.Structure, algebra: Symbolic, inner: bool) -> bool:
     """Part by part. Sets within sets only by spelling: trying all pairs at every level takes exponential time."""
+    if not any("=" in part for part in answer.parts):
+        gold = structures.values(gold)
     match structures.compatible(gold, answer):
         case "ordered":
             return all(_math_equal(g, a, algebra, inner=True) for g, a in zip(gold.parts, answer.parts, strict=True))

@@ -29,7 +29,7 @@ _RULES = [
     (r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda m: "^{" + m[0].translate(_SUPERSCRIPTS) + "}"),
     (r"\\\\(?=[a-zA-Z])(?!.*\\begin)", r"\\"),
     (r"\\(?:left|right|big|Big|bigg|Bigg|displaystyle|textstyle|limits)(?![a-zA-Z])\.?", ""),
-    (r"\\[!]|\{\}", ""),
+    (r"\\!\s*|(?<![a-zA-Z\]}])\{\}", ""),
     (r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-zA-Z])", " "),
     (r"\{,\}", ","),
     (r"\\(?:d|t|c)frac(?![a-zA-Z])", r"\\frac"),

@@ -38,7 +38,7 @@ def parse(content: str) -> Structure | None:
     if len(content) > MAX_CHARS:
         return None
     s = _MEMBER.sub("", clean(content))
-    if not s or re.search(r"\\(?:cup|cap|begin|pm|mp|setminus|mid)(?![a-zA-Z])|[<>|]|\\[lg]e(?![a-zA-Z])", s):
+    if not s or re.search(r"\\(?:cup|cap|begin|mp|setminus|mid)(?![a-zA-Z])|[<>|]|\\[lg]e(?![a-zA-Z])", s):
         return None
     s = s.replace("\\langle", "(").replace("\\rangle", ")")
     braces = s.startswith("\\{") and s.endswith("\\}")
@@ -49,7 +49,7 @@ def parse(content: str) -> Structure | None:
         return Structure("set", parts) if parts and (braces or len(parts) > 1) else None
     if s[0] in "([" and s[-1] in ")]" and _closes_at_end(s):
         parts = tuple(split_top(s[1:-1]))
-        if len(parts) < 2 or not all(parts) or quantity.parse(s[1:-1]) and s[0] == "[":
+        if len(parts) < 2 or not all(parts) or "\\pm" in s or quantity.parse(s[1:-1]) and s[0] == "[":
             return None
         return Structure(_kind(s[0] + s[-1]), parts)
     parts = _parts(s)
@@ -75,13 +75,27 @@ def _closes_at_end(s: str) -> bool:
 def _parts(s: str) -> tuple[str, ...]:
     if quantity.parse(s):  # the comma of 1,234
         return (s.strip(),)
-    parts = split_top(_AND.sub(",", s))
-    if not all(parts):
+    parts = [sign for part in split_top(_AND.sub(",", s)) for sign in _signs(part)]
+    if not all(parts) or any(p.count("\\pm") for p in parts):
         return ()
     named = [_NAMED.fullmatch(p) for p in parts]
-    if len({m[1] for m in named if m}) == 1 and all(named):  # x = 1, x = 2: the name says nothing
-        return tuple(m[2].strip() for m in named if m)
+    names = {m[1] for m in named if m}
+    if len(names) == 1 and (all(named) or named[0] and not any(named[1:])):  # x = 1, x = 2 or x = 1, 2
+        return tuple(m[2].strip() if m else p for m, p in zip(named, parts, strict=True))
     return tuple(parts)
+
+
+def _signs(part: str) -> list[str]:
+    r"""`1 \pm x` is the two values `1 + x` and `1 - x`; more than one sign in a part is left for algebra."""
+    return [part.replace("\\pm", sign).lstrip("+ ") for sign in "+-"] if part.count("\\pm") == 1 else [part]
+
+
+def values(structure: Structure) -> Structure:
+    """Without the names, where every part has its own: `p = 5, q = 2` -> the tuple 5, 2."""
+    named = [_NAMED.fullmatch(p) for p in structure.parts]
+    if not all(named) or structure.kind not in ("list", "set"):
+        return structure
+    return Structure("()", tuple(m[2].strip() for m in named if m))
 
 
 def compatible(gold: Structure, answer: Structure) -> Literal["ordered", "unordered", "no"]:
@@ -89,7 +103,10 @@ def compatible(gold: Structure, answer: Structure) -> Literal["ordered", "unorde
 
     A bare list is taken for what the gold is; tuples and intervals are ordered, sets and bare lists are not.
     """
-    if len(set(gold.parts)) != len(set(answer.parts)) and "set" not in (gold.kind, answer.kind):
+    distinct = [len({p.replace(" ", "") for p in s.parts}) for s in (gold, answer)]
+    if distinct[0] != distinct[1] and "set" not in (gold.kind, answer.kind):
+        return "no"
+    if gold.kind == answer.kind == "list" and len(gold.parts) != len(answer.parts) and distinct[0] < len(gold.parts):
         return "no"
     loose = {gold.kind, answer.kind} <= {"set", "list"}
     if loose:
@@ -97,6 +114,15 @@ def compatible(gold: Structure, answer: Structure) -> Literal["ordered", "unorde
     if gold.kind == answer.kind or {gold.kind, answer.kind} == {"()", "list"}:
         return "ordered" if len(gold.parts) == len(answer.parts) else "no"
     return "no"
+
+
+_BASED = re.compile(r"([0-9A-F]+)_(?:([0-9]{1,2})|\{\s*([0-9]{1,2}|[a-z]{3,12})\s*\})", re.ASCII)
+
+
+def based(content: str) -> tuple[str, str] | None:
+    """(digits, base) of a number such as `204_5` or `1A_{16}`; None if it is none."""
+    match = _BASED.fullmatch(clean(content).replace(" ", "")) if len(content) <= 60 else None
+    return (match[1].lstrip("0"), match[2] or match[3]) if match else None
 
 
 _RATIO = re.compile(r"([0-9]+(?:\.[0-9]+)?)((?:\s*(?::|to)\s*[0-9]+(?:\.[0-9]+)?){1,4})", re.ASCII)
