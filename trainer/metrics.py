@@ -79,8 +79,7 @@ class Metrics:
         numbers = {name: _number(name, value) for name, value in values.items()}
         _append(
             self.run_dir / "metrics.jsonl",
-            {"step": int(step), "time/unix_s": round(time.time(), 3)}
-            | {n: _json_number(v) for n, v in numbers.items()},
+            {"step": int(step), "time/unix_s": time.time()} | {n: _json_number(v) for n, v in numbers.items()},
         )
         for tracker in self._trackers:
             tracker.log(step, numbers)
