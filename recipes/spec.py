@@ -80,6 +80,8 @@ class Storage:
     """Object-store URL (s3://, gs://, r2://); empty: asked for at launch (BUCKET)."""
     volume: str = ""
     """Network volume or claim mounted at /workspace that keeps model weights and data between launches; optional."""
+    mount: str = ""
+    """Directory where the bucket is mounted for looking into it (targets with FUSE); checkpoints never go through it."""
     volume_gib: int = 0
     """Size of that volume, GiB; 0: from the memory plan."""
 
@@ -122,6 +124,8 @@ class Site:
     """Slurm or PBS account."""
     container: Literal["", "pyxis", "apptainer"] = ""
     """Run inside cluster.image by this container runtime (Slurm)."""
+    pbs: Literal["pro", "torque"] = "pro"
+    """Dialect of the resource request: PBS Professional and OpenPBS, or Torque."""
     grace_s: int = 120
     """Slurm's GraceTime: seconds between the preemption notice and the kill."""
 
@@ -157,6 +161,8 @@ class Recipe:
     @property
     def environment(self) -> str:
         """Name of the locked environment that the nodes set up."""
+        if self.cluster.gpus_per_node and self.cluster.gpu.startswith("MI"):
+            return self.setup or "rocm"
         return self.setup or ("gpu" if self.cluster.gpus_per_node else "cpu")
 
     @property

@@ -14,10 +14,20 @@ import yaml
 from recipes.spec import PLACEHOLDERS, Recipe
 from trainer.config import RunConfig, to_dict
 
-SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "R2_ACCESS_KEY_ID",
+           "R2_SECRET_ACCESS_KEY", "GOOGLE_SERVICE_ACCOUNT_KEY")  # fmt: skip
 """Tokens that a run may need. They come from your environment or the engine's secret store, never from a file."""
-SETTINGS = ("AWS_ENDPOINT_URL", "AWS_REGION", "NODE_OPTIONS")
+SETTINGS = ("AWS_ENDPOINT_URL", "AWS_REGION", "R2_ACCOUNT_ID")
 """Settings of the object store and the node launcher that may be given besides."""
+
+
+MISSING = 'missing() { case "$1" in *://*) return 1 ;; *) [ ! -e "$1" ] ;; esac; }'
+"""Whether a step's result is not there; data at a URL is read where it is."""
+FETCH = """\
+fetch() { # prepared data from the bucket, if somebody put it there
+  [ -n "$BUCKET" ] && rm -rf "$DATA/.$1" && PYTHON -m trainer.storage cp "$BUCKET/data/$1" "$DATA/.$1" 2>/dev/null \\
+    && [ -e "$DATA/.$1/manifest.json" ] && mv "$DATA/.$1" "$DATA/$1"
+}"""
 
 
 def sparse_config(config: RunConfig) -> dict:
@@ -64,8 +74,11 @@ def word(argument: str) -> str:
     return shlex.quote(argument)
 
 
-def preamble(work: str, bucket: bool, runs: str = "$WORK/runs") -> str:
-    """Strict mode and the directories. `work` and `runs` are shell expressions; `bucket` asks for BUCKET."""
+def preamble(work: str, bucket: bool, runs: str = "$WORK/runs", data: str = "$WORK/data") -> str:
+    """Strict mode and the directories: `work`, `runs` and `data` are shell expressions; `bucket` asks for BUCKET.
+
+    `data` goes elsewhere where `work` is a volume that all nodes see: each prepares its own copy, and they must not meet.
+    """
     ask = ': "${BUCKET:?the bucket that checkpoints are pushed to is missing: give BUCKET=s3://..., gs://... or r2://...}"'
     names = " ".join((*SECRETS, *SETTINGS))
     lines = [
@@ -73,22 +86,31 @@ def preamble(work: str, bucket: bool, runs: str = "$WORK/runs") -> str:
         ': "${RUN_ID:?the id of the run is missing: give RUN_ID}"',
         ask if bucket else ': "${BUCKET:=}"',
         f'export WORK="${{WORK:-{work}}}"',
-        f'export DATA="${{DATA:-$WORK/data}}" MODELS="${{MODELS:-$WORK/models}}" RUNS="${{RUNS:-{runs}}}"',
+        f'export DATA="${{DATA:-{data}}}" MODELS="${{MODELS:-$WORK/models}}" RUNS="${{RUNS:-{runs}}}"',
         'export HF_HOME="${HF_HOME:-$WORK/huggingface}"',
         f'for name in {names}; do [ -n "${{!name:-}}" ] || unset "$name"; done',
+        "export RUN_ID BUCKET",
         'mkdir -p "$WORK" .cache',
     ]
     return "\n".join(lines) + "\n"
 
 
+def data_directory(recipe: Recipe) -> str:
+    """Where prepared data goes, as a shell expression."""
+    return "$HOME/spotrl/data" if recipe.storage.volume and recipe.cluster.nodes > 1 else "$WORK/data"
+
+
 def setup_commands(recipe: Recipe) -> str:
     """Environment and preparation; a second run of it does nothing."""
     lines = [f"bash trainer/setup.sh {recipe.environment}"]
+    python = f".venvs/{recipe.environment}/bin/python"
     if recipe.steps:
-        lines.append('missing() { case "$1" in *://*) return 1 ;; *) [ ! -e "$1" ] ;; esac; }')
+        lines += [MISSING, FETCH.replace("PYTHON", python)]
     for step in recipe.steps:
-        command = " ".join([f".venvs/{recipe.environment}/bin/python", "-m", step.module, *map(word, step.args)])
-        lines.append(f"if missing {word(step.creates)}; then {command}; fi")
+        command = " ".join([python, "-m", step.module, *map(word, step.args)])
+        name = step.creates.removeprefix("${DATA}/").partition("/")[0]
+        fetched = f"fetch {name} || " if step.creates.startswith("${DATA}/") else ""
+        lines.append(f"if missing {word(step.creates)}; then {fetched}{command}; fi")
     return "\n".join(lines) + "\n"
 
 

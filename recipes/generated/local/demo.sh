@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# demo on this machine: RUN_ID=... bash FILE, or `launch.py up demo --target local`.
+set -euo pipefail
+: "${RUN_ID:?the id of the run is missing: give RUN_ID}"
+: "${BUCKET:=}"
+export WORK="${WORK:-$PWD/.cache}"
+export DATA="${DATA:-$WORK/data}" MODELS="${MODELS:-$WORK/models}" RUNS="${RUNS:-$PWD/runs}"
+export HF_HOME="${HF_HOME:-$WORK/huggingface}"
+for name in HF_TOKEN WANDB_API_KEY AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY R2_ACCESS_KEY_ID R2_SECRET_ACCESS_KEY GOOGLE_SERVICE_ACCOUNT_KEY AWS_ENDPOINT_URL AWS_REGION R2_ACCOUNT_ID; do [ -n "${!name:-}" ] || unset "$name"; done
+export RUN_ID BUCKET
+mkdir -p "$WORK" .cache
+bash trainer/setup.sh cpu
+missing() { case "$1" in *://*) return 1 ;; *) [ ! -e "$1" ] ;; esac; }
+fetch() { # prepared data from the bucket, if somebody put it there
+  [ -n "$BUCKET" ] && rm -rf "$DATA/.$1" && .venvs/cpu/bin/python -m trainer.storage cp "$BUCKET/data/$1" "$DATA/.$1" 2>/dev/null \
+    && [ -e "$DATA/.$1/manifest.json" ] && mv "$DATA/.$1" "$DATA/$1"
+}
+if missing "${MODELS}/demo/config.json"; then .venvs/cpu/bin/python -m data_prep.tiny_model --out "${MODELS}/demo"; fi
+if missing "${DATA}/shapes/manifest.json"; then fetch shapes || .venvs/cpu/bin/python -m data_prep prepare shapes --out "${DATA}/shapes"; fi
+cat > ".cache/$RUN_ID.yaml" <<YAML
+method: grpo
+run:
+  name: demo
+  id: "${RUN_ID}"
+  dir: "${RUNS}/${RUN_ID}"
+  max_steps: 20
+model:
+  path: "${MODELS}/demo"
+  dtype: fp32
+  gradient_checkpointing: false
+data:
+  path: "${DATA}/shapes"
+  prompt_max_tokens: 512
+rollout:
+  prompts_per_step: 8
+  max_tokens: 64
+  sleep_level: 0
+  eager: true
+checkpoint:
+  every_steps: 10
+  remote: "${BUCKET}"
+placement:
+  workers_per_node: 2
+  device: cpu
+YAML
+exec .venvs/cpu/bin/python -m trainer.node --config ".cache/$RUN_ID.yaml"

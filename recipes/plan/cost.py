@@ -1,0 +1,202 @@
+"""Seconds per step, dollars per run, and what preemptions cost. A model with stated assumptions, not a measurement."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from recipes.plan.hardware import Gpu, gpu_named
+from recipes.plan.memory import MemoryPlan, plan, trained
+from recipes.plan.models import Shape
+from recipes.plan.prices import price
+from recipes.spec import Recipe
+from recipes.targets.capabilities import CAPABILITIES, gpus_for, targets_for, uses_spot
+from trainer.preempt import save_interval_s
+
+MATMUL = 0.45
+"""Share of the peak that training's matrix products reach (recomputation counted as work)."""
+PREFILL = 0.45
+"""The same for the engine's prefill."""
+DECODE = 0.6
+"""Share of memory bandwidth that decoding reaches."""
+NETWORK = 0.7
+"""Share of the link rate that collectives reach."""
+ALL_REDUCE_S = 25e-6
+"""Latency of one tensor-parallel all-reduce of a decode step; two per layer."""
+LONGEST = 2.0
+"""The longest answer of a batch, in mean answers (capped by max_tokens)."""
+DOWNLOAD_BYTES_S = 500e6
+"""Model download."""
+BOOT_S = 480.0
+"""Machines, environment and engine start; a restart after a preemption pays it again."""
+UPLOAD_BYTES_S = 1e9
+"""Checkpoint upload per node."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one step by phase."""
+
+    rollout: float
+    logprobs: float
+    update: float
+    sync: float
+    checkpoint: float
+
+    @property
+    def total(self) -> float:
+        """Seconds."""
+        return self.rollout + self.logprobs + self.update + self.sync + self.checkpoint
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One way to run a recipe."""
+
+    target: str
+    gpu: str
+    spot: bool
+    usd_per_hour: float | None
+    """All nodes; None where the machines are yours."""
+    step: StepTime
+    steps: int
+    hours: float
+    """Expected wall-clock, preemptions included."""
+    interval_s: float
+    """Seconds of work between checkpoints."""
+    preemptions: float
+    """Expected number."""
+
+    @property
+    def usd(self) -> float | None:
+        """Expected dollars of the run."""
+        return None if self.usd_per_hour is None else self.usd_per_hour * self.hours
+
+
+def expected_seconds(work_s: float, interval_s: float, stall_s: float, restart_s: float, mtbp_s: float) -> float:
+    """Expected wall-clock of `work_s` seconds of work, saved every `interval_s`, under Poisson preemptions.
+
+    Each segment of interval + stall is redone until it ends without a preemption; a preemption also costs `restart_s`,
+    in which further ones may fall: M e^(R/M) (e^((t + d)/M) - 1) per segment (Daly 2006, eq. 20). No preemptions:
+    mtbp_s = infinity.
+    """
+    if work_s <= 0:
+        return 0.0
+    interval = min(interval_s, work_s) if interval_s > 0 else work_s
+    segments = work_s / interval
+    if math.isinf(mtbp_s):
+        return work_s + segments * stall_s
+    return segments * mtbp_s * math.exp(restart_s / mtbp_s) * math.expm1((interval + stall_s) / mtbp_s)
+
+
+def steps_of(recipe: Recipe) -> int:
+    """Steps of the whole run."""
+    config = recipe.config
+    if config.run.max_steps:
+        return config.run.max_steps
+    rows = min(config.data.max_samples or recipe.dataset.rows, recipe.dataset.rows or 1)
+    return max(1, rows * config.data.episodes // config.rollout.prompts_per_step)
+
+
+def step_time(recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan) -> StepTime:
+    """Seconds of one GRPO step on a GPU with so much network per node."""
+    config, shape, card = recipe.config, need.shape, gpu_named(gpu)
+    world = config.placement.world_size
+    prompt, answer = recipe.dataset.prompt_tokens, min(recipe.dataset.answer_tokens, config.rollout.max_tokens)
+    gather = gather_seconds(recipe, shape, card, network_gbit_s)
+    rollout = _rollout(recipe, shape, card, need, prompt, answer)
+
+    micro = config.algorithm.micro_batch
+    count = config.samples_per_step / (world * micro)
+    forward = micro * (prompt + answer) * shape.flops_per_token(prompt + answer) / (card.bf16_tflops * 1e12 * MATMUL)
+    reference = 1 if config.algorithm.kl_coef else 0
+    recompute = 1 if config.model.gradient_checkpointing else 0
+    # Gathers: forward, backward and the gradients' reduce-scatter; the reference gathers its own shards once.
+    update = count * config.algorithm.epochs * max((3 + recompute + reference) * forward, (3 + reference) * gather)
+    separate = config.samples_per_update < config.samples_per_step or config.algorithm.epochs > 1
+    logprobs = count * max(forward, gather) if separate else 0.0
+    states = (shape.parameters * 2 + trained(config, shape) * 14) / world
+    move = 0.0 if config.optimizer.offload_optimizer else 2 * states / (card.pcie_gb_per_s * 1e9)
+    sync = gather + shape.parameters * 2 / config.rollout.tensor_parallel / (card.hbm_gb_per_s * 1e9) + move
+    every = config.checkpoint.every_steps or 1e9
+    return StepTime(rollout, logprobs, update, sync, stall_seconds(recipe, shape, card) / every)
+
+
+def gather_seconds(recipe: Recipe, shape: Shape, card: Gpu, network_gbit_s: float) -> float:
+    """Seconds until every rank has seen all weights once: the slower of NVLink and the nodes' network."""
+    world, nodes = recipe.config.placement.world_size, recipe.cluster.nodes
+    volume = shape.parameters * 2.0
+    inside = volume * (world - 1) / world / (card.nvlink_gb_per_s * 1e9 * NETWORK)
+    between = volume * (nodes - 1) / nodes / (network_gbit_s / 8 * 1e9 * NETWORK) if nodes > 1 else 0.0
+    return max(inside, between)
+
+
+def stall_seconds(recipe: Recipe, shape: Shape, card: Gpu) -> float:
+    """Seconds that training stands still for one checkpoint: the copy to the host, or the whole write."""
+    shard = 12.0 * trained(recipe.config, shape)
+    copy = shard / recipe.config.placement.world_size / (card.pcie_gb_per_s * 1e9)
+    return copy if recipe.config.checkpoint.asynchronous else copy + shard / recipe.cluster.nodes / UPLOAD_BYTES_S
+
+
+def _rollout(recipe: Recipe, shape: Shape, card: Gpu, need: MemoryPlan, prompt: int, answer: int) -> float:
+    config = recipe.config
+    tp = config.rollout.tensor_parallel
+    samples = config.samples_per_step * tp / config.placement.world_size
+    longest = min(config.rollout.max_tokens, LONGEST * answer)
+    waves = max(1.0, samples * (prompt + answer) / max(need.kv_cache_tokens, 1))
+    concurrent = samples / waves
+    weights = shape.matmul_parameters * 2.0 / tp
+    cache = concurrent / 2 * (prompt + answer) * shape.kv_bytes_per_token() / tp
+    read = (weights + cache) / (card.hbm_gb_per_s * 1e9 * DECODE)
+    compute = concurrent * 2 * shape.matmul_parameters / tp / (card.bf16_tflops * 1e12 * PREFILL)
+    latency = 2 * shape.layers * ALL_REDUCE_S if tp > 1 else 0.0
+    prompts = samples / config.rollout.samples_per_prompt if config.rollout.prefix_caching else samples
+    prefill = prompts * prompt * shape.flops_per_token(prompt) / tp / (card.bf16_tflops * 1e12 * PREFILL)
+    return prefill + waves * longest * (max(read, compute) + latency)
+
+
+def offers(recipe: Recipe, catalogs: Path | None = None, targets: list[str] | None = None) -> list[Offer]:
+    """Every target, GPU and market that can run the recipe, cheapest first; machines of your own last."""
+    found = []
+    for target in targets or targets_for(recipe):
+        can = CAPABILITIES[target]
+        if target == "skypilot":
+            continue
+        for gpu in gpus_for(recipe, target):
+            need = plan(recipe, gpu)
+            if need is None or not need.fits:
+                continue
+            network = can.network_gbit_s.get(gpu, can.network_gbit_s[""])
+            step = step_time(recipe, gpu, network or 100.0, need)
+            row = price(can.cloud, gpu, catalogs)
+            for spot in (True, False) if uses_spot(recipe, target) else (False,):
+                if row and spot and row.spot is None:
+                    continue
+                if can.cloud and not row and can.cloud != "kubernetes":
+                    continue
+                hourly = row and (row.spot if spot else row.on_demand)
+                found.append(_offer(recipe, target, gpu, spot, hourly, step, need))
+    return sorted(found, key=lambda o: (o.usd is None, o.usd or o.hours))
+
+
+def _offer(
+    recipe: Recipe, target: str, gpu: str, spot: bool, hourly: float | None, step: StepTime, need: MemoryPlan
+) -> Offer:
+    config, cluster = recipe.config, recipe.cluster
+    steps = steps_of(recipe)
+    work = steps * (step.total - step.checkpoint)
+    stall = stall_seconds(recipe, need.shape, gpu_named(gpu))
+    between = config.checkpoint.mean_time_between_preemptions_s if spot else math.inf
+    upload = need.checkpoint_bytes / cluster.nodes / UPLOAD_BYTES_S  # a save is of use only once it is in the bucket
+    if config.checkpoint.every_steps:
+        interval = config.checkpoint.every_steps * (step.total - step.checkpoint)
+    else:
+        best = save_interval_s(stall, config.checkpoint.mean_time_between_preemptions_s)
+        interval = max(step.total, best, upload)
+    start = BOOT_S + need.shape.parameters * 2 / DOWNLOAD_BYTES_S
+    fetch = upload
+    seconds = start + expected_seconds(work, interval, stall, BOOT_S + fetch + upload, between)
+    usd_per_hour = None if hourly is None else hourly * cluster.gpus_per_node * cluster.nodes
+    preemptions = 0.0 if math.isinf(between) else seconds / between
+    return Offer(target, gpu, spot, usd_per_hour, step, steps, seconds / 3600, interval, preemptions)

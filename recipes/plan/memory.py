@@ -1,0 +1,330 @@
+"""Bytes: per GPU and phase, per host, on disk. Arithmetic from the model's shape; every constant says where it is from.
+
+What stands where, by phase (policy.py and rollout.py are the code that this describes):
+
+    load      weights arrive in shards, the fp32 master copy is made
+    rollout   ZeRO-3's states are in host memory, the engine holds its weights and KV cache
+    logprobs  engine asleep; forward passes over gathered layers
+    update    the same, with gradients, saved activations and the optimizer's step
+    sync      policy's shards and the engine's weights side by side, one bucket of gathered layers between them
+    save      copies for the checkpoint are made in host memory; the GPU holds the states
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from recipes.plan.hardware import gpu_named
+from recipes.plan.models import Shape, shape_of
+from recipes.spec import Recipe, placed
+from trainer.config import ConfigError, RunConfig
+
+GIB = 2**30
+CONTEXT = 1.5 * GIB
+"""CUDA context, cuBLAS workspaces and NCCL's channels of one process (planning figure)."""
+ENGINE_WORKSPACE = 2.0 * GIB
+"""vLLM's activations and CUDA graphs while awake, inside its share (planning figure)."""
+ENGINE_ASLEEP = 0.5 * GIB
+"""What stays of an engine at sleep level 2: buffers and graphs (planning figure)."""
+REDUCE_BUCKET = 500_000_000
+"""DeepSpeed's reduce_bucket_size, elements of the gradient dtype."""
+LIVE_PARAMETERS = 1_000_000_000
+"""DeepSpeed's stage3_max_live_parameters, elements of the model's dtype."""
+SUB_GROUP = 1_000_000_000
+"""DeepSpeed's sub_group_size: so many elements have an fp32 gradient at a time in the optimizer's step."""
+LOGITS_CHUNK = 1024
+"""trainer.policy.LOGITS_CHUNK_TOKENS."""
+LOGITS_BYTES = 18
+"""Per logit of a chunk in the backward pass: the model's dtype, fp32, probabilities, and the gradients of both."""
+HOST_PROCESS = 6 * GIB
+"""Host memory of one worker process with CUDA (planning figure; 2 GB measured on CPU)."""
+HOST_SYSTEM = 8 * GIB
+"""Ray, graders and the system, and one more GiB per GPU."""
+ENVIRONMENT_DISK = 25 * GIB
+"""Locked environment, uv's cache, image layers."""
+SPILL_DISK = 20 * GIB
+"""Ray's session, spill and logs."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Peak of one phase on one GPU, by what it is made of; bytes."""
+
+    name: str
+    parts: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        """Bytes."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """What a recipe needs."""
+
+    shape: Shape
+    gpu: str
+    gpu_bytes: float
+    phases: list[Phase]
+    kv_cache_tokens: int
+    """Tokens that one engine's KV cache holds."""
+    host: dict[str, float]
+    shm_bytes: float
+    disk: dict[str, float]
+    checkpoint_bytes: float
+    """One whole checkpoint, all ranks."""
+
+    @property
+    def peak(self) -> Phase:
+        """The phase that needs most."""
+        return max(self.phases, key=lambda phase: phase.total)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every phase fits, and the KV cache takes at least one longest sequence."""
+        return self.problem == ""
+
+    @property
+    def problem(self) -> str:
+        """Why it does not fit; empty if it does."""
+        if self.kv_cache_tokens <= 0:
+            return "the engine's share of memory leaves nothing for the KV cache"
+        if self.peak.total > self.gpu_bytes:
+            return f"{self.peak.name} needs {self.peak.total / GIB:.1f} GiB of {self.gpu_bytes / GIB:.1f} GiB"
+        return ""
+
+    @property
+    def host_bytes(self) -> float:
+        """Host RAM per node."""
+        return sum(self.host.values())
+
+    @property
+    def disk_bytes(self) -> float:
+        """Disk per node."""
+        return sum(self.disk.values())
+
+
+def plan(recipe: Recipe, gpu: str = "") -> MemoryPlan | None:
+    """The memory of a training recipe on its GPU (or another); None where there is no GPU or no model to speak of."""
+    gpu = gpu or recipe.cluster.gpu
+    if recipe.kind != "train" or not recipe.cluster.gpus_per_node:
+        return None
+    shape = shape_of(recipe.config.model.path)
+    if shape is None:
+        return None
+    config = recipe.config
+    gpu_bytes = gpu_named(gpu).memory_gib * GIB
+    engine_bytes = config.rollout.gpu_memory_utilization * gpu_bytes
+    weights = shape.parameters * _width(config) / config.rollout.tensor_parallel
+    kv_bytes = engine_bytes - weights - ENGINE_WORKSPACE
+    per_token = shape.kv_bytes_per_token(_width(config)) / min(config.rollout.tensor_parallel, shape.kv_heads)
+    return MemoryPlan(
+        shape=shape,
+        gpu=gpu,
+        gpu_bytes=gpu_bytes,
+        phases=phases(config, shape, engine_bytes),
+        kv_cache_tokens=int(kv_bytes / per_token) if kv_bytes > 0 else 0,
+        host=_host(recipe, shape),
+        shm_bytes=(8 + 2 * recipe.cluster.gpus_per_node) * GIB,
+        disk=_disk(recipe, shape),
+        checkpoint_bytes=12.0 * trained(config, shape),
+    )
+
+
+def _width(config: RunConfig) -> int:
+    return 2 if config.model.dtype == "bf16" else 4
+
+
+def trained(config: RunConfig, shape: Shape) -> int:
+    """Parameters that the optimizer holds."""
+    frozen = shape.vision.parameters(shape.hidden) if config.model.freeze_vision and shape.vision else 0
+    return shape.parameters - frozen
+
+
+def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
+    """All phases of one rank. `engine_bytes` is the engine's share of the GPU while awake."""
+    world, width = config.placement.world_size, _width(config)
+    p, t = shape.parameters, trained(config, shape)
+    shard = p * width / world
+    master, adam = 4.0 * t / world, 8.0 * t / world
+    if config.optimizer.offload_optimizer:
+        master = adam = 0.0
+    reference = shard if config.algorithm.kl_coef and config.method == "grpo" else 0.0
+    if config.optimizer.offload_reference:
+        reference = 0.0
+    largest = shape.embedding_parameters * width
+    gathered = min(LIVE_PARAMETERS, p) * width + largest
+    base = {"CUDA context": CONTEXT, "policy shard": shard, "reference shard": reference}
+    states = {"fp32 master": master, "Adam moments": adam}
+    asleep = {"engine asleep": ENGINE_ASLEEP} if config.method == "grpo" else {}
+    gradients = t * width / world
+    step_gradients = 4.0 * min(SUB_GROUP, t / world)
+    if config.optimizer.offload_optimizer:
+        step_gradients = 0.0
+    forward = {"gathered layers": gathered, "logits": logits_bytes(config, shape, backward=False)}
+    out = [Phase("load", base | states | {"largest parameter": largest})]
+    if config.method == "grpo":
+        rollout = {"CUDA context": CONTEXT, "reference shard": reference}
+        weights = p * width / config.rollout.tensor_parallel
+        out += [
+            Phase(
+                "rollout", rollout | {"engine weights": weights, "engine KV cache": max(0.0, engine_bytes - weights)}
+            ),
+            Phase("logprobs", base | states | asleep | forward | {"layer at work": layer_bytes(config, shape)}),
+        ]
+    update = base | states | asleep | {"gradients": gradients, "reduce bucket": min(REDUCE_BUCKET, t) * width}
+    backward = {
+        "gathered layers": gathered,
+        "saved activations": saved_bytes(config, shape),
+        "layer at work": 2 * layer_bytes(config, shape),
+        "logits": logits_bytes(config, shape, backward=True),
+    }
+    out.append(Phase("update", update | backward))
+    out.append(Phase("optimizer step", update | {"fp32 gradients": step_gradients, "new weights": 2.0 * shard / 2}))
+    if config.method == "grpo":
+        weights = p * width / config.rollout.tensor_parallel
+        bucket = max(config.rollout.sync_bucket_bytes, largest)
+        out.append(Phase("sync", base | {"engine weights": weights, "bucket and its copy": 2.0 * bucket}))
+    out.append(Phase("save", base | states | asleep))
+    return [Phase(phase.name, {k: v for k, v in phase.parts.items() if v}) for phase in out]
+
+
+def sequence_tokens(config: RunConfig) -> int:
+    """Tokens of one micro-batch at its worst: longest prompt, longest answer."""
+    if config.method == "sft":
+        return config.algorithm.micro_batch * config.sft.max_tokens
+    return config.algorithm.micro_batch * (config.data.prompt_max_tokens + config.rollout.max_tokens)
+
+
+def logits_bytes(config: RunConfig, shape: Shape, backward: bool) -> float:
+    """Logits of one chunk, with everything of their size that exists beside them."""
+    chunk = min(LOGITS_CHUNK, sequence_tokens(config))
+    return float(chunk * shape.vocabulary * (LOGITS_BYTES if backward else 10))
+
+
+def layer_bytes(config: RunConfig, shape: Shape) -> float:
+    """Activations of one decoder layer, forward: norms, q k v before and after rotation, attention, gate, up, product."""
+    per_token = 8 * shape.hidden + 3 * shape.kv_heads * shape.head_dim + 4 * shape.intermediate
+    return float(sequence_tokens(config) * per_token * _width(config))
+
+
+def saved_bytes(config: RunConfig, shape: Shape) -> float:
+    """What the backward pass needs of all layers: their inputs under gradient checkpointing, else all activations."""
+    tokens, width = sequence_tokens(config), _width(config)
+    if not config.model.gradient_checkpointing:
+        return shape.layers * layer_bytes(config, shape)
+    vision = 0.0
+    if shape.vision:
+        patches = config.model.max_pixels / shape.vision.patch**2 * config.algorithm.micro_batch
+        vision = patches * shape.vision.hidden * shape.vision.depth * width
+    return shape.layers * tokens * shape.hidden * width + vision
+
+
+def _host(recipe: Recipe, shape: Shape) -> dict[str, float]:
+    config, nodes, gpus = recipe.config, recipe.cluster.nodes, recipe.cluster.gpus_per_node
+    width, t = _width(config), trained(config, shape)
+    states = (shape.parameters * width + t * (12 + width)) / nodes
+    staging = 12.0 * t / nodes if config.checkpoint.asynchronous else 12.0 * t / nodes / gpus
+    reference = shape.parameters * width / nodes if config.optimizer.offload_reference else 0.0
+    level_1 = (
+        shape.parameters * width * gpus / config.rollout.tensor_parallel if config.rollout.sleep_level == 1 else 0.0
+    )
+    parts = {
+        "system, Ray, graders": HOST_SYSTEM + gpus * GIB,
+        "worker processes": gpus * HOST_PROCESS,
+        "ZeRO-3 states while the engine is awake": states,
+        "checkpoint being written": staging,
+        "reference shards": reference,
+        "engine weights at sleep level 1": level_1,
+    }
+    return {name: value for name, value in parts.items() if value}
+
+
+def _disk(recipe: Recipe, shape: Shape) -> dict[str, float]:
+    config, nodes = recipe.config, recipe.cluster.nodes
+    checkpoint = 12.0 * trained(config, shape) / nodes
+    model = shape.parameters * 2.0
+    parts = {
+        "environment": ENVIRONMENT_DISK,
+        "model download": model,
+        "data": recipe.dataset.disk_gib * GIB,
+        "checkpoints": checkpoint * (config.checkpoint.keep_last + 1),
+        "exported weights": model if config.checkpoint.export_hf != "never" else 0.0,
+        "Ray session and logs": SPILL_DISK,
+    }
+    return {name: value for name, value in parts.items() if value}
+
+
+# --- the cheapest change that makes it fit ----------------------------------------------------------------------------
+
+REMEDIES: tuple[tuple[str, str], ...] = (
+    ("model.gradient_checkpointing", "true"),
+    ("algorithm.micro_batch", "1"),
+    ("optimizer.offload_reference", "true"),
+    ("rollout.tensor_parallel", "2"),
+    ("rollout.tensor_parallel", "4"),
+    ("rollout.tensor_parallel", "8"),
+    ("rollout.gpu_memory_utilization", "0.6"),
+    ("optimizer.offload_optimizer", "true"),
+    ("rollout.gpu_memory_utilization", "0.3"),
+    ("cluster.nodes", "2"),
+    ("cluster.nodes", "4"),
+    ("cluster.nodes", "8"),
+)
+"""From what costs least (a recomputation) to what costs most (more machines)."""
+
+
+def cheapest_fix(recipe: Recipe, gpu: str = "") -> list[str]:
+    """Overrides, cheapest first, that make a recipe fit; empty if it fits as it is or nothing here helps.
+
+    Every single change is tried first, then pairs, in order of cost.
+    """
+    current = plan(recipe, gpu)
+    if current is None or current.fits:
+        return []
+    useful = [r for r in REMEDIES if _tried(recipe, [r]) is not None]
+    for changes in [[a] for a in useful] + [[a, b] for i, b in enumerate(useful) for a in useful[:i] if a[0] != b[0]]:
+        changed = _tried(recipe, changes)
+        fixed = changed and plan(changed, gpu)
+        if fixed and fixed.fits:
+            return [f"{key}={value}" for key, value in changes]
+    return []
+
+
+def _tried(recipe: Recipe, changes: list[tuple[str, str]]) -> Recipe | None:
+    """The recipe with the changes; None where one is not a change for the better or is not valid."""
+    from recipes.spec import override, validate
+
+    try:
+        changed = override(recipe, [f"{key}={value}" for key, value in changes])
+        validate(changed)
+    except ConfigError:
+        return None
+    if changed.cluster.nodes < recipe.cluster.nodes or changed == recipe:
+        return None
+    old, new = recipe.config, changed.config
+    if new.rollout.tensor_parallel < old.rollout.tensor_parallel:
+        return None
+    return changed
+
+
+def with_resources(recipe: Recipe) -> Recipe:
+    """The recipe with host RAM, disk and shared memory written out: from the plan, where the recipe leaves them open."""
+    need, cluster = plan(recipe), recipe.cluster
+    memory, disk, shm = 16, 50, 4
+    if need:
+        memory, disk, shm = _up(need.host_bytes, 4), _up(need.disk_bytes, 50), _up(need.shm_bytes, 8)
+    elif cluster.gpus_per_node:
+        memory, disk, shm = 64, 100, 16
+    cluster = replace(
+        cluster,
+        memory_gib=cluster.memory_gib or memory,
+        disk_gib=cluster.disk_gib or disk,
+        shm_gib=cluster.shm_gib or shm,
+    )
+    return placed(replace(recipe, cluster=cluster))
+
+
+def _up(value: float, multiple: int) -> int:
+    return int(-(-value / GIB // multiple) * multiple)

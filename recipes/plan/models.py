@@ -1,0 +1,142 @@
+"""Shapes of the models, and what follows from a shape alone: parameters, bytes of KV cache, FLOPs per token."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.config import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vision:
+    """Qwen2.5-VL's vision tower."""
+
+    hidden: int = 1280
+    depth: int = 32
+    intermediate: int = 3420
+    patch: int = 14
+    merge: int = 2
+    channels: int = 3
+    temporal: int = 2
+
+    def parameters(self, out: int) -> int:
+        """Patch embedding, blocks (norms, attention and gated MLP, with biases), merger to width `out`."""
+        embed = self.channels * self.temporal * self.patch**2 * self.hidden
+        attention = 4 * self.hidden**2 + 4 * self.hidden
+        mlp = 3 * self.hidden * self.intermediate + 2 * self.intermediate + self.hidden
+        merged = self.hidden * self.merge**2
+        merger = self.hidden + merged**2 + merged + merged * out + out
+        return embed + self.depth * (attention + mlp + 2 * self.hidden) + merger
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A Qwen2.5 language model, with or without a vision tower."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    vocabulary: int
+    tied: bool = False
+    """Output layer shares the embedding's weights."""
+    head_dim: int = 128
+    vision: Vision | None = None
+
+    @property
+    def layer_parameters(self) -> int:
+        """One decoder layer: q, k, v with biases, o, gated MLP, two norms."""
+        h, kv = self.hidden, self.kv_heads * self.head_dim
+        q = self.heads * self.head_dim
+        return (h * q + q) + 2 * (h * kv + kv) + q * h + 3 * h * self.intermediate + 2 * h
+
+    @property
+    def embedding_parameters(self) -> int:
+        """The token embedding; the largest single parameter."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        head = 0 if self.tied else self.embedding_parameters
+        vision = self.vision.parameters(self.hidden) if self.vision else 0
+        return self.embedding_parameters + head + self.layers * self.layer_parameters + self.hidden + vision
+
+    @property
+    def matmul_parameters(self) -> int:
+        """Parameters that every text token is multiplied with: no embedding look-up, no vision tower."""
+        return self.layers * self.layer_parameters + self.embedding_parameters
+
+    def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
+        """KV cache of one token over all layers and heads."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * bytes_per_value
+
+    def flops_per_token(self, context: float) -> float:
+        """Forward FLOPs of one token: 2 per weight, and causal attention over an average of context / 2 tokens."""
+        return 2 * self.matmul_parameters + 4 * self.layers * self.heads * self.head_dim * context / 2
+
+
+_TOWER, _LARGE_TOWER = Vision(), Vision(intermediate=3456)
+KNOWN = {
+    "Qwen/Qwen2.5-VL-3B-Instruct": Shape(hidden=2048, layers=36, heads=16, kv_heads=2, intermediate=11008,
+                                         vocabulary=151936, tied=True, vision=_TOWER),
+    "Qwen/Qwen2.5-VL-7B-Instruct": Shape(hidden=3584, layers=28, heads=28, kv_heads=4, intermediate=18944,
+                                         vocabulary=152064, vision=_TOWER),
+    "Qwen/Qwen2.5-VL-32B-Instruct": Shape(hidden=5120, layers=64, heads=40, kv_heads=8, intermediate=27648,
+                                          vocabulary=152064, vision=_LARGE_TOWER),
+    "Qwen/Qwen2.5-VL-72B-Instruct": Shape(hidden=8192, layers=80, heads=64, kv_heads=8, intermediate=29568,
+                                          vocabulary=152064, vision=_LARGE_TOWER),
+    "Qwen/Qwen2.5-0.5B-Instruct": Shape(hidden=896, layers=24, heads=14, kv_heads=2, head_dim=64, intermediate=4864,
+                                        vocabulary=151936, tied=True),
+    "Qwen/Qwen2.5-7B-Instruct": Shape(hidden=3584, layers=28, heads=28, kv_heads=4, intermediate=18944,
+                                      vocabulary=152064),
+}  # fmt: skip
+"""From the models' published config.json."""
+
+
+def shape_of(path: str) -> Shape | None:
+    """The shape of a known hub model or of a local directory; None for a directory that is not there yet.
+
+    Raises ConfigError for a hub model that is not known here.
+    """
+    if path in KNOWN:
+        return KNOWN[path]
+    config = Path(path) / "config.json"
+    if config.exists():
+        return from_config(json.loads(config.read_text()))
+    if "${" in path or path.startswith(("/", ".")):
+        return None
+    raise ConfigError(
+        f"the plan does not know the shape of {path}: download it and set model.path to its directory, or use one of "
+        + ", ".join(KNOWN)
+    )
+
+
+def from_config(config: dict[str, Any]) -> Shape:
+    """The shape in a Hugging Face config.json of Qwen2.5 or Qwen2.5-VL."""
+    text = config.get("text_config", config)
+    vision = config.get("vision_config")
+    return Shape(
+        hidden=text["hidden_size"],
+        layers=text["num_hidden_layers"],
+        heads=text["num_attention_heads"],
+        kv_heads=text["num_key_value_heads"],
+        intermediate=text["intermediate_size"],
+        vocabulary=text["vocab_size"],
+        tied=config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)),
+        head_dim=text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"],
+        vision=vision
+        and Vision(
+            hidden=vision["hidden_size"],
+            depth=vision["depth"],
+            intermediate=vision["intermediate_size"],
+            patch=vision["patch_size"],
+            merge=vision["spatial_merge_size"],
+            channels=vision.get("in_channels", 3),
+            temporal=vision["temporal_patch_size"],
+        ),
+    )

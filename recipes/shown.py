@@ -1,0 +1,135 @@
+"""Tables for the terminal: the list of recipes, and the plan of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.table import Table
+
+from recipes.plan import cost, memory
+from recipes.plan.memory import GIB, MemoryPlan
+from recipes.presets import RECIPES, get
+from recipes.spec import Recipe
+from recipes.targets.capabilities import targets_for
+
+
+def recipes(console: Console) -> None:
+    """Every recipe on one line: model, method, data, shape, targets, memory and cost."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("recipe", "model", "method", "data", "shape", "GPU peak", "run", "targets"):
+        table.add_column(column, overflow="fold", no_wrap=column not in ("targets", "model"))
+    for name in RECIPES:
+        recipe = get(name)
+        need = memory.plan(recipe)
+        offers = cost.offers(recipe)
+        table.add_row(name, _model(recipe), _method(recipe), recipe.dataset.name or "-", shape(recipe), _peak(need),
+                      _cheapest(offers), _families(targets_for(recipe)))  # fmt: skip
+    console.print(table)
+    console.print(
+        "\nrun: the cheapest offer of the price snapshot; `launch.py plan RECIPE` shows all, `up RECIPE` starts one"
+    )
+
+
+def _model(recipe: Recipe) -> str:
+    path = recipe.config.model.path
+    if recipe.kind != "train":
+        return "-"
+    return "tiny, built here" if "${" in path else path.partition("/")[2].removesuffix("-Instruct")
+
+
+def _method(recipe: Recipe) -> str:
+    return recipe.config.method if recipe.kind == "train" else recipe.kind
+
+
+def shape(recipe: Recipe) -> str:
+    """Nodes and GPUs in a word."""
+    cluster = recipe.cluster
+    if not cluster.gpus_per_node:
+        return f"{recipe.config.placement.world_size} CPU workers"
+    kinds = "/".join((cluster.gpu, *cluster.alternatives))
+    return f"{cluster.nodes} x {cluster.gpus_per_node} {kinds}"
+
+
+def _peak(need: MemoryPlan | None) -> str:
+    return f"{need.peak.total / GIB:.0f} of {need.gpu_bytes / GIB:.0f} GiB" if need else "-"
+
+
+def _cheapest(offers: list[cost.Offer]) -> str:
+    priced = [offer for offer in offers if offer.usd is not None]
+    if not priced:
+        return "-"
+    best = priced[0]
+    return f"${best.usd:,.0f}, {best.hours:.1f} h"
+
+
+def _families(targets: Iterable[str]) -> str:
+    families: dict[str, list[str]] = {}
+    for target in targets:
+        engine, _, cloud = target.partition("-")
+        families.setdefault(engine, []).append(cloud)
+    words = []
+    for engine, clouds in families.items():
+        named = [cloud for cloud in clouds if cloud]
+        words.append(f"{engine}({','.join(named)})" if named else engine)
+    return " ".join(words)
+
+
+def plan(recipe: Recipe, offers: list[cost.Offer], console: Console) -> None:
+    """Memory per phase, host and disk, then every way to run it."""
+    console.print(f"[bold]{recipe.name}[/bold]: {recipe.description}; {shape(recipe)}\n")
+    need = memory.plan(recipe)
+    if need is None:
+        console.print("no GPU memory plan: the recipe runs on CPU, or trains no model")
+    else:
+        _memory(recipe, need, console)
+    if offers:
+        _offers(offers, console)
+
+
+def _memory(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
+    table = Table(
+        title=f"GPU memory by phase, GiB of {need.gpu_bytes / GIB:.1f} ({need.gpu})", box=None, title_justify="left"
+    )
+    parts = list(dict.fromkeys(part for phase in need.phases for part in phase.parts))
+    table.add_column("")
+    for phase in need.phases:
+        table.add_column(phase.name, justify="right")
+    for part in parts:
+        cells = [f"{phase.parts[part] / GIB:.1f}" if part in phase.parts else "" for phase in need.phases]
+        table.add_row(part, *cells)
+    table.add_row("[bold]sum[/bold]", *[f"[bold]{phase.total / GIB:.1f}[/bold]" for phase in need.phases])
+    console.print(table)
+    console.print(f"\nKV cache: {need.kv_cache_tokens:,} tokens per engine")
+    for name, values in (("host RAM per node", need.host), ("disk per node", need.disk)):
+        inside = ", ".join(f"{part} {value / GIB:.0f}" for part, value in values.items())
+        console.print(f"{name}: {sum(values.values()) / GIB:.0f} GiB ({inside})", highlight=False)
+    console.print(
+        f"/dev/shm per node: {need.shm_bytes / GIB:.0f} GiB; one checkpoint: {need.checkpoint_bytes / GIB:.0f} GiB"
+    )
+    if not need.fits:
+        fix = memory.cheapest_fix(recipe)
+        advice = " ".join(f"--set {change}" for change in fix) if fix else "more nodes, or GPUs with more memory"
+        console.print(f"[red]does not fit[/red]: {need.problem}. Cheapest change that makes it fit: {advice}")
+    console.print()
+
+
+def _offers(offers: list[cost.Offer], console: Console) -> None:
+    first = offers[0]
+    table = Table(title=f"Time and cost of {first.steps} steps, cheapest first", box=None, title_justify="left")
+    for column in ("target", "GPU", "market", "$/hour", "rollout s", "logprobs s", "update s", "sync s", "step s", "hours",
+                   "preempted", "save every", "$ per run"):  # fmt: skip
+        table.add_column(column, justify="left" if column in ("target", "GPU", "market") else "right")
+    for offer in offers:
+        step = offer.step
+        table.add_row(
+            offer.target, offer.gpu, "spot" if offer.spot else "on demand",
+            f"{offer.usd_per_hour:.2f}" if offer.usd_per_hour else "yours",
+            *[f"{value:.1f}" for value in (step.rollout, step.logprobs, step.update, step.sync, step.total)],
+            f"{offer.hours:.1f}", f"{offer.preemptions:.1f}", f"{offer.interval_s / 60:.0f} min",
+            f"{offer.usd:,.0f}" if offer.usd is not None else "-",
+        )  # fmt: skip
+    console.print(table)
+    console.print(
+        "Times are a model (recipes/plan/cost.py states every assumption), prices a snapshot or SkyPilot's catalog."
+    )

@@ -1,0 +1,183 @@
+"""What each target can do, as data, and the refusals that follow: each names a target that can."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from recipes.spec import Recipe
+from trainer.config import ConfigError
+
+RUNPOD = {"L4": "L4", "L40S": "L40S", "A100-80GB": "A100-80GB-SXM", "H100": "H100-SXM", "H200": "H200-SXM", "B200": "B200",
+          "MI300X": "MI300X"}  # fmt: skip
+GCP = {"L4": "L4", "A100": "A100", "A100-80GB": "A100-80GB", "H100": "H100", "H200": "H200", "B200": "B200"}
+LABELLED = {name: name for name in ("L4", "L40S", "A100", "A100-80GB", "H100", "H200", "B200")}
+DSTACK = {
+    "L4": "L4",
+    "L40S": "L40S",
+    "A100": "A100",
+    "A100-80GB": "A100",
+    "H100": "H100",
+    "H200": "H200",
+    "B200": "B200",
+}
+ANY = {name: name for name in (*LABELLED, "MI300X")}
+NIC = {"A100-80GB": 100.0, "A100": 100.0, "H100": 800.0, "H200": 3200.0, "B200": 3200.0, "L4": 50.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capability:
+    """One target."""
+
+    engine: str
+    """Program that drives it: sky, dstack, sbatch, qsub, ssh or none."""
+    cloud: str
+    """Whose machines, as the price list knows it; empty: yours."""
+    min_nodes: int = 1
+    max_nodes: int = 1
+    spot: bool = False
+    cpu_only: bool = True
+    """Takes recipes without GPUs."""
+    gpus: dict[str, str]
+    """Our name of a GPU -> the engine's."""
+    network_gbit_s: dict[str, float]
+    """Between nodes, Gbit/s per node, by GPU; "" is the default. Planning figures: the providers' or common ones."""
+    bucket_mount: bool = False
+    """The engine can mount a bucket on the node (FUSE)."""
+    shared_files: bool = False
+    """All nodes see one file system."""
+    asks_bucket: bool = True
+    """Nodes are thrown away, so checkpoints must go to a bucket."""
+    note: str = ""
+    """What to know, with where it is from."""
+
+
+CAPABILITIES: dict[str, Capability] = {
+    "local": Capability(
+        engine="", cloud="", gpus=ANY, network_gbit_s={"": 0}, shared_files=True, asks_bucket=False,
+        note="this machine, the same set-up and node launcher",
+    ),
+    "ssh": Capability(
+        engine="ssh", cloud="", max_nodes=64, gpus=ANY, network_gbit_s={"": 100}, asks_bucket=False,
+        note="bare machines by hand: --hosts a,b,c,d, head first",
+    ),
+    "slurm": Capability(
+        engine="sbatch", cloud="", max_nodes=64, gpus=ANY, network_gbit_s={"": 400}, shared_files=True, asks_bucket=False,
+        note="requeued on preemption; no spot market of its own",
+    ),
+    "pbs": Capability(
+        engine="qsub", cloud="", max_nodes=64, gpus=ANY, network_gbit_s={"": 400}, shared_files=True, asks_bucket=False,
+        note="PBS Professional, OpenPBS, Torque: pbsdsh where it is, else ssh over the node file",
+    ),
+    "skypilot": Capability(
+        engine="sky", cloud="", max_nodes=16, spot=True, gpus=GCP, network_gbit_s=NIC | {"": 100},
+        note="cheapest of RunPod (one node only) and GCP, spot before on-demand",
+    ),
+    "skypilot-runpod": Capability(
+        engine="sky", cloud="runpod", spot=True, cpu_only=False, gpus=RUNPOD, network_gbit_s={"": 0},
+        note="one node; no FUSE, so checkpoints go up by our own uploader; machines go down, never stop",
+    ),
+    "skypilot-gcp": Capability(
+        engine="sky", cloud="gcp", max_nodes=16, spot=True, gpus=GCP, network_gbit_s=NIC | {"": 100}, bucket_mount=True,
+        note="H100 with GPUDirect-TCPX (network_tier: best)",
+    ),
+    "skypilot-kubernetes": Capability(
+        engine="sky", cloud="kubernetes", max_nodes=64, gpus=LABELLED, network_gbit_s={"": 400}, bucket_mount=True,
+        note="your cluster's own node pools; spot only as the pool you name",
+    ),
+    "dstack-runpod": Capability(
+        engine="dstack", cloud="runpod-cluster", min_nodes=2, max_nodes=8, cpu_only=False, gpus=DSTACK,
+        network_gbit_s={"A100-80GB": 1600, "H100": 3200, "": 3200},
+        note="Instant Clusters: 2 to 8 nodes, on demand, one network volume, never spot",
+    ),
+    "dstack-gcp": Capability(
+        engine="dstack", cloud="gcp", max_nodes=16, spot=True, gpus=DSTACK, network_gbit_s=NIC | {"": 100},
+    ),
+    "dstack-kubernetes": Capability(
+        engine="dstack", cloud="kubernetes", max_nodes=64, gpus=DSTACK, network_gbit_s={"": 400},
+        note="your cluster's node pools",
+    ),
+    "dstack-ssh": Capability(
+        engine="dstack", cloud="", max_nodes=64, gpus=DSTACK, network_gbit_s={"": 100}, asks_bucket=False,
+        note="own machines as an SSH fleet: --hosts",
+    ),
+}  # fmt: skip
+
+COUNTS = {
+    ("gcp", "H100"): (1, 2, 4, 8),
+    ("gcp", "H200"): (8,),
+    ("gcp", "B200"): (8,),
+    ("gcp", "A100-80GB"): (1, 2, 4, 8),
+}
+"""GPUs per node that a cloud sells, where it is not every number up to 8."""
+
+
+SINGLE = {("runpod", "A100-80GB"): "A100-80GB"}
+"""Cheaper variants that do where a node has one GPU: without NVLink."""
+
+
+def engine_gpu(target: str, gpu: str, count: int) -> str:
+    """The engine's name of `count` of our GPUs in one node."""
+    can = capability(target)
+    return SINGLE.get((can.cloud, gpu), can.gpus[gpu]) if count == 1 else can.gpus[gpu]
+
+
+def capability(target: str) -> Capability:
+    """The target of that name. Raises ConfigError naming the nearest one."""
+    if target not in CAPABILITIES:
+        near = difflib.get_close_matches(target, CAPABILITIES, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(CAPABILITIES)}"
+        raise ConfigError(f"unknown target {target}: {hint}")
+    return CAPABILITIES[target]
+
+
+def refusal(recipe: Recipe, target: str) -> str:
+    """Why the target cannot run the recipe; empty if it can."""
+    can, cluster = capability(target), recipe.cluster
+    if cluster.nodes > can.max_nodes:
+        most = "one node" if can.max_nodes == 1 else f"at most {can.max_nodes} nodes"
+        return f"{target} runs {most}, and {recipe.name} wants {cluster.nodes}"
+    if cluster.nodes < can.min_nodes:
+        return f"{target} starts at {can.min_nodes} nodes, and {recipe.name} wants {cluster.nodes}"
+    if cluster.spot == "only" and not can.spot:
+        return f"{target} has no spot nodes, and cluster.spot is 'only'"
+    if not cluster.gpus_per_node:
+        return "" if can.cpu_only else f"{target} rents machines with GPUs, and {recipe.name} has none"
+    if not gpus_for(recipe, target):
+        names = ", ".join((cluster.gpu, *cluster.alternatives))
+        return f"{target} has no {names} with {cluster.gpus_per_node} per node (it has {', '.join(can.gpus)})"
+    return ""
+
+
+def gpus_for(recipe: Recipe, target: str) -> list[str]:
+    """Our names of the GPUs that the recipe takes and the target has, the recipe's first choice first."""
+    can, cluster = capability(target), recipe.cluster
+    wanted = (cluster.gpu, *cluster.alternatives)
+    return [g for g in wanted if g in can.gpus and cluster.gpus_per_node in COUNTS.get((can.cloud, g), range(1, 9))]
+
+
+def targets_for(recipe: Recipe) -> list[str]:
+    """Targets that can run the recipe."""
+    meant = recipe.targets or tuple(CAPABILITIES)
+    return [name for name in CAPABILITIES if name in meant and not refusal(recipe, name)]
+
+
+def check(recipe: Recipe, target: str) -> None:
+    """Raises ConfigError where the target cannot run the recipe: why, and which can."""
+    why = refusal(recipe, target)
+    if not why and recipe.targets and target not in recipe.targets:
+        why = f"{recipe.name} is not made for {target}"
+    if why:
+        others = [name for name in targets_for(recipe) if name not in ("local", "ssh")]
+        others += [name for name in ("ssh",) if recipe.cluster.nodes > 1 and not refusal(recipe, name)]
+        hint = (
+            f"use {' or '.join(others[:4])}"
+            if others
+            else "no target can: change cluster.nodes, cluster.gpu or cluster.spot"
+        )
+        raise ConfigError(f"{why}: {hint}")
+
+
+def uses_spot(recipe: Recipe, target: str) -> bool:
+    """Whether a rendered task asks for preemptible nodes."""
+    return recipe.cluster.spot != "never" and capability(target).spot

@@ -1,0 +1,168 @@
+"""dstack files: a task, the fleet that it runs on, and the volume where the recipe names one. Checked against 0.22.5.
+
+What shapes them: a node lost on RunPod, Kubernetes or own machines counts as `error`, not as `interruption`, so both are
+retried; several nodes need a fleet with `placement: cluster`; commands are joined with && unless they are one block.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recipes.plan.hardware import gpu_named
+from recipes.plan.memory import with_resources
+from recipes.plan.prices import price
+from recipes.spec import Recipe
+from recipes.targets import script
+from recipes.targets.capabilities import capability, gpus_for, uses_spot
+from recipes.targets.skypilot import job_name, to_yaml
+from trainer.config import ConfigError
+
+CODE = "/spotrl"
+"""Where the repository stands in the container."""
+
+
+def render(recipe: Recipe, target: str) -> dict[str, str]:
+    """Task, fleet and, where the recipe names one, volume."""
+    recipe = with_resources(recipe)
+    name = job_name(recipe)
+    if len(name) > 40:
+        raise ConfigError(f"dstack takes names of up to 40 characters, and {name} has {len(name)}: rename the recipe")
+    files = {
+        f"{recipe.name}.yaml": to_yaml(_task(recipe, target, name), _head(recipe, target)),
+        f"{recipe.name}.fleet.yaml": to_yaml(_fleet(recipe, target, name), "The machines; once, before the task."),
+    }
+    if recipe.storage.volume:
+        files[f"{recipe.name}.volume.yaml"] = to_yaml(_volume(recipe, target), "The volume; once, before the fleet.")
+    return files
+
+
+def _head(recipe: Recipe, target: str) -> str:
+    folder = f"recipes/generated/{target}/{recipe.name}"
+    env = "" if recipe.storage.bucket else " -e BUCKET=s3://..."
+    known = _secrets(target)
+    lines = [
+        f"{recipe.description}.",
+        f"Written by `launch.py render {recipe.name} --target {target}`; run from the repository's root:",
+        *(f"  dstack secret set {name.lower()} ..." for name in known),
+        f"  dstack apply -f {folder}.fleet.yaml",
+        f"  dstack apply -f {folder}.yaml -e RUN_ID=my-run{env}",
+        "The same RUN_ID goes on from its last committed checkpoint; a new one starts afresh.",
+    ]
+    return "\n".join(lines)
+
+
+def _secrets(target: str) -> tuple[str, ...]:
+    if capability(target).cloud == "gcp":
+        return ("GOOGLE_SERVICE_ACCOUNT_KEY",)
+    return ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+
+
+def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
+    budget, can = recipe.budget, capability(target)
+    task: dict[str, Any] = {
+        "type": "task",
+        "name": name,
+        "nodes": recipe.cluster.nodes,
+        "fleets": [f"{name}-nodes"[:40]],
+        "image": recipe.cluster.image,
+        "user": "root",
+        "shell": "bash",
+        "working_dir": CODE,
+        "files": [{"local_path": "../../..", "path": CODE}],
+        "env": _env(recipe, target, name),
+        "ports": [8265],
+        "resources": _resources(recipe, target),
+    }
+    if can.cloud:
+        task |= _market(recipe, target)
+    if recipe.storage.volume:
+        task["volumes"] = [{"name": recipe.storage.volume, "path": "/workspace"}]
+    task |= {
+        "retry": {"on_events": ["no-capacity", "interruption", "error"], "duration": f"{budget.max_hours:g}h"},
+        "max_duration": f"{budget.max_hours:g}h",
+        "stop_duration": "5m",
+        "startup_order": "master-first",
+        "stop_criteria": "master-done",
+    }
+    if recipe.cluster.gpus_per_node:
+        task["utilization_policy"] = {"min_gpu_utilization": 5, "time_window": "1h"}
+    begin = script.preamble("/workspace", bucket=True, data=script.data_directory(recipe))
+    body = begin + script.setup_commands(recipe) + script.write_config(recipe)
+    task["commands"] = [body + f"exec {script.node_command(recipe)}\n"]
+    return task
+
+
+def _env(recipe: Recipe, target: str, name: str) -> list[str]:
+    bucket = f"BUCKET={recipe.storage.bucket}" if recipe.storage.bucket else "BUCKET"
+    return [f"RUN_ID={name}", bucket] + [f"{key}=${{{{ secrets.{key.lower()} }}}}" for key in _secrets(target)]
+
+
+def _resources(recipe: Recipe, target: str) -> dict[str, Any]:
+    cluster, can = recipe.cluster, capability(target)
+    resources: dict[str, Any] = {
+        "cpu": f"x86:{recipe.cpus if not cluster.gpus_per_node else 8 * cluster.gpus_per_node}..",
+        "memory": f"{cluster.memory_gib}GB..",
+        "shm_size": f"{cluster.shm_gib}GB",
+        "disk": f"{cluster.disk_gib}GB..",
+    }
+    if cluster.gpus_per_node:
+        mine = gpus_for(recipe, target)
+        least = min(gpu_named(gpu).memory_gib for gpu in mine)
+        resources["gpu"] = {
+            "vendor": "amd" if cluster.gpu.startswith("MI") else "nvidia",
+            "name": list(dict.fromkeys(can.gpus[gpu] for gpu in mine)),
+            "memory": f"{int(least)}GB..",
+            "count": cluster.gpus_per_node,
+        }
+    return resources
+
+
+def _market(recipe: Recipe, target: str) -> dict[str, Any]:
+    can, site = capability(target), recipe.site
+    backend = {"runpod-cluster": "runpod"}.get(can.cloud, can.cloud)
+    market: dict[str, Any] = {"backends": [backend]}
+    if site.region:
+        market["regions"] = [site.region]
+    if uses_spot(recipe, target):
+        market["spot_policy"] = "spot" if recipe.cluster.spot == "only" else "auto"
+    else:
+        market["spot_policy"] = "on-demand"
+    limit = _max_price(recipe, target)
+    if limit:
+        market["max_price"] = limit
+    return market
+
+
+def _max_price(recipe: Recipe, target: str) -> float:
+    """Dollars per node and hour: the recipe's, else one and a half times the dearest known price."""
+    if recipe.budget.max_hourly_usd:
+        return recipe.budget.max_hourly_usd
+    known = [price(capability(target).cloud, gpu) for gpu in gpus_for(recipe, target)]
+    dearest = max((row.on_demand for row in known if row), default=0.0)
+    return round(1.5 * dearest * recipe.cluster.gpus_per_node, 2)
+
+
+def _fleet(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
+    can, cluster, site = capability(target), recipe.cluster, recipe.site
+    fleet: dict[str, Any] = {"type": "fleet", "name": f"{name}-nodes"[:40]}
+    if cluster.nodes > 1:
+        fleet["placement"] = "cluster"
+    if not can.cloud:
+        hosts = [host.rpartition("@")[2] for host in site.hosts] or [f"node{i}.example" for i in range(cluster.nodes)]
+        user = next((host.partition("@")[0] for host in site.hosts if "@" in host), "ubuntu")
+        return fleet | {
+            "ssh_config": {"user": user, "identity_file": site.ssh_key or "~/.ssh/id_ed25519", "hosts": hosts}
+        }
+    fleet |= {"nodes": f"0..{cluster.nodes}", "resources": _resources(recipe, target)} | _market(recipe, target)
+    return fleet | {"idle_duration": f"{recipe.budget.idle_minutes}m"}
+
+
+def _volume(recipe: Recipe, target: str) -> dict[str, Any]:
+    cloud = {"runpod-cluster": "runpod"}.get(capability(target).cloud, capability(target).cloud)
+    if not cloud:
+        raise ConfigError(f"{target} runs on your machines: mount the volume there and leave storage.volume empty")
+    if not recipe.site.region and cloud != "kubernetes":
+        raise ConfigError("a volume lives in one region: set site.region, for example US-KS-2 on RunPod")
+    size = recipe.storage.volume_gib or recipe.cluster.disk_gib
+    where = {"region": recipe.site.region} if recipe.site.region else {}
+    return {"type": "volume", "name": recipe.storage.volume, "backend": cloud} | where | {"size": f"{size}GB"}

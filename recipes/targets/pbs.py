@@ -1,0 +1,95 @@
+"""A PBS batch script (PBS Professional, OpenPBS, Torque): one launcher per node of $PBS_NODEFILE, by pbsdsh or ssh."""
+
+from __future__ import annotations
+
+from recipes.plan.memory import with_resources
+from recipes.spec import Recipe
+from recipes.targets import script
+from recipes.targets.skypilot import job_name
+from recipes.targets.slurm import runs
+
+NODE = """\
+# pbsdsh and ssh carry no environment along: the node's script holds what it needs.
+mapfile -t hosts < <(awk '!seen[$0]++' "${PBS_NODEFILE:?}")
+[ "${#hosts[@]}" -eq NODES ] || { echo "PBS gave ${#hosts[@]} nodes, the recipe wants NODES" >&2; exit 2; }
+script=".cache/$RUN_ID.$PBS_JOBID.sh"
+install -m 700 /dev/null "$script" # it holds the tokens that you exported
+{
+  echo "#!/usr/bin/env bash"
+  echo "set -euo pipefail"
+  printf 'hosts=(%s)\\n' "${hosts[*]}"
+  for name in RUN_ID BUCKET WORK DATA MODELS RUNS HF_HOME PBS_JOBID PATH VARIABLES; do
+    if [ -n "${!name:-}" ]; then printf 'export %s=%q\\n' "$name" "${!name}"; fi
+  done
+  printf 'cd %q\\n' "$PWD"
+  cat <<"BODY"
+export NODE_RANK=${1:?} NNODES=${#hosts[@]} MASTER_ADDR=${hosts[0]} SPOTRL_NODES="${hosts[*]}"
+exec COMMAND
+BODY
+} > "$script"
+trap 'rm -f "$script"' EXIT
+"""
+
+LAUNCH = """\
+pids=()
+for rank in "${!hosts[@]}"; do
+  host=${hosts[$rank]}
+  if command -v pbsdsh >/dev/null; then
+    pbsdsh WHERE bash "$PWD/$script" "$rank" &
+  else
+    ssh -o BatchMode=yes "$host" bash "$PWD/$script" "$rank" &
+  fi
+  pids+=("$!")
+done
+trap 'kill "${pids[@]}" 2>/dev/null || true' TERM INT
+code=0
+for pid in "${pids[@]}"; do
+  wait "$pid" || code=$?
+done
+exit "$code"
+"""
+WHERE = {"pro": '-n "$rank" --', "torque": '-h "$host"'}
+"""How pbsdsh names one node: the number of its task, or the host."""
+
+
+def render(recipe: Recipe) -> dict[str, str]:
+    """The batch script, submitted from the repository's root: `qsub -v RUN_ID=my-run FILE`."""
+    recipe = with_resources(recipe)
+    names = " ".join((*script.SECRETS, *script.SETTINGS))
+    node = NODE.replace("NODES", str(recipe.cluster.nodes), 2).replace("VARIABLES", names)
+    node = node.replace("COMMAND", script.node_command(recipe))
+    launch = LAUNCH.replace("WHERE", WHERE[recipe.site.pbs])
+    text = "\n".join(
+        [
+            "#!/usr/bin/env bash",
+            *directives(recipe),
+            f"# {recipe.description}.",
+            f"# qsub -v RUN_ID=my-run recipes/generated/pbs/{recipe.name}.pbs   (from the repository's root, on a file",
+            "# system that all nodes see; the same RUN_ID goes on from its last committed checkpoint)",
+            'cd "${PBS_O_WORKDIR:?}"',
+            f'export RUN_ID="${{RUN_ID:-{job_name(recipe)}}}"',
+            script.preamble(recipe.site.shared_dir or "$PWD/.cache", bucket=False, runs=runs(recipe)).rstrip("\n"),
+            script.setup_commands(recipe).rstrip("\n"),
+            script.write_config(recipe).rstrip("\n"),
+            node.rstrip("\n"),
+            launch.rstrip("\n"),
+        ]
+    )
+    return {f"{recipe.name}.pbs": text + "\n"}
+
+
+def directives(recipe: Recipe) -> list[str]:
+    """The #PBS lines of the site's dialect."""
+    cluster, site, hours = recipe.cluster, recipe.site, recipe.budget.max_hours
+    walltime = f"{int(hours)}:{int(hours * 60 % 60):02d}:00"
+    gpus = cluster.gpus_per_node
+    if site.pbs == "torque":
+        request = f"nodes={cluster.nodes}:ppn={recipe.cpus}" + (f":gpus={gpus}" if gpus else "")
+        options = [f"-l {request}", f"-l mem={cluster.memory_gib * cluster.nodes}gb"]
+    else:
+        request = f"select={cluster.nodes}:ncpus={recipe.cpus}" + (f":ngpus={gpus}" if gpus else "")
+        options = [f"-l {request}:mem={cluster.memory_gib}gb:mpiprocs=1", "-l place=scatter"]
+    options = [f"-N {job_name(recipe)[:15]}", *options, f"-l walltime={walltime}", "-j oe", "-r y"]
+    options += [f"-q {site.partition}"] if site.partition else []
+    options += [f"-A {site.account}"] if site.account else []
+    return [f"#PBS {option}" for option in options]

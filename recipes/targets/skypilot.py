@@ -1,0 +1,194 @@
+"""SkyPilot task files: `sky launch` on demand, `sky jobs launch` for spot. Checked against SkyPilot 0.14.1.
+
+What shapes them: RunPod runs one node and has no FUSE, so nothing is mounted and checkpoints go up by our own uploader;
+SkyPilot's ids change on recovery, so checkpoints are keyed by RUN_ID; rclone's cached mounts upload in any order and may
+lose their tail on `down` (skypilot#8519), so no checkpoint is ever committed through one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from recipes.plan.memory import with_resources
+from recipes.plan.prices import price
+from recipes.spec import Recipe
+from recipes.targets import script
+from recipes.targets.capabilities import CAPABILITIES, capability, engine_gpu, gpus_for, refusal, uses_spot
+from trainer.config import ConfigError
+from trainer.preempt import RECOVER_EXIT_CODES
+
+DASHBOARD_PORT = 8265
+HARD_KILL = 137
+"""Exit code of a process that was killed: out of memory, or a node taken away without notice."""
+
+
+class Dumper(yaml.SafeDumper):
+    """Shell blocks as blocks, no anchors."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        """Always."""
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+
+Dumper.add_representer(str, _text)
+
+
+def to_yaml(data: dict[str, Any], head: str = "") -> str:
+    """YAML with a comment above it."""
+    comment = "".join(f"# {line}\n" if line else "#\n" for line in head.splitlines())
+    return comment + yaml.dump(data, Dumper=Dumper, sort_keys=False, width=1000)
+
+
+def job_name(recipe: Recipe) -> str:
+    """The recipe's name as engines take it: no dots."""
+    return recipe.name.replace(".", "-")
+
+
+def render(recipe: Recipe, target: str) -> dict[str, str]:
+    """Task file, and the volume's where the recipe names one."""
+    recipe, can = with_resources(recipe), capability(target)
+    if recipe.storage.mount and not can.bucket_mount:
+        raise ConfigError(f"{target} cannot mount buckets (no FUSE): leave storage.mount empty, or use skypilot-gcp")
+    task: dict[str, Any] = {
+        "name": job_name(recipe),
+        "workdir": ".",
+        "num_nodes": recipe.cluster.nodes,
+        "resources": _resources(recipe, target),
+        "envs": _envs(recipe, target),
+        "secrets": dict.fromkeys(script.SECRETS, ""),
+    }
+    if recipe.storage.volume:
+        task["volumes"] = {"/workspace": recipe.storage.volume}
+    if recipe.storage.mount:
+        cached = {"source": recipe.storage.bucket or "${BUCKET}", "mode": "MOUNT_CACHED"}
+        task["file_mounts"] = {recipe.storage.mount: cached}
+    if can.cloud == "kubernetes":
+        task["config"] = {"kubernetes": {"provision_timeout": 900, "pod_config": _pod(recipe)}}
+    work = "/workspace" if can.cloud == "runpod" or recipe.storage.volume else "$HOME/spotrl"
+    begin = script.preamble(work, bucket=True, data=script.data_directory(recipe))
+    task["setup"] = begin + script.setup_commands(recipe)
+    task["run"] = begin + script.write_config(recipe) + f"exec {script.node_command(recipe)}\n"
+    name = f"{recipe.name}.yaml"
+    files = {name: to_yaml(task, _head(recipe, target, f"recipes/generated/{target}/{name}"))}
+    if recipe.storage.volume and can.cloud == "runpod":
+        files[f"{recipe.name}.volume.yaml"] = _volume(recipe)
+    return files
+
+
+def _head(recipe: Recipe, target: str, path: str) -> str:
+    bucket = "" if recipe.storage.bucket else " --env BUCKET=s3://..."
+    command = "sky jobs launch" if uses_spot(recipe, target) else "sky launch"
+    secrets = "--secret AWS_ACCESS_KEY_ID --secret AWS_SECRET_ACCESS_KEY"
+    return (
+        f"{recipe.description}.\n"
+        f"Written by `launch.py render {recipe.name} --target {target}`; run from the repository's root:\n"
+        f"  {command} {path} --env RUN_ID=my-run{bucket} {secrets}\n"
+        "The same RUN_ID goes on from its last committed checkpoint; a new one starts afresh."
+    )
+
+
+def _envs(recipe: Recipe, target: str) -> dict[str, str | None]:
+    envs: dict[str, str | None] = {"RUN_ID": job_name(recipe), "BUCKET": recipe.storage.bucket or None}
+    return envs | dict.fromkeys(script.SETTINGS, "")
+
+
+def _resources(recipe: Recipe, target: str) -> dict[str, Any]:
+    cluster, budget, can = recipe.cluster, recipe.budget, capability(target)
+    common: dict[str, Any] = {
+        "image_id": f"docker:{cluster.image}",
+        "memory": f"{cluster.memory_gib}+",
+        "disk_size": cluster.disk_gib,
+        "ports": [DASHBOARD_PORT],
+        "autostop": {"idle_minutes": budget.idle_minutes, "down": True},
+        "job_recovery": {
+            "strategy": "EAGER_NEXT_REGION",
+            "max_restarts_on_errors": budget.max_restarts,
+            "recover_on_exit_codes": [*RECOVER_EXIT_CODES, HARD_KILL],
+        },
+    }
+    if not cluster.gpus_per_node or can.cloud == "kubernetes":
+        common = {"cpus": f"{recipe.cpus}+"} | common
+    if budget.max_hourly_usd:
+        common["max_hourly_cost"] = budget.max_hourly_usd
+    if can.cloud == "kubernetes":
+        del common["disk_size"]  # pods have their node's disk, or the claim
+    choices = _choices(recipe, target)
+    if len(choices) == 1:
+        return choices[0] | common
+    return {"ordered": choices} | common
+
+
+def _choices(recipe: Recipe, target: str) -> list[dict[str, Any]]:
+    """Places to try, in this order: spot before on-demand, cheap before dear."""
+    clouds = _clouds(recipe) if target == "skypilot" else [target]
+    found: list[tuple[bool, float, int, dict[str, Any]]] = []
+    for name in clouds:
+        can = CAPABILITIES[name]
+        for gpu in gpus_for(recipe, name) if recipe.cluster.gpus_per_node else [""]:
+            row = price(can.cloud, gpu)
+            for spot in _markets(recipe, name):
+                usd = (row.spot if spot else row.on_demand) if row else None
+                entry = _place(recipe, name, gpu) | ({"use_spot": spot} if can.spot and gpu else {})
+                found.append((not spot, usd if usd is not None else 1e9, len(found), entry))
+    return [entry for *_, entry in sorted(found, key=lambda f: f[:3])]
+
+
+def _clouds(recipe: Recipe) -> list[str]:
+    return [name for name in ("skypilot-runpod", "skypilot-gcp") if not refusal(recipe, name)]
+
+
+def _markets(recipe: Recipe, target: str) -> list[bool]:
+    if not recipe.cluster.gpus_per_node or not uses_spot(recipe, target):
+        return [False]
+    return [True] if recipe.cluster.spot == "only" else [True, False]
+
+
+def _place(recipe: Recipe, target: str, gpu: str) -> dict[str, Any]:
+    can, site = CAPABILITIES[target], recipe.site
+    where = site.kubernetes_context if can.cloud == "kubernetes" else site.region
+    cloud = "k8s" if can.cloud == "kubernetes" else can.cloud
+    entry: dict[str, Any] = {"infra": f"{cloud}/{where}" if where else cloud}
+    if gpu:
+        entry["accelerators"] = (
+            f"{engine_gpu(target, gpu, recipe.cluster.gpus_per_node)}:{recipe.cluster.gpus_per_node}"
+        )
+    fast = can.cloud == "gcp" and gpu == "H100" and recipe.cluster.gpus_per_node == 8
+    if recipe.cluster.nodes > 1 and (fast or can.cloud == "kubernetes"):
+        entry["network_tier"] = "best"
+    return entry
+
+
+def _pod(recipe: Recipe) -> dict[str, Any]:
+    site = recipe.site
+    container: dict[str, Any] = {"volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}]}
+    if recipe.cluster.nodes > 1:
+        container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
+    if site.rdma:
+        name, _, count = site.rdma.rpartition(":")
+        container["resources"] = {"limits": {name: int(count)}, "requests": {name: int(count)}}
+    memory = {"medium": "Memory", "sizeLimit": f"{recipe.cluster.shm_gib}Gi"}
+    spec: dict[str, Any] = {"containers": [container], "volumes": [{"name": "shm", "emptyDir": memory}]}
+    if site.node_pool:
+        spec["nodeSelector"] = {"cloud.google.com/gke-nodepool": site.node_pool}
+    return {"spec": spec}
+
+
+def _volume(recipe: Recipe) -> str:
+    if len(recipe.storage.volume) > 30:
+        raise ConfigError(f"storage.volume {recipe.storage.volume!r}: RunPod takes at most 30 characters")
+    if "/" not in recipe.site.region:
+        raise ConfigError("a RunPod volume lives in one data centre: set site.region, for example US/US-KS-2")
+    size = str(recipe.storage.volume_gib or recipe.cluster.disk_gib)
+    data = {
+        "name": recipe.storage.volume,
+        "type": "runpod-network-volume",
+        "infra": f"runpod/{recipe.site.region}",
+        "size": size,
+    }
+    return to_yaml(data, f"The volume at /workspace; once: sky volumes apply {recipe.name}.volume.yaml")

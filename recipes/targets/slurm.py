@@ -1,0 +1,108 @@
+"""A Slurm batch script: one task per node, requeued when preempted, containers by Pyxis or Apptainer as an option."""
+
+from __future__ import annotations
+
+from recipes.plan.memory import with_resources
+from recipes.spec import Recipe
+from recipes.targets import script
+from recipes.targets.skypilot import job_name
+from trainer.preempt import RECOVER_EXIT_CODES
+
+ROCM = """\
+export HSA_NO_SCRATCH_RECLAIM=1 GPU_MAX_HW_QUEUES=2 TORCH_NCCL_HIGH_PRIORITY=1 RCCL_MSCCL_ENABLE=0
+# Ray and vLLM want one name for the devices; Slurm sets ROCR_VISIBLE_DEVICES.
+unset ROCR_VISIBLE_DEVICES
+"""
+"""For AMD GPUs: clocks and queues as AMD's own training guides set them."""
+
+
+def render(recipe: Recipe) -> dict[str, str]:
+    """The batch script, submitted from the repository's root: `sbatch FILE`."""
+    recipe = with_resources(recipe)
+    body = [
+        "#!/usr/bin/env bash",
+        *directives(recipe),
+        f"# {recipe.description}.",
+        f"# RUN_ID=my-run sbatch recipes/generated/slurm/{recipe.name}.sbatch   (from the repository's root, on a file",
+        "# system that all nodes see; the same RUN_ID goes on from its last committed checkpoint)",
+        'cd "${SLURM_SUBMIT_DIR:?}"',
+        f'export RUN_ID="${{RUN_ID:-{job_name(recipe)}}}"',
+        script.preamble(recipe.site.shared_dir or "$PWD/.cache", bucket=False, runs=runs(recipe)).rstrip("\n"),
+    ]
+    if recipe.environment == "rocm":
+        body.append(ROCM.rstrip("\n"))
+    body += [
+        f'setup=$(cat <<"SETUP"\n{script.setup_commands(recipe)}SETUP\n)',
+        script.write_config(recipe).rstrip("\n"),
+        container(recipe),
+        f'node=$(cat <<"NODE"\nexec {script.node_command(recipe)}\nNODE\n)',
+        'srun --nodes=1 --ntasks=1 "${inside[@]}" bash -euo pipefail -c "$setup"',
+        LAUNCH.format(grace=recipe.site.grace_s, codes="|".join(map(str, RECOVER_EXIT_CODES))).rstrip("\n"),
+    ]
+    return {f"{recipe.name}.sbatch": "\n".join(body) + "\n"}
+
+
+def runs(recipe: Recipe) -> str:
+    """Where runs go, as a shell expression."""
+    return "$WORK/runs" if recipe.site.shared_dir else "$PWD/runs"
+
+
+def directives(recipe: Recipe) -> list[str]:
+    """The #SBATCH lines."""
+    cluster, site = recipe.cluster, recipe.site
+    hours = recipe.budget.max_hours
+    options = [
+        f"--job-name={job_name(recipe)}",
+        f"--nodes={cluster.nodes}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={recipe.cpus}",
+        f"--mem={cluster.memory_gib}G",
+        f"--time={int(hours // 24)}-{int(hours % 24):02d}:{int(hours * 60 % 60):02d}:00",
+        "--output=slurm-%x-%j.log",
+        "--open-mode=append",
+        "--requeue",
+        f"--signal=TERM@{site.grace_s}",
+    ]
+    if cluster.gpus_per_node:
+        options.insert(3, f"--gpus-per-node={cluster.gpus_per_node}")
+    options += [f"--partition={site.partition}"] if site.partition else []
+    options += [f"--account={site.account}"] if site.account else []
+    return [f"#SBATCH {option}" for option in options]
+
+
+def container(recipe: Recipe) -> str:
+    """The array `inside`: what goes between srun and the command."""
+    image, gpus = recipe.cluster.image, recipe.cluster.gpus_per_node
+    match recipe.site.container:
+        case "pyxis":
+            registry = image if "#" in image or "/" not in image else image.replace(":", "+", 1).replace("+", ":")
+            return (
+                f'inside=(--container-image={registry} --container-workdir="$PWD" '
+                '--container-mounts="$PWD:$PWD,$WORK:$WORK" --no-container-mount-home)'
+            )
+        case "apptainer":
+            flag = ("--rocm " if recipe.environment == "rocm" else "--nv ") if gpus else ""
+            return f'inside=(apptainer exec {flag}--bind "$PWD,$WORK" --pwd "$PWD" docker://{image})'
+        case _:
+            return "inside=()"
+
+
+LAUNCH = """\
+# A preempted job is requeued only if this script still stands when the grace time ends: a script that exits is FAILED.
+trap : TERM
+srun --kill-on-bad-exit=0 "${{inside[@]}}" bash -euo pipefail -c "$node" &
+step=$!
+code=0
+while kill -0 "$step" 2>/dev/null; do
+  code=0
+  wait "$step" || code=$?
+done
+case "$code" in
+  {codes})
+    echo "the run asks to be started again (exit $code): waiting for Slurm, then requeueing"
+    sleep $(({grace} + 30))
+    scontrol requeue "$SLURM_JOB_ID" && sleep 120
+    ;;
+esac
+exit "$code"
+"""

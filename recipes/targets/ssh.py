@@ -1,0 +1,103 @@
+"""Bare machines over ssh: the script that each node runs. `recipes/ssh_driver.py` copies, starts, follows and stops it."""
+
+from __future__ import annotations
+
+import shlex
+
+from recipes.plan.memory import with_resources
+from recipes.spec import Recipe
+from recipes.targets import script
+from trainer.config import ConfigError
+
+DIRECTORY = "spotrl"
+"""Where the repository stands on the machines, under the home directory."""
+
+
+def render(recipe: Recipe) -> dict[str, str]:
+    """Set-up and run script of every node. NODE_RANK, NNODES, MASTER_ADDR and SPOTRL_NODES come from the driver."""
+    recipe = with_resources(recipe)
+    begin = script.preamble(recipe.site.shared_dir or "$HOME/spotrl-work", bucket=False)
+    head = (
+        f"#!/usr/bin/env bash\n# {recipe.description}: one node. Driven by `launch.py up {recipe.name} --target ssh`.\n"
+    )
+    body = begin + script.setup_commands(recipe) + script.write_config(recipe)
+    return {f"{recipe.name}.sh": head + body + f"exec {script.node_command(recipe)}\n"}
+
+
+def address(host: str) -> tuple[str, str, int]:
+    """(login for ssh, bare address, port) of `[user@]address[:port]`. Raises ConfigError."""
+    login, colon, port = host.partition(":")
+    if not login or (colon and not port.isdigit()) or any(c.isspace() for c in host) or login.startswith("-"):
+        raise ConfigError(f"host {host!r}: write it as [user@]address[:port]")
+    return login, login.rpartition("@")[2], int(port or 22)
+
+
+def hosts_of(recipe: Recipe) -> list[str]:
+    """The recipe's machines, as many as it wants nodes. Raises ConfigError."""
+    hosts = list(recipe.site.hosts)
+    if len(hosts) != recipe.cluster.nodes:
+        given = f"{len(hosts)} were given" if hosts else "none were given"
+        raise ConfigError(f"{recipe.name} wants {recipe.cluster.nodes} machines and {given}: --hosts head,second,...")
+    if len(set(hosts)) != len(hosts):
+        raise ConfigError("--hosts names a machine twice: each node must be a machine of its own")
+    for host in hosts:
+        address(host)
+    return hosts
+
+
+def options(recipe: Recipe, port: int) -> list[str]:
+    """Options of ssh: no prompts, keep-alives that notice a dead machine in half a minute."""
+    key = ["-i", recipe.site.ssh_key] if recipe.site.ssh_key else []
+    alive = [
+        "-o",
+        "BatchMode=yes",
+        "-o",
+        "ConnectTimeout=15",
+        "-o",
+        "ServerAliveInterval=10",
+        "-o",
+        "ServerAliveCountMax=3",
+    ]
+    return [*key, "-p", str(port), *alive, "-o", "StrictHostKeyChecking=accept-new"]
+
+
+def copy_command(recipe: Recipe, host: str) -> list[str]:
+    """rsync of the repository to one machine."""
+    login, _, port = address(host)
+    shell = shlex.join(["ssh", *options(recipe, port)])
+    keep_out = [
+        f"--exclude={name}" for name in (".git", ".venvs", ".venv", "runs", ".cache", "__pycache__", ".*_cache")
+    ]
+    return ["rsync", "-az", "--delete", *keep_out, "-e", shell, "./", f"{login}:{DIRECTORY}/"]
+
+
+def run_command(recipe: Recipe, rank: int, env: dict[str, str], run_id: str) -> list[str]:
+    """ssh command that runs a node in the foreground: its output is the log, its exit code the node's.
+
+    The node's process group id is written beside the task, so that `stop_command` can end exactly that.
+    """
+    hosts = hosts_of(recipe)
+    login, _, port = address(hosts[rank])
+    head = address(hosts[0])[1]
+    values = env | {
+        "NODE_RANK": str(rank),
+        "NNODES": str(len(hosts)),
+        "MASTER_ADDR": head,
+        "SPOTRL_NODES": " ".join(address(h)[1] for h in hosts),
+    }
+    exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in values.items())
+    group = f".cache/{run_id}.pgid"
+    inner = f"echo $$ > {group}; export {exports}; exec bash .cache/{run_id}.sh"
+    remote = f"cd {DIRECTORY} && mkdir -p .cache && exec setsid --wait bash -c {shlex.quote(inner)}"
+    return ["ssh", *options(recipe, port), login, remote]
+
+
+def stop_command(recipe: Recipe, host: str, run_id: str) -> list[str]:
+    """ssh command that ends a node's process group: TERM, and KILL after 30 seconds."""
+    login, _, port = address(host)
+    group = f"{DIRECTORY}/.cache/{run_id}.pgid"
+    remote = (
+        f"test -f {group} || exit 0; g=$(cat {group}); kill -TERM -- -$g 2>/dev/null || exit 0; "
+        "for i in $(seq 30); do kill -0 -- -$g 2>/dev/null || exit 0; sleep 1; done; kill -KILL -- -$g"
+    )
+    return ["ssh", *options(recipe, port), login, remote]
