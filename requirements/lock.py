@@ -1,4 +1,4 @@
-"""Writes the hashed requirement files from the extras in pyproject.toml: `python requirements/lock.py`. No file names an index."""
+"""`python requirements/lock.py` writes the hashed requirement files from pyproject.toml; none names an index."""
 
 import subprocess
 from pathlib import Path

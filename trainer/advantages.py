@@ -23,8 +23,8 @@ class Advantages:
 def group_norm(rewards: Tensor, groups: Tensor, eps: float = 1e-6) -> Advantages:
     """(r - mean of its group) / (unbiased std of its group + eps), as in DeepSeekMath (arXiv 2402.03300, eq. 3).
 
-    rewards: [N] float. groups: [N] integer ids, in any order, of any sizes. A group of one, or of equal rewards, gets 0.
-    Computed in float64: the result does not depend on the order of the samples beyond its last bit.
+    rewards: [N] float. groups: [N] integer ids, in any order, of any sizes. A group of one, or of equal
+    rewards, gets 0. Computed in float64: the order of the samples does not matter beyond the last bit.
     """
     if rewards.shape != groups.shape or rewards.dim() != 1:
         raise ValueError(f"rewards {tuple(rewards.shape)} and groups {tuple(groups.shape)} must both be [N]")

@@ -33,8 +33,8 @@ class TrainItem:
 def schedule(lengths: Sequence[int], world_size: int, micro_batch: int) -> list[list[list[int]]]:
     """Deals items to ranks: `[rank][micro-batch] -> indices`, every rank with the same number of micro-batches.
 
-    Items are sorted by length, so that a micro-batch holds little padding and the micro-batches that run at the same time
-    on all ranks are about equally long. Ties keep their order: equal input gives equal schedules.
+    Items are sorted by length, so that a micro-batch holds little padding, and the micro-batches that run at the same
+    time on all ranks are about equally long. Ties keep their order: equal input gives equal schedules.
     Raises ValueError if the items do not divide.
     """
     block = world_size * micro_batch
@@ -101,7 +101,7 @@ def collate(
     answer_at, image_at, image_feature = [], [], []
     prompts: dict[int, tuple[Encoded, int]] = {}  # row -> (prompt, its first row of features)
     features = 0
-    for b, ((row, prompt, answer), sequence) in enumerate(zip(items, sequences, strict=True)):
+    for b, ((row, prompt, _), sequence) in enumerate(zip(items, sequences, strict=True)):
         n = len(sequence)
         if row not in prompts:
             prompts[row] = (encoded(row), features)
@@ -113,10 +113,11 @@ def collate(
         position_ids[:, b, :n] = positions(sequence, enc.grid_thw)
         answer_at.append(torch.arange(len(prompt) - 1, n - 1) + b * width)
         if enc.grid_thw is not None:
-            slots = (input_ids[b, : len(prompt)] == image_token_id).nonzero().flatten()
+            slots = torch.tensor([i for i, token in enumerate(prompt) if token == image_token_id])
             image_at.append(slots + b * width)
             image_feature.append(torch.arange(len(slots)) + first)
-    with_pixels = [p for p, _ in prompts.values() if p.pixel_values is not None]
+    pixels = [p.pixel_values for p, _ in prompts.values() if p.pixel_values is not None]
+    grids = [p.grid_thw for p, _ in prompts.values() if p.grid_thw is not None]
     return MicroBatch(
         input_ids=input_ids,
         position_ids=position_ids,
@@ -124,8 +125,8 @@ def collate(
         answer_at=torch.cat(answer_at),
         targets=torch.tensor([t for _, _, answer in items for t in answer]),
         lengths=torch.tensor([len(answer) for _, _, answer in items]),
-        pixel_values=torch.cat([p.pixel_values for p in with_pixels]) if with_pixels else None,  # type: ignore[misc]
-        grid_thw=torch.cat([p.grid_thw for p in with_pixels]) if with_pixels else None,  # type: ignore[misc]
-        image_at=torch.cat(image_at) if with_pixels else None,
-        image_feature=torch.cat(image_feature) if with_pixels else None,
+        pixel_values=torch.cat(pixels) if pixels else None,
+        grid_thw=torch.cat(grids) if grids else None,
+        image_at=torch.cat(image_at) if pixels else None,
+        image_feature=torch.cat(image_feature) if pixels else None,
     )

@@ -1,4 +1,4 @@
-"""The group of workers: a Ray placement group with one bundle per rank, ranks in a fixed order, calls on all of them."""
+"""The group of workers: a Ray placement group with a bundle per rank, ranks in a fixed order, calls on all of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Workers:
         self.group = placement_group([bundle] * self.world_size, strategy="PACK")
         _await_placement(self.group, bundle, self.world_size, config.placement.start_timeout_s)
         actor = ray.remote(Worker)
-        actors = [
+        actors: list[Any] = [
             actor.options(
                 num_cpus=bundle["CPU"],
                 num_gpus=bundle.get("GPU", 0),
@@ -40,7 +40,7 @@ class Workers:
         # PACK does not order bundles: an engine's tensor-parallel ranks must be neighbours on one node.
         places = ray.get([a.where.remote() for a in actors])
         ranked = sorted(zip(places, actors, strict=True), key=lambda pair: pair[0][:2])
-        self.actors = [a for _, a in ranked]
+        self.actors: list[Any] = [a for _, a in ranked]
         places = [p for p, _ in ranked]
         self.pids = [p[3] for p in places]
         local = [[q[0] for q in places[:i]].count(p[0]) for i, p in enumerate(places)]
@@ -107,7 +107,7 @@ class Workers:
 
 
 def merge(stats: list[dict[str, float]]) -> dict[str, float]:
-    """Joins the ranks' statistics: maxima and peaks by max, what all ranks agree on from the first, the rest adds up."""
+    """Joins the ranks' statistics: maxima and peaks by max, what all agree on from the first, the rest adds up."""
     out = {}
     for name in stats[0]:
         values = [s[name] for s in stats]

@@ -30,7 +30,7 @@ class Run:
     name: str = "run"
     """Human-readable name; shown in W&B, reports and job names."""
     id: str = ""
-    """Our own RUN_ID: keys the bucket prefix, the resume and the logs. Engines' ids change on recovery. Default: name."""
+    """Our own RUN_ID: keys bucket prefix, resume and logs, since engines' ids change on recovery. Default: name."""
     seed: int = 0
     """Every other seed is a hash of this one and of what is seeded."""
     dir: str = "runs/run"
@@ -316,7 +316,7 @@ class RunConfig:
 # --- reading, writing, overriding -------------------------------------------------------------------------------------
 
 
-def from_dict(cls: type, data: Any, where: str = "") -> Any:
+def from_dict(cls: Any, data: Any, where: str = "") -> Any:
     """Builds dataclass `cls` from plain data. Raises ConfigError on an unknown key or a value of the wrong type."""
     if not isinstance(data, dict):
         raise ConfigError(f"{where or 'the configuration'}: expected a mapping, got {type(data).__name__}")
@@ -422,12 +422,31 @@ def dump(config: RunConfig) -> str:
     return yaml.safe_dump(to_dict(config), sort_keys=False)
 
 
-RESUME_IGNORES = ("run.dir", "run.max_steps", "checkpoint", "placement", "logging", "evaluation", "rewards.workers",
-                  "rewards.deadline_s", "rewards.max_timeout_rate", "rewards.remote_url", "rollout.gpu_memory_utilization",
-                  "rollout.kv_cache_gib", "rollout.sync_bucket_bytes", "rollout.sync_tolerance", "rollout.tensor_parallel",
-                  "rollout.sleep_level", "rollout.eager", "rollout.prefix_caching", "optimizer.offload_optimizer",
-                  "optimizer.offload_reference", "model.gradient_checkpointing", "algorithm.micro_batch",
-                  "algorithm.logprob_micro_batch")  # fmt: skip
+RESUME_IGNORES = (
+    "run.dir",
+    "run.max_steps",
+    "checkpoint",
+    "placement",
+    "logging",
+    "evaluation",
+    "rewards.workers",
+    "rewards.deadline_s",
+    "rewards.max_timeout_rate",
+    "rewards.remote_url",
+    "rollout.gpu_memory_utilization",
+    "rollout.kv_cache_gib",
+    "rollout.sync_bucket_bytes",
+    "rollout.sync_tolerance",
+    "rollout.tensor_parallel",
+    "rollout.sleep_level",
+    "rollout.eager",
+    "rollout.prefix_caching",
+    "optimizer.offload_optimizer",
+    "optimizer.offload_reference",
+    "model.gradient_checkpointing",
+    "algorithm.micro_batch",
+    "algorithm.logprob_micro_batch",
+)
 """What may differ between a checkpoint and the run that resumes from it: where and how fast, never what is computed."""
 
 
@@ -507,8 +526,8 @@ def validate(config: RunConfig) -> None:
         )
     if c.samples_per_step % c.samples_per_update:
         raise ConfigError(
-            f"algorithm.samples_per_update {c.samples_per_update} does not divide the {c.samples_per_step} samples of a "
-            f"step (prompts_per_step x samples_per_prompt): use a divisor of {c.samples_per_step}"
+            f"algorithm.samples_per_update {c.samples_per_update} does not divide the {c.samples_per_step} samples of "
+            f"a step (prompts_per_step x samples_per_prompt): use a divisor of {c.samples_per_step}"
         )
     for name, micro in (
         ("micro_batch", c.algorithm.micro_batch),

@@ -1,4 +1,4 @@
-"""Which prompts each step sees: a pure function of (seed, step), so that the position in the data is the step itself."""
+"""Which prompts each step sees: a pure function of (seed, step), so that the step is the position in the data."""
 
 from __future__ import annotations
 

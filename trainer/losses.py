@@ -1,7 +1,7 @@
 """The GRPO objective as pure functions of flat token tensors [N]: all answer tokens of a micro-batch, no padding.
 
-Every token carries a weight that already holds the denominator of the whole optimizer step over all ranks, so losses are
-plain sums: micro-batch size, packing and sharding change neither loss nor gradient.
+Every token carries a weight that already holds the denominator of the whole optimizer step over all ranks, so losses
+are plain sums: micro-batch size, packing and sharding change neither loss nor gradient.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ KLEstimator = Literal["k1", "k2", "k3"]
 
 
 def kl_divergence(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator) -> Tensor:
-    """Per-token estimate of KL(policy || reference) from samples of the policy, [N] (Schulman, "Approximating KL", 2020).
+    """Per-token estimate of KL(policy || reference) from samples of the policy, [N] (Schulman, "Approximating KL").
 
     With d = log p - log q: k1 = d, k2 = d^2 / 2, k3 = e^-d - 1 + d. As a loss, k2's gradient is that of the KL itself;
     k1's has mean zero; k3's is that of the reverse KL. d is clamped to +-20 before the exponential.

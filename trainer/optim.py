@@ -8,7 +8,7 @@ from trainer.config import Optimizer
 
 
 def learning_rate(optimizer: Optimizer, update: int, total_updates: int) -> float:
-    """Rate of optimizer step `update` (from 0): linear warm-up, then constant, cosine or linear to 0 at `total_updates`."""
+    """Rate of optimizer step `update` (from 0): linear warm-up, then constant, or to 0 at `total_updates`."""
     if update < optimizer.warmup_steps:
         return optimizer.learning_rate * (update + 1) / optimizer.warmup_steps
     progress = (update - optimizer.warmup_steps) / max(total_updates - optimizer.warmup_steps, 1)

@@ -1,7 +1,7 @@
 """The policy under DeepSpeed ZeRO-3, and its frozen reference. The only file that imports DeepSpeed.
 
 `AnswerScorer` wraps a Hugging Face model so that one forward pass of a `MicroBatch` gives the log-probabilities of its
-answer tokens; `Policy` shards it, updates it, hands out full weights group by group, and gives up its shards to be saved.
+answer tokens; `Policy` shards it, updates it, hands out full weights group by group, and gives up its shards to save.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class AnswerScorer(nn.Module):
         self.temperature = temperature
         self.freeze_vision = freeze_vision
         self.visual = getattr(model.model, "visual", None) and model.model.visual.__class__
+        self.banned: Tensor
         self.register_buffer("banned", torch.tensor(banned_token_ids, dtype=torch.long), persistent=False)
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
@@ -125,7 +126,7 @@ class Policy:
             fused=device.type == "cuda" and not config.optimizer.offload_optimizer,
         )
         self.engine, self.zero = _quietly(deepspeed.initialize, model=scorer, optimizer=optimizer, config=ds_config)[:2]
-        self.names = {n.removeprefix("model."): p for n, p in scorer.named_parameters()}
+        self.names: dict[str, Any] = {n.removeprefix("model."): p for n, p in scorer.named_parameters()}
         self.reference: Any = None
         if config.method == "grpo" and config.algorithm.kl_coef:
             frozen = zero3_config(config, inference=True)
@@ -217,7 +218,7 @@ class Policy:
     def weight_groups(self, bucket_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
         """Full weights in the model's own dtype and Hugging Face names, a group of layers at a time, on every rank.
 
-        A group's tensors are only valid until the next one is asked for. Peak memory: one bucket, or the largest parameter.
+        A group's tensors are only valid until the next one is asked for. Peak: a bucket, or the largest parameter.
         """
         for bucket in _buckets(list(self.names.items()), bucket_bytes):
             with deepspeed.zero.GatheredParameters([p for _, p in bucket], modifier_rank=None):
@@ -274,7 +275,7 @@ class Policy:
         return start, min(start + size, p.ds_numel)
 
     def _adam(self, p: Any) -> tuple[dict[str, Tensor], int]:
-        """Adam's state of the flat group that holds `p`, and where in it `p` begins; made here before the first step."""
+        """Adam's state of the flat group that holds `p`, and where in it `p` begins; made before the first step."""
         group, at, _ = self.zero.grad_position[self.zero.get_param_id(p)]
         flat = self.zero.fp32_partitioned_groups_flat[group]
         state = self.zero.optimizer.state[flat]
@@ -289,8 +290,15 @@ class Policy:
 
 
 STATS = (
-    "loss/policy loss/total kl/mean ratio/clip_fraction ratio/mean entropy/mean mismatch/logprob_abs_mean mismatch/kl"
-).split()
+    "loss/policy",
+    "loss/total",
+    "kl/mean",
+    "ratio/clip_fraction",
+    "ratio/mean",
+    "entropy/mean",
+    "mismatch/logprob_abs_mean",
+    "mismatch/kl",
+)
 """Metrics whose per-rank values add up to the global mean."""
 
 
@@ -348,7 +356,7 @@ def _quietly(initialize: Callable[..., Any], **kwargs: Any) -> Any:
         return initialize(**kwargs)
     except torch.OutOfMemoryError as error:
         raise ConfigError(
-            "the policy's shards do not fit this GPU: use more GPUs, optimizer.offload_optimizer=true, or a smaller model"
+            "the policy does not fit this GPU: use more GPUs, a smaller model, or optimizer.offload_optimizer=true"
         ) from error
     finally:
         logger.setLevel(level)

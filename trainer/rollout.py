@@ -23,7 +23,8 @@ class BanTokens(LogitsProcessor):
     """Sets the ids in `additional_config["banned_token_ids"]` to -inf before sampling, for every request."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
-        self.ids = torch.tensor(vllm_config.additional_config["banned_token_ids"], dtype=torch.long, device=device)
+        additional: Any = vllm_config.additional_config
+        self.ids = torch.tensor(additional["banned_token_ids"], dtype=torch.long, device=device)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """logits: [requests, vocabulary], changed in place."""
@@ -87,7 +88,7 @@ class Engine:
         return self.llm.collective_rpc(method, args=args)
 
     def reset_caches(self) -> None:
-        """Forgets everything computed with other weights: KV blocks, processed inputs, image embeddings (vllm#44910)."""
+        """Forgets what was computed with other weights: KV blocks, processed inputs, image embeddings (vllm#44910)."""
         if not self.llm.reset_prefix_cache():
             raise RuntimeError("the prefix cache was not reset: a request is still running")
         self.llm.reset_mm_cache()
@@ -122,8 +123,8 @@ class Engine:
     ) -> list[Sample]:
         """Samples answers; each draws from a seed of its own, so that neither order nor batch matters to it.
 
-        prompts: with how the policy reads each, and how vLLM takes it. Raises RuntimeError where the two disagree on the
-        prompt's tokens.
+        prompts: with how the policy reads each, and how vLLM takes it. Raises RuntimeError where the two disagree on
+        the prompt's tokens.
         """
         params = [
             SamplingParams(
@@ -137,13 +138,14 @@ class Engine:
             )
             for prompt, _, _ in prompts
         ]
-        outputs = self.llm.generate([p for _, _, p in prompts], params, use_tqdm=False)  # type: ignore[arg-type]
+        requests: list[Any] = [request for _, _, request in prompts]
+        outputs = self.llm.generate(requests, params, use_tqdm=False)
         samples = []
         for (prompt, encoded, _), output in zip(prompts, outputs, strict=True):
             if list(output.prompt_token_ids or ()) != encoded.token_ids:
                 raise RuntimeError(
-                    f"row {prompt.row}: engine and policy read the prompt differently ({len(output.prompt_token_ids or ())} "
-                    f"and {len(encoded.token_ids)} tokens); the processors of vLLM and transformers disagree"
+                    f"row {prompt.row}: engine and policy read its prompt as {len(output.prompt_token_ids or ())} and "
+                    f"{len(encoded.token_ids)} tokens: the processors of vLLM and transformers disagree"
                 )
             for answer in sorted(output.outputs, key=lambda o: o.index):
                 ids = list(answer.token_ids)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import ray.exceptions
 
 from data_prep.shards import Dataset
 from trainer import config as configuration
@@ -22,6 +23,7 @@ from trainer.metrics import Metrics, Phases
 from trainer.precheck import precheck
 from trainer.preempt import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST, EXIT_STORAGE, Notice
 from trainer.records import Outcome, Sample
+
 write_report = lambda d: d  # TMP
 from trainer.rewards.pool import Rewards
 from trainer.storage import StorageError
@@ -127,7 +129,7 @@ class Session:
         return bool(every) and (step % every == 0 or step == total)
 
     def log(self, step: int, stats: dict[str, float], samples: list[dict[str, Any]]) -> None:
-        """Writes the step's metrics and samples. Comes before the save, so that a checkpoint's step is always logged."""
+        """Writes the step's metrics and samples. Comes before the save: a checkpoint's step is always logged."""
         times = self.phases.take()
         self._step_time_s = times["time/step_s"]
         stats = stats | self.rewards.stats() | {"data/left_out": self.left_out}
@@ -290,6 +292,7 @@ def connect(config: RunConfig) -> None:
     if os.environ.get("RAY_ADDRESS"):
         ray.init(**common)
         return
-    gpus = {} if config.placement.device == "cuda" else {"num_gpus": 0}
     workers = config.placement.workers_per_node * config.placement.threads_per_worker
-    ray.init(num_cpus=max(workers, os.cpu_count() or 1), include_dashboard=False, **gpus, **common)
+    if config.placement.device == "cpu":
+        common["num_gpus"] = 0
+    ray.init(num_cpus=max(workers, os.cpu_count() or 1), include_dashboard=False, **common)

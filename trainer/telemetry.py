@@ -38,7 +38,7 @@ def describe(samples: list[Sample], outcomes: list[Outcome], advantages: Advanta
 
 
 def throughput(stats: dict[str, float], times: dict[str, float], world_size: int) -> dict[str, float]:
-    """Tokens per second of generation (answers) and of learning (prompts and answers), and of the whole step per rank."""
+    """Tokens per second of generation (answers), of learning (prompts and answers), and of the whole step per rank."""
     total = stats.get("tokens/step", 0.0)
     prompt, answer = stats.get("tokens/prompt_mean", 0.0), stats.get("tokens/response_mean", 0.0)
     out = {"perf/tokens_per_s_per_gpu": total / times["time/step_s"] / world_size}

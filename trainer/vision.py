@@ -1,4 +1,4 @@
-"""From a row to what policy and engine read: chat text, token ids with expanded image placeholders, pixels, positions."""
+"""From a row to what policy and engine read: chat text, token ids with expanded placeholders, pixels, positions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Weights from the policy's shards into the engine that lives in the same process, through vLLM's weight-transfer API.
 
-`push` streams one group of layers at a time: all ranks gather it, each loads its own tensor-parallel part of it, and it is
-let go again. vLLM's layerwise reloading re-packs what its kernels had packed (calling `load_weights` alone would not).
+`push` streams one group of layers at a time: all ranks gather it, each loads its own tensor-parallel part of it, and
+it is let go again. vLLM's layerwise reloading re-packs what its kernels had packed; `load_weights` alone would not.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class InProcessEngine(WeightTransferEngine[NoInit, Weights]):
 
     def receive_weights(self, update_info: Weights) -> None:
         """Loads one group; each layer is re-packed as soon as it is whole."""
-        self.model.load_weights(update_info.weights)  # type: ignore[operator]
+        model: Any = self.model
+        model.load_weights(update_info.weights)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Loads one group, and on a GPU waits for it: the tensors are let go when this returns."""
@@ -72,11 +73,11 @@ class InProcessEngine(WeightTransferEngine[NoInit, Weights]):
 
     def _retie(self) -> None:
         """The tied head gets no weights of its own, so reloading leaves it at the old ones (on CPU: a packed copy)."""
-        modules = dict(self.model.named_modules())
+        modules: dict[str, Any] = dict(self.model.named_modules())
         head = next(m for name, m in modules.items() if name.endswith("lm_head"))
         embedding = next(m for name, m in modules.items() if name.endswith("embed_tokens"))
-        head.tie_weights(embedding)  # type: ignore[operator]
-        head.quant_method.process_weights_after_loading(head)  # type: ignore[union-attr,operator]
+        head.tie_weights(embedding)
+        head.quant_method.process_weights_after_loading(head)
 
     def shutdown(self) -> None:
         """Nothing is held."""

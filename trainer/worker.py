@@ -1,4 +1,4 @@
-"""One GPU's process: its part of the ZeRO-3 policy, of the reference and of the rollout engine, and the rows they read."""
+"""One GPU's process: its part of the ZeRO-3 policy, the reference and the rollout engine, and the rows they read."""
 
 from __future__ import annotations
 
