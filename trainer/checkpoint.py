@@ -125,7 +125,7 @@ class Checkpoints:
 
     def fits(self, remaining_s: float) -> bool:
         """Whether a checkpoint begun now would be committed within the notice. Never before one has been measured."""
-        return self.in_flight is None and 0 < 1.3 * self.save_s + 0.5 < remaining_s
+        return self.in_flight is None and self.save_s > 0 and 1.3 * self.save_s + 0.5 < remaining_s
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
