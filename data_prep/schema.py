@@ -30,6 +30,8 @@ SYSTEM_PROMPT = (
     "<think> $1+1=2$. </think><answer> $\\boxed{2}$ </answer>"
 )
 """Used where a dataset brings no system prompt of its own."""
+TEXT_SYSTEM_PROMPT = SYSTEM_PROMPT.replace(" about the picture", "")
+"""The same for questions without a picture."""
 
 
 @dataclass(frozen=True)

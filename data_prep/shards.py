@@ -237,9 +237,15 @@ class Dataset:
     split is unknown, or a shard is missing or of another size than the manifest says.
     """
 
-    def __init__(self, path: str | Path, split: str = "train", cache_dir: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        split: str = "train",
+        cache_dir: str | Path | None = None,
+        manifest: Manifest | None = None,
+    ) -> None:
         self.path, self.split = str(path), split
-        self.manifest = read_manifest(path)
+        self.manifest = manifest or read_manifest(path)
         self.fingerprint = self.manifest.fingerprint
         if split not in self.manifest.rows:
             raise ConfigError(f"no split {split!r} in {path}: it has {', '.join(self.manifest.rows) or 'no splits'}")

@@ -1,0 +1,209 @@
+"""Reading an image archive once, as a stream: no second copy, nothing written under a name that the archive chose."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, cast
+
+from trainer.config import ConfigError
+
+TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
+
+
+@dataclass
+class Refused:
+    """Members that were not read, and why."""
+
+    members: list[tuple[str, str]] = field(default_factory=list)
+    """(name, reason)."""
+
+    def add(self, name: str, reason: str) -> None:
+        """Notes one member."""
+        self.members.append((name[:300], reason))
+
+
+def safe_name(name: str) -> str:
+    """The member's path relative to the archive's root, normalized. Raises ValueError if it points outside.
+
+    The pictures never become files of that name, so nothing could be overwritten; but an archive with such names is
+    damaged or hostile, and what they hold is not trusted.
+    """
+    if "\0" in name:
+        raise ValueError("name contains a NUL byte")
+    if "\\" in name:
+        raise ValueError("name contains a backslash")
+    if name.startswith("/") or (len(name) > 1 and name[1] == ":"):
+        raise ValueError("absolute path")
+    parts: list[str] = []
+    for part in PurePosixPath(name).parts:
+        if part == "..":
+            raise ValueError("path leaves the archive")
+        parts.append(part)
+    if not parts:
+        raise ValueError("empty name")
+    return "/".join(parts)
+
+
+def link_target(member: str, target: str, hard: bool) -> str:
+    """Where a link points, relative to the archive's root. Raises ValueError if that is outside."""
+    if target.startswith("/") or "\\" in target or "\0" in target:
+        raise ValueError(f"link to {target!r} leaves the archive")
+    base = [] if hard else member.split("/")[:-1]
+    for part in PurePosixPath(target).parts:
+        if part == "..":
+            if not base:
+                raise ValueError(f"link to {target!r} leaves the archive")
+            base.pop()
+        elif part != ".":
+            base.append(part)
+    return "/".join(base)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One file of an archive or folder, or a link to an earlier one."""
+
+    name: str
+    data: bytes = b""
+    link: str = ""
+    """Name of the member that this one is an alias of."""
+
+
+def members(path: Path, refused: Refused) -> Iterator[Member]:
+    """Files of a tar (plain, gzip, bzip2, xz), a zip or a folder, in its own order, one in memory at a time.
+
+    Unsafe members are left out and noted in `refused`. Raises ConfigError if the archive is truncated, damaged or of
+    no known kind.
+    """
+    if path.is_dir():
+        yield from _folder(path, refused)
+    elif path.suffix == ".zip":
+        yield from _zip(path, refused)
+    elif path.name.endswith(TAR_ENDINGS):
+        yield from _tar(path, refused)
+    else:
+        raise ConfigError(f"{path}: not an archive that can be read; use .tar, .tar.gz, .tgz, .tar.bz2, .tar.xz, .zip")
+
+
+def _decompressed(path: Path) -> IO[bytes]:
+    if path.name.endswith((".gz", ".tgz")):
+        from isal import igzip_threaded
+
+        return igzip_threaded.open(path, "rb", block_size=1 << 20)
+    if path.name.endswith((".bz2", ".tbz2")):
+        return cast(IO[bytes], bz2.open(path, "rb"))
+    if path.name.endswith((".xz", ".txz")):
+        return cast(IO[bytes], lzma.open(path, "rb"))
+    return open(path, "rb")
+
+
+def _tar(path: Path, refused: Refused) -> Iterator[Member]:
+    count = 0
+    try:
+        with (
+            _decompressed(path) as stream,
+            tarfile.open(fileobj=stream, mode="r|", bufsize=1 << 16) as tar,
+        ):
+            index: Any = tar
+            for info in tar:
+                index.members = []  # a stream is never sought back: its list of members need not grow
+                if info.isdir():
+                    continue
+                try:
+                    name = safe_name(info.name)
+                    if info.islnk() or info.issym():
+                        yield Member(name, link=link_target(name, info.linkname, hard=info.islnk()))
+                        continue
+                except ValueError as error:
+                    refused.add(info.name, str(error))
+                    continue
+                file = tar.extractfile(info) if info.isfile() else None
+                if file is None:
+                    refused.add(info.name, "neither file, folder nor link")
+                    continue
+                data = file.read()
+                if len(data) != info.size:
+                    raise EOFError("unexpected end of data")
+                count += 1
+                yield Member(name, data)
+            _expect_end(tar)
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, _Damaged) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"{path} is truncated or damaged after {count} files ({reason}): download it again") from None
+
+
+class _Damaged(Exception):
+    """Found by our own checks."""
+
+
+def _expect_end(tar: tarfile.TarFile) -> None:
+    """Reads to the end, which checks the stream's checksum. tarfile itself stops at a damaged header in silence."""
+    stream: Any = tar.fileobj
+    while chunk := stream.read(1 << 20):
+        if chunk.strip(b"\0"):
+            raise _Damaged("not a header where one should be")
+
+
+def _zip(path: Path, refused: Refused) -> Iterator[Member]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for info in archive.infolist():
+                if info.is_dir():
+                    continue
+                try:
+                    name = safe_name(info.filename)
+                    if (info.external_attr >> 28) == 0o12:
+                        raise ValueError("symbolic link in a zip")
+                except ValueError as error:
+                    refused.add(info.filename, str(error))
+                    continue
+                yield Member(name, archive.read(info))
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise ConfigError(f"{path} is truncated or damaged ({error}): download it again") from None
+
+
+def _folder(root: Path, refused: Refused) -> Iterator[Member]:
+    real = root.resolve()
+    for folder, folders, names in os.walk(root):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(folder) / name
+            relative = path.relative_to(root).as_posix()
+            if not path.resolve().is_relative_to(real):
+                refused.add(relative, f"link to {os.readlink(path)!r} leaves the folder")
+            elif path.is_file():
+                yield Member(relative, path.read_bytes())
+            else:
+                refused.add(relative, "neither file, folder nor link")
+
+
+def unpacked_bytes(path: Path) -> int:
+    """Bytes that the archive's contents take, known before it is read (an estimate for bzip2 and xz: twice the file).
+
+    gzip stores the length modulo 4 GiB in its last four bytes; pictures do not shrink, so the smallest length that is
+    not well below the file's own is taken.
+    """
+    if path.is_dir():
+        return sum((Path(folder) / name).stat().st_size for folder, _, names in os.walk(path) for name in names)
+    size = path.stat().st_size
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path) as archive:
+            return sum(info.file_size for info in archive.infolist())
+    if path.name.endswith((".gz", ".tgz")) and size > 4:
+        with open(path, "rb") as file:
+            file.seek(-4, io.SEEK_END)
+            length = int.from_bytes(file.read(4), "little")
+        while length < 0.9 * size:
+            length += 1 << 32
+        return length
+    return size if path.suffix == ".tar" else 2 * size

@@ -1,0 +1,317 @@
+"""From sources to a prepared dataset: unpack and check the pictures, judge every row, split, write, manifest last.
+
+The rows are read three times (which pictures are wanted; the checks; the writing), because a line costs microseconds
+and memory then holds neither texts nor pictures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from data_prep import statistics
+from data_prep.archive import Refused
+from data_prep.images import Picture
+from data_prep.overlap import mark_overlaps
+from data_prep.pictures import Pictures
+from data_prep.schema import SYSTEM_PROMPT, TEXT_SYSTEM_PROMPT, Manifest, Row, question, row_id
+from data_prep.shards import MANIFEST, SplitWriter, clear, fingerprint, read_manifest, write_manifest
+from data_prep.source import Candidate, Problem, Source
+from data_prep.split import groups_of, validation_groups
+from data_prep.tokens import text_token_counter
+from data_prep.validate import Judged, Settings, judge, mark_repeats, same_answer
+from data_prep.wanted import Wanted
+from trainer.config import ConfigError
+
+Progress = Callable[[str, int, int], None]
+"""(stage, done, total): called often; total 0 where it is not known."""
+BATCH_ROWS = 512
+
+
+def _quiet(stage: str, done: int, total: int) -> None:
+    pass
+
+
+class _Open:
+    """One source with its pictures."""
+
+    def __init__(self, source: Source, work_dir: Path, settings: Settings) -> None:
+        self.source, self.settings = source, settings
+        key = json.dumps([source.files, dataclasses.asdict(settings.limits)], sort_keys=True)
+        self.pictures = Pictures(work_dir, settings.limits, hashlib.sha256(key.encode()).hexdigest())
+        self.wanted = Wanted(())
+        self.refused = Refused()
+        self.unused = 0
+
+    def rows(self) -> Iterator[Candidate | Problem]:
+        return islice(self.source.rows(), self.settings.limit or None)
+
+    def facts(self, row: Candidate) -> list[Picture | None | str]:
+        """Facts of the row's pictures; None where one is missing, a text where its name is ambiguous."""
+        found: list[Picture | None | str] = []
+        for path in row.pictures:
+            member = self.wanted.member(path)
+            found.append(f"several pictures are named {path}" if member == "" else self.pictures.facts(member or ""))
+        return found
+
+    def read(self, row: Candidate) -> list[bytes]:
+        return [self.pictures.read(self.wanted.member(path) or "") for path in row.pictures]
+
+
+def prepare(
+    sources: Sequence[Source],
+    out_dir: str | Path,
+    name: str,
+    settings: Settings = Settings(),  # noqa: B008 - frozen
+    workers: int = 0,
+    on_progress: Progress = _quiet,
+    overwrite: bool = False,
+    exclude: Sequence[str] = (),
+    work_dir: str | Path = "",
+) -> Manifest:
+    """Prepares `sources` as one dataset in a local directory.
+
+    Args:
+        sources: where rows and pictures come from.
+        out_dir: made if missing. If it holds the very dataset that is asked for, nothing is done.
+        name: of the dataset.
+        settings: limits, split, tokenizer.
+        workers: decoding processes; 0: one per core.
+        on_progress: follows the stages.
+        overwrite: replace another dataset in `out_dir`.
+        exclude: prepared evaluation sets: rows with a picture that one of them nearly has are quarantined.
+        work_dir: for the unpacked pictures, removed at the end; default inside `out_dir`.
+
+    Raises ConfigError where there is another dataset, too little disk, or no row that can be used.
+    """
+    out = Path(out_dir)
+    asked = _asked(sources, settings, exclude)
+    if (out / MANIFEST).exists():
+        former = read_manifest(out)
+        if former.settings == asked and former.name == name:
+            return former
+        if not overwrite:
+            raise ConfigError(f"{out} holds a dataset made otherwise: choose another --out, or pass --overwrite")
+    out.mkdir(parents=True, exist_ok=True)
+    work = Path(work_dir) if work_dir else out / ".work"
+    opened = [_Open(source, work / str(i), settings) for i, source in enumerate(sources)]
+    totals = [_find_wanted(one) for one in opened]
+    check_disk(opened, totals, out, work)
+    for one in opened:
+        _unpack(one, workers or os.cpu_count() or 1, on_progress)
+    judged, problems = _judge_all(opened, settings, sum(rows for rows, _ in totals), on_progress)
+    facts = {p.facts.sha256: p.facts for one in opened for p in one.pictures.stored.values()}
+    kept = [row for rows in judged for row in rows]
+    mark_repeats(kept, same_answer)
+    overlaps = mark_overlaps(kept, facts, exclude)
+    groups = _assign_splits(kept, facts, settings)
+    clear(out)
+    manifest = _write(opened, judged, problems, out, name, asked, on_progress)
+    stats = statistics.collect(kept, facts, groups)
+    stats["pictures"] |= {
+        "unused": sum(one.unused for one in opened),
+        "refused": [member for one in opened for member in one.refused.members][:1000],
+        "resumed": sum(one.pictures.resumed for one in opened),
+    }
+    stats["overlaps"] = overlaps
+    manifest = dataclasses.replace(manifest, statistics=stats)
+    from data_prep.preview import write_preview
+
+    write_preview(out, manifest)
+    write_manifest(out, manifest)
+    for one in opened:
+        one.pictures.close(remove=True)
+    shutil.rmtree(work, ignore_errors=True)
+    return manifest
+
+
+def _asked(sources: Sequence[Source], settings: Settings, exclude: Sequence[str]) -> dict[str, Any]:
+    """The settings as the manifest holds them: no path of this machine, so that equal data has an equal fingerprint."""
+    asked = json.loads(json.dumps(dataclasses.asdict(settings)))
+    asked["tokenizer"] = Path(settings.tokenizer).name if os.path.isdir(settings.tokenizer) else settings.tokenizer
+    asked["sources"] = [{"name": s.name, "revision": s.revision, "files": s.files} for s in sources]
+    asked["exclude"] = [read_manifest(path).fingerprint for path in exclude]
+    return asked
+
+
+def _find_wanted(one: _Open) -> tuple[int, int]:
+    """First reading. Returns the number of rows and of references to pictures."""
+    rows = references = 0
+    paths: set[str] = set()
+    for row in one.rows():
+        rows += 1
+        if isinstance(row, Candidate):
+            references += len(row.pictures)
+            paths.update(row.pictures)
+    one.wanted = Wanted(paths)
+    return rows, references
+
+
+def check_disk(opened: Sequence[_Open], totals: Sequence[tuple[int, int]], out: Path, work: Path) -> None:
+    """Raises ConfigError if the unpacked pictures and the shards, where rows share pictures, cannot fit."""
+    unpack = shards = 0
+    for one, (rows, references) in zip(opened, totals, strict=True):
+        size = one.source.picture_bytes()
+        there = sum(p.size for p in one.pictures.stored.values())
+        unpack += max(0, size - there)
+        shards += int(size * max(1.0, references / max(1, len(one.wanted)))) + 4096 * rows
+    work.mkdir(parents=True, exist_ok=True)
+    same = os.stat(out).st_dev == os.stat(work).st_dev
+    needs = {out: shards + (unpack if same else 0)} | ({} if same else {work: unpack})
+    for place, need in needs.items():
+        free = shutil.disk_usage(place).free
+        if need > free:
+            raise ConfigError(
+                f"{place} has {free / 2**30:.1f} GiB free, the preparation needs up to {need / 2**30:.1f} GiB: "
+                f"free some, or choose another --out (and --work for the unpacked pictures)"
+            )
+
+
+def _unpack(one: _Open, workers: int, on_progress: Progress) -> None:
+    if not len(one.wanted):
+        return
+    total = one.source.picture_bytes()
+    stage = f"pictures of {one.source.name}"
+    seen = 0
+
+    def follow(_: int, size: int) -> None:
+        nonlocal seen
+        seen += size
+        on_progress(stage, min(seen, total), total)
+
+    one.unused = one.pictures.fill(lambda: one.source.members(one.refused), one.wanted, workers, follow)
+    on_progress(stage, total, total)
+
+
+def _judge_all(
+    opened: Sequence[_Open], settings: Settings, total: int, on_progress: Progress
+) -> tuple[list[list[Judged]], list[list[Problem]]]:
+    """Second reading: every row's checks, in batches for the tokenizer."""
+    count_tokens = text_token_counter(settings.tokenizer)
+    judged: list[list[Judged]] = []
+    problems: list[list[Problem]] = []
+    done = 0
+    for one in opened:
+        judged.append([])
+        problems.append([])
+        rows = one.rows()
+        while batch := list(islice(rows, BATCH_ROWS)):
+            candidates = [complete(row) for row in batch if isinstance(row, Candidate)]
+            problems[-1] += [row for row in batch if isinstance(row, Problem)]
+            counts = count_tokens([row.messages for row in candidates])
+            judged[-1] += [
+                judge(row, one.facts(row), tokens, settings) for row, tokens in zip(candidates, counts, strict=True)
+            ]
+            done += len(batch)
+            on_progress("rows checked", done, total)
+    return judged, problems
+
+
+def complete(row: Candidate) -> Candidate:
+    """The row with a system prompt, ours where its source has none."""
+    if row.messages and row.messages[0]["role"] == "system":
+        return row
+    prompt = SYSTEM_PROMPT if row.pictures else TEXT_SYSTEM_PROMPT
+    return dataclasses.replace(row, messages=[{"role": "system", "content": prompt}, *row.messages])
+
+
+def _assign_splits(rows: list[Judged], facts: dict[str, Picture], settings: Settings) -> dict[str, Any]:
+    """Gives every kept row its split. Returns what the statistics say of the groups."""
+    kept = [row for row in rows if not row.reason]
+    if not kept:
+        reasons = Counter(row.reason.partition(":")[0] for row in rows)
+        raise ConfigError(f"no row can be used: {', '.join(f'{n} {reason}' for reason, n in reasons.most_common(5))}")
+    hashes = {sha: facts[sha].hash for row in kept for sha in row.pictures}
+    keys = groups_of([row.pictures for row in kept], [row.question for row in kept], hashes)
+    free = [key for row, key in zip(kept, keys, strict=True) if not row.split]
+    chosen = validation_groups(free, settings.validation, settings.split_seed)
+    for row, key in zip(kept, keys, strict=True):
+        row.split = row.split or ("validation" if key in chosen else "train")
+    train = {key for row, key in zip(kept, keys, strict=True) if row.split == "train"}
+    sizes = Counter(keys)
+    return {
+        "count": len(sizes),
+        "largest": max(sizes.values()),
+        "rows_near_train": dict(
+            Counter(row.split for row, key in zip(kept, keys, strict=True) if row.split != "train" and key in train)
+        ),
+    }
+
+
+def _write(
+    opened: Sequence[_Open],
+    judged: list[list[Judged]],
+    problems: list[list[Problem]],
+    out: Path,
+    name: str,
+    asked: dict[str, Any],
+    on_progress: Progress,
+) -> Manifest:
+    """Third reading: kept rows into shards, the others into the quarantine file."""
+    writers: dict[str, SplitWriter] = {}
+    counts: Counter[str] = Counter()
+    quarantined: Counter[str] = Counter()
+    total = sum(map(len, judged)) + sum(map(len, problems))
+    done = 0
+    with open(out / "quarantine.jsonl", "w") as quarantine:
+
+        def leave_out(reason: str, **row: Any) -> None:
+            kind, _, detail = reason.partition(": ")
+            quarantined[kind] += 1
+            quarantine.write(json.dumps({"reason": kind, "detail": detail, **row}, ensure_ascii=False) + "\n")
+
+        for one, verdicts in zip(opened, judged, strict=True):
+            verdict = iter(verdicts)
+            for item in one.rows():
+                done += 1
+                if done % BATCH_ROWS == 0 or done == total:
+                    on_progress("rows written", done, total)
+                if isinstance(item, Problem):
+                    leave_out(f"{item.reason}: {item.detail}", source=one.source.name, index=item.index, raw=item.raw)
+                    continue
+                row, result = complete(item), next(verdict)
+                if result.reason:
+                    asked_text = question(row.messages)[:2000]
+                    leave_out(
+                        result.reason,
+                        source=row.source,
+                        index=row.index,
+                        question=asked_text,
+                        answer=row.answer,
+                        pictures=row.pictures,
+                    )
+                    continue
+                images = one.read(row)
+                if result.split not in writers:
+                    writers[result.split] = SplitWriter(out, result.split)
+                writers[result.split].add(
+                    Row(
+                        id=row_id(row.source, row.messages, images),
+                        source=row.source,
+                        messages=row.messages,
+                        images=images,
+                        answer=row.answer,
+                        answer_type=result.answer_type,
+                        solution=row.solution,
+                    )
+                )
+                counts[result.split] += 1
+    splits = sorted(counts, key=lambda split: (split != "train", split))
+    files = [file for split in splits for file in writers[split].close()]
+    return Manifest(
+        name=name,
+        revision=",".join(sorted({one.source.revision for one in opened if one.source.revision})),
+        rows={split: counts[split] for split in splits},
+        files=files,
+        quarantined=dict(quarantined.most_common()),
+        settings=asked,
+        fingerprint=fingerprint(files, asked),
+    )

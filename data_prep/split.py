@@ -1,0 +1,117 @@
+"""Train and validation split by content: pictures that are nearly the same never stand on both sides."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from data_prep.images import HASH_SIDE, NEAR_BITS
+
+WORDS = HASH_SIDE * HASH_SIDE // 64
+BLOCK_PAIRS = 1 << 24
+"""Pairs compared at once: bounds the memory (about 16 bytes each)."""
+
+
+def hash_words(hashes: Sequence[str]) -> np.ndarray:
+    """Perceptual hashes in hex -> [pictures, WORDS] uint64."""
+    return np.frombuffer(b"".join(map(bytes.fromhex, hashes)), dtype=np.uint64).reshape(-1, WORDS)
+
+
+def near_pairs(left: np.ndarray, right: np.ndarray, bits: int = NEAR_BITS, upper: bool = False) -> np.ndarray:
+    """All pairs (i, j) whose hashes differ in at most `bits` bits; with `upper`, only i < j of one set.
+
+    Exact: every pair is compared, the second to last words only where the words before leave room.
+
+    Args:
+        left: [n, WORDS] uint64.
+        right: [m, WORDS] uint64.
+
+    Returns:
+        [pairs, 2] int64.
+    """
+    found = [np.empty((0, 2), dtype=np.int64)]
+    step = max(1, BLOCK_PAIRS // max(1, len(right)))
+    for start in range(0, len(left), step):
+        block = left[start : start + step]
+        first = start if upper else 0
+        distance = np.bitwise_count(block[:, None, 0] ^ right[None, first:, 0])
+        i, j = np.nonzero(distance <= bits)
+        total = distance[i, j].astype(np.int16)
+        j += first
+        for word in range(1, WORDS):
+            total += np.bitwise_count(block[i, word] ^ right[j, word])
+            keep = total <= bits
+            i, j, total = i[keep], j[keep], total[keep]
+        i += start
+        pairs = np.stack([i, j], axis=1)
+        found.append(pairs[i < j] if upper else pairs)
+    return np.concatenate(found)
+
+
+class Groups:
+    """Disjoint sets of integers (union by the smaller root)."""
+
+    def __init__(self, count: int) -> None:
+        self._parent = list(range(count))
+
+    def find(self, i: int) -> int:
+        """The set's smallest member."""
+        while self._parent[i] != i:
+            self._parent[i] = self._parent[self._parent[i]]
+            i = self._parent[i]
+        return i
+
+    def join(self, i: int, j: int) -> None:
+        """Makes one set of two."""
+        i, j = sorted((self.find(i), self.find(j)))
+        self._parent[j] = i
+
+
+def groups_of(rows: Sequence[Sequence[str]], questions: Sequence[bytes], hash_of: dict[str, str]) -> list[str]:
+    """A group key for every row: rows with a (nearly) common picture share it; rows without pictures, a question.
+
+    Args:
+        rows: sha256 of each row's pictures.
+        questions: hash of each row's question, used where it has no picture.
+        hash_of: sha256 -> perceptual hash.
+
+    Returns:
+        Per row the smallest content hash of its group, so that a group keeps its key while others come and go.
+    """
+    pictures = sorted({sha for row in rows for sha in row})
+    number = {sha: i for i, sha in enumerate(pictures)}
+    groups = Groups(len(pictures))
+    # pictures with equal hashes are joined first: there can be many, and all their pairs need not be listed
+    unique, inverse = np.unique(hash_words([hash_of[sha] for sha in pictures]), axis=0, return_inverse=True)
+    representative: dict[int, int] = {}
+    for i, kind in enumerate(inverse.reshape(-1).tolist()):
+        groups.join(representative.setdefault(kind, i), i)
+    for i, j in near_pairs(unique, unique, upper=True).tolist():
+        groups.join(representative[i], representative[j])
+    for row in rows:
+        for sha in row[1:]:
+            groups.join(number[row[0]], number[sha])
+    return [
+        pictures[groups.find(number[row[0]])] if row else asked.hex()
+        for row, asked in zip(rows, questions, strict=True)
+    ]
+
+
+def validation_groups(keys: Sequence[str], share: float, seed: int) -> set[str]:
+    """The groups that go to validation: each by a hash of its key, so that new rows do not move old ones.
+
+    A group of more than a tenth of the wanted validation rows stays in training: one family of pictures would be all
+    that is validated on.
+    """
+    sizes: dict[str, int] = {}
+    for key in keys:
+        sizes[key] = sizes.get(key, 0) + 1
+    largest = max(1, int(share * len(keys) / 10))
+    chosen = set()
+    for key, size in sizes.items():
+        draw = int.from_bytes(hashlib.sha256(f"{seed}/{key}".encode()).digest()[:8], "big") / 2**64
+        if draw < share and size <= largest:
+            chosen.add(key)
+    return chosen

@@ -1,0 +1,66 @@
+"""Prompt lengths as the processor counts them, without pictures, torch or the processor: text by the model's tokenizer
+and chat template, pictures by the resize formula (`images.image_tokens`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from trainer.config import ConfigError
+
+Counter = Callable[[list[list[dict[str, Any]]]], list[int]]
+
+
+def text_token_counter(model: str) -> Counter:
+    """A function from chats to their numbers of tokens, each picture counted as one; zeros without a model.
+
+    Args:
+        model: local directory or hub id with tokenizer and chat template, optionally `id@revision`. ConfigError if it
+            cannot be loaded.
+    """
+    if not model:
+        return lambda chats: [0] * len(chats)
+    import os
+
+    os.environ.setdefault("USE_TORCH", "0")
+    from transformers import AutoTokenizer
+
+    path, _, revision = model.partition("@")
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(path, **({"revision": revision} if revision else {}))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--tokenizer {model}: {str(error).splitlines()[0]}") from None
+    if not getattr(tokenizer, "chat_template", None):
+        raise ConfigError(f"--tokenizer {model} has no chat template: name an instruction-tuned model")
+    bare = not _takes_parts(tokenizer)
+
+    def count(chats: list[list[dict[str, Any]]]) -> list[int]:
+        if not chats:
+            return []
+        texts = [
+            tokenizer.apply_chat_template(_plain(chat) if bare else chat, tokenize=False, add_generation_prompt=True)
+            for chat in chats
+        ]
+        return [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+
+    return count
+
+
+def _takes_parts(tokenizer: Any) -> bool:
+    """Whether the template knows content as a list of parts (that of a text-only model does not)."""
+    try:
+        chat = [{"role": "user", "content": [{"type": "text", "text": "q"}]}]
+        return "{" not in tokenizer.apply_chat_template(chat, tokenize=False)
+    except Exception:  # jinja raises its own errors for templates that expect a string
+        return False
+
+
+def _plain(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    plain = []
+    for message in chat:
+        content = message["content"]
+        if not isinstance(content, str):
+            content = "\n".join(part["text"] for part in content if part["type"] == "text")
+        plain.append({**message, "content": content})
+    return plain
