@@ -92,7 +92,7 @@ class Checkpoints:
         self._pending: dict[str, Any] = {}
         self._remote: Future | None = None
         self._stale: list[int] = []
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="commit")
+        self._pool: ThreadPoolExecutor | None = None
 
     # --- when ---------------------------------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class Checkpoints:
         for stale in {*self._stale, step}:
             (self.folder / step_name(stale) / "manifest.json").unlink(missing_ok=True)
         if self.storage and self._stale:  # passed over on resume: what follows replaces them
-            self._pool.submit(self.storage.delete, [f"{step_name(stale)}/manifest.json" for stale in self._stale])
+            self._submit(self.storage.delete, [f"{step_name(stale)}/manifest.json" for stale in self._stale])
         self._stale = []
         self._make_room()
         self.in_flight, self._last_begun, self._begun_at = step, step, time.monotonic()
@@ -177,7 +177,7 @@ class Checkpoints:
         self._bytes = manifest["bytes"]
         self.in_flight = None
         if self.storage:
-            self._remote = self._pool.submit(self._commit_remotely, step, manifest, list(records), own)
+            self._remote = self._submit(self._commit_remotely, step, manifest, list(records), own)
         else:
             self._done(step)
             self._prune_local()
@@ -216,9 +216,21 @@ class Checkpoints:
             self._remote.exception()
             self.poll()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written, or committed to the store."""
+        return self.in_flight is not None or (self._remote is not None and not self._remote.done())
+
     def close(self) -> None:
-        """Ends the commit thread."""
-        self._pool.shutdown(wait=True)
+        """Waits for what is being committed, and ends the commit thread (a later commit starts it again)."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+            self._pool = None
+
+    def _submit(self, action: Callable[..., None], *arguments: Any) -> Future:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="commit")
+        return self._pool.submit(action, *arguments)
 
     def metrics(self) -> dict[str, float]:
         """Figures of the last checkpoint; they may differ between equal runs."""
@@ -325,7 +337,7 @@ class Checkpoints:
             self._last_begun = self.committed = found.step
             self._bytes = found.manifest["bytes"]
             if self.storage and not found.url:
-                self._remote = self._pool.submit(self._push, found)
+                self._remote = self._submit(self._push, found)
         return found
 
     def restore(self, load: Callable[[Found], T]) -> tuple[Found, T] | None:

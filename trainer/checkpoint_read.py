@@ -10,9 +10,10 @@ import fcntl
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,8 @@ def fetch_all(found: Found, parallel: int = 4) -> Path:
 # --- Hugging Face weights ---------------------------------------------------------------------------------------------
 
 EXPORT_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+Sources = dict[str, tuple[tuple[int, ...], Callable[[int, int], torch.Tensor]]]
+"""name -> (shape, read(start, stop) of the flattened tensor)."""
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json", ".*")
 """What an export does not take over from the model's own folder."""
 
@@ -219,8 +222,9 @@ def export_hf(
 ) -> Path:
     """Writes the master weights as a Hugging Face model folder, streamed: no rank ever holds the model.
 
-    model_dir gives config, tokenizer, processor and chat template. dtype: "bf16" or "fp32". The folder appears whole or
-    not at all. Raises ConfigError if model_dir is no folder, CorruptCheckpoint for a damaged checkpoint.
+    model_dir gives config, tokenizer, processor, chat template, and the weights that were frozen. dtype: "bf16" or
+    "fp32". The folder appears whole or not at all. Raises ConfigError if model_dir is no model's folder,
+    CorruptCheckpoint for a damaged checkpoint.
     """
     reader, out, model = ShardReader(source), Path(out_dir), Path(model_dir)
     if not (model / "config.json").is_file():
@@ -229,22 +233,24 @@ def export_hf(
     scratch = out.with_name(f".{out.name}.partial")
     shutil.rmtree(scratch, ignore_errors=True)
     shutil.copytree(model, scratch, ignore=shutil.ignore_patterns(*WEIGHTS))
-    files: list[dict[str, tuple[torch.dtype, tuple[int, ...]]]] = [{}]
+    sources: Sources = {name: (reader.shape(name), partial(reader.read, "master", name)) for name in reader.names()}
+    sources |= _frozen(model, sources.keys())
+    files: list[list[str]] = [[]]
     filled = 0
-    for name in reader.names():
-        size = torch.Size(reader.shape(name)).numel() * kind.itemsize
+    for name, (shape, _) in sources.items():
+        size = torch.Size(shape).numel() * kind.itemsize
         if filled and filled + size > file_bytes:
-            files.append({})
+            files.append([])
             filled = 0
         filled += size
-        files[-1][name] = (kind, reader.shape(name))
+        files[-1].append(name)
     weight_map = {}
-    for number, entries in enumerate(files, 1):
+    for number, names in enumerate(files, 1):
         file_name = f"model-{number:05d}-of-{len(files):05d}.safetensors" if len(files) > 1 else "model.safetensors"
-        write_file(scratch / file_name, _weights(reader, entries, kind))
-        weight_map |= dict.fromkeys(entries, file_name)
+        write_file(scratch / file_name, _weights({name: sources[name] for name in names}, kind))
+        weight_map |= dict.fromkeys(names, file_name)
     if len(files) > 1:
-        total = sum(torch.Size(reader.shape(name)).numel() * kind.itemsize for name in weight_map)
+        total = sum(torch.Size(shape).numel() * kind.itemsize for shape, _ in sources.values())
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (scratch / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
     shutil.rmtree(out, ignore_errors=True)
@@ -252,11 +258,29 @@ def export_hf(
     return out
 
 
-def _weights(
-    reader: ShardReader, entries: dict[str, tuple[torch.dtype, tuple[int, ...]]], dtype: torch.dtype
-) -> Iterator[Any]:
-    yield safetensors_header(entries, {"format": "pt"})
-    for name, (_, shape) in entries.items():
+def _frozen(model: Path, trained: Iterable[str]) -> Sources:
+    """The base model's tensors that were not trained. Older files name a parameter otherwise than the module does."""
+    sources: Sources = {}
+    trained = set(trained)
+    tied = json.loads((model / "config.json").read_text()).get("tie_word_embeddings", False)
+    for path in sorted(model.glob("*.safetensors")):
+        file = safe_open(path, framework="pt")
+        for name in file.keys():  # noqa: SIM118
+            names = {name, f"model.{name}", name.replace("model.", "model.language_model.", 1)}
+            if names & trained or (tied and name == "lm_head.weight"):
+                continue
+            shape = tuple(file.get_slice(name).get_shape())
+            sources[name] = (shape, partial(_read_tensor, file, name))
+    return sources
+
+
+def _read_tensor(file: Any, name: str, start: int, stop: int) -> torch.Tensor:
+    return file.get_tensor(name).reshape(-1)[start:stop]
+
+
+def _weights(sources: Sources, dtype: torch.dtype) -> Iterator[Any]:
+    yield safetensors_header({name: (dtype, shape) for name, (shape, _) in sources.items()}, {"format": "pt"})
+    for shape, read in sources.values():
         total = torch.Size(shape).numel()
         for start in range(0, total, READ_ELEMENTS):
-            yield raw_bytes(reader.read("master", name, start, start + READ_ELEMENTS).to(dtype))
+            yield raw_bytes(read(start, min(total, start + READ_ELEMENTS)).to(dtype))

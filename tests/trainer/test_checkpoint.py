@@ -524,6 +524,30 @@ def test_export_writes_what_from_pretrained_reads(tmp_path, told):
         export_hf(checkpoints.find(), tmp_path / "hf2", tmp_path)
 
 
+def test_export_takes_frozen_weights_from_the_base_model(tmp_path, told):
+    from safetensors.torch import save_file
+
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "config.json").write_text("{}")
+    tensors = {
+        "visual.patch": torch.randn(3, 4),
+        "model.layers.0.w": torch.randn(2, 2),
+        "lm_head.weight": torch.ones(2),
+    }
+    save_file(tensors, base / "model.safetensors")
+    config = configure(tmp_path)
+    checkpoints, (writer,) = again(config, told), writers(config, 1)
+    checkpoints.begin(2, {})
+    name = "model.language_model.layers.0.w"
+    writer.start(2, {name: Shard((2, 2), 0, 4, {"master": torch.arange(4.0)})}, {})
+    checkpoints.finish(lambda: [writer.status()])
+    weights = load_file(export_hf(checkpoints.find(), tmp_path / "hf", base, "fp32") / "model.safetensors")
+    assert torch.equal(weights.pop(name), torch.tensor([[0.0, 1.0], [2.0, 3.0]]))
+    assert weights.keys() == {"visual.patch", "lm_head.weight"}
+    assert torch.equal(weights["visual.patch"], tensors["visual.patch"])
+
+
 EXPORT = """
 import resource, sys
 sys.path[:0] = [{root!r}]
