@@ -106,24 +106,15 @@ class WeightsAndBiases:
         self._run.log(dict(numbers), step=step)
 
     def samples(self, step: int, rows: list[dict[str, Any]]) -> None:
-        """Logs the step's samples as a table with pictures."""
-        wandb = self._wandb
-        columns: list[str | int] = [
-            "row",
-            "question",
-            "pictures",
-            "answer",
-            "gold",
-            "verdict",
-            "reward",
-            "advantage",
-            "tokens",
+        """Logs the step's samples as a table, and their pictures with the verdict under each."""
+        columns: list[str | int] = ["row", "question", "answer", "gold", "verdict", "reward", "advantage", "tokens"]
+        table = self._wandb.Table(columns=columns, data=[[row.get(c) for c in columns] for row in rows])
+        pictures = [
+            self._wandb.Image(str(self._run_dir / path), caption=f"row {row.get('row')}: {row.get('verdict')}")
+            for row in rows
+            for path in row["images"]
         ]
-        table = wandb.Table(columns=columns)
-        for row in rows:
-            pictures = [wandb.Image(str(self._run_dir / path)) for path in row["images"]]
-            table.add_data(*(pictures if c == "pictures" else row.get(c) for c in columns))
-        self._run.log({"samples": table}, step=step)
+        self._run.log({"samples": table} | ({"pictures": pictures} if pictures else {}), step=step)
 
     def close(self) -> None:
         """Ends the W&B run; waits at most `finish_timeout` for a slow service."""

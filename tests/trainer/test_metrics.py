@@ -227,7 +227,7 @@ def wandb_history(directory: Path) -> dict[int, dict]:
 
 
 def log_records(data: bytes, block: int = 32768):
-    """Records of a file in LevelDB's log format after W&B's header of 7 bytes: crc32 [4], length [2], type [1], bytes."""
+    """Records of a LevelDB log after W&B's header of 7 bytes; each part: crc32 [4], length [2], type [1], bytes."""
     at, parts = 7, b""
     while at + 7 <= len(data):
         if block - at % block < 7:
@@ -254,7 +254,7 @@ def test_wandb_offline_needs_no_network_and_its_newest_attempt_holds_the_whole_r
     assert sorted(history) == list(range(10))
     assert history[3]["reward/mean"] == read_history(tmp_path)[3]["reward/mean"]
     assert history[0]["eval/accuracy"] == 0.21
-    assert list((attempts[0] / "files/media").rglob("*.png")), "the table of samples has its pictures"
+    assert list((attempts[0] / "files/media").rglob("*.png")), "the samples' pictures are there"
 
 
 def test_wandb_leaves_no_process_behind_when_the_trainer_is_killed(tmp_path):
