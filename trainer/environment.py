@@ -1,0 +1,270 @@
+"""Where this node stands in the job: rank, peers and head, from whatever engine started it; and the network they share.
+
+`read` is a pure function of the environment variables. Explicit SPOTRL_* variables win over the engines':
+
+    SPOTRL_NODES, SPOTRL_NODE_RANK, SPOTRL_HEAD    number of nodes, this node's place, the head's address
+    SPOTRL_PEERS                                   or: all addresses, head first, separated by commas
+    SPOTRL_GPUS_PER_NODE                           0 for none; counted by nvidia-smi or rocm-smi where nothing says it
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trainer.config import ConfigError
+
+Engine = Literal["spotrl", "skypilot", "dstack", "slurm", "pbs", "runpod", "torchrun", "local"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeEnvironment:
+    """One node of the job."""
+
+    engine: Engine
+    """Who started it."""
+    rank: int
+    """0 is the head."""
+    nodes: int
+    """Nodes of the job."""
+    head: str
+    """Address or host name of the head, as the engine gives it."""
+    peers: tuple[str, ...]
+    """Addresses by rank where the engine gives them all, else empty."""
+    gpus_per_node: int | None
+    """None where the engine does not say."""
+
+    @property
+    def is_head(self) -> bool:
+        """Whether this node runs Ray's head and the job."""
+        return self.rank == 0
+
+    def name_of(self, rank: int) -> str:
+        """How to call a node in a message."""
+        return f"node {rank} ({self.peers[rank]})" if rank < len(self.peers) else f"node {rank}"
+
+
+def read(env: Mapping[str, str], hostname: str = "", read_text: Callable[[str], str] | None = None) -> NodeEnvironment:
+    """This node's place. Raises ConfigError naming the variable that is missing or contradicts the others."""
+    read_text = read_text or (lambda path: Path(path).read_text())
+    if "SPOTRL_NODES" in env or "SPOTRL_PEERS" in env or "SPOTRL_NODE_RANK" in env:
+        node = _spotrl(env)
+    elif "DSTACK_NODES_NUM" in env:
+        node = _dstack(env)
+    elif "SKYPILOT_NODE_IPS" in env:
+        node = _skypilot(env)
+    elif "SLURM_JOB_ID" in env and "SLURM_NODEID" in env:
+        node = _slurm(env)
+    elif "PBS_NODEFILE" in env:
+        node = _pbs(env, hostname or socket.gethostname(), read_text)
+    elif "PRIMARY_ADDR" in env and "NUM_NODES" in env:
+        node = _runpod(env)
+    elif "GROUP_WORLD_SIZE" in env or ("MASTER_ADDR" in env and "WORLD_SIZE" in env):
+        node = _torchrun(env)
+    else:
+        node = _node("local", 0, 1, ("127.0.0.1",), _gpus(env.get("SPOTRL_GPUS_PER_NODE")))
+    if not 0 <= node.rank < node.nodes:
+        raise ConfigError(
+            f"{node.engine}: node rank {node.rank} of {node.nodes} nodes: ranks go from 0 to {node.nodes - 1}"
+        )
+    return node
+
+
+def _node(
+    engine: Engine, rank: int, nodes: int, peers: Iterable[str], gpus: int | None, head: str = ""
+) -> NodeEnvironment:
+    peers = tuple(peers)
+    if peers and len(peers) != nodes:
+        raise ConfigError(f"{engine}: {nodes} nodes, but {len(peers)} addresses: {', '.join(peers)}")
+    return NodeEnvironment(
+        engine=engine, rank=rank, nodes=nodes, head=head or peers[0], peers=peers, gpus_per_node=gpus
+    )
+
+
+def _spotrl(env: Mapping[str, str]) -> NodeEnvironment:
+    peers = split_list(env.get("SPOTRL_PEERS", ""))
+    nodes = _int(env, "SPOTRL_NODES", len(peers) or 1)
+    rank = _int(env, "SPOTRL_NODE_RANK", 0 if nodes == 1 else None)
+    head = env.get("SPOTRL_HEAD") or (peers[0] if peers else "")
+    if nodes == 1:
+        peers, head = (head or "127.0.0.1",), head or "127.0.0.1"
+    if not head:
+        raise ConfigError("SPOTRL_NODES is set without SPOTRL_HEAD: give the head's address, or all in SPOTRL_PEERS")
+    return _node("spotrl", rank, nodes, peers, _gpus(env.get("SPOTRL_GPUS_PER_NODE")), head)
+
+
+def _skypilot(env: Mapping[str, str]) -> NodeEnvironment:
+    peers = split_list(env["SKYPILOT_NODE_IPS"])
+    nodes = _int(env, "SKYPILOT_NUM_NODES", len(peers))
+    return _node(
+        "skypilot", _int(env, "SKYPILOT_NODE_RANK"), nodes, peers, _gpus(env.get("SKYPILOT_NUM_GPUS_PER_NODE"))
+    )
+
+
+def _dstack(env: Mapping[str, str]) -> NodeEnvironment:
+    peers = split_list(env.get("DSTACK_NODES_IPS", ""))
+    nodes = _int(env, "DSTACK_NODES_NUM")
+    head = env.get("DSTACK_MASTER_NODE_IP") or (peers[0] if peers else "127.0.0.1")
+    return _node("dstack", _int(env, "DSTACK_NODE_RANK"), nodes, peers, _gpus(env.get("DSTACK_GPUS_PER_NODE")), head)
+
+
+def _slurm(env: Mapping[str, str]) -> NodeEnvironment:
+    nodes = _int(env, "SLURM_STEP_NUM_NODES", _int(env, "SLURM_JOB_NUM_NODES", 1))
+    if nodes > 1 and "SLURM_STEP_NUM_NODES" not in env:
+        raise ConfigError(
+            f"this Slurm job has {nodes} nodes, but the launcher was not started by srun: "
+            "use `srun --ntasks-per-node=1 python -m trainer.node ...`"
+        )
+    if env.get("SLURM_LOCALID", "0") != "0":
+        raise ConfigError("srun started more than one launcher on this node: use --ntasks-per-node=1")
+    names = expand_hostlist(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "127.0.0.1")
+    gpus = env.get("SLURM_GPUS_ON_NODE") or env.get("SLURM_GPUS_PER_NODE")
+    return _node("slurm", _int(env, "SLURM_NODEID"), nodes, names if nodes > 1 else names[:1], _gpus(gpus))
+
+
+def _pbs(env: Mapping[str, str], hostname: str, read_text: Callable[[str], str]) -> NodeEnvironment:
+    try:
+        hosts = tuple(dict.fromkeys(read_text(env["PBS_NODEFILE"]).split()))
+    except OSError:
+        raise ConfigError(f"PBS_NODEFILE names {env['PBS_NODEFILE']}, which cannot be read: set SPOTRL_PEERS") from None
+    if not hosts:
+        raise ConfigError(f"PBS_NODEFILE {env['PBS_NODEFILE']} is empty: set SPOTRL_PEERS")
+    short = [h.partition(".")[0] for h in hosts]
+    if hostname.partition(".")[0] in short:
+        rank = short.index(hostname.partition(".")[0])
+    elif len(hosts) == 1:
+        rank = 0
+    else:
+        rank = _int(env, "PBS_NODENUM", _int(env, "PBS_VNODENUM", None))
+    gpus = None
+    if "PBS_GPUFILE" in env:  # Torque: one line per GPU, "host-gpuN"
+        lines = read_text(env["PBS_GPUFILE"]).split()
+        gpus = sum(re.sub(r"-gpu\d+$", "", line).partition(".")[0] == short[rank] for line in lines) or None
+    return _node("pbs", rank, len(hosts), hosts, _gpus(env.get("SPOTRL_GPUS_PER_NODE")) if gpus is None else gpus)
+
+
+def _runpod(env: Mapping[str, str]) -> NodeEnvironment:
+    gpus = _gpus(env.get("NUM_TRAINERS"))
+    return _node("runpod", _int(env, "NODE_RANK"), _int(env, "NUM_NODES"), (), gpus, env["PRIMARY_ADDR"])
+
+
+def _torchrun(env: Mapping[str, str]) -> NodeEnvironment:
+    if env.get("LOCAL_RANK", "0") != "0" or env.get("LOCAL_WORLD_SIZE", "1") != "1":
+        raise ConfigError("torchrun started more than one launcher on this node: use --nproc-per-node=1")
+    rank = _int(env, "GROUP_RANK", _int(env, "RANK", None))
+    nodes = _int(env, "GROUP_WORLD_SIZE", _int(env, "WORLD_SIZE", None))
+    gpus = _gpus(env.get("SPOTRL_GPUS_PER_NODE"))
+    return _node("torchrun", rank, nodes, (), gpus, env.get("MASTER_ADDR", "127.0.0.1"))
+
+
+def _int(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = env.get(name, "")
+    if not text and default is not None:
+        return default
+    if not re.fullmatch(r"\d+", text):
+        raise ConfigError(f"{name} is {text!r}: it must be a number" if text else f"{name} is missing")
+    return int(text)
+
+
+def _gpus(text: str | None) -> int | None:
+    """GPUs from "8", "a100:8" or "a100:4,h100:4"; None if nothing is said."""
+    if not text:
+        return None
+    counts = [part.rpartition(":")[2].partition("(")[0] for part in text.split(",")]
+    if not all(c.isdigit() for c in counts):
+        raise ConfigError(f"GPUs per node {text!r}: expected a number; set SPOTRL_GPUS_PER_NODE")
+    return sum(int(c) for c in counts)
+
+
+def split_list(text: str) -> tuple[str, ...]:
+    """Items separated by commas, blanks or newlines."""
+    return tuple(item for item in re.split(r"[\s,]+", text) if item)
+
+
+def expand_hostlist(text: str) -> tuple[str, ...]:
+    """Slurm's short form: gpu[01-03,7],login -> gpu01 gpu02 gpu03 gpu7 login."""
+    items, depth, item = [], 0, ""
+    for char in text + ",":
+        if char == "," and depth == 0:
+            items.append(item)
+            item = ""
+            continue
+        depth += (char == "[") - (char == "]")
+        item += char
+    return tuple(name for item in items if item for name in _expand(item))
+
+
+def _expand(item: str) -> list[str]:
+    match = re.search(r"\[([^\]]*)\]", item)
+    if not match:
+        return [item]
+    names = []
+    for part in match[1].split(","):
+        low, _, high = part.partition("-")
+        for number in range(int(low), int(high or low) + 1):
+            names += _expand(f"{item[: match.start()]}{number:0{len(low)}d}{item[match.end() :]}")
+    return names
+
+
+# --- the network ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface with an IPv4 address."""
+
+    name: str
+    address: str
+
+
+def interfaces() -> list[Interface]:
+    """This machine's interfaces that have an IPv4 address."""
+    import psutil
+
+    found = []
+    for name, addresses in psutil.net_if_addrs().items():
+        found += [Interface(name, a.address) for a in addresses if a.family == socket.AF_INET]
+    return found
+
+
+def route_address(peer: str) -> str:
+    """This machine's address on the route to `peer` (asked of the kernel, nothing is sent). Raises OSError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((peer, 9))
+        return probe.getsockname()[0]
+
+
+def interface_of(address: str, known: Iterable[Interface]) -> Interface:
+    """The interface that holds `address`. Raises ConfigError if none does."""
+    known = list(known)
+    for interface in known:
+        if interface.address == address:
+            return interface
+    have = ", ".join(f"{i.name} {i.address}" for i in known)
+    raise ConfigError(f"no network interface here has the address {address} (there are: {have})")
+
+
+def network_variables(interface: Interface, env: Mapping[str, str], known: Iterable[Interface]) -> dict[str, str]:
+    """Every variable that must agree with the interface on which the nodes reach each other.
+
+    What is set already stays if that interface is here (a faster fabric may have a name of its own), else ConfigError.
+    NCCL matches prefixes unless the name begins with "="; Gloo and TensorPipe take exact names only.
+    """
+    names = {i.name for i in known}
+    loopback = interface.address.startswith("127.")
+    wanted = {"GLOO_SOCKET_IFNAME": interface.name, "TP_SOCKET_IFNAME": interface.name}
+    if not loopback:
+        wanted |= {"NCCL_SOCKET_IFNAME": f"={interface.name}"}
+    for name in list(wanted):
+        given = env.get(name, "")
+        if given and not given.startswith("^"):
+            stems = [g.lstrip("=") for g in split_list(given)]
+            if not any(n == s or (name == "NCCL_SOCKET_IFNAME" and n.startswith(s)) for n in names for s in stems):
+                raise ConfigError(f"{name} is {given}, and this node has {', '.join(sorted(names))}: unset it")
+        if given:
+            wanted[name] = given
+    return wanted | {"VLLM_HOST_IP": interface.address}
