@@ -53,6 +53,9 @@ class Engine:
             extra["enable_sleep_mode"] = rollout.sleep_level > 0
         else:
             extra["kv_cache_memory_bytes"] = int(rollout.kv_cache_gib * 2**30)
+            # A prompt cut in two would rewind its seeded generator, which torch's CPU generator cannot.
+            extra["enable_chunked_prefill"] = False
+            extra["max_num_batched_tokens"] = max(8192, config.data.prompt_max_tokens + rollout.max_tokens)
         if prompter.has_vision:
             extra["limit_mm_per_prompt"] = {"image": images_per_prompt, "video": 0}
             extra["mm_processor_kwargs"] = {"size": prompter.size}

@@ -1,0 +1,110 @@
+"""What tests share: a tiny model and a small dataset, built once per session; a free port; ranks as real processes."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def make_rows(split: str, count: int, text_only_every: int = 0):
+    """Rows of the synthetic set; every `text_only_every`-th has no picture."""
+    from data_prep import shapes
+    from data_prep.schema import Row
+
+    for i, e in enumerate(shapes.unique(0, split, count)):
+        data = io.BytesIO()
+        e.image.save(data, "PNG")
+        with_picture = not text_only_every or i % text_only_every
+        content = [{"type": "text", "text": e.question}] + ([{"type": "image"}] if with_picture else [])
+        yield Row(
+            id=hashlib.sha256(data.getvalue()).hexdigest()[:16],
+            source=f"shapes/{e.kind}",
+            messages=[{"role": "user", "content": content}],
+            images=[data.getvalue()] if with_picture else [],
+            answer=e.answer,
+            answer_type="letter" if e.answer.isalpha() else "number",
+            solution=e.solution,
+        )
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory) -> Path:
+    """A Qwen2.5-VL of about a million parameters with random weights."""
+    from data_prep import tiny_model
+
+    return Path(tiny_model.build(tmp_path_factory.mktemp("models") / "tiny", 0))
+
+
+@pytest.fixture(scope="session")
+def mixed_dataset(tmp_path_factory) -> Path:
+    """64 training rows, every third without a picture, and 16 held-out ones."""
+    from data_prep.shards import write_dataset
+
+    out = tmp_path_factory.mktemp("data") / "mixed"
+    write_dataset(out, "mixed", {"train": make_rows("train", 64, 3), "test": make_rows("test", 16)}, {})
+    return out
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.fixture
+def small_config(tiny_model, mixed_dataset, tmp_path):
+    """A run of the tiny model on two CPU ranks."""
+    from trainer import config as c
+
+    return c.RunConfig(
+        run=c.Run(name="small", dir=str(tmp_path / "run"), max_steps=4),
+        model=c.Model(path=str(tiny_model), dtype="fp32", gradient_checkpointing=False, min_pixels=784),
+        data=c.Data(path=str(mixed_dataset), prompt_max_tokens=300),
+        rollout=c.Rollout(prompts_per_step=4, samples_per_prompt=4, max_tokens=16, kv_cache_gib=0.25, sleep_level=0),
+        algorithm=c.Algorithm(micro_batch=4, kl_coef=0.01),
+        optimizer=c.Optimizer(learning_rate=1e-3),
+        checkpoint=c.Checkpoint(every_steps=1, export_hf="never"),
+        placement=c.Placement(workers_per_node=2, device="cpu"),
+        logging=c.Logging(tensorboard=False, samples_per_step=0),
+    )
+
+
+@pytest.fixture
+def run_ranks(tmp_path, free_port):
+    """Runs a scenario of tests/trainer/scenarios.py on real ranks and returns what each wrote."""
+
+    def run(scenario: str, config, timeout_s: float = 300) -> list[dict]:
+        from trainer import config as c
+        from trainer.worker import environment
+
+        path = tmp_path / f"{scenario}-{config.placement.world_size}.yaml"
+        path.write_text(c.dump(config))
+        script = str(ROOT / "tests" / "trainer" / "scenarios.py")
+        ranks = []
+        for rank in range(config.placement.world_size):
+            out = tmp_path / f"{scenario}-{config.placement.world_size}-{rank}.json"
+            command = [sys.executable, script, scenario, str(path), str(rank), str(free_port), str(out)]
+            env = os.environ | environment(config) | {"PYTHONPATH": str(ROOT)}
+            log = open(out.with_suffix(".log"), "w")  # noqa: SIM115
+            ranks.append((subprocess.Popen(command, env=env, stdout=log, stderr=log), out))
+        try:
+            for process, out in ranks:
+                code = process.wait(timeout_s)
+                assert code == 0, out.with_suffix(".log").read_text()[-3000:]
+        finally:
+            for process, _ in ranks:
+                process.kill()
+        return [json.loads(out.read_text()) for _, out in ranks]
+
+    return run

@@ -1,0 +1,152 @@
+"""What one rank does in a test: `python scenarios.py NAME config.yaml RANK PORT OUT`. Not a test itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from trainer import config as configuration
+from trainer.batching import TrainItem, schedule
+from trainer.records import Prompt
+from trainer.worker import Worker
+
+
+def start(config, rank, port) -> Worker:
+    worker = Worker(config)
+    worker.start(rank, rank, "127.0.0.1", port, 10)
+    return worker
+
+
+def prompts_for(worker: Worker, rows: list[int]) -> list[Prompt]:
+    return [Prompt(group=i, row=row, seed=1000 + row) for i, row in enumerate(rows)]
+
+
+def gaps(worker: Worker, samples) -> list[float]:
+    """Largest and mean |log-prob difference| of engine and policy on the engine's own samples."""
+    batch = worker._collate([(s.row, s.prompt_token_ids, s.token_ids) for s in samples])
+    gap = (worker.policy.logprobs([batch])[0] - torch.tensor([x for s in samples for x in s.logprobs])).abs()
+    return [float(gap.max()), float(gap.mean())]
+
+
+def fixed_items(worker: Worker, count: int = 8) -> list[TrainItem]:
+    """Answers that do not depend on any engine, of unequal lengths, with pictures and without."""
+    g = torch.Generator().manual_seed(0)
+    allowed = [i for i in range(200) if i not in worker.prompter.banned_token_ids()]
+    items = []
+    for i in range(count):
+        n = int(torch.randint(2, 12, (1,), generator=g))
+        answer = [allowed[int(k)] for k in torch.randint(0, len(allowed), (n,), generator=g)]
+        prompt = worker._prompt(i).token_ids
+        items.append(TrainItem(i, prompt, answer, float(torch.randn(1, generator=g)), [-5.0] * n))
+    return items
+
+
+def update(worker: Worker, items: list[TrainItem], micro_batch: int, order=None) -> dict[str, float]:
+    plan = schedule([i.length for i in items], worker.config.placement.world_size, micro_batch)
+    if order:
+        plan = order
+    mine = [[items[i] for i in micro] for micro in plan[worker.rank]]
+    return worker.update(mine, sum(len(i.token_ids) for i in items), len(items))
+
+
+def weights(worker: Worker) -> dict[str, list[float]]:
+    """A few entries and the sum of every full parameter."""
+    out = {}
+    for group in worker.policy.weight_groups(1 << 30):
+        for name, tensor in group:
+            flat = tensor.double().flatten()
+            out[name] = [float(flat.sum()), float(flat.square().sum()), *map(float, flat[:3])]
+    return out
+
+
+def parity(config, rank, port):
+    """Engine against policy before and after updates; bans; determinism."""
+    worker = start(config, rank, port)
+    out: dict = {"gaps": []}
+    rows = [0, 1, 2, 3]
+    for version in range(3):
+        worker.sync(version)
+        samples = worker.engine.generate(
+            [
+                (p, worker._prompt(p.row), worker.prompter.engine_prompt(worker._prompt(p.row)))
+                for p in prompts_for(worker, rows)
+            ],
+            samples_per_prompt=4,
+            temperature=config.rollout.temperature,
+            max_tokens=16,
+        )
+        out["gaps"].append(gaps(worker, samples))
+        worker.prepare_update()
+        update(worker, fixed_items(worker), config.algorithm.micro_batch)
+    out["stale"] = gaps(worker, samples)
+    worker.sync(3)
+
+    def ask(order, temperature=1.0, n=2):
+        found = worker.generate(prompts_for(worker, order), n, temperature)
+        return sorted([s.row, s.index, s.token_ids, s.logprobs] for s in found)
+
+    first, again, reversed_ = ask(rows), ask(rows), ask(rows[::-1])
+    out |= {"repeat": first == again, "reversed": [x[:3] for x in first] == [x[:3] for x in reversed_]}
+    hot = ask(list(range(16)), temperature=2.0, n=16)
+    tokens = [t for x in hot for t in x[2]]
+    banned = set(worker.prompter.banned_token_ids())
+    out |= {"sampled": len(tokens), "banned": sum(t in banned for t in tokens), "distinct": len(set(tokens))}
+    out["vocabulary"] = len(worker.prompter.tokenizer)
+    return out
+
+
+def invariance(config, rank, port):
+    """The same step by several micro-batch sizes: metrics, gradient norm and resulting weights."""
+    config = replace(config, method="sft")  # no engine
+    out = {}
+    for micro in (1, 2, 4):
+        if 8 % (micro * config.placement.world_size):
+            continue
+        worker = start(config, rank, port)
+        worker.policy.config = replace(config, method="grpo")
+        stats = update(worker, fixed_items(worker), micro)
+        out[str(micro)] = {"stats": stats, "weights": weights(worker)}
+    return out
+
+
+def imageless(config, rank, port):
+    """All pictures on one rank, none on the other: must not hang, and must equal the mixed order."""
+    config = replace(config, method="sft")
+    out = {}
+    for name in ("mixed", "apart"):
+        worker = start(config, rank, port)
+        items = fixed_items(worker, 12)
+        text = [i for i, item in enumerate(items) if not worker.train_set[item.row].images][:4]
+        seen = [i for i, item in enumerate(items) if worker.train_set[item.row].images][:4]
+        chosen = [items[i] for i in text + seen]
+        order = [[[0, 1], [2, 3]], [[4, 5], [6, 7]]] if name == "apart" else [[[0, 4], [1, 5]], [[2, 6], [3, 7]]]
+        update(worker, chosen, 2, order)
+        out[name] = weights(worker)
+    return out
+
+
+def elastic(config, rank, port):
+    """Takes over a checkpoint if there is one, updates once, and shows the weights; saves first where asked."""
+    from trainer.checkpoint import open_folder
+
+    config = replace(config, method="sft")
+    worker = start(config, rank, port)
+    folder = os.environ.get("RESUME_FROM")
+    if folder:
+        found = open_folder(folder)
+        worker.restore(found, found.state["updates"])
+    update(worker, fixed_items(worker), 2)
+    return {"weights": weights(worker), "updates": worker.policy.updates}
+
+
+if __name__ == "__main__":
+    name, path, rank, port, out = sys.argv[1:6]
+    result = globals()[name](configuration.load(path), int(rank), int(port))
+    Path(out).write_text(json.dumps(result))
+    sys.stdout.flush()
+    os._exit(0)  # torch and gloo threads of a finished rank need no further ceremony
