@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from data_prep.archive import Member, Refused, members, unpacked_bytes
+from data_prep.hub import Progress, Repository
 from data_prep.schema import Manifest
 from data_prep.source import Candidate, Problem, unboxed
 from data_prep.validate import Settings
@@ -155,6 +156,12 @@ def prepare(
 
     sources = source if isinstance(source, list) else [source]
     return prepare(sources, out, options.pop("name", sources[0].name), settings, **options)
+
+
+def sources(repository: Repository, on_progress: Progress, name: str = "mathv60k") -> list[MessageFile]:
+    """One of the two sets of the repository: `mathv60k` or `mathv-geo`."""
+    rows, images = repository.fetch(FILES[name], on_progress)
+    return [MessageFile(name, rows.local, images.local, repository.revision, [rows.record, images.record])]
 
 
 def local(jsonl: str | Path, images: str | Path, name: str = "mathv60k", split: str = "") -> MessageFile:

@@ -143,12 +143,12 @@ class Pictures:
         return unused
 
     def _submit(self, places: list[tuple[str, int, int]], workers: int) -> Future:
-        arguments = (_check, str(self._pack_path), [place[1:] for place in places], self._limits)
+        where = [place[1:] for place in places]
         try:
-            return self._pool.submit(*arguments)
+            return self._pool.submit(_check, str(self._pack_path), where, self._limits)
         except BrokenProcessPool:
             self._renew(workers)
-            return self._pool.submit(*arguments)
+            return self._pool.submit(_check, str(self._pack_path), where, self._limits)
 
     def _renew(self, workers: int) -> None:
         self._pool.shutdown()

@@ -27,7 +27,7 @@ from data_prep.shards import MANIFEST, SplitWriter, clear, fingerprint, read_man
 from data_prep.source import Candidate, Problem, Source
 from data_prep.split import groups_of, validation_groups
 from data_prep.tokens import text_token_counter
-from data_prep.validate import Judged, Settings, judge, mark_repeats, same_answer
+from data_prep.validate import Golds, Judged, Settings, judge, mark_repeats
 from data_prep.wanted import Wanted
 from trainer.config import ConfigError
 
@@ -93,6 +93,7 @@ def prepare(
     Raises ConfigError where there is another dataset, too little disk, or no row that can be used.
     """
     out = Path(out_dir)
+    workers = workers or len(os.sched_getaffinity(0))
     asked = _asked(sources, settings, exclude)
     if (out / MANIFEST).exists():
         former = read_manifest(out)
@@ -106,11 +107,15 @@ def prepare(
     totals = [_find_wanted(one) for one in opened]
     check_disk(opened, totals, out, work)
     for one in opened:
-        _unpack(one, workers or os.cpu_count() or 1, on_progress)
-    judged, problems = _judge_all(opened, settings, sum(rows for rows, _ in totals), on_progress)
+        _unpack(one, workers, on_progress)
+    golds = Golds(workers)
+    try:
+        judged, problems = _judge_all(opened, settings, golds, sum(rows for rows, _ in totals), on_progress)
+        kept = [row for rows in judged for row in rows]
+        mark_repeats(kept, golds.same)
+    finally:
+        golds.close()
     facts = {p.facts.sha256: p.facts for one in opened for p in one.pictures.stored.values()}
-    kept = [row for rows in judged for row in rows]
-    mark_repeats(kept, same_answer)
     overlaps = mark_overlaps(kept, facts, exclude)
     groups = _assign_splits(kept, facts, settings)
     clear(out)
@@ -192,7 +197,7 @@ def _unpack(one: _Open, workers: int, on_progress: Progress) -> None:
 
 
 def _judge_all(
-    opened: Sequence[_Open], settings: Settings, total: int, on_progress: Progress
+    opened: Sequence[_Open], settings: Settings, golds: Golds, total: int, on_progress: Progress
 ) -> tuple[list[list[Judged]], list[list[Problem]]]:
     """Second reading: every row's checks, in batches for the tokenizer."""
     count_tokens = text_token_counter(settings.tokenizer)
@@ -207,8 +212,10 @@ def _judge_all(
             candidates = [complete(row) for row in batch if isinstance(row, Candidate)]
             problems[-1] += [row for row in batch if isinstance(row, Problem)]
             counts = count_tokens([row.messages for row in candidates])
+            answers = golds.check([row.answer for row in candidates])
             judged[-1] += [
-                judge(row, one.facts(row), tokens, settings) for row, tokens in zip(candidates, counts, strict=True)
+                judge(row, gold, one.facts(row), tokens, settings)
+                for row, gold, tokens in zip(candidates, answers, counts, strict=True)
             ]
             done += len(batch)
             on_progress("rows checked", done, total)

@@ -90,3 +90,20 @@ def unboxed(answer: str) -> str:
                 return answer[start + 7 : position].strip()
         start = answer.rfind("\\boxed{", 0, start)
     return answer.strip().strip("$").strip()
+
+
+def worked(reasoning: str, answer: str) -> str:
+    """A worked answer in the format that the model is asked for."""
+    return f"<think> {reasoning} </think><answer> $\\boxed{{{answer}}}$ </answer>"
+
+
+def with_pictures(text: str, count: int) -> list[dict[str, str]]:
+    """Content of a user turn: placeholders where the text says `<image>`, or all of them first if it does not."""
+    content: list[dict[str, str]] = []
+    parts = text.split("<image>")
+    if len(parts) == 1:
+        content += [{"type": "image"}] * count
+    for i, part in enumerate(parts):
+        content += [{"type": "image"}] if i else []
+        content += [{"type": "text", "text": part.strip()}] if part.strip() else []
+    return content

@@ -7,7 +7,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from data_prep.images import ImageLimits, Picture, image_tokens
 from data_prep.schema import AnswerType, placeholders, question
@@ -51,14 +50,43 @@ class Judged:
     """Empty: kept. The word before the colon is counted."""
 
 
-@lru_cache(maxsize=65536)
-def answer_check(answer: str) -> tuple[AnswerType, str]:
-    """Route of the grader for a gold answer, and why it cannot be graded against (empty if it can)."""
-    from trainer.rewards import grader
+class Golds:
+    """Checks gold answers with the grader: by form, and by algebra in its killable processes (9^9^9 stops nothing)."""
 
-    kind = grader.classify(answer)
-    error = grader.gold_error(answer, kind)
-    return kind, f"bad_answer: {error}" if error else ""
+    def __init__(self, workers: int, deadline_s: float = 5.0) -> None:
+        from trainer.config import Rewards as Config
+        from trainer.rewards.pool import Rewards
+
+        self._rewards = Rewards(Config(workers=workers, deadline_s=deadline_s))
+        self._known: dict[str, tuple[AnswerType, str]] = {}
+
+    def check(self, answers: list[str]) -> list[tuple[AnswerType, str]]:
+        """For each answer the grader's route, and why it cannot be graded against (empty if it can)."""
+        from trainer.rewards import grader
+
+        algebra: list[str] = []
+        for answer in dict.fromkeys(answer for answer in answers if answer not in self._known):
+            kind = grader.classify(answer)
+            if kind == "math":
+                algebra.append(answer)
+            else:
+                error = grader.gold_error(answer, kind)
+                self._known[answer] = kind, f"bad_answer: {error}" if error else ""
+        if algebra:
+            for answer, error in zip(algebra, self._rewards.gold_errors(algebra, ["math"] * len(algebra)), strict=True):
+                self._known[answer] = "math", f"bad_answer: {error}" if error else ""
+        return [self._known[answer] for answer in answers]
+
+    def same(self, first: Judged, second: Judged) -> bool:
+        """Whether two gold answers are one by the grader's own judgement (`0.5` and `1/2` are)."""
+        if first.answer == second.answer:
+            return True
+        text = f"<think></think><answer>$\\boxed{{{second.answer}}}$</answer>"
+        return self._rewards.score([text], [first.answer], [first.answer_type])[0].verdict == "correct"
+
+    def close(self) -> None:
+        """Ends the processes."""
+        self._rewards.close()
 
 
 def picture_error(paths: list[str], facts: list[Picture | None | str]) -> str:
@@ -73,16 +101,23 @@ def picture_error(paths: list[str], facts: list[Picture | None | str]) -> str:
     return ""
 
 
-def judge(row: Candidate, facts: list[Picture | None | str], text_tokens: int, settings: Settings) -> Judged:
+def judge(
+    row: Candidate,
+    gold: tuple[AnswerType, str],
+    facts: list[Picture | None | str],
+    text_tokens: int,
+    settings: Settings,
+) -> Judged:
     """All checks that need only this row.
 
     Args:
         row: the candidate.
+        gold: route and fault of the answer, from `Golds.check`.
         facts: of each of its pictures; None where it is missing, a text where it is ambiguous.
         text_tokens: of the rendered prompt, each picture counted as one token; 0 where no tokenizer was given.
         settings: limits.
     """
-    kind, reason = answer_check(row.answer)
+    kind, reason = gold
     asked = placeholders(row.messages)
     if asked != len(row.pictures):
         reason = f"image_count: {asked} placeholders, {len(row.pictures)} pictures"
@@ -133,12 +168,3 @@ def mark_repeats(rows: Iterable[Judged], equal: Callable[[Judged, Judged], bool]
         else:
             for row in same[1:]:
                 row.reason = f"duplicate: of row {first.index}"
-
-
-def same_answer(first: Judged, second: Judged) -> bool:
-    """Whether two gold answers are one, by the grader's own judgement (`0.5` and `1/2` are)."""
-    if first.answer == second.answer:
-        return True
-    from trainer.rewards import grader
-
-    return grader.decide(second.answer, first.answer, first.answer_type) == "correct"

@@ -1,0 +1,8 @@
+"""`python -m data_prep`: prepare, preview, verify, overlap."""
+
+import sys
+
+from data_prep.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
