@@ -18,7 +18,7 @@ import os
 import sys
 from pathlib import Path
 
-from trainer.config import ConfigError
+from trainer.config import ConfigError  # ty: ignore[import-not-found]
 
 ROOT = Path(__file__).resolve().parent
 EXIT_CONFIG = 2
@@ -90,7 +90,7 @@ def main(arguments: list[str]) -> int:
 
 def dispatch(args: argparse.Namespace) -> int:
     """Imports only what the command needs: `list` must answer at once."""
-    from recipes import commands
+    from recipes import commands  # ty: ignore[import-not-found]
 
     match args.command:
         case "list":

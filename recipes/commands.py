@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from recipes import run_record
 from recipes.presets import get
 from recipes.spec import Recipe, override, validate
 from trainer.config import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def resolve(name: str, overrides: list[str]) -> Recipe:
@@ -21,18 +25,22 @@ def resolve(name: str, overrides: list[str]) -> Recipe:
 
 def list_recipes() -> int:
     """A table of all recipes."""
-    from rich.console import Console
-
     from recipes import shown
 
-    shown.recipes(Console())
+    shown.recipes(_wide())
     return 0
+
+
+def _wide() -> Console:
+    """A console that is wide enough for the tables where output goes to a file."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=170)
 
 
 def plan(name: str, target: str | None, overrides: list[str]) -> int:
     """Memory, disk, time and dollars of a recipe. Exit code 2 where it does not fit."""
-    from rich.console import Console
-
     from recipes import shown
     from recipes.plan import cost, memory, prices
     from recipes.targets import capabilities
@@ -41,10 +49,7 @@ def plan(name: str, target: str | None, overrides: list[str]) -> int:
     if target:
         capabilities.check(recipe, target)
     offers = cost.offers(recipe, prices.sky_catalogs(), [target] if target else None)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=180)
-    shown.plan(recipe, offers, console)
+    shown.plan(recipe, offers, _wide())
     need = memory.plan(recipe)
     return 0 if need is None or need.fits else 2
 
@@ -105,3 +110,41 @@ def run_directory(run: str) -> Path:
         if (path / "metrics.jsonl").exists() or (path / "config.yaml").exists():
             return path
     raise ConfigError(f"no run at {run}: give the id or the directory of a run (one with a metrics.jsonl)")
+
+
+def resume(run: str, dry_run: bool) -> int:
+    """Starts a run again with its own id; the trainer goes on from the last committed checkpoint."""
+    from recipes import launching
+
+    record = run_record.load(run)
+    args = argparse.Namespace(dry_run=dry_run, reproducible=False, detach=False)
+    recipe = resolve(record.recipe, record.overrides)
+    return launching.up(recipe, record.target, record.run_id, record.overrides, args)
+
+
+def status(run: str | None) -> int:
+    """The runs launched from here, or one with what its engine says."""
+    from recipes import status as status_table
+
+    return status_table.show(run)
+
+
+def logs(run: str) -> int:
+    """Follows a run's logs."""
+    from recipes import launching
+
+    return launching.drive(run, "logs")
+
+
+def down(run: str, dry_run: bool) -> int:
+    """Ends a run and gives its machines back."""
+    from recipes import launching
+
+    return launching.drive(run, "down", dry_run)
+
+
+def reproduce(args: argparse.Namespace) -> int:
+    """Runs again what a manifest describes."""
+    from recipes import reproduce as reproducing
+
+    return reproducing.reproduce(args)

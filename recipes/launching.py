@@ -5,40 +5,188 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
 import subprocess
 import time
+from dataclasses import replace
+from pathlib import Path
 
-from recipes import engines, run_record
+from recipes import engines, manifest, run_record
+from recipes.engines import Commands
+from recipes.plan import cost, memory, prices
 from recipes.run_record import RunRecord
 from recipes.spec import Recipe
-from recipes.targets import local
+from recipes.targets import capabilities, ssh
+from recipes.targets.render import render
+from recipes.targets.script import SECRETS, SETTINGS
+from trainer.config import ConfigError
 
 
-def up(recipe: Recipe, target: str | None, args: argparse.Namespace) -> int:
-    """Renders the task, then runs the engine's commands; with --dry-run prints both and starts nothing."""
-    target = target or "local"
-    run_id = run_record.check_run_id(args.run_id or run_record.new_run_id(recipe.name))
-    record = RunRecord(run_id=run_id, recipe=recipe.name, target=target, overrides=args.set, bucket=args.bucket,
-                       started_s=time.time())  # fmt: skip
-    files = {name: text for name, text in local.render(recipe).items()}
+def up(recipe: Recipe, target: str | None, run_id: str, overrides: list[str], args: argparse.Namespace) -> int:
+    """Checks, renders, then runs the engine's commands; with --dry-run prints both and starts nothing."""
+    target = target or cheapest_target(recipe)
+    files = render(recipe, target)
+    run_id = run_record.check_run_id(run_id or run_record.new_run_id(recipe.name))
+    check(recipe, target, args.reproducible)
+    offer = best_offer(recipe, target)
+    can = capabilities.capability(target)
+    record = RunRecord(
+        run_id=run_id,
+        recipe=recipe.name,
+        target=target,
+        overrides=overrides,
+        bucket=recipe.storage.bucket,
+        managed=can.engine == "sky" and capabilities.uses_spot(recipe, target) and recipe.cluster.gpus_per_node > 0,
+        started_s=time.time(),
+        usd_per_hour=offer.usd_per_hour or 0.0 if offer else 0.0,
+    )
     directory = run_record.RUNS / run_id / "task"
-    env = {"RUN_ID": run_id} | ({"BUCKET": args.bucket} if args.bucket else {})
+    env = {"RUN_ID": run_id} | ({"BUCKET": recipe.storage.bucket} if recipe.storage.bucket else {})
+    env |= {name: os.environ[name] for name in SETTINGS if os.environ.get(name)}
+    env |= {"SPOTRL_SOURCE": manifest.source_id()}
+    secrets = [name for name in SECRETS if os.environ.get(name)]
     paths = [str(directory / name) for name in files]
-    commands = engines.commands(record, paths, env)
+    commands = engines.commands(record, paths, env, secrets, args.detach)
     if args.dry_run:
-        for name, text in files.items():
-            print(f"# --- {directory / name}\n{text}")
-        exports = " ".join(f"{k}={shlex.quote(v)}" for k, v in env.items())
-        for command in commands.up:
-            print(f"{exports} {shlex.join(command)}")
-        return 0
+        return _show(directory, files, commands, env)
+    tool(commands)
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (directory / name).write_text(text)
+    manifest.write_launch(recipe, record)
     record.save()
-    print(f"run {run_id}", flush=True)
+    print(
+        f"run {run_id} on {target}" + (f", ${record.usd_per_hour:.2f} per hour" if record.usd_per_hour else ""),
+        flush=True,
+    )
+    return _run(commands, record, env)
+
+
+def cheapest_target(recipe: Recipe) -> str:
+    """Where a recipe runs if nobody says: this machine without GPUs, else the cheapest offer."""
+    if not recipe.cluster.gpus_per_node:
+        return "local"
+    found = [offer for offer in cost.offers(recipe, prices.sky_catalogs()) if offer.usd is not None]
+    if found:
+        return found[0].target
+    raise ConfigError(f"no target with known prices can run {recipe.name}: name one with --target (docs/targets.md)")
+
+
+def best_offer(recipe: Recipe, target: str) -> cost.Offer | None:
+    """The cheapest offer on a target, if its price is known."""
+    names = ["skypilot-runpod", "skypilot-gcp"] if target == "skypilot" else [target]
+    names = [name for name in names if not capabilities.refusal(recipe, name)]
+    found = cost.offers(recipe, prices.sky_catalogs(), names) if recipe.cluster.gpus_per_node else []
+    return next((offer for offer in found if offer.usd is not None), None)
+
+
+def check(recipe: Recipe, target: str, reproducible: bool) -> None:
+    """Everything that can be known before something is started. Raises ConfigError with the change to make."""
+    can = capabilities.capability(target)
+    if recipe.cluster.gpus_per_node and recipe.kind == "train":
+        _check_memory(recipe, target)
+    if target == "ssh":
+        ssh.hosts_of(recipe)
+    bucket = recipe.storage.bucket
+    if can.asks_bucket and recipe.kind == "train" and not bucket:
+        raise ConfigError(f"{target} throws its machines away, so checkpoints need a bucket: give --bucket s3://...")
+    if bucket:
+        _check_credentials(bucket, can.cloud)
+    if recipe.config.logging.wandb == "online" and not _has("WANDB_API_KEY", "~/.netrc"):
+        raise ConfigError("logging.wandb is online and there is no token: export WANDB_API_KEY, or set it to offline")
+    if reproducible and (dirty := manifest.dirty_files()):
+        raise ConfigError(f"--reproducible wants a clean git tree: commit or drop {', '.join(dirty[:4])}")
+
+
+def _check_memory(recipe: Recipe, target: str) -> None:
+    mine = capabilities.gpus_for(recipe, target)
+    plans = {gpu: memory.plan(recipe, gpu) for gpu in mine}
+    bad = {gpu: need for gpu, need in plans.items() if need and not need.fits}
+    if not bad:
+        return
+    gpu, need = next(iter(bad.items()))
+    fix = memory.cheapest_fix(recipe, gpu)
+    advice = " ".join(f"--set {change}" for change in fix) if fix else "use more nodes, or GPUs with more memory"
+    raise ConfigError(f"{recipe.name} does not fit {gpu}: {need.problem}; cheapest change: {advice}")
+
+
+def _check_credentials(bucket: str, cloud: str) -> None:
+    match bucket.partition("://")[0]:
+        case "s3" if not _has("AWS_ACCESS_KEY_ID", "~/.aws/credentials"):
+            raise ConfigError(f"no credentials for {bucket}: export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+        case "r2" if not _has("R2_ACCESS_KEY_ID", "~/.cloudflare/r2.credentials"):
+            raise ConfigError(
+                f"no credentials for {bucket}: export R2_ACCOUNT_ID, R2_ACCESS_KEY_ID, R2_SECRET_ACCESS_KEY"
+            )
+        case "gs" if cloud != "gcp" and not _has("GOOGLE_SERVICE_ACCOUNT_KEY", ""):
+            raise ConfigError(
+                f"no credentials for {bucket} outside GCP: export GOOGLE_SERVICE_ACCOUNT_KEY (the key's JSON)"
+            )
+
+
+def _has(variable: str, file: str) -> bool:
+    return bool(os.environ.get(variable)) or bool(file and Path(file).expanduser().is_file())
+
+
+def tool(commands: Commands) -> None:
+    """Raises ConfigError where the engine's program is missing; the launch environment counts as installed."""
+    if not find(commands.tool):
+        raise ConfigError(f"{commands.tool} is not installed: {commands.hint}")
+
+
+def find(program: str) -> str:
+    """Path of a program: on the PATH, or in the launch environment; empty if neither has it."""
+    own = Path(".venvs/launch/bin") / program
+    return shutil.which(program) or (str(own.absolute()) if own.is_file() else "")
+
+
+def _show(directory: Path, files: dict[str, str], commands: Commands, env: dict[str, str]) -> int:
+    for name, text in files.items():
+        print(f"# --- {directory / name}\n{text}")
+    exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
+    print("# --- would run")
     for command in commands.up:
-        code = subprocess.run(command, env=os.environ | env).returncode
+        print(f"{exports} {shlex.join(command)}")
+    return 0
+
+
+def _run(commands: Commands, record: RunRecord, env: dict[str, str]) -> int:
+    for command in commands.up:
+        argv = [find(command[0]) or command[0], *command[1:]]
+        if command[0] in ("sbatch", "qsub"):
+            done = subprocess.run(argv, env=os.environ | env, capture_output=True, text=True)
+            print(done.stdout.strip() or done.stderr.strip())
+            if done.returncode:
+                return done.returncode
+            replace(record, cluster=done.stdout.strip().partition(";")[0]).save()
+            continue
+        try:
+            code = subprocess.run(argv, env=os.environ | env).returncode
+        except KeyboardInterrupt:
+            if command[0] != "tail":
+                raise
+            print(f"\nthe run goes on: `launch.py logs {record.run_id}` follows it, `down` ends it")
+            return 0
         if code:
             return code
     return 0
+
+
+def drive(run: str, what: str, dry_run: bool = False) -> int:
+    """`status`, `logs` or `down` of a run that was launched from here."""
+    record = run_record.load(run)
+    commands = engines.commands(record, [str(p) for p in task_files(record)], {"RUN_ID": run}, [], False)
+    code = 0
+    for command in getattr(commands, what):
+        if dry_run:
+            print(shlex.join(command))
+            continue
+        tool(commands)
+        code = subprocess.run([find(command[0]) or command[0], *command[1:]]).returncode or code
+    return code
+
+
+def task_files(record: RunRecord) -> list[Path]:
+    """The rendered files of a launch, main one first."""
+    files = sorted((run_record.RUNS / record.run_id / "task").glob("*"))
+    return sorted(files, key=lambda p: p.name.endswith((".fleet.yaml", ".volume.yaml")))

@@ -1,4 +1,4 @@
-"""What this machine remembers of a run that it launched: `runs/RUN_ID/launch.json`, and the names that derive from it."""
+"""What this machine remembers of a run that it launched: `runs/RUN_ID/launch.json`."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def recipes(console: Console) -> None:
     """Every recipe on one line: model, method, data, shape, targets, memory and cost."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("recipe", "model", "method", "data", "shape", "GPU peak", "run", "targets"):
-        table.add_column(column, overflow="fold", no_wrap=column not in ("targets", "model"))
+        table.add_column(column, overflow="fold", no_wrap=column == "recipe")
     for name in RECIPES:
         recipe = get(name)
         need = memory.plan(recipe)
@@ -117,8 +117,8 @@ def _memory(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
 def _offers(offers: list[cost.Offer], console: Console) -> None:
     first = offers[0]
     table = Table(title=f"Time and cost of {first.steps} steps, cheapest first", box=None, title_justify="left")
-    for column in ("target", "GPU", "market", "$/hour", "rollout s", "logprobs s", "update s", "sync s", "step s", "hours",
-                   "preempted", "save every", "$ per run"):  # fmt: skip
+    for column in ("target", "GPU", "market", "$/hour", "rollout s", "logprobs s", "update s", "sync s", "step s",
+                   "hours", "preempted", "save every", "$ per run"):  # fmt: skip
         table.add_column(column, justify="left" if column in ("target", "GPU", "market") else "right")
     for offer in offers:
         step = offer.step

@@ -40,8 +40,8 @@ class Cluster:
     """Disk per node, GiB; 0: from the memory plan."""
     shm_gib: int = 0
     """/dev/shm per node, GiB; 0: from the memory plan."""
-    image: str = "nvidia/cuda:13.0.1-devel-ubuntu24.04"
-    """Container image where the target runs containers: CUDA's compiler, and nothing that setup.sh installs."""
+    image: str = "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-devel"
+    """Container image where the target runs containers: Python with pip, and CUDA's compiler."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class Storage:
     volume: str = ""
     """Network volume or claim mounted at /workspace that keeps model weights and data between launches; optional."""
     mount: str = ""
-    """Directory where the bucket is mounted for looking into it (targets with FUSE); checkpoints never go through it."""
+    """Where the bucket is mounted for looking into it (targets with FUSE); checkpoints never go through it."""
     volume_gib: int = 0
     """Size of that volume, GiB; 0: from the memory plan."""
 
@@ -117,7 +117,7 @@ class Site:
     ssh_key: str = ""
     """Private key for them; default: ssh's own choice."""
     shared_dir: str = ""
-    """Directory that all nodes see (Slurm, PBS, NFS); holds environments, data, models, runs. Default: the repository."""
+    """Directory that all nodes see (Slurm, PBS, NFS): data, models, runs. Default: inside the repository."""
     partition: str = ""
     """Slurm partition or PBS queue."""
     account: str = ""
@@ -147,12 +147,17 @@ class Recipe:
     config: RunConfig = field(default_factory=RunConfig)
     """What the trainer runs."""
     cluster: Cluster = field(default_factory=Cluster)
+    """The machines it wants."""
     dataset: Dataset = field(default_factory=Dataset)
+    """The data, for the plan."""
     steps: tuple[Step, ...] = ()
     """Preparation, in order."""
     storage: Storage = field(default_factory=Storage)
+    """Bucket and volume."""
     budget: Budget = field(default_factory=Budget)
+    """Limits in dollars, hours and restarts."""
     site: Site = field(default_factory=Site)
+    """Your regions, partitions, hosts."""
     targets: tuple[Target, ...] = ()
     """Targets that it is meant for; empty: every target that can run its shape."""
     setup: Literal["", "cpu", "gpu", "rocm"] = ""
@@ -174,7 +179,7 @@ class Recipe:
 def override(recipe: Recipe, assignments: list[str]) -> Recipe:
     """Applies `--set section.key=value`: sections of the recipe (cluster, storage, ...) or of its run configuration.
 
-    Nodes and GPUs are the cluster's; the configuration's `placement` follows them. Raises ConfigError on an unknown key.
+    Nodes and GPUs are the cluster's; `placement` follows them. Raises ConfigError on an unknown key.
     """
     sections = [f.name for f in fields(RunConfig)]
     parts = [f.name for f in fields(Recipe) if f.name in ("cluster", "dataset", "storage", "budget", "site")]

@@ -175,7 +175,7 @@ def offers(recipe: Recipe, catalogs: Path | None = None, targets: list[str] | No
                     continue
                 if can.cloud and not row and can.cloud != "kubernetes":
                     continue
-                hourly = row and (row.spot if spot else row.on_demand)
+                hourly = (row.spot if spot else row.on_demand) if row else None
                 found.append(_offer(recipe, target, gpu, spot, hourly, step, need))
     return sorted(found, key=lambda o: (o.usd is None, o.usd or o.hours))
 

@@ -204,7 +204,7 @@ def logits_bytes(config: RunConfig, shape: Shape, backward: bool) -> float:
 
 
 def layer_bytes(config: RunConfig, shape: Shape) -> float:
-    """Activations of one decoder layer, forward: norms, q k v before and after rotation, attention, gate, up, product."""
+    """Activations of one decoder layer, forward: norms, q k v before and after rotation, attention, gated MLP."""
     per_token = 8 * shape.hidden + 3 * shape.kv_heads * shape.head_dim + 4 * shape.intermediate
     return float(sequence_tokens(config) * per_token * _width(config))
 
@@ -286,8 +286,8 @@ def cheapest_fix(recipe: Recipe, gpu: str = "") -> list[str]:
     useful = [r for r in REMEDIES if _tried(recipe, [r]) is not None]
     for changes in [[a] for a in useful] + [[a, b] for i, b in enumerate(useful) for a in useful[:i] if a[0] != b[0]]:
         changed = _tried(recipe, changes)
-        fixed = changed and plan(changed, gpu)
-        if fixed and fixed.fits:
+        fixed = plan(changed, gpu) if changed is not None else None
+        if fixed is not None and fixed.fits:
             return [f"{key}={value}" for key, value in changes]
     return []
 
@@ -310,7 +310,7 @@ def _tried(recipe: Recipe, changes: list[tuple[str, str]]) -> Recipe | None:
 
 
 def with_resources(recipe: Recipe) -> Recipe:
-    """The recipe with host RAM, disk and shared memory written out: from the plan, where the recipe leaves them open."""
+    """The recipe with host RAM, disk and shared memory written out, from the plan where it leaves them open."""
     need, cluster = plan(recipe), recipe.cluster
     memory, disk, shm = 16, 50, 4
     if need:

@@ -1,4 +1,4 @@
-"""Dollars per GPU-hour: from SkyPilot's catalog where it is cached on this machine, else from the dated snapshot here."""
+"""Dollars per GPU-hour: from SkyPilot's catalog where it is cached on this machine, else from the dated snapshot."""
 
 from __future__ import annotations
 

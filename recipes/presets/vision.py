@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from recipes.presets.parts import CLUSTERS, DATASETS, VISION_MODELS, cloud_run, prepare, with_parts
 from recipes.spec import Budget, Recipe
 
@@ -63,7 +65,7 @@ def qwen2_5_vl_72b_mathv60k() -> Recipe:
         data={"max_samples": 1000, "episodes": 2, "prompt_max_tokens": 4096},
         algorithm={"samples_per_update": 64, "normalize_reward": True, "kl_coef": 1e-3, "kl_estimator": "k3"},
     )
-    return Recipe(**(vars(recipe) | {"config": config}))
+    return replace(recipe, config=config)
 
 
 def qwen2_5_vl_3b_geometry3k() -> Recipe:

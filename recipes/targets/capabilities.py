@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from recipes.spec import Recipe
 from trainer.config import ConfigError
 
-RUNPOD = {"L4": "L4", "L40S": "L40S", "A100-80GB": "A100-80GB-SXM", "H100": "H100-SXM", "H200": "H200-SXM", "B200": "B200",
-          "MI300X": "MI300X"}  # fmt: skip
+RUNPOD = {"L4": "L4", "L40S": "L40S", "A100-80GB": "A100-80GB-SXM", "H100": "H100-SXM", "H200": "H200-SXM",
+          "B200": "B200", "MI300X": "MI300X"}  # fmt: skip
 GCP = {"L4": "L4", "A100": "A100", "A100-80GB": "A100-80GB", "H100": "H100", "H200": "H200", "B200": "B200"}
 LABELLED = {name: name for name in ("L4", "L40S", "A100", "A100-80GB", "H100", "H200", "B200")}
 DSTACK = {
@@ -62,7 +62,8 @@ CAPABILITIES: dict[str, Capability] = {
         note="bare machines by hand: --hosts a,b,c,d, head first",
     ),
     "slurm": Capability(
-        engine="sbatch", cloud="", max_nodes=64, gpus=ANY, network_gbit_s={"": 400}, shared_files=True, asks_bucket=False,
+        engine="sbatch", cloud="", max_nodes=64, gpus=ANY, network_gbit_s={"": 400}, shared_files=True,
+        asks_bucket=False,
         note="requeued on preemption; no spot market of its own",
     ),
     "pbs": Capability(
@@ -168,14 +169,20 @@ def check(recipe: Recipe, target: str) -> None:
     if not why and recipe.targets and target not in recipe.targets:
         why = f"{recipe.name} is not made for {target}"
     if why:
-        others = [name for name in targets_for(recipe) if name not in ("local", "ssh")]
-        others += [name for name in ("ssh",) if recipe.cluster.nodes > 1 and not refusal(recipe, name)]
+        others = sorted(targets_for(recipe), key=lambda name: _nearness(target, name))
+        others = [name for name in others if name not in ("local", "skypilot")]
         hint = (
             f"use {' or '.join(others[:4])}"
             if others
             else "no target can: change cluster.nodes, cluster.gpu or cluster.spot"
         )
         raise ConfigError(f"{why}: {hint}")
+
+
+def _nearness(target: str, other: str) -> tuple[bool, bool]:
+    """Sorts alternatives: the same cloud first, then machines for rent, then your own."""
+    cloud, theirs = target.partition("-")[2], other.partition("-")[2]
+    return (cloud != theirs or not cloud, not CAPABILITIES[other].cloud)
 
 
 def uses_spot(recipe: Recipe, target: str) -> bool:

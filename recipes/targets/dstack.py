@@ -1,7 +1,7 @@
 """dstack files: a task, the fleet that it runs on, and the volume where the recipe names one. Checked against 0.22.5.
 
-What shapes them: a node lost on RunPod, Kubernetes or own machines counts as `error`, not as `interruption`, so both are
-retried; several nodes need a fleet with `placement: cluster`; commands are joined with && unless they are one block.
+What shapes them: a node lost on RunPod, Kubernetes or own machines counts as `error`, not as `interruption`, so both
+are retried; several nodes need a fleet with `placement: cluster`; commands are joined with && unless one block.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One door to all targets, and the committed output under recipes/generated: `python -m recipes.targets.render` writes it."""
+"""One door to all targets, and the committed output: `python -m recipes.targets.render` writes recipes/generated."""
 
 from __future__ import annotations
 

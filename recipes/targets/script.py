@@ -77,7 +77,7 @@ def word(argument: str) -> str:
 def preamble(work: str, bucket: bool, runs: str = "$WORK/runs", data: str = "$WORK/data") -> str:
     """Strict mode and the directories: `work`, `runs` and `data` are shell expressions; `bucket` asks for BUCKET.
 
-    `data` goes elsewhere where `work` is a volume that all nodes see: each prepares its own copy, and they must not meet.
+    `data` goes elsewhere where `work` is a volume that all nodes see: each prepares its own copy there.
     """
     ask = ': "${BUCKET:?the bucket that checkpoints are pushed to is missing: give BUCKET=s3://..., gs://... or r2://...}"'
     names = " ".join((*SECRETS, *SETTINGS))
@@ -115,8 +115,9 @@ def setup_commands(recipe: Recipe) -> str:
 
 
 def write_config(recipe: Recipe) -> str:
-    """Writes the run's configuration beside the repository."""
-    return f'cat > ".cache/$RUN_ID.yaml" <<YAML\n{heredoc(config_text(recipe))}YAML\n'
+    """Writes the run's configuration beside the repository, and what it is made from into the run's directory."""
+    text = f'cat > ".cache/$RUN_ID.yaml" <<YAML\n{heredoc(config_text(recipe))}YAML\n'
+    return text + f'.venvs/{recipe.environment}/bin/python -m recipes.manifest ".cache/$RUN_ID.yaml"\n'
 
 
 def node_command(recipe: Recipe) -> str:

@@ -1,8 +1,8 @@
 """SkyPilot task files: `sky launch` on demand, `sky jobs launch` for spot. Checked against SkyPilot 0.14.1.
 
-What shapes them: RunPod runs one node and has no FUSE, so nothing is mounted and checkpoints go up by our own uploader;
-SkyPilot's ids change on recovery, so checkpoints are keyed by RUN_ID; rclone's cached mounts upload in any order and may
-lose their tail on `down` (skypilot#8519), so no checkpoint is ever committed through one.
+What shapes them: RunPod runs one node and has no FUSE, so nothing is mounted and checkpoints go up by our own
+uploader; SkyPilot's ids change on recovery, so checkpoints are keyed by RUN_ID; rclone's cached mounts upload in any
+order and may lose their tail on `down` (skypilot#8519), so no checkpoint is ever committed through one.
 """
 
 from __future__ import annotations

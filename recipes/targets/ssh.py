@@ -1,4 +1,4 @@
-"""Bare machines over ssh: the script that each node runs. `recipes/ssh_driver.py` copies, starts, follows and stops it."""
+"""Bare machines over ssh: the script that each node runs; `recipes/ssh_driver.py` copies, starts and stops it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def copy_command(recipe: Recipe, host: str) -> list[str]:
     keep_out = [
         f"--exclude={name}" for name in (".git", ".venvs", ".venv", "runs", ".cache", "__pycache__", ".*_cache")
     ]
-    return ["rsync", "-az", "--delete", *keep_out, "-e", shell, "./", f"{login}:{DIRECTORY}/"]
+    there = f"mkdir -p {DIRECTORY}/.cache && rsync"
+    return ["rsync", "-az", "--delete", *keep_out, "--rsync-path", there, "-e", shell, "./", f"{login}:{DIRECTORY}/"]
 
 
 def run_command(recipe: Recipe, rank: int, env: dict[str, str], run_id: str) -> list[str]:
@@ -87,8 +88,10 @@ def run_command(recipe: Recipe, rank: int, env: dict[str, str], run_id: str) -> 
     }
     exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in values.items())
     group = f".cache/{run_id}.pgid"
-    inner = f"echo $$ > {group}; export {exports}; exec bash .cache/{run_id}.sh"
-    remote = f"cd {DIRECTORY} && mkdir -p .cache && exec setsid --wait bash -c {shlex.quote(inner)}"
+    # Tokens arrive on standard input as NAME=value lines, so that no process list shows them.
+    tokens = 'while IFS= read -r line; do export "$line"; done'
+    inner = f"echo $$ > {group}; {tokens}; export {exports}; exec bash .cache/{run_id}.sh </dev/null"
+    remote = f"cd {DIRECTORY} && exec setsid --wait bash -c {shlex.quote(inner)}"
     return ["ssh", *options(recipe, port), login, remote]
 
 

@@ -43,4 +43,5 @@ placement:
   workers_per_node: 2
   device: cpu
 YAML
+.venvs/cpu/bin/python -m recipes.manifest ".cache/$RUN_ID.yaml"
 exec .venvs/cpu/bin/python -m trainer.node --config ".cache/$RUN_ID.yaml"

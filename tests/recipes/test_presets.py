@@ -1,0 +1,91 @@
+"""Every recipe resolves, is valid, and says what it is made of."""
+
+import dataclasses
+
+import pytest
+
+from recipes.presets import RECIPES, get
+from recipes.spec import Recipe, override, validate
+from trainer.config import ConfigError
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe_is_valid(name):
+    recipe = get(name)
+    validate(recipe)
+    placement = recipe.config.placement
+    assert recipe.name == name
+    assert placement.nodes == recipe.cluster.nodes
+    if recipe.cluster.gpus_per_node:
+        assert placement.workers_per_node == recipe.cluster.gpus_per_node and placement.device == "cuda"
+
+
+def test_the_72b_recipe_has_the_original_options():
+    config = get("grpo-qwen2.5-vl-72b-mathv60k").config
+    assert (config.placement.nodes, config.placement.workers_per_node) == (4, 8)
+    assert config.placement.world_size // config.rollout.tensor_parallel == 4  # engines of TP 8 on 32 GPUs
+    assert (config.rollout.prompts_per_step, config.rollout.samples_per_prompt, config.rollout.max_tokens) == (
+        64,
+        4,
+        8000,
+    )
+    assert (config.data.max_samples, config.data.episodes, config.data.prompt_max_tokens) == (1000, 2, 4096)
+    assert (config.algorithm.kl_coef, config.algorithm.kl_estimator, config.algorithm.gamma) == (1e-3, "k3", 1.0)
+    assert config.algorithm.normalize_reward and config.algorithm.samples_per_update == 64
+    assert config.optimizer.learning_rate == 5e-7 and config.rollout.gpu_memory_utilization == 0.4
+    assert config.checkpoint.keep_last == 2 and config.model.gradient_checkpointing
+
+
+def test_override_reaches_recipe_and_configuration():
+    recipe = override(
+        get("grpo-qwen2.5-vl-7b-mathv60k"), ["cluster.nodes=2", "rollout.max_tokens=99", "site.hosts=[a,b]"]
+    )
+    assert recipe.cluster.nodes == 2 and recipe.config.placement.nodes == 2
+    assert recipe.config.rollout.max_tokens == 99 and recipe.site.hosts == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("rollout.max_token=1", "did you mean rollout.max_tokens?"),
+        ("cluster.node=1", "did you mean cluster.nodes?"),
+        ("clutser.nodes=1", "did you mean cluster?"),
+        ("placement.nodes=2", "set cluster.nodes"),
+        ("cluster.spot=maybe", "is not one of prefer, only, never"),
+        ("cluster.nodes=x", "expected int"),
+    ],
+)
+def test_override_refuses(assignment, message):
+    with pytest.raises(ConfigError, match=message):
+        override(get("grpo-qwen2.5-vl-7b-mathv60k"), [assignment])
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("cluster.gpu=H1000", "unknown GPU H1000: did you mean H100"),
+        ("cluster.nodes=0", "at least 1"),
+        ("storage.bucket=ftp://x", "write it as s3://"),
+        ("rollout.tensor_parallel=3", "does not divide"),
+    ],
+)
+def test_validation_refuses(assignment, message):
+    with pytest.raises(ConfigError, match=message):
+        validate(override(get("grpo-qwen2.5-vl-7b-mathv60k"), [assignment]))
+
+
+def test_unknown_recipe_names_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean grpo-qwen2.5-vl-7b-mathv60k"):
+        get("grpo-qwen2.5-vl-7b-mathv60")
+
+
+def test_every_field_is_documented():
+    import inspect
+
+    from recipes import spec
+
+    for cls in (spec.Cluster, spec.Dataset, spec.Storage, spec.Budget, spec.Site, Recipe):
+        source = inspect.getsource(cls)
+        for field in dataclasses.fields(cls):
+            after = source.split(f"\n    {field.name}: ")[1].split("\n", 1)[1]
+            assert after.lstrip().startswith('"""'), f"{cls.__name__}.{field.name}"

