@@ -1,0 +1,289 @@
+"""Curves and bars as inline SVG, for the report: pure functions of numbers, standard library only.
+
+Colours are CSS classes (`s1`...`s8`), so that a page can be light or dark. A line keeps at most `MAX_POINTS` vertices:
+of every bucket of steps its smallest and largest value, so that no spike is lost.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+WIDTH, HEIGHT = 560, 230
+LEFT, RIGHT, TOP, BOTTOM = 50, 14, 10, 28
+MAX_POINTS = 400
+SMOOTH_FROM = 40
+"""A curve of at least this many points is also drawn smoothed, the raw one pale behind it."""
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve of a chart."""
+
+    name: str
+    """Metric."""
+    label: str
+    """Legend."""
+    color: int = 1
+    """1..8."""
+    dots: bool = False
+    """Few points, each a measurement of its own: drawn with dots and never smoothed."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What a chart shows."""
+
+    title: str
+    lines: tuple[Line, ...]
+    note: str = ""
+    """One sentence under the title."""
+    percent: bool = False
+    log: bool = False
+    zero: bool = False
+    """The axis starts at 0."""
+    band: tuple[str, str] | None = None
+    """Metrics of the lower and upper edge of a shaded band."""
+    wide: bool = False
+    """Over the page's whole width."""
+    skip_flat: bool = False
+    """Left out where no value ever changes."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Maps data to pixels."""
+
+    x0: float
+    x1: float
+    y0: float
+    y1: float
+    log: bool = False
+    percent: bool = False
+    y_ticks: list[float] = field(default_factory=list)
+    width: int = WIDTH
+
+    def x(self, step: float) -> float:
+        """Pixel of a step."""
+        return LEFT + (step - self.x0) / ((self.x1 - self.x0) or 1) * (self.width - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        """Pixel of a value."""
+        a, b, v = (math.log10(t) for t in (self.y0, self.y1, value)) if self.log else (self.y0, self.y1, value)
+        return HEIGHT - BOTTOM - (v - a) / ((b - a) or 1) * (HEIGHT - TOP - BOTTOM)
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def series(history: Sequence[dict[str, Any]], name: str) -> list[Point]:
+    """(step, value) wherever the metric was written."""
+    return [(r["step"], float(r[name])) for r in history if name in r]
+
+
+def downsample(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
+    """At most `limit` points: first and last, and smallest and largest of every bucket, in order."""
+    if len(points) <= limit:
+        return list(points)
+    inner, buckets = points[1:-1], max((limit - 2) // 2, 1)
+    kept = [points[0]]
+    for i in range(buckets):
+        bucket = inner[i * len(inner) // buckets : (i + 1) * len(inner) // buckets]
+        low, high = min(bucket, key=lambda p: p[1]), max(bucket, key=lambda p: p[1])
+        kept += sorted({low, high})
+    return [*kept, points[-1]]
+
+
+def smooth(points: Sequence[Point], span: int) -> list[Point]:
+    """Mean over the `span` points around each one, as far as there are that many."""
+    sums = [0.0, *accumulate(v for _, v in points)]
+    out = []
+    for i, (step, _) in enumerate(points):
+        first, last = max(i - span // 2, 0), min(i + span // 2 + 1, len(points))
+        out.append((step, (sums[last] - sums[first]) / (last - first)))
+    return out
+
+
+def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers (1, 2, 2.5 or 5 times a power of ten) that cover [low, high] in about `count` steps."""
+    if high <= low:
+        high = low + (abs(low) * 0.1 or 1.0)
+    raw = (high - low) / count
+    power = 10 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if raw <= m * power * 1.0000001)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [i * step for i in range(first, last + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Powers of ten that cover [low, high], thinned to at most seven."""
+    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+    last = max(last, first + 1)
+    stride = math.ceil((last - first) / 6)
+    last = first + math.ceil((last - first) / stride) * stride
+    return [10.0**e for e in range(first, last + 1, stride)]
+
+
+def label(value: float, percent: bool = False, digits: int = 3) -> str:
+    """A short number: 0.25 -> "0.25" or "25%", 12000 -> "12k", 3e-7 -> "3e-7"."""
+    if not math.isfinite(value):
+        return str(value)
+    if percent:
+        return f"{100 * value:.{max(digits - 2, 0)}f}".rstrip("0").rstrip(".") + "%" if value else "0%"
+    size = abs(value)
+    if value == 0:
+        return "0"
+    if size < 1e-3:
+        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+    for bound, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if size >= bound:
+            return f"{value / {'G': 1e9, 'M': 1e6, 'k': 1e3}[suffix]:.{digits}g}{suffix}"
+    return f"{value:.{digits}g}" if size < 1000 else f"{value:,.0f}"
+
+
+# --- drawing ----------------------------------------------------------------------------------------------------------
+
+
+def line_chart(chart: Chart, history: Sequence[dict[str, Any]], marks: Sequence[int] = ()) -> str:
+    """A figure, or "" where no line of the chart has a value. marks: steps after which the run was resumed."""
+    found = [(line, series(history, line.name)) for line in chart.lines]
+    found = [(line, points) for line, points in found if points]
+    drawable = [(line, [p for p in points if _drawable(p[1], chart.log)]) for line, points in found]
+    edges = [[p for p in series(history, n) if _drawable(p[1], chart.log)] for n in chart.band or ()]
+    values = [v for _, points in drawable for _, v in points] + [v for points in edges for _, v in points]
+    if not values or (chart.skip_flat and len(set(values)) == 1):
+        return ""
+    steps = [p[0] for _, points in found for p in points]
+    frame = _frame(chart, values, min(steps), max(steps))
+    shapes = [_axes(frame), _marks(frame, marks)]
+    if len(edges) == 2 and all(edges):
+        shapes.append(_band(frame, *edges))
+    for line, points in drawable:
+        shapes.append(_curve(frame, line, points))
+    bad = [p[0] for _, points in found for p in points if not math.isfinite(p[1])]
+    shapes += [f'<path class="bad" d="M{frame.x(s):.1f} {HEIGHT - BOTTOM}v-9"/>' for s in sorted(set(bad))[:200]]
+    legend = "".join(
+        f'<span class="key s{line.color}"><i></i>{html.escape(line.label)} '
+        f"<b>{label(points[-1][1], chart.percent)}</b></span>"
+        for line, points in found
+    )
+    if bad:
+        legend += f'<span class="key alarm">{len(bad)} not finite</span>'
+    return _figure(chart, frame, legend, "".join(shapes))
+
+
+def stacked_bars(chart: Chart, rows: Sequence[tuple[float, Sequence[float]]], keys: Sequence[tuple[str, int]]) -> str:
+    """Bars over steps, each a stack. rows: (step, one value per key); more than 100 are averaged in buckets."""
+    if not rows:
+        return ""
+    count = min(len(rows), 100)
+    buckets = [rows[i * len(rows) // count : (i + 1) * len(rows) // count] for i in range(count)]
+    stacks = [[sum(r[1][k] for r in b) / len(b) for k in range(len(keys))] for b in buckets]
+    width = 2 * WIDTH + 20
+    ticks = nice_ticks(0, max(map(sum, stacks)))
+    frame = Frame(rows[0][0] - 0.5, rows[-1][0] + 0.5, 0, ticks[-1], y_ticks=ticks, width=width)
+    shapes = [_axes(frame)]
+    for bucket, stack in zip(buckets, stacks, strict=True):
+        left, right, base = frame.x(bucket[0][0] - 0.5), frame.x(bucket[-1][0] + 0.5), 0.0
+        gap = min(1.5, (right - left) * 0.15)
+        for (_, color), value in zip(keys, stack, strict=True):
+            top, bottom = frame.y(base + value), frame.y(base)
+            if bottom - top > 0.05:
+                shapes.append(
+                    f'<rect class="f{color}" x="{left + gap / 2:.1f}" y="{top:.1f}" '
+                    f'width="{right - left - gap:.1f}" height="{bottom - top:.1f}"/>'
+                )
+            base += value
+    legend = "".join(f'<span class="key s{c}"><i></i>{html.escape(name)}</span>' for name, c in keys)
+    return _figure(chart, frame, legend, "".join(shapes), hover=False)
+
+
+def _drawable(value: float, log: bool) -> bool:
+    return math.isfinite(value) and (not log or value > 0)
+
+
+def _frame(chart: Chart, values: Sequence[float], first: float, last: float) -> Frame:
+    low, high = min(values), max(values)
+    if chart.log:
+        ticks = log_ticks(low, high)
+    else:
+        low = min(low, 0.0) if chart.zero or chart.percent else low
+        ticks = nice_ticks(low, high)
+        if chart.percent and high <= 1:
+            ticks = [t for t in ticks if t <= 1.0 + 1e-9]
+            ticks = ticks if ticks[-1] >= high else [*ticks, 1.0]
+    width = 2 * WIDTH + 20 if chart.wide else WIDTH
+    return Frame(first, last, ticks[0], ticks[-1], chart.log, chart.percent, ticks, width)
+
+
+def _axes(frame: Frame) -> str:
+    parts = []
+    for tick in frame.y_ticks:
+        y = frame.y(tick)
+        parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{frame.width - RIGHT}"/>')
+        parts.append(f'<text class="ytick" x="{LEFT - 8}" y="{y + 4:.1f}">{label(tick, frame.percent)}</text>')
+    first, last = math.ceil(frame.x0), math.floor(frame.x1)
+    ticks = [
+        t for t in nice_ticks(first, last, 10 if frame.width > WIDTH else 6) if t == round(t) and first <= t <= last
+    ]
+    for tick in ticks or [first]:
+        parts.append(f'<text class="xtick" x="{frame.x(tick):.1f}" y="{HEIGHT - 8}">{tick:,.0f}</text>')
+    return "".join(parts)
+
+
+def _marks(frame: Frame, marks: Sequence[int]) -> str:
+    inside = [m for m in marks if frame.x0 <= m <= frame.x1]
+    return "".join(
+        f'<path class="mark" d="M{frame.x(m + 0.5 if m + 0.5 <= frame.x1 else m):.1f} {TOP}V{HEIGHT - BOTTOM}"/>'
+        for m in inside
+    )
+
+
+def _path(frame: Frame, points: Sequence[Point]) -> str:
+    return "M" + "L".join(f"{frame.x(s):.1f} {frame.y(v):.1f}" for s, v in points)
+
+
+def _curve(frame: Frame, line: Line, points: Sequence[Point]) -> str:
+    if not points:
+        return ""
+    name = html.escape(line.label)
+    kept = downsample(points)
+    if line.dots or len(points) == 1:
+        dots = "".join(f'<circle cx="{frame.x(s):.1f}" cy="{frame.y(v):.1f}" r="3"/>' for s, v in kept)
+        return (
+            f'<g class="s{line.color} dots" data-name="{name}"><path class="main" d="{_path(frame, kept)}"/>{dots}</g>'
+        )
+    if len(points) < SMOOTH_FROM:
+        return f'<g class="s{line.color}" data-name="{name}"><path class="main" d="{_path(frame, kept)}"/></g>'
+    values = [(s, math.log10(v)) for s, v in points] if frame.log else list(points)
+    even = smooth(values, max(len(points) // 15, 5))
+    even = [(s, 10**v) for s, v in even] if frame.log else even
+    stride = max(len(even) // MAX_POINTS, 1)
+    even = even[:-1:stride] + even[-1:]
+    return (
+        f'<g class="s{line.color}" data-name="{name}"><path class="raw" d="{_path(frame, kept)}"/>'
+        f'<path class="main" d="{_path(frame, even)}"/></g>'
+    )
+
+
+def _band(frame: Frame, lower: Sequence[Point], upper: Sequence[Point]) -> str:
+    lower, upper = downsample(lower), downsample(upper)
+    return f'<path class="band" d="{_path(frame, [*upper, *reversed(lower)])}Z"/>'
+
+
+def _figure(chart: Chart, frame: Frame, legend: str, shapes: str, hover: bool = True) -> str:
+    note = f"<p>{html.escape(chart.note)}</p>" if chart.note else ""
+    scale = f'data-x0="{frame.x0}" data-x1="{frame.x1}" data-y0="{frame.y0:g}" data-y1="{frame.y1:g}"'
+    kind = f' data-log="{int(frame.log)}" data-percent="{int(frame.percent)}"'
+    return (
+        f'<figure class="chart{" wide" if frame.width > WIDTH else ""}"><figcaption><h3>{html.escape(chart.title)}</h3>'
+        f'<div class="legend">{legend}</div></figcaption>{note}<svg viewBox="0 0 {frame.width} {HEIGHT}" role="img" '
+        f'aria-label="{html.escape(chart.title)}" {scale + kind if hover else ""}>{shapes}</svg></figure>'
+    )
