@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 MAX_TEXT_CHARS = 4_000_000
 """Longer answers hold no answer: no engine writes them, and scanning them is not free."""
 
 MAX_BOX_CHARS = 2_000
 """A longer box is wrong: no gold answer comes near it, and it bounds every later step."""
+
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 
 
 def answer_block(text: str) -> str | None:
@@ -30,21 +35,13 @@ def boxes(text: str) -> list[str]:
     r"""Contents of all complete outermost `\boxed{…}` and `\fbox{…}` in order (`unbox` opens nested ones)."""
     found = []
     at = 0
-    while True:
-        starts = [i for i in (text.find("\\boxed", at), text.find("\\fbox", at)) if i >= 0]
-        if not starts:
-            return found
-        brace = min(starts) + (6 if text.startswith("\\boxed", min(starts)) else 5)
-        while brace < len(text) and text[brace] in " \t\n":
-            brace += 1
-        if brace >= len(text) or text[brace] != "{":
-            at = brace
-            continue
-        end = closing_brace(text, brace)
+    while (match := _BOX.search(text, at)) is not None:
+        end = closing_brace(text, match.end() - 1)
         if end is None:
-            return found
-        found.append(text[brace + 1 : end])
+            break
+        found.append(text[match.end() : end])
         at = end + 1
+    return found
 
 
 def closing_brace(text: str, opening: int) -> int | None:

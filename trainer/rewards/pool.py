@@ -179,9 +179,8 @@ class Pool:
 
     def check(self) -> None:
         """Starts one worker and ends it. Raises ConfigError if the user function cannot be loaded."""
-        connection, pid = self._start()
+        connection, _ = self._start()
         connection.close()
-        self._kill(pid)
 
     def close(self) -> None:
         """Ends threads and processes; tasks under way end as errors."""
@@ -196,42 +195,44 @@ class Pool:
             thread.join(timeout=5)
 
     def _serve(self) -> None:
-        connection, pid = None, 0
+        worker: tuple[socket.socket, int] | None = None
         while (item := self._tasks.get()) is not None:
             task, future = item
-            for attempt in (1, 2):
+            for last_try in (False, True):
                 try:
-                    if connection is None:
-                        connection, pid = self._start()
-                    send(connection, task)
-                    future.set_result(receive(connection))
+                    worker = worker or self._start()
+                    send(worker[0], task)
+                    future.set_result(receive(worker[0]))
                     break
-                except (OSError, EOFError) as error:
-                    if connection is not None:
-                        connection.close()
-                        connection = None
-                    timed_out = isinstance(error, TimeoutError)
-                    if timed_out:
-                        self._kill(pid)
-                    with self._lock:
-                        self.restarts += 1
-                        nursery_died = not timed_out and not self._closed and self._nursery_is_dead()
-                    if nursery_died and attempt == 1:
-                        continue
-                    future.set_result(["timeout" if timed_out else "error", 0.0])
+                except TimeoutError:
+                    worker = self._replace(worker)
+                    future.set_result(["timeout", 0.0])
                     break
+                except (OSError, EOFError):  # killed from outside, or by its own answer: one more try tells
+                    worker = self._replace(worker)
+                    if last_try or self._closed:
+                        future.set_result(["error", 0.0])
+                        break
                 except Exception as error:
                     future.set_exception(error)
                     break
-        if connection is not None:
-            connection.close()
+        if worker is not None:
+            worker[0].close()
+
+    def _replace(self, worker: tuple[socket.socket, int] | None) -> None:
+        with self._lock:
+            self.restarts += 1
+            if worker is not None:
+                worker[0].close()
+                if self._nursery is not None:
+                    self._nursery.kill(worker[1])
 
     def _start(self) -> tuple[socket.socket, int]:
         """A new worker that is ready for tasks: (its socket, its pid)."""
         with self._lock:
             if self._closed:
                 raise EOFError("the grader is closed")
-            if self._nursery is None or self._nursery_is_dead():
+            if self._nursery is None or self._nursery.process.poll() is not None:
                 self._nursery = _Nursery(self._function)
             connection, pid = self._nursery.fork()
         connection.settimeout(START_TIMEOUT_S)
@@ -241,14 +242,6 @@ class Pool:
             raise ConfigError(message.replace("\n", " "))
         connection.settimeout(self.deadline_s)
         return connection, pid
-
-    def _nursery_is_dead(self) -> bool:
-        return self._nursery is not None and self._nursery.process.poll() is not None
-
-    def _kill(self, pid: int) -> None:
-        with self._lock:
-            if self._nursery is not None:
-                self._nursery.kill(pid)
 
 
 class _Nursery:

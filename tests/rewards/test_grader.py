@@ -1,0 +1,115 @@
+from pathlib import Path
+
+import pytest
+
+from trainer.rewards import grader, quantity
+from trainer.rewards.notation import clean
+
+CASES = [tuple(line.split("\t")) for line in (Path(__file__).parent / "cases.tsv").read_text().splitlines()[1:]]
+"""(kind, gold, answer, "1" if equal) as judged by hand."""
+
+
+def answer(content: str) -> str:
+    return f"<think> … </think>\n<answer> $\\boxed{{{content}}}$ </answer>"
+
+
+@pytest.fixture(scope="module")
+def verdicts():
+    return [grader.grade(answer(a), gold, grader.classify(gold)) for _, gold, a, _ in CASES]
+
+
+def test_table_is_large_and_of_all_kinds():
+    assert len(CASES) >= 150
+    assert len({kind for kind, *_ in CASES}) >= 15
+    assert 0.35 < sum(equal == "1" for *_, equal in CASES) / len(CASES) < 0.75
+
+
+def test_table_is_graded_without_a_false_positive(verdicts):
+    assert [c for c, v in zip(CASES, verdicts, strict=True) if v == "correct" and c[3] == "0"] == []
+
+
+def test_table_is_graded_right_at_97_percent(verdicts):
+    wrong = [c for c, v in zip(CASES, verdicts, strict=True) if (v == "correct") != (c[3] == "1")]
+    assert len(wrong) <= 0.03 * len(CASES), wrong
+
+
+def test_fast_path_never_contradicts_the_whole_grader(verdicts):
+    for (_, gold, a, _), verdict in zip(CASES, verdicts, strict=True):
+        quick = grader.decide_fast(a, gold, grader.classify(gold))
+        assert quick in (None, verdict) or verdict == "no_answer"
+
+
+def test_every_gold_of_the_table_is_usable_and_equals_itself():
+    for gold in sorted({c[1] for c in CASES}):
+        assert grader.gold_error(gold, grader.classify(gold)) is None
+        assert grader.grade(answer(gold), f"$\\boxed{{{gold}}}$", grader.classify(gold)) == "correct"
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer_type"),
+    [("A", "letter"), ("$\\boxed{B}$", "letter"), ("(C)", "letter"), ("\\text{D.}", "letter"), ("x", "math"),
+     ("5", "number"), ("3.5 cm", "number"), ("25\\%", "number"), ("1,234", "number"), ("\\frac{1}{2}", "number"),
+     ("3\\frac12", "number"), ("60^\\circ", "number"), ("3e5", "number"), ("Yes", "text"), ("North America", "text"),
+     ("2019-05-06", "text"), ("2\\pi", "math"), ("(1, 2)", "math"), ("\\{1, 2\\}", "math"), ("3:4", "math"),
+     ("x^2 + 1", "math"), ("\\sqrt{3}", "math"), ("x > 3", "math")],
+)  # fmt: skip
+def test_classify(gold, answer_type):
+    assert grader.classify(gold) == answer_type
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer_type"),
+    [("", "math"), ("$$", "math"), ("$\\boxed{}$", "number"), ("  ", "text"), ("\\frac{", "math"), ("x", "number"),
+     ("12", "letter"), ("...", "text"), ("1/0", "number"), ("1 2", "math"), (")(", "math")],
+)  # fmt: skip
+def test_unusable_gold_is_an_error_and_never_rewarded(gold, answer_type):
+    assert grader.gold_error(gold, answer_type) is not None
+    for a in ("", gold, "5", "A", "x"):
+        assert grader.grade(answer(a), gold, answer_type) != "correct"
+
+
+def test_label_of_another_row_is_wrong_not_looked_up():
+    assert grader.grade(answer("60"), "61", "number") == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("gold", "hack"),
+    [("A", "A=B"), ("B", "A=B"), ("60", "61 = 60"), ("60", "{60, 61}"), ("60", "60, 61"), ("B", "A B C D"),
+     ("2", "0, 1, 2, 3, 4, 5, 6, 7, 8, 9"), ("60", "x = 59, x = 60"), ("60", "60 \\lor 61"), ("60", "60 | 61"),
+     ("60", "60 \\neq 61"), ("60", "\\text{60 or 61}"), ("60", "60/61"), ("60", "60 61"), ("60", "6 0"),
+     ("60", "60_{61}"), ("60", "\\min(60, 61)"), ("A", "A \\text{ (or B)}"), ("x^2", "x^2 = x^3"),
+     ("60", "[60]" * 30), ("x", "x + 0y, y"), ("Yes", "Yes No"), ("60", "60 \\\\ 61"),
+     ("60", "\\begin{cases}60\\\\61\\end{cases}")],
+)  # fmt: skip
+def test_hedges_and_hacks_earn_nothing(gold, hack):
+    assert grader.grade(answer(hack), gold, grader.classify(gold)) == "wrong"
+
+
+def test_several_boxes_earn_nothing_even_if_the_last_is_right():
+    text = "<answer>" + "".join(f"\\boxed{{{c}}}" for c in "ABCD") + "</answer>"
+    assert grader.grade(text, "D", "letter") == "wrong"
+
+
+def test_clean_is_idempotent_on_the_table():
+    for _, gold, a, _ in CASES:
+        assert clean(clean(gold)) == clean(gold)
+        assert clean(clean(a)) == clean(a)
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "unit", "percent"),
+    [("1,234.5", "2469/2", "", False), ("3\\frac{1}{2}", "7/2", "", False), ("-\\frac{1}{2} cm", "-1/2", "cm", False),
+     ("25 \\%", "25", "", True), ("\\$1,000", "1000", "＄", False), ("6.02 \\times 10^{3}", "6020", "", False),
+     ("12 \\text{ cm}^2", "12", "cm^2", False), ("60^{\\circ}", "60", "°", False), ("3 apples", "3", "apple", False)],
+)  # fmt: skip
+def test_quantity(text, value, unit, percent):
+    parsed = quantity.parse(text)
+    assert parsed is not None
+    assert (str(parsed.value), parsed.unit, parsed.percent) == (value, unit, percent)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "1,2", "1 + 2", "5!", "5x", "5abc", "5 or 6", "1e9999", "1" * 300, "5 thousand"]
+)
+def test_not_a_quantity(text):
+    assert quantity.parse(text) is None

@@ -1,0 +1,119 @@
+"""Nothing that a model can write hangs the grader, takes the memory, harms the rest of a batch or is rewarded."""
+
+import time
+
+import pytest
+
+from trainer import config
+from trainer.rewards import grader
+from trainer.rewards.pool import Rewards
+
+HOSTILE = {
+    "tower of powers": "9^{9^{9^{9}}}",
+    "tower without braces": "9^9^9",
+    "tower of tens": "10^{10^{10}}",
+    "factorial of a billion": "(10^9)!",
+    "factorial of a factorial": "((20)!)!",
+    "200,000 digits": "7" * 200_000,
+    "1,500 digits": "7" * 1_500,
+    "2,000 open brackets": "(" * 2_000,
+    "2,000 nested brackets": "(" * 2_000 + "1" + ")" * 2_000,
+    "250 nested brackets": "(" * 250 + "1" + ")" * 250,
+    "nested fractions": "\\frac{1}{" * 90 + "2" + "}" * 90,
+    "nested roots": "\\sqrt{" * 90 + "2" + "}" * 90,
+    "nested powers": "2^{" * 100 + "2" + "}" * 100,
+    "nested sets": "\\{" * 100 + "1, 2" + "\\}" * 100,
+    "set of 200": "\\{" + ", ".join(map(str, range(200))) + "\\}",
+    "NUL bytes": "\0" * 500,
+    "NUL inside": "6\x000",
+    "huge integral": "\\int_0^{1000} \\int_0^{1000} \\frac{e^{x^{99} y^{98}}}{\\sin(x y)^{97}} dx dy",
+    "huge sum": "\\sum_{k=1}^{10^{12}} \\frac{1}{k^2 + \\sin k}",
+    "huge product": "\\prod_{k=1}^{1000000} k",
+    "huge binomial": "\\binom{10^{9}}{5 \\cdot 10^8}",
+    "huge expansion": "(x+y+z+w)^{900} - (x+y+z+w)^{899}",
+    "huge exponent": "1e999999999",
+    "division by zero": "\\frac{1}{0}",
+    "zero to the zero": "0^{0^{0}}",
+    "limit": "\\lim_{x \\to 0} \\frac{\\sin(x^{99})}{x^{99}}^{x^{x}}",
+    "thousands of backslashes": "\\" * 1_999,
+    "dollar signs": "$" * 1_000,
+    "commas": "," * 1_000,
+    "equals": "=" * 1_000,
+    "percent": "%" * 1_000,
+    "spaces": " " * 1_500 + "1",
+    "lone surrogate": "6\ud8000",
+    "emoji": "😀" * 300,
+    "right to left": "\u202e06",
+    "Arabic digits": "٦٠",
+    "superscripts": "6" + "⁰" * 500,
+    "unknown commands": "\\foo{\\bar{\\baz}}" * 30,
+    "python": "__import__('os').system('true')",
+    "format string": "%s%n{0}{}",
+}
+
+PLAIN = [("60", "60", "number"), ("A", "(A) 12", "letter"), ("x^2-1", "(x-1)(x+1)", "math"), ("Yes", "yes", "text")]
+
+
+def wrap(content: str) -> str:
+    return f"<think>t</think><answer>\\boxed{{{content}}}</answer>"
+
+
+@pytest.fixture(scope="module")
+def rewards():
+    with Rewards(config.Rewards(workers=2, deadline_s=1.0, max_timeout_rate=1.0)) as pool:
+        pool.score([wrap("x+1")], ["1+x"], ["math"])  # started and warm
+        yield pool
+
+
+@pytest.mark.parametrize("gold", ["60", "A", "\\sqrt{3} + x", "(1, 2)", "\\{1, 2\\}", "Yes", "3:4"])
+def test_hostile_answers_cost_their_deadline_and_nothing_more(rewards, gold):
+    kind = grader.classify(gold)
+    texts = [wrap(h) for h in HOSTILE.values()] + [wrap(a) for _, a, _ in PLAIN]
+    golds = [gold] * len(HOSTILE) + [g for g, _, _ in PLAIN]
+    kinds = [kind] * len(HOSTILE) + [t for _, _, t in PLAIN]
+    started = time.monotonic()
+    verdicts = [o.verdict for o in rewards.score(texts, golds, kinds)]
+    assert [n for n, v in zip(HOSTILE, verdicts, strict=False) if v == "correct"] == []
+    assert verdicts[len(HOSTILE) :] == ["correct"] * len(PLAIN)
+    assert time.monotonic() - started < 2.0 * len(HOSTILE)
+
+
+@pytest.mark.parametrize("answer_type", ["letter", "number", "text", "math"])
+def test_fast_path_is_bounded_on_hostile_answers(answer_type):
+    gold = {"letter": "A", "number": "60", "text": "Yes", "math": "\\{1, 2\\}"}[answer_type]
+    for name, content in HOSTILE.items():
+        started = time.perf_counter()
+        grader.decide_fast(content, gold, answer_type)
+        assert time.perf_counter() - started < 0.25, name
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * 3_000_000,
+        "<answer>" * 300_000,
+        "\\boxed{" * 300_000,
+        "<answer>" + "\\boxed{1}" * 200_000 + "</answer>",
+        "<think>" + "\\boxed{60}" * 200_000 + "</think>",
+        "<answer>" + "{" * 2_000_000,
+        "<think></think>" * 150_000,
+        "<answer>\\boxed{60}</answer>" + "x" * 8_000_000,
+    ],
+)
+def test_megabytes_of_text_are_read_in_linear_time(rewards, text):
+    started = time.monotonic()
+    (outcome,) = rewards.score([text], ["60"], ["number"])
+    assert outcome.verdict in ("wrong", "no_answer") and outcome.format == 0.0
+    assert time.monotonic() - started < 8.0
+
+
+def test_hostile_gold_answers_are_reported_at_preparation(rewards):
+    golds = ["9^{9^{9^{9}}}", "x^2", "\\frac{", "(10^9)!"]
+    errors = rewards.gold_errors(golds, ["math"] * 4)
+    assert errors[1] is None and errors[0] and errors[2]
+
+
+def test_worker_memory_is_limited(rewards):
+    """Powers that fit the deadline but not the memory end as an error or a timeout, in a worker."""
+    (outcome,) = rewards.score([wrap("2^{2^{36}} + x")], ["x"], ["math"])
+    assert outcome.verdict in ("wrong", "timeout", "error")
