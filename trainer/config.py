@@ -497,6 +497,8 @@ def validate(config: RunConfig) -> None:
         raise ConfigError(
             f"rollout.gpu_memory_utilization is {c.rollout.gpu_memory_utilization}: choose between 0 and 1"
         )
+    if c.rollout.temperature > 2:
+        raise ConfigError(f"rollout.temperature is {c.rollout.temperature}: vLLM takes at most 2")
     if c.rollout.temperature <= 0:
         raise ConfigError(
             "rollout.temperature must be above 0: a group of greedy answers has no variance to learn from"

@@ -159,7 +159,6 @@ class Worker:
         from trainer.policy import TrainMicroBatch
 
         algorithm, batches = self.config.algorithm, []
-        started = time.monotonic()
         for i, micro in enumerate(items):
             batch = self._collate(self._parts(micro))
             values = torch.tensor([item.advantage for item in micro])
@@ -173,10 +172,7 @@ class Worker:
                 )
             )
         stats = self.policy.update(batches)
-        return stats | {
-            "perf/peak_memory_gib": self._peak_memory_gib(),
-            "time/rank_update_s": time.monotonic() - started,
-        }
+        return stats | {"perf/peak_memory_gib": self._peak_memory_gib()}
 
     def _parts(self, micro: list[TrainItem]) -> list[tuple[int, list[int], list[int]]]:
         return [(item.row, item.prompt_token_ids, item.token_ids) for item in micro]
@@ -228,6 +224,7 @@ def environment(config: RunConfig) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "PYTHONWARNINGS": "ignore::FutureWarning",
     }
     if config.placement.device == "cpu":
         threads = str(config.placement.threads_per_worker)
