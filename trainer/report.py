@@ -338,7 +338,8 @@ def _config(path: Path) -> tuple[RunConfig | None, str]:
         values = values if isinstance(values, dict) else {section: values}
         base = default[section] if isinstance(default[section], dict) else {section: default[section]}
         rows = "".join(
-            f"<tr{'' if base.get(k) == v else ' class=set'}><td>{html.escape(k)}</td><td>{html.escape(_value(v))}</td></tr>"
+            f"<tr{'' if base.get(k) == v else ' class=set'}><td>{html.escape(k)}</td>"
+            f"<td>{html.escape(_value(v))}</td></tr>"
             for k, v in values.items()
         )
         blocks.append(f"<table><caption>{html.escape(section)}</caption>{rows}</table>")
