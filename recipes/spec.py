@@ -113,7 +113,7 @@ class Site:
     rdma: str = ""
     """Extended resource of the InfiniBand devices (rdma/ib) and how many: `rdma/ib:8`."""
     hosts: tuple[str, ...] = ()
-    """Bare machines, head first: [user@]address[:port]."""
+    """Bare machines, head first: [user@]address[:port][/address among the nodes]."""
     ssh_key: str = ""
     """Private key for them; default: ssh's own choice."""
     shared_dir: str = ""

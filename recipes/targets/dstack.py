@@ -15,6 +15,7 @@ from recipes.spec import Recipe
 from recipes.targets import script
 from recipes.targets.capabilities import capability, gpus_for, uses_spot
 from recipes.targets.skypilot import job_name, to_yaml
+from recipes.targets.ssh import address, hosts_of
 from trainer.config import ConfigError
 
 CODE = "/spotrl"
@@ -148,8 +149,9 @@ def _fleet(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
     if cluster.nodes > 1:
         fleet["placement"] = "cluster"
     if not can.cloud:
-        hosts = [host.rpartition("@")[2] for host in site.hosts] or [f"node{i}.example" for i in range(cluster.nodes)]
-        user = next((host.partition("@")[0] for host in site.hosts if "@" in host), "ubuntu")
+        logins = [address(host)[0] for host in hosts_of(recipe)]
+        user = next((login.partition("@")[0] for login in logins if "@" in login), "ubuntu")
+        hosts = [login.rpartition("@")[2] for login in logins]
         return fleet | {
             "ssh_config": {"user": user, "identity_file": site.ssh_key or "~/.ssh/id_ed25519", "hosts": hosts}
         }

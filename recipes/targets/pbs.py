@@ -11,7 +11,7 @@ from recipes.targets.slurm import runs
 NODE = """\
 # pbsdsh and ssh carry no environment along: the node's script holds what it needs.
 mapfile -t hosts < <(awk '!seen[$0]++' "${PBS_NODEFILE:?}")
-[ "${#hosts[@]}" -eq NODES ] || { echo "PBS gave ${#hosts[@]} nodes, the recipe wants NODES" >&2; exit 2; }
+[ "${#hosts[@]}" -eq WANTED ] || { echo "PBS gave ${#hosts[@]} nodes, the recipe wants WANTED" >&2; exit 2; }
 script=".cache/$RUN_ID.$PBS_JOBID.sh"
 install -m 700 /dev/null "$script" # it holds the tokens that you exported
 {
@@ -23,7 +23,7 @@ install -m 700 /dev/null "$script" # it holds the tokens that you exported
   done
   printf 'cd %q\\n' "$PWD"
   cat <<"BODY"
-export NODE_RANK=${1:?} NNODES=${#hosts[@]} MASTER_ADDR=${hosts[0]} SPOTRL_NODES="${hosts[*]}"
+export SPOTRL_NODE_RANK=${1:?} SPOTRL_NODES=${#hosts[@]} SPOTRL_PEERS="${hosts[*]}"GPUS
 exec COMMAND
 BODY
 } > "$script"
@@ -56,8 +56,9 @@ def render(recipe: Recipe) -> dict[str, str]:
     """The batch script, submitted from the repository's root: `qsub -v RUN_ID=my-run FILE`."""
     recipe = with_resources(recipe)
     names = " ".join((*script.SECRETS, *script.SETTINGS))
-    node = NODE.replace("NODES", str(recipe.cluster.nodes), 2).replace("VARIABLES", names)
-    node = node.replace("COMMAND", script.node_command(recipe))
+    node = NODE.replace("WANTED", str(recipe.cluster.nodes)).replace("VARIABLES", names)
+    gpus = f" SPOTRL_GPUS_PER_NODE={recipe.cluster.gpus_per_node}" if recipe.cluster.gpus_per_node else ""
+    node = node.replace("GPUS", gpus).replace("COMMAND", script.node_command(recipe))
     launch = LAUNCH.replace("WHERE", WHERE[recipe.site.pbs])
     text = "\n".join(
         [

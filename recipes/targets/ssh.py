@@ -14,7 +14,7 @@ DIRECTORY = "spotrl"
 
 
 def render(recipe: Recipe) -> dict[str, str]:
-    """Set-up and run script of every node. NODE_RANK, NNODES, MASTER_ADDR and SPOTRL_NODES come from the driver."""
+    """Set-up and run script of every node. SPOTRL_NODE_RANK, SPOTRL_NODES and SPOTRL_PEERS come from the driver."""
     recipe = with_resources(recipe)
     begin = script.preamble(recipe.site.shared_dir or "$HOME/spotrl-work", bucket=False)
     head = (
@@ -25,11 +25,13 @@ def render(recipe: Recipe) -> dict[str, str]:
 
 
 def address(host: str) -> tuple[str, str, int]:
-    """(login for ssh, bare address, port) of `[user@]address[:port]`. Raises ConfigError."""
-    login, colon, port = host.partition(":")
-    if not login or (colon and not port.isdigit()) or any(c.isspace() for c in host) or login.startswith("-"):
-        raise ConfigError(f"host {host!r}: write it as [user@]address[:port]")
-    return login, login.rpartition("@")[2], int(port or 22)
+    """(login, address among the nodes, port) of `[user@]address[:port][/private address]`. Raises ConfigError."""
+    public, slash, private = host.partition("/")
+    login, colon, port = public.partition(":")
+    odd = any(c.isspace() for c in host) or host.startswith("-") or (slash and not private)
+    if not login or (colon and not port.isdigit()) or odd:
+        raise ConfigError(f"host {host!r}: write it as [user@]address[:port][/private address]")
+    return login, private or login.rpartition("@")[2], int(port or 22)
 
 
 def hosts_of(recipe: Recipe) -> list[str]:
@@ -79,13 +81,13 @@ def run_command(recipe: Recipe, rank: int, env: dict[str, str], run_id: str) -> 
     """
     hosts = hosts_of(recipe)
     login, _, port = address(hosts[rank])
-    head = address(hosts[0])[1]
     values = env | {
-        "NODE_RANK": str(rank),
-        "NNODES": str(len(hosts)),
-        "MASTER_ADDR": head,
-        "SPOTRL_NODES": " ".join(address(h)[1] for h in hosts),
+        "SPOTRL_NODE_RANK": str(rank),
+        "SPOTRL_NODES": str(len(hosts)),
+        "SPOTRL_PEERS": " ".join(address(h)[1] for h in hosts),
     }
+    if recipe.cluster.gpus_per_node:
+        values["SPOTRL_GPUS_PER_NODE"] = str(recipe.cluster.gpus_per_node)
     exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in values.items())
     group = f".cache/{run_id}.pgid"
     # Tokens arrive on standard input as NAME=value lines, so that no process list shows them.

@@ -321,10 +321,8 @@ def test_pbs_body_starts_one_launcher_per_node(tmp_path):
     (tmp_path / "trainer/setup.sh").write_text("exit 0\n")
     python = tmp_path / ".venvs/cpu/bin/python"
     python.parent.mkdir(parents=True)
-    python.write_text('#!/bin/bash\n[ "$2" = trainer.node ] || exit 0\n'
-@pytest.mark.parametrize(
-    ("dialect", "request_"), [("pro", "select=4:ncpus=72:ngpus=8:mem="), ("torque", "nodes=4:ppn=72:gpus=8")]
-)
+    report = 'echo "$SPOTRL_NODE_RANK/$SPOTRL_NODES peers=$SPOTRL_PEERS run=$RUN_ID token=${HF_TOKEN:-}"'
+    python.write_text(f'#!/bin/bash\n[ "$2" = trainer.node ] || exit 0\n{report}\n')
     python.chmod(0o755)
     pbsdsh = tmp_path / "bin/pbsdsh"
     pbsdsh.parent.mkdir()
@@ -335,9 +333,7 @@ def test_pbs_body_starts_one_launcher_per_node(tmp_path):
            "PBS_O_WORKDIR": str(tmp_path), "RUN_ID": "run", "HF_TOKEN": "a b'c", "HOME": str(tmp_path)}  # fmt: skip
     done = subprocess.run(["bash"], input=text, text=True, capture_output=True, env=env)
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [
-        f"{rank}/2 head=alpha nodes=alpha beta run=run token=a b'c" for rank in (0, 1)
-    ]
+    assert sorted(done.stdout.splitlines()) == [f"{rank}/2 peers=alpha beta run=run token=a b'c" for rank in (0, 1)]
     assert not list((tmp_path / ".cache").glob("*.sh")), "the node's script holds tokens and must be gone"
 
 

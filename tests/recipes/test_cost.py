@@ -1,0 +1,124 @@
+"""The spot formula against its limits and a simulation; prices from the snapshot and from a SkyPilot catalog."""
+
+import json
+import math
+import random
+
+import pytest
+
+from recipes.plan import cost, memory, prices
+from recipes.presets import get
+from recipes.spec import override
+
+
+def simulate(work, interval, stall, restart, mtbp, rng):
+    """One run under Poisson preemptions, event by event."""
+    clock, done, down = 0.0, 0.0, 0.0
+    while done < work:
+        segment = down + min(interval, work - done) + stall
+        life = rng.expovariate(1 / mtbp)
+        if life >= segment:
+            clock, done, down = clock + segment, done + interval, 0.0
+        else:
+            clock, down = clock + life, restart
+    return clock
+
+
+def test_no_preemptions_cost_only_the_saves():
+    assert cost.expected_seconds(1000, 100, 5, 60, math.inf) == 1050
+    assert cost.expected_seconds(0, 100, 5, 60, 3600) == 0
+
+
+def test_rare_preemptions_cost_the_first_order_terms():
+    work, interval, stall, restart, mtbp = 1e5, 1000.0, 10.0, 100.0, 1e7
+    found = cost.expected_seconds(work, interval, stall, restart, mtbp)
+    lost = (work / mtbp) * (restart + interval / 2)
+    assert found == pytest.approx(work + work / interval * stall + lost, rel=1e-3)
+
+
+@pytest.mark.parametrize("mtbp", [3600.0, 14400.0])
+def test_expectation_agrees_with_a_simulation(mtbp):
+    rng = random.Random(0)
+    work, interval, stall, restart = 20 * 3600.0, 600.0, 5.0, 300.0
+    runs = [simulate(work, interval, stall, restart, mtbp, rng) for _ in range(300)]
+    assert cost.expected_seconds(work, interval, stall, restart, mtbp) == pytest.approx(sum(runs) / len(runs), rel=0.03)
+
+
+def test_young_dalys_interval_is_the_best_of_its_neighbours():
+    from trainer.preempt import save_interval_s
+
+    best = save_interval_s(20.0, 7200.0)
+    at = lambda factor: cost.expected_seconds(1e6, best * factor, 20.0, 300.0, 7200.0)  # noqa: E731
+    assert at(1.0) < at(0.5) and at(1.0) < at(2.0)
+
+
+def test_72b_run_has_31_steps():
+    assert cost.steps_of(get("grpo-qwen2.5-vl-72b-mathv60k")) == 1000 * 2 // 64
+
+
+def test_offers_are_sorted_and_add_up():
+    recipe = get("grpo-qwen2.5-vl-72b-mathv60k")
+    offers = cost.offers(recipe)
+    dollars = [offer.usd for offer in offers if offer.usd is not None]
+    assert dollars == sorted(dollars) and offers[-1].usd is None
+    first = offers[0]
+    row = prices.price("runpod-cluster", "A100-80GB")
+    assert row and first.target == "dstack-runpod" and first.usd_per_hour == pytest.approx(32 * row.on_demand)
+    assert first.usd == pytest.approx(first.usd_per_hour * first.hours)
+    assert not any(offer.spot for offer in offers if offer.target == "dstack-runpod")
+    assert {offer.spot for offer in offers if offer.target == "skypilot-gcp"} == {True, False}
+
+
+def test_slow_networks_cost_time_in_multi_node_updates():
+    recipe = get("grpo-qwen2.5-vl-72b-mathv60k")
+    need = memory.plan(recipe)
+    assert need
+    slow, fast = (cost.step_time(recipe, "A100-80GB", gbit, need) for gbit in (100.0, 1600.0))
+    gather = 73_410_777_344 * 2 * 3 / 4 / (100 / 8 * 1e9 * cost.NETWORK)  # three of four parts come over the wire
+    assert slow.update == pytest.approx(8 * 4 * gather) and slow.update > 5 * fast.update
+    assert slow.rollout == fast.rollout
+
+
+def test_spot_needs_more_hours_than_on_demand():
+    offers = [o for o in cost.offers(get("grpo-qwen2.5-vl-7b-mathv60k")) if o.target == "skypilot-gcp"]
+    for gpu in ("A100-80GB", "H100"):
+        spot, demand = (next(o for o in offers if o.gpu == gpu and o.spot is s) for s in (True, False))
+        assert spot.hours > demand.hours and spot.preemptions > 0 == demand.preemptions
+
+
+def test_own_machines_cost_nothing():
+    recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), ["cluster.spot=never"])
+    assert all(o.usd is None for o in cost.offers(recipe) if o.target in ("slurm", "pbs", "ssh", "skypilot-kubernetes"))
+
+
+def test_snapshot_is_dated_and_sourced():
+    data = json.loads(prices.SNAPSHOT.read_text())
+    assert data["date"] and all(row["read"] and row["source"] for row in data["rows"])
+    assert all(row.spot is None or row.spot <= row.on_demand for row in prices.snapshot())
+
+
+def write_catalogs(root):
+    (root / "runpod").mkdir(parents=True)
+    (root / "runpod/vms.csv").write_text(
+        "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Region,SpotPrice,Price,AvailabilityZone,GpuInfo\n"
+        "1x_A,A100-80GB,1.0,8.0,117.0,IN,1.2,1.5,AP-IN-1,\"{'Gpus': []}\"\n"
+        "1x_A,A100-80GB,1.0,8.0,117.0,US,1.1,1.6,US-KS-1,\n"
+        "2x_A,A100-80GB,2.0,16.0,234.0,US,0.1,0.2,US-KS-1,\n"
+    )
+    (root / "gcp").mkdir()
+    (root / "gcp/vms.csv").write_text(
+        "InstanceType,vCPUs,MemoryGiB,AcceleratorName,AcceleratorCount,GpuInfo,Region,AvailabilityZone,Price,SpotPrice\n"
+        "a2-ultragpu-1g,12.0,170.0,,,,us-central1,us-central1-a,1.1,0.4\n"
+        ",,,A100-80GB,1.0,x,us-central1,us-central1-a,4.0,1.6\n"
+        ",,,A100-80GB,1.0,x,nowhere,nowhere-a,0.1,0.1\n"
+    )
+
+
+def test_a_cached_catalog_goes_before_the_snapshot(tmp_path):
+    write_catalogs(tmp_path)
+    row = prices.price("runpod", "A100-80GB", tmp_path)
+    assert row and (row.on_demand, row.spot) == (1.5, 1.1)
+    row = prices.price("gcp", "A100-80GB", tmp_path)
+    assert row and (row.on_demand, row.spot) == (pytest.approx(5.1), pytest.approx(2.0))  # GPU and its machine
+    assert prices.price("gcp", "H100", tmp_path) == prices.price("gcp", "H100")  # not in that catalog
+    assert prices.price("runpod", "nothing", tmp_path) is None

@@ -1,0 +1,135 @@
+"""Bytes and parameters by hand, and the parameter count against real models."""
+
+import dataclasses
+
+import pytest
+
+from recipes.plan import memory
+from recipes.plan.models import KNOWN, Shape, from_config, shape_of
+from recipes.presets import RECIPES, get
+from recipes.spec import override
+from trainer.config import ConfigError, RunConfig
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [
+        ("Qwen/Qwen2.5-VL-3B-Instruct", 3_754_622_976),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", 8_292_166_656),
+        ("Qwen/Qwen2.5-VL-72B-Instruct", 73_410_777_344),
+        ("Qwen/Qwen2.5-0.5B-Instruct", 494_032_768),
+        ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
+    ],
+)
+def test_parameters_of_published_models(model, parameters):
+    assert KNOWN[model].parameters == parameters
+
+
+def test_parameters_of_a_built_model(tiny_model):
+    from transformers import Qwen2_5_VLForConditionalGeneration
+
+    built = Qwen2_5_VLForConditionalGeneration.from_pretrained(tiny_model)
+    shape = shape_of(str(tiny_model))
+    assert shape and shape.parameters == sum(p.numel() for p in built.parameters())
+    assert shape.vision and shape.vision.parameters(shape.hidden) == sum(
+        p.numel() for p in built.model.visual.parameters()
+    )
+
+
+def test_flops_of_72b_per_token():
+    shape = KNOWN["Qwen/Qwen2.5-VL-72B-Instruct"]
+    assert 3 * shape.flops_per_token(4096) == pytest.approx(4.29e11 + 3.9e6 * 4096, rel=0.01)
+
+
+def test_shapes_that_are_not_known_are_refused():
+    with pytest.raises(ConfigError, match="download it and set model.path"):
+        shape_of("meta/llama")
+    assert shape_of("${MODELS}/demo") is None
+
+
+def test_72b_on_32_gpus_by_hand():
+    need = memory.plan(get("grpo-qwen2.5-vl-72b-mathv60k"))
+    assert need
+    p = 73_410_777_344
+    update = next(phase for phase in need.phases if phase.name == "update").parts
+    assert update["policy shard"] == update["reference shard"] == update["gradients"] == p * 2 / 32  # 4.6 GB each
+    assert update["fp32 master"] + update["Adam moments"] == p * 12 / 32  # 27.5 GB
+    assert update["saved activations"] == 80 * 12_096 * 8192 * 2 + 5120 * 1280 * 32 * 2
+    rollout = next(phase for phase in need.phases if phase.name == "rollout").parts
+    assert rollout["engine weights"] == p * 2 / 8  # 18.4 GB
+    assert rollout["engine weights"] + rollout["engine KV cache"] == pytest.approx(0.4 * 79.2 * GIB)
+    assert need.checkpoint_bytes == p * 12
+    assert need.fits and need.peak.name == "update"
+    assert need.kv_cache_tokens == int((0.4 * 79.2 * GIB - p * 2 / 8 - 2 * GIB) / (327_680 / 8))
+
+
+def test_every_recipe_fits_every_gpu_it_names():
+    for name in RECIPES:
+        recipe = get(name)
+        for gpu in (recipe.cluster.gpu, *recipe.cluster.alternatives):
+            need = memory.plan(recipe, gpu)
+            assert need is None or need.fits, f"{name} on {gpu}: {need.problem}"
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "fix"),
+    [
+        ("grpo-qwen2.5-vl-72b-mathv60k", ["model.gradient_checkpointing=false"], ["model.gradient_checkpointing=true"]),
+        ("grpo-qwen2.5-vl-72b-mathv60k", ["cluster.nodes=1"], ["cluster.nodes=4"]),
+        ("grpo-qwen2.5-vl-72b-mathv60k", ["rollout.tensor_parallel=2"], ["rollout.tensor_parallel=8"]),
+        ("grpo-qwen2.5-vl-7b-mathv60k", ["algorithm.micro_batch=16"], ["algorithm.micro_batch=1"]),
+        ("grpo-qwen2.5-vl-3b-mathv60k", ["data.prompt_max_tokens=20000"], ["optimizer.offload_reference=true"]),
+        ("grpo-qwen2.5-vl-3b-mathv60k", ["cluster.gpu=L40S"], ["optimizer.offload_optimizer=true"]),
+    ],
+)
+def test_cheapest_fix_is_the_cheapest_and_it_fixes(name, overrides, fix):
+    recipe = override(get(name), overrides)
+    before = memory.plan(recipe)
+    assert before and not before.fits and before.problem
+    assert memory.cheapest_fix(recipe) == fix
+    after = memory.plan(override(recipe, fix))
+    assert after and after.fits
+
+
+def test_offloading_moves_bytes_from_the_gpu_to_the_host():
+    recipe = get("grpo-qwen2.5-vl-7b-mathv60k")
+    kept, away = memory.plan(recipe), memory.plan(override(recipe, ["optimizer.offload_reference=true"]))
+    assert kept and away
+    assert kept.peak.total - away.peak.total >= 0
+    assert away.host_bytes - kept.host_bytes == recipe.config.placement.world_size * (8_292_166_656 * 2 / 8)
+
+
+def test_frozen_vision_has_no_optimizer_states():
+    recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), ["model.freeze_vision=true"])
+    need = memory.plan(recipe)
+    assert need and need.checkpoint_bytes == 12 * (
+        8_292_166_656 - KNOWN[recipe.config.model.path].vision.parameters(3584)
+    )
+
+
+def test_resources_are_asked_for_as_planned():
+    recipe = get("grpo-qwen2.5-vl-72b-mathv60k")
+    need, asked = memory.plan(recipe), memory.with_resources(recipe).cluster
+    assert need
+    assert asked.memory_gib * GIB >= need.host_bytes > (asked.memory_gib - 4) * GIB
+    assert asked.disk_gib * GIB >= need.disk_bytes and asked.shm_gib == 24
+    assert memory.with_resources(override(recipe, ["cluster.memory_gib=7"])).cluster.memory_gib == 7
+
+
+def test_remedies_change_only_what_a_configuration_has():
+    names = {f"{s.name}.{f.name}" for s in dataclasses.fields(RunConfig) if dataclasses.is_dataclass(s.default_factory)
+             for f in dataclasses.fields(s.default_factory)} | {"cluster.nodes"}  # fmt: skip
+    assert {key for key, _ in memory.REMEDIES} <= names
+
+
+def test_text_only_config():
+    config = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+              "intermediate_size": 16, "vocab_size": 32, "tie_word_embeddings": True}  # fmt: skip
+    shape = from_config(config)
+    assert shape == Shape(
+        hidden=8, layers=2, heads=2, kv_heads=1, intermediate=16, vocabulary=32, tied=True, head_dim=4
+    )
+    layer = (8 * 8 + 8) + 2 * (8 * 4 + 4) + 8 * 8 + 3 * 8 * 16 + 2 * 8
+    assert shape.parameters == 32 * 8 + 2 * layer + 8
