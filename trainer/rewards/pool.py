@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ class Rewards:
         if config.function:
             self._pool.check()
 
-    def score(self, texts: list[str], golds: list[str], answer_types: list[str]) -> list[Outcome]:
+    def score(self, texts: Sequence[str], golds: Sequence[str], answer_types: Sequence[str]) -> list[Outcome]:
         """Grades a batch; `texts[i]` against `golds[i]` by route `answer_types[i]`. Order is kept.
 
         Raises:
@@ -79,7 +80,7 @@ class Rewards:
         self._count(outcomes, slow)
         return outcomes
 
-    def gold_errors(self, golds: list[str], answer_types: list[str]) -> list[str | None]:
+    def gold_errors(self, golds: Sequence[str], answer_types: Sequence[str]) -> list[str | None]:
         """`grader.gold_error` for each gold answer, under the deadline."""
         futures = [self._pool.submit(["gold", g, t]) for g, t in zip(golds, answer_types, strict=True)]
         errors: list[str | None] = []
@@ -103,7 +104,9 @@ class Rewards:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _grade(self, texts: list[str], golds: list[str], answer_types: list[str]) -> tuple[list[Graded], int]:
+    def _grade(
+        self, texts: Sequence[str], golds: Sequence[str], answer_types: Sequence[str]
+    ) -> tuple[list[Graded], int]:
         graded: list[Graded | None] = [None] * len(texts)
         waiting: dict[tuple[str, ...], list[int]] = {}
         for i, row in enumerate(zip(texts, golds, answer_types, strict=True)):

@@ -7,6 +7,7 @@ import os
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -30,12 +31,14 @@ class Client:
         self.url = config.remote_url
         self.timeout_s = 60.0 + BATCH * config.deadline_s / max(config.workers, 1)
 
-    def grade(self, texts: list[str], golds: list[str], answer_types: list[str]) -> list[tuple[Verdict, float]]:
+    def grade(
+        self, texts: Sequence[str], golds: Sequence[str], answer_types: Sequence[str]
+    ) -> list[tuple[Verdict, float]]:
         """(verdict, accuracy) per answer. Raises ConnectionError when the server stays away or refuses."""
         starts = range(0, len(texts), BATCH)
         bodies = [
-            {"query": texts[i : i + BATCH], "prompts": [""] * len(texts[i : i + BATCH]),
-             "labels": golds[i : i + BATCH], "answer_types": answer_types[i : i + BATCH]}
+            {"query": list(texts[i : i + BATCH]), "prompts": [""] * len(texts[i : i + BATCH]),
+             "labels": list(golds[i : i + BATCH]), "answer_types": list(answer_types[i : i + BATCH])}
             for i in starts
         ]  # fmt: skip
         with ThreadPoolExecutor(PARALLEL) as threads:

@@ -1,0 +1,218 @@
+"""The reward server, as a process of its own, over real HTTP."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from trainer import config
+from trainer.config import ConfigError
+from trainer.rewards import remote
+from trainer.rewards.pool import Rewards
+from trainer.rewards.server import Limits, check_host, create_app, response_of
+
+ROOT = Path(__file__).resolve().parents[2]
+TOKEN = "only-for-this-test"
+
+
+def wrap(content: str) -> str:
+    return f"<think>t</think><answer>\\boxed{{{content}}}</answer>"
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def call(url, body=None, token=None, raw=None):
+    """(status, parsed reply, headers)."""
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    data = raw if raw is not None else json.dumps(body).encode() if body is not None else None
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data=data, headers=headers), timeout=60) as reply:
+            text = reply.read().decode()
+            status, answer = reply.status, dict(reply.headers)
+    except urllib.error.HTTPError as error:
+        text, status, answer = error.read().decode(), error.code, dict(error.headers)
+    try:
+        return status, json.loads(text), answer
+    except json.JSONDecodeError:
+        return status, text, answer
+
+
+def wait_for(url):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            return call(f"{url}/health")
+        except OSError:
+            time.sleep(0.1)
+    raise AssertionError("the server did not start")
+
+
+@pytest.fixture(scope="module")
+def url():
+    port = free_port()
+    command = [sys.executable, "-m", "trainer.rewards.server", "--port", str(port), "--deadline-s", "1"]
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "SPOTRL_REWARD_TOKEN": TOKEN})
+    base = f"http://127.0.0.1:{port}"
+    try:
+        wait_for(base)
+        yield base
+    finally:
+        process.terminate()
+        assert process.wait(timeout=20) is not None
+
+
+@contextmanager
+def in_this_process(limits: Limits):
+    port = free_port()
+    app = create_app(config.Rewards(deadline_s=3.0, workers=1), limits)
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        wait_for(f"http://127.0.0.1:{port}")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=20)
+
+
+def test_original_request_with_labels(url):
+    body = {
+        "query": [f"<|im_start|>assistant\n{wrap('60')}<|im_end|>\n", wrap("(x-1)(x+1)"), "?"],
+        "prompts": ["How many?", "Factor", "Else"],
+        "labels": ["$\\boxed{60}$", "x^2-1", "A"],
+    }  # fmt: skip
+    status, reply, _ = call(f"{url}/get_reward", body, TOKEN)
+    assert status == 200
+    assert reply == {
+        "rewards": [1.5, 1.5, 0.0],
+        "format_rewards": [1.0, 1.0, 0.0],
+        "acc_rewards": [1.0, 1.0, 0.0],
+        "verdicts": ["correct", "correct", "no_answer"],
+    }
+
+
+def test_same_prompt_with_two_labels_is_graded_by_label(url):
+    body = {"query": [wrap("60"), wrap("60")], "prompts": ["same", "same"], "labels": ["60", "61"]}
+    assert call(f"{url}/get_reward", body, TOKEN)[1]["acc_rewards"] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"query": [wrap("1"), wrap("2")], "prompts": ["p"], "labels": ["1", "2"]}, "1 prompts"),
+        ({"query": [wrap("1"), wrap("2")], "prompts": ["p", "q"], "labels": ["1"]}, "1 labels"),
+        ({"query": [wrap("1")], "prompts": ["p"]}, "labels"),
+        ({"query": [], "prompts": [], "labels": []}, "query"),
+        ({"query": wrap("1"), "labels": "1"}, "query"),
+        ({"query": [1], "labels": ["1"]}, "query"),
+        ({"query": [wrap("1")], "labels": ["1"], "answer_types": ["numbr"]}, "numbr"),
+        ({"query": [wrap("1")] * 5000, "labels": ["1"] * 5000}, "at most"),
+        ([], "object"),
+    ],
+)
+def test_requests_that_do_not_fit_are_422(url, body, says):
+    status, reply, _ = call(f"{url}/get_reward", body, TOKEN)
+    assert status == 422 and says in json.dumps(reply)
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"\0" * 100, b"\xff\xfe", b'{"query": NaN}'])
+def test_bodies_that_are_no_json_are_422(url, raw):
+    assert call(f"{url}/get_reward", raw=raw, token=TOKEN)[0] == 422
+
+
+def test_token_is_asked_for(url):
+    body = {"query": [wrap("1")], "labels": ["1"]}
+    assert call(f"{url}/get_reward", body)[0] == 401
+    assert call(f"{url}/get_reward", body, "wrong")[0] == 401
+    assert call(f"{url}/metrics")[0] == 401
+    assert call(f"{url}/health")[0] == 200
+
+
+def test_hanging_answer_costs_its_deadline(url):
+    body = {"query": [wrap("9^{9^{9^{9}}} + x"), wrap("x+2")], "labels": ["x", "2+x"]}
+    assert call(f"{url}/get_reward", body, TOKEN)[1]["verdicts"] == ["timeout", "correct"]
+
+
+def test_metrics_count_answers_and_replies(url):
+    call(f"{url}/get_reward", {"query": [wrap("1")], "labels": ["1"]}, TOKEN)
+    status, text, _ = call(f"{url}/metrics", token=TOKEN)
+    assert status == 200
+    assert 'reward_answers_total{verdict="correct"}' in text and 'reward_responses_total{status="200"}' in text
+
+
+def test_client_grades_through_the_server(url, monkeypatch):
+    monkeypatch.setenv(remote.TOKEN_VARIABLE, TOKEN)
+    texts, golds = [wrap(str(i)) for i in range(600)], [str(i - i % 2) for i in range(600)]
+    with Rewards(config.Rewards(remote_url=f"{url}/get_reward", accuracy_weight=2.0)) as rewards:
+        outcomes = rewards.score(texts, golds, ["number"] * 600)
+    assert [o.verdict for o in outcomes] == ["correct", "wrong"] * 300
+    assert outcomes[0].reward == 2.5
+
+
+def test_client_without_token_says_so(url, monkeypatch):
+    monkeypatch.delenv(remote.TOKEN_VARIABLE, raising=False)
+    with (
+        Rewards(config.Rewards(remote_url=f"{url}/get_reward")) as rewards,
+        pytest.raises(ConnectionError, match="401"),
+    ):
+        rewards.score([wrap("1")], ["1"], ["number"])
+
+
+def test_client_gives_up_on_a_server_that_stays_away(monkeypatch):
+    monkeypatch.setattr(remote, "RETRIES", 1)
+    rewards = Rewards(config.Rewards(remote_url=f"http://127.0.0.1:{free_port()}/get_reward"))
+    with rewards, pytest.raises(ConnectionError, match="cannot be reached"):
+        rewards.score([wrap("1")], ["1"], ["number"])
+
+
+def test_too_large_a_body_is_413_and_load_is_shed_with_503():
+    hang = {"query": [wrap("9^{9^{9^{9}}} + x")] * 4, "labels": ["x"] * 4}
+    with in_this_process(Limits(body_bytes=10_000, in_flight=4, batch=4)) as base:
+        assert call(f"{base}/get_reward", {"query": ["a" * 20_000], "labels": ["1"]})[0] == 413
+        statuses: list[int] = []
+        threads = [
+            threading.Thread(target=lambda: statuses.append(call(f"{base}/get_reward", hang)[0])) for _ in range(6)
+        ]
+        for thread in threads:
+            thread.start()
+        time.sleep(1.0)
+        status, _, headers = call(f"{base}/get_reward", {"query": [wrap("1")], "labels": ["1"]})
+        assert status == 503 and headers["retry-after"] == "1"
+        assert call(f"{base}/health")[0] == 200
+        for thread in threads:
+            thread.join(timeout=60)
+        assert sorted(statuses) == [200] + [503] * 5
+        assert call(f"{base}/get_reward", {"query": [wrap("1")], "labels": ["1"]})[0] == 200
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "8.8.8.8", "localhost", ""])
+def test_addresses_open_to_the_world_are_refused(host):
+    with pytest.raises(ConfigError, match="--host"):
+        check_host(host, TOKEN)
+
+
+def test_address_of_the_cluster_needs_a_token():
+    check_host("127.0.0.1", "")
+    check_host("10.0.0.5", TOKEN)
+    with pytest.raises(ConfigError, match="SPOTRL_REWARD_TOKEN"):
+        check_host("10.0.0.5", "")
+
+
+def test_response_is_the_last_turn_without_end_tokens():
+    assert response_of("<|im_start|>assistant\nold<|im_end|>\n<|im_start|>assistant\nnew<|im_end|>\n") == "new"
+    assert response_of("plain") == "plain"
