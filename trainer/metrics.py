@@ -146,6 +146,7 @@ class Phases:
         self._on_boundary = on_boundary
         self._seconds: dict[str, float] = {}
         self._stack: list[str] = []
+        self._taken = False
         self._mark = self._began = time.monotonic()
         now = time.time()
         self._state: dict[str, Any] = {
@@ -176,11 +177,13 @@ class Phases:
             self._on_boundary()
 
     def begin(self, step: int, total_steps: int | None = None) -> None:
-        """Starts the clock of step `step` (1 is the first), forgetting what was timed and not taken before it.
+        """Says that step `step` begins (1 is the first).
 
-        Without it, a step begins where the last `take` ended.
+        The clock of the first one starts here; that of a later one where the last `take` ended, so that what comes
+        between logging and the next step, such as a checkpoint, is that step's.
         """
-        self._seconds, self._began = {}, time.monotonic()
+        if not self._taken:
+            self._seconds, self._began = {}, time.monotonic()
         self._state |= {"step": step, "step_since_unix_s": time.time()}
         if total_steps is not None:
             self._state["total_steps"] = total_steps
@@ -192,7 +195,7 @@ class Phases:
         now = time.monotonic()
         taken = {f"time/{name}_s": seconds for name, seconds in self._seconds.items()}
         taken["time/step_s"] = now - self._began
-        self._seconds, self._began = {}, now
+        self._seconds, self._began, self._taken = {}, now, True
         return taken
 
     def note(self, **fields: Any) -> None:

@@ -29,7 +29,6 @@ REFRESH_S = 1.0
 PHASE_COLORS = {
     "rollout": "dodger_blue2",
     "grade": "dark_orange",
-    "logprob": "medium_purple3",
     "update": "green3",
     "sync": "deep_sky_blue4",
     "checkpoint": "indian_red",

@@ -66,7 +66,7 @@ CHARTS = (
     ),
     Chart(
         "Losses",
-        (Line("loss/total", "total", 1), Line("loss/policy", "policy", 2), Line("loss/kl", "KL", 5)),
+        (Line("loss/total", "total", 1), Line("loss/policy", "policy", 2)),
         "The policy loss is near 0 by construction where each step is one update.",
     ),
     Chart("Gradient norm", (Line("grad/norm", "before clipping", 4),), log=True),
@@ -89,8 +89,6 @@ CHARTS = (
           percent=True, skip_flat=True),
     Chart("Rollout speed", (Line("perf/rollout_tokens_per_s", "tokens/s", 1),), "All engines together.", zero=True),
     Chart("Training speed", (Line("perf/train_tokens_per_s", "tokens/s", 3),), "All ranks together.", zero=True),
-    Chart("Model FLOPs utilisation", (Line("perf/mfu_train", "update", 1), Line("perf/mfu_rollout", "rollout", 2),
-                                      Line("perf/mfu_logprob", "log-probs", 5)), percent=True),
     Chart("Peak memory", (Line("perf/peak_memory_gib", "GiB", 8),), "Of the fullest worker.", zero=True),
 )  # fmt: skip
 PHASE_COLORS = {
@@ -121,6 +119,7 @@ def write_report(run_dir: str | Path) -> Path:
         _tiles(history, progress, attempts),
         '<section class="charts">',
         line_chart(_hero(marks), history, marks),
+        line_chart(_by_source(history), history, marks),
         *(line_chart(chart, history, marks) for chart in CHARTS),
         "</section>",
         _phases(history),
@@ -140,6 +139,14 @@ def write_report(run_dir: str | Path) -> Path:
     path = run_dir / "report.html"
     path.write_text(page, encoding="utf-8")
     return path
+
+
+def _by_source(history: Sequence[dict[str, Any]]) -> Chart:
+    """Held-out accuracy of every source, where the data has several; the first eight by name."""
+    names = sorted({name for record in history for name in record if name.startswith("eval/accuracy_")})
+    lines = tuple(Line(n, n.removeprefix("eval/accuracy_"), i, dots=True) for i, n in enumerate(names[:8], 1))
+    more = f" The first 8 of {len(names)}." if len(names) > 8 else ""
+    return Chart("Held-out accuracy by source", lines, f"Sources of the held-out rows.{more}", percent=True, wide=True)
 
 
 def _asset(name: str) -> str:

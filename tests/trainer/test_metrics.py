@@ -8,15 +8,17 @@ import subprocess
 import sys
 import textwrap
 import time
+import typing
 from pathlib import Path
 
 import pytest
 import torch
-from written_run import picture, values, write_run
+from written_run import picture, write_run
 
 from trainer import metric_names
 from trainer.config import ConfigError, RunConfig, load, override
 from trainer.metrics import Metrics, Phases, read_history, read_lines, read_progress, reproducible, thumbnail, truncate
+from trainer.records import Verdict
 
 ROOT = Path(__file__).parents[2]
 PLAIN = override(RunConfig(), ["logging.tensorboard=false"])
@@ -316,12 +318,17 @@ def test_phases_are_timed_exclusively_and_taken_once():
     assert set(again) == {"time/step_s"} and again["time/step_s"] < 0.05
 
 
-def test_begin_forgets_what_came_before_the_step():
+def test_the_first_step_begins_at_begin_and_a_later_one_where_the_last_ended():
     phases = Phases()
     with phases("start"):
         time.sleep(0.05)
     phases.begin(1)
     assert set(phases.take()) == {"time/step_s"}
+    with phases("checkpoint"):
+        time.sleep(0.05)
+    phases.begin(2)
+    taken = phases.take()
+    assert 0.05 <= taken["time/checkpoint_s"] <= taken["time/step_s"]
 
 
 def test_the_boundary_is_polled_after_outermost_phases_that_ended_well():
@@ -379,5 +386,19 @@ def test_names_carry_their_units():
         assert meaning.endswith("."), name
         if name.startswith("time/"):
             assert unit == "s" and name.endswith("_s"), name
-    assert metric_names.unknown(list(values(1, 2, __import__("random").Random(0)))) == []
-    assert metric_names.unknown(["reward/mean", "b/x", "a/y"]) == ["a/y", "b/x"]
+    assert metric_names.unknown(["reward/mean", "eval/accuracy_IconQA", "b/x", "a/y"]) == ["a/y", "b/x"]
+
+
+def test_the_table_names_what_the_trainer_writes_and_nothing_else():
+    """A name that is new in the code belongs into trainer/metric_names.py and, as a row, into docs/metrics.md."""
+    sections = {name.split("/")[0] for name in metric_names.NAMES}
+    written = {"time/step_s", "time/unix_s"} | {f"reward/{v}_rate" for v in typing.get_args(Verdict)}
+    for path in (ROOT / "trainer").rglob("*.py"):
+        if path.name in ("metric_names.py", "report.py", "progress.py"):
+            continue
+        source = path.read_text()
+        written |= {n for n in re.findall(r'"([a-z]+/[a-z_0-9]+)"', source) if n.split("/")[0] in sections}
+        if path.name in ("grpo.py", "sft.py"):
+            written |= {f"time/{phase}_s" for phase in re.findall(r'phases\("([a-z]+)"\)', source)}
+    assert metric_names.unknown(written) == []
+    assert sorted(n for n in set(metric_names.NAMES) - written if not n.startswith("sft/")) == []

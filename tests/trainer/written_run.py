@@ -31,17 +31,19 @@ def values(step: int, steps: int, draw: random.Random) -> dict[str, float]:
     return {
         "reward/mean": accuracy + 0.5 * fmt, "reward/std": 0.6 - 0.2 * share, "reward/accuracy": accuracy,
         "reward/format": fmt, "reward/timeout_rate": 0.0, "reward/error_rate": 0.0, "reward/no_answer_rate": 1 - fmt,
-        "loss/total": draw.gauss(0, 0.01), "loss/policy": draw.gauss(0, 0.01), "loss/kl": 0.02 * share,
+        "loss/total": draw.gauss(0, 0.01), "loss/policy": draw.gauss(0, 0.01),
         "kl/mean": 0.02 * share + abs(draw.gauss(0, 5e-4)), "entropy/mean": 1.1 - 0.5 * share,
         "ratio/mean": 1 + draw.gauss(0, 1e-3), "ratio/clip_fraction": abs(draw.gauss(0.01, 0.004)),
-        "grad/norm": math.exp(draw.gauss(-0.3, 0.35)), "optim/lr": 1e-4, "optim/updates": step,
+        "grad/norm": math.exp(draw.gauss(-0.3, 0.35)), "optim/lr": 1e-4,
         "mismatch/logprob_abs_mean": 2e-7 * math.exp(draw.gauss(0, 0.2)),
         "mismatch/logprob_abs_max": 3e-6 * math.exp(draw.gauss(0, 0.3)), "mismatch/kl": 1e-12,
         "tokens/prompt_mean": 120.0, "tokens/prompt_max": 140, "tokens/response_mean": length,
         "tokens/response_min": length * 0.4, "tokens/response_max": min(64.0, length * 1.7),
         "tokens/truncated_fraction": 0.1 * (1 - share), "group/zero_std_fraction": 0.2 + 0.3 * share,
-        "time/rollout_s": rollout, "time/grade_s": 0.05, "time/logprob_s": 0.3, "time/update_s": update,
-        "time/sync_s": 0.12, "time/checkpoint_s": 0.4 if step % 10 == 0 else 0.0, "time/step_s": rollout + update + 0.5,
+        "time/rollout_s": rollout, "time/grade_s": 0.05, "time/update_s": update,
+        "time/sync_s": 0.12,
+        "time/checkpoint_s": 0.4 if step % 10 == 0 else 0.0,
+        "time/step_s": rollout + update + 0.25,
         "perf/rollout_tokens_per_s": 2000 + draw.gauss(0, 60), "perf/train_tokens_per_s": 9000 + draw.gauss(0, 200),
         "perf/peak_memory_gib": 2.1,
     }  # fmt: skip
@@ -55,7 +57,7 @@ def write_run(
     metrics = Metrics(run_dir, config, resume_step)
     phases = Phases(run_dir, total_steps=steps)
     if resume_step == 0:
-        metrics.log(0, {"eval/accuracy": 0.21, "eval/format": 0.6, "eval/samples": 128})
+        metrics.log(0, {"eval/accuracy": 0.21, "eval/format": 0.6})
     for step in range(resume_step + 1, steps + 1):
         draw = random.Random(step)
         phases.begin(step)
@@ -64,7 +66,7 @@ def write_run(
         metrics.log(step, values(step, steps, draw))
         if step % 10 == 0:
             accuracy = 0.21 + 0.55 * (1 - math.exp(-3 * step / steps)) + draw.gauss(0, 0.01)
-            metrics.log(step, {"eval/accuracy": accuracy, "eval/format": 0.9, "eval/samples": 128})
+            metrics.log(step, {"eval/accuracy": accuracy, "eval/format": 0.9})
         if step % 5 == 0:
             metrics.samples(step, [sample(step, k, draw) for k in range(4)])
     phases.finish()
