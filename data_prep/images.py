@@ -1,4 +1,4 @@
-"""Facts about a picture: whether it decodes, its size, its tokens, and a hash that near-identical ones nearly share."""
+"""Facts about a picture: whether it decodes, its size, its tokens, and a thumbnail that near-identical ones share."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 FACTOR = 28
 """One image token of Qwen2.5-VL is 28 x 28 pixels (patches of 14, merged 2 x 2)."""
-HASH_SIDE = 16
-"""The perceptual hash has HASH_SIDE x HASH_SIDE bits."""
-NEAR_BITS = 10
-"""Pictures whose hashes differ in at most this many of 256 bits count as near-identical."""
+LOOK_SIDE = 16
+"""Pictures are compared as LOOK_SIDE x LOOK_SIDE gray thumbnails, their contrast stretched."""
+MAX_STRETCH = 5.0
+"""So that thin lines on white count, and the noise of a flat picture does not."""
+NEAR_LEVELS = 50
+"""Thumbnails that differ by at most this many of 255 levels everywhere are of near-identical pictures."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,8 @@ class Picture:
     """Pillow's name: PNG, JPEG, WEBP..."""
     mode: str = ""
     """Pillow's name: RGB, RGBA, P, L, CMYK..."""
-    hash: str = ""
-    """Perceptual hash, 64 hex digits."""
+    look: str = ""
+    """Thumbnail by which near-identical pictures are found, in hex (see `appearance`)."""
     error: str = ""
     """Why it cannot be used; empty if it can. The word before the colon is the reason that is counted."""
 
@@ -94,9 +96,9 @@ def inspect(data: bytes, limits: ImageLimits) -> Picture:
                 error = size_error(width, height, limits)
                 if error:
                     return Picture(sha256, width, height, kind, mode, error=error)
-                image.draft("L", (4 * HASH_SIDE, 4 * HASH_SIDE))
+                image.draft("L", (4 * LOOK_SIDE, 4 * LOOK_SIDE))
                 image.load()
-                return Picture(sha256, width, height, kind, mode, perceptual_hash(image))
+                return Picture(sha256, width, height, kind, mode, appearance(image))
     except Image.DecompressionBombError:
         return Picture(sha256, width, height, kind, mode, error="image_too_large: refused as a decompression bomb")
     except Exception as error:  # decoders raise anything: OSError, SyntaxError, ValueError, struct.error, ...
@@ -116,11 +118,11 @@ def size_error(width: int, height: int, limits: ImageLimits) -> str:
     return ""
 
 
-def perceptual_hash(image) -> str:
-    """Difference hash: signs of the horizontal gradient of a 17 x 16 gray thumbnail, as 64 hex digits.
+def appearance(image) -> str:
+    """The thumbnail that near-identical pictures nearly share: LOOK_SIDE^2 bytes, in hex.
 
-    Transparent pixels count as white. Gradients of up to 2 gray levels count as flat, so that the noise of JPEG
-    compression on a white ground sets no bits.
+    Each level is the mean over its part of the picture (transparent pixels count as white), so it survives scaling and
+    compression; contrast is stretched to the full range, by MAX_STRETCH at most.
     """
     import numpy as np
     from PIL import Image
@@ -128,7 +130,8 @@ def perceptual_hash(image) -> str:
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         rgba = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba)
-    gray = image.convert("L").resize((HASH_SIDE + 1, HASH_SIDE), Image.Resampling.BOX, reducing_gap=2.0)
-    levels = np.asarray(gray, dtype=np.int16)
-    bits = levels[:, 1:] - levels[:, :-1] > 2
-    return np.packbits(bits).tobytes().hex()
+    gray = image.convert("L").convert("F").resize((LOOK_SIDE, LOOK_SIDE), Image.Resampling.BOX)
+    levels = np.asarray(gray, dtype=np.float32)
+    high, low = levels.max(), levels.min()
+    stretch = min(MAX_STRETCH, 255.0 / max(high - low, 1.0))
+    return (255.0 - (high - levels) * stretch).round().astype(np.uint8).tobytes().hex()

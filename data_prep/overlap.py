@@ -10,15 +10,15 @@ import numpy as np
 
 from data_prep.images import ImageLimits, Picture, inspect
 from data_prep.shards import Dataset, read_manifest
-from data_prep.split import hash_words, near_pairs
+from data_prep.split import near_pairs, stacked
 from data_prep.validate import Judged
 
 
-def evaluation_hashes(path: str) -> tuple[list[str], list[str], np.ndarray]:
-    """Row ids, sources and perceptual hashes [pictures, words] of all pictures of a prepared dataset, all splits."""
+def evaluation_looks(path: str) -> tuple[list[str], list[str], np.ndarray]:
+    """Row ids, sources and thumbnails [pictures, places] of all pictures of a prepared dataset, all splits."""
     ids: list[str] = []
     sources: list[str] = []
-    hashes: list[str] = []
+    looks: list[str] = []
     for split in read_manifest(path).rows:
         for row in Dataset(path, split):
             for image in row.images:
@@ -26,8 +26,8 @@ def evaluation_hashes(path: str) -> tuple[list[str], list[str], np.ndarray]:
                 if not picture.error:
                     ids.append(row.id)
                     sources.append(row.source)
-                    hashes.append(picture.hash)
-    return ids, sources, hash_words(hashes)
+                    looks.append(picture.look)
+    return ids, sources, stacked(looks)
 
 
 def near_rows(facts: dict[str, Picture], path: str) -> tuple[dict[str, tuple[str, str]], dict[str, int]]:
@@ -37,9 +37,9 @@ def near_rows(facts: dict[str, Picture], path: str) -> tuple[dict[str, tuple[str
         sha256 of our picture -> (row id, source) of the evaluation row; and per evaluation source, how many of its
         rows have a near-identical picture among ours.
     """
-    ids, sources, theirs = evaluation_hashes(path)
-    ours = [sha for sha, picture in facts.items() if picture.hash]
-    pairs = near_pairs(hash_words([facts[sha].hash for sha in ours]), theirs)
+    ids, sources, theirs = evaluation_looks(path)
+    ours = [sha for sha, picture in facts.items() if picture.look]
+    pairs = near_pairs(stacked([facts[sha].look for sha in ours]), theirs)
     matches: dict[str, tuple[str, str]] = {}
     for i, j in pairs.tolist():
         matches.setdefault(ours[i], (ids[j], sources[j]))
@@ -74,14 +74,14 @@ def overlap_report(path: str, evaluation: str) -> dict[str, Any]:
         evaluation_sources.update(Dataset(evaluation, split).column("source"))
     near: Counter[str] = Counter()
     sources: Counter[str] = Counter()
-    ids, names, theirs = evaluation_hashes(evaluation)
+    ids, names, theirs = evaluation_looks(evaluation)
     touched: set[tuple[str, str]] = set()
     for split in read_manifest(path).rows:
         batch: list[tuple[str, str]] = []
         for row in Dataset(path, split):
             sources[row.source] += 1
-            hashes = [p.hash for p in (inspect(image, ImageLimits()) for image in row.images) if p.hash]
-            batch += [(row.source, one) for one in hashes[:1]]
+            looks = [p.look for p in (inspect(image, ImageLimits()) for image in row.images) if p.look]
+            batch += [(row.source, one) for one in looks[:1]]
             if len(batch) == 4096:
                 touched |= _compare(batch, theirs, ids, names, near)
                 batch = []
@@ -101,7 +101,7 @@ def _compare(
 ) -> set[tuple[str, str]]:
     if not batch:
         return set()
-    pairs = near_pairs(hash_words([one for _, one in batch]), theirs)
+    pairs = near_pairs(stacked([one for _, one in batch]), theirs)
     near.update(batch[i][0] for i in set(pairs[:, 0].tolist()))
     return {(ids[j], names[j]) for j in pairs[:, 1].tolist()}
 

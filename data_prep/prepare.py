@@ -236,8 +236,8 @@ def _assign_splits(rows: list[Judged], facts: dict[str, Picture], settings: Sett
     if not kept:
         reasons = Counter(row.reason.partition(":")[0] for row in rows)
         raise ConfigError(f"no row can be used: {', '.join(f'{n} {reason}' for reason, n in reasons.most_common(5))}")
-    hashes = {sha: facts[sha].hash for row in kept for sha in row.pictures}
-    keys = groups_of([row.pictures for row in kept], [row.question for row in kept], hashes)
+    looks = {sha: facts[sha].look for row in kept for sha in row.pictures}
+    keys = groups_of([row.pictures for row in kept], [row.question for row in kept], looks)
     free = [key for row, key in zip(kept, keys, strict=True) if not row.split]
     chosen = validation_groups(free, settings.validation, settings.split_seed)
     for row, key in zip(kept, keys, strict=True):

@@ -7,44 +7,46 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data_prep.images import HASH_SIDE, NEAR_BITS
+from data_prep.images import LOOK_SIDE, NEAR_LEVELS
 
-WORDS = HASH_SIDE * HASH_SIDE // 64
-BLOCK_PAIRS = 1 << 24
-"""Pairs compared at once: bounds the memory (about 16 bytes each)."""
-
-
-def hash_words(hashes: Sequence[str]) -> np.ndarray:
-    """Perceptual hashes in hex -> [pictures, WORDS] uint64."""
-    return np.frombuffer(b"".join(map(bytes.fromhex, hashes)), dtype=np.uint64).reshape(-1, WORDS)
+BLOCK_PAIRS = 1 << 22
+"""Pairs compared at once: bounds the memory (about 10 bytes each)."""
 
 
-def near_pairs(left: np.ndarray, right: np.ndarray, bits: int = NEAR_BITS, upper: bool = False) -> np.ndarray:
-    """All pairs (i, j) whose hashes differ in at most `bits` bits; with `upper`, only i < j of one set.
+def stacked(looks: Sequence[str]) -> np.ndarray:
+    """Thumbnails in hex -> [pictures, LOOK_SIDE^2] int16."""
+    levels = np.frombuffer(b"".join(map(bytes.fromhex, looks)), dtype=np.uint8)
+    return levels.reshape(-1, LOOK_SIDE * LOOK_SIDE).astype(np.int16)
 
-    Exact: every pair is compared, the second to last words only where the words before leave room.
+
+def near_pairs(left: np.ndarray, right: np.ndarray, within: int = NEAR_LEVELS, upper: bool = False) -> np.ndarray:
+    """All pairs (i, j) whose thumbnails differ by at most `within` at every place; with `upper`, only i < j of one set.
+
+    Exact: every pair is compared, at the place that varies most first; the next place only for pairs still near.
 
     Args:
-        left: [n, WORDS] uint64.
-        right: [m, WORDS] uint64.
+        left: [n, places] int16.
+        right: [m, places] int16.
+        within: levels.
+        upper: `left` and `right` are the same set.
 
     Returns:
         [pairs, 2] int64.
     """
     found = [np.empty((0, 2), dtype=np.int64)]
-    step = max(1, BLOCK_PAIRS // max(1, len(right)))
+    if not len(left) or not len(right):
+        return found[0]
+    places = np.argsort(-right.astype(np.float32).var(axis=0), kind="stable")
+    a, b = np.ascontiguousarray(left[:, places].T), np.ascontiguousarray(right[:, places].T)
+    step = max(1, BLOCK_PAIRS // len(right))
     for start in range(0, len(left), step):
-        block = left[start : start + step]
-        first = start if upper else 0
-        distance = np.bitwise_count(block[:, None, 0] ^ right[None, first:, 0])
-        i, j = np.nonzero(distance <= bits)
-        total = distance[i, j].astype(np.int16)
-        j += first
-        for word in range(1, WORDS):
-            total += np.bitwise_count(block[i, word] ^ right[j, word])
-            keep = total <= bits
-            i, j, total = i[keep], j[keep], total[keep]
-        i += start
+        stop, first = min(start + step, len(left)), start if upper else 0
+        i, j = np.nonzero(np.abs(a[0, start:stop, None] - b[0, None, first:]) <= within)
+        i, j = i + start, j + first
+        for place in range(1, len(places)):
+            near = np.abs(a[place, i] - b[place, j]) <= within
+            if not near.all():
+                i, j = i[near], j[near]
         pairs = np.stack([i, j], axis=1)
         found.append(pairs[i < j] if upper else pairs)
     return np.concatenate(found)
@@ -69,13 +71,13 @@ class Groups:
         self._parent[j] = i
 
 
-def groups_of(rows: Sequence[Sequence[str]], questions: Sequence[bytes], hash_of: dict[str, str]) -> list[str]:
+def groups_of(rows: Sequence[Sequence[str]], questions: Sequence[bytes], look_of: dict[str, str]) -> list[str]:
     """A group key for every row: rows with a (nearly) common picture share it; rows without pictures, a question.
 
     Args:
         rows: sha256 of each row's pictures.
         questions: hash of each row's question, used where it has no picture.
-        hash_of: sha256 -> perceptual hash.
+        look_of: sha256 -> thumbnail in hex.
 
     Returns:
         Per row the smallest content hash of its group, so that a group keeps its key while others come and go.
@@ -83,8 +85,8 @@ def groups_of(rows: Sequence[Sequence[str]], questions: Sequence[bytes], hash_of
     pictures = sorted({sha for row in rows for sha in row})
     number = {sha: i for i, sha in enumerate(pictures)}
     groups = Groups(len(pictures))
-    # pictures with equal hashes are joined first: there can be many, and all their pairs need not be listed
-    unique, inverse = np.unique(hash_words([hash_of[sha] for sha in pictures]), axis=0, return_inverse=True)
+    # pictures with equal thumbnails are joined first: there can be many, and their pairs need not be listed
+    unique, inverse = np.unique(stacked([look_of[sha] for sha in pictures]), axis=0, return_inverse=True)
     representative: dict[int, int] = {}
     for i, kind in enumerate(inverse.reshape(-1).tolist()):
         groups.join(representative.setdefault(kind, i), i)

@@ -1,0 +1,159 @@
+"""A loopback server in the hub's layout that `huggingface_hub` really downloads from, with faults to order."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
+
+LFS_BYTES = 1000
+"""Files from this size on are large files: behind a redirect, with a sha256; smaller ones have git's hash."""
+
+
+def commit_of(files: dict[str, bytes]) -> str:
+    digest = hashlib.sha1()
+    for name in sorted(files):
+        digest.update(name.encode() + hashlib.sha256(files[name]).digest())
+    return digest.hexdigest()
+
+
+@dataclass
+class Hub:
+    """What the server serves, and what it saw."""
+
+    repos: dict[str, dict[str, dict[str, bytes]]] = field(default_factory=dict)
+    """Repository -> commit -> path -> content."""
+    heads: dict[str, str] = field(default_factory=dict)
+    """Repository -> commit that `main` means."""
+    cut_after: dict[str, list[int]] = field(default_factory=dict)
+    """Path -> the connection is dropped after so many bytes, once per entry."""
+    corrupt: dict[str, int] = field(default_factory=dict)
+    """Path -> how many times its body is sent with one byte changed."""
+    requests: list[tuple[str, str, str]] = field(default_factory=list)
+    """(method, path, Range header)."""
+    url: str = ""
+
+    def add(self, repo: str, files: dict[str, bytes]) -> str:
+        """Publishes a commit as the new `main`."""
+        commit = commit_of(files)
+        self.repos.setdefault(repo, {})[commit] = files
+        self.heads[repo] = commit
+        return commit
+
+    def find(self, repo: str, revision: str) -> tuple[str, dict[str, bytes]] | None:
+        commit = self.heads.get(repo) if revision == "main" else revision
+        files = self.repos.get(repo, {}).get(commit or "")
+        return (commit, files) if commit and files is not None else None
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    hub: Hub
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.answer(body=False)
+
+    def do_GET(self) -> None:
+        self.answer(body=True)
+
+    def answer(self, body: bool) -> None:
+        path = unquote(urlsplit(self.path).path)
+        self.hub.requests.append((self.command, path, self.headers.get("Range", "")))
+        parts = path.strip("/").split("/")
+        match parts:
+            case ["api", "datasets", owner, name, "revision", revision]:
+                self.describe(f"{owner}/{name}", revision)
+            case ["datasets", owner, name, "resolve", revision, *rest]:
+                self.resolve(f"{owner}/{name}", revision, "/".join(rest), body)
+            case ["cdn", owner, name, commit, *rest]:
+                self.send_file("/".join(rest), self.hub.repos[f"{owner}/{name}"][commit]["/".join(rest)], {}, body)
+            case _:
+                self.fail(404, "EntryNotFound")
+
+    def describe(self, repo: str, revision: str) -> None:
+        found = self.hub.find(repo, revision)
+        if not found:
+            self.fail(404, "RevisionNotFound" if repo in self.hub.repos else "RepoNotFound")
+            return
+        commit, files = found
+        siblings = []
+        for path, data in sorted(files.items()):
+            blob = hashlib.sha1(f"blob {len(data)}\0".encode() + data).hexdigest()
+            entry: dict = {"rfilename": path, "size": len(data), "blobId": blob}
+            if len(data) >= LFS_BYTES:
+                entry["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
+            siblings.append(entry)
+        info = {"_id": "0", "id": repo, "sha": commit, "private": False, "tags": [], "downloads": 0, "likes": 0}
+        self.send(200, json.dumps(info | {"siblings": siblings}).encode(), {"Content-Type": "application/json"})
+
+    def resolve(self, repo: str, revision: str, path: str, body: bool) -> None:
+        found = self.hub.find(repo, revision)
+        if not found or path not in found[1]:
+            self.fail(404, "EntryNotFound")
+            return
+        commit, files = found
+        data = files[path]
+        headers = {"X-Repo-Commit": commit}
+        if len(data) >= LFS_BYTES:
+            headers |= {
+                "X-Linked-Etag": f'"{hashlib.sha256(data).hexdigest()}"',
+                "X-Linked-Size": str(len(data)),
+                "Location": f"{self.hub.url.replace('127.0.0.1', 'localhost')}/cdn/{repo}/{commit}/{path}",
+            }
+            self.send(302, b"", headers)
+            return
+        headers["ETag"] = '"' + hashlib.sha1(f"blob {len(data)}\0".encode() + data).hexdigest() + '"'
+        self.send_file(path, data, headers, body)
+
+    def send_file(self, path: str, data: bytes, headers: dict[str, str], body: bool) -> None:
+        start = 0
+        whole = len(data)
+        if asked := self.headers.get("Range", ""):
+            start = int(asked.removeprefix("bytes=").partition("-")[0])
+            headers["Content-Range"] = f"bytes {start}-{whole - 1}/{whole}"
+        if body and self.hub.corrupt.get(path, 0) > 0:
+            self.hub.corrupt[path] -= 1
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        cut = self.hub.cut_after.get(path) if body else None
+        if cut:
+            self.send(206 if asked else 200, data[start : start + cut.pop(0)], headers, length=whole - start)
+            self.close_connection = True
+            return
+        self.send(206 if asked else 200, data[start:] if body else b"", headers, length=whole - start)
+
+    def fail(self, code: int, kind: str) -> None:
+        self.send(code, b"{}", {"X-Error-Code": kind})
+
+    def send(self, code: int, data: bytes, headers: dict[str, str], length: int | None = None) -> None:
+        self.send_response(code)
+        for key, value in headers.items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(data) if length is None else length))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+
+@contextlib.contextmanager
+def serve() -> Iterator[Hub]:
+    """Runs a hub on a free port of loopback, with nothing in it."""
+    hub = Hub()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
+    server.daemon_threads = True
+    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

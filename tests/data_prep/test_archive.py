@@ -1,0 +1,133 @@
+"""Streams of real archives: every kind, unsafe names and links refused, damage found."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import zipfile
+
+import pytest
+
+from data_prep.archive import Refused, members, unpacked_bytes
+from tests.data_prep.raw import picture, write_tar
+from trainer.config import ConfigError
+
+FILES = {f"top/{i}.png": picture(i) for i in range(5)}
+
+
+def read(path):
+    refused = Refused()
+    return {m.name: m.data or f"-> {m.link}" for m in members(path, refused)}, dict(refused.members)
+
+
+@pytest.mark.parametrize("ending", ["tar", "tar.gz", "tgz", "tar.bz2", "tar.xz"])
+def test_every_kind_of_tar_is_read(tmp_path, ending):
+    assert read(write_tar(tmp_path / f"img.{ending}", FILES)) == (FILES, {})
+
+
+def test_zip_and_folder_are_read(tmp_path):
+    with zipfile.ZipFile(tmp_path / "img.zip", "w") as archive:
+        for name, data in FILES.items():
+            archive.writestr(name, data)
+            (tmp_path / "folder" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "folder" / name).write_bytes(data)
+    assert read(tmp_path / "img.zip") == (FILES, {})
+    assert read(tmp_path / "folder") == (FILES, {})
+
+
+def test_unsafe_members_are_refused_and_the_rest_is_read(tmp_path):
+    def hostile(tar: tarfile.TarFile) -> None:
+        for name in ("../escape.png", "/etc/absolute.png", "top/../../up.png", "C:/windows.png", "a\\b.png"):
+            info = tarfile.TarInfo(name)
+            info.size = 3
+            tar.addfile(info, io.BytesIO(b"bad"))
+        for name, kind, target in (
+            ("top/out.png", tarfile.SYMTYPE, "../../outside.png"),
+            ("top/abs.png", tarfile.SYMTYPE, "/etc/passwd"),
+            ("top/hard.png", tarfile.LNKTYPE, "../hard.png"),
+            ("top/device", tarfile.CHRTYPE, ""),
+        ):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, target
+            tar.addfile(info)
+
+    before = set(os.listdir(tmp_path.parent))
+    found, refused = read(write_tar(tmp_path / "img.tar.gz", FILES, hostile))
+    assert found == FILES
+    assert set(refused) == {"../escape.png", "/etc/absolute.png", "top/../../up.png", "C:/windows.png", "a\\b.png",
+                            "top/out.png", "top/abs.png", "top/hard.png", "top/device"}  # fmt: skip
+    assert refused["top/abs.png"] == "link to '/etc/passwd' leaves the archive"
+    assert set(os.listdir(tmp_path.parent)) == before and os.listdir(tmp_path) == ["img.tar.gz"]
+
+
+def test_links_inside_are_followed_as_aliases(tmp_path):
+    def links(tar: tarfile.TarFile) -> None:
+        soft, hard = ("top/soft.png", tarfile.SYMTYPE, "0.png"), ("hard.png", tarfile.LNKTYPE, "top/1.png")
+        for name, kind, target in (soft, hard):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, target
+            tar.addfile(info)
+
+    found, refused = read(write_tar(tmp_path / "img.tar.gz", FILES, links))
+    assert (found["top/soft.png"], found["hard.png"], refused) == ("-> top/0.png", "-> top/1.png", {})
+
+
+def test_links_that_leave_a_folder_or_hide_in_a_zip_are_refused(tmp_path):
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a.png").symlink_to(tmp_path / "secret")
+    assert read(tmp_path / "folder")[0] == {}
+    with zipfile.ZipFile(tmp_path / "img.zip", "w") as archive:
+        link = zipfile.ZipInfo("a.png")
+        link.external_attr = 0o120777 << 16
+        archive.writestr(link, "/etc/passwd")
+        archive.writestr("../b.png", b"x")
+    found, refused = read(tmp_path / "img.zip")
+    assert found == {} and set(refused) == {"a.png", "../b.png"}
+
+
+def test_long_and_foreign_names_survive(tmp_path):
+    files = {f"{'d' * 90}/{'e' * 120}/picture.png": b"1", "top/ünï çödé 图.png": b"2"}
+    assert read(write_tar(tmp_path / "img.tar.gz", files))[0] == files
+
+
+@pytest.mark.parametrize(
+    ("what", "damage"),
+    [
+        ("truncated", lambda data: data[: len(data) // 2]),
+        ("without its checksum", lambda data: data[:-8]),
+        ("with a wrong checksum", lambda data: data[:-8] + b"abcd" + data[-4:]),
+        ("overwritten", lambda data: data[: len(data) // 2] + bytes(200) + data[len(data) // 2 + 200 :]),
+        ("no gzip at all", lambda data: b"<html>404</html>"),
+        ("empty", lambda data: b""),
+    ],
+)
+def test_a_damaged_archive_is_never_taken_for_a_short_one(tmp_path, what, damage):
+    path = write_tar(tmp_path / "img.tar.gz", FILES)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ConfigError, match="is truncated or damaged after .*: download it again"):
+        read(path)
+
+
+def test_a_damaged_header_does_not_end_the_archive_in_silence(tmp_path):
+    path = write_tar(tmp_path / "img.tar", FILES)
+    data = bytearray(path.read_bytes())
+    second = 512 + -(-len(FILES["top/0.png"]) // 512) * 512
+    data[second + 148 : second + 156] = b"garbage!"
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match="after 1 files"):
+        read(path)
+
+
+def test_an_unknown_kind_is_named(tmp_path):
+    (tmp_path / "img.rar").write_bytes(b"x")
+    with pytest.raises(ConfigError, match=r"use .tar, .tar.gz"):
+        read(tmp_path / "img.rar")
+
+
+def test_the_unpacked_size_is_known_beforehand(tmp_path):
+    content = sum(map(len, FILES.values()))
+    for name in ("img.tar.gz", "img.tar"):
+        size = unpacked_bytes(write_tar(tmp_path / name, FILES))
+        assert content <= size <= content + 20 * 1024
