@@ -144,6 +144,26 @@ def elastic(config, rank, port):
     return {"weights": weights(worker), "updates": worker.policy.updates}
 
 
+def sleeping(config, rank, port):
+    """GPU memory before, during and after sleep; weight checksums around it."""
+    worker = start(config, rank, port)
+
+    def used() -> float:
+        free, total = torch.cuda.mem_get_info()
+        return (total - free) / 2**30
+
+    def checksums() -> dict[str, float]:
+        return worker.engine.llm.apply_model(lambda m: {n: float(p.double().sum()) for n, p in m.named_parameters()})[0]
+
+    worker.sync(0)
+    out = {"before_gib": used(), "checksums_before": checksums()}
+    worker.engine.sleep()
+    out["asleep_gib"] = used()
+    worker.sync(1)
+    out |= {"awake_gib": used(), "checksums_after": checksums(), "gap_after": worker.probe()["mean"]}
+    return out
+
+
 if __name__ == "__main__":
     name, path, rank, port, out = sys.argv[1:6]
     result = globals()[name](configuration.load(path), int(rank), int(port))

@@ -1,0 +1,289 @@
+"""Seconds per GRPO step, ours and TRL's `GRPOTrainer`, side by side on CPU: `python benchmarks/step_time.py`.
+
+Same model, prompts, batch, generation limit, reward, KL and micro-batches; two cores for each (ours: two ranks of one
+thread; TRL: the faster of one process with two threads and two processes with one). They take turns, so that a slow
+spell of the machine falls on all. Writes step_time.json: medians, phases, tokens/s, peak memory, ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One comparison."""
+
+    model: str
+    prompts: int
+    samples: int
+    max_tokens: int
+    mean_tokens: int
+    """The end token is given this mean waiting time, so that lengths are skewed; 0: as the model comes."""
+    micro_batch: int
+    """Sequences per forward pass over both cores together."""
+    steps: int
+
+
+SETTINGS = {
+    "demo": Setting("tiny", 32, 8, 32, 0, 64, 8),
+    "medium": Setting("medium", 8, 8, 256, 64, 16, 3),
+}
+WARM_UP = 1
+LEARNING_RATE, KL = 1e-5, 1e-3
+
+
+def build(setting: Setting, out: Path) -> None:
+    """Model and dataset of a setting."""
+    from data_prep import tiny_model
+    from data_prep.shards import write_dataset
+    from tests.conftest import make_rows
+
+    model = tiny_model.build(out / "model", 0, setting.model)
+    if setting.mean_tokens:
+        skew_lengths(model, setting.mean_tokens)
+    write_dataset(out / "data", "bench", {"train": make_rows("train", 128)}, {})
+
+
+def skew_lengths(model_dir: Path, mean_tokens: int) -> None:
+    """Gives the end token a probability of about 1 / mean_tokens at every position: answers become geometric in length.
+
+    The head has no bias, so the end token's row is fitted (ridge regression) to give that log-odds on hidden states.
+    """
+    import torch
+    from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
+
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(model_dir)
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    torch.manual_seed(0)
+    ids = torch.randint(0, len(tokenizer) - 20, (32, 128))
+    with torch.no_grad():
+        hidden = (
+            model.model.language_model(input_ids=ids).last_hidden_state.reshape(-1, model.lm_head.in_features).double()
+        )
+        rest = model.lm_head(hidden.float()).double().logsumexp(-1)
+        target = rest - torch.log(torch.tensor(mean_tokens - 1.0, dtype=torch.float64))
+        gram = hidden.T @ hidden + 1.0 * torch.eye(hidden.shape[1], dtype=torch.float64)
+        model.lm_head.weight[tokenizer.eos_token_id] = torch.linalg.solve(gram, hidden.T @ target).float()
+    model.save_pretrained(model_dir)
+
+
+def ours(setting: Setting, folder: Path, steps: int) -> dict[str, Any]:
+    """Runs our trainer; returns its metrics per step."""
+    from trainer import config as c
+
+    run = folder / f"ours-{time.time_ns()}"
+    config = c.RunConfig(
+        run=c.Run(name="bench", dir=str(run), max_steps=steps),
+        model=c.Model(path=str(folder / "model"), dtype="fp32", gradient_checkpointing=False, min_pixels=784),
+        data=c.Data(path=str(folder / "data"), prompt_max_tokens=300, episodes=100),
+        rollout=c.Rollout(
+            prompts_per_step=setting.prompts,
+            samples_per_prompt=setting.samples,
+            max_tokens=setting.max_tokens,
+            kv_cache_gib=0.5,
+            sleep_level=0,
+        ),
+        algorithm=c.Algorithm(micro_batch=setting.micro_batch // 2, kl_coef=KL),
+        optimizer=c.Optimizer(learning_rate=LEARNING_RATE),
+        checkpoint=c.Checkpoint(every_steps=10**6, export_hf="never"),
+        placement=c.Placement(workers_per_node=2, device="cpu"),
+        logging=c.Logging(tensorboard=False, samples_per_step=0),
+    )
+    path = folder / "ours.yaml"
+    path.write_text(c.dump(config))
+    command = [sys.executable, "-m", "trainer.grpo", "--config", str(path)]
+    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][WARM_UP:]
+    return {
+        "step_s": [x["time/step_s"] for x in lines],
+        "phases_s": {
+            p: statistics.median(x[f"time/{p}_s"] for x in lines) for p in ("rollout", "grade", "update", "sync")
+        },
+        "rollout_tokens_per_s": statistics.median(x["perf/rollout_tokens_per_s"] for x in lines),
+        "train_tokens_per_s": statistics.median(x["perf/train_tokens_per_s"] for x in lines),
+        "peak_memory_gib": max(x["perf/peak_memory_gib"] for x in lines),
+        "response_tokens_mean": statistics.mean(x["tokens/response_mean"] for x in lines),
+        "response_tokens_max": max(x["tokens/response_max"] for x in lines),
+    }
+
+
+def trl(setting: Setting, folder: Path, steps: int, processes: int) -> dict[str, Any]:
+    """Runs TRL in processes of its own; returns its seconds per step."""
+    out = folder / f"trl-{processes}-{time.time_ns()}.json"
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if processes == 2 else []
+    name = next(k for k, v in SETTINGS.items() if v == setting)
+    command = [sys.executable, *launcher, __file__, "--inside", name, str(folder), str(steps), str(out)]
+    env = os.environ | {"OMP_NUM_THREADS": str(2 // processes), "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    with open(out.with_suffix(".log"), "w") as log:
+        code = subprocess.run(command, cwd=ROOT, env=env, stdout=log, stderr=log).returncode
+    if code:
+        raise RuntimeError(f"TRL failed:\n{out.with_suffix('.log').read_text()[-3000:]}")
+    return json.loads(out.read_text())
+
+
+def trl_inside(setting: Setting, folder: Path, steps: int, out: Path) -> None:
+    """The process that runs TRL."""
+    import io
+
+    import torch
+    from datasets import Dataset as HFDataset
+    from PIL import Image
+    from transformers import AutoProcessor, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    from data_prep.shards import Dataset
+    from trainer.config import Model
+    from trainer.rewards.grader import format_reward, grade
+    from trainer.vision import Prompter
+
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    torch.set_num_threads(2 // processes)
+    rows = list(Dataset(folder / "data", "train"))
+    data = HFDataset.from_list(
+        [
+            {
+                "prompt": [{"role": "user", "content": row.messages[0]["content"]}],
+                "image": Image.open(io.BytesIO(row.images[0])).convert("RGB"),
+                "gold": row.answer,
+                "kind": row.answer_type,
+            }
+            for row in rows
+        ]
+    )
+    lengths: list[int] = []
+
+    def reward(completions: list, completion_ids: list, gold: list, kind: list, **_: Any) -> list[float]:
+        texts = [c[0]["content"] if isinstance(c, list) else c for c in completions]
+        lengths.extend(len(ids) for ids in completion_ids)
+        pairs = zip(texts, gold, kind, strict=True)
+        return [(grade(t, g, k) == "correct") + 0.5 * format_reward(t) for t, g, k in pairs]
+
+    class Clock(TrainerCallback):
+        seconds: list[float] = []
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self.began = time.monotonic()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            self.seconds.append(time.monotonic() - self.began)
+
+    processor = AutoProcessor.from_pretrained(folder / "model")
+    processor.image_processor.size = {"shortest_edge": 784, "longest_edge": 1280 * 784}
+    accumulate = setting.prompts * setting.samples // setting.micro_batch
+    arguments = GRPOConfig(
+        output_dir=str(out.with_suffix("")),
+        use_cpu=True,
+        bf16=False,
+        per_device_train_batch_size=setting.micro_batch // processes,
+        gradient_accumulation_steps=accumulate,
+        steps_per_generation=accumulate,
+        num_generations=setting.samples,
+        max_completion_length=setting.max_tokens,
+        temperature=1.0,
+        beta=KL,
+        learning_rate=LEARNING_RATE,
+        max_steps=steps,
+        gradient_checkpointing=False,
+        save_strategy="no",
+        report_to="none",
+        logging_steps=10**6,
+        disable_tqdm=True,
+        generation_kwargs={"suppress_tokens": Prompter(Model(path=str(folder / "model"))).banned_token_ids()},
+        ddp_backend="gloo" if processes > 1 else None,
+    )
+    trainer = GRPOTrainer(
+        model=str(folder / "model"),
+        reward_funcs=reward,
+        args=arguments,
+        train_dataset=data,
+        processing_class=processor,
+        callbacks=[Clock()],
+    )
+    trainer.train()
+    if int(os.environ.get("RANK", "0")) == 0:
+        import resource
+
+        skip = WARM_UP * setting.prompts * setting.samples // processes
+        result = {
+            "step_s": Clock.seconds[WARM_UP:],
+            "peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+            "response_tokens_mean": statistics.mean(lengths[skip:]),
+            "response_tokens_max": max(lengths[skip:]),
+        }
+        out.write_text(json.dumps(result))
+
+
+def compare(name: str, rounds: int) -> dict[str, Any]:
+    """Runs one setting; all contenders take turns."""
+    setting = SETTINGS[name]
+    steps = setting.steps + WARM_UP
+    with tempfile.TemporaryDirectory() as tmp:
+        folder = Path(tmp)
+        build(setting, folder)
+        contenders = {
+            "ours": lambda: ours(setting, folder, steps),
+            "trl, 1 process": lambda: trl(setting, folder, steps, 1),
+            "trl, 2 processes": lambda: trl(setting, folder, steps, 2),
+        }
+        runs: dict[str, list[dict[str, Any]]] = {k: [] for k in contenders}
+        for i in range(rounds):
+            for contender, run in contenders.items():
+                runs[contender].append(run())
+                print(
+                    f"{name} round {i + 1}: {contender}: {statistics.median(runs[contender][-1]['step_s']):.2f} s",
+                    flush=True,
+                )
+    medians = {k: statistics.median(s for r in v for s in r["step_s"]) for k, v in runs.items()}
+    best = min((k for k in medians if k != "ours"), key=lambda k: medians[k])
+    ratios = [
+        statistics.median(a["step_s"]) / min(statistics.median(runs[k][i]["step_s"]) for k in runs if k != "ours")
+        for i, a in enumerate(runs["ours"])
+    ]
+    return {
+        "setting": setting.__dict__,
+        "median_step_s": medians,
+        "fastest_trl": best,
+        "ratio_ours_to_trl_per_round": ratios,
+        "ratio_ours_to_trl": statistics.median(ratios),
+        "runs": runs,
+    }
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--setting", choices=[*SETTINGS, "all"], default="all")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+    parser.add_argument("--inside", nargs=4, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.inside:
+        name, folder, steps, out = arguments.inside
+        return trl_inside(SETTINGS[name], Path(folder), int(steps), Path(out))
+    chosen = list(SETTINGS) if arguments.setting == "all" else [arguments.setting]
+    result = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    for name in chosen:
+        result[name] = compare(name, arguments.rounds)
+    result["machine"] = {"cpus": os.cpu_count(), "processor": platform.processor() or platform.machine()}
+    arguments.out.write_text(json.dumps(result, indent=1))
+    for name in chosen:
+        print(f"{name}: ours / TRL = {result[name]['ratio_ours_to_trl']:.2f}")
+
+
+if __name__ == "__main__":
+    main()
