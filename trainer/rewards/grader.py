@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from data_prep.schema import AnswerType
 from trainer.records import Verdict
-from trainer.rewards import choices, quantity, structures, symbolic
+from trainer.rewards import arithmetic, choices, quantity, structures, symbolic
 from trainer.rewards.extraction import MAX_BOX_CHARS, final_answer, format_reward, unbox
 from trainer.rewards.notation import clean
 from trainer.rewards.symbolic import GoldError
@@ -170,7 +170,7 @@ def _math_equal(gold: str, answer: str, algebra: Symbolic, inner: bool = False) 
         return _expression_equals_number(g, answer, algebra, gold)
     if _RELATION.search(answer) and gs is None and not _RELATION.search(gold):
         return False
-    return algebra(gold, answer)
+    return _expressions_equal(gold, answer, algebra)
 
 
 def _unnamed(s: str, other: str) -> str:
@@ -198,7 +198,17 @@ def _expression_equals_number(g: quantity.Quantity, answer: str, algebra: Symbol
     value = g.value / 100 if g.percent else g.value
     sign = "-" if value < 0 else ""
     exact = f"{sign}\\frac{{{abs(value.numerator)}}}{{{value.denominator}}}" if value.denominator > 1 else str(value)
-    return algebra(exact, answer)
+    return _expressions_equal(exact, answer, algebra)
+
+
+def _expressions_equal(gold: str, answer: str, algebra: Symbolic) -> bool:
+    """Algebra, spared where both sides are plain: different values are unequal, the same spelling is equal."""
+    if arithmetic.evaluate(gold) is not None:
+        if gold.replace(" ", "") == answer.replace(" ", ""):
+            return True
+        if arithmetic.differ(gold, answer):
+            return False
+    return algebra(gold, answer)
 
 
 def _ratio_equal(gold: tuple[quantity.Fraction, ...], answer: str) -> bool:

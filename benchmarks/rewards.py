@@ -1,0 +1,275 @@
+"""The grader against the graders in use: right verdicts on the table of cases, and verdicts per second.
+
+    python -m benchmarks.rewards [--rounds 5] [--answers 1024]       writes benchmarks/rewards.json
+
+Accuracy: `tests/rewards/cases.tsv`, each answer in the think/answer format, against math-verify as it comes
+(`parse` of the whole text, `verify(gold, answer)`), TRL's `accuracy_reward` and the original server's settings.
+
+Throughput, medians of paired rounds on the same answers and cores:
+- servers: ours against a stand-in of the original (Flask's own server, 16 grading processes, math-verify on the whole
+  text of each answer, `verify` in the original's order), both over HTTP in requests of 128 answers, 4 at a time;
+- in process on one core: `Rewards` with one worker against math-verify alone, both on whole answers.
+No answer is graded twice, so remembering verdicts helps nobody.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CASES = ROOT / "tests" / "rewards" / "cases.tsv"
+RESULT = Path(__file__).with_suffix(".json")
+STAND_IN = Path(__file__).with_name("rewards_stand_in.py")
+
+Answers = list[tuple[str, str]]
+"""(whole text of the answer, gold)."""
+
+
+def wrap(thought: str, content: str) -> str:
+    return f"<think> {thought} </think>\n<answer> $\\boxed{{{content}}}$ </answer>"
+
+
+# --- accuracy ---------------------------------------------------------------------------------------------------------
+
+
+def by_this_grader(text: str, gold: str) -> bool:
+    from trainer.rewards import grader
+
+    return grader.grade(text, gold, grader.classify(gold)) == "correct"
+
+
+def by_math_verify(text: str, gold: str) -> bool:
+    from math_verify import parse, verify
+
+    return verify(parse(f"${gold}$"), parse(text))
+
+
+def by_trl(text: str, gold: str) -> bool:
+    from trl.rewards import accuracy_reward
+
+    return accuracy_reward([[{"content": text}]], [f"${gold}$"])[0] == 1.0
+
+
+def by_original(text: str, gold: str) -> bool:
+    from benchmarks.rewards_stand_in import verify_math
+
+    return verify_math(text, f"${gold}$") == 1.0
+
+
+def accuracy() -> dict[str, dict[str, float]]:
+    cases = [line.split("\t") for line in CASES.read_text().splitlines()[1:]]
+    table = {}
+    for name, grade in (("this grader", by_this_grader), ("math-verify, defaults", by_math_verify),
+                        ("TRL accuracy_reward", by_trl), ("original server's settings", by_original)):  # fmt: skip
+        said = [grade(wrap("Let me see.", answer), gold) for _, gold, answer, _ in cases]
+        truth = [equal == "1" for *_, equal in cases]
+        right = sum(s == t for s, t in zip(said, truth, strict=True))
+        table[name] = {
+            "cases": len(cases),
+            "right": right,
+            "right_percent": round(100 * right / len(cases), 1),
+            "false_positives": sum(s and not t for s, t in zip(said, truth, strict=True)),
+            "false_negatives": sum(t and not s for s, t in zip(said, truth, strict=True)),
+        }
+    return table
+
+
+# --- answers to grade -------------------------------------------------------------------------------------------------
+
+
+def typical_mix(count: int, rng: random.Random) -> Answers:
+    """45% option letters, 50% numbers, 5% expressions; 4 of 10 wrong; 100 to 250 words of thought.
+
+    The training set was filtered to letters and numbers, so its share of expressions is rather lower. Half of the right
+    expressions are written as the gold answer is.
+    """
+    answers = []
+    for i in range(count):
+        right = rng.random() < 0.6
+        if i % 20 == 0:
+            text, gold = expression(rng, right)
+            answers.append((wrap(thought(rng), gold), gold) if right and rng.random() < 0.5 else (text, gold))
+        elif i % 20 < 10:
+            gold = rng.choice("ABCDE")
+            letter = gold if right else rng.choice([c for c in "ABCDE" if c != gold])
+            spelling = rng.choice(["{}", "{}", "{}", "{}.", "({})", "\\text{{{}}}"]).format(letter)
+            answers.append((wrap(thought(rng), spelling), gold))
+        else:
+            value = rng.randint(1, 9999) / rng.choice([1, 1, 1, 10, 100])
+            number = value if right else value + rng.randint(1, 9)
+            spelling = rng.choice(["{}", "{}", "{}", "{}^\\circ", "{} \\text{{ cm}}"]).format(f"{number:g}")
+            answers.append((wrap(thought(rng), spelling), f"{value:g}"))
+    rng.shuffle(answers)
+    return answers
+
+
+def expressions_only(count: int, rng: random.Random) -> Answers:
+    """Nothing but expressions, each of which needs math-verify: the grader's worst case."""
+    return [expression(rng, rng.random() < 0.6) for _ in range(count)]
+
+
+def expression(rng: random.Random, right: bool) -> tuple[str, str]:
+    a, b, c = rng.randint(2, 99), rng.randint(2, 99), rng.randint(2, 9)
+    gold, same = rng.choice(
+        [(f"{a}\\sqrt{{{b}}}", f"\\sqrt{{{b}}} \\cdot {a}"), (f"{a}x + {b}", f"{b} + {a}x"),
+         (f"\\frac{{{a}\\pi}}{{{c}}}", f"{a}\\pi / {c}"), (f"(x + {a})(x - {b})", f"(x - {b})(x + {a})")]
+    )  # fmt: skip
+    return wrap(thought(rng), same if right else same.replace(str(a), str(a + 1))), gold
+
+
+WORDS = (
+    "the angle between two lines is equal so we look at the chart and count bars that are higher than the value of the "
+    "first one then we add the lengths of the sides and divide by the height to get the area of the triangle which"
+)
+
+
+def thought(rng: random.Random) -> str:
+    words = [rng.choice(WORDS.split()) for _ in range(rng.randint(100, 250))]
+    for _ in range(rng.randint(1, 4)):
+        a, b = rng.randint(1, 99), rng.randint(1, 99)
+        words.insert(rng.randrange(len(words)), rng.choice([f"${a} + {b} = {a + b}$", f"$x = {a}$", f"{a} cm"]))
+    return " ".join(words)
+
+
+# --- throughput -------------------------------------------------------------------------------------------------------
+
+
+def per_second(run: Callable[[Answers], None], answers: Answers) -> float:
+    started = time.perf_counter()
+    run(answers)
+    return len(answers) / (time.perf_counter() - started)
+
+
+def paired(names: tuple[str, str], runs: tuple[Callable, Callable], make: Callable, counts, rounds: int) -> dict:
+    """Rounds of both on fresh answers, the order turned every round; medians of the rates and of their ratio."""
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    for i in range(rounds + 1):
+        answers = make(max(counts), random.Random(i))
+        for k in (0, 1) if i % 2 else (1, 0):
+            rate = per_second(runs[k], answers[: counts[k]])
+            if i:  # the first round warms both
+                rates[names[k]].append(rate)
+    ratios = [a / b for a, b in zip(*rates.values(), strict=True)]
+    return {
+        "verdicts_per_s": {name: round(statistics.median(values), 1) for name, values in rates.items()},
+        "ratio": round(statistics.median(ratios), 1),
+        "ratios": [round(r, 1) for r in ratios],
+    }
+
+
+def over_http(url: str) -> Callable[[Answers], None]:
+    """A client that sends requests of 128 answers, 4 at a time, and checks that as many rewards come back."""
+
+    def post(batch: Answers) -> None:
+        texts, golds = map(list, zip(*batch, strict=True))
+        body = {"query": texts, "prompts": [f"{hash(t)}" for t in texts], "labels": [f"${g}$" for g in golds]}
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{url}/get_reward", json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=600) as reply:
+            assert len(json.load(reply)["rewards"]) == len(batch)
+
+    def run(answers: Answers) -> None:
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(post, [answers[i : i + 128] for i in range(0, len(answers), 128)]))
+
+    return run
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def start(command: list[str], port: int) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SPOTRL_REWARD_TOKEN": ""}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                return process
+        except OSError:
+            time.sleep(0.2)
+    process.kill()
+    raise SystemExit(f"{command} did not start")
+
+
+def servers(rounds: int, count: int) -> dict:
+    ports = free_port(), free_port()
+    processes = []
+    try:
+        processes.append(start([sys.executable, "-m", "trainer.rewards.server", "--port", str(ports[0])], ports[0]))
+        processes.append(start([sys.executable, str(STAND_IN), str(ports[1])], ports[1]))
+        runs = tuple(over_http(f"http://127.0.0.1:{port}") for port in ports)
+        names = "this server", "stand-in of the original"
+        return paired(names, (runs[0], runs[1]), typical_mix, (8 * count, count), rounds)
+    finally:
+        for process in processes:
+            process.terminate()
+            process.wait()
+
+
+def in_process(rounds: int, count: int, make: Callable, ours_count: int) -> dict:
+    from math_verify import parse, verify
+
+    from trainer import config
+    from trainer.rewards import grader
+    from trainer.rewards.pool import Rewards
+
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+
+    def alone(answers: Answers) -> None:
+        for text, gold in answers:
+            verify(parse(f"${gold}$"), parse(text))
+
+    with Rewards(config.Rewards(workers=1, max_timeout_rate=1.0)) as rewards:
+
+        def ours(answers: Answers) -> None:
+            golds = [g for _, g in answers]
+            rewards.score([t for t, _ in answers], golds, [grader.classify(g) for g in golds])
+
+        try:
+            names = "this grader, one worker", "math-verify alone"
+            return paired(names, (ours, alone), make, (ours_count, count), rounds)
+        finally:
+            os.sched_setaffinity(0, cores)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--answers", type=int, default=1024, help="answers per round for the slower side")
+    options = parser.parse_args()
+    for name in ("math_verify.parser", "math_verify.grader", "latex2sympy2_extended.math_normalization"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    rounds, count = options.rounds, options.answers
+    result = {
+        "machine": {"cores": len(os.sched_getaffinity(0)), "load_at_start": round(os.getloadavg()[0], 1)},
+        "versions": {p: version(p) for p in ("math-verify", "trl", "sympy", "flask", "fastapi")},
+        "accuracy": accuracy(),
+        "servers, typical mix": servers(rounds, count),
+        "one core, typical mix": in_process(rounds, count // 2, typical_mix, 4 * count),
+        "one core, expressions only": in_process(rounds, count // 4, expressions_only, count // 4),
+    }
+    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()
