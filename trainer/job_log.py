@@ -1,0 +1,55 @@
+"""The job's log as it grows: shown line by line where nobody watches a display, and kept with the run."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import deque
+from pathlib import Path
+
+FILE = "launch.log"
+RAYS_OWN = re.compile(r"^(Running entrypoint for job |.*job_manager\.py:\d+ -- Runtime env is setting up)")
+"""Lines that Ray's job agent adds before the job's own."""
+
+
+class JobLog:
+    """Copies new lines of the job's log to `launch.log` in the run's directory, and to standard output with `show`."""
+
+    def __init__(self, source: Path, run_dir: Path, show: bool):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self.source, self.show = source, show
+        self._copy = (run_dir / FILE).open("a", encoding="utf-8")
+        self._at, self._rest = 0, b""
+        self._last: deque[str] = deque(maxlen=20)
+
+    def pump(self, last: bool = False) -> None:
+        """Takes what is new; `last` also the line that is not finished."""
+        try:
+            with self.source.open("rb") as file:
+                file.seek(self._at)
+                new = file.read()
+        except FileNotFoundError:
+            return
+        self._at += len(new)
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        if last and self._rest:
+            lines, self._rest = [*lines, self._rest], b""
+        for raw in lines:
+            line = raw.decode(errors="replace")
+            if RAYS_OWN.match(line):
+                continue
+            self._last.append(line)
+            self._copy.write(line + "\n")
+            if self.show:
+                print(line, flush=True)
+        self._copy.flush()
+
+    def tail(self) -> str:
+        """The last lines."""
+        return "\n".join(self._last)
+
+    def close(self) -> None:
+        """Takes the rest."""
+        self.pump(last=True)
+        self._copy.close()
+        sys.stdout.flush()
