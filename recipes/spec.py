@@ -64,6 +64,8 @@ class Dataset:
     """Name that `launch.py data prepare` knows."""
     rows: int = 0
     """Rows of the training split."""
+    held_out: str = "test"
+    """Split that runs are evaluated on."""
     prompt_tokens: int = 512
     """Typical prompt, image tokens included."""
     answer_tokens: int = 400

@@ -11,7 +11,9 @@ VISION_MODELS = {size: f"Qwen/Qwen2.5-VL-{size.upper()}-Instruct" for size in ("
 TEXT_MODELS = {size: f"Qwen/Qwen2.5-{size.upper()}-Instruct" for size in ("0.5b", "7b")}
 
 DATASETS = {
-    "mathv60k": Dataset(name="mathv60k", rows=60_000, prompt_tokens=420, answer_tokens=400, disk_gib=8.0),
+    "mathv60k": Dataset(
+        name="mathv60k", rows=60_000, held_out="validation", prompt_tokens=420, answer_tokens=400, disk_gib=8.0
+    ),
     "geometry3k": Dataset(name="geometry3k", rows=2_101, prompt_tokens=360, answer_tokens=450, disk_gib=0.5),
     "gsm8k": Dataset(name="gsm8k", rows=7_473, prompt_tokens=160, answer_tokens=220, disk_gib=0.1),
 }

@@ -23,7 +23,7 @@ def _grpo(size: str, dataset: str) -> Recipe:
         cloud_run(name, VISION_MODELS[size], dataset),
         rollout=rollout | {"tensor_parallel": tensor_parallel},
         optimizer={"learning_rate": rate},
-        evaluation={"every_steps": 50, "max_samples": 256},
+        evaluation={"every_steps": 50, "max_samples": 256, "split": DATASETS[dataset].held_out},
     )
     shape = CLUSTERS[cluster]
     gpus = f"{shape.nodes} x {shape.gpus_per_node}" if shape.gpus_per_node > 1 else "one GPU"
