@@ -156,7 +156,7 @@ class Launcher:
         self,
         command: list[str],
         env: dict[str, str],
-    ) -> Iterator[subprocess.Popen[str]]:
+    ) -> Generator[subprocess.Popen[str]]:
         """A helper process in a session of its own, ended with the block."""
         process = subprocess.Popen(
             command, env=env, cwd=ROOT, text=True, start_new_session=True, stdin=subprocess.DEVNULL
