@@ -35,8 +35,9 @@ def find(
 ) -> tuple[Found | None, list[int]]:
     """The newest usable checkpoint below step `before` (None: of all), and the newer ones that are passed over.
 
-    Raises ConfigError for a checkpoint of another configuration or dataset, for `resume: must` without a checkpoint and
-    `resume: never` with one; StorageError if the store is away and there is nothing local.
+    Raises ConfigError for a checkpoint of another configuration or dataset, where there are checkpoints and none is
+    whole, for `resume: must` without one and `resume: never` with one; StorageError if the store is away and there is
+    nothing local.
     """
     folder, url = local_dir(config), remote_url(config)
     here = manifests_here(folder)
@@ -66,8 +67,14 @@ def find(
                 reason = str(error)
         say(f"step {step} cannot be used ({reason}); falling back to the one before")
         passed.append(step)
+    if newest_first:  # starting afresh over them would throw the run away
+        steps = ", ".join(map(str, sorted(newest_first)))
+        raise ConfigError(
+            f"run {config.run_id} has checkpoints of steps {steps} in {folder} {url} and none is whole: "
+            "bring back what is missing (every node's files, or the store), or remove them to start afresh"
+        )
     if mode == "must":
-        raise ConfigError(f"checkpoint.resume is must, but there is no usable checkpoint in {folder} {url}".rstrip())
+        raise ConfigError(f"checkpoint.resume is must, but there is no checkpoint in {folder} {url}".rstrip())
     return None, passed
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,8 @@ from trainer.checkpoint_write import (
 from trainer.config import ConfigError
 from trainer.storage import Storage
 
+PARALLEL_FILES = 4
+"""Files that one reader fetches and verifies at a time."""
 READ_ELEMENTS = 16 << 20
 """Elements of a parameter that an export holds at a time: 64 MiB of fp32."""
 
@@ -68,17 +70,18 @@ class Found:
     def local(self, name: str) -> Path:
         """Path of a verified local copy, fetched if need be. Raises CorruptCheckpoint."""
         entry, path = self.file(name), Path(self.directory) / name
+        if matches(path, entry):
+            return path
+        if not self.url:
+            raise CorruptCheckpoint(f"checkpoint of step {self.step}: {path} is missing or damaged")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path.parent / ".fetch.lock", "w") as lock:
+        with open(path.with_name(f".{name}.lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # ranks of one node ask for the same files
-            if matches(path, entry):
-                return path
-            if not self.url:
-                raise CorruptCheckpoint(f"checkpoint of step {self.step}: {path} is missing or damaged")
-            try:
-                Storage(self.url).get(name, path, sha256=entry["sha256"])
-            except (ValueError, FileNotFoundError) as error:
-                raise CorruptCheckpoint(f"checkpoint of step {self.step}: {error}") from error
+            if not matches(path, entry):
+                try:
+                    Storage(self.url).get(name, path, sha256=entry["sha256"])
+                except (ValueError, FileNotFoundError) as error:
+                    raise CorruptCheckpoint(f"checkpoint of step {self.step}: {error}") from error
         return path
 
 
@@ -120,9 +123,13 @@ class ShardReader:
         self.world_size = self.found.world_size
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._pieces: dict[str, list[_Piece]] = {}
+        self._siblings: dict[str, list[str]] = {}
+        self._coming: dict[str, Future[Path]] = {}
+        self._pool = ThreadPoolExecutor(PARALLEL_FILES, thread_name_prefix="fetch")
         self._open: dict[str, Any] = {}
         for rank in range(self.world_size):
             sidecar = self._sidecar(rank)
+            self._siblings |= dict.fromkeys(sidecar["files"], sidecar["files"])
             for name, (shape, start, stop, number, kinds) in sidecar["index"].items():
                 self._shapes[name] = tuple(shape)
                 self._pieces.setdefault(name, []).append(_Piece(start, stop, sidecar["files"][number], kinds))
@@ -174,7 +181,10 @@ class ShardReader:
 
     def _file(self, name: str) -> Any:
         if name not in self._open:
-            self._open[name] = safe_open(self.found.local(name), framework="pt")
+            for sibling in self._siblings[name]:  # who reads one file of a rank will read them all
+                if sibling not in self._coming:
+                    self._coming[sibling] = self._pool.submit(self.found.local, sibling)
+            self._open[name] = safe_open(self._coming[name].result(), framework="pt")
         return self._open[name]
 
 
@@ -196,9 +206,9 @@ def read_state(found: Found) -> dict[str, Any]:
     return decode(json.loads(found.local("state.json").read_text()))
 
 
-def fetch_all(found: Found, parallel: int = 4) -> Path:
+def fetch_all(found: Found) -> Path:
     """Brings every file of a checkpoint to its local folder, verified. Raises CorruptCheckpoint."""
-    with ThreadPoolExecutor(parallel) as pool:
+    with ThreadPoolExecutor(PARALLEL_FILES) as pool:
         list(pool.map(found.local, [entry["name"] for entry in found.manifest["files"]]))
     return Path(found.directory)
 

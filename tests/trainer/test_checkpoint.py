@@ -164,6 +164,15 @@ def test_damage_falls_back_and_says_so(run, tmp_path, told, where, damage):
         assert any("falling back" in text and "step 4" in text for text in told)
 
 
+def test_when_none_is_whole_it_stops_rather_than_start_afresh(run, tmp_path, told):
+    config, checkpoints, ranks = run
+    save(checkpoints, ranks, 2)
+    for place in (tmp_path / "run", tmp_path / "remote/test"):
+        spoil(place / "checkpoints/step-00000002", "cut")
+    with pytest.raises(ConfigError, match="steps 2 .* none is whole"):
+        again(config, told).restore(lambda found: holds(found, 2))
+
+
 def spoil(folder, damage):
     path = folder / ("manifest.json" if damage == "manifest" else "rank-00001-of-00002.safetensors")
     data = bytearray(path.read_bytes())
@@ -237,7 +246,7 @@ def test_refuses_another_configuration_and_other_data(run, told):
 def test_resume_never_and_must(run, tmp_path, told):
     config, checkpoints, ranks = run
     must = override(config, ["checkpoint.resume=must"])
-    with pytest.raises(ConfigError, match="no usable checkpoint"):
+    with pytest.raises(ConfigError, match="there is no checkpoint"):
         again(must, told).find()
     assert again(config, told).find() is None
     save(checkpoints, ranks, 2)
