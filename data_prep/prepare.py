@@ -123,7 +123,7 @@ def prepare(
     stats = statistics.collect(kept, facts, groups)
     stats["pictures"] |= {
         "unused": sum(one.unused for one in opened),
-        "refused": [member for one in opened for member in one.refused.members][:1000],
+        "refused": [list(member) for one in opened for member in one.refused.members][:1000],
         "resumed": sum(one.pictures.resumed for one in opened),
     }
     stats["overlaps"] = overlaps

@@ -21,9 +21,6 @@ def text_token_counter(model: str) -> Counter:
     """
     if not model:
         return lambda chats: [0] * len(chats)
-    import os
-
-    os.environ.setdefault("USE_TORCH", "0")
     from transformers import AutoTokenizer
 
     path, _, revision = model.partition("@")

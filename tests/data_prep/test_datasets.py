@@ -1,0 +1,216 @@
+"""Every dataset from a loopback hub to a prepared directory or bucket, through the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from data_prep import cli, hendrycks_math
+from data_prep.schema import question
+from data_prep.shards import Dataset, read_manifest
+from tests import servers
+from tests.data_prep import hub_server, raw
+
+
+def parquet(rows: list[dict]) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows), sink)
+    return sink.getvalue().to_pybytes()
+
+
+def image(seed: int) -> dict:
+    return {"bytes": raw.picture(seed), "path": f"{seed}.png"}
+
+
+GSM8K = {
+    "question": "Ann has 6 bags of 207 nuts. How many nuts?",
+    "answer": "She has 6*207 = <<6*207=1242>>1242 nuts.\n#### 1,242",
+}
+VISTA = {
+    "pid": "1",
+    "query": "Hint: Give the letter.\nQuestion: Which?\nChoices:\n(A) 12\n(B) 14",
+    "choices": ["12", "14"],
+    "answer": "14",
+    "question_type": "multi_choice",
+    "metadata": {"source": "IconQA"},
+    "decoded_image": image(1),
+}
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    with hub_server.serve() as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub-cache"))
+        yield running
+
+
+def run(*arguments) -> int:
+    return cli.main([str(argument) for argument in arguments])
+
+
+def test_gsm8k(hub, tmp_path, capsys):
+    other = {"question": "No mark?", "answer": "It is 3."}
+    commit = hub.add("openai/gsm8k", {
+        "main/train-00000-of-00001.parquet": parquet([GSM8K, other]),
+        "main/test-00000-of-00001.parquet": parquet([{"question": "2 + 2?", "answer": "<<2+2=4>>4\n#### 4"}]),
+        "socratic/train-00000-of-00001.parquet": parquet([GSM8K]),
+    })  # fmt: skip
+    assert run("prepare", "gsm8k", "--out", tmp_path / "out") == 0
+    rows = [list(Dataset(tmp_path / "out", split)) for split in ("train", "test")]
+    assert [len(split) for split in rows] == [1, 1]
+    first = rows[0][0]
+    assert (first.answer, first.answer_type, first.images, first.source) == ("1242", "number", [], "gsm8k")
+    assert first.solution == "<think> She has 6*207 = 1242 nuts. </think><answer> $\\boxed{1242}$ </answer>"
+    assert question(first.messages) == GSM8K["question"] and "picture" not in first.messages[0]["content"]
+    manifest = read_manifest(tmp_path / "out")
+    assert manifest.revision == commit and manifest.quarantined == {"no_answer_field": 1}
+    assert [f["path"] for f in manifest.settings["sources"][0]["files"]] == [
+        "main/train-00000-of-00001.parquet", "main/test-00000-of-00001.parquet"]  # fmt: skip
+    assert "gsm8k: train 1, test 1 rows" in capsys.readouterr().out
+
+
+def test_math(hub, tmp_path):
+    def problem(n: int, solution: str) -> dict:
+        return {"problem": f"Problem {n}", "level": "Level 1", "type": "Algebra", "solution": solution}
+
+    hub.add("EleutherAI/hendrycks_math", {
+        "algebra/train-00000-of-00001.parquet": parquet([problem(1, "So $\\boxed{\\frac{3}{4}}$"), problem(2, "None")]),
+        "geometry/train-00000-of-00001.parquet": parquet([problem(3, "$\\boxed{x^2+1}$")]),
+        "algebra/test-00000-of-00001.parquet": parquet([problem(4, "$\\boxed{1}$, no: \\fbox{$5$}")]),
+    })  # fmt: skip
+    assert run("prepare", "math", "--out", tmp_path / "out") == 0
+    train = {row.answer: row for row in Dataset(tmp_path / "out")}
+    assert set(train) == {"\\frac{3}{4}", "x^2+1"} and train["x^2+1"].answer_type == "math"
+    assert train["x^2+1"].source == "math/Algebra" and train["x^2+1"].solution.startswith("<think> $\\boxed{x^2+1}$ <")
+    assert read_manifest(tmp_path / "out").quarantined == {"no_answer_field": 1}
+    assert hendrycks_math.boxed("thus $\\boxed 7$.") == "7" and hendrycks_math.boxed("nothing") is None
+
+
+def test_geometry3k(hub, tmp_path):
+    def split(start: int, count: int) -> bytes:
+        return parquet([
+            {"images": [image(start + i)], "problem": f"<image>Find x{start + i}.", "answer": "2 \\sqrt { 221 }"}
+            for i in range(count)
+        ])  # fmt: skip
+
+    count = {"images": [image(50)], "problem": "<image>One <image>Two", "answer": "1"}
+    data = {"images": [{"bytes": b"broken", "path": "x"}], "problem": "Find y.", "answer": "2"}
+    broken = parquet([count, data])
+    hub.add("hiyouga/geometry3k", {
+        "data/train-00000-of-00001.parquet": split(0, 70),
+        "data/validation-00000-of-00001.parquet": split(100, 3),
+        "data/test-00000-of-00001.parquet": broken,
+        "data/test-00001-of-00001.parquet": split(200, 2),
+    })  # fmt: skip
+    assert run("prepare", "geometry3k", "--out", tmp_path / "out") == 0
+    manifest = read_manifest(tmp_path / "out")
+    assert manifest.rows == {"train": 70, "test": 2, "validation": 3}
+    assert manifest.quarantined == {"image_count": 1, "image_undecodable": 1}
+    row = Dataset(tmp_path / "out")[69]
+    assert row.images == [raw.picture(69)] and row.answer == "2 \\sqrt { 221 }"
+    assert row.messages[1]["content"] == [{"type": "image"}, {"type": "text", "text": "Find x69."}]
+    assert row.messages[0]["role"] == "system"
+
+
+def test_mathvista_and_the_overlap_with_it(hub, tmp_path, capsys):
+    free = VISTA | {"query": "How many?", "choices": None, "answer": "1.2", "question_type": "free_form",
+                    "metadata": {"source": "Geometry3K"}, "decoded_image": image(2)}  # fmt: skip
+    odd = VISTA | {"answer": "13", "decoded_image": image(3)}
+    hub.add("AI4Math/MathVista", {
+        "data/testmini-00000-of-00001-725687bf7a18d64b.parquet": parquet([VISTA, free, odd]),
+        "data/test-00000-of-00002-6b81bd7f7e2065e6.parquet": parquet([VISTA]),
+    })  # fmt: skip
+    assert run("prepare", "mathvista", "--out", tmp_path / "vista") == 0
+    rows = list(Dataset(tmp_path / "vista", "test"))
+    assert [(row.source, row.answer, row.answer_type) for row in rows] == [
+        ("mathvista/IconQA", "B", "letter"), ("mathvista/Geometry3K", "1.2", "number")]  # fmt: skip
+    assert question(rows[0].messages) == VISTA["query"]
+    assert read_manifest(tmp_path / "vista").quarantined == {"bad_choices": 1}
+
+    jsonl, archive = raw.mathv60k(tmp_path / "raw")  # picture 2 is there too, under IconQA
+    own = ("prepare", "mathv60k", "--jsonl", jsonl, "--images", archive, "--validation", 0)
+    assert run(*own, "--out", tmp_path / "all") == 0
+    capsys.readouterr()
+    assert run("overlap", tmp_path / "all", tmp_path / "vista") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["rows"], report["rows_near"], report["evaluation_rows"]) == (12, 2, 2)
+    assert report["evaluation_rows_touched"] == {"mathvista/IconQA": 1, "mathvista/Geometry3K": 1}
+    assert report["same_sources"] == {"IconQA": {"rows": 6, "evaluation_rows": 1}}
+    assert run(*own, "--out", tmp_path / "clean", "--exclude", tmp_path / "vista") == 0
+    assert read_manifest(tmp_path / "clean").quarantined == {"overlap": 2}
+    assert "mathvista: 2 rows left out, sharing 2 of its pictures" in capsys.readouterr().out
+
+
+def test_mathv60k_from_hub_and_mirror_is_the_same_dataset(hub, tmp_path):
+    jsonl, archive = raw.mathv60k(tmp_path / "raw")
+    files = {jsonl.name: jsonl.read_bytes(), archive.name: archive.read_bytes()}
+    hub.add("VLM-Reasoner/VerMulti", files)
+    assert run("prepare", "mathv60k", "--out", tmp_path / "a", "--validation", 0.3) == 0
+    mirror = tmp_path / "mirror" / "VLM-Reasoner" / "VerMulti"
+    mirror.mkdir(parents=True)
+    for name, data in files.items():
+        (mirror / name).write_bytes(data)
+    assert (
+        run("prepare", "mathv60k", "--out", tmp_path / "b", "--mirror", tmp_path / "mirror", "--validation", 0.3) == 0
+    )
+    first, second = read_manifest(tmp_path / "a"), read_manifest(tmp_path / "b")
+    assert [f["sha256"] for f in first.files] == [f["sha256"] for f in second.files]
+    assert first.revision == hub.heads["VLM-Reasoner/VerMulti"] and second.revision == ""
+
+
+def test_straight_to_a_bucket_and_read_from_there(tmp_path, monkeypatch):
+    jsonl, archive = raw.mathv60k(tmp_path / "raw")
+    monkeypatch.setenv("SPOTRL_CACHE", str(tmp_path / "cache"))
+    with servers.rclone(tmp_path / "bucket-files") as server:
+        for key, value in server.env.items():
+            monkeypatch.setenv(key, value)
+        url = "s3://bucket/data/mathv60k"
+        own = ("prepare", "mathv60k", "--jsonl", jsonl, "--images", archive, "--out", url, "--validation", 0)
+        assert run(*own) == 0
+        assert run("prepare", "mathv60k", "--jsonl", jsonl, "--images", archive, "--out", tmp_path / "local",
+                   "--validation", 0) == 0  # fmt: skip
+        assert list(Dataset(url)) == list(Dataset(tmp_path / "local"))
+        assert Dataset(url).fingerprint == Dataset(tmp_path / "local").fingerprint
+        assert not list((tmp_path / "cache").glob("staging-*"))
+        assert run(*own) == 2
+        assert run(*own, "--overwrite", "--limit", 5) == 0
+        assert len(Dataset(url)) == 5
+        shard = next((tmp_path / "bucket-files").rglob("train-*.parquet"))
+        shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+        for cached in (tmp_path / "cache").rglob("*.parquet"):
+            cached.unlink()
+        assert run("verify", url) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["prepare", "mathv", "--out", "x"], "no dataset 'mathv': choose one of mathv60k"),
+        (["prepare", "mathv60k", "--out", "x", "--jsonl", "a"], "--jsonl and --images belong together"),
+        (["prepare", "gsm8k", "--out", "x", "--validation", "1.5"], "--validation 1.5"),
+        (["prepare", "gsm8k", "--out", "x", "--mirror", "/nowhere"], "the mirror has no folder"),
+        (["preview", "/nowhere"], "no prepared dataset at /nowhere"),
+        (["verify", "/nowhere"], "no prepared dataset at /nowhere"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(arguments, says, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(*arguments) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1
+
+
+def test_help_is_quick_and_imports_neither_torch_nor_ray():
+    code = (
+        "import sys, data_prep.cli as c, data_prep.prepare, data_prep.catalog, trainer.rewards.grader;"
+        "print([m for m in ('torch', 'ray', 'vllm', 'transformers', 'sympy') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+    text = subprocess.run([sys.executable, "-m", "data_prep", "--help"], capture_output=True, text=True).stdout
+    assert "geometry3k" in text and "examples:" in text and "quarantine.jsonl" in text

@@ -1,0 +1,159 @@
+"""The store of checked pictures: one pass, a ledger to go on from, workers that may die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from data_prep.archive import Member, Refused, members
+from data_prep.images import ImageLimits
+from data_prep.pictures import Pictures
+from data_prep.wanted import Wanted
+from tests.data_prep.raw import picture, write_tar
+
+LIMITS = ImageLimits()
+FILES = {f"top/{i}.png": picture(i) for i in range(40)}
+
+
+def stream(path: Path):
+    return lambda: members(path, Refused())
+
+
+def test_wanted_pictures_are_stored_checked_and_others_counted(tmp_path):
+    path = write_tar(tmp_path / "img.tar.gz", FILES | {"top/bad.png": b"no picture", "notes.txt": b"x"})
+    store = Pictures(tmp_path / "work", LIMITS, "k")
+    unused = store.fill(stream(path), Wanted([*list(FILES)[:30], "top/bad.png"]), workers=2)
+    assert unused == 11 and len(store.stored) == 31
+    assert all(store.read(name) == FILES[name] for name in list(FILES)[:30])
+    good, bad = store.facts("top/3.png"), store.facts("top/bad.png")
+    assert good and (good.width, good.height, good.error) == (160, 120, "")
+    assert bad and bad.error.startswith("image_undecodable")
+    assert store.facts("top/35.png") is None
+
+
+def test_links_give_their_targets_picture_even_if_nobody_asked_for_the_target(tmp_path):
+    def links(tar: tarfile.TarFile) -> None:
+        for name, target in (("a.png", "b.png"), ("b.png", "top/5.png"), ("ring1", "ring2"), ("ring2", "ring1")):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = tarfile.SYMTYPE, target
+            tar.addfile(info)
+
+    path = write_tar(tmp_path / "img.tar.gz", FILES, links)
+    store = Pictures(tmp_path / "work", LIMITS, "k")
+    store.fill(stream(path), Wanted(["a.png", "ring1"]), workers=1)
+    assert store.read("a.png") == FILES["top/5.png"] and store.facts("ring1") is None
+
+
+def test_an_interrupted_fill_goes_on_and_checks_nothing_twice(tmp_path):
+    path = write_tar(tmp_path / "img.tar.gz", FILES)
+
+    class Killed(Exception):
+        pass
+
+    def breaking():
+        for i, member in enumerate(members(path, Refused())):
+            if i == 25:
+                raise Killed
+            yield member
+
+    first = Pictures(tmp_path / "work", LIMITS, "k")
+    import data_prep.pictures as module
+
+    small, module.BATCH_FILES = module.BATCH_FILES, 5
+    try:
+        with pytest.raises(Killed):
+            first.fill(breaking, Wanted(FILES), workers=1)
+    finally:
+        module.BATCH_FILES = small
+    first.close()
+    ledger = tmp_path / "work" / "pictures.jsonl"
+    with open(ledger, "ab") as file:
+        file.write(b'["half a li')
+    done = len(ledger.read_bytes().splitlines()) - 2
+    assert 0 < done < 25
+    second = Pictures(tmp_path / "work", LIMITS, "k")
+    assert second.resumed == done
+    second.fill(stream(path), Wanted(FILES), workers=1)
+    assert all(second.read(name) == data for name, data in FILES.items())
+    second.close()
+    size = (tmp_path / "work" / "pictures.bin").stat().st_size
+    assert size == sum(map(len, FILES.values()))
+    assert Pictures(tmp_path / "work", LIMITS, "k").resumed == len(FILES)
+
+
+def test_other_limits_or_another_archive_start_anew(tmp_path):
+    store = Pictures(tmp_path / "work", LIMITS, "k")
+    store.fill(lambda: [Member("a", FILES["top/0.png"])], Wanted(["a"]), workers=1)
+    store.close()
+    assert Pictures(tmp_path / "work", LIMITS, "another key").resumed == 0
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+from data_prep import pictures
+from data_prep.archive import Refused, members
+from data_prep.images import ImageLimits
+from data_prep.wanted import Wanted
+def slowly():
+    for member in members(Path(sys.argv[1]), Refused()):
+        time.sleep(0.05)
+        yield member
+if __name__ == "__main__":
+    pictures.BATCH_FILES = 4
+    store = pictures.Pictures(Path(sys.argv[2]), ImageLimits(), "k")
+    store.fill(slowly, Wanted(sys.argv[3].split()), 1)
+"""
+
+
+def test_a_fill_killed_with_sigkill_goes_on(tmp_path):
+    path = write_tar(tmp_path / "img.tar.gz", FILES)
+    script = tmp_path / "slow.py"
+    script.write_text(SLOW)
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(path), str(tmp_path / "work"), " ".join(FILES)],
+        env=os.environ | {"PYTHONPATH": str(root)}, start_new_session=True,
+    )  # fmt: skip
+    ledger = tmp_path / "work" / "pictures.jsonl"
+    end = time.monotonic() + 60
+    while time.monotonic() < end and not (ledger.exists() and len(ledger.read_bytes().splitlines()) > 8):
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    store = Pictures(tmp_path / "work", LIMITS, "k")
+    assert 8 <= store.resumed < len(FILES)
+    store.fill(stream(path), Wanted(FILES), workers=1)
+    assert all(store.read(name) == data for name, data in FILES.items())
+
+
+def test_a_worker_killed_from_outside_costs_nothing(tmp_path):
+    path = write_tar(tmp_path / "img.tar.gz", FILES)
+    store = Pictures(tmp_path / "work", LIMITS, "k")
+    import data_prep.pictures as module
+
+    small, module.BATCH_FILES = module.BATCH_FILES, 8
+    killed = []
+
+    def killing():
+        for i, member in enumerate(members(path, Refused())):
+            if i == 20:
+                time.sleep(1.0)
+                killed.append(next(iter(store._pool._processes)))
+                os.kill(killed[0], signal.SIGKILL)
+                time.sleep(0.2)
+            yield member
+
+    try:
+        store.fill(killing, Wanted(FILES), workers=1)
+    finally:
+        module.BATCH_FILES = small
+    assert killed and len(store.stored) == len(FILES)
+    assert all(one.facts.error == "" for one in store.stored.values())
