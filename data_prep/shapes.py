@@ -1,7 +1,7 @@
 """A synthetic visual-math set in MathV60K's raw format: small pictures, questions with letter and number answers.
 
     shapes_message.jsonl    one row per line: question, answer (`$\\boxed{3}$`), message (a JSON list as a string);
-                            besides, `solution`, a worked answer for supervised training
+                            besides, `solution`: a worked answer for supervised training
     shapes_img.tar.gz       the pictures, under shapes_img/
 
 Every row is a pure function of (seed, split, index), so any prefix of a split is stable. No question can be answered
@@ -14,21 +14,27 @@ import gzip
 import hashlib
 import io
 import json
-import math
 import random
 import tarfile
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-SYSTEM_PROMPT = "Solve the question. Think first: <think> </think><answer> $\\boxed{}$ </answer>"
+from data_prep.schema import Manifest
+
+SYSTEM_PROMPT = "Think first, then answer in a box."
 """Short, because on a CPU every prompt token of a tiny model is felt."""
 
 COLORS = {"red": (220, 40, 40), "green": (30, 160, 60), "blue": (40, 70, 220), "black": (20, 20, 20)}
 ANGLES = (30, 60, 90, 120, 150)
-LETTERS = "ABC"
+COUNTS = tuple("123456")
+SUMS = tuple("012345678")
+LETTERS = tuple("ABC")
+SLIPS = 0.6
+"""Share of the warm split's solutions whose result is wrong."""
 SEGMENTS = {0: "abcdef", 1: "bc", 2: "abged", 3: "abgcd", 4: "fgbc", 5: "afgcd", 6: "afgedc", 7: "abc", 8: "abcdefg",
             9: "abcdfg"}  # fmt: skip
 """Lit segments of a seven-segment digit; drawn by hand, so that no font file decides what the picture is."""
@@ -43,22 +49,30 @@ class Example:
     think: str
     """What a worked answer says before the result."""
     answer: str
+    choices: tuple[str, ...]
+    """All answers that its kind can have; each is right equally often."""
     image: Image.Image
-
-    @property
-    def boxed(self) -> str:
-        """The gold answer as MathV60K writes it."""
-        return f"$\\boxed{{{self.answer}}}$"
 
     @property
     def solution(self) -> str:
         """The worked answer."""
-        return f"<think> {self.think} </think><answer> {self.boxed} </answer>"
+        return f"<think>{self.think}</think><answer>{boxed(self.answer)}</answer>"
+
+    @property
+    def slipped(self) -> str:
+        """A worked answer whose reasoning is right and whose result is the next one of the choices."""
+        wrong = self.choices[(self.choices.index(self.answer) + 1) % len(self.choices)]
+        return f"<think>{self.think}</think><answer>{boxed(wrong)}</answer>"
 
     @property
     def content(self) -> str:
         """Hash of what is asked and shown."""
         return hashlib.sha256(self.question.encode() + self.image.tobytes()).hexdigest()
+
+
+def boxed(answer: str) -> str:
+    """An answer as MathV60K writes it."""
+    return f"$\\boxed{{{answer}}}$"
 
 
 def _canvas(width: int, height: int) -> tuple[Image.Image, ImageDraw.ImageDraw]:
@@ -75,32 +89,33 @@ def count_circles(rng: random.Random) -> Example:
         x, y = 28 * (place % 3) + 14 + rng.randint(-3, 3), 28 * (place // 3) + 14 + rng.randint(-3, 3)
         radius = rng.randint(7, 10)
         draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=color)
-    return Example("count", "How many circles are there?", f"I count {count}.", str(count), image)
+    return Example("count", "How many circles are there?", f"{count} circles", str(count), COUNTS, image)
 
 
 def highest_bar(rng: random.Random) -> Example:
-    """Three bars; the highest stands out by at least a fifth of the picture."""
+    """A red, a green and a blue bar in any order; the highest stands out by at least a sixth of the picture."""
+    names = ["red", "green", "blue"]
     winner = rng.randrange(3)
     image, draw = _canvas(84, 56)
-    top = rng.randint(30, 52)
-    color = COLORS[rng.choice(sorted(COLORS))]
-    for bar in range(3):
-        height = top if bar == winner else rng.randint(4, top - 12)
-        draw.rectangle((28 * bar + 6, 56 - height, 28 * bar + 21, 55), fill=color)
-    letter = LETTERS[winner]
-    return Example("bar", "Which bar is the highest, A, B or C?", f"I see {letter}.", letter, image)
+    top = rng.randint(22, 52)
+    for place, bar in enumerate(rng.sample(range(3), 3)):
+        height = top if bar == winner else rng.randint(4, top - 10)
+        left = 28 * place + rng.randint(3, 9)
+        draw.rectangle((left, 56 - height, left + 15, 55), fill=COLORS[names[bar]])
+    question = "Which bar is the highest?\n\nA. red\nB. green\nC. blue"
+    return Example("bar", question, f"{names[winner]} bar", LETTERS[winner], LETTERS, image)
 
 
 def read_angle(rng: random.Random) -> Example:
-    """The angle between two rays that start in one corner point."""
-    angle, start = rng.choice(ANGLES), rng.uniform(0, 360)
-    image, draw = _canvas(84, 84)
+    """The angle of a filled sector that opens from the horizontal."""
+    angle = rng.choice(ANGLES)
+    image, draw = _canvas(84, 56)
     color = COLORS[rng.choice(sorted(COLORS))]
-    x, y, length = 42 + rng.randint(-4, 4), 42 + rng.randint(-4, 4), rng.randint(30, 36)
-    for direction in (start, start + angle):
-        end = (x + length * math.cos(math.radians(direction)), y - length * math.sin(math.radians(direction)))
-        draw.line((x, y, *end), fill=color, width=4)
-    return Example("angle", "What is the angle in degrees?", f"I read {angle}.", str(angle), image)
+    x, y, length = 42 + rng.randint(-4, 4), 50 + rng.randint(-2, 2), rng.randint(32, 38)
+    draw.pieslice((x - length, y - length, x + length, y + length), -angle, 0, fill=color)
+    return Example(
+        "angle", "What is the angle in degrees?", f"{angle} degrees", str(angle), tuple(map(str, ANGLES)), image
+    )
 
 
 def _digit(draw: ImageDraw.ImageDraw, digit: int, x: int, y: int, size: int, color: tuple[int, int, int]) -> None:
@@ -113,15 +128,15 @@ def _digit(draw: ImageDraw.ImageDraw, digit: int, x: int, y: int, size: int, col
 
 
 def add_numbers(rng: random.Random) -> Example:
-    """Two drawn digits; every sum from 0 to 9 is equally likely."""
-    total = rng.randint(0, 9)
-    left = rng.randint(0, total)
+    """Two drawn digits from 0 to 4; every sum from 0 to 8 is equally likely."""
+    total = rng.randint(0, 8)
+    left = rng.randint(max(0, total - 4), min(4, total))
     right = total - left
-    image, draw = _canvas(84, 56)
+    image, draw = _canvas(56, 56)
     color = COLORS[rng.choice(sorted(COLORS))]
     for place, digit in enumerate((left, right)):
-        _digit(draw, digit, 14 + 38 * place + rng.randint(-3, 3), 10 + rng.randint(-3, 3), 17, color)
-    return Example("add", "What is the sum of the two numbers?", f"{left}+{right}={total}.", str(total), image)
+        _digit(draw, digit, 7 + 28 * place + rng.randint(-2, 2), 12 + rng.randint(-2, 2), 14, color)
+    return Example("add", "What is the sum of the two numbers?", f"{left}+{right}={total}", str(total), SUMS, image)
 
 
 KINDS: dict[str, Callable[[random.Random], Example]] = {
@@ -158,11 +173,19 @@ def unique(
             yield item
 
 
-def write(out_dir: str | Path, rows: int, seed: int = 0, split: str = "train", taken: set[str] | None = None) -> Path:
+def write(
+    out_dir: str | Path,
+    rows: int,
+    seed: int = 0,
+    split: str = "train",
+    slips: float = 0.0,
+    taken: set[str] | None = None,
+) -> Path:
     """Writes `shapes_message.jsonl` and `shapes_img.tar.gz` into `out_dir`, the very bytes for the same arguments.
 
     As in MathV60K, image paths are absolute ones of the machine that made the set; only their end, from the archive's
-    top folder on, means anything. Contents in `taken` are left out, so that splits stay disjoint.
+    top folder on, means anything. Contents in `taken` are left out, so that splits stay disjoint. `slips` is the share
+    of worked solutions that end on a wrong result: what a model learns from them leaves something to be rewarded.
     """
     out = Path(out_dir)
     out.mkdir(parents=True, exist_ok=True)
@@ -173,9 +196,10 @@ def write(out_dir: str | Path, rows: int, seed: int = 0, split: str = "train", t
         open(out / "shapes_message.jsonl", "w", encoding="utf-8") as lines,
     ):
         for index, item in enumerate(unique(seed, split, rows, taken=taken)):
-            name = f"shapes_img/{split}-{item.kind}-{index:06d}.png"
+            name = f"shapes_img/{item.kind}/{split}-{index:06d}.png"
+            slip = random.Random(f"{seed}/{split}/slip/{index}").random() < slips
             _add_picture(archive, name, item.image)
-            lines.write(json.dumps(_raw_row(item, name)) + "\n")
+            lines.write(json.dumps(_raw_row(item, name, slip)) + "\n")
     return out
 
 
@@ -188,15 +212,41 @@ def _add_picture(archive: tarfile.TarFile, name: str, image: Image.Image) -> Non
     archive.addfile(member, buffer)
 
 
-def _raw_row(item: Example, name: str) -> dict[str, str]:
+def _raw_row(item: Example, name: str, slip: bool) -> dict[str, str]:
     content = [{"type": "text", "text": item.question}, {"type": "image", "image": f"/data/shapes/{name}"}]
     message = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": content}]
     return {
         "question": item.question,
-        "answer": item.boxed,
+        "answer": boxed(item.answer),
         "message": json.dumps(message),
-        "solution": item.solution,
+        "solution": item.slipped if slip else item.solution,
     }
+
+
+def prepare(
+    out: str | Path,
+    train_rows: int = 2048,
+    test_rows: int = 256,
+    seed: int = 0,
+    warm_rows: int = 6400,
+    slips: float = SLIPS,
+) -> Manifest:
+    """The set with the splits `train`, `test` and `warm`, prepared from its raw files by MathV60K's converter.
+
+    `warm` is for the supervised phase before: its pictures are in neither of the others, and `slips` of its solutions
+    end on a wrong result.
+    """
+    from data_prep import mathv60k
+
+    taken: set[str] = set()
+    with tempfile.TemporaryDirectory() as scratch:
+        sources = []
+        for split, rows, share in (("test", test_rows, 0.0), ("train", train_rows, 0.0), ("warm", warm_rows, slips)):
+            if rows:
+                raw = write(Path(scratch) / split, rows, seed, split, share, taken)
+                files = raw / "shapes_message.jsonl", raw / "shapes_img.tar.gz"
+                sources.append(mathv60k.local(*files, name="shapes", split=split))
+        return mathv60k.prepare(sources, out, name="shapes")
 
 
 def corpus() -> list[str]:
