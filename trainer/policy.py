@@ -249,6 +249,7 @@ class Policy:
         tensors = {kind: host(f"{kind}/{name}", t[: stop - start]) for kind, t in flat.items()}
         return Shard(shape=tuple(p.ds_shape), start=start, stop=stop, tensors=tensors)
 
+    @torch.no_grad()
     def restore(self, read: Callable[[str, str, int, int], Tensor], updates: int) -> None:
         """Takes over weights and moments: `read(kind, name, start, stop)` gives [stop - start] of a flat parameter."""
         for name, p in self.names.items():
