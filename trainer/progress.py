@@ -116,11 +116,11 @@ def _watch(run_dir: Path, tail: Tail, began: float, stop: Callable[[], bool] | N
     """Yields (progress, history, new records) until the end, and once more after it."""
     while True:
         over = stop() if stop else False
+        ended = read_progress(run_dir).get("status", "running") != "running"
+        new = tail.read()  # after the status, so that no line of an ended run is missed; before what is shown with it
         progress = read_progress(run_dir)
-        ended = progress.get("status", "running") != "running"
         if stop and not over and progress.get("updated_unix_s", 0) < began:
             progress = {}
-        new = tail.read()
         yield progress, tail.history, new
         if over or (ended and not stop):
             return

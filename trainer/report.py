@@ -89,6 +89,12 @@ CHARTS = (
           percent=True, skip_flat=True),
     Chart("Rollout speed", (Line("perf/rollout_tokens_per_s", "tokens/s", 1),), "All engines together.", zero=True),
     Chart("Training speed", (Line("perf/train_tokens_per_s", "tokens/s", 3),), "All ranks together.", zero=True),
+    Chart(
+        "Model FLOPs utilisation",
+        (Line("perf/mfu_train", "update", 1), Line("perf/mfu_rollout", "rollout", 2)),
+        "Share of the GPUs' peak that the model's own arithmetic takes.",
+        percent=True,
+    ),
     Chart("Peak memory", (Line("perf/peak_memory_gib", "GiB", 8),), "Of the fullest worker.", zero=True),
 )  # fmt: skip
 PHASE_COLORS = {

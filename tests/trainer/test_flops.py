@@ -13,9 +13,11 @@ SEEING = Shape(
 QWEN_72B = {
     "hidden_size": 8192, "intermediate_size": 29568, "num_attention_heads": 64, "num_hidden_layers": 80,
     "num_key_value_heads": 8, "vocab_size": 152064,
-    "vision_config": {"depth": 32, "hidden_size": 1280, "intermediate_size": 3456, "num_heads": 16,
-                      "out_hidden_size": 8192, "in_chans": 3, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2,
-                      "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31]},
+    "vision_config": {
+        "depth": 32, "hidden_size": 1280, "intermediate_size": 3456, "num_heads": 16, "out_hidden_size": 8192,
+        "in_chans": 3, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 112,
+        "fullatt_block_indexes": [7, 15, 23, 31],
+    },
 }  # fmt: skip
 
 
