@@ -203,7 +203,7 @@ def _expression_equals_number(g: quantity.Quantity, answer: str, algebra: Symbol
 
 def _expressions_equal(gold: str, answer: str, algebra: Symbolic) -> bool:
     """Algebra, spared where both sides are plain: different values are unequal, the same spelling is equal."""
-    if arithmetic.evaluate(gold) is not None:
+    if arithmetic.evaluate(gold) is not None and arithmetic.evaluate(answer) is not None:
         if gold.replace(" ", "") == answer.replace(" ", ""):
             return True
         if arithmetic.differ(gold, answer):
