@@ -151,9 +151,7 @@ def phase_seconds(history: Sequence[dict[str, Any]]) -> list[tuple[str, float]]:
     timed = [r for r in history if "time/step_s" in r]
     if not timed:
         return []
-    names = {k[5:-2] for r in timed for k in r if k.startswith("time/") and k.endswith("_s")} - {"step", "unix"}
-    order = list(PHASE_COLORS)
-    names = sorted(names, key=lambda n: (order.index(n) if n in order else len(order), n))
+    names = [n for n in PHASE_COLORS if any(f"time/{n}_s" in r for r in timed)]
     means = [(n, sum(r.get(f"time/{n}_s", 0.0) for r in timed) / len(timed)) for n in names]
     rest = sum(r["time/step_s"] for r in timed) / len(timed) - sum(s for _, s in means)
     return means + ([("other", rest)] if rest > 0 else [])
@@ -267,7 +265,7 @@ def _phase_bar(history: Sequence[dict[str, Any]], width: int) -> Group:
     total = sum(s for _, s in phases) or 1.0
     bar, legend, at = Text(), [], 0.0
     for name, seconds in phases:
-        color = PHASE_COLORS.get(name, "grey70")
+        color = PHASE_COLORS[name]
         cells = round((at + seconds) / total * width) - round(at / total * width)
         at += seconds
         bar.append("█" * cells, style=color)

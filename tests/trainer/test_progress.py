@@ -127,7 +127,10 @@ def test_durations_and_sparklines():
 
 
 def test_eta_and_phases_are_means_of_the_last_steps():
-    history = [{"step": 1, "time/step_s": 4.0, "time/rollout_s": 1.0}, {"step": 2, "time/step_s": 2.0}]
+    history = [
+        {"step": 1, "time/step_s": 4.0, "time/rollout_s": 1.0, "time/of_a_rank_s": 9.0},
+        {"step": 2, "time/step_s": 2.0},
+    ]
     assert progress.eta_s(history, 12) == pytest.approx(30.0)
     assert progress.eta_s(history, 0) is None and progress.eta_s([{"step": 1}], 5) is None
     assert progress.phase_seconds(history) == [("rollout", 0.5), ("other", 2.5)]

@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ET
 import pytest
 from written_run import picture, values, write_run
 
-from trainer import charts, report
+from trainer import charts, report, report_charts
 from trainer.charts import Chart, Frame, Line
 from trainer.config import ConfigError, RunConfig, override
 from trainer.metrics import Metrics, Phases
@@ -232,6 +232,14 @@ def test_flat_charts_can_be_left_out():
 def test_every_charted_metric_is_in_the_table():
     from trainer.metric_names import unknown
 
-    drawn = [line.name for chart in (*report.CHARTS, report.HELD_OUT) for line in chart.lines]
-    drawn += [name for chart in report.CHARTS for name in chart.band or ()]
+    drawn = [line.name for chart in (*report_charts.CHARTS, report_charts.HELD_OUT) for line in chart.lines]
+    drawn += [name for chart in report_charts.CHARTS for name in chart.band or ()]
     assert unknown(drawn) == []
+
+
+def test_phases_have_a_colour_in_both_displays_and_a_row_in_the_table():
+    from trainer.metric_names import NAMES
+    from trainer.progress import PHASE_COLORS
+
+    phases = {n[5:-2] for n in NAMES if n.startswith("time/")} - {"step", "unix"}
+    assert phases == set(PHASE_COLORS) - {"other"} == set(report_charts.PHASE_COLORS)
