@@ -2,7 +2,8 @@
 
     python -m benchmarks.rewards [--rounds 5] [--answers 1024]       writes benchmarks/rewards.json
 
-Accuracy: `tests/rewards/cases.tsv`, each answer in the think/answer format, against math-verify as it comes
+Accuracy: the tables `cases.tsv` and `held_out.tsv` of tests/rewards (the second written after the grader and not fitted
+to), each answer in the think/answer format, against math-verify as it comes
 (`parse` of the whole text, `verify(gold, answer)`), TRL's `accuracy_reward` and the original server's settings.
 
 Throughput, medians of paired rounds on the same answers and cores:
@@ -31,7 +32,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-CASES = ROOT / "tests" / "rewards" / "cases.tsv"
+TABLES = {"cases": "cases.tsv", "held out": "held_out.tsv"}
 RESULT = Path(__file__).with_suffix(".json")
 STAND_IN = Path(__file__).with_name("rewards_stand_in.py")
 
@@ -70,12 +71,13 @@ def by_original(text: str, gold: str) -> bool:
     return verify_math(text, f"${gold}$") == 1.0
 
 
-def accuracy() -> dict[str, dict[str, float]]:
-    cases = [line.split("\t") for line in CASES.read_text().splitlines()[1:]]
+def accuracy(table_file: str) -> dict[str, dict[str, float]]:
+    lines = (ROOT / "tests" / "rewards" / table_file).read_text().splitlines()[1:]
+    cases = [line.split("\t")[-3:] for line in lines]
     table = {}
     for name, grade in (("this grader", by_this_grader), ("math-verify, defaults", by_math_verify),
                         ("TRL accuracy_reward", by_trl), ("original server's settings", by_original)):  # fmt: skip
-        said = [grade(wrap("Let me see.", answer), gold) for _, gold, answer, _ in cases]
+        said = [grade(wrap("Let me see.", answer), gold) for gold, answer, _ in cases]
         truth = [equal == "1" for *_, equal in cases]
         right = sum(s == t for s, t in zip(said, truth, strict=True))
         table[name] = {
@@ -262,7 +264,7 @@ def main() -> None:
     result = {
         "machine": {"cores": len(os.sched_getaffinity(0)), "load_at_start": round(os.getloadavg()[0], 1)},
         "versions": {p: version(p) for p in ("math-verify", "trl", "sympy", "flask", "fastapi")},
-        "accuracy": accuracy(),
+        "accuracy": {name: accuracy(file) for name, file in TABLES.items()},
         "servers, typical mix": servers(rounds, count),
         "one core, typical mix": in_process(rounds, count // 2, typical_mix, 4 * count),
         "one core, expressions only": in_process(rounds, count // 4, expressions_only, count // 4),
