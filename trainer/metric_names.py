@@ -64,7 +64,6 @@ NAMES: dict[str, Name] = {
     "eval/truncated_fraction": Name("fraction", "Share of answers on it cut at their longest."),
     # --- supervised fine-tuning
     "sft/loss": Name("nats/token", "Mean cross-entropy of the answer tokens."),
-    "sft/token_accuracy": Name("fraction", "Share of answer tokens that are the policy's most likely one."),
     # --- time
     "time/step_s": Name("s", "The whole step, from the end of the one before it."),
     "time/rollout_s": Name("s", "Generating answers."),

@@ -41,7 +41,6 @@ ROWS = (
     ("format", "reward/format", "{:.1%}"),
     ("held-out accuracy", "eval/accuracy", "{:.1%}"),
     ("loss", "sft/loss", "{:.4f}"),
-    ("token accuracy", "sft/token_accuracy", "{:.1%}"),
     ("KL to reference", "kl/mean", "{:.2e}"),
     ("entropy", "entropy/mean", "{:.3f}"),
     ("answer tokens", "tokens/response_mean", "{:.1f}"),

@@ -59,7 +59,6 @@ CHARTS = (
         percent=True,
     ),
     Chart("Cross-entropy", (Line("sft/loss", "nats/token", 1),), "Of the answer tokens."),
-    Chart("Token accuracy", (Line("sft/token_accuracy", "answer tokens", 3),), percent=True),
     Chart("Learning rate", (Line("optim/lr", "", 8),), zero=True, skip_flat=True),
     Chart("Grading trouble", (Line("reward/timeout_rate", "timeouts", 4), Line("reward/error_rate", "errors", 2)),
           percent=True, skip_flat=True),
