@@ -51,6 +51,13 @@ RAY = (
 """Ray's command line without two groups of commands that take it 2 s of CPU to import and that `start` never uses."""
 
 
+UNBLOCK = (
+    "import os, signal, sys; signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); "
+    "os.execvp(sys.argv[1], sys.argv[1:])"
+)
+"""Ray blocks SIGINT in its processes, and what they start inherits it: without this, Ctrl-C never reaches the job."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ports:
     """Every port that Ray listens on, apart from the defaults of other Rays on the same machine."""
@@ -232,7 +239,9 @@ class RayNode:
     def submit(self, job_id: str, command: list[str], deadline_s: float, stop: Callable[[], bool]) -> Job:
         """Submits `command`. Raises TimeoutError with what Ray answered last, InterruptedError at stop()."""
         pid_file = self.temp / "job.pid"
-        entrypoint = f'cd "{ROOT}" && echo $$ > "{pid_file}" && exec {shlex.join(command)}'
+        entrypoint = (
+            f'cd "{ROOT}" && echo $$ > "{pid_file}" && exec {shlex.join([sys.executable, "-c", UNBLOCK, *command])}'
+        )
         deadline, last = time.monotonic() + deadline_s, ""
         while time.monotonic() < deadline:
             if stop():

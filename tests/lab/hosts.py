@@ -1,0 +1,181 @@
+"""Hosts on this machine: each has mount, pid, network, host-name and IPC namespaces of its own, and two network cards.
+
+    eth0  the same address on every host, with the default route, connected to nothing (as in RunPod's containers)
+    eth1  10.50.0.11, .12, ... on a bridge that lives in a namespace of its own: no packet can leave the machine
+
+The file system is shared. Needs root; `missing()` says what is lacking. Everything ends with the lab's process.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+INIT = "import signal,time; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nwhile True: time.sleep(3600)"
+"""The first process of a host: reaps what is left to it."""
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@functools.cache
+def missing() -> str:
+    """Why hosts cannot be made here; empty if they can."""
+    if os.geteuid() != 0:
+        return "namespaced hosts need root"
+    for tool in ("ip", "nsenter", "unshare", "mount"):
+        if not shutil.which(tool, path=PATH):
+            return f"namespaced hosts need the program {tool} (packages iproute2, util-linux)"
+    command = ["unshare", "--mount", "--pid", "--fork", "--net", "--uts", "--ipc", "--mount-proc", "ip", "link", "add",
+               "v0", "type", "veth", "peer", "name", "v1"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    return f"this kernel or container lets root make no namespaces: {done.stderr.strip()}" if done.returncode else ""
+
+
+def run(*command: str) -> str:
+    """Runs a command of the system; raises with its output if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
+
+
+class Host:
+    """One machine of the lab."""
+
+    def __init__(self, name: str, address: str, scratch: Path, hosts_file: Path):
+        self.name, self.address, self.scratch = name, address, scratch
+        scratch.mkdir(parents=True, exist_ok=True)
+        self._init = _namespaces("--mount", "--pid", "--net", "--uts", "--ipc")
+        self.pid = _child_of(self._init.pid)
+        setup = (
+            f"hostname {name} && mount -t proc proc /proc && mount -t tmpfs -o size=4g tmpfs /dev/shm && "
+            f"mount --bind {hosts_file} /etc/hosts && ip link set lo up"
+        )
+        run(*self.enter, "sh", "-c", setup)
+
+    @property
+    def enter(self) -> list[str]:
+        """What to put before a command to run it on this host."""
+        return ["nsenter", "-t", str(self.pid), "-m", "-p", "-n", "-u", "-i", f"--wd={ROOT}", "--"]
+
+    def start(self, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """Starts a command here, its output in `log`. Only `env` and the search path are given to it."""
+        clean = {"PATH": f"{os.environ.get('PATH', '')}:{PATH}", "HOME": str(self.scratch), "LANG": "C.UTF-8"}
+        clean |= {"SPOTRL_TMP": str(self.scratch), "SPOTRL_METADATA": "off", "HF_HUB_OFFLINE": "1"} | dict(env or {})
+        with log.open("ab") as out:
+            return subprocess.Popen(
+                [*self.enter, *command],
+                env=clean,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+
+    def run(self, *command: str) -> str:
+        """Runs a command here to its end; raises if it fails."""
+        return run(*self.enter, *command)
+
+    def processes(self) -> list[str]:
+        """Command lines of the processes that run here, but for the first one."""
+        listing = run(*self.enter, "ps", "-eo", "pid=,stat=,args=")
+        lines = [line.split(None, 2) for line in listing.splitlines()]
+        return [args for pid, stat, args in lines if pid != "1" and not stat.startswith("Z") and "ps -eo" not in args]
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has power."""
+        return self._init.poll() is None
+
+    def kill(self) -> None:
+        """The power cord: all processes of this host end at once."""
+        if self._init.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self._init.wait()
+
+
+class Lab:
+    """A set of hosts on one bridge. Use as a context manager."""
+
+    def __init__(self, names: Sequence[str], scratch: Path | None = None):
+        self.scratch = scratch or Path(tempfile.mkdtemp(prefix="lab-"))
+        self._own = scratch is None
+        self._switch = _namespaces("--net")
+        self.switch_pid = _child_of(self._switch.pid)
+        self._in_switch = ["nsenter", "-t", str(self.switch_pid), "-n", "--"]
+        run(*self._in_switch, "ip", "link", "add", "br0", "type", "bridge")
+        run(*self._in_switch, "ip", "link", "set", "br0", "up")
+        hosts_file = self.scratch / "hosts"
+        addresses = {name: f"10.50.0.{11 + i}" for i, name in enumerate(names)}
+        lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in addresses.items())]
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        hosts_file.write_text("\n".join(lines) + "\n")
+        self.hosts = {name: Host(name, addresses[name], self.scratch / name, hosts_file) for name in names}
+        for number, host in enumerate(self.hosts.values(), start=11):
+            self._connect(host, number)
+
+    def _connect(self, host: Host, number: int) -> None:
+        for card in ("eth0", "eth1"):
+            plug = f"{card}h{number}"
+            run(
+                *self._in_switch,
+                "ip",
+                "link",
+                "add",
+                plug,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                card,
+                "netns",
+                str(host.pid),
+            )
+            run(*self._in_switch, "ip", "link", "set", plug, "up")
+            host.run("ip", "link", "set", card, "up")
+        run(*self._in_switch, "ip", "link", "set", f"eth1h{number}", "master", "br0")
+        host.run("ip", "addr", "add", "172.17.0.2/16", "dev", "eth0")
+        host.run("ip", "addr", "add", f"{host.address}/24", "dev", "eth1")
+        host.run("ip", "route", "add", "default", "via", "172.17.0.1")
+
+    def cut(self, name: str, up: bool = False) -> None:
+        """Pulls the cable of a host's eth1 (or plugs it in again)."""
+        plug = f"eth1h{self.hosts[name].address.rpartition('.')[2]}"
+        run(*self._in_switch, "ip", "link", "set", plug, "up" if up else "down")
+
+    def __enter__(self) -> Lab:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for host in self.hosts.values():
+            host.kill()
+        os.kill(self.switch_pid, signal.SIGKILL)
+        self._switch.wait()
+        if self._own:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def _namespaces(*kinds: str) -> subprocess.Popen[bytes]:
+    command = ["unshare", *kinds, "--fork", "--kill-child", "--propagation", "private"]
+    if "--mount" not in kinds:
+        command = ["unshare", *kinds, "--fork", "--kill-child"]
+    return subprocess.Popen([*command, sys.executable, "-c", INIT], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                            start_new_session=True)  # fmt: skip
+
+
+def _child_of(pid: int, deadline_s: float = 10.0) -> int:
+    deadline = time.monotonic() + deadline_s
+    while time.monotonic() < deadline:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        if children:
+            return int(children[0])
+        time.sleep(0.01)
+    raise RuntimeError("unshare started nothing")
