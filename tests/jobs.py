@@ -40,6 +40,7 @@ class Job:
         self.path.write_text(configuration.dump(config))
         self.mark = uuid.uuid4().hex
         own = {"PYTHONPATH": str(ROOT), MARK: self.mark, "SPOTRL_METADATA": "off"}
+        own["RAY_worker_niceness"] = "0"  # Ray's 15 starves the ranks as soon as another test computes
         self.env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | dict(env or {}) | own
         self.process: subprocess.Popen | None = None
         self.started = 0.0
