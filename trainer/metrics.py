@@ -37,11 +37,19 @@ NAME = re.compile(r"[a-z0-9_]+/[A-Za-z0-9_.@-]+")
 class Metrics:
     """Writes the metrics and samples of one run to every place the configuration asks for. Lives in the driver."""
 
-    def __init__(self, run_dir: str | Path, config: RunConfig, resume_step: int = 0, history: bytes = b"") -> None:
+    def __init__(
+        self,
+        run_dir: str | Path,
+        config: RunConfig,
+        resume_step: int = 0,
+        history: bytes = b"",
+        samples: bytes = b"",
+    ) -> None:
         """Opens the run's files, going on after `resume_step` (0: a fresh start, which drops what an earlier one left).
 
-        history: `Metrics.history()` as saved with the checkpoint, for a new node whose disk lacks the lines up to
-        `resume_step`. Raises ConfigError when W&B is asked to be online without an account.
+        history, samples: metrics.jsonl and samples.jsonl as saved with the checkpoint, for a new node whose disk lacks
+        the lines up to `resume_step`; the samples' pictures are not restored. Raises ConfigError when W&B is asked to
+        be online without an account.
         """
         self.run_dir, self.config = Path(run_dir), config
         self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -49,6 +57,8 @@ class Metrics:
         path = self.run_dir / "metrics.jsonl"
         if history and _last_step(path, resume_step) < resume_step:
             _replace(path, history)
+            if samples:
+                _replace(self.run_dir / "samples.jsonl", samples)
         truncate(path, resume_step)
         truncate(self.run_dir / "samples.jsonl", resume_step)
         if resume_step <= 0:

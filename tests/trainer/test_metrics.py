@@ -139,7 +139,9 @@ def test_a_fresh_start_drops_everything_of_an_earlier_run(tmp_path):
 def test_a_new_node_gets_the_history_from_the_checkpoint(tmp_path):
     write_run(tmp_path / "old", 8)
     saved = Metrics(tmp_path / "old", PLAIN, resume_step=6).history()
-    metrics = Metrics(tmp_path / "new", PLAIN, resume_step=6, history=saved)
+    samples = (tmp_path / "old" / "samples.jsonl").read_bytes()
+    metrics = Metrics(tmp_path / "new", PLAIN, resume_step=6, history=saved, samples=samples)
+    assert len(read_lines(tmp_path / "new" / "samples.jsonl")) == 4
     assert [r["step"] for r in read_history(tmp_path / "new")] == list(range(7))
     metrics.log(7, {"reward/mean": 1.0})
     # a local file that reaches as far is left as it is
@@ -151,6 +153,17 @@ def test_the_resolved_configuration_is_saved_with_the_run(tmp_path):
     config = override(PLAIN, ["run.name=here", "optimizer.learning_rate=3e-6"])
     Metrics(tmp_path, config)
     assert load(tmp_path / "config.yaml") == config
+
+
+def test_display_and_report_need_none_of_the_training_stack():
+    body = """
+        import sys
+        import trainer.metrics, trainer.progress, trainer.report
+        heavy = {"torch", "numpy", "PIL", "ray", "vllm", "transformers", "wandb", "tensorboard"} & set(sys.modules)
+        assert not heavy, heavy
+    """
+    done = run_script(body)
+    assert done.returncode == 0, done.stderr
 
 
 # --- samples ----------------------------------------------------------------------------------------------------------
