@@ -223,8 +223,8 @@ class Checkpoint:
     """Write and upload beside training."""
     resume: Literal["auto", "never", "must"] = "auto"
     """auto: go on from the newest committed checkpoint if there is one. must: refuse to start without one."""
-    export_hf: Literal["never", "end", "always"] = "end"
-    """When weights are written in Hugging Face format (--save_hf_ckpt)."""
+    export_hf: Literal["never", "end"] = "end"
+    """Write the final weights in Hugging Face format (--save_hf_ckpt); any checkpoint can be exported afterwards."""
     max_disk_gib: float = 0.0
     """Budget for local checkpoints; 0: what the disk has, less 5%."""
 

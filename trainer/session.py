@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from trainer import config as configuration
 from trainer.checkpoint import CheckpointError, Checkpoints, Found, export_hf
 from trainer.cluster import Workers
 from trainer.config import ConfigError, RunConfig
+from trainer.flops import Shape, peak_flops
 from trainer.metrics import Metrics, Phases
 from trainer.precheck import precheck
 from trainer.preempt import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST, EXIT_STORAGE, Notice
@@ -26,10 +27,14 @@ from trainer.records import Outcome, Sample
 from trainer.report import write_report
 from trainer.rewards.pool import Rewards
 from trainer.storage import StorageError
-from trainer.telemetry import throughput
+from trainer.telemetry import throughput, utilisation
 
 SYNC_TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2}
 """Mean |log-probability difference| of engine and policy above which the first sync is taken for broken."""
+
+
+ATTACHED = ("metrics.jsonl", "samples.jsonl")
+"""Append-only files of the run that travel with a checkpoint, so that a new node has the curves."""
 
 
 class Preempted(Exception):
@@ -52,6 +57,9 @@ class Session:
         self.checkpoints = Checkpoints(config, self.train_set.fingerprint)
         rows = len(self.train_set)
         self.workers = Workers(config, total_updates(config, min(rows, config.data.max_samples or rows)))
+        self._peak_flops = peak_flops(self.workers.facts[0]["device_name"])
+        self._image_token_id = self.workers.facts[0]["image_token_id"]
+        self._shape = Shape.load(model_folder(config)) if self._peak_flops else None
         self.metrics: Metrics
         self._step_time_s = 0.0
         self._begun = time.monotonic()
@@ -96,8 +104,8 @@ class Session:
                 "checkpoint.resume is `must` and there is no committed checkpoint: check run.id and remote"
             )
         step = restored[0].step if restored else 0
-        history = _history(restored[0]) if restored else b""
-        self.metrics = Metrics(self.config.run.dir, self.config, step, history)
+        history, shown = (_attached(restored[0], name) if restored else b"" for name in ATTACHED)
+        self.metrics = Metrics(self.config.run.dir, self.config, step, history, shown)
         print(f"resumed from step {step}" if restored else "starting afresh", flush=True)
         return step
 
@@ -127,15 +135,19 @@ class Session:
         """Whether something done every `every` steps is due; the last step always is. 0: never."""
         return bool(every) and (step % every == 0 or step == total)
 
-    def log(self, step: int, stats: dict[str, float], samples: list[dict[str, Any]]) -> None:
-        """Writes the step's metrics and samples. Comes before the save: a checkpoint's step is always logged."""
+    def log(
+        self, step: int, stats: dict[str, float], samples: list[Sample], shown: Sequence[dict[str, Any]] = ()
+    ) -> None:
+        """Writes the step's metrics, and the samples to show. Comes before the save: its step is always logged."""
         times = self.phases.take()
         self._step_time_s = times["time/step_s"]
         stats = stats | self.rewards.stats() | {"data/left_out": self.left_out}
         stats |= throughput(stats, times, self.workers.world_size) | self.checkpoints.metrics() | times
+        if self._peak_flops:
+            stats |= utilisation(self.config, self._shape, self._peak_flops, self._image_token_id, samples, times)
         self.metrics.log(step, stats)
-        if samples:
-            self.metrics.samples(step, samples)
+        if shown:
+            self.metrics.samples(step, list(shown))
         print(one_line(step, stats), flush=True)
 
     def maybe_save(self, step: int, total: int, norm: dict[str, float], updates: int, score: float | None) -> None:
@@ -145,9 +157,8 @@ class Session:
         urgent = self.notice.poll() is not None and checkpoints.fits(self.notice.remaining_s())
         if not checkpoints.due(step, self._step_time_s, last=step == total or urgent):
             return
-        run_dir = Path(self.config.run.dir)
         state = {"updates": updates, "reward_norm": dict(norm)}
-        attach = [run_dir / "metrics.jsonl", run_dir / "samples.jsonl"]
+        attach = [Path(self.config.run.dir) / name for name in ATTACHED]
         checkpoints.begin(step, state, score=score, attach=attach)
         try:
             checkpoints.stall_s = max(self.workers.all("save", step, checkpoints.local_steps()))
@@ -198,9 +209,9 @@ class Session:
             raise Preempted(reason)
 
 
-def _history(found: Found) -> bytes:
+def _attached(found: Found, name: str) -> bytes:
     names = {entry["name"] for entry in found.manifest["files"]}
-    return found.local("metrics.jsonl").read_bytes() if "metrics.jsonl" in names else b""
+    return found.local(name).read_bytes() if name in names else b""
 
 
 def model_folder(config: RunConfig) -> Path:
@@ -259,6 +270,8 @@ def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int
         print(f"stopping: {notice}; the run goes on from step {session.checkpoints.committed or 0}", file=sys.stderr)
         return session.notice.exit_code
     except KeyboardInterrupt:
+        if session is not None:
+            session.phases.finish("interrupted")
         return 130
     except Exception as error:
         code, text = explain(error)

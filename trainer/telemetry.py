@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from trainer.advantages import Advantages
 from trainer.config import RunConfig
+from trainer.flops import Answered, Shape, image_grids, step_metrics
 from trainer.records import Outcome, Sample, Verdict
 
 if TYPE_CHECKING:
@@ -47,6 +48,30 @@ def throughput(stats: dict[str, float], times: dict[str, float], world_size: int
     if times.get("time/update_s"):
         out["perf/train_tokens_per_s"] = total / times["time/update_s"]
     return out
+
+
+def utilisation(
+    config: RunConfig, shape: Shape, peak: float, image_token_id: int, samples: list[Sample], times: dict[str, float]
+) -> dict[str, float]:
+    """Model and hardware FLOPs utilisation per phase. peak: of one GPU, FLOP/s."""
+    sequences = [
+        Answered(len(s.prompt_token_ids), len(s.token_ids), image_grids(s.prompt_token_ids, image_token_id), s.group)
+        for s in samples
+    ]
+    algorithm = config.algorithm
+    return step_metrics(
+        shape,
+        sequences,
+        times,
+        config.placement.world_size,
+        peak,
+        epochs=algorithm.epochs,
+        reference=bool(algorithm.kl_coef),
+        old_logprobs=config.samples_per_update < config.samples_per_step or algorithm.epochs > 1,
+        recompute=config.model.gradient_checkpointing,
+        freeze_vision=config.model.freeze_vision,
+        shared_prompts=config.rollout.prefix_caching,
+    )
 
 
 def sample_rows(

@@ -78,7 +78,9 @@ class Worker:
             self.policy.offload()
             self.engine = Engine(self.config, self.prompter, max(1, self._most_images()))
             self.engine.sleep()
-        return {"parameters": sum(p.ds_numel for p in self.policy.names.values())}
+        name = torch.cuda.get_device_name() if self.device.type == "cuda" else ""
+        image_token_id = -1 if self.prompter.image_token_id is None else self.prompter.image_token_id
+        return {"device_name": name, "image_token_id": image_token_id}
 
     def _dataset(self, path: str, split: str) -> Dataset:
         if (path, split) not in self.datasets:
