@@ -143,7 +143,7 @@ class Session:
         self._step_time_s = times["time/step_s"]
         stats = stats | self.rewards.stats() | {"data/left_out": self.left_out}
         stats |= throughput(stats, times, self.workers.world_size) | self.checkpoints.metrics() | times
-        if self._peak_flops:
+        if self._peak_flops and self._shape:
             stats |= utilisation(self.config, self._shape, self._peak_flops, self._image_token_id, samples, times)
         self.metrics.log(step, stats)
         if shown:
