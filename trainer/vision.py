@@ -71,11 +71,11 @@ class Prompter:
     def encode(self, row: Row) -> Encoded:
         """Chat template, tokenization and image processing of one row, up to where the answer begins.
 
-        Raises ValueError where an image does not decode or the placeholders do not match the images.
+        Raises ConfigError where an image does not decode or the placeholders do not match the images.
         """
         if not self.has_vision:
             if row.images:
-                raise ValueError(f"row {row.id} has pictures but the model reads text only: choose a VL model")
+                raise ConfigError(f"row {row.id} has pictures but the model reads text only: choose a VL model")
             messages = [{**m, "content": _plain(m["content"])} for m in row.messages]
             text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
             return Encoded(text, self.tokenizer(text, add_special_tokens=False)["input_ids"], [], None, None)
@@ -86,7 +86,7 @@ class Prompter:
         ids, grid = out["input_ids"][0].tolist(), out.get("image_grid_thw")
         expected = 0 if grid is None else int((grid.prod(-1) // self.merge_size**2).sum())
         if ids.count(self.image_token_id) != expected:
-            raise ValueError(
+            raise ConfigError(
                 f"row {row.id}: {ids.count(self.image_token_id)} image tokens for {len(images)} images of {expected} "
                 "merged patches: its placeholders do not match its images"
             )
@@ -122,12 +122,12 @@ class Prompter:
 
 
 def decode(data: bytes, row_id: str) -> Image.Image:
-    """RGB picture of encoded bytes. Raises ValueError naming the row if they do not decode."""
+    """RGB picture of encoded bytes. Raises ConfigError naming the row if they do not decode."""
     try:
         image = Image.open(io.BytesIO(data))
         return image.convert("RGB")
     except (OSError, SyntaxError) as error:
-        raise ValueError(f"row {row_id}: its image does not decode ({error}); run `data prepare` again") from None
+        raise ConfigError(f"row {row_id}: its image does not decode ({error}); run `data prepare` again") from None
 
 
 def mrope_positions(

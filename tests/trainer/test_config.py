@@ -1,0 +1,92 @@
+"""The configuration: strict reading, overriding, validation, and what a resume compares."""
+
+from dataclasses import replace
+
+import pytest
+
+from trainer import config as c
+
+
+def test_round_trip(tmp_path):
+    config = c.override(c.RunConfig(), ["optimizer.learning_rate=5e-7", "run.name=x", "optimizer.betas=[0.9, 0.99]"])
+    path = tmp_path / "run.yaml"
+    path.write_text(c.dump(config))
+    assert c.load(path) == config
+    assert config.optimizer.learning_rate == 5e-7 and config.optimizer.betas == (0.9, 0.99)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("rollout.temprature=1", "did you mean rollout.temperature?"),
+        ("rolout.temperature=1", "did you mean rollout?"),
+        ("rollout.max_tokens=many", "expected int"),
+        ("model.dtype=fp16", "not one of bf16, fp32"),
+        ("rollout.eager=1", "expected bool"),
+        ("run.seed=true", "expected int"),
+        ("rollout.temperature.x=1", "has no keys of its own"),
+        ("rollout.temperature", "write it as section.key=value"),
+    ],
+)
+def test_a_wrong_override_says_what_is_right(assignment, message):
+    with pytest.raises(c.ConfigError, match=message.replace("?", r"\?")):
+        c.override(c.RunConfig(), [assignment])
+
+
+def test_an_unknown_key_in_a_file_names_the_nearest(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("algorithm: {kl_coeff: 0.1}\n")
+    with pytest.raises(c.ConfigError, match=r"unknown key algorithm.kl_coeff: did you mean algorithm.kl_coef\?"):
+        c.load(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["rollout.prompts_per_step=0"], "at least 1"),
+        (["rollout.samples_per_prompt=1"], "at least 2"),
+        (["algorithm.samples_per_update=7"], "use a divisor of 256"),
+        (["algorithm.micro_batch=3"], "micro_batch 3: use a multiple of 3"),
+        (["placement.workers_per_node=3", "rollout.tensor_parallel=2"], "use a divisor of 3"),
+        (["placement.workers_per_node=3"], "3 engines: use a multiple of 3"),
+        (["rollout.gpu_memory_utilization=1.5"], "between 0 and 1"),
+        (["rollout.temperature=0"], "no variance"),
+        (["rollout.temperature=3"], "at most 2"),
+        (["model.min_pixels=10000000"], "swap them"),
+        (["optimizer.learning_rate=-1"], "must not be negative"),
+        (["method=sft", "sft.batch_size=10", "algorithm.micro_batch=4"], "use a multiple of 4"),
+    ],
+)
+def test_validation_says_what_to_change(changes, message):
+    with pytest.raises(c.ConfigError, match=message) as error:
+        c.validate(c.override(c.RunConfig(), changes))
+    assert "\n" not in str(error.value)
+
+
+def test_defaults_are_valid():
+    c.validate(c.RunConfig())
+
+
+def test_resume_compares_what_is_computed_and_nothing_else():
+    base = c.RunConfig()
+    for change in (
+        "placement.workers_per_node=4",
+        "run.dir=/elsewhere",
+        "checkpoint.every_steps=7",
+        "algorithm.micro_batch=2",
+    ):
+        assert c.fingerprint(c.override(base, [change])) == c.fingerprint(base), change
+    for change in ("optimizer.learning_rate=1", "run.seed=3", "rollout.max_tokens=9", "model.path=other"):
+        assert c.fingerprint(c.override(base, [change])) != c.fingerprint(base), change
+
+
+def test_every_ignored_key_exists():
+    flat = {f"{s}.{k}" for s, v in c.to_dict(c.RunConfig()).items() if isinstance(v, dict) for k in v}
+    for name in c.RESUME_IGNORES:
+        assert name in flat or any(key.startswith(name + ".") for key in flat), name
+
+
+def test_configurations_are_frozen():
+    with pytest.raises(AttributeError):
+        c.RunConfig().run.seed = 1  # type: ignore[misc]
+    assert replace(c.Run(), seed=1).seed == 1
