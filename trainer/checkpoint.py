@@ -332,7 +332,10 @@ class Checkpoints:
         A checkpoint that a kill left committed locally only is sent to the store beside the run's start.
         Raises ConfigError if the checkpoint belongs to another configuration or dataset, naming the difference.
         """
-        found, self._stale = find(self.config, self.data_fingerprint, self.storage, before, self._say)
+        config = self.config
+        if self.committed is not None and config.checkpoint.resume == "never":  # the checkpoints are this run's own
+            config = replace(config, checkpoint=replace(config.checkpoint, resume="auto"))
+        found, self._stale = find(config, self.data_fingerprint, self.storage, before, self._say)
         if found is not None:
             self._last_begun = self.committed = found.step
             self._bytes = found.manifest["bytes"]

@@ -105,10 +105,11 @@ def matches(path: Path, entry: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class _Piece:
+    rank: int
     start: int
     stop: int
-    file: str
-    kinds: list[str]
+    files: dict[str, str]
+    """kind -> file."""
 
 
 class ShardReader:
@@ -123,16 +124,18 @@ class ShardReader:
         self.world_size = self.found.world_size
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._pieces: dict[str, list[_Piece]] = {}
-        self._siblings: dict[str, list[str]] = {}
+        self._siblings: dict[tuple[int, str], set[str]] = {}
         self._coming: dict[str, Future[Path]] = {}
         self._pool = ThreadPoolExecutor(PARALLEL_FILES, thread_name_prefix="fetch")
         self._open: dict[str, Any] = {}
         for rank in range(self.world_size):
             sidecar = self._sidecar(rank)
-            self._siblings |= dict.fromkeys(sidecar["files"], sidecar["files"])
-            for name, (shape, start, stop, number, kinds) in sidecar["index"].items():
+            for name, (shape, start, stop, numbers) in sidecar["index"].items():
+                files = {kind: sidecar["files"][number] for kind, number in numbers.items()}
                 self._shapes[name] = tuple(shape)
-                self._pieces.setdefault(name, []).append(_Piece(start, stop, sidecar["files"][number], kinds))
+                self._pieces.setdefault(name, []).append(_Piece(rank, start, stop, files))
+                for kind, file in files.items():
+                    self._siblings.setdefault((rank, kind), set()).add(file)
         for pieces in self._pieces.values():
             pieces.sort(key=lambda piece: piece.start)
 
@@ -149,7 +152,7 @@ class ShardReader:
     def kinds(self, name: str) -> list[str]:
         """What is stored of a parameter: "master", "exp_avg", ..."""
         self.shape(name)
-        return self._pieces[name][0].kinds
+        return sorted(self._pieces[name][0].files)
 
     def read(self, kind: str, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Elements [start, stop) of a flattened parameter; `stop` past its end is cut there.  # [stop - start]"""
@@ -163,7 +166,7 @@ class ShardReader:
                 continue
             if low != at:
                 break
-            values = self._file(piece.file).get_slice(f"{kind}/{name}")
+            values = self._file(piece, kind).get_slice(f"{kind}/{name}")
             parts.append(values[low - piece.start : high - piece.start])
             at = high
         if at != stop:
@@ -179,9 +182,10 @@ class ShardReader:
     def _sidecar(self, rank: int) -> dict[str, Any]:
         return json.loads(self.found.local(f"{rank_stem(rank, self.world_size)}.json").read_text())
 
-    def _file(self, name: str) -> Any:
+    def _file(self, piece: _Piece, kind: str) -> Any:
+        name = piece.files[kind]
         if name not in self._open:
-            for sibling in self._siblings[name]:  # who reads one file of a rank will read them all
+            for sibling in sorted(self._siblings[piece.rank, kind]):  # who reads one of a rank's files reads them all
                 if sibling not in self._coming:
                     self._coming[sibling] = self._pool.submit(self.found.local, sibling)
             self._open[name] = safe_open(self._coming[name].result(), framework="pt")

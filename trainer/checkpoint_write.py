@@ -204,25 +204,30 @@ def raw_bytes(tensor: torch.Tensor) -> Any:
 def write_shards(
     folder: Path, rank: int, world_size: int, step: int, shards: dict[str, Shard], extra: dict[str, Any]
 ) -> list[FileRecord]:
-    """Writes one rank's files and returns their records, the index first. Raises OSError (a full disk, say)."""
+    """Writes one rank's files and returns their records, the index first. Raises OSError (a full disk, say).
+
+    Tensors go kind by kind, "master" last: of a large model, an export fetches only the files that hold weights.
+    """
     stem, index, records = rank_stem(rank, world_size), {}, []
-    files: list[list[str]] = [[]]
+    files: list[dict[str, torch.Tensor]] = [{}]
     filled = 0
-    for name, shard in shards.items():
-        size = sum(tensor.numel() * tensor.element_size() for tensor in shard.tensors.values())
-        if filled and filled + size > FILE_BYTES:
-            files.append([])
-            filled = 0
-        filled += size
-        files[-1].append(name)
-        index[name] = [list(shard.shape), shard.start, shard.stop, len(files) - 1, sorted(shard.tensors)]
-    for number, names in enumerate(files):
-        tensors = {f"{kind}/{name}": t for name in names for kind, t in sorted(shards[name].tensors.items())}
-        for key, tensor in tensors.items():
-            length = shards[key.partition("/")[2]].stop - shards[key.partition("/")[2]].start
+    for kind in sorted({kind for shard in shards.values() for kind in shard.tensors}):
+        for name, shard in shards.items():
+            tensor = shard.tensors[kind]
+            length = shard.stop - shard.start
             if tensor.numel() != length or tensor.device.type != "cpu":
-                raise CheckpointError(f"{key}: {tensor.numel()} elements on {tensor.device}, not {length} on the CPU")
+                where = f"{kind}/{name}: {tensor.numel()} elements on {tensor.device}"
+                raise CheckpointError(f"{where}, not {length} on the CPU")
+            size = length * tensor.element_size()
+            if filled and filled + size > FILE_BYTES:
+                files.append({})
+                filled = 0
+            filled += size
+            files[-1][f"{kind}/{name}"] = tensor
+            index.setdefault(name, [list(shard.shape), shard.start, shard.stop, {}])[3][kind] = len(files) - 1
+    for number, tensors in enumerate(files):
         about = {"format": "spotrl-shard-1", "step": str(step), "rank": str(rank), "world_size": str(world_size)}
+        names = dict.fromkeys(key.partition("/")[2] for key in tensors)
         about["index"] = json.dumps({name: index[name][:3] for name in names}, separators=(",", ":"))
         header = safetensors_header({key: (t.dtype, (t.numel(),)) for key, t in tensors.items()}, about)
         file_name = f"{stem}{f'.{number}' if number else ''}.safetensors"

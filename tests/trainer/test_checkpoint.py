@@ -85,14 +85,21 @@ def test_shards_are_plain_safetensors(run, tmp_path):
     assert {p.name for p in folder.iterdir()} == {p.name for p in remote.iterdir() if p.suffix != ".sha256"}
 
 
-def test_large_shards_are_cut_into_files(run, monkeypatch):
+def test_large_shards_are_cut_into_files(run, tmp_path, monkeypatch):
     config, checkpoints, ranks = run
     monkeypatch.setattr("trainer.checkpoint_write.FILE_BYTES", 2000)
     save(checkpoints, ranks, 2)
     found = checkpoints.find()
     assert found
-    assert any(entry["name"] == "rank-00001-of-00002.1.safetensors" for entry in found.manifest["files"])
+    assert any(entry["name"] == "rank-00001-of-00002.2.safetensors" for entry in found.manifest["files"])
     assert holds(found, 2)
+    shutil.rmtree(tmp_path / "run")
+    ShardReader(found).read("master", "model.embed.weight")
+    time.sleep(0.2)
+    fetched = {p.name for p in (tmp_path / "run").rglob("*.safetensors")}
+    assert 0 < len(fetched) < len([e for e in found.manifest["files"] if e["name"].endswith(".safetensors")]), (
+        "only the files that hold weights are fetched"
+    )
 
 
 # --- elastic ----------------------------------------------------------------------------------------------------------
@@ -255,6 +262,14 @@ def test_resume_never_and_must(run, tmp_path, told):
         again(override(config, ["checkpoint.resume=never"]), told).find()
 
 
+def test_resume_never_still_finds_its_own(tmp_path, told):
+    config = configure(tmp_path, "checkpoint.resume=never")
+    checkpoints = again(config, told)
+    assert checkpoints.find() is None
+    save(checkpoints, writers(config, 1), 2)
+    assert checkpoints.find().step == 2, "for the export at the end"
+
+
 # --- retention and budget ---------------------------------------------------------------------------------------------
 
 
@@ -349,7 +364,7 @@ assert not list((checkpoints.folder / "step-00000004").iterdir())
 assert checkpoints.due(5, 1.0)
 save(checkpoints, ranks, 5)
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500)
     assert result.returncode == 0, result.stderr
     assert "rank 0 could not write its checkpoint" in result.stdout
     found = again(configure(tmp_path), told).find()
