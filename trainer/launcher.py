@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
 from trainer import allreduce, environment, preempt, preflight, rendezvous
@@ -96,13 +96,12 @@ class Launcher:
         interface = environment.interface_of(address, known)
         self.env |= environment.network_variables(interface, os.environ, known)
         placement = self.config.placement
-        gpus = 0 if placement.device == "cpu" else self.node.gpus_per_node
+        # Exactly what the ranks need: with more, Ray would pack the ranks of two nodes onto one.
+        gpus = 0 if placement.device == "cpu" else placement.workers_per_node
         cpus = placement.workers_per_node * (placement.threads_per_worker if placement.device == "cpu" else 1)
         if self.node.nodes > 1:
             self.say(f"network: {interface.name} {address}")
-        ray = RayNode(
-            address=address, ports=ports, cpus=max(cpus, os.cpu_count() or 1), gpus=gpus, env=self.env, token=token
-        )
+        ray = RayNode(address=address, ports=ports, cpus=cpus, gpus=gpus, env=self.env, token=token)
         # The node's first process tells every worker on it of a notice through this file.
         ray.env[preempt.FLAG_VARIABLE] = str(ray.temp / "notice")
         self.ray = ray
