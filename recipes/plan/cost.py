@@ -11,7 +11,7 @@ from recipes.plan.memory import MemoryPlan, plan, trained
 from recipes.plan.models import Shape
 from recipes.plan.prices import price
 from recipes.spec import Recipe
-from recipes.targets.capabilities import CAPABILITIES, gpus_for, targets_for, uses_spot
+from recipes.targets.capabilities import CAPABILITIES, gpus_for, market, targets_for, uses_spot
 from trainer.preempt import save_interval_s
 
 MATMUL = 0.45
@@ -169,7 +169,7 @@ def offers(recipe: Recipe, catalogs: Path | None = None, targets: list[str] | No
                 continue
             network = can.network_gbit_s.get(gpu, can.network_gbit_s[""])
             step = step_time(recipe, gpu, network or 100.0, need)
-            row = price(can.cloud, gpu, catalogs)
+            row = price(market(recipe, target), gpu, catalogs)
             for spot in (True, False) if uses_spot(recipe, target) else (False,):
                 if row and spot and row.spot is None:
                     continue

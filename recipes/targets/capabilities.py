@@ -33,7 +33,6 @@ class Capability:
     """Program that drives it: sky, dstack, sbatch, qsub, ssh or none."""
     cloud: str
     """Whose machines, as the price list knows it; empty: yours."""
-    min_nodes: int = 1
     max_nodes: int = 1
     spot: bool = False
     cpu_only: bool = True
@@ -87,9 +86,9 @@ CAPABILITIES: dict[str, Capability] = {
         note="your cluster's own node pools; spot only as the pool you name",
     ),
     "dstack-runpod": Capability(
-        engine="dstack", cloud="runpod-cluster", min_nodes=2, max_nodes=8, cpu_only=False, gpus=DSTACK,
+        engine="dstack", cloud="runpod-cluster", max_nodes=8, cpu_only=False, gpus=DSTACK,
         network_gbit_s={"A100-80GB": 1600, "H100": 3200, "": 3200},
-        note="Instant Clusters: 2 to 8 nodes, on demand, one network volume, never spot",
+        note="one pod, or an Instant Cluster of 2 to 8: on demand, one network volume, never spot",
     ),
     "dstack-gcp": Capability(
         engine="dstack", cloud="gcp", max_nodes=16, spot=True, gpus=DSTACK, network_gbit_s=NIC | {"": 100},
@@ -138,8 +137,6 @@ def refusal(recipe: Recipe, target: str) -> str:
     if cluster.nodes > can.max_nodes:
         most = "one node" if can.max_nodes == 1 else f"at most {can.max_nodes} nodes"
         return f"{target} runs {most}, and {recipe.name} wants {cluster.nodes}"
-    if cluster.nodes < can.min_nodes:
-        return f"{target} starts at {can.min_nodes} nodes, and {recipe.name} wants {cluster.nodes}"
     if cluster.spot == "only" and not can.spot:
         return f"{target} has no spot nodes, and cluster.spot is 'only'"
     if not cluster.gpus_per_node:
@@ -177,6 +174,12 @@ def check(recipe: Recipe, target: str) -> None:
             else "no target can: change cluster.nodes, cluster.gpu or cluster.spot"
         )
         raise ConfigError(f"{why}: {hint}")
+
+
+def market(recipe: Recipe, target: str) -> str:
+    """The price list's name for what a target rents: RunPod has one price for pods and another for clusters."""
+    cloud = capability(target).cloud
+    return "runpod" if cloud == "runpod-cluster" and recipe.cluster.nodes == 1 else cloud
 
 
 def _nearness(target: str, other: str) -> tuple[bool, bool]:

@@ -13,7 +13,7 @@ from recipes.plan.memory import with_resources
 from recipes.plan.prices import price
 from recipes.spec import Recipe
 from recipes.targets import script
-from recipes.targets.capabilities import capability, gpus_for, uses_spot
+from recipes.targets.capabilities import capability, gpus_for, market, uses_spot
 from recipes.targets.skypilot import job_name, to_yaml
 from recipes.targets.ssh import address, hosts_of
 from trainer.config import ConfigError
@@ -26,8 +26,10 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
     """Task, fleet and, where the recipe names one, volume."""
     recipe = with_resources(recipe)
     name = job_name(recipe)
-    if len(name) > 40:
-        raise ConfigError(f"dstack takes names of up to 40 characters, and {name} has {len(name)}: rename the recipe")
+    if len(name) > 36:
+        raise ConfigError(
+            f"dstack takes names of up to 36 characters here, and {name} has {len(name)}: rename the recipe"
+        )
     files = {
         f"{recipe.name}.yaml": to_yaml(_task(recipe, target, name), _head(recipe, target)),
         f"{recipe.name}.fleet.yaml": to_yaml(_fleet(recipe, target, name), "The machines; once, before the task."),
@@ -35,6 +37,11 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
     if recipe.storage.volume:
         files[f"{recipe.name}.volume.yaml"] = to_yaml(_volume(recipe, target), "The volume; once, before the fleet.")
     return files
+
+
+def fleet_name(target: str, name: str) -> str:
+    """One fleet per recipe and cloud."""
+    return f"{name}-{target.partition('-')[2].replace('kubernetes', 'k8s').replace('runpod', 'rp')}"
 
 
 def _head(recipe: Recipe, target: str) -> str:
@@ -64,7 +71,7 @@ def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
         "type": "task",
         "name": name,
         "nodes": recipe.cluster.nodes,
-        "fleets": [f"{name}-nodes"[:40]],
+        "fleets": [fleet_name(target, name)],
         "image": recipe.cluster.image,
         "user": "root",
         "shell": "bash",
@@ -121,31 +128,31 @@ def _resources(recipe: Recipe, target: str) -> dict[str, Any]:
 def _market(recipe: Recipe, target: str) -> dict[str, Any]:
     can, site = capability(target), recipe.site
     backend = {"runpod-cluster": "runpod"}.get(can.cloud, can.cloud)
-    market: dict[str, Any] = {"backends": [backend]}
+    where: dict[str, Any] = {"backends": [backend]}
     if site.region:
-        market["regions"] = [site.region]
+        where["regions"] = [site.region]
     if uses_spot(recipe, target):
-        market["spot_policy"] = "spot" if recipe.cluster.spot == "only" else "auto"
+        where["spot_policy"] = "spot" if recipe.cluster.spot == "only" else "auto"
     else:
-        market["spot_policy"] = "on-demand"
+        where["spot_policy"] = "on-demand"
     limit = _max_price(recipe, target)
     if limit:
-        market["max_price"] = limit
-    return market
+        where["max_price"] = limit
+    return where
 
 
 def _max_price(recipe: Recipe, target: str) -> float:
     """Dollars per node and hour: the recipe's, else one and a half times the dearest known price."""
     if recipe.budget.max_hourly_usd:
         return recipe.budget.max_hourly_usd
-    known = [price(capability(target).cloud, gpu) for gpu in gpus_for(recipe, target)]
+    known = [price(market(recipe, target), gpu) for gpu in gpus_for(recipe, target)]
     dearest = max((row.on_demand for row in known if row), default=0.0)
     return round(1.5 * dearest * recipe.cluster.gpus_per_node, 2)
 
 
 def _fleet(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
     can, cluster, site = capability(target), recipe.cluster, recipe.site
-    fleet: dict[str, Any] = {"type": "fleet", "name": f"{name}-nodes"[:40]}
+    fleet: dict[str, Any] = {"type": "fleet", "name": fleet_name(target, name)}
     if cluster.nodes > 1:
         fleet["placement"] = "cluster"
     if not can.cloud:

@@ -66,6 +66,9 @@ def test_offers_are_sorted_and_add_up():
     assert row and first.target == "dstack-runpod" and first.usd_per_hour == pytest.approx(32 * row.on_demand)
     assert first.usd == pytest.approx(first.usd_per_hour * first.hours)
     assert not any(offer.spot for offer in offers if offer.target == "dstack-runpod")
+    one = [o for o in cost.offers(get("grpo-qwen2.5-vl-7b-mathv60k")) if o.target == "dstack-runpod"]
+    pod = prices.price("runpod", "A100-80GB")
+    assert pod and one[0].usd_per_hour == pytest.approx(8 * pod.on_demand)  # a pod, not a cluster
     assert {offer.spot for offer in offers if offer.target == "skypilot-gcp"} == {True, False}
 
 

@@ -112,7 +112,7 @@ def test_no_secret_is_ever_written(monkeypatch):
     ("name", "target", "overrides", "message"),
     [
         ("grpo-qwen2.5-vl-72b-mathv60k", "skypilot-runpod", [], "runs one node.*wants 4: use dstack-runpod"),
-        ("grpo-qwen2.5-vl-7b-mathv60k", "dstack-runpod", [], "starts at 2 nodes.*: use skypilot-runpod"),
+        ("grpo-qwen2.5-vl-7b-mathv60k", "dstack-runpod", ["cluster.spot=only"], "use skypilot-runpod"),
         ("grpo-qwen2.5-vl-72b-mathv60k", "dstack-runpod", ["cluster.nodes=16", "algorithm.samples_per_update=0"],
          "at most 8 nodes"),
         ("grpo-qwen2.5-vl-72b-mathv60k", "slurm", ["cluster.spot=only"], "no spot nodes.*use skypilot-gcp"),
