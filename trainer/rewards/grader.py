@@ -126,10 +126,13 @@ def _equal(gold: str, answer: str, answer_type: AnswerType, algebra: Symbolic) -
 
 
 _NAME = re.compile(
-    r"(?=[^=]*[a-zA-Z|])(?:[a-zA-Z\\{}()|:,'\s∠]|_\{?\w{1,6}\}?|\([^()=]{1,12}\))+(?:=|\\approx)\s*(?P<value>[^=]+)",
+    r"(?=[^=]*[a-zA-Z|])(?:\([^()=]{1,12}+\)|[a-zA-Z\\{}()|:,'\s∠]|_\{?\w{1,6}+\}?)++(?:=|\\approx)\s*(?P<value>[^=]++)",
     re.ASCII,
 )
-"""`x = 5`, `m\\angle ABC = 60`, `f(2) = 5`, `(p, q) = (3, 2)`: a name, never a number, before a single equals sign."""
+"""`x = 5`, `m\\angle ABC = 60`, `f(2) = 5`, `(p, q) = (3, 2)`: a name, never a number, before one equals sign.
+
+Possessive throughout: a name of letters and underscores can be cut up in exponentially many ways.
+"""
 _RELATION = re.compile(
     r"[<>]|\\(?:le|ge|ne|in|notin|subset|cup|cap|setminus|to|rightarrow|Rightarrow|iff|implies|equiv|approx|sim|mid)(?![a-zA-Z])"
 )
