@@ -18,8 +18,10 @@ from pathlib import Path
 
 PORT = 3999
 TOKEN = "00000000-stand-in"
-HEADER = ("instance_name,location,price,cpu,memory,gpu_count,gpu_name,gpu_memory,spot,disk_size,gpu_vendor,flags,cpu_arch,"
-          "provider_data")  # fmt: skip
+HEADER = (
+    "instance_name,location,price,cpu,memory,gpu_count,gpu_name,gpu_memory,spot,disk_size,gpu_vendor,flags,"
+    "cpu_arch,provider_data"
+)
 PROVIDERS = ("aws", "azure", "verda", "gcp", "lambdalabs", "nebius", "oci", "runpod", "cloudrift")
 
 

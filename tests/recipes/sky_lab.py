@@ -1,7 +1,7 @@
 """A real SkyPilot API server without a cloud: `.venvs/launch/bin/python tests/recipes/sky_lab.py HOME < files.json`.
 
-Run it inside a network namespace (`unshare -n`), in the repository's root. Catalogs are seeded, RunPod and GCP enabled as
-`sky check` stores them, and every task goes through `sky launch --dryrun`; prints what was chosen, or why not.
+Run it inside a network namespace (`unshare -n`), in the repository's root. Catalogs are seeded, RunPod and GCP enabled
+as `sky check` stores them, and every task goes through `sky launch --dryrun`; prints what was chosen, or why not.
 """
 
 import io
