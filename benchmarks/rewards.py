@@ -257,20 +257,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--answers", type=int, default=1024, help="answers per round for the slower side")
+    parser.add_argument("--only", default="", help="sections whose name holds this; the others are kept as they are")
     options = parser.parse_args()
     for name in ("math_verify.parser", "math_verify.grader", "latex2sympy2_extended.math_normalization"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     rounds, count = options.rounds, options.answers
-    result = {
-        "machine": {"cores": len(os.sched_getaffinity(0)), "load_at_start": round(os.getloadavg()[0], 1)},
-        "versions": {p: version(p) for p in ("math-verify", "trl", "sympy", "flask", "fastapi")},
-        "accuracy": {name: accuracy(file) for name, file in TABLES.items()},
-        "servers, typical mix": servers(rounds, count),
-        "one core, typical mix": in_process(rounds, count // 2, typical_mix, 4 * count),
-        "one core, expressions only": in_process(rounds, count // 4, expressions_only, count // 4),
+    sections: dict[str, Callable[[], dict]] = {
+        "accuracy": lambda: {name: accuracy(file) for name, file in TABLES.items()},
+        "servers, typical mix": lambda: servers(rounds, count),
+        "one core, typical mix": lambda: in_process(rounds, count // 2, typical_mix, 4 * count),
+        "one core, expressions only": lambda: in_process(rounds, count // 4, expressions_only, count // 4),
     }
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result, indent=1))
+    result = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    result["machine"] = {"cores": len(os.sched_getaffinity(0))}
+    result["versions"] = {p: version(p) for p in ("math-verify", "trl", "sympy", "flask", "fastapi")}
+    for name, measure in sections.items():
+        if options.only in name:
+            result[name] = measure()
+            print(name, json.dumps(result[name], indent=1), flush=True)
+            RESULT.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Nothing that a model can write hangs the grader, takes the memory, harms the rest of a batch or is rewarded."""
 
+import random
 import time
 
 import pytest
@@ -49,6 +50,8 @@ HOSTILE = {
     "unknown commands": "\\foo{\\bar{\\baz}}" * 30,
     "python": "__import__('os').system('true')",
     "format string": "%s%n{0}{}",
+    "letters and underscores": "AA___Axxx__A__xAxAxxA_xxxxxxx_x_x_A_x___Ax_A" * 9,
+    "names in brackets": "(x(y(z_a_b(c" * 40 + "=60",
 }
 
 PLAIN = [("60", "60", "number"), ("A", "(A) 12", "letter"), ("x^2-1", "(x-1)(x+1)", "math"), ("Yes", "yes", "text")]
@@ -85,6 +88,25 @@ def test_fast_path_is_bounded_on_hostile_answers(answer_type):
         started = time.perf_counter()
         grader.decide_fast(content, gold, answer_type)
         assert time.perf_counter() - started < 0.25, name
+
+
+PIECES = (
+    "\\frac { } ( ) [ ] \\{ \\} , ; . x A _ __ or and \\text{ \\pm \\sqrt ^ = < \\le \\cup \\% $ \\$ ° \\circ / : \\approx cm "
+    "sqrt( pi ** \\\\ \\ - + * e 10^ percent degrees \\quad ~ \\! ½ ² answer option \\boxed{ & | not 1,234 0.5 23"
+)
+
+
+@pytest.mark.parametrize("gold", ["60", "B", "Yes", "\\{1, 2\\}", "(1,\\sqrt{2})", "x=1, y=2", "3:4", "[1,2)", "x^2+1"])
+def test_fast_path_is_bounded_on_random_pieces_of_notation(gold):
+    """Regular expressions that backtrack show themselves on long runs of few different pieces."""
+    random_ = random.Random(gold)
+    pieces = [" ", *PIECES.split(" ")]
+    for _ in range(300):
+        few = random_.sample(pieces, random_.choice([1, 2, 3, 6]))
+        content = "".join(random_.choice(few) for _ in range(random_.choice([20, 200, 900])))
+        started = time.thread_time()
+        grader.decide_fast(content, gold, grader.classify(gold))
+        assert time.thread_time() - started < 0.2, content
 
 
 @pytest.mark.parametrize(
