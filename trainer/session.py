@@ -304,6 +304,7 @@ def connect(config: RunConfig) -> None:
     if os.environ.get("RAY_ADDRESS"):
         ray.init(**common)
         return
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's own 15 is for background work; training is not
     workers = config.placement.workers_per_node * config.placement.threads_per_worker
     if config.placement.device == "cpu":
         common["num_gpus"] = 0

@@ -144,6 +144,12 @@ def elastic(config, rank, port):
     return {"weights": weights(worker), "updates": worker.policy.updates}
 
 
+def exported(config, rank, port):
+    """The engine as it loads from disk, before any sync, against the policy; and the policy's weights."""
+    worker = start(config, rank, port)
+    return {"gap": worker.probe()["max"], "weights": weights(worker)}
+
+
 def sleeping(config, rank, port):
     """GPU memory before, during and after sleep; weight checksums around it."""
     worker = start(config, rank, port)
