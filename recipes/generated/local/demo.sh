@@ -15,29 +15,44 @@ fetch() { # prepared data from the bucket, if somebody put it there
   [ -n "$BUCKET" ] && rm -rf "$DATA/.$1" && .venvs/cpu/bin/python -m trainer.storage cp "$BUCKET/data/$1" "$DATA/.$1" 2>/dev/null \
     && [ -e "$DATA/.$1/manifest.json" ] && mv "$DATA/.$1" "$DATA/$1"
 }
-if missing "${MODELS}/demo/config.json"; then .venvs/cpu/bin/python -m data_prep.tiny_model --out "${MODELS}/demo"; fi
-if missing "${DATA}/shapes/manifest.json"; then fetch shapes || .venvs/cpu/bin/python -m data_prep prepare shapes --out "${DATA}/shapes"; fi
+if missing "${DATA}/shapes-f7cee71b/manifest.json"; then fetch shapes-f7cee71b || .venvs/cpu/bin/python -m data_prep prepare shapes --out "${DATA}/shapes-f7cee71b"; fi
+if missing "${MODELS}/demo-28895d8a/config.json"; then .venvs/cpu/bin/python -m trainer.warm_start --data "${DATA}/shapes-f7cee71b" --out "${MODELS}/demo-28895d8a"; fi
 cat > ".cache/$RUN_ID.yaml" <<YAML
 method: grpo
 run:
   name: demo
   id: "${RUN_ID}"
   dir: "${RUNS}/${RUN_ID}"
-  max_steps: 20
+  max_steps: 60
 model:
-  path: "${MODELS}/demo"
+  path: "${MODELS}/demo-28895d8a"
   dtype: fp32
   gradient_checkpointing: false
+  min_pixels: 784
 data:
-  path: "${DATA}/shapes"
+  path: "${DATA}/shapes-f7cee71b"
   prompt_max_tokens: 512
 rollout:
-  prompts_per_step: 8
-  max_tokens: 64
+  prompts_per_step: 32
+  samples_per_prompt: 8
+  max_tokens: 32
+  kv_cache_gib: 0.5
   sleep_level: 0
   eager: true
-checkpoint:
+algorithm:
+  kl_coef: 0.02
+  micro_batch: 128
+optimizer:
+  learning_rate: 0.0003
+  warmup_steps: 5
+  schedule: linear
+evaluation:
   every_steps: 10
+  max_samples: 128
+  temperature: 1.0
+  samples_per_prompt: 4
+checkpoint:
+  every_steps: 5
   remote: "${BUCKET}"
 placement:
   workers_per_node: 2
