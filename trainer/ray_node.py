@@ -39,6 +39,8 @@ TUNING = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # `ray job stop` gives the job the time that a checkpoint under way may need.
     "RAY_JOB_STOP_WAIT_TIME_S": "60",
+    # Ray would run the ranks at the lowest priority but one (15); they are what the machine is for.
+    "RAY_worker_niceness": "0",
     "RAY_AUTH_MODE": "token",
     "PYTHONUNBUFFERED": "1",
 }
