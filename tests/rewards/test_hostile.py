@@ -51,7 +51,7 @@ HOSTILE = {
     "python": "__import__('os').system('true')",
     "format string": "%s%n{0}{}",
     "letters and underscores": "AA___Axxx__A__xAxAxxA_xxxxxxx_x_x_A_x___Ax_A" * 9,
-    "names in brackets": "(x(y(z_a_b(c" * 40 + "=60",
+    "names in brackets": "(x(y(z_a_b(c" * 40 + "=61",
 }
 
 PLAIN = [("60", "60", "number"), ("A", "(A) 12", "letter"), ("x^2-1", "(x-1)(x+1)", "math"), ("Yes", "yes", "text")]
@@ -91,8 +91,9 @@ def test_fast_path_is_bounded_on_hostile_answers(answer_type):
 
 
 PIECES = (
-    "\\frac { } ( ) [ ] \\{ \\} , ; . x A _ __ or and \\text{ \\pm \\sqrt ^ = < \\le \\cup \\% $ \\$ ° \\circ / : \\approx cm "
-    "sqrt( pi ** \\\\ \\ - + * e 10^ percent degrees \\quad ~ \\! ½ ² answer option \\boxed{ & | not 1,234 0.5 23"
+    "\\frac { } ( ) [ ] \\{ \\} , ; . x A _ __ or and \\text{ \\pm \\sqrt ^ = < \\le \\cup \\% $ \\$ ° \\circ / : "
+    "\\approx cm sqrt( pi ** \\\\ \\ - + * e 10^ percent degrees \\quad ~ \\! ½ ² answer option \\boxed{ & | "
+    "not 1,234 0.5 23"
 )
 
 
