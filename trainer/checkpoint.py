@@ -177,6 +177,7 @@ class Checkpoints:
         self._bytes = manifest["bytes"]
         self.in_flight = None
         if self.storage:
+            self._settle()
             self._remote = self._submit(self._commit_remotely, step, manifest, list(records), own)
         else:
             self._done(step)
@@ -212,6 +213,10 @@ class Checkpoints:
         """Waits for the checkpoint under way and its remote commit. Raises StorageError."""
         while self.in_flight is not None and not self.advance(statuses()):
             time.sleep(poll_s)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Waits for the remote commit under way and takes in its result."""
         if self._remote is not None:
             self._remote.exception()
             self.poll()
