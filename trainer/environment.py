@@ -87,8 +87,8 @@ def _node(
 
 def _spotrl(env: Mapping[str, str]) -> NodeEnvironment:
     peers = split_list(env.get("SPOTRL_PEERS", ""))
-    nodes = _int(env, "SPOTRL_NODES", len(peers) or 1)
-    rank = _int(env, "SPOTRL_NODE_RANK", 0 if nodes == 1 else None)
+    nodes = _int(env, "SPOTRL_NODES", default=len(peers) or 1)
+    rank = _int(env, "SPOTRL_NODE_RANK", default=0 if nodes == 1 else None)
     head = env.get("SPOTRL_HEAD") or (peers[0] if peers else "")
     if nodes == 1:
         peers, head = (head or "127.0.0.1",), head or "127.0.0.1"
@@ -99,7 +99,7 @@ def _spotrl(env: Mapping[str, str]) -> NodeEnvironment:
 
 def _skypilot(env: Mapping[str, str]) -> NodeEnvironment:
     peers = split_list(env["SKYPILOT_NODE_IPS"])
-    nodes = _int(env, "SKYPILOT_NUM_NODES", len(peers))
+    nodes = _int(env, "SKYPILOT_NUM_NODES", default=len(peers))
     return _node(
         "skypilot", _int(env, "SKYPILOT_NODE_RANK"), nodes, peers, _gpus(env.get("SKYPILOT_NUM_GPUS_PER_NODE"))
     )
@@ -113,7 +113,7 @@ def _dstack(env: Mapping[str, str]) -> NodeEnvironment:
 
 
 def _slurm(env: Mapping[str, str]) -> NodeEnvironment:
-    nodes = _int(env, "SLURM_STEP_NUM_NODES", _int(env, "SLURM_JOB_NUM_NODES", 1))
+    nodes = _int(env, "SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", default=1)
     if nodes > 1 and "SLURM_STEP_NUM_NODES" not in env:
         raise ConfigError(
             f"this Slurm job has {nodes} nodes, but the launcher was not started by srun: "
@@ -139,7 +139,7 @@ def _pbs(env: Mapping[str, str], hostname: str, read_text: Callable[[str], str])
     elif len(hosts) == 1:
         rank = 0
     else:
-        rank = _int(env, "PBS_NODENUM", _int(env, "PBS_VNODENUM", None))
+        rank = _int(env, "PBS_NODENUM", "PBS_VNODENUM")
     gpus = None
     if "PBS_GPUFILE" in env:  # Torque: one line per GPU, "host-gpuN"
         lines = read_text(env["PBS_GPUFILE"]).split()
@@ -155,18 +155,20 @@ def _runpod(env: Mapping[str, str]) -> NodeEnvironment:
 def _torchrun(env: Mapping[str, str]) -> NodeEnvironment:
     if env.get("LOCAL_RANK", "0") != "0" or env.get("LOCAL_WORLD_SIZE", "1") != "1":
         raise ConfigError("torchrun started more than one launcher on this node: use --nproc-per-node=1")
-    rank = _int(env, "GROUP_RANK", _int(env, "RANK", None))
-    nodes = _int(env, "GROUP_WORLD_SIZE", _int(env, "WORLD_SIZE", None))
+    rank = _int(env, "GROUP_RANK", "RANK")
+    nodes = _int(env, "GROUP_WORLD_SIZE", "WORLD_SIZE")
     gpus = _gpus(env.get("SPOTRL_GPUS_PER_NODE"))
     return _node("torchrun", rank, nodes, (), gpus, env.get("MASTER_ADDR", "127.0.0.1"))
 
 
-def _int(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+def _int(env: Mapping[str, str], *names: str, default: int | None = None) -> int:
+    """The first of the variables that is set; without a default one of them must be."""
+    name = next((n for n in names if env.get(n)), names[0])
     text = env.get(name, "")
     if not text and default is not None:
         return default
     if not re.fullmatch(r"\d+", text):
-        raise ConfigError(f"{name} is {text!r}: it must be a number" if text else f"{name} is missing")
+        raise ConfigError(f"{name} is {text!r}: it must be a number" if text else f"{' or '.join(names)} is missing")
     return int(text)
 
 
