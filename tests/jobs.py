@@ -44,6 +44,7 @@ class Job:
         self.env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | dict(env or {}) | own
         self.process: subprocess.Popen | None = None
         self.started = 0.0
+        self._known: list[int] = []
 
     def start(self) -> Job:
         """Starts it, or starts it again."""
@@ -102,8 +103,10 @@ class Job:
     def until(self, condition: Callable[[], object], timeout_s: float = 600.0, poll_s: float = 0.002) -> None:
         """Waits for a condition. Raises AssertionError with the log's end if the job ends first, or too late."""
         assert self.process is not None
-        end = time.monotonic() + timeout_s
+        end, looked = time.monotonic() + timeout_s, 0.0
         while not condition():
+            if time.monotonic() > looked + 5:
+                self._known, looked = self.pids(), time.monotonic()
             if self.process.poll() is not None:
                 raise AssertionError(f"the job ended with {self.process.returncode}\n{self.tail()}")
             if time.monotonic() > end:
@@ -113,6 +116,9 @@ class Job:
 
     def frozen(self, condition: Callable[[], object]) -> bool:
         """Stops all processes and says whether the condition holds still; if not, lets them go on."""
+        for pid in self._known:  # looking for them takes longer than some moments last
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
         self.signal(signal.SIGSTOP)
         if condition():
             return True
