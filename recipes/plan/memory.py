@@ -155,25 +155,28 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
         reference = 0.0
     largest = shape.embedding_parameters * width
     gathered = min(LIVE_PARAMETERS, p) * width + largest
-    base = {"CUDA context": CONTEXT, "policy shard": shard, "reference shard": reference}
+    on_gpu = config.placement.device == "cuda"
+    context = CONTEXT if on_gpu else 0.0
+    base = {"CUDA context": context, "policy shard": shard, "reference shard": reference}
     states = {"fp32 master": master, "Adam moments": adam}
-    asleep = {"engine asleep": ENGINE_ASLEEP} if config.method == "grpo" else {}
-    gradients = t * width / world
-    step_gradients = 4.0 * min(SUB_GROUP, t / world)
-    if config.optimizer.offload_optimizer:
-        step_gradients = 0.0
+    asleep = {"engine asleep": ENGINE_ASLEEP} if config.method == "grpo" and on_gpu else {}
+    # DeepSpeed allocates gradients and the reduce bucket once and keeps them; offload_states moves them away too.
+    # On CPU only the pages of the bucket that gradients have touched are resident.
+    bucket = REDUCE_BUCKET if on_gpu else min(REDUCE_BUCKET, t)
+    held = {"gradients": t * width / world, "reduce bucket": float(bucket * width)}
+    step_gradients = 0.0 if config.optimizer.offload_optimizer else 4.0 * min(SUB_GROUP, t / world)
     forward = {"gathered layers": gathered, "logits": logits_bytes(config, shape, backward=False)}
-    out = [Phase("load", base | states | {"largest parameter": largest})]
+    out = [Phase("load", base | states | {"fp32 gradients": step_gradients})]
     if config.method == "grpo":
-        rollout = {"CUDA context": CONTEXT, "reference shard": reference}
+        rollout = {"CUDA context": context, "reference shard": reference}
         weights = p * width / config.rollout.tensor_parallel
         out += [
             Phase(
                 "rollout", rollout | {"engine weights": weights, "engine KV cache": max(0.0, engine_bytes - weights)}
             ),
-            Phase("logprobs", base | states | asleep | forward | {"layer at work": layer_bytes(config, shape)}),
+            Phase("logprobs", base | states | held | asleep | forward | {"layer at work": layer_bytes(config, shape)}),
         ]
-    update = base | states | asleep | {"gradients": gradients, "reduce bucket": min(REDUCE_BUCKET, t) * width}
+    update = base | states | held | asleep
     backward = {
         "gathered layers": gathered,
         "saved activations": saved_bytes(config, shape),
@@ -186,7 +189,7 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
         weights = p * width / config.rollout.tensor_parallel
         bucket = max(config.rollout.sync_bucket_bytes, largest)
         out.append(Phase("sync", base | {"engine weights": weights, "bucket and its copy": 2.0 * bucket}))
-    out.append(Phase("save", base | states | asleep))
+    out.append(Phase("save", base | states | held | asleep))
     return [Phase(phase.name, {k: v for k, v in phase.parts.items() if v}) for phase in out]
 
 
