@@ -146,6 +146,20 @@ def _signal(process: psutil.Process, number: signal.Signals) -> bool:
         return False
 
 
+def temporary(env: Mapping[str, str]) -> Path:
+    """Local folder for Ray: SPOTRL_TMP, else TMPDIR unless Ray's socket names would not fit under it, else /tmp.
+
+    Raises ConfigError if SPOTRL_TMP is too long.
+    """
+    longest = 107 - len("/spotrl-12345678/session_2026-01-01_00-00-00_123456_1234567/sockets/plasma_store")
+    if given := env.get("SPOTRL_TMP"):
+        if len(given) > longest:
+            raise ConfigError(f"SPOTRL_TMP {given} is too long for socket names: choose one of at most {longest} bytes")
+        return Path(given)
+    theirs = env.get("TMPDIR", "")
+    return Path(theirs) if theirs and len(theirs) <= longest and Path(theirs).is_dir() else Path("/tmp")
+
+
 class RayNode:
     """Ray's processes on this node."""
 
@@ -153,8 +167,7 @@ class RayNode:
         self, *, address: str, ports: Ports, cpus: int, gpus: int | None, env: Mapping[str, str], token: str = ""
     ):
         """address: this node's on the job's network. gpus: None lets Ray count. token: for a worker, the head's."""
-        base = Path(env.get("SPOTRL_TMP") or tempfile.gettempdir())
-        self.temp = Path(tempfile.mkdtemp(prefix="spotrl-", dir=base))  # short: socket paths may have 107 bytes
+        self.temp = Path(tempfile.mkdtemp(prefix="spotrl-", dir=temporary(env)))
         self.address, self.ports, self.cpus, self.gpus = address, ports, cpus, gpus
         self.token = token or secrets.token_hex(32)
         token_file = self.temp / "token"

@@ -52,9 +52,9 @@ class Link:
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self, timeout_s: float) -> Message | None:
-        """The next message, or None after `timeout_s`."""
+        """The next message, or None after `timeout_s` or when the other side is gone."""
         try:
-            return self.inbox.get(timeout=timeout_s) if timeout_s > 0 else self.inbox.get_nowait()
+            return (self.inbox.get(timeout=timeout_s) if timeout_s > 0 else self.inbox.get_nowait()) or None
         except queue.Empty:
             return None
 
@@ -84,6 +84,7 @@ class Link:
                 if message := json.loads(line):
                     self.inbox.put(message)
         self._closed.set()
+        self.inbox.put({})  # wakes who waits
 
     def _beat(self) -> None:
         while not self._closed.wait(HEARTBEAT_S):
