@@ -22,7 +22,7 @@ from data_prep.archive import Refused
 from data_prep.images import Picture
 from data_prep.overlap import mark_overlaps
 from data_prep.pictures import Pictures
-from data_prep.schema import SYSTEM_PROMPT, TEXT_SYSTEM_PROMPT, Manifest, Row, question, row_id
+from data_prep.schema import SYSTEM_PROMPT, TEXT_SYSTEM_PROMPT, Manifest, Row, question, row_id_of
 from data_prep.shards import MANIFEST, SplitWriter, clear, fingerprint, read_manifest, write_manifest
 from data_prep.source import Candidate, Problem, Source
 from data_prep.split import groups_of, validation_groups
@@ -301,7 +301,7 @@ def _write(
                     writers[result.split] = SplitWriter(out, result.split)
                 writers[result.split].add(
                     Row(
-                        id=row_id(row.source, row.messages, images),
+                        id=row_id_of(row.source, row.messages, result.pictures),
                         source=row.source,
                         messages=row.messages,
                         images=images,

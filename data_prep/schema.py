@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -77,9 +78,14 @@ class Manifest:
 
 def row_id(source: str, messages: list[dict[str, Any]], images: list[bytes]) -> str:
     """The stable id of a row: 16 hex digits of sha256 over source, messages and pictures (never the answer)."""
+    return row_id_of(source, messages, [hashlib.sha256(image).hexdigest() for image in images])
+
+
+def row_id_of(source: str, messages: list[dict[str, Any]], image_sha256: Sequence[str]) -> str:
+    """`row_id` where the pictures' hashes are known already."""
     digest = hashlib.sha256(json.dumps([source, messages], ensure_ascii=False, sort_keys=True).encode())
-    for image in images:
-        digest.update(hashlib.sha256(image).digest())
+    for sha256 in image_sha256:
+        digest.update(bytes.fromhex(sha256))
     return digest.hexdigest()[:16]
 
 

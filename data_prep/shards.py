@@ -13,7 +13,9 @@ import hashlib
 import json
 import os
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,17 +38,28 @@ MANIFEST = "manifest.json"
 
 
 class _HashingFile:
-    """A binary file for pyarrow that hashes what is written."""
+    """A binary file for pyarrow that hashes what is written, in a thread beside the writing."""
 
     def __init__(self, path: Path) -> None:
         self._file: BinaryIO = open(path, "wb", buffering=1 << 20)  # noqa: SIM115 - closed by pyarrow
-        self.sha256 = hashlib.sha256()
+        self._hashing = ThreadPoolExecutor(1)
+        self._pending: deque[Future] = deque()
+        self._sha256 = hashlib.sha256()
         self.closed = False
 
     def write(self, data: Any) -> int:
-        self.sha256.update(data)
+        self._pending.append(self._hashing.submit(self._sha256.update, data))
+        while len(self._pending) > 16:  # bounds what waits in memory
+            self._pending.popleft().result()
         self._file.write(data)
         return len(data)
+
+    def hexdigest(self) -> str:
+        """Of all that was written."""
+        while self._pending:
+            self._pending.popleft().result()
+        self._hashing.shutdown()
+        return self._sha256.hexdigest()
 
     def tell(self) -> int:
         return self._file.tell()
@@ -117,7 +130,7 @@ class SplitWriter:
         self._writer.close()
         self._shards[-1]["bytes"] = self._file.tell()
         self._file.close()
-        self._shards[-1]["sha256"] = self._file.sha256.hexdigest()
+        self._shards[-1]["sha256"] = self._file.hexdigest()
         self._writer = self._file = None
 
     def close(self) -> list[dict[str, Any]]:
