@@ -90,7 +90,7 @@ def test_timeout_kills_one_worker_and_the_batch_goes_on():
         texts = [wrap(HANG), *[wrap(f"x+{i}") for i in range(20)]]
         started = time.monotonic()
         outcomes = rewards.score(texts, ["x"] + [f"{i}+x" for i in range(20)], ["math"] * 21)
-        assert time.monotonic() - started < 8.0
+        assert time.monotonic() - started < 15.0
         assert [o.verdict for o in outcomes] == ["timeout"] + ["correct"] * 20
         assert rewards.stats()["reward/timeout_rate"] == pytest.approx(1 / 21)
         assert rewards.stats()["perf/grader_restarts"] == 1.0

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import queue
+import select
 import socket
 import struct
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -30,6 +32,9 @@ START_TIMEOUT_S = 120.0
 """For a process to import math-verify or the user's file; a node under load takes its time."""
 MAX_REMEMBERED = 100_000
 """Verdicts of algebra kept, so that a group's equal answers are worked out once."""
+
+MAX_STRETCH = 4.0
+"""No answer may take longer than this many deadlines, however busy the node is."""
 
 Graded = tuple[Verdict, float]
 
@@ -204,8 +209,7 @@ class Pool:
             for last_try in (False, True):
                 try:
                     worker = worker or self._start()
-                    send(worker[0], task)
-                    future.set_result(receive(worker[0]))
+                    future.set_result(self._ask(*worker, task))
                     break
                 except TimeoutError:
                     worker = self._replace(worker)
@@ -221,6 +225,23 @@ class Pool:
                     break
         if worker is not None:
             worker[0].close()
+
+    def _ask(self, connection: socket.socket, pid: int, task: list[str]) -> Any:
+        """The worker's answer. Raises TimeoutError at the deadline, EOFError if the worker is gone.
+
+        The clock stands still while the worker waits for a CPU, so that a busy node does not make wrong verdicts.
+        """
+        started, queued = time.monotonic(), _waited_for_cpu_s(pid)
+        send(connection, task)
+        poll = select.poll()
+        poll.register(connection, select.POLLIN)
+        while True:
+            elapsed = time.monotonic() - started
+            left = self.deadline_s - elapsed + _waited_for_cpu_s(pid) - queued
+            if left <= 0 or elapsed > MAX_STRETCH * self.deadline_s:
+                raise TimeoutError
+            if poll.poll(max(left, 0.01) * 1000):
+                return receive(connection)
 
     def _replace(self, worker: tuple[socket.socket, int] | None) -> None:
         with self._lock:
@@ -245,6 +266,14 @@ class Pool:
             raise ConfigError(message.replace("\n", " "))
         connection.settimeout(self.deadline_s)
         return connection, pid
+
+
+def _waited_for_cpu_s(pid: int) -> float:
+    """Seconds that a process was ready to run and had no CPU (Linux; 0 where the kernel does not tell)."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 class _Nursery:
