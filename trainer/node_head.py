@@ -15,7 +15,7 @@ from trainer import preempt, preflight, rendezvous
 from trainer.job_log import JobLog
 from trainer.launcher import POLL_S, STOPPED, Ended, Launcher
 from trainer.preflight import Failure
-from trainer.ray_node import Job, Ports
+from trainer.ray_node import End, Job, Ports
 
 MASTER_PORT = 6389
 """Where the ranks of the preflight meet."""
@@ -182,7 +182,7 @@ class HeadLauncher(Launcher):
                 with contextlib.suppress(OSError):
                     if (end := job.ended()) is not None:
                         log.close()
-                        return self.verdict(*end, log)
+                        return self.verdict(end, log)
                 time.sleep(POLL_S)
         finally:
             if display is not None:
@@ -198,14 +198,15 @@ class HeadLauncher(Launcher):
         if not job.signal(number) and self.signals.number is not None:
             raise Ended(self.signals.code, STOPPED)
 
-    def verdict(self, status: str, code: int | None, log: JobLog) -> int:
+    def verdict(self, end: End, log: JobLog) -> int:
         """The exit code of the run from how its job ended."""
-        if status == "SUCCEEDED":
+        if end.status == "SUCCEEDED":
             return preempt.EXIT_OK
-        if status == "STOPPED":
+        if end.status == "STOPPED":
             raise Ended(preempt.EXIT_INTERRUPTED, "the job was stopped through Ray")
         if not log.show:
             print(log.tail(), file=sys.stderr, flush=True)
+        code = end.code
         if code in (*preempt.RECOVER_EXIT_CODES, preempt.EXIT_CONFIG, preempt.EXIT_INTERRUPTED):
             return code
         quiet_since = time.monotonic()
@@ -214,9 +215,12 @@ class HeadLauncher(Launcher):
             time.sleep(POLL_S)
         if self.signals.number is not None:
             return self.signals.code
-        if code is None or code < 0:
-            how = f"was killed by signal {-code}" if code else "never started"
-            raise Ended(preempt.EXIT_ERROR, f"the job {how} (out of memory? see `dmesg` and docs/failures.md)")
+        if code is None:
+            raise Ended(preempt.EXIT_ERROR, f"Ray ended the job: {end.message}")
+        if code < 0:
+            raise Ended(
+                preempt.EXIT_ERROR, f"the job was killed by signal {-code}: out of memory? See docs/failures.md"
+            )
         return code if code < 126 else preempt.EXIT_ERROR
 
     def finish(self, code: int) -> None:

@@ -23,6 +23,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
@@ -272,6 +273,17 @@ class RayNode:
         raise TimeoutError(f"Ray did not take the job within {deadline_s:.0f} s: {last}")
 
 
+@dataclass(frozen=True)
+class End:
+    """How a job ended."""
+
+    status: Literal["SUCCEEDED", "FAILED", "STOPPED"]
+    code: int | None
+    """Exit code of the driver, negative for a signal; None if Ray itself ended or never started it."""
+    message: str
+    """The first line of what Ray says of it."""
+
+
 class Job:
     """The training job; its driver runs on the head."""
 
@@ -294,10 +306,10 @@ class Job:
         except ProcessLookupError:
             return False
 
-    def ended(self) -> tuple[str, int | None] | None:
-        """(status, exit code of the driver) once it is over, else None. Raises OSError if Ray does not answer."""
+    def ended(self) -> End | None:
+        """How it ended, or None. Raises OSError if Ray does not answer."""
         info = self.node.request("GET", f"/api/jobs/{self.id}")
         if info["status"] not in ("SUCCEEDED", "FAILED", "STOPPED"):
             return None
-        code = info.get("driver_exit_code")
-        return info["status"], 0 if info["status"] == "SUCCEEDED" else code
+        message = next((line for line in (info.get("message") or "").splitlines() if line.strip()), "")
+        return End(info["status"], 0 if info["status"] == "SUCCEEDED" else info.get("driver_exit_code"), message[:300])

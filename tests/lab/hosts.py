@@ -3,7 +3,7 @@
     eth0  the same address on every host, with the default route, connected to nothing (as in RunPod's containers)
     eth1  10.50.0.11, .12, ... on a bridge that lives in a namespace of its own: no packet can leave the machine
 
-The file system is shared. Needs root; `missing()` says what is lacking. Everything ends with the lab's process.
+The file system is shared, but for the folders that a lab asks to be private. Needs root; `missing()` says what is lacking. Everything ends with the lab's process.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def run(*command: str) -> str:
 class Host:
     """One machine of the lab."""
 
-    def __init__(self, name: str, address: str, scratch: Path, hosts_file: Path):
+    def __init__(self, name: str, address: str, scratch: Path, hosts_file: Path, private: Sequence[str] = ()):
         self.name, self.address, self.scratch = name, address, scratch
         scratch.mkdir(parents=True, exist_ok=True)
         self._init = _namespaces("--mount", "--pid", "--net", "--uts", "--ipc")
@@ -59,6 +59,8 @@ class Host:
             f"hostname {name} && mount -t proc proc /proc && mount -t tmpfs -o size=4g tmpfs /dev/shm && "
             f"mount --bind {hosts_file} /etc/hosts && ip link set lo up"
         )
+        for folder in private:
+            setup += f" && mkdir -p {folder} && mount -t tmpfs tmpfs {folder}"
         run(*self.enter, "sh", "-c", setup)
 
     @property
@@ -105,7 +107,8 @@ class Host:
 class Lab:
     """A set of hosts on one bridge. Use as a context manager."""
 
-    def __init__(self, names: Sequence[str], scratch: Path | None = None):
+    def __init__(self, names: Sequence[str], scratch: Path | None = None, private: Sequence[str] = ()):
+        """private: folders that are empty and in memory on each host."""
         self.scratch = scratch or Path(tempfile.mkdtemp(prefix="lab-"))
         self._own = scratch is None
         self._switch = _namespaces("--net")
@@ -118,7 +121,7 @@ class Lab:
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in addresses.items())]
         self.scratch.mkdir(parents=True, exist_ok=True)
         hosts_file.write_text("\n".join(lines) + "\n")
-        self.hosts = {name: Host(name, addresses[name], self.scratch / name, hosts_file) for name in names}
+        self.hosts = {name: Host(name, addresses[name], self.scratch / name, hosts_file, private) for name in names}
         for number, host in enumerate(self.hosts.values(), start=11):
             self._connect(host, number)
 
