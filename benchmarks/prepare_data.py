@@ -7,7 +7,7 @@ text; to learn whether every picture decodes, all files are then read and decode
 (`original_parallel`) in as many as ours has. Ours unpacks, decodes, hashes, checks every row and answer, finds repeats
 and near-identical pictures, splits, and writes Parquet shards, quarantine, statistics and preview. Variants alternate
 on the same archive; every run is a process of its own. Memory is the largest sum of proportional shares (PSS) of the
-process and its children, sampled, at the given size and at a quarter of it.
+process and its children, sampled, at the given size and at a quarter of it; CPU seconds are sampled likewise.
 """
 
 from __future__ import annotations
@@ -157,11 +157,13 @@ def measure(variant: str, source: Path, scratch: Path) -> dict:
     command = [sys.executable, "-m", "benchmarks.prepare_data", "--child", variant, str(source), str(out)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     peak, parent = 0, psutil.Process(process.pid)
+    cpu: dict[int, float] = {}
     while process.poll() is None:
         total = 0
         for one in [parent, *_children(parent)]:
             try:
                 total += one.memory_full_info().pss
+                cpu[one.pid] = sum(one.cpu_times()[:2])
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
         peak = max(peak, total)
@@ -170,7 +172,7 @@ def measure(variant: str, source: Path, scratch: Path) -> dict:
     if process.returncode:
         raise SystemExit(f"{variant} failed with {process.returncode}")
     shutil.rmtree(scratch)
-    return json.loads(text.splitlines()[-1]) | {"peak_mib": peak / 2**20}
+    return json.loads(text.splitlines()[-1]) | {"peak_mib": peak / 2**20, "cpu_s": sum(cpu.values())}
 
 
 def _children(parent) -> list:
@@ -217,6 +219,7 @@ def main() -> None:
         "runs": args.runs,
         "seconds": {variant: middle([run["seconds"] for run in runs[variant]]) for variant in VARIANTS},
         "seconds_all": {variant: [round(run["seconds"], 2) for run in runs[variant]] for variant in VARIANTS},
+        "cpu_seconds": {variant: middle([run["cpu_s"] for run in runs[variant]]) for variant in VARIANTS},
         "speedup_over_original": middle(ratios["original"]),
         "speedup_over_original_all": [round(ratio, 2) for ratio in ratios["original"]],
         "speedup_over_original_with_parallel_decode": middle(ratios["original_parallel"]),

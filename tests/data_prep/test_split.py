@@ -1,0 +1,59 @@
+"""Groups of near-identical pictures, found exactly, and the split that keeps them together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from data_prep.images import LOOK_SIDE
+from data_prep.split import groups_of, near_pairs, stacked, validation_groups
+
+PLACES = LOOK_SIDE * LOOK_SIDE
+
+
+def brute(left: np.ndarray, right: np.ndarray, within: int) -> set[tuple[int, int]]:
+    apart = np.abs(left[:, None].astype(int) - right[None].astype(int)).max(axis=2)
+    return {(int(i), int(j)) for i, j in zip(*np.nonzero(apart <= within), strict=True)}
+
+
+@pytest.mark.parametrize("block", [1 << 22, 100])
+def test_near_pairs_are_exactly_those_of_brute_force(monkeypatch, block):
+    monkeypatch.setattr("data_prep.split.BLOCK_PAIRS", block)
+    rng = np.random.default_rng(0)
+    base = rng.integers(0, 256, (30, PLACES), dtype=np.uint8)
+    shifted = (base[:20].astype(int) + rng.integers(-60, 61, (20, 1))).clip(0, 255).astype(np.uint8)
+    both = np.concatenate([base, shifted])
+    expected = brute(both, both, 50)
+    assert set(map(tuple, near_pairs(both, both, 50, upper=True).tolist())) == {(i, j) for i, j in expected if i < j}
+    assert set(map(tuple, near_pairs(base, shifted, 50).tolist())) == brute(base, shifted, 50)
+    assert len(expected) > 50  # the shifted ones count, or the test shows nothing
+
+
+def test_the_limit_is_inclusive_and_differences_do_not_wrap():
+    looks = np.array([[0] * PLACES, [50] * PLACES, [101] * PLACES, [255] * PLACES], dtype=np.uint8)
+    assert near_pairs(looks, looks, 50, upper=True).tolist() == [[0, 1]]
+    assert near_pairs(looks[:0], looks, 50).tolist() == []
+
+
+def look(level: int) -> str:
+    return bytes([level] * PLACES).hex()
+
+
+def test_rows_share_a_group_through_chains_of_near_pictures_and_common_rows():
+    looks = {"a": look(0), "b": look(40), "c": look(80), "d": look(200), "e": look(255), "f": look(0)}
+    rows = [("a",), ("c",), ("b",), ("d",), ("d", "a"), ("e",), ("f",), ()]
+    keys = groups_of(rows, [b"q"] * 8, looks)
+    assert keys == ["a"] * 5 + ["e", "a", b"q".hex()]
+
+
+def test_stacked_keeps_order_and_levels():
+    assert stacked([look(7), look(255)])[:, 0].tolist() == [7, 255]
+
+
+def test_the_share_is_met_and_large_families_stay_in_training():
+    keys = [str(i) for i in range(4000)] + ["family"] * 600
+    chosen = validation_groups(keys, 0.1, 0)
+    rows = sum(key in chosen for key in keys)
+    assert "family" not in chosen and 300 < rows < 500
+    assert all("family" not in validation_groups(keys, 0.1, seed) for seed in range(30))
+    assert validation_groups(keys, 0.0, 0) == set()
