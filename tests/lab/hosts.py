@@ -71,7 +71,9 @@ class Host:
     def start(self, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Starts a command here, its output in `log`. Only `env` and the search path are given to it."""
         clean = {"PATH": f"{os.environ.get('PATH', '')}:{PATH}", "HOME": str(self.scratch), "LANG": "C.UTF-8"}
-        clean |= {"SPOTRL_TMP": str(self.scratch), "SPOTRL_METADATA": "off", "HF_HUB_OFFLINE": "1"} | dict(env or {})
+        clean |= {"SPOTRL_TMP": str(self.scratch), "SPOTRL_METADATA": "off", "HF_HUB_OFFLINE": "1"}
+        # The hosts share one machine's memory, and Ray on each would kill its ranks for what the others use.
+        clean |= {"RAY_memory_monitor_refresh_ms": "0"} | dict(env or {})
         with log.open("ab") as out:
             return subprocess.Popen(
                 [*self.enter, *command],

@@ -43,7 +43,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 NodeName=h1 NodeAddr=10.50.0.11 CPUs=16 RealMemory=200000 State=UNKNOWN
 NodeName=h2 NodeAddr=10.50.0.12 CPUs=16 RealMemory=200000 State=UNKNOWN
-PartitionName=normal Nodes=h1,h2 Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace}
+PartitionName=normal Nodes=h1,h2 Default=YES MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace}
 PartitionName=urgent Nodes=h1,h2 MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
 
@@ -70,8 +70,9 @@ class Slurm:
         key.write_bytes(os.urandom(128))
         for host in self.lab.hosts.values():
             host.run("sh", "-c", "mkdir -m 755 -p /run/munge /var/log/munge")
-            host.run("munged", "--force", f"--key-file={key}", "--pid-file=/run/munge/pid", "--socket=/run/munge/munge.socket.2",
-                     f"--log-file={host.scratch}/munged.log", f"--seed-file={host.scratch}/munge.seed")  # fmt: skip
+            places = {"key-file": key, "pid-file": "/run/munge/pid", "socket": "/run/munge/munge.socket.2"}
+            places |= {"log-file": host.scratch / "munged.log", "seed-file": host.scratch / "munge.seed"}
+            host.run("munged", "--force", *(f"--{name}={place}" for name, place in places.items()))
         env = {"SLURM_CONF": str(self.config)}
         first = self.lab.hosts["h1"]
         first.start(["slurmctld", "-D", "-f", str(self.config)], scratch / "slurmctld.out", env)

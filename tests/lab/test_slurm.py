@@ -26,9 +26,10 @@ def cluster(tmp_path):
 
 def small(recipe, steps: int):
     """The demo on two nodes with one rank each, short enough for a test."""
-    config = c.override(recipe.config, [f"run.max_steps={steps}", "rollout.prompts_per_step=4", "rollout.max_tokens=16",
-                                        "rollout.samples_per_prompt=4", "algorithm.micro_batch=4", "evaluation.every_steps=0",
-                                        "checkpoint.every_steps=1", "checkpoint.export_hf=never", "run.seed=0"])  # fmt: skip
+    sizes = {"run.max_steps": steps, "rollout.prompts_per_step": 4, "rollout.samples_per_prompt": 4,
+             "rollout.max_tokens": 16, "algorithm.micro_batch": 4, "evaluation.every_steps": 0,
+             "checkpoint.every_steps": 1, "checkpoint.export_hf": "never"}  # fmt: skip
+    config = c.override(recipe.config, [f"{key}={value}" for key, value in sizes.items()])
     config = dataclasses.replace(config, placement=dataclasses.replace(config.placement, nodes=2, workers_per_node=1))
     return dataclasses.replace(recipe, config=config)
 
@@ -41,7 +42,7 @@ def submit(cluster, tmp_path, steps: int, data: Path, model: Path) -> tuple[str,
     ((name, text),) = target.render(recipe).items()
     (repository / ".cache").mkdir()
     (repository / ".cache" / name).write_text(text)
-    env |= {"RUN_ID": "lab", "SPOTRL_METADATA": "off"}
+    env |= {"RUN_ID": "lab", "SPOTRL_METADATA": "off", "RAY_memory_monitor_refresh_ms": "0"}
     job = cluster.command("sbatch", "--parsable", f".cache/{name}", cwd=repository, **env).strip()
     return job, repository / f"slurm-demo-{job}.log", tmp_path / "work" / "runs" / "lab"
 
