@@ -7,6 +7,7 @@ as `sky check` stores them, and every task goes through `sky launch --dryrun`; p
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -95,8 +96,9 @@ def dry_runs(files: dict[str, str]) -> dict:
         log = io.StringIO()
         try:
             sky.stream_and_get(request, output_stream=log)
-            chosen = [line for line in log.getvalue().splitlines() if "✔" in line]
-            out[name] = {"chosen": " ".join(chosen[0].replace("\x1b[32m✔\x1b[0m", "").split()) if chosen else ""}
+            text = re.sub(r"\x1b\[[0-9;]*m", "", log.getvalue())
+            chosen = [line.replace("✔", "") for line in text.splitlines() if "✔" in line]
+            out[name] = {"chosen": " ".join(chosen[0].split()) if chosen else ""}
         except Exception as error:
             out[name] = {"error": f"{type(error).__name__}: {error}"}
     return out
@@ -107,11 +109,14 @@ def main() -> None:
     files = json.load(sys.stdin)
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     os.environ |= {"HOME": str(home), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    os.environ["PIP_NO_BUILD_ISOLATION"] = "0"  # pip reads it as "no": SkyPilot packs itself with what is installed
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     write_catalogs(home / ".sky/catalogs/v8")
     write_credentials(home)
     started = time.monotonic()
-    subprocess.run(["sky", "api", "start"], check=True, stdout=sys.stderr)
+    for last in (False, False, True):  # on a busy machine it gives up before its server is ready
+        if subprocess.run(["sky", "api", "start"], check=last, stdout=sys.stderr).returncode == 0:
+            break
     seconds = time.monotonic() - started
     try:
         enable_clouds(home)

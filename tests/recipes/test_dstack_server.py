@@ -13,6 +13,8 @@ from recipes.targets.render import render
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / ".venvs/launch/bin/python"
+NAMESPACE = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
+"""Nothing of the server outlives the test, and no packet leaves the machine."""
 TARGETS = ("dstack-runpod", "dstack-gcp", "dstack-kubernetes")
 
 

@@ -315,11 +315,11 @@ def test_pbs_dialects(dialect, request_):
 
 def test_pbs_body_starts_one_launcher_per_node(tmp_path):
     """The body under a stand-in for PBS: two hosts in the node file, pbsdsh that runs here, a launcher that reports."""
-    recipe = override(get("demo"), ["cluster.nodes=2"])
+    recipe = get("preflight")
     text = next(iter(render(recipe, "pbs").values()))
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer/setup.sh").write_text("exit 0\n")
-    python = tmp_path / ".venvs/cpu/bin/python"
+    python = tmp_path / ".venvs/gpu/bin/python"
     python.parent.mkdir(parents=True)
     report = 'echo "$SPOTRL_NODE_RANK/$SPOTRL_NODES peers=$SPOTRL_PEERS run=$RUN_ID token=${HF_TOKEN:-}"'
     python.write_text(f'#!/bin/bash\n[ "$2" = trainer.node ] || exit 0\n{report}\n')
@@ -338,10 +338,10 @@ def test_pbs_body_starts_one_launcher_per_node(tmp_path):
 
 
 def test_pbs_refuses_a_node_file_of_the_wrong_length(tmp_path):
-    text = next(iter(render(override(get("demo"), ["cluster.nodes=2"]), "pbs").values()))
+    text = next(iter(render(get("preflight"), "pbs").values()))
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer/setup.sh").write_text("exit 0\n")
-    python = tmp_path / ".venvs/cpu/bin/python"
+    python = tmp_path / ".venvs/gpu/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text("#!/bin/bash\n")
     python.chmod(0o755)
