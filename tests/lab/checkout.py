@@ -28,9 +28,8 @@ def stock(work: Path, recipe, data: Path, model: Path) -> dict[str, str]:
     """Puts data and model where the recipe's steps would, so that these find them; returns the variables for it."""
     places = {"DATA": str(work / "data"), "MODELS": str(work / "models"), "WORK": str(work), "RUNS": str(work / "runs")}
     for step, source in zip(recipe.steps, (data, model), strict=True):
-        place = Path(
-            os.path.dirname(step.creates.replace("${DATA}", places["DATA"]).replace("${MODELS}", places["MODELS"]))
-        )
+        creates = step.creates.replace("${DATA}", places["DATA"]).replace("${MODELS}", places["MODELS"])
+        place = Path(creates).parent
         place.parent.mkdir(parents=True, exist_ok=True)
         place.symlink_to(source)
     return places

@@ -3,7 +3,8 @@
     eth0  the same address on every host, with the default route, connected to nothing (as in RunPod's containers)
     eth1  10.50.0.11, .12, ... on a bridge that lives in a namespace of its own: no packet can leave the machine
 
-The file system is shared, but for the folders that a lab asks to be private. Needs root; `missing()` says what is lacking. Everything ends with the lab's process.
+The file system is shared, but for the folders that a lab asks to be private. Needs root; `missing()` says what is
+lacking. Everything ends with the lab's process.
 """
 
 from __future__ import annotations
@@ -23,6 +24,13 @@ ROOT = Path(__file__).resolve().parents[2]
 INIT = "import signal,time; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nwhile True: time.sleep(3600)"
 """The first process of a host: reaps what is left to it."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SHARED = {
+    # The hosts share one machine's memory, and Ray on each would kill its ranks for what the others use.
+    "RAY_memory_monitor_refresh_ms": "0",
+    # DeepSpeed compiles its CPU collectives once: a minute on two cores, for every host without this.
+    "TORCH_EXTENSIONS_DIR": os.environ.get("TORCH_EXTENSIONS_DIR", os.path.expanduser("~/.cache/torch_extensions")),
+}
+"""What the hosts have in common."""
 
 
 @functools.cache
@@ -72,8 +80,7 @@ class Host:
         """Starts a command here, its output in `log`. Only `env` and the search path are given to it."""
         clean = {"PATH": f"{os.environ.get('PATH', '')}:{PATH}", "HOME": str(self.scratch), "LANG": "C.UTF-8"}
         clean |= {"SPOTRL_TMP": str(self.scratch), "SPOTRL_METADATA": "off", "HF_HUB_OFFLINE": "1"}
-        # The hosts share one machine's memory, and Ray on each would kill its ranks for what the others use.
-        clean |= {"RAY_memory_monitor_refresh_ms": "0"} | dict(env or {})
+        clean |= SHARED | dict(env or {})
         with log.open("ab") as out:
             return subprocess.Popen(
                 [*self.enter, *command],

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import checkout
+import hosts
 import pytest
 import slurm
 
@@ -42,7 +43,7 @@ def submit(cluster, tmp_path, steps: int, data: Path, model: Path) -> tuple[str,
     ((name, text),) = target.render(recipe).items()
     (repository / ".cache").mkdir()
     (repository / ".cache" / name).write_text(text)
-    env |= {"RUN_ID": "lab", "SPOTRL_METADATA": "off", "RAY_memory_monitor_refresh_ms": "0"}
+    env |= {"RUN_ID": "lab", "SPOTRL_METADATA": "off"} | hosts.SHARED
     job = cluster.command("sbatch", "--parsable", f".cache/{name}", cwd=repository, **env).strip()
     return job, repository / f"slurm-demo-{job}.log", tmp_path / "work" / "runs" / "lab"
 
