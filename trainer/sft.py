@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from data_prep.schema import Row
 from trainer.batching import TrainItem
@@ -22,14 +23,14 @@ def train(config: RunConfig, run: Session) -> None:
     workers, phases, prompter = run.workers, run.phases, Prompter(config.model)
     stream = PromptStream(usable_rows(config, run, prompter), streamed(config))
     total = stream.total_steps
+    answered = lru_cache(maxsize=8192)(lambda row: item(prompter, row, run.train_set[row]))
     step = run.resume({})
 
     while step < total:
         step += 1
         phases.begin(step, total)
         with phases("update"):
-            rows = [prompt.row for prompt in stream.batch(step)]
-            items = [item(prompter, row, run.train_set[row]) for row in rows]
+            items = [answered(prompt.row) for prompt in stream.batch(step)]
             stats = workers.update(items)
         run.log(step, describe(items, stats), [])
         with phases("checkpoint"):

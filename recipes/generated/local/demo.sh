@@ -16,7 +16,7 @@ fetch() { # prepared data from the bucket, if somebody put it there
     && [ -e "$DATA/.$1/manifest.json" ] && mv "$DATA/.$1" "$DATA/$1"
 }
 if missing "${DATA}/shapes-f7cee71b/manifest.json"; then fetch shapes-f7cee71b || .venvs/cpu/bin/python -m data_prep prepare shapes --out "${DATA}/shapes-f7cee71b"; fi
-if missing "${MODELS}/demo-28895d8a/config.json"; then .venvs/cpu/bin/python -m trainer.warm_start --data "${DATA}/shapes-f7cee71b" --out "${MODELS}/demo-28895d8a"; fi
+if missing "${MODELS}/demo-f632e1cd/config.json"; then .venvs/cpu/bin/python -m trainer.warm_start --data "${DATA}/shapes-f7cee71b" --out "${MODELS}/demo-f632e1cd"; fi
 cat > ".cache/$RUN_ID.yaml" <<YAML
 method: grpo
 run:
@@ -25,7 +25,7 @@ run:
   dir: "${RUNS}/${RUN_ID}"
   max_steps: 60
 model:
-  path: "${MODELS}/demo-28895d8a"
+  path: "${MODELS}/demo-f632e1cd"
   dtype: fp32
   gradient_checkpointing: false
   min_pixels: 784
