@@ -22,7 +22,7 @@ def wrap(content: str) -> str:
     return f"<think>t</think><answer>\\boxed{{{content}}}</answer>"
 
 
-def settings(workers=2, deadline_s=2.0, max_timeout_rate=1.0, function="") -> config.Rewards:
+def settings(workers=2, deadline_s=20.0, max_timeout_rate=1.0, function="") -> config.Rewards:
     return config.Rewards(workers=workers, deadline_s=deadline_s, max_timeout_rate=max_timeout_rate, function=function)
 
 
