@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
-from trainer import allreduce, environment, preempt, preflight, rendezvous
+from trainer import allreduce, environment, preempt, rendezvous
 from trainer.config import RunConfig
 from trainer.environment import NodeEnvironment
 from trainer.ray_node import ROOT, Ports, RayNode, end_descendants
@@ -112,13 +112,11 @@ class Launcher:
         known = environment.interfaces()
         address = head if self.node.is_head else environment.route_address(head)
         self.env |= environment.network_variables(environment.interface_of(address, known), os.environ, known)
-        self.env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        self.env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCH_CPP_LOG_LEVEL": "ERROR"}
         placement, seconds = self.config.placement, self.arguments.seconds
-        device = (
-            "cuda" if (self.node.gpus_per_node or preflight.count_gpus() or 0) and placement.device == "cuda" else "cpu"
-        )
+        ranks = placement.workers_per_node if placement.device == "cuda" else 1
         command = allreduce.command(
-            sys.executable, seconds, device, self.node.rank, self.node.nodes, placement.workers_per_node, head, port
+            sys.executable, seconds, placement.device, self.node.rank, self.node.nodes, ranks, head, port
         )
         with self.child(command, self.env) as process:
             for _ in self.until(lambda: "the all-reduce did not end", preempt.EXIT_PREFLIGHT, 2 * seconds + 180.0):

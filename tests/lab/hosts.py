@@ -9,6 +9,7 @@ lacking. Everything ends with the lab's process.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import shutil
@@ -175,12 +176,16 @@ class Lab:
             shutil.rmtree(self.scratch, ignore_errors=True)
 
 
+def _die_with_the_lab() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no host outlives a killed test
+
+
 def _namespaces(*kinds: str) -> subprocess.Popen[bytes]:
     command = ["unshare", *kinds, "--fork", "--kill-child", "--propagation", "private"]
     if "--mount" not in kinds:
         command = ["unshare", *kinds, "--fork", "--kill-child"]
     return subprocess.Popen([*command, sys.executable, "-c", INIT], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                            start_new_session=True)  # fmt: skip
+                            start_new_session=True, preexec_fn=_die_with_the_lab)  # fmt: skip
 
 
 def _child_of(pid: int, deadline_s: float = 10.0) -> int:
