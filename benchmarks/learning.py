@@ -120,7 +120,7 @@ def main() -> None:
             runs.append(measure(seed, data, folder))
             print(json.dumps(runs[-1]), flush=True)
             result = {
-                "machine": f"{os.cpu_count()} CPU cores",
+                "machine": f"{os.cpu_count()} CPU cores, niceness {os.nice(0)}",
                 "metric": "held-out accuracy, 128 rows x 4 answers at temperature 1",
                 "data_s": round(data_s, 1),
                 "median_gain_points": statistics.median(r["gain_points"] for r in runs),
