@@ -178,6 +178,7 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
         ]
     update = base | states | held | asleep
     backward = {
+        "bucket being scattered": float(bucket * width),  # reduce_scatter_coalesced flattens the bucket once more
         "gathered layers": gathered,
         "saved activations": saved_bytes(config, shape),
         "layer at work": 2 * layer_bytes(config, shape),
@@ -207,8 +208,9 @@ def logits_bytes(config: RunConfig, shape: Shape, backward: bool) -> float:
 
 
 def layer_bytes(config: RunConfig, shape: Shape) -> float:
-    """Activations of one decoder layer, forward: norms, q k v before and after rotation, attention, gated MLP."""
-    per_token = 8 * shape.hidden + 3 * shape.kv_heads * shape.head_dim + 4 * shape.intermediate
+    """What one decoder layer saves for its backward pass: both norms (input, normalized, output), rotated q, repeated k
+    and v, attention's output and its contiguous copy; gate, its activation, up and their product."""
+    per_token = 6 * shape.hidden + 5 * shape.heads * shape.head_dim + 4 * shape.intermediate
     return float(sequence_tokens(config) * per_token * _width(config))
 
 
