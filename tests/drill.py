@@ -1,13 +1,14 @@
 """A fault drill: plays the spot market against a real run and holds the result against an undisturbed one.
 
-    python -m tests.drill [--kills 30] [--steps 40] [--ranks 2] [--seed 0] [--json FILE]
+    python -m tests.drill [--kills 30] [--steps 40] [--ranks 2] [--seed 0] [--standin] [--json FILE]
 
-The job is `trainer.grpo` on a tiny Qwen2.5-VL; its checkpoints go to a real S3 server on loopback behind a proxy. Until
-`--kills` faults have struck, the supervisor lets the job live for a random time and then does one of these: SIGKILL of
-everything (the next node is a fresh one, or the same), SIGTERM with a short notice, the store's network cut for some
-seconds, the store's server killed and started again, the disk full for some seconds (needs root, for a small tmpfs), a
-byte flipped in the newest checkpoint before a kill. Prints work lost per preemption and time to resume; exits with 1 if
-metrics or weights differ in a single bit from those of the run that nobody disturbed, or if anything is left over.
+The job is `trainer.grpo` on a tiny Qwen2.5-VL (with --standin: the same session around ranks that only pretend to
+train, which starts in seconds); its checkpoints go to a real S3 server on loopback behind a proxy. Until `--kills`
+faults have struck, the supervisor lets the job live for a random time and then does one of these: SIGKILL of everything
+(the next node is a fresh one, or the same), SIGTERM with a short notice, the store's network cut for some seconds, the
+store's server killed and started again, the disk full for some seconds (needs root, for a small tmpfs), a byte flipped
+in the newest checkpoint before a kill. Prints work lost per preemption and time to resume; exits with 1 if metrics or
+weights differ in a single bit from those of the run that nobody disturbed, or if anything is left over.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from trainer import config as c
 from trainer.preempt import RECOVER_EXIT_CODES
 
 FAULTS = ("kill, fresh node", "kill, same node", "notice", "network cut", "server killed", "disk full", "byte flipped")
-DISK_BYTES = 512 << 20
+DISK_BYTES = 192 << 20
 
 
 @dataclass
@@ -72,26 +73,34 @@ class Drill:
     strikes: list[Strike] = field(default_factory=list)
     starts: int = 0
     reported: int = 0
+    flipped: dict[Path, int] = field(default_factory=dict)
 
     def run(self, kills: int) -> None:
         """Strikes `kills` times, then lets the job end."""
         while True:
             self._start()
-            while len(self.strikes) < kills:
-                life = self.rng.uniform(0.0, 12.0)
-                if self.rng.random() < 0.8:  # most preemptions hit a running step, some the start
-                    self._until_a_step()
-                self._live(life)
-                if self.job.process is None or self.job.process.poll() is not None:
-                    break
-                if self._strike():
-                    break
-            if self.job.process is not None:
-                code = self._wait()
-                if code == 0:
-                    return
-                print(f"  the job ended with {code}: started again", flush=True)
-                assert code in RECOVER_EXIT_CODES, f"exit code {code}\n{self.job.tail()}"
+            if self._struck_down(kills):
+                continue
+            code, said = self._wait(), self.job.tail(10**9)[self.reported :]
+            if code == 0:
+                return
+            print(f"  the job ended with {code}: started again", flush=True)
+            assert code in RECOVER_EXIT_CODES or "No space left on device" in said, (
+                f"exit code {code}\n{self.job.tail()}"
+            )
+
+    def _struck_down(self, kills: int) -> bool:
+        """Lets the job live and strikes, until it has to be started again (True), has ended, or has had its share."""
+        while len(self.strikes) < kills:
+            life = self.rng.uniform(0.0, 3.0 if self.job.module == "tests.standin" else 12.0)
+            if self.rng.random() < 0.8:  # most preemptions hit a running step, some the start
+                self._until_a_step()
+            self._live(life)
+            if self.job.process is None or self.job.process.poll() is not None:
+                return False
+            if self._strike():
+                return True
+        return False
 
     def _start(self) -> None:
         self.starts += 1
@@ -176,13 +185,14 @@ class Drill:
         return True
 
     def _flip(self) -> None:
-        places = [
-            self.job.run_dir / "checkpoints",
-            self.folder / "store/bucket/runs" / self.config.run_id / "checkpoints",
-        ]
-        for place in places:
+        store = self.folder / "store/bucket/runs" / self.config.run_id / "checkpoints"
+        for place in (self.job.run_dir / "checkpoints", store):
             manifests = sorted(place.glob("step-*/manifest.json"))
-            if len(manifests) > 1:  # with a single checkpoint there is nothing to fall back to
+            if len(manifests) < 2:
+                continue  # nothing to fall back to
+            newest = int(manifests[-1].parent.name[5:])
+            if newest >= self.flipped.get(place, 0) + 3 * self.config.checkpoint.every_steps:  # the others are whole
+                self.flipped[place] = newest
                 path = self.rng.choice(sorted(manifests[-1].parent.glob("rank-*.safetensors")))
                 data = bytearray(path.read_bytes())
                 data[self.rng.randrange(len(data))] ^= 1 << self.rng.randrange(8)
@@ -203,17 +213,22 @@ def small_disk(path: Path) -> Generator[bool]:
             subprocess.run(["umount", "-l", str(path)], check=False)
 
 
-def configure(folder: Path, steps: int, ranks: int) -> c.RunConfig:
+def configure(folder: Path, steps: int, ranks: int, standin: bool) -> c.RunConfig:
     """A tiny model with random weights, a reward that always has a gradient, a checkpoint every second step."""
-    from data_prep import shapes, tiny_model
+    from data_prep import shapes
 
     shapes.prepare(folder / "data", 64, 16, seed=0)
     (folder / "reward.py").write_text(REWARD)
+    if standin:
+        (folder / "model").mkdir()
+        (folder / "model/config.json").write_text("{}")
+    else:
+        from data_prep import tiny_model
+
+        tiny_model.build(folder / "model", 0)
     return c.RunConfig(
         run=c.Run(name="drill", dir=str(folder / "undisturbed"), max_steps=steps),
-        model=c.Model(
-            path=str(tiny_model.build(folder / "model", 0)), dtype="fp32", gradient_checkpointing=False, min_pixels=784
-        ),
+        model=c.Model(path=str(folder / "model"), dtype="fp32", gradient_checkpointing=False, min_pixels=784),
         data=c.Data(path=str(folder / "data"), prompt_max_tokens=300),
         rollout=c.Rollout(prompts_per_step=4, samples_per_prompt=4, max_tokens=12, kv_cache_gib=0.25, sleep_level=0),
         algorithm=c.Algorithm(micro_batch=4, kl_coef=0.01, normalize_reward=True),
@@ -230,10 +245,11 @@ def weights_of(job: Job) -> str:
     return hashlib.sha256((job.run_dir / "hf/model.safetensors").read_bytes()).hexdigest()
 
 
-def play(folder: Path, kills: int, steps: int, ranks: int, seed: int) -> dict:
+def play(folder: Path, kills: int, steps: int, ranks: int, seed: int, standin: bool = False) -> dict:
     """Runs the whole drill. Raises AssertionError on any difference or left-over."""
-    config = configure(folder, steps, ranks)
-    calm = Job(config, folder / "calm").start()
+    config = configure(folder, steps, ranks, standin)
+    module = "tests.standin" if standin else "trainer.grpo"
+    calm = Job(config, folder / "calm", module=module).start()
     assert calm.wait(1200) == 0, calm.tail()
     with (
         small_disk(folder / "disk") as small,
@@ -246,7 +262,7 @@ def play(folder: Path, kills: int, steps: int, ranks: int, seed: int) -> dict:
             checkpoint=replace(config.checkpoint, remote="s3://bucket/runs"),
         )
         env = servers.s3_environment(relay.port) | {"SPOTRL_NOTICE_S": "5"}
-        job = Job(disturbed, folder / "job", env)
+        job = Job(disturbed, folder / "job", env, module)
         drill = Drill(folder, disturbed, job, server, relay, random.Random(seed), small)
         begun = time.monotonic()
         try:
@@ -272,6 +288,7 @@ def summary(drill: Drill, wall_s: float, config: c.RunConfig) -> dict:
     lost = [s.lost_steps for s in drill.strikes if s.lost_steps is not None]
     resumed = [s.start_to_step_s for s in drill.strikes if s.start_to_step_s is not None]
     return {
+        "job": drill.job.module,
         "faults": {name: sum(s.fault == name for s in drill.strikes) for name in FAULTS},
         "small_disk": drill.small_disk,
         "starts": drill.starts,
@@ -293,18 +310,19 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=40, help="steps of the run")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--standin", action="store_true", help="pretend to train: minutes in place of an hour")
     parser.add_argument("--json", type=Path, help="where the figures go")
-    arguments = parser.parse_args()
+    a = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="drill-") as folder:
         try:
-            figures = play(Path(folder), arguments.kills, arguments.steps, arguments.ranks, arguments.seed)
+            figures = play(Path(folder), a.kills, a.steps, a.ranks, a.seed, a.standin)
         except AssertionError as error:
             print(f"the drill failed: {error}", file=sys.stderr)
             return 1
     text = json.dumps(figures, indent=1)
     print(text)
-    if arguments.json:
-        arguments.json.write_text(text + "\n")
+    if a.json:
+        a.json.write_text(text + "\n")
     return 0
 
 

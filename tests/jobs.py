@@ -31,11 +31,13 @@ def reward(text, gold, answer_type):
 
 
 class Job:
-    """`python -m trainer.grpo --config run.yaml`, with a Ray of its own."""
+    """`python -m trainer.grpo --config run.yaml` (or another module), with a Ray of its own."""
 
-    def __init__(self, config: RunConfig, folder: Path, env: Mapping[str, str] | None = None):
+    def __init__(
+        self, config: RunConfig, folder: Path, env: Mapping[str, str] | None = None, module: str = "trainer.grpo"
+    ):
         folder.mkdir(parents=True, exist_ok=True)
-        self.config, self.run_dir = config, Path(config.run.dir)
+        self.config, self.run_dir, self.module = config, Path(config.run.dir), module
         self.path, self.log = folder / "run.yaml", folder / "job.log"
         self.path.write_text(configuration.dump(config))
         self.mark = uuid.uuid4().hex
@@ -48,7 +50,7 @@ class Job:
 
     def start(self) -> Job:
         """Starts it, or starts it again."""
-        command = [sys.executable, "-m", "trainer.grpo", "--config", str(self.path)]
+        command = [sys.executable, "-m", self.module, "--config", str(self.path)]
         self.started = time.time()
         with open(self.log, "a") as log:
             self.process = subprocess.Popen(
