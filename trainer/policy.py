@@ -14,7 +14,7 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
-from deepspeed.utils import safe_get_local_fp32_param
+from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
 from transformers.integrations import HfDeepSpeedConfig
@@ -25,6 +25,8 @@ from trainer.config import ConfigError, RunConfig
 from trainer.losses import grpo_loss
 from trainer.optim import learning_rate
 from trainer.vision import dummy_image
+
+GRADIENTS = [OffloadStateTypeEnum.lp_grads, OffloadStateTypeEnum.contiguous_grad_buffer]
 
 LOGITS_CHUNK_TOKENS = 1024
 """Logits of this many tokens exist at a time: 152k x 1024 x 4 bytes = 0.6 GB for Qwen2.5."""
@@ -112,6 +114,9 @@ class Policy:
         self.config, self.device, self.total_updates, self.pad_id = config, device, total_updates, pad_id
         self.world_size, self.rank = dist.get_world_size(), dist.get_rank()
         self.updates = 0
+        self._moves = device.type == "cuda" and not config.optimizer.offload_optimizer
+        self._away = False
+        self._parked: dict[int, Tensor] = {}
         ds_config = zero3_config(config)
         temperature = config.rollout.temperature if config.method == "grpo" else 1.0
         scorer = self._scorer(ds_config, banned_token_ids, temperature)
@@ -225,15 +230,37 @@ class Policy:
                 yield [(name, p.data) for name, p in bucket]
 
     def offload(self) -> None:
-        """Moves ZeRO-3's states to host memory to make room for the engine (CUDA only)."""
-        if self.device.type == "cuda" and not self.config.optimizer.offload_optimizer:
-            self.engine.offload_states()
-            torch.cuda.empty_cache()
+        """Moves gradients, fp32 weights and Adam's moments to host memory to make room for the engine (CUDA only).
+
+        The low-precision shards stay: the weight sync gathers them. DeepSpeed's own `offload_states` moves fp32 states
+        for its FusedAdam only, so those are moved here, into pinned buffers that are kept.
+        """
+        if not self._moves or self._away:
+            return
+        self.engine.offload_states(include=GRADIENTS)
+        for i, tensor in enumerate(self._states()):
+            buffer = self._parked.get(i)
+            if buffer is None:
+                buffer = self._parked[i] = torch.empty_like(tensor, device="cpu", pin_memory=True)
+            buffer.copy_(tensor, non_blocking=True)
+            tensor.data = buffer
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()
+        self._away = True
 
     def reload(self) -> None:
-        """Takes ZeRO-3's states back."""
-        if self.device.type == "cuda" and not self.config.optimizer.offload_optimizer:
-            self.engine.reload_states()
+        """Takes back what `offload` moved away."""
+        if not self._away:
+            return
+        for tensor in self._states():
+            tensor.data = tensor.data.to(self.device, non_blocking=True)
+        self.engine.reload_states()
+        self._away = False
+
+    def _states(self) -> Iterator[Tensor]:
+        yield from self.zero.fp32_partitioned_groups_flat
+        for state in self.zero.optimizer.state.values():
+            yield from (state[key] for key in ("exp_avg", "exp_avg_sq"))
 
     # --- shards in and out
 
@@ -243,47 +270,46 @@ class Policy:
 
     def _shard(self, name: str, p: Any, host: Callable[[str, Tensor], Tensor]) -> Shard:
         start, stop = self._range(p)
-        flat = {"master": safe_get_local_fp32_param(p)}
-        state, at = self._adam(p)
-        flat |= {key: state[key].narrow(0, at, p.ds_tensor.numel()) for key in ("exp_avg", "exp_avg_sq")}
-        tensors = {kind: host(f"{kind}/{name}", t[: stop - start]) for kind, t in flat.items()}
+        views = self._views(p)
+        tensors = {kind: host(f"{kind}/{name}", view[: stop - start]) for kind, view in views.items()}
         return Shard(shape=tuple(p.ds_shape), start=start, stop=stop, tensors=tensors)
 
     @torch.no_grad()
     def restore(self, read: Callable[[str, str, int, int], Tensor], updates: int) -> None:
         """Takes over weights and moments: `read(kind, name, start, stop)` gives [stop - start] of a flat parameter."""
+        self.reload()
         for name, p in self.names.items():
             if not p.requires_grad:
                 continue
             start, stop = self._range(p)
-            state, at = self._adam(p)
-            n = stop - start
-            for key in ("exp_avg", "exp_avg_sq"):
-                state[key].narrow(0, at, n).copy_(read(key, name, start, stop))
+            for kind, view in self._views(p).items():
+                view[: stop - start].copy_(read(kind, name, start, stop))
+            p.ds_tensor.data.view(-1).copy_(self._views(p)["master"])
+        for state in self.zero.optimizer.state.values():
             state["step"].fill_(float(updates))
-            master = read("master", name, start, stop)
-            safe_get_local_fp32_param(p)[:n].copy_(master)
-            p.ds_tensor.data.view(-1)[:n].copy_(master)
         persistent = self.zero.persistent_parameters
         if persistent:
             persistent[0].partition(persistent)
             persistent[0].all_gather(persistent)
         self.updates = updates
+        if self.config.method == "grpo":
+            self.offload()
 
     def _range(self, p: Any) -> tuple[int, int]:
         size = p.ds_tensor.numel()
         start = min(self.rank * size, p.ds_numel)
         return start, min(start + size, p.ds_numel)
 
-    def _adam(self, p: Any) -> tuple[dict[str, Tensor], int]:
-        """Adam's state of the flat group that holds `p`, and where in it `p` begins; made before the first step."""
-        group, at, _ = self.zero.grad_position[self.zero.get_param_id(p)]
+    def _views(self, p: Any) -> dict[str, Tensor]:
+        """Views [padded shard] of the flat fp32 buffers that hold `p`; Adam's are made here before the first step."""
+        group, at, size = self.zero.grad_position[self.zero.get_param_id(p)]
         flat = self.zero.fp32_partitioned_groups_flat[group]
         state = self.zero.optimizer.state[flat]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=flat.device if self._fused else "cpu")
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(flat), torch.zeros_like(flat)
-        return state, at
+        whole = {"master": flat.detach(), "exp_avg": state["exp_avg"], "exp_avg_sq": state["exp_avg_sq"]}
+        return {kind: tensor.narrow(0, at, size) for kind, tensor in whole.items()}
 
     @property
     def _fused(self) -> bool:

@@ -125,6 +125,9 @@ def decode(data: bytes, row_id: str) -> Image.Image:
     """RGB picture of encoded bytes. Raises ConfigError naming the row if they do not decode."""
     try:
         image = Image.open(io.BytesIO(data))
+        if image.has_transparency_data:
+            image = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)  # as a person would see it
         return image.convert("RGB")
     except (OSError, SyntaxError) as error:
         raise ConfigError(f"row {row_id}: its image does not decode ({error}); run `data prepare` again") from None
