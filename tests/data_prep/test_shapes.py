@@ -15,7 +15,8 @@ from trainer.rewards.grader import format_reward, grade
 def read(folder):
     lines = [json.loads(line) for line in (folder / "shapes_message.jsonl").read_text().splitlines()]
     with tarfile.open(folder / "shapes_img.tar.gz") as archive:
-        pictures = {m.name: archive.extractfile(m).read() for m in archive.getmembers()}
+        files = {m.name: archive.extractfile(m) for m in archive.getmembers()}
+        pictures = {name: file.read() for name, file in files.items() if file}
     return lines, pictures
 
 
@@ -76,7 +77,7 @@ def test_the_answer_is_what_the_picture_shows():
     for i in range(40):
         bars = shapes.example(0, "train", i, ("bar",))
         heights = {name: ink(bars.image, shapes.COLORS[name]) for name in ("red", "green", "blue")}
-        assert bars.think == f"{max(heights, key=heights.get)} bar"
+        assert bars.think == f"{max(heights, key=heights.__getitem__)} bar"
         assert bars.answer == "ABC"[["red", "green", "blue"].index(bars.think.split()[0])]
         total = shapes.example(0, "train", i, ("add",))
         left, rest = total.think.split("+")

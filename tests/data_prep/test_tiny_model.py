@@ -1,4 +1,5 @@
 import hashlib
+from typing import Any
 
 import pytest
 import torch
@@ -72,7 +73,7 @@ def test_special_tokens_stand_behind_the_vocabulary_and_its_tail_is_padded(folde
     ids = processor.tokenizer.convert_tokens_to_ids(
         ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
     )
-    config = model.config
+    config: Any = model.config
     assert ids == sorted(ids) and None not in ids
     assert [config.vision_start_token_id, config.vision_end_token_id, config.image_token_id] == ids[3:]
     assert config.text_config.eos_token_id == processor.tokenizer.eos_token_id == ids[2]
