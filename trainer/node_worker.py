@@ -32,7 +32,10 @@ class WorkerLauncher(Launcher):
         self.say(f"joined the head {self.node.head} ({self.link.peer_address})")
         order = self.hear(self.wait_s, "start", "allreduce")
         if order["kind"] == "allreduce":
-            return self.allreduce(order["head"], order["port"], lambda: self.hear(0))
+            code = self.allreduce(order["head"], order["port"], lambda: self.hear(0))
+            if not code:
+                self.hear(60.0, "verdict")  # stays until the head has said how it ended: to leave first is to be lost
+            return code
         ray = self.make_ray(self.link.local_address, Ports.choose(alone=False), order["token"])
         ray.start_worker(order["ray"])
         for _ in self.until(lambda: f"Ray did not start on this node ({ray.complaint()})"):
