@@ -48,6 +48,8 @@ class Worker:
 
         from trainer.policy import Policy  # here, so that the driver, which only names this class, loads no DeepSpeed
 
+        # Its shared-memory collectives for CPU would be compiled at the first start: a minute, and a compiler needed.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         self.rank, world = rank, self.config.placement.world_size
         os.environ |= {
             "RANK": str(rank),
