@@ -66,12 +66,12 @@ def weights_of(job: Job) -> str:
     return hashlib.sha256((job.run_dir / "hf/model.safetensors").read_bytes()).hexdigest()
 
 
-def kill_and_resume(job, undisturbed, plan, before=lambda name: None) -> None:
+def kill_and_resume(job, undisturbed, plan, before=lambda name: None, floor=1) -> None:
     """Starts the job for every (name, condition, whether the next node is a fresh one), kills it there, then ends it.
 
+    before(name) prepares the network; floor: the first kill waits for this step, so that there is something committed.
     After that metrics and weights must be those of the undisturbed run, and nothing may be left over.
     """
-    floor = 1
     for name, condition, fresh in plan:
         before(name)
         job.start()
@@ -143,7 +143,7 @@ def test_killed_around_a_save(base, undisturbed, tmp_path):
             ("committed locally only", committed_locally_only, False),
             ("mid-write", writing, True),
         ]
-        kill_and_resume(job, undisturbed, plan, network)
+        kill_and_resume(job, undisturbed, plan, network, floor=4)
         steps = sorted(p.name for p in remote.iterdir() if p.name.startswith("step-"))
         assert steps == [f"step-{STEPS - 1:08d}", f"step-{STEPS:08d}"], "nothing uncommitted is left over"
 
