@@ -84,7 +84,12 @@ def up(name: str, target: str | None, args: argparse.Namespace) -> int:
         target = target or "ssh"
     if args.bucket:
         overrides.append(f"storage.bucket={args.bucket}")
-    return launching.up(resolve(name, overrides), target, args.run_id, overrides, args)
+    recipe, run_id = resolve(name, overrides), args.run_id
+    if name == "demo" and not run_id:
+        run_id = run_record.interrupted(name, target or "local", overrides, Path(recipe.config.model.path).name)
+        if run_id:
+            print(f"going on with {run_id}, which was interrupted (--run-id NEW starts afresh)")
+    return launching.up(recipe, target, run_id, overrides, args)
 
 
 def delegate(args: argparse.Namespace) -> int:

@@ -52,6 +52,24 @@ def load(run_id: str) -> RunRecord:
     return RunRecord(**json.loads(path.read_text()))
 
 
+def interrupted(recipe: str, target: str, overrides: list[str], model: str) -> str:
+    """The newest run of this very recipe and model that neither finished nor is running now; empty if there is none."""
+    for path in sorted(RUNS.glob("*/launch.json"), key=lambda p: p.stat().st_mtime, reverse=True):
+        record = RunRecord(**json.loads(path.read_text()))
+        if (record.recipe, record.target, record.overrides) != (recipe, target, overrides):
+            continue
+        try:
+            progress = json.loads((path.parent / "progress.json").read_text())
+            same_model = model in (path.parent / "config.yaml").read_text()
+        except (OSError, ValueError):
+            continue  # it ended before its first step: there is nothing to go on from
+        if progress["status"] == "finished":
+            return ""
+        if same_model and not Path(f"/proc/{progress['pid']}").exists():
+            return record.run_id
+    return ""
+
+
 def new_run_id(recipe: str) -> str:
     """A fresh id: recipe, UTC minute and four hex digits; also a valid bucket prefix, cluster name and job name."""
     stamp = time.strftime("%m%d-%H%M", time.gmtime())

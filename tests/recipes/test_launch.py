@@ -241,3 +241,27 @@ def test_dstack_applies_volume_then_fleet_then_task():
     files = ["t.yaml", "t.fleet.yaml", "t.volume.yaml"]
     commands = engines.commands(record, files, {"RUN_ID": "mine"}, [], False)
     assert [command[4] for command in commands.up] == ["t.volume.yaml", "t.fleet.yaml", "t.yaml"]
+
+
+def test_an_interrupted_demo_is_found_and_a_finished_or_other_one_is_not(monkeypatch, tmp_path):
+    monkeypatch.setattr(run_record, "RUNS", tmp_path)
+
+    def run(name, status, overrides=(), pid=2**30, model="demo-abc", config=True):
+        run_record.RunRecord(run_id=name, recipe="demo", target="local", overrides=list(overrides)).save()
+        if config:
+            (tmp_path / name / "config.yaml").write_text(f"path: /x/{model}\n")
+            (tmp_path / name / "progress.json").write_text(json.dumps({"status": status, "pid": pid}))
+        stamp = time.time() + len(list(tmp_path.iterdir()))
+        os.utime(tmp_path / name / "launch.json", (stamp, stamp))
+
+    find = lambda overrides=(): run_record.interrupted("demo", "local", list(overrides), "demo-abc")  # noqa: E731
+    assert find() == ""
+    run("demo-a", "running")
+    assert find() == "demo-a" and find(["run.seed=1"]) == ""
+    run("demo-b", "running", pid=os.getpid())
+    run("demo-c", "running", model="demo-of-older-code")
+    run("demo-d", "", config=False)
+    run("demo-e", "failed", ["run.seed=1"])
+    assert find() == "demo-a" and find(["run.seed=1"]) == "demo-e"
+    run("demo-f", "finished")
+    assert find() == ""
