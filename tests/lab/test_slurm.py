@@ -13,7 +13,6 @@ import slurm
 
 from recipes.commands import resolve
 from recipes.targets import slurm as target
-from trainer import config as c
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(1500),
               pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing())]  # fmt: skip
@@ -25,19 +24,19 @@ def cluster(tmp_path):
         yield made
 
 
-def small(recipe, steps: int):
+def small(steps: int):
     """The demo on two nodes with one rank each, short enough for a test."""
     sizes = {"run.max_steps": steps, "rollout.prompts_per_step": 4, "rollout.samples_per_prompt": 4,
              "rollout.max_tokens": 16, "algorithm.micro_batch": 4, "evaluation.every_steps": 0,
              "checkpoint.every_steps": 1, "checkpoint.export_hf": "never"}  # fmt: skip
-    config = c.override(recipe.config, [f"{key}={value}" for key, value in sizes.items()])
-    config = dataclasses.replace(config, placement=dataclasses.replace(config.placement, nodes=2, workers_per_node=1))
-    return dataclasses.replace(recipe, config=config)
+    recipe = resolve("demo", [*(f"{key}={value}" for key, value in sizes.items()), "cluster.nodes=2"])
+    placement = dataclasses.replace(recipe.config.placement, workers_per_node=1)
+    return dataclasses.replace(recipe, config=dataclasses.replace(recipe.config, placement=placement))
 
 
 def submit(cluster, tmp_path, steps: int, data: Path, model: Path) -> tuple[str, Path, Path]:
     """(job id, the job's log, the run's directory)."""
-    recipe = small(resolve("demo", ["cluster.nodes=2"]), steps)
+    recipe = small(steps)
     repository = checkout.make(tmp_path / "repository")
     env = checkout.stock(tmp_path / "work", recipe, data, model)
     ((name, text),) = target.render(recipe).items()
