@@ -297,6 +297,11 @@ def summary(drill: Drill, wall_s: float, config: c.RunConfig) -> dict:
         "checkpoint_every_steps": config.checkpoint.every_steps,
         "steps_lost_per_preemption_mean": round(statistics.fmean(lost), 2) if lost else None,
         "steps_lost_per_preemption_max": max(lost, default=None),
+        "steps_lost_by_fault": {
+            name: [s.lost_steps for s in drill.strikes if s.fault == name and s.lost_steps is not None]
+            for name in FAULTS
+            if any(s.fault == name and s.lost_steps is not None for s in drill.strikes)
+        },
         "start_to_first_resumed_step_s_median": round(statistics.median(resumed), 1) if resumed else None,
         "wall_s": round(wall_s, 1),
         "equal_to_undisturbed": True,
@@ -319,7 +324,7 @@ def main() -> int:
         except AssertionError as error:
             print(f"the drill failed: {error}", file=sys.stderr)
             return 1
-    text = json.dumps(figures, indent=1)
+    text = re.sub(r"\[\s+([\d,\s]+?)\s+\]", lambda m: "[" + " ".join(m[1].split()) + "]", json.dumps(figures, indent=1))
     print(text)
     if a.json:
         a.json.write_text(text + "\n")
