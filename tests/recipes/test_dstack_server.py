@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def said(tmp_path_factory):
                 files |= {f"{target}/{file}": text for file, text in render(get(name), target).items()}
     task = files["dstack-runpod/grpo-qwen2.5-vl-72b-mathv60k.yaml"]
     files["spot.yaml"] = task.replace("spot_policy: on-demand", "spot_policy: spot")
-    files["dear.yaml"] = task.replace("max_price: ", "max_price: 0.")
+    files["dear.yaml"] = re.sub(r"max_price: \S+", "max_price: 0.5", task)
     command = [
         "unshare",
         "--net",
