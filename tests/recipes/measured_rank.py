@@ -75,7 +75,7 @@ def main(path: str, rank: int, port: int, out: str) -> None:
     peak = resident("VmHWM")
     numbers = {"before": before, "stands": stands, "after": after, "peak": peak}
     Path(out).write_text(json.dumps(numbers))
-    worker.stop()
+    torch.distributed.barrier()
 
 
 if __name__ == "__main__":
