@@ -28,7 +28,7 @@ from trainer.metrics import read_history
 from trainer.storage import Storage
 
 RESULT = Path(__file__).with_suffix(".json")
-UPLOAD_BYTES, UPLOAD_PAIRS = 256 << 20, 9
+UPLOAD_BYTES, UPLOAD_PAIRS = 128 << 20, 11
 EVERY, STEPS = 10, 21
 """Steps between saves, and of a run: two whole intervals after the first step."""
 

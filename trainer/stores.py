@@ -21,13 +21,13 @@ from trainer.config import ConfigError
 class Limits:
     """How a store wants large files."""
 
-    part_bytes: int = 16 << 20
+    part_bytes: int = 8 << 20
     """Part of a multipart upload; equal parts (R2 asks for that). A file up to this size goes in one request."""
     max_part_bytes: int = 500_000_000
     """Largest part. RunPod's volumes take at most 500 MB, and want multipart above it."""
     max_parts: int = 10_000
     """Most parts of one upload."""
-    parallel_parts: int = 8
+    parallel_parts: int = 12
     """Parts in flight; with part_bytes this bounds the memory of an upload."""
     request_timeout_s: float = 600.0
     """Deadline of one request. RunPod joins the parts of a 10 GB file for up to two hours."""
