@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 import time
@@ -199,8 +200,9 @@ class Session:
 
     def flush(self) -> None:
         """After a notice: lets the save under way commit, if it does within what is left of the notice."""
-        while self.checkpoints.in_flight is not None and self.notice.remaining_s() > 0.5:
+        while self.checkpoints.busy and self.notice.remaining_s() > 0.5:
             self._advance()
+            self.checkpoints.poll()
             time.sleep(0.1)
         self.phases.finish("interrupted" if self.notice.reason == "interrupted" else "preempted")
 
@@ -289,7 +291,8 @@ def explain(error: Exception) -> tuple[int, str]:
     if isinstance(error, ConfigError):
         message = str(getattr(error, "cause", None) or error).strip()
         return EXIT_CONFIG, f"error: {message}"
-    if isinstance(error, StorageError):
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if isinstance(error, StorageError) or full:
         return EXIT_STORAGE, f"error: {error}"
     if isinstance(error, ray.exceptions.ActorDiedError | ray.exceptions.NodeDiedError | ConnectionError):
         return EXIT_NODE_LOST, f"error: a worker or node was lost: {str(error).splitlines()[0]}"
