@@ -41,7 +41,7 @@ class Setting:
 
 SETTINGS = {
     "demo": Setting("tiny", 32, 8, 32, 0, 64, 8),
-    "medium": Setting("medium", 8, 8, 256, 64, 16, 3),
+    "medium": Setting("medium", 8, 8, 256, 64, 16, 2),
 }
 WARM_UP = 1
 LEARNING_RATE, KL = 1e-5, 1e-3
