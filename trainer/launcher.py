@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
@@ -62,7 +63,7 @@ class Signals:
         return self.again or time.monotonic() > self.deadline
 
 
-class Launcher:
+class Launcher(ABC):
     """What head and workers share."""
 
     def __init__(self, config: RunConfig, node: NodeEnvironment, arguments: argparse.Namespace, signals: Signals):
@@ -130,13 +131,13 @@ class Launcher:
         if self.ray is not None:
             preempt.announce(reason, Path(self.ray.env[preempt.FLAG_VARIABLE]))
 
+    @abstractmethod
     def run(self) -> int:
         """The whole launch; returns the job's exit code. Raises Ended, ConfigError, RendezvousError."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self, code: int) -> None:
         """Tells the other nodes and ends everything that was started here."""
-        raise NotImplementedError
 
     def close(self, code: int) -> None:
         """Ends everything that this launcher started. Ray's logs stay where something went wrong."""

@@ -42,7 +42,7 @@ class Worker:
         gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
         return address, int(gpus[0]) if gpus else os.getpid(), port, os.getpid()
 
-    def start(self, rank: int, local_rank: int, master: str, port: int, total_steps_hint: int) -> dict[str, Any]:
+    def start(self, rank: int, local_rank: int, master: str, port: int, total_updates: int) -> dict[str, Any]:
         """Meets the other ranks, loads model and engine. Returns what the driver wants to know of them."""
         import deepspeed
 
@@ -71,7 +71,7 @@ class Worker:
         self.train_set = self._dataset(self.config.data.path, self.config.data.split)
         banned = self.prompter.banned_token_ids() if self.config.method == "grpo" else []
         pad = self.prompter.tokenizer.pad_token_id or self.prompter.eos_token_id
-        self.policy = Policy(self.config, banned, self.device, total_steps_hint, pad)
+        self.policy = Policy(self.config, banned, self.device, total_updates, pad)
         self.writer = ShardWriter(self.config, rank, world)
         self.engine: Any = None
         if self.config.method == "grpo":

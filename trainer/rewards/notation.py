@@ -110,14 +110,15 @@ def split_top(s: str, separators: str = ",;") -> list[str]:
 def strip_outer(s: str) -> str:
     r"""Takes off brackets that hold the whole of a single value: `(5)`, `{5}`; not `(1, 2)`, not `\{5\}`."""
     for _ in range(3):
-        if len(s) > 2 and s[0] in "({" and s[-1] == _BRACKETS[s[0]] and _is_one_group(s) and "," not in s:
+        if len(s) > 2 and s[0] in "({" and s[-1] == _BRACKETS[s[0]] and is_one_group(s) and "," not in s:
             s = s[1:-1].strip()
         else:
             break
     return s
 
 
-def _is_one_group(s: str) -> bool:
+def is_one_group(s: str) -> bool:
+    """Whether the bracket that opens `s` is closed by its last character and no sooner."""
     depth = 0
     for i, c in enumerate(s):
         depth += (c in "([{") - (c in ")]}")

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Literal
 
 from trainer.rewards import quantity
-from trainer.rewards.notation import clean, split_top
+from trainer.rewards.notation import clean, is_one_group, split_top
 
 MAX_CHARS = 500
 
@@ -47,7 +47,7 @@ def parse(content: str) -> Structure | None:
         inside = s[2:-2] if braces else s[1:-1]
         parts = _parts(inside)
         return Structure("set", parts) if parts and (braces or len(parts) > 1) else None
-    if s[0] in "([" and s[-1] in ")]" and _closes_at_end(s):
+    if s[0] in "([" and s[-1] in ")]" and is_one_group(s):
         parts = tuple(split_top(s[1:-1]))
         if len(parts) < 2 or not all(parts) or "\\pm" in s or quantity.parse(s[1:-1]) and s[0] == "[":
             return None
@@ -61,15 +61,6 @@ def parse(content: str) -> Structure | None:
 def _kind(brackets: str) -> Kind:
     kinds: dict[str, Kind] = {"()": "()", "[]": "[]", "(]": "(]", "[)": "[)"}
     return kinds[brackets]
-
-
-def _closes_at_end(s: str) -> bool:
-    depth = 0
-    for i, c in enumerate(s):
-        depth += (c in "([{") - (c in ")]}")
-        if depth == 0:
-            return i == len(s) - 1
-    return False
 
 
 def _parts(s: str) -> tuple[str, ...]:
