@@ -107,8 +107,9 @@ def busy(process: psutil.Process) -> bool:
     return process.is_running() and process.status() == psutil.STATUS_RUNNING and process.cpu_times().user > 0.3
 
 
-def test_worker_killed_from_outside_is_replaced_and_costs_nothing(tmp_path):
-    """Its answer is graded once more; had it been the answer that kills, it would end as an error (see `die` below)."""
+@pytest.mark.parametrize("victims", [workers_of, lambda rewards: [nursery_of(rewards)]], ids=["workers", "nursery"])
+def test_what_is_killed_with_answers_in_hand_is_replaced_and_costs_nothing(tmp_path, victims):
+    """Each answer is graded once more; if that answer is what kills, it ends as an error (see `die` below)."""
     (tmp_path / "slow.py").write_text(
         "import time\ndef reward(text, gold, kind):\n    time.sleep(1.0 if text == 'slow' else 0.0)\n    return 1.0\n"
     )
@@ -120,9 +121,8 @@ def test_worker_killed_from_outside_is_replaced_and_costs_nothing(tmp_path):
         )
         thread.start()
         time.sleep(0.4)
-        workers = workers_of(rewards)
-        assert workers
-        for process in workers:
+        assert victims(rewards)
+        for process in victims(rewards):
             process.send_signal(signal.SIGKILL)
         thread.join(timeout=20)
         assert [o.verdict for o in result] == ["correct"] * 7

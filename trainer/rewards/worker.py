@@ -40,10 +40,11 @@ def send(connection: socket.socket, message: Any) -> None:
 
 def receive(connection: socket.socket) -> Any:
     """Receives one message. Raises EOFError if the other side is gone."""
-    return json.loads(_exactly(connection, _LENGTH.unpack(_exactly(connection, _LENGTH.size))[0]))
+    return json.loads(exactly(connection, _LENGTH.unpack(exactly(connection, _LENGTH.size))[0]))
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes:
+def exactly(connection: socket.socket, size: int) -> bytes:
+    """Receives this many bytes. Raises EOFError if the other side is gone."""
     data = bytearray()
     while len(data) < size:
         piece = connection.recv(min(size - len(data), 1 << 20))
