@@ -160,16 +160,27 @@ def _run(commands: Commands, record: RunRecord, env: dict[str, str]) -> int:
                 return done.returncode
             replace(record, cluster=done.stdout.strip().partition(";")[0]).save()
             continue
-        try:
-            code = subprocess.run(argv, env=os.environ | env).returncode
-        except KeyboardInterrupt:
-            if command[0] != "tail":
-                raise
+        code, interrupted = _foreground(argv, os.environ | env)
+        if interrupted and command[0] == "tail":
             print(f"\nthe run goes on: `launch.py logs {record.run_id}` follows it, `down` ends it")
             return 0
-        if code:
-            return code
+        if code or interrupted:
+            return 130 if interrupted else code
     return 0
+
+
+def _foreground(argv: list[str], env: dict[str, str]) -> tuple[int, bool]:
+    """Runs a command to its end: (exit code, whether Ctrl-C was pressed). Ctrl-C is the command's own to obey.
+
+    The terminal sends it to the whole process group. `subprocess.run` would kill the command a quarter of a second
+    later: amid a checkpoint, or before the machines were told to stop.
+    """
+    process, interrupted = subprocess.Popen(argv, env=env), False
+    while True:
+        try:
+            return process.wait(), interrupted
+        except KeyboardInterrupt:
+            interrupted = True
 
 
 def drive(run: str, what: str, dry_run: bool = False) -> int:
