@@ -19,6 +19,17 @@ if TYPE_CHECKING:
     from vllm.v1.sample.logits_processor import BatchUpdate
 
 
+def _reduce_over_gloo() -> None:
+    """Keeps vLLM's CPU tensor parallelism off its shared-memory segments.
+
+    Under an external launcher their name is the same for every engine of the machine and a killed one leaves them
+    behind, so that the next engine cannot start. vLLM falls back to torch.distributed where ranks name them differently.
+    """
+    from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed as Segments
+
+    Segments.make_group_name = staticmethod(lambda communicator: f"{communicator.unique_name}-{communicator.rank}")
+
+
 class BanTokens(LogitsProcessor):
     """Sets the ids in `additional_config["banned_token_ids"]` to -inf before sampling, for every request."""
 
@@ -56,6 +67,8 @@ class Engine:
             # A prompt cut in two would rewind its seeded generator, which torch's CPU generator cannot.
             extra["enable_chunked_prefill"] = False
             extra["max_num_batched_tokens"] = max(8192, config.data.prompt_max_tokens + rollout.max_tokens)
+            if rollout.tensor_parallel > 1:
+                _reduce_over_gloo()
         if prompter.has_vision:
             extra["limit_mm_per_prompt"] = {"image": images_per_prompt, "video": 0}
             extra["mm_processor_kwargs"] = {"size": prompter.size}
