@@ -1,26 +1,26 @@
 """The typed configuration of one run: frozen dataclasses, one per concern, every field documented under itself.
 
 `RunConfig` is what runs: a recipe resolves to it, it is saved as `config.yaml` with the run, and every worker reads the
-same one. This module imports only the standard library and PyYAML, so that recipes and the command line stay fast.
+same one. It needs only the standard library and PyYAML, so that recipes and the command line stay fast. How plain
+data becomes a configuration is in typed.py, what is checked of it in validation.py.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import hashlib
 import json
-import types
-import typing
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Union
+from typing import Any, Literal
 
 import yaml
 
-
-class ConfigError(ValueError):
-    """A configuration that cannot run. The message is one line and says what to change."""
+from trainer.typed import ConfigError as ConfigError
+from trainer.typed import from_dict as from_dict
+from trainer.typed import override as override
+from trainer.typed import to_dict as to_dict
+from trainer.typed import unknown_key as unknown_key
+from trainer.validation import validate as validate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,97 +313,6 @@ class RunConfig:
         return self.algorithm.samples_per_update or self.samples_per_step
 
 
-# --- reading, writing, overriding -------------------------------------------------------------------------------------
-
-
-def from_dict(cls: Any, data: Any, where: str = "") -> Any:
-    """Builds dataclass `cls` from plain data. Raises ConfigError on an unknown key or a value of the wrong type."""
-    if not isinstance(data, dict):
-        raise ConfigError(f"{where or 'the configuration'}: expected a mapping, got {type(data).__name__}")
-    hints = typing.get_type_hints(cls)
-    known = [f.name for f in fields(cls)]
-    values = {}
-    for key, value in data.items():
-        if key not in known:
-            raise ConfigError(unknown_key(f"{where}{key}", key, known))
-        values[key] = _coerce(hints[key], value, f"{where}{key}")
-    return cls(**values)
-
-
-def unknown_key(path: str, key: str, known: list[str]) -> str:
-    """The message for an unknown key: names the nearest known one."""
-    near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
-    hint = f"did you mean {path[: len(path) - len(str(key))]}{near[0]}?" if near else f"known: {', '.join(known)}"
-    return f"unknown key {path}: {hint}"
-
-
-def _coerce(hint: Any, value: Any, where: str) -> Any:
-    origin = typing.get_origin(hint)
-    if is_dataclass(hint):
-        return from_dict(typing.cast(type, hint), value, where + ".")
-    if origin is Literal:
-        choices = typing.get_args(hint)
-        for choice in choices:
-            if value == choice and isinstance(value, bool) == isinstance(choice, bool):
-                return choice
-        raise ConfigError(f"{where}: {value!r} is not one of {', '.join(map(str, choices))}")
-    if origin in (Union, types.UnionType):
-        if value is None:
-            return None
-        return _coerce(next(a for a in typing.get_args(hint) if a is not type(None)), value, where)
-    if origin in (tuple, list):
-        args = typing.get_args(hint)
-        if not isinstance(value, (list, tuple)):
-            raise ConfigError(f"{where}: expected a list, got {value!r}")
-        if origin is tuple and args[-1] is not Ellipsis and len(args) != len(value):
-            raise ConfigError(f"{where}: expected {len(args)} values, got {len(value)}")
-        inner = [args[0] if args[-1] is Ellipsis or origin is list else args[i] for i in range(len(value))]
-        return origin(_coerce(h, v, f"{where}[{i}]") for i, (h, v) in enumerate(zip(inner, value, strict=True)))
-    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    if hint is float and isinstance(value, str):  # YAML 1.1 reads 5e-7 as a string
-        try:
-            return float(value)
-        except ValueError:
-            raise ConfigError(f"{where}: expected a number, got {value!r}") from None
-    if origin is dict or hint is Any:
-        return value
-    if isinstance(hint, type) and isinstance(value, hint) and isinstance(value, bool) == (hint is bool):
-        return value
-    raise ConfigError(f"{where}: expected {getattr(hint, '__name__', hint)}, got {value!r}")
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """Plain data of a configuration, tuples as lists."""
-    return json.loads(json.dumps(dataclasses.asdict(config)))
-
-
-def override(config: Any, assignments: list[str]) -> Any:
-    """Applies `a.b=c` assignments (values in YAML) to a frozen dataclass tree and returns the new tree.
-
-    Raises ConfigError on an unknown key, naming the nearest known one.
-    """
-    for assignment in assignments:
-        path, eq, text = assignment.partition("=")
-        if not eq:
-            raise ConfigError(f"--set {assignment}: write it as section.key=value")
-        config = _set(config, path.strip().split("."), yaml.safe_load(text) if text.strip() else "", path.strip())
-    return config
-
-
-def _set(config: Any, keys: list[str], value: Any, path: str) -> Any:
-    known = [f.name for f in fields(config)]
-    if keys[0] not in known:
-        raise ConfigError(unknown_key(path, keys[0], known) if len(keys) == 1 else unknown_key(keys[0], keys[0], known))
-    if len(keys) == 1:
-        hint = typing.get_type_hints(type(config))[keys[0]]
-        return replace(config, **{keys[0]: _coerce(hint, value, path)})
-    child = getattr(config, keys[0])
-    if not is_dataclass(child):
-        raise ConfigError(f"{path}: {keys[0]} has no keys of its own")
-    return replace(config, **{keys[0]: _set(child, keys[1:], value, path)})
-
-
 def load(path: str | Path) -> RunConfig:
     """Reads a resolved configuration. Raises ConfigError if the file is missing, not YAML or not valid."""
     try:
@@ -465,78 +374,3 @@ def resume_view(config: RunConfig) -> dict[str, Any]:
 def fingerprint(config: RunConfig) -> str:
     """sha256 of `resume_view`."""
     return hashlib.sha256(json.dumps(resume_view(config), sort_keys=True).encode()).hexdigest()
-
-
-# --- validation: all of it here ---------------------------------------------------------------------------------------
-
-
-def validate(config: RunConfig) -> None:
-    """Checks what can be checked without touching disk or devices. Raises ConfigError with the change to make."""
-    c, world = config, config.placement.world_size
-    positive = {
-        "placement.nodes": c.placement.nodes,
-        "placement.workers_per_node": c.placement.workers_per_node,
-        "rollout.prompts_per_step": c.rollout.prompts_per_step,
-        "rollout.samples_per_prompt": c.rollout.samples_per_prompt,
-        "rollout.max_tokens": c.rollout.max_tokens,
-        "rollout.tensor_parallel": c.rollout.tensor_parallel,
-        "algorithm.micro_batch": c.algorithm.micro_batch,
-        "algorithm.epochs": c.algorithm.epochs,
-        "data.episodes": c.data.episodes,
-        "data.prompt_max_tokens": c.data.prompt_max_tokens,
-        "checkpoint.keep_last": c.checkpoint.keep_last,
-        "rewards.workers": c.rewards.workers,
-        "rewards.deadline_s": c.rewards.deadline_s,
-    }
-    for name, value in positive.items():
-        if value <= 0:
-            raise ConfigError(f"{name} is {value}: it must be at least 1")
-    if c.optimizer.learning_rate < 0:
-        raise ConfigError(f"optimizer.learning_rate is {c.optimizer.learning_rate}: it must not be negative")
-    if not 0 < c.rollout.gpu_memory_utilization < 1:
-        raise ConfigError(
-            f"rollout.gpu_memory_utilization is {c.rollout.gpu_memory_utilization}: choose between 0 and 1"
-        )
-    if c.rollout.temperature > 2:
-        raise ConfigError(f"rollout.temperature is {c.rollout.temperature}: vLLM takes at most 2")
-    if c.rollout.temperature <= 0:
-        raise ConfigError(
-            "rollout.temperature must be above 0: a group of greedy answers has no variance to learn from"
-        )
-    if c.model.min_pixels > c.model.max_pixels:
-        raise ConfigError(f"model.min_pixels {c.model.min_pixels} > model.max_pixels {c.model.max_pixels}: swap them")
-    if c.method == "sft":
-        step = world * c.algorithm.micro_batch
-        if c.sft.batch_size % step:
-            raise ConfigError(
-                f"sft.batch_size {c.sft.batch_size} does not divide by {world} ranks x micro_batch "
-                f"{c.algorithm.micro_batch}: use a multiple of {step}"
-            )
-        return
-    if c.rollout.samples_per_prompt < 2:
-        raise ConfigError("rollout.samples_per_prompt is 1: a group of one has no advantage; use at least 2")
-    if world % c.rollout.tensor_parallel:
-        raise ConfigError(
-            f"rollout.tensor_parallel {c.rollout.tensor_parallel} does not divide the {world} workers: "
-            f"use a divisor of {world}"
-        )
-    engines = world // c.rollout.tensor_parallel
-    if c.rollout.prompts_per_step % engines:
-        raise ConfigError(
-            f"rollout.prompts_per_step {c.rollout.prompts_per_step} does not divide by the {engines} engines: "
-            f"use a multiple of {engines}"
-        )
-    if c.samples_per_step % c.samples_per_update:
-        raise ConfigError(
-            f"algorithm.samples_per_update {c.samples_per_update} does not divide the {c.samples_per_step} samples of "
-            f"a step (prompts_per_step x samples_per_prompt): use a divisor of {c.samples_per_step}"
-        )
-    for name, micro in (
-        ("micro_batch", c.algorithm.micro_batch),
-        ("logprob_micro_batch", c.algorithm.logprob_micro_batch),
-    ):
-        if micro and c.samples_per_update % (world * micro):
-            raise ConfigError(
-                f"{c.samples_per_update} samples per update do not divide by {world} ranks x algorithm.{name} {micro}: "
-                f"use a multiple of {world * micro} samples, or another {name}"
-            )

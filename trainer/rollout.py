@@ -23,11 +23,12 @@ def _reduce_over_gloo() -> None:
     """Keeps vLLM's CPU tensor parallelism off its shared-memory segments.
 
     Under an external launcher their name is the same for every engine of the machine and a killed one leaves them
-    behind, so that the next engine cannot start. vLLM falls back to torch.distributed where ranks name them differently.
+    behind, so that the next engine cannot start. Where ranks name it differently, vLLM uses torch.distributed instead.
     """
-    from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed as Segments
+    from vllm.distributed.device_communicators import cpu_communicator
 
-    Segments.make_group_name = staticmethod(lambda communicator: f"{communicator.unique_name}-{communicator.rank}")
+    segments: Any = cpu_communicator._CPUSHMDistributed
+    segments.make_group_name = staticmethod(lambda communicator: f"{communicator.unique_name}-{communicator.rank}")
 
 
 class BanTokens(LogitsProcessor):

@@ -1,0 +1,105 @@
+"""Frozen dataclass trees from plain data and back: typed, with `a.b=c` overrides, unknown keys refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import types
+import typing
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Literal, Union
+
+import yaml
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot run. The message is one line and says what to change."""
+
+
+def from_dict(cls: Any, data: Any, where: str = "") -> Any:
+    """Builds dataclass `cls` from plain data. Raises ConfigError on an unknown key or a value of the wrong type."""
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where or 'the configuration'}: expected a mapping, got {type(data).__name__}")
+    hints = typing.get_type_hints(cls)
+    known = [f.name for f in fields(cls)]
+    values = {}
+    for key, value in data.items():
+        if key not in known:
+            raise ConfigError(unknown_key(f"{where}{key}", key, known))
+        values[key] = _coerce(hints[key], value, f"{where}{key}")
+    return cls(**values)
+
+
+def unknown_key(path: str, key: str, known: list[str]) -> str:
+    """The message for an unknown key: names the nearest known one."""
+    near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
+    hint = f"did you mean {path[: len(path) - len(str(key))]}{near[0]}?" if near else f"known: {', '.join(known)}"
+    return f"unknown key {path}: {hint}"
+
+
+def _coerce(hint: Any, value: Any, where: str) -> Any:
+    origin = typing.get_origin(hint)
+    if is_dataclass(hint):
+        return from_dict(typing.cast(type, hint), value, where + ".")
+    if origin is Literal:
+        choices = typing.get_args(hint)
+        for choice in choices:
+            if value == choice and isinstance(value, bool) == isinstance(choice, bool):
+                return choice
+        raise ConfigError(f"{where}: {value!r} is not one of {', '.join(map(str, choices))}")
+    if origin in (Union, types.UnionType):
+        if value is None:
+            return None
+        return _coerce(next(a for a in typing.get_args(hint) if a is not type(None)), value, where)
+    if origin in (tuple, list):
+        args = typing.get_args(hint)
+        if not isinstance(value, (list, tuple)):
+            raise ConfigError(f"{where}: expected a list, got {value!r}")
+        if origin is tuple and args[-1] is not Ellipsis and len(args) != len(value):
+            raise ConfigError(f"{where}: expected {len(args)} values, got {len(value)}")
+        inner = [args[0] if args[-1] is Ellipsis or origin is list else args[i] for i in range(len(value))]
+        return origin(_coerce(h, v, f"{where}[{i}]") for i, (h, v) in enumerate(zip(inner, value, strict=True)))
+    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if hint is float and isinstance(value, str):  # YAML 1.1 reads 5e-7 as a string
+        try:
+            return float(value)
+        except ValueError:
+            raise ConfigError(f"{where}: expected a number, got {value!r}") from None
+    if origin is dict or hint is Any:
+        return value
+    if isinstance(hint, type) and isinstance(value, hint) and isinstance(value, bool) == (hint is bool):
+        return value
+    raise ConfigError(f"{where}: expected {getattr(hint, '__name__', hint)}, got {value!r}")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain data of a configuration, tuples as lists."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def override(config: Any, assignments: list[str]) -> Any:
+    """Applies `a.b=c` assignments (values in YAML) to a frozen dataclass tree and returns the new tree.
+
+    Raises ConfigError on an unknown key, naming the nearest known one.
+    """
+    for assignment in assignments:
+        path, eq, text = assignment.partition("=")
+        if not eq:
+            raise ConfigError(f"--set {assignment}: write it as section.key=value")
+        config = _set(config, path.strip().split("."), yaml.safe_load(text) if text.strip() else "", path.strip())
+    return config
+
+
+def _set(config: Any, keys: list[str], value: Any, path: str) -> Any:
+    known = [f.name for f in fields(config)]
+    if keys[0] not in known:
+        raise ConfigError(unknown_key(path, keys[0], known) if len(keys) == 1 else unknown_key(keys[0], keys[0], known))
+    if len(keys) == 1:
+        hint = typing.get_type_hints(type(config))[keys[0]]
+        return replace(config, **{keys[0]: _coerce(hint, value, path)})
+    child = getattr(config, keys[0])
+    if not is_dataclass(child):
+        raise ConfigError(f"{path}: {keys[0]} has no keys of its own")
+    return replace(config, **{keys[0]: _set(child, keys[1:], value, path)})
