@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from functools import lru_cache
 
-from trainer.config import ConfigError, RunConfig
+from trainer.config import ConfigError
 from trainer.records import Prompt
 from trainer.seeding import seed_of
 
@@ -14,15 +14,14 @@ from trainer.seeding import seed_of
 class PromptStream:
     """The rows, shuffled anew every epoch, cut into batches that run on across epochs."""
 
-    def __init__(self, rows: Sequence[int], config: RunConfig) -> None:
+    def __init__(self, rows: Sequence[int], per_step: int, seed: int) -> None:
         """rows: dataset indices that may be trained on. Raises ConfigError if they are too few for one step."""
-        self.rows, self.seed, self.size = tuple(rows), config.run.seed, config.rollout.prompts_per_step
-        if len(rows) < self.size:
+        self.rows, self.size, self.seed = tuple(rows), per_step, seed
+        if len(rows) < per_step:
             raise ConfigError(
-                f"{len(rows)} usable rows are too few for rollout.prompts_per_step {self.size}: lower it, or raise "
-                "data.prompt_max_tokens if most rows are too long"
+                f"{len(rows)} usable rows are too few for steps of {per_step}: lower rollout.prompts_per_step (or "
+                "sft.batch_size), or raise data.prompt_max_tokens if most rows are too long"
             )
-        self.total_steps = config.run.max_steps or len(rows) * config.data.episodes // self.size
         self._order = lru_cache(maxsize=2)(self._shuffled)
 
     def _shuffled(self, epoch: int) -> list[int]:

@@ -26,8 +26,9 @@ from trainer.telemetry import describe, sample_rows
 def train(config: RunConfig, run: Session) -> None:
     """Runs to the last step."""
     workers, phases, norm = run.workers, run.phases, RunningNorm()
-    stream = PromptStream(run.usable_rows(), config)
-    total, per_step = stream.total_steps, updates_per_step(config)
+    rows = run.usable_rows()
+    stream = PromptStream(rows, config.rollout.prompts_per_step, config.run.seed)
+    total, per_step = total_steps(config, len(rows)), updates_per_step(config)
     step = run.resume(norm.__dict__)
     with phases("sync"):
         workers.all("prepare_update")
@@ -71,10 +72,14 @@ def updates_per_step(config: RunConfig) -> int:
     return config.algorithm.epochs * config.samples_per_step // config.samples_per_update
 
 
+def total_steps(config: RunConfig, rows: int) -> int:
+    """Rollouts of the whole run over `rows` rows."""
+    return config.run.max_steps or rows * config.data.episodes // config.rollout.prompts_per_step
+
+
 def total_updates(config: RunConfig, rows: int) -> int:
     """Optimizer steps of the whole run."""
-    steps = config.run.max_steps or rows * config.data.episodes // config.rollout.prompts_per_step
-    return steps * updates_per_step(config)
+    return total_steps(config, rows) * updates_per_step(config)
 
 
 def learn(

@@ -7,7 +7,6 @@ ZeRO-3 policy, the global denominator and the checkpoints are those of GRPO; the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 
 from data_prep.schema import Row
@@ -21,8 +20,8 @@ from trainer.vision import Prompter
 def train(config: RunConfig, run: Session) -> None:
     """Runs to the last step."""
     workers, phases, prompter = run.workers, run.phases, Prompter(config.model)
-    stream = PromptStream(usable_rows(config, run, prompter), streamed(config))
-    total = stream.total_steps
+    rows = usable_rows(config, run, prompter)
+    stream, total = PromptStream(rows, config.sft.batch_size, config.run.seed), total_updates(config, len(rows))
     answered = lru_cache(maxsize=8192)(lambda row: item(prompter, row, run.train_set[row]))
     step = run.resume({})
 
@@ -36,15 +35,6 @@ def train(config: RunConfig, run: Session) -> None:
         with phases("checkpoint"):
             run.maybe_save(step, total, {}, step, None)
     run.finish(step, total, {}, step)
-
-
-def streamed(config: RunConfig) -> RunConfig:
-    """The configuration whose prompt stream deals `sft.batch_size` rows per step for `sft.epochs` passes."""
-    return replace(
-        config,
-        rollout=replace(config.rollout, prompts_per_step=config.sft.batch_size),
-        data=replace(config.data, episodes=config.sft.epochs),
-    )
 
 
 def total_updates(config: RunConfig, rows: int) -> int:
@@ -82,7 +72,7 @@ def item(prompter: Prompter, index: int, row: Row) -> TrainItem:
     """The row's worked answer, closed by the end token, as something to learn from."""
     answer = prompter.tokenizer(row.solution, add_special_tokens=False)["input_ids"] + [prompter.eos_token_id]
     # An engine that gave each of its tokens log-probability 0 makes the reported mismatch the cross-entropy.
-    return TrainItem(index, prompter.encode(row).token_ids, answer, 1.0, [0.0] * len(answer))
+    return TrainItem(index, prompter.token_ids(row), answer, 1.0, [0.0] * len(answer))
 
 
 def describe(items: Sequence[TrainItem], stats: dict[str, float]) -> dict[str, float]:

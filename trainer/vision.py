@@ -93,12 +93,18 @@ class Prompter:
         return Encoded(text, ids, images, out.get("pixel_values"), grid)
 
     def length(self, row: Row) -> int:
-        """Tokens of a row's prompt, from the pictures' headers: nothing is decoded or resized."""
+        """Tokens of a row's prompt."""
+        return len(self.token_ids(row))
+
+    def token_ids(self, row: Row) -> list[int]:
+        """`encode(row).token_ids`, from the pictures' headers: nothing is decoded or resized."""
         if not self.has_vision:
-            return len(self.encode(row).token_ids)
+            return self.encode(row).token_ids
         text = self.processor.apply_chat_template(row.messages, tokenize=False, add_generation_prompt=True)
-        images = sum(self._image_tokens(data) - 1 for data in row.images)
-        return len(self.tokenizer(text, add_special_tokens=False)["input_ids"]) + images
+        ids, counts = [], iter([self._image_tokens(data) for data in row.images])
+        for token in self.tokenizer(text, add_special_tokens=False)["input_ids"]:
+            ids += [token] * (next(counts, 0) if token == self.image_token_id else 1)
+        return ids
 
     def _image_tokens(self, data: bytes) -> int:
         from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize

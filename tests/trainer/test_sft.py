@@ -85,12 +85,11 @@ def test_it_is_the_run_that_plain_torch_makes(config, tmp_path):
     from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
     from trainer.data import PromptStream
-    from trainer.sft import streamed
 
     done, lines = sft(config, tmp_path / "a")
     assert done.returncode == 0, done.stderr[-3000:]
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
-    stream = PromptStream(range(64), streamed(config))
+    stream = PromptStream(range(64), config.sft.batch_size, config.run.seed)
     rows = [[p.row for p in stream.batch(step)] for step in range(1, 5)]
     losses, model = reference_losses(config, rows, [2e-3] * 4)
     assert [line["sft/loss"] for line in lines] == pytest.approx(losses, rel=1e-4)
