@@ -121,11 +121,10 @@ def _pbs(record: RunRecord, files: list[str], env: dict[str, str], secrets: list
 
 def _ssh(record: RunRecord, detach: bool) -> Commands:
     driver = [sys.executable, "-m", "recipes.ssh_driver"]
-    log = f"runs/{record.run_id}/launch.log"
     return Commands(
-        up=[[*driver, "up", record.run_id]],
+        up=[[*driver, "start" if detach else "up", record.run_id]],
         status=[[*driver, "status", record.run_id]],
-        logs=[["tail", "-n", "100", "-F", log]],
+        logs=[[*driver, "logs", record.run_id]],
         down=[[*driver, "down", record.run_id]],
         tool="ssh",
         hint="install an ssh client and rsync",

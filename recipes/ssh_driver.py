@@ -1,11 +1,12 @@
-"""Drives a run over ssh: copy the repository, run every node, show all logs, end all when one ends.
+"""Drives a run over ssh: copy the repository, start every node, show all logs, end all when one ends.
 
-`python -m recipes.ssh_driver up|status|down RUN_ID`; launch.py calls it. Tokens go to the nodes on standard input and
-stand in no command line.
+`python -m recipes.ssh_driver up|start|status|logs|down RUN_ID`; launch.py calls it. Tokens go to the nodes on standard
+input and stand in no command line. The nodes outlive this process, unless Ctrl-C or SIGTERM asks it to end them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -26,10 +27,11 @@ GRACE_S = 60.0
 
 
 class Node:
-    """One machine's ssh process and the thread that prints its output."""
+    """One machine's ssh process and the thread that prints its output, and keeps it in `log`."""
 
     def __init__(self, rank: int, host: str, command: list[str], stdin: str, log: Path) -> None:
         self.rank, self.host = rank, host
+        # In a session of its own: Ctrl-C is for this driver, and the log is shown until the node has ended.
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -37,10 +39,12 @@ class Node:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            start_new_session=True,
         )
         assert self.process.stdin
-        self.process.stdin.write(stdin)
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # the machine is away: its exit code says so
+            self.process.stdin.write(stdin)
+            self.process.stdin.close()
         self.thread = threading.Thread(target=self._follow, args=(log,), daemon=True)
         self.thread.start()
 
@@ -51,8 +55,14 @@ class Node:
                 file.write(f"[{self.rank}] {line}")
                 print(f"[{self.rank}] {line}", end="", flush=True)
 
+    def close(self) -> None:
+        """Shows the rest of the log, and ends ssh itself if it stays."""
+        self.thread.join(5)
+        if self.process.poll() is None:
+            self.process.terminate()
 
-def up(record: RunRecord) -> int:
+
+def up(record: RunRecord, follow: bool = True) -> int:
     """Copies to all machines, then runs all nodes; returns the first non-zero exit code, else 0."""
     recipe = resolve(record.recipe, record.overrides)
     hosts = ssh.hosts_of(recipe)
@@ -62,19 +72,36 @@ def up(record: RunRecord) -> int:
     if code:
         return code
     env = {"RUN_ID": record.run_id, "BUCKET": record.bucket, "SPOTRL_SOURCE": os.environ.get("SPOTRL_SOURCE", "")}
+    env |= {"SPOTRL_NOTICE_S": os.environ.get("SPOTRL_NOTICE_S", str(ssh.NOTICE_S))}
     env |= {name: os.environ[name] for name in SETTINGS if os.environ.get(name)}
     tokens = "".join(f"{name}={os.environ[name]}\n" for name in SECRETS if os.environ.get(name))
     log = RUNS / record.run_id / "launch.log"
-    nodes = [
-        Node(rank, host, ssh.run_command(recipe, rank, env, record.run_id), tokens, log)
-        for rank, host in enumerate(hosts)
-    ]
+    nodes: list[Node] = []
     try:
-        return _wait(nodes, recipe, record)
+        for rank, host in enumerate(hosts):
+            nodes.append(Node(rank, host, ssh.run_command(recipe, rank, env, record.run_id, follow), tokens, log))
+        return _wait(nodes, recipe, record) if follow else max(node.process.wait() for node in nodes)
     except KeyboardInterrupt:
-        print("stopping all nodes", flush=True)
-        down(record)
+        print("stopping all nodes, which save first; Ctrl-C again ends them at once", flush=True)
+        _stop(record)
+        for node in nodes:
+            node.close()
         return 130
+
+
+def start(record: RunRecord) -> int:
+    """Starts all nodes and leaves them to themselves."""
+    code = up(record, follow=False)
+    if not code:
+        print(f"the run goes on: `launch.py logs {record.run_id}` follows it, `down` ends it")
+    return code
+
+
+def _stop(record: RunRecord) -> None:
+    try:
+        down(record)
+    except KeyboardInterrupt:
+        down(record, patience_s=0)
 
 
 def _task_command(recipe: Recipe, host: str, task: Path, run_id: str) -> list[str]:
@@ -127,19 +154,38 @@ def status(record: RunRecord) -> int:
     group = f"{ssh.DIRECTORY}/.cache/{record.run_id}.pgid"
     for host in ssh.hosts_of(recipe):
         login, _, port = ssh.address(host)
-        remote = f"test -f {group} && kill -0 -- -$(cat {group}) 2>/dev/null && echo running || echo ended"
+        remote = f"{ssh.running(group)} && echo running || echo ended"
         done = subprocess.run(["ssh", *ssh.options(recipe, port), login, remote], capture_output=True, text=True)
         print(f"{host}: {done.stdout.strip() or 'unreachable: ' + done.stderr.strip()}")
     return 0
 
 
-def down(record: RunRecord) -> int:
-    """Ends the run on all machines."""
+def logs(record: RunRecord) -> int:
+    """Follows the logs of all machines until Ctrl-C; the run goes on."""
     recipe = resolve(record.recipe, record.overrides)
     hosts = ssh.hosts_of(recipe)
-    return _everywhere("stop", [ssh.stop_command(recipe, host, record.run_id) for host in hosts], hosts)
+    nodes = [Node(i, h, ssh.log_command(recipe, h, record.run_id), "", Path(os.devnull)) for i, h in enumerate(hosts)]
+    try:
+        return max(node.process.wait() for node in nodes)
+    except KeyboardInterrupt:
+        for node in nodes:
+            node.process.terminate()
+        return 0
+
+
+def down(record: RunRecord, patience_s: int = ssh.STOP_S) -> int:
+    """Ends the run on all machines; what is still there after `patience_s` is killed."""
+    recipe = resolve(record.recipe, record.overrides)
+    hosts = ssh.hosts_of(recipe)
+    return _everywhere("stop", [ssh.stop_command(recipe, host, record.run_id, patience_s) for host in hosts], hosts)
+
+
+COMMANDS = {"up": up, "start": start, "status": status, "logs": logs, "down": down}
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
-    sys.exit({"up": up, "status": status, "down": down}[sys.argv[1]](run_record.load(sys.argv[2])))
+    try:
+        sys.exit(COMMANDS[sys.argv[1]](run_record.load(sys.argv[2])))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -11,6 +11,10 @@ from trainer.config import ConfigError
 
 DIRECTORY = "spotrl"
 """Where the repository stands on the machines, under the home directory."""
+NOTICE_S = 60
+"""Time to save in after a stop. A bare machine is taken by nobody else: the only notice is our own stop command."""
+STOP_S = NOTICE_S + 15
+"""Until a node that does not end is killed."""
 
 
 def render(recipe: Recipe) -> dict[str, str]:
@@ -74,10 +78,11 @@ def copy_command(recipe: Recipe, host: str) -> list[str]:
     return ["rsync", "-az", "--delete", *keep_out, "--rsync-path", there, "-e", shell, "./", f"{login}:{DIRECTORY}/"]
 
 
-def run_command(recipe: Recipe, rank: int, env: dict[str, str], run_id: str) -> list[str]:
-    """ssh command that runs a node in the foreground: its output is the log, its exit code the node's.
+def run_command(recipe: Recipe, rank: int, env: dict[str, str], run_id: str, follow: bool = True) -> list[str]:
+    """ssh command that starts a node, shows its log and leaves with its exit code; without `follow` it only starts it.
 
-    The node's process group id is written beside the task, so that `stop_command` can end exactly that.
+    The node writes its log to a file of its own machine, so a desk that falls asleep does not end the run. Its process
+    group stands beside that, so that `stop_command` ends exactly this run.
     """
     hosts = hosts_of(recipe)
     login, _, port = address(hosts[rank])
@@ -89,20 +94,43 @@ def run_command(recipe: Recipe, rank: int, env: dict[str, str], run_id: str) -> 
     if recipe.cluster.gpus_per_node:
         values["SPOTRL_GPUS_PER_NODE"] = str(recipe.cluster.gpus_per_node)
     exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in values.items())
-    group = f".cache/{run_id}.pgid"
-    # Tokens arrive on standard input as NAME=value lines, so that no process list shows them.
-    tokens = 'while IFS= read -r line; do export "$line"; done'
-    inner = f"echo $$ > {group}; {tokens}; export {exports}; exec bash .cache/{run_id}.sh </dev/null"
-    remote = f"cd {DIRECTORY} && exec setsid --wait bash -c {shlex.quote(inner)}"
-    return ["ssh", *options(recipe, port), login, remote]
+    group, log = f".cache/{run_id}.pgid", f".cache/{run_id}.log"
+    lines = [
+        f"cd {DIRECTORY} || exit 2",
+        f"if {running(group)}; then echo 'error: {run_id} is still running here: `launch.py down` ends it'; exit 2; fi",
+        # Tokens arrive on standard input as NAME=value lines, so that no process list shows them.
+        'while IFS= read -r line; do export "$line"; done',
+        f"export {exports}",
+        f": > {log}",
+        f"setsid bash .cache/{run_id}.sh </dev/null >>{log} 2>&1 & node=$!",
+        f"echo $node > {group}",
+    ]
+    if follow:
+        lines += [
+            f"tail -n +1 -s 0.2 -F --pid=$node {log} 2>/dev/null & tail=$!",
+            "wait $node; code=$?; wait $tail; exit $code",
+        ]
+    return ["ssh", *options(recipe, port), login, "\n".join(lines)]
 
 
-def stop_command(recipe: Recipe, host: str, run_id: str) -> list[str]:
-    """ssh command that ends a node's process group: TERM, and KILL after 30 seconds."""
+def running(group: str) -> str:
+    """Shell condition: the process group whose number is in the file `group` has a process."""
+    return f"test -s {group} && kill -0 -- -$(cat {group}) 2>/dev/null"
+
+
+def log_command(recipe: Recipe, host: str, run_id: str) -> list[str]:
+    """ssh command that follows a node's log."""
+    login, _, port = address(host)
+    return ["ssh", *options(recipe, port), login, f"tail -n 100 -F {DIRECTORY}/.cache/{run_id}.log 2>/dev/null"]
+
+
+def stop_command(recipe: Recipe, host: str, run_id: str, patience_s: int = STOP_S) -> list[str]:
+    """ssh command that ends a node's process group: TERM, on which the run saves, and KILL after `patience_s`."""
     login, _, port = address(host)
     group = f"{DIRECTORY}/.cache/{run_id}.pgid"
     remote = (
-        f"test -f {group} || exit 0; g=$(cat {group}); kill -TERM -- -$g 2>/dev/null || exit 0; "
-        "for i in $(seq 30); do kill -0 -- -$g 2>/dev/null || exit 0; sleep 1; done; kill -KILL -- -$g"
+        f"{running(group)} || exit 0; g=$(cat {group}); kill -TERM -- -$g; "
+        f"for i in $(seq {5 * patience_s}); do kill -0 -- -$g 2>/dev/null || exit 0; sleep 0.2; done; "
+        "kill -KILL -- -$g"
     )
     return ["ssh", *options(recipe, port), login, remote]

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -265,3 +266,20 @@ def test_an_interrupted_demo_is_found_and_a_finished_or_other_one_is_not(monkeyp
     assert find() == "demo-a" and find(["run.seed=1"]) == "demo-e"
     run("demo-f", "finished")
     assert find() == ""
+
+
+def test_ctrl_c_is_obeyed_by_the_command_in_the_foreground_in_its_own_time(tmp_path):
+    """A command that needs a second to save, twice what `subprocess.run` would leave it before killing it."""
+    slow = f"trap 'sleep 1; touch {tmp_path}/saved; exit 33' INT; touch {tmp_path}/up; while :; do sleep 0.1; done"
+    code = f"""
+import os, signal, sys
+from recipes.launching import _foreground
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test in the background has it ignored
+sys.exit(_foreground(['bash', '-c', {slow!r}], os.environ) != (33, True))"""
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, start_new_session=True)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "up").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(30) == 0
+    assert (tmp_path / "saved").exists()

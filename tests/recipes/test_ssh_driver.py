@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import threading
 import time
 
@@ -123,6 +124,35 @@ def test_down_ends_exactly_this_run(machines, capsys, tmp_path):
     for name in ("head", "worker"):
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / name).read_text()), 0)
+
+
+def test_a_detached_run_goes_on_alone_and_is_not_started_twice(machines, capsys, tmp_path):
+    record = machines(head="sleep 300", worker="sleep 300")
+    assert ssh_driver.start(record) == 0
+    assert "`launch.py logs mine` follows it" in capsys.readouterr().out
+    assert ssh_driver.up(record) == 2
+    assert "[0] error: mine is still running here" in capsys.readouterr().out
+    ssh_driver.status(record)
+    assert ssh_driver.down(record) == 0
+    ssh_driver.status(record)
+    states = [line.rpartition(" ")[2] for line in capsys.readouterr().out.splitlines() if line.startswith("user@")]
+    assert states == ["running", "running", "ended", "ended"]
+
+
+def test_ctrl_c_lets_the_nodes_save_and_shows_their_last_words(machines, capsys, tmp_path):
+    save = f"trap 'sleep 1; echo saved; exit 33' TERM; touch {tmp_path}/$SPOTRL_NODE_RANK; sleep 300 & wait"
+    record = machines(head=save, worker=save)
+
+    def press():
+        deadline = time.monotonic() + 60
+        while not all((tmp_path / rank).exists() for rank in "01") and time.monotonic() < deadline:
+            time.sleep(0.1)
+        signal.raise_signal(signal.SIGINT)
+
+    threading.Thread(target=press).start()
+    assert ssh_driver.up(record) == 130
+    lines = capsys.readouterr().out.splitlines()
+    assert "[0] saved" in lines and "[1] saved" in lines
 
 
 def test_status_of_a_run_that_has_ended(machines, capsys):
