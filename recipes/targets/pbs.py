@@ -1,4 +1,7 @@
-"""A PBS batch script (PBS Professional, OpenPBS, Torque): one launcher per node of $PBS_NODEFILE, by pbsdsh or ssh."""
+"""A PBS batch script (PBS Professional, OpenPBS, Torque): one launcher per node of $PBS_NODEFILE.
+
+The script runs on the first node of that file; the others are reached by pbsdsh, or by ssh where there is none.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ install -m 700 /dev/null "$script" # it holds the tokens that you exported
   echo "#!/usr/bin/env bash"
   echo "set -euo pipefail"
   printf 'hosts=(%s)\\n' "${hosts[*]}"
-  for name in RUN_ID BUCKET WORK DATA MODELS RUNS HF_HOME PBS_JOBID PATH VARIABLES; do
+  for name in RUN_ID BUCKET WORK DATA MODELS RUNS HF_HOME PBS_JOBID PATH VARIABLES "${!SPOTRL_@}"; do
     if [ -n "${!name:-}" ]; then printf 'export %s=%q\\n' "$name" "${!name}"; fi
   done
   printf 'cd %q\\n' "$PWD"
@@ -33,22 +36,24 @@ trap 'rm -f "$script"' EXIT
 LAUNCH = """\
 pids=()
 for rank in "${!hosts[@]}"; do
-  host=${hosts[$rank]}
-  if command -v pbsdsh >/dev/null; then
+  if [ "$rank" -eq 0 ]; then # this node: a child of this script, so that what PBS does to the job reaches it
+    bash "$script" 0 &
+  elif command -v pbsdsh >/dev/null; then
     pbsdsh WHERE bash "$PWD/$script" "$rank" &
   else
-    ssh -o BatchMode=yes "$host" bash "$PWD/$script" "$rank" &
+    ssh -n -o BatchMode=yes "${hosts[$rank]}" "bash $(printf %q "$PWD/$script") $rank" &
   fi
   pids+=("$!")
 done
-trap 'kill "${pids[@]}" 2>/dev/null || true' TERM INT
+# The head passes the notice on to the others, and ends them: ssh would only be cut off, and they could not save.
+trap 'kill "${pids[0]}" 2>/dev/null || true' TERM INT
 code=0
 for pid in "${pids[@]}"; do
-  wait "$pid" || code=$?
+  outlast "$pid" || code=$?
 done
 exit "$code"
 """
-WHERE = {"pro": '-n "$rank" --', "torque": '-h "$host"'}
+WHERE = {"pro": '-n "$rank" --', "torque": '-h "${hosts[$rank]}"'}
 """How pbsdsh names one node: the number of its task, or the host."""
 
 
@@ -73,6 +78,7 @@ def render(recipe: Recipe) -> dict[str, str]:
             script.setup_commands(recipe).rstrip("\n"),
             script.write_config(recipe).rstrip("\n"),
             node.rstrip("\n"),
+            script.OUTLAST.rstrip("\n"),
             launch.rstrip("\n"),
         ]
     )

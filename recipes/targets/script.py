@@ -14,8 +14,8 @@ import yaml
 from recipes.spec import PLACEHOLDERS, Recipe
 from trainer.config import RunConfig, to_dict
 
-SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "R2_ACCESS_KEY_ID",
-           "R2_SECRET_ACCESS_KEY", "GOOGLE_SERVICE_ACCOUNT_KEY")  # fmt: skip
+SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
+           "R2_ACCESS_KEY_ID", "R2_SECRET_ACCESS_KEY", "GOOGLE_SERVICE_ACCOUNT_KEY")  # fmt: skip
 """Tokens that a run may need. They come from your environment or the engine's secret store, never from a file."""
 SETTINGS = ("AWS_ENDPOINT_URL", "AWS_REGION", "R2_ACCOUNT_ID")
 """Settings of the object store and the node launcher that may be given besides."""
@@ -23,6 +23,14 @@ SETTINGS = ("AWS_ENDPOINT_URL", "AWS_REGION", "R2_ACCOUNT_ID")
 
 MISSING = 'missing() { case "$1" in *://*) return 1 ;; *) [ ! -e "$1" ] ;; esac; }'
 """Whether a step's result is not there; data at a URL is read where it is."""
+OUTLAST = """\
+outlast() { # waits for a child, also through the signals that interrupt `wait`; returns its exit code
+  wait "$1" || true
+  while kill -0 "$1" 2>/dev/null; do wait "$1" || true; done
+  wait "$1"
+}
+"""
+"""For batch scripts, which trap the signal that tells of a preemption."""
 FETCH = """\
 fetch() { # prepared data from the bucket, if somebody put it there
   [ -n "$BUCKET" ] && rm -rf "$DATA/.$1" && PYTHON -m trainer.storage cp "$BUCKET/data/$1" "$DATA/.$1" 2>/dev/null \\

@@ -37,6 +37,7 @@ def render(recipe: Recipe) -> dict[str, str]:
         container(recipe),
         f'node=$(cat <<"NODE"\nexec {script.node_command(recipe)}\nNODE\n)',
         'srun --nodes=1 --ntasks=1 "${inside[@]}" bash -euo pipefail -c "$setup"',
+        script.OUTLAST.rstrip("\n"),
         LAUNCH.format(grace=recipe.site.grace_s, codes="|".join(map(str, RECOVER_EXIT_CODES))).rstrip("\n"),
     ]
     return {f"{recipe.name}.sbatch": "\n".join(body) + "\n"}
@@ -91,12 +92,8 @@ LAUNCH = """\
 # A preempted job is requeued only if this script still stands when the grace time ends: a script that exits is FAILED.
 trap : TERM
 srun --kill-on-bad-exit=0 "${{inside[@]}}" bash -euo pipefail -c "$node" &
-step=$!
 code=0
-while kill -0 "$step" 2>/dev/null; do
-  code=0
-  wait "$step" || code=$?
-done
+outlast "$!" || code=$?
 case "$code" in
   {codes})
     echo "the run asks to be started again (exit $code): waiting for Slurm, then requeueing"

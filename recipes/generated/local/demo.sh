@@ -6,7 +6,7 @@ set -euo pipefail
 export WORK="${WORK:-$PWD/.cache}"
 export DATA="${DATA:-$WORK/data}" MODELS="${MODELS:-$WORK/models}" RUNS="${RUNS:-$PWD/runs}"
 export HF_HOME="${HF_HOME:-$WORK/huggingface}"
-for name in HF_TOKEN WANDB_API_KEY AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY R2_ACCESS_KEY_ID R2_SECRET_ACCESS_KEY GOOGLE_SERVICE_ACCOUNT_KEY AWS_ENDPOINT_URL AWS_REGION R2_ACCOUNT_ID; do [ -n "${!name:-}" ] || unset "$name"; done
+for name in HF_TOKEN WANDB_API_KEY AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN R2_ACCESS_KEY_ID R2_SECRET_ACCESS_KEY GOOGLE_SERVICE_ACCOUNT_KEY AWS_ENDPOINT_URL AWS_REGION R2_ACCOUNT_ID; do [ -n "${!name:-}" ] || unset "$name"; done
 export RUN_ID BUCKET
 mkdir -p "$WORK" .cache
 bash trainer/setup.sh cpu
@@ -16,7 +16,7 @@ fetch() { # prepared data from the bucket, if somebody put it there
     && [ -e "$DATA/.$1/manifest.json" ] && mv "$DATA/.$1" "$DATA/$1"
 }
 if missing "${DATA}/shapes-f7cee71b/manifest.json"; then fetch shapes-f7cee71b || .venvs/cpu/bin/python -m data_prep prepare shapes --out "${DATA}/shapes-f7cee71b"; fi
-if missing "${MODELS}/demo-f632e1cd/config.json"; then .venvs/cpu/bin/python -m trainer.warm_start --data "${DATA}/shapes-f7cee71b" --out "${MODELS}/demo-f632e1cd"; fi
+if missing "${MODELS}/demo-57756c5e/config.json"; then .venvs/cpu/bin/python -m trainer.warm_start --data "${DATA}/shapes-f7cee71b" --out "${MODELS}/demo-57756c5e"; fi
 cat > ".cache/$RUN_ID.yaml" <<YAML
 method: grpo
 run:
@@ -25,7 +25,7 @@ run:
   dir: "${RUNS}/${RUN_ID}"
   max_steps: 60
 model:
-  path: "${MODELS}/demo-f632e1cd"
+  path: "${MODELS}/demo-57756c5e"
   dtype: fp32
   gradient_checkpointing: false
   min_pixels: 784
