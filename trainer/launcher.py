@@ -16,7 +16,7 @@ from pathlib import Path
 from trainer import allreduce, environment, preempt, rendezvous
 from trainer.config import RunConfig
 from trainer.environment import NodeEnvironment
-from trainer.ray_node import ROOT, Ports, RayNode, end_descendants
+from trainer.ray_node import ROOT, Ports, RayNode, end_descendants, session_of_its_own
 
 POLL_S = 0.2
 INTERRUPT_GRACE_S = 60.0
@@ -155,9 +155,9 @@ class Launcher(ABC):
         command: list[str],
         env: dict[str, str],
     ) -> Generator[subprocess.Popen[str]]:
-        """A helper process in a session of its own, ended with the block."""
+        """A helper process in a session of its own, ended with the block or with this process."""
         process = subprocess.Popen(
-            command, env=env, cwd=ROOT, text=True, start_new_session=True, stdin=subprocess.DEVNULL
+            command, env=env, cwd=ROOT, text=True, stdin=subprocess.DEVNULL, preexec_fn=session_of_its_own
         )
         try:
             yield process

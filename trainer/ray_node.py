@@ -114,9 +114,10 @@ def _free_port() -> int:
         return s.getsockname()[1]
 
 
-def _child_setup() -> None:
+def session_of_its_own() -> None:
+    """For a new child process: no signal of our terminal reaches it, and it is told to end if we are killed."""
     os.setsid()
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: told to end if we are killed
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def adopt_orphans() -> None:
@@ -208,7 +209,7 @@ class RayNode:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 command, env=self.env, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                preexec_fn=_child_setup,
+                preexec_fn=session_of_its_own,
             )  # fmt: skip
 
     def ready(self) -> bool:
