@@ -97,6 +97,14 @@ BAD = [
 ]
 
 
+@pytest.mark.parametrize("given", [["test", "-m", "lab"], ["test"], ["data", "--help"], ["data", "prepare", "--out=x"]])
+def test_tests_and_data_get_their_arguments_whole(given, monkeypatch):
+    passed = []
+    monkeypatch.setattr("recipes.commands.delegate", lambda args: passed.append((args.command, args.arguments)) or 0)
+    assert launch.main(given) == 0
+    assert passed == [(given[0], given[1:])]
+
+
 @pytest.mark.parametrize(("arguments", "message"), BAD, ids=[" ".join(a) for a, _ in BAD])
 def test_bad_input_is_one_line_and_starts_nothing(arguments, message, capsys, monkeypatch, tmp_path):
     started = []
