@@ -16,6 +16,7 @@ THREE_B = {
     "num_hidden_layers": 36,
     "num_attention_heads": 16,
     "num_key_value_heads": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
 }
 """Qwen2.5-VL-3B's text model, from its published configuration."""
 
@@ -87,7 +88,6 @@ def test_three_billion_parameters(tmp_path, tiny_model, mixed_dataset, gpu_confi
     for key, value in THREE_B.items():
         setattr(shape.text_config, key, value)
     shape.text_config.layer_types = ["full_attention"] * shape.text_config.num_hidden_layers
-    shape.text_config.rope_scaling = None
     shape.vision_config.out_hidden_size = shape.text_config.hidden_size
     shape.dtype = "bfloat16"
     model = Qwen2_5_VLForConditionalGeneration(shape).to(torch.bfloat16)
