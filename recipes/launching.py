@@ -8,17 +8,17 @@ import shlex
 import shutil
 import subprocess
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from recipes import engines, manifest, run_record
+from recipes import engines, manifest, run_record, tokens
 from recipes.engines import Commands
 from recipes.plan import cost, memory, prices
 from recipes.run_record import RunRecord
 from recipes.spec import Recipe
 from recipes.targets import capabilities, ssh
 from recipes.targets.render import render
-from recipes.targets.script import SECRETS, SETTINGS
 from trainer.config import ConfigError
 
 
@@ -27,8 +27,8 @@ def up(recipe: Recipe, target: str | None, run_id: str, overrides: list[str], ar
     target = target or cheapest_target(recipe)
     files = render(recipe, target)
     run_id = run_record.check_run_id(run_id or run_record.new_run_id(recipe.name))
-    check(recipe, target, args.reproducible)
-    offer = best_offer(recipe, target)
+    secrets = tokens.found()
+    check(recipe, target, args.reproducible, secrets)
     can = capabilities.capability(target)
     record = RunRecord(
         run_id=run_id,
@@ -38,15 +38,15 @@ def up(recipe: Recipe, target: str | None, run_id: str, overrides: list[str], ar
         bucket=recipe.storage.bucket,
         managed=can.engine == "sky" and capabilities.uses_spot(recipe, target) and recipe.cluster.gpus_per_node > 0,
         started_s=time.time(),
-        usd_per_hour=offer.usd_per_hour or 0.0 if offer else 0.0,
+        usd_per_hour=usd_per_hour(recipe, target),
+        earlier_usd=run_record.load(run_id).usd() if run_record.known(run_id) else 0.0,
     )
     directory = run_record.RUNS / run_id / "task"
     env = {"RUN_ID": run_id} | ({"BUCKET": recipe.storage.bucket} if recipe.storage.bucket else {})
-    env |= {name: os.environ[name] for name in SETTINGS if os.environ.get(name)}
+    env |= tokens.settings()
     env |= {"SPOTRL_SOURCE": manifest.source_id()}
-    secrets = [name for name in SECRETS if os.environ.get(name)]
     paths = [str(directory / name) for name in files]
-    commands = engines.commands(record, paths, env, secrets, args.detach)
+    commands = engines.commands(record, paths, env, list(secrets), args.detach)
     if args.dry_run:
         return _show(directory, files, commands, env)
     tool(commands)
@@ -59,7 +59,10 @@ def up(recipe: Recipe, target: str | None, run_id: str, overrides: list[str], ar
         f"run {run_id} on {target}" + (f", ${record.usd_per_hour:.2f} per hour" if record.usd_per_hour else ""),
         flush=True,
     )
-    return _run(commands, record, env)
+    code = _run(commands, record, env | secrets)
+    if not code and not args.detach:
+        over(run_id, recipe.budget.idle_minutes if can.engine == "sky" and not record.managed else 0)
+    return code
 
 
 def cheapest_target(recipe: Recipe) -> str:
@@ -72,15 +75,21 @@ def cheapest_target(recipe: Recipe) -> str:
     raise ConfigError(f"no target with known prices can run {recipe.name}: name one with --target (docs/targets.md)")
 
 
-def best_offer(recipe: Recipe, target: str) -> cost.Offer | None:
-    """The cheapest offer on a target, if its price is known."""
+def usd_per_hour(recipe: Recipe, target: str) -> float:
+    """What all nodes cost per hour at the cheapest known price; 0 where nothing is billed or no price is known."""
     names = ["skypilot-runpod", "skypilot-gcp"] if target == "skypilot" else [target]
-    names = [name for name in names if not capabilities.refusal(recipe, name)]
-    found = cost.offers(recipe, prices.sky_catalogs(), names) if recipe.cluster.gpus_per_node else []
-    return next((offer for offer in found if offer.usd is not None), None)
+    known = []
+    for name in names:
+        if not recipe.cluster.gpus_per_node or capabilities.refusal(recipe, name):
+            continue
+        for gpu in capabilities.gpus_for(recipe, name):
+            row = prices.price(capabilities.market(recipe, name), gpu, prices.sky_catalogs())
+            spot = row.spot if row and capabilities.uses_spot(recipe, name) else None
+            known += [spot if spot is not None else row.on_demand] if row else []
+    return min(known, default=0.0) * recipe.cluster.gpus_per_node * recipe.cluster.nodes
 
 
-def check(recipe: Recipe, target: str, reproducible: bool) -> None:
+def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[str]) -> None:
     """Everything that can be known before something is started. Raises ConfigError with the change to make."""
     can = capabilities.capability(target)
     if recipe.cluster.gpus_per_node and recipe.kind == "train":
@@ -91,8 +100,8 @@ def check(recipe: Recipe, target: str, reproducible: bool) -> None:
     if can.asks_bucket and recipe.kind == "train" and not bucket:
         raise ConfigError(f"{target} throws its machines away, so checkpoints need a bucket: give --bucket s3://...")
     if bucket:
-        _check_credentials(bucket, can.cloud)
-    if recipe.config.logging.wandb == "online" and not _has("WANDB_API_KEY", "~/.netrc"):
+        _check_credentials(bucket, can.cloud, secrets)
+    if recipe.config.logging.wandb == "online" and "WANDB_API_KEY" not in secrets:
         raise ConfigError("logging.wandb is online and there is no token: export WANDB_API_KEY, or set it to offline")
     if reproducible and (dirty := manifest.dirty_files()):
         raise ConfigError(f"--reproducible wants a clean git tree: commit or drop {', '.join(dirty[:4])}")
@@ -110,22 +119,18 @@ def _check_memory(recipe: Recipe, target: str) -> None:
     raise ConfigError(f"{recipe.name} does not fit {gpu}: {need.problem}; cheapest change: {advice}")
 
 
-def _check_credentials(bucket: str, cloud: str) -> None:
+def _check_credentials(bucket: str, cloud: str, secrets: Collection[str]) -> None:
     match bucket.partition("://")[0]:
-        case "s3" if not _has("AWS_ACCESS_KEY_ID", "~/.aws/credentials"):
+        case "s3" if "AWS_ACCESS_KEY_ID" not in secrets:
             raise ConfigError(f"no credentials for {bucket}: export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
-        case "r2" if not _has("R2_ACCESS_KEY_ID", "~/.cloudflare/r2.credentials"):
+        case "r2" if "R2_ACCESS_KEY_ID" not in secrets:
             raise ConfigError(
                 f"no credentials for {bucket}: export R2_ACCOUNT_ID, R2_ACCESS_KEY_ID, R2_SECRET_ACCESS_KEY"
             )
-        case "gs" if cloud != "gcp" and not _has("GOOGLE_SERVICE_ACCOUNT_KEY", ""):
+        case "gs" if cloud != "gcp" and "GOOGLE_SERVICE_ACCOUNT_KEY" not in secrets:
             raise ConfigError(
                 f"no credentials for {bucket} outside GCP: export GOOGLE_SERVICE_ACCOUNT_KEY (the key's JSON)"
             )
-
-
-def _has(variable: str, file: str) -> bool:
-    return bool(os.environ.get(variable)) or bool(file and Path(file).expanduser().is_file())
 
 
 def tool(commands: Commands) -> None:
@@ -194,7 +199,16 @@ def drive(run: str, what: str, dry_run: bool = False) -> int:
             continue
         tool(commands)
         code = subprocess.run([find(command[0]) or command[0], *command[1:]]).returncode or code
+    if what == "down" and not code and not dry_run:
+        over(run)
     return code
+
+
+def over(run: str, minutes: float = 0.0) -> None:
+    """Notes that a run's machines cost nothing any more, `minutes` from now."""
+    record = run_record.load(run)
+    if not record.ended_s:
+        replace(record, ended_s=time.time() + 60 * minutes).save()
 
 
 def task_files(record: RunRecord) -> list[Path]:

@@ -32,6 +32,19 @@ class RunRecord:
     """Unix time of the launch."""
     usd_per_hour: float = 0.0
     """Price of all nodes at launch; 0 where nothing is billed to you."""
+    ended_s: float = 0.0
+    """Unix time from which on nothing is billed any more; 0: not known to have ended."""
+    earlier_usd: float = 0.0
+    """What launches of the same run cost before this one."""
+
+    def hours(self) -> float:
+        """Since the launch, up to its end."""
+        until = min(self.ended_s or time.time(), time.time())
+        return max(0.0, until - self.started_s) / 3600
+
+    def usd(self) -> float:
+        """Dollars so far, all launches together; at most, because machines are billed only once they are there."""
+        return self.earlier_usd + self.hours() * self.usd_per_hour
 
     def save(self) -> Path:
         """Writes the record and returns its path."""
@@ -41,15 +54,17 @@ class RunRecord:
         return path
 
 
+def known(run_id: str) -> bool:
+    """Whether a run of that id was launched from here."""
+    return (RUNS / run_id / "launch.json").exists()
+
+
 def load(run_id: str) -> RunRecord:
     """The record of a run. Raises ConfigError naming the runs that are known."""
-    path = RUNS / run_id / "launch.json"
-    if not path.exists():
-        known = sorted(p.parent.name for p in RUNS.glob("*/launch.json"))
-        raise ConfigError(
-            f"no run {run_id} was launched from here: " + (f"known: {', '.join(known)}" if known else "none")
-        )
-    return RunRecord(**json.loads(path.read_text()))
+    if not known(run_id):
+        names = ", ".join(sorted(p.parent.name for p in RUNS.glob("*/launch.json")))
+        raise ConfigError(f"no run {run_id} was launched from here: " + (f"known: {names}" if names else "none"))
+    return RunRecord(**json.loads((RUNS / run_id / "launch.json").read_text()))
 
 
 def interrupted(recipe: str, target: str, overrides: list[str], model: str) -> str:

@@ -163,7 +163,7 @@ class Recipe:
     targets: tuple[Target, ...] = ()
     """Targets that it is meant for; empty: every target that can run its shape."""
     setup: Literal["", "cpu", "gpu", "rocm"] = ""
-    """Environment; default: gpu, or cpu where the cluster has no GPUs."""
+    """Environment; default: gpu, or cpu where the cluster has no GPUs. cpu leaves rented GPUs alone, for a try-out."""
 
     @property
     def environment(self) -> str:
@@ -184,7 +184,7 @@ def override(recipe: Recipe, assignments: list[str]) -> Recipe:
     Nodes and GPUs are the cluster's; `placement` follows them. Raises ConfigError on an unknown key.
     """
     sections = [f.name for f in fields(RunConfig)]
-    parts = [f.name for f in fields(Recipe) if f.name in ("cluster", "dataset", "storage", "budget", "site")]
+    parts = [f.name for f in fields(Recipe) if f.name in ("cluster", "dataset", "storage", "budget", "site", "setup")]
     for assignment in assignments:
         head = assignment.partition("=")[0].partition(".")[0].strip()
         if head in parts:
@@ -201,8 +201,8 @@ def override(recipe: Recipe, assignments: list[str]) -> Recipe:
 def placed(recipe: Recipe) -> Recipe:
     """The recipe with `placement` and storage written from its cluster, so that the two cannot disagree."""
     cluster, place = recipe.cluster, recipe.config.placement
-    device = "cuda" if cluster.gpus_per_node else "cpu"
-    workers = cluster.gpus_per_node or place.workers_per_node
+    device = "cpu" if recipe.environment == "cpu" else "cuda"
+    workers = cluster.gpus_per_node if device == "cuda" else place.workers_per_node
     place = replace(place, nodes=cluster.nodes, workers_per_node=workers, device=device)
     return replace(recipe, config=replace(recipe.config, placement=place))
 

@@ -45,7 +45,7 @@ def demo() -> Recipe:
             checkpoint=Checkpoint(every_steps=5, remote="${BUCKET}"),
             placement=Placement(nodes=1, workers_per_node=2, device="cpu"),
         ),
-        cluster=Cluster(nodes=1, gpus_per_node=0, spot="never"),
+        cluster=Cluster(nodes=1, gpus_per_node=0, cpus=4, spot="never"),
         dataset=Dataset(name="shapes", rows=2048, prompt_tokens=45, answer_tokens=17, disk_gib=0.1),
         steps=(
             Step(creates=f"{data}/manifest.json", module="data_prep", args=("prepare", "shapes", "--out", data)),

@@ -12,15 +12,9 @@ RUNPOD = {"L4": "L4", "L40S": "L40S", "A100-80GB": "A100-80GB-SXM", "H100": "H10
           "B200": "B200", "MI300X": "MI300X"}  # fmt: skip
 GCP = {"L4": "L4", "A100": "A100", "A100-80GB": "A100-80GB", "H100": "H100", "H200": "H200", "B200": "B200"}
 LABELLED = {name: name for name in ("L4", "L40S", "A100", "A100-80GB", "H100", "H200", "B200")}
-DSTACK = {
-    "L4": "L4",
-    "L40S": "L40S",
-    "A100": "A100",
-    "A100-80GB": "A100",
-    "H100": "H100",
-    "H200": "H200",
-    "B200": "B200",
-}
+DSTACK = {name: "A100" if name == "A100-80GB" else name for name in LABELLED}
+DSTACK_RUNPOD = {name: DSTACK[name] for name in RUNPOD if name in DSTACK}
+DSTACK_GCP = {name: DSTACK[name] for name in GCP}
 ANY = {name: name for name in (*LABELLED, "MI300X")}
 NIC = {"A100-80GB": 100.0, "A100": 100.0, "H100": 800.0, "H200": 3200.0, "B200": 3200.0, "L4": 50.0}
 
@@ -74,7 +68,7 @@ CAPABILITIES: dict[str, Capability] = {
         note="cheapest of RunPod (one node only) and GCP, spot before on-demand",
     ),
     "skypilot-runpod": Capability(
-        engine="sky", cloud="runpod", spot=True, cpu_only=False, gpus=RUNPOD, network_gbit_s={"": 0},
+        engine="sky", cloud="runpod", spot=True, gpus=RUNPOD, network_gbit_s={"": 0},
         note="one node; no FUSE, so checkpoints go up by our own uploader; machines go down, never stop",
     ),
     "skypilot-gcp": Capability(
@@ -86,12 +80,12 @@ CAPABILITIES: dict[str, Capability] = {
         note="your cluster's own node pools; spot only as the pool you name",
     ),
     "dstack-runpod": Capability(
-        engine="dstack", cloud="runpod-cluster", max_nodes=8, cpu_only=False, gpus=DSTACK,
+        engine="dstack", cloud="runpod-cluster", max_nodes=8, cpu_only=False, gpus=DSTACK_RUNPOD,
         network_gbit_s={"A100-80GB": 1600, "H100": 3200, "": 3200},
         note="one pod, or an Instant Cluster of 2 to 8: on demand, one network volume, never spot",
     ),
     "dstack-gcp": Capability(
-        engine="dstack", cloud="gcp", max_nodes=16, spot=True, gpus=DSTACK, network_gbit_s=NIC | {"": 100},
+        engine="dstack", cloud="gcp", max_nodes=16, spot=True, gpus=DSTACK_GCP, network_gbit_s=NIC | {"": 100},
     ),
     "dstack-kubernetes": Capability(
         engine="dstack", cloud="kubernetes", max_nodes=64, gpus=DSTACK, network_gbit_s={"": 400},

@@ -10,7 +10,7 @@ from recipes.spec import Recipe, validate
 from recipes.targets import capabilities, dstack, local, pbs, skypilot, slurm, ssh
 
 GENERATED = Path(__file__).parents[1] / "generated"
-BY_HAND = ("local", "slurm", "pbs")
+BY_HAND = ("local", "slurm", "pbs", "skypilot-runpod")
 LAUNCHED = ("slurm", "pbs", "skypilot", "skypilot-runpod", "skypilot-gcp", "skypilot-kubernetes", "dstack-runpod",
             "dstack-gcp", "dstack-kubernetes")  # fmt: skip
 """Targets whose files work as they stand; those over ssh need your machines' names."""

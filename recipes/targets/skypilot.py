@@ -165,15 +165,18 @@ def _place(recipe: Recipe, target: str, gpu: str) -> dict[str, Any]:
 
 
 def _pod(recipe: Recipe) -> dict[str, Any]:
+    """What is merged into SkyPilot's own pod, lists by name: `dshm` is its memory volume at /dev/shm."""
     site = recipe.site
-    container: dict[str, Any] = {"volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}]}
+    memory = {"medium": "Memory", "sizeLimit": f"{recipe.cluster.shm_gib}Gi"}
+    spec: dict[str, Any] = {"volumes": [{"name": "dshm", "emptyDir": memory}]}
+    container: dict[str, Any] = {}
     if recipe.cluster.nodes > 1:
         container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
     if site.rdma:
         name, _, count = site.rdma.rpartition(":")
         container["resources"] = {"limits": {name: int(count)}, "requests": {name: int(count)}}
-    memory = {"medium": "Memory", "sizeLimit": f"{recipe.cluster.shm_gib}Gi"}
-    spec: dict[str, Any] = {"containers": [container], "volumes": [{"name": "shm", "emptyDir": memory}]}
+    if container:
+        spec = {"containers": [container]} | spec
     if site.node_pool:
         spec["nodeSelector"] = {"cloud.google.com/gke-nodepool": site.node_pool}
     return {"spec": spec}

@@ -18,6 +18,8 @@ GCP = (
     ("a2-ultragpu", "A100-80GB", 12, 170, 1.10, 0.44, 3.97, 1.59),
     ("a3-highgpu", "H100", 26, 234, 1.18, 0.27, 9.80, 6.30),
 )
+GCP_IMAGES = ("custom-cpu-ubuntu-2204", "custom-gpu-ubuntu-2204", "custom-gpu-ubuntu-2204-cuda13", "gpu-direct-cos")
+"""Machine images that SkyPilot starts; our container runs in one."""
 ACCELERATORS = {"A100-80GB": ["GCP", "RunPod"], "A100-80GB-SXM": ["RunPod"], "H100": ["GCP"], "H100-SXM": ["RunPod"]}
 
 
@@ -37,6 +39,7 @@ def write_catalogs(folder: Path) -> None:
         for n in (1, 2, 4, 8):
             prices = f"{usd * n:.2f},{usd * n:.2f}"
             lines.append(f"{n}x_{gpu}_SECURE,{gpu},{n}.0,{8 * n}.0,{117 * n}.0,US,{prices},US-KS-2,{_info(gpu, n)}")
+    lines += [f"cpu3g-{n}-{4 * n},,,{n}.0,{4 * n}.0,US,,{0.04 * n:.2f},US-KS-2," for n in (2, 4, 8)]
     (folder / "runpod/vms.csv").write_text("\n".join(lines) + "\n")
     lines = [
         "InstanceType,vCPUs,MemoryGiB,AcceleratorName,AcceleratorCount,GpuInfo,Region,AvailabilityZone,Price,SpotPrice"
@@ -48,7 +51,8 @@ def write_catalogs(folder: Path) -> None:
             lines.append(f",,,{gpu},{n}.0,{_info(gpu, n)},{place},{usd * n:.4f},{spot * n:.4f}")
     lines += [f"n2-standard-{n},{n}.0,{4 * n}.0,,,,{place},{0.048 * n:.3f},{0.012 * n:.3f}" for n in (4, 8, 16, 32)]
     (folder / "gcp/vms.csv").write_text("\n".join(lines) + "\n")
-    (folder / "gcp/images.csv").write_text("Tag,Region,OS,OSVersion,ImageId,CreationDate\n")
+    images = [f"skypilot:{tag},,ubuntu,22.04,projects/stand-in/global/images/{tag},20260101" for tag in GCP_IMAGES]
+    (folder / "gcp/images.csv").write_text("\n".join(["Tag,Region,OS,OSVersion,ImageId,CreationDate", *images]) + "\n")
     rows = [f'{name},"{clouds}"' for name, clouds in ACCELERATORS.items()]
     (folder / "common/accelerators.csv").write_text("AcceleratorName,Clouds\n" + "\n".join(rows) + "\n")
 
@@ -109,6 +113,7 @@ def main() -> None:
     files = json.load(sys.stdin)
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     os.environ |= {"HOME": str(home), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    os.environ["SKYPILOT_POD_MEMORY_GB_LIMIT"] = "4.5"  # four processes for requests in place of fifty
     os.environ["PIP_NO_BUILD_ISOLATION"] = "0"  # pip reads it as "no": SkyPilot packs itself with what is installed
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     write_catalogs(home / ".sky/catalogs/v8")

@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import launch
-from recipes import engines, launching, run_record
+from recipes import engines, launching, run_record, tokens
+from recipes.commands import resolve
 from recipes.run_record import RunRecord
 from recipes.targets import ssh
 from recipes.targets.script import SECRETS
@@ -211,6 +213,78 @@ def test_status_adds_up_dollars_and_shows_the_last_step(capsys, tmp_path):
     )
     code, out, _ = run(capsys, "status")
     assert code == 0 and "20.00" in out and "2, reward 0.50" in out
+
+
+def test_cost_stops_with_the_run_and_goes_on_over_a_resume(monkeypatch):
+    record = RunRecord(
+        run_id="mine", recipe="demo", target="local", started_s=1000.0, usd_per_hour=2.0, earlier_usd=5.0
+    )
+    monkeypatch.setattr(run_record.time, "time", lambda: 1000.0 + 3600)
+    assert (record.hours(), record.usd()) == (1.0, 7.0)
+    assert replace(record, ended_s=2800.0).usd() == 6.0
+    assert replace(record, ended_s=90000.0).usd() == 7.0  # the machine is still idling
+
+
+def answers(tmp_path, monkeypatch, name, data):
+    stand_in(tmp_path, monkeypatch, name, f"echo 'a hint'; cat <<'END'\n{json.dumps(data)}\nEND")
+
+
+def test_status_of_a_managed_job_is_what_its_engine_says(capsys, monkeypatch, tmp_path):
+    RunRecord(
+        run_id="mine", recipe="r", target="skypilot-runpod", managed=True, started_s=1000.0, usd_per_hour=1.5
+    ).save()
+    job = {"job_id": 1, "job_name": "mine", "status": "FAILED", "recovery_count": 0}
+    again = job | {"job_id": 2, "status": "SUCCEEDED", "recovery_count": 2, "end_at": 8200.0, "infra": "RunPod (CA)"}
+    answers(tmp_path, monkeypatch, "sky", [again, job, job | {"job_name": "other"}])
+    code, out, _ = run(capsys, "status", "mine")
+    assert code == 0 and "managed job 2: SUCCEEDED, RunPod (CA), 2 recoveries" in out and " 3.00" in out
+    assert run_record.load("mine").ended_s == 8200.0
+
+
+def test_status_of_a_dstack_run_has_the_servers_own_cost(capsys, monkeypatch, tmp_path):
+    RunRecord(run_id="mine", recipe="r", target="dstack-runpod", started_s=time.time() - 60, usd_per_hour=100.0).save()
+    now = {"run_spec": {"run_name": "mine"}, "submitted_at": "2026-01-01T00:00:00", "status": "running", "cost": 3.25}
+    answers(tmp_path, monkeypatch, "dstack", {"project": "main", "runs": [now]})
+    code, out, _ = run(capsys, "status", "mine")
+    assert code == 0 and "dstack run mine: running" in out and "3.25" in out
+    assert run_record.load("mine").ended_s == 0.0
+
+
+def test_a_cluster_that_is_gone_costs_nothing_more(capsys, monkeypatch, tmp_path):
+    RunRecord(run_id="mine", recipe="r", target="skypilot-kubernetes", started_s=time.time() - 60).save()
+    answers(tmp_path, monkeypatch, "sky", [])
+    assert "cluster mine: gone" in run(capsys, "status", "mine")[1]
+    assert run_record.load("mine").ended_s > 0
+
+
+def test_tokens_are_found_where_their_tools_keep_them(monkeypatch, tmp_path):
+    for folder in (".aws", ".cloudflare", ".cache/huggingface"):
+        (tmp_path / folder).mkdir(parents=True)
+    section = "aws_access_key_id = {0}\naws_secret_access_key = {0}%secret\n"
+    (tmp_path / ".aws/credentials").write_text(f"[default]\n{section.format('d')}[work]\n{section.format('w')}")
+    (tmp_path / ".cloudflare/r2.credentials").write_text("[r2]\n" + section.format("r"))
+    (tmp_path / ".cloudflare/accountid").write_text("account\n")
+    (tmp_path / ".cache/huggingface/token").write_text("hf_x\n")
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password wandb_x\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    (tmp_path / "key.json").write_text('{"type": "service_account"}')
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    monkeypatch.setenv("WANDB_API_KEY", "given")
+    monkeypatch.delenv("HF_HOME", raising=False)
+    assert tokens.found() == {
+        "HF_TOKEN": "hf_x", "WANDB_API_KEY": "given", "AWS_ACCESS_KEY_ID": "w", "AWS_SECRET_ACCESS_KEY": "w%secret",
+        "R2_ACCESS_KEY_ID": "r", "R2_SECRET_ACCESS_KEY": "r%secret",
+        "GOOGLE_SERVICE_ACCOUNT_KEY": '{"type": "service_account"}',
+    }  # fmt: skip
+    assert tokens.settings()["R2_ACCOUNT_ID"] == "account"
+
+
+def test_a_rented_gpu_can_be_left_alone():
+    recipe = resolve("demo", ["setup=cpu", "cluster.gpus_per_node=1", "cluster.gpu=A100-80GB", "cluster.spot=prefer"])
+    assert (recipe.config.placement.device, recipe.config.placement.workers_per_node) == ("cpu", 2)
+    assert launching.usd_per_hour(recipe, "skypilot-runpod") == pytest.approx(1.39)
+    assert launching.usd_per_hour(recipe, "slurm") == 0.0
 
 
 def test_run_ids_fit_every_engine():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def said(tmp_path_factory):
     one = files["skypilot-runpod/grpo-qwen2.5-vl-3b-mathv60k"]
     sent["two nodes on RunPod"] = one.replace("num_nodes: 1", "num_nodes: 2")
     sent["on demand"] = task("grpo-qwen2.5-vl-7b-mathv60k", "skypilot", "cluster.spot=never")
-    sent["too much memory"] = one.replace("memory: 116+", "memory: 9000+")
+    sent["too much memory"] = re.sub(r"memory: \d+", "memory: 9000", files["skypilot-gcp/grpo-qwen2.5-vl-3b-mathv60k"])
     command = [*NAMESPACE, str(LAUNCH), "tests/recipes/sky_lab.py", str(tmp_path_factory.mktemp("sky"))]
     done = subprocess.run(command, input=json.dumps(sent), text=True, capture_output=True, timeout=1500, cwd=ROOT)
     if "Operation not permitted" in done.stderr:
@@ -71,6 +72,7 @@ def test_every_recipe_finds_machines(said):
         ("skypilot-runpod/grpo-qwen2.5-vl-3b-mathv60k", "1x_A100-80GB_SECURE[Spot]"),
         ("skypilot/grpo-qwen2.5-vl-7b-mathv60k", "8x_A100-80GB-SXM_SECURE[Spot]"),
         ("skypilot-gcp/grpo-qwen2.5-vl-72b-mathv60k", "a2-ultragpu-8g[Spot]"),
+        ("skypilot-runpod/demo", "cpu3g-4-16"),
         ("on demand", "8x_A100-80GB-SXM_SECURE"),
     ],
 )

@@ -121,7 +121,7 @@ def test_no_secret_is_ever_written(monkeypatch):
          "has no MI300X"),
         ("grpo-qwen2.5-vl-7b-mathv60k", "skypilot-gcp", ["cluster.gpus_per_node=3", "rollout.tensor_parallel=1",
                                                          "rollout.prompts_per_step=63"], "with 3 per node"),
-        ("demo", "skypilot-runpod", [], "rents machines with GPUs"),
+        ("demo", "dstack-runpod", [], "rents machines with GPUs"),
         ("demo", "skypilot-azure", [], "unknown target skypilot-azure: did you mean skypilot"),
         ("grpo-qwen2.5-vl-7b-mathv60k", "skypilot-runpod", ["storage.mount=/bucket"], "cannot mount buckets"),
         ("grpo-qwen2.5-vl-7b-mathv60k", "skypilot-runpod", ["storage.volume=v"], "set site.region"),

@@ -1,0 +1,65 @@
+"""Tokens that this machine has for a run: from the environment, else from where each service's own tool keeps them.
+
+They go into the environment of the engine's program, which is told their names; never on a command line or in a file.
+A rented machine has none of these files: what is not found here is missing there, and only once it is paid for.
+"""
+
+from __future__ import annotations
+
+import configparser
+import json
+import netrc
+import os
+from pathlib import Path
+
+from recipes.targets.script import SECRETS, SETTINGS
+
+AWS_FIELDS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+R2_FIELDS = {"R2_ACCESS_KEY_ID": "aws_access_key_id", "R2_SECRET_ACCESS_KEY": "aws_secret_access_key"}
+
+
+def found() -> dict[str, str]:
+    """The values of those of `script.SECRETS` that can be found."""
+    home = Path.home()
+    given = {name: os.environ[name] for name in SECRETS if os.environ.get(name)}
+    kept: dict[str, str] = {}
+    if "AWS_ACCESS_KEY_ID" not in given:
+        file = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or home / ".aws/credentials").expanduser()
+        section = _section(file, os.environ.get("AWS_PROFILE") or "default")
+        kept |= {name: section[name.lower()] for name in AWS_FIELDS if section.get(name.lower())}
+    if "R2_ACCESS_KEY_ID" not in given:
+        section = _section(home / ".cloudflare/r2.credentials", "r2")
+        kept |= {name: section[key] for name, key in R2_FIELDS.items() if section.get(key)}
+    if "WANDB_API_KEY" not in given and (login := _login(home / ".netrc", "api.wandb.ai")):
+        kept["WANDB_API_KEY"] = login
+    token = Path(os.environ.get("HF_HOME") or home / ".cache/huggingface") / "token"
+    if "HF_TOKEN" not in given and token.is_file():
+        kept["HF_TOKEN"] = token.read_text().strip()
+    key = Path(os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or home / ".none")
+    if "GOOGLE_SERVICE_ACCOUNT_KEY" not in given and key.is_file():
+        text = key.read_text()
+        if json.loads(text).get("type") == "service_account":
+            kept["GOOGLE_SERVICE_ACCOUNT_KEY"] = text
+    return {name: (given | kept)[name] for name in SECRETS if name in given or name in kept}
+
+
+def settings() -> dict[str, str]:
+    """The values of those of `script.SETTINGS` that can be found."""
+    account = Path.home() / ".cloudflare/accountid"
+    kept = {"R2_ACCOUNT_ID": account.read_text().strip()} if account.is_file() else {}
+    given = {name: os.environ[name] for name in SETTINGS if os.environ.get(name)}
+    return kept | given
+
+
+def _section(file: Path, name: str) -> dict[str, str]:
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read(file)
+    return dict(parser[name]) if parser.has_section(name) else {}
+
+
+def _login(file: Path, machine: str) -> str:
+    try:
+        known = netrc.netrc(str(file)).authenticators(machine)
+    except (OSError, netrc.NetrcParseError):
+        return ""
+    return (known[2] or "") if known else ""
