@@ -17,7 +17,7 @@ from recipes.engines import Commands
 from recipes.plan import cost, memory, prices
 from recipes.run_record import RunRecord
 from recipes.spec import Recipe
-from recipes.targets import capabilities, ssh
+from recipes.targets import capabilities, dstack, ssh
 from recipes.targets.render import render
 from trainer.config import ConfigError
 
@@ -50,6 +50,8 @@ def up(recipe: Recipe, target: str | None, run_id: str, overrides: list[str], ar
     if args.dry_run:
         return _show(directory, files, commands, env)
     tool(commands)
+    if can.engine == "dstack":
+        _check_secrets(recipe, target)
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (directory / name).write_text(text)
@@ -131,6 +133,17 @@ def _check_credentials(bucket: str, cloud: str, secrets: Collection[str]) -> Non
             raise ConfigError(
                 f"no credentials for {bucket} outside GCP: export GOOGLE_SERVICE_ACCOUNT_KEY (the key's JSON)"
             )
+
+
+def _check_secrets(recipe: Recipe, target: str) -> None:
+    """dstack's secrets: its server looks for them only when the machines are there."""
+    done = subprocess.run([find("dstack"), "secret", "list"], capture_output=True, text=True)
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
+        raise ConfigError(f"dstack secret list said {said!r}: point dstack at your server (dstack project add)")
+    missing = [name.lower() for name in dstack.secrets(recipe, target) if name.lower() not in done.stdout.split()]
+    if missing:
+        raise ConfigError(f"dstack has no secret {', '.join(missing)}: run dstack secret set {missing[0]} VALUE")
 
 
 def tool(commands: Commands) -> None:

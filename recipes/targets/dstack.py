@@ -47,7 +47,7 @@ def fleet_name(target: str, name: str) -> str:
 def _head(recipe: Recipe, target: str) -> str:
     folder = f"recipes/generated/{target}/{recipe.name}"
     env = "" if recipe.storage.bucket else " -e BUCKET=s3://..."
-    known = _secrets(target)
+    known = secrets(recipe, target)
     lines = [
         f"{recipe.description}.",
         f"Written by `launch.py render {recipe.name} --target {target}`; run from the repository's root:",
@@ -59,10 +59,22 @@ def _head(recipe: Recipe, target: str) -> str:
     return "\n".join(lines)
 
 
-def _secrets(target: str) -> tuple[str, ...]:
-    if capability(target).cloud == "gcp":
-        return ("GOOGLE_SERVICE_ACCOUNT_KEY",)
-    return ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+def secrets(recipe: Recipe, target: str) -> tuple[str, ...]:
+    """Tokens that the task takes from dstack's own secrets, which have these names in lower case.
+
+    A secret that the task names and the server does not have ends the run, once the machines are there: no others.
+    """
+    scheme = recipe.storage.bucket.partition("://")[0] or ("gs" if capability(target).cloud == "gcp" else "s3")
+    match scheme:
+        case "gs":
+            names = ("GOOGLE_SERVICE_ACCOUNT_KEY",)
+        case "r2":
+            names = ("R2_ACCESS_KEY_ID", "R2_SECRET_ACCESS_KEY")
+        case "s3":
+            names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+        case _:
+            names = ()
+    return names + (("WANDB_API_KEY",) if recipe.config.logging.wandb == "online" else ())
 
 
 def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
@@ -102,7 +114,7 @@ def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
 
 def _env(recipe: Recipe, target: str, name: str) -> list[str]:
     bucket = f"BUCKET={recipe.storage.bucket}" if recipe.storage.bucket else "BUCKET"
-    return [f"RUN_ID={name}", bucket] + [f"{key}=${{{{ secrets.{key.lower()} }}}}" for key in _secrets(target)]
+    return [f"RUN_ID={name}", bucket] + [f"{key}=${{{{ secrets.{key.lower()} }}}}" for key in secrets(recipe, target)]
 
 
 def _resources(recipe: Recipe, target: str) -> dict[str, Any]:

@@ -250,6 +250,23 @@ def test_status_of_a_dstack_run_has_the_servers_own_cost(capsys, monkeypatch, tm
     assert run_record.load("mine").ended_s == 0.0
 
 
+@pytest.mark.parametrize(
+    ("says", "message"),
+    [
+        ("echo 'aws_access_key_id ******'", "dstack has no secret aws_secret_access_key: run dstack secret set"),
+        ("echo 'No default project' >&2; exit 1", "dstack secret list said 'No default project'"),
+    ],
+)
+def test_secrets_that_the_server_lacks_are_refused_before_machines_are_rented(
+    says, message, capsys, monkeypatch, tmp_path
+):
+    stand_in(tmp_path, monkeypatch, "dstack", says)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    code, _, err = run(capsys, "up", "grpo-qwen2.5-vl-72b-mathv60k", "--target", "dstack-runpod", "--bucket", "s3://b")
+    assert code == 2 and message in err and err.count("\n") == 1
+    assert (tmp_path / "calls").read_text() == "dstack secret list\n" and not (tmp_path / "runs").exists()
+
+
 def test_a_cluster_that_is_gone_costs_nothing_more(capsys, monkeypatch, tmp_path):
     RunRecord(run_id="mine", recipe="r", target="skypilot-kubernetes", started_s=time.time() - 60).save()
     answers(tmp_path, monkeypatch, "sky", [])

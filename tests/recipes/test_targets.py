@@ -203,6 +203,12 @@ for name, text in json.load(sys.stdin).items():
         given = [] if name.startswith("no-bucket") else [("BUCKET", "gs://bucket")]
         task = sky.Task.from_yaml_config(yaml.safe_load(text), env_overrides=given)
         out[name] = [task.num_nodes, sorted(str(r) for r in task.resources)]
+        if name.startswith("skypilot-kubernetes"):
+            from sky.utils import config_utils
+            pod = {"spec": {"containers": [{"volumeMounts": [{"mountPath": "/dev/shm", "name": "dshm"}]}],
+                            "volumes": [{"name": "dshm", "emptyDir": {"medium": "Memory"}}]}}
+            config_utils.merge_k8s_configs(pod, yaml.safe_load(text)["config"]["kubernetes"]["pod_config"])
+            out[name].append(pod["spec"])
     except Exception as error:
         out[name] = repr(error)
 print(json.dumps(out))
@@ -222,6 +228,9 @@ def test_skypilot_parses_every_task():
     assert "BUCKET" in found.pop("no-bucket"), "SkyPilot itself refuses a task whose bucket is missing"
     assert {name: error for name, error in found.items() if isinstance(error, str)} == {}
     assert len(found) > 30 and found["skypilot-gcp/grpo-qwen2.5-vl-72b-mathv60k.yaml"][0] == 4
+    pod = found["skypilot-kubernetes/grpo-qwen2.5-vl-72b-mathv60k.yaml"][2]  # merged into SkyPilot's own
+    assert pod["containers"][0]["volumeMounts"] == [{"mountPath": "/dev/shm", "name": "dshm"}]
+    assert pod["volumes"] == [{"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": "24Gi"}}]
 
 
 # --- dstack -----------------------------------------------------------------------------------------------------------
@@ -251,6 +260,23 @@ def test_dstack_parses_every_file():
     found = json.loads(done.stdout.strip().splitlines()[-1])
     assert {name: error for name, error in found.items() if isinstance(error, str)} == {}
     assert all(re.fullmatch(r"[a-z][a-z0-9-]{1,40}", names[0]) for names in found.values())  # the server's own rule
+
+
+@pytest.mark.parametrize(
+    ("target", "overrides", "names"),
+    [
+        ("dstack-runpod", [], ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"]),
+        ("dstack-gcp", [], ["GOOGLE_SERVICE_ACCOUNT_KEY"]),
+        ("dstack-gcp", ["storage.bucket=s3://b"], ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"]),
+        ("dstack-runpod", ["storage.bucket=r2://b"], ["R2_ACCESS_KEY_ID", "R2_SECRET_ACCESS_KEY"]),
+        ("dstack-runpod", ["storage.bucket=gs://b", "logging.wandb=online"],
+         ["GOOGLE_SERVICE_ACCOUNT_KEY", "WANDB_API_KEY"]),
+    ],
+)  # fmt: skip
+def test_dstack_takes_the_secrets_of_the_bucket_and_no_others(target, overrides, names):
+    recipe = override(get("grpo-qwen2.5-vl-32b-mathv60k"), overrides)
+    task = yaml.safe_load(next(iter(render(recipe, target).values())))
+    assert task["env"][2:] == [f"{name}=${{{{ secrets.{name.lower()} }}}}" for name in names]
 
 
 def test_dstack_retries_lost_nodes_as_errors_too():
