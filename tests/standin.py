@@ -6,6 +6,7 @@ moves every parameter by a function of the step, so that a step lost, repeated o
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -13,12 +14,12 @@ import torch
 
 from tests.trainer.synthetic import KINDS, cut, whole
 from trainer import session
-from trainer.checkpoint import FileRecord, Found, ShardReader, ShardWriter
+from trainer.checkpoint import Found, RankStatus, ShardReader, ShardWriter
 from trainer.config import RunConfig
 from trainer.session import Session, main
 
 SHAPES = {f"model.layers.{i}.weight": (512, 512) for i in range(8)} | {"model.norm.weight": (511,)}
-STEP_S = 0.15
+STEP_S = float(os.environ.get("STANDIN_STEP_S", "0.15"))
 
 
 class Ranks:
@@ -42,14 +43,17 @@ class Ranks:
                 tensor.mul_(0.9).add_(torch.sin(tensor * (step + number + len(kind))))
         return [float(sum(tensors["master"].double().sum() for tensors in self.full.values()))]
 
-    def save(self, step: int, keep: list[int]) -> list[float]:
+    def save(self, step: int, keep: list[int], send: bool) -> list[float]:
         begun = time.monotonic()
         for writer in self.writers:
-            writer.wait()  # before the shards are cut: a failed write shows in save_status
-            writer.start(step, cut(self.full, writer.rank, self.world_size, SHAPES), {}, keep)
+            writer.start(step, cut(self.full, writer.rank, self.world_size, SHAPES), {}, keep, send)
         return [time.monotonic() - begun]
 
-    def save_status(self) -> list[list[FileRecord] | None]:
+    def send(self, step: int) -> None:
+        for writer in self.writers:
+            writer.send(step)
+
+    def save_status(self) -> list[RankStatus]:
         return [writer.status() for writer in self.writers]
 
     def restore(self, found: Found, updates: int) -> list[None]:

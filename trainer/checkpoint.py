@@ -1,54 +1,56 @@
 """The driver's side of checkpoints: when one is due, its commit, retention, and finding the one to resume from.
 
-The commit point is `manifest.json`, written last, locally and then in the object store; readers ignore a folder without
-one. An older checkpoint goes only after the new one is committed remotely.
+The commit point is `manifest.json`, written last; readers ignore a folder without one. A checkpoint is committed twice:
+on the disk as soon as every rank has written its files, and in the object store once every rank has uploaded them. An
+older checkpoint goes only after the new one is committed in the store.
 
     if checkpoints.due(step, step_time_s):
         checkpoints.begin(step, state)                      # state is frozen here
-        workers.save(step, keep=checkpoints.local_steps())  # ShardWriter.start in every worker
+        workers.save(step, keep=checkpoints.local_steps(), send=checkpoints.sends)  # ShardWriter.start in every worker
     ...
-    if checkpoints.in_flight is not None:                   # every step, and `finish` at the end
+    if checkpoints.busy:                                    # between phases, and in `finish` at the end
         try:
-            checkpoints.advance(workers.save_status())      # commits once every rank is done
+            checkpoints.advance(workers.save_status())      # commits what every rank is done with
         except CheckpointError as error:                    # a rank could not write
             checkpoints.failed(error)
+    if (step := checkpoints.to_send()) is not None:         # written while another was being uploaded, or that failed
+        workers.send(step)                                  # ShardWriter.send in every worker
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer import preempt
-from trainer.checkpoint_find import find, manifests_here, manifests_there
+from trainer.checkpoint_find import find, manifests_here
 from trainer.checkpoint_read import CorruptCheckpoint, Found, ShardReader, export_hf, fetch_all
 from trainer.checkpoint_write import (
     CheckpointError,
     FileRecord,
     Shard,
-    ShardWriter,
     code_fingerprint,
-    disk_room,
     encode,
     local_dir,
     pack,
     remote_url,
     step_name,
-    upload,
     write_file,
 )
 from trainer.config import ConfigError, RunConfig, fingerprint, resume_view
+from trainer.retention import make_room, prune_local, prune_remote
+from trainer.shard_writer import RankStatus, ShardWriter, disk_room, upload
 from trainer.storage import Storage, StorageError
 
 __all__ = ["CheckpointError", "Checkpoints", "CorruptCheckpoint", "FileRecord", "Found", "Shard", "ShardReader"]
-__all__ += ["ShardWriter", "code_fingerprint", "export_hf", "fetch_all"]
+__all__ += ["RankStatus", "ShardWriter", "code_fingerprint", "export_hf", "fetch_all"]
 
 T = TypeVar("T")
 MAX_FAILURES = 3
@@ -78,38 +80,48 @@ class Checkpoints:
         self.folder, self.url = local_dir(config), remote_url(config)
         self.storage = storage or (Storage(self.url) if self.url else None)
         self.in_flight: int | None = None
+        """Step that the ranks are writing."""
+        self.uploading: int | None = None
+        """Step that the ranks are uploading (or will, once it is written)."""
         self.committed: int | None = None
+        """Newest step that a resume on this disk finds."""
+        self.stored: int = 0
+        """Newest step that this run knows to be committed in the store."""
         self.save_s = 0.0
-        """From `begin` to the commit, of the last checkpoint."""
+        """From `begin` to the last commit (the store's, where there is one), of the last checkpoint."""
         self.stall_s = 0.0
         """What the last checkpoint took from training: set it after the workers have copied."""
         self.interval_steps = max(1, config.checkpoint.every_steps)
         self.failures = self.failures_in_a_row = 0
-        self._last_begun = 0
+        self.last_begun = 0
         self._retry = False
-        self._begun_at = 0.0
+        self._begun_at: dict[int, float] = {}
         self._bytes = 0
         self._pending: dict[str, Any] = {}
         self._remote: Future | None = None
+        self._found: Found | None = None
         self._stale: list[int] = []
         self._pool: ThreadPoolExecutor | None = None
 
     # --- when ---------------------------------------------------------------------------------------------------------
 
     def due(self, step: int, step_time_s: float, last: bool = False) -> bool:
-        """Whether to save after `step`. One checkpoint at a time: a due one waits for the one under way.
+        """Whether to save after `step`. One is written at a time; beside an upload only where the disk has room for it.
 
         With every_steps 0 the first step is saved, to measure, and then as Daly's formula says. last: the run ends.
         Raises StorageError after MAX_FAILURES failures in a row.
         """
         self.poll()
-        if self.in_flight is not None:
+        if self.in_flight is not None or not self._wanted(step, step_time_s, last):
             return False
+        return self.uploading is None or self._make_room() >= self._share
+
+    def _wanted(self, step: int, step_time_s: float, last: bool) -> bool:
         if last or self._retry:
-            return step != self._last_begun or self._retry
+            return step != self.last_begun or self._retry
         if self.config.checkpoint.every_steps == 0 and step_time_s > 0:
-            if self._last_begun == 0 or self.save_s == 0:
-                return step != self._last_begun
+            if self.last_begun == 0 or self.save_s == 0:
+                return step != self.last_begun
             mtbf_s = self.config.checkpoint.mean_time_between_preemptions_s
             wanted_s = max(preempt.save_interval_s(max(self.stall_s, 0.001), mtbf_s), self.save_s)
             steps = max(1, round(wanted_s / step_time_s))
@@ -120,12 +132,15 @@ class Checkpoints:
                 )
                 self.interval_steps = steps
         return (
-            step - self._last_begun >= self.interval_steps or step % self.interval_steps == 0 != self._last_begun - step
+            step - self.last_begun >= self.interval_steps or step % self.interval_steps == 0 != self.last_begun - step
         )
 
     def fits(self, remaining_s: float) -> bool:
-        """Whether a checkpoint begun now would be committed within the notice. Never before one has been measured."""
-        return self.in_flight is None and self.save_s > 0 and 1.3 * self.save_s + 0.5 < remaining_s
+        """Whether a checkpoint begun now, or after the one under way, would be committed in time.
+
+        What has not been measured is tried: nothing is lost by a save that the kill cuts off.
+        """
+        return (2 if self.busy else 1) * 1.3 * self.save_s + 0.5 < remaining_s
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -145,86 +160,114 @@ class Checkpoints:
             self._submit(self.storage.delete, [f"{step_name(stale)}/manifest.json" for stale in self._stale])
         self._stale = []
         self._make_room()
-        self.in_flight, self._last_begun, self._begun_at = step, step, time.monotonic()
+        self.in_flight, self.last_begun, self._begun_at[step] = step, step, time.monotonic()
+        if self.storage and self.uploading is None:
+            self.uploading = step
         self._pending = {
             "state": json.dumps(encode(state), sort_keys=True).encode(),
             "score": score,
             "attach": [(Path(path), Path(path).stat().st_size) for path in attach if Path(path).is_file()],
         }
 
-    def advance(self, statuses: Sequence[list[FileRecord] | None]) -> bool:
-        """Commits the checkpoint under way once every rank has records. Returns whether it did. Raises StorageError."""
-        self.poll()
-        if self.in_flight is None or any(status is None for status in statuses):
-            return False
-        self.commit(self.in_flight, [record for status in statuses for record in status or []])
-        return True
+    @property
+    def sends(self) -> bool:
+        """Whether the ranks upload the checkpoint that has just begun as soon as they have written it."""
+        return self.uploading is not None and self.uploading == self.in_flight
 
-    def commit(self, step: int, records: Sequence[FileRecord], state: dict[str, Any] | None = None) -> None:
-        """Writes the manifest locally, and in a thread remotely; then retention. `state` replaces that of `begin`."""
-        assert step == self.in_flight, f"step {step} was not begun"
+    def advance(self, ranks: Sequence[RankStatus]) -> bool:
+        """Commits what every rank is done with; says whether a checkpoint was committed locally. Raises StorageError.
+
+        The store's commit is made in a thread; `poll` takes in how it ended.
+        """
+        self.poll()
+        step, wrote = self.in_flight, False
+        if step is not None and all(step in rank.written for rank in ranks):
+            wrote = self._commit(step, [record for rank in ranks for record in rank.written[step]])
+        step = self.uploading if self.uploading != self.in_flight and self._remote is None else None
+        if step is not None and all(step in rank.sent for rank in ranks):
+            self._remote = self._submit(self._store, step, [record for rank in ranks for record in rank.sent[step]])
+        return wrote
+
+    def _commit(self, step: int, records: Sequence[FileRecord]) -> bool:
+        """Writes the local manifest; then retention. Returns whether it could."""
         folder = self.folder / step_name(step)
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            text = self._pending["state"] if state is None else json.dumps(encode(state), sort_keys=True).encode()
-            own = [FileRecord("state.json", *write_file(folder / "state.json", [text]))]
+            own = [FileRecord("state.json", *write_file(folder / "state.json", [self._pending["state"]]))]
             for path, size in self._pending["attach"]:
                 own.append(FileRecord(path.name, *write_file(folder / path.name, [_head(path, size)])))
             manifest = self._manifest(step, [*records, *own])
             write_file(folder / "manifest.json", [pack(manifest)])
         except OSError as error:
-            return self.failed(f"the commit of step {step} failed: {error}")
+            self.failed(f"the commit of step {step} failed: {error}")
+            return False
         self._bytes = manifest["bytes"]
-        self.in_flight = None
-        if self.storage:
-            self._settle()
-            self._remote = self._submit(self._commit_remotely, step, manifest, list(records), own)
-        else:
+        self.in_flight, self.committed = None, step
+        if not self.storage:
             self._done(step)
-            self._prune_local()
+        self._prune_local()
+        return True
 
     def failed(self, error: object) -> None:
         """A rank could not write: the checkpoint is dropped, told, and tried again after the next step.
 
         Raises StorageError when that has happened MAX_FAILURES times in a row.
         """
-        self.in_flight = None
+        if self.uploading == self.in_flight:
+            self.uploading = None
+        self.in_flight, self._retry = None, True
         self._count_failure(error)
 
     def _count_failure(self, error: object) -> None:
         self.failures += 1
         self.failures_in_a_row += 1
-        self._retry = self.in_flight is None
         self._say(f"{error} ({self.failures_in_a_row} in a row)")
         if self.failures_in_a_row >= MAX_FAILURES:
             raise StorageError(f"{self.failures_in_a_row} checkpoints in a row failed, the last with: {error}")
 
     def poll(self) -> None:
-        """Takes in the result of a remote commit. Raises StorageError as `failed` does."""
+        """Takes in the result of the store's commit. Raises StorageError as `failed` does."""
         if self._remote is not None and self._remote.done():
-            remote, self._remote = self._remote, None
+            remote, self._remote, step = self._remote, None, self.uploading
+            self.uploading = None
             error = remote.exception()
             if error is not None:
                 if not isinstance(error, StorageError | ConfigError | OSError):
                     raise error
+                self._begun_at.pop(step or 0, None)  # what follows does not say how long a save takes
                 self._count_failure(error)
 
-    def finish(self, statuses: Callable[[], Sequence[list[FileRecord] | None]], poll_s: float = 0.05) -> None:
-        """Waits for the checkpoint under way and its remote commit. Raises StorageError."""
-        while self.in_flight is not None and not self.advance(statuses()):
-            time.sleep(poll_s)
-        self._settle()
+    def to_send(self) -> int | None:
+        """The step that the ranks are to upload now: the newest committed one, if the store lacks it and none is going.
 
-    def _settle(self) -> None:
-        """Waits for the remote commit under way and takes in its result."""
-        if self._remote is not None:
-            self._remote.exception()
-            self.poll()
+        Call it once per step: after a failed upload it asks for another. None: nothing to do.
+        """
+        self.poll()
+        if self.storage is None or self.uploading is not None or (self.committed or 0) <= self.stored:
+            return None
+        self.uploading = self.committed
+        if self._found is not None and self._found.step == self.committed:  # written by the process before this one
+            self._remote = self._submit(self._push, self._found)
+            return None
+        return self.uploading
+
+    def finish(self, statuses: Callable[[], Sequence[RankStatus]], poll_s: float = 0.05) -> None:
+        """Waits for what is being written, uploaded and committed. Raises StorageError."""
+        while self.busy:
+            self.advance(statuses())
+            if self.busy:
+                time.sleep(poll_s)
 
     @property
     def busy(self) -> bool:
-        """Whether a checkpoint is being written, or committed to the store."""
-        return self.in_flight is not None or (self._remote is not None and not self._remote.done())
+        """Whether a checkpoint is being written, uploaded, or committed to the store."""
+        self.poll()
+        return self.in_flight is not None or self.uploading is not None
+
+    @property
+    def safe(self) -> int:
+        """Newest step that is committed where it has to be: in the store, or on the disk without one."""
+        return self.stored if self.storage else self.committed or 0
 
     def close(self) -> None:
         """Waits for what is being committed, and ends the commit thread (a later commit starts it again)."""
@@ -263,22 +306,33 @@ class Checkpoints:
             "files": [{key: asdict(r)[key] for key in ("name", "bytes", "sha256")} for r in records],
         }
 
-    def _commit_remotely(self, step: int, manifest: dict, records: list[FileRecord], own: list[FileRecord]) -> None:
+    def _store(self, step: int, records: list[FileRecord]) -> None:
+        """Commits a step whose rank files are in the store."""
         assert self.storage is not None
         lost = [r for r in records if not r.uploaded]
         if lost:
             raise StorageError(f"step {step} is committed locally only: {lost[0].name}: {lost[0].error}")
-        folder, name = self.folder / step_name(step), step_name(step)
-        for record in (upload(self.storage, folder, r) for r in own):
-            if not record.uploaded:
+        manifest = manifests_here(self.folder)[step]
+        self._send(step, self.folder / step_name(step), manifest, {r.name for r in records})
+
+    def _send(self, step: int, folder: Path, manifest: dict[str, Any], sent: set[str]) -> None:
+        """Uploads the files of a checkpoint but those in `sent`, and last its manifest; then retention."""
+        assert self.storage is not None
+        for entry in manifest["files"]:
+            record = FileRecord(**entry) if entry["name"] not in sent else None
+            if record and not (record := upload(self.storage, folder, record)).uploaded:
                 raise StorageError(f"step {step} is committed locally only: {record.name}: {record.error}")
-        self.storage.put_bytes(f"{name}/manifest.json", pack(manifest))
+        self.storage.put_bytes(f"{step_name(step)}/manifest.json", pack(manifest))
+        self.stored = max(self.stored, step)
         self._done(step)
         self._prune_local()
-        self._prune_remote()
+        last, best = self.config.checkpoint.keep_last_remote, self.config.checkpoint.keep_best
+        prune_remote(self.storage, last, best, {self.in_flight, self.uploading})
 
     def _done(self, step: int) -> None:
-        self.committed, self.save_s, self.failures_in_a_row = step, time.monotonic() - self._begun_at, 0
+        self.failures_in_a_row = 0
+        if begun := self._begun_at.pop(step, 0.0):
+            self.save_s = time.monotonic() - begun
 
     # --- retention ----------------------------------------------------------------------------------------------------
 
@@ -286,46 +340,20 @@ class Checkpoints:
         """Steps of the committed local checkpoints: what the workers' writers must keep."""
         return sorted(manifests_here(self.folder))
 
-    def _keep(self, manifests: dict[int, dict[str, Any]], last: int) -> set[int]:
-        scored = [m for m in manifests.values() if m["score"] is not None]
-        best = sorted(scored, key=lambda m: (m["score"], m["step"]), reverse=True)[: self.config.checkpoint.keep_best]
-        return set(sorted(manifests)[-last:]) | {m["step"] for m in best}
-
     def _prune_local(self) -> None:
-        manifests = manifests_here(self.folder)
-        keep = self._keep(manifests, self.config.checkpoint.keep_last)
-        newest = max(manifests, default=0)
-        for folder in self.folder.glob("step-*"):
-            step = int(folder.name.removeprefix("step-"))
-            if step not in keep and step <= newest and step != self.in_flight:
-                self._drop(folder)
+        safe = max(self.safe, self._found.step if self._found else 0)
+        settings = self.config.checkpoint
+        prune_local(self.folder, settings.keep_last, settings.keep_best, safe, {self.in_flight, self.uploading})
 
-    def _prune_remote(self) -> None:
-        assert self.storage is not None
-        manifests, sizes = manifests_there(self.storage)
-        steps: dict[int, list[str]] = {}
-        for key in sizes:
-            if key.startswith("step-"):
-                steps.setdefault(int(key[5:13]), []).append(key)
-        keep = self._keep(manifests, self.config.checkpoint.keep_last_remote)
-        newest = max(manifests, default=0)
-        for step, keys in steps.items():
-            if step not in keep and step <= newest and step != self.in_flight:
-                self.storage.delete([f"{step_name(step)}/manifest.json"])  # first: from here on it is no checkpoint
-                self.storage.delete(keys)
+    @property
+    def _share(self) -> int:
+        """Bytes of a checkpoint that this node holds."""
+        return self._bytes // self.config.placement.nodes
 
-    def _drop(self, folder: Path) -> None:
-        (folder / "manifest.json").unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
-
-    def _make_room(self) -> None:
-        """Drops local checkpoints but the newest, oldest first, while the next one would not fit the disk budget."""
-        while self._bytes > disk_room(self.folder, self.config.checkpoint.max_disk_gib):
-            steps = self.local_steps()
-            if len(steps) < 2:
-                return  # the writers refuse, with the figures
-            self._say(f"dropping the local checkpoint of step {steps[0]} early: the disk budget needs its room")
-            self._drop(self.folder / step_name(steps[0]))
+    def _make_room(self) -> int:
+        """Drops old local checkpoints, never the newest, until the next one fits the disk budget. Returns the room."""
+        room = partial(disk_room, self.folder, self.config.checkpoint.max_disk_gib)
+        return make_room(self.folder, self._share, room, {self.uploading}, self._say)
 
     # --- resume -------------------------------------------------------------------------------------------------------
 
@@ -342,10 +370,10 @@ class Checkpoints:
             config = replace(config, checkpoint=replace(config.checkpoint, resume="auto"))
         found, self._stale = find(config, self.data_fingerprint, self.storage, before, self._say)
         if found is not None:
-            self._last_begun = self.committed = found.step
-            self._bytes = found.manifest["bytes"]
-            if self.storage and not found.url:
-                self._remote = self._submit(self._push, found)
+            self.last_begun = self.committed = found.step
+            self._found, self._bytes = found, found.manifest["bytes"]
+            self.stored = found.step if found.url else 0
+            self.to_send()
         return found
 
     def restore(self, load: Callable[[Found], T]) -> tuple[Found, T] | None:
@@ -364,12 +392,7 @@ class Checkpoints:
         return fetch_all(replace(found, directory=str(local_dir)) if local_dir else found)
 
     def _push(self, found: Found) -> None:
-        assert self.storage is not None
-        for entry in found.manifest["files"]:
-            record = upload(self.storage, Path(found.directory), FileRecord(**entry))
-            if not record.uploaded:
-                raise StorageError(f"step {found.step} is committed locally only: {record.name}: {record.error}")
-        self.storage.put_bytes(f"{step_name(found.step)}/manifest.json", pack(found.manifest))
+        self._send(found.step, Path(found.directory), found.manifest, set())
         self._say(f"step {found.step} had been committed locally only; the store has it now")
 
 

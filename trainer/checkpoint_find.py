@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,12 @@ Manifests = dict[int, dict[str, Any]]
 
 def manifests_here(folder: Path) -> Manifests:
     """The committed checkpoints of a local folder."""
-    manifests = (unpack(path.read_bytes()) for path in folder.glob("step-*/manifest.json"))
-    return {manifest["step"]: manifest for manifest in manifests if manifest is not None}
+    manifests = {}
+    for path in folder.glob("step-*/manifest.json"):
+        with contextlib.suppress(FileNotFoundError):  # one that is being dropped
+            if (manifest := unpack(path.read_bytes())) is not None:
+                manifests[manifest["step"]] = manifest
+    return manifests
 
 
 def manifests_there(storage: Storage) -> tuple[Manifests, dict[str, int]]:

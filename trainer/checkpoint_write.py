@@ -1,4 +1,4 @@
-"""The checkpoint's format, and the writer in every worker: copy, then write, hash and upload beside training.
+"""The checkpoint's format, and writing its files.
 
 One checkpoint is one folder `step-00000020`. Every rank writes its own files there and waits for nobody:
 
@@ -14,13 +14,9 @@ so that the pieces can be read back by any number of ranks.
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import json
 import os
-import shutil
-import threading
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +24,7 @@ from typing import Any
 
 import torch
 
-from trainer.config import ConfigError, RunConfig
-from trainer.storage import Storage, StorageError
+from trainer.config import RunConfig
 
 FILE_BYTES = 4 << 30
 """Largest shard file: a failed upload is repeated from the start of one file, and stores join small files quickly."""
@@ -237,127 +232,3 @@ def write_shards(
     sidecar["extra"] = encode(extra)
     count, sha256 = write_file(folder / f"{stem}.json", [json.dumps(sidecar, separators=(",", ":")).encode()])
     return [FileRecord(f"{stem}.json", count, sha256), *records]
-
-
-def disk_room(folder: Path, max_disk_gib: float) -> int:
-    """Bytes that checkpoints may still take: the budget less what they hold, or the disk's free space less 5% of it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    usage = shutil.disk_usage(folder)
-    room = usage.free - usage.total // 20
-    if max_disk_gib > 0:
-        held = 0
-        for path in folder.rglob("*"):
-            with contextlib.suppress(FileNotFoundError):
-                held += path.stat().st_size if path.is_file() else 0
-        room = min(room, int(max_disk_gib * 2**30) - held)
-    return room
-
-
-class ShardWriter:
-    """One rank's writer. `start` returns at once; a thread writes, hashes and uploads, one checkpoint at a time."""
-
-    def __init__(self, config: RunConfig, rank: int, world_size: int, *, storage: Storage | None = None):
-        self.config, self.rank, self.world_size = config, rank, world_size
-        self.folder = local_dir(config)
-        url = remote_url(config)
-        self.storage = storage or (Storage(url) if url else None)
-        self.seconds: dict[str, float] = {}
-        self._thread: threading.Thread | None = None
-        self._records: list[FileRecord] | None = None
-        self._error: BaseException | None = None
-        self._buffers: dict[str, torch.Tensor] = {}
-
-    def host(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
-        """A flat host copy of `tensor` in a buffer that is kept for the next checkpoint (pinned for CUDA tensors).
-
-        Waits for the checkpoint that is being written, since that reads the same buffers.
-        """
-        self._join()
-        flat = tensor.detach().reshape(-1)
-        buffer = self._buffers.get(key)
-        if buffer is None or buffer.shape != flat.shape or buffer.dtype != flat.dtype:
-            buffer = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=flat.device.type == "cuda")
-            self._buffers[key] = buffer
-        return buffer.copy_(flat)
-
-    def start(
-        self, step: int, shards: dict[str, Shard], extra: dict[str, Any], keep: Iterable[int] | None = None
-    ) -> None:
-        """Begins to write the checkpoint of `step` from host tensors that nobody changes until `status` has records.
-
-        keep: steps whose local files of this rank stay; other steps' go first (None: nothing goes).
-        Raises CheckpointError if the disk budget would not hold it, before anything is written.
-        """
-        self._join()
-        self._records, self._error = None, None
-        if keep is not None:
-            self._prune({step, *keep})
-        size = sum(t.numel() * t.element_size() for shard in shards.values() for t in shard.tensors.values())
-        room = disk_room(self.folder, self.config.checkpoint.max_disk_gib)
-        beside = min(self.world_size, self.config.placement.workers_per_node)
-        begun = sum(path.stat().st_size for path in (self.folder / step_name(step)).glob("rank-*"))
-        if size * beside - begun > room:
-            raise CheckpointError(
-                f"no room for the checkpoint of step {step}: {beside} ranks x {size / 2**30:.2f} GiB, "
-                f"{max(room, 0) / 2**30:.2f} GiB free in {self.folder}: "
-                "lower checkpoint.keep_last, raise checkpoint.max_disk_gib or take a larger disk"
-            )
-        self._thread = threading.Thread(target=self._run, args=(step, shards, extra), name="checkpoint", daemon=True)
-        self._thread.start()
-
-    def status(self) -> list[FileRecord] | None:
-        """None while it is being written; then its records. Raises CheckpointError if the local write failed.
-
-        A failed upload does not raise: its records say `uploaded=False` and why, and the local checkpoint still counts.
-        """
-        if self._thread is not None and self._thread.is_alive():
-            return None
-        self._join()
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise CheckpointError(f"rank {self.rank} could not write its checkpoint: {error}") from error
-        return self._records
-
-    def wait(self) -> list[FileRecord] | None:
-        """Waits for the checkpoint under way, if any, and returns its status."""
-        self._join()
-        return self.status()
-
-    def _join(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-
-    def _run(self, step: int, shards: dict[str, Shard], extra: dict[str, Any]) -> None:
-        folder = self.folder / step_name(step)
-        try:
-            begun = time.monotonic()
-            folder.mkdir(parents=True, exist_ok=True)
-            records = write_shards(folder, self.rank, self.world_size, step, shards, extra)
-            written = time.monotonic()
-            if self.storage:
-                records = [upload(self.storage, folder, record) for record in records]
-            self.seconds = {"write": written - begun, "upload": time.monotonic() - written}
-            self._records = records
-        except BaseException as error:
-            self._error = error
-            for path in folder.glob(f"{rank_stem(self.rank, self.world_size)}*"):
-                path.unlink(missing_ok=True)
-
-    def _prune(self, keep: set[int]) -> None:
-        names = {step_name(step) for step in keep}
-        for folder in self.folder.glob("step-*"):
-            if folder.name not in names:
-                for path in folder.glob(f"{rank_stem(self.rank, self.world_size)}*"):
-                    path.unlink(missing_ok=True)
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
-
-
-def upload(storage: Storage, folder: Path, record: FileRecord) -> FileRecord:
-    """Uploads one file of a checkpoint unless it is already there. The record says whether it worked."""
-    try:
-        storage.put(folder / record.name, f"{folder.name}/{record.name}", sha256=record.sha256)
-    except (StorageError, ConfigError) as error:
-        return FileRecord(record.name, record.bytes, record.sha256, error=str(error))
-    return FileRecord(record.name, record.bytes, record.sha256, uploaded=True)

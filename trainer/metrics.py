@@ -146,11 +146,12 @@ class Phases:
     def __init__(
         self,
         run_dir: str | Path | None = None,
-        on_boundary: Callable[[], Any] | None = None,
+        on_boundary: Callable[[str], Any] | None = None,
         total_steps: int = 0,
     ) -> None:
-        """run_dir: where `progress.json` goes (None: nowhere). on_boundary: called after every outermost phase that
-        ended well; what it raises stops the loop (a preemption notice). total_steps: 0 where it is not known.
+        """run_dir: where `progress.json` goes (None: nowhere). on_boundary: called with its name after every outermost
+        phase that ended well; what it raises stops the loop (a preemption notice). total_steps: 0 where it is
+        not known.
         """
         self._path = Path(run_dir) / "progress.json" if run_dir else None
         self._on_boundary = on_boundary
@@ -184,7 +185,7 @@ class Phases:
             self._stack.pop()
             self._show(self._stack[-1] if self._stack else "between")
         if not self._stack and self._on_boundary:
-            self._on_boundary()
+            self._on_boundary(name)
 
     def begin(self, step: int, total_steps: int | None = None) -> None:
         """Says that step `step` begins (1 is the first).

@@ -177,6 +177,8 @@ class Notice:
         self.reason: str | None = None
         self.exit_code = EXIT_PREEMPTED
         self.notice_s = notice_s(env)
+        self.margin_s = min(1.0, 0.2 * self.notice_s)
+        """How long before the provider's kill the process leaves by itself."""
         self._deadline = math.inf
         self._on_notice, self._exit_at_deadline = on_notice, exit_at_deadline
         self._flag, self._server = flag_file(env), metadata_server(env)
@@ -203,6 +205,10 @@ class Notice:
     def remaining_s(self) -> float:
         """Seconds until the kill is expected; infinite without a notice."""
         return self._deadline - time.monotonic()
+
+    def left_s(self) -> float:
+        """Seconds that may be planned with: what remains, less what leaving takes."""
+        return self.remaining_s() - 1.5 * self.margin_s
 
     def close(self) -> None:
         """Stops watching and puts the former signal handlers back."""
@@ -243,10 +249,10 @@ class Notice:
             return
         if self._on_notice:
             self._on_notice(self.reason)
-        if self._exit_at_deadline and math.isfinite(self._deadline):
-            margin_s = min(1.0, 0.2 * self.notice_s)
-            if not self._stop.wait(max(0.0, self.remaining_s() - margin_s)):
-                os._exit(self.exit_code)
+        if not self._exit_at_deadline or not math.isfinite(self._deadline):
+            return
+        if not self._stop.wait(max(0.0, self.remaining_s() - self.margin_s)):
+            os._exit(self.exit_code)
 
 
 # --- how often to save ------------------------------------------------------------------------------------------------

@@ -8,7 +8,9 @@ import os
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from trainer.config import ConfigError, RunConfig
 from trainer.flops import Shape, peak_flops
 from trainer.metrics import Metrics, Phases
 from trainer.precheck import precheck
-from trainer.preempt import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST, EXIT_STORAGE, Notice
+from trainer.preempt import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST, EXIT_PREEMPTED, EXIT_STORAGE, Notice
 from trainer.records import Outcome, Sample
 from trainer.report import write_report
 from trainer.rewards.pool import Rewards
@@ -36,6 +38,23 @@ SYNC_TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2}
 
 ATTACHED = ("metrics.jsonl", "samples.jsonl")
 """Append-only files of the run that travel with a checkpoint, so that a new node has the curves."""
+
+
+CHANGES_STATE = "update"
+"""The phase after which the weights are no longer those of the step before."""
+
+STEP_MEMORY = 8
+"""Steps whose slowest is what a step is taken to need when a notice leaves little time."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where the run stands between two steps: what a checkpoint of this moment holds besides the ranks' shards."""
+
+    step: int
+    norm: dict[str, float]
+    updates: int
+    score: float | None = None
 
 
 class Preempted(Exception):
@@ -51,7 +70,7 @@ class Session:
         self.datasets: dict[tuple[str, str], Dataset] = {}
         self.train_set = self.dataset(config.data.path, config.data.split)
         Path(config.run.dir).mkdir(parents=True, exist_ok=True)
-        self.notice = Notice()
+        self.notice = Notice(exit_at_deadline=True)
         self.phases = Phases(config.run.dir, self._on_boundary)
         self.phases.note(message="loading model and engine")
         self.rewards = Rewards(config.rewards)
@@ -62,8 +81,10 @@ class Session:
         self._image_token_id = self.workers.facts[0]["image_token_id"]
         self._shape = Shape.load(model_folder(config)) if self._peak_flops else None
         self.metrics: Metrics
-        self._step_time_s = 0.0
-        self._begun = time.monotonic()
+        self._step_times: deque[float] = deque([0.0], maxlen=STEP_MEMORY)
+        self._stepped_at = time.monotonic()
+        self._position: Position | None = None
+        self._told = False
 
     def __enter__(self) -> Session:
         return self
@@ -71,7 +92,6 @@ class Session:
     def __exit__(self, *error: object) -> None:
         self.rewards.close()
         self.checkpoints.close()
-        self.notice.close()
         if hasattr(self, "metrics"):
             self.metrics.close()
 
@@ -141,7 +161,8 @@ class Session:
     ) -> None:
         """Writes the step's metrics, and the samples to show. Comes before the save: its step is always logged."""
         times = self.phases.take()
-        self._step_time_s = times["time/step_s"]
+        self._step_times.append(times["time/step_s"])
+        self._stepped_at = time.monotonic()
         stats = stats | self.rewards.stats() | {"data/left_out": self.left_out}
         stats |= throughput(stats, times, self.workers.world_size) | self.checkpoints.metrics() | times
         if self._peak_flops and self._shape:
@@ -152,34 +173,39 @@ class Session:
         print(one_line(step, stats), flush=True)
 
     def maybe_save(self, step: int, total: int, norm: dict[str, float], updates: int, score: float | None) -> None:
-        """Goes on with the save under way, or starts one if it is due (or a notice leaves just enough time for it)."""
-        checkpoints = self.checkpoints
+        """Between two steps: goes on with the save under way, and starts one if it is due."""
+        self._position = Position(step, dict(norm), updates, score)
         self._advance()
-        urgent = self.notice.poll() is not None and checkpoints.fits(self.notice.remaining_s())
-        if not checkpoints.due(step, self._step_time_s, last=step == total or urgent):
-            return
-        state = {"updates": updates, "reward_norm": dict(norm)}
+        if self.checkpoints.due(step, self._step_times[-1], last=step == total):
+            self._save(self._position)
+        elif (late := self.checkpoints.to_send()) is not None:
+            self.workers.all("send", late)
+
+    def _save(self, at: Position) -> None:
+        checkpoints = self.checkpoints
         attach = [Path(self.config.run.dir) / name for name in ATTACHED]
-        checkpoints.begin(step, state, score=score, attach=attach)
+        checkpoints.begin(at.step, {"updates": at.updates, "reward_norm": at.norm}, score=at.score, attach=attach)
         try:
-            checkpoints.stall_s = max(self.workers.all("save", step, checkpoints.local_steps()))
+            stalls = self.workers.all("save", at.step, checkpoints.local_steps(), checkpoints.sends)
+            checkpoints.stall_s = max(stalls)
         except CheckpointError as error:
             checkpoints.failed(error)
 
     def _advance(self) -> None:
-        if self.checkpoints.in_flight is None:
-            return
-        try:
-            self.checkpoints.advance(self.workers.all("save_status"))
-        except CheckpointError as error:
-            self.checkpoints.failed(error)
+        if self.checkpoints.busy:
+            try:
+                self.checkpoints.advance(self.workers.all("save_status"))
+            except CheckpointError as error:
+                self.checkpoints.failed(error)
 
     def finish(self, step: int, total: int, norm: dict[str, float], updates: int) -> None:
         """Waits until the last checkpoint is committed, exports the weights, writes the report."""
         with self.phases("checkpoint"):
-            while self.checkpoints.committed != step:
+            while self.checkpoints.safe != step:
                 self.maybe_save(step, total, norm, updates, None)
-                self.checkpoints.finish(lambda: self.workers.all("save_status"))
+                while self.checkpoints.busy:
+                    self._advance()
+                    time.sleep(0.05)
         if self.config.checkpoint.export_hf != "never":
             with self.phases("export"):
                 self.export()
@@ -198,17 +224,49 @@ class Session:
         print(f"weights: {out}", flush=True)
         return out
 
-    def flush(self) -> None:
-        """After a notice: lets the save under way commit, if it does within what is left of the notice."""
-        while self.checkpoints.busy and self.notice.remaining_s() > 0.5:
-            self._advance()
-            self.checkpoints.poll()
-            time.sleep(0.1)
-        self.phases.finish("interrupted" if self.notice.reason == "interrupted" else "preempted")
+    # --- a notice
 
-    def _on_boundary(self) -> None:
-        if (reason := self.notice.poll()) is not None:
+    def _on_boundary(self, phase: str) -> None:
+        """After every phase: commits what is written, and after a notice decides whether to go on to the step's end."""
+        if phase == CHANGES_STATE:
+            self._position = None
+        self._advance()
+        if (reason := self.notice.poll()) is not None and not self._goes_on(phase):
             raise Preempted(reason)
+
+    def _goes_on(self, phase: str) -> bool:
+        """After a notice: whether the step under way can be finished and saved in what is left of it.
+
+        One decision for all ranks: a notice on any node reaches this process, and the ranks do what it calls.
+        """
+        if phase == "checkpoint" or self.notice.reason == "interrupted":
+            return False
+        rest_s = max(0.0, max(self._step_times) - (time.monotonic() - self._stepped_at))
+        left_s = self.notice.left_s()
+        if not self.checkpoints.fits(left_s - rest_s):
+            return False
+        if not self._told:
+            self._told = True
+            plan = f"finishing the step (about {rest_s:.1f} s) and saving it ({self.checkpoints.save_s:.1f} s)"
+            print(f"notice: {self.notice.reason}, {left_s:.0f} s left: {plan}", flush=True)
+        return True
+
+    def flush(self) -> None:
+        """After a notice: lets the save under way commit, and saves where the run stands, if that fits what is left."""
+        checkpoints = self.checkpoints
+        try:
+            while True:
+                self._advance()
+                at, left_s = self._position, self.notice.left_s()
+                if checkpoints.busy and left_s > 0:
+                    time.sleep(0.05)
+                elif at is not None and at.step != checkpoints.last_begun and checkpoints.fits(left_s):
+                    self._save(at)
+                else:
+                    break
+        except StorageError as error:
+            print(error, file=sys.stderr, flush=True)
+        self.phases.finish("interrupted" if self.notice.reason == "interrupted" else "preempted")
 
 
 def _attached(found: Found, name: str) -> bytes:
@@ -232,6 +290,7 @@ def one_line(step: int, stats: dict[str, float]) -> str:
         ("reward", "reward/mean", ".3f"),
         ("acc", "reward/accuracy", ".3f"),
         ("loss", "loss/total", ".4f"),
+        ("loss", "sft/loss", ".4f"),
         ("kl", "kl/mean", ".4f"),
         ("len", "tokens/response_mean", ".1f"),
         ("mismatch", "mismatch/logprob_abs_mean", ".1e"),
@@ -252,7 +311,12 @@ def main(train: Callable[[RunConfig, Session], None], total_updates: Callable[[R
     parser.add_argument("--config", required=True, help="resolved configuration of the run (YAML)")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override one value")
     arguments = parser.parse_args()
-    sys.exit(_run(train, total_updates, arguments.config, arguments.set))
+    code = _run(train, total_updates, arguments.config, arguments.set)
+    if code == EXIT_PREEMPTED:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # the interpreter takes seconds to tear down torch, and the notice is running out
+    sys.exit(code)
 
 
 def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int:
@@ -264,13 +328,14 @@ def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int
         connect(config)
         session = Session(config, total_updates)
         with session:
-            train(config, session)
+            try:
+                train(config, session)
+            except Preempted as notice:
+                session.flush()
+                step = session.checkpoints.committed or 0
+                print(f"stopping: {notice}; the run goes on from step {step}", file=sys.stderr, flush=True)
+                return session.notice.exit_code
         return 0
-    except Preempted as notice:
-        assert session is not None
-        session.flush()
-        print(f"stopping: {notice}; the run goes on from step {session.checkpoints.committed or 0}", file=sys.stderr)
-        return session.notice.exit_code
     except KeyboardInterrupt:
         if session is not None:
             session.phases.finish("interrupted")
@@ -284,6 +349,8 @@ def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int
     finally:
         if ray.is_initialized():
             ray.shutdown()
+        if session is not None:
+            session.notice.close()  # last: until here it ends the process before the provider does
 
 
 def explain(error: Exception) -> tuple[int, str]:

@@ -13,7 +13,7 @@ import torch
 
 from data_prep.shards import Dataset
 from trainer.batching import MicroBatch, TrainItem, collate
-from trainer.checkpoint import FileRecord, Found, ShardReader, ShardWriter
+from trainer.checkpoint import Found, RankStatus, ShardReader, ShardWriter
 from trainer.config import RunConfig
 from trainer.losses import discounted, token_weights
 from trainer.records import Prompt, Sample
@@ -200,19 +200,23 @@ class Worker:
 
     # --- checkpoints
 
-    def save(self, step: int, keep: list[int]) -> float:
+    def save(self, step: int, keep: list[int], send: bool) -> float:
         """Starts writing this rank's shard of step `step`; returns the seconds that training stood still for it.
 
-        keep: steps whose local files stay.
+        keep: steps whose local files stay. send: upload it as soon as it is written.
         """
         started = time.monotonic()
-        self.writer.start(step, self.policy.shards(self.writer.host), {}, keep)
+        self.writer.start(step, self.policy.shards(self.writer.host), {}, keep, send)
         if not self.config.checkpoint.asynchronous:
             self.writer.wait()
         return time.monotonic() - started
 
-    def save_status(self) -> list[FileRecord] | None:
-        """Files of the save under way once it is whole, else None; raises if it failed for good."""
+    def send(self, step: int) -> None:
+        """Starts uploading what was written of step `step`."""
+        self.writer.send(step)
+
+    def save_status(self) -> RankStatus:
+        """Steps whose files are written, and uploaded; raises CheckpointError if this rank could not write."""
         return self.writer.status()
 
     def restore(self, found: Found, updates: int) -> None:

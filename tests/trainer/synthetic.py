@@ -43,13 +43,29 @@ def writers(config: RunConfig, world_size: int, **options) -> list[ShardWriter]:
 
 
 def save(checkpoints: Checkpoints, ranks: list[ShardWriter], step: int, seed: int | None = None, **options) -> None:
-    """One whole checkpoint of `whole(seed or step)`."""
+    """One whole checkpoint of `whole(seed or step)`, committed here and in the store, or known to have failed there."""
     full = whole(step if seed is None else seed)
     checkpoints.begin(step, {"step": step, "offset": 8 * step}, **options)
     for writer in ranks:
         shards = cut(full, writer.rank, writer.world_size)
-        writer.start(step, shards, {"rng": torch.tensor([step, writer.rank])}, keep=checkpoints.local_steps())
+        extra = {"rng": torch.tensor([step, writer.rank])}
+        writer.start(step, shards, extra, checkpoints.local_steps(), checkpoints.sends)
+    finish(checkpoints, ranks)
+
+
+def finish(checkpoints: Checkpoints, ranks: list[ShardWriter]) -> None:
+    """Waits for what is under way, and lets the ranks upload what the store still lacks."""
     checkpoints.finish(lambda: [writer.status() for writer in ranks])
+
+
+def resend(checkpoints: Checkpoints, ranks: list[ShardWriter]) -> int | None:
+    """What the session does after every step: uploads again what the store lacks. Returns the step."""
+    step = checkpoints.to_send()
+    if step is not None:
+        for writer in ranks:
+            writer.send(step)
+    finish(checkpoints, ranks)
+    return step
 
 
 def holds(source, step: int, world_size: int = 1) -> bool:
@@ -62,3 +78,26 @@ def holds(source, step: int, world_size: int = 1) -> bool:
                 if not torch.equal(reader.read(kind, name, start, stop), full[name][kind][start:stop]):
                     return False
     return reader.names() == list(SHAPES) and all(reader.shape(name) == shape for name, shape in SHAPES.items())
+
+
+def again(config: RunConfig, told: list[str], data: str = "data") -> Checkpoints:
+    """The checkpoints as the next process sees them."""
+    return Checkpoints(config, data, say=told.append)
+
+
+def spoil(folder, damage: str) -> None:
+    """Damages one file of a checkpoint."""
+    path = folder / ("manifest.json" if damage == "manifest" else "rank-00001-of-00002.safetensors")
+    data = bytearray(path.read_bytes())
+    if damage == "remove":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(data[: len(data) // 2])
+    else:
+        data[-5] ^= 1
+        path.write_bytes(data)
+
+
+def steps_in(folder) -> list[int]:
+    """Steps that are committed in a folder."""
+    return sorted(int(p.name[5:]) for p in folder.glob("step-*") if (p / "manifest.json").exists())

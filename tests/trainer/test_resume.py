@@ -120,16 +120,16 @@ def test_killed_around_a_save(base, undisturbed, tmp_path):
         def uploading() -> bool:
             """All of the newest checkpoint's shards are written, and the store lacks at least one of them."""
             folder = max(local.glob("step-*"), default=None)
-            if folder is None or len(list(folder.glob("rank-*"))) < 4 or (folder / "manifest.json").exists():
+            if folder is None or len(list(folder.glob("rank-*"))) < 4:
                 return False
             return len(list((remote / folder.name).glob("rank-*.safetensors"))) < 2
 
         def before_the_manifest() -> bool:
-            """The store has all shards of a checkpoint that nobody has committed, here or there."""
+            """The store has all shards of a checkpoint, and no manifest."""
             folder = max(remote.glob("step-*"), default=None)
             if folder is None or len(list(folder.glob("rank-*.sha256"))) < 4:
                 return False
-            return not any((place / folder.name / "manifest.json").exists() for place in (local, remote))
+            return not (folder / "manifest.json").exists()
 
         def committed_locally_only() -> bool:
             return any(not (remote / m.parent.name / "manifest.json").exists() for m in local.glob("*/manifest.json"))
@@ -148,15 +148,18 @@ def test_killed_around_a_save(base, undisturbed, tmp_path):
         assert steps == [f"step-{STEPS - 1:08d}", f"step-{STEPS:08d}"], "nothing uncommitted is left over"
 
 
-def test_sigterm_is_seen_between_phases(base, undisturbed, tmp_path):
-    """The exit code says preempted, nothing is left over, and the run ends as the undisturbed one."""
+def test_after_a_long_notice_no_step_is_lost(base, undisturbed, tmp_path):
+    """The step under way is finished and saved; nothing is left over, and the run ends as the undisturbed one."""
     job = Job(placed(base, tmp_path, every_steps=5), tmp_path, {"SPOTRL_NOTICE_S": "60"}).start()
-    job.until(lambda: job.in_phase("rollout", 8))
+    job.until(lambda: job.in_phase("update", 8))
+    step = job.progress()["step"]
     assert job.process
     os.kill(job.process.pid, signal.SIGTERM)
-    assert job.wait(120) == EXIT_PREEMPTED, job.tail()
-    assert job.pids() == []
+    assert job.wait(60) == EXIT_PREEMPTED, job.tail()
+    assert f"the run goes on from step {step}" in job.tail()
+    assert job.pids() == [], "processes are left over"
     assert job.start().wait(900) == 0, job.tail()
+    assert f"resumed from step {step}" in job.tail(100_000)
     assert job.metrics() == undisturbed.metrics()
     assert weights_of(job) == weights_of(undisturbed)
 
