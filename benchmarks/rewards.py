@@ -121,15 +121,19 @@ def typical_mix(count: int, rng: random.Random) -> Answers:
 
 def expressions_only(count: int, rng: random.Random) -> Answers:
     """Nothing but expressions, each of which needs math-verify: the grader's worst case."""
-    return [expression(rng, rng.random() < 0.6) for _ in range(count)]
+    return [expression(rng, rng.random() < 0.6, plain=False) for _ in range(count)]
 
 
-def expression(rng: random.Random, right: bool) -> tuple[str, str]:
+def expression(rng: random.Random, right: bool, plain: bool = True) -> tuple[str, str]:
+    """Two in three are sums, products, fractions and roots; the others, or all with `plain` off, need math-verify."""
     a, b, c = rng.randint(2, 99), rng.randint(2, 99), rng.randint(2, 9)
-    gold, same = rng.choice(
-        [(f"{a}\\sqrt{{{b}}}", f"\\sqrt{{{b}}} \\cdot {a}"), (f"{a}x + {b}", f"{b} + {a}x"),
-         (f"\\frac{{{a}\\pi}}{{{c}}}", f"{a}\\pi / {c}"), (f"(x + {a})(x - {b})", f"(x - {b})(x + {a})")]
-    )  # fmt: skip
+    kinds = [(f"x > {a}", f"({a}, \\infty)"), (f"\\sin({a}x) + {b}", f"{b} + \\sin({a}x)")]
+    if plain:
+        kinds += [
+            (f"{a}\\sqrt{{{b}}}", f"\\sqrt{{{b}}} \\cdot {a}"), (f"{a}x + {b}", f"{b} + {a}x"),
+            (f"\\frac{{{a}\\pi}}{{{c}}}", f"{a}\\pi / {c}"), (f"(x + {a})(x - {b})", f"(x - {b})(x + {a})"),
+        ]  # fmt: skip
+    gold, same = rng.choice(kinds)
     return wrap(thought(rng), same if right else same.replace(str(a), str(a + 1))), gold
 
 
@@ -140,7 +144,7 @@ WORDS = (
 
 
 def thought(rng: random.Random) -> str:
-    words = [rng.choice(WORDS.split()) for _ in range(rng.randint(100, 250))]
+    words: list[str] = [rng.choice(WORDS.split()) for _ in range(rng.randint(100, 250))]
     for _ in range(rng.randint(1, 4)):
         a, b = rng.randint(1, 99), rng.randint(1, 99)
         words.insert(rng.randrange(len(words)), rng.choice([f"${a} + {b} = {a + b}$", f"$x = {a}$", f"{a} cm"]))

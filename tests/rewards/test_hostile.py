@@ -54,7 +54,12 @@ HOSTILE = {
     "names in brackets": "(x(y(z_a_b(c" * 40 + "=61",
 }
 
-PLAIN = [("60", "60", "number"), ("A", "(A) 12", "letter"), ("x^2-1", "(x-1)(x+1)", "math"), ("Yes", "yes", "text")]
+PLAIN = [
+    ("60", "60", "number"),
+    ("A", "(A) 12", "letter"),
+    ("\\sin x - 1", "-1 + \\sin x", "math"),
+    ("Yes", "yes", "text"),
+]
 
 
 def wrap(content: str) -> str:
@@ -64,7 +69,7 @@ def wrap(content: str) -> str:
 @pytest.fixture(scope="module")
 def rewards():
     with Rewards(config.Rewards(workers=2, deadline_s=1.0, max_timeout_rate=1.0)) as pool:
-        pool.score([wrap("x+1")], ["1+x"], ["math"])  # started and warm
+        pool.score([wrap("\\sin x+1")], ["1+\\sin x"], ["math"])  # started and warm
         yield pool
 
 

@@ -16,6 +16,9 @@ from trainer.rewards.pool import Rewards, TimeoutRateError
 ROOT = Path(__file__).resolve().parents[2]
 CASES = [tuple(line.split("\t")) for line in (Path(__file__).parent / "cases.tsv").read_text().splitlines()[1:]]
 HANG = "9^{9^{9^{9}}} + x"
+ALGEBRA = [f"\\sin x + {i}" for i in range(30)]
+GOLDS = [f"{i} + \\sin x" for i in range(30)]
+"""The same, and only math-verify can tell."""
 
 
 def wrap(content: str) -> str:
@@ -51,8 +54,10 @@ def rewards():
 
 
 def test_order_is_kept_and_rewards_are_weighted(rewards):
-    texts = [wrap("60"), wrap("(x-1)(x+1)"), "no box", wrap("A") + "!", wrap("x")]
-    outcomes = rewards.score(texts, ["60", "x^2-1", "60", "A", "x+1"], ["number", "math", "number", "letter", "math"])
+    texts = [wrap("60"), wrap("\\sin(x)^2-1"), "no box", wrap("A") + "!", wrap("x")]
+    outcomes = rewards.score(
+        texts, ["60", "-1+\\sin(x)^2", "60", "A", "x+1"], ["number", "math", "number", "letter", "math"]
+    )
     assert [o.verdict for o in outcomes] == ["correct", "correct", "no_answer", "correct", "wrong"]
     assert [o.format for o in outcomes] == [1.0, 1.0, 0.0, 0.0, 1.0]
     assert [o.reward for o in outcomes] == [1.5, 1.5, 0.0, 1.0, 0.5]
@@ -86,10 +91,10 @@ def test_equal_input_gives_equal_outcomes_over_orders_and_worker_counts(rewards)
 
 def test_timeout_kills_one_worker_and_the_batch_goes_on():
     with Rewards(settings(deadline_s=1.0)) as rewards:
-        rewards.score([wrap("x+1")], ["1+x"], ["math"])
-        texts = [wrap(HANG), *[wrap(f"x+{i}") for i in range(20)]]
+        rewards.score([wrap(ALGEBRA[1])], GOLDS[1:2], ["math"])
+        texts = [wrap(HANG), *map(wrap, ALGEBRA[:20])]
         started = time.monotonic()
-        outcomes = rewards.score(texts, ["x"] + [f"{i}+x" for i in range(20)], ["math"] * 21)
+        outcomes = rewards.score(texts, ["x", *GOLDS[:20]], ["math"] * 21)
         assert time.monotonic() - started < 15.0
         assert [o.verdict for o in outcomes] == ["timeout"] + ["correct"] * 20
         assert rewards.stats()["reward/timeout_rate"] == pytest.approx(1 / 21)
@@ -98,7 +103,7 @@ def test_timeout_kills_one_worker_and_the_batch_goes_on():
 
 def test_too_many_timeouts_abort():
     with Rewards(settings(deadline_s=0.5, max_timeout_rate=0.2)) as rewards:
-        rewards.score([wrap("x+1")], ["1+x"], ["math"])
+        rewards.score([wrap(ALGEBRA[1])], GOLDS[1:2], ["math"])
         with pytest.raises(TimeoutRateError, match="max_timeout_rate"):
             rewards.score([wrap(HANG), wrap("60"), wrap("61")], ["x", "60", "61"], ["math", "number", "number"])
 
@@ -131,32 +136,32 @@ def test_what_is_killed_with_answers_in_hand_is_replaced_and_costs_nothing(tmp_p
 
 def test_idle_workers_killed_from_outside_cost_nothing():
     with Rewards(settings(workers=1)) as rewards:
-        rewards.score([wrap("x+1")], ["1+x"], ["math"])
+        rewards.score([wrap(ALGEBRA[1])], GOLDS[1:2], ["math"])
         for process in workers_of(rewards):
             process.kill()
-        outcomes = rewards.score([wrap(f"x+{i}") for i in range(2, 6)], [f"{i}+x" for i in range(2, 6)], ["math"] * 4)
+        outcomes = rewards.score(list(map(wrap, ALGEBRA[2:6])), GOLDS[2:6], ["math"] * 4)
         assert [o.verdict for o in outcomes] == ["correct"] * 4
 
 
 def test_nursery_killed_from_outside_costs_nothing():
     with Rewards(settings(deadline_s=20.0)) as rewards:
-        rewards.score([wrap("x+1")], ["1+x"], ["math"])
+        rewards.score([wrap(ALGEBRA[1])], GOLDS[1:2], ["math"])
         old = workers_of(rewards)
         nursery_of(rewards).kill()
-        outcomes = rewards.score([wrap(f"x+{i}") for i in range(2, 8)], [f"{i}+x" for i in range(2, 8)], ["math"] * 6)
+        outcomes = rewards.score(list(map(wrap, ALGEBRA[2:8])), GOLDS[2:8], ["math"] * 6)
         assert [o.verdict for o in outcomes] == ["correct"] * 6
         assert until(lambda: not any(p.is_running() for p in old))
 
 
 def test_close_leaves_no_process():
     rewards = Rewards(settings())
-    rewards.score([wrap("x+1"), wrap("x+2")], ["1+x", "2+x"], ["math"] * 2)
+    rewards.score(list(map(wrap, ALGEBRA[1:3])), GOLDS[1:3], ["math"] * 2)
     nursery = nursery_of(rewards)
     processes = [nursery, *nursery.children()]
     rewards.close()
     assert until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes))
     with pytest.raises(RuntimeError, match="closed"):
-        rewards.score([wrap("x+9")], ["9+x"], ["math"])
+        rewards.score([wrap(ALGEBRA[9])], GOLDS[9:10], ["math"])
 
 
 def test_no_orphans_when_the_trainer_is_killed_while_grading():
@@ -165,7 +170,7 @@ import threading
 from trainer import config
 from trainer.rewards.pool import Rewards
 rewards = Rewards(config.Rewards(workers=2, deadline_s=60.0))
-rewards.score([{wrap("x+1")!r}], ["1+x"], ["math"])
+rewards.score([{wrap(ALGEBRA[1])!r}], [{GOLDS[1]!r}], ["math"])
 print(rewards._pool._nursery.process.pid, flush=True)
 rewards.score([{wrap(HANG)!r}, {wrap(HANG + "+ 1")!r}], ["x", "x"], ["math"] * 2)
 """

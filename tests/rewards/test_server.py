@@ -144,7 +144,7 @@ def test_token_is_asked_for(url):
 
 
 def test_hanging_answer_costs_its_deadline(url):
-    body = {"query": [wrap("9^{9^{9^{9}}} + x"), wrap("x+2")], "labels": ["x", "2+x"]}
+    body = {"query": [wrap("9^{9^{9^{9}}} + x"), wrap("\\sin x+2")], "labels": ["x", "2+\\sin x"]}
     assert call(f"{url}/get_reward", body, TOKEN)[1]["verdicts"] == ["timeout", "correct"]
 
 

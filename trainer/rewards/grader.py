@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from data_prep.schema import AnswerType
 from trainer.records import Verdict
-from trainer.rewards import arithmetic, choices, quantity, structures, symbolic
+from trainer.rewards import arithmetic, choices, polynomial, quantity, structures, symbolic
 from trainer.rewards.extraction import MAX_BOX_CHARS, final_answer, format_reward, unbox
 from trainer.rewards.notation import clean
 from trainer.rewards.symbolic import GoldError
@@ -205,12 +205,14 @@ def _expression_equals_number(g: quantity.Quantity, answer: str, algebra: Symbol
 
 
 def _expressions_equal(gold: str, answer: str, algebra: Symbolic) -> bool:
-    """Algebra, spared where both sides are plain: different values are unequal, the same spelling is equal."""
+    """Algebra, spared where both sides are plain: different values are unequal, the same polynomial is equal."""
     if arithmetic.evaluate(gold) is not None and arithmetic.evaluate(answer) is not None:
         if gold.replace(" ", "") == answer.replace(" ", ""):
             return True
         if arithmetic.differ(gold, answer):
             return False
+        if polynomial.same(gold, answer):
+            return True
     return algebra(gold, answer)
 
 

@@ -26,39 +26,43 @@ _CHARACTERS = {
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
 _RULES = [
-    (r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda m: "^{" + m[0].translate(_SUPERSCRIPTS) + "}"),
-    (r"\\\\(?=[a-zA-Z])(?!.*\\begin)", r"\\"),
-    (r"\\(?:left|right|big|Big|bigg|Bigg|displaystyle|textstyle|limits)(?![a-zA-Z])\.?", ""),
-    (r"\\!\s*|(?<![a-zA-Z\]}])\{\}", ""),
-    (r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-zA-Z])", " "),
-    (r"\{,\}", ","),
-    (r"\\(?:d|t|c)frac(?![a-zA-Z])", r"\\frac"),
-    (r"\\(?:geq|geqslant)(?![a-zA-Z])", r"\\ge"),
-    (r"\\(?:leq|leqslant)(?![a-zA-Z])", r"\\le"),
-    (r"\\neq(?![a-zA-Z])", r"\\ne"),
-    (r"\\gt(?![a-zA-Z])", ">"),
-    (r"\\lt(?![a-zA-Z])", "<"),
-    (r"\\lbrace(?![a-zA-Z])", r"\\{"),
-    (r"\\rbrace(?![a-zA-Z])", r"\\}"),
-    (r"\^\s*\{?\s*(?:\\circ|°)(?![a-zA-Z])\s*\}?|\\(?:text)?degree(?![a-zA-Z])|\\circ(?![a-zA-Z])", "°"),
-    (r"\\frac\s*([0-9a-z])\s*([0-9a-z])", r"\\frac{\1}{\2}"),
-    (r"\\frac\s*([0-9a-z])\s*\{", r"\\frac{\1}{"),
-    (r"(\\frac\s*\{[^{}]*\})\s*([0-9a-z])", r"\1{\2}"),
-    (r"\\sqrt\s*([0-9a-zA-Z])", r"\\sqrt{\1}"),
-    (r"(?<![\\a-zA-Z])sqrt\s*\(([^()]*)\)|\\sqrt\s*\(([^()]*)\)", lambda m: "\\sqrt{" + (m[1] or m[2] or "") + "}"),
-    (r"(?<![\\a-zA-Z])sqrt\s*([0-9]+)", r"\\sqrt{\1}"),
-    (r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
-    (r"(?<![\\a-zA-Z])(?:inf|infinity|oo)(?![a-zA-Z])", r"\\infty "),
-    (r"\*\*(?=[\s{(0-9-])", "^"),
-    (r"\\%", "%"),
-    (r"\\#", "#"),
-    (r"<=", r"\\le "),
-    (r">=", r"\\ge "),
-    (r"!=", r"\\ne "),
-    (r"\s+", " "),
-    (r"(?<![0-9./])([0-9]+) ([0-9]+)/([0-9]+)(?![0-9/.])", r"\1\\frac{\2}{\3}"),
+    ("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda m: "^{" + m[0].translate(_SUPERSCRIPTS) + "}"),
+    ("\\", r"\\\\(?=[a-zA-Z])(?!.*\\begin)", r"\\"),
+    ("\\", r"\\(?:left|right|big|Big|bigg|Bigg|displaystyle|textstyle|limits)(?![a-zA-Z])\.?", ""),
+    ("\\{", r"\\!\s*|(?<![a-zA-Z\]}])\{\}", ""),
+    ("\\~", r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-zA-Z])", " "),
+    ("{", r"\{,\}", ","),
+    ("\\", r"\\(?:d|t|c)frac(?![a-zA-Z])", r"\\frac"),
+    ("\\", r"\\(?:geq|geqslant)(?![a-zA-Z])", r"\\ge"),
+    ("\\", r"\\(?:leq|leqslant)(?![a-zA-Z])", r"\\le"),
+    ("\\", r"\\neq(?![a-zA-Z])", r"\\ne"),
+    ("\\", r"\\gt(?![a-zA-Z])", ">"),
+    ("\\", r"\\lt(?![a-zA-Z])", "<"),
+    ("\\", r"\\lbrace(?![a-zA-Z])", r"\\{"),
+    ("\\", r"\\rbrace(?![a-zA-Z])", r"\\}"),
+    ("\\°", r"\^\s*\{?\s*(?:\\circ|°)(?![a-zA-Z])\s*\}?|\\(?:text)?degree(?![a-zA-Z])|\\circ(?![a-zA-Z])", "°"),
+    ("\\", r"\\frac\s*([0-9a-z])\s*([0-9a-z])", r"\\frac{\1}{\2}"),
+    ("\\", r"\\frac\s*([0-9a-z])\s*\{", r"\\frac{\1}{"),
+    ("\\", r"(\\frac\s*\{[^{}]*\})\s*([0-9a-z])", r"\1{\2}"),
+    ("\\", r"\\sqrt\s*([0-9a-zA-Z])", r"\\sqrt{\1}"),
+    ("q", r"(?:\\|(?<![\\a-zA-Z]))sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+    ("q", r"(?<![\\a-zA-Z])sqrt\s*([0-9]+)", r"\\sqrt{\1}"),
+    ("p", r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
+    ("fo", r"(?<![\\a-zA-Z])(?:inf|infinity|oo)(?![a-zA-Z])", r"\\infty "),
+    ("*", r"\*\*(?=[\s{(0-9-])", "^"),
+    ("\\", r"\\%", "%"),
+    ("\\", r"\\#", "#"),
+    ("<\\", r"<=", r"\\le "),
+    (">\\", r">=", r"\\ge "),
+    ("!", r"!=", r"\\ne "),
+    ("", r"\s+", " "),
+    ("/", r"(?<![0-9./])([0-9]+) ([0-9]+)/([0-9]+)(?![0-9/.])", r"\1\\frac{\2}{\3}"),
 ]  # fmt: skip
-_COMPILED: list[tuple[re.Pattern[str], Any]] = [(re.compile(p), replacement) for p, replacement in _RULES]
+"""(characters of which the text must have one for the rule to do anything; pattern; replacement). Empty: always."""
+_COMPILED: list[tuple[frozenset[str], re.Pattern[str], Any]] = [
+    (frozenset(needs), re.compile(p), replacement) for needs, p, replacement in _RULES
+]
+_PLAIN_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?", re.ASCII)
 _WRAPPER = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|textsf|mathrm|mathbf|mathit|mathsf|mathtt|mbox|hbox|operatorname|bf|rm"
     r"|bold|boldsymbol|underline|overline(?=\{[A-Z]{2}\}))\s*\{([^{}]*)\}"
@@ -70,6 +74,8 @@ _OLD_FONT = re.compile(r"\{?\\(?:bf|rm|it|mathrm|mathbf)(?![a-zA-Z{])\s*([^{}\\]
 def clean(content: str) -> str:
     """The common spelling of a box's content. Total: any string gives some string."""
     s = content.strip().strip("\0")
+    if _PLAIN_NUMBER.fullmatch(s):
+        return s
     s = "".join(_CHARACTERS.get(c, c) for c in s) if not s.isascii() else s
     while len(s) > 4 and s.startswith("**") and s.endswith("**"):
         s = s[2:-2].strip()
@@ -82,8 +88,10 @@ def clean(content: str) -> str:
         s = unwrapped
     if "\\" in s:
         s = _OLD_FONT.sub(r" \1 ", s)
-    for pattern, replacement in _COMPILED:
-        s = pattern.sub(replacement, s)
+    present = frozenset(s)
+    for needs, pattern, replacement in _COMPILED:
+        if not needs or not needs.isdisjoint(present):
+            s = pattern.sub(replacement, s)
     s = s.strip()
     if s.endswith((".", ",", ";")) and not s.endswith("..."):
         s = s[:-1].rstrip()
