@@ -60,7 +60,7 @@ def _sky(record: RunRecord, files: list[str], env: dict[str, str], secrets: list
         )
     return Commands(
         up=[*volume, ["sky", "launch", "-y", "-c", record.run_id, *away, files[0], *given]],
-        status=[["sky", "status", record.run_id], ["sky", "queue", record.run_id]],
+        status=[["sky", "queue", record.run_id]],
         logs=[["sky", "logs", record.run_id]],
         down=[["sky", "down", "-y", record.run_id]],
         tool="sky",

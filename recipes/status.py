@@ -28,6 +28,8 @@ class Said:
     """Unix time from which on it costs nothing; 0: it may still cost."""
     usd: float | None = None
     """What the engine itself has counted."""
+    whole: bool = True
+    """Whether there is no more to ask it for."""
 
 
 def show(run: str | None) -> int:
@@ -48,8 +50,7 @@ def show(run: str | None) -> int:
     Console().print(table if names else "no run was launched from here")
     if said:
         print(said.text)
-        return 0
-    return launching.drive(run, "status") if run else 0
+    return 0 if not run or (said and said.whole) else launching.drive(run, "status")
 
 
 def ask(record: RunRecord) -> Said | None:
@@ -87,7 +88,8 @@ def _cluster(record: RunRecord) -> Said | None:
     mine = [row for row in rows if row["name"] == record.run_id]
     if not mine:
         return Said(text=f"cluster {record.run_id}: gone", ended_s=time.time())
-    return Said(text=f"cluster {record.run_id}: {mine[0]['status']}, {mine[0].get('resources_str') or ''}")
+    text = f"cluster {record.run_id}: {mine[0]['status']}, {mine[0].get('resources_str') or ''}"
+    return Said(text=text, whole=False)
 
 
 def _dstack(record: RunRecord) -> Said | None:

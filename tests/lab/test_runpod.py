@@ -1,0 +1,86 @@
+"""Recipes through real SkyPilot on a stand-in for RunPod: on demand to the end; on spot through a preemption."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+import runpod_lab
+
+from recipes.commands import resolve
+from recipes.targets.render import render
+
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(1700),
+              pytest.mark.skipif(bool(runpod_lab.missing()), reason=runpod_lab.missing())]  # fmt: skip
+SMALL = ["rollout.prompts_per_step=4", "rollout.samples_per_prompt=4", "rollout.max_tokens=16",
+         "algorithm.micro_batch=4", "evaluation.every_steps=0", "checkpoint.every_steps=1",
+         "checkpoint.export_hf=never", "rewards.workers=1"]  # fmt: skip
+SPOT = ["setup=cpu", "cluster.gpus_per_node=1", "cluster.gpu=A100-80GB", "cluster.spot=prefer", "cluster.memory_gib=16"]
+"""RunPod's spot market has GPUs only, and this machine has none: the recipe rents one and leaves it alone."""
+BUCKET = "s3://bucket/runs"
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory, tiny_model, mixed_dataset):
+    """SkyPilot's API server, the stand-in and the store; the data is in the bucket, the model in the image."""
+    with runpod_lab.Desk(tmp_path_factory.mktemp("runpod")) as made:
+        data, model = (step.creates.split("/")[1] for step in resolve("demo", []).steps)
+        shutil.copytree(mixed_dataset, made.buckets / "bucket/runs/data" / data)
+        shutil.copytree(tiny_model, made.image / "workspace/models" / model)
+        yield made
+
+
+def options(*assignments):
+    return [part for assignment in assignments for part in ("--set", assignment)]
+
+
+def test_sky_launch_of_a_generated_file_runs_to_the_end_and_gives_the_machine_back(desk):
+    (text,) = render(resolve("demo", [*SMALL, "run.max_steps=3"]), "skypilot-runpod").values()
+    (desk.repository / "small.yaml").write_text(text)
+    given = [
+        "--env",
+        "RUN_ID=by-hand",
+        "--env",
+        f"BUCKET={BUCKET}",
+        "--env",
+        f"AWS_ENDPOINT_URL=http://{runpod_lab.STORE}",
+    ]
+    tokens = ["--secret", "AWS_ACCESS_KEY_ID", "--secret", "AWS_SECRET_ACCESS_KEY"]
+    done = desk.call("sky", "launch", "-y", "-c", "by-hand", "small.yaml", *given, *tokens)
+    assert "starting afresh" in done.stdout and desk.commits("by-hand")[-1] == 3, done.stdout[-4000:]
+    (pod,) = desk.rented
+    assert not pod["spot"] and pod["vcpuCount"] == 4
+    desk.call("sky", "down", "-y", "by-hand")
+    assert desk.rented == []
+
+
+def test_a_preempted_spot_job_goes_on_elsewhere_from_its_last_commit(desk):
+    sets = options(*SMALL, *SPOT, "run.max_steps=30")
+    shown = desk.launch("up", "demo", "--target", "skypilot-runpod", *sets, "--bucket", BUCKET, "--run-id", "spot",
+                        "--dry-run").stdout  # fmt: skip
+    assert "sky jobs launch -y -n spot" in shown and runpod_lab.SECRET not in shown
+    desk.launch("up", "demo", "--target", "skypilot-runpod", *sets, "--bucket", BUCKET, "--run-id", "spot", "--detach")
+    desk.until(lambda: max(desk.commits("spot"), default=0) >= 3, 300, "three steps in the bucket")
+    (pod,) = desk.rented
+    assert pod["spot"]
+    saved = desk.commits("spot")[-1]
+    desk.provider("/stock", without=[pod["dataCenterId"]])
+    desk.provider("/preempt", **{"pod": pod["id"], "as": "gone"})
+    desk.until(lambda: desk.rented, 300, "another machine")
+    assert desk.rented[0]["dataCenterId"] != pod["dataCenterId"]
+    desk.until(lambda: "SUCCEEDED" in desk.launch("status", "spot").stdout, 600, "the end of the job", every_s=15)
+    assert desk.commits("spot")[-1] == 30
+    logs = desk.launch("logs", "spot").stdout
+    assert "starting afresh" not in logs and saved <= int(re.findall(r"resumed from step (\d+)", logs)[-1]) < 30
+    desk.until(lambda: not desk.rented, 60, "the machine to go")
+
+
+def test_down_ends_a_job_and_leaves_no_machine(desk):
+    desk.provider("/stock", without=[])
+    sets = options(*SMALL, *SPOT, "run.max_steps=1000")
+    desk.launch("up", "demo", "--target", "skypilot-runpod", *sets, "--bucket", BUCKET, "--run-id", "ended", "--detach")
+    desk.until(lambda: desk.commits("ended"), 300, "a commit")
+    desk.launch("down", "ended")
+    desk.until(lambda: not desk.rented, 120, "the machine to go")
+    assert "CANCELLED" in desk.launch("status", "ended").stdout
