@@ -111,6 +111,8 @@ def data_directory(recipe: Recipe) -> str:
 def setup_commands(recipe: Recipe) -> str:
     """Environment and preparation; a second run of it does nothing."""
     lines = [f"bash trainer/setup.sh {recipe.environment}"]
+    if recipe.storage.volume and recipe.cluster.nodes == 1:  # the next machine need not download the packages again
+        lines.insert(0, 'export UV_CACHE_DIR="$WORK/uv" UV_LINK_MODE=copy')
     python = f".venvs/{recipe.environment}/bin/python"
     if recipe.steps:
         lines += [MISSING, FETCH.replace("PYTHON", python)]

@@ -177,7 +177,6 @@ def test_skypilot_asks_for_fast_networks_only_between_nodes():
 def test_kubernetes_pods_get_shared_memory_and_infiniband():
     task = sky_task("grpo-qwen2.5-vl-72b-mathv60k", "skypilot-kubernetes", "site.rdma=rdma/ib:8", "site.node_pool=h100")
     spec = task["config"]["kubernetes"]["pod_config"]["spec"]
-    assert spec["volumes"][0]["emptyDir"] == {"medium": "Memory", "sizeLimit": "24Gi"}
     assert spec["containers"][0]["resources"]["limits"] == {"rdma/ib": 8}
     assert spec["containers"][0]["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
     assert spec["nodeSelector"] == {"cloud.google.com/gke-nodepool": "h100"}
@@ -188,7 +187,8 @@ def test_runpod_volume_is_written_beside_the_task():
     files = render(recipe, "skypilot-runpod")
     volume = yaml.safe_load(files["grpo-qwen2.5-vl-7b-mathv60k.volume.yaml"])
     assert volume["type"] == "runpod-network-volume" and isinstance(volume["size"], str)
-    assert yaml.safe_load(files["grpo-qwen2.5-vl-7b-mathv60k.yaml"])["volumes"] == {"/workspace": "data"}
+    task = yaml.safe_load(files["grpo-qwen2.5-vl-7b-mathv60k.yaml"])
+    assert task["volumes"] == {"/workspace": "data"} and 'export UV_CACHE_DIR="$WORK/uv"' in task["setup"]
 
 
 CHECK_SKY = """
