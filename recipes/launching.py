@@ -179,9 +179,8 @@ def _run(commands: Commands, record: RunRecord, env: dict[str, str]) -> int:
             replace(record, cluster=done.stdout.strip().partition(";")[0]).save()
             continue
         code, interrupted = _foreground(argv, os.environ | env)
-        if interrupted and command[0] == "tail":
+        if interrupted and command[0] in ("tail", "sky"):
             print(f"\nthe run goes on: `launch.py logs {record.run_id}` follows it, `down` ends it")
-            return 0
         if code or interrupted:
             return 130 if interrupted else code
     return 0
