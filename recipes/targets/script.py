@@ -126,8 +126,17 @@ def setup_commands(recipe: Recipe) -> str:
 
 def write_config(recipe: Recipe) -> str:
     """Writes the run's configuration beside the repository, and what it is made from into the run's directory."""
-    text = f'cat > ".cache/$RUN_ID.yaml" <<YAML\n{heredoc(config_text(recipe))}YAML\n'
-    return text + f'.venvs/{recipe.environment}/bin/python -m recipes.manifest ".cache/$RUN_ID.yaml"\n'
+    return config_file(recipe) + manifest_command(recipe)
+
+
+def config_file(recipe: Recipe) -> str:
+    """Writes the run's configuration beside the repository."""
+    return f'cat > ".cache/$RUN_ID.yaml" <<YAML\n{heredoc(config_text(recipe))}YAML\n'
+
+
+def manifest_command(recipe: Recipe) -> str:
+    """Writes what the run is made from into its directory; wants the environment."""
+    return f'.venvs/{recipe.environment}/bin/python -m recipes.manifest ".cache/$RUN_ID.yaml"\n'
 
 
 def node_command(recipe: Recipe) -> str:

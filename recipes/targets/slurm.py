@@ -32,8 +32,8 @@ def render(recipe: Recipe) -> dict[str, str]:
     if recipe.environment == "rocm":
         body.append(ROCM.rstrip("\n"))
     body += [
-        f'setup=$(cat <<"SETUP"\n{script.setup_commands(recipe)}SETUP\n)',
-        script.write_config(recipe).rstrip("\n"),
+        script.config_file(recipe).rstrip("\n"),
+        f'setup=$(cat <<"SETUP"\n{script.setup_commands(recipe)}{script.manifest_command(recipe)}SETUP\n)',
         container(recipe),
         f'node=$(cat <<"NODE"\nexec {script.node_command(recipe)}\nNODE\n)',
         'srun --nodes=1 --ntasks=1 "${inside[@]}" bash -euo pipefail -c "$setup"',
@@ -89,16 +89,15 @@ def container(recipe: Recipe) -> str:
 
 
 LAUNCH = """\
-# A preempted job is requeued only if this script still stands when the grace time ends: a script that exits is FAILED.
-trap : TERM
+trap : TERM # the nodes obey it, and this script must outlast them
 srun --kill-on-bad-exit=0 "${{inside[@]}}" bash -euo pipefail -c "$node" &
 code=0
 outlast "$!" || code=$?
 case "$code" in
   {codes})
-    echo "the run asks to be started again (exit $code): waiting for Slurm, then requeueing"
-    sleep $(({grace} + 30))
-    scontrol requeue "$SLURM_JOB_ID" && sleep 120
+    echo "the run asks to be started again (exit $code): requeueing"
+    scontrol requeue "$SLURM_JOB_ID" || true
+    sleep $(({grace} + 30)) # until Slurm ends this script: one that exits by itself is FAILED, and not started again
     ;;
 esac
 exit "$code"

@@ -322,6 +322,28 @@ def test_slurm_containers(container, inside):
     assert inside in next(iter(render(recipe, "slurm").values()))
 
 
+@pytest.mark.parametrize(("code", "requeued"), [(0, False), (1, False), (33, True), (36, True)])
+def test_slurm_body_sets_up_first_and_asks_for_the_requeue(tmp_path, code, requeued):
+    """The body under stand-ins for srun and scontrol, from a checkout where no environment stands yet."""
+    recipe = override(get("preflight"), ["site.grace_s=-28"])
+    python = tmp_path / ".venvs/gpu/bin/python"
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer/setup.sh").write_text(f"mkdir -p {python.parent} && cp node {python}\n")
+    (tmp_path / "node").write_text(f'#!/bin/bash\necho "$2 $RUN_ID"\n[ "$2" != trainer.node ] || exit {code}\n')
+    (tmp_path / "node").chmod(0o755)
+    (tmp_path / "bin").mkdir()
+    for name, body in (("srun", 'while [[ "$1" == -* ]]; do shift; done\nexec "$@"\n'), ("scontrol", 'echo "$*"\n')):
+        (tmp_path / "bin" / name).write_text("#!/bin/bash\n" + body)
+        (tmp_path / "bin" / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7",
+           "RUN_ID": "run", "HOME": str(tmp_path)}  # fmt: skip
+    text = next(iter(render(recipe, "slurm").values()))
+    done = subprocess.run(["bash"], input=text, text=True, capture_output=True, env=env)
+    assert done.returncode == code, done.stderr
+    assert done.stdout.splitlines()[:2] == ["recipes.manifest run", "trainer.node run"]
+    assert ("requeue 7" in done.stdout) == requeued
+
+
 def test_amd_gpus_change_environment_and_variables():
     recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), ["cluster.gpu=MI300X", "cluster.alternatives=[]"])
     text = next(iter(render(recipe, "slurm").values()))
