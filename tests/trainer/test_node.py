@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ import psutil
 import pytest
 
 from trainer import config as c
-from trainer import preflight, rendezvous
+from trainer import node_head, preflight, rendezvous
 from trainer.config import ConfigError
 from trainer.environment import read
 from trainer.job_log import JobLog
@@ -323,3 +324,12 @@ def test_the_all_reduce_checks_its_sums(tmp_path, free_port):
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
         f"all-reduce of {kib} KiB over 2 ranks" for kib in (64, 1024, 16384)
     ]
+
+
+def test_every_port_is_in_the_catalogue_of_failures():
+    text = (Path(__file__).parents[2] / "docs" / "failures.md").read_text().split("## Ports")[1].split("\n## ")[0]
+    listed: set[int] = set()
+    for first, last in re.findall(r"(?<=[| ])(\d{4,5})(?:-(\d{4,5}))?(?=[ ,])", text):
+        listed.update(range(int(first), int(last or first) + 1))
+    ours = {f.default for f in dataclasses.fields(Ports)} | {rendezvous.PORT, node_head.MASTER_PORT}
+    assert ours <= listed
