@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+import hosts
+
+from recipes.commands import resolve
+from recipes.spec import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = {".venvs", ".cache", "runs", ".git", "wandb"}
@@ -24,7 +32,42 @@ def make(folder: Path, copy: bool = False) -> Path:
     return folder
 
 
-def stock(work: Path, recipe, data: Path, model: Path) -> dict[str, str]:
+def small(steps: int) -> Recipe:
+    """The demo on two nodes with one rank each, short enough for a test."""
+    sizes = {"run.max_steps": steps, "rollout.prompts_per_step": 4, "rollout.samples_per_prompt": 4,
+             "rollout.max_tokens": 16, "algorithm.micro_batch": 4, "evaluation.every_steps": 0,
+             "checkpoint.every_steps": 1, "checkpoint.export_hf": "never"}  # fmt: skip
+    recipe = resolve("demo", [*(f"{key}={value}" for key, value in sizes.items()), "cluster.nodes=2"])
+    placement = dataclasses.replace(recipe.config.placement, workers_per_node=1)
+    return dataclasses.replace(recipe, config=dataclasses.replace(recipe.config, placement=placement))
+
+
+def batch(
+    folder: Path, render: Callable[[Recipe], dict[str, str]], steps: int, data: Path, model: Path
+) -> tuple[Path, dict[str, str], Path]:
+    """A checkout with the batch script of `small`: (the script, what to set for it, the run's directory)."""
+    recipe = small(steps)
+    repository = make(folder / "repository")
+    env = stock(folder / "work", recipe, data, model) | {"RUN_ID": "lab", "SPOTRL_METADATA": "off"} | hosts.SHARED
+    ((name, text),) = render(recipe).items()
+    script = repository / ".cache" / name
+    script.parent.mkdir()
+    script.write_text(text)
+    return script, env, folder / "work" / "runs" / "lab"
+
+
+def steps_of(run: Path) -> list[int]:
+    """The steps that a run has logged."""
+    path = run / "metrics.jsonl"
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def committed(run: Path) -> list[int]:
+    """The steps whose checkpoints are whole."""
+    return sorted(int(m.parent.name.removeprefix("step-")) for m in run.rglob("step-*/manifest.json"))
+
+
+def stock(work: Path, recipe: Recipe, data: Path, model: Path) -> dict[str, str]:
     """Puts data and model where the recipe's steps would, so that these find them; returns the variables for it."""
     places = {"DATA": str(work / "data"), "MODELS": str(work / "models"), "WORK": str(work), "RUNS": str(work / "runs")}
     for step, source in zip(recipe.steps, (data, model), strict=True):

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import checkout
 import hosts
 import pytest
+import sshd
 
-NEEDS = ("sshd", "ssh-keygen", "ssh", "rsync")
-ABSENT = [tool for tool in NEEDS if not shutil.which(tool, path=hosts.PATH)]
-WHY = hosts.missing() or (f"not installed: {', '.join(ABSENT)} (openssh-server, rsync)" if ABSENT else "")
-pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.skipif(bool(WHY), reason=WHY)]
-
-SSHD = """\
-HostKey {folder}/host_key
-AuthorizedKeysFile {key}.pub
-PidFile none
-StrictModes no
-UsePAM no
-PasswordAuthentication no
-PermitRootLogin yes
-Subsystem sftp internal-sftp
-"""
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())]
 
 
 class Desk:
@@ -36,31 +20,40 @@ class Desk:
 
     def __init__(self, lab: hosts.Lab):
         self.lab, self.host = lab, lab.hosts["desk"]
-        self.repository = lab.scratch / "desk" / "repository"
-        self.key = lab.scratch / "key"
-        hosts.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key))
+        self.key = sshd.serve(lab, [lab.hosts["h1"], lab.hosts["h2"]])
+        self.repository = sshd.home(self.host) / "repository"
+        self.log = lab.scratch / "launch.log"
         left_out = [f"--exclude={name}" for name in (".git", ".venvs", ".cache", "runs", "__pycache__")]
         hosts.run("rsync", "-a", *left_out, f"{hosts.ROOT}/", f"{self.repository}/")
-        for host in lab.hosts.values():
-            home = host.scratch / "home"
-            passwd = host.scratch / "passwd"
-            passwd.write_text(f"root:x:0:0:root:{home}:/bin/bash\nsshd:x:105:65534::/run/sshd:/usr/sbin/nologin\n")
-            home.mkdir()
-            host.run("mount", "--bind", str(passwd), "/etc/passwd")
-            if host is self.host:
-                continue
-            checkout.make(home / "spotrl", copy=True)
-            config = host.scratch / "sshd_config"
-            config.write_text(SSHD.format(folder=host.scratch, key=self.key))
-            hosts.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(host.scratch / "host_key"))
-            host.run("mkdir", "-p", "/run/sshd")
-            host.start(["/usr/sbin/sshd", "-D", "-e", "-f", str(config)], host.scratch / "sshd.log")
+        for name in ("h1", "h2"):
+            checkout.make(sshd.home(lab.hosts[name]) / "spotrl", copy=True)
 
-    def launch(self, *arguments: str) -> tuple[subprocess.Popen[bytes], Path]:
-        log = self.lab.scratch / "launch.log"
-        command = [sys.executable, "launch.py", *arguments]
-        env = {"HOME": str(self.host.scratch / "home"), "SPOTRL_METADATA": "off"}
-        return self.host.start(["sh", "-c", 'cd "$0" && exec "$@"', str(self.repository), *command], log, env), log
+    def launch(self, *arguments: str) -> subprocess.Popen[bytes]:
+        go = 'cd "$0" && exec setsid "$@"'  # a session inside the host, as a terminal's
+        command = ["sh", "-c", go, str(self.repository), sys.executable, "launch.py", *arguments]
+        return self.host.start(command, self.log, {"HOME": str(sshd.home(self.host)), "SPOTRL_METADATA": "off"})
+
+    def preflight(self) -> subprocess.Popen[bytes]:
+        return self.launch("up", "preflight", "--target", "ssh", "--hosts", "h1,h2", "--run-id", "lab",
+                           "--set", "cluster.gpus_per_node=0", "--set", f"site.ssh_key={self.key}")  # fmt: skip
+
+    def signal(self, number: int) -> None:
+        """To `launch.py up` and all that it runs at the desk, as a terminal does it."""
+        self.host.run("sh", "-c", f"kill -{number} -- -$(pgrep -of 'launch.py up')")
+
+    def wait_for_work(self, process: subprocess.Popen[bytes]) -> None:
+        end = time.monotonic() + 300
+        while "over 2 ranks" not in self.log.read_text():
+            assert time.monotonic() < end and process.poll() is None, self.log.read_text()
+            time.sleep(0.2)
+
+    def ended_within(self, seconds: float) -> float:
+        """Seconds until neither machine ran anything of ours."""
+        began = time.monotonic()
+        while left := sshd.left(self.lab, "h1", "h2"):
+            assert time.monotonic() < began + seconds, left
+            time.sleep(0.2)
+        return time.monotonic() - began
 
 
 @pytest.fixture
@@ -69,29 +62,33 @@ def desk():
         yield Desk(lab)
 
 
-def preflight(desk: Desk) -> tuple[subprocess.Popen[bytes], Path]:
-    return desk.launch("up", "preflight", "--target", "ssh", "--hosts", "h1,h2", "--run-id", "lab",
-                       "--set", "cluster.gpus_per_node=0", "--set", f"site.ssh_key={desk.key}")  # fmt: skip
-
-
 def test_preflight_runs_on_both_machines_and_its_log_comes_back(desk):
-    process, log = preflight(desk)
-    assert process.wait(400) == 0, log.read_text()
-    text = log.read_text()
+    assert desk.preflight().wait(400) == 0, desk.log.read_text()
+    text = desk.log.read_text()
     assert "over 2 ranks" in text and "[0] [node 0] preflight passed" in text, text
-    for name in ("h1", "h2"):
-        assert [p for p in desk.lab.hosts[name].processes() if "sshd" not in p] == []
+    assert "[1] [node 1] joined the head h1" in text, text
+    assert sshd.left(desk.lab, "h1", "h2") == []
 
 
 def test_ctrl_c_at_the_desk_ends_both_machines(desk):
-    process, log = preflight(desk)
-    end = time.monotonic() + 200
-    while "over 2 ranks" not in log.read_text():
-        assert time.monotonic() < end and process.poll() is None, log.read_text()
-        time.sleep(0.2)
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(60) == 130, log.read_text()
-    end = time.monotonic() + 60
-    while left := [p for name in ("h1", "h2") for p in desk.lab.hosts[name].processes() if "sshd" not in p]:
-        assert time.monotonic() < end, left
-        time.sleep(0.2)
+    process = desk.preflight()
+    desk.wait_for_work(process)
+    began = time.monotonic()
+    desk.signal(signal.SIGINT)
+    assert process.wait(60) == 130, desk.log.read_text()
+    desk.ended_within(10)
+    print(f"Ctrl-C: ended after {time.monotonic() - began:.1f} s")
+
+
+def test_the_run_goes_on_without_the_desk_until_it_is_told_to_end(desk):
+    process = desk.preflight()
+    desk.wait_for_work(process)
+    desk.signal(signal.SIGKILL)
+    desk.host.run("sh", "-c", "kill -KILL $(pgrep -x ssh)")
+    time.sleep(5)
+    assert desk.launch("status", "lab").wait(60) == 0
+    assert "h1: running\nh2: running\n" in desk.log.read_text()
+    began = time.monotonic()
+    assert desk.launch("down", "lab").wait(60) == 0, desk.log.read_text()
+    desk.ended_within(10)
+    print(f"down: ended after {time.monotonic() - began:.1f} s")
