@@ -99,8 +99,16 @@ def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[s
     if target == "ssh":
         ssh.hosts_of(recipe)
     bucket = recipe.storage.bucket
-    if can.asks_bucket and recipe.kind == "train" and not bucket:
-        raise ConfigError(f"{target} throws its machines away, so checkpoints need a bucket: give --bucket s3://...")
+    if recipe.kind == "train" and not bucket:
+        if can.asks_bucket:
+            raise ConfigError(
+                f"{target} throws its machines away, so checkpoints need a bucket: give --bucket s3://..."
+            )
+        if recipe.cluster.nodes > 1 and not (can.shared_files or recipe.config.checkpoint.shared_files):
+            raise ConfigError(
+                "a new node could not resume without the others' files, so several nodes need a bucket: give --bucket "
+                "s3://..., or --set checkpoint.shared_files=true where all of them see the run's directory"
+            )
     if bucket:
         _check_credentials(bucket, can.cloud, secrets)
     if recipe.config.logging.wandb == "online" and "WANDB_API_KEY" not in secrets:

@@ -223,3 +223,4 @@ def validate(recipe: Recipe) -> None:
         raise ConfigError(f"storage.bucket {recipe.storage.bucket!r}: write it as s3://, gs://, r2:// or file://name")
     if recipe.kind == "train":
         run_config.validate(recipe.config)
+        run_config.validate_saving(recipe.config)

@@ -115,8 +115,9 @@ def _refuse_other(
     mine, theirs = resume_view(config), manifest["config"]
     for key in sorted(mine.keys() | theirs.keys()):
         if mine.get(key) != theirs.get(key):
+            why = f" (optimizer.schedule {config.optimizer.schedule} decays over it)" if key == "run.max_steps" else ""
             raise ConfigError(
-                f"{cannot}: {key} is {mine.get(key)!r}, the checkpoint has {theirs.get(key)!r}: "
+                f"{cannot}: {key} is {mine.get(key)!r}, the checkpoint has {theirs.get(key)!r}{why}: "
                 "set it back, or choose another run.id"
             )
     if manifest["data_fingerprint"] != data_fingerprint:

@@ -21,6 +21,7 @@ from trainer.typed import override as override
 from trainer.typed import to_dict as to_dict
 from trainer.typed import unknown_key as unknown_key
 from trainer.validation import validate as validate
+from trainer.validation import validate_saving as validate_saving
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +214,8 @@ class Checkpoint:
     """Stated MTBF of the nodes, seconds; used when every_steps is 0."""
     remote: str = ""
     """Object-store URL (s3://, gs://, r2://, file://) that checkpoints are pushed to, under the run id."""
+    shared_files: bool = False
+    """All nodes see `run.dir` (a shared file system): several nodes may then do without `remote`."""
     keep_last: int = 2
     """Newest checkpoints kept locally (--max_ckpt_num)."""
     keep_best: int = 0
@@ -333,7 +336,6 @@ def dump(config: RunConfig) -> str:
 
 RESUME_IGNORES = (
     "run.dir",
-    "run.max_steps",
     "checkpoint",
     "placement",
     "logging",
@@ -360,14 +362,18 @@ RESUME_IGNORES = (
 
 
 def resume_view(config: RunConfig) -> dict[str, Any]:
-    """The part of a configuration that a resumed run must share with its checkpoint, flat: {"section.key": value}."""
+    """The part of a configuration that a resumed run must share with its checkpoint, flat: {"section.key": value}.
+
+    The length of the run belongs to it where the learning rate decays over it; with a constant one it may change.
+    """
     flat = {}
     for section, values in to_dict(config).items():
         if not isinstance(values, dict):
             flat[section] = values
             continue
         flat |= {f"{section}.{key}": value for key, value in values.items()}
-    ignored = lambda key: any(key == p or key.startswith(p + ".") for p in RESUME_IGNORES)  # noqa: E731
+    ignores = RESUME_IGNORES + (("run.max_steps",) if config.optimizer.schedule == "constant" else ())
+    ignored = lambda key: any(key == p or key.startswith(p + ".") for p in ignores)  # noqa: E731
     return {key: value for key, value in flat.items() if not ignored(key)}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from data_prep.shards import Dataset
-from trainer.config import ConfigError, RunConfig
+from trainer.config import ConfigError, RunConfig, validate_saving
 
 CPU_WORKER_GIB = 1.6
 """Resident memory of a CPU worker with a model of no size: torch, vLLM and DeepSpeed loaded (measured)."""
@@ -22,6 +22,7 @@ CHECKPOINT_BYTES_PER_PARAMETER = 12
 
 def precheck(config: RunConfig) -> None:
     """Raises ConfigError with the change to make. Touches disk, never a device or the network."""
+    validate_saving(config)
     weights = _model(config)
     train = Dataset(config.data.path, config.data.split)
     if not len(train):

@@ -80,3 +80,12 @@ def validate(config: RunConfig) -> None:
                 f"{c.samples_per_update} samples per update do not divide by {world} ranks x algorithm.{name} {micro}: "
                 f"use a multiple of {world * micro} samples, or another {name}"
             )
+
+
+def validate_saving(config: RunConfig) -> None:
+    """Refuses a run that could not resume: every node writes its own part, and a new node has none of them."""
+    if config.placement.nodes > 1 and not config.checkpoint.remote and not config.checkpoint.shared_files:
+        raise ConfigError(
+            f"placement.nodes is {config.placement.nodes} and checkpoint.remote is empty, so no new node could resume: "
+            "set it to a bucket, or checkpoint.shared_files to true where all nodes see run.dir"
+        )

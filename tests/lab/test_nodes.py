@@ -148,7 +148,8 @@ def test_preflight_reduces_between_all_nodes(lab, tmp_path):
 
 def test_training_runs_over_two_hosts_to_the_end(lab, tmp_path, small_config):
     placement = dataclasses.replace(small_config.placement, nodes=2, workers_per_node=1)
-    config = dataclasses.replace(small_config, placement=placement)
+    checkpoint = dataclasses.replace(small_config.checkpoint, shared_files=True)
+    config = dataclasses.replace(small_config, placement=placement, checkpoint=checkpoint)
     launch = Launch(lab, config, tmp_path)
     assert launch.codes(400.0) == [0, 0], launch.text()
     steps = [json.loads(line)["step"] for line in (Path(config.run.dir) / "metrics.jsonl").read_text().splitlines()]

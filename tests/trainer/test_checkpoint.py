@@ -203,10 +203,19 @@ def test_refuses_another_configuration_and_other_data(run, told):
     save(checkpoints, ranks, 2)
     with pytest.raises(ConfigError, match=r"optimizer\.learning_rate is 0\.001, the checkpoint has 5e-07"):
         again(override(config, ["optimizer.learning_rate=1e-3"]), told).find()
+    longer = override(config, ["run.max_steps=40"])
+    assert again(longer, told).find().step == 2, "under a constant learning rate the run may become longer"
     with pytest.raises(ConfigError, match="not what the checkpoint was trained on"):
         again(config, told, data="other").find()
     elsewhere = override(config, ["placement.nodes=3", "algorithm.micro_batch=2", "checkpoint.keep_last=5"])
     assert again(elsewhere, told).find().step == 2, "where and how fast may differ"
+
+
+def test_refuses_another_length_where_the_learning_rate_decays_over_it(tmp_path, told):
+    config = configure(tmp_path, "optimizer.schedule=cosine", "run.max_steps=20")
+    save(again(config, told), writers(config, 1), 2)
+    with pytest.raises(ConfigError, match=r"run\.max_steps is 40, the checkpoint has 20 \(optimizer\.schedule cosine"):
+        again(override(config, ["run.max_steps=40"]), told).find()
 
 
 def test_resume_never_and_must(run, tmp_path, told):

@@ -80,6 +80,21 @@ def test_resume_compares_what_is_computed_and_nothing_else():
         assert c.fingerprint(c.override(base, [change])) != c.fingerprint(base), change
 
 
+def test_the_length_of_the_run_matters_where_the_learning_rate_decays_over_it():
+    base = c.RunConfig()
+    for schedule, same in (("constant", True), ("cosine", False), ("linear", False)):
+        run = c.override(base, [f"optimizer.schedule={schedule}", "run.max_steps=10"])
+        assert (c.fingerprint(c.override(run, ["run.max_steps=20"])) == c.fingerprint(run)) == same, schedule
+
+
+def test_several_nodes_need_a_store_or_shared_files():
+    base = c.override(c.RunConfig(), ["placement.nodes=2"])
+    with pytest.raises(c.ConfigError, match=r"checkpoint\.remote is empty.*set it to a bucket.*shared_files"):
+        c.validate_saving(base)
+    for change in ("checkpoint.remote=s3://b", "checkpoint.shared_files=true", "placement.nodes=1"):
+        c.validate_saving(c.override(base, [change]))
+
+
 def test_every_ignored_key_exists():
     flat = {f"{s}.{k}" for s, v in c.to_dict(c.RunConfig()).items() if isinstance(v, dict) for k in v}
     for name in c.RESUME_IGNORES:
