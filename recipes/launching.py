@@ -48,7 +48,7 @@ def up(recipe: Recipe, target: str | None, run_id: str, overrides: list[str], ar
     paths = [str(directory / name) for name in files]
     commands = engines.commands(record, paths, env, list(secrets), args.detach)
     if args.dry_run:
-        return _show(directory, files, commands, env)
+        return _show(recipe, record, files, commands, env)
     tool(commands)
     if can.engine == "dstack":
         _check_secrets(recipe, target)
@@ -166,13 +166,19 @@ def find(program: str) -> str:
     return shutil.which(program) or (str(own.absolute()) if own.is_file() else "")
 
 
-def _show(directory: Path, files: dict[str, str], commands: Commands, env: dict[str, str]) -> int:
+def _show(recipe: Recipe, record: RunRecord, files: dict[str, str], commands: Commands, env: dict[str, str]) -> int:
+    directory = run_record.RUNS / record.run_id / "task"
     for name, text in files.items():
         print(f"# --- {directory / name}\n{text}")
     exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
     print("# --- would run")
     for command in commands.up:
         print(f"{exports} {shlex.join(command)}")
+    if record.target == "ssh":
+        from recipes import ssh_driver
+
+        print("# --- which runs, with tokens on standard input")
+        print(*ssh_driver.shown(recipe, record, directory / next(iter(files))), sep="\n")
     return 0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -66,17 +67,13 @@ def up(record: RunRecord, follow: bool = True) -> int:
     """Copies to all machines, then runs all nodes; returns the first non-zero exit code, else 0."""
     recipe = resolve(record.recipe, record.overrides)
     hosts = ssh.hosts_of(recipe)
-    task = launching.task_files(record)[0]
+    task, log = launching.task_files(record)[0], RUNS / record.run_id / "launch.log"
     code = _everywhere("copy", [ssh.copy_command(recipe, host) for host in hosts], hosts)
     code = code or _everywhere("task", [_task_command(recipe, host, task, record.run_id) for host in hosts], hosts)
     if code:
         return code
-    env = {"RUN_ID": record.run_id, "BUCKET": record.bucket, "SPOTRL_SOURCE": os.environ.get("SPOTRL_SOURCE", "")}
-    env |= {"SPOTRL_NOTICE_S": os.environ.get("SPOTRL_NOTICE_S", str(ssh.NOTICE_S))}
-    env |= {name: os.environ[name] for name in SETTINGS if os.environ.get(name)}
+    env, nodes = _environment(record), list[Node]()
     tokens = "".join(f"{name}={os.environ[name]}\n" for name in SECRETS if os.environ.get(name))
-    log = RUNS / record.run_id / "launch.log"
-    nodes: list[Node] = []
     try:
         for rank, host in enumerate(hosts):
             nodes.append(Node(rank, host, ssh.run_command(recipe, rank, env, record.run_id, follow), tokens, log))
@@ -87,6 +84,21 @@ def up(record: RunRecord, follow: bool = True) -> int:
         for node in nodes:
             node.close()
         return 130
+
+
+def shown(recipe: Recipe, record: RunRecord, task: Path) -> list[str]:
+    """The commands of `up`, for a dry run: copy, task and start of every machine."""
+    env, lines = _environment(record), []
+    for rank, host in enumerate(ssh.hosts_of(recipe)):
+        run = ssh.run_command(recipe, rank, env, record.run_id)
+        lines += [ssh.copy_command(recipe, host), _task_command(recipe, host, task, record.run_id), run]
+    return [shlex.join(line) for line in lines]
+
+
+def _environment(record: RunRecord) -> dict[str, str]:
+    env = {"RUN_ID": record.run_id, "BUCKET": record.bucket, "SPOTRL_SOURCE": os.environ.get("SPOTRL_SOURCE", "")}
+    env |= {"SPOTRL_NOTICE_S": os.environ.get("SPOTRL_NOTICE_S", str(ssh.NOTICE_S))}
+    return env | {name: os.environ[name] for name in SETTINGS if os.environ.get(name)}
 
 
 def start(record: RunRecord) -> int:

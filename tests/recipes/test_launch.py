@@ -367,6 +367,15 @@ def test_an_interrupted_demo_is_found_and_a_finished_or_other_one_is_not(monkeyp
     assert find() == ""
 
 
+def test_dry_run_over_ssh_shows_what_every_machine_gets(capsys, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret-token")
+    code, out, _ = run(capsys, "up", "preflight", "--target", "ssh", "--hosts", "me@a,b:2201", "--dry-run")
+    commands = out.partition("# --- which runs")[2]
+    assert code == 0 and "secret-token" not in out
+    assert [commands.count(word) for word in ("rsync -az", "scp -q", "setsid bash")] == [2, 2, 2]
+    assert "SPOTRL_NODE_RANK=1" in commands and "-p 2201" in commands
+
+
 def test_ctrl_c_is_obeyed_by_the_command_in_the_foreground_in_its_own_time(tmp_path):
     """A command that needs a second to save, twice what `subprocess.run` would leave it before killing it."""
     slow = f"trap 'sleep 1; touch {tmp_path}/saved; exit 33' INT; touch {tmp_path}/up; while :; do sleep 0.1; done"
