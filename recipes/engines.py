@@ -132,15 +132,19 @@ def _ssh(record: RunRecord, detach: bool) -> Commands:
 
 
 def _local(record: RunRecord, files: list[str], detach: bool) -> Commands:
-    log, group = f"runs/{record.run_id}/launch.log", f"runs/{record.run_id}/launch.pgid"
+    # Not the job's own launch.log: what the launcher prints of that would stand in it twice.
+    folder = f"runs/{record.run_id}"
+    log, group = f"{folder}/local.log", f"{folder}/local.pgid"
+    elsewhere = f"{{ echo '{record.run_id} was not started with --detach: press Ctrl-C where it runs' >&2; exit 1; }}"
+    newest = f"$(ls {log} {folder}/launch.log 2>/dev/null | tail -n 1)"
     up = ["bash", files[0]]
     if detach:
         up = ["bash", "-c", f"setsid bash {files[0]} >{log} 2>&1 </dev/null & echo $! >{group}"]
     return Commands(
         up=[up],
         status=[],
-        logs=[["tail", "-n", "100", "-F", log]],
-        down=[["bash", "-c", f"test -f {group} && kill -TERM -- -$(cat {group})"]],
+        logs=[["bash", "-c", f"exec tail -n 100 -F {newest}"]],
+        down=[["bash", "-c", f"test -f {group} || {elsewhere}; kill -TERM -- -$(cat {group})"]],
         tool="bash",
         hint="install bash",
     )
