@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import hosts
 
 from recipes.commands import resolve
 from recipes.spec import Recipe
+from recipes.targets.render import render
 
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = {".venvs", ".cache", "runs", ".git", "wandb"}
@@ -42,14 +42,12 @@ def small(steps: int) -> Recipe:
     return dataclasses.replace(recipe, config=dataclasses.replace(recipe.config, placement=placement))
 
 
-def batch(
-    folder: Path, render: Callable[[Recipe], dict[str, str]], steps: int, data: Path, model: Path
-) -> tuple[Path, dict[str, str], Path]:
+def batch(folder: Path, target: str, steps: int, data: Path, model: Path) -> tuple[Path, dict[str, str], Path]:
     """A checkout with the batch script of `small`: (the script, what to set for it, the run's directory)."""
     recipe = small(steps)
     repository = make(folder / "repository")
     env = stock(folder / "work", recipe, data, model) | {"RUN_ID": "lab", "SPOTRL_METADATA": "off"} | hosts.SHARED
-    ((name, text),) = render(recipe).items()
+    ((name, text),) = render(recipe, target).items()
     script = repository / ".cache" / name
     script.parent.mkdir()
     script.write_text(text)

@@ -105,8 +105,8 @@ class Slurm:
         words = self.command("scontrol", "show", "job", job).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
-    def until(self, condition, timeout_s: float, what: str) -> None:
-        """Waits for something."""
+    def until(self, condition, timeout_s: float, what: str, log: Path | None = None) -> None:
+        """Waits for something; shows `log` if it does not come."""
         end = time.monotonic() + timeout_s
         while True:
             try:
@@ -114,5 +114,6 @@ class Slurm:
                     return
             except RuntimeError:
                 pass  # the controller is not up yet
-            assert time.monotonic() < end, f"no {what} within {timeout_s:.0f} s"
+            told = log.read_text() if log and log.exists() else ""
+            assert time.monotonic() < end, f"no {what} within {timeout_s:.0f} s\n{told}"
             time.sleep(0.3)

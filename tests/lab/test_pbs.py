@@ -14,8 +14,6 @@ import hosts
 import pytest
 import sshd
 
-from recipes.targets import pbs
-
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())]
 SSH_CONFIG = """\
 IdentityFile {key}
@@ -34,7 +32,7 @@ def lab():
 
 def submit(lab, tmp_path, steps, data, model):
     """(the script's process, its log, the run's directory)."""
-    script, env, run = checkout.batch(tmp_path, pbs.render, steps, data, model)
+    script, env, run = checkout.batch(tmp_path, "pbs", steps, data, model)
     nodes = tmp_path / "nodes"
     nodes.write_text("h1\nh1\nh2\n")
     env |= {"PBS_NODEFILE": str(nodes), "PBS_JOBID": "7.h1", "PBS_O_WORKDIR": str(tmp_path / "repository")}

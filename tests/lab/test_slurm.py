@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import checkout
 import pytest
 import slurm
 from checkout import steps_of
-
-from recipes.targets import slurm as target
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(1500),
               pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing())]  # fmt: skip
@@ -23,7 +22,7 @@ def cluster(tmp_path):
 
 def submit(cluster, tmp_path, steps: int, data: Path, model: Path) -> tuple[str, Path, Path]:
     """(job id, the job's log, the run's directory)."""
-    script, env, run = checkout.batch(tmp_path, target.render, steps, data, model)
+    script, env, run = checkout.batch(tmp_path, "slurm", steps, data, model)
     repository = tmp_path / "repository"
     job = cluster.command("sbatch", "--parsable", str(script), cwd=repository, **env).strip()
     return job, repository / f"slurm-demo-{job}.log", run
@@ -31,19 +30,21 @@ def submit(cluster, tmp_path, steps: int, data: Path, model: Path) -> tuple[str,
 
 def test_the_generated_script_runs_to_the_end(cluster, tmp_path, tiny_model, mixed_dataset):
     job, log, run = submit(cluster, tmp_path, 3, mixed_dataset, tiny_model)
-    cluster.until(lambda: cluster.state(job)["JobState"] in ("COMPLETED", "FAILED"), 600, "end of the job")
+    cluster.until(lambda: cluster.state(job)["JobState"] in ("COMPLETED", "FAILED"), 600, "end of the job", log)
     assert cluster.state(job)["JobState"] == "COMPLETED", log.read_text()
     assert steps_of(run) == [1, 2, 3]
 
 
 def test_a_preempted_job_is_requeued_and_goes_on(cluster, tmp_path, tiny_model, mixed_dataset):
-    job, log, run = submit(cluster, tmp_path, 16, mixed_dataset, tiny_model)
-    cluster.until(lambda: len(steps_of(run)) >= 3, 600, "three steps")
+    job, log, run = submit(cluster, tmp_path, 60, mixed_dataset, tiny_model)
+    cluster.until(lambda: len(steps_of(run)) >= 3, 600, "three steps", log)
     cluster.command("sbatch", "--parsable", "-p", "urgent", "-N2", "--wrap", "srun hostname", cwd=tmp_path)
-    cluster.until(lambda: cluster.state(job)["Restarts"] == "1", 120, "requeue")
+    began = time.monotonic()
+    cluster.until(lambda: cluster.state(job)["Restarts"] == "1", 60, "requeue", log)
+    print(f"preemption: requeued after {time.monotonic() - began:.1f} s")
     done = max(steps_of(run))
     cluster.command("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm would wait two minutes
-    cluster.until(lambda: cluster.state(job)["JobState"] in ("COMPLETED", "FAILED"), 900, "end of the job")
+    cluster.until(lambda: cluster.state(job)["JobState"] in ("COMPLETED", "FAILED"), 900, "end of the job", log)
     assert cluster.state(job)["JobState"] == "COMPLETED", log.read_text()
-    assert steps_of(run) == list(range(1, 17))
-    assert "resumed from step" in log.read_text() and done < 16
+    assert steps_of(run) == list(range(1, 61))
+    assert "resumed from step" in log.read_text() and done < 60
