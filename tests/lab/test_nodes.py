@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import hosts
 import pytest
@@ -61,7 +62,12 @@ def lab(request):
 
 def plain(tmp_path: Path, nodes: int = 2, **placement) -> c.RunConfig:
     """A run whose loop is replaced by jobs.py."""
-    place = {"nodes": nodes, "workers_per_node": 1, "device": "cpu", "start_timeout_s": 120.0} | placement
+    place: dict[str, Any] = {
+        "nodes": nodes,
+        "workers_per_node": 1,
+        "device": "cpu",
+        "start_timeout_s": 120.0,
+    } | placement
     folder = str(tmp_path)
     return c.RunConfig(run=c.Run(name="lab", dir=f"{folder}/run"), model=c.Model(path=folder), data=c.Data(path=folder),
                        rollout=c.Rollout(prompts_per_step=12), placement=c.Placement(**place))  # fmt: skip
@@ -78,7 +84,7 @@ def test_three_hosts_work_together_over_the_shared_card_and_leave_with_the_jobs_
 
 
 @pytest.mark.parametrize("death", ["worker host", "head host", "worker launcher", "head launcher", "cable"])
-def test_a_death_ends_the_job_everywhere_within_a_minute(lab, tmp_path, death):
+def test_a_death_ends_the_job_everywhere_within_a_minute(lab, tmp_path, figure, death):
     launch = Launch(lab, plain(tmp_path), tmp_path, "--", *JOB, "--seconds", "300")
     launch.wait_for("working")
     began = time.monotonic()
@@ -96,7 +102,7 @@ def test_a_death_ends_the_job_everywhere_within_a_minute(lab, tmp_path, death):
             lab.cut("h2")
     survivors = [0, 1] if death == "cable" else [0] if "worker" in death else [1]
     codes = launch.codes(60.0)
-    print(f"{death}: ended after {time.monotonic() - began:.1f} s")
+    figure(f"until all other nodes ended, after death of: {death}", time.monotonic() - began)
     assert [codes[rank] for rank in survivors] == [34] * len(survivors)
     for rank in survivors:
         assert f"10.50.0.{12 - rank}" in launch.text(rank).splitlines()[-1], launch.text(rank)

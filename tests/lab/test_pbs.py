@@ -48,7 +48,7 @@ def test_the_generated_script_runs_to_the_end(lab, tmp_path, tiny_model, mixed_d
     assert sshd.left(lab, "h1", "h2") == []
 
 
-def test_qdel_lets_the_run_save_and_ends_both_hosts(lab, tmp_path, tiny_model, mixed_dataset):
+def test_qdel_lets_the_run_save_and_ends_both_hosts(lab, tmp_path, figure, tiny_model, mixed_dataset):
     job, log, run = submit(lab, tmp_path, 40, mixed_dataset, tiny_model)
     end = time.monotonic() + 400
     while len(checkout.steps_of(run)) < 2:
@@ -60,6 +60,6 @@ def test_qdel_lets_the_run_save_and_ends_both_hosts(lab, tmp_path, tiny_model, m
     while left := sshd.left(lab, "h1", "h2"):
         assert time.monotonic() < began + 60, left
         time.sleep(0.2)
-    print(f"qdel: ended after {time.monotonic() - began:.1f} s")
+    figure("until the run was saved and both hosts ended, after qdel", time.monotonic() - began)
     saved = checkout.committed(run)
     assert saved and saved[-1] == checkout.steps_of(run)[-1], (saved, log.read_text())

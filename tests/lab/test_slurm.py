@@ -35,13 +35,13 @@ def test_the_generated_script_runs_to_the_end(cluster, tmp_path, tiny_model, mix
     assert steps_of(run) == [1, 2, 3]
 
 
-def test_a_preempted_job_is_requeued_and_goes_on(cluster, tmp_path, tiny_model, mixed_dataset):
+def test_a_preempted_job_is_requeued_and_goes_on(cluster, tmp_path, figure, tiny_model, mixed_dataset):
     job, log, run = submit(cluster, tmp_path, 60, mixed_dataset, tiny_model)
     cluster.until(lambda: len(steps_of(run)) >= 3, 600, "three steps", log)
     cluster.command("sbatch", "--parsable", "-p", "urgent", "-N2", "--wrap", "srun hostname", cwd=tmp_path)
     began = time.monotonic()
     cluster.until(lambda: cluster.state(job)["Restarts"] == "1", 60, "requeue", log)
-    print(f"preemption: requeued after {time.monotonic() - began:.1f} s")
+    figure("until the job was requeued, after its preemption", time.monotonic() - began)
     done = max(steps_of(run))
     cluster.command("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm would wait two minutes
     cluster.until(lambda: cluster.state(job)["JobState"] in ("COMPLETED", "FAILED"), 900, "end of the job", log)

@@ -70,17 +70,17 @@ def test_preflight_runs_on_both_machines_and_its_log_comes_back(desk):
     assert sshd.left(desk.lab, "h1", "h2") == []
 
 
-def test_ctrl_c_at_the_desk_ends_both_machines(desk):
+def test_ctrl_c_at_the_desk_ends_both_machines(desk, figure):
     process = desk.preflight()
     desk.wait_for_work(process)
     began = time.monotonic()
     desk.signal(signal.SIGINT)
     assert process.wait(60) == 130, desk.log.read_text()
     desk.ended_within(10)
-    print(f"Ctrl-C: ended after {time.monotonic() - began:.1f} s")
+    figure("until both machines ended, after Ctrl-C over ssh", time.monotonic() - began)
 
 
-def test_the_run_goes_on_without_the_desk_until_it_is_told_to_end(desk):
+def test_the_run_goes_on_without_the_desk_until_it_is_told_to_end(desk, figure):
     process = desk.preflight()
     desk.wait_for_work(process)
     desk.signal(signal.SIGKILL)
@@ -91,4 +91,4 @@ def test_the_run_goes_on_without_the_desk_until_it_is_told_to_end(desk):
     began = time.monotonic()
     assert desk.launch("down", "lab").wait(60) == 0, desk.log.read_text()
     desk.ended_within(10)
-    print(f"down: ended after {time.monotonic() - began:.1f} s")
+    figure("until both machines ended, after launch.py down", time.monotonic() - began)
