@@ -93,7 +93,7 @@ def run_config(folder: Path) -> c.RunConfig:
 
 
 def stall(folder: Path) -> dict[str, Any]:
-    """Seconds of steps 2 to 20 of the same run with saves at 10 and 20: none, asynchronous, synchronous.
+    """Seconds of steps 2 to 21 of the same run with saves after 10 and 20: none, asynchronous, synchronous.
 
     The last step's save does not count: nothing runs beside it. Every run does the same work to the last bit.
     """
@@ -116,8 +116,8 @@ def stall(folder: Path) -> dict[str, Any]:
             assert job.wait(1500) == 0, job.tail()
             # A step's line is written before its save: the save of step n shows in the time of step n + 1.
             lines = {line["step"]: line for line in read_history(config.run.dir)}
-            times = [lines[step]["time/step_s"] for step in range(2, STEPS)]
-            saves = [lines[step].get("time/checkpoint_s", 0.0) for step in range(2, STEPS)]
+            times = [lines[step]["time/step_s"] for step in range(2, STEPS + 1)]
+            saves = [lines[step].get("time/checkpoint_s", 0.0) for step in range(2, STEPS + 1)]
             figures[name] = {
                 "steps_s": round(sum(times), 3),
                 "checkpoint_phase_s": round(sum(saves), 3),
