@@ -387,10 +387,6 @@ class Checkpoints:
                 before = found.step
         return None
 
-    def fetch(self, found: Found, local_dir: str | Path | None = None) -> Path:
-        """Brings all files of a checkpoint to a local folder, verified. Raises CorruptCheckpoint."""
-        return fetch_all(replace(found, directory=str(local_dir)) if local_dir else found)
-
     def _push(self, found: Found) -> None:
         self._send(found.step, Path(found.directory), found.manifest, set())
         self._say(f"step {found.step} had been committed locally only; the store has it now")

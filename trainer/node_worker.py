@@ -15,6 +15,7 @@ class WorkerLauncher(Launcher):
     """Any other node: joins, lends its GPUs, and leaves with the head's exit code."""
 
     link: rendezvous.Link | None = None
+    cloud: preempt.Notice | None = None
 
     def run(self) -> int:
         """The whole launch. Raises Ended."""
@@ -44,13 +45,15 @@ class WorkerLauncher(Launcher):
                 break
         self.link.send({"kind": "ready"})
         told = False
+        # This machine's own metadata server: the head asks only its own.
+        cloud = self.cloud = preempt.Notice(signals=False)
         while True:
             self.hear(POLL_S)
             if not ray.alive():
                 raise Ended(preempt.EXIT_NODE_LOST, f"Ray ended on this node: {ray.complaint()}")
-            if self.signals.number is not None and not told:
+            if (self.signals.number is not None or cloud.reason) and not told:
                 told = True
-                reason = "SIGTERM" if self.signals.number == signal.SIGTERM else "interrupted"
+                reason = "interrupted" if self.signals.number == signal.SIGINT else cloud.reason or "SIGTERM"
                 self.announce(reason)
                 self.link.send({"kind": "notice", "reason": reason})
             if self.signals.expired:
@@ -87,5 +90,7 @@ class WorkerLauncher(Launcher):
         if self.link and code:
             self.link.send({"kind": "failed", "code": code, "why": self.why})
         self.close(code)
+        if self.cloud:
+            self.cloud.close()
         if self.link:
             self.link.close()

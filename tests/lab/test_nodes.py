@@ -120,6 +120,31 @@ def test_a_notice_on_any_node_lets_the_job_save_and_ends_all(lab, tmp_path):
     assert [h.processes() for h in lab.hosts.values()] == [[], []]
 
 
+METADATA = """
+import http.server
+class Preempted(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"TRUE")
+http.server.HTTPServer(("127.0.0.1", 8123), Preempted).serve_forever()
+"""
+
+
+def test_a_notice_from_the_metadata_server_of_another_node_is_one_for_all(lab, tmp_path):
+    # Every host has a loopback of its own.
+    env = {"SPOTRL_METADATA": "", "GCE_METADATA_HOST": "127.0.0.1:8123", "SPOTRL_NOTICE_S": "30"}
+    launch = Launch(lab, plain(tmp_path), tmp_path, "--", *JOB, "--seconds", "300", **env)
+    launch.wait_for("working")
+    server = lab.hosts["h2"].start([sys.executable, "-c", METADATA], tmp_path / "metadata.log", {})
+    try:
+        assert launch.codes(40.0) == [33, 33]
+    finally:
+        server.kill()
+        server.wait()
+    assert [h.processes() for h in lab.hosts.values()] == [[], []]
+
+
 def test_ctrl_c_on_the_head_ends_all(lab, tmp_path):
     launch = Launch(lab, plain(tmp_path), tmp_path, "--", *JOB, "--seconds", "300")
     launch.wait_for("working")

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.trainer.synthetic import SHAPES, again, configure, cut, finish, holds, save, spoil, whole, writers
-from trainer.checkpoint import CheckpointError, ShardReader
+from trainer.checkpoint import CheckpointError, ShardReader, fetch_all
 from trainer.checkpoint_write import decode, encode
 from trainer.config import ConfigError, override
 
@@ -158,7 +158,7 @@ def test_after_a_fall_back_the_damaged_checkpoint_is_replaced(run, tmp_path, tol
     for place in (tmp_path / "run", tmp_path / "remote/test"):
         spoil(place / "checkpoints/step-00000004", "flip")
     second = again(config, told)
-    assert second.restore(second.fetch)[0].step == 2
+    assert second.restore(fetch_all)[0].step == 2
     save(second, writers(config, 2), 3)
     second.close()
     third = again(config, told).find()

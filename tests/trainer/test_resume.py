@@ -165,11 +165,11 @@ def test_after_a_long_notice_no_step_is_lost(base, undisturbed, tmp_path):
 
 
 def test_elastic(base, undisturbed, tmp_path):
-    """Two ranks' checkpoint goes on with one rank, then four, then two: the same run but for rounding."""
+    """Two ranks' checkpoint goes on with one rank, then two, then four: the same run but for rounding."""
     source = undisturbed.run_dir / "checkpoints"
     for step in (1, 2):
         shutil.copytree(source / f"step-{step:08d}", tmp_path / f"run/checkpoints/step-{step:08d}")
-    for ranks, last in ((1, 3), (4, 4), (2, 5)):
+    for ranks, last in ((1, 3), (2, 4), (4, 5)):
         config = placed(base, tmp_path)
         config = replace(config, placement=replace(config.placement, workers_per_node=ranks))
         job, local = Job(config, tmp_path), tmp_path / "run/checkpoints"
