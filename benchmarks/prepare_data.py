@@ -1,6 +1,6 @@
 """Speed and memory of data preparation, against the way of the original guide plus the check that it lacks.
 
-    python -m benchmarks.prepare_data [--pictures 6000] [--runs 5] [--out benchmarks/prepare_data.json]
+    python -m benchmarks.prepare_data [--rows 8000] [--runs 3] [--out benchmarks/prepare_data.json]
 
 The original way copies the archive to its place, unpacks it with tarfile and replaces the path prefix in the jsonl as
 text; to learn whether every picture decodes, all files are then read and decoded with Pillow, in one process, or
@@ -13,11 +13,9 @@ process and its children, sampled, at the given size and at a quarter of it; CPU
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import platform
-import random
 import shutil
 import statistics
 import subprocess
@@ -28,59 +26,9 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-FOREIGN = "/apdcephfs_gy2/share_302735770/berlinni/zgr/data/mathv60k/"
+from benchmarks.prepare_data_source import FOREIGN, make
+
 VARIANTS = ("original", "original_parallel", "ours")
-
-
-def draw(seed: int) -> tuple[str, bytes]:
-    """A photo-like JPEG (two of three) or a chart as PNG."""
-    import numpy as np
-    from PIL import Image, ImageDraw
-
-    rng = np.random.default_rng(seed)
-    width, height = int(rng.integers(250, 750)), int(rng.integers(200, 600))
-    if seed % 3:
-        base = Image.fromarray(rng.integers(0, 255, (height // 24 + 1, width // 24 + 1, 3), dtype=np.uint8))
-        noise = rng.normal(0, 4, (height, width, 1))
-        levels = np.asarray(base.resize((width, height), Image.Resampling.BICUBIC)) + noise
-        image, kind = Image.fromarray(levels.clip(0, 255).astype(np.uint8)), "JPEG"
-    else:
-        image, kind = Image.new("RGB", (width, height), (255, 255, 255)), "PNG"
-        pen = ImageDraw.Draw(image)
-        for i in range(12):
-            top = int(rng.integers(20, height - 20))
-            shade = tuple(int(v) for v in rng.integers(0, 255, 3))
-            pen.rectangle((i * width // 12, top, i * width // 12 + width // 16, height - 10), fill=shade)
-            pen.text((int(rng.integers(width)), int(rng.integers(height))), f"label {seed}/{i}", fill=(0, 0, 0))
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **({"quality": 90} if kind == "JPEG" else {}))
-    return f"mathv60k_img/{'IconQA' if seed % 2 else 'PlotQA'}/{seed}.{kind.lower()}", buffer.getvalue()
-
-
-def make(folder: Path, pictures: int) -> None:
-    """The archive and one row per picture, with slashes escaped as pandas writes them."""
-    folder.mkdir(parents=True)
-    rng = random.Random(0)
-    with (
-        tarfile.open(folder / "mathv60k_img.tar.gz", "w:gz", compresslevel=1) as tar,
-        open(folder / "mathv60k_message.jsonl", "w") as rows,
-        ProcessPoolExecutor() as pool,
-    ):
-        for i, (name, data) in enumerate(pool.map(draw, range(pictures), chunksize=64)):
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-            content = [
-                {"type": "text", "text": f"Question {i}? " + "words " * 40},
-                {"type": "image", "image": FOREIGN + name},
-            ]
-            system = {"role": "system", "content": "Solve the question. " * 20}
-            message = json.dumps([system, {"role": "user", "content": content}]).replace("/", "\\/")
-            answer = rng.choice([rng.choice("ABCD"), str(rng.randrange(1000)), f"{rng.random():.2f}"])
-            rows.write(
-                json.dumps({"question": content[0]["text"], "answer": f"$\\boxed{{{answer}}}$", "message": message})
-            )
-            rows.write("\n")
 
 
 def decode(path: str) -> None:
@@ -103,7 +51,7 @@ def original(source: Path, out: Path, workers: int) -> dict[str, float]:
         for row in rows:
             fixed.write(row.replace(FOREIGN, f"{out}/"))
     took["extract_s"] = time.perf_counter() - start - took["copy_s"]
-    paths = [str(path) for path in out.rglob("*.*") if path.suffix in (".jpeg", ".png")]
+    paths = [str(path) for path in out.rglob("*.*") if path.suffix in (".jpg", ".png")]
     if workers == 1:
         for path in paths:
             decode(path)
@@ -187,8 +135,11 @@ def _children(parent) -> list:
 def main() -> None:
     """Makes the archive, alternates the variants, writes the figures."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--pictures", type=int, default=6000)
-    options.add_argument("--runs", type=int, default=5)
+    options.add_argument("--rows", type=int, default=8000)
+    options.add_argument("--runs", type=int, default=3)
+    options.add_argument(
+        "--source", default="", metavar="DIR", help="make the archives there and keep them, or use them"
+    )
     options.add_argument("--out", default="benchmarks/prepare_data.json")
     options.add_argument("--child", nargs=3, metavar=("VARIANT", "SOURCE", "OUT"), help=argparse.SUPPRESS)
     args = options.parse_args()
@@ -197,16 +148,15 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="prepare-data-") as name:
         root = Path(name)
-        make(root / "full", args.pictures)
-        make(root / "quarter", args.pictures // 4)
-        archive_bytes = (root / "full" / "mathv60k_img.tar.gz").stat().st_size
-        print(f"{args.pictures} pictures, {archive_bytes / 1e6:.0f} MB", file=sys.stderr)
+        kept = Path(args.source) if args.source else root
+        source, quarter_of = make(kept / "full", args.rows), make(kept / "quarter", args.rows // 4)
+        print(source, file=sys.stderr)
         runs: dict[str, list[dict]] = {variant: [] for variant in VARIANTS}
         for number in range(args.runs):
             for variant in VARIANTS if number % 2 else VARIANTS[::-1]:
-                runs[variant].append(measure(variant, root / "full", root / "scratch"))
+                runs[variant].append(measure(variant, kept / "full", root / "scratch"))
                 print(f"{variant}: {runs[variant][-1]}", file=sys.stderr)
-        quarter = measure("ours", root / "quarter", root / "scratch")
+        quarter = measure("ours", kept / "quarter", root / "scratch")
     ratios = {
         variant: [a["seconds"] / b["seconds"] for a, b in zip(runs[variant], runs["ours"], strict=True)]
         for variant in VARIANTS[:2]
@@ -214,8 +164,7 @@ def main() -> None:
     middle = lambda values: round(statistics.median(values), 3)  # noqa: E731
     result = {
         "machine": f"{len(os.sched_getaffinity(0))} cores {platform.machine()}, python {platform.python_version()}",
-        "pictures": args.pictures,
-        "archive_mb": round(archive_bytes / 1e6, 1),
+        "source": source,
         "runs": args.runs,
         "seconds": {variant: middle([run["seconds"] for run in runs[variant]]) for variant in VARIANTS},
         "seconds_all": {variant: [round(run["seconds"], 2) for run in runs[variant]] for variant in VARIANTS},
@@ -224,7 +173,13 @@ def main() -> None:
         "speedup_over_original_all": [round(ratio, 2) for ratio in ratios["original"]],
         "speedup_over_original_with_parallel_decode": middle(ratios["original_parallel"]),
         "peak_mib": {variant: middle([run["peak_mib"] for run in runs[variant]]) for variant in VARIANTS},
-        "peak_mib_at_a_quarter_of_the_size": round(quarter["peak_mib"], 1),
+        "memory_of_ours": {
+            f"{size} rows": {"peak_mib": round(mib, 1)}
+            for size, mib in (
+                (quarter_of["rows"], quarter["peak_mib"]),
+                (source["rows"], statistics.median(run["peak_mib"] for run in runs["ours"])),
+            )
+        },
         "phases_of_the_last_run": {variant: runs[variant][-1]["phases"] for variant in VARIANTS},
         "load_average": [round(value, 2) for value in os.getloadavg()],
     }

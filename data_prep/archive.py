@@ -112,7 +112,7 @@ def _tar(path: Path, refused: Refused) -> Iterator[Member]:
     try:
         with (
             _decompressed(path) as stream,
-            tarfile.open(fileobj=stream, mode="r|", bufsize=1 << 16) as tar,
+            tarfile.open(fileobj=stream, mode="r|", bufsize=1 << 18) as tar,
         ):
             index: Any = tar
             for info in tar:

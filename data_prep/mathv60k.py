@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -131,12 +132,14 @@ def chat(message: Any) -> tuple[list[dict[str, Any]], list[str]]:
     return messages, pictures
 
 
+@lru_cache(maxsize=1 << 16)
 def normalized(path: str) -> str:
     """A picture's path without scheme, backslashes, `.` and leading slash; `..` is kept, and then matches nothing."""
     path = re.sub(r"^file:(//(localhost)?(?=/))?", "", path.strip()).replace("\\/", "/").replace("\\", "/")
     return str(PurePosixPath("/" + path)).lstrip("/")
 
 
+@lru_cache(maxsize=1 << 16)
 def subsource(path: str) -> str:
     """The source set that a picture's folder names (`mathv60k_img/IconQA/images/7.png` -> `IconQA`), or empty."""
     parts = PurePosixPath(path).parts

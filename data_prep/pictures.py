@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.archive import Member
@@ -25,6 +25,8 @@ BATCH_BYTES = 4 << 20
 """Pictures are handed to a worker in batches of about this size."""
 BATCH_FILES = 256
 """And of at most this many files of the archive."""
+FAST_PNG_BYTES = 64 << 20
+"""From this size of all pictures on, loading `png.py` in the workers pays."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,11 @@ class Stored:
     facts: Picture
 
 
-def _check(pack: str, places: list[tuple[int, int]], limits: ImageLimits) -> list[Picture]:
+def _check(pack: str, places: list[tuple[int, int]], limits: ImageLimits, fast_png: bool = False) -> list[Picture]:
     """Runs in a worker: reads and inspects pictures of the pack."""
     descriptor = os.open(pack, os.O_RDONLY)
     try:
-        return [inspect(os.pread(descriptor, size, offset), limits) for offset, size in places]
+        return [inspect(os.pread(descriptor, size, offset), limits, fast_png) for offset, size in places]
     finally:
         os.close(descriptor)
 
@@ -57,6 +59,7 @@ class Pictures:
         self.stored: dict[str, Stored] = {}
         self.resumed = 0
         self._pool: ProcessPoolExecutor
+        self._fast_png = False
         self._end = 0
         self._recover()
         self._pack = open(self._pack_path, "r+b" if self._pack_path.exists() else "w+b", buffering=1 << 20)  # noqa: SIM115
@@ -98,12 +101,14 @@ class Pictures:
         wanted: Wanted,
         workers: int,
         on_progress: Callable[[int, int], None] = lambda pictures, size: None,
+        total_bytes: int = 0,
     ) -> int:
         """Stores and checks the wanted pictures, in one pass over `members()`. Returns how many nobody asked for.
 
         A second pass is made only for links whose targets nobody asked for by name. Memory holds a few batches whatever
-        the archive's size. `on_progress(pictures, bytes)` follows each batch.
+        the archive's size (about `total_bytes`). `on_progress(pictures, bytes)` follows each batch.
         """
+        self._fast_png = total_bytes >= FAST_PNG_BYTES
         links: dict[str, str] = {}
         unused = self._pass(members(), wanted, links, workers, on_progress)
         links = {name: _follow(name, links) for name in links if wanted.match(name)}
@@ -125,7 +130,7 @@ class Pictures:
         on_progress: Callable[[int, int], None],
     ) -> int:
         unused = 0
-        self._pool = _pool(workers)
+        self._pool = _pool(workers, self._fast_png)
         pending: deque[tuple[Future, list[tuple[str, int, int]]]] = deque()
         try:
             for batch in self._batches(members, wanted, links):
@@ -145,14 +150,14 @@ class Pictures:
     def _submit(self, places: list[tuple[str, int, int]], workers: int) -> Future:
         where = [place[1:] for place in places]
         try:
-            return self._pool.submit(_check, str(self._pack_path), where, self._limits)
+            return self._pool.submit(_check, str(self._pack_path), where, self._limits, self._fast_png)
         except BrokenProcessPool:
             self._renew(workers)
-            return self._pool.submit(_check, str(self._pack_path), where, self._limits)
+            return self._pool.submit(_check, str(self._pack_path), where, self._limits, self._fast_png)
 
     def _renew(self, workers: int) -> None:
         self._pool.shutdown()
-        self._pool = _pool(workers)
+        self._pool = _pool(workers, self._fast_png)
 
     def _batches(self, members: Iterable[Member], wanted: Wanted, links: dict[str, str]) -> Iterator[_Batch]:
         batch = _Batch()
@@ -200,7 +205,7 @@ class Pictures:
 
     def _record(self, name: str, stored: Stored) -> None:
         self.stored[name] = stored
-        line = json.dumps([name, stored.offset, stored.size, asdict(stored.facts)], ensure_ascii=False)
+        line = json.dumps([name, stored.offset, stored.size, vars(stored.facts)], ensure_ascii=False)
         self._ledger.write(line.encode() + b"\n")
 
     def facts(self, name: str) -> Picture | None:
@@ -238,8 +243,9 @@ def _follow(name: str, links: dict[str, str]) -> str:
     return name
 
 
-def _pool(workers: int) -> ProcessPoolExecutor:
+def _pool(workers: int, fast_png: bool = False) -> ProcessPoolExecutor:
     """Workers that import Pillow and numpy once. Not forked from here: this process may have threads."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["data_prep.pictures", "PIL.Image", "numpy"])
+    modules = ["data_prep.pictures", "PIL.Image", "PIL.JpegImagePlugin", "PIL.PngImagePlugin", "numpy"]
+    context.set_forkserver_preload(modules + ["data_prep.png"] * fast_png)
     return ProcessPoolExecutor(workers, mp_context=context)

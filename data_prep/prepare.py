@@ -192,7 +192,7 @@ def _unpack(one: _Open, workers: int, on_progress: Progress) -> None:
         seen += size
         on_progress(stage, min(seen, total), total)
 
-    one.unused = one.pictures.fill(lambda: one.source.members(one.refused), one.wanted, workers, follow)
+    one.unused = one.pictures.fill(lambda: one.source.members(one.refused), one.wanted, workers, follow, total)
     on_progress(stage, total, total)
 
 

@@ -85,7 +85,7 @@ class _HashingFile:
 
 
 class SplitWriter:
-    """Writes the rows of one split into shards, holding one row group in memory.
+    """Writes the rows of one split into shards, in a thread of its own, holding two row groups in memory.
 
     Files carry a `.part` suffix until `close`, which knows their number and gives them their final names.
     """
@@ -97,6 +97,8 @@ class SplitWriter:
         self._writer: pq.ParquetWriter | None = None
         self._file: _HashingFile | None = None
         self._shards: list[dict[str, Any]] = []
+        self._thread = ThreadPoolExecutor(1)
+        self._written: Future | None = None
 
     def add(self, row: Row) -> None:
         """Appends one row."""
@@ -106,8 +108,13 @@ class SplitWriter:
             self._flush()
 
     def _flush(self) -> None:
-        if not self._buffer:
-            return
+        if self._written is not None:
+            self._written.result()
+        if self._buffer:
+            self._written = self._thread.submit(self._write, self._buffer)
+        self._buffer, self._buffered = [], 0
+
+    def _write(self, rows: list[Row]) -> None:
         if self._writer is None:
             path = self._dir / f".{self._split}-{len(self._shards):05d}.part"
             self._file = _HashingFile(path)
@@ -115,12 +122,11 @@ class SplitWriter:
                 self._file, SCHEMA, compression="none", use_dictionary=["source", "answer_type"], write_statistics=False
             )
             self._shards.append({"part": path, "rows": 0})
-        columns = [[getattr(row, name) for row in self._buffer] for name in COLUMNS]
-        columns[COLUMNS.index("messages")] = [json.dumps(row.messages, ensure_ascii=False) for row in self._buffer]
+        columns = [[getattr(row, name) for row in rows] for name in COLUMNS]
+        columns[COLUMNS.index("messages")] = [json.dumps(row.messages, ensure_ascii=False) for row in rows]
         arrays = [pa.array(values, field.type) for values, field in zip(columns, SCHEMA, strict=True)]
-        self._writer.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA), row_group_size=len(self._buffer))
-        self._shards[-1]["rows"] += len(self._buffer)
-        self._buffer, self._buffered = [], 0
+        self._writer.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA), row_group_size=len(rows))
+        self._shards[-1]["rows"] += len(rows)
         if self._file is not None and self._file.tell() >= self._shard_bytes:
             self._finish_shard()
 
@@ -136,6 +142,9 @@ class SplitWriter:
     def close(self) -> list[dict[str, Any]]:
         """Finishes the last shard, names the files, and returns their manifest entries."""
         self._flush()
+        if self._written is not None:
+            self._written.result()
+        self._thread.shutdown()
         self._finish_shard()
         files = []
         for number, shard in enumerate(self._shards):

@@ -14,7 +14,7 @@ import pytest
 
 from data_prep.archive import Member, Refused, members
 from data_prep.images import ImageLimits
-from data_prep.pictures import Pictures
+from data_prep.pictures import FAST_PNG_BYTES, Pictures
 from data_prep.wanted import Wanted
 from tests.data_prep.raw import picture, write_tar
 
@@ -26,10 +26,11 @@ def stream(path: Path):
     return lambda: members(path, Refused())
 
 
-def test_wanted_pictures_are_stored_checked_and_others_counted(tmp_path):
+@pytest.mark.parametrize("total_bytes", [0, FAST_PNG_BYTES])
+def test_wanted_pictures_are_stored_checked_and_others_counted(tmp_path, total_bytes):
     path = write_tar(tmp_path / "img.tar.gz", FILES | {"top/bad.png": b"no picture", "notes.txt": b"x"})
     store = Pictures(tmp_path / "work", LIMITS, "k")
-    unused = store.fill(stream(path), Wanted([*list(FILES)[:30], "top/bad.png"]), workers=2)
+    unused = store.fill(stream(path), Wanted([*list(FILES)[:30], "top/bad.png"]), workers=2, total_bytes=total_bytes)
     assert unused == 11 and len(store.stored) == 31
     assert all(store.read(name) == FILES[name] for name in list(FILES)[:30])
     good, bad = store.facts("top/3.png"), store.facts("top/bad.png")
