@@ -73,19 +73,29 @@ def directives(recipe: Recipe) -> list[str]:
 
 def container(recipe: Recipe) -> str:
     """The array `inside`: what goes between srun and the command."""
-    image, gpus = recipe.cluster.image, recipe.cluster.gpus_per_node
-    match recipe.site.container:
+    gpus, site = recipe.cluster.gpus_per_node, recipe.site
+    # uv may bring a Python of its own: it must outlive the container that set the environment up.
+    keep = 'export UV_PYTHON_INSTALL_DIR="$WORK/python"\nmkdir -p "$DATA" "$MODELS" "$RUNS"\n'
+    folders = ("$PWD", "$WORK", "$DATA", "$MODELS", "$RUNS")
+    match site.container:
         case "pyxis":
-            registry = image if "#" in image or "/" not in image else image.replace(":", "+", 1).replace("+", ":")
+            mounts = ",".join(f"{folder}:{folder}" for folder in folders)
             return (
-                f'inside=(--container-image={registry} --container-workdir="$PWD" '
-                '--container-mounts="$PWD:$PWD,$WORK:$WORK" --no-container-mount-home)'
+                f'{keep}inside=(--container-image={pyxis_name(recipe.cluster.image)} --container-workdir="$PWD" '
+                f'--container-mounts="{mounts}" --no-container-mount-home)'
             )
         case "apptainer":
             flag = ("--rocm " if recipe.environment == "rocm" else "--nv ") if gpus else ""
-            return f'inside=(apptainer exec {flag}--bind "$PWD,$WORK" --pwd "$PWD" docker://{image})'
+            binds = ",".join(folders)
+            return f'{keep}inside=(apptainer exec {flag}--bind "{binds}" --pwd "$PWD" docker://{recipe.cluster.image})'
         case _:
             return "inside=()"
+
+
+def pyxis_name(image: str) -> str:
+    """An image as Pyxis and enroot write it: a registry other than Docker Hub is set apart by "#"."""
+    host, _, rest = image.partition("/")
+    return f"{host}#{rest}" if rest and "#" not in host and ("." in host or ":" in host) else image
 
 
 LAUNCH = """\

@@ -319,7 +319,19 @@ def test_slurm_directives():
 )
 def test_slurm_containers(container, inside):
     recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), [f"site.container={container}"])
-    assert inside in next(iter(render(recipe, "slurm").values()))
+    text = next(iter(render(recipe, "slurm").values()))
+    assert inside in text
+    assert ("UV_PYTHON_INSTALL_DIR" in text) == bool(container), "uv's Python would be lost with the first container"
+    assert container != "pyxis" or "$DATA:$DATA" in text
+
+
+def test_pyxis_sets_a_registry_apart():
+    from recipes.targets.slurm import pyxis_name
+
+    assert pyxis_name("nvcr.io/nvidia/pytorch:25.01-py3") == "nvcr.io#nvidia/pytorch:25.01-py3"
+    assert pyxis_name("localhost:5000/mine") == "localhost:5000#mine"
+    assert pyxis_name("pytorch/pytorch:2.13.0") == "pytorch/pytorch:2.13.0"
+    assert pyxis_name("nvcr.io#nvidia/pytorch:1") == "nvcr.io#nvidia/pytorch:1"
 
 
 @pytest.mark.parametrize(("code", "requeued"), [(0, False), (1, False), (33, True), (36, True)])
