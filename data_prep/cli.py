@@ -28,17 +28,31 @@ NAMES = {
     "mathvista": "MathVista testmini, for evaluation",
     "shapes": "synthetic pictures, made here: no download; for the demo and for tests",
 }
-EPILOG = f"""
+DATASETS = f"""
 datasets:
 {chr(10).join(f"  {name:<12}{about}" for name, about in NAMES.items())}
+"""
+EPILOG = f"""{DATASETS}
+from nothing to a run:
+  uv run launch.py data prepare geometry3k --out data/geometry3k      # 1. download, check, convert
+  uv run launch.py data preview data/geometry3k                       # 2. look at samples: open preview.html
+  less data/geometry3k/quarantine.jsonl                               #    and at what was left out, and why
+  uv run launch.py data prepare mathvista --out data/mathvista        # 3. what you will evaluate on
+  uv run launch.py data overlap data/geometry3k data/mathvista        #    does the training set know it?
+  uv run launch.py data verify data/geometry3k                        # 4. after copying: is every shard whole?
+  uv run launch.py up RECIPE --set data.path=data/geometry3k          # 5. train on it
 
+Every command explains itself: `data prepare --help`. Inside an environment, `python -m data_prep` is the same.
+The format, the checks and the reasons in quarantine.jsonl are in docs/data.md.
+"""
+EXAMPLES = f"""{DATASETS}
 examples:
-  python -m data_prep prepare geometry3k --out data/geometry3k
-  python -m data_prep prepare mathv60k --out s3://bucket/mathv60k --tokenizer Qwen/Qwen2.5-VL-7B-Instruct
-  python -m data_prep prepare mathv60k --out data/mathv60k --exclude data/mathvista   # not on what is evaluated
-  python -m data_prep prepare mathv60k --jsonl my_message.jsonl --images my_img.tar.gz --out data/mine
-  HF_ENDPOINT=https://my-mirror.example python -m data_prep prepare gsm8k --out data/gsm8k
-  python -m data_prep preview data/geometry3k
+  uv run launch.py data prepare geometry3k --out data/geometry3k
+  uv run launch.py data prepare mathv60k --out s3://bucket/mathv60k --tokenizer Qwen/Qwen2.5-VL-7B-Instruct
+  uv run launch.py data prepare mathv60k --out data/mathv60k --exclude data/mathvista   # not on what is evaluated
+  uv run launch.py data prepare mathv60k --jsonl my_message.jsonl --images my_img.tar.gz --out data/mine
+  uv run launch.py data prepare gsm8k --revision COMMIT --out data/gsm8k                # the same again, months later
+  HF_ENDPOINT=https://my-mirror.example uv run launch.py data prepare gsm8k --out data/gsm8k
 
 An interrupted preparation is repeated with the same command: downloads go on where they stopped, pictures that were
 unpacked and checked are not touched again. Rows that fail a check are in OUT/quarantine.jsonl, each with its reason.
@@ -48,14 +62,15 @@ unpacked and checked are not touched again. Rows that fail a check are in OUT/qu
 def parser() -> argparse.ArgumentParser:
     """All options, with what they mean."""
     top = argparse.ArgumentParser(
-        prog="python -m data_prep",
+        prog="launch.py data",
         description="Downloads, checks and converts datasets to one format: Parquet shards with the pictures inside.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    make = commands.add_parser("prepare", help="download, check and convert a dataset", epilog=EPILOG,
-                               formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    make = commands.add_parser("prepare", help="download, check and convert a dataset",
+                               description="Downloads a dataset, checks every row and picture, writes shards.",
+                               epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     make.add_argument("name", metavar="NAME", help="one of: " + ", ".join(NAMES))
     make.add_argument("--out", required=True, metavar="DIR|URL", help="local directory, or s3:// gs:// r2:// prefix")
     where = make.add_argument_group("where it comes from")
@@ -85,14 +100,24 @@ def parser() -> argparse.ArgumentParser:
     synthetic.add_argument("--rows", type=int, default=2048, help="training rows (%(default)s)")
     synthetic.add_argument("--test-rows", type=int, default=256, help="test rows (%(default)s)")
     synthetic.add_argument("--seed", type=int, default=0, help="of the pictures")
-    for name, about in (
-        ("preview", "write preview.html of a prepared dataset: samples with pictures, tables"),
-        ("verify", "read every shard and compare its hash with the manifest"),
-    ):
-        commands.add_parser(name, help=about).add_argument("dataset", metavar="DIR")
-    both = commands.add_parser("overlap", help="pictures and sources that a dataset shares with an evaluation set")
-    both.add_argument("dataset", metavar="DIR")
-    both.add_argument("evaluation", metavar="EVALUATION_DIR")
+    for name, where, about, more in (
+        ("preview", "DIR", "write DIR/preview.html: samples with their pictures, and tables",
+         "Sources, answer types, picture sizes, prompt lengths and the reasons for leaving rows out, on one page that "
+         "needs no network. `prepare` writes it too."),
+        ("verify", "DIR|URL", "read every shard and compare its hash with the manifest",
+         "Exit code 2 and the shard's name if one is damaged: fetch or prepare it again."),
+    ):  # fmt: skip
+        commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}. {more}").add_argument(
+            "dataset", metavar=where, help="a prepared dataset"
+        )
+    both = commands.add_parser(
+        "overlap",
+        help="pictures and sources that a dataset shares with an evaluation set",
+        description="Prints, as JSON, how many rows have a picture that the evaluation set nearly has, by source. "
+        "`prepare --exclude EVALUATION` leaves such rows out.",
+    )
+    both.add_argument("dataset", metavar="DIR", help="the prepared training set")
+    both.add_argument("evaluation", metavar="EVALUATION", help="a prepared evaluation set")
     return top
 
 

@@ -93,7 +93,11 @@ def up(name: str, target: str | None, args: argparse.Namespace) -> int:
 
 
 def delegate(args: argparse.Namespace) -> int:
-    """Commands that need the training environment: data, report, test."""
+    """Commands that need the training environment: data (but not its help), report, test."""
+    if args.command == "data" and (not args.arguments or {"-h", "--help"} & set(args.arguments)):
+        from data_prep import cli
+
+        return cli.main(args.arguments or ["--help"])
     environment = "test" if args.command == "test" else "cpu"
     code = subprocess.run(["bash", "trainer/setup.sh", environment]).returncode
     if code:

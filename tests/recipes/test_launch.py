@@ -107,6 +107,19 @@ def test_tests_and_data_get_their_arguments_whole(given, monkeypatch):
     assert passed == [(given[0], given[1:])]
 
 
+@pytest.mark.parametrize("given", [["data"], ["data", "--help"], ["data", "prepare", "--help"]])
+def test_help_of_data_needs_no_environment(given, monkeypatch, capsys):
+    from recipes import commands
+
+    monkeypatch.setattr(commands.subprocess, "run", lambda *a, **k: pytest.fail(f"ran {a}"))
+    with pytest.raises(SystemExit) as done:
+        launch.main(given)
+    said = capsys.readouterr().out
+    assert done.value.code == 0
+    assert all(name in said for name in ("mathv60k", "geometry3k", "gsm8k", "mathvista", "shapes", "uv run launch.py"))
+    assert "prepare" in given or all(f"    {name}" in said for name in ("prepare", "preview", "verify", "overlap"))
+
+
 @pytest.mark.parametrize(("arguments", "message"), BAD, ids=[" ".join(a) for a, _ in BAD])
 def test_bad_input_is_one_line_and_starts_nothing(arguments, message, capsys, monkeypatch, tmp_path):
     started = []
