@@ -25,12 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 INIT = "import signal,time; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nwhile True: time.sleep(3600)"
 """The first process of a host: reaps what is left to it."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-SHARED = {
-    # The hosts share one machine's memory, and Ray on each would kill its ranks for what the others use.
-    "RAY_memory_monitor_refresh_ms": "0",
-    # DeepSpeed compiles its CPU collectives once: a minute on two cores, for every host without this.
-    "TORCH_EXTENSIONS_DIR": os.environ.get("TORCH_EXTENSIONS_DIR", os.path.expanduser("~/.cache/torch_extensions")),
-}
+# The hosts share one machine's memory, and Ray on each would kill its ranks for what the others use.
+SHARED = {"RAY_memory_monitor_refresh_ms": "0"}
 """What the hosts have in common."""
 
 
