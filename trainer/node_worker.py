@@ -35,7 +35,8 @@ class WorkerLauncher(Launcher):
         if order["kind"] == "allreduce":
             code = self.allreduce(order["head"], order["port"], lambda: self.hear(0))
             if not code:
-                self.hear(self.wait_s, "verdict")  # stays until the head has said how it ended: to leave first is to be lost
+                # Stays until the head has said how it ended: to leave first is to be lost.
+                self.hear(self.wait_s, "verdict")
             return code
         ray = self.make_ray(self.link.local_address, Ports.choose(alone=False), order["token"])
         ray.start_worker(order["ray"])
