@@ -15,7 +15,7 @@ from trainer import preempt, preflight, rendezvous
 from trainer.job_log import JobLog
 from trainer.launcher import POLL_S, STOPPED, Ended, Launcher
 from trainer.preflight import Failure
-from trainer.ray_node import End, Job, Ports
+from trainer.ray_node import End, Job, Ports, RayNode
 
 MASTER_PORT = 6389
 """Where the ranks of the preflight meet."""
@@ -102,13 +102,12 @@ class HeadLauncher(Launcher):
 
     def start_ray(self) -> None:
         """Ray's head, then every worker."""
-        ports = Ports.choose(alone=self.links is None)
-        ray = self.make_ray(self.address, ports)
-        host = os.environ.get("SPOTRL_DASHBOARD_HOST", self.address)
         self.say("starting Ray")
-        ray.start_head(host)
-        for _ in self.until(lambda: f"Ray's head did not start ({ray.complaint()})"):
-            if ray.ready():
+        for attempts_left in (2, 1, 0):
+            ports = Ports.choose(alone=self.links is None)
+            ray = self.make_ray(self.address, ports)
+            ray.start_head(os.environ.get("SPOTRL_DASHBOARD_HOST", self.address))
+            if self.head_is_up(ray, again=self.links is None and attempts_left > 0):
                 break
         self.say(
             f"dashboard {ray.dashboard}  (RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={ray.env['RAY_AUTH_TOKEN_PATH']})"
@@ -121,6 +120,23 @@ class HeadLauncher(Launcher):
             waiting.difference_update(r for r, message in self.check_others() if message["kind"] == "ready")
             if not waiting:
                 return
+
+    def head_is_up(self, ray: RayNode, again: bool) -> bool:
+        """Waits for Ray's head. Where it ends instead, raises RuntimeError, or clears it away if it is tried again.
+
+        Between the choice of a port and its use, another run that starts on this machine may take it.
+        """
+        for _ in self.until(lambda: f"Ray's head did not start ({ray.complaint()})"):
+            try:
+                if ray.ready():
+                    return True
+            except RuntimeError:
+                if not again:
+                    raise
+                self.say("Ray ended before it was up: again, on other ports if one was taken meanwhile")
+                ray.close(keep_logs=False)
+                return False
+        raise AssertionError("`until` ends by raising")
 
     def names(self, ranks: Iterable[int]) -> str:
         """Nodes in a message."""

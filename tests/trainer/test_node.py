@@ -209,7 +209,7 @@ def tmp_path():
         yield Path(folder)
 
 
-def launch(tmp_path: Path, *command: str, **env: str) -> subprocess.Popen[str]:
+def launch(tmp_path: Path, *command: str, run=("-m", "trainer.node"), **env: str) -> subprocess.Popen[str]:
     config = c.RunConfig(run=c.Run(name="one", dir=str(tmp_path / "run")), model=c.Model(path=str(tmp_path)),
                          data=c.Data(path=str(tmp_path)),
                          placement=c.Placement(device="cpu", workers_per_node=2))  # fmt: skip
@@ -217,7 +217,7 @@ def launch(tmp_path: Path, *command: str, **env: str) -> subprocess.Popen[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SPOTRL_", "SLURM_", "RAY_"))}
     clean |= {"SPOTRL_TMP": str(tmp_path), "SPOTRL_METADATA": "off"} | env
     arguments = ["--config", str(tmp_path / "run.yaml"), *(["--", *command] if command else [])]
-    return subprocess.Popen([sys.executable, "-m", "trainer.node", *arguments], cwd=ROOT, env=clean, text=True,
+    return subprocess.Popen([sys.executable, *run, *arguments], cwd=ROOT, env=clean, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
 
 
@@ -268,6 +268,28 @@ def test_a_launch_leaves_with_the_jobs_code_and_leaves_nothing(tmp_path):
     assert process.returncode == 35, output
     assert "2 None" in output.splitlines()
     assert (tmp_path / "run" / "launch.log").read_text().splitlines()[-1] == "2 None"
+    assert leftovers(tmp_path) == []
+
+
+TAKEN_MEANWHILE = """
+import runpy, socket
+from dataclasses import replace
+from trainer.ray_node import Ports
+taken = socket.create_server(("", 0))
+choose, turns = Ports.choose, []
+def chosen(alone):
+    turns.append(alone)
+    return replace(choose(alone), **({"gcs": taken.getsockname()[1]} if len(turns) == 1 else {}))
+Ports.choose = chosen
+runpy.run_module("trainer.node", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_port_that_is_taken_after_it_was_chosen_costs_one_more_start(tmp_path):
+    process = launch(tmp_path, sys.executable, "-c", RESOURCES, run=("-c", TAKEN_MEANWHILE))
+    output, _ = process.communicate(timeout=180)
+    assert process.returncode == 35, output
+    assert output.count("again, on other ports") == 1
     assert leftovers(tmp_path) == []
 
 
