@@ -213,4 +213,4 @@ def test_help_is_quick_and_imports_neither_torch_nor_ray():
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
     text = subprocess.run([sys.executable, "-m", "data_prep", "--help"], capture_output=True, text=True).stdout
-    assert "geometry3k" in text and "examples:" in text and "quarantine.jsonl" in text
+    assert "geometry3k" in text and "from nothing to a run:" in text and "quarantine.jsonl" in text

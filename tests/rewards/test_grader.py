@@ -121,3 +121,11 @@ def test_quantity(text, value, unit, percent):
 )
 def test_not_a_quantity(text):
     assert quantity.parse(text) is None
+
+
+@pytest.mark.parametrize(
+    "answer", ["x \\approx 11", "x\\approx11", "x = 11", "m\\angle ABC \\approx 11^\\circ", "f(2) = 11"]
+)
+def test_a_name_before_one_sign_does_not_count_against_a_number(answer):
+    assert grader.decide(answer, "11", "number") == "correct"
+    assert grader.decide(answer, "12", "number") == "wrong"

@@ -126,7 +126,8 @@ def _equal(gold: str, answer: str, answer_type: AnswerType, algebra: Symbolic) -
 
 
 _NAME = re.compile(
-    r"(?=[^=]*[a-zA-Z|])(?:\([^()=]{1,12}+\)|[a-zA-Z\\{}()|:,'\s∠]|_\{?\w{1,6}+\}?)++(?:=|\\approx)\s*(?P<value>[^=]++)",
+    r"(?=[^=]*[a-zA-Z|])(?:\([^()=]{1,12}+\)|(?!\\approx)[a-zA-Z\\{}()|:,'\s∠]|_\{?\w{1,6}+\}?)++"
+    r"(?:=|\\approx)\s*(?P<value>[^=]++)",
     re.ASCII,
 )
 """`x = 5`, `m\\angle ABC = 60`, `f(2) = 5`, `(p, q) = (3, 2)`: a name, never a number, before one equals sign.
