@@ -82,13 +82,23 @@ class Repository:
             )
         if not info.sha:
             raise ConfigError(f"the hub names no commit for {self.repo} at {revision}: give --revision a commit hash")
+        if _is_commit(revision) and info.sha != revision:
+            where = self._endpoint() or "the hub"
+            raise ConfigError(
+                f"{where} answers {self.repo} at {revision} with commit {info.sha}: use another HF_ENDPOINT"
+            )
         return info.sha, files
 
     def _mirror_revision(self, wanted: str) -> str:
         """The commit that `hf download` noted beside the files, if one and the same; the wanted one must be it."""
         commits = {self._note(file.path)[0] for file in self.files} - {""}
         commit = commits.pop() if len(commits) == 1 else ""
-        if wanted and commit and wanted != commit and len(wanted) == 40:
+        if wanted and not commit:
+            raise ConfigError(
+                f"{self._folder} does not say of which one revision it is: fetch it by `hf download --local-dir`, "
+                "or drop --revision"
+            )
+        if _is_commit(wanted) and wanted != commit:
             raise ConfigError(
                 f"{self._folder} is at revision {commit}, not {wanted}: download that one, or drop --revision"
             )
@@ -149,6 +159,10 @@ class Repository:
                 tqdm_class=_bar(f"download {file.path}", file.bytes, on_progress),
             )
         return Path(path)
+
+
+def _is_commit(revision: str) -> bool:
+    return len(revision) == 40 and set(revision) <= set("0123456789abcdef")
 
 
 def mismatch(local: Path, file: HubFile, sha256: str) -> str:

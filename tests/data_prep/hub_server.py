@@ -34,6 +34,8 @@ class Hub:
     """Path -> the connection is dropped after so many bytes, once per entry."""
     corrupt: dict[str, int] = field(default_factory=dict)
     """Path -> how many times its body is sent with one byte changed."""
+    answers_with: dict[str, str] = field(default_factory=dict)
+    """Commit -> the other one that is served in its place."""
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     """(method, path, Range header)."""
     url: str = ""
@@ -46,7 +48,7 @@ class Hub:
         return commit
 
     def find(self, repo: str, revision: str) -> tuple[str, dict[str, bytes]] | None:
-        commit = self.heads.get(repo) if revision == "main" else revision
+        commit = self.heads.get(repo) if revision == "main" else self.answers_with.get(revision, revision)
         files = self.repos.get(repo, {}).get(commit or "")
         return (commit, files) if commit and files is not None else None
 

@@ -133,6 +133,21 @@ def test_a_mirror_of_another_commit_is_refused(tmp_path):
         Repository(REPO, "b" * 40, mirror=tmp_path)
 
 
+def test_a_mirror_that_does_not_say_its_commit_cannot_be_asked_for_one(tmp_path):
+    (tmp_path / REPO).mkdir(parents=True)
+    (tmp_path / REPO / "big.bin").write_bytes(BIG)
+    assert Repository(REPO, mirror=tmp_path).revision == ""
+    with pytest.raises(ConfigError, match="does not say of which one revision"):
+        Repository(REPO, "b" * 40, mirror=tmp_path)
+
+
+def test_a_hub_that_answers_with_another_commit_is_refused(hub, tmp_path):
+    asked, other = hub.heads[REPO], hub.add(REPO, {"big.bin": b"other"})
+    hub.answers_with[asked] = other
+    with pytest.raises(ConfigError, match=f"at {asked} with commit {other}"):
+        Repository(REPO, asked, cache_dir=tmp_path)
+
+
 def test_a_missing_mirror_says_what_belongs_there(tmp_path):
     with pytest.raises(ConfigError, match="put the files of owner/set there"):
         Repository(REPO, mirror=tmp_path)
