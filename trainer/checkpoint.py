@@ -87,15 +87,16 @@ class Checkpoints:
         """Newest step that a resume on this disk finds."""
         self.stored: int = 0
         """Newest step that this run knows to be committed in the store."""
+        self.write_s = 0.0
+        """What the ranks took to write the last checkpoint."""
         self.save_s = 0.0
-        """From `begin` to the last commit (the store's, where there is one), of the last checkpoint."""
+        """The same, and what they took to upload it, where there is a store."""
         self.stall_s = 0.0
         """What the last checkpoint took from training: set it after the workers have copied."""
         self.interval_steps = max(1, config.checkpoint.every_steps)
         self.failures = self.failures_in_a_row = 0
         self.last_begun = 0
         self._retry = False
-        self._begun_at: dict[int, float] = {}
         self._bytes = 0
         self._pending: dict[str, Any] = {}
         self._remote: Future | None = None
@@ -136,11 +137,11 @@ class Checkpoints:
         )
 
     def fits(self, remaining_s: float) -> bool:
-        """Whether a checkpoint begun now, or after the one under way, would be committed in time.
+        """Whether a checkpoint begun now would be written in time; what is left then goes to the store.
 
         What has not been measured is tried: nothing is lost by a save that the kill cuts off.
         """
-        return (2 if self.busy else 1) * 1.3 * self.save_s + 0.5 < remaining_s
+        return (2 if self.in_flight is not None else 1) * 1.3 * self.write_s + 0.5 < remaining_s
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -160,7 +161,7 @@ class Checkpoints:
             self._submit(self.storage.delete, [f"{step_name(stale)}/manifest.json" for stale in self._stale])
         self._stale = []
         self._make_room()
-        self.in_flight, self.last_begun, self._begun_at[step] = step, step, time.monotonic()
+        self.in_flight = self.last_begun = step
         if self.storage and self.uploading is None:
             self.uploading = step
         self._pending = {
@@ -182,10 +183,14 @@ class Checkpoints:
         self.poll()
         step, wrote = self.in_flight, False
         if step is not None and all(step in rank.written for rank in ranks):
+            self.write_s = max(rank.seconds["write"] for rank in ranks)
             wrote = self._commit(step, [record for rank in ranks for record in rank.written[step]])
         step = self.uploading if self.uploading != self.in_flight and self._remote is None else None
         if step is not None and all(step in rank.sent for rank in ranks):
-            self._remote = self._submit(self._store, step, [record for rank in ranks for record in rank.sent[step]])
+            records = [record for rank in ranks for record in rank.sent[step]]
+            if all(record.uploaded for record in records):
+                self.save_s = self.write_s + max(rank.seconds["upload"] for rank in ranks)
+            self._remote = self._submit(self._store, step, records)
         return wrote
 
     def _commit(self, step: int, records: Sequence[FileRecord]) -> bool:
@@ -204,7 +209,7 @@ class Checkpoints:
         self._bytes = manifest["bytes"]
         self.in_flight, self.committed = None, step
         if not self.storage:
-            self._done(step)
+            self.save_s, self.failures_in_a_row = self.write_s, 0
         self._prune_local()
         return True
 
@@ -228,13 +233,11 @@ class Checkpoints:
     def poll(self) -> None:
         """Takes in the result of the store's commit. Raises StorageError as `failed` does."""
         if self._remote is not None and self._remote.done():
-            remote, self._remote, step = self._remote, None, self.uploading
-            self.uploading = None
+            remote, self._remote, self.uploading = self._remote, None, None
             error = remote.exception()
             if error is not None:
                 if not isinstance(error, StorageError | ConfigError | OSError):
                     raise error
-                self._begun_at.pop(step or 0, None)  # what follows does not say how long a save takes
                 self._count_failure(error)
 
     def to_send(self) -> int | None:
@@ -324,15 +327,10 @@ class Checkpoints:
                 raise StorageError(f"step {step} is committed locally only: {record.name}: {record.error}")
         self.storage.put_bytes(f"{step_name(step)}/manifest.json", pack(manifest))
         self.stored = max(self.stored, step)
-        self._done(step)
+        self.failures_in_a_row = 0
         self._prune_local()
         last, best = self.config.checkpoint.keep_last_remote, self.config.checkpoint.keep_best
         prune_remote(self.storage, last, best, {self.in_flight, self.uploading})
-
-    def _done(self, step: int) -> None:
-        self.failures_in_a_row = 0
-        if begun := self._begun_at.pop(step, 0.0):
-            self.save_s = time.monotonic() - begun
 
     # --- retention ----------------------------------------------------------------------------------------------------
 

@@ -13,15 +13,15 @@ from trainer.storage import Storage
 
 
 def kept(manifests: Manifests, last: int, best: int, safe: int) -> set[int]:
-    """Steps that stay: the `last` newest up to `safe`, the newest of all, and the `best` by held-out score.
+    """Steps that stay: the `last` newest of all, the `last` newest up to `safe`, and the `best` by held-out score.
 
-    safe: newest step that cannot be lost with this disk. What came after it is not yet counted, so that an old
-    checkpoint goes only after the new one is committed in the store, however long the store is away.
+    safe: newest step that the store has. What came after it does not count against what came before, so that an old
+    checkpoint goes only after the new one is committed in the store, however long that is away.
     """
     scored = [m for m in manifests.values() if m["score"] is not None]
     finest = sorted(scored, key=lambda m: (m["score"], m["step"]), reverse=True)[:best]
     settled = sorted(step for step in manifests if step <= safe)
-    return set(settled[-last:]) | {max(manifests, default=0)} | {m["step"] for m in finest}
+    return set(settled[-last:]) | set(sorted(manifests)[-last:]) | {m["step"] for m in finest}
 
 
 def prune_local(folder: Path, last: int, best: int, safe: int, busy: Collection[int | None]) -> None:

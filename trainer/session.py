@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import os
 import sys
@@ -247,26 +248,33 @@ class Session:
             return False
         if not self._told:
             self._told = True
-            plan = f"finishing the step (about {rest_s:.1f} s) and saving it ({self.checkpoints.save_s:.1f} s)"
+            plan = f"finishing the step (about {rest_s:.1f} s) and saving it ({self.checkpoints.write_s:.1f} s)"
             print(f"notice: {self.notice.reason}, {left_s:.0f} s left: {plan}", flush=True)
         return True
 
     def flush(self) -> None:
-        """After a notice: lets the save under way commit, and saves where the run stands, if that fits what is left."""
-        checkpoints = self.checkpoints
+        """After a notice: saves where the run stands if that fits, and lets the store commit what it can."""
+        checkpoints, at = self.checkpoints, self._position
         try:
-            while True:
+            while (left_s := self.notice.left_s()) > 0:
                 self._advance()
-                at, left_s = self._position, self.notice.left_s()
-                if checkpoints.busy and left_s > 0:
-                    time.sleep(0.05)
-                elif at is not None and at.step != checkpoints.last_begun and checkpoints.fits(left_s):
+                unsaved = at is not None and at.step != checkpoints.last_begun and checkpoints.in_flight is None
+                if at is not None and unsaved and checkpoints.fits(left_s):
                     self._save(at)
-                else:
+                elif checkpoints.busy:
+                    time.sleep(0.05)
+                elif (late := checkpoints.to_send()) is not None:
+                    self.workers.all("send", late)
+                elif not checkpoints.busy:
                     break
         except StorageError as error:
             print(error, file=sys.stderr, flush=True)
-        self.phases.finish("interrupted" if self.notice.reason == "interrupted" else "preempted")
+        self.mark("interrupted" if self.notice.reason == "interrupted" else "preempted")
+
+    def mark(self, status: str) -> None:
+        """Tells other processes how the run ended, where the disk takes it."""
+        with contextlib.suppress(OSError):
+            self.phases.finish(status)
 
 
 def _attached(found: Found, name: str) -> bytes:
@@ -338,13 +346,13 @@ def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int
         return 0
     except KeyboardInterrupt:
         if session is not None:
-            session.phases.finish("interrupted")
+            session.mark("interrupted")
         return 130
     except Exception as error:
         code, text = explain(error)
         print(text, file=sys.stderr, flush=True)
         if session is not None:
-            session.phases.finish("failed")
+            session.mark("failed")
         return code
     finally:
         if ray.is_initialized():

@@ -39,6 +39,8 @@ class RankStatus:
     """Whole on the rank's disk."""
     sent: dict[int, list[FileRecord]]
     """The upload is over; each record says whether it worked."""
+    seconds: dict[str, float]
+    """What the last "write" and the last "upload" took."""
 
 
 class ShardWriter:
@@ -116,7 +118,7 @@ class ShardWriter:
             if self._error is not None:
                 error, self._error = self._error, None
                 raise CheckpointError(f"rank {self.rank} could not write its checkpoint: {error}") from error
-        return RankStatus(dict(self._written), dict(self._sent))
+        return RankStatus(dict(self._written), dict(self._sent), dict(self.seconds))
 
     def wait(self) -> RankStatus:
         """Waits until nothing is being written or uploaded, and returns the status."""
@@ -135,8 +137,9 @@ class ShardWriter:
         try:
             begun = time.monotonic()
             folder.mkdir(parents=True, exist_ok=True)
-            self._written[step] = write_shards(folder, self.rank, self.world_size, step, shards, extra)
+            records = write_shards(folder, self.rank, self.world_size, step, shards, extra)
             self.seconds["write"] = time.monotonic() - begun
+            self._written[step] = records
         except BaseException as error:
             self._error = error
             for path in folder.glob(f"{rank_stem(self.rank, self.world_size)}*"):
@@ -152,8 +155,9 @@ class ShardWriter:
             before.join()
         assert self.storage is not None
         begun, folder = time.monotonic(), self.folder / step_name(step)
-        self._sent[step] = [upload(self.storage, folder, record) for record in self._written[step]]
+        records = [upload(self.storage, folder, record) for record in self._written[step]]
         self.seconds["upload"] = time.monotonic() - begun
+        self._sent[step] = records
         for old in sorted(self._sent)[:-4]:
             self._sent.pop(old)
 

@@ -88,7 +88,7 @@ def test_what_is_kept():
 
     assert kept(manifests(2, 4, 6), last=2, best=0, safe=6) == {4, 6}
     assert kept(manifests(2, 4, 6), last=2, best=0, safe=4) == {2, 4, 6}, "6 is not yet in the store"
-    assert kept(manifests(2, 4, 6, 8), last=2, best=0, safe=4) == {2, 4, 8}, "nor is 8, and 6 is behind it"
+    assert kept(manifests(2, 4, 6, 8, 10), last=2, best=0, safe=4) == {2, 4, 8, 10}, "nor are 8 and 10; 6 is behind"
     assert kept(manifests(2, 4, 6, scores={2: 0.9}), last=1, best=1, safe=6) == {2, 6}
     assert kept(manifests(2, 4), last=1, best=0, safe=0) == {4}
 
@@ -266,12 +266,12 @@ def test_whether_a_save_fits_the_notice(run):
     assert not checkpoints.fits(0.0)
     save(checkpoints, ranks, 2)
     assert checkpoints.fits(30.0)
-    checkpoints.save_s = 20.0
+    checkpoints.write_s = 20.0
     assert checkpoints.fits(30.0)
     checkpoints.begin(4, {})
     assert not checkpoints.fits(30.0), "the one under way comes first"
     checkpoints.failed("given up")
-    checkpoints.save_s = 40.0
+    checkpoints.write_s = 40.0
     assert not checkpoints.fits(30.0)
 
 
