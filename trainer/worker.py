@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from data_prep.shards import Dataset
+from trainer import cpu_matmul
 from trainer.batching import MicroBatch, TrainItem, collate
 from trainer.checkpoint import Found, RankStatus, ShardReader, ShardWriter
 from trainer.config import RunConfig
@@ -30,6 +31,7 @@ class Worker:
         self.device = torch.device(config.placement.device)
         if self.device.type == "cpu":
             torch.set_num_threads(config.placement.threads_per_worker)
+            self._matmul = cpu_matmul.install()
 
     def where(self) -> tuple[str, int, int, int]:
         """(node address, GPU index or process id, a free port, process id): the driver sorts ranks by it."""
