@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from recipes.run_record import RunRecord
 
@@ -53,7 +55,7 @@ def _sky(record: RunRecord, files: list[str], env: dict[str, str], secrets: list
         return Commands(
             up=[*volume, ["sky", "jobs", "launch", "-y", "-n", record.run_id, *away, files[0], *given]],
             status=[["sky", "jobs", "queue"]],
-            logs=[["sky", "jobs", "logs", "-n", record.run_id]],
+            logs=[["sky", "jobs", "logs", *([record.cluster] if record.cluster else ["-n", record.run_id])]],
             down=[["sky", "jobs", "cancel", "-y", "-n", record.run_id]],
             tool="sky",
             hint=LAUNCHERS,
@@ -152,3 +154,9 @@ def _local(record: RunRecord, files: list[str], detach: bool) -> Commands:
 
 def _batch_log(record: RunRecord, engine: str) -> str:
     return f"runs/{record.run_id}/{engine}.log"
+
+
+def find(program: str) -> str:
+    """Path of a program: on the PATH, or in the launch environment; empty if neither has it."""
+    own = Path(".venvs/launch/bin") / program
+    return shutil.which(program) or (str(own.absolute()) if own.is_file() else "")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import shutil
 import subprocess
 import time
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from recipes import engines, manifest, run_record, tokens
+from recipes import engine_state, engines, manifest, run_record, tokens
 from recipes.engines import Commands
 from recipes.plan import cost, memory, prices
 from recipes.run_record import RunRecord
@@ -145,7 +144,7 @@ def _check_credentials(bucket: str, cloud: str, secrets: Collection[str]) -> Non
 
 def _check_secrets(recipe: Recipe, target: str) -> None:
     """dstack's secrets: its server looks for them only when the machines are there."""
-    done = subprocess.run([find("dstack"), "secret", "list"], capture_output=True, text=True)
+    done = subprocess.run([engines.find("dstack"), "secret", "list"], capture_output=True, text=True)
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
         raise ConfigError(f"dstack secret list said {said!r}: point dstack at your server (dstack project add)")
@@ -156,14 +155,8 @@ def _check_secrets(recipe: Recipe, target: str) -> None:
 
 def tool(commands: Commands) -> None:
     """Raises ConfigError where the engine's program is missing; the launch environment counts as installed."""
-    if not find(commands.tool):
+    if not engines.find(commands.tool):
         raise ConfigError(f"{commands.tool} is not installed: {commands.hint}")
-
-
-def find(program: str) -> str:
-    """Path of a program: on the PATH, or in the launch environment; empty if neither has it."""
-    own = Path(".venvs/launch/bin") / program
-    return shutil.which(program) or (str(own.absolute()) if own.is_file() else "")
 
 
 def _show(recipe: Recipe, record: RunRecord, files: dict[str, str], commands: Commands, env: dict[str, str]) -> int:
@@ -184,7 +177,7 @@ def _show(recipe: Recipe, record: RunRecord, files: dict[str, str], commands: Co
 
 def _run(commands: Commands, record: RunRecord, env: dict[str, str]) -> int:
     for command in commands.up:
-        argv = [find(command[0]) or command[0], *command[1:]]
+        argv = [engines.find(command[0]) or command[0], *command[1:]]
         if command[0] in ("sbatch", "qsub"):
             done = subprocess.run(argv, env=os.environ | env, capture_output=True, text=True)
             print(done.stdout.strip() or done.stderr.strip())
@@ -217,6 +210,8 @@ def _foreground(argv: list[str], env: dict[str, str]) -> tuple[int, bool]:
 def drive(run: str, what: str, dry_run: bool = False) -> int:
     """`status`, `logs` or `down` of a run that was launched from here."""
     record = run_record.load(run)
+    if record.managed and what == "logs" and not dry_run and (said := engine_state.ask(record)):
+        record = replace(record, cluster=said.name)  # by its name SkyPilot finds only a job that is running
     commands = engines.commands(record, [str(p) for p in task_files(record)], {"RUN_ID": run}, [], False)
     code = 0
     for command in getattr(commands, what):
@@ -224,7 +219,7 @@ def drive(run: str, what: str, dry_run: bool = False) -> int:
             print(shlex.join(command))
             continue
         tool(commands)
-        code = subprocess.run([find(command[0]) or command[0], *command[1:]]).returncode or code
+        code = subprocess.run([engines.find(command[0]) or command[0], *command[1:]]).returncode or code
     if what == "down" and not code and not dry_run:
         over(run)
     return code

@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
-from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any
+from dataclasses import replace
 
 from rich.console import Console
 from rich.table import Table
 
-from recipes import engines, launching, run_record
+from recipes import engine_state, launching, run_record
 from recipes.run_record import RUNS, RunRecord
-
-OVER = ("SUCCEEDED", "CANCELLED", "FAILED", "DONE", "TERMINATED", "GONE")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Said:
-    """What an engine says of a run."""
-
-    text: str
-    """State, place and recoveries."""
-    ended_s: float = 0.0
-    """Unix time from which on it costs nothing; 0: it may still cost."""
-    usd: float | None = None
-    """What the engine itself has counted."""
-    whole: bool = True
-    """Whether there is no more to ask it for."""
 
 
 def show(run: str | None) -> int:
     """One line per run; of a single run also what its engine says."""
     names = [run] if run else sorted(p.parent.name for p in RUNS.glob("*/launch.json"))
-    said = ask(run_record.load(run)) if run else None
+    said = engine_state.ask(run_record.load(run)) if run else None
     if run and said and said.ended_s and not run_record.load(run).ended_s:
         replace(run_record.load(run), ended_s=said.ended_s).save()
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -51,61 +32,6 @@ def show(run: str | None) -> int:
     if said:
         print(said.text)
     return 0 if not run or (said and said.whole) else launching.drive(run, "status")
-
-
-def ask(record: RunRecord) -> Said | None:
-    """Asks SkyPilot or dstack; None for other engines, and where the engine does not answer."""
-    if record.target.startswith("skypilot"):
-        return _job(record) if record.managed else _cluster(record)
-    return _dstack(record) if record.target.startswith("dstack") else None
-
-
-def _rows(*command: str) -> Any:
-    """The JSON that a command prints; None if there is none."""
-    program = launching.find(command[0])
-    done = subprocess.run([program or command[0], *command[1:]], capture_output=True, text=True) if program else None
-    start = min((i for i in map(done.stdout.find, "[{") if i >= 0), default=-1) if done else -1
-    return json.loads(done.stdout[start:]) if done and done.returncode == 0 and start >= 0 else None
-
-
-def _job(record: RunRecord) -> Said | None:
-    rows = _rows("sky", "jobs", "queue", "-a", "-o", "json")
-    mine = [row for row in rows or [] if row["job_name"] == record.run_id]
-    if not mine:
-        return None
-    job = max(mine, key=lambda row: row["job_id"])
-    place = " ".join(filter(None, [job.get("cluster_resources"), job.get("infra")]))
-    recoveries = f"{job.get('recovery_count') or 0} recoveries"
-    why = f": {job['failure_reason']}" if job.get("failure_reason") else ""
-    text = f"managed job {job['job_id']}: {job['status']}{why}, {place or 'no machine yet'}, {recoveries}"
-    return Said(text=text, ended_s=(job.get("end_at") or time.time()) if _over(job["status"]) else 0.0)
-
-
-def _cluster(record: RunRecord) -> Said | None:
-    rows = _rows("sky", "status", record.run_id, "-o", "json")
-    if rows is None:
-        return None
-    mine = [row for row in rows if row["name"] == record.run_id]
-    if not mine:
-        return Said(text=f"cluster {record.run_id}: gone", ended_s=time.time())
-    text = f"cluster {record.run_id}: {mine[0]['status']}, {mine[0].get('resources_str') or ''}"
-    return Said(text=text, whole=False)
-
-
-def _dstack(record: RunRecord) -> Said | None:
-    listed, name = _rows("dstack", "ps", "-a", "--json"), engines.dstack_name(record.run_id)
-    mine = [row for row in (listed or {}).get("runs", []) if row["run_spec"]["run_name"] == name]
-    if not mine:
-        return None
-    run = max(mine, key=lambda row: row["submitted_at"])
-    why = run.get("error") or run.get("termination_reason") or ""
-    text = f"dstack run {name}: {run['status']}" + (f" ({why})" if why else "")
-    end = datetime.fromisoformat(run["last_processed_at"]).timestamp() if _over(run["status"]) else 0.0
-    return Said(text=text, ended_s=end, usd=run.get("cost"))
-
-
-def _over(state: str) -> bool:
-    return state.upper().startswith(OVER)
 
 
 def last_step(record: RunRecord) -> str:

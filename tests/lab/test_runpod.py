@@ -69,7 +69,7 @@ def test_a_preempted_spot_job_goes_on_elsewhere_from_its_last_commit(desk):
     desk.provider("/preempt", **{"pod": pod["id"], "as": "gone"})
     desk.until(lambda: desk.rented, 300, "another machine")
     assert desk.rented[0]["dataCenterId"] != pod["dataCenterId"]
-    desk.until(lambda: "SUCCEEDED" in desk.launch("status", "spot").stdout, 600, "the end of the job", every_s=15)
+    desk.until(lambda: "SUCCEEDED, RunPod" in desk.launch("status", "spot").stdout, 600, "the end of the job", every_s=15)
     assert desk.commits("spot")[-1] == 30
     logs = desk.launch("logs", "spot").stdout
     assert "starting afresh" not in logs and saved <= int(re.findall(r"resumed from step (\d+)", logs)[-1]) < 30
@@ -82,5 +82,5 @@ def test_down_ends_a_job_and_leaves_no_machine(desk):
     desk.launch("up", "demo", "--target", "skypilot-runpod", *sets, "--bucket", BUCKET, "--run-id", "ended", "--detach")
     desk.until(lambda: desk.commits("ended"), 300, "a commit")
     desk.launch("down", "ended")
-    desk.until(lambda: not desk.rented, 120, "the machine to go")
+    desk.until(lambda: not desk.rented, 240, "the machine to go")
     assert "CANCELLED" in desk.launch("status", "ended").stdout

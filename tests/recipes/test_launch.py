@@ -134,7 +134,7 @@ def test_bad_input_is_one_line_and_starts_nothing(arguments, message, capsys, mo
 
 
 def test_missing_engine_is_refused_before_anything_is_written(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(launching, "find", lambda program: "")
+    monkeypatch.setattr(engines, "find", lambda program: "")
     code, _, err = run(capsys, "up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm")
     assert code == 2 and "sbatch is not installed: submit from a login node" in err
     assert not list((tmp_path / "runs").glob("*"))
@@ -250,8 +250,12 @@ def test_status_of_a_managed_job_is_what_its_engine_says(capsys, monkeypatch, tm
     again = job | {"job_id": 2, "status": "SUCCEEDED", "recovery_count": 2, "end_at": 8200.0, "infra": "RunPod (CA)"}
     answers(tmp_path, monkeypatch, "sky", [again, job, job | {"job_name": "other"}])
     code, out, _ = run(capsys, "status", "mine")
-    assert code == 0 and "managed job 2: SUCCEEDED, RunPod (CA), 2 recoveries" in out and " 3.00" in out
+    assert code == 0 and "managed job 2: SUCCEEDED, RunPod (CA), recovered 2 times" in out and " 3.00" in out
     assert run_record.load("mine").ended_s == 8200.0
+    (tmp_path / "runs/mine/task").mkdir()
+    (tmp_path / "runs/mine/task/r.yaml").touch()
+    run(capsys, "logs", "mine")  # SkyPilot finds a job that has ended by its number only
+    assert (tmp_path / "calls").read_text().splitlines()[-1] == "sky jobs logs 2"
 
 
 def test_status_of_a_dstack_run_has_the_servers_own_cost(capsys, monkeypatch, tmp_path):
