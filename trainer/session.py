@@ -366,7 +366,8 @@ def explain(error: Exception) -> tuple[int, str]:
     if isinstance(error, ConfigError):
         message = str(getattr(error, "cause", None) or error).strip()
         return EXIT_CONFIG, f"error: {message}"
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    cause = getattr(error, "cause", None) or error  # of what a worker raised
+    full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
     if isinstance(error, StorageError) or full:
         return EXIT_STORAGE, f"error: {error}"
     if isinstance(error, ray.exceptions.ActorDiedError | ray.exceptions.NodeDiedError | ConnectionError):
