@@ -82,7 +82,7 @@ class Session:
         self._image_token_id = self.workers.facts[0]["image_token_id"]
         self._shape = Shape.load(model_folder(config)) if self._peak_flops else None
         self.metrics: Metrics
-        self._step_times: deque[float] = deque([0.0], maxlen=STEP_MEMORY)
+        self._step_times: deque[float] = deque(maxlen=STEP_MEMORY)
         self._stepped_at = time.monotonic()
         self._position: Position | None = None
         self._told = False
@@ -177,7 +177,7 @@ class Session:
         """Between two steps: goes on with the save under way, and starts one if it is due."""
         self._position = Position(step, dict(norm), updates, score)
         self._advance()
-        if self.checkpoints.due(step, self._step_times[-1], last=step == total):
+        if self.checkpoints.due(step, self._step_times[-1] if self._step_times else 0.0, last=step == total):
             self._save(self._position)
         elif (late := self.checkpoints.to_send()) is not None:
             self.workers.all("send", late)
@@ -240,7 +240,7 @@ class Session:
 
         One decision for all ranks: a notice on any node reaches this process, and the ranks do what it calls.
         """
-        if phase == "checkpoint" or self.notice.reason == "interrupted":
+        if phase == "checkpoint" or self.notice.reason == "interrupted" or not self._step_times:
             return False
         rest_s = max(0.0, max(self._step_times) - (time.monotonic() - self._stepped_at))
         left_s = self.notice.left_s()
