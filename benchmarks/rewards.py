@@ -94,7 +94,7 @@ def accuracy(table_file: str) -> dict[str, dict[str, float]]:
 
 
 def typical_mix(count: int, rng: random.Random) -> Answers:
-    """45% option letters, 50% numbers, 5% expressions; 4 of 10 wrong; 100 to 250 words of thought.
+    """45% option letters, 50% numbers, 5% expressions (see `expression`); 4 of 10 wrong; 100 to 250 words of thought.
 
     The training set was filtered to letters and numbers, so its share of expressions is rather lower. Half of the right
     expressions are written as the gold answer is.
@@ -121,17 +121,19 @@ def typical_mix(count: int, rng: random.Random) -> Answers:
 
 def expressions_only(count: int, rng: random.Random) -> Answers:
     """Nothing but expressions, each of which needs math-verify: the grader's worst case."""
-    return [expression(rng, rng.random() < 0.6, plain=False) for _ in range(count)]
+    return [expression(rng, rng.random() < 0.6, hard=True) for _ in range(count)]
 
 
-def expression(rng: random.Random, right: bool, plain: bool = True) -> tuple[str, str]:
-    """Two in three are sums, products, fractions and roots; the others, or all with `plain` off, need math-verify."""
+def expression(rng: random.Random, right: bool, hard: bool = False) -> tuple[str, str]:
+    """A gold expression and an answer that writes it otherwise. One in 20, or all that are `hard`, need math-verify."""
     a, b, c = rng.randint(2, 99), rng.randint(2, 99), rng.randint(2, 9)
-    kinds = [(f"x > {a}", f"({a}, \\infty)"), (f"\\sin({a}x) + {b}", f"{b} + \\sin({a}x)")]
-    if plain:
-        kinds += [
+    if hard or rng.random() < 0.05:
+        kinds = [(f"\\log_{{{c}}} x + {a}", f"{a} + \\log_{{{c}}} x"), (f"\\frac{{{c}!}}{{{a}}}", f"{c}! / {a}")]
+    else:
+        kinds = [
             (f"{a}\\sqrt{{{b}}}", f"\\sqrt{{{b}}} \\cdot {a}"), (f"{a}x + {b}", f"{b} + {a}x"),
             (f"\\frac{{{a}\\pi}}{{{c}}}", f"{a}\\pi / {c}"), (f"(x + {a})(x - {b})", f"(x - {b})(x + {a})"),
+            (f"x > {a}", f"({a}, \\infty)"), (f"\\sin({a}x) + {b}", f"{b} + \\sin({a}x)"),
         ]  # fmt: skip
     gold, same = rng.choice(kinds)
     return wrap(thought(rng), same if right else same.replace(str(a), str(a + 1))), gold

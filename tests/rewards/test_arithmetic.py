@@ -10,7 +10,8 @@ from trainer.rewards import arithmetic
     ("expression", "value"),
     [("1 + 2 \\cdot 3", 7.0), ("2^{3}", 8.0), ("-2^2", -4.0), ("\\frac{1}{2} + 0.5", 1.0), ("\\sqrt{16}", 4.0),
      ("\\sqrt[3]{27}", 3.0), ("2\\sqrt{3}", 2 * math.sqrt(3)), ("25\\pi", 25 * math.pi), ("(1+2)(3+4)", 21.0),
-     ("6 / 3", 2.0), ("- -1", 1.0), ("e", math.e), ("2(3)", 6.0), (".5 \\times 4", 2.0)],
+     ("6 / 3", 2.0), ("- -1", 1.0), ("e", math.e), ("2(3)", 6.0), (".5 \\times 4", 2.0), ("\\cos(0)", 1.0),
+     ("2\\sin{\\frac{\\pi}{2}}", 2.0), ("\\ln(e)", 1.0), ("\\tan(\\pi/4)x/x", 1.0)],
 )  # fmt: skip
 def test_value(expression, value):
     assert arithmetic.evaluate(expression) == pytest.approx(value, rel=1e-12)

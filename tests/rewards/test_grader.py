@@ -129,3 +129,15 @@ def test_not_a_quantity(text):
 def test_a_name_before_one_sign_does_not_count_against_a_number(answer):
     assert grader.decide(answer, "11", "number") == "correct"
     assert grader.decide(answer, "12", "number") == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "equal"),
+    [("(3, \\infty)", "x > 3", 1), ("x > 3", "3 < x", 1), ("x > 3", "y > 3", 0), ("[1, 2)", "1 \\le x < 2", 1),
+     ("[1, 2)", "1 < x < 2", 0), ("x \\ge \\frac{1}{2}", "x \\ge 0.5", 1), ("(-\\infty, 5]", "5 \\ge x", 1),
+     ("x > 3", "x \\ge 3", 0), ("x < 3", "x > 3", 0), ("x>3", "x \\in (3,\\infty)", 1),
+     ("2 > x \\ge -1", "[-1, 2)", 1), ("(3, \\infty)", "3 < x < 4", 0), ("-\\infty < x < 3", "x<3", 1)],
+)  # fmt: skip
+def test_inequalities_and_intervals_need_no_algebra(gold, answer, equal):
+    assert grader.decide_fast(answer, gold, "math") == ("correct" if equal else "wrong")
+    assert grader.decide_fast(gold, answer, "math") == ("correct" if equal else "wrong")

@@ -13,7 +13,8 @@ from trainer.rewards import polynomial
      ("(1+\\sqrt{2})^2", "3+2\\sqrt{2}"),
      ("\\frac{x}{x+1}", "1 - \\frac{1}{x+1}"), ("x^{-2}", "\\frac{1}{x^2}"), ("\\sqrt{x+1}", "\\sqrt{1+x}"),
      ("0", "x-x"),
-     ("\\frac{1}{2+\\sqrt{3}}", "2-\\sqrt{3}"), ("e^2 + e", "e(e+1)"), ("\\sqrt{0}", "0"), ("\\sqrt{16}", "4")],
+     ("\\frac{1}{2+\\sqrt{3}}", "2-\\sqrt{3}"), ("e^2 + e", "e(e+1)"), ("\\sqrt{0}", "0"), ("\\sqrt{16}", "4"),
+     ("\\sin(2x) + 3", "3 + \\sin(x+x)"), ("2\\ln{5}\\cos(y)", "\\cos(y) \\cdot \\ln(5) \\cdot 2")],
 )  # fmt: skip
 def test_equal_expressions_are_proved(first, second):
     assert polynomial.same(first, second)
@@ -24,7 +25,9 @@ def test_equal_expressions_are_proved(first, second):
     ("first", "second"),
     [("x", "y"), ("R", "r"), ("\\sqrt{2}", "1.41421356"), ("\\pi", "3.14159265358979"), ("x^2", "x^3"), ("x+1", "x-1"),
      ("\\sqrt{x^2}", "x"), ("2^{99}", "2^{98}"), ("\\sqrt{6}", "\\sqrt{5}"), ("\\sqrt{-1}", "\\sqrt{-1}"),
-     ("1/0", "1/0"), ("\\sin x", "\\sin x"), ("x^y", "x^y"), ("\\sqrt[n]{2}", "\\sqrt[m]{2}"),
+     ("1/0", "1/0"), ("\\sin x", "\\sin x"), ("x^y", "x^y"),
+     ("\\sin(x)", "\\sin(y)"), ("\\sin(x)", "\\cos(x)"), ("\\sin 2x", "\\sin 2x"),
+     ("\\sqrt[n]{2}", "\\sqrt[m]{2}"),
      ("1000000000000000000001", "1000000000000000000000")],
 )  # fmt: skip
 def test_nothing_else_is(first, second):

@@ -1,9 +1,9 @@
 r"""Reads plain expressions, and evaluates them at one fixed point, to tell unequal ones apart without algebra.
 
-Numbers, single-letter variables, `+ - * / ^`, `\frac`, `\sqrt`, `\cdot`, `\times`, `\pi`, brackets; anything else, and
-anything ambiguous (`1/2x`), is left to algebra. Floating point, exponents capped, input capped: time is bounded. Only a
-difference proves something: two expressions that differ at a point are not equal; two that agree may still differ
-(`polynomial.py` proves that some are equal).
+Numbers, single-letter variables, `+ - * / ^`, `\frac`, `\sqrt`, `\cdot`, `\times`, `\pi`, brackets, `\sin(…)` and its
+like; anything else, and anything ambiguous (`1/2x`, `\sin 2x`), is left to algebra. Floating point, exponents capped,
+input capped: time is bounded. Only a difference proves something: two expressions that differ at a point are not equal;
+two that agree may still differ (`polynomial.py` proves that some are equal).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_EXPONENT = 64
 _TOLERANCE = 1e-6
 
 _TOKEN = re.compile(
-    r"\s*(?:(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)|(?P<command>\\(?:frac|sqrt|cdot|times|pi)(?![a-zA-Z]))"
+    r"\s*(?:(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)|(?P<command>\\(?:frac|sqrt|cdot|times|pi|sin|cos|tan|ln)(?![a-zA-Z]))"
     r"|(?P<letter>[a-zA-Z])(?![a-zA-Z]{2})|(?P<sign>[-+*/^(){}\[\]]))",
     re.ASCII,
 )
@@ -53,6 +53,10 @@ class Field(Protocol[V]):
 
     def root(self, value: V, degree: V | None) -> V:
         """The square root where no degree is given."""
+        ...
+
+    def function(self, name: str, value: V) -> V:
+        """sin, cos, tan (of radians) or ln."""
         ...
 
 
@@ -103,6 +107,16 @@ class _Floats:
         if value < 0 or degree != int(degree) or not 2 <= degree <= 9:
             raise Unreadable
         return value ** (1.0 / degree)
+
+    def function(self, name: str, value: float) -> float:
+        match name:
+            case "sin":
+                return math.sin(value)
+            case "cos":
+                return math.cos(value)
+            case "tan":
+                return math.tan(value)
+        return math.log(value)
 
 
 class _Reader(Generic[V]):
@@ -214,6 +228,9 @@ class _Reader(Generic[V]):
                 self.take()
                 degree = self.group() if self.next == "[" else None
                 return self.field.root(self.group(), degree)
+            case "command", ("\\sin" | "\\cos" | "\\tan" | "\\ln"):
+                self.take()
+                return self.field.function(text[1:], self.group())
             case "sign", ("(" | "{"):
                 return self.group()
         raise Unreadable

@@ -160,6 +160,10 @@ def _math_equal(gold: str, answer: str, algebra: Symbolic, inner: bool = False) 
     if as_ is None and "=" in answer and "=" not in gold and not _RELATION.search(answer):
         sides = answer.split("=")  # 1/2 = 0.5 states one number, 61 = 60 and A = B state none
         return len(sides) <= 4 and not inner and all(_math_equal(gold, side, algebra, inner=True) for side in sides)
+    if (gs is None or as_ is None) and (_RELATION.search(gold) or _RELATION.search(answer)):
+        intervals = structures.interval(gold), structures.interval(answer)
+        if intervals[0] is not None and intervals[1] is not None:
+            return _intervals_equal(*intervals[0], *intervals[1], algebra)
     if gs is not None and as_ is not None:
         return _structures_equal(gs, as_, algebra, inner)
     if gs is None and as_ is not None and not _RELATION.search(gold) and not _HEDGE.search(gold):
@@ -239,6 +243,22 @@ def _structures_equal(gold: structures.Structure, answer: structures.Structure, 
         case "unordered":
             return _covers(gold.parts, answer.parts, algebra) and _covers(answer.parts, gold.parts, algebra, swap=True)
     return False
+
+
+def _intervals_equal(
+    name: str, gold: structures.Structure, said: str, answer: structures.Structure, algebra: Symbolic
+) -> bool:
+    """Same variable (if both name one), same ends, same brackets; a bracket at infinity does not count."""
+    if name and said and name != said:
+        return False
+    for side in (0, 1):
+        g, a = gold.parts[side], answer.parts[side]
+        if structures.infinite(g) or structures.infinite(a):
+            if structures.infinite(g) != structures.infinite(a):
+                return False
+        elif gold.kind[side] != answer.kind[side] or not _math_equal(g, a, algebra, inner=True):
+            return False
+    return True
 
 
 def _covers(these: tuple[str, ...], those: tuple[str, ...], algebra: Symbolic, swap: bool = False) -> bool:

@@ -1,9 +1,9 @@
 r"""Proves plain expressions equal, exactly and in bounded time, as quotients of polynomials with rational coefficients.
 
-Letters, e, pi and roots are the polynomials' indeterminates; the square root of a rational number is a product of roots
-of primes, so `\sqrt{8}` is `2\sqrt{2}` and `\frac{1}{\sqrt{2}}` is `\frac{\sqrt{2}}{2}`. Two quotients are equal if
-cross multiplication gives the same polynomial. Only equality proves something: `\sqrt{x^2}` and `x` are left to
-algebra.
+Letters, e, pi, roots and sines are the polynomials' indeterminates; the square root of a rational number is a product
+of roots of primes, so `\sqrt{8}` is `2\sqrt{2}` and `\frac{1}{\sqrt{2}}` is `\frac{\sqrt{2}}{2}`. Two quotients are
+equal if cross multiplication gives the same polynomial. Only equality proves something: `\sqrt{x^2}` and `x` are left
+to algebra.
 """
 
 from __future__ import annotations
@@ -72,6 +72,10 @@ class _Quotient:
             return self.over.get((), Fraction(0)) / self.under[()]
         return None
 
+    def text(self) -> str:
+        """Equal texts, equal values."""
+        return "/".join(str(sorted(part.items())) for part in (self.over, self.under))
+
 
 _ONE: Polynomial = {(): Fraction(1)}
 
@@ -105,12 +109,15 @@ class _Quotients:
             n = 2 if degree is None else degree.constant()
             if n is None:
                 raise Unreadable
-            text = "/".join(str(sorted(part.items())) for part in (value.over, value.under))
-            return self.letter(f"root {n} of {text}")
+            return self.letter(f"root {n} of {value.text()}")
         if radicand < 0 or max(radicand.numerator, radicand.denominator) > MAX_RADICAND:
             raise Unreadable
         over, under = _square_root(radicand.numerator), _square_root(radicand.denominator)
         return _Quotient(over, under)
+
+    def function(self, name: str, value: _Quotient) -> _Quotient:
+        """An indeterminate of its own for each argument."""
+        return self.letter(f"{name} of {value.text()}")
 
 
 def _square_root(n: int) -> Polynomial:

@@ -107,6 +107,44 @@ def compatible(gold: Structure, answer: Structure) -> Literal["ordered", "unorde
     return "no"
 
 
+_SIGN = re.compile(r"\s*(<|>|\\[lg]e(?![a-zA-Z]))\s*")
+_END = re.compile(r"(?:[0-9.+\-*/^(){} ]|\\(?:frac|sqrt|pi|infty|cdot)(?![a-zA-Z]))+", re.ASCII)
+
+
+@lru_cache(maxsize=8192)
+def interval(content: str) -> tuple[str, Structure] | None:
+    r"""(variable, interval) of `x > 1`, `1 \le x < 2` or `x \in [1, 2)`, and of a bare interval with variable ""."""
+    pieces = _SIGN.split(clean(content)) if len(content) <= 120 else []
+    if len(pieces) == 1:
+        found = parse(content)
+        return ("", found) if found and len(found.parts) == 2 and found.kind not in ("set", "list") else None
+    signs = {sign[:2] for sign in pieces[1::2]}
+    if signs <= {">", "\\g"}:
+        pieces = pieces[::-1]
+    elif not signs <= {"<", "\\l"}:
+        return None
+    ends, closed = pieces[::2], ["e" in sign for sign in pieces[1::2]]
+    if len(ends) == 2:
+        left = ends[1].isalpha()
+        ends, closed = (["-\\infty", *ends], [False, *closed]) if not left else ([*ends, "\\infty"], [*closed, False])
+    if len(ends) != 3 or not (len(ends[1]) == 1 and ends[1].isalpha()):
+        return None
+    if not (_END.fullmatch(ends[0]) and _END.fullmatch(ends[2])):
+        return None
+    kind = _kind(("[" if closed[0] else "(") + ("]" if closed[1] else ")"))
+    return ends[1], Structure(kind, (ends[0].strip(), ends[2].strip()))
+
+
+def infinite(end: str) -> str:
+    """`-` or `+` for an infinite end of an interval, else empty."""
+    match end.replace(" ", "").replace("{", "").replace("}", ""):
+        case "\\infty" | "+\\infty":
+            return "+"
+        case "-\\infty":
+            return "-"
+    return ""
+
+
 _BASED = re.compile(r"([0-9A-F]+)_(?:([0-9]{1,2})|\{\s*([0-9]{1,2}|[a-z]{3,12})\s*\})", re.ASCII)
 
 
