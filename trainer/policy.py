@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import deepspeed
 import torch
 import torch.distributed as dist
-from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
+from deepspeed.runtime.zero.linear import zero3_linear_wrap
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
 from transformers.integrations import HfDeepSpeedConfig
@@ -23,10 +24,12 @@ from trainer.batching import MicroBatch
 from trainer.checkpoint import Shard
 from trainer.config import ConfigError, RunConfig
 from trainer.losses import grpo_loss
+from trainer.offload import States
 from trainer.optim import learning_rate
 from trainer.vision import dummy_image
 
-GRADIENTS = [OffloadStateTypeEnum.lp_grads, OffloadStateTypeEnum.contiguous_grad_buffer]
+FUNCTIONAL: Any = nn.functional
+LINEAR = FUNCTIONAL.linear
 
 LOGITS_CHUNK_TOKENS = 1024
 """Logits of this many tokens exist at a time: 152k x 1024 x 4 bytes = 0.6 GB for Qwen2.5."""
@@ -105,6 +108,35 @@ class AnswerScorer(nn.Module):
         return logprobs, entropy
 
 
+def _frugal(method: Any) -> Any:
+    """Lets a method run on DeepSpeed's `linear`, which keeps no gathered weight for the backward pass.
+
+    `zero.Init` puts it in the place of torch's for good, and vLLM compiles its own calls of `linear` in this process.
+    """
+
+    @wraps(method)
+    def wrapped(*args: Any) -> Any:
+        FUNCTIONAL.linear = zero3_linear_wrap
+        try:
+            return method(*args)
+        finally:
+            FUNCTIONAL.linear = LINEAR
+
+    return wrapped
+
+
+def _exact_frequencies(model: Any) -> None:
+    """Computes rotary frequencies in fp32 again: `zero.Init` rounds what a model's constructors make to its own type.
+
+    In bf16 they are up to 0.4% off, which at position 3,000 is a radian (github.com/deepspeedai/DeepSpeed/issues/4932).
+    """
+    for module in model.modules():
+        if isinstance(getattr(module, "inv_freq", None), Tensor):
+            for name, buffer in list(module.named_buffers(recurse=False)):
+                setattr(module, name, buffer.float())
+            model._init_weights(module)
+
+
 class Policy:
     """One rank's part of the ZeRO-3 policy. Every method is collective: all ranks call it, in the same order."""
 
@@ -114,9 +146,6 @@ class Policy:
         self.config, self.device, self.total_updates, self.pad_id = config, device, total_updates, pad_id
         self.world_size, self.rank = dist.get_world_size(), dist.get_rank()
         self.updates = 0
-        self._moves = device.type == "cuda" and not config.optimizer.offload_optimizer
-        self._away = False
-        self._parked: dict[int, Tensor] = {}
         ds_config = zero3_config(config)
         temperature = config.rollout.temperature if config.method == "grpo" else 1.0
         scorer = self._scorer(ds_config, banned_token_ids, temperature)
@@ -131,12 +160,15 @@ class Policy:
             fused=device.type == "cuda" and not config.optimizer.offload_optimizer,
         )
         self.engine, self.zero = _quietly(deepspeed.initialize, model=scorer, optimizer=optimizer, config=ds_config)[:2]
+        self._moves = device.type == "cuda" and not config.optimizer.offload_optimizer
+        self._states = States(self.zero, device)
         self.names: dict[str, Any] = {n.removeprefix("model."): p for n, p in scorer.named_parameters()}
         self.reference: Any = None
         if config.method == "grpo" and config.algorithm.kl_coef:
             frozen = zero3_config(config, inference=True)
             reference = self._scorer(frozen, banned_token_ids, temperature).requires_grad_(False).eval()
             self.reference = _quietly(deepspeed.initialize, model=reference, config=frozen)[0]
+        FUNCTIONAL.linear = LINEAR  # see `_frugal`
 
     def _scorer(self, ds_config: dict[str, Any], banned: list[int], temperature: float) -> AnswerScorer:
         from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
@@ -151,13 +183,15 @@ class Policy:
             hf = AutoModelForImageTextToText.from_pretrained(model.path, **kwargs)
         except ValueError:  # not a vision-language architecture
             hf = AutoModelForCausalLM.from_pretrained(model.path, **kwargs)
+        _exact_frequencies(hf)
         scorer = AnswerScorer(hf, banned, temperature, model.freeze_vision)
         if model.freeze_vision and scorer.visual:
             hf.model.visual.requires_grad_(False)
-        return scorer.to(self.device) if self.device.type == "cpu" else scorer
+        return scorer.to(self.device)  # its buffers; DeepSpeed leaves a model that it sharded where it is
 
     # --- learning
 
+    @_frugal
     @torch.no_grad()
     def logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
         """Log-probabilities [N] of each micro-batch's answer tokens under the policy, on the host."""
@@ -166,6 +200,7 @@ class Policy:
         self.engine.train()
         return out
 
+    @_frugal
     def update(self, batches: list[TrainMicroBatch]) -> dict[str, float]:
         """One optimizer step over this rank's micro-batches. Returns sums that add up over ranks to global means.
 
@@ -230,37 +265,13 @@ class Policy:
                 yield [(name, p.data) for name, p in bucket]
 
     def offload(self) -> None:
-        """Moves gradients, fp32 weights and Adam's moments to host memory to make room for the engine (CUDA only).
-
-        The low-precision shards stay: the weight sync gathers them. DeepSpeed's own `offload_states` moves fp32 states
-        for its FusedAdam only, so those are moved here, into pinned buffers that are kept.
-        """
-        if not self._moves or self._away:
-            return
-        self.engine.offload_states(include=GRADIENTS)
-        for i, tensor in enumerate(self._states()):
-            buffer = self._parked.get(i)
-            if buffer is None:
-                buffer = self._parked[i] = torch.empty_like(tensor, device="cpu", pin_memory=True)
-            buffer.copy_(tensor, non_blocking=True)
-            tensor.data = buffer
-        torch.cuda.synchronize(self.device)
-        torch.cuda.empty_cache()
-        self._away = True
+        """Moves fp32 weights and Adam's moments to host memory to make room for the engine (CUDA only)."""
+        if self._moves:
+            self._states.leave()
 
     def reload(self) -> None:
         """Takes back what `offload` moved away."""
-        if not self._away:
-            return
-        for tensor in self._states():
-            tensor.data = tensor.data.to(self.device, non_blocking=True)
-        self.engine.reload_states()
-        self._away = False
-
-    def _states(self) -> Iterator[Tensor]:
-        yield from self.zero.fp32_partitioned_groups_flat
-        for state in self.zero.optimizer.state.values():
-            yield from (state[key] for key in ("exp_avg", "exp_avg_sq"))
+        self._states.come_back()
 
     # --- shards in and out
 
@@ -306,7 +317,7 @@ class Policy:
         flat = self.zero.fp32_partitioned_groups_flat[group]
         state = self.zero.optimizer.state[flat]
         if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=flat.device if self._fused else "cpu")
+            state["step"] = torch.zeros((), dtype=torch.float32, device=self.device if self._fused else "cpu")
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(flat), torch.zeros_like(flat)
         whole = {"master": flat.detach(), "exp_avg": state["exp_avg"], "exp_avg_sq": state["exp_avg_sq"]}
         return {kind: tensor.narrow(0, at, size) for kind, tensor in whole.items()}

@@ -150,29 +150,75 @@ def exported(config, rank, port):
     return {"gap": worker.probe()["max"], "weights": weights(worker)}
 
 
+def moving(config, rank, port):
+    """The same updates with the states moved to the host and back before each, and without; and the constants."""
+    from trainer import policy
+
+    out: dict = {}
+    for name in ("kept", "moved"):
+        worker = start(replace(config, method="sft"), rank, port)
+        worker.policy.config = replace(config, method="grpo")
+        worker.policy._moves = name == "moved"  # on CPU too: another piece of the same memory
+        for _ in range(3):
+            worker.policy.offload()
+            away = shard_sums(worker)
+            list(worker.policy.weight_groups(1 << 20))
+            worker.policy.reload()
+            assert shard_sums(worker) == away
+            stats = update(worker, fixed_items(worker), config.algorithm.micro_batch)
+        out[name] = {"norm": stats["grad/norm"], "shards": shard_sums(worker)}
+    model = worker.policy.engine.module.model
+    rotary = [m for m in model.modules() if isinstance(getattr(m, "inv_freq", None), torch.Tensor)]
+    out["rotary"] = [bool(torch.equal(m.inv_freq.cpu(), type(m)(m.config).inv_freq)) for m in rotary]
+    out["buffers"] = sorted({b.device.type for b in worker.policy.engine.module.buffers()})
+    out["linear"] = torch.nn.functional.linear is policy.LINEAR and "deepspeed" not in str(policy.LINEAR)
+    return out
+
+
+def shard_sums(worker: Worker) -> dict[str, list[float]]:
+    """Of every parameter's shard: sum and first entry of fp32 weights and Adam's moments."""
+    shards = worker.policy.shards(lambda key, tensor: tensor.detach().cpu())
+    return {
+        f"{name}/{kind}": [float(t.double().sum()), float(t[0]) if len(t) else 0.0]
+        for name, shard in shards.items()
+        for kind, t in shard.tensors.items()
+    }
+
+
 def sleeping(config, rank, port):
-    """GPU memory before, during and after sleep; weight checksums around it."""
-    worker = start(config, rank, port)
+    """Three whole cycles at learning rate 0: memory awake and asleep, and what the engine holds and says each time."""
+    worker = start(replace(config, optimizer=replace(config.optimizer, learning_rate=0.0)), rank, port)
 
     def used() -> float:
         free, total = torch.cuda.mem_get_info()
         return (total - free) / 2**30
 
-    def checksums() -> dict[str, float]:
-        return worker.engine.llm.apply_model(lambda m: {n: float(p.double().sum()) for n, p in m.named_parameters()})[0]
+    def checksums(model) -> dict[str, float]:
+        held = [*model.named_parameters(), *model.named_buffers()]
+        return {name: float(tensor.double().sum()) for name, tensor in held}
 
-    worker.sync(0)
-    out = {"before_gib": used(), "checksums_before": checksums()}
-    worker.engine.sleep()
-    out["asleep_gib"] = used()
-    worker.sync(1)
-    out |= {"awake_gib": used(), "checksums_after": checksums(), "gap_after": worker.probe()["mean"]}
+    out: dict = {"awake_gib": [], "asleep_gib": [], "checksums": [], "gaps": [], "tokens": []}
+    for version in range(3):
+        worker.sync(version)
+        out["checksums"].append(worker.engine.llm.apply_model(checksums)[0])
+        samples = worker.generate(prompts_for(worker, [0, 1, 2, 3]), 4, 1.0)
+        out["awake_gib"].append(used())
+        out["gaps"].append(gaps(worker, samples)[1])
+        out["tokens"].append([t for s in samples for t in s.token_ids])
+        worker.engine.sleep()
+        out["asleep_gib"].append(used())
+        worker.prepare_update()
+        update(worker, fixed_items(worker), config.algorithm.micro_batch)
     return out
 
 
 if __name__ == "__main__":
     name, path, rank, port, out = sys.argv[1:6]
-    result = globals()[name](configuration.load(path), int(rank), int(port))
+    config = configuration.load(path)
+    if config.placement.device == "cuda":  # one GPU each, as Ray shows them
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        os.environ["CUDA_VISIBLE_DEVICES"] = seen.split(",")[int(rank)] if seen else rank
+    result = globals()[name](config, int(rank), int(port))
     Path(out).write_text(json.dumps(result))
     sys.stdout.flush()
     os._exit(0)  # torch and gloo threads of a finished rank need no further ceremony
