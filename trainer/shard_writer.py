@@ -105,6 +105,7 @@ class ShardWriter:
 
     def send(self, step: int) -> None:
         """Begins to upload what this rank has written of `step`; what the store already has is not sent again."""
+        assert step in self._written, f"rank {self.rank} has not written step {step}"
         self._sent.pop(step, None)
         self._sending = _thread("upload", self._upload, step, self._sending)
 
