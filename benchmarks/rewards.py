@@ -153,6 +153,16 @@ def thought(rng: random.Random) -> str:
     return " ".join(words)
 
 
+def needs_math_verify(make: Callable[[int, random.Random], Answers]) -> float:
+    """Percent of such answers that are not decided by their form."""
+    from trainer.rewards import grader
+    from trainer.rewards.extraction import final_answer
+
+    answers = make(8192, random.Random(0))
+    left = [grader.decide_fast(final_answer(text)[0] or "", gold, grader.classify(gold)) for text, gold in answers]
+    return round(100 * left.count(None) / len(left), 2)
+
+
 # --- throughput -------------------------------------------------------------------------------------------------------
 
 
@@ -275,8 +285,12 @@ def main() -> None:
         "one core, expressions only": lambda: in_process(rounds, count // 4, expressions_only, count // 4),
     }
     result = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    result["machine"] = {"cores": len(os.sched_getaffinity(0))}
+    result["machine"] = {"cores": len(os.sched_getaffinity(0)), "load_average_at_start": round(os.getloadavg()[0], 1)}
     result["versions"] = {p: version(p) for p in ("math-verify", "trl", "sympy", "flask", "fastapi")}
+    result["needs math-verify, percent"] = {
+        "typical mix": needs_math_verify(typical_mix),
+        "expressions only": needs_math_verify(expressions_only),
+    }
     for name, measure in sections.items():
         if options.only in name:
             result[name] = measure()

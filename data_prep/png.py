@@ -19,6 +19,8 @@ except ImportError:
     njit = None
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
+MAX_PIXELS = 1 << 24
+"""Larger pictures are left to Pillow, which needs half the memory."""
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 """By the header's color type: gray, RGB, palette, gray and alpha, RGBA."""
 
@@ -31,7 +33,8 @@ def gray_means(data: bytes, side: int) -> np.ndarray | None:
     if _undo is None or data[:8] != _SIGNATURE or data[12:16] != b"IHDR":
         return None
     width, height, bits, color, _, _, interlaced = struct.unpack_from(">IIBBBBB", data, 16)
-    if bits != 8 or interlaced or color not in _CHANNELS or min(width, height) < side:
+    usual = bits == 8 and not interlaced and color in _CHANNELS
+    if not usual or min(width, height) < side or width * height > MAX_PIXELS:
         return None
     chunks = _chunks(data)
     if chunks is None or (color == 3) != (chunks[1] is not None):

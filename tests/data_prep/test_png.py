@@ -106,3 +106,9 @@ def test_other_kinds_are_left_to_pillow(mode):
     image = Image.new("L", (50, 50), 9).convert(mode)
     image.save(buffer, "PNG", **({"transparency": 0} if mode == "P" else {}))
     assert png.gray_means(buffer.getvalue(), SIDE) is None
+
+
+def test_huge_pictures_are_left_to_pillow():
+    buffer = io.BytesIO()
+    Image.new("L", (5000, 4000), 9).save(buffer, "PNG")
+    assert png.gray_means(buffer.getvalue(), SIDE) is None
