@@ -63,6 +63,8 @@ class Worker:
         if self.device.type == "cuda":
             torch.cuda.set_device(0)
             self.device = torch.device("cuda", 0)
+            if self.config.optimizer.offload_optimizer:  # Adam on the CPU; Ray would leave it one thread
+                torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.config.placement.workers_per_node))
         torch.manual_seed(self.config.run.seed)
         deepspeed.init_distributed(
             "nccl" if self.device.type == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False
@@ -245,4 +247,7 @@ def environment(config: RunConfig) -> dict[str, str]:
             "TORCHDYNAMO_DISABLE": "1",  # else the first log-prob call compiles for 14 s
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # ranks of one machine would all bind to its first core
         }
+    else:
+        # These all-reduces look for the peers' GPUs by index, where a rank is shown one, and would fail on some ranks.
+        env |= {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
     return env
