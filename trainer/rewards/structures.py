@@ -124,9 +124,10 @@ def interval(content: str) -> tuple[str, Structure] | None:
     elif not signs <= {"<", "\\l"}:
         return None
     ends, closed = pieces[::2], ["e" in sign for sign in pieces[1::2]]
-    if len(ends) == 2:
-        left = ends[1].isalpha()
-        ends, closed = (["-\\infty", *ends], [False, *closed]) if not left else ([*ends, "\\infty"], [*closed, False])
+    if len(ends) == 2 and ends[1].isalpha():
+        ends, closed = [*ends, "\\infty"], [*closed, False]
+    elif len(ends) == 2:
+        ends, closed = ["-\\infty", *ends], [False, *closed]
     if len(ends) != 3 or not (len(ends[1]) == 1 and ends[1].isalpha()):
         return None
     if not (_END.fullmatch(ends[0]) and _END.fullmatch(ends[2])):
