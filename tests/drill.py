@@ -1,7 +1,7 @@
 """A fault drill: plays the spot market against a real run and holds the result against an undisturbed one.
 
     python -m tests.drill [--kills 30] [--steps 120] [--ranks 2] [--seed 0] [--standin] [--json FILE]
-                          [--folder DIR --seconds 540]      # in pieces: run it again until it is through
+                          [--seconds 500]      # no more faults after that: the run then comes to its end
 
 The job is `trainer.grpo` on a tiny Qwen2.5-VL (with --standin: the same session around ranks that only pretend to
 train, which starts in seconds); its checkpoints go to a real S3 server on loopback behind a proxy. Until `--kills`
@@ -9,8 +9,7 @@ faults have struck, the supervisor lets the job live for a random time and then 
 (the next node is a fresh one, or the same), SIGTERM with a short notice, the store's network cut for some seconds, the
 store's server killed and started again, the disk full for some seconds (needs root, for a small tmpfs), a byte flipped
 in the newest checkpoint before a kill. Prints work lost per preemption and time to resume; exits with 1 if metrics or
-weights differ in a single bit from those of the run that nobody disturbed, or if anything is left over. The end of a
-piece is one more fault: the node vanishes, and the next piece starts on a fresh one.
+weights differ in a single bit from those of the run that nobody disturbed, or if anything is left over.
 """
 
 from __future__ import annotations
@@ -62,10 +61,6 @@ class Strike:
         return None if self.resumed_step is None or not self.step else max(0, self.step - self.resumed_step)
 
 
-class Paused(Exception):
-    """The piece is over; the drill is not."""
-
-
 @dataclass
 class Drill:
     """The supervisor."""
@@ -82,23 +77,7 @@ class Drill:
     reported: int = 0
     flipped: dict[str, int] = field(default_factory=dict)
     deadline: float = float("inf")
-    """When this piece is over, on the monotonic clock."""
-    wall_s: float = 0.0
-    """Seconds of the pieces before this one."""
-
-    def remember(self) -> None:
-        """Writes down what the next piece needs."""
-        state = {"strikes": [asdict(s) for s in self.strikes], "starts": self.starts, "flipped": self.flipped}
-        (self.folder / "drill.json").write_text(json.dumps(state | {"wall_s": self.wall_s}))
-
-    def recall(self) -> None:
-        """Goes on where the piece before ended."""
-        path = self.folder / "drill.json"
-        if path.exists():
-            state = json.loads(path.read_text())
-            self.strikes = [Strike(**strike) for strike in state["strikes"]]
-            self.starts, self.flipped, self.wall_s = state["starts"], state["flipped"], state["wall_s"]
-            self.rng.seed(f"{self.rng.random()} {self.starts}")
+    """When the faults end, on the monotonic clock."""
 
     def run(self, kills: int) -> None:
         """Strikes `kills` times, then lets the job end."""
@@ -114,16 +93,13 @@ class Drill:
 
     def _struck_down(self, kills: int) -> bool:
         """Lets the job live and strikes, until it has to be started again (True), has ended, or has had its share."""
-        while len(self.strikes) < kills:
+        while len(self.strikes) < kills and time.monotonic() < self.deadline:
             life = self.rng.uniform(0.0, 3.0 if self.job.module == "tests.standin" else 6.0)
             if self.rng.random() < 0.8:  # most preemptions hit a running step, some the start
                 self._until_a_step()
             self._live(life)
             if self.job.process is None or self.job.process.poll() is not None:
                 return False
-            if time.monotonic() > self.deadline:
-                self._strike("kill, fresh node")
-                raise Paused(f"{len(self.strikes)} faults so far")
             if self._strike():
                 return True
         return False
@@ -169,10 +145,10 @@ class Drill:
         self._note_resume()
         return self.job.process.returncode
 
-    def _strike(self, fault: str = "") -> bool:
+    def _strike(self) -> bool:
         """Does something bad. Returns whether the job has to be started again."""
         state = self.job.progress()
-        fault = fault or self.rng.choice([f for f in FAULTS if self.small_disk or f != "disk full"])
+        fault = self.rng.choice([f for f in FAULTS if self.small_disk or f != "disk full"])
         strike = Strike(fault, state.get("step", 0), state.get("phase", "start"))
         self.strikes.append(strike)
         print(f"{len(self.strikes)}: {fault} at step {strike.step} ({strike.phase})", flush=True)
@@ -228,7 +204,7 @@ class Drill:
 @contextlib.contextmanager
 def small_disk(path: Path) -> Generator[bool]:
     """A tmpfs of DISK_BYTES at `path` where we are root, else a plain folder. Yields whether it is small."""
-    path.mkdir(parents=True, exist_ok=True)
+    path.mkdir(parents=True)
     mounted = os.geteuid() == 0 and subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(path)], capture_output=True
     ).returncode == 0  # fmt: skip
@@ -243,13 +219,12 @@ def configure(folder: Path, steps: int, ranks: int, standin: bool) -> c.RunConfi
     """A tiny model with random weights, a reward that always has a gradient, a checkpoint every second step."""
     from data_prep import shapes
 
-    if not (folder / "data").exists():
-        shapes.prepare(folder / "data", 64, 16, seed=0)
+    shapes.prepare(folder / "data", 64, 16, seed=0)
     (folder / "reward.py").write_text(REWARD)
     if standin:
-        (folder / "model").mkdir(exist_ok=True)
+        (folder / "model").mkdir()
         (folder / "model/config.json").write_text("{}")
-    elif not (folder / "model").exists():
+    else:
         from data_prep import tiny_model
 
         tiny_model.build(folder / "model", 0)
@@ -280,14 +255,13 @@ def shared_memory() -> set[str]:
 def play(
     folder: Path, kills: int, steps: int, ranks: int, seed: int, standin: bool = False, seconds: float = 0.0
 ) -> dict:
-    """Runs the whole drill, or `seconds` of it. Raises AssertionError on any difference or left-over, and Paused."""
+    """Runs the whole drill, with faults for `seconds`. Raises AssertionError on any difference or left-over."""
     deadline = time.monotonic() + seconds if seconds else float("inf")
     config = configure(folder, steps, ranks, standin)
     module = "tests.standin" if standin else "trainer.grpo"
     segments = shared_memory()
-    calm = Job(config, folder / "calm", module=module)
-    if not (calm.run_dir / "hf/model.safetensors").exists():
-        assert calm.start().wait(1200) == 0, calm.tail()
+    calm = Job(config, folder / "calm", module=module).start()
+    assert calm.wait(1200) == 0, calm.tail()
     with (
         small_disk(folder / "disk") as small,
         servers.rclone(folder / "store") as server,
@@ -301,30 +275,28 @@ def play(
         env = servers.s3_environment(relay.port) | {"SPOTRL_NOTICE_S": "5"}
         job = Job(disturbed, folder / "job", env, module)
         drill = Drill(folder, disturbed, job, server, relay, random.Random(seed), small, deadline=deadline)
-        drill.recall()
         begun = time.monotonic()
         try:
             drill.run(kills)
         finally:
             left_over = job.pids()
             job.kill()
-            drill.wall_s += time.monotonic() - begun
-            drill.remember()
+        wall_s = time.monotonic() - begun
         assert not left_over, f"processes are left over: {left_over}"
         mine, theirs = job.metrics(), calm.metrics()
         different = [a["step"] for a, b in zip(mine, theirs, strict=False) if a != b]
         assert len(mine) == len(theirs) and not different, f"metrics differ at steps {different}"
         assert weights_of(job) == weights_of(calm), "the final weights differ"
         store = Storage(f"s3://bucket/runs/{config.run_id}/checkpoints", env=server.env)
-        kept = sorted({key.partition("/")[0] for key, _ in store.list()})
-        assert len(kept) <= 2 and kept[-1] == f"step-{steps:08d}", f"checkpoints left over in the store: {store.list()}"
+        kept = sorted({key.partition("/")[0] for key, _ in store.list() if key.startswith("step-")})
+        assert len(kept) <= 2 and kept[-1] == f"step-{steps:08d}", f"checkpoints left over in the store: {kept}"
         assert not list(job.run_dir.rglob("*.partial")), "partial files are left over"
         segments = {name for name in shared_memory() - segments if not standin}
         assert not segments, f"shared memory is left over: {sorted(segments)}"
-    return summary(drill, config)
+    return summary(drill, wall_s, config)
 
 
-def summary(drill: Drill, config: c.RunConfig) -> dict:
+def summary(drill: Drill, wall_s: float, config: c.RunConfig) -> dict:
     """The figures of a drill."""
     lost = [s.lost_steps for s in drill.strikes if s.lost_steps is not None]
     resumed = [s.start_to_step_s for s in drill.strikes if s.start_to_step_s is not None]
@@ -346,7 +318,7 @@ def summary(drill: Drill, config: c.RunConfig) -> dict:
         "start_to_first_resumed_step_s_median": round(statistics.median(resumed), 1) if resumed else None,
         "start_to_first_resumed_step_s_max": max(resumed, default=None),
         "strikes": [asdict(s) | {"lost_steps": s.lost_steps} for s in drill.strikes],
-        "wall_s": round(drill.wall_s, 1),
+        "wall_s": round(wall_s, 1),
         "equal_to_undisturbed": True,
     }
 
@@ -359,8 +331,8 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--standin", action="store_true", help="pretend to train: minutes in place of an hour")
-    parser.add_argument("--folder", type=Path, help="keep everything here, so that the drill can go on in pieces")
-    parser.add_argument("--seconds", type=float, default=0.0, help="length of a piece; 0: all at once")
+    parser.add_argument("--folder", type=Path, help="keep everything here, to look at")
+    parser.add_argument("--seconds", type=float, default=0.0, help="strike only for so long; 0: until all have struck")
     parser.add_argument("--json", type=Path, help="where the figures go")
     a = parser.parse_args()
     with contextlib.ExitStack() as stack:
@@ -368,9 +340,6 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             figures = play(folder, a.kills, a.steps, a.ranks, a.seed, a.standin, a.seconds)
-        except Paused as pause:
-            print(f"the piece is over: {pause}; run it again")
-            return 3
         except AssertionError as error:
             print(f"the drill failed: {error}", file=sys.stderr)
             return 1
