@@ -55,6 +55,16 @@ def mixed_dataset(tmp_path_factory) -> Path:
     return out
 
 
+@pytest.fixture(scope="session")
+def picture_dataset(tmp_path_factory) -> Path:
+    """8 training rows that all have a picture."""
+    from data_prep.shards import write_dataset
+
+    out = tmp_path_factory.mktemp("data") / "pictures"
+    write_dataset(out, "pictures", {"train": make_rows("train", 8)}, {})
+    return out
+
+
 @pytest.fixture
 def free_port() -> int:
     with socket.socket() as s:

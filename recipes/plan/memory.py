@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from recipes.plan import activations
 from recipes.plan.hardware import gpu_named
 from recipes.plan.models import Shape, shape_of
 from recipes.spec import Recipe, placed
@@ -30,12 +31,12 @@ REDUCE_BUCKET = 500_000_000
 """DeepSpeed's reduce_bucket_size, elements of the gradient dtype."""
 LIVE_PARAMETERS = 1_000_000_000
 """DeepSpeed's stage3_max_live_parameters, elements of the model's dtype."""
+PREFETCH_BUCKET = 50_000_000
+"""DeepSpeed's stage3_prefetch_bucket_size: so many elements are gathered into one buffer, then copied out of it."""
+PERSISTENT = 100_000
+"""DeepSpeed's stage3_param_persistence_threshold: parameters of fewer elements stay whole on every rank."""
 SUB_GROUP = 1_000_000_000
 """DeepSpeed's sub_group_size: so many elements have an fp32 gradient at a time in the optimizer's step."""
-LOGITS_CHUNK = 1024
-"""trainer.policy.LOGITS_CHUNK_TOKENS."""
-LOGITS_BYTES = 18
-"""Per logit of a chunk in the backward pass: the model's dtype, fp32, probabilities, and the gradients of both."""
 HOST_PROCESS = 6 * GIB
 """Host memory of one worker process with CUDA (planning figure; 2 GB measured on CPU)."""
 HOST_SYSTEM = 8 * GIB
@@ -150,80 +151,85 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
     master, adam = 4.0 * t / world, 8.0 * t / world
     if config.optimizer.offload_optimizer:
         master = adam = 0.0
-    reference = shard if config.algorithm.kl_coef and config.method == "grpo" else 0.0
+    reference_used = bool(config.algorithm.kl_coef) and config.method == "grpo"
+    reference = shard if reference_used else 0.0
     if config.optimizer.offload_reference:
         reference = 0.0
-    largest = shape.embedding_parameters * width
-    gathered = min(LIVE_PARAMETERS, p) * width + largest
     on_gpu = config.placement.device == "cuda"
-    context = CONTEXT if on_gpu else 0.0
-    base = {"CUDA context": context, "policy shard": shard, "reference shard": reference}
+    grpo = config.method == "grpo"
+    persistent = sum(n for n in shape.sizes() if n < PERSISTENT) * width
+    base = {"CUDA context": CONTEXT if on_gpu else 0.0, "policy shard": shard, "reference shard": reference}
+    base |= {"small parameters": float(persistent)}
     states = {"fp32 master": master, "Adam moments": adam}
-    asleep = {"engine asleep": ENGINE_ASLEEP} if config.method == "grpo" and on_gpu else {}
-    # DeepSpeed allocates gradients and the reduce bucket once and keeps them; offload_states moves them away too.
+    asleep = {"engine asleep": ENGINE_ASLEEP} if grpo and on_gpu else {}
+    # DeepSpeed allocates gradients and the reduce bucket once and keeps them; `offload` moves them away too.
     # On CPU only the pages of the bucket that gradients have touched are resident.
-    bucket = REDUCE_BUCKET if on_gpu else min(REDUCE_BUCKET, t)
-    held = {"gradients": t * width / world, "reduce bucket": float(bucket * width)}
-    step_gradients = 0.0 if config.optimizer.offload_optimizer else 4.0 * min(SUB_GROUP, t / world)
-    forward = {"gathered layers": gathered, "logits": logits_bytes(config, shape, backward=False)}
-    out = [Phase("load", base | states | {"fp32 gradients": step_gradients})]
-    if config.method == "grpo":
-        rollout = {"CUDA context": context, "reference shard": reference}
-        weights = p * width / config.rollout.tensor_parallel
-        out += [
-            Phase(
-                "rollout", rollout | {"engine weights": weights, "engine KV cache": max(0.0, engine_bytes - weights)}
-            ),
-            Phase("logprobs", base | states | held | asleep | forward | {"layer at work": layer_bytes(config, shape)}),
-        ]
-    update = base | states | held | asleep
-    backward = {
-        "bucket being scattered": float(bucket * width),  # reduce_scatter_coalesced flattens the bucket once more
-        "gathered layers": gathered,
-        "saved activations": saved_bytes(config, shape),
-        "layer at work": 2 * layer_bytes(config, shape),
-        "logits": logits_bytes(config, shape, backward=True),
-    }
-    out.append(Phase("update", update | backward))
-    out.append(Phase("optimizer step", update | {"fp32 gradients": step_gradients, "new weights": 2.0 * shard / 2}))
-    if config.method == "grpo":
-        weights = p * width / config.rollout.tensor_parallel
-        bucket = max(config.rollout.sync_bucket_bytes, largest)
-        out.append(Phase("sync", base | {"engine weights": weights, "bucket and its copy": 2.0 * bucket}))
-    out.append(Phase("save", base | states | held | asleep))
+    bucket = float((REDUCE_BUCKET if on_gpu else min(REDUCE_BUCKET, t)) * width)
+    held = {"gradients": t * width / world, "reduce bucket": bucket}
+    all_held = base | states | held | asleep
+    # Adam's moments are made in the first step; DeepSpeed tries that step out with fp32 gradients of a sub-group.
+    loaded = held if on_gpu else {"gradients": held["gradients"]}
+    sub_group = 0.0 if config.optimizer.offload_optimizer else 4.0 * min(SUB_GROUP, t / world)
+    out = [Phase("load", base | {"fp32 master": master} | loaded | {"fp32 gradients": sub_group})]
+    weights = p * width / config.rollout.tensor_parallel
+    if grpo:
+        rollout = {"CUDA context": base["CUDA context"], "reference shard": reference, "engine weights": weights}
+        out.append(Phase("rollout", rollout | {"engine KV cache": max(0.0, engine_bytes - weights)}))
+    # What the backward pass will want again is kept; a pass without gradients drops each layer after its use.
+    # One rank's shard is the weights.
+    kept = gathering(shape, width, persistent, LIVE_PARAMETERS) if world > 1 else {}
+    ahead = gathering(shape, width, persistent, PREFETCH_BUCKET) if world > 1 else {}
+    pass_ = _larger(
+        {"layer at work": activations.forward(config, shape)},
+        {"logits": activations.logits(config, shape)},
+    )
+    out.append(Phase("logprobs", all_held | ahead | pass_))
+    saved = {"saved activations": sum(activations.saved(config, shape).values())}
+    reference_pass = saved | {"reference's layers": sum(ahead.values())} | pass_ if reference_used else {}
+    backward = _backward(config, shape, bucket, flushed_midway=t > REDUCE_BUCKET)
+    moments = [kept | reference_pass, kept | backward, _scattered(config, bucket)]
+    out.append(Phase("update", all_held | max(moments, key=lambda parts: sum(parts.values()))))
+    out.append(Phase("optimizer step", all_held | _step(config, t / world)))
+    if grpo:
+        group = float(max(config.rollout.sync_bucket_bytes, shape.embedding_parameters * width))
+        out.append(Phase("sync", base | {"engine weights": weights, "bucket and its copy": 2.0 * group}))
+    out.append(Phase("save", all_held))
     return [Phase(phase.name, {k: v for k, v in phase.parts.items() if v}) for phase in out]
 
 
-def sequence_tokens(config: RunConfig) -> int:
-    """Tokens of one micro-batch at its worst: longest prompt, longest answer."""
-    if config.method == "sft":
-        return config.algorithm.micro_batch * config.sft.max_tokens
-    return config.algorithm.micro_batch * (config.data.prompt_max_tokens + config.rollout.max_tokens)
+def gathering(shape: Shape, width: int, persistent: int, live: int) -> dict[str, float]:
+    """Full weights in a pass, but for the `persistent` bytes of the small ones, which are always there: `live` elements
+    and perhaps the largest parameter on top. The buffer that they are gathered into lives as long as any of them."""
+    p, largest = shape.parameters, shape.embedding_parameters
+    whole, buffer = min(p, live + largest), min(p, PREFETCH_BUCKET)
+    return {"gathered layers": float(max(0, whole * width - persistent)), "gather buffer": float(buffer * width)}
 
 
-def logits_bytes(config: RunConfig, shape: Shape, backward: bool) -> float:
-    """Logits of one chunk, with everything of their size that exists beside them."""
-    chunk = min(LOGITS_CHUNK, sequence_tokens(config))
-    return float(chunk * shape.vocabulary * (LOGITS_BYTES if backward else 10))
+def _backward(config: RunConfig, shape: Shape, bucket: float, flushed_midway: bool) -> dict[str, float]:
+    """The backward pass. A bucket that all gradients fit into is only scattered when it is over."""
+    parts = activations.backward(config, shape)
+    return parts | _scattered(config, bucket) if flushed_midway else parts
 
 
-def layer_bytes(config: RunConfig, shape: Shape) -> float:
-    """What one decoder layer saves for its backward pass: both norms (input, normalized, output), rotated q, repeated k
-    and v, attention's output and its contiguous copy; gate, its activation, up and their product."""
-    per_token = 6 * shape.hidden + 5 * shape.heads * shape.head_dim + 4 * shape.intermediate
-    return float(sequence_tokens(config) * per_token * _width(config))
+def _scattered(config: RunConfig, bucket: float) -> dict[str, float]:
+    """DeepSpeed's reduce_scatter_coalesced lays the bucket out once more, by ranks; Gloo reduces a clone of that."""
+    return {"bucket being scattered": bucket * (1 if config.placement.device == "cuda" else 2)}
 
 
-def saved_bytes(config: RunConfig, shape: Shape) -> float:
-    """What the backward pass needs of all layers: their inputs under gradient checkpointing, else all activations."""
-    tokens, width = sequence_tokens(config), _width(config)
-    if not config.model.gradient_checkpointing:
-        return shape.layers * layer_bytes(config, shape)
-    vision = 0.0
-    if shape.vision:
-        patches = config.model.max_pixels / shape.vision.patch**2 * config.algorithm.micro_batch
-        vision = patches * shape.vision.hidden * shape.vision.depth * width
-    return shape.layers * tokens * shape.hidden * width + vision
+def _step(config: RunConfig, shard: float) -> dict[str, float]:
+    """Of a sub-group: gradients flattened and in fp32; what torch's AdamW makes unless it is fused (sqrt, quotient)."""
+    if config.optimizer.offload_optimizer:
+        return {}
+    group, width = min(SUB_GROUP, shard), _width(config)
+    gradients = {"fp32 gradients": 4.0 * group}
+    if config.placement.device == "cuda":
+        return gradients | {"flat gradients": float(width * group)}
+    return gradients | {"Adam's temporaries": 8.0 * group}
+
+
+def _larger(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
+    """The moment that needs more; the two do not coincide."""
+    return max(one, other, key=lambda parts: sum(parts.values()))
 
 
 def _host(recipe: Recipe, shape: Shape) -> dict[str, float]:

@@ -21,15 +21,23 @@ class Vision:
     merge: int = 2
     channels: int = 3
     temporal: int = 2
+    heads: int = 16
+    window: int = 112
+    """Side of the squares within which most blocks attend, pixels."""
+    full: int = 4
+    """Blocks that attend to the whole picture."""
+
+    def sizes(self, out: int) -> list[int]:
+        """Elements of each parameter: patch embedding, blocks (norms, qkv, attention's output and gated MLP, with
+        biases), merger to width `out`."""
+        h, i, merged = self.hidden, self.intermediate, self.hidden * self.merge**2
+        block = [h, h, 3 * h * h, 3 * h, h * h, h, h * i, i, h * i, i, h * i, h]
+        merger = [h, merged * merged, merged, merged * out, out]
+        return [self.channels * self.temporal * self.patch**2 * h, *block * self.depth, *merger]
 
     def parameters(self, out: int) -> int:
-        """Patch embedding, blocks (norms, attention and gated MLP, with biases), merger to width `out`."""
-        embed = self.channels * self.temporal * self.patch**2 * self.hidden
-        attention = 4 * self.hidden**2 + 4 * self.hidden
-        mlp = 3 * self.hidden * self.intermediate + 2 * self.intermediate + self.hidden
-        merged = self.hidden * self.merge**2
-        merger = self.hidden + merged**2 + merged + merged * out + out
-        return embed + self.depth * (attention + mlp + 2 * self.hidden) + merger
+        """Elements of all of them."""
+        return sum(self.sizes(out))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +56,21 @@ class Shape:
     vision: Vision | None = None
 
     @property
+    def layer_sizes(self) -> list[int]:
+        """Elements of each parameter of a decoder layer: q, k, v with biases, o, gated MLP, two norms."""
+        h, q, kv = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return [h * q, q, h * kv, kv, h * kv, kv, q * h, *[h * self.intermediate] * 3, h, h]
+
+    @property
     def layer_parameters(self) -> int:
-        """One decoder layer: q, k, v with biases, o, gated MLP, two norms."""
-        h, kv = self.hidden, self.kv_heads * self.head_dim
-        q = self.heads * self.head_dim
-        return (h * q + q) + 2 * (h * kv + kv) + q * h + 3 * h * self.intermediate + 2 * h
+        """One decoder layer."""
+        return sum(self.layer_sizes)
+
+    def sizes(self) -> list[int]:
+        """Elements of every parameter of the model."""
+        head = [] if self.tied else [self.embedding_parameters]
+        vision = self.vision.sizes(self.hidden) if self.vision else []
+        return [self.embedding_parameters, *head, *self.layer_sizes * self.layers, self.hidden, *vision]
 
     @property
     def embedding_parameters(self) -> int:
@@ -62,9 +80,7 @@ class Shape:
     @property
     def parameters(self) -> int:
         """All parameters."""
-        head = 0 if self.tied else self.embedding_parameters
-        vision = self.vision.parameters(self.hidden) if self.vision else 0
-        return self.embedding_parameters + head + self.layers * self.layer_parameters + self.hidden + vision
+        return sum(self.sizes())
 
     @property
     def matmul_parameters(self) -> int:
@@ -138,5 +154,8 @@ def from_config(config: dict[str, Any]) -> Shape:
             merge=vision["spatial_merge_size"],
             channels=vision.get("in_channels", 3),
             temporal=vision["temporal_patch_size"],
+            heads=vision["num_heads"],
+            window=vision["window_size"],
+            full=len(vision["fullatt_block_indexes"]),
         ),
     )

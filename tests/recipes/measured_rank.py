@@ -1,6 +1,8 @@
 """One rank that measures itself: `python measured_rank.py config.yaml RANK PORT OUT`. Not a test itself.
 
-Resident memory after the imports, after the model and its optimizer stand, and the peak of an optimizer step.
+Anonymous memory (tensors and the interpreter's heap; no program code) over what the process takes without a model: when
+model and optimizer stand, between steps, and the peaks of a pass without gradients, of forward and backward, and of the
+optimizer's step. The caller sets MALLOC, so that freed tensors leave at once and what is resident is what is live.
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ import ctypes
 import gc
 import json
 import os
-import re
 import sys
+import threading
+import time
 from pathlib import Path
 
 import torch
@@ -19,18 +22,42 @@ from trainer import config as configuration
 from trainer.batching import TrainItem, schedule
 from trainer.worker import Worker
 
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_TOP_PAD_": "0"}
+"""glibc keeps freed blocks of up to 32 MiB for later, which is no need of the model's."""
+PAGE = os.sysconf("SC_PAGESIZE")
 
-def resident(name: str = "VmRSS") -> int:
-    """VmRSS or VmHWM of this process, bytes, after giving freed memory back."""
+
+def resident() -> int:
+    """Bytes of anonymous memory of this process now."""
+    fields = Path("/proc/self/statm").read_text().split()
+    return (int(fields[1]) - int(fields[2])) * PAGE
+
+
+def settled() -> int:
+    """The same after giving back what is free."""
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    found = re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())
-    assert found
-    return int(found[1]) * 1024
+    return resident()
 
 
-def forget_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
+class Peaks(threading.Thread):
+    """Notes the peak of every phase, a thousand times a second."""
+
+    def __init__(self, phase: str) -> None:
+        super().__init__(daemon=True)
+        self.phase, self.over, self.found = phase, False, dict[str, int]()
+        self.start()
+
+    def run(self) -> None:
+        while not self.over:
+            phase = self.phase
+            self.found[phase] = max(self.found.get(phase, 0), resident())
+            time.sleep(0.001)
+
+    def close(self) -> dict[str, int]:
+        self.over = True
+        self.join()
+        return self.found
 
 
 def items(worker: Worker, count: int, tokens: int) -> list[TrainItem]:
@@ -43,13 +70,13 @@ def items(worker: Worker, count: int, tokens: int) -> list[TrainItem]:
     return out
 
 
-def step(worker: Worker, tokens: int) -> None:
+def batches(worker: Worker, tokens: int) -> tuple[list[list[TrainItem]], int, int]:
+    """This rank's micro-batches of one step, and the tokens and sequences of all ranks."""
     config = worker.config
     size = config.placement.world_size * config.algorithm.micro_batch
     batch = items(worker, size, tokens)
     plan = schedule([i.length for i in batch], config.placement.world_size, config.algorithm.micro_batch)
-    mine = [[batch[i] for i in micro] for micro in plan[worker.rank]]
-    worker.update(mine, sum(len(i.token_ids) for i in batch), len(batch))
+    return [[batch[i] for i in micro] for micro in plan[worker.rank]], sum(len(i.token_ids) for i in batch), size
 
 
 def main(path: str, rank: int, port: int, out: str) -> None:
@@ -60,21 +87,40 @@ def main(path: str, rank: int, port: int, out: str) -> None:
     from transformers import AutoModelForImageTextToText, Qwen2_5_VLForConditionalGeneration  # noqa: F401
 
     import trainer.policy  # noqa: F401
+    from trainer.vision import Prompter
 
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # as Worker.start says
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
-    torch.distributed.barrier()
-    torch.ones(256, 256) @ torch.ones(256, 256)  # the matrix library's own threads and buffers
+    torch.distributed.all_reduce(torch.ones(1))
+    (torch.ones(256, 256, requires_grad=True) @ torch.ones(256, 256)).sum().backward()  # the libraries' own buffers
+    warm = Prompter(config.model)
     worker = Worker(config)
-    before = resident()
+    before = settled()
     worker.start(rank, rank, "127.0.0.1", port, 10)
-    stands = resident()
-    step(worker, config.sft.max_tokens)  # buffers that are made once
-    forget_peak()
-    after = resident()
-    step(worker, config.sft.max_tokens)
-    peak = resident("VmHWM")
-    numbers = {"before": before, "stands": stands, "after": after, "peak": peak}
-    Path(out).write_text(json.dumps(numbers))
+    found = {"load": settled()}
+    mine, tokens, size = batches(worker, config.sft.max_tokens)
+    pictures = [worker._prompt(item.row).pixel_values for micro in mine for item in micro]
+    patches = sum(len(pixels) for pixels in pictures if pixels is not None)
+    worker.update(mine, tokens, size)  # Adam's moments, and the pages of the buckets
+    found["save"] = settled()
+    step = worker.policy.engine.step
+    peaks = Peaks("update")
+
+    def measured_step() -> None:
+        peaks.phase = "optimizer step"
+        step()
+
+    worker.policy.engine.step = measured_step
+    worker.update(mine, tokens, size)
+    peaks.phase = "between"
+    settled()
+    worker.logprobs(mine)  # DeepSpeed records the order of the layers, and gathers ahead from the next pass on
+    peaks.phase = "logprobs"
+    worker.logprobs(mine)
+    found |= {name: peak for name, peak in peaks.close().items() if name != "between"}
+    del warm
+    over = {name: value - before for name, value in found.items()}
+    Path(out).write_text(json.dumps(over | {"patches": patches}))
     torch.distributed.barrier()
 
 

@@ -56,7 +56,14 @@ def test_72b_on_32_gpus_by_hand():
     update = next(phase for phase in need.phases if phase.name == "update").parts
     assert update["policy shard"] == update["reference shard"] == update["gradients"] == p * 2 / 32  # 4.6 GB each
     assert update["fp32 master"] + update["Adam moments"] == p * 12 / 32  # 27.5 GB
-    assert update["saved activations"] == 80 * 12_096 * 8192 * 2 + 5120 * 1280 * 32 * 2
+    layers = 80 * 12_096 * 8192 * 2  # every layer's input
+    merger, own_pixels = 1280 * 8 + 1280 * 4, 1176 * 2
+    tower = 5120 * (1176 * 4 + own_pixels + 32 * 1280 * 2 + merger)
+    assert update["saved activations"] == layers + tower
+    norms, attention, mlp = 2 * 8192 * 8, 2 * 2 * (64 + 8) * 128 + 4 * 64, 2 * 4 * 29568
+    assert update["layer at work"] == 12_096 * (norms + attention + mlp - 2 * 8192 + 2 * 2 * 29568)
+    assert update["gathered layers"] == pytest.approx((1e9 + 152_064 * 8192) * 2, rel=5e-3)
+    assert update["bucket being scattered"] == update["reduce bucket"] == 5e8 * 2
     rollout = next(phase for phase in need.phases if phase.name == "rollout").parts
     assert rollout["engine weights"] == p * 2 / 8  # 18.4 GB
     assert rollout["engine weights"] + rollout["engine KV cache"] == pytest.approx(0.4 * 79.2 * GIB)
@@ -79,8 +86,8 @@ def test_every_recipe_fits_every_gpu_it_names():
         ("grpo-qwen2.5-vl-72b-mathv60k", ["model.gradient_checkpointing=false"], ["model.gradient_checkpointing=true"]),
         ("grpo-qwen2.5-vl-72b-mathv60k", ["cluster.nodes=1"], ["cluster.nodes=4"]),
         ("grpo-qwen2.5-vl-72b-mathv60k", ["rollout.tensor_parallel=2"], ["rollout.tensor_parallel=8"]),
-        ("grpo-qwen2.5-vl-7b-mathv60k", ["algorithm.micro_batch=16"], ["algorithm.micro_batch=1"]),
-        ("grpo-qwen2.5-vl-3b-mathv60k", ["data.prompt_max_tokens=20000"], ["optimizer.offload_reference=true"]),
+        ("grpo-qwen2.5-vl-7b-mathv60k", ["algorithm.micro_batch=64"], ["algorithm.micro_batch=1"]),
+        ("grpo-qwen2.5-vl-3b-mathv60k", ["data.prompt_max_tokens=40000"], ["optimizer.offload_reference=true"]),
         ("grpo-qwen2.5-vl-3b-mathv60k", ["cluster.gpu=L40S"], ["optimizer.offload_optimizer=true"]),
     ],
 )
@@ -104,9 +111,8 @@ def test_offloading_moves_bytes_from_the_gpu_to_the_host():
 def test_frozen_vision_has_no_optimizer_states():
     recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), ["model.freeze_vision=true"])
     need = memory.plan(recipe)
-    assert need and need.checkpoint_bytes == 12 * (
-        8_292_166_656 - KNOWN[recipe.config.model.path].vision.parameters(3584)
-    )
+    tower = KNOWN[recipe.config.model.path].vision
+    assert need and tower and need.checkpoint_bytes == 12 * (8_292_166_656 - tower.parameters(3584))
 
 
 def test_resources_are_asked_for_as_planned():
