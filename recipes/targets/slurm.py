@@ -26,7 +26,8 @@ def render(recipe: Recipe) -> dict[str, str]:
         f"# RUN_ID=my-run sbatch recipes/generated/slurm/{recipe.name}.sbatch   (from the repository's root, on a file",
         "# system that all nodes see; the same RUN_ID goes on from its last committed checkpoint)",
         'cd "${SLURM_SUBMIT_DIR:?}"',
-        f'export RUN_ID="${{RUN_ID:-{job_name(recipe)}}}" SPOTRL_NOTICE_S="${{SPOTRL_NOTICE_S:-{recipe.site.grace_s}}}"',
+        f'export RUN_ID="${{RUN_ID:-{job_name(recipe)}}}"',
+        f'export SPOTRL_NOTICE_S="${{SPOTRL_NOTICE_S:-{recipe.site.grace_s}}}"',
         script.preamble(recipe.site.shared_dir or "$PWD/.cache", bucket=False, runs=runs(recipe)).rstrip("\n"),
     ]
     if recipe.environment == "rocm":
