@@ -78,7 +78,8 @@ class AnswerScorer(nn.Module):
         inner = self.model.model
         mask = batch.attention_mask if "flash" in self.model.config._attn_implementation else None
         if not self.visual:
-            return inner(batch.input_ids, attention_mask=mask, position_ids=batch.position_ids[0], use_cache=False)[0]
+            # Without positions: transformers would take those of padding for the start of packed sequences.
+            return inner(batch.input_ids, attention_mask=mask, use_cache=False)[0]
         embeds = inner.language_model.embed_tokens(batch.input_ids)
         pixels, grid = batch.pixel_values, batch.grid_thw
         if pixels is None:
@@ -128,7 +129,7 @@ def _frugal(method: Any) -> Any:
 def _exact_frequencies(model: Any) -> None:
     """Computes rotary frequencies in fp32 again: `zero.Init` rounds what a model's constructors make to its own type.
 
-    In bf16 they are up to 0.4% off, which at position 3,000 is a radian (github.com/deepspeedai/DeepSpeed/issues/4932).
+    In bf16 that is a radian off at position 1,000 (github.com/deepspeedai/DeepSpeed/issues/4932).
     """
     for module in model.modules():
         if isinstance(getattr(module, "inv_freq", None), Tensor):
@@ -146,6 +147,7 @@ class Policy:
         self.config, self.device, self.total_updates, self.pad_id = config, device, total_updates, pad_id
         self.world_size, self.rank = dist.get_world_size(), dist.get_rank()
         self.updates = 0
+        self._moves = device.type == "cuda" and not config.optimizer.offload_optimizer
         ds_config = zero3_config(config)
         temperature = config.rollout.temperature if config.method == "grpo" else 1.0
         scorer = self._scorer(ds_config, banned_token_ids, temperature)
@@ -157,10 +159,9 @@ class Policy:
             lr=config.optimizer.learning_rate,
             betas=config.optimizer.betas,
             eps=config.optimizer.eps,
-            fused=device.type == "cuda" and not config.optimizer.offload_optimizer,
+            fused=self._moves,
         )
         self.engine, self.zero = _quietly(deepspeed.initialize, model=scorer, optimizer=optimizer, config=ds_config)[:2]
-        self._moves = device.type == "cuda" and not config.optimizer.offload_optimizer
         self._states = States(self.zero, device)
         self.names: dict[str, Any] = {n.removeprefix("model."): p for n, p in scorer.named_parameters()}
         self.reference: Any = None
@@ -247,11 +248,9 @@ class Policy:
         norm = float(self.engine.get_global_grad_norm() or 0.0)
         return sums | {"grad/norm": norm, "optim/lr": rate}
 
+    @torch.no_grad()
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
-        if self.reference is None:
-            return None
-        with torch.no_grad():
-            return self.reference(batch)[0]
+        return None if self.reference is None else self.reference(batch)[0]
 
     # --- weights out, states away
 
