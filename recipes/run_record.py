@@ -36,6 +36,8 @@ class RunRecord:
     """Unix time from which on nothing is billed any more; 0: not known to have ended."""
     earlier_usd: float = 0.0
     """What launches of the same run cost before this one."""
+    counted_usd: float | None = None
+    """What this one cost as its engine counted, where it counts and was asked."""
 
     def hours(self) -> float:
         """Since the launch, up to its end."""
@@ -44,7 +46,8 @@ class RunRecord:
 
     def usd(self) -> float:
         """Dollars so far, all launches together; at most, because machines are billed only once they are there."""
-        return self.earlier_usd + self.hours() * self.usd_per_hour
+        mine = self.hours() * self.usd_per_hour if self.counted_usd is None else self.counted_usd
+        return self.earlier_usd + mine
 
     def save(self) -> Path:
         """Writes the record and returns its path."""

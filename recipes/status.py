@@ -17,16 +17,19 @@ def show(run: str | None) -> int:
     """One line per run; of a single run also what its engine says."""
     names = [run] if run else sorted(p.parent.name for p in RUNS.glob("*/launch.json"))
     said = engine_state.ask(run_record.load(run)) if run else None
-    if run and said and said.ended_s and not run_record.load(run).ended_s:
-        replace(run_record.load(run), ended_s=said.ended_s).save()
+    if run and said:
+        record = run_record.load(run)
+        if ended_s := record.ended_s or said.ended_s:
+            replace(record, counted_usd=said.usd, ended_s=ended_s).save()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("run", "target", "started", "hours", "$ so far (at most)", "last step"):
         table.add_column(column)
     for name in names:
         record = run_record.load(name)
-        usd = said.usd if said and said.usd is not None else record.usd() if record.usd_per_hour else None
+        if said and said.usd is not None:
+            record = replace(record, counted_usd=said.usd)
         started = time.strftime("%m-%d %H:%M", time.gmtime(record.started_s))
-        spent = "-" if usd is None else f"{usd:.2f}"
+        spent = f"{record.usd():.2f}" if record.usd_per_hour else "-"
         table.add_row(name, record.target, started, f"{record.hours():.1f}", spent, last_step(record))
     Console().print(table if names else "no run was launched from here")
     if said:

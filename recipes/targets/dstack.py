@@ -94,7 +94,7 @@ def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
         "resources": _resources(recipe, target),
     }
     if can.cloud:
-        task |= _market(recipe, target)
+        task |= _market(recipe, target) | {"idle_duration": f"{budget.idle_minutes}m"}
     if recipe.storage.volume:
         task["volumes"] = [{"name": recipe.storage.volume, "path": "/workspace"}]
     task |= {

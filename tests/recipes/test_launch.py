@@ -265,6 +265,14 @@ def test_status_of_a_dstack_run_has_the_servers_own_cost(capsys, monkeypatch, tm
     code, out, _ = run(capsys, "status", "mine")
     assert code == 0 and "dstack run mine: running" in out and "3.25" in out
     assert run_record.load("mine").ended_s == 0.0
+    over = {
+        "status": "terminated",
+        "termination_reason": "stopped_by_user",
+        "last_processed_at": "2026-01-01T00:00:00Z",
+    }
+    answers(tmp_path, monkeypatch, "dstack", {"project": "main", "runs": [now | over | {"cost": 4.5}]})
+    assert "terminated (stopped_by_user)" in run(capsys, "status", "mine")[1]
+    assert run_record.load("mine").usd() == 4.5 and " 4.50" in run(capsys, "status")[1]
 
 
 @pytest.mark.parametrize(
