@@ -1,7 +1,8 @@
-"""A real dstack server without a cloud: `.venvs/launch/bin/python tests/recipes/dstack_lab.py FOLDER < files.json`.
+"""A real dstack server without a cloud: `.venvs/launch/bin/python tests/recipes/dstack_lab.py FOLDER PYTHON < files`.
 
 Run it inside a network namespace (`unshare -n`): the server sees a price catalog from files and a RunPod backend whose
-key nobody checks, creates every fleet and plans every task that it is given, and prints what it offers as JSON.
+key nobody checks, creates every fleet and plans every task of the JSON that it is given, and prints what it offers as
+JSON. Then launch.py, run by PYTHON, is tried on it.
 """
 
 import json
@@ -130,6 +131,30 @@ def plans(files: dict[str, str]) -> dict:
     return out
 
 
+def by_hand(folder: Path, python: str) -> dict:
+    """What launch.py says to a person with this server; the task waits for a RunPod that is not there."""
+    home, root, repository = folder / "home", Path(__file__).parents[2], folder / "repository"
+    (home / ".dstack").mkdir(parents=True)
+    project = {"name": "main", "url": f"http://127.0.0.1:{PORT}", "token": TOKEN, "default": True}
+    (home / ".dstack/config.yml").write_text(json.dumps({"projects": [project]}))
+    left_out = [f"--exclude={name}" for name in (".git", ".venvs", ".cache", "runs", "__pycache__")]
+    subprocess.run(["rsync", "-a", *left_out, f"{root}/", f"{repository}/"], check=True)
+    env = {"HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "150"}
+    env |= {"AWS_ACCESS_KEY_ID": "stand-in", "AWS_SECRET_ACCESS_KEY": "stand-in"}
+
+    def said(*command: str) -> list:
+        done = subprocess.run(command, env=env, cwd=repository, capture_output=True, text=True, timeout=60)
+        return [done.returncode, done.stdout + done.stderr]
+
+    launch, recipe = [python, "launch.py"], "grpo-qwen2.5-vl-3b-mathv60k"
+    up = [*launch, "up", recipe, "--target", "dstack-runpod", "--bucket", "s3://b", "--run-id", "mine", "--detach"]
+    out = {"no secrets": said(*up)}
+    for name in ("aws_access_key_id", "aws_secret_access_key"):
+        said("dstack", "secret", "set", name, "stand-in")
+    out |= {"up": said(*up), "status": said(*launch, "status", "mine"), "logs": said(*launch, "logs", "mine")}
+    return out | {"down": said(*launch, "down", "mine"), "after": said(*launch, "status", "mine")}
+
+
 def main() -> None:
     folder = Path(sys.argv[1]).absolute()
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
@@ -137,7 +162,8 @@ def main() -> None:
     server, seconds = start(folder)
     try:
         add_backend(folder)
-        print(json.dumps({"start_s": round(seconds, 1), "plans": plans(json.load(sys.stdin))}))
+        answer = {"start_s": round(seconds, 1), "plans": plans(json.load(sys.stdin))}
+        print(json.dumps(answer | {"by hand": by_hand(folder, sys.argv[2])}))
     finally:
         server.send_signal(signal.SIGINT)
         try:

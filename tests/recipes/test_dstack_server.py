@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ TARGETS = ("dstack-runpod", "dstack-gcp", "dstack-kubernetes")
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory):
+def answer(tmp_path_factory):
     """What the server said to every file, and to one task that asks RunPod for spot nodes."""
     if os.geteuid() != 0:
         pytest.skip("needs root, for a network namespace")
@@ -35,17 +36,23 @@ def said(tmp_path_factory):
     files["spot.yaml"] = task.replace("spot_policy: on-demand", "spot_policy: spot")
     files["dear.yaml"] = re.sub(r"max_price: \S+", "max_price: 0.5", task)
     command = [
-        "unshare",
-        "--net",
+        *NAMESPACE,
         str(LAUNCH),
         str(ROOT / "tests/recipes/dstack_lab.py"),
         str(tmp_path_factory.mktemp("dstack")),
+        sys.executable,
     ]
     done = subprocess.run(command, input=json.dumps(files), text=True, capture_output=True, timeout=500)
     if "Operation not permitted" in done.stderr:
         pytest.skip("no network namespaces here")
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.strip().splitlines()[-1])["plans"]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def said(answer):
+    """Its plans."""
+    return answer["plans"]
 
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
@@ -71,3 +78,14 @@ def test_runpod_offers_pods_to_one_node(said):
 def test_runpod_has_no_spot_and_respects_the_price_limit(said):
     assert said["spot.yaml"]["offers"] == 0
     assert said["dear.yaml"]["offers"] == 0
+
+
+def test_a_person_launches_looks_and_ends(answer):
+    said = answer["by hand"]
+    code, text = said["no secrets"]
+    assert code == 2 and "launch.py: dstack has no secret aws_access_key_id, aws_secret_access_key" in text
+    code, text = said["up"]
+    assert code == 0 and "Run mine submitted" in text and "$1.79" in text and "stand-in" not in text
+    assert said["status"][0] == 0 and re.search(r"dstack run mine: (submitted|pending|provisioning)", said["status"][1])
+    assert (said["logs"][0], said["down"][0]) == (0, 0)
+    assert "dstack run mine: terminated (stopped_by_user)" in said["after"][1] and " 0.00 " in said["after"][1]
