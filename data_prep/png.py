@@ -23,6 +23,8 @@ MAX_PIXELS = 1 << 24
 """Larger pictures are left to Pillow, which needs half the memory."""
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 """By the header's color type: gray, RGB, palette, gray and alpha, RGBA."""
+_TO_GRAY = np.array([19595, 38470, 7471]) / 65536
+"""Of red, green and blue: Pillow's."""
 
 
 def gray_means(data: bytes, side: int) -> np.ndarray | None:
@@ -43,11 +45,22 @@ def gray_means(data: bytes, side: int) -> np.ndarray | None:
     rows = _inflated(chunks[0], height, 1 + width * channels)
     if rows is None or not _undo(rows, channels):
         return None
-    levels = np.arange(256, dtype=np.int32) if chunks[1] is None else chunks[1]
-    sums = np.zeros((side, side), dtype=np.int64)
-    _add_up(rows, channels, levels, sums)
-    counts = np.outer(np.diff(_edges(height, side)), np.diff(_edges(width, side)))
-    return (sums / counts).astype(np.float32)
+    levels = _over_white(rows[:, 1:].reshape(height, width, channels)) if channels in (2, 4) else rows[:, 1:]
+    if chunks[1] is not None:
+        levels = chunks[1][levels]
+    sums = np.zeros((side, width * (3 if color in (2, 6) else 1)), dtype=np.uint32)
+    _sum_rows(levels, sums)
+    gray = sums.reshape(side, width, 3) @ _TO_GRAY if color in (2, 6) else sums.astype(np.float64)
+    edges_y, edges_x = _edges(height, side), _edges(width, side)
+    parts = np.add.reduceat(gray, edges_x[:-1], axis=1)
+    return (parts / np.outer(np.diff(edges_y), np.diff(edges_x))).astype(np.float32)
+
+
+def _over_white(pixels: np.ndarray) -> np.ndarray:
+    """Pixels with alpha [height, width, 2 or 4] on white, as rows [height, width * (1 or 3)]."""
+    alpha = pixels[:, :, -1:].astype(np.uint16)
+    white = 255 - ((255 - pixels[:, :, :-1]) * alpha + 127) // 255
+    return white.astype(np.uint8).reshape(len(pixels), -1)
 
 
 def _chunks(data: bytes) -> tuple[bytes, np.ndarray | None] | None:
@@ -66,7 +79,7 @@ def _chunks(data: bytes) -> tuple[bytes, np.ndarray | None] | None:
             return None
         elif kind == b"PLTE":
             palette = np.frombuffer(body, np.uint8).reshape(-1, 3).astype(np.int32)
-            levels = np.zeros(256, dtype=np.int32)
+            levels = np.zeros(256, dtype=np.uint8)
             levels[: len(palette)] = (palette @ np.array([19595, 38470, 7471], dtype=np.int32) + 0x8000) >> 16
         at += 12 + size
     return None
@@ -108,9 +121,9 @@ def _paeth(a, b, c):
     """The neighbour (left, above, above left) that is nearest to a + b - c."""
     x, y = b - c, a - c
     near_a, near_b, near_c = abs(x), abs(y), abs(x + y)
-    if near_a <= near_b and near_a <= near_c:
-        return a
-    return b if near_b <= near_c else c
+    c_is_nearer = (near_c - near_b) >> 31  # all ones or zero: what the nearest is, is too random to branch on
+    other, near = b ^ ((b ^ c) & c_is_nearer), near_b ^ ((near_b ^ near_c) & c_is_nearer)
+    return a ^ ((a ^ other) & ((near - near_a) >> 31))
 
 
 @_compiled("b1(u1[:, ::1], i8)")
@@ -164,31 +177,13 @@ def _undo(rows, bytes_per_pixel):
     return True
 
 
-@_compiled("void(u1[:, ::1], i8, i4[::1], i8[:, ::1])")
-def _add_up(rows, channels, levels, sums):
-    """Adds the gray level of every pixel to its part in sums [side, side]. `levels` maps gray or palette to gray."""
-    side = sums.shape[0]
-    height, width = rows.shape[0], (rows.shape[1] - 1) // channels
-    for part_y in range(side):
-        top = (2 * part_y * height + side) // (2 * side)
-        bottom = (2 * (part_y + 1) * height + side) // (2 * side)
-        for y in range(top, bottom):
+@_compiled("void(u1[:, :], u4[:, ::1])")
+def _sum_rows(rows, sums):
+    """Adds rows [height, bytes] up within each of the parts in sums [side, bytes]."""
+    side, height = sums.shape[0], rows.shape[0]
+    for part in range(side):
+        total = sums[part]
+        for y in range((2 * part * height + side) // (2 * side), (2 * (part + 1) * height + side) // (2 * side)):
             row = rows[y]
-            for part_x in range(side):
-                left = (2 * part_x * width + side) // (2 * side)
-                right = (2 * (part_x + 1) * width + side) // (2 * side)
-                total = np.int64(0)
-                if channels == 1:
-                    for x in range(left, right):
-                        total += levels[row[1 + x]]
-                elif channels == 3:
-                    for i in range(1 + 3 * left, 1 + 3 * right, 3):
-                        total += (row[i] * 19595 + row[i + 1] * 38470 + row[i + 2] * 7471 + 0x8000) >> 16
-                else:
-                    for i in range(1 + channels * left, 1 + channels * right, channels):
-                        gray = np.int32(row[i])
-                        if channels == 4:
-                            gray = np.int32((row[i] * 19595 + row[i + 1] * 38470 + row[i + 2] * 7471 + 0x8000) >> 16)
-                        alpha = np.int32(row[i + channels - 1])
-                        total += 255 - ((255 - gray) * alpha + 127) // 255
-                sums[part_y, part_x] += total
+            for i in range(total.shape[0]):
+                total[i] += row[i]

@@ -1,6 +1,7 @@
 import io
 import struct
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -63,7 +64,7 @@ def test_means_are_those_of_pillow(color, channels, filters, height, width):
     data = encoded(levels, color, filters, palette, parts=1 + width % 3)
     found = png.gray_means(data, SIDE)
     assert found is not None
-    assert np.abs(found - by_pillow(data)).max() < (1.5 if channels in (2, 4) else 0.01)
+    assert np.abs(found - by_pillow(data)).max() < {1: 0.01, 2: 1.5, 3: 0.7, 4: 1.5}[channels]
 
 
 def test_facts_are_those_of_the_slow_way():
@@ -71,7 +72,9 @@ def test_facts_are_those_of_the_slow_way():
         buffer = io.BytesIO()
         drawing(seed, 300, 200).save(buffer, "PNG")
         fast, slow = (inspect(buffer.getvalue(), ImageLimits(), fast_png=fast) for fast in (True, False))
-        assert fast == slow
+        levels = [np.frombuffer(bytes.fromhex(picture.look), np.uint8).astype(int) for picture in (fast, slow)]
+        assert replace(fast, look="") == replace(slow, look="")
+        assert np.abs(levels[0] - levels[1]).max() <= 5 < images.NEAR_LEVELS / 5
 
 
 def damaged() -> dict[str, bytes]:
