@@ -4,9 +4,9 @@ A pod has mount, pid, network, host-name and IPC namespaces, an address of its o
 over this machine's that is gone with it, and runs the `dockerArgs` that it was rented with: SkyPilot's own script,
 which starts sshd. Run by runpod_lab.py inside a network namespace, so that no packet can leave the machine.
 
-    POST /lab/preempt {"pod": ID, "as": "gone" | "exited"}     what a spot market does, without a word before
-    POST /lab/stock {"without": [DATA_CENTER, ...]}             data centers that have no machines from now on
-    GET  /lab                                                   pods, and what was asked for so far
+    POST /lab/preempt {"pod": ID}                      what a spot market does, without a word before
+    POST /lab/stock {"without": [DATA_CENTER, ...]}    data centers that have no machines from now on
+    GET  /lab                                          pods, and what was asked for so far
 """
 
 from __future__ import annotations
@@ -158,10 +158,9 @@ class RunPod:
             command = [*host.enter, "chroot", str(folder / "root"), "/bin/sh", "-c", f"cd /root && {arguments}"]
             subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
-    def end(self, name: str, forget: bool = True) -> None:
+    def end(self, name: str) -> None:
         """Ends a pod at once."""
-        pod = self.pods.pop(name) if forget else self.pods[name]
-        pod.host.kill()
+        self.pods.pop(name).host.kill()
 
     def answer(self, query: str) -> dict:
         """The data of a GraphQL query. Raises LookupError, which becomes an error of the API."""
@@ -223,7 +222,7 @@ class Handler(BaseHTTPRequestHandler):
         """A GraphQL query, or a command of the lab."""
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
         if self.path == "/lab/preempt":
-            self.provider.end(body["pod"], forget=body["as"] == "gone")
+            self.provider.end(body["pod"])
             return self._reply({})
         if self.path == "/lab/stock":
             self.provider.without = set(body["without"])

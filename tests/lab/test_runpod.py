@@ -53,7 +53,7 @@ def test_sky_launch_of_a_generated_file_runs_to_the_end_and_gives_the_machine_ba
     (pod,) = desk.rented
     assert not pod["spot"] and pod["vcpuCount"] == 4
     desk.call("sky", "down", "-y", "by-hand")
-    assert desk.rented == []
+    assert desk.rented == [] and desk.provider()["calls"].count("deployCpuPod") == 1
 
 
 def test_a_preempted_spot_job_goes_on_elsewhere_from_its_last_commit(desk, capsys):
@@ -67,7 +67,7 @@ def test_a_preempted_spot_job_goes_on_elsewhere_from_its_last_commit(desk, capsy
     (pod,) = desk.rented
     assert pod["spot"]
     desk.provider("/stock", without=[pod["dataCenterId"]])
-    desk.provider("/preempt", **{"pod": pod["id"], "as": "gone"})
+    desk.provider("/preempt", pod=pod["id"])
     taken, saved = time.monotonic(), desk.commits("spot")[-1]
     desk.until(lambda: desk.rented, 300, "another machine")
     assert desk.rented[0]["dataCenterId"] != pod["dataCenterId"]
