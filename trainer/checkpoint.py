@@ -325,6 +325,10 @@ class Checkpoints:
             record = FileRecord(**entry) if entry["name"] not in sent else None
             if record and not (record := upload(self.storage, folder, record)).uploaded:
                 raise StorageError(f"step {step} is committed locally only: {record.name}: {record.error}")
+        there = dict(self.storage.list(step_name(step)))
+        for entry in manifest["files"]:
+            if there.get(f"{step_name(step)}/{entry['name']}") != entry["bytes"]:
+                raise StorageError(f"step {step} is committed locally only: {entry['name']} is not whole in the store")
         self.storage.put_bytes(f"{step_name(step)}/manifest.json", pack(manifest))
         self.stored = max(self.stored, step)
         self.failures_in_a_row = 0

@@ -75,9 +75,6 @@ class Storage:
         def send() -> None:
             with _Counted(path, progress) if progress else contextlib.nullcontext(path) as source:
                 obstore.put(self._store, key, source, chunk_size=part, max_concurrency=self.limits.parallel_parts)
-            there = obstore.head(self._store, key)["size"]
-            if there != size:
-                raise exceptions.GenericError(f"{key} has {there} bytes after an upload of {size}")
 
         self._try(f"upload of {key}", send)
         if sha256:

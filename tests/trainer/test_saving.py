@@ -82,6 +82,23 @@ def test_three_failures_in_a_row_stop_the_run(tmp_path, told):
         Checkpoints(config, "data", storage=gone, say=told.append).find()
 
 
+def test_a_file_that_the_store_lost_is_sent_again_before_the_commit(run, tmp_path, told):
+    _, checkpoints, ranks = run
+    checkpoints.begin(2, {"step": 2})
+    for writer in ranks:
+        writer.start(2, cut(whole(2), writer.rank, 2), {})
+        writer.wait()
+    there = tmp_path / "remote/test/checkpoints/step-00000002"
+    (there / "rank-00001-of-00002.json").write_text("cut off")
+    finish(checkpoints, ranks)
+    assert (checkpoints.failures, checkpoints.safe) == (1, 0)
+    assert any("rank-00001-of-00002.json is not whole in the store" in text for text in told)
+    assert not (there / "manifest.json").exists()
+    assert resend(checkpoints, ranks) == 2
+    assert checkpoints.safe == 2
+    assert (there / "manifest.json").exists()
+
+
 def test_what_is_kept():
     def manifests(*steps, scores=()):
         return {step: {"step": step, "score": dict(scores).get(step)} for step in steps}
