@@ -56,11 +56,13 @@ class Ranks:
     def save_status(self) -> list[RankStatus]:
         return [writer.status() for writer in self.writers]
 
-    def restore(self, found: Found, updates: int) -> list[None]:
+    def load(self, found: Found) -> None:
         reader = ShardReader(found)
         self.full = {name: {kind: reader.read(kind, name).clone() for kind in KINDS} for name in SHAPES}
-        assert updates == found.step
-        return []
+        self.step = found.step
+
+    def loaded(self, updates: int) -> None:
+        assert updates == self.step
 
 
 def train(config: RunConfig, run: Session) -> None:

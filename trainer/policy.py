@@ -139,7 +139,7 @@ def _exact_frequencies(model: Any) -> None:
 
 
 class Policy:
-    """One rank's part of the ZeRO-3 policy. Every method is collective: all ranks call it, in the same order."""
+    """One rank's part of the ZeRO-3 policy. Every method but `load` is collective: all ranks call it, in order."""
 
     def __init__(
         self, config: RunConfig, banned_token_ids: list[int], device: torch.device, total_updates: int, pad_id: int
@@ -285,20 +285,21 @@ class Policy:
         return Shard(shape=tuple(p.ds_shape), start=start, stop=stop, tensors=tensors)
 
     @torch.no_grad()
-    def restore(self, read: Callable[[str, str, int, int], Tensor], updates: int) -> None:
+    def load(self, read: Callable[[str, str, int, int], Tensor]) -> None:
         """Takes over weights and moments: `read(kind, name, start, stop)` gives [stop - start] of a flat parameter."""
         self.reload()
-        for name, p in self.names.items():
-            if not p.requires_grad:
-                continue
+        for name, p in ((n, p) for n, p in self.names.items() if p.requires_grad):
             start, stop = self._range(p)
             for kind, view in self._views(p).items():
                 view[: stop - start].copy_(read(kind, name, start, stop))
             p.ds_tensor.data.view(-1).copy_(self._views(p)["master"])
+
+    @torch.no_grad()
+    def loaded(self, updates: int) -> None:
+        """After every rank's `load`: goes on from optimizer step `updates`."""
         for state in self.zero.optimizer.state.values():
             state["step"].fill_(float(updates))
-        persistent = self.zero.persistent_parameters
-        if persistent:
+        if persistent := self.zero.persistent_parameters:
             persistent[0].partition(persistent)
             persistent[0].all_gather(persistent)
         self.updates = updates

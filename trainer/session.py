@@ -116,7 +116,8 @@ class Session:
         """Takes over the newest whole checkpoint and returns its step; 0 for a fresh start. Fills `norm`."""
 
         def load(found: Found) -> None:
-            self.workers.all("restore", found, found.state["updates"])
+            self.workers.all("load", found)  # all of them, before any goes on: one may find its files damaged
+            self.workers.all("loaded", found.state["updates"])
             norm.update(found.state["reward_norm"])
 
         with self.phases("resume"):

@@ -223,9 +223,16 @@ class Worker:
         """Steps whose files are written, and uploaded; raises CheckpointError if this rank could not write."""
         return self.writer.status()
 
-    def restore(self, found: Found, updates: int) -> None:
-        """Takes over the state of a committed checkpoint, written by any number of ranks. Raises CorruptCheckpoint."""
-        self.policy.restore(ShardReader(found).read, updates)
+    def load(self, found: Found) -> None:
+        """Reads this rank's part of a committed checkpoint, written by any number of ranks. Raises CorruptCheckpoint.
+
+        Waits for no other rank: one whose files are damaged must not leave the others in a collective.
+        """
+        self.policy.load(ShardReader(found).read)
+
+    def loaded(self, updates: int) -> None:
+        """Goes on from what all ranks have loaded."""
+        self.policy.loaded(updates)
 
 
 def environment(config: RunConfig) -> dict[str, str]:

@@ -139,7 +139,8 @@ def elastic(config, rank, port):
     folder = os.environ.get("RESUME_FROM")
     if folder:
         found = open_folder(folder)
-        worker.restore(found, found.state["updates"])
+        worker.load(found)
+        worker.loaded(found.state["updates"])
     update(worker, fixed_items(worker), 2)
     return {"weights": weights(worker), "updates": worker.policy.updates}
 
