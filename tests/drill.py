@@ -94,7 +94,7 @@ class Drill:
     def _struck_down(self, kills: int) -> bool:
         """Lets the job live and strikes, until it has to be started again (True), has ended, or has had its share."""
         while len(self.strikes) < kills and time.monotonic() < self.deadline:
-            life = self.rng.uniform(0.0, 3.0 if self.job.module == "tests.standin" else 6.0)
+            life = self.rng.uniform(0.0, 3.0)
             if self.rng.random() < 0.8:  # most preemptions hit a running step, some the start
                 self._until_a_step()
             self._live(life)
@@ -155,12 +155,12 @@ class Drill:
         match fault:
             case "network cut":
                 self.relay.cut()
-                self._live(self.rng.uniform(1, 8))
+                self._live(self.rng.uniform(1, 4))
                 self.relay.restore()
                 return False
             case "server killed":
                 self.server.kill()
-                self._live(self.rng.uniform(1, 8))
+                self._live(self.rng.uniform(1, 4))
                 self.server.start()
                 return False
             case "disk full":
@@ -168,7 +168,7 @@ class Drill:
                 with contextlib.suppress(OSError), open(filler, "wb") as file:
                     while True:
                         file.write(bytes(1 << 20))
-                self._live(self.rng.uniform(1, 6))
+                self._live(self.rng.uniform(1, 4))
                 filler.unlink()
                 return False
             case "notice":
