@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.sample.logits_processor import BatchUpdate
 
+ProcessorV2: Any = object
+"""What vLLM's model runner V2 (on GPUs) demands of a processor; in 0.26 it has none, and such engines run on V1."""
+with contextlib.suppress(ImportError):
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as ProcessorV2
+
 
 def _reduce_over_gloo() -> None:
     """Keeps vLLM's CPU tensor parallelism off its shared-memory segments.
@@ -31,16 +37,21 @@ def _reduce_over_gloo() -> None:
     segments.make_group_name = staticmethod(lambda communicator: f"{communicator.unique_name}-{communicator.rank}")
 
 
-class BanTokens(LogitsProcessor):
-    """Sets the ids in `additional_config["banned_token_ids"]` to -inf before sampling, for every request."""
+class BanTokens(LogitsProcessor, ProcessorV2):
+    """Sets the ids in `additional_config["banned_token_ids"]` to -inf before sampling, for every request.
 
-    def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
+    It keeps no tensor: runner V2 makes processors within the weights' memory, which sleep level 2 discards.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, *_: Any) -> None:
         additional: Any = vllm_config.additional_config
-        self.ids = torch.tensor(additional["banned_token_ids"], dtype=torch.long, device=device)
+        self.ranges = ranges(additional["banned_token_ids"])
 
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+    def apply(self, logits: torch.Tensor, *_: Any) -> torch.Tensor:
         """logits: [requests, vocabulary], changed in place."""
-        return logits.index_fill_(1, self.ids, float("-inf"))
+        for start, stop in self.ranges:
+            logits[:, start:stop] = float("-inf")
+        return logits
 
     def is_argmax_invariant(self) -> bool:
         """No: the best token may be a banned one."""
@@ -48,6 +59,17 @@ class BanTokens(LogitsProcessor):
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         """The ban is the same for all requests."""
+
+
+def ranges(ids: Sequence[int]) -> list[tuple[int, int]]:
+    """Sorted ids as runs [start, stop)."""
+    out: list[tuple[int, int]] = []
+    for i in ids:
+        if out and out[-1][1] == i:
+            out[-1] = (out[-1][0], i + 1)
+        else:
+            out.append((i, i + 1))
+    return out
 
 
 class Engine:
@@ -63,6 +85,10 @@ class Engine:
         if on_gpu:
             extra["gpu_memory_utilization"] = rollout.gpu_memory_utilization
             extra["enable_sleep_mode"] = rollout.sleep_level > 0
+            if rollout.tensor_parallel > 1:
+                # vLLM's own all-reduces look for the peers' GPUs by index, and Ray shows each rank one. NCCL is left.
+                extra["disable_custom_all_reduce"] = True
+                extra["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
         else:
             extra["kv_cache_memory_bytes"] = int(rollout.kv_cache_gib * 2**30)
             # A prompt cut in two would rewind its seeded generator, which torch's CPU generator cannot.
@@ -98,6 +124,11 @@ class Engine:
             raise ConfigError(
                 "vLLM does not fit this GPU: lower rollout.gpu_memory_utilization, or raise rollout.tensor_parallel"
             ) from error
+        except ValueError as error:  # its own check of the memory
+            if "memory" not in str(error):
+                raise
+            key = "gpu_memory_utilization" if on_gpu else "kv_cache_gib"
+            raise ConfigError(f"vLLM's memory, rollout.{key}: {str(error).splitlines()[0]}") from error
         self.version = -1
 
     def call(self, method: str, *args: Any) -> Any:
@@ -118,13 +149,16 @@ class Engine:
 
     def wake_weights(self) -> None:
         """First half of waking: memory for weights, which a sync must fill before anything is generated."""
-        if self._sleeps:
-            self.llm.wake_up(tags=["weights"])
+        self._wake("weights")
 
     def wake_cache(self) -> None:
         """Second half: memory for the KV cache."""
+        self._wake("kv_cache")
+
+    def _wake(self, tag: str) -> None:
         if self._sleeps:
-            self.llm.wake_up(tags=["kv_cache"])
+            torch.cuda.empty_cache()  # what torch keeps of the policy's pass and of the sync, vLLM cannot use
+            self.llm.wake_up(tags=[tag])
 
     @property
     def _sleeps(self) -> bool:

@@ -50,11 +50,13 @@ class InProcessEngine(WeightTransferEngine[NoInit, Weights]):
         """Makes the model's layers ready to take checkpoint-format weights again."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
+        self._head_came = False
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: Weights) -> None:
         """Loads one group; each layer is re-packed as soon as it is whole."""
         model: Any = self.model
+        self._head_came |= any(name.endswith("lm_head.weight") for name, _ in update_info.weights)
         model.load_weights(update_info.weights)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -68,19 +70,26 @@ class InProcessEngine(WeightTransferEngine[NoInit, Weights]):
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
-        if getattr(self.model_config.hf_text_config, "tie_word_embeddings", False):
+        if not self._head_came:
             self._retie()
 
     def _retie(self) -> None:
         """The tied head gets no weights of its own, so reloading leaves it at the old ones (on CPU: a packed copy)."""
         modules: dict[str, Any] = dict(self.model.named_modules())
-        head = next(m for name, m in modules.items() if name.endswith("lm_head"))
+        head = next((m for name, m in modules.items() if name.endswith("lm_head")), None)
+        if head is None:  # vLLM 0.26: the head is the embedding itself
+            return
         embedding = next(m for name, m in modules.items() if name.endswith("embed_tokens"))
         head.tie_weights(embedding)
         head.quant_method.process_weights_after_loading(head)
 
     def shutdown(self) -> None:
         """Nothing is held."""
+
+    @staticmethod
+    def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
+        """Demanded by vLLM 0.26; nothing is sent from anywhere else."""
+        raise NotImplementedError
 
 
 def register() -> None:
