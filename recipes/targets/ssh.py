@@ -115,7 +115,7 @@ def run_command(recipe: Recipe, rank: int, env: dict[str, str], run_id: str, fol
 
 def running(group: str) -> str:
     """Shell condition: the process group whose number is in the file `group` has a process."""
-    return f"test -s {group} && kill -0 -- -$(cat {group}) 2>/dev/null"
+    return f"test -s {group} && kill -s 0 -- -$(cat {group}) 2>/dev/null"
 
 
 def log_command(recipe: Recipe, host: str, run_id: str) -> list[str]:
@@ -129,8 +129,8 @@ def stop_command(recipe: Recipe, host: str, run_id: str, patience_s: int = STOP_
     login, _, port = address(host)
     group = f"{DIRECTORY}/.cache/{run_id}.pgid"
     remote = (
-        f"{running(group)} || exit 0; g=$(cat {group}); kill -TERM -- -$g; "
-        f"for i in $(seq {5 * patience_s}); do kill -0 -- -$g 2>/dev/null || exit 0; sleep 0.2; done; "
-        "kill -KILL -- -$g"
+        f"{running(group)} || exit 0; g=$(cat {group}); kill -s TERM -- -$g; "
+        f"for i in $(seq {5 * patience_s}); do kill -s 0 -- -$g 2>/dev/null || exit 0; sleep 0.2; done; "
+        "kill -s KILL -- -$g"
     )
     return ["ssh", *options(recipe, port), login, remote]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import time
@@ -37,9 +36,9 @@ class Desk:
         return self.launch("up", "preflight", "--target", "ssh", "--hosts", "h1,h2", "--run-id", "lab",
                            "--set", "cluster.gpus_per_node=0", "--set", f"site.ssh_key={self.key}")  # fmt: skip
 
-    def signal(self, number: int) -> None:
+    def signal(self, name: str) -> None:
         """To `launch.py up` and all that it runs at the desk, as a terminal does it."""
-        self.host.run("sh", "-c", f"kill -{number} -- -$(pgrep -of 'launch.py up')")
+        self.host.run("sh", "-c", f"kill -s {name} -- -$(pgrep -of 'launch.py up')")
 
     def wait_for_work(self, process: subprocess.Popen[bytes]) -> None:
         end = time.monotonic() + 300
@@ -74,7 +73,7 @@ def test_ctrl_c_at_the_desk_ends_both_machines(desk, figure):
     process = desk.preflight()
     desk.wait_for_work(process)
     began = time.monotonic()
-    desk.signal(signal.SIGINT)
+    desk.signal("INT")
     assert process.wait(60) == 130, desk.log.read_text()
     desk.ended_within(10)
     figure("until both machines ended, after Ctrl-C over ssh", time.monotonic() - began)
@@ -83,7 +82,7 @@ def test_ctrl_c_at_the_desk_ends_both_machines(desk, figure):
 def test_the_run_goes_on_without_the_desk_until_it_is_told_to_end(desk, figure):
     process = desk.preflight()
     desk.wait_for_work(process)
-    desk.signal(signal.SIGKILL)
+    desk.signal("KILL")
     desk.host.run("sh", "-c", "kill -KILL $(pgrep -x ssh)")
     time.sleep(5)
     assert desk.launch("status", "lab").wait(60) == 0
