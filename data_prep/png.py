@@ -30,7 +30,7 @@ _TO_GRAY = np.array([19595, 38470, 7471]) / 65536
 def gray_means(data: bytes, side: int) -> np.ndarray | None:
     """Mean levels of the side x side parts of a picture, transparent pixels white. None: let Pillow read it.
 
-    Returns [side, side] float32, as Pillow's conversion to L and a box filter give.
+    Returns [side, side] float32, within a level of what Pillow's conversion to L and its box filter give.
     """
     if _undo is None or data[:8] != _SIGNATURE or data[12:16] != b"IHDR":
         return None
@@ -75,7 +75,7 @@ def _chunks(data: bytes) -> tuple[bytes, np.ndarray | None] | None:
             stream.append(body)
         elif stream:
             return (bytes(stream[0]) if len(stream) == 1 else b"".join(stream)), levels
-        elif kind == b"tRNS" or (kind == b"PLTE" and size % 3):
+        elif kind == b"tRNS" or (kind == b"PLTE" and (size % 3 or size > 768)):
             return None
         elif kind == b"PLTE":
             palette = np.frombuffer(body, np.uint8).reshape(-1, 3).astype(np.int32)

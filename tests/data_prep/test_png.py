@@ -88,6 +88,7 @@ def damaged() -> dict[str, bytes]:
         "too few rows": encoded(np.full((40, 40, 3), 7, np.uint8), 2, [4], more_rows=1),
         "too many rows": encoded(np.full((40, 40, 3), 7, np.uint8), 2, [4], more_rows=-1),
         "unknown filter": unknown_filter,
+        "long palette": encoded(np.zeros((40, 40, 1), np.uint8), 3, [0], np.zeros((300, 3))),
         "no data": good[: start - 8],
         "header only": good[:20],
     }
