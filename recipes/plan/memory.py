@@ -175,15 +175,15 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
     if grpo:
         rollout = {"CUDA context": base["CUDA context"], "reference shard": reference, "engine weights": weights}
         out.append(Phase("rollout", rollout | {"engine KV cache": max(0.0, engine_bytes - weights)}))
-    # What the backward pass will want again is kept; a pass without gradients drops each layer after its use.
-    # One rank's shard is the weights.
+    # An update keeps what its backward pass will want again, and so does the pass without gradients that follows it:
+    # DeepSpeed goes by the order that it has recorded. The reference has its own. One rank's shard is the weights.
     kept = gathering(shape, width, persistent, LIVE_PARAMETERS) if world > 1 else {}
     ahead = gathering(shape, width, persistent, PREFETCH_BUCKET) if world > 1 else {}
     pass_ = _larger(
         {"layer at work": activations.forward(config, shape)},
         {"logits": activations.logits(config, shape)},
     )
-    out.append(Phase("logprobs", all_held | ahead | pass_))
+    out.append(Phase("logprobs", all_held | kept | pass_))
     saved = {"saved activations": sum(activations.saved(config, shape).values())}
     reference_pass = saved | {"reference's layers": sum(ahead.values())} | pass_ if reference_used else {}
     backward = _backward(config, shape, bucket, flushed_midway=t > REDUCE_BUCKET)

@@ -114,10 +114,10 @@ def main(path: str, rank: int, port: int, out: str) -> None:
     worker.update(mine, tokens, size)
     peaks.phase = "between"
     settled()
-    worker.logprobs(mine)  # DeepSpeed records the order of the layers, and gathers ahead from the next pass on
     peaks.phase = "logprobs"
-    worker.logprobs(mine)
-    found |= {name: peak for name, peak in peaks.close().items() if name != "between"}
+    worker.logprobs(mine)  # the first after an update takes most: DeepSpeed keeps the layers for a backward pass
+    passes = peaks.close()
+    found |= {name: passes[name] for name in ("update", "optimizer step", "logprobs")}
     del warm
     over = {name: value - before for name, value in found.items()}
     Path(out).write_text(json.dumps(over | {"patches": patches}))
