@@ -20,6 +20,7 @@ import json
 import logging
 import os
 import random
+import signal
 import socket
 import statistics
 import subprocess
@@ -215,7 +216,9 @@ def free_port() -> int:
 
 def start(command: list[str], port: int) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "SPOTRL_REWARD_TOKEN": ""}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+    )
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         try:
@@ -238,7 +241,7 @@ def servers(rounds: int, count: int) -> dict:
         return paired(names, (runs[0], runs[1]), typical_mix, (8 * count, count), rounds)
     finally:
         for process in processes:
-            process.terminate()
+            os.killpg(process.pid, signal.SIGTERM)  # the stand-in's graders outlive it otherwise
             process.wait()
 
 
