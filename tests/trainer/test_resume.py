@@ -14,6 +14,7 @@ import torch
 
 from tests import servers
 from tests.jobs import REWARD, Job
+from tests.trainer.synthetic import spoil
 from trainer import config as c
 from trainer.checkpoint import ShardReader
 from trainer.preempt import EXIT_PREEMPTED
@@ -160,6 +161,20 @@ def test_after_a_long_notice_no_step_is_lost(base, undisturbed, tmp_path):
     assert job.pids() == [], "processes are left over"
     assert job.start().wait(900) == 0, job.tail()
     assert f"resumed from step {step}" in job.tail(100_000)
+    assert job.metrics() == undisturbed.metrics()
+    assert weights_of(job) == weights_of(undisturbed)
+
+
+def test_damage_that_only_one_rank_sees(base, undisturbed, tmp_path):
+    """A fresh node, and in the store one rank's file is damaged: all ranks fall back together, none waits for it."""
+    store = tmp_path / "store/small/checkpoints"
+    for step in (10, 11):
+        name = f"step-{step:08d}"
+        shutil.copytree(undisturbed.run_dir / "checkpoints" / name, store / name)
+    spoil(store / "step-00000011", "flip")
+    job = Job(placed(base, tmp_path, remote=f"file://{tmp_path}/store"), tmp_path)
+    assert job.start().wait(300) == 0, job.tail()
+    assert "resumed from step 10" in job.tail(100_000)
     assert job.metrics() == undisturbed.metrics()
     assert weights_of(job) == weights_of(undisturbed)
 
