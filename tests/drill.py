@@ -110,7 +110,9 @@ class Drill:
         self.job.start()
 
     def _until_a_step(self) -> None:
+        end = time.monotonic() + 300
         while self.job.process is not None and self.job.process.poll() is None and not self._running_step():
+            assert time.monotonic() < end, f"the job hangs\n{self.job.tail()}"
             time.sleep(0.05)
         self._note_resume()
 
