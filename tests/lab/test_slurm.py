@@ -38,7 +38,8 @@ def test_the_generated_script_runs_to_the_end(cluster, tmp_path, tiny_model, mix
 def test_a_preempted_job_is_requeued_and_goes_on(cluster, tmp_path, figure, tiny_model, mixed_dataset):
     job, log, run = submit(cluster, tmp_path, 60, mixed_dataset, tiny_model)
     cluster.until(lambda: len(steps_of(run)) >= 3, 600, "three steps", log)
-    cluster.command("sbatch", "--parsable", "-p", "urgent", "-N2", "--wrap", "srun hostname", cwd=tmp_path)
+    cluster.command("sbatch", "--parsable", "-p", "urgent", "-N2", "--exclusive", "--wrap", "srun hostname",
+                    cwd=tmp_path)  # fmt: skip
     began = time.monotonic()
     cluster.until(lambda: cluster.state(job)["Restarts"] == "1", 60, "requeue", log)
     figure("until the job was requeued, after its preemption", time.monotonic() - began)
