@@ -5,8 +5,6 @@ No PBS server is packaged for Debian: `$PBS_NODEFILE` and the signals of `qdel` 
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 
 import checkout
@@ -37,7 +35,7 @@ def submit(lab, tmp_path, steps, data, model):
     nodes.write_text("h1\nh1\nh2\n")
     env |= {"PBS_NODEFILE": str(nodes), "PBS_JOBID": "7.h1", "PBS_O_WORKDIR": str(tmp_path / "repository")}
     log = tmp_path / "job.log"
-    return lab.hosts["h1"].start(["bash", str(script)], log, env), log, run
+    return lab.hosts["h1"].start(["setsid", "--wait", "bash", str(script)], log, env), log, run
 
 
 def test_the_generated_script_runs_to_the_end(lab, tmp_path, tiny_model, mixed_dataset):
@@ -55,7 +53,7 @@ def test_qdel_lets_the_run_save_and_ends_both_hosts(lab, tmp_path, figure, tiny_
         assert time.monotonic() < end and job.poll() is None, log.read_text()
         time.sleep(0.2)
     began = time.monotonic()
-    os.killpg(job.pid, signal.SIGTERM)
+    lab.hosts["h1"].run("sh", "-c", "kill -s TERM -- -$(pgrep -of '^bash .*demo.pbs')")  # as PBS: to the job's session
     assert job.wait(60) == 33, log.read_text()
     while left := sshd.left(lab, "h1", "h2"):
         assert time.monotonic() < began + 60, left
