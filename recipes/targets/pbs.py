@@ -48,8 +48,8 @@ done
 # The head passes the notice on to the others, and ends them: ssh would only be cut off, and they could not save.
 trap 'kill "${pids[0]}" 2>/dev/null || true' TERM INT
 code=0
-for pid in "${pids[@]}"; do
-  outlast "$pid" || code=$?
+for pid in "${pids[@]}"; do # the head's exit code first: that of a cut ssh says nothing
+  outlast "$pid" || code=$((code ? code : $?))
 done
 exit "$code"
 """
