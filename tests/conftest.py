@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+# Shells start jobs in the background with SIGINT ignored, and whatever a test interrupts would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def make_rows(split: str, count: int, text_only_every: int = 0):
