@@ -104,6 +104,8 @@ def run_command(recipe: Recipe, rank: int, env: dict[str, str], run_id: str, fol
         f": > {log}",
         f"setsid bash .cache/{run_id}.sh </dev/null >>{log} 2>&1 & node=$!",
         f"echo $node > {group}",
+        # Until setsid has made the group, the run would be taken for ended.
+        "while kill -s 0 $node 2>/dev/null && ! kill -s 0 -- -$node 2>/dev/null; do sleep 0.05; done",
     ]
     if follow:
         lines += [
