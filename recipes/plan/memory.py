@@ -173,8 +173,8 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
     out = [Phase("load", base | {"fp32 master": master} | loaded | {"fp32 gradients": sub_group})]
     weights = p * width / config.rollout.tensor_parallel
     if grpo:
-        rollout = {"CUDA context": base["CUDA context"], "reference shard": reference, "engine weights": weights}
-        out.append(Phase("rollout", rollout | {"engine KV cache": max(0.0, engine_bytes - weights)}))
+        cache = max(0.0, engine_bytes - weights)
+        out.append(Phase("rollout", base | {"engine weights": weights, "engine KV cache": cache}))
     # An update keeps what its backward pass will want again, and so does the pass without gradients that follows it:
     # DeepSpeed goes by the order that it has recorded. The reference has its own. One rank's shard is the weights.
     kept = gathering(shape, width, persistent, LIVE_PARAMETERS) if world > 1 else {}

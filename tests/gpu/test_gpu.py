@@ -156,4 +156,13 @@ def test_three_billion_parameters(tmp_path, tiny_model, mixed_dataset, gpu_confi
         figure(f"3B shape: {phase}", last[f"time/{phase}_s"], "s")
     figure("3B shape: rollout", last["perf/rollout_tokens_per_s"], "tokens/s")
     figure("3B shape: training", last["perf/train_tokens_per_s"], "tokens/s")
+    from recipes.plan import memory
+    from recipes.plan.models import shape_of
+
+    planned = memory.phases(config, shape_of(config.model.path), 0.0)
+    policys = [p.parts for p in planned if p.name in ("logprobs", "update", "optimizer step")]
+    outside = ("CUDA context", "engine asleep")  # not torch's
+    peak = max(sum(v for name, v in parts.items() if name not in outside) for parts in policys) / 2**30
     figure("3B shape: peak memory of the policy", last["perf/peak_memory_gib"], "GiB")
+    figure("3B shape: the same as planned", peak, "GiB")
+    assert last["perf/peak_memory_gib"] == pytest.approx(peak, rel=0.1)

@@ -66,6 +66,7 @@ def test_72b_on_32_gpus_by_hand():
     assert update["bucket being scattered"] == update["reduce bucket"] == 5e8 * 2
     rollout = next(phase for phase in need.phases if phase.name == "rollout").parts
     assert rollout["engine weights"] == p * 2 / 8  # 18.4 GB
+    assert rollout["policy shard"] == p * 2 / 32, "the weight sync gathers it, so it never leaves the GPU"
     assert rollout["engine weights"] + rollout["engine KV cache"] == pytest.approx(0.4 * 79.2 * GIB)
     assert need.checkpoint_bytes == p * 12
     assert need.fits and need.peak.name == "update"
