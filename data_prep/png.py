@@ -23,8 +23,8 @@ MAX_PIXELS = 1 << 24
 """Larger pictures are left to Pillow, which needs half the memory."""
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 """By the header's color type: gray, RGB, palette, gray and alpha, RGBA."""
-_TO_GRAY = np.array([19595, 38470, 7471]) / 65536
-"""Of red, green and blue: Pillow's."""
+_TO_GRAY = np.array([19595, 38470, 7471], dtype=np.int32)
+"""Of red, green and blue, in 65536ths: Pillow's."""
 
 
 def gray_means(data: bytes, side: int) -> np.ndarray | None:
@@ -50,7 +50,7 @@ def gray_means(data: bytes, side: int) -> np.ndarray | None:
         levels = chunks[1][levels]
     sums = np.zeros((side, width * (3 if color in (2, 6) else 1)), dtype=np.uint32)
     _sum_rows(levels, sums)
-    gray = sums.reshape(side, width, 3) @ _TO_GRAY if color in (2, 6) else sums.astype(np.float64)
+    gray = sums.reshape(side, width, 3) @ (_TO_GRAY / 65536) if color in (2, 6) else sums.astype(np.float64)
     edges_y, edges_x = _edges(height, side), _edges(width, side)
     parts = np.add.reduceat(gray, edges_x[:-1], axis=1)
     return (parts / np.outer(np.diff(edges_y), np.diff(edges_x))).astype(np.float32)
@@ -80,7 +80,7 @@ def _chunks(data: bytes) -> tuple[bytes, np.ndarray | None] | None:
         elif kind == b"PLTE":
             palette = np.frombuffer(body, np.uint8).reshape(-1, 3).astype(np.int32)
             levels = np.zeros(256, dtype=np.uint8)
-            levels[: len(palette)] = (palette @ np.array([19595, 38470, 7471], dtype=np.int32) + 0x8000) >> 16
+            levels[: len(palette)] = (palette @ _TO_GRAY + 0x8000) >> 16
         at += 12 + size
     return None
 

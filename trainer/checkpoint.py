@@ -8,7 +8,7 @@ older checkpoint goes only after the new one is committed in the store.
         checkpoints.begin(step, state)                      # state is frozen here
         workers.save(step, keep=checkpoints.local_steps(), send=checkpoints.sends)  # ShardWriter.start in every worker
     ...
-    if checkpoints.busy:                                    # between phases, and in `finish` at the end
+    if checkpoints.busy:                                    # between phases, and until it is done at the end
         try:
             checkpoints.advance(workers.save_status())      # commits what every rank is done with
         except CheckpointError as error:                    # a rank could not write
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -253,13 +252,6 @@ class Checkpoints:
             self._remote = self._submit(self._push, self._found)
             return None
         return self.uploading
-
-    def finish(self, statuses: Callable[[], Sequence[RankStatus]], poll_s: float = 0.05) -> None:
-        """Waits for what is being written, uploaded and committed. Raises StorageError."""
-        while self.busy:
-            self.advance(statuses())
-            if self.busy:
-                time.sleep(poll_s)
 
     @property
     def busy(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 
 from trainer.checkpoint import Checkpoints, Shard, ShardReader, ShardWriter
@@ -55,7 +57,9 @@ def save(checkpoints: Checkpoints, ranks: list[ShardWriter], step: int, seed: in
 
 def finish(checkpoints: Checkpoints, ranks: list[ShardWriter]) -> None:
     """Waits for what is under way, and lets the ranks upload what the store still lacks."""
-    checkpoints.finish(lambda: [writer.status() for writer in ranks])
+    while checkpoints.busy:
+        checkpoints.advance([writer.status() for writer in ranks])
+        time.sleep(0.05)
 
 
 def resend(checkpoints: Checkpoints, ranks: list[ShardWriter]) -> int | None:
