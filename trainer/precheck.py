@@ -10,7 +10,9 @@ from pathlib import Path
 import psutil
 
 from data_prep.shards import Dataset
+from trainer.checkpoint_write import local_dir
 from trainer.config import ConfigError, RunConfig, validate_saving
+from trainer.shard_writer import held_bytes
 
 CPU_WORKER_GIB = 1.6
 """Resident memory of a CPU worker with a model of no size: torch, vLLM and DeepSpeed loaded (measured)."""
@@ -73,11 +75,12 @@ def _disk(config: RunConfig, weights: int) -> None:
     parameters = weights / (2 if config.model.dtype == "bf16" else 4)
     kept = config.checkpoint.keep_last + config.checkpoint.keep_best + 1
     need = parameters * CHECKPOINT_BYTES_PER_PARAMETER * kept / config.placement.nodes
+    held = held_bytes(local_dir(config))  # those of a run that goes on are among the kept ones
     free = shutil.disk_usage(folder).free
-    if need > free:
+    if need > free + held:
         raise ConfigError(
-            f"{kept} checkpoints need {need / 2**30:.1f} GiB and {folder} has {free / 2**30:.1f}: point run.dir at a "
-            "larger disk, or lower checkpoint.keep_last"
+            f"{kept} checkpoints need {need / 2**30:.2f} GiB and {folder} has {(free + held) / 2**30:.2f} for them: "
+            "point run.dir at a larger disk, or lower checkpoint.keep_last"
         )
 
 

@@ -193,9 +193,14 @@ def disk_room(folder: Path, max_disk_gib: float) -> int:
     usage = shutil.disk_usage(folder)
     room = usage.free - usage.total // 20
     if max_disk_gib > 0:
-        held = 0
-        for path in folder.rglob("*"):
-            with contextlib.suppress(FileNotFoundError):
-                held += path.stat().st_size if path.is_file() else 0
-        room = min(room, int(max_disk_gib * 2**30) - held)
+        room = min(room, int(max_disk_gib * 2**30) - held_bytes(folder))
     return room
+
+
+def held_bytes(folder: Path) -> int:
+    """Bytes of all files below a folder, which may be changing or missing."""
+    held = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            held += path.stat().st_size if path.is_file() else 0
+    return held

@@ -1,5 +1,7 @@
 """What cannot run is refused in one line with exit code 2, before anything is started or written."""
 
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 
 from trainer import config as c
 from trainer import precheck, session
+from trainer.checkpoint_write import local_dir
 from trainer.preempt import EXIT_CONFIG
 from trainer.vision import Prompter
 
@@ -65,6 +68,19 @@ def test_too_little_memory(small_config, capsys, tmp_path):
 def test_too_little_disk(small_config, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(precheck, "CHECKPOINT_BYTES_PER_PARAMETER", 10**9)
     assert "larger disk, or lower checkpoint.keep_last" in refuse(small_config, capsys, tmp_path)
+
+
+def test_checkpoints_that_are_there_need_no_room_again(small_config, monkeypatch):
+    """A disk that holds just the kept checkpoints must not turn a run away when it comes back after a preemption."""
+    held = local_dir(small_config) / "step-00000002/rank-00000-of-00001.safetensors"
+    held.parent.mkdir(parents=True)
+    held.write_bytes(b"")
+    usage = shutil.disk_usage(held.parent)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=1 << 20))
+    with pytest.raises(c.ConfigError, match="larger disk"):
+        precheck.precheck(small_config)
+    os.truncate(held, 1 << 30)  # sparse
+    precheck.precheck(small_config)
 
 
 def test_gpu_that_is_not_there(small_config, capsys, tmp_path):
