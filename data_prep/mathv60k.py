@@ -8,8 +8,9 @@ never rewritten as text; `wanted.py` finds the member of the archive that a path
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -39,9 +40,15 @@ class MessageFile:
     jsonl: Path
     images: Path
     revision: str = ""
-    files: list[dict[str, Any]] = field(default_factory=list)
+    record: Callable[[], list[dict[str, Any]]] = list
+    """Gives `files`; may wait until they are hashed."""
     split: str = ""
     """The split that all its rows belong to; empty: to be split."""
+
+    @property
+    def files(self) -> list[dict[str, Any]]:
+        """[{"path", "bytes", "sha256"}] of both."""
+        return self.record()
 
     def rows(self) -> Iterator[Candidate | Problem]:
         """Parses line by line."""
@@ -164,19 +171,21 @@ def prepare(
 def sources(repository: Repository, on_progress: Progress, name: str = "mathv60k") -> list[MessageFile]:
     """One of the two sets of the repository: `mathv60k` or `mathv-geo`."""
     rows, images = repository.fetch(FILES[name], on_progress)
-    return [MessageFile(name, rows.local, images.local, repository.revision, [rows.record, images.record])]
+    return [MessageFile(name, rows.local, images.local, repository.revision, lambda: [rows.record, images.record])]
 
 
 def local(jsonl: str | Path, images: str | Path, name: str = "mathv60k", split: str = "") -> MessageFile:
-    """The source made of a local jsonl and an archive or folder. ConfigError if one is missing."""
-    from data_prep.shards import sha256_of
-
+    """The source made of a local jsonl and an archive or folder, hashed meanwhile. ConfigError if one is missing."""
     for path, what in ((jsonl, "jsonl"), (images, "picture archive or folder")):
         if not Path(path).exists():
             raise ConfigError(f"no {what} at {path}")
-    files = [
-        {"path": path.name, "bytes": path.stat().st_size, "sha256": sha256_of(path)}
-        for path in (Path(jsonl), Path(images))
-        if path.is_file()
-    ]
-    return MessageFile(name, Path(jsonl), Path(images), files=files, split=split)
+    hashing = ThreadPoolExecutor(1)
+    record = hashing.submit(_recorded, [path for path in (Path(jsonl), Path(images)) if path.is_file()])
+    hashing.shutdown(wait=False)
+    return MessageFile(name, Path(jsonl), Path(images), record=record.result, split=split)
+
+
+def _recorded(paths: list[Path]) -> list[dict[str, Any]]:
+    from data_prep.shards import sha256_of
+
+    return [{"path": path.name, "bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in paths]

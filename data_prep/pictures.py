@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 
 from data_prep.archive import Member
@@ -105,8 +106,8 @@ class Pictures:
     ) -> int:
         """Stores and checks the wanted pictures, in one pass over `members()`. Returns how many nobody asked for.
 
-        A second pass is made only for links whose targets nobody asked for by name. Memory holds a few batches whatever
-        the archive's size (about `total_bytes`). `on_progress(pictures, bytes)` follows each batch.
+        A second pass is made only for links whose targets nobody asked for by name. Memory holds one batch whatever the
+        archive's size (about `total_bytes`). `on_progress(pictures, bytes)` follows each batch that was checked.
         """
         self._fast_png = total_bytes >= FAST_PNG_BYTES
         links: dict[str, str] = {}
@@ -131,18 +132,23 @@ class Pictures:
     ) -> int:
         unused = 0
         self._pool = _pool(workers, self._fast_png)
-        pending: deque[tuple[Future, list[tuple[str, int, int]]]] = deque()
+        pending: deque[tuple[Future | None, _Batch]] = deque()
+
+        def settle_first() -> None:
+            future, batch = pending.popleft()
+            if future is not None:
+                self._settle(future, batch.places, workers)
+            on_progress(batch.seen, batch.seen_bytes)
+
         try:
             for batch in self._batches(members, wanted, links):
                 unused += batch.unused
-                on_progress(batch.seen, batch.seen_bytes)
-                if batch.places:
-                    self._pack.flush()
-                    pending.append((self._submit(batch.places, workers), batch.places))
-                while len(pending) > 2 * workers:
-                    self._settle(*pending.popleft(), workers)
+                self._pack.flush()
+                pending.append((self._submit(batch.places, workers) if batch.places else None, batch))
+                while pending and (pending[0][0] is None or pending[0][0].done()):
+                    settle_first()  # unpacking runs ahead: what waits are names, the pictures are in the pack
             while pending:
-                self._settle(*pending.popleft(), workers)
+                settle_first()
         finally:
             self._pool.shutdown(cancel_futures=True)
         return unused
@@ -243,9 +249,19 @@ def _follow(name: str, links: dict[str, str]) -> str:
     return name
 
 
-def _pool(workers: int, fast_png: bool = False) -> ProcessPoolExecutor:
-    """Workers that import Pillow and numpy once. Not forked from here: this process may have threads."""
+def warm_up(total_bytes: int) -> None:
+    """Begins to load what the workers need for pictures of this size in all, while the caller goes on."""
+    _context(total_bytes >= FAST_PNG_BYTES)
+    forkserver.ensure_running()
+
+
+def _context(fast_png: bool) -> multiprocessing.context.ForkServerContext:
+    """Processes are not forked from here, which may have threads, but from one that imported Pillow and numpy once."""
     context = multiprocessing.get_context("forkserver")
     modules = ["data_prep.pictures", "PIL.Image", "PIL.JpegImagePlugin", "PIL.PngImagePlugin", "numpy"]
     context.set_forkserver_preload(modules + ["data_prep.png"] * fast_png)
-    return ProcessPoolExecutor(workers, mp_context=context)
+    return context
+
+
+def _pool(workers: int, fast_png: bool = False) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(workers, mp_context=_context(fast_png))

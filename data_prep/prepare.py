@@ -21,7 +21,8 @@ from data_prep import statistics
 from data_prep.archive import Refused
 from data_prep.images import Picture
 from data_prep.overlap import mark_overlaps
-from data_prep.pictures import Pictures
+from data_prep.pictures import Pictures, warm_up
+from data_prep.preview import Samples, write_preview
 from data_prep.schema import SYSTEM_PROMPT, TEXT_SYSTEM_PROMPT, Manifest, Row, question, row_id_of
 from data_prep.shards import MANIFEST, SplitWriter, clear, fingerprint, read_manifest, write_manifest
 from data_prep.source import Candidate, Problem, Source
@@ -43,13 +44,19 @@ def _quiet(stage: str, done: int, total: int) -> None:
 class _Open:
     """One source with its pictures."""
 
-    def __init__(self, source: Source, work_dir: Path, settings: Settings) -> None:
+    pictures: Pictures
+
+    def __init__(self, source: Source, settings: Settings) -> None:
         self.source, self.settings = source, settings
-        key = json.dumps([source.files, dataclasses.asdict(settings.limits)], sort_keys=True)
-        self.pictures = Pictures(work_dir, settings.limits, hashlib.sha256(key.encode()).hexdigest())
+        self.picture_bytes = source.picture_bytes()
         self.wanted = Wanted(())
         self.refused = Refused()
         self.unused = 0
+
+    def open_pictures(self, work_dir: Path) -> None:
+        """Waits for the hashes of the source's files: pictures of a former run count if these are the same."""
+        key = json.dumps([self.source.files, dataclasses.asdict(self.settings.limits)], sort_keys=True)
+        self.pictures = Pictures(work_dir, self.settings.limits, hashlib.sha256(key.encode()).hexdigest())
 
     def rows(self) -> Iterator[Candidate | Problem]:
         return islice(self.source.rows(), self.settings.limit or None)
@@ -94,17 +101,20 @@ def prepare(
     """
     out = Path(out_dir)
     workers = workers or len(os.sched_getaffinity(0))
-    asked = _asked(sources, settings, exclude)
     if (out / MANIFEST).exists():
         former = read_manifest(out)
-        if former.settings == asked and former.name == name:
+        if former.settings == _asked(sources, settings, exclude) and former.name == name:
             return former
         if not overwrite:
             raise ConfigError(f"{out} holds a dataset made otherwise: choose another --out, or pass --overwrite")
     out.mkdir(parents=True, exist_ok=True)
     work = Path(work_dir) if work_dir else out / ".work"
-    opened = [_Open(source, work / str(i), settings) for i, source in enumerate(sources)]
+    opened = [_Open(source, settings) for source in sources]
+    warm_up(max(one.picture_bytes for one in opened))
     totals = [_find_wanted(one) for one in opened]
+    asked = _asked(sources, settings, exclude)
+    for i, one in enumerate(opened):
+        one.open_pictures(work / str(i))
     check_disk(opened, totals, out, work)
     for one in opened:
         _unpack(one, workers, on_progress)
@@ -119,7 +129,8 @@ def prepare(
     overlaps = mark_overlaps(kept, facts, exclude)
     groups = _assign_splits(kept, facts, settings)
     clear(out)
-    manifest = _write(opened, judged, problems, out, name, asked, on_progress)
+    samples = Samples(_rows_of_splits(kept))
+    manifest = _write(opened, judged, problems, out, name, asked, samples, on_progress)
     stats = statistics.collect(kept, facts, groups)
     stats["pictures"] |= {
         "unused": sum(one.unused for one in opened),
@@ -128,9 +139,7 @@ def prepare(
     }
     stats["overlaps"] = overlaps
     manifest = dataclasses.replace(manifest, statistics=stats)
-    from data_prep.preview import write_preview
-
-    write_preview(out, manifest)
+    write_preview(out, manifest, samples)
     write_manifest(out, manifest)
     for one in opened:
         one.pictures.close(remove=True)
@@ -164,7 +173,7 @@ def check_disk(opened: Sequence[_Open], totals: Sequence[tuple[int, int]], out: 
     """Raises ConfigError if the unpacked pictures and the shards, where rows share pictures, cannot fit."""
     unpack = shards = 0
     for one, (rows, references) in zip(opened, totals, strict=True):
-        size = one.source.picture_bytes()
+        size = one.picture_bytes
         there = sum(p.size for p in one.pictures.stored.values())
         unpack += max(0, size - there)
         shards += int(size * max(1.0, references / max(1, len(one.wanted)))) + 4096 * rows
@@ -183,7 +192,7 @@ def check_disk(opened: Sequence[_Open], totals: Sequence[tuple[int, int]], out: 
 def _unpack(one: _Open, workers: int, on_progress: Progress) -> None:
     if not len(one.wanted):
         return
-    total = one.source.picture_bytes()
+    total = one.picture_bytes
     stage = f"pictures of {one.source.name}"
     seen = 0
 
@@ -253,6 +262,15 @@ def _assign_splits(rows: list[Judged], facts: dict[str, Picture], settings: Sett
     }
 
 
+def _train_first(split: str) -> tuple[bool, str]:
+    return split != "train", split
+
+
+def _rows_of_splits(rows: list[Judged]) -> dict[str, int]:
+    counts = Counter(row.split for row in rows if not row.reason)
+    return {split: counts[split] for split in sorted(counts, key=_train_first)}
+
+
 def _write(
     opened: Sequence[_Open],
     judged: list[list[Judged]],
@@ -260,6 +278,7 @@ def _write(
     out: Path,
     name: str,
     asked: dict[str, Any],
+    samples: Samples,
     on_progress: Progress,
 ) -> Manifest:
     """Third reading: kept rows into shards, the others into the quarantine file."""
@@ -296,27 +315,25 @@ def _write(
                         pictures=row.pictures,
                     )
                     continue
-                images = one.read(row)
                 if result.split not in writers:
                     writers[result.split] = SplitWriter(out, result.split)
-                writers[result.split].add(
-                    Row(
-                        id=row_id_of(row.source, row.messages, result.pictures),
-                        source=row.source,
-                        messages=row.messages,
-                        images=images,
-                        answer=row.answer,
-                        answer_type=result.answer_type,
-                        solution=row.solution,
-                    )
+                written = Row(
+                    id=row_id_of(row.source, row.messages, result.pictures),
+                    source=row.source,
+                    messages=row.messages,
+                    images=one.read(row),
+                    answer=row.answer,
+                    answer_type=result.answer_type,
+                    solution=row.solution,
                 )
+                writers[result.split].add(written)
+                samples.offer(result.split, counts[result.split], written)
                 counts[result.split] += 1
-    splits = sorted(counts, key=lambda split: (split != "train", split))
-    files = [file for split in splits for file in writers[split].close()]
+    files = [file for split in sorted(counts, key=_train_first) for file in writers[split].close()]
     return Manifest(
         name=name,
         revision=",".join(sorted({one.source.revision for one in opened if one.source.revision})),
-        rows={split: counts[split] for split in splits},
+        rows={split: counts[split] for split in sorted(counts, key=_train_first)},
         files=files,
         quarantined=dict(quarantined.most_common()),
         settings=asked,

@@ -6,11 +6,14 @@ import base64
 import html
 import io
 import json
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data_prep.schema import Manifest, Row, question
+
+if TYPE_CHECKING:
+    from data_prep.shards import Dataset
 
 SAMPLES_PER_SPLIT = 24
 THREADS = 4
@@ -33,23 +36,54 @@ td.n { text-align: right; } td.b { width: 8rem; } td.b div { background: #4a7bd0
 """
 
 
-def write_preview(path: str | Path, manifest: Manifest | None = None) -> Path:
+class Samples:
+    """Evenly spaced rows of every split, drawn in threads: Pillow lets go of the interpreter's lock."""
+
+    def __init__(self, rows: dict[str, int]) -> None:
+        """`rows`: of each split."""
+        self._rows = rows
+        self._chosen = {
+            split: range(0, count, max(1, count // SAMPLES_PER_SPLIT))[:SAMPLES_PER_SPLIT]
+            for split, count in rows.items()
+        }
+        self._drawn: dict[str, list[Future[str]]] = {split: [] for split in rows}
+        self._threads = ThreadPoolExecutor(THREADS)
+
+    def of(self, dataset: Dataset) -> None:
+        """Draws those of a split that lies on the disk."""
+        for number in self._chosen[dataset.split]:
+            self.offer(dataset.split, number, dataset[number])
+
+    def offer(self, split: str, number: int, row: Row) -> None:
+        """Draws the split's row of this number if it is one of them. Rows are to be offered in their order."""
+        if number in self._chosen[split]:
+            self._drawn[split].append(self._threads.submit(_row, row))
+
+    def sections(self) -> list[str]:
+        """HTML of all splits."""
+        sections = []
+        for split, drawn in self._drawn.items():
+            rows = [future.result() for future in drawn]
+            sections.append(f"<h2>{_text(split)}: {len(rows)} of {self._rows[split]:,} rows, evenly spaced</h2>")
+            sections.append(f"<div class=rows>{''.join(rows)}</div>")
+        self._threads.shutdown()
+        return sections
+
+
+def write_preview(path: str | Path, manifest: Manifest | None = None, samples: Samples | None = None) -> Path:
     """Writes `preview.html` into a prepared dataset's directory. ConfigError if there is none.
 
-    `manifest` is given while the dataset is being written, before its own manifest is.
+    `manifest` and `samples` are given while the dataset is being written, before its own manifest is.
     """
     from data_prep.shards import Dataset, read_manifest
 
     out = Path(path)
     known = manifest or read_manifest(out)
-    sections = [f"<h1>{_text(known.name)}</h1>", _facts(known), _tables(known)]
-    for split, count in known.rows.items():
-        dataset = Dataset(out, split, manifest=known)
-        step = max(1, count // SAMPLES_PER_SPLIT)
-        with ThreadPoolExecutor(THREADS) as threads:  # Pillow lets go of the interpreter's lock
-            rows = list(threads.map(lambda i, known=dataset: _row(known[i]), range(0, count, step)[:SAMPLES_PER_SPLIT]))
-        sections.append(f"<h2>{_text(split)}: {len(rows)} of {count:,} rows, evenly spaced</h2>")
-        sections.append(f"<div class=rows>{''.join(rows)}</div>")
+    if samples is None:
+        samples = Samples(known.rows)
+        for split in known.rows:
+            samples.of(Dataset(out, split, manifest=known))
+    sections = [f"<h1>{_text(known.name)}</h1>", _facts(known), _tables(known), *samples.sections()]
     page = (
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
         f"<title>{_text(known.name)}</title><style>{STYLE}</style>{''.join(sections)}</html>"

@@ -46,8 +46,11 @@ class Source(Protocol):
     name: str
     revision: str
     """Commit of the hub repository, or empty."""
-    files: list[dict[str, Any]]
-    """[{"path", "bytes", "sha256"}] that were read."""
+
+    @property
+    def files(self) -> list[dict[str, Any]]:
+        """[{"path", "bytes", "sha256"}] that were read."""
+        ...
 
     def rows(self) -> Iterator[Candidate | Problem]:
         """All rows, in the source's order."""

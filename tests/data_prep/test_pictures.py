@@ -58,11 +58,12 @@ def test_an_interrupted_fill_goes_on_and_checks_nothing_twice(tmp_path):
     class Killed(Exception):
         pass
 
-    def breaking():
-        for i, member in enumerate(members(path, Refused())):
-            if i == 25:
-                raise Killed
-            yield member
+    checked = []
+
+    def breaking(files, size):
+        checked.append(files)
+        if len(checked) == 3:
+            raise Killed
 
     first = Pictures(tmp_path / "work", LIMITS, "k")
     import data_prep.pictures as module
@@ -70,7 +71,7 @@ def test_an_interrupted_fill_goes_on_and_checks_nothing_twice(tmp_path):
     small, module.BATCH_FILES = module.BATCH_FILES, 5
     try:
         with pytest.raises(Killed):
-            first.fill(breaking, Wanted(FILES), workers=1)
+            first.fill(stream(path), Wanted(FILES), workers=1, on_progress=breaking)
     finally:
         module.BATCH_FILES = small
     first.close()
@@ -78,7 +79,7 @@ def test_an_interrupted_fill_goes_on_and_checks_nothing_twice(tmp_path):
     with open(ledger, "ab") as file:
         file.write(b'["half a li')
     done = len(ledger.read_bytes().splitlines()) - 2
-    assert 0 < done < 25
+    assert done == sum(checked) == 15
     second = Pictures(tmp_path / "work", LIMITS, "k")
     assert second.resumed == done
     second.fill(stream(path), Wanted(FILES), workers=1)
