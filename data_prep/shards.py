@@ -13,17 +13,17 @@ import hashlib
 import json
 import os
 import threading
-from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_prep.schema import COLUMNS, Manifest, Row, placeholders
+from data_prep.shard_file import ShardFile
 from trainer.config import ConfigError
 
 SCHEMA = pa.schema(
@@ -38,59 +38,6 @@ GROUP_ROWS = 64
 MANIFEST = "manifest.json"
 
 
-class _HashingFile:
-    """A binary file for pyarrow that hashes what is written, in a thread beside the writing."""
-
-    def __init__(self, path: Path) -> None:
-        self._file: BinaryIO = open(path, "wb", buffering=1 << 20)  # noqa: SIM115 - closed by _finish
-        self._sha256 = hashlib.sha256()
-        self._thread = ThreadPoolExecutor(1)
-        self._pending: deque[Future] = deque()
-        self.closed = False
-
-    def write(self, data: Any) -> int:
-        self._pending.append(self._thread.submit(self._sha256.update, data))
-        while len(self._pending) > 16:  # bounds what waits in memory
-            self._pending.popleft().result()
-        self._file.write(data)
-        return len(data)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        """Takes no more; it reaches the disk beside what the caller does next."""
-        if not self.closed:
-            self.closed = True
-            self._file.flush()
-            self._pending.append(self._thread.submit(self._finish))
-
-    def _finish(self) -> None:
-        with self._file:
-            os.fsync(self._file.fileno())
-
-    def hexdigest(self) -> str:
-        """sha256 of all that was written, once it lies on the disk. Raises what writing failed with."""
-        try:
-            while self._pending:
-                self._pending.popleft().result()
-        finally:
-            self._thread.shutdown()
-        return self._sha256.hexdigest()
-
-    def writable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
-
-
 class SplitWriter:
     """Writes the rows of one split into shards, in a thread of its own, holding two row groups in memory.
 
@@ -102,7 +49,7 @@ class SplitWriter:
         self._buffer: list[Row] = []
         self._buffered = 0
         self._writer: pq.ParquetWriter | None = None
-        self._file: _HashingFile | None = None
+        self._file: ShardFile | None = None
         self._shards: list[dict[str, Any]] = []
         self._room = np.empty(2 * GROUP_BYTES, dtype=np.uint8)
         self._thread = ThreadPoolExecutor(1)
@@ -125,7 +72,7 @@ class SplitWriter:
     def _write(self, rows: list[Row]) -> None:
         if self._writer is None:
             path = self._dir / f".{self._split}-{len(self._shards):05d}.part"
-            self._file = _HashingFile(path)
+            self._file = ShardFile(path)
             self._writer = pq.ParquetWriter(
                 self._file, SCHEMA, compression="none", use_dictionary=["source", "answer_type"], write_statistics=False
             )
