@@ -356,6 +356,8 @@ def zero3_config(config: RunConfig, inference: bool = False) -> dict[str, Any]:
         "steps_per_print": 10**9,
     }
     if not inference:
+        if config.model.dtype == "bf16":
+            out["data_types"] = {"grad_accum_dtype": o.grad_accum_dtype}
         out |= {"gradient_clipping": o.max_grad_norm, "zero_force_ds_cpu_optimizer": False}
     return out
 

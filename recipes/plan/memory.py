@@ -137,6 +137,10 @@ def _width(config: RunConfig) -> int:
     return 2 if config.model.dtype == "bf16" else 4
 
 
+def _gradient_width(config: RunConfig) -> int:
+    return 4 if config.optimizer.grad_accum_dtype == "fp32" else _width(config)
+
+
 def trained(config: RunConfig, shape: Shape) -> int:
     """Parameters that the optimizer holds."""
     frozen = shape.vision.parameters(shape.hidden) if config.model.freeze_vision and shape.vision else 0
@@ -165,7 +169,7 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
     # DeepSpeed allocates gradients and the reduce bucket once and keeps them; `offload` moves them away too.
     # On CPU only the pages of the bucket that gradients have touched are resident.
     bucket = float((REDUCE_BUCKET if on_gpu else min(REDUCE_BUCKET, t)) * width)
-    held = {"gradients": t * width / world, "reduce bucket": bucket}
+    held = {"gradients": t * _gradient_width(config) / world, "reduce bucket": bucket}
     all_held = base | states | held | asleep
     # Adam's moments are made in the first step; DeepSpeed tries that step out with fp32 gradients of a sub-group.
     loaded = held if on_gpu else {"gradients": held["gradients"]}
@@ -217,14 +221,14 @@ def _scattered(config: RunConfig, bucket: float) -> dict[str, float]:
 
 
 def _step(config: RunConfig, shard: float) -> dict[str, float]:
-    """Of a sub-group: gradients flattened and in fp32; what torch's AdamW makes unless it is fused (sqrt, quotient)."""
+    """Of a sub-group: gradients flattened, and in fp32 if they are not; what AdamW makes unless it is fused."""
     if config.optimizer.offload_optimizer:
         return {}
-    group, width = min(SUB_GROUP, shard), _width(config)
-    gradients = {"fp32 gradients": 4.0 * group}
+    group, width = min(SUB_GROUP, shard), _gradient_width(config)
+    gradients = {"flat gradients": float(width * group), "fp32 gradients": 4.0 * group if width < 4 else 0.0}
     if config.placement.device == "cuda":
-        return gradients | {"flat gradients": float(width * group)}
-    return gradients | {"Adam's temporaries": 8.0 * group}
+        return gradients
+    return gradients | {"Adam's temporaries": 8.0 * group}  # the square root and the quotient
 
 
 def _larger(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
@@ -273,6 +277,7 @@ REMEDIES: tuple[tuple[str, str], ...] = (
     ("model.gradient_checkpointing", "true"),
     ("algorithm.micro_batch", "1"),
     ("optimizer.offload_reference", "true"),
+    ("optimizer.grad_accum_dtype", "bf16"),
     ("rollout.tensor_parallel", "2"),
     ("rollout.tensor_parallel", "4"),
     ("rollout.tensor_parallel", "8"),

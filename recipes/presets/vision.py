@@ -22,7 +22,8 @@ def _grpo(size: str, dataset: str) -> Recipe:
     config = with_parts(
         cloud_run(name, VISION_MODELS[size], dataset),
         rollout=rollout | {"tensor_parallel": tensor_parallel},
-        optimizer={"learning_rate": rate},
+        # one GPU holds all optimizer states: the reference waits in host memory, so that some room is left
+        optimizer={"learning_rate": rate, "offload_reference": cluster == "1x1"},
         evaluation={"every_steps": 50, "max_samples": 256, "split": DATASETS[dataset].held_out},
     )
     shape = CLUSTERS[cluster]

@@ -176,6 +176,18 @@ def moving(config, rank, port):
     return out
 
 
+def accumulation(config, rank, port):
+    """The gradient norm of one answer, and of the same answer 64 times over, a micro-batch each."""
+    worker = start(replace(config, method="sft"), rank, port)
+    worker.policy.config = replace(config, method="grpo")
+    item = fixed_items(worker, 1)
+    return {
+        "buffer": str(worker.policy.zero.grad_partitions_flat_buffer.dtype),
+        "one": update(worker, item, 1)["grad/norm"],
+        "many": update(worker, item * 64, 1)["grad/norm"],
+    }
+
+
 def shard_sums(worker: Worker) -> dict[str, list[float]]:
     """Of every parameter's shard: sum and first entry of fp32 weights and Adam's moments."""
     shards = worker.policy.shards(lambda key, tensor: tensor.detach().cpu())

@@ -37,3 +37,18 @@ def test_ranks_without_pictures_do_not_hang(run_ranks, small_config):
     config = replace(small_config, optimizer=replace(small_config.optimizer, eps=1e-3))
     result = run_ranks("imageless", config)[0]
     same(result["mixed"], result["apart"], 1e-5)
+
+
+@pytest.mark.parametrize("accumulate", ["fp32", "bf16"])
+def test_gradients_add_up_without_loss(run_ranks, small_config, accumulate):
+    """64 equal shares of a gradient are the gradient, in fp32; in bf16 the later ones are small beside the sum."""
+    config = replace(
+        small_config,
+        model=replace(small_config.model, dtype="bf16"),
+        optimizer=replace(small_config.optimizer, learning_rate=0.0, max_grad_norm=1e9, grad_accum_dtype=accumulate),
+        placement=replace(small_config.placement, workers_per_node=1),
+    )
+    result = run_ranks("accumulation", config)[0]
+    assert result["buffer"] == {"fp32": "torch.float32", "bf16": "torch.bfloat16"}[accumulate]
+    off = abs(result["many"] / result["one"] - 1)
+    assert off < 1e-6 if accumulate == "fp32" else 1e-4 < off < 0.1, off
