@@ -113,9 +113,13 @@ def inspect(data: bytes, limits: ImageLimits, fast_png: bool = False) -> Picture
 
 
 def _means_of_png(data: bytes):
-    from data_prep import png
+    """As `png.gray_means`; None also where it fails, since only Pillow says that a picture is damaged."""
+    try:
+        from data_prep import png
 
-    return png.gray_means(data, LOOK_SIDE)
+        return png.gray_means(data, LOOK_SIDE)
+    except Exception:
+        return None
 
 
 def size_error(width: int, height: int, limits: ImageLimits) -> str:

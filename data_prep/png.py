@@ -8,6 +8,7 @@ filters are undone by `png_filters.py`.
 from __future__ import annotations
 
 import struct
+import sys
 
 import numpy as np
 from isal import isal_zlib
@@ -16,6 +17,9 @@ from isal.igzip_lib import IsalError
 try:
     from data_prep.png_filters import SPARE, TOGETHER, sum_rows
 except ImportError:  # no numba: it comes with vLLM
+    sum_rows = None
+except Exception as error:  # a numba that this does not suit: slower, but no picture is lost
+    print(f"note: PNG is read by Pillow, which takes three times as long: numba failed ({error})", file=sys.stderr)
     sum_rows = None
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"

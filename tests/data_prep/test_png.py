@@ -1,7 +1,11 @@
 import io
+import os
 import struct
+import subprocess
+import sys
 import zlib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -53,7 +57,10 @@ def by_pillow(data: bytes) -> np.ndarray:
         return np.asarray(gray, dtype=np.float32)
 
 
-@pytest.mark.parametrize("filters", [[0], [1], [2], [3], [4], [4, 3, 2, 1, 0, 3, 4, 4], [0, 1, 2, 3, 4]])
+@pytest.mark.parametrize(
+    "filters",
+    [[0], [1], [2], [3], [4], [4, 3, 2, 1, 0, 3, 4, 4], [0, 1, 2, 3, 4], [4, 4, 4, 4, 4, 1], [2, 4, 4, 4, 4]],
+)
 @pytest.mark.parametrize(("color", "channels"), [(0, 1), (2, 3), (3, 1), (4, 2), (6, 4)])
 @pytest.mark.parametrize(("height", "width"), [(16, 16), (57, 31), (100, 203)])
 def test_means_are_those_of_pillow(color, channels, filters, height, width):
@@ -116,3 +123,20 @@ def test_huge_pictures_are_left_to_pillow():
     buffer = io.BytesIO()
     Image.new("L", (5000, 4000), 9).save(buffer, "PNG")
     assert png.gray_means(buffer.getvalue(), SIDE) is None
+
+
+def test_a_numba_that_fails_costs_time_and_no_picture(tmp_path):
+    """Else every PNG would be called damaged, or the process that the workers are forked from would die."""
+    (tmp_path / "numba.py").write_text("raise RuntimeError('no such instruction')")
+    script = (
+        "import sys; from data_prep.images import ImageLimits, inspect; "
+        "p = inspect(sys.stdin.buffer.read(), ImageLimits(), fast_png=True); print(p.format, p.error or 'fine')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        input=encoded(np.asarray(drawing(3)), 2, [4]),
+        capture_output=True,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"},
+    )
+    assert done.stdout.decode().split() == ["PNG", "fine"], done.stderr
+    assert b"PNG is read by Pillow" in done.stderr and b"no such instruction" in done.stderr
