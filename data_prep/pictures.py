@@ -8,26 +8,21 @@ the stream again but neither writes nor decodes what the ledger already has.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from pathlib import Path
 
 from data_prep.archive import Member
-from data_prep.images import ImageLimits, Picture, inspect
+from data_prep.checking import FAST_PNG_BYTES, Checks
+from data_prep.images import ImageLimits, Picture
 from data_prep.wanted import Wanted
 
 BATCH_BYTES = 4 << 20
 """Pictures are handed to a worker in batches of about this size."""
 BATCH_FILES = 256
 """And of at most this many files of the archive."""
-FAST_PNG_BYTES = 64 << 20
-"""From this size of all pictures on, loading `png.py` in the workers pays."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +35,6 @@ class Stored:
     facts: Picture
 
 
-def _check(pack: str, places: list[tuple[int, int]], limits: ImageLimits, fast_png: bool = False) -> list[Picture]:
-    """Runs in a worker: reads and inspects pictures of the pack."""
-    descriptor = os.open(pack, os.O_RDONLY)
-    try:
-        return [inspect(os.pread(descriptor, size, offset), limits, fast_png) for offset, size in places]
-    finally:
-        os.close(descriptor)
-
-
 class Pictures:
     """Store of checked pictures by name. `fill` it, then `facts` and `read`."""
 
@@ -59,7 +45,6 @@ class Pictures:
         self._limits, self._key = limits, key
         self.stored: dict[str, Stored] = {}
         self.resumed = 0
-        self._pool: ProcessPoolExecutor
         self._fast_png = False
         self._end = 0
         self._recover()
@@ -130,40 +115,30 @@ class Pictures:
         workers: int,
         on_progress: Callable[[int, int], None],
     ) -> int:
+        checks = Checks(self._pack_path, self._limits, workers, self._fast_png)
+        waiting: deque[_Batch] = deque()  # names, not pictures: unpacking may run ahead as far as it will
         unused = 0
-        self._pool = _pool(workers, self._fast_png)
-        pending: deque[tuple[Future | None, _Batch]] = deque()
 
         def settle_first() -> None:
-            future, batch = pending.popleft()
-            if future is not None:
-                self._settle(future, batch.places, workers)
+            batch = waiting.popleft()
+            for (name, offset, size), picture in zip(batch.places, checks.take(), strict=True):
+                self._record(name, Stored(offset, size, picture))
+            self._ledger.flush()
             on_progress(batch.seen, batch.seen_bytes)
 
         try:
             for batch in self._batches(members, wanted, links):
                 unused += batch.unused
                 self._pack.flush()
-                pending.append((self._submit(batch.places, workers) if batch.places else None, batch))
-                while pending and (pending[0][0] is None or pending[0][0].done()):
-                    settle_first()  # unpacking runs ahead: what waits are names, the pictures are in the pack
-            while pending:
+                checks.submit([place[1:] for place in batch.places])
+                waiting.append(batch)
+                while checks.ready:
+                    settle_first()
+            while waiting:
                 settle_first()
         finally:
-            self._pool.shutdown(cancel_futures=True)
+            checks.close()
         return unused
-
-    def _submit(self, places: list[tuple[str, int, int]], workers: int) -> Future:
-        where = [place[1:] for place in places]
-        try:
-            return self._pool.submit(_check, str(self._pack_path), where, self._limits, self._fast_png)
-        except BrokenProcessPool:
-            self._renew(workers)
-            return self._pool.submit(_check, str(self._pack_path), where, self._limits, self._fast_png)
-
-    def _renew(self, workers: int) -> None:
-        self._pool.shutdown()
-        self._pool = _pool(workers, self._fast_png)
 
     def _batches(self, members: Iterable[Member], wanted: Wanted, links: dict[str, str]) -> Iterator[_Batch]:
         batch = _Batch()
@@ -185,29 +160,6 @@ class Pictures:
                 yield batch
                 batch = _Batch()
         yield batch
-
-    def _settle(self, future: Future, places: list[tuple[str, int, int]], workers: int) -> None:
-        """Waits for a batch and notes it. If a worker died, the batch is tried again, then picture by picture."""
-        try:
-            facts = future.result()
-        except BrokenProcessPool:
-            try:
-                self._renew(workers)
-                facts = self._submit(places, workers).result()
-            except BrokenProcessPool:
-                self._renew(workers)
-                facts = [self._check_alone(offset, size) for _, offset, size in places]
-        for (name, offset, size), picture in zip(places, facts, strict=True):
-            self._record(name, Stored(offset, size, picture))
-        self._ledger.flush()
-
-    def _check_alone(self, offset: int, size: int) -> Picture:
-        """One picture in a process of its own: finds the one that took a worker down with it."""
-        with _pool(1) as pool:
-            try:
-                return pool.submit(_check, str(self._pack_path), [(offset, size)], self._limits).result()[0]
-            except BrokenProcessPool:
-                return Picture(sha256="", error="image_crashed: the decoder died on it")
 
     def _record(self, name: str, stored: Stored) -> None:
         self.stored[name] = stored
@@ -247,21 +199,3 @@ def _follow(name: str, links: dict[str, str]) -> str:
     while (name := links.get(name, "")) and name in links and name not in seen:
         seen.add(name)
     return name
-
-
-def warm_up(total_bytes: int) -> None:
-    """Begins to load what the workers need for pictures of this size in all, while the caller goes on."""
-    _context(total_bytes >= FAST_PNG_BYTES)
-    forkserver.ensure_running()
-
-
-def _context(fast_png: bool) -> multiprocessing.context.ForkServerContext:
-    """Processes are not forked from here, which may have threads, but from one that imported Pillow and numpy once."""
-    context = multiprocessing.get_context("forkserver")
-    modules = ["data_prep.pictures", "PIL.Image", "PIL.JpegImagePlugin", "PIL.PngImagePlugin", "numpy"]
-    context.set_forkserver_preload(modules + ["data_prep.png"] * fast_png)
-    return context
-
-
-def _pool(workers: int, fast_png: bool = False) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(workers, mp_context=_context(fast_png))

@@ -19,9 +19,10 @@ from typing import Any
 
 from data_prep import statistics
 from data_prep.archive import Refused
+from data_prep.checking import warm_up
 from data_prep.images import Picture
 from data_prep.overlap import mark_overlaps
-from data_prep.pictures import Pictures, warm_up
+from data_prep.pictures import Pictures
 from data_prep.preview import Samples, write_preview
 from data_prep.schema import SYSTEM_PROMPT, TEXT_SYSTEM_PROMPT, Manifest, Row, question, row_id_of
 from data_prep.shards import MANIFEST, SplitWriter, clear, fingerprint, read_manifest, write_manifest

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from data_prep.archive import Member, Refused, members
+from data_prep.checking import FAST_PNG_BYTES
 from data_prep.images import ImageLimits
-from data_prep.pictures import FAST_PNG_BYTES, Pictures
+from data_prep.pictures import Pictures
 from data_prep.wanted import Wanted
 from tests.data_prep.raw import picture, write_tar
 
@@ -134,28 +135,3 @@ def test_a_fill_killed_with_sigkill_goes_on(tmp_path):
     assert 8 <= store.resumed < len(FILES)
     store.fill(stream(path), Wanted(FILES), workers=1)
     assert all(store.read(name) == data for name, data in FILES.items())
-
-
-def test_a_worker_killed_from_outside_costs_nothing(tmp_path):
-    path = write_tar(tmp_path / "img.tar.gz", FILES)
-    store = Pictures(tmp_path / "work", LIMITS, "k")
-    import data_prep.pictures as module
-
-    small, module.BATCH_FILES = module.BATCH_FILES, 8
-    killed = []
-
-    def killing():
-        for i, member in enumerate(members(path, Refused())):
-            if i == 20:
-                time.sleep(1.0)
-                killed.append(next(iter(store._pool._processes)))
-                os.kill(killed[0], signal.SIGKILL)
-                time.sleep(0.2)
-            yield member
-
-    try:
-        store.fill(killing, Wanted(FILES), workers=1)
-    finally:
-        module.BATCH_FILES = small
-    assert killed and len(store.stored) == len(FILES)
-    assert all(one.facts.error == "" for one in store.stored.values())
