@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections import deque
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 from data_prep.images import ImageLimits, Picture, inspect
@@ -119,7 +120,12 @@ def _is_lost(future: Future) -> bool:
 def warm_up(total_bytes: int) -> None:
     """Begins to load what the workers need for pictures of this size in all, while the caller goes on."""
     _context(total_bytes >= FAST_PNG_BYTES)
-    forkserver.ensure_running()
+    resource_tracker.ensure_running()  # unblocks what is blocked while it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for the caller, who ends the others
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _context(fast_png: bool) -> multiprocessing.context.ForkServerContext:

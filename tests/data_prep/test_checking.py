@@ -2,7 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -77,3 +80,24 @@ def test_a_picture_that_kills_its_decoder_is_found_alone(checks, monkeypatch):
     assert {i for i, one in enumerate(facts) if one.error.startswith("image_crashed")} == fatal
     assert all(one.error == "" for i, one in enumerate(facts) if i not in fatal)
     assert len(pools) < BATCHES, "a crash must not cost a pool for every batch that waits"
+
+
+def test_ctrl_c_while_the_workers_load_is_the_callers_alone():
+    """A terminal sends it to all processes; only the command itself has something to say."""
+    script = """
+import os, signal, time
+from data_prep import checking
+try:
+    checking.warm_up(checking.FAST_PNG_BYTES)
+    time.sleep(0.15)
+    os.killpg(0, signal.SIGINT)
+    time.sleep(10)
+except KeyboardInterrupt:
+    print("stopped")
+"""
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": root}, capture_output=True, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert done.stdout == "stopped\n" and done.stderr == ""
