@@ -48,8 +48,8 @@ def plan(name: str, target: str | None, overrides: list[str]) -> int:
     recipe = resolve(name, overrides)
     if target:
         capabilities.check(recipe, target)
-    offers = cost.offers(recipe, prices.sky_catalogs(), [target] if target else None)
-    shown.plan(recipe, offers, _wide())
+    where = prices.sky_catalogs(), [target] if target else None
+    shown.plan(recipe, cost.offers(recipe, *where), cost.short_of_ram(recipe, *where), _wide())
     need = memory.plan(recipe)
     return 0 if need is None or need.fits else 2
 

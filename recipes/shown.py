@@ -75,8 +75,8 @@ def _families(targets: Iterable[str]) -> str:
     return " ".join(words)
 
 
-def plan(recipe: Recipe, offers: list[cost.Offer], console: Console) -> None:
-    """Memory per phase, host and disk, then every way to run it."""
+def plan(recipe: Recipe, offers: list[cost.Offer], left_out: list[str], console: Console) -> None:
+    """Memory per phase, host and disk, then every way to run it, and what was left out."""
     console.print(f"[bold]{recipe.name}[/bold]: {recipe.description}; {shape(recipe)}\n")
     need = memory.plan(recipe)
     if need is None:
@@ -85,6 +85,8 @@ def plan(recipe: Recipe, offers: list[cost.Offer], console: Console) -> None:
         _memory(recipe, need, console)
     if offers:
         _offers(offers, console)
+    for line in left_out:
+        console.print(f"left out: {line}", highlight=False)
 
 
 def _memory(recipe: Recipe, need: MemoryPlan, console: Console) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from recipes.plan.hardware import Gpu, gpu_named
-from recipes.plan.memory import MemoryPlan, plan, trained
+from recipes.plan.memory import MemoryPlan, plan, trained, with_resources
 from recipes.plan.models import Shape
-from recipes.plan.prices import price
+from recipes.plan.prices import Price, price
 from recipes.spec import Recipe
 from recipes.targets.capabilities import CAPABILITIES, gpus_for, market, targets_for, uses_spot
 from trainer.preempt import save_interval_s
@@ -159,25 +160,48 @@ def _rollout(recipe: Recipe, shape: Shape, card: Gpu, need: MemoryPlan, prompt: 
 def offers(recipe: Recipe, catalogs: Path | None = None, targets: list[str] | None = None) -> list[Offer]:
     """Every target, GPU and market that can run the recipe, cheapest first; machines of your own last."""
     found = []
-    for target in targets or targets_for(recipe):
+    for target, gpu, need, row in _places(recipe, catalogs, targets):
         can = CAPABILITIES[target]
+        if can.cloud and not row and can.cloud != "kubernetes":
+            continue
+        if row and _lacks_ram(recipe, row):
+            continue
+        network = can.network_gbit_s.get(gpu, can.network_gbit_s[""])
+        step = step_time(recipe, gpu, network or 100.0, need)
+        for spot in (True, False) if uses_spot(recipe, target) else (False,):
+            if row and spot and row.spot is None:
+                continue
+            hourly = (row.spot if spot else row.on_demand) if row else None
+            found.append(_offer(recipe, target, gpu, spot, hourly, step, need))
+    return sorted(found, key=lambda o: (o.usd is None, o.usd or o.hours))
+
+
+def short_of_ram(recipe: Recipe, catalogs: Path | None = None, targets: list[str] | None = None) -> list[str]:
+    """A line for every machine that has the GPUs but not the RAM that the recipe asks for."""
+    asked = with_resources(recipe).cluster.memory_gib
+    return [
+        f"{target}, {gpu}: {row.host_gib:g} GiB of RAM come with a GPU, {asked} GiB are asked for per node"
+        for target, gpu, _, row in _places(recipe, catalogs, targets)
+        if row and _lacks_ram(recipe, row)
+    ]
+
+
+def _places(
+    recipe: Recipe, catalogs: Path | None, targets: list[str] | None
+) -> Iterator[tuple[str, str, MemoryPlan, Price | None]]:
+    """Every target and GPU that the model fits, with the price if one is known."""
+    for target in targets or targets_for(recipe):
         if target == "skypilot":
             continue
         for gpu in gpus_for(recipe, target):
             need = plan(recipe, gpu)
-            if need is None or not need.fits:
-                continue
-            network = can.network_gbit_s.get(gpu, can.network_gbit_s[""])
-            step = step_time(recipe, gpu, network or 100.0, need)
-            row = price(market(recipe, target), gpu, catalogs)
-            for spot in (True, False) if uses_spot(recipe, target) else (False,):
-                if row and spot and row.spot is None:
-                    continue
-                if can.cloud and not row and can.cloud != "kubernetes":
-                    continue
-                hourly = (row.spot if spot else row.on_demand) if row else None
-                found.append(_offer(recipe, target, gpu, spot, hourly, step, need))
-    return sorted(found, key=lambda o: (o.usd is None, o.usd or o.hours))
+            if need is not None and need.fits:
+                yield target, gpu, need, price(market(recipe, target), gpu, catalogs)
+
+
+def _lacks_ram(recipe: Recipe, row: Price) -> bool:
+    asked = with_resources(recipe).cluster.memory_gib
+    return row.host_gib is not None and row.host_gib * recipe.cluster.gpus_per_node < asked
 
 
 def _offer(

@@ -26,6 +26,8 @@ class Price:
     read: str
     """Date."""
     source: str
+    host_gib: float | None = None
+    """RAM that comes with it, GiB; None: not known."""
 
 
 @functools.cache
@@ -83,9 +85,9 @@ def from_catalog(known: Price, catalogs: Path) -> Price | None:
     if on_demand is None:
         return None
     date = time.strftime("%Y-%m-%d", time.gmtime(path.stat().st_mtime))
-    return Price(
-        known.cloud, known.gpu, known.engine_gpu, on_demand, cheapest("SpotPrice"), date, f"SkyPilot catalog {path}"
-    )
+    ram = max((float(row["MemoryGiB"]) for row in [*gpus, *hosts.values()] if row["MemoryGiB"]), default=None)
+    source = f"SkyPilot catalog {path}"
+    return Price(known.cloud, known.gpu, known.engine_gpu, on_demand, cheapest("SpotPrice"), date, source, ram)
 
 
 HOSTS = {"A100-80GB": "a2-ultragpu-1g", "H100": "a3-highgpu-1g"}

@@ -89,6 +89,17 @@ def test_spot_needs_more_hours_than_on_demand():
         assert spot.hours > demand.hours and spot.preemptions > 0 == demand.preemptions
 
 
+def test_machines_without_the_ram_are_left_out_and_named():
+    recipe = get("grpo-qwen2.5-vl-3b-mathv60k")
+    assert cost.short_of_ram(recipe) == []
+    more = override(recipe, ["cluster.memory_gib=120"])
+    at_runpod = {(o.target, o.gpu) for o in cost.offers(more) if "runpod" in o.target}
+    assert at_runpod == {("skypilot-runpod", "H100"), ("dstack-runpod", "H100")}
+    lines = cost.short_of_ram(more)
+    assert len(lines) == 2
+    assert "skypilot-runpod, A100-80GB: 117 GiB of RAM come with a GPU, 120 GiB are asked for per node" in lines
+
+
 def test_own_machines_cost_nothing():
     recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), ["cluster.spot=never"])
     assert all(o.usd is None for o in cost.offers(recipe) if o.target in ("slurm", "pbs", "ssh", "skypilot-kubernetes"))
@@ -120,8 +131,9 @@ def write_catalogs(root):
 def test_a_cached_catalog_goes_before_the_snapshot(tmp_path):
     write_catalogs(tmp_path)
     row = prices.price("runpod", "A100-80GB", tmp_path)
-    assert row and (row.on_demand, row.spot) == (1.5, 1.1)
+    assert row and (row.on_demand, row.spot, row.host_gib) == (1.5, 1.1, 117)
     row = prices.price("gcp", "A100-80GB", tmp_path)
     assert row and (row.on_demand, row.spot) == (pytest.approx(5.1), pytest.approx(2.0))  # GPU and its machine
+    assert row.host_gib == 170
     assert prices.price("gcp", "H100", tmp_path) == prices.price("gcp", "H100")  # not in that catalog
     assert prices.price("runpod", "nothing", tmp_path) is None
