@@ -1,6 +1,6 @@
 """What a training step makes beside weights and states: activations that autograd saves, work in progress, logits.
 
-Counted from the modules' code (transformers 5.19, modeling_qwen2_5_vl.py; trainer/policy.py), per token or per patch;
+Counted from the modules' code (transformers 5.19, modeling_qwen2_5_vl.py; trainer/scorer.py), per token or per patch;
 tests/recipes/test_activations.py holds the sums against the tensors that are really saved and really live.
 `w` is the width of the model's dtype in bytes.
 """
@@ -13,7 +13,7 @@ from recipes.plan.models import Shape
 from trainer.config import RunConfig
 
 LOGITS_CHUNK = 1024
-"""trainer.policy.LOGITS_CHUNK_TOKENS: with more answer tokens than this, chunks are recomputed and none is saved."""
+"""trainer.scorer.LOGITS_CHUNK_TOKENS: with more answer tokens than this, chunks are recomputed and none is saved."""
 LOGITS_SAVED = 4
 """Per logit, by logsumexp, which needs its input: fp32."""
 LOGITS_FORWARD = 16

@@ -51,7 +51,7 @@ def measure(model_dir, data, dtype: Literal["bf16", "fp32"], attention: Literal[
 
     from data_prep.shards import Dataset
     from trainer.batching import collate
-    from trainer.policy import AnswerScorer
+    from trainer.scorer import AnswerScorer
     from trainer.vision import Prompter
 
     config = c.RunConfig(
