@@ -160,11 +160,12 @@ def _rollout(recipe: Recipe, shape: Shape, card: Gpu, need: MemoryPlan, prompt: 
 def offers(recipe: Recipe, catalogs: Path | None = None, targets: list[str] | None = None) -> list[Offer]:
     """Every target, GPU and market that can run the recipe, cheapest first; machines of your own last."""
     found = []
+    asked = with_resources(recipe).cluster.memory_gib
     for target, gpu, need, row in _places(recipe, catalogs, targets):
         can = CAPABILITIES[target]
         if can.cloud and not row and can.cloud != "kubernetes":
             continue
-        if row and _lacks_ram(recipe, row):
+        if row and _lacks_ram(recipe, row, asked):
             continue
         network = can.network_gbit_s.get(gpu, can.network_gbit_s[""])
         step = step_time(recipe, gpu, network or 100.0, need)
@@ -182,7 +183,7 @@ def short_of_ram(recipe: Recipe, catalogs: Path | None = None, targets: list[str
     return [
         f"{target}, {gpu}: {row.host_gib:g} GiB of RAM come with a GPU, {asked} GiB are asked for per node"
         for target, gpu, _, row in _places(recipe, catalogs, targets)
-        if row and _lacks_ram(recipe, row)
+        if row and _lacks_ram(recipe, row, asked)
     ]
 
 
@@ -199,8 +200,7 @@ def _places(
                 yield target, gpu, need, price(market(recipe, target), gpu, catalogs)
 
 
-def _lacks_ram(recipe: Recipe, row: Price) -> bool:
-    asked = with_resources(recipe).cluster.memory_gib
+def _lacks_ram(recipe: Recipe, row: Price, asked: int) -> bool:
     return row.host_gib is not None and row.host_gib * recipe.cluster.gpus_per_node < asked
 
 
