@@ -42,8 +42,10 @@ class Checks:
     again alone, and if that fails picture by picture; the others are submitted again.
     """
 
-    def __init__(self, pack: Path, limits: ImageLimits, workers: int, fast_png: bool) -> None:
-        self._pack, self._limits, self._workers, self._fast_png = str(pack), limits, workers, fast_png
+    def __init__(self, pack: Path, limits: ImageLimits, workers: int, total_bytes: int) -> None:
+        """`total_bytes`: about that of all pictures of the pack."""
+        self._pack, self._limits, self._workers = str(pack), limits, workers
+        self._fast_png = total_bytes >= FAST_PNG_BYTES
         self._pool = self._new_pool(workers)
         self._tasks: deque[_Task] = deque()
 
@@ -76,7 +78,7 @@ class Checks:
             pass
         if task.pool is not self._pool:  # died with a pool that was replaced since, as did those behind it
             for lost in (task, *self._tasks):
-                if lost.pool not in (None, self._pool) and _is_lost(lost.future):
+                if lost.pool is not self._pool and _is_lost(lost.future):
                     self._start(lost)
             self._tasks.appendleft(task)
             return self.take()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.archive import Member
-from data_prep.checking import FAST_PNG_BYTES, Checks
+from data_prep.checking import Checks
 from data_prep.images import ImageLimits, Picture
 from data_prep.wanted import Wanted
 
@@ -45,7 +45,6 @@ class Pictures:
         self._limits, self._key = limits, key
         self.stored: dict[str, Stored] = {}
         self.resumed = 0
-        self._fast_png = False
         self._end = 0
         self._recover()
         self._pack = open(self._pack_path, "r+b" if self._pack_path.exists() else "w+b", buffering=1 << 20)  # noqa: SIM115
@@ -94,13 +93,25 @@ class Pictures:
         A second pass is made only for links whose targets nobody asked for by name. Memory holds one batch whatever the
         archive's size (about `total_bytes`). `on_progress(pictures, bytes)` follows each batch that was checked.
         """
-        self._fast_png = total_bytes >= FAST_PNG_BYTES
+        checks = Checks(self._pack_path, self._limits, workers, total_bytes)
+        try:
+            return self._fill(checks, members, wanted, on_progress)
+        finally:
+            checks.close()
+
+    def _fill(
+        self,
+        checks: Checks,
+        members: Callable[[], Iterable[Member]],
+        wanted: Wanted,
+        on_progress: Callable[[int, int], None],
+    ) -> int:
         links: dict[str, str] = {}
-        unused = self._pass(members(), wanted, links, workers, on_progress)
+        unused = self._pass(checks, members(), wanted, links, on_progress)
         links = {name: _follow(name, links) for name in links if wanted.match(name)}
         targets = set(links.values())
         if targets - self.stored.keys():
-            self._pass(members(), Wanted(targets), {}, workers, lambda pictures, size: None)
+            self._pass(checks, members(), Wanted(targets), {}, lambda pictures, size: None)
         for name, target in sorted(links.items()):
             if name not in self.stored and target in self.stored:
                 self._record(name, self.stored[target])
@@ -109,13 +120,12 @@ class Pictures:
 
     def _pass(
         self,
+        checks: Checks,
         members: Iterable[Member],
         wanted: Wanted,
         links: dict[str, str],
-        workers: int,
         on_progress: Callable[[int, int], None],
     ) -> int:
-        checks = Checks(self._pack_path, self._limits, workers, self._fast_png)
         waiting: deque[_Batch] = deque()  # names, not pictures: unpacking may run ahead as far as it will
         unused = 0
 
@@ -126,18 +136,15 @@ class Pictures:
             self._ledger.flush()
             on_progress(batch.seen, batch.seen_bytes)
 
-        try:
-            for batch in self._batches(members, wanted, links):
-                unused += batch.unused
-                self._pack.flush()
-                checks.submit([place[1:] for place in batch.places])
-                waiting.append(batch)
-                while checks.ready:
-                    settle_first()
-            while waiting:
+        for batch in self._batches(members, wanted, links):
+            unused += batch.unused
+            self._pack.flush()
+            checks.submit([place[1:] for place in batch.places])
+            waiting.append(batch)
+            while checks.ready:
                 settle_first()
-        finally:
-            checks.close()
+        while len(checks):
+            settle_first()
         return unused
 
     def _batches(self, members: Iterable[Member], wanted: Wanted, links: dict[str, str]) -> Iterator[_Batch]:

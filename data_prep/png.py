@@ -15,7 +15,7 @@ from isal import isal_zlib
 from isal.igzip_lib import IsalError
 
 try:
-    from data_prep.png_filters import SPARE, TOGETHER, sum_rows
+    from data_prep.png_filters import LINES, SPARE, sum_rows
 except ImportError:  # no numba: it comes with vLLM
     sum_rows = None
 except Exception as error:  # a numba that this does not suit: slower, but no picture is lost
@@ -54,7 +54,7 @@ def gray_means(data: bytes, side: int) -> np.ndarray | None:
         return None
     levels = _NO_PALETTE if chunks[1] is None else chunks[1]
     sums = np.zeros((side, width * _COLORS[color]), dtype=np.uint32)
-    lines = np.zeros((TOGETHER + 1, width * channels + SPARE), dtype=np.uint8)
+    lines = np.zeros((LINES, width * channels + SPARE), dtype=np.uint8)
     if not sum_rows(rows, channels, levels, lines, np.empty(sums.shape[1], dtype=np.uint8), sums):
         return None
     gray = sums.reshape(side, width, 3) @ (_TO_GRAY / 65536) if _COLORS[color] == 3 else sums.astype(np.float64)

@@ -14,10 +14,10 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-TOGETHER = 4
-"""Rows of Paeth's filter that are undone at a time."""
+LINES = 5
+"""Rows that are kept: the one above, and four of Paeth's filter that are undone at a time."""
 SPARE = 4
-"""Bytes past a row's end that may be read and written: a pixel moves as four bytes, also one of three."""
+"""Bytes past a kept row that may be read and written: a pixel moves as four bytes, also one of three."""
 _BYTES, _WORDS = ir.VectorType(ir.IntType(8), 4), ir.VectorType(ir.IntType(16), 4)
 
 
@@ -115,8 +115,8 @@ def _undo_paeth(x, above, line, bpp):
 def _undo_four_paeth(rows, y, lines, last, bpp):
     """Rows y to y + 3, below lines[last], into the four lines that follow it."""
     x0, x1, x2, x3 = rows[y, 1:], rows[y + 1, 1:], rows[y + 2, 1:], rows[y + 3, 1:]
-    above, line0, line1 = lines[last], lines[(last + 1) % 5], lines[(last + 2) % 5]
-    line2, line3 = lines[(last + 3) % 5], lines[(last + 4) % 5]
+    above, line0, line1 = lines[last], lines[(last + 1) % LINES], lines[(last + 2) % LINES]
+    line2, line3 = lines[(last + 3) % LINES], lines[(last + 4) % LINES]
     a0 = a1 = a2 = a3 = np.uint64(0)  # of each row the pixel to the left: what the row below has above it
     c0 = c1 = c2 = c3 = np.uint64(0)
     n = len(x0)
@@ -162,20 +162,20 @@ def _add(line, total):
 def _sum_rows(rows, channels, levels, lines, colors, sums):
     """Undoes the filters and adds the rows of each part of the picture up. False for an unknown filter.
 
-    Only five rows are kept, which stay in the processor's first cache.
+    Only LINES rows are kept, which stay in the processor's first cache.
 
     Args:
-        rows: [height, 1 + width * channels], the filter's number first; SPARE bytes after them can be read.
+        rows: [height, 1 + width * channels], the filter's number first; one byte after them can be read, as in `bytes`.
         channels: bytes of a pixel.
         levels: gray levels of the palette, or empty.
-        lines: [TOGETHER + 1, width * channels + SPARE] of zeros: room for rows.
+        lines: [LINES, width * channels + SPARE] of zeros: room for rows.
         colors: room for a row as it is summed.
         sums: [side, width * colors] of zeros.
     """
     side, height, size = sums.shape[0], rows.shape[0], rows.shape[1] - 1
     y = part = last = 0
     while y < height:
-        kind, x, above, line = rows[y, 0], rows[y, 1:], lines[last, :size], lines[(last + 1) % 5, :size]
+        kind, x, above, line = rows[y, 0], rows[y, 1:], lines[last, :size], lines[(last + 1) % LINES, :size]
         done = 1
         if kind == 0:
             line[:] = x
@@ -195,7 +195,7 @@ def _sum_rows(rows, channels, levels, lines, colors, sums):
         else:
             return False
         for _ in range(done):
-            last = (last + 1) % 5
+            last = (last + 1) % LINES
             line = lines[last, :size]
             while y >= (2 * (part + 1) * height + side) // (2 * side):
                 part += 1

@@ -130,8 +130,9 @@ def prepare(
     overlaps = mark_overlaps(kept, facts, exclude)
     groups = _assign_splits(kept, facts, settings)
     clear(out)
-    samples = Samples(_rows_of_splits(kept))
-    manifest = _write(opened, judged, problems, out, name, asked, samples, on_progress)
+    rows = _rows_of_splits(kept)
+    samples = Samples(rows)
+    manifest = _write(opened, judged, problems, out, name, asked, rows, samples, on_progress)
     stats = statistics.collect(kept, facts, groups)
     stats["pictures"] |= {
         "unused": sum(one.unused for one in opened),
@@ -263,13 +264,10 @@ def _assign_splits(rows: list[Judged], facts: dict[str, Picture], settings: Sett
     }
 
 
-def _train_first(split: str) -> tuple[bool, str]:
-    return split != "train", split
-
-
-def _rows_of_splits(rows: list[Judged]) -> dict[str, int]:
-    counts = Counter(row.split for row in rows if not row.reason)
-    return {split: counts[split] for split in sorted(counts, key=_train_first)}
+def _rows_of_splits(judged: list[Judged]) -> dict[str, int]:
+    """How many rows each split keeps; `train` first."""
+    counts = Counter(row.split for row in judged if not row.reason)
+    return {split: counts[split] for split in sorted(counts, key=lambda split: (split != "train", split))}
 
 
 def _write(
@@ -279,12 +277,13 @@ def _write(
     out: Path,
     name: str,
     asked: dict[str, Any],
+    rows: dict[str, int],
     samples: Samples,
     on_progress: Progress,
 ) -> Manifest:
     """Third reading: kept rows into shards, the others into the quarantine file."""
-    writers: dict[str, SplitWriter] = {}
-    counts: Counter[str] = Counter()
+    writers = {split: SplitWriter(out, split) for split in rows}
+    counts = dict.fromkeys(rows, 0)
     quarantined: Counter[str] = Counter()
     total = sum(map(len, judged)) + sum(map(len, problems))
     done = 0
@@ -316,8 +315,6 @@ def _write(
                         pictures=row.pictures,
                     )
                     continue
-                if result.split not in writers:
-                    writers[result.split] = SplitWriter(out, result.split)
                 written = Row(
                     id=row_id_of(row.source, row.messages, result.pictures),
                     source=row.source,
@@ -330,11 +327,11 @@ def _write(
                 writers[result.split].add(written)
                 samples.offer(result.split, counts[result.split], written)
                 counts[result.split] += 1
-    files = [file for split in sorted(counts, key=_train_first) for file in writers[split].close()]
+    files = [file for writer in writers.values() for file in writer.close()]
     return Manifest(
         name=name,
         revision=",".join(sorted({one.source.revision for one in opened if one.source.revision})),
-        rows={split: counts[split] for split in sorted(counts, key=_train_first)},
+        rows=counts,
         files=files,
         quarantined=dict(quarantined.most_common()),
         settings=asked,

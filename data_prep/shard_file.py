@@ -28,7 +28,7 @@ class ShardFile:
     def __init__(self, path: Path) -> None:
         self._descriptor = _open_direct(path)
         self._thread = ThreadPoolExecutor(1)
-        self._pending: deque[Future[mmap.mmap]] = deque()
+        self._pending: deque[Future[Any]] = deque()
         self._free = [mmap.mmap(-1, BLOCK_BYTES) for _ in range(BLOCKS)]  # aligned, as direct writing wants it
         self._block, self._filled = self._free.pop(), 0
         self._sha256 = hashlib.sha256()
@@ -73,17 +73,13 @@ class ShardFile:
         if not self.closed:
             self.closed = True
             self._send()
-            self._sync = self._thread.submit(self._finish)
-
-    def _finish(self) -> None:
-        os.fsync(self._descriptor)
+            self._pending.append(self._thread.submit(os.fsync, self._descriptor))
 
     def hexdigest(self) -> str:
         """sha256 of all that was written, once it lies on the disk. Raises what writing failed with."""
         try:
             while self._pending:
                 self._pending.popleft().result()
-            self._sync.result()
         finally:
             self._thread.shutdown()
             os.close(self._descriptor)

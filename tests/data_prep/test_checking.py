@@ -40,7 +40,7 @@ def checks(tmp_path, monkeypatch):
             places.append((end, len(data)))
             end += len(data)
         (tmp_path / "pack").write_bytes(b"".join(pictures))
-        opened.append(checking.Checks(tmp_path / "pack", ImageLimits(), 2, False))
+        opened.append(checking.Checks(tmp_path / "pack", ImageLimits(), 2, 0))
         for i in range(0, len(places), EACH):
             opened[0].submit(places[i : i + EACH])
         return opened[0], pools
