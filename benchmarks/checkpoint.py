@@ -22,10 +22,10 @@ from typing import Any
 import obstore
 
 from tests import servers
-from tests.jobs import REWARD, Job
+from tests.loops.jobs import REWARD, Job
 from trainer import config as c
-from trainer.metrics import read_history
-from trainer.storage import Storage
+from trainer.observe.metrics import read_history
+from trainer.storage.storage import Storage
 
 RESULT = Path(__file__).with_suffix(".json")
 UPLOAD_BYTES, UPLOAD_PAIRS = 128 << 20, 9
@@ -73,7 +73,7 @@ def upload(folder: Path) -> dict[str, Any]:
 
 
 def run_config(folder: Path) -> c.RunConfig:
-    from data_prep import shapes, tiny_model
+    from examples.demo import shapes, tiny_model
 
     shapes.prepare(folder / "data", 128, 16, seed=0)
     (folder / "reward.py").write_text(REWARD)

@@ -66,7 +66,7 @@ def measure(seed: int, data: Path, folder: Path) -> dict:
     """One seed."""
     model = folder / "model"
     load = os.getloadavg()[0]
-    warm_s = call("trainer.warm_start", "--data", str(data), "--out", str(model), "--seed", str(seed))
+    warm_s = call("examples.demo.warm_start", "--data", str(data), "--out", str(model), "--seed", str(seed))
     base = demo().config
     config = replace(
         base,

@@ -65,8 +65,8 @@ def original(source: Path, out: Path, workers: int) -> dict[str, float]:
 
 def ours(source: Path, out: Path, workers: int) -> dict[str, float]:
     """The whole preparation."""
-    from data_prep import mathv60k
     from data_prep.prepare import prepare
+    from data_prep.sources import mathv60k
 
     marks: dict[str, float] = {}
     start = time.perf_counter()

@@ -49,7 +49,7 @@ def wrap(thought: str, content: str) -> str:
 
 
 def by_this_grader(text: str, gold: str) -> bool:
-    from trainer.rewards import grader
+    from trainer.rewards.grading import grader
 
     return grader.grade(text, gold, grader.classify(gold)) == "correct"
 
@@ -156,8 +156,8 @@ def thought(rng: random.Random) -> str:
 
 def needs_math_verify(make: Callable[[int, random.Random], Answers]) -> float:
     """Percent of such answers that are not decided by their form."""
-    from trainer.rewards import grader
-    from trainer.rewards.extraction import final_answer
+    from trainer.rewards.grading import grader
+    from trainer.rewards.grading.extraction import final_answer
 
     answers = make(8192, random.Random(0))
     left = [grader.decide_fast(final_answer(text)[0] or "", gold, grader.classify(gold)) for text, gold in answers]
@@ -249,8 +249,8 @@ def in_process(rounds: int, count: int, make: Callable, ours_count: int) -> dict
     from math_verify import parse, verify
 
     from trainer import config
-    from trainer.rewards import grader
-    from trainer.rewards.pool import Rewards
+    from trainer.rewards.grading import grader
+    from trainer.rewards.scorer import Rewards
 
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer import config
-from trainer.rewards import grader
-from trainer.rewards.extraction import boxes
-from trainer.rewards.pool import Rewards
+from trainer.rewards.grading import grader
+from trainer.rewards.grading.extraction import boxes
+from trainer.rewards.scorer import Rewards
 
 EXPLANATIONS = Path(__file__).with_name("rewards_published.explanations.json")
 RESULT = Path(__file__).with_name("rewards_published.json")

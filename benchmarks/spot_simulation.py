@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from recipes.plan import cost
-from recipes.plan.hardware import gpu_named
 from recipes.plan.memory import plan
 from recipes.presets import get
 from recipes.presets.parts import with_parts
 from recipes.spec import Recipe
 from recipes.targets.capabilities import CAPABILITIES
-from trainer.preempt import save_interval_s
+from trainer.hardware.gpus import gpu_named
+from trainer.node.preemption import save_interval_s
 
 HERE = Path(__file__).parent
 RECIPE, TARGET = "grpo-qwen2.5-vl-72b-mathv60k", "skypilot-gcp"

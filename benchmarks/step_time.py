@@ -49,8 +49,8 @@ LEARNING_RATE, KL = 1e-5, 1e-3
 
 def build(setting: Setting, out: Path) -> None:
     """Model and dataset of a setting."""
-    from data_prep import tiny_model
-    from data_prep.shards import write_dataset
+    from data_prep.write.shards import write_dataset
+    from examples.demo import tiny_model
     from tests.conftest import make_rows
 
     model = tiny_model.build(out / "model", 0, setting.model)
@@ -146,10 +146,10 @@ def trl_inside(setting: Setting, folder: Path, steps: int, out: Path) -> None:
     from transformers import AutoProcessor, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from data_prep.shards import Dataset
+    from data_prep.write.shards import Dataset
     from trainer.config import Model
-    from trainer.rewards.grader import format_reward, grade
-    from trainer.vision import Prompter
+    from trainer.data.processor import Prompter
+    from trainer.rewards.grading.grader import format_reward, grade
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     torch.set_num_threads(2 // processes)

@@ -16,8 +16,8 @@ from trainer.config import ConfigError
 
 if TYPE_CHECKING:
     from data_prep.prepare import Progress
-    from data_prep.schema import Manifest
-    from data_prep.source import Source
+    from data_prep.sources.source import Source
+    from trainer.data.schema import Manifest
 
 NAMES = {
     "mathv60k": "MathV60K (VerMulti): visual math, 65,118 rows, 2.4 GB of pictures",
@@ -129,13 +129,13 @@ def main(arguments: Sequence[str]) -> int:
             case "prepare":
                 return prepare(options)
             case "preview":
-                from data_prep.preview import write_preview
+                from data_prep.write.preview import write_preview
 
                 print(write_preview(options.dataset))
             case "verify":
                 return verify(options.dataset)
             case "overlap":
-                from data_prep.overlap import overlap_report
+                from data_prep.checks.overlap import overlap_report
 
                 print(json.dumps(overlap_report(options.dataset, options.evaluation), indent=2, ensure_ascii=False))
     except ConfigError as error:
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def verify(dataset: str) -> int:
     """Checks all splits of a prepared dataset."""
-    from data_prep.shards import Dataset, read_manifest
+    from data_prep.write.shards import Dataset, read_manifest
 
     for split, rows in read_manifest(dataset).rows.items():
         Dataset(dataset, split).verify()
@@ -168,7 +168,7 @@ def prepare(options: argparse.Namespace) -> int:
     at_url = "://" in options.out and not options.out.startswith("file://")
     local = _staging(options.out) if at_url else Path(options.out.removeprefix("file://"))
     if at_url:
-        from data_prep.upload import remote_manifest
+        from data_prep.write.upload import remote_manifest
 
         former = remote_manifest(options.out)
         if former and not options.overwrite and not (local / "manifest.json").exists():
@@ -176,7 +176,7 @@ def prepare(options: argparse.Namespace) -> int:
     with _Bars() as bars:
         manifest = _prepare_local(options, local, bars.show)
         if at_url:
-            from data_prep.upload import upload
+            from data_prep.write.upload import upload
 
             upload(local, options.out, bars.show)
     if at_url:
@@ -192,12 +192,12 @@ def _staging(url: str) -> Path:
 
 
 def _prepare_local(options: argparse.Namespace, out: Path, show: Progress) -> Manifest:
-    from data_prep.images import ImageLimits
+    from data_prep.checks.validate import Settings
+    from data_prep.ingest.images import ImageLimits
     from data_prep.prepare import prepare as run
-    from data_prep.validate import Settings
 
     if options.name == "shapes":
-        from data_prep import shapes
+        from examples.demo import shapes
 
         return shapes.prepare(out, train_rows=options.rows, test_rows=options.test_rows, seed=options.seed)
     settings = Settings(
@@ -225,11 +225,11 @@ def _prepare_local(options: argparse.Namespace, out: Path, show: Progress) -> Ma
 
 def _sources(options: argparse.Namespace, show: Progress) -> Sequence[Source]:
     if options.jsonl:
-        from data_prep import mathv60k
+        from data_prep.sources import mathv60k
 
         return [mathv60k.local(options.jsonl, options.images, options.name)]
-    from data_prep.catalog import CATALOG
-    from data_prep.hub import Repository
+    from data_prep.ingest.hub import Repository
+    from data_prep.sources.catalog import CATALOG
 
     entry = CATALOG[options.name]
     return entry.sources(Repository(entry.repo, options.revision, options.mirror), show)

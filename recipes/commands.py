@@ -76,7 +76,7 @@ def render(name: str, target: str | None, overrides: list[str], out: str) -> int
 
 def up(name: str, target: str | None, args: argparse.Namespace) -> int:
     """Starts a recipe on a target."""
-    from recipes import launching
+    from recipes.drivers import launching
 
     overrides = list(args.set)
     if args.hosts:
@@ -107,7 +107,7 @@ def delegate(args: argparse.Namespace) -> int:
         case "data":
             command = [python, "-m", "data_prep", *args.arguments]
         case "report":
-            command = [python, "-m", "trainer.report", str(run_directory(args.run))]
+            command = [python, "-m", "trainer.observe.report", str(run_directory(args.run))]
         case _:
             command = [python, "-m", "pytest", *args.arguments]
     return subprocess.run(command).returncode
@@ -123,7 +123,7 @@ def run_directory(run: str) -> Path:
 
 def resume(run: str, dry_run: bool) -> int:
     """Starts a run again with its own id; the trainer goes on from the last committed checkpoint."""
-    from recipes import launching
+    from recipes.drivers import launching
 
     record = run_record.load(run)
     args = argparse.Namespace(dry_run=dry_run, reproducible=False, detach=False)
@@ -133,21 +133,21 @@ def resume(run: str, dry_run: bool) -> int:
 
 def status(run: str | None) -> int:
     """The runs launched from here, or one with what its engine says."""
-    from recipes import status as status_table
+    from recipes.drivers import status as status_table
 
     return status_table.show(run)
 
 
 def logs(run: str) -> int:
     """Follows a run's logs."""
-    from recipes import launching
+    from recipes.drivers import launching
 
     return launching.drive(run, "logs")
 
 
 def down(run: str, dry_run: bool) -> int:
     """Ends a run and gives its machines back."""
-    from recipes import launching
+    from recipes.drivers import launching
 
     return launching.drive(run, "down", dry_run)
 

@@ -10,9 +10,9 @@ import re
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
-from recipes.plan.hardware import gpu_named
 from trainer import config as run_config
 from trainer.config import ConfigError, RunConfig, unknown_key
+from trainer.hardware.gpus import gpu_named
 
 PLACEHOLDERS = ("RUN_ID", "RUNS", "DATA", "MODELS", "BUCKET")
 """Names that a recipe's configuration may hold as ${NAME}: known only where it runs, filled in by the task's script."""
@@ -27,7 +27,7 @@ class Cluster:
     gpus_per_node: int = 8
     """GPUs of each node; 0 runs on CPU workers."""
     gpu: str = "H100"
-    """GPU that the recipe is made for: a name of recipes/plan/hardware.py."""
+    """GPU that the recipe is made for: a name of trainer/hardware/gpus.py."""
     alternatives: tuple[str, ...] = ()
     """GPUs that do as well; engines that can choose take the cheapest."""
     spot: Literal["prefer", "only", "never"] = "prefer"

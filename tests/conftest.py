@@ -21,8 +21,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def make_rows(split: str, count: int, text_only_every: int = 0):
     """Rows of the synthetic set; every `text_only_every`-th has no picture."""
-    from data_prep import shapes
-    from data_prep.schema import Row
+    from examples.demo import shapes
+    from trainer.data.schema import Row
 
     for i, e in enumerate(shapes.unique(0, split, count)):
         data = io.BytesIO()
@@ -43,7 +43,7 @@ def make_rows(split: str, count: int, text_only_every: int = 0):
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory) -> Path:
     """A Qwen2.5-VL of about a million parameters with random weights."""
-    from data_prep import tiny_model
+    from examples.demo import tiny_model
 
     return Path(tiny_model.build(tmp_path_factory.mktemp("models") / "tiny", 0))
 
@@ -51,7 +51,7 @@ def tiny_model(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def mixed_dataset(tmp_path_factory) -> Path:
     """64 training rows, every third without a picture, and 16 held-out ones."""
-    from data_prep.shards import write_dataset
+    from data_prep.write.shards import write_dataset
 
     out = tmp_path_factory.mktemp("data") / "mixed"
     write_dataset(out, "mixed", {"train": make_rows("train", 64, 3), "test": make_rows("test", 16)}, {})
@@ -61,7 +61,7 @@ def mixed_dataset(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def picture_dataset(tmp_path_factory) -> Path:
     """8 training rows that all have a picture."""
-    from data_prep.shards import write_dataset
+    from data_prep.write.shards import write_dataset
 
     out = tmp_path_factory.mktemp("data") / "pictures"
     write_dataset(out, "pictures", {"train": make_rows("train", 8)}, {})
@@ -95,15 +95,15 @@ def small_config(tiny_model, mixed_dataset, tmp_path):
 
 @pytest.fixture
 def run_ranks(tmp_path, free_port):
-    """Runs a scenario of tests/trainer/scenarios.py on real ranks and returns what each wrote."""
+    """Runs a scenario of tests/engine/scenarios.py on real ranks and returns what each wrote."""
 
     def run(scenario: str, config, timeout_s: float = 300) -> list[dict]:
         from trainer import config as c
-        from trainer.worker import environment
+        from trainer.engine.gpu_worker import environment
 
         path = tmp_path / f"{scenario}-{config.placement.world_size}.yaml"
         path.write_text(c.dump(config))
-        script = str(ROOT / "tests" / "trainer" / "scenarios.py")
+        script = str(ROOT / "tests" / "engine" / "scenarios.py")
         ranks = []
         for rank in range(config.placement.world_size):
             out = tmp_path / f"{scenario}-{config.placement.world_size}-{rank}.json"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trainer.algorithm.records import Prompt
+from trainer.algorithm.seeding import seed_of
 from trainer.config import RunConfig
-from trainer.records import Prompt
-from trainer.seeding import seed_of
 
 if TYPE_CHECKING:
     from trainer.session import Session

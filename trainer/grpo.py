@@ -12,15 +12,15 @@ import random
 
 import torch
 
-from trainer.advantages import Advantages, RunningNorm, group_norm
-from trainer.batching import TrainItem
+from trainer.algorithm.advantages import Advantages, RunningNorm, group_norm
+from trainer.algorithm.batching import TrainItem
+from trainer.algorithm.records import Sample
+from trainer.algorithm.seeding import seed_of
 from trainer.config import RunConfig
-from trainer.data import PromptStream
+from trainer.data.prompt_stream import PromptStream
 from trainer.evaluate import evaluate
-from trainer.records import Sample
-from trainer.seeding import seed_of
+from trainer.observe.step_stats import describe, sample_rows
 from trainer.session import Session, main
-from trainer.telemetry import describe, sample_rows
 
 
 def train(config: RunConfig, run: Session) -> None:

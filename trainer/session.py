@@ -18,20 +18,20 @@ from typing import Any
 import ray
 import ray.exceptions
 
-from data_prep.shards import Dataset
+from data_prep.write.shards import Dataset
 from trainer import config as configuration
-from trainer.checkpoint import CheckpointError, Checkpoints, Found, export_hf
-from trainer.cluster import Workers
+from trainer.algorithm.records import Outcome, Sample
+from trainer.checkpoint.manager import CheckpointError, Checkpoints, Found, export_hf
 from trainer.config import ConfigError, RunConfig
-from trainer.flops import Shape, peak_flops
-from trainer.metrics import Metrics, Phases
-from trainer.precheck import precheck
-from trainer.preempt import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST, EXIT_PREEMPTED, EXIT_STORAGE, Notice
-from trainer.records import Outcome, Sample
-from trainer.report import write_report
-from trainer.rewards.pool import Rewards
-from trainer.storage import StorageError
-from trainer.telemetry import throughput, utilisation
+from trainer.engine.worker_group import Workers
+from trainer.hardware.flops import Shape, peak_flops
+from trainer.node.precheck import precheck
+from trainer.node.preemption import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST, EXIT_PREEMPTED, EXIT_STORAGE, Notice
+from trainer.observe.metrics import Metrics, Phases
+from trainer.observe.report import write_report
+from trainer.observe.step_stats import throughput, utilisation
+from trainer.rewards.scorer import Rewards
+from trainer.storage.storage import StorageError
 
 SYNC_TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2}
 """Mean |log-probability difference| of engine and policy above which the first sync is taken for broken."""
@@ -315,7 +315,7 @@ def one_line(step: int, stats: dict[str, float]) -> str:
 
 
 def main(train: Callable[[RunConfig, Session], None], total_updates: Callable[[RunConfig, int], int]) -> None:
-    """Command line of a loop: `--config run.yaml`. Exits with a code of trainer/preempt.py."""
+    """Command line of a loop: `--config run.yaml`. Exits with a code of trainer/node/preemption.py."""
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     parser.add_argument("--config", required=True, help="resolved configuration of the run (YAML)")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override one value")

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from data_prep.schema import Row
-from trainer.batching import TrainItem
+from trainer.algorithm.batching import TrainItem
 from trainer.config import ConfigError, RunConfig
-from trainer.data import PromptStream
+from trainer.data.processor import Prompter
+from trainer.data.prompt_stream import PromptStream
+from trainer.data.schema import Row
 from trainer.session import Session, main
-from trainer.vision import Prompter
 
 
 def train(config: RunConfig, run: Session) -> None:

@@ -1,7 +1,7 @@
 """What a training step makes beside weights and states: activations that autograd saves, work in progress, logits.
 
-Counted from the modules' code (transformers 5.19, modeling_qwen2_5_vl.py; trainer/scorer.py), per token or per patch;
-tests/recipes/test_activations.py holds the sums against the tensors that are really saved and really live.
+Counted from the modules' code (transformers 5.19, modeling_qwen2_5_vl.py; trainer/engine/logprobs.py), per token or
+per patch; tests/recipes/test_activations.py holds the sums against the tensors that are really saved and really live.
 `w` is the width of the model's dtype in bytes.
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recipes.plan.models import Shape
 from trainer.config import RunConfig
+from trainer.hardware.model_shapes import Shape
 
 LOGITS_CHUNK = 1024
-"""trainer.scorer.LOGITS_CHUNK_TOKENS: with more answer tokens than this, chunks are recomputed and none is saved."""
+"""`LOGITS_CHUNK_TOKENS` of the trainer: with more answer tokens than this, chunks are recomputed and none is saved."""
 LOGITS_SAVED = 4
 """Per logit, by logsumexp, which needs its input: fp32."""
 LOGITS_FORWARD = 16

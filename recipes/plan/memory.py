@@ -15,10 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from recipes.plan import activations
-from recipes.plan.hardware import gpu_named
-from recipes.plan.models import Shape, shape_of
 from recipes.spec import Recipe, placed
 from trainer.config import ConfigError, RunConfig
+from trainer.hardware.gpus import gpu_named
+from trainer.hardware.model_shapes import Shape, shape_of
 
 GIB = 2**30
 CONTEXT = 1.5 * GIB

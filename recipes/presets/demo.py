@@ -13,8 +13,8 @@ from recipes.spec import Cluster, Dataset, Recipe, Step
 from trainer.config import Algorithm, Checkpoint, Data, Evaluation, Model, Optimizer, Placement, Rollout, Run, RunConfig
 
 ROOT = Path(__file__).parent.parent.parent
-SHAPES = ("data_prep/shapes.py",)
-WARM_START = (*SHAPES, "data_prep/tiny_model.py", "trainer/sft.py", "trainer/warm_start.py")
+SHAPES = ("examples/demo/shapes.py",)
+WARM_START = (*SHAPES, "examples/demo/tiny_model.py", "trainer/sft.py", "examples/demo/warm_start.py")
 
 
 @cache
@@ -49,6 +49,8 @@ def demo() -> Recipe:
         dataset=Dataset(name="shapes", rows=2048, prompt_tokens=45, answer_tokens=17, disk_gib=0.1),
         steps=(
             Step(creates=f"{data}/manifest.json", module="data_prep", args=("prepare", "shapes", "--out", data)),
-            Step(creates=f"{model}/config.json", module="trainer.warm_start", args=("--data", data, "--out", model)),
+            Step(
+                creates=f"{model}/config.json", module="examples.demo.warm_start", args=("--data", data, "--out", model)
+            ),
         ),
     )

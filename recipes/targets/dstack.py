@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipes.plan.hardware import gpu_named
 from recipes.plan.memory import with_resources
 from recipes.plan.prices import price
 from recipes.spec import Recipe
@@ -17,6 +16,7 @@ from recipes.targets.capabilities import capability, gpus_for, market, uses_spot
 from recipes.targets.skypilot import job_name, to_yaml
 from recipes.targets.ssh import address, hosts_of
 from trainer.config import ConfigError
+from trainer.hardware.gpus import gpu_named
 
 CODE = "/spotrl"
 """Where the repository stands in the container."""

@@ -1,4 +1,4 @@
-"""The shell that every target's task runs: the same few lines everywhere, all logic is in setup.sh and trainer/node.py.
+"""The shell that every target's task runs: the same few lines everywhere; all logic is in setup.sh and trainer/node.
 
 The resolved configuration stands in the task itself, so that a generated file is whole: it names everything that the
 run depends on, and ${RUN_ID}, ${BUCKET}, ${DATA}, ${MODELS} and ${RUNS} are filled in where it runs.

@@ -1,4 +1,4 @@
-"""Bare machines over ssh: the script that each node runs; `recipes/ssh_driver.py` copies, starts and stops it."""
+"""Bare machines over ssh: the script that each node runs; `drivers/ssh_driver.py` copies, starts and stops it."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import zipfile
 
 import pytest
 
-from data_prep.archive import Refused, members, unpacked_bytes
+from data_prep.ingest.archive import Refused, members, unpacked_bytes
 from tests.data_prep.raw import picture, write_tar
 from trainer.config import ConfigError
 

@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep import cli, hendrycks_math
-from data_prep.schema import question
-from data_prep.shards import Dataset, read_manifest
+from data_prep import cli
+from data_prep.sources import hendrycks_math
+from data_prep.write.shards import Dataset, read_manifest
 from tests import servers
 from tests.data_prep import hub_server, raw
+from trainer.data.schema import question
 
 
 def parquet(rows: list[dict]) -> bytes:
@@ -208,7 +209,7 @@ def test_mistakes_are_one_line_and_exit_2(arguments, says, capsys, tmp_path, mon
 
 def test_help_is_quick_and_imports_neither_torch_nor_ray():
     code = (
-        "import sys, data_prep.cli as c, data_prep.prepare, data_prep.catalog, trainer.rewards.grader;"
+        "import sys, data_prep.cli as c, data_prep.prepare, data_prep.sources.catalog, trainer.rewards.grading.grader;"
         "print([m for m in ('torch', 'ray', 'vllm', 'transformers', 'sympy') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from data_prep.hub import Repository
+from data_prep.ingest.hub import Repository
 from tests.data_prep import hub_server
 from trainer.config import ConfigError
 

@@ -8,7 +8,7 @@ import random
 import pytest
 from PIL import Image, ImageDraw
 
-from data_prep.images import NEAR_LEVELS, ImageLimits, image_tokens, inspect, smart_resize
+from data_prep.ingest.images import NEAR_LEVELS, ImageLimits, image_tokens, inspect, smart_resize
 from tests.data_prep.raw import drawing, encoded, picture
 
 LIMITS = ImageLimits()

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from data_prep.mathv60k import MessageFile, local
-from data_prep.source import Candidate, Problem, unboxed
+from data_prep.sources.mathv60k import MessageFile, local
+from data_prep.sources.source import Candidate, Problem, unboxed
 from tests.data_prep import raw
 from trainer.config import ConfigError
 

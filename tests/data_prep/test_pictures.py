@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.archive import Member, Refused, members
-from data_prep.checking import FAST_PNG_BYTES
-from data_prep.images import ImageLimits
-from data_prep.pictures import Pictures
-from data_prep.wanted import Wanted
+from data_prep.checks.checking import FAST_PNG_BYTES
+from data_prep.ingest.archive import Member, Refused, members
+from data_prep.ingest.images import ImageLimits
+from data_prep.ingest.pictures import Pictures
+from data_prep.ingest.wanted import Wanted
 from tests.data_prep.raw import picture, write_tar
 
 LIMITS = ImageLimits()
@@ -67,7 +67,7 @@ def test_an_interrupted_fill_goes_on_and_checks_nothing_twice(tmp_path):
             raise Killed
 
     first = Pictures(tmp_path / "work", LIMITS, "k")
-    import data_prep.pictures as module
+    import data_prep.ingest.pictures as module
 
     small, module.BATCH_FILES = module.BATCH_FILES, 5
     try:
@@ -101,10 +101,10 @@ def test_other_limits_or_another_archive_start_anew(tmp_path):
 SLOW = """
 import sys, time
 from pathlib import Path
-from data_prep import pictures
-from data_prep.archive import Refused, members
-from data_prep.images import ImageLimits
-from data_prep.wanted import Wanted
+from data_prep.ingest import pictures
+from data_prep.ingest.archive import Refused, members
+from data_prep.ingest.images import ImageLimits
+from data_prep.ingest.wanted import Wanted
 def slowly():
     for member in members(Path(sys.argv[1]), Refused()):
         time.sleep(0.05)

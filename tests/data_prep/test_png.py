@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep import images, png
-from data_prep.images import ImageLimits, inspect
+from data_prep.ingest import images, png
+from data_prep.ingest.images import ImageLimits, inspect
 from tests.data_prep.raw import drawing
 
 pytest.importorskip("numba")
@@ -129,7 +129,7 @@ def test_a_numba_that_fails_costs_time_and_no_picture(tmp_path):
     """Else every PNG would be called damaged, or the process that the workers are forked from would die."""
     (tmp_path / "numba.py").write_text("raise RuntimeError('no such instruction')")
     script = (
-        "import sys; from data_prep.images import ImageLimits, inspect; "
+        "import sys; from data_prep.ingest.images import ImageLimits, inspect; "
         "p = inspect(sys.stdin.buffer.read(), ImageLimits(), fast_png=True); print(p.format, p.error or 'fine')"
     )
     done = subprocess.run(

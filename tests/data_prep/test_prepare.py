@@ -11,14 +11,14 @@ from collections import Counter
 import pytest
 from PIL import Image
 
-from data_prep import mathv60k
-from data_prep.images import ImageLimits
+from data_prep.checks.validate import Settings
+from data_prep.ingest.images import ImageLimits
 from data_prep.prepare import prepare
-from data_prep.schema import question
-from data_prep.shards import Dataset
-from data_prep.validate import Settings
+from data_prep.sources import mathv60k
+from data_prep.write.shards import Dataset
 from tests.data_prep import raw
 from trainer.config import ConfigError
+from trainer.data.schema import question
 
 IMG = raw.FOREIGN + "mathv60k_img/"
 WHOLE = Settings(validation=0)

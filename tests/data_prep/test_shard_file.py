@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import shard_file
-from data_prep.shard_file import BLOCK_BYTES, ShardFile
+from data_prep.write import shard_file
+from data_prep.write.shard_file import BLOCK_BYTES, ShardFile
 
 
 def write(path: Path, content: bytes, seed: int = 0) -> str:

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep.schema import Manifest, Row, row_id
-from data_prep.shards import MANIFEST, Dataset, read_manifest, write_dataset, write_manifest
+from data_prep.write.shards import MANIFEST, Dataset, read_manifest, write_dataset, write_manifest
 from trainer.config import ConfigError
+from trainer.data.schema import Manifest, Row, row_id
 
 
 def rows(count: int, start: int = 0, image_bytes: int = 20_000):

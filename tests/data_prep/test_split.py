@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from data_prep.images import LOOK_SIDE
-from data_prep.split import groups_of, near_pairs, stacked, validation_groups
+from data_prep.checks.split import groups_of, near_pairs, stacked, validation_groups
+from data_prep.ingest.images import LOOK_SIDE
 
 PLACES = LOOK_SIDE * LOOK_SIDE
 
@@ -18,7 +18,7 @@ def brute(left: np.ndarray, right: np.ndarray, within: int) -> set[tuple[int, in
 
 @pytest.mark.parametrize("block", [1 << 22, 100])
 def test_near_pairs_are_exactly_those_of_brute_force(monkeypatch, block):
-    monkeypatch.setattr("data_prep.split.BLOCK_PAIRS", block)
+    monkeypatch.setattr("data_prep.checks.split.BLOCK_PAIRS", block)
     rng = np.random.default_rng(0)
     base = rng.integers(0, 256, (30, PLACES), dtype=np.uint8)
     shifted = (base[:20].astype(int) + rng.integers(-60, 61, (20, 1))).clip(0, 255).astype(np.uint8)

@@ -7,8 +7,8 @@ import io
 import pytest
 from PIL import Image
 
-from data_prep.images import image_tokens
-from data_prep.tokens import text_token_counter
+from data_prep.checks.tokens import text_token_counter
+from data_prep.ingest.images import image_tokens
 from tests.data_prep import raw
 from trainer.config import ConfigError
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from data_prep.mathv60k import normalized, subsource
-from data_prep.wanted import Wanted
+from data_prep.ingest.wanted import Wanted
+from data_prep.sources.mathv60k import normalized, subsource
 
 
 def found(paths: list[str], members: list[str]) -> list[str | None]:

@@ -157,7 +157,7 @@ def test_three_billion_parameters(tmp_path, tiny_model, mixed_dataset, gpu_confi
     figure("3B shape: rollout", last["perf/rollout_tokens_per_s"], "tokens/s")
     figure("3B shape: training", last["perf/train_tokens_per_s"], "tokens/s")
     from recipes.plan import memory
-    from recipes.plan.models import shape_of
+    from trainer.hardware.model_shapes import shape_of
 
     planned = memory.phases(config, shape_of(config.model.path), 0.0)
     policys = [p.parts for p in planned if p.name in ("logprobs", "update", "optimizer step")]

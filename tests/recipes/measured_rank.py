@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 
 from trainer import config as configuration
-from trainer.batching import TrainItem, schedule
-from trainer.worker import Worker
+from trainer.algorithm.batching import TrainItem, schedule
+from trainer.engine.gpu_worker import Worker
 
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_TOP_PAD_": "0"}
 """glibc keeps freed blocks of up to 32 MiB for later, which is no need of the model's."""
@@ -86,8 +86,8 @@ def main(path: str, rank: int, port: int, out: str) -> None:
     import deepspeed
     from transformers import AutoModelForImageTextToText, Qwen2_5_VLForConditionalGeneration  # noqa: F401
 
-    import trainer.policy  # noqa: F401
-    from trainer.vision import Prompter
+    import trainer.engine.policy  # noqa: F401
+    from trainer.data.processor import Prompter
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # as Worker.start says
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)

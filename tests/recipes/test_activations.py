@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from recipes.plan import activations
-from recipes.plan.models import shape_of
 from trainer import config as c
+from trainer.hardware.model_shapes import shape_of
 
 LENGTH, SIZE = 192, 3
 
@@ -49,10 +49,10 @@ def measure(model_dir, data, dtype: Literal["bf16", "fp32"], attention: Literal[
     without gradients and of a backward pass)."""
     from transformers import AutoModelForImageTextToText
 
-    from data_prep.shards import Dataset
-    from trainer.batching import collate
-    from trainer.scorer import AnswerScorer
-    from trainer.vision import Prompter
+    from data_prep.write.shards import Dataset
+    from trainer.algorithm.batching import collate
+    from trainer.data.processor import Prompter
+    from trainer.engine.logprobs import AnswerScorer
 
     config = c.RunConfig(
         method="sft",

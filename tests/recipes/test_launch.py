@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 import launch
-from recipes import engines, launching, run_record, tokens
+from recipes import run_record
 from recipes.commands import resolve
+from recipes.drivers import engines, launching, tokens
 from recipes.run_record import RunRecord
 from recipes.targets import ssh
 from recipes.targets.script import SECRETS
@@ -27,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 def elsewhere(tmp_path, monkeypatch):
     """Runs are recorded in a directory of the test's own, and no token of this machine is seen."""
     monkeypatch.setattr(run_record, "RUNS", tmp_path / "runs")
-    for module in ("recipes.manifest", "recipes.status"):
+    for module in ("recipes.manifest", "recipes.drivers.status"):
         __import__(module)
         monkeypatch.setattr(sys.modules[module], "RUNS", tmp_path / "runs")
     for name in SECRETS:
@@ -406,7 +407,7 @@ def test_ctrl_c_is_obeyed_by_the_command_in_the_foreground_in_its_own_time(tmp_p
     slow = f"trap 'sleep 1; touch {tmp_path}/saved; exit 33' INT; touch {tmp_path}/up; while :; do sleep 0.1; done"
     code = f"""
 import os, signal, sys
-from recipes.launching import _foreground
+from recipes.drivers.launching import _foreground
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a test in the background has it ignored
 sys.exit(_foreground(['bash', '-c', {slow!r}], os.environ) != (33, True))"""
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, start_new_session=True)

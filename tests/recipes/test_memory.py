@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 from recipes.plan import memory
-from recipes.plan.models import KNOWN, Shape, from_config, shape_of
 from recipes.presets import RECIPES, get
 from recipes.spec import override
 from trainer.config import ConfigError, RunConfig
+from trainer.hardware.model_shapes import KNOWN, Shape, from_config, shape_of
 
 GIB = 2**30
 

@@ -11,16 +11,16 @@ import measured_rank
 import pytest
 
 from recipes.plan import memory
-from recipes.plan.models import shape_of
 from trainer import config as c
-from trainer.worker import environment
+from trainer.engine.gpu_worker import environment
+from trainer.hardware.model_shapes import shape_of
 
 HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
 def medium_model(tmp_path_factory):
-    from data_prep import tiny_model
+    from examples.demo import tiny_model
 
     return tiny_model.build(tmp_path_factory.mktemp("models") / "medium", 0, "medium")
 

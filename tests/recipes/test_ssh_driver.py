@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from recipes import run_record, ssh_driver
+from recipes import run_record
+from recipes.drivers import ssh_driver
 from recipes.run_record import RunRecord
 from recipes.targets.render import render
 from recipes.targets.script import SECRETS

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from trainer.rewards import arithmetic
+from trainer.rewards.grading import arithmetic
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 import pytest
 
-from trainer.rewards.extraction import boxes, final_answer, format_reward, unbox
+from trainer.rewards.grading.extraction import boxes, final_answer, format_reward, unbox
 
 
 @pytest.mark.parametrize(

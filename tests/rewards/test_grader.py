@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.rewards import grader, quantity
-from trainer.rewards.notation import clean
+from trainer.rewards.grading import grader, quantity
+from trainer.rewards.grading.notation import clean
 
 CASES = [tuple(line.split("\t")) for line in (Path(__file__).parent / "cases.tsv").read_text().splitlines()[1:]]
 """(kind, gold, answer, "1" if equal) as judged by hand."""

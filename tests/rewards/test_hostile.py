@@ -6,8 +6,8 @@ import time
 import pytest
 
 from trainer import config
-from trainer.rewards import grader
-from trainer.rewards.pool import Rewards
+from trainer.rewards.grading import grader
+from trainer.rewards.scorer import Rewards
 
 HOSTILE = {
     "tower of powers": "9^{9^{9^{9}}}",

@@ -2,7 +2,7 @@ import random
 import re
 from pathlib import Path
 
-from trainer.rewards import notation
+from trainer.rewards.grading import notation
 
 TABLES = [Path(__file__).parent / name for name in ("cases.tsv", "held_out.tsv")]
 

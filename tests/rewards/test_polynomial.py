@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from trainer.rewards import polynomial
+from trainer.rewards.grading import polynomial
 
 
 @pytest.mark.parametrize(

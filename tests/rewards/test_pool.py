@@ -10,8 +10,8 @@ import pytest
 
 from trainer import config
 from trainer.config import ConfigError
-from trainer.rewards import grader
-from trainer.rewards.pool import Rewards, TimeoutRateError
+from trainer.rewards.grading import grader
+from trainer.rewards.scorer import Rewards, TimeoutRateError
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = [tuple(line.split("\t")) for line in (Path(__file__).parent / "cases.tsv").read_text().splitlines()[1:]]
@@ -168,7 +168,7 @@ def test_no_orphans_when_the_trainer_is_killed_while_grading():
     script = f"""
 import threading
 from trainer import config
-from trainer.rewards.pool import Rewards
+from trainer.rewards.scorer import Rewards
 rewards = Rewards(config.Rewards(workers=2, deadline_s=60.0))
 rewards.score([{wrap(ALGEBRA[1])!r}], [{GOLDS[1]!r}], ["math"])
 print(rewards._pool._nursery.process.pid, flush=True)
@@ -228,7 +228,7 @@ def test_user_file_that_does_not_import_is_refused_with_its_error(tmp_path):
 
 
 def test_rewards_import_neither_torch_nor_ray():
-    modules = "trainer.rewards.pool, trainer.rewards.worker"
+    modules = "trainer.rewards.scorer, trainer.rewards.pool_worker"
     code = f"import sys, {modules}; print(sorted({{'torch', 'ray', 'sympy'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

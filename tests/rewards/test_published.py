@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from trainer import config
-from trainer.rewards import grader
-from trainer.rewards.pool import Rewards
+from trainer.rewards.grading import grader
+from trainer.rewards.scorer import Rewards
 
 PUBLISHED = json.loads((Path(__file__).parents[2] / "benchmarks" / "rewards_published.json").read_text())
 

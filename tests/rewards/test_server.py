@@ -18,7 +18,7 @@ import uvicorn
 from trainer import config
 from trainer.config import ConfigError
 from trainer.rewards import remote
-from trainer.rewards.pool import Rewards
+from trainer.rewards.scorer import Rewards
 from trainer.rewards.server import Limits, check_host, create_app, response_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -28,11 +28,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from trainer import config
+from trainer.algorithm.records import Outcome
 from trainer.config import ConfigError
-from trainer.records import Outcome
-from trainer.rewards import grader
-from trainer.rewards.pool import Rewards
+from trainer.rewards.grading import grader
 from trainer.rewards.remote import TOKEN_VARIABLE
+from trainer.rewards.scorer import Rewards
 
 _ASSISTANT = "<|im_start|>assistant\n"
 _ENDS = ("<|im_end|>", "<|endoftext|>", "<｜end▁of▁sentence｜>")

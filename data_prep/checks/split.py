@@ -1,0 +1,129 @@
+"""Train and validation split by content: pictures that are nearly the same never stand on both sides."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from data_prep.ingest.images import LOOK_SIDE, NEAR_LEVELS
+
+BLOCK_PAIRS = 1 << 22
+"""Pairs compared at once: bounds the memory (about 3 bytes each)."""
+FEW = 0.02
+"""Share of a block's pairs below which they are listed and compared one by one."""
+
+
+def stacked(looks: Sequence[str]) -> np.ndarray:
+    """Thumbnails in hex -> [pictures, LOOK_SIDE^2] uint8."""
+    levels = np.frombuffer(b"".join(map(bytes.fromhex, looks)), dtype=np.uint8)
+    return levels.reshape(-1, LOOK_SIDE * LOOK_SIDE)
+
+
+def near_pairs(left: np.ndarray, right: np.ndarray, within: int = NEAR_LEVELS, upper: bool = False) -> np.ndarray:
+    """All pairs (i, j) whose thumbnails differ by at most `within` at every place; with `upper`, only i < j of one set.
+
+    Exact: every pair is compared, at the place that varies most first. A whole block of pairs is compared place after
+    place until few are still near; these are listed and compared at the other places.
+
+    Args:
+        left: [n, places] uint8.
+        right: [m, places] uint8.
+        within: levels.
+        upper: `left` and `right` are the same set.
+
+    Returns:
+        [pairs, 2] int64.
+    """
+    found = [np.empty((0, 2), dtype=np.int64)]
+    if not len(left) or not len(right):
+        return found[0]
+    places = np.argsort(-right[:: len(right) // 4096 + 1].astype(np.float32).var(axis=0), kind="stable")
+    b = np.ascontiguousarray(right[:, places].T)
+    a = b if left is right else np.ascontiguousarray(left[:, places].T)
+    low, high = np.maximum(a, within) - within, np.minimum(a, 255 - within) + within  # uint8 would wrap around
+    step = max(1, BLOCK_PAIRS // len(right))
+    for start in range(0, len(left), step):
+        rows, first = slice(start, start + step), start if upper else 0
+        near, place = np.ones((len(left[rows]), len(right) - first), dtype=bool), 0
+        while place < len(places) and np.count_nonzero(near) > FEW * near.size:
+            near &= b[place, None, first:] >= low[place, rows, None]
+            near &= b[place, None, first:] <= high[place, rows, None]
+            place += 1
+        i, j = np.nonzero(near)
+        i, j = i + start, j + first
+        for other in range(place, len(places)):
+            keep = (b[other, j] >= low[other, i]) & (b[other, j] <= high[other, i])
+            if not keep.all():
+                i, j = i[keep], j[keep]
+        pairs = np.stack([i, j], axis=1)
+        found.append(pairs[i < j] if upper else pairs)
+    return np.concatenate(found)
+
+
+class Groups:
+    """Disjoint sets of integers (union by the smaller root)."""
+
+    def __init__(self, count: int) -> None:
+        self._parent = list(range(count))
+
+    def find(self, i: int) -> int:
+        """The set's smallest member."""
+        while self._parent[i] != i:
+            self._parent[i] = self._parent[self._parent[i]]
+            i = self._parent[i]
+        return i
+
+    def join(self, i: int, j: int) -> None:
+        """Makes one set of two."""
+        i, j = sorted((self.find(i), self.find(j)))
+        self._parent[j] = i
+
+
+def groups_of(rows: Sequence[Sequence[str]], questions: Sequence[bytes], look_of: dict[str, str]) -> list[str]:
+    """A group key for every row: rows with a (nearly) common picture share it; rows without pictures, a question.
+
+    Args:
+        rows: sha256 of each row's pictures.
+        questions: hash of each row's question, used where it has no picture.
+        look_of: sha256 -> thumbnail in hex.
+
+    Returns:
+        Per row the smallest content hash of its group, so that a group keeps its key while others come and go.
+    """
+    pictures = sorted({sha for row in rows for sha in row})
+    number = {sha: i for i, sha in enumerate(pictures)}
+    groups = Groups(len(pictures))
+    # pictures with equal thumbnails are joined first: there can be many, and their pairs need not be listed
+    unique, inverse = np.unique(stacked([look_of[sha] for sha in pictures]), axis=0, return_inverse=True)
+    representative: dict[int, int] = {}
+    for i, kind in enumerate(inverse.reshape(-1).tolist()):
+        groups.join(representative.setdefault(kind, i), i)
+    for i, j in near_pairs(unique, unique, upper=True).tolist():
+        groups.join(representative[i], representative[j])
+    for row in rows:
+        for sha in row[1:]:
+            groups.join(number[row[0]], number[sha])
+    return [
+        pictures[groups.find(number[row[0]])] if row else asked.hex()
+        for row, asked in zip(rows, questions, strict=True)
+    ]
+
+
+def validation_groups(keys: Sequence[str], share: float, seed: int) -> set[str]:
+    """The groups that go to validation: each by a hash of its key, so that new rows do not move old ones.
+
+    A group of more than a tenth of the wanted validation rows stays in training: one family of pictures would be all
+    that is validated on.
+    """
+    sizes: dict[str, int] = {}
+    for key in keys:
+        sizes[key] = sizes.get(key, 0) + 1
+    largest = max(1, int(share * len(keys) / 10))
+    chosen = set()
+    for key, size in sizes.items():
+        draw = int.from_bytes(hashlib.sha256(f"{seed}/{key}".encode()).digest()[:8], "big") / 2**64
+        if draw < share and size <= largest:
+            chosen.add(key)
+    return chosen

@@ -1,0 +1,170 @@
+"""The checks of a row, and what is done with it: kept in a split, or quarantined with a reason that is counted."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from data_prep.ingest.images import ImageLimits, Picture, image_tokens
+from data_prep.sources.source import Candidate
+from trainer.data.schema import AnswerType, placeholders, question
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a preparation is asked for. Everything here changes the result and is saved in the manifest."""
+
+    limits: ImageLimits = field(default_factory=ImageLimits)
+    min_pixels: int = 4 * 28 * 28
+    """Of the model that will be trained (model.min_pixels): decides the number of image tokens."""
+    max_pixels: int = 1280 * 28 * 28
+    max_tokens: int = 4096
+    """Longest prompt, image tokens included."""
+    tokenizer: str = ""
+    """Local directory or hub id of the model whose tokenizer counts the text; empty: image tokens only."""
+    validation: float = 0.02
+    """Share of the rows for the validation split, where the source has no splits of its own; 0 for none."""
+    split_seed: int = 0
+    limit: int = 0
+    """Only the first this many rows of the source; 0: all."""
+
+
+@dataclass
+class Judged:
+    """A candidate after its checks. Small: there is one per row in memory, without text or pictures."""
+
+    index: int
+    source: str
+    split: str
+    answer_type: AnswerType
+    pictures: tuple[str, ...]
+    """sha256 of each picture."""
+    question: bytes
+    """Hash of the normalized question."""
+    answer: str
+    tokens: int = 0
+    reason: str = ""
+    """Empty: kept. The word before the colon is counted."""
+
+
+class Golds:
+    """Checks gold answers with the grader: by form, and by algebra in its killable processes (9^9^9 stops nothing)."""
+
+    def __init__(self, workers: int, deadline_s: float = 5.0) -> None:
+        from trainer.config import Rewards as Config
+        from trainer.rewards.scorer import Rewards
+
+        self._rewards = Rewards(Config(workers=workers, deadline_s=deadline_s))
+        self._known: dict[str, tuple[AnswerType, str]] = {}
+
+    def check(self, answers: list[str]) -> list[tuple[AnswerType, str]]:
+        """For each answer the grader's route, and why it cannot be graded against (empty if it can)."""
+        from trainer.rewards.grading import grader
+
+        algebra: list[str] = []
+        for answer in dict.fromkeys(answer for answer in answers if answer not in self._known):
+            kind = grader.classify(answer)
+            if kind == "math":
+                algebra.append(answer)
+            else:
+                error = grader.gold_error(answer, kind)
+                self._known[answer] = kind, f"bad_answer: {error}" if error else ""
+        if algebra:
+            for answer, error in zip(algebra, self._rewards.gold_errors(algebra, ["math"] * len(algebra)), strict=True):
+                self._known[answer] = "math", f"bad_answer: {error}" if error else ""
+        return [self._known[answer] for answer in answers]
+
+    def same(self, first: Judged, second: Judged) -> bool:
+        """Whether two gold answers are one by the grader's own judgement (`0.5` and `1/2` are)."""
+        if first.answer == second.answer:
+            return True
+        text = f"<think></think><answer>$\\boxed{{{second.answer}}}$</answer>"
+        return self._rewards.score([text], [first.answer], [first.answer_type])[0].verdict == "correct"
+
+    def close(self) -> None:
+        """Ends the processes."""
+        self._rewards.close()
+
+
+def picture_error(paths: list[str], facts: list[Picture | None | str]) -> str:
+    """Reason to leave a row out because of one of its pictures; empty if all are good."""
+    for path, picture in zip(paths, facts, strict=True):
+        if picture is None:
+            return f"image_missing: no {path} in the source"
+        if isinstance(picture, str):
+            return f"image_ambiguous: {picture}"
+        if picture.error:
+            return picture.error
+    return ""
+
+
+def judge(
+    row: Candidate,
+    gold: tuple[AnswerType, str],
+    facts: list[Picture | None | str],
+    text_tokens: int,
+    settings: Settings,
+) -> Judged:
+    """All checks that need only this row.
+
+    Args:
+        row: the candidate.
+        gold: route and fault of the answer, from `Golds.check`.
+        facts: of each of its pictures; None where it is missing, a text where it is ambiguous.
+        text_tokens: of the rendered prompt, each picture counted as one token; 0 where no tokenizer was given.
+        settings: limits.
+    """
+    kind, reason = gold
+    asked = placeholders(row.messages)
+    if asked != len(row.pictures):
+        reason = f"image_count: {asked} placeholders, {len(row.pictures)} pictures"
+    elif not question(row.messages).strip():
+        reason = "no_question: the user's turns hold no text"
+    reason = reason or picture_error(row.pictures, facts)
+    pictures = [p for p in facts if isinstance(p, Picture)]
+    tokens = text_tokens
+    if not reason:
+        tokens += sum(image_tokens(p.width, p.height, settings.min_pixels, settings.max_pixels) for p in pictures)
+        tokens -= len(pictures) if text_tokens else 0
+        if tokens > settings.max_tokens:
+            reason = f"too_long: {tokens} tokens, more than {settings.max_tokens}"
+    return Judged(
+        index=row.index,
+        source=row.source,
+        split=row.split,
+        answer_type=kind,
+        pictures=tuple(p.sha256 for p in pictures),
+        question=hashlib.sha256(normal_question(question(row.messages)).encode()).digest()[:16],
+        answer=row.answer,
+        tokens=tokens,
+        reason=reason,
+    )
+
+
+def normal_question(text: str) -> str:
+    """Lower case with single spaces: what counts as the same question."""
+    return re.sub(r"\s+", " ", text).strip().casefold()
+
+
+def mark_repeats(rows: Iterable[Judged], equal: Callable[[Judged, Judged], bool]) -> None:
+    """Marks rows that ask the same question about the same pictures, within a split.
+
+    With the same answer, the first stays and the others are `duplicate`; with different answers none can be trusted,
+    and all are `conflicting_answers`.
+    """
+    groups: dict[tuple, list[Judged]] = defaultdict(list)
+    for row in rows:
+        if not row.reason:
+            groups[row.split, row.question, row.pictures].append(row)
+    for same in groups.values():
+        first = same[0]
+        if any(not equal(first, other) for other in same[1:]):
+            answers = ", ".join(sorted({row.answer for row in same})[:5])
+            for row in same:
+                row.reason = f"conflicting_answers: {answers} (rows {', '.join(str(r.index) for r in same[:5])})"
+        else:
+            for row in same[1:]:
+                row.reason = f"duplicate: of row {first.index}"

@@ -1,0 +1,208 @@
+"""The pictures of a source, unpacked into one file and checked: `pictures.bin`, and a ledger from which to go on.
+
+The archive is read once, as a stream. Each wanted picture is appended to the pack; worker processes read it from there,
+decode it and return the facts; then a line of the ledger says where it lies. A preparation that was interrupted reads
+the stream again but neither writes nor decodes what the ledger already has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_prep.checks.checking import Checks
+from data_prep.ingest.archive import Member
+from data_prep.ingest.images import ImageLimits, Picture
+from data_prep.ingest.wanted import Wanted
+
+BATCH_BYTES = 4 << 20
+"""Pictures are handed to a worker in batches of about this size."""
+BATCH_FILES = 256
+"""And of at most this many files of the archive."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One picture of the pack."""
+
+    offset: int
+    size: int
+    """Bytes."""
+    facts: Picture
+
+
+class Pictures:
+    """Store of checked pictures by name. `fill` it, then `facts` and `read`."""
+
+    def __init__(self, work_dir: Path, limits: ImageLimits, key: str) -> None:
+        """Opens `work_dir`, keeping what a former run left if `key` (what is unpacked, and how) is the same."""
+        work_dir.mkdir(parents=True, exist_ok=True)
+        self._pack_path, self._ledger_path = work_dir / "pictures.bin", work_dir / "pictures.jsonl"
+        self._limits, self._key = limits, key
+        self.stored: dict[str, Stored] = {}
+        self.resumed = 0
+        self._end = 0
+        self._recover()
+        self._pack = open(self._pack_path, "r+b" if self._pack_path.exists() else "w+b", buffering=1 << 20)  # noqa: SIM115
+        self._pack.truncate(self._end)
+        self._pack.seek(self._end)
+
+    def _recover(self) -> None:
+        """Reads the ledger up to its first incomplete line, and cuts it there."""
+        good = 0
+        size = self._pack_path.stat().st_size if self._pack_path.exists() else 0
+        if self._ledger_path.exists():
+            with open(self._ledger_path, "rb") as ledger:
+                for number, line in enumerate(ledger):
+                    try:
+                        entry = json.loads(line)
+                        if number == 0:
+                            if entry != {"key": self._key}:
+                                break
+                        else:
+                            name, offset, length, facts = entry
+                            if offset + length > size:
+                                break
+                            self.stored[name] = Stored(offset, length, Picture(**facts))
+                            self._end = max(self._end, offset + length)
+                    except (ValueError, TypeError):
+                        break
+                    good += len(line)
+        self.resumed = len(self.stored)
+        self._ledger = open(self._ledger_path, "r+b" if good else "w+b")  # noqa: SIM115
+        self._ledger.truncate(good)
+        self._ledger.seek(good)
+        if not good:
+            self._ledger.write(json.dumps({"key": self._key}).encode() + b"\n")
+            self._ledger.flush()
+
+    def fill(
+        self,
+        members: Callable[[], Iterable[Member]],
+        wanted: Wanted,
+        workers: int,
+        on_progress: Callable[[int, int], None] = lambda pictures, size: None,
+        total_bytes: int = 0,
+    ) -> int:
+        """Stores and checks the wanted pictures, in one pass over `members()`. Returns how many nobody asked for.
+
+        A second pass is made only for links whose targets nobody asked for by name. Memory holds one batch whatever the
+        archive's size (about `total_bytes`). `on_progress(pictures, bytes)` follows each batch that was checked.
+        """
+        checks = Checks(self._pack_path, self._limits, workers, total_bytes)
+        try:
+            return self._fill(checks, members, wanted, on_progress)
+        finally:
+            checks.close()
+
+    def _fill(
+        self,
+        checks: Checks,
+        members: Callable[[], Iterable[Member]],
+        wanted: Wanted,
+        on_progress: Callable[[int, int], None],
+    ) -> int:
+        links: dict[str, str] = {}
+        unused = self._pass(checks, members(), wanted, links, on_progress)
+        links = {name: _follow(name, links) for name in links if wanted.match(name)}
+        targets = set(links.values())
+        if targets - self.stored.keys():
+            self._pass(checks, members(), Wanted(targets), {}, lambda pictures, size: None)
+        for name, target in sorted(links.items()):
+            if name not in self.stored and target in self.stored:
+                self._record(name, self.stored[target])
+        self._ledger.flush()
+        return unused
+
+    def _pass(
+        self,
+        checks: Checks,
+        members: Iterable[Member],
+        wanted: Wanted,
+        links: dict[str, str],
+        on_progress: Callable[[int, int], None],
+    ) -> int:
+        waiting: deque[_Batch] = deque()  # names, not pictures: unpacking may run ahead as far as it will
+        unused = 0
+
+        def settle_first() -> None:
+            batch = waiting.popleft()
+            for (name, offset, size), picture in zip(batch.places, checks.take(), strict=True):
+                self._record(name, Stored(offset, size, picture))
+            self._ledger.flush()
+            on_progress(batch.seen, batch.seen_bytes)
+
+        for batch in self._batches(members, wanted, links):
+            unused += batch.unused
+            self._pack.flush()
+            checks.submit([place[1:] for place in batch.places])
+            waiting.append(batch)
+            while checks.ready:
+                settle_first()
+        while len(checks):
+            settle_first()
+        return unused
+
+    def _batches(self, members: Iterable[Member], wanted: Wanted, links: dict[str, str]) -> Iterator[_Batch]:
+        batch = _Batch()
+        appended: set[str] = set()
+        for member in members:
+            batch.seen += 1
+            batch.seen_bytes += len(member.data)
+            if member.link:
+                links[member.name] = member.link
+            elif not wanted.match(member.name):
+                batch.unused += 1
+            elif member.name not in self.stored and member.name not in appended:
+                self._pack.write(member.data)
+                appended.add(member.name)
+                batch.places.append((member.name, self._end, len(member.data)))
+                batch.bytes += len(member.data)
+                self._end += len(member.data)
+            if batch.bytes >= BATCH_BYTES or batch.seen >= BATCH_FILES:
+                yield batch
+                batch = _Batch()
+        yield batch
+
+    def _record(self, name: str, stored: Stored) -> None:
+        self.stored[name] = stored
+        line = json.dumps([name, stored.offset, stored.size, vars(stored.facts)], ensure_ascii=False)
+        self._ledger.write(line.encode() + b"\n")
+
+    def facts(self, name: str) -> Picture | None:
+        """Facts about a picture; None if the source has none of this name."""
+        stored = self.stored.get(name)
+        return stored.facts if stored else None
+
+    def read(self, name: str) -> bytes:
+        """The encoded picture."""
+        stored = self.stored[name]
+        return os.pread(self._pack.fileno(), stored.size, stored.offset)
+
+    def close(self, remove: bool = False) -> None:
+        """Closes the files; `remove` deletes them: the dataset is complete and holds the pictures itself."""
+        self._pack.close()
+        self._ledger.close()
+        if remove:
+            self._pack_path.unlink()
+            self._ledger_path.unlink()
+
+
+class _Batch:
+    """Pictures that were appended to the pack, waiting for a worker."""
+
+    def __init__(self) -> None:
+        self.places: list[tuple[str, int, int]] = []
+        self.bytes = self.seen = self.seen_bytes = self.unused = 0
+
+
+def _follow(name: str, links: dict[str, str]) -> str:
+    """The file at the end of a chain of links (any name of a ring of them)."""
+    seen = {name}
+    while (name := links.get(name, "")) and name in links and name not in seen:
+        seen.add(name)
+    return name

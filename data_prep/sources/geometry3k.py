@@ -1,0 +1,32 @@
+"""Geometry3K as `hiyouga/geometry3k` publishes it: free-form answers, one picture per problem, three splits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from data_prep.ingest.hub import Progress, Repository
+from data_prep.sources.parquet_source import ParquetSource, fetch_splits
+from data_prep.sources.source import Candidate, Problem, unboxed, with_pictures
+
+REPO = "hiyouga/geometry3k"
+FILES = {
+    "train": ["data/train-*.parquet"],
+    "validation": ["data/validation-*.parquet"],
+    "test": ["data/test-*.parquet"],
+}
+
+
+class Geometry3K(ParquetSource):
+    """Columns `images` (a list), `problem` (with `<image>` where a picture belongs), `answer`."""
+
+    def parse(self, index: int, split: str, record: dict[str, Any], pictures: list[str]) -> Candidate | Problem:
+        """Puts placeholders where the problem has `<image>`, or all pictures first if it has none."""
+        content = with_pictures(record["problem"], len(pictures))
+        messages = [{"role": "user", "content": content}]
+        return Candidate(index, self.name, messages, pictures, unboxed(record["answer"]), "", split)
+
+
+def sources(repository: Repository, on_progress: Progress) -> list[Geometry3K]:
+    """All three splits."""
+    tables, records = fetch_splits(repository, FILES, on_progress)
+    return [Geometry3K("geometry3k", tables, repository.revision, records, picture_column="images")]

@@ -1,0 +1,172 @@
+"""One self-contained HTML page about a prepared dataset: sample rows with their pictures, and tables."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.data.schema import Manifest, Row, question
+
+if TYPE_CHECKING:
+    from data_prep.write.shards import Dataset
+
+SAMPLES_PER_SPLIT = 24
+THREADS = 4
+THUMBNAIL = 280
+"""Longest side of a picture on the page, in pixels."""
+STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; color: #1c2430; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
+.tables { display: flex; flex-wrap: wrap; gap: 1.5rem; align-items: flex-start; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+caption { text-align: left; font-weight: 600; padding-bottom: .3rem; }
+td { padding: .15rem .6rem .15rem 0; border-bottom: 1px solid #e4e8ee; vertical-align: top; }
+td.n { text-align: right; } td.b { width: 8rem; } td.b div { background: #4a7bd0; height: .7rem; border-radius: 2px; }
+.rows { display: grid; grid-template-columns: repeat(auto-fill, minmax(20rem, 1fr)); gap: 1rem; }
+.row { border: 1px solid #dde3ea; border-radius: 8px; padding: .8rem; overflow-wrap: anywhere; }
+.row img { max-width: 100%; background: #fff; border: 1px solid #eef1f5; }
+.row p { margin: .5rem 0; white-space: pre-wrap; max-height: 14rem; overflow: auto; }
+.meta { color: #66707d; font-size: .82rem; }
+.gold { background: #e7f5ea; border-radius: 4px; padding: .1rem .4rem; }
+"""
+
+
+class Samples:
+    """Evenly spaced rows of every split, drawn in threads: Pillow lets go of the interpreter's lock."""
+
+    def __init__(self, rows: dict[str, int]) -> None:
+        """`rows`: of each split."""
+        self._rows = rows
+        self._chosen = {
+            split: range(0, count, max(1, count // SAMPLES_PER_SPLIT))[:SAMPLES_PER_SPLIT]
+            for split, count in rows.items()
+        }
+        self._drawn: dict[str, list[Future[str]]] = {split: [] for split in rows}
+        self._threads = ThreadPoolExecutor(THREADS)
+
+    def of(self, dataset: Dataset) -> None:
+        """Draws those of a split that lies on the disk."""
+        for number in self._chosen[dataset.split]:
+            self.offer(dataset.split, number, dataset[number])
+
+    def offer(self, split: str, number: int, row: Row) -> None:
+        """Draws the split's row of this number if it is one of them. Rows are to be offered in their order."""
+        if number in self._chosen[split]:
+            self._drawn[split].append(self._threads.submit(_row, row))
+
+    def sections(self) -> list[str]:
+        """HTML of all splits."""
+        sections = []
+        for split, drawn in self._drawn.items():
+            rows = [future.result() for future in drawn]
+            sections.append(f"<h2>{_text(split)}: {len(rows)} of {self._rows[split]:,} rows, evenly spaced</h2>")
+            sections.append(f"<div class=rows>{''.join(rows)}</div>")
+        self._threads.shutdown()
+        return sections
+
+
+def write_preview(path: str | Path, manifest: Manifest | None = None, samples: Samples | None = None) -> Path:
+    """Writes `preview.html` into a prepared dataset's directory. ConfigError if there is none.
+
+    `manifest` and `samples` are given while the dataset is being written, before its own manifest is.
+    """
+    from data_prep.write.shards import Dataset, read_manifest
+
+    out = Path(path)
+    known = manifest or read_manifest(out)
+    if samples is None:
+        samples = Samples(known.rows)
+        for split in known.rows:
+            samples.of(Dataset(out, split, manifest=known))
+    sections = [f"<h1>{_text(known.name)}</h1>", _facts(known), _tables(known), *samples.sections()]
+    page = (
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        f"<title>{_text(known.name)}</title><style>{STYLE}</style>{''.join(sections)}</html>"
+    )
+    target = out / "preview.html"
+    target.write_text(page)
+    return target
+
+
+def _text(value: Any) -> str:
+    return html.escape(str(value))
+
+
+def _facts(manifest: Manifest) -> str:
+    size = sum(file["bytes"] for file in manifest.files)
+    splits = ", ".join(f"{split} {count:,}" for split, count in manifest.rows.items())
+    lines = [
+        f"Rows: {_text(splits)}. Left out: {sum(manifest.quarantined.values()):,} (in quarantine.jsonl).",
+        f"{len(manifest.files)} shards, {size / 2**20:,.1f} MiB. Revision: {_text(manifest.revision or 'local')}.",
+        f"Fingerprint: {_text(manifest.fingerprint)}",
+    ]
+    return f"<p class=meta>{'<br>'.join(lines)}</p>"
+
+
+def _tables(manifest: Manifest) -> str:
+    stats = manifest.statistics
+    tables = [("Left out, by reason", manifest.quarantined)]
+    if stats:
+        pictures, tokens = stats["pictures"], stats["tokens"]
+        tokens_of = "Tokens" if manifest.settings.get("tokenizer") else "Image tokens (no tokenizer given)"
+        tables += [
+            ("Sources", stats["sources"]),
+            ("Answer types", stats["answer_types"]),
+            (f"{tokens_of} of the prompt", tokens["histogram"]),
+            (f"{tokens_of}, percentiles", tokens["percentiles"]),
+            ("Longest side of the pictures, pixels", pictures["longest_side"]),
+            ("Picture formats", pictures["formats"]),
+            (
+                "Pictures",
+                {k: v for k, v in pictures.items() if isinstance(v, int)} | {"refused": len(pictures["refused"])},
+            ),
+            ("Rows whose picture the training split nearly has", stats["groups"]["rows_near_train"]),
+        ]
+        for overlap in stats["overlaps"]:
+            tables.append((f"Rows of {overlap['set']} with a picture of ours", overlap["evaluation_rows_touched"]))
+    return f"<div class=tables>{''.join(_table(title, counts) for title, counts in tables if counts)}</div>"
+
+
+def _table(title: str, counts: dict[str, int]) -> str:
+    largest = max([*counts.values(), 1])
+    rows = "".join(
+        f"<tr><td>{_text(key)}</td><td class=n>{value:,}</td>"
+        f"<td class=b><div style='width:{100 * value / largest:.0f}%'></div></td></tr>"
+        for key, value in counts.items()
+    )
+    return f"<table><caption>{_text(title)}</caption>{rows}</table>"
+
+
+def _row(row: Row) -> str:
+    pictures = "".join(f"<img src='{thumbnail(image)}' alt='picture'>" for image in row.images)
+    solution = f"<details><summary>solution</summary><p>{_text(row.solution)}</p></details>" if row.solution else ""
+    system = next((m["content"] for m in row.messages if m["role"] == "system"), "")
+    system = system if isinstance(system, str) else json.dumps(system)
+    about = " · ".join(map(_text, (row.answer_type, row.source, row.id)))
+    return (
+        f"<div class=row>{pictures}<p>{_text(question(row.messages))}</p>"
+        f"<span class=gold>{_text(row.answer)}</span> <span class=meta>{about}</span>{solution}"
+        f"<details class=meta><summary>system prompt</summary><p>{_text(system)}</p></details></div>"
+    )
+
+
+def thumbnail(data: bytes) -> str:
+    """A small JPEG of a picture as a data URI, transparent parts white."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data)) as image:
+        image.draft("RGB", (2 * THUMBNAIL, 2 * THUMBNAIL))
+        if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+            rgba = image.convert("RGBA")
+            small = Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba).convert("RGB")
+        else:
+            small = image.convert("RGB")
+    small.thumbnail((THUMBNAIL, THUMBNAIL))
+    buffer = io.BytesIO()
+    small.save(buffer, "JPEG", quality=80)
+    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"

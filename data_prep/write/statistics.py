@@ -1,0 +1,55 @@
+"""Counts of a prepared dataset, for the summary and the preview."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from data_prep.checks.validate import Judged
+from data_prep.ingest.images import Picture
+
+PERCENTILES = (0, 5, 25, 50, 75, 95, 99, 100)
+
+
+def percentiles(values: Sequence[int]) -> dict[str, int]:
+    """Nearest-rank percentiles, keyed by their number; empty for no values."""
+    ordered = sorted(values)
+    if not ordered:
+        return {}
+    return {str(p): ordered[max(0, -(-p * len(ordered) // 100) - 1)] for p in PERCENTILES}
+
+
+def histogram(values: Sequence[int], edges: Sequence[int]) -> dict[str, int]:
+    """Counts of values below each edge and from the last one on, keyed `<edge` and `>=edge`."""
+    counts = {f"<{edge}": 0 for edge in edges} | {f">={edges[-1]}": 0}
+    for value in values:
+        label = next((f"<{edge}" for edge in edges if value < edge), f">={edges[-1]}")
+        counts[label] += 1
+    return counts
+
+
+def collect(rows: Sequence[Judged], facts: dict[str, Picture], groups: dict[str, Any]) -> dict[str, Any]:
+    """Statistics of the kept rows and their pictures."""
+    kept = [row for row in rows if not row.reason]
+    used = {sha: facts[sha] for row in kept for sha in row.pictures}
+    pictures = list(used.values())
+    tokens = [row.tokens for row in kept]
+    return {
+        "rows": {"read": len(rows), "kept": len(kept)},
+        "sources": dict(Counter(row.source for row in kept).most_common()),
+        "answer_types": dict(Counter(row.answer_type for row in kept).most_common()),
+        "tokens": {
+            "percentiles": percentiles(tokens),
+            "histogram": histogram(tokens, (128, 256, 512, 1024, 2048, 4096, 8192)),
+        },
+        "pictures": {
+            "distinct": len(pictures),
+            "references": sum(len(row.pictures) for row in kept),
+            "formats": dict(Counter(f"{p.format} {p.mode}" for p in pictures).most_common()),
+            "width": percentiles([p.width for p in pictures]),
+            "height": percentiles([p.height for p in pictures]),
+            "longest_side": histogram([max(p.width, p.height) for p in pictures], (56, 112, 224, 448, 896, 1792, 3584)),
+        },
+        "groups": groups,
+    }

@@ -1,0 +1,200 @@
+"""Builds small Qwen2.5-VL models with random weights: the real transformers classes, a byte-level BPE tokenizer of our
+own with Qwen's special tokens, the real processor and a chat template of the same form.
+
+`AutoProcessor`, `Qwen2_5_VLForConditionalGeneration` and vLLM load the result like any other model directory. It is
+what the demo trains and what the tests and benchmarks run on; nothing of it is downloaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+from transformers import (
+    GenerationConfig,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLProcessor,
+    Qwen2Tokenizer,
+    Qwen2VLImageProcessor,
+    Qwen2VLVideoProcessor,
+)
+from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
+
+from examples.demo.shapes import corpus
+from trainer.data.schema import SYSTEM_PROMPT
+
+Size = Literal["tiny", "medium"]
+
+SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>",
+                  "<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>",
+                  "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"]  # fmt: skip
+"""In the order of their ids in the published tokenizer; here too they follow the byte-pair vocabulary."""
+
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{%- if loop.first and message.role != 'system' -%}
+{{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' -}}
+{%- endif -%}
+{{- '<|im_start|>' + message.role + '\\n' -}}
+{%- if message.content is string -%}
+{{- message.content -}}
+{%- else -%}
+{%- for part in message.content -%}
+{%- if part.type in ('image', 'image_url') or 'image' in part or 'image_url' in part -%}
+{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}
+{%- elif part.type == 'video' or 'video' in part -%}
+{{- '<|vision_start|><|video_pad|><|vision_end|>' -}}
+{%- else -%}
+{{- part.text -}}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- endif -%}
+"""
+"""The chat format of Qwen2.5-VL: a default system prompt, images where they stand in the content."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of one model. Head dimensions are 32 throughout: the smallest that vLLM's CPU attention takes."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    vision_hidden: int
+    vision_intermediate: int
+    vision_depth: int
+    tie_embeddings: bool
+    """Like Qwen2.5-VL-3B (true) or 7B and larger (false)."""
+
+
+SHAPES: dict[str, Shape] = {
+    "tiny": Shape(128, 256, 2, 4, 2, 128, 256, 2, True),
+    "medium": Shape(512, 1536, 12, 16, 4, 256, 768, 6, False),
+}
+
+MERGES = 512
+"""Byte pairs that the tokenizer may learn, at most."""
+HEAD = 32
+
+
+def build_tokenizer() -> Qwen2Tokenizer:
+    """A byte-level BPE tokenizer trained on the sentences of `shapes`: any text can be encoded, ours in few tokens."""
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=len(alphabet) + MERGES, min_frequency=1, initial_alphabet=alphabet, show_progress=False
+    )
+    trained.train_from_iterator([SYSTEM_PROMPT, "You are a helpful assistant. system user", *corpus()], trainer)
+    bpe = json.loads(trained.to_str())["model"]
+    vocabulary = bpe["vocab"] | {token: len(bpe["vocab"]) + i for i, token in enumerate(SPECIAL_TOKENS)}
+    return Qwen2Tokenizer(
+        vocab=vocabulary,
+        merges=[tuple(pair) for pair in bpe["merges"]],  # ty: ignore[invalid-argument-type]
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        unk_token=None,  # ty: ignore[invalid-argument-type]
+        extra_special_tokens=SPECIAL_TOKENS,
+        model_max_length=4096,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def token_ids(tokenizer: Qwen2Tokenizer) -> dict[str, int]:
+    """Ids of the special tokens."""
+    vocabulary = tokenizer.get_vocab()
+    return {token: vocabulary[token] for token in SPECIAL_TOKENS}
+
+
+def build_config(shape: Shape, tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLConfig:
+    """The configuration of a model of this shape. Its vocabulary is padded to a multiple of 64, as the real one is.
+
+    Weights start at 1/sqrt(width): the usual 0.02 is meant for widths of thousands, and learns nothing here for long.
+    """
+    ids = token_ids(tokenizer)
+    pad = ids["<|endoftext|>"]
+    return Qwen2_5_VLConfig(
+        architectures=["Qwen2_5_VLForConditionalGeneration"],
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=shape.tie_embeddings,
+        dtype="float32",
+        text_config={
+            "vocab_size": (len(tokenizer) // 64 + 1) * 64,
+            "hidden_size": shape.hidden,
+            "intermediate_size": shape.intermediate,
+            "num_hidden_layers": shape.layers,
+            "num_attention_heads": shape.heads,
+            "num_key_value_heads": shape.kv_heads,
+            "max_position_embeddings": 4096,
+            "initializer_range": shape.hidden**-0.5,
+            "tie_word_embeddings": shape.tie_embeddings,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]},
+            "dtype": "float32",
+            "bos_token_id": pad,
+            "eos_token_id": ids["<|im_end|>"],
+            "pad_token_id": pad,
+        },
+        vision_config={
+            "depth": shape.vision_depth,
+            "hidden_size": shape.vision_hidden,
+            "intermediate_size": shape.vision_intermediate,
+            "num_heads": shape.vision_hidden // HEAD,
+            "out_hidden_size": shape.hidden,
+            "fullatt_block_indexes": [shape.vision_depth - 1],
+            "initializer_range": shape.vision_hidden**-0.5,
+        },
+    )
+
+
+def build(out_dir: str | Path, seed: int = 0, size: Size = "tiny") -> Path:
+    """Writes a model directory (safetensors in fp32, configuration, tokenizer, processor, chat template).
+
+    The weights follow from the seed alone. The directory appears complete or not at all; one that is there is replaced.
+    """
+    out = Path(out_dir)
+    staging = out.with_name(f".{out.name}.{os.getpid()}")
+    tokenizer = build_tokenizer()
+    config = build_config(SHAPES[size], tokenizer)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2_5_VLForConditionalGeneration(config)
+    ids = token_ids(tokenizer)
+    model.generation_config = GenerationConfig(
+        bos_token_id=ids["<|endoftext|>"],
+        eos_token_id=[ids["<|im_end|>"], ids["<|endoftext|>"]],
+        pad_token_id=ids["<|endoftext|>"],
+        do_sample=True,
+    )
+    processor = Qwen2_5_VLProcessor(
+        image_processor=Qwen2VLImageProcessor(),
+        tokenizer=tokenizer,
+        video_processor=Qwen2VLVideoProcessor(),
+        chat_template=CHAT_TEMPLATE,
+    )
+    model.save_pretrained(staging)
+    processor.save_pretrained(staging)
+    shutil.rmtree(out, ignore_errors=True)
+    os.replace(staging, out)
+    return out

@@ -1,0 +1,162 @@
+"""Commands of the engines: what `up`, `status`, `logs` and `down` run for each kind of target. Text; nothing runs."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from recipes.run_record import RunRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commands:
+    """How one launch is driven; each is a list of argument vectors, run in order."""
+
+    up: list[list[str]]
+    status: list[list[str]]
+    logs: list[list[str]]
+    down: list[list[str]]
+    tool: str
+    """Program that must be installed for it."""
+    hint: str
+    """How to get that program."""
+
+
+LAUNCHERS = "run `bash trainer/setup.sh launch`, or install it yourself (requirements/launch.txt has the version)"
+
+
+def commands(record: RunRecord, files: list[str], env: dict[str, str], secrets: list[str], detach: bool) -> Commands:
+    """The commands for a launch. `files`: rendered task files, main one first; `secrets`: names, never values."""
+    match record.target.partition("-")[0]:
+        case "skypilot":
+            return _sky(record, files, env, secrets, detach)
+        case "dstack":
+            return _dstack(record, files, env, detach)
+        case "slurm":
+            return _slurm(record, files, detach)
+        case "pbs":
+            return _pbs(record, files, env, secrets, detach)
+        case "ssh":
+            return _ssh(record, detach)
+        case "local":
+            return _local(record, files, detach)
+    raise AssertionError(record.target)
+
+
+def _sky(record: RunRecord, files: list[str], env: dict[str, str], secrets: list[str], detach: bool) -> Commands:
+    given = [part for name, value in env.items() for part in ("--env", f"{name}={value}")]
+    given += [part for name in secrets for part in ("--secret", name)]
+    away = ["-d"] if detach else []
+    volume = [["sky", "volumes", "apply", "-y", file] for file in files[1:]]
+    if record.managed:
+        return Commands(
+            up=[*volume, ["sky", "jobs", "launch", "-y", "-n", record.run_id, *away, files[0], *given]],
+            status=[["sky", "jobs", "queue"]],
+            logs=[["sky", "jobs", "logs", *([record.cluster] if record.cluster else ["-n", record.run_id])]],
+            down=[["sky", "jobs", "cancel", "-y", "-n", record.run_id]],
+            tool="sky",
+            hint=LAUNCHERS,
+        )
+    return Commands(
+        up=[*volume, ["sky", "launch", "-y", "-c", record.run_id, *away, files[0], *given]],
+        status=[["sky", "queue", record.run_id]],
+        logs=[["sky", "logs", record.run_id]],
+        down=[["sky", "down", "-y", record.run_id]],
+        tool="sky",
+        hint=LAUNCHERS,
+    )
+
+
+def _dstack(record: RunRecord, files: list[str], env: dict[str, str], detach: bool) -> Commands:
+    task, before = files[0], [f for f in files[1:] if f.endswith(".volume.yaml")]
+    before += [f for f in files[1:] if f.endswith(".fleet.yaml")]
+    given = [part for name, value in env.items() for part in ("-e", f"{name}={value}")]
+    away = ["-d"] if detach else []
+    name = dstack_name(record.run_id)
+    return Commands(
+        up=[
+            *[["dstack", "apply", "-y", "-f", f] for f in before],
+            ["dstack", "apply", "-y", "-f", task, "-n", name, *given, *away],
+        ],
+        status=[["dstack", "ps", "-a"]],
+        logs=[["dstack", "logs", name]],
+        down=[["dstack", "stop", "-y", name]],
+        tool="dstack",
+        hint=LAUNCHERS,
+    )
+
+
+def dstack_name(run_id: str) -> str:
+    """The run id as dstack takes it: at most 40 characters, still one of a kind."""
+    return run_id if len(run_id) <= 40 else f"{run_id[:31]}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
+
+
+def _slurm(record: RunRecord, files: list[str], detach: bool) -> Commands:
+    job, log = record.cluster or "JOBID", _batch_log(record, "slurm")
+    submit = ["sbatch", "--parsable", f"--output={log}", files[0]]
+    return Commands(
+        up=[submit] + ([] if detach else [["tail", "-n", "+1", "--retry", "-F", log]]),
+        status=[["squeue", "-j", job]],
+        logs=[["tail", "-n", "100", "-F", log]],
+        down=[["scancel", job]],
+        tool="sbatch",
+        hint="submit from a login node of the cluster",
+    )
+
+
+def _pbs(record: RunRecord, files: list[str], env: dict[str, str], secrets: list[str], detach: bool) -> Commands:
+    job, log = record.cluster or "JOBID", _batch_log(record, "pbs")
+    names = ",".join([*env, *secrets])
+    return Commands(
+        up=[["qsub", "-v", names, "-o", log, files[0]]]
+        + ([] if detach else [["tail", "--retry", "-n", "+1", "-F", log]]),
+        status=[["qstat", job]],
+        logs=[["tail", "-n", "100", "-F", log]],
+        down=[["qdel", job]],
+        tool="qsub",
+        hint="submit from a login node of the cluster",
+    )
+
+
+def _ssh(record: RunRecord, detach: bool) -> Commands:
+    driver = [sys.executable, "-m", "recipes.drivers.ssh_driver"]
+    return Commands(
+        up=[[*driver, "start" if detach else "up", record.run_id]],
+        status=[[*driver, "status", record.run_id]],
+        logs=[[*driver, "logs", record.run_id]],
+        down=[[*driver, "down", record.run_id]],
+        tool="ssh",
+        hint="install an ssh client and rsync",
+    )
+
+
+def _local(record: RunRecord, files: list[str], detach: bool) -> Commands:
+    # Not the job's own launch.log: what the launcher prints of that would stand in it twice.
+    folder = f"runs/{record.run_id}"
+    log, group = f"{folder}/local.log", f"{folder}/local.pgid"
+    elsewhere = f"{{ echo '{record.run_id} was not started with --detach: press Ctrl-C where it runs' >&2; exit 1; }}"
+    newest = f"$(ls {log} {folder}/launch.log 2>/dev/null | tail -n 1)"
+    up = ["bash", files[0]]
+    if detach:
+        up = ["bash", "-c", f"setsid bash {files[0]} >{log} 2>&1 </dev/null & echo $! >{group}"]
+    return Commands(
+        up=[up],
+        status=[],
+        logs=[["bash", "-c", f"exec tail -n 100 -F {newest}"]],
+        down=[["bash", "-c", f"test -f {group} || {elsewhere}; kill -TERM -- -$(cat {group})"]],
+        tool="bash",
+        hint="install bash",
+    )
+
+
+def _batch_log(record: RunRecord, engine: str) -> str:
+    return f"runs/{record.run_id}/{engine}.log"
+
+
+def find(program: str) -> str:
+    """Path of a program: on the PATH, or in the launch environment; empty if neither has it."""
+    own = Path(".venvs/launch/bin") / program
+    return shutil.which(program) or (str(own.absolute()) if own.is_file() else "")

@@ -1,0 +1,239 @@
+"""`up`: from a resolved recipe to running machines, with every check that can be made before anything is rented."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+from recipes import manifest, run_record
+from recipes.drivers import engine_state, engines, tokens
+from recipes.drivers.engines import Commands
+from recipes.plan import cost, memory, prices
+from recipes.run_record import RunRecord
+from recipes.spec import Recipe
+from recipes.targets import capabilities, dstack, ssh
+from recipes.targets.render import render
+from trainer.config import ConfigError
+
+
+def up(recipe: Recipe, target: str | None, run_id: str, overrides: list[str], args: argparse.Namespace) -> int:
+    """Checks, renders, then runs the engine's commands; with --dry-run prints both and starts nothing."""
+    target = target or cheapest_target(recipe)
+    files = render(recipe, target)
+    run_id = run_record.check_run_id(run_id or run_record.new_run_id(recipe.name))
+    secrets = tokens.found()
+    check(recipe, target, args.reproducible, secrets)
+    can = capabilities.capability(target)
+    record = RunRecord(
+        run_id=run_id,
+        recipe=recipe.name,
+        target=target,
+        overrides=overrides,
+        bucket=recipe.storage.bucket,
+        managed=can.engine == "sky" and capabilities.uses_spot(recipe, target) and recipe.cluster.gpus_per_node > 0,
+        started_s=time.time(),
+        usd_per_hour=usd_per_hour(recipe, target),
+        earlier_usd=run_record.load(run_id).usd() if run_record.known(run_id) else 0.0,
+    )
+    directory = run_record.RUNS / run_id / "task"
+    env = {"RUN_ID": run_id} | ({"BUCKET": recipe.storage.bucket} if recipe.storage.bucket else {})
+    env |= tokens.settings()
+    env |= {"SPOTRL_SOURCE": manifest.source_id()}
+    paths = [str(directory / name) for name in files]
+    commands = engines.commands(record, paths, env, list(secrets), args.detach)
+    if args.dry_run:
+        return _show(recipe, record, files, commands, env)
+    tool(commands)
+    if can.engine == "dstack":
+        _check_secrets(recipe, target)
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (directory / name).write_text(text)
+    manifest.write_launch(recipe, record)
+    record.save()
+    print(
+        f"run {run_id} on {target}" + (f", ${record.usd_per_hour:.2f} per hour" if record.usd_per_hour else ""),
+        flush=True,
+    )
+    code = _run(commands, record, env | secrets)
+    if not code and not args.detach:
+        over(run_id, recipe.budget.idle_minutes if can.engine == "sky" and not record.managed else 0)
+    return code
+
+
+def cheapest_target(recipe: Recipe) -> str:
+    """Where a recipe runs if nobody says: this machine without GPUs, else the cheapest offer."""
+    if not recipe.cluster.gpus_per_node:
+        return "local"
+    found = [offer for offer in cost.offers(recipe, prices.sky_catalogs()) if offer.usd is not None]
+    if found:
+        return found[0].target
+    raise ConfigError(f"no target with known prices can run {recipe.name}: name one with --target (docs/targets.md)")
+
+
+def usd_per_hour(recipe: Recipe, target: str) -> float:
+    """What all nodes cost per hour at the cheapest known price; 0 where nothing is billed or no price is known."""
+    names = ["skypilot-runpod", "skypilot-gcp"] if target == "skypilot" else [target]
+    known = []
+    for name in names:
+        if not recipe.cluster.gpus_per_node or capabilities.refusal(recipe, name):
+            continue
+        for gpu in capabilities.gpus_for(recipe, name):
+            row = prices.price(capabilities.market(recipe, name), gpu, prices.sky_catalogs())
+            spot = row.spot if row and capabilities.uses_spot(recipe, name) else None
+            known += [spot if spot is not None else row.on_demand] if row else []
+    return min(known, default=0.0) * recipe.cluster.gpus_per_node * recipe.cluster.nodes
+
+
+def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[str]) -> None:
+    """Everything that can be known before something is started. Raises ConfigError with the change to make."""
+    can = capabilities.capability(target)
+    if recipe.cluster.gpus_per_node and recipe.kind == "train":
+        _check_memory(recipe, target)
+    if target == "ssh":
+        ssh.hosts_of(recipe)
+    bucket = recipe.storage.bucket
+    if recipe.kind == "train" and not bucket:
+        if can.asks_bucket:
+            raise ConfigError(
+                f"{target} throws its machines away, so checkpoints need a bucket: give --bucket s3://..."
+            )
+        if recipe.cluster.nodes > 1 and not (can.shared_files or recipe.config.checkpoint.shared_files):
+            raise ConfigError(
+                "a new node could not resume without the others' files, so several nodes need a bucket: give --bucket "
+                "s3://..., or --set checkpoint.shared_files=true where all of them see the run's directory"
+            )
+    if bucket:
+        _check_credentials(bucket, can.cloud, secrets)
+    if recipe.config.logging.wandb == "online" and "WANDB_API_KEY" not in secrets:
+        raise ConfigError("logging.wandb is online and there is no token: export WANDB_API_KEY, or set it to offline")
+    if reproducible and (dirty := manifest.dirty_files()):
+        raise ConfigError(f"--reproducible wants a clean git tree: commit or drop {', '.join(dirty[:4])}")
+
+
+def _check_memory(recipe: Recipe, target: str) -> None:
+    mine = capabilities.gpus_for(recipe, target)
+    plans = {gpu: memory.plan(recipe, gpu) for gpu in mine}
+    bad = {gpu: need for gpu, need in plans.items() if need and not need.fits}
+    if not bad:
+        return
+    gpu, need = next(iter(bad.items()))
+    fix = memory.cheapest_fix(recipe, gpu)
+    advice = " ".join(f"--set {change}" for change in fix) if fix else "use more nodes, or GPUs with more memory"
+    raise ConfigError(f"{recipe.name} does not fit {gpu}: {need.problem}; cheapest change: {advice}")
+
+
+def _check_credentials(bucket: str, cloud: str, secrets: Collection[str]) -> None:
+    match bucket.partition("://")[0]:
+        case "s3" if "AWS_ACCESS_KEY_ID" not in secrets:
+            raise ConfigError(f"no credentials for {bucket}: export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+        case "r2" if "R2_ACCESS_KEY_ID" not in secrets:
+            raise ConfigError(
+                f"no credentials for {bucket}: export R2_ACCOUNT_ID, R2_ACCESS_KEY_ID, R2_SECRET_ACCESS_KEY"
+            )
+        case "gs" if cloud != "gcp" and "GOOGLE_SERVICE_ACCOUNT_KEY" not in secrets:
+            raise ConfigError(
+                f"no credentials for {bucket} outside GCP: export GOOGLE_SERVICE_ACCOUNT_KEY (the key's JSON)"
+            )
+
+
+def _check_secrets(recipe: Recipe, target: str) -> None:
+    """dstack's secrets: its server looks for them only when the machines are there."""
+    done = subprocess.run([engines.find("dstack"), "secret", "list"], capture_output=True, text=True)
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
+        raise ConfigError(f"dstack secret list said {said!r}: point dstack at your server (dstack project add)")
+    missing = [name.lower() for name in dstack.secrets(recipe, target) if name.lower() not in done.stdout.split()]
+    if missing:
+        raise ConfigError(f"dstack has no secret {', '.join(missing)}: run dstack secret set {missing[0]} VALUE")
+
+
+def tool(commands: Commands) -> None:
+    """Raises ConfigError where the engine's program is missing; the launch environment counts as installed."""
+    if not engines.find(commands.tool):
+        raise ConfigError(f"{commands.tool} is not installed: {commands.hint}")
+
+
+def _show(recipe: Recipe, record: RunRecord, files: dict[str, str], commands: Commands, env: dict[str, str]) -> int:
+    directory = run_record.RUNS / record.run_id / "task"
+    for name, text in files.items():
+        print(f"# --- {directory / name}\n{text}")
+    exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
+    print("# --- would run")
+    for command in commands.up:
+        print(f"{exports} {shlex.join(command)}")
+    if record.target == "ssh":
+        from recipes.drivers import ssh_driver
+
+        print("# --- which runs, with tokens on standard input")
+        print(*ssh_driver.shown(recipe, record, directory / next(iter(files))), sep="\n")
+    return 0
+
+
+def _run(commands: Commands, record: RunRecord, env: dict[str, str]) -> int:
+    for command in commands.up:
+        argv = [engines.find(command[0]) or command[0], *command[1:]]
+        if command[0] in ("sbatch", "qsub"):
+            done = subprocess.run(argv, env=os.environ | env, capture_output=True, text=True)
+            print(done.stdout.strip() or done.stderr.strip())
+            if done.returncode:
+                return done.returncode
+            replace(record, cluster=done.stdout.strip().partition(";")[0]).save()
+            continue
+        code, interrupted = _foreground(argv, os.environ | env)
+        if interrupted and command[0] in ("tail", "sky"):
+            print(f"\nthe run goes on: `launch.py logs {record.run_id}` follows it, `down` ends it")
+        if code or interrupted:
+            return 130 if interrupted else code
+    return 0
+
+
+def _foreground(argv: list[str], env: dict[str, str]) -> tuple[int, bool]:
+    """Runs a command to its end: (exit code, whether Ctrl-C was pressed). Ctrl-C is the command's own to obey.
+
+    The terminal sends it to the whole process group. `subprocess.run` would kill the command a quarter of a second
+    later: amid a checkpoint, or before the machines were told to stop.
+    """
+    process, interrupted = subprocess.Popen(argv, env=env), False
+    while True:
+        try:
+            return process.wait(), interrupted
+        except KeyboardInterrupt:
+            interrupted = True
+
+
+def drive(run: str, what: str, dry_run: bool = False) -> int:
+    """`status`, `logs` or `down` of a run that was launched from here."""
+    record = run_record.load(run)
+    if record.managed and what == "logs" and not dry_run and (said := engine_state.ask(record)):
+        record = replace(record, cluster=said.name)  # by its name SkyPilot finds only a job that is running
+    commands = engines.commands(record, [str(p) for p in task_files(record)], {"RUN_ID": run}, [], False)
+    code = 0
+    for command in getattr(commands, what):
+        if dry_run:
+            print(shlex.join(command))
+            continue
+        tool(commands)
+        code = subprocess.run([engines.find(command[0]) or command[0], *command[1:]]).returncode or code
+    if what == "down" and not code and not dry_run:
+        over(run)
+    return code
+
+
+def over(run: str, minutes: float = 0.0) -> None:
+    """Notes that a run's machines cost nothing any more, `minutes` from now."""
+    record = run_record.load(run)
+    if not record.ended_s:
+        replace(record, ended_s=time.time() + 60 * minutes).save()
+
+
+def task_files(record: RunRecord) -> list[Path]:
+    """The rendered files of a launch, main one first."""
+    files = sorted((run_record.RUNS / record.run_id / "task").glob("*"))
+    return sorted(files, key=lambda p: p.name.endswith((".fleet.yaml", ".volume.yaml")))

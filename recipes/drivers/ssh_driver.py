@@ -1,0 +1,205 @@
+"""Drives a run over ssh: copy the repository, start every node, show all logs, end all when one ends.
+
+`python -m recipes.drivers.ssh_driver up|start|status|logs|down RUN_ID`; launch.py calls it. Tokens go to the nodes on
+standard input and stand in no command line. The nodes outlive this process, unless Ctrl-C or SIGTERM asks it to end
+them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from recipes import run_record
+from recipes.commands import resolve
+from recipes.drivers import launching
+from recipes.run_record import RUNS, RunRecord
+from recipes.spec import Recipe
+from recipes.targets import ssh
+from recipes.targets.script import SECRETS, SETTINGS
+
+GRACE_S = 60.0
+"""After one node has ended, the others have this long to end by themselves."""
+
+
+class Node:
+    """One machine's ssh process and the thread that prints its output, and keeps it in `log`."""
+
+    def __init__(self, rank: int, host: str, command: list[str], stdin: str, log: Path) -> None:
+        self.rank, self.host = rank, host
+        # In a session of its own: Ctrl-C is for this driver, and the log is shown until the node has ended.
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        assert self.process.stdin
+        with contextlib.suppress(BrokenPipeError):  # the machine is away: its exit code says so
+            self.process.stdin.write(stdin)
+            self.process.stdin.close()
+        self.thread = threading.Thread(target=self._follow, args=(log,), daemon=True)
+        self.thread.start()
+
+    def _follow(self, log: Path) -> None:
+        assert self.process.stdout
+        with log.open("a", buffering=1) as file:
+            for line in self.process.stdout:
+                file.write(f"[{self.rank}] {line}")
+                print(f"[{self.rank}] {line}", end="", flush=True)
+
+    def close(self) -> None:
+        """Shows the rest of the log, and ends ssh itself if it stays."""
+        self.thread.join(5)
+        if self.process.poll() is None:
+            self.process.terminate()
+
+
+def up(record: RunRecord, follow: bool = True) -> int:
+    """Copies to all machines, then runs all nodes; returns the first non-zero exit code, else 0."""
+    recipe = resolve(record.recipe, record.overrides)
+    hosts = ssh.hosts_of(recipe)
+    task, log = launching.task_files(record)[0], RUNS / record.run_id / "launch.log"
+    code = _everywhere("copy", [ssh.copy_command(recipe, host) for host in hosts], hosts)
+    code = code or _everywhere("task", [_task_command(recipe, host, task, record.run_id) for host in hosts], hosts)
+    if code:
+        return code
+    env, nodes = _environment(record), list[Node]()
+    tokens = "".join(f"{name}={os.environ[name]}\n" for name in SECRETS if os.environ.get(name))
+    try:
+        for rank, host in enumerate(hosts):
+            nodes.append(Node(rank, host, ssh.run_command(recipe, rank, env, record.run_id, follow), tokens, log))
+        return _wait(nodes, recipe, record) if follow else max(node.process.wait() for node in nodes)
+    except KeyboardInterrupt:
+        print("stopping all nodes, which save first; Ctrl-C again ends them at once", flush=True)
+        _stop(record)
+        for node in nodes:
+            node.close()
+        return 130
+
+
+def shown(recipe: Recipe, record: RunRecord, task: Path) -> list[str]:
+    """The commands of `up`, for a dry run: copy, task and start of every machine."""
+    env, lines = _environment(record), []
+    for rank, host in enumerate(ssh.hosts_of(recipe)):
+        run = ssh.run_command(recipe, rank, env, record.run_id)
+        lines += [ssh.copy_command(recipe, host), _task_command(recipe, host, task, record.run_id), run]
+    return [shlex.join(line) for line in lines]
+
+
+def _environment(record: RunRecord) -> dict[str, str]:
+    env = {"RUN_ID": record.run_id, "BUCKET": record.bucket, "SPOTRL_SOURCE": os.environ.get("SPOTRL_SOURCE", "")}
+    env |= {"SPOTRL_NOTICE_S": os.environ.get("SPOTRL_NOTICE_S", str(ssh.NOTICE_S))}
+    return env | {name: os.environ[name] for name in SETTINGS if os.environ.get(name)}
+
+
+def start(record: RunRecord) -> int:
+    """Starts all nodes and leaves them to themselves."""
+    code = up(record, follow=False)
+    if not code:
+        print(f"the run goes on: `launch.py logs {record.run_id}` follows it, `down` ends it")
+    return code
+
+
+def _stop(record: RunRecord) -> None:
+    try:
+        down(record)
+    except KeyboardInterrupt:
+        down(record, patience_s=0)
+
+
+def _task_command(recipe: Recipe, host: str, task: Path, run_id: str) -> list[str]:
+    login, _, port = ssh.address(host)
+    quiet = [option if option != "-p" else "-P" for option in ssh.options(recipe, port)]
+    return ["scp", "-q", *quiet, str(task), f"{login}:{ssh.DIRECTORY}/.cache/{run_id}.sh"]
+
+
+def _everywhere(what: str, commands: list[list[str]], hosts: list[str]) -> int:
+    """Runs one command per machine, all at once; says which machine failed."""
+    started = time.monotonic()
+    running = [subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for c in commands]
+    worst = 0
+    for host, process in zip(hosts, running, strict=True):
+        output = process.communicate()[0]
+        if process.returncode:
+            last = (output.strip().splitlines() or ["no output"])[-1]
+            print(f"launch.py: {what} to {host} failed ({process.returncode}): {last}", file=sys.stderr)
+            worst = 2
+    if not worst:
+        print(f"{what}: {len(hosts)} machines in {time.monotonic() - started:.1f} s", flush=True)
+    return worst
+
+
+def _wait(nodes: list[Node], recipe: Recipe, record: RunRecord) -> int:
+    """Until all have ended; once one has, the others get GRACE_S and are then ended."""
+    codes: dict[int, int] = {}
+    first_end = 0.0
+    while len(codes) < len(nodes):
+        for node in nodes:
+            code = node.process.poll()
+            if code is not None and node.rank not in codes:
+                codes[node.rank] = code
+                first_end = first_end or time.monotonic()
+                print(f"node {node.rank} ({node.host}) ended with {code}", flush=True)
+        if first_end and time.monotonic() - first_end > GRACE_S and len(codes) < len(nodes):
+            late = [node for node in nodes if node.rank not in codes]
+            print(f"ending {', '.join(node.host for node in late)}: still running {GRACE_S:.0f} s later", flush=True)
+            _everywhere("stop", [ssh.stop_command(recipe, n.host, record.run_id) for n in late], [n.host for n in late])
+            first_end = time.monotonic()
+        time.sleep(0.2)
+    for node in nodes:
+        node.thread.join(5)
+    return next((code for _, code in sorted(codes.items()) if code), 0)
+
+
+def status(record: RunRecord) -> int:
+    """One line per machine: whether the node's process group is alive."""
+    recipe = resolve(record.recipe, record.overrides)
+    group = f"{ssh.DIRECTORY}/.cache/{record.run_id}.pgid"
+    for host in ssh.hosts_of(recipe):
+        login, _, port = ssh.address(host)
+        remote = f"{ssh.running(group)} && echo running || echo ended"
+        done = subprocess.run(["ssh", *ssh.options(recipe, port), login, remote], capture_output=True, text=True)
+        print(f"{host}: {done.stdout.strip() or 'unreachable: ' + done.stderr.strip()}")
+    return 0
+
+
+def logs(record: RunRecord) -> int:
+    """Follows the logs of all machines until Ctrl-C; the run goes on."""
+    recipe = resolve(record.recipe, record.overrides)
+    hosts = ssh.hosts_of(recipe)
+    nodes = [Node(i, h, ssh.log_command(recipe, h, record.run_id), "", Path(os.devnull)) for i, h in enumerate(hosts)]
+    try:
+        return max(node.process.wait() for node in nodes)
+    except KeyboardInterrupt:
+        for node in nodes:
+            node.process.terminate()
+        return 0
+
+
+def down(record: RunRecord, patience_s: int = ssh.STOP_S) -> int:
+    """Ends the run on all machines; what is still there after `patience_s` is killed."""
+    recipe = resolve(record.recipe, record.overrides)
+    hosts = ssh.hosts_of(recipe)
+    return _everywhere("stop", [ssh.stop_command(recipe, host, record.run_id, patience_s) for host in hosts], hosts)
+
+
+COMMANDS = {"up": up, "start": start, "status": status, "logs": logs, "down": down}
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    try:
+        sys.exit(COMMANDS[sys.argv[1]](run_record.load(sys.argv[2])))
+    except KeyboardInterrupt:
+        sys.exit(130)

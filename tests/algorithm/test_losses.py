@@ -1,0 +1,102 @@
+"""Hand-computed values, and invariance to how tokens are cut into micro-batches."""
+
+import math
+
+import pytest
+import torch
+
+from trainer.algorithm.losses import discounted, grpo_loss, kl_divergence, token_weights
+
+CLIP = {"clip_low": 0.2, "clip_high": 0.2}
+
+
+def test_kl_estimators_by_hand():
+    p, q = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -2.0])
+    assert kl_divergence(p, q, "k1").tolist() == [0.5, 0.0]
+    assert kl_divergence(p, q, "k2").tolist() == [0.125, 0.0]
+    assert kl_divergence(p, q, "k3").tolist() == pytest.approx([math.exp(-0.5) - 1 + 0.5, 0.0])
+
+
+def test_k3_is_never_negative_and_stays_finite():
+    d = torch.linspace(-200, 200, 4001)
+    values = kl_divergence(d, torch.zeros_like(d), "k3")
+    assert bool((values >= 0).all()) and bool(values.isfinite().all())
+
+
+def test_k2_gradient_is_that_of_the_kl():
+    """Over a whole distribution: d/dtheta sum p log(p/q) equals the expected gradient of k2 with the samples fixed."""
+    theta, q = torch.tensor([0.3, -0.2, 0.5], requires_grad=True), torch.tensor([0.2, 0.5, 0.3])
+    p = theta.softmax(0)
+    exact = torch.autograd.grad((p * (p.log() - q.log())).sum(), theta)[0]
+    estimate = (p.detach() * kl_divergence(theta.log_softmax(0), q.log(), "k2")).sum()
+    assert torch.allclose(torch.autograd.grad(estimate, theta)[0], exact, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "expected", "clipped"),
+    [
+        (1.0, 2.0, -2.0, 0.0),
+        (1.5, 2.0, -2.4, 1.0),  # min(3, 1.2 * 2)
+        (0.5, 2.0, -1.0, 0.0),  # min(1, 0.8 * 2): a falling good token is not clipped
+        (0.5, -2.0, 1.6, 1.0),  # min(-1, 0.8 * -2)
+        (1.5, -2.0, 3.0, 0.0),
+    ],
+)
+def test_surrogate_by_hand(ratio, advantage, expected, clipped):
+    old = torch.tensor([-1.0])
+    loss = grpo_loss(old + math.log(ratio), old, torch.tensor([advantage]), torch.ones(1), **CLIP)
+    assert float(loss.policy) == pytest.approx(expected, rel=1e-5)
+    assert float(loss.clip_fraction) == clipped
+
+
+def test_kl_enters_with_its_coefficient():
+    lp, ref = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -2.5])
+    loss = grpo_loss(
+        lp, lp, torch.zeros(2), torch.full((2,), 0.5), **CLIP, ref_logprobs=ref, kl_coef=0.1, kl_estimator="k1"
+    )
+    assert float(loss.kl) == pytest.approx(0.5)
+    assert float(loss.total) == pytest.approx(0.05)
+
+
+def test_weights_sum_to_one_over_the_step():
+    lengths = torch.tensor([3, 1, 6])
+    tokens = token_weights(lengths, "tokens", 10, 3)
+    assert tokens.tolist() == pytest.approx([0.1] * 10)
+    sequences = token_weights(lengths, "sequences", 10, 3)
+    assert sequences.tolist() == pytest.approx([1 / 9] * 3 + [1 / 3] + [1 / 18] * 6)
+
+
+@pytest.mark.parametrize("denominator", ["tokens", "sequences"])
+def test_loss_and_gradient_do_not_depend_on_the_cut(denominator):
+    g = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([5, 2, 7, 1, 4, 3])
+    n = int(lengths.sum())
+    start = torch.randn(n, generator=g) - 2
+    old, ref = start + 0.3 * torch.randn(n, generator=g), start + 0.3 * torch.randn(n, generator=g)
+    advantages = torch.repeat_interleave(torch.randn(6, generator=g), lengths)
+    bounds = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
+
+    def run(cuts):
+        logprobs = start.clone().requires_grad_()
+        total = 0.0
+        for a, b in cuts:
+            part = slice(int(bounds[a]), int(bounds[b]))
+            weights = token_weights(lengths[a:b], denominator, n, 6)
+            loss = grpo_loss(
+                logprobs[part], old[part], advantages[part], weights, **CLIP, ref_logprobs=ref[part], kl_coef=0.1
+            )
+            loss.total.backward()
+            total += float(loss.total)
+        return total, logprobs.grad
+
+    whole, whole_grad = run([(0, 6)])
+    for cuts in ([(0, 2), (2, 4), (4, 6)], [(i, i + 1) for i in range(6)], [(3, 6), (0, 3)]):
+        total, grad = run(cuts)
+        assert total == pytest.approx(whole, abs=1e-6)
+        assert torch.allclose(grad, whole_grad, atol=1e-7)
+
+
+def test_discount_weighs_earlier_tokens_less():
+    spread = discounted(torch.tensor([2.0, -1.0]), torch.tensor([3, 2]), 0.5)
+    assert spread.tolist() == [0.5, 1.0, 2.0, -0.5, -1.0]
+    assert discounted(torch.tensor([2.0, -1.0]), torch.tensor([3, 2]), 1.0).tolist() == [2, 2, 2, -1, -1]

@@ -1,0 +1,107 @@
+"""A stand-in policy for checkpoint tests: parameters with Adam's states, cut among ranks as ZeRO-3 cuts them."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from trainer.checkpoint.manager import Checkpoints, Shard, ShardReader, ShardWriter
+from trainer.config import RunConfig, override
+
+SHAPES = {"model.embed.weight": (67, 11), "model.layer.weight": (13, 11), "model.norm.weight": (11,), "scale": (1,)}
+KINDS = ("master", "exp_avg", "exp_avg_sq")
+
+
+def piece(numel: int, rank: int, world_size: int) -> tuple[int, int]:
+    """[start, stop) of a flat parameter under ZeRO-3: equal pieces, the padded tail left out."""
+    length = -(-numel // world_size)
+    return min(numel, rank * length), min(numel, (rank + 1) * length)
+
+
+def whole(seed: int, shapes=None) -> dict[str, dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: {kind: torch.randn(torch.Size(shape).numel(), generator=generator) for kind in KINDS}
+        for name, shape in (shapes or SHAPES).items()
+    }
+
+
+def cut(full, rank: int, world_size: int, shapes=None) -> dict[str, Shard]:
+    shards = {}
+    for name, shape in (shapes or SHAPES).items():
+        start, stop = piece(torch.Size(shape).numel(), rank, world_size)
+        shards[name] = Shard(shape, start, stop, {kind: t[start:stop].clone() for kind, t in full[name].items()})
+    return shards
+
+
+def configure(folder, *assignments: str) -> RunConfig:
+    base = [f"run.dir={folder}/run", "run.name=test", f"checkpoint.remote=file://{folder}/remote", "data.path=rows"]
+    return override(RunConfig(), [*base, "checkpoint.every_steps=2", *assignments])
+
+
+def writers(config: RunConfig, world_size: int, **options) -> list[ShardWriter]:
+    return [ShardWriter(config, rank, world_size, **options) for rank in range(world_size)]
+
+
+def save(checkpoints: Checkpoints, ranks: list[ShardWriter], step: int, seed: int | None = None, **options) -> None:
+    """One whole checkpoint of `whole(seed or step)`, committed here and in the store, or known to have failed there."""
+    full = whole(step if seed is None else seed)
+    checkpoints.begin(step, {"step": step, "offset": 8 * step}, **options)
+    for writer in ranks:
+        shards = cut(full, writer.rank, writer.world_size)
+        extra = {"rng": torch.tensor([step, writer.rank])}
+        writer.start(step, shards, extra, checkpoints.local_steps(), checkpoints.sends)
+    finish(checkpoints, ranks)
+
+
+def finish(checkpoints: Checkpoints, ranks: list[ShardWriter]) -> None:
+    """Waits for what is under way, and lets the ranks upload what the store still lacks."""
+    while checkpoints.busy:
+        checkpoints.advance([writer.status() for writer in ranks])
+        time.sleep(0.05)
+
+
+def resend(checkpoints: Checkpoints, ranks: list[ShardWriter]) -> int | None:
+    """What the session does after every step: uploads again what the store lacks. Returns the step."""
+    step = checkpoints.to_send()
+    if step is not None:
+        for writer in ranks:
+            writer.send(step)
+    finish(checkpoints, ranks)
+    return step
+
+
+def holds(source, step: int, world_size: int = 1) -> bool:
+    """Whether a checkpoint read by `world_size` ranks has, bit for bit, the values of `whole(step)`."""
+    reader, full = ShardReader(source), whole(step)
+    for name in SHAPES:
+        for kind in KINDS:
+            for rank in range(world_size):
+                start, stop = piece(full[name][kind].numel(), rank, world_size)
+                if not torch.equal(reader.read(kind, name, start, stop), full[name][kind][start:stop]):
+                    return False
+    return reader.names() == list(SHAPES) and all(reader.shape(name) == shape for name, shape in SHAPES.items())
+
+
+def again(config: RunConfig, told: list[str], data: str = "data") -> Checkpoints:
+    """The checkpoints as the next process sees them."""
+    return Checkpoints(config, data, say=told.append)
+
+
+def spoil(folder, damage: str) -> None:
+    """Damages one file of a checkpoint."""
+    path = folder / ("manifest.json" if damage == "manifest" else "rank-00001-of-00002.safetensors")
+    data = bytearray(path.read_bytes())
+    if damage == "remove":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(data[: len(data) // 2])
+    else:
+        data[-5] ^= 1
+        path.write_bytes(data)
+
+
+def steps_in(folder) -> list[int]:
+    """Steps that are committed in a folder."""
+    return sorted(int(p.name[5:]) for p in folder.glob("step-*") if (p / "manifest.json").exists())

@@ -1,0 +1,238 @@
+"""Checkpoints on real disks and stores: format, elastic reads, commit point, fall-back, refusal."""
+
+import json
+import random
+import shutil
+import time
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.checkpoint.synthetic import SHAPES, again, configure, cut, finish, holds, save, spoil, whole, writers
+from trainer.checkpoint.format import decode, encode
+from trainer.checkpoint.manager import CheckpointError, ShardReader, fetch_all
+from trainer.config import ConfigError, override
+
+# --- format -----------------------------------------------------------------------------------------------------------
+
+
+def test_values_survive_encoding():
+    torch.manual_seed(3)
+    state = {
+        "torch": torch.get_rng_state(),
+        "python": random.Random(4).getstate(),
+        "numpy": np.arange(5, dtype=np.float32),
+        "bf16": torch.randn(2, 3).bfloat16(),
+        "empty": torch.empty(0),
+        "nested": [{"a": None, "b": 1.5, "c": b"\x00\xff"}],
+    }
+    back = decode(json.loads(json.dumps(encode(state))))
+    assert torch.equal(back["torch"], state["torch"])
+    assert torch.equal(back["bf16"], state["bf16"])
+    assert back["bf16"].dtype == torch.bfloat16
+    assert back["empty"].shape == (0,)
+    assert (back["numpy"] == state["numpy"]).all()
+    assert back["nested"] == state["nested"]
+    twin = random.Random()
+    twin.setstate(back["python"])
+    assert twin.random() == random.Random(4).random()
+    with pytest.raises(TypeError, match="object"):
+        encode({"x": object()})
+
+
+def test_shards_are_plain_safetensors(run, tmp_path):
+    config, checkpoints, ranks = run
+    save(checkpoints, ranks, 2)
+    folder = tmp_path / "run/checkpoints/step-00000002"
+    first = load_file(folder / "rank-00000-of-00002.safetensors")
+    second = load_file(folder / "rank-00001-of-00002.safetensors")
+    full = whole(2)
+    for name in SHAPES:
+        both = torch.cat([first[f"exp_avg/{name}"], second[f"exp_avg/{name}"]])
+        assert torch.equal(both, full[name]["exp_avg"])
+    remote = tmp_path / "remote/test/checkpoints/step-00000002"
+    assert {p.name for p in folder.iterdir()} == {p.name for p in remote.iterdir() if p.suffix != ".sha256"}
+
+
+def test_large_shards_are_cut_into_files(run, tmp_path, monkeypatch):
+    config, checkpoints, ranks = run
+    monkeypatch.setattr("trainer.checkpoint.format.FILE_BYTES", 2000)
+    save(checkpoints, ranks, 2)
+    found = checkpoints.find()
+    assert found
+    assert any(entry["name"] == "rank-00001-of-00002.2.safetensors" for entry in found.manifest["files"])
+    assert holds(found, 2)
+    shutil.rmtree(tmp_path / "run")
+    ShardReader(found).read("master", "model.embed.weight")
+    time.sleep(0.2)
+    fetched = {p.name for p in (tmp_path / "run").rglob("*.safetensors")}
+    assert 0 < len(fetched) < len([e for e in found.manifest["files"] if e["name"].endswith(".safetensors")]), (
+        "only the files that hold weights are fetched"
+    )
+
+
+# --- elastic ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "m"), [(2, 1), (1, 2), (2, 4), (4, 2), (3, 5), (2, 2)])
+def test_n_ranks_write_and_m_ranks_read(tmp_path, told, n, m):
+    config = configure(tmp_path)
+    checkpoints = again(config, told)
+    save(checkpoints, writers(config, n), 2)
+    found = checkpoints.find()
+    assert found and found.world_size == n
+    assert holds(found, 2, world_size=m)
+    assert torch.equal(ShardReader(found).extra(n - 1)["rng"], torch.tensor([2, n - 1]))
+    with pytest.raises(CheckpointError, match="no rank"):
+        ShardReader(found).extra(n)
+
+
+def test_a_rank_fetches_only_the_files_it_reads(tmp_path, told):
+    config = configure(tmp_path)
+    save(again(config, told), writers(config, 4), 2)
+    shutil.rmtree(tmp_path / "run")
+    found = again(config, told).find()
+    assert found
+    full = whole(2)["model.embed.weight"]["master"]
+    reader = ShardReader(found)
+    assert torch.equal(reader.read("master", "model.embed.weight", 0, 100), full[:100])
+    assert [p.name for p in sorted((tmp_path / "run").rglob("*.safetensors"))] == ["rank-00000-of-00004.safetensors"]
+
+
+def test_unknown_and_missing_pieces_are_named(run):
+    config, checkpoints, ranks = run
+    save(checkpoints, ranks, 2)
+    reader = ShardReader(checkpoints.find())
+    with pytest.raises(CheckpointError, match="no parameter other"):
+        reader.read("master", "other")
+
+
+# --- commit, verification, fall-back ----------------------------------------------------------------------------------
+
+
+def test_nothing_counts_before_the_manifest(run, tmp_path, told):
+    config, checkpoints, ranks = run
+    save(checkpoints, ranks, 2)
+    checkpoints.begin(4, {})
+    for writer in ranks:
+        writer.start(4, cut(whole(4), writer.rank, 2), {})
+        writer.wait()
+    assert (tmp_path / "run/checkpoints/step-00000004/rank-00001-of-00002.safetensors").exists()
+    found = again(config, told).find()
+    assert found and found.step == 2
+    assert found.state == {"step": 2, "offset": 16}
+
+
+@pytest.mark.parametrize("where", ["local", "both", "remote"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "manifest"])
+def test_damage_falls_back_and_says_so(run, tmp_path, told, where, damage):
+    config, checkpoints, ranks = run
+    for step in (2, 4):
+        save(checkpoints, ranks, step)
+    places = {"local": [tmp_path / "run"], "remote": [tmp_path / "remote/test"]}
+    for place in places.get(where) or [tmp_path / "run", tmp_path / "remote/test"]:
+        spoil(place / "checkpoints/step-00000004", damage)
+    if where == "remote":
+        shutil.rmtree(tmp_path / "run")
+    found, _ = again(config, told).restore(lambda found: holds(found, found.step) or pytest.fail("wrong values"))
+    assert found.step == (4 if where == "local" else 2)
+    if where != "local" and damage != "manifest":
+        assert any("falling back" in text and "step 4" in text for text in told)
+
+
+def test_when_none_is_whole_it_stops_rather_than_start_afresh(run, tmp_path, told):
+    config, checkpoints, ranks = run
+    save(checkpoints, ranks, 2)
+    for place in (tmp_path / "run", tmp_path / "remote/test"):
+        spoil(place / "checkpoints/step-00000002", "cut")
+    with pytest.raises(ConfigError, match="steps 2 .* none is whole"):
+        again(config, told).restore(lambda found: holds(found, 2))
+
+
+def test_after_a_fall_back_the_damaged_checkpoint_is_replaced(run, tmp_path, told):
+    config, checkpoints, ranks = run
+    for step in (2, 4):
+        save(checkpoints, ranks, step)
+    for place in (tmp_path / "run", tmp_path / "remote/test"):
+        spoil(place / "checkpoints/step-00000004", "flip")
+    second = again(config, told)
+    assert second.restore(fetch_all)[0].step == 2
+    save(second, writers(config, 2), 3)
+    second.close()
+    third = again(config, told).find()
+    assert third.step == 3
+    assert holds(third, 3)
+    assert again(config, told).find(before=3).step == 2
+
+
+def test_a_fresh_node_resumes_from_the_store_with_the_attached_files(run, tmp_path, told):
+    config, checkpoints, ranks = run
+    metrics = tmp_path / "run/metrics.jsonl"
+    metrics.parent.mkdir(exist_ok=True)
+    metrics.write_text('{"step": 1}\n')
+    checkpoints.begin(2, {"metrics": 12}, attach=[metrics])
+    metrics.write_text('{"step": 1}\n{"step": 2}\n')  # grows while the checkpoint is under way
+    for writer in ranks:
+        writer.start(2, cut(whole(2), writer.rank, 2), {})
+    finish(checkpoints, ranks)
+    shutil.rmtree(tmp_path / "run")
+    found = again(config, told).find()
+    assert found.local("metrics.jsonl").read_text() == '{"step": 1}\n'
+    assert holds(found, 2)
+
+
+def test_a_commit_that_was_local_only_is_sent_on_resume(run, tmp_path, told):
+    config, checkpoints, ranks = run
+    save(checkpoints, ranks, 2)
+    save(checkpoints, ranks, 4)
+    (tmp_path / "remote/test/checkpoints/step-00000004/manifest.json").unlink()
+    (tmp_path / "remote/test/checkpoints/step-00000004/rank-00001-of-00002.safetensors").unlink()
+    second = again(config, told)
+    assert second.find().step == 4
+    second.close()
+    shutil.rmtree(tmp_path / "run")
+    found = again(config, told).find()
+    assert found.step == 4
+    assert holds(found, 4)
+
+
+def test_refuses_another_configuration_and_other_data(run, told):
+    config, checkpoints, ranks = run
+    save(checkpoints, ranks, 2)
+    with pytest.raises(ConfigError, match=r"optimizer\.learning_rate is 0\.001, the checkpoint has 5e-07"):
+        again(override(config, ["optimizer.learning_rate=1e-3"]), told).find()
+    longer = override(config, ["run.max_steps=40"])
+    assert again(longer, told).find().step == 2, "under a constant learning rate the run may become longer"
+    with pytest.raises(ConfigError, match="not what the checkpoint was trained on"):
+        again(config, told, data="other").find()
+    elsewhere = override(config, ["placement.nodes=3", "algorithm.micro_batch=2", "checkpoint.keep_last=5"])
+    assert again(elsewhere, told).find().step == 2, "where and how fast may differ"
+
+
+def test_refuses_another_length_where_the_learning_rate_decays_over_it(tmp_path, told):
+    config = configure(tmp_path, "optimizer.schedule=cosine", "run.max_steps=20")
+    save(again(config, told), writers(config, 1), 2)
+    with pytest.raises(ConfigError, match=r"run\.max_steps is 40, the checkpoint has 20 \(optimizer\.schedule cosine"):
+        again(override(config, ["run.max_steps=40"]), told).find()
+
+
+def test_resume_never_and_must(run, tmp_path, told):
+    config, checkpoints, ranks = run
+    must = override(config, ["checkpoint.resume=must"])
+    with pytest.raises(ConfigError, match="there is no checkpoint"):
+        again(must, told).find()
+    assert again(config, told).find() is None
+    save(checkpoints, ranks, 2)
+    assert again(must, told).find().step == 2
+    with pytest.raises(ConfigError, match=r"choose another run\.id"):
+        again(override(config, ["checkpoint.resume=never"]), told).find()
+
+
+def test_resume_never_still_finds_its_own(tmp_path, told):
+    config = configure(tmp_path, "checkpoint.resume=never")
+    checkpoints = again(config, told)
+    assert checkpoints.find() is None
+    save(checkpoints, writers(config, 1), 2)
+    assert checkpoints.find().step == 2, "for the export at the end"

@@ -1,0 +1,123 @@
+"""Exports: what `from_pretrained` reads, streamed, from whole checkpoints only."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.checkpoint.synthetic import again, configure, finish, save, spoil, writers
+from trainer.checkpoint.manager import CorruptCheckpoint, Shard, export_hf
+from trainer.config import ConfigError
+
+
+def test_export_writes_what_from_pretrained_reads(tmp_path, told):
+    from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    small = Qwen2Config(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(small)
+    model.save_pretrained(tmp_path / "base")
+    (tmp_path / "base/tokenizer_note.txt").write_text("kept")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    config = configure(tmp_path)
+    checkpoints, (writer,) = again(config, told), writers(config, 1)
+    checkpoints.begin(2, {})
+    shards = {
+        name: Shard(tuple(p.shape), 0, p.numel(), {"master": p.detach().reshape(-1).clone()})
+        for name, p in model.named_parameters()
+    }
+    writer.start(2, shards, {})
+    finish(checkpoints, [writer])
+    out = export_hf(checkpoints.find(), tmp_path / "hf", tmp_path / "base", "fp32", file_bytes=20_000)
+    assert len(list(out.glob("model-*.safetensors"))) > 1
+    assert (out / "tokenizer_note.txt").exists()
+    back = AutoModelForCausalLM.from_pretrained(out)
+    for (name, mine), (_, theirs) in zip(model.named_parameters(), back.named_parameters(), strict=True):
+        assert torch.equal(mine, theirs), name
+    half = export_hf(checkpoints.find(), tmp_path / "hf", tmp_path / "base", "bf16")
+    assert load_file(half / "model.safetensors")["model.norm.weight"].dtype == torch.bfloat16
+    assert not list(half.glob("model-*")), "the former export is gone"
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        export_hf(checkpoints.find(), tmp_path / "hf2", tmp_path)
+
+
+def test_export_takes_frozen_weights_from_the_base_model(tmp_path, told):
+    from safetensors.torch import save_file
+
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "config.json").write_text("{}")
+    tensors = {
+        "visual.patch": torch.randn(3, 4),
+        "model.layers.0.w": torch.randn(2, 2),
+        "lm_head.weight": torch.ones(2),
+    }
+    save_file(tensors, base / "model.safetensors")
+    config = configure(tmp_path)
+    checkpoints, (writer,) = again(config, told), writers(config, 1)
+    checkpoints.begin(2, {})
+    name = "model.language_model.layers.0.w"
+    writer.start(2, {name: Shard((2, 2), 0, 4, {"master": torch.arange(4.0)})}, {})
+    finish(checkpoints, [writer])
+    weights = load_file(export_hf(checkpoints.find(), tmp_path / "hf", base, "fp32") / "model.safetensors")
+    assert torch.equal(weights.pop(name), torch.tensor([[0.0, 1.0], [2.0, 3.0]]))
+    assert weights.keys() == {"visual.patch", "lm_head.weight"}
+    assert torch.equal(weights["visual.patch"], tensors["visual.patch"])
+
+
+EXPORT = """
+import resource, sys
+sys.path[:0] = [{root!r}]
+from trainer.checkpoint.manager import export_hf
+def anonymous():
+    return int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("RssAnon"))) // 1024
+import threading, time
+seen, stop = [], False
+def watch():
+    while not stop:
+        seen.append(anonymous()); time.sleep(0.005)
+before = anonymous()
+thread = threading.Thread(target=watch); thread.start()
+export_hf({source!r}, {out!r}, {model!r})
+stop = True; thread.join()
+print(max(seen) - before)
+"""
+
+
+def test_export_streams(tmp_path, told):
+    """Exports 512 MiB of fp32 masters; what the process allocates stays below 250 MiB (mapped shard pages aside)."""
+    shapes = {f"layer.{i}.weight": (8192, 8192) for i in range(2)}
+    config = configure(tmp_path, "checkpoint.remote=")
+    checkpoints, (writer,) = again(config, told), writers(config, 1)
+    checkpoints.begin(2, {})
+    value = torch.ones(8192 * 8192)
+    writer.start(2, {name: Shard(shape, 0, value.numel(), {"master": value}) for name, shape in shapes.items()}, {})
+    finish(checkpoints, [writer])
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/config.json").write_text("{}")
+    source = str(tmp_path / "run/checkpoints/step-00000002")
+    code = EXPORT.format(root=os.getcwd(), source=source, out=str(tmp_path / "hf"), model=str(tmp_path / "base"))
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    assert int(result.stdout) < 250
+    assert (tmp_path / "hf/model.safetensors").stat().st_size > 2 * 2 * 8192 * 8192
+
+
+def test_a_damaged_shard_stops_an_export_and_leaves_nothing(run, tmp_path):
+    config, checkpoints, ranks = run
+    save(checkpoints, ranks, 2)
+    found = checkpoints.find()
+    for place in (tmp_path / "run", tmp_path / "remote/test"):
+        spoil(place / "checkpoints/step-00000002", "flip")
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/config.json").write_text("{}")
+    with pytest.raises(CorruptCheckpoint, match="rank-00001"):
+        export_hf(found, tmp_path / "hf", tmp_path / "base")
+    assert not (tmp_path / "hf").exists()

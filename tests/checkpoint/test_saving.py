@@ -1,0 +1,353 @@
+"""Saving beside training: two commits, a store that is away, retention, the disk budget, the interval, SIGKILL."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+from tests import servers
+from tests.checkpoint.synthetic import (
+    SHAPES,
+    again,
+    configure,
+    cut,
+    finish,
+    holds,
+    resend,
+    save,
+    steps_in,
+    whole,
+    writers,
+)
+from trainer.checkpoint.format import step_name
+from trainer.checkpoint.manager import CheckpointError, Checkpoints, Shard
+from trainer.checkpoint.retention import kept
+from trainer.config import override
+from trainer.storage.storage import Storage, StorageError
+from trainer.storage.stores import Retry
+
+QUICK = Retry(attempts=2, first_wait_s=0.1, max_wait_s=0.2, request_retries=0, request_retry_s=1.0)
+
+# --- retention and budget ---------------------------------------------------------------------------------------------
+
+
+def test_keeps_the_last_and_the_best_local_and_remote_apart(tmp_path, told):
+    config = configure(tmp_path, "checkpoint.keep_last=1", "checkpoint.keep_last_remote=3", "checkpoint.keep_best=1")
+    checkpoints, ranks = again(config, told), writers(config, 1)
+    for step, score in ((2, 0.1), (4, 0.9), (6, 0.3), (8, None), (10, 0.2)):
+        save(checkpoints, ranks, step, score=score)
+    assert steps_in(tmp_path / "run/checkpoints") == [4, 10]
+    assert steps_in(tmp_path / "remote/test/checkpoints") == [4, 6, 8, 10]
+    left = [p.name for p in (tmp_path / "remote/test/checkpoints").iterdir()]
+    assert sorted(left) == [step_name(step) for step in (4, 6, 8, 10)], "nothing of the others is left"
+
+
+def test_old_ones_stay_until_the_store_has_the_new_one(tmp_path, told, monkeypatch):
+    """While the store is away the disk goes on committing, and holds no more than it must."""
+    config = configure(tmp_path, "checkpoint.keep_last=1", "checkpoint.keep_last_remote=1")
+    config = override(config, ["checkpoint.remote=s3://bucket/x"])
+    with servers.rclone(tmp_path / "disk") as server:
+        store = Storage("s3://bucket/x/test/checkpoints", env=server.env, retry=QUICK)
+        checkpoints = Checkpoints(config, "data", storage=store, say=told.append)
+        ranks = writers(config, 1, storage=store)
+        save(checkpoints, ranks, 2)
+        server.kill()
+        save(checkpoints, ranks, 4)
+        assert steps_in(tmp_path / "run/checkpoints") == [2, 4]
+        assert (checkpoints.failures, checkpoints.committed, checkpoints.safe) == (1, 4, 2)
+        assert any("committed locally only" in text for text in told)
+        assert not checkpoints.due(5, 1.0), "what is whole on the disk need not be written again"
+        save(checkpoints, ranks, 6)
+        assert steps_in(tmp_path / "run/checkpoints") == [2, 6]
+        server.start()
+        assert resend(checkpoints, ranks) == 6
+        assert steps_in(tmp_path / "run/checkpoints") == [6]
+        assert {key.split("/")[0] for key, _ in store.list()} == {"step-00000006"}
+        assert (checkpoints.failures_in_a_row, checkpoints.safe) == (0, 6)
+        assert resend(checkpoints, ranks) is None
+        shutil.rmtree(tmp_path / "run")
+        for name, value in server.env.items():
+            monkeypatch.setenv(name, value)
+        assert holds(again(config, told).find(), 6)
+
+
+def test_three_failures_in_a_row_stop_the_run(tmp_path, told):
+    config = override(configure(tmp_path), ["checkpoint.remote=s3://bucket/x"])
+    gone = Storage("s3://bucket/x", env=servers.s3_environment(servers.free_port()), retry=QUICK)
+    checkpoints = Checkpoints(config, "data", storage=gone, say=told.append)
+    ranks = writers(config, 1, storage=gone)
+    save(checkpoints, ranks, 2)
+    assert resend(checkpoints, ranks) == 2
+    with pytest.raises(StorageError, match="3 checkpoints in a row"):
+        save(checkpoints, ranks, 4)
+    found = Checkpoints(config, "data", storage=gone, say=told.append).find()
+    assert found and found.step == 4, "the local ones are whole"
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(StorageError):
+        Checkpoints(config, "data", storage=gone, say=told.append).find()
+
+
+def test_a_file_that_the_store_lost_is_sent_again_before_the_commit(run, tmp_path, told):
+    _, checkpoints, ranks = run
+    checkpoints.begin(2, {"step": 2})
+    for writer in ranks:
+        writer.start(2, cut(whole(2), writer.rank, 2), {})
+        writer.wait()
+    there = tmp_path / "remote/test/checkpoints/step-00000002"
+    (there / "rank-00001-of-00002.json").write_text("cut off")
+    finish(checkpoints, ranks)
+    assert (checkpoints.failures, checkpoints.safe) == (1, 0)
+    assert any("rank-00001-of-00002.json is not whole in the store" in text for text in told)
+    assert not (there / "manifest.json").exists()
+    assert resend(checkpoints, ranks) == 2
+    assert checkpoints.safe == 2
+    assert (there / "manifest.json").exists()
+
+
+def test_what_is_kept():
+    def manifests(*steps, scores=()):
+        return {step: {"step": step, "score": dict(scores).get(step)} for step in steps}
+
+    assert kept(manifests(2, 4, 6), last=2, best=0, safe=6) == {4, 6}
+    assert kept(manifests(2, 4, 6), last=2, best=0, safe=4) == {2, 4, 6}, "6 is not yet in the store"
+    assert kept(manifests(2, 4, 6, 8, 10), last=2, best=0, safe=4) == {2, 4, 8, 10}, "nor are 8 and 10; 6 is behind"
+    assert kept(manifests(2, 4, 6, scores={2: 0.9}), last=1, best=1, safe=6) == {2, 6}
+    assert kept(manifests(2, 4), last=1, best=0, safe=0) == {4}
+
+
+def test_disk_budget_drops_old_ones_early_then_refuses_before_writing(tmp_path, told):
+    size = sum(3 * 4 * torch.Size(shape).numel() for shape in SHAPES.values())
+    config = configure(tmp_path, "checkpoint.keep_last=3", f"checkpoint.max_disk_gib={3.6 * size / 2**30}")
+    checkpoints, ranks = again(config, told), writers(config, 1)
+    for step in (2, 4, 6):
+        save(checkpoints, ranks, step)
+    assert any("dropping the local checkpoint of step 2 early" in text for text in told)
+    assert steps_in(tmp_path / "run/checkpoints") == [4, 6]
+    tight = override(config, [f"checkpoint.max_disk_gib={1.5 * size / 2**30}"])
+    checkpoints, ranks = again(tight, told), writers(tight, 1)
+    checkpoints.find()
+    with pytest.raises(CheckpointError, match=r"no room .* raise checkpoint\.max_disk_gib"):
+        save(checkpoints, ranks, 8)
+    assert not list((tmp_path / "run/checkpoints").glob("step-00000008/rank*"))
+    assert steps_in(tmp_path / "run/checkpoints") == [6], "the newest one stays"
+
+
+def test_full_disk_is_reported_and_nothing_half_written_is_left(tmp_path, told, monkeypatch):
+    """A file size limit of the process stands for the full disk: write() fails half way, for real."""
+    code = f"""
+import resource, signal, sys
+sys.path[:0] = [{os.getcwd()!r}]
+from tests.checkpoint.synthetic import *
+from trainer.checkpoint.manager import CheckpointError
+config = configure({str(tmp_path)!r})
+checkpoints, ranks = Checkpoints(config, "data"), writers(config, 1)
+save(checkpoints, ranks, 2)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4000, resource.RLIM_INFINITY))
+try:
+    save(checkpoints, ranks, 4)
+except CheckpointError as error:
+    print(error)
+    checkpoints.failed(error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+assert not list((checkpoints.folder / "step-00000004").iterdir())
+assert checkpoints.due(5, 1.0)
+save(checkpoints, ranks, 5)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500)
+    assert result.returncode == 0, result.stderr
+    assert "rank 0 could not write its checkpoint" in result.stdout
+    found = again(configure(tmp_path), told).find()
+    assert found.step == 5
+    assert holds(found, 5)
+
+
+# --- asynchronous -----------------------------------------------------------------------------------------------------
+
+
+def test_training_goes_on_while_it_is_written(tmp_path, told):
+    """The values of the step are saved, though `host` copies are followed by in-place updates at once."""
+    config = override(configure(tmp_path), ["checkpoint.remote=s3://bucket/x"])
+    with servers.rclone(tmp_path / "disk") as server, servers.proxy(server.port) as relay:
+        relay.bytes_per_s = 20e3
+        env = servers.s3_environment(relay.port)
+        store = Storage("s3://bucket/x/test/checkpoints", env=env)
+        checkpoints = Checkpoints(config, "data", storage=store, say=told.append)
+        (writer,) = writers(config, 1, storage=store)
+        device = whole(2)
+        begun = time.monotonic()
+        checkpoints.begin(2, {})
+        shards = {
+            name: Shard(shape, 0, t["master"].numel(), {kind: writer.host(f"{kind}/{name}", t[kind]) for kind in t})
+            for name, shape in SHAPES.items()
+            for t in [device[name]]
+        }
+        writer.start(2, shards, {}, send=checkpoints.sends)
+        for tensors in device.values():
+            for tensor in tensors.values():
+                tensor.zero_()
+        stall = time.monotonic() - begun
+        assert not checkpoints.due(4, 1.0), "one is written at a time"
+        while checkpoints.in_flight:
+            checkpoints.advance([writer.status()])
+        local_s = time.monotonic() - begun
+        assert (checkpoints.committed, checkpoints.safe, checkpoints.uploading) == (2, 0, 2)
+        assert holds(again(config_without_store(config), told).find(), 2), "committed here before it is there"
+        finish(checkpoints, [writer])
+        assert stall < 0.2
+        assert local_s < 0.5 < checkpoints.save_s
+        assert checkpoints.safe == 2
+        assert checkpoints.due(4, 1.0)
+        assert holds(checkpoints.find(), 2)
+
+
+def config_without_store(config):
+    return override(config, ["checkpoint.remote="])
+
+
+def test_the_next_one_is_written_while_one_is_uploaded(tmp_path, told, monkeypatch):
+    """A slow store delays its own commits, never those on the disk; what it takes next is the newest."""
+    config = override(configure(tmp_path, "checkpoint.keep_last=1"), ["checkpoint.remote=s3://bucket/x"])
+    with servers.rclone(tmp_path / "disk") as server, servers.proxy(server.port) as relay:
+        env = servers.s3_environment(relay.port)
+        store = Storage("s3://bucket/x/test/checkpoints", env=env)
+        checkpoints = Checkpoints(config, "data", storage=store, say=told.append)
+        ranks = writers(config, 2, storage=store)
+        relay.stall()
+        for step in (2, 4, 6):
+            assert checkpoints.due(step, 1.0)
+            checkpoints.begin(step, {"step": step})
+            assert checkpoints.sends == (step == 2)
+            for writer in ranks:
+                shards = cut(whole(step), writer.rank, 2)
+                writer.start(step, shards, {}, checkpoints.local_steps(), checkpoints.sends)
+            while checkpoints.in_flight:
+                checkpoints.advance([writer.status() for writer in ranks])
+            assert (checkpoints.committed, checkpoints.safe, checkpoints.uploading) == (step, 0, 2)
+        assert steps_in(tmp_path / "run/checkpoints") == [2, 6], "what is being uploaded, and the newest"
+        relay.restore()
+        finish(checkpoints, ranks)
+        assert checkpoints.safe == 2
+        assert resend(checkpoints, ranks) == 6
+        assert checkpoints.safe == 6
+        assert steps_in(tmp_path / "run/checkpoints") == [6]
+        shutil.rmtree(tmp_path / "run")
+        for name, value in server.env.items():
+            monkeypatch.setenv(name, value)
+        assert holds(again(config, told).find(), 6)
+
+
+def test_the_writer_keeps_its_host_buffers(run):
+    _, _, (writer, _) = run
+    first = writer.host("a", torch.ones(4, 2))
+    second = writer.host("a", torch.zeros(4, 2))
+    assert first.data_ptr() == second.data_ptr()
+    assert first.shape == (8,)
+    assert torch.equal(second, torch.zeros(8))
+
+
+def test_shards_that_do_not_fit_their_place_are_refused(run):
+    _, checkpoints, (writer, _) = run
+    writer.start(2, {"a": Shard((4,), 0, 2, {"master": torch.zeros(3)})}, {})
+    with pytest.raises(CheckpointError, match="master/a: 3 elements"):
+        writer.wait()
+
+
+# --- when -------------------------------------------------------------------------------------------------------------
+
+
+def test_due_every_n_steps_and_at_the_end(tmp_path, told):
+    config = configure(tmp_path, "checkpoint.every_steps=3")
+    checkpoints, ranks = again(config, told), writers(config, 1)
+    saved = []
+    for step in range(1, 9):
+        if checkpoints.due(step, 1.0, last=step == 8):
+            save(checkpoints, ranks, step)
+            saved.append(step)
+    assert saved == [3, 6, 8]
+    resumed = again(config, told)
+    assert resumed.find().step == 8
+    assert [step for step in (9, 10) if resumed.due(step, 1.0)] == [9]
+
+
+def test_interval_by_daly_is_measured_and_told(tmp_path, told):
+    config = configure(tmp_path, "checkpoint.every_steps=0", "checkpoint.mean_time_between_preemptions_s=3600")
+    checkpoints, ranks = again(config, told), writers(config, 1)
+    assert checkpoints.due(1, 10.0), "the first step is saved, to measure"
+    save(checkpoints, ranks, 1)
+    checkpoints.stall_s = 5.0
+    due = [step for step in range(2, 40) if checkpoints.due(step, 10.0)]
+    assert due[0] == 19, "sqrt(2 * 5 * 3600) = 190 s, less the stall: 18 or 19 steps of 10 s"
+    assert any("saving every" in text and "one preemption in 3600 s" in text for text in told)
+    assert checkpoints.metrics()["perf/checkpoint_interval_steps"] == checkpoints.interval_steps
+
+
+def test_whether_a_save_fits_the_notice(run):
+    _, checkpoints, ranks = run
+    assert checkpoints.fits(1.0), "what has not been measured is tried"
+    assert not checkpoints.fits(0.0)
+    save(checkpoints, ranks, 2)
+    assert checkpoints.fits(30.0)
+    checkpoints.write_s = 20.0
+    assert checkpoints.fits(30.0)
+    checkpoints.begin(4, {})
+    assert not checkpoints.fits(30.0), "the one under way comes first"
+    checkpoints.failed("given up")
+    checkpoints.write_s = 40.0
+    assert not checkpoints.fits(30.0)
+
+
+# --- killed -----------------------------------------------------------------------------------------------------------
+
+KILLED = """
+import sys
+sys.path[:0] = [{root!r}]
+from tests.checkpoint.synthetic import *
+config = override(configure({folder!r}), ["checkpoint.remote=s3://bucket/x"])
+checkpoints = Checkpoints(config, "data")
+found = checkpoints.find()
+step = found.step if found else 0
+assert found is None or holds(found, step), "wrong values after a kill"
+print("resumed", step, flush=True)
+ranks = writers(config, 2)
+while step < 60:
+    step += 2
+    save(checkpoints, ranks, step)
+    print("saved", step, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_sigkill_at_any_moment_never_loses_a_committed_checkpoint(tmp_path, told):
+    """Kills the writer at random moments; what a fresh process finds is whole and never older than what was told."""
+    chance, told_step, resumed = random.Random(0), 0, []
+    with servers.rclone(tmp_path / "disk") as server:
+        for _ in range(12):
+            process = subprocess.Popen(
+                [sys.executable, "-c", KILLED.format(root=os.getcwd(), folder=str(tmp_path))],
+                env=os.environ | server.env, stdout=subprocess.PIPE, text=True,
+            )  # fmt: skip
+            lines: list[str] = []
+            reader = threading.Thread(target=lambda p=process, out=lines: out.extend(p.stdout))
+            reader.start()
+            while not lines and process.poll() is None:
+                time.sleep(0.01)
+            time.sleep(chance.uniform(0.0, 0.6))
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            reader.join()
+            assert lines and lines[0].startswith("resumed"), "it failed before it was killed"
+            resumed.append(int(lines[0].split()[1]))
+            assert resumed[-1] >= told_step
+            told_step = max([told_step, *(int(line.split()[1]) for line in lines)])
+            if chance.random() < 0.5:
+                shutil.rmtree(tmp_path / "run", ignore_errors=True)  # the replacement is a fresh node
+    assert told_step > 10
+    assert len(set(resumed)) > 4

@@ -1,0 +1,35 @@
+"""The engine's parts that need no engine."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+
+def test_the_ban_fits_both_model_runners_and_keeps_no_tensor():
+    """V1 serves CPUs, V2 GPUs; tensors made while the engine loads are lost at sleep level 2."""
+    from vllm.v1.sample.logits_processor import LogitsProcessor
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as ProcessorV2
+
+    from trainer.engine.rollout import BanTokens
+
+    assert issubclass(BanTokens, LogitsProcessor) and issubclass(BanTokens, ProcessorV2)
+    config: Any = SimpleNamespace(additional_config={"banned_token_ids": [0, 1, 4, 6]})
+    v1, v2 = BanTokens(config, torch.device("cpu"), False), BanTokens(config, SimpleNamespace())
+    assert v2.add_request(0, SimpleNamespace())  # it wants to see the logits of every request
+    for logits in (v1.apply(torch.zeros(2, 8)), v2.apply(torch.zeros(2, 8), SimpleNamespace())):
+        assert logits.isinf().nonzero().tolist() == [[row, i] for row in range(2) for i in (0, 1, 4, 6)]
+    assert not any(isinstance(value, torch.Tensor) for value in vars(v1).values())
+
+
+def test_ranges_join_neighbours():
+    from trainer.engine.rollout import ranges
+
+    assert ranges([]) == [] and ranges([7]) == [(7, 8)] and ranges([1, 2, 3, 9, 11, 12]) == [(1, 4), (9, 10), (11, 13)]
+
+
+def test_the_transfer_engine_is_whole_in_both_versions_of_vllm():
+    """0.26 has one more abstract method than 0.32."""
+    from trainer.engine.weight_sync import InProcessEngine
+
+    assert not InProcessEngine.__abstractmethods__ and "trainer_send_weights" in vars(InProcessEngine)

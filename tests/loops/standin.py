@@ -1,0 +1,92 @@
+"""The real session, checkpoints, storage and metrics around ranks that only pretend to train: starts in seconds.
+
+`python -m tests.loops.standin --config run.yaml` takes the place of `trainer.grpo` in the long fault drill. Its
+"training" moves every parameter by a function of the step, so that a step lost, repeated or torn shows in metrics and
+weights.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch
+
+from tests.checkpoint.synthetic import KINDS, cut, whole
+from trainer import session
+from trainer.checkpoint.manager import Found, RankStatus, ShardReader, ShardWriter
+from trainer.config import RunConfig
+from trainer.session import Session, main
+
+SHAPES = {f"model.layers.{i}.weight": (512, 512) for i in range(8)} | {"model.norm.weight": (511,)}
+STEP_S = float(os.environ.get("STANDIN_STEP_S", "0.15"))
+
+
+class Ranks:
+    """In place of `trainer.engine.worker_group.Workers`: all ranks in this process, with real shard writers."""
+
+    def __init__(self, config: RunConfig, total_updates: int) -> None:
+        self.world_size = config.placement.world_size
+        self.facts = [{"device_name": "", "image_token_id": 0}]
+        self.full = whole(0, SHAPES)
+        self.writers = [ShardWriter(config, rank, self.world_size) for rank in range(self.world_size)]
+
+    def all(self, method: str, *arguments: Any) -> list[Any]:
+        return getattr(self, method)(*arguments)
+
+    def prompt_lengths(self, rows: list[int]) -> list[int]:
+        return [1] * len(rows)
+
+    def update(self, step: int) -> list[float]:
+        for number, tensors in enumerate(self.full.values()):
+            for kind, tensor in tensors.items():
+                tensor.mul_(0.9).add_(torch.sin(tensor * (step + number + len(kind))))
+        return [float(sum(tensors["master"].double().sum() for tensors in self.full.values()))]
+
+    def save(self, step: int, keep: list[int], send: bool) -> list[float]:
+        begun = time.monotonic()
+        for writer in self.writers:
+            writer.start(step, cut(self.full, writer.rank, self.world_size, SHAPES), {}, keep, send)
+        return [time.monotonic() - begun]
+
+    def send(self, step: int) -> None:
+        for writer in self.writers:
+            writer.send(step)
+
+    def save_status(self) -> list[RankStatus]:
+        return [writer.status() for writer in self.writers]
+
+    def load(self, found: Found) -> None:
+        reader = ShardReader(found)
+        self.full = {name: {kind: reader.read(kind, name).clone() for kind in KINDS} for name in SHAPES}
+        self.step = found.step
+
+    def loaded(self, updates: int) -> None:
+        assert updates == self.step
+
+
+def train(config: RunConfig, run: Session) -> None:
+    """The shape of the real loop."""
+    norm: dict[str, float] = {"count": 0.0}
+    run.usable_rows()
+    step, total = run.resume(norm), config.run.max_steps
+    while step < total:
+        step += 1
+        run.phases.begin(step, total)
+        for phase in ("rollout", "grade", "update", "sync"):
+            with run.phases(phase):
+                time.sleep(STEP_S / 4)
+        with run.phases("update"):
+            (value,) = run.workers.all("update", step)
+        norm["count"] += 1
+        run.log(step, {"loss/total": value, "reward/mean": norm["count"]}, [])
+        with run.phases("checkpoint"):
+            run.maybe_save(step, total, norm, step, None)
+    run.finish(step, total, norm, step)
+
+
+if __name__ == "__main__":
+    for name, stand_in in (("Workers", Ranks), ("connect", lambda config: None), ("precheck", lambda config: None)):
+        setattr(session, name, stand_in)
+    main(train, lambda config, rows: config.run.max_steps)

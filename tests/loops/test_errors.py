@@ -1,0 +1,102 @@
+"""What cannot run is refused in one line with exit code 2, before anything is started or written."""
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trainer import config as c
+from trainer import session
+from trainer.checkpoint.format import local_dir
+from trainer.data.processor import Prompter
+from trainer.node import precheck
+from trainer.node.preemption import EXIT_CONFIG
+
+
+def refuse(config, capsys, tmp_path, overrides=()) -> str:
+    path = tmp_path / "run.yaml"
+    path.write_text(c.dump(config))
+
+    def never(*_):
+        raise AssertionError("the run was started")
+
+    assert session._run(never, never, str(path), list(overrides)) == EXIT_CONFIG
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: "), lines
+    assert not Path(config.run.dir).exists(), "a refused run must leave nothing behind"
+    return lines[0]
+
+
+def test_missing_model(small_config, capsys, tmp_path):
+    config = replace(small_config, model=replace(small_config.model, path=str(tmp_path / "nowhere")))
+    assert "neither a folder nor a hub id" in refuse(config, capsys, tmp_path)
+
+
+def test_model_without_weights(small_config, capsys, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "config.json").write_text("{}")
+    config = replace(small_config, model=replace(small_config.model, path=str(tmp_path / "empty")))
+    assert "no *.safetensors weights" in refuse(config, capsys, tmp_path)
+
+
+def test_model_not_cached_while_offline(small_config, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    config = replace(small_config, model=replace(small_config.model, path="nobody/nothing"))
+    assert "the hub is switched off" in refuse(config, capsys, tmp_path)
+
+
+def test_missing_data(small_config, capsys, tmp_path):
+    config = replace(small_config, data=replace(small_config.data, path=str(tmp_path / "no-data")))
+    assert "no-data" in refuse(config, capsys, tmp_path)
+
+
+def test_unknown_split(small_config, capsys, tmp_path):
+    config = replace(small_config, data=replace(small_config.data, split="trian"))
+    assert "train" in refuse(config, capsys, tmp_path)
+
+
+def test_batch_that_does_not_divide(small_config, capsys, tmp_path):
+    assert "use a divisor of 16" in refuse(small_config, capsys, tmp_path, ["algorithm.samples_per_update=5"])
+
+
+def test_too_little_memory(small_config, capsys, tmp_path):
+    config = replace(small_config, rollout=replace(small_config.rollout, kv_cache_gib=10_000.0))
+    assert "lower placement.workers_per_node or rollout.kv_cache_gib" in refuse(config, capsys, tmp_path)
+
+
+def test_too_little_disk(small_config, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(precheck, "CHECKPOINT_BYTES_PER_PARAMETER", 10**9)
+    assert "larger disk, or lower checkpoint.keep_last" in refuse(small_config, capsys, tmp_path)
+
+
+def test_checkpoints_that_are_there_need_no_room_again(small_config, monkeypatch):
+    """A disk that holds just the kept checkpoints must not turn a run away when it comes back after a preemption."""
+    held = local_dir(small_config) / "step-00000002/rank-00000-of-00001.safetensors"
+    held.parent.mkdir(parents=True)
+    held.write_bytes(b"")
+    usage = shutil.disk_usage(held.parent)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=1 << 20))
+    with pytest.raises(c.ConfigError, match="larger disk"):
+        precheck.precheck(small_config)
+    os.truncate(held, 1 << 30)  # sparse
+    precheck.precheck(small_config)
+
+
+def test_gpu_that_is_not_there(small_config, capsys, tmp_path):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    assert "set placement.device=cpu" in refuse(small_config, capsys, tmp_path, ["placement.device=cuda"])
+
+
+def test_a_row_whose_picture_does_not_decode_is_named(small_config, mixed_dataset):
+    from data_prep.write.shards import Dataset
+
+    prompter, row = Prompter(small_config.model), Dataset(mixed_dataset, "train")[1]
+    with pytest.raises(c.ConfigError, match=f"row {row.id}: its image does not decode"):
+        prompter.encode(replace(row, images=[row.images[0][:60]]))
+    with pytest.raises(c.ConfigError, match=f"row {row.id}"):
+        prompter.encode(replace(row, images=[]))

@@ -1,0 +1,210 @@
+"""A real run of two ranks, killed in every phase and resumed: metrics and weights are those of a run never killed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests import servers
+from tests.checkpoint.synthetic import spoil
+from tests.loops.jobs import REWARD, Job
+from trainer import config as c
+from trainer.checkpoint.manager import ShardReader
+from trainer.node.preemption import EXIT_PREEMPTED
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
+
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def base(tiny_model, mixed_dataset, tmp_path_factory):
+    """The configuration that every run of this file shares, but for its folder."""
+    folder = tmp_path_factory.mktemp("resume")
+    (folder / "reward.py").write_text(REWARD)
+    return c.RunConfig(
+        run=c.Run(name="small", dir=str(folder / "undisturbed/run"), max_steps=STEPS),
+        model=c.Model(path=str(tiny_model), dtype="fp32", gradient_checkpointing=False, min_pixels=784),
+        data=c.Data(path=str(mixed_dataset), prompt_max_tokens=300),
+        rollout=c.Rollout(prompts_per_step=4, samples_per_prompt=4, max_tokens=12, kv_cache_gib=0.25, sleep_level=0),
+        algorithm=c.Algorithm(micro_batch=4, kl_coef=0.01, normalize_reward=True, samples_per_update=16, epochs=2),
+        optimizer=c.Optimizer(learning_rate=1e-3, schedule="cosine", warmup_steps=3, weight_decay=0.01),
+        rewards=c.Rewards(function=f"{folder}/reward.py:reward", workers=1),
+        evaluation=c.Evaluation(every_steps=6, max_samples=4),
+        checkpoint=c.Checkpoint(every_steps=1, keep_last=STEPS, export_hf="end"),
+        placement=c.Placement(workers_per_node=2, device="cpu"),
+        logging=c.Logging(tensorboard=False, samples_per_step=0),
+    )
+
+
+def placed(config, folder, **checkpoint):
+    return replace(
+        config,
+        run=replace(config.run, dir=str(folder / "run")),
+        checkpoint=replace(config.checkpoint, **checkpoint),
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(base, tmp_path_factory):
+    job = Job(base, tmp_path_factory.mktemp("undisturbed")).start()
+    assert job.wait(900) == 0, job.tail()
+    assert job.pids() == [], "processes are left over"
+    lines = job.metrics()
+    assert [line["step"] for line in lines] == list(range(STEPS + 1))
+    assert all(line["grad/norm"] > 0 for line in lines[1:]), "a run that learns nothing proves nothing"
+    return job
+
+
+def weights_of(job: Job) -> str:
+    return hashlib.sha256((job.run_dir / "hf/model.safetensors").read_bytes()).hexdigest()
+
+
+def kill_and_resume(job, undisturbed, plan, before=lambda name: None, floor=1) -> None:
+    """Starts the job for every (name, condition, whether the next node is a fresh one), kills it there, then ends it.
+
+    before(name) prepares the network; floor: the first kill waits for this step, so that there is something committed.
+    After that metrics and weights must be those of the undisturbed run, and nothing may be left over.
+    """
+    for name, condition, fresh in plan:
+        before(name)
+        job.start()
+        job.until(lambda at=floor: job.progress().get("step", 0) >= at and job.progress().get("phase") != "resume")
+        job.until(lambda condition=condition: condition() and job.frozen(condition))
+        step = job.progress()["step"]
+        job.kill()
+        print(f"killed in {name} at step {step}")
+        floor = max(1, step - 2)  # lost: the step under way, and one whose commit was cut off
+        if fresh:
+            shutil.rmtree(job.run_dir)
+    before("")
+    assert job.start().wait(900) == 0, job.tail()
+    starts = re.findall(r"^(?:resumed from step (\d+)|starting afresh)$", job.log.read_text(), re.MULTILINE)
+    begun = [int(step or 0) for step in starts]
+    assert len(begun) == len(plan) + 1 and sum(step > 0 for step in begun) >= len(plan) - 1
+    for (name, _, fresh), before_it, after_it in zip(plan, begun, begun[1:], strict=False):
+        # A disk that went with its node takes along what the store had not got yet.
+        assert fresh or after_it >= before_it, f"the resume after {name} went back behind the one before"
+    assert job.metrics() == undisturbed.metrics()
+    assert weights_of(job) == weights_of(undisturbed)
+    assert job.pids() == []
+    assert not list(job.run_dir.rglob("*.partial"))
+
+
+def test_killed_in_every_phase(base, undisturbed, tmp_path):
+    with servers.rclone(tmp_path / "disk") as server:
+        job = Job(placed(base, tmp_path, remote="s3://bucket/runs", keep_last=2), tmp_path, server.env)
+        plan = [
+            ("generation", lambda: job.in_phase("rollout", 2), False),
+            ("grading", lambda: job.in_phase("grade", 4), True),
+            ("update", lambda: job.in_phase("update", 5), False),
+            ("weight sync", lambda: job.in_phase("sync", 6), True),
+            ("evaluation", lambda: job.in_phase("eval", 7), False),
+        ]
+        kill_and_resume(job, undisturbed, plan)
+
+
+def test_killed_around_a_save(base, undisturbed, tmp_path):
+    with servers.rclone(tmp_path / "disk") as server, servers.proxy(server.port) as relay:
+        config = placed(base, tmp_path, remote="s3://bucket/runs", keep_last=2, keep_last_remote=2)
+        job = Job(config, tmp_path, servers.s3_environment(relay.port))
+        local = job.run_dir / "checkpoints"
+        remote = tmp_path / "disk/bucket/runs/small/checkpoints"
+
+        def writing() -> bool:
+            return any(local.glob("step-*/.rank-*.partial"))
+
+        def uploading() -> bool:
+            """All of the newest checkpoint's shards are written, and the store lacks at least one of them."""
+            folder = max(local.glob("step-*"), default=None)
+            if folder is None or len(list(folder.glob("rank-*"))) < 4:
+                return False
+            return len(list((remote / folder.name).glob("rank-*.safetensors"))) < 2
+
+        def before_the_manifest() -> bool:
+            """The store has all shards of a checkpoint, and no manifest."""
+            folder = max(remote.glob("step-*"), default=None)
+            if folder is None or len(list(folder.glob("rank-*.sha256"))) < 4:
+                return False
+            return not (folder / "manifest.json").exists()
+
+        def committed_locally_only() -> bool:
+            return any(not (remote / m.parent.name / "manifest.json").exists() for m in local.glob("*/manifest.json"))
+
+        def network(name: str) -> None:
+            relay.bytes_per_s = 0 if name in ("", "mid-write") else 10e6
+
+        plan = [
+            ("mid-upload", uploading, False),
+            ("before the manifest", before_the_manifest, True),
+            ("committed locally only", committed_locally_only, False),
+            ("mid-write", writing, True),
+        ]
+        kill_and_resume(job, undisturbed, plan, network, floor=4)
+        kept = sorted(p for p in remote.iterdir() if p.name.startswith("step-"))
+        assert len(kept) == 2 and kept[-1].name == f"step-{STEPS:08d}"
+        assert all((folder / "manifest.json").exists() for folder in kept), "something uncommitted is left over"
+
+
+def test_after_a_long_notice_no_step_is_lost(base, undisturbed, tmp_path):
+    """The step under way is finished and saved; nothing is left over, and the run ends as the undisturbed one."""
+    job = Job(placed(base, tmp_path, every_steps=5), tmp_path, {"SPOTRL_NOTICE_S": "60"}).start()
+    job.until(lambda: job.in_phase("update", 8))
+    step = job.progress()["step"]
+    assert job.process
+    os.kill(job.process.pid, signal.SIGTERM)
+    assert job.wait(60) == EXIT_PREEMPTED, job.tail()
+    assert f"the run goes on from step {step}" in job.tail()
+    assert job.pids() == [], "processes are left over"
+    assert job.start().wait(900) == 0, job.tail()
+    assert f"resumed from step {step}" in job.tail(100_000)
+    assert job.metrics() == undisturbed.metrics()
+    assert weights_of(job) == weights_of(undisturbed)
+
+
+def test_damage_that_only_one_rank_sees(base, undisturbed, tmp_path):
+    """A fresh node, and in the store one rank's file is damaged: all ranks fall back together, none waits for it."""
+    store = tmp_path / "store/small/checkpoints"
+    for step in (10, 11):
+        name = f"step-{step:08d}"
+        shutil.copytree(undisturbed.run_dir / "checkpoints" / name, store / name)
+    spoil(store / "step-00000011", "flip")
+    job = Job(placed(base, tmp_path, remote=f"file://{tmp_path}/store"), tmp_path)
+    assert job.start().wait(300) == 0, job.tail()
+    assert "resumed from step 10" in job.tail(100_000)
+    assert job.metrics() == undisturbed.metrics()
+    assert weights_of(job) == weights_of(undisturbed)
+
+
+def test_elastic(base, undisturbed, tmp_path):
+    """Two ranks' checkpoint goes on with one rank, then two, then four: the same run but for rounding."""
+    source = undisturbed.run_dir / "checkpoints"
+    for step in (1, 2):
+        shutil.copytree(source / f"step-{step:08d}", tmp_path / f"run/checkpoints/step-{step:08d}")
+    for ranks, last in ((1, 3), (2, 4), (4, 5)):
+        config = placed(base, tmp_path)
+        config = replace(config, placement=replace(config.placement, workers_per_node=ranks))
+        job, local = Job(config, tmp_path), tmp_path / "run/checkpoints"
+        job.start().until(lambda at=local / f"step-{last:08d}/manifest.json": at.exists())
+        job.kill()
+        for folder in local.glob("step-*"):
+            if folder.name > f"step-{last:08d}":
+                shutil.rmtree(folder)
+        assert f"resumed from step {last - 1}" in job.tail(100_000)
+        mine, theirs = (ShardReader(folder / f"step-{last:08d}") for folder in (local, source))
+        assert mine.world_size == ranks
+        for name in theirs.names():
+            for kind in ("master", "exp_avg", "exp_avg_sq"):
+                a, b = mine.read(kind, name), theirs.read(kind, name)
+                assert torch.allclose(a, b, rtol=1e-3, atol=1e-3 * float(b.abs().max()) + 1e-12), (ranks, kind, name)
+        line, other = job.metrics()[last], undisturbed.metrics()[last]
+        assert line["step"] == other["step"] == last
+        for key in ("reward/mean", "loss/total", "grad/norm", "kl/mean", "optim/lr", "tokens/response_mean"):
+            assert line[key] == pytest.approx(other[key], rel=1e-3, abs=1e-6), (ranks, key)

@@ -1,0 +1,131 @@
+"""Supervised fine-tuning as a real process: Ray, ZeRO-3 ranks, checkpoints, export."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainer import config as c
+
+ROOT = Path(__file__).parent.parent.parent
+ROWS = 16
+
+
+def sft(config, folder, *overrides):
+    folder.mkdir(exist_ok=True)
+    config = replace(config, run=replace(config.run, dir=str(folder / "run")))
+    config = c.override(config, list(overrides))
+    (folder / "run.yaml").write_text(c.dump(config))
+    env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "trainer.sft", "--config", str(folder / "run.yaml")]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500)
+    path = folder / "run" / "metrics.jsonl"
+    return done, [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.fixture
+def config(small_config):
+    return replace(
+        small_config,
+        method="sft",
+        run=replace(small_config.run, max_steps=4),
+        algorithm=c.Algorithm(micro_batch=4),
+        sft=c.SFT(batch_size=ROWS, epochs=9, max_tokens=300),
+        optimizer=c.Optimizer(learning_rate=2e-3),
+        rewards=c.Rewards(workers=1),
+        checkpoint=c.Checkpoint(every_steps=2, export_hf="end"),
+    )
+
+
+def reference_losses(config, rows_of_step, learning_rates):
+    """The same run with plain transformers and torch, one sequence at a time."""
+    from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
+
+    from data_prep.write.shards import Dataset
+    from trainer.data.processor import decode
+
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(config.model.path, dtype=torch.float32)
+    processor = AutoProcessor.from_pretrained(config.model.path)
+    dataset = Dataset(config.data.path, "train")
+    adam = torch.optim.AdamW(model.parameters(), betas=config.optimizer.betas, weight_decay=0.0)
+    losses = []
+    for rows, rate in zip(rows_of_step, learning_rates, strict=True):
+        for group in adam.param_groups:
+            group["lr"] = rate
+        adam.zero_grad()
+        total, tokens = 0.0, 0
+        for row in (dataset[i] for i in rows):
+            prompt = processor.apply_chat_template(row.messages, add_generation_prompt=True)
+            images = {"images": [decode(data, row.id) for data in row.images]} if row.images else {}
+            size = {"shortest_edge": config.model.min_pixels, "longest_edge": config.model.max_pixels}
+            inputs = processor(text=[prompt + row.solution + "<|im_end|>"], return_tensors="pt",
+                               **images, **({"images_kwargs": {"size": size}} if images else {}))  # fmt: skip
+            answer = len(processor.tokenizer(row.solution)["input_ids"]) + 1
+            logprobs = model(**inputs).logits[0, :-1].log_softmax(-1)
+            picked = logprobs.gather(1, inputs["input_ids"][0, 1:, None])[-answer:, 0]
+            (-picked.sum()).backward()
+            total, tokens = total - float(picked.sum().detach()), tokens + answer
+        for p in model.parameters():
+            if p.grad is not None:
+                p.grad /= tokens
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.max_grad_norm)
+        adam.step()
+        losses.append(total / tokens)
+    return losses, model
+
+
+@pytest.mark.slow
+def test_it_is_the_run_that_plain_torch_makes(config, tmp_path):
+    """Two ranks, rows with and without pictures: losses of every step and the exported weights."""
+    from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
+
+    from trainer.data.prompt_stream import PromptStream
+
+    done, lines = sft(config, tmp_path / "a")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    stream = PromptStream(range(64), config.sft.batch_size, config.run.seed)
+    rows = [[p.row for p in stream.batch(step)] for step in range(1, 5)]
+    losses, model = reference_losses(config, rows, [2e-3] * 4)
+    assert [line["sft/loss"] for line in lines] == pytest.approx(losses, rel=1e-4)
+    assert losses[-1] < losses[0]
+
+    exported = Qwen2_5_VLForConditionalGeneration.from_pretrained(tmp_path / "a" / "run" / "hf", dtype=torch.float32)
+    start = Qwen2_5_VLForConditionalGeneration.from_pretrained(config.model.path, dtype=torch.float32)
+    AutoProcessor.from_pretrained(tmp_path / "a" / "run" / "hf")
+    pairs = zip(exported.parameters(), model.parameters(), start.parameters(), strict=True)
+    gaps = [((a - b).norm() / (b - s).norm().clamp(min=1e-6)).item() for a, b, s in pairs]
+    assert max(gaps) < 1e-3  # of the distance that each parameter went
+
+
+@pytest.mark.slow
+def test_one_rank_learns_the_same_and_a_resumed_run_goes_on_bit_for_bit(config, tmp_path):
+    whole, lines = sft(config, tmp_path / "two")
+    assert whole.returncode == 0, whole.stderr[-3000:]
+    single, one = sft(config, tmp_path / "one", "placement.workers_per_node=1", "algorithm.micro_batch=2")
+    assert single.returncode == 0, single.stderr[-3000:]
+    assert [x["sft/loss"] for x in one] == pytest.approx([x["sft/loss"] for x in lines], rel=1e-4)
+
+    first, _ = sft(config, tmp_path / "cut", "run.max_steps=2")
+    again, resumed = sft(config, tmp_path / "cut")
+    assert first.returncode == again.returncode == 0, again.stderr[-3000:]
+    assert "resumed from step 2" in again.stdout
+    compared = ("sft/loss", "grad/norm", "optim/lr", "tokens/step", "entropy/mean")
+    assert [[x[k] for k in compared] for x in resumed] == [[x[k] for k in compared] for x in lines]
+
+
+def test_data_without_worked_answers_is_refused_in_one_line(config, tmp_path):
+    from data_prep.write.shards import Dataset, write_dataset
+
+    bare = tmp_path / "bare"
+    rows = [replace(row, solution="") for row in Dataset(config.data.path, "train")]
+    write_dataset(bare, "bare", {"train": rows}, {})
+    done, _ = sft(config, tmp_path / "run", f"data.path={bare}", "placement.workers_per_node=1")
+    assert done.returncode == 2
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert errors == [f"error: {bare} has no `solution` in split train: SFT needs worked answers"]

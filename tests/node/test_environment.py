@@ -1,0 +1,153 @@
+"""A node's place under every engine, as those engines set their variables, and the variables of the network."""
+
+import pytest
+
+from trainer.config import ConfigError
+from trainer.node.topology import (
+    Interface,
+    expand_hostlist,
+    interface_of,
+    interfaces,
+    network_variables,
+    read,
+    route_address,
+)
+
+CARDS = [Interface("lo", "127.0.0.1"), Interface("eth0", "172.17.0.2"), Interface("eth1", "10.50.0.12")]
+
+
+def place(env, **more):
+    node = read(env, **more)
+    return node.engine, node.rank, node.nodes, node.head, node.gpus_per_node
+
+
+def test_nothing_set_is_this_machine_alone():
+    assert place({}) == ("local", 0, 1, "127.0.0.1", None)
+
+
+def test_skypilot():
+    env = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2",
+           "SKYPILOT_NUM_GPUS_PER_NODE": "8"}  # fmt: skip
+    assert place(env) == ("skypilot", 1, 2, "10.0.0.1", 8)
+    assert read(env).name_of(1) == "node 1 (10.0.0.2)"
+
+
+def test_dstack():
+    env = {"DSTACK_NODES_NUM": "2", "DSTACK_NODE_RANK": "0", "DSTACK_MASTER_NODE_IP": "10.1.0.4",
+           "DSTACK_NODES_IPS": "10.1.0.4\n10.1.0.5", "DSTACK_GPUS_PER_NODE": "8", "DSTACK_GPUS_NUM": "16"}  # fmt: skip
+    assert place(env) == ("dstack", 0, 2, "10.1.0.4", 8)
+
+
+def test_slurm_step():
+    env = {"SLURM_JOB_ID": "7", "SLURM_NODEID": "2", "SLURM_JOB_NUM_NODES": "4", "SLURM_STEP_NUM_NODES": "3",
+           "SLURM_STEP_NODELIST": "gpu[07-08,11]", "SLURM_JOB_NODELIST": "gpu[07-09,11]",
+           "SLURM_GPUS_ON_NODE": "8"}  # fmt: skip
+    assert place(env) == ("slurm", 2, 3, "gpu07", 8)
+    assert read(env).peers == ("gpu07", "gpu08", "gpu11")
+
+
+def test_slurm_batch_script_without_srun_is_refused():
+    env = {"SLURM_JOB_ID": "7", "SLURM_NODEID": "0", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "h[1-2]"}
+    with pytest.raises(ConfigError, match="srun --ntasks-per-node=1"):
+        read(env)
+    assert place(env | {"SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "h1"})[:4] == ("slurm", 0, 1, "h1")
+
+
+def test_slurm_with_two_launchers_on_a_node_is_refused():
+    env = {"SLURM_JOB_ID": "7", "SLURM_NODEID": "0", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_NODES": "1"}
+    with pytest.raises(ConfigError, match="more than one launcher"):
+        read(env)
+
+
+def test_pbs_node_file_repeats_hosts_and_the_rank_is_the_hosts_place_in_it():
+    env = {"PBS_NODEFILE": "/var/nodes", "PBS_JOBID": "3", "PBS_GPUFILE": "/var/gpus"}
+    files = {
+        "/var/nodes": "n4.site\nn4.site\nn2.site\nn2.site\n",
+        "/var/gpus": "n4.site-gpu0\nn2.site-gpu0\nn2.site-gpu1\n",
+    }
+    assert place(env, hostname="n2", read_text=files.__getitem__) == ("pbs", 1, 2, "n4.site", 2)
+    del env["PBS_GPUFILE"]
+    assert place(env | {"PBS_NODENUM": "0"}, hostname="other", read_text=files.__getitem__)[1:3] == (0, 2)
+    with pytest.raises(ConfigError, match="PBS_NODENUM or PBS_VNODENUM is missing"):
+        read(env, hostname="other", read_text=files.__getitem__)
+
+
+def test_pbs_node_file_that_cannot_be_read():
+    with pytest.raises(ConfigError, match="set SPOTRL_PEERS"):
+        read({"PBS_NODEFILE": "/nowhere/nodes"}, hostname="n1")
+
+
+def test_runpod_instant_cluster_and_torchrun():
+    runpod = {"PRIMARY_ADDR": "10.65.0.2", "NUM_NODES": "4", "NODE_RANK": "3", "NUM_TRAINERS": "8", "WORLD_SIZE": "32",
+              "MASTER_ADDR": "10.65.0.2"}  # fmt: skip
+    assert place(runpod) == ("runpod", 3, 4, "10.65.0.2", 8)
+    torchrun = {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "a", "RANK": "1", "WORLD_SIZE": "2",
+                "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}  # fmt: skip
+    assert place(torchrun)[:4] == ("torchrun", 1, 2, "a")
+    with pytest.raises(ConfigError, match="--nproc-per-node=1"):
+        read(torchrun | {"LOCAL_WORLD_SIZE": "8"})
+
+
+def test_our_own_variables_win():
+    env = {"SPOTRL_PEERS": "10.0.0.1 10.0.0.2", "SPOTRL_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "1.1.1.1"}
+    assert place(env) == ("spotrl", 1, 2, "10.0.0.1", None)
+    assert place({"SPOTRL_NODES": "1", "SLURM_JOB_ID": "7", "SLURM_NODEID": "0"})[:3] == ("spotrl", 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"SPOTRL_NODES": "2"}, "SPOTRL_NODE_RANK is missing"),
+        ({"SPOTRL_NODES": "2", "SPOTRL_NODE_RANK": "1"}, "SPOTRL_HEAD"),
+        ({"SPOTRL_NODES": "two"}, "SPOTRL_NODES is 'two'"),
+        ({"SPOTRL_NODES": "2", "SPOTRL_NODE_RANK": "2", "SPOTRL_HEAD": "h"}, "ranks go from 0 to 1"),
+        ({"SPOTRL_NODES": "3", "SPOTRL_NODE_RANK": "0", "SPOTRL_PEERS": "a,b"}, "3 nodes, but 2 addresses"),
+        ({"DSTACK_NODES_NUM": "1", "DSTACK_NODE_RANK": "0", "DSTACK_GPUS_PER_NODE": "many"}, "SPOTRL_GPUS_PER_NODE"),
+    ],
+)
+def test_what_contradicts_itself_is_named(env, message):
+    with pytest.raises(ConfigError, match=message):
+        read(env)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("h1", ["h1"]),
+        ("h1,h2", ["h1", "h2"]),
+        ("gpu[08-10]", ["gpu08", "gpu09", "gpu10"]),
+        ("a[1,3-4]b,c", ["a1b", "a3b", "a4b", "c"]),
+        ("r[1-2]n[0-1]", ["r1n0", "r1n1", "r2n0", "r2n1"]),
+    ],
+)
+def test_slurm_host_lists(text, names):
+    assert list(expand_hostlist(text)) == names
+
+
+def test_network_variables_agree_on_the_card_of_the_route():
+    card = interface_of("10.50.0.12", CARDS)
+    assert network_variables(card, {}, CARDS) == {
+        "NCCL_SOCKET_IFNAME": "=eth1",
+        "GLOO_SOCKET_IFNAME": "eth1",
+        "TP_SOCKET_IFNAME": "eth1",
+        "VLLM_HOST_IP": "10.50.0.12",
+    }
+    assert "NCCL_SOCKET_IFNAME" not in network_variables(CARDS[0], {}, CARDS)
+
+
+def test_a_card_that_the_user_named_stays_if_it_is_here():
+    card = CARDS[2]
+    assert network_variables(card, {"NCCL_SOCKET_IFNAME": "eth"}, CARDS)["NCCL_SOCKET_IFNAME"] == "eth"
+    assert network_variables(card, {"NCCL_SOCKET_IFNAME": "^docker0"}, CARDS)["NCCL_SOCKET_IFNAME"] == "^docker0"
+    with pytest.raises(ConfigError, match="NCCL_SOCKET_IFNAME is ens1, and this node has eth0, eth1, lo"):
+        network_variables(card, {"NCCL_SOCKET_IFNAME": "ens1"}, CARDS)
+
+
+def test_an_address_that_no_card_holds():
+    with pytest.raises(ConfigError, match=r"10\.9\.9\.9 \(there are: lo 127\.0\.0\.1"):
+        interface_of("10.9.9.9", CARDS)
+
+
+def test_the_route_to_this_machine_is_its_loopback():
+    assert route_address("127.0.0.1") == "127.0.0.1"
+    assert interface_of("127.0.0.1", interfaces()).name == "lo"

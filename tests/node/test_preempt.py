@@ -1,0 +1,213 @@
+"""Notices: signals to real processes, the flag file, metadata servers on loopback; and the save interval."""
+
+import http.server
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from trainer.node import preemption as preempt
+from trainer.node.preemption import MetadataServer, Notice, save_interval_s
+
+
+class Stand:
+    """A metadata server on loopback that answers by path."""
+
+    def __init__(self):
+        self.answers: dict[str, str | int] = {}
+        self.asked: list[tuple[str, str, dict]] = []
+        stand = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                stand.asked.append((self.command, self.path, dict(self.headers)))
+                answer = stand.answers.get(self.path, 404)
+                self.send_response(answer if isinstance(answer, int) else 200)
+                self.end_headers()
+                if isinstance(answer, str):
+                    self.wfile.write(answer.encode())
+
+            do_PUT = do_GET
+
+            def log_message(self, format, *args):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def stand():
+    stand = Stand()
+    yield stand
+    stand.server.shutdown()
+    stand.server.server_close()
+
+
+def eventually(condition, timeout_s=5.0):
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "did not happen in time"
+        time.sleep(0.01)
+
+
+def test_gcp_metadata_server(stand):
+    server = MetadataServer("gcp", stand.url)
+    stand.answers["/computeMetadata/v1/instance/preempted"] = "FALSE"
+    assert server.ask() is None
+    assert stand.asked[0][2]["Metadata-Flavor"] == "Google"
+    stand.answers["/computeMetadata/v1/instance/preempted"] = "TRUE"
+    assert server.ask() == "gcp: instance preempted"
+
+
+def test_aws_metadata_server_with_and_without_tokens(stand):
+    server = MetadataServer("aws", stand.url)
+    assert server.ask() is None
+    stand.answers["/latest/api/token"] = "abc"
+    stand.answers["/latest/meta-data/spot/instance-action"] = '{"action": "terminate", "time": "2026-01-01T00:00:00Z"}'
+    assert server.ask() == "aws: spot instance will terminate"
+    assert stand.asked[-2][0] == "PUT"
+    assert {k.lower(): v for k, v in stand.asked[-1][2].items()}["x-aws-ec2-metadata-token"] == "abc"
+
+
+def test_notice_from_the_metadata_server(stand, tmp_path):
+    env = {"GCE_METADATA_HOST": stand.url.removeprefix("http://"), preempt.FLAG_VARIABLE: str(tmp_path / "flag")}
+    seen = []
+    stand.answers["/computeMetadata/v1/instance/preempted"] = 503  # away for a moment: no notice, and no crash
+    notice = Notice(signals=False, on_notice=seen.append, poll_s=0.05, env=env)
+    time.sleep(0.2)
+    assert notice.poll() is None
+    assert notice.remaining_s() == math.inf
+    stand.answers["/computeMetadata/v1/instance/preempted"] = "TRUE"
+    eventually(notice.poll)
+    eventually(lambda: seen == ["gcp: instance preempted"])
+    assert 25 < notice.remaining_s() <= 30
+    notice.close()
+
+
+def test_notice_through_the_flag_file_of_the_node(tmp_path):
+    env = {preempt.FLAG_VARIABLE: str(tmp_path / "flag"), "SPOTRL_NOTICE_S": "5"}
+    preempt.announce("left over from an earlier run", tmp_path / "flag")
+    os.utime(tmp_path / "flag", (1, 1))
+    notice = Notice(signals=False, env=env)
+    assert notice.poll() is None
+    preempt.announce("SIGTERM on node 3", tmp_path / "flag")
+    assert notice.poll() == "SIGTERM on node 3"
+    assert 4 < notice.remaining_s() <= 5
+    notice.close()
+
+
+def test_any_notice_is_a_notice_for_all():
+    assert preempt.agree([None, "SIGTERM", None]) == "SIGTERM"
+    assert preempt.agree([None, None]) is None
+
+
+@pytest.mark.parametrize(
+    ("env", "provider", "seconds"),
+    [
+        ({"RUNPOD_POD_ID": "x", "KUBERNETES_SERVICE_HOST": "y"}, "runpod", 5),
+        ({"KUBERNETES_SERVICE_HOST": "y"}, "kubernetes", 30),
+        ({"KUBERNETES_SERVICE_HOST": "y", "SPOTRL_NOTICE_S": "120"}, "kubernetes", 120),
+        ({"SLURM_JOB_ID": "1"}, "slurm", 30),
+    ],
+)
+def test_provider_from_the_environment(env, provider, seconds, tmp_path):
+    assert preempt.provider(env, tmp_path) == provider
+    assert preempt.notice_s(env) == seconds
+
+
+def test_provider_from_the_machine(tmp_path):
+    (tmp_path / "product_name").write_text("Google Compute Engine\n")
+    assert preempt.provider({"KUBERNETES_SERVICE_HOST": "y"}, tmp_path) == "gcp"
+    (tmp_path / "product_name").write_text("m5.large\n")
+    (tmp_path / "sys_vendor").write_text("Amazon EC2\n")
+    assert preempt.provider({}, tmp_path) == "aws"
+    assert preempt.metadata_server({"SPOTRL_METADATA": "off", "GCE_METADATA_HOST": "x"}) is None
+    assert preempt.metadata_server({}) is None
+
+
+LOOP = """
+import sys, time
+from trainer.node.preemption import Notice
+def flush(reason):
+    print("flushed", reason, flush=True)
+notice = Notice(on_notice=flush, exit_at_deadline=True)
+print("ready", flush=True)
+for _ in range(600):
+    time.sleep({phase_s})       # a phase
+    if notice.poll():
+        print("stopping:", notice.poll(), flush=True)
+        sys.exit(notice.exit_code)
+"""
+
+
+def start_loop(tmp_path, phase_s, **env):
+    extra = {preempt.FLAG_VARIABLE: str(tmp_path / "flag"), "SPOTRL_METADATA": "off", **env}
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOOP.format(phase_s=phase_s)], env=os.environ | extra, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout and process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 33), (signal.SIGINT, 130)])
+def test_signals_end_the_run_between_phases(tmp_path, number, code):
+    process = start_loop(tmp_path, 0.05)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=10)
+    assert process.returncode == code
+    assert "stopping:" in out
+    assert "flushed" in out
+
+
+def test_a_phase_longer_than_the_notice_still_exits_in_time_with_the_right_code(tmp_path):
+    process = start_loop(tmp_path, 60, SPOTRL_NOTICE_S="2")
+    begun = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=10)
+    assert process.returncode == preempt.EXIT_PREEMPTED
+    assert time.monotonic() - begun < 2
+    assert out == "flushed SIGTERM\n"
+
+
+def test_a_second_ctrl_c_insists(tmp_path):
+    process = start_loop(tmp_path, 60)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=10)
+    assert process.returncode not in (0, None)
+
+
+def test_exit_codes_are_distinct_and_the_recoverable_ones_are_ours():
+    codes = [value for name, value in vars(preempt).items() if name.startswith("EXIT_")]
+    assert len(codes) == len(set(codes))
+    assert preempt.EXIT_PREEMPTED in preempt.RECOVER_EXIT_CODES
+    assert not {preempt.EXIT_OK, preempt.EXIT_ERROR, preempt.EXIT_CONFIG} & set(preempt.RECOVER_EXIT_CODES)
+
+
+def test_save_interval_by_hand():
+    # Young: sqrt(2 * 60 * 86400) = 3219.9; x = 60 / 172800, sqrt(x) = 0.018634
+    expected = 3219.9379 * (1 + 0.0186339 / 3 + 0.000347222 / 9) - 60
+    assert save_interval_s(60, 86400) == pytest.approx(expected, rel=1e-6)
+    assert save_interval_s(0, 3600) == 0
+    assert save_interval_s(9000, 3600) == 3600
+
+
+def test_save_interval_loses_least_time():
+    """Against the exact expectation for exponential failures (Daly, eq. 13, without restart time)."""
+    stall, mtbf = 30.0, 3600.0
+
+    def cost(interval: float) -> float:
+        return math.expm1((interval + stall) / mtbf) / interval
+
+    best = min(range(50, 3000), key=cost)
+    assert cost(save_interval_s(stall, mtbf)) <= cost(best) * 1.0002
+    assert cost(save_interval_s(stall, mtbf)) <= cost(math.sqrt(2 * stall * mtbf))

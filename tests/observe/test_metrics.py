@@ -1,0 +1,426 @@
+import json
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import textwrap
+import time
+import typing
+from pathlib import Path
+
+import pytest
+import torch
+from written_run import picture, write_run
+
+from trainer.algorithm.records import Verdict
+from trainer.config import ConfigError, RunConfig, load, override
+from trainer.observe import metric_names
+from trainer.observe.metrics import (
+    Metrics,
+    Phases,
+    read_history,
+    read_lines,
+    read_progress,
+    reproducible,
+    thumbnail,
+    truncate,
+)
+
+ROOT = Path(__file__).parents[2]
+PLAIN = override(RunConfig(), ["logging.tensorboard=false"])
+
+
+def run_script(body: str, *args: str, prefix: tuple[str, ...] = (), **kwargs) -> subprocess.CompletedProcess:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_")} | kwargs.pop("env", {})
+    return subprocess.run(
+        [*prefix, sys.executable, "-c", textwrap.dedent(body), *args],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, **kwargs,
+    )  # fmt: skip
+
+
+# --- metrics.jsonl ----------------------------------------------------------------------------------------------------
+
+
+def test_a_line_is_plain_json_with_sorted_keys_and_exact_numbers(tmp_path):
+    metrics = Metrics(tmp_path, PLAIN)
+    metrics.log(
+        1, {"reward/mean": 0.1 + 0.2, "kl/mean": torch.tensor(0.5), "loss/total": float("nan"), "optim/updates": 3}
+    )
+    line = (tmp_path / "metrics.jsonl").read_text()
+    record = json.loads(line)
+    assert list(record) == sorted(record) and line.endswith("}\n")
+    assert record["reward/mean"] == 0.30000000000000004 and record["kl/mean"] == 0.5 and record["step"] == 1
+    assert record["loss/total"] == "NaN"  # bare NaN is not JSON: a browser would refuse the whole file
+    assert '"optim/updates": 3,' in line
+    assert read_history(tmp_path)[0]["loss/total"] != read_history(tmp_path)[0]["loss/total"]
+
+
+@pytest.mark.parametrize("name", ["reward", "Reward/mean", "reward/", "a b/c"])
+def test_a_name_without_a_section_is_refused(tmp_path, name):
+    with pytest.raises(ValueError, match="section/name"):
+        Metrics(tmp_path, PLAIN).log(1, {name: 1.0})
+    assert read_history(tmp_path) == []
+
+
+def test_what_is_no_number_is_refused(tmp_path):
+    with pytest.raises(TypeError, match="reward/mean"):
+        Metrics(tmp_path, PLAIN).log(1, {"reward/mean": "high"})  # ty: ignore[invalid-argument-type]
+
+
+def test_lines_of_one_step_are_merged_by_the_reader(tmp_path):
+    metrics = Metrics(tmp_path, PLAIN)
+    metrics.log(1, {"reward/mean": 1.0})
+    metrics.log(1, {"eval/accuracy": 0.5})
+    metrics.log(2, {"reward/mean": 2.0})
+    one, two = read_history(tmp_path)
+    assert (one["reward/mean"], one["eval/accuracy"], two["step"]) == (1.0, 0.5, 2)
+
+
+def test_a_kill_at_any_moment_loses_at_most_the_line_it_tears(tmp_path):
+    body = """
+        import sys
+        from trainer.config import RunConfig, override
+        from trainer.observe.metrics import Metrics
+        metrics = Metrics(sys.argv[1], override(RunConfig(), ["logging.tensorboard=false"]))
+        for step in range(1, 10**9):
+            metrics.log(step, {f"reward/name_{i}": step + i / 7 for i in range(40)})
+            print(step, flush=True)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(body), str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for said in process.stdout:
+            if int(said) >= 200:
+                break
+        process.send_signal(signal.SIGKILL)
+        acknowledged = max([int(said), *(int(line) for line in process.stdout if line.endswith("\n"))])
+    history = read_history(tmp_path)
+    assert [r["step"] for r in history] == list(range(1, len(history) + 1))
+    assert len(history) >= acknowledged >= 200
+    assert all(len(r) == 42 for r in history)
+
+
+def test_a_torn_last_line_is_dropped_and_later_steps_are_cut_off_on_resume(tmp_path):
+    write_run(tmp_path, 8)
+    path = tmp_path / "metrics.jsonl"
+    with path.open("ab") as file:
+        file.write(b'{"step": 9, "reward/me')
+    assert read_history(tmp_path)[-1]["step"] == 8
+    metrics = Metrics(tmp_path, PLAIN, resume_step=5)
+    assert path.read_bytes().endswith(b"}\n")
+    metrics.log(6, {"reward/mean": 1.0})
+    assert [r["step"] for r in read_history(tmp_path)] == [0, 1, 2, 3, 4, 5, 6]
+    assert {r["step"] for r in read_lines(tmp_path / "samples.jsonl")} == {5}
+
+
+def test_garbage_within_the_file_is_dropped_on_resume_and_passed_over_before(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n\x00\x00\xff\n{"step": 2}\n[]\n{"step": 3}\n')
+    assert [r["step"] for r in read_history(tmp_path)] == [1, 2, 3]
+    assert truncate(path, 2) == 3
+    assert path.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
+
+
+def test_a_resumed_run_leaves_the_lines_of_one_that_was_never_stopped(tmp_path):
+    write_run(tmp_path / "whole", 12)
+    write_run(tmp_path / "cut", 12)
+    with (tmp_path / "cut" / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 1')
+    write_run(tmp_path / "cut", 12, resume_step=7)
+    whole, cut = ([reproducible(r) for r in read_history(tmp_path / name)] for name in ("whole", "cut"))
+    assert whole == cut and len(whole) == 13
+    assert [r["resume_step"] for r in read_lines(tmp_path / "cut" / "attempts.jsonl")] == [0, 7]
+    assert "time/step_s" in read_history(tmp_path / "cut")[3] and "time/step_s" not in cut[3]
+
+
+def test_a_fresh_start_drops_everything_of_an_earlier_run(tmp_path):
+    write_run(tmp_path, 10, overrides=())
+    write_run(tmp_path, 2, overrides=())
+    assert [r["step"] for r in read_lines(tmp_path / "metrics.jsonl")] == [0, 1, 2]
+    assert read_lines(tmp_path / "samples.jsonl") == []
+    assert len(read_lines(tmp_path / "attempts.jsonl")) == 1
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 1
+
+
+def test_a_new_node_gets_the_history_from_the_checkpoint(tmp_path):
+    write_run(tmp_path / "old", 8)
+    saved = Metrics(tmp_path / "old", PLAIN, resume_step=6).history()
+    samples = (tmp_path / "old" / "samples.jsonl").read_bytes()
+    metrics = Metrics(tmp_path / "new", PLAIN, resume_step=6, history=saved, samples=samples)
+    assert len(read_lines(tmp_path / "new" / "samples.jsonl")) == 4
+    assert [r["step"] for r in read_history(tmp_path / "new")] == list(range(7))
+    metrics.log(7, {"reward/mean": 1.0})
+    # a local file that reaches as far is left as it is
+    Metrics(tmp_path / "new", PLAIN, resume_step=7, history=saved)
+    assert [r["step"] for r in read_history(tmp_path / "new")] == list(range(8))
+
+
+def test_the_resolved_configuration_is_saved_with_the_run(tmp_path):
+    config = override(PLAIN, ["run.name=here", "optimizer.learning_rate=3e-6"])
+    Metrics(tmp_path, config)
+    assert load(tmp_path / "config.yaml") == config
+
+
+def test_display_and_report_need_none_of_the_training_stack():
+    body = """
+        import sys
+        import trainer.observe.metrics, trainer.observe.live, trainer.observe.report
+        heavy = {"torch", "numpy", "PIL", "ray", "vllm", "transformers", "wandb", "tensorboard"} & set(sys.modules)
+        assert not heavy, heavy
+    """
+    done = run_script(body)
+    assert done.returncode == 0, done.stderr
+
+
+# --- samples ----------------------------------------------------------------------------------------------------------
+
+
+def test_samples_keep_their_grades_and_each_picture_once(tmp_path):
+    metrics = Metrics(tmp_path, PLAIN)
+    row = {"row": 3, "question": "Wie viele – ü?", "answer": "2\n", "gold": "2", "verdict": "correct", "reward": 1.5,
+           "advantage": float("inf"), "tokens": 9, "image_pngs": [picture(2), picture(3)]}  # fmt: skip
+    metrics.samples(5, [row, row])
+    first, second = read_lines(tmp_path / "samples.jsonl")
+    assert first == second and first["step"] == 5 and first["question"] == row["question"]
+    assert first["advantage"] == "Infinity" and "image_pngs" not in first
+    assert [(tmp_path / p).read_bytes() for p in first["images"]] == row["image_pngs"]
+    assert len(list((tmp_path / "samples").iterdir())) == 2
+
+
+def test_large_pictures_are_kept_small():
+    large = picture(9, size=2000)
+    small, suffix = thumbnail(large, 448)
+    from io import BytesIO
+
+    from PIL import Image
+
+    assert Image.open(BytesIO(small)).size == (448, 448) and suffix == ".jpeg" and len(small) < 30_000
+    assert thumbnail(picture(1), 448) == (picture(1), ".png")
+
+
+# --- TensorBoard and W&B ----------------------------------------------------------------------------------------------
+
+
+def test_tensorboard_shows_every_step_once_after_a_resume(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    write_run(tmp_path, 8, overrides=())
+    with next((tmp_path / "tensorboard").iterdir()).open("ab") as file:
+        file.write(b"\x20\x00\x00")  # what a kill leaves of a record
+    time.sleep(1.1)  # event files are ordered by the second in their names
+    write_run(tmp_path, 10, overrides=(), resume_step=5)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    scalars = events.Scalars("reward/mean")
+    assert [e.step for e in scalars] == list(range(1, 11))
+    assert scalars[6].value == pytest.approx(read_history(tmp_path)[7]["reward/mean"])
+
+
+WANDB_RUN = """
+    import os, signal, sys
+    sys.path.insert(0, "tests/observe")
+    from pathlib import Path
+    from written_run import write_run, picture
+    from trainer.config import RunConfig, override
+    from trainer.observe.metrics import Metrics
+    run_dir, steps, resume_step, end = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    options = ("run.name=team/run 1", "logging.wandb=offline", "logging.tensorboard=false")
+    if end == "kill":
+        metrics = Metrics(run_dir, override(RunConfig(), list(options)), resume_step)
+        metrics.log(1, {"reward/mean": 1.0})
+        os.kill(os.getpid(), signal.SIGKILL)
+    write_run(run_dir, steps, overrides=options, resume_step=resume_step)
+"""
+
+
+def wandb_history(directory: Path) -> dict[int, dict]:
+    """Steps in the .wandb file of one attempt, as `wandb sync` would upload them."""
+    from wandb.proto.wandb_internal_pb2 import Record  # ty: ignore[unresolved-import]
+
+    steps: dict[int, dict] = {}
+    for data in log_records(next(directory.glob("*.wandb")).read_bytes()):
+        record = Record()
+        record.ParseFromString(data)
+        if record.WhichOneof("record_type") == "history":
+            items = {(i.key or "/".join(i.nested_key)): json.loads(i.value_json) for i in record.history.item}
+            steps.setdefault(int(items["_step"]), {}).update(items)
+    return steps
+
+
+def log_records(data: bytes, block: int = 32768):
+    """Records of a LevelDB log after W&B's header of 7 bytes; each part: crc32 [4], length [2], type [1], bytes."""
+    at, parts = 7, b""
+    while at + 7 <= len(data):
+        if block - at % block < 7:
+            at += block - at % block
+            continue
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        parts += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
+            parts = b""
+
+
+def test_wandb_offline_needs_no_network_and_its_newest_attempt_holds_the_whole_run(tmp_path):
+    prefix = ("unshare", "--net") if shutil.which("unshare") and os.geteuid() == 0 else ()
+    for steps, resume_step in ((7, 0), (9, 5)):
+        began = time.monotonic()
+        done = run_script(WANDB_RUN, str(tmp_path), str(steps), str(resume_step), "", prefix=prefix)
+        assert done.returncode == 0, done.stderr
+        assert time.monotonic() - began < 60
+    attempts = sorted((tmp_path / "wandb").glob("offline-run-*"))
+    assert len(attempts) == 2 and all(a.name.endswith("-team-run-1") for a in attempts)
+    history = wandb_history(attempts[-1])
+    assert sorted(history) == list(range(10))
+    assert history[3]["reward/mean"] == read_history(tmp_path)[3]["reward/mean"]
+    assert history[0]["eval/accuracy"] == 0.21
+    assert list((attempts[0] / "files/media").rglob("*.png")), "the samples' pictures are there"
+
+
+def test_wandb_leaves_no_process_behind_when_the_trainer_is_killed(tmp_path):
+    assert run_script(WANDB_RUN, str(tmp_path), "1", "0", "kill").returncode == -signal.SIGKILL
+    deadline = time.time() + 20
+    while left := processes_with(str(tmp_path).encode()):
+        assert time.time() < deadline, f"still running: {left}"
+        time.sleep(0.2)
+
+
+def processes_with(text: bytes) -> list[int]:
+    """Other processes that hold a file under a directory open, or name it on their command line."""
+    found = []
+    for proc in Path("/proc").glob("[0-9]*"):
+        if int(proc.name) == os.getpid():
+            continue
+        try:
+            files = [os.readlink(f).encode() for f in (proc / "fd").iterdir()]
+            if text in (proc / "cmdline").read_bytes() or any(text in f for f in files):
+                found.append(int(proc.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_wandb_online_without_an_account_is_a_one_line_error(tmp_path):
+    body = """
+        import sys
+        from trainer.config import RunConfig, override
+        from trainer.observe.metrics import Metrics
+        Metrics(sys.argv[1], override(RunConfig(), ["logging.wandb=online"]))
+    """
+    done = run_script(body, str(tmp_path), env={"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")})
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("set WANDB_API_KEY or logging.wandb=offline")
+    assert ConfigError.__name__ in done.stderr
+
+
+# --- phases -----------------------------------------------------------------------------------------------------------
+
+
+def test_phases_are_timed_exclusively_and_taken_once():
+    phases = Phases()
+    with phases("rollout"):
+        time.sleep(0.05)
+        with phases("grade"):
+            time.sleep(0.1)
+        time.sleep(0.05)
+    with phases("grade"):
+        time.sleep(0.05)
+    time.sleep(0.05)
+    taken = phases.take()
+    assert set(taken) == {"time/rollout_s", "time/grade_s", "time/step_s"}
+    assert taken["time/rollout_s"] == pytest.approx(0.10, abs=0.04)
+    assert taken["time/grade_s"] == pytest.approx(0.15, abs=0.04)
+    assert taken["time/step_s"] == pytest.approx(0.30, abs=0.08)
+    assert taken["time/rollout_s"] + taken["time/grade_s"] < taken["time/step_s"]
+    again = phases.take()
+    assert set(again) == {"time/step_s"} and again["time/step_s"] < 0.05
+
+
+def test_the_first_step_begins_at_begin_and_a_later_one_where_the_last_ended():
+    phases = Phases()
+    with phases("start"):
+        time.sleep(0.05)
+    phases.begin(1)
+    assert set(phases.take()) == {"time/step_s"}
+    with phases("checkpoint"):
+        time.sleep(0.05)
+    phases.begin(2)
+    taken = phases.take()
+    assert 0.05 <= taken["time/checkpoint_s"] <= taken["time/step_s"]
+
+
+def test_the_boundary_is_polled_after_outermost_phases_that_ended_well():
+    seen = []
+    phases = Phases(on_boundary=seen.append)
+    with phases("rollout"), phases("grade"):
+        pass
+    assert seen == ["rollout"]
+    with pytest.raises(ZeroDivisionError), phases("update"):
+        raise ZeroDivisionError
+    assert seen == ["rollout"] and "time/update_s" in phases.take()
+
+
+def test_what_the_boundary_raises_stops_the_loop():
+    class Preempted(Exception):
+        pass
+
+    def poll(phase):
+        raise Preempted
+
+    phases = Phases(on_boundary=poll)
+    with pytest.raises(Preempted), phases("rollout"):
+        pass
+    assert "time/rollout_s" in phases.take()
+
+
+def test_another_process_can_read_which_phase_runs(tmp_path):
+    phases = Phases(tmp_path, total_steps=50)
+    assert read_progress(tmp_path)["status"] == "running"
+    phases.begin(7)
+    with phases("rollout"):
+        seen = read_progress(tmp_path)
+        assert (seen["step"], seen["phase"], seen["total_steps"], seen["pid"]) == (7, "rollout", 50, os.getpid())
+        with phases("sync"):
+            assert read_progress(tmp_path)["phase"] == "sync"
+        assert read_progress(tmp_path)["phase"] == "rollout"
+    phases.note(message="saving")
+    assert read_progress(tmp_path)["message"] == "saving"
+    phases.finish("preempted")
+    assert read_progress(tmp_path)["status"] == "preempted"
+    assert [p.name for p in tmp_path.iterdir()] == ["progress.json"]
+    assert read_progress(tmp_path / "none") == {}
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_the_documented_table_is_the_table():
+    rows = re.findall(r"^\| `([^`]+)` \| (.*?) \| (.*) \|$", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE)
+    assert rows == [(name, n.unit, n.meaning) for name, n in metric_names.NAMES.items()]
+
+
+def test_names_carry_their_units():
+    for name, (unit, meaning) in metric_names.NAMES.items():
+        assert meaning.endswith("."), name
+        if name.startswith("time/"):
+            assert unit == "s" and name.endswith("_s"), name
+    assert metric_names.unknown(["reward/mean", "eval/accuracy_IconQA", "b/x", "a/y"]) == ["a/y", "b/x"]
+
+
+def test_the_table_names_what_the_trainer_writes_and_nothing_else():
+    """A name that is new in the code belongs into metric_names.py and, as a row, into docs/metrics.md."""
+    sections = {name.split("/")[0] for name in metric_names.NAMES}
+    written = {"time/step_s", "time/unix_s"} | {f"reward/{v}_rate" for v in typing.get_args(Verdict)}
+    for path in (ROOT / "trainer").rglob("*.py"):
+        if path.name in ("metric_names.py", "report.py", "report_charts.py", "progress.py"):
+            continue
+        source = path.read_text()
+        written |= {n for n in re.findall(r'"([a-z]+/[a-z_0-9]+)"', source) if n.split("/")[0] in sections}
+        if path.name in ("grpo.py", "sft.py"):
+            written |= {f"time/{phase}_s" for phase in re.findall(r'phases\("([a-z]+)"\)', source)}
+    assert metric_names.unknown(written) == []
+    assert sorted(set(metric_names.NAMES) - written) == []

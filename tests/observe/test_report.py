@@ -1,0 +1,245 @@
+import json
+import math
+import re
+import shutil
+import subprocess
+import time
+import xml.etree.ElementTree as ET
+
+import pytest
+from written_run import picture, values, write_run
+
+from trainer.config import ConfigError, RunConfig, override
+from trainer.observe import charts, report, report_charts
+from trainer.observe.charts import Chart, Frame, Line
+from trainer.observe.metrics import Metrics, Phases
+
+PLAIN = override(RunConfig(), ["logging.tensorboard=false"])
+
+
+def svgs(page: str) -> list[ET.Element]:
+    return [ET.fromstring(text) for text in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_report_holds_curves_samples_phases_and_configuration_and_asks_nothing_of_anywhere(tmp_path):
+    write_run(tmp_path, 60, overrides=("logging.tensorboard=false", "optimizer.learning_rate=2e-4"))
+    page = report.write_report(tmp_path).read_text()
+    for title in ("Accuracy", "Reward", "KL to the reference", "Answer length", "Losses", "Engine against policy"):
+        assert f"<h3>{title}</h3>" in page
+    assert "Seconds per step" in page and "Where the time went" in page
+    assert page.count("<article ") == report.MAX_SAMPLES and "24 of 48 written" in page
+    assert "<tr class=set><td>learning_rate</td><td>0.0002</td></tr>" in page
+    assert "<tr><td>temperature</td><td>1</td></tr>" in page
+    assert not re.findall(r"""(?:src|href|action)\s*=\s*["'](?!data:)""", page)
+    assert "http" not in page.replace("http-equiv", "") and "@import" not in page and "url(" not in page
+    assert "default-src 'none'" in page
+
+
+def test_every_drawing_is_well_formed_and_stays_within_its_frame(tmp_path):
+    write_run(tmp_path, 130)
+    drawings = svgs(report.write_report(tmp_path).read_text())
+    assert len(drawings) >= 14
+    for svg in drawings:
+        _, _, width, height = map(float, svg.attrib["viewBox"].split())
+        for path in svg.iter("path"):
+            if path.attrib["class"] in ("main", "raw", "band"):
+                numbers = [tuple(map(float, p.split())) for p in re.split("[ML]", path.attrib["d"].rstrip("Z")) if p]
+                assert all(charts.LEFT - 0.1 <= x <= width - charts.RIGHT + 0.1 for x, _ in numbers)
+                assert all(charts.TOP - 0.1 <= y <= height - charts.BOTTOM + 0.1 for _, y in numbers)
+
+
+def test_what_a_model_writes_cannot_break_the_page(tmp_path):
+    metrics = Metrics(tmp_path, override(PLAIN, ["run.name=<b>x</b>"]))
+    metrics.log(1, {"reward/mean": 1.0})
+    evil = '<script>alert(1)</script></article><img src="//x">'
+    metrics.samples(1, [{"row": 0, "question": evil, "answer": "<think>" + evil, "gold": evil, "verdict": "wrong",
+                         "reward": 0.0, "advantage": 0.0, "tokens": 1, "image_pngs": []}])  # fmt: skip
+    page = report.write_report(tmp_path).read_text()
+    assert page.count("<script>") == 1 and page.count("</article>") == 1 and "<img" not in page
+    assert "&lt;script&gt;alert(1)" in page and "<h1>&lt;b&gt;x" in page
+
+
+def test_pictures_are_inlined_up_to_the_budget_and_named_beyond_it_or_where_lost(tmp_path, monkeypatch):
+    write_run(tmp_path, 20)
+    one = len(picture(1))
+    (tmp_path / json.loads((tmp_path / "samples.jsonl").read_text().splitlines()[-1])["images"][0]).unlink()
+    assert '<span class="absent">samples/' in report.write_report(tmp_path).read_text()
+    monkeypatch.setattr(report, "MAX_PICTURE_BYTES", 5 * one)
+    page = report.write_report(tmp_path).read_text()
+    assert 1 <= page.count("data:image/png;base64,") <= 5 < page.count('class="absent"')
+
+
+def test_a_run_of_fifty_thousand_steps_gives_a_small_page_quickly(tmp_path):
+    names = values(1, 2, __import__("random").Random(0))
+    template = ", ".join(f'"{name}": %(v)r' for name in names)
+    with (tmp_path / "metrics.jsonl").open("w") as file:
+        for step in range(1, 50_001):
+            file.write('{"step": %d, %s}\n' % (step, template % {"v": 1 + math.sin(step / 999)}))  # noqa: UP031
+    began = time.process_time()
+    path = report.write_report(tmp_path)
+    assert path.stat().st_size < 2_000_000
+    assert time.process_time() - began < 30
+
+
+def test_steps_that_are_not_finite_are_counted_and_marked(tmp_path):
+    metrics = Metrics(tmp_path, PLAIN)
+    for step in range(1, 51):
+        metrics.log(step, {"reward/mean": math.nan if step in (20, 21) else step, "grad/norm": math.inf})
+    page = report.write_report(tmp_path).read_text()
+    assert "2 not finite" in page
+    assert page.count('class="bad"') == 2
+    assert "<h3>Gradient norm</h3>" not in page  # nothing of it can be drawn
+
+
+def test_resumes_are_marked_and_listed(tmp_path):
+    write_run(tmp_path, 20)
+    write_run(tmp_path, 30, resume_step=15)
+    page = report.write_report(tmp_path).read_text()
+    assert "Dotted: the run was resumed here." in page and "<td>15</td>" in page and 'class="mark"' in page
+    assert "<span>resumed</span><b>1×</b><small>last after step 15</small>" in page
+
+
+def test_a_supervised_run_has_its_own_curves(tmp_path):
+    metrics = Metrics(tmp_path, override(PLAIN, ["method=sft"]))
+    phases = Phases(tmp_path)
+    for step in range(1, 6):
+        phases.begin(step)
+        with phases("update"):
+            pass
+        metrics.log(step, {"sft/loss": 3 / step} | phases.take())
+    phases.finish("failed")
+    page = report.write_report(tmp_path).read_text()
+    assert "<h3>Cross-entropy</h3>" in page and "<h3>Reward</h3>" not in page and 'chip failed">failed' in page
+    assert "SFT of" in page
+
+
+def test_one_step_is_enough_and_a_configuration_of_another_version_is_shown_as_it_is(tmp_path):
+    Metrics(tmp_path, PLAIN).log(1, {"reward/mean": 0.0, "time/step_s": 0.0})
+    (tmp_path / "config.yaml").write_text("run:\n  colour: blue\n")
+    page = report.write_report(tmp_path).read_text()
+    assert '<pre class="raw">run:\n  colour: blue' in page
+    assert svgs(page)
+
+
+def test_no_run_is_one_line(tmp_path, capsys):
+    with pytest.raises(ConfigError, match="at least one step"):
+        report.write_report(tmp_path)
+    assert report.main([str(tmp_path)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.lab
+def test_a_browser_draws_it_without_complaint(tmp_path):
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if not chromium:
+        pytest.skip("no Chromium on this machine")
+    write_run(tmp_path, 60)
+    page = report.write_report(tmp_path)
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+             "--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}",
+             "--enable-logging=stderr"]  # fmt: skip
+    done = subprocess.run(
+        [chromium, *flags, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.count('class="tip"') == done.stdout.count("data-x0=")  # the script ran to its end
+    assert "CONSOLE" not in done.stderr, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+def test_samples_are_chosen_by_whole_steps_first_and_last_among_them():
+    samples = [{"step": s, "k": k} for s in range(5, 505, 5) for k in range(4)]
+    chosen = report.choose(samples, 24)
+    steps = sorted({s["step"] for s in chosen})
+    assert len(chosen) == 24 and len(steps) == 6 and steps[0] == 5 and steps[-1] == 500
+    assert [s["k"] for s in chosen[:4]] == [0, 1, 2, 3] and chosen[0]["step"] == 500
+    assert report.choose(samples[:8], 24) == samples[4:8] + samples[:4]
+    assert len(report.choose([{"step": 1}] * 100, 24)) == 24
+    assert report.choose([], 24) == []
+
+
+# --- numbers of the drawings ------------------------------------------------------------------------------------------
+
+
+def test_thinning_keeps_ends_spikes_and_order():
+    points = [(float(i), 0.0) for i in range(10_000)]
+    points[4321] = (4321.0, 9.0)
+    points[777] = (777.0, -9.0)
+    kept = charts.downsample(points, 400)
+    assert len(kept) <= 400 and kept[0] == points[0] and kept[-1] == points[-1]
+    assert (4321.0, 9.0) in kept and (777.0, -9.0) in kept and kept == sorted(kept)
+    assert charts.downsample(points[:50], 400) == points[:50]
+
+
+def test_smoothing_is_the_mean_of_the_neighbours():
+    points = [(i, v) for i, v in enumerate([0.0, 3.0, 6.0, 9.0, 100.0])]
+    assert charts.smooth(points, 3) == [(0, 1.5), (1, 3.0), (2, 6.0), (3, pytest.approx(115 / 3)), (4, 54.5)]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (0.21, 0.78, [0.2, 0.4, 0.6, 0.8]),
+        (-3, 12, [-5, 0, 5, 10, 15]),
+        (5, 5, [5.0, 5.1, 5.2, 5.3, 5.4, 5.5]),
+        (0, 0, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (1e-7, 4e-7, [1e-7, 2e-7, 3e-7, 4e-7]),
+    ],
+)
+def test_ticks_are_round_and_cover(low, high, ticks):
+    assert charts.nice_ticks(low, high) == pytest.approx(ticks)
+
+
+def test_log_ticks_are_powers_of_ten():
+    assert charts.log_ticks(2e-7, 3e-6) == pytest.approx([1e-7, 1e-6, 1e-5])
+    assert charts.log_ticks(1.0, 1.0) == pytest.approx([1.0, 10.0])
+    assert len(charts.log_ticks(1e-20, 1e20)) <= 8
+
+
+def test_labels_are_short():
+    cases = {0.25: "0.25", 12_000: "12k", 2_110: "2,110", 3e-7: "3e-7", 2.5e6: "2.5M", 0: "0", -0.5: "-0.5"}
+    assert {v: charts.label(v) for v in cases} == cases
+    assert [charts.label(v, True) for v in (0, 0.2, 0.747, 1, 0.0005)] == ["0%", "20%", "74.7%", "100%", "0.1%"]
+
+
+def test_a_point_is_drawn_where_it_belongs():
+    frame = Frame(0, 10, 0.0, 1.0)
+    assert (frame.x(0), frame.x(10)) == (charts.LEFT, charts.WIDTH - charts.RIGHT)
+    assert (frame.y(0.0), frame.y(1.0)) == (charts.HEIGHT - charts.BOTTOM, charts.TOP)
+    logarithmic = Frame(0, 10, 1e-4, 1.0, log=True)
+    assert logarithmic.y(1e-2) == pytest.approx((charts.TOP + charts.HEIGHT - charts.BOTTOM) / 2)
+
+
+def test_a_stack_is_as_tall_as_its_sum_and_buckets_are_means():
+    rows = [(step, [1.0, 3.0]) for step in range(1, 301)]
+    svg = ET.fromstring(re.search(r"<svg.*</svg>", charts.stacked_bars(Chart("t", ()), rows, [("a", 1), ("b", 2)]))[0])
+    bars = list(svg.iter("rect"))
+    assert len(bars) == 200
+    plot = charts.HEIGHT - charts.TOP - charts.BOTTOM
+    assert sum(float(b.attrib["height"]) for b in bars[:2]) == pytest.approx(plot, abs=0.2)
+    assert float(bars[1].attrib["height"]) == pytest.approx(3 * float(bars[0].attrib["height"]), abs=0.2)
+
+
+def test_flat_charts_can_be_left_out():
+    history = [{"step": s, "optim/lr": 1e-4} for s in range(5)]
+    chart = Chart("rate", (Line("optim/lr", "x"),), skip_flat=True)
+    assert charts.line_chart(chart, history) == ""
+    assert charts.line_chart(chart, [*history, {"step": 5, "optim/lr": 0.0}])
+
+
+def test_every_charted_metric_is_in_the_table():
+    from trainer.observe.metric_names import unknown
+
+    drawn = [line.name for chart in (*report_charts.CHARTS, report_charts.HELD_OUT) for line in chart.lines]
+    drawn += [name for chart in report_charts.CHARTS for name in chart.band or ()]
+    assert unknown(drawn) == []
+
+
+def test_phases_have_a_colour_in_both_displays_and_a_row_in_the_table():
+    from trainer.observe.live import PHASE_COLORS
+    from trainer.observe.metric_names import NAMES
+
+    phases = {n[5:-2] for n in NAMES if n.startswith("time/")} - {"step", "unix"}
+    assert phases == set(PHASE_COLORS) - {"other"} == set(report_charts.PHASE_COLORS)

@@ -1,0 +1,129 @@
+"""Finding the checkpoint to resume from: newest first, whole, and of this very run; and saying what was passed over."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.format import code_fingerprint, local_dir, remote_url, step_name, unpack
+from trainer.checkpoint.reader import CorruptCheckpoint, Found, matches, read_state
+from trainer.config import ConfigError, RunConfig, resume_view
+from trainer.storage.storage import Storage, StorageError
+
+Manifests = dict[int, dict[str, Any]]
+"""step -> manifest."""
+
+
+def manifests_here(folder: Path) -> Manifests:
+    """The committed checkpoints of a local folder."""
+    manifests = {}
+    for path in folder.glob("step-*/manifest.json"):
+        with contextlib.suppress(FileNotFoundError):  # one that is being dropped
+            if (manifest := unpack(path.read_bytes())) is not None:
+                manifests[manifest["step"]] = manifest
+    return manifests
+
+
+def manifests_there(storage: Storage) -> tuple[Manifests, dict[str, int]]:
+    """The committed checkpoints of a store, and {key: bytes} of everything there."""
+    sizes = dict(storage.list())
+    keys = [key for key in sizes if key.startswith("step-") and key.endswith("/manifest.json")]
+    manifests = [unpack(storage.get_bytes(key)) for key in keys]
+    return {manifest["step"]: manifest for manifest in manifests if manifest is not None}, sizes
+
+
+def find(
+    config: RunConfig, data_fingerprint: str, storage: Storage | None, before: int | None, say: Callable[[str], None]
+) -> tuple[Found | None, list[int]]:
+    """The newest usable checkpoint below step `before` (None: of all), and the newer ones that are passed over.
+
+    Raises ConfigError for a checkpoint of another configuration or dataset, where there are checkpoints and none is
+    whole, for `resume: must` without one and `resume: never` with one; StorageError if the store is away and there is
+    nothing local.
+    """
+    folder, url = local_dir(config), remote_url(config)
+    here = manifests_here(folder)
+    there, sizes = _there(storage, bool(here), say)
+    newest_first = sorted(here.keys() | there.keys(), reverse=True)
+    mode = config.checkpoint.resume
+    if mode == "never" and newest_first:
+        raise ConfigError(
+            f"checkpoint.resume is never, but run {config.run_id} has checkpoints up to step {newest_first[0]}: "
+            "choose another run.id, or remove them"
+        )
+    passed = [step for step in newest_first if before is not None and step >= before]
+    for step in newest_first[len(passed) :]:
+        # A checkpoint may lie here, there, or both; the two may differ after a fall-back, so each is tried by itself.
+        options = [m for m in (here.get(step), there.get(step)) if m is not None]
+        reason = ""
+        for manifest in options if len(options) == 2 and options[0] != options[1] else options[:1]:
+            remote = f"{url}/{step_name(step)}" if there.get(step) == manifest else ""
+            found = Found(step, str(folder / step_name(step)), remote, manifest)
+            reason = _wrong(found, sizes)
+            if reason:
+                continue
+            _refuse_other(config, data_fingerprint, manifest, say)
+            try:
+                return replace(found, state=read_state(found)), passed
+            except CorruptCheckpoint as error:
+                reason = str(error)
+        say(f"step {step} cannot be used ({reason}); falling back to the one before")
+        passed.append(step)
+    if newest_first:  # starting afresh over them would throw the run away
+        steps = ", ".join(map(str, sorted(newest_first)))
+        raise ConfigError(
+            f"run {config.run_id} has checkpoints of steps {steps} in {folder} {url} and none is whole: "
+            "bring back what is missing (every node's files, or the store), or remove them to start afresh"
+        )
+    if mode == "must":
+        raise ConfigError(f"checkpoint.resume is must, but there is no checkpoint in {folder} {url}".rstrip())
+    return None, passed
+
+
+def _there(storage: Storage | None, have_local: bool, say: Callable[[str], None]) -> tuple[Manifests, dict[str, int]]:
+    if storage is None:
+        return {}, {}
+    try:
+        return manifests_there(storage)
+    except StorageError as error:
+        if not have_local:
+            raise  # starting afresh because the store is away would throw the run away
+        say(f"{error}: looking at local checkpoints only")
+        return {}, {}
+
+
+def _wrong(found: Found, sizes: dict[str, int]) -> str:
+    """Why a checkpoint cannot be used, or an empty string."""
+    for entry in found.manifest["files"]:
+        path = Path(found.directory) / entry["name"]
+        if matches(path, entry):
+            continue
+        if not found.url:
+            return f"{entry['name']} is {'damaged' if path.exists() else 'missing'}"
+        if sizes.get(f"{step_name(found.step)}/{entry['name']}") != entry["bytes"]:
+            return f"{entry['name']} is damaged or missing, in the store too"
+    return ""
+
+
+def _refuse_other(
+    config: RunConfig, data_fingerprint: str, manifest: dict[str, Any], say: Callable[[str], None]
+) -> None:
+    cannot = f"cannot resume run {config.run_id} from step {manifest['step']}"
+    mine, theirs = resume_view(config), manifest["config"]
+    for key in sorted(mine.keys() | theirs.keys()):
+        if mine.get(key) != theirs.get(key):
+            why = f" (optimizer.schedule {config.optimizer.schedule} decays over it)" if key == "run.max_steps" else ""
+            raise ConfigError(
+                f"{cannot}: {key} is {mine.get(key)!r}, the checkpoint has {theirs.get(key)!r}{why}: "
+                "set it back, or choose another run.id"
+            )
+    if manifest["data_fingerprint"] != data_fingerprint:
+        raise ConfigError(
+            f"{cannot}: the data at {config.data.path} is not what the checkpoint was trained on (fingerprint "
+            f"{data_fingerprint[:12]!r}, not {manifest['data_fingerprint'][:12]!r}); choose another run.id"
+        )
+    if manifest["code_fingerprint"] != code_fingerprint():
+        say("the trainer's code has changed since the checkpoint: the run goes on, but perhaps not bit for bit")

@@ -1,0 +1,234 @@
+"""The checkpoint's format, and writing its files.
+
+One checkpoint is one folder `step-00000020`. Every rank writes its own files there and waits for nobody:
+
+    rank-00001-of-00004.safetensors      flat fp32 pieces `master/NAME`, `exp_avg/NAME`, `exp_avg_sq/NAME`
+    rank-00001-of-00004.1.safetensors    more of them, once a file has reached `FILE_BYTES`
+    rank-00001-of-00004.json             which [start, stop) of which flat parameter lies in which file; RNG states
+
+The driver adds `state.json` and, last, `manifest.json` (sizes and sha256 of every file): without it there is no
+checkpoint. ZeRO-3 cuts every flattened parameter into world_size equal pieces and pads the tail; padding is not stored,
+so that the pieces can be read back by any number of ranks.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.config import RunConfig
+
+FILE_BYTES = 4 << 30
+"""Largest shard file: a failed upload is repeated from the start of one file, and stores join small files quickly."""
+CHUNK_BYTES = 8 << 20
+"""Written and hashed at a time."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written. The message says what to change, where something can be changed."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One rank's piece of one parameter: elements [start, stop) of the flattened parameter."""
+
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    tensors: dict[str, torch.Tensor]
+    """kind ("master", "exp_avg", "exp_avg_sq", ...) -> flat CPU tensor of stop - start elements."""
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """One file of a checkpoint, as the manifest lists it."""
+
+    name: str
+    bytes: int
+    sha256: str
+    uploaded: bool = False
+    """False without a remote store, and where the upload failed for longer than the retries last."""
+    error: str = ""
+    """What the upload failed with."""
+
+
+def step_name(step: int) -> str:
+    """Folder of a step's checkpoint."""
+    return f"step-{step:08d}"
+
+
+def local_dir(config: RunConfig) -> Path:
+    """Local folder of the run's checkpoints."""
+    return Path(config.run.dir) / "checkpoints"
+
+
+def remote_url(config: RunConfig) -> str:
+    """URL of the run's checkpoints in the object store; empty without one."""
+    return f"{config.checkpoint.remote.rstrip('/')}/{config.run_id}/checkpoints" if config.checkpoint.remote else ""
+
+
+def rank_stem(rank: int, world_size: int) -> str:
+    """Stem of the files of one rank."""
+    return f"rank-{rank:05d}-of-{world_size:05d}"
+
+
+# --- values that JSON lacks -------------------------------------------------------------------------------------------
+
+
+def encode(value: Any) -> Any:
+    """JSON data of nested dicts, lists and tuples with numbers, strings, bytes, NumPy arrays and tensors in them."""
+    match value:
+        case torch.Tensor():
+            raw = value.detach().cpu().contiguous()
+            data = base64.b64encode(raw.reshape(-1).view(torch.uint8).numpy().tobytes()).decode()
+            return {"__tensor__": data, "dtype": str(raw.dtype).removeprefix("torch."), "shape": list(raw.shape)}
+        case bytes():
+            return {"__bytes__": base64.b64encode(value).decode()}
+        case tuple():
+            return {"__tuple__": [encode(item) for item in value]}
+        case list():
+            return [encode(item) for item in value]
+        case dict():
+            return {str(key): encode(item) for key, item in value.items()}
+        case None | bool() | int() | float() | str():
+            return value
+    if hasattr(value, "__array__"):
+        return {"__array__": encode(torch.as_tensor(value))}
+    raise TypeError(f"a checkpoint cannot hold a {type(value).__name__}: {value!r}")
+
+
+def decode(value: Any) -> Any:
+    """The inverse of `encode`."""
+    match value:
+        case {"__tensor__": data, "dtype": dtype, "shape": shape}:
+            flat = torch.frombuffer(bytearray(base64.b64decode(data)), dtype=torch.uint8) if data else torch.empty(0)
+            return flat.view(getattr(torch, dtype)).reshape(shape)
+        case {"__bytes__": data}:
+            return base64.b64decode(data)
+        case {"__tuple__": items}:
+            return tuple(decode(item) for item in items)
+        case {"__array__": tensor}:
+            return decode(tensor).numpy()
+        case list():
+            return [decode(item) for item in value]
+        case dict():
+            return {key: decode(item) for key, item in value.items()}
+    return value
+
+
+def code_fingerprint() -> str:
+    """sha256 of the trainer's own sources. A difference is told on resume, never refused."""
+    digest, root = hashlib.sha256(), Path(__file__).parents[1]
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def pack(manifest: dict[str, Any]) -> bytes:
+    """The bytes of `manifest.json`: the manifest and its own sha256."""
+    return json.dumps({"manifest": manifest, "sha256": _digest(manifest)}, indent=1, sort_keys=True).encode()
+
+
+def unpack(data: bytes) -> dict[str, Any] | None:
+    """The manifest in the bytes of a `manifest.json`; None if they are not whole."""
+    try:
+        outer = json.loads(data)
+        return outer["manifest"] if _digest(outer["manifest"]) == outer["sha256"] else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+# --- writing files ----------------------------------------------------------------------------------------------------
+
+
+def write_file(path: Path, parts: Iterable[Any]) -> tuple[int, str]:
+    """Writes buffers to `path` through a temporary file, durably. Returns (bytes, sha256)."""
+    scratch = path.with_name(f".{path.name}.partial")
+    digest, count = hashlib.sha256(), 0
+    try:
+        with open(scratch, "wb") as file:
+            for part in parts:
+                view = memoryview(part).cast("B")
+                for at in range(0, len(view), CHUNK_BYTES):
+                    piece = view[at : at + CHUNK_BYTES]
+                    file.write(piece)
+                    digest.update(piece)
+                    count += len(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+    return count, digest.hexdigest()
+
+
+DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+"""safetensors' names."""
+
+
+def safetensors_header(entries: dict[str, tuple[torch.dtype, tuple[int, ...]]], metadata: dict[str, str]) -> bytes:
+    """The first bytes of a safetensors file whose tensors follow in the order of `entries`."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    offset = 0
+    for name, (dtype, shape) in entries.items():
+        size = torch.Size(shape).numel() * dtype.itemsize
+        header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def raw_bytes(tensor: torch.Tensor) -> Any:
+    """The memory of a contiguous CPU tensor, without a copy."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy() if tensor.numel() else b""
+
+
+def write_shards(
+    folder: Path, rank: int, world_size: int, step: int, shards: dict[str, Shard], extra: dict[str, Any]
+) -> list[FileRecord]:
+    """Writes one rank's files and returns their records, the index first. Raises OSError (a full disk, say).
+
+    Tensors go kind by kind, "master" last: of a large model, an export fetches only the files that hold weights.
+    """
+    stem, index, records = rank_stem(rank, world_size), {}, []
+    files: list[dict[str, torch.Tensor]] = [{}]
+    filled = 0
+    for kind in sorted({kind for shard in shards.values() for kind in shard.tensors}):
+        for name, shard in shards.items():
+            tensor = shard.tensors[kind]
+            length = shard.stop - shard.start
+            if tensor.numel() != length or tensor.device.type != "cpu":
+                where = f"{kind}/{name}: {tensor.numel()} elements on {tensor.device}"
+                raise CheckpointError(f"{where}, not {length} on the CPU")
+            size = length * tensor.element_size()
+            if filled and filled + size > FILE_BYTES:
+                files.append({})
+                filled = 0
+            filled += size
+            files[-1][f"{kind}/{name}"] = tensor
+            index.setdefault(name, [list(shard.shape), shard.start, shard.stop, {}])[3][kind] = len(files) - 1
+    for number, tensors in enumerate(files):
+        about = {"format": "spotrl-shard-1", "step": str(step), "rank": str(rank), "world_size": str(world_size)}
+        names = dict.fromkeys(key.partition("/")[2] for key in tensors)
+        about["index"] = json.dumps({name: index[name][:3] for name in names}, separators=(",", ":"))
+        header = safetensors_header({key: (t.dtype, (t.numel(),)) for key, t in tensors.items()}, about)
+        file_name = f"{stem}{f'.{number}' if number else ''}.safetensors"
+        count, sha256 = write_file(folder / file_name, [header, *map(raw_bytes, tensors.values())])
+        records.append(FileRecord(file_name, count, sha256))
+    sidecar = {"step": step, "rank": rank, "world_size": world_size, "files": [r.name for r in records], "index": index}
+    sidecar["extra"] = encode(extra)
+    count, sha256 = write_file(folder / f"{stem}.json", [json.dumps(sidecar, separators=(",", ":")).encode()])
+    return [FileRecord(f"{stem}.json", count, sha256), *records]

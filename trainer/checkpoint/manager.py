@@ -1,0 +1,391 @@
+"""The driver's side of checkpoints: when one is due, its commit, retention, and finding the one to resume from.
+
+The commit point is `manifest.json`, written last; readers ignore a folder without one. A checkpoint is committed twice:
+on the disk as soon as every rank has written its files, and in the object store once every rank has uploaded them. An
+older checkpoint goes only after the new one is committed in the store.
+
+    if checkpoints.due(step, step_time_s):
+        checkpoints.begin(step, state)                      # state is frozen here
+        workers.save(step, keep=checkpoints.local_steps(), send=checkpoints.sends)  # ShardWriter.start in every worker
+    ...
+    if checkpoints.busy:                                    # between phases, and until it is done at the end
+        try:
+            checkpoints.advance(workers.save_status())      # commits what every rank is done with
+        except CheckpointError as error:                    # a rank could not write
+            checkpoints.failed(error)
+    if (step := checkpoints.to_send()) is not None:         # written while another was being uploaded, or that failed
+        workers.send(step)                                  # ShardWriter.send in every worker
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trainer.checkpoint.find import find, manifests_here
+from trainer.checkpoint.format import (
+    CheckpointError,
+    FileRecord,
+    Shard,
+    code_fingerprint,
+    encode,
+    local_dir,
+    pack,
+    remote_url,
+    step_name,
+    write_file,
+)
+from trainer.checkpoint.reader import CorruptCheckpoint, Found, ShardReader, export_hf, fetch_all
+from trainer.checkpoint.retention import make_room, prune_local, prune_remote
+from trainer.checkpoint.writer import RankStatus, ShardWriter, disk_room, upload
+from trainer.config import ConfigError, RunConfig, fingerprint, resume_view
+from trainer.node import preemption as preempt
+from trainer.storage.storage import Storage, StorageError
+
+__all__ = ["CheckpointError", "Checkpoints", "CorruptCheckpoint", "FileRecord", "Found", "Shard", "ShardReader"]
+__all__ += ["RankStatus", "ShardWriter", "code_fingerprint", "export_hf", "fetch_all"]
+
+T = TypeVar("T")
+MAX_FAILURES = 3
+"""Checkpoints that may fail in a row before the run stops: it would go on unprotected."""
+
+
+def _say(text: str) -> None:
+    print(f"checkpoint: {text}", file=sys.stderr, flush=True)
+
+
+class Checkpoints:
+    """Commits, keeps and finds the checkpoints of one run.
+
+    data_fingerprint: of the dataset that is trained on. Raises StorageError from `advance`, `finish` and `failed` after
+    MAX_FAILURES failures in a row; before that a failure is told, counted, and the next step tries again.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        data_fingerprint: str = "",
+        *,
+        storage: Storage | None = None,
+        say: Callable[[str], None] = _say,
+    ):
+        self.config, self.data_fingerprint, self._say = config, data_fingerprint, say
+        self.folder, self.url = local_dir(config), remote_url(config)
+        self.storage = storage or (Storage(self.url) if self.url else None)
+        self.in_flight: int | None = None
+        """Step that the ranks are writing."""
+        self.uploading: int | None = None
+        """Step that the ranks are uploading (or will, once it is written)."""
+        self.committed: int | None = None
+        """Newest step that a resume on this disk finds."""
+        self.stored: int = 0
+        """Newest step that this run knows to be committed in the store."""
+        self.write_s = 0.0
+        """What the ranks took to write the last checkpoint."""
+        self.save_s = 0.0
+        """The same, and what they took to upload it, where there is a store."""
+        self.stall_s = 0.0
+        """What the last checkpoint took from training: set it after the workers have copied."""
+        self.interval_steps = max(1, config.checkpoint.every_steps)
+        self.failures = self.failures_in_a_row = 0
+        self.last_begun = 0
+        self._retry = False
+        self._bytes = 0
+        self._pending: dict[str, Any] = {}
+        self._remote: Future | None = None
+        self._found: Found | None = None
+        self._stale: list[int] = []
+        self._pool: ThreadPoolExecutor | None = None
+
+    # --- when ---------------------------------------------------------------------------------------------------------
+
+    def due(self, step: int, step_time_s: float, last: bool = False) -> bool:
+        """Whether to save after `step`. One is written at a time; beside an upload only where the disk has room for it.
+
+        With every_steps 0 the first step is saved, to measure, and then as Daly's formula says. last: the run ends.
+        Raises StorageError after MAX_FAILURES failures in a row.
+        """
+        self.poll()
+        if self.in_flight is not None or not self._wanted(step, step_time_s, last):
+            return False
+        return self.uploading is None or self._make_room() >= self._share
+
+    def _wanted(self, step: int, step_time_s: float, last: bool) -> bool:
+        if last or self._retry:
+            return step != self.last_begun or self._retry
+        if self.config.checkpoint.every_steps == 0 and step_time_s > 0:
+            if self.last_begun == 0 or self.save_s == 0:
+                return step != self.last_begun
+            mtbf_s = self.config.checkpoint.mean_time_between_preemptions_s
+            wanted_s = max(preempt.save_interval_s(max(self.stall_s, 0.001), mtbf_s), self.save_s)
+            steps = max(1, round(wanted_s / step_time_s))
+            if abs(steps - self.interval_steps) > 0.25 * self.interval_steps:
+                self._say(
+                    f"saving every {steps} steps ({steps * step_time_s:.0f} s): a save stalls {self.stall_s:.2f} s and "
+                    f"commits after {self.save_s:.1f} s, one preemption in {mtbf_s:.0f} s"
+                )
+                self.interval_steps = steps
+        return (
+            step - self.last_begun >= self.interval_steps or step % self.interval_steps == 0 != self.last_begun - step
+        )
+
+    def fits(self, remaining_s: float) -> bool:
+        """Whether a checkpoint begun now would be written in time; what is left then goes to the store.
+
+        What has not been measured is tried: nothing is lost by a save that the kill cuts off.
+        """
+        return (2 if self.in_flight is not None else 1) * 1.3 * self.write_s + 0.5 < remaining_s
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def begin(
+        self, step: int, state: dict[str, Any], *, score: float | None = None, attach: Iterable[str | Path] = ()
+    ) -> None:
+        """Opens the checkpoint of `step` before the workers write.
+
+        state: JSON values, tensors, arrays, bytes; read back as `Found.state`. score: held-out score for keep_best.
+        attach: append-only files of the run (metrics.jsonl) that a resume on a fresh node needs.
+        """
+        assert self.in_flight is None, "one checkpoint at a time"
+        self._retry = False
+        for stale in {*self._stale, step}:
+            (self.folder / step_name(stale) / "manifest.json").unlink(missing_ok=True)
+        if self.storage and self._stale:  # passed over on resume: what follows replaces them
+            self._submit(self.storage.delete, [f"{step_name(stale)}/manifest.json" for stale in self._stale])
+        self._stale = []
+        self._make_room()
+        self.in_flight = self.last_begun = step
+        if self.storage and self.uploading is None:
+            self.uploading = step
+        self._pending = {
+            "state": json.dumps(encode(state), sort_keys=True).encode(),
+            "score": score,
+            "attach": [(Path(path), Path(path).stat().st_size) for path in attach if Path(path).is_file()],
+        }
+
+    @property
+    def sends(self) -> bool:
+        """Whether the ranks upload the checkpoint that has just begun as soon as they have written it."""
+        return self.uploading is not None and self.uploading == self.in_flight
+
+    def advance(self, ranks: Sequence[RankStatus]) -> bool:
+        """Commits what every rank is done with; says whether a checkpoint was committed locally. Raises StorageError.
+
+        The store's commit is made in a thread; `poll` takes in how it ended.
+        """
+        self.poll()
+        step, wrote = self.in_flight, False
+        if step is not None and all(step in rank.written for rank in ranks):
+            self.write_s = max(rank.seconds["write"] for rank in ranks)
+            wrote = self._commit(step, [record for rank in ranks for record in rank.written[step]])
+        step = self.uploading if self.uploading != self.in_flight and self._remote is None else None
+        if step is not None and all(step in rank.sent for rank in ranks):
+            records = [record for rank in ranks for record in rank.sent[step]]
+            if all(record.uploaded for record in records):
+                self.save_s = self.write_s + max(rank.seconds["upload"] for rank in ranks)
+            self._remote = self._submit(self._store, step, records)
+        return wrote
+
+    def _commit(self, step: int, records: Sequence[FileRecord]) -> bool:
+        """Writes the local manifest; then retention. Returns whether it could."""
+        folder = self.folder / step_name(step)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            own = [FileRecord("state.json", *write_file(folder / "state.json", [self._pending["state"]]))]
+            for path, size in self._pending["attach"]:
+                own.append(FileRecord(path.name, *write_file(folder / path.name, [_head(path, size)])))
+            manifest = self._manifest(step, [*records, *own])
+            write_file(folder / "manifest.json", [pack(manifest)])
+        except OSError as error:
+            self.failed(f"the commit of step {step} failed: {error}")
+            return False
+        self._bytes = manifest["bytes"]
+        self.in_flight, self.committed = None, step
+        if not self.storage:
+            self.save_s, self.failures_in_a_row = self.write_s, 0
+        self._prune_local()
+        return True
+
+    def failed(self, error: object) -> None:
+        """A rank could not write: the checkpoint is dropped, told, and tried again after the next step.
+
+        Raises StorageError when that has happened MAX_FAILURES times in a row.
+        """
+        if self.uploading == self.in_flight:
+            self.uploading = None
+        self.in_flight, self._retry = None, True
+        self._count_failure(error)
+
+    def _count_failure(self, error: object) -> None:
+        self.failures += 1
+        self.failures_in_a_row += 1
+        self._say(f"{error} ({self.failures_in_a_row} in a row)")
+        if self.failures_in_a_row >= MAX_FAILURES:
+            raise StorageError(f"{self.failures_in_a_row} checkpoints in a row failed, the last with: {error}")
+
+    def poll(self) -> None:
+        """Takes in the result of the store's commit. Raises StorageError as `failed` does."""
+        if self._remote is not None and self._remote.done():
+            remote, self._remote, self.uploading = self._remote, None, None
+            error = remote.exception()
+            if error is not None:
+                if not isinstance(error, StorageError | ConfigError | OSError):
+                    raise error
+                self._count_failure(error)
+
+    def to_send(self) -> int | None:
+        """The step that the ranks are to upload now: the newest committed one, if the store lacks it and none is going.
+
+        Call it once per step: after a failed upload it asks for another. None: nothing to do.
+        """
+        self.poll()
+        if self.storage is None or self.uploading is not None or (self.committed or 0) <= self.stored:
+            return None
+        self.uploading = self.committed
+        if self._found is not None and self._found.step == self.committed:  # written by the process before this one
+            self._remote = self._submit(self._push, self._found)
+            return None
+        return self.uploading
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written, uploaded, or committed to the store."""
+        self.poll()
+        return self.in_flight is not None or self.uploading is not None
+
+    @property
+    def safe(self) -> int:
+        """Newest step that is committed where it has to be: in the store, or on the disk without one."""
+        return self.stored if self.storage else self.committed or 0
+
+    def close(self) -> None:
+        """Waits for what is being committed, and ends the commit thread (a later commit starts it again)."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+            self._pool = None
+
+    def _submit(self, action: Callable[..., None], *arguments: Any) -> Future:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="commit")
+        return self._pool.submit(action, *arguments)
+
+    def metrics(self) -> dict[str, float]:
+        """Figures of the last checkpoint; they may differ between equal runs."""
+        return {
+            "perf/checkpoint_save_s": self.save_s,
+            "perf/checkpoint_stall_s": self.stall_s,
+            "perf/checkpoint_gib": self._bytes / 2**30,
+            "perf/checkpoint_failures": float(self.failures),
+            "perf/checkpoint_interval_steps": float(self.interval_steps),
+        }
+
+    def _manifest(self, step: int, records: Sequence[FileRecord]) -> dict[str, Any]:
+        ranks = {record.name.partition("-of-")[2][:5] for record in records if record.name.startswith("rank-")}
+        return {
+            "format": "spotrl-checkpoint-1",
+            "run_id": self.config.run_id,
+            "step": step,
+            "world_size": int(ranks.pop()) if len(ranks) == 1 else self.config.placement.world_size,
+            "bytes": sum(record.bytes for record in records),
+            "score": self._pending["score"],
+            "fingerprint": fingerprint(self.config),
+            "config": resume_view(self.config),
+            "data_fingerprint": self.data_fingerprint,
+            "code_fingerprint": code_fingerprint(),
+            "files": [{key: asdict(r)[key] for key in ("name", "bytes", "sha256")} for r in records],
+        }
+
+    def _store(self, step: int, records: list[FileRecord]) -> None:
+        """Commits a step whose rank files are in the store."""
+        assert self.storage is not None
+        lost = [r for r in records if not r.uploaded]
+        if lost:
+            raise StorageError(f"step {step} is committed locally only: {lost[0].name}: {lost[0].error}")
+        manifest = manifests_here(self.folder)[step]
+        self._send(step, self.folder / step_name(step), manifest, {r.name for r in records})
+
+    def _send(self, step: int, folder: Path, manifest: dict[str, Any], sent: set[str]) -> None:
+        """Uploads the files of a checkpoint but those in `sent`, and last its manifest; then retention."""
+        assert self.storage is not None
+        for entry in manifest["files"]:
+            record = FileRecord(**entry) if entry["name"] not in sent else None
+            if record and not (record := upload(self.storage, folder, record)).uploaded:
+                raise StorageError(f"step {step} is committed locally only: {record.name}: {record.error}")
+        there = dict(self.storage.list(step_name(step)))
+        for entry in manifest["files"]:
+            if there.get(f"{step_name(step)}/{entry['name']}") != entry["bytes"]:
+                raise StorageError(f"step {step} is committed locally only: {entry['name']} is not whole in the store")
+        self.storage.put_bytes(f"{step_name(step)}/manifest.json", pack(manifest))
+        self.stored = max(self.stored, step)
+        self.failures_in_a_row = 0
+        self._prune_local()
+        last, best = self.config.checkpoint.keep_last_remote, self.config.checkpoint.keep_best
+        prune_remote(self.storage, last, best, {self.in_flight, self.uploading})
+
+    # --- retention ----------------------------------------------------------------------------------------------------
+
+    def local_steps(self) -> list[int]:
+        """Steps of the committed local checkpoints: what the workers' writers must keep."""
+        return sorted(manifests_here(self.folder))
+
+    def _prune_local(self) -> None:
+        safe = max(self.safe, self._found.step if self._found else 0)
+        settings = self.config.checkpoint
+        prune_local(self.folder, settings.keep_last, settings.keep_best, safe, {self.in_flight, self.uploading})
+
+    @property
+    def _share(self) -> int:
+        """Bytes of a checkpoint that this node holds."""
+        return self._bytes // self.config.placement.nodes
+
+    def _make_room(self) -> int:
+        """Drops old local checkpoints, never the newest, until the next one fits the disk budget. Returns the room."""
+        room = partial(disk_room, self.folder, self.config.checkpoint.max_disk_gib)
+        return make_room(self.folder, self._share, room, {self.uploading}, self._say)
+
+    # --- resume -------------------------------------------------------------------------------------------------------
+
+    def find(self, before: int | None = None) -> Found | None:
+        """The newest committed checkpoint, local or remote, that is whole; None if there is none (or resume: never).
+
+        before: only steps below this one (after a CorruptCheckpoint). Local files are compared with their sha256 here,
+        remote ones by size here and by sha256 when they are fetched. Tells which checkpoints it passed over and why.
+        A checkpoint that a kill left committed locally only is sent to the store beside the run's start.
+        Raises ConfigError if the checkpoint belongs to another configuration or dataset, naming the difference.
+        """
+        config = self.config
+        if self.committed is not None and config.checkpoint.resume == "never":  # the checkpoints are this run's own
+            config = replace(config, checkpoint=replace(config.checkpoint, resume="auto"))
+        found, self._stale = find(config, self.data_fingerprint, self.storage, before, self._say)
+        if found is not None:
+            self.last_begun = self.committed = found.step
+            self._found, self._bytes = found, found.manifest["bytes"]
+            self.stored = found.step if found.url else 0
+            self.to_send()
+        return found
+
+    def restore(self, load: Callable[[Found], T]) -> tuple[Found, T] | None:
+        """Finds a checkpoint and loads it, falling back when `load` raises CorruptCheckpoint. None: start afresh."""
+        before = None
+        while (found := self.find(before)) is not None:
+            try:
+                return found, load(found)
+            except CorruptCheckpoint as error:
+                self._say(f"{error}; falling back to the checkpoint before")
+                before = found.step
+        return None
+
+    def _push(self, found: Found) -> None:
+        self._send(found.step, Path(found.directory), found.manifest, set())
+        self._say(f"step {found.step} had been committed locally only; the store has it now")
+
+
+def _head(path: Path, size: int) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(size)

@@ -1,0 +1,300 @@
+"""Reading checkpoints: any number of ranks from shards of any number, and Hugging Face weights without the whole model.
+
+Files come from the local folder where they are whole, else from the store, one by one as they are needed; every file's
+sha256 is compared with the manifest's before it is used.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from trainer.checkpoint.format import (
+    CheckpointError,
+    decode,
+    rank_stem,
+    raw_bytes,
+    safetensors_header,
+    unpack,
+    write_file,
+)
+from trainer.config import ConfigError
+from trainer.storage.storage import Storage
+
+PARALLEL_FILES = 4
+"""Files that one reader fetches and verifies at a time."""
+READ_ELEMENTS = 16 << 20
+"""Elements of a parameter that an export holds at a time: 64 MiB of fp32."""
+
+
+class CorruptCheckpoint(CheckpointError):
+    """A file of a committed checkpoint is missing or has another sha256: fall back to the checkpoint before it."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A committed checkpoint. Plain data, cheap to send to the workers."""
+
+    step: int
+    directory: str
+    """Local folder; files are fetched into it as they are needed."""
+    url: str
+    """The same checkpoint in the object store, or empty."""
+    manifest: dict[str, Any]
+    state: dict[str, Any] = field(default_factory=dict)
+    """What the driver saved: `begin(step, state)`."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks that wrote it."""
+        return self.manifest["world_size"]
+
+    def file(self, name: str) -> dict[str, Any]:
+        """The manifest's entry: name, bytes, sha256. Raises CorruptCheckpoint if there is none."""
+        entry = next((entry for entry in self.manifest["files"] if entry["name"] == name), None)
+        if entry is None:
+            raise CorruptCheckpoint(f"checkpoint of step {self.step}: {name} is not in its manifest")
+        return entry
+
+    def local(self, name: str) -> Path:
+        """Path of a verified local copy, fetched if need be. Raises CorruptCheckpoint."""
+        entry, path = self.file(name), Path(self.directory) / name
+        if matches(path, entry):
+            return path
+        if not self.url:
+            raise CorruptCheckpoint(f"checkpoint of step {self.step}: {path} is missing or damaged")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path.with_name(f".{name}.lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # ranks of one node ask for the same files
+            if not matches(path, entry):
+                try:
+                    Storage(self.url).get(name, path, sha256=entry["sha256"])
+                except (ValueError, FileNotFoundError) as error:
+                    raise CorruptCheckpoint(f"checkpoint of step {self.step}: {error}") from error
+        return path
+
+
+_verified: dict[tuple[str, int, int], str] = {}
+
+
+def matches(path: Path, entry: dict[str, Any]) -> bool:
+    """Whether a file has the size and sha256 of its manifest entry. An unchanged file is hashed once per process."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return False
+    if status.st_size != entry["bytes"]:
+        return False
+    key = (str(path), status.st_size, status.st_mtime_ns)
+    if key not in _verified:
+        with open(path, "rb") as file:
+            _verified[key] = hashlib.file_digest(file, "sha256").hexdigest()
+    return _verified[key] == entry["sha256"]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    rank: int
+    start: int
+    stop: int
+    files: dict[str, str]
+    """kind -> file."""
+
+
+class ShardReader:
+    """Flat parameters of one checkpoint, in any pieces, over however many shard files.
+
+    source: a `Found`, or the folder of a whole local checkpoint. Raises CorruptCheckpoint, from any method, when a file
+    is missing or damaged.
+    """
+
+    def __init__(self, source: Found | str | Path):
+        self.found = source if isinstance(source, Found) else open_folder(source)
+        self.world_size = self.found.world_size
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._pieces: dict[str, list[_Piece]] = {}
+        self._siblings: dict[tuple[int, str], set[str]] = {}
+        self._coming: dict[str, Future[Path]] = {}
+        self._pool = ThreadPoolExecutor(PARALLEL_FILES, thread_name_prefix="fetch")
+        self._open: dict[str, Any] = {}
+        for rank in range(self.world_size):
+            sidecar = self._sidecar(rank)
+            for name, (shape, start, stop, numbers) in sidecar["index"].items():
+                files = {kind: sidecar["files"][number] for kind, number in numbers.items()}
+                self._shapes[name] = tuple(shape)
+                self._pieces.setdefault(name, []).append(_Piece(rank, start, stop, files))
+                for kind, file in files.items():
+                    self._siblings.setdefault((rank, kind), set()).add(file)
+        for pieces in self._pieces.values():
+            pieces.sort(key=lambda piece: piece.start)
+
+    def names(self) -> list[str]:
+        """Names of the parameters, in the order in which they were written."""
+        return list(self._shapes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a parameter. Raises CheckpointError for an unknown one."""
+        if name not in self._shapes:
+            raise CheckpointError(f"the checkpoint of step {self.found.step} has no parameter {name}: another model?")
+        return self._shapes[name]
+
+    def kinds(self, name: str) -> list[str]:
+        """What is stored of a parameter: "master", "exp_avg", ..."""
+        self.shape(name)
+        return sorted(self._pieces[name][0].files)
+
+    def read(self, kind: str, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """Elements [start, stop) of a flattened parameter; `stop` past its end is cut there.  # [stop - start]"""
+        total = torch.Size(self.shape(name)).numel()
+        stop = total if stop is None else min(stop, total)
+        start = min(start, stop)
+        parts, at = [], start
+        for piece in self._pieces[name]:
+            low, high = max(piece.start, at), min(piece.stop, stop)
+            if low >= high:
+                continue
+            if low != at:
+                break
+            values = self._file(piece, kind).get_slice(f"{kind}/{name}")
+            parts.append(values[low - piece.start : high - piece.start])
+            at = high
+        if at != stop:
+            raise CorruptCheckpoint(f"checkpoint of step {self.found.step}: no shard holds {kind}/{name} from {at} on")
+        return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else torch.empty(0)
+
+    def extra(self, rank: int) -> dict[str, Any]:
+        """What a rank saved besides (RNG states). Raises CheckpointError if the checkpoint has no such rank."""
+        if rank >= self.world_size:
+            raise CheckpointError(f"the checkpoint was written by {self.world_size} ranks: it has no rank {rank}")
+        return decode(self._sidecar(rank)["extra"])
+
+    def _sidecar(self, rank: int) -> dict[str, Any]:
+        return json.loads(self.found.local(f"{rank_stem(rank, self.world_size)}.json").read_text())
+
+    def _file(self, piece: _Piece, kind: str) -> Any:
+        name = piece.files[kind]
+        if name not in self._open:
+            for sibling in sorted(self._siblings[piece.rank, kind]):  # who reads one of a rank's files reads them all
+                if sibling not in self._coming:
+                    self._coming[sibling] = self._pool.submit(self.found.local, sibling)
+            self._open[name] = safe_open(self._coming[name].result(), framework="pt")
+        return self._open[name]
+
+
+def open_folder(folder: str | Path) -> Found:
+    """A whole local checkpoint. Raises ConfigError if the folder holds no manifest, CorruptCheckpoint."""
+    folder = Path(folder)
+    try:
+        manifest = unpack((folder / "manifest.json").read_bytes())
+    except FileNotFoundError:
+        raise ConfigError(f"no committed checkpoint in {folder}: it has no manifest.json") from None
+    if manifest is None:
+        raise CorruptCheckpoint(f"{folder / 'manifest.json'} is damaged")
+    found = Found(manifest["step"], str(folder), "", manifest)
+    return Found(found.step, found.directory, "", manifest, read_state(found))
+
+
+def read_state(found: Found) -> dict[str, Any]:
+    """The driver's state of a checkpoint. Raises CorruptCheckpoint."""
+    return decode(json.loads(found.local("state.json").read_text()))
+
+
+def fetch_all(found: Found) -> Path:
+    """Brings every file of a checkpoint to its local folder, verified. Raises CorruptCheckpoint."""
+    with ThreadPoolExecutor(PARALLEL_FILES) as pool:
+        list(pool.map(found.local, [entry["name"] for entry in found.manifest["files"]]))
+    return Path(found.directory)
+
+
+# --- Hugging Face weights ---------------------------------------------------------------------------------------------
+
+EXPORT_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+Sources = dict[str, tuple[tuple[int, ...], Callable[[int, int], torch.Tensor]]]
+"""name -> (shape, read(start, stop) of the flattened tensor)."""
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json", ".*")
+"""What an export does not take over from the model's own folder."""
+
+
+def export_hf(
+    source: Found | str | Path,
+    out_dir: str | Path,
+    model_dir: str | Path,
+    dtype: str = "bf16",
+    *,
+    file_bytes: int = 5 << 30,
+) -> Path:
+    """Writes the master weights as a Hugging Face model folder, streamed: no rank ever holds the model.
+
+    model_dir gives config, tokenizer, processor, chat template, and the weights that were frozen. dtype: "bf16" or
+    "fp32". The folder appears whole or not at all. Raises ConfigError if model_dir is no model's folder,
+    CorruptCheckpoint for a damaged checkpoint.
+    """
+    reader, out, model = ShardReader(source), Path(out_dir), Path(model_dir)
+    if not (model / "config.json").is_file():
+        raise ConfigError(f"{model} has no config.json: give the folder of the model that was trained")
+    kind = EXPORT_DTYPES[dtype]
+    scratch = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(scratch, ignore_errors=True)
+    shutil.copytree(model, scratch, ignore=shutil.ignore_patterns(*WEIGHTS))
+    sources: Sources = {name: (reader.shape(name), partial(reader.read, "master", name)) for name in reader.names()}
+    sources |= _frozen(model, sources.keys())
+    files: list[list[str]] = [[]]
+    filled = 0
+    for name, (shape, _) in sources.items():
+        size = torch.Size(shape).numel() * kind.itemsize
+        if filled and filled + size > file_bytes:
+            files.append([])
+            filled = 0
+        filled += size
+        files[-1].append(name)
+    weight_map = {}
+    for number, names in enumerate(files, 1):
+        file_name = f"model-{number:05d}-of-{len(files):05d}.safetensors" if len(files) > 1 else "model.safetensors"
+        write_file(scratch / file_name, _weights({name: sources[name] for name in names}, kind))
+        weight_map |= dict.fromkeys(names, file_name)
+    if len(files) > 1:
+        total = sum(torch.Size(shape).numel() * kind.itemsize for shape, _ in sources.values())
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (scratch / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+    shutil.rmtree(out, ignore_errors=True)
+    scratch.replace(out)
+    return out
+
+
+def _frozen(model: Path, trained: Iterable[str]) -> Sources:
+    """The base model's tensors that were not trained. Older files name a parameter otherwise than the module does."""
+    sources: Sources = {}
+    trained = set(trained)
+    tied = json.loads((model / "config.json").read_text()).get("tie_word_embeddings", False)
+    for path in sorted(model.glob("*.safetensors")):
+        file = safe_open(path, framework="pt")
+        for name in file.keys():  # noqa: SIM118
+            names = {name, f"model.{name}", name.replace("model.", "model.language_model.", 1)}
+            if names & trained or (tied and name == "lm_head.weight"):
+                continue
+            shape = tuple(file.get_slice(name).get_shape())
+            sources[name] = (shape, partial(_read_tensor, file, name))
+    return sources
+
+
+def _read_tensor(file: Any, name: str, start: int, stop: int) -> torch.Tensor:
+    return file.get_tensor(name).reshape(-1)[start:stop]
+
+
+def _weights(sources: Sources, dtype: torch.dtype) -> Iterator[Any]:
+    yield safetensors_header({name: (dtype, shape) for name, (shape, _) in sources.items()}, {"format": "pt"})
+    for shape, read in sources.values():
+        total = torch.Size(shape).numel()
+        for start in range(0, total, READ_ELEMENTS):
+            yield raw_bytes(read(start, min(total, start + READ_ELEMENTS)).to(dtype))

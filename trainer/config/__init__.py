@@ -1,0 +1,27 @@
+"""The typed configuration of one run. `from trainer.config import RunConfig`; standard library and PyYAML only."""
+
+from trainer.config.files import RESUME_IGNORES as RESUME_IGNORES
+from trainer.config.files import dump as dump
+from trainer.config.files import fingerprint as fingerprint
+from trainer.config.files import load as load
+from trainer.config.files import resume_view as resume_view
+from trainer.config.overrides import ConfigError as ConfigError
+from trainer.config.overrides import from_dict as from_dict
+from trainer.config.overrides import override as override
+from trainer.config.overrides import to_dict as to_dict
+from trainer.config.overrides import unknown_key as unknown_key
+from trainer.config.schema import SFT as SFT
+from trainer.config.schema import Algorithm as Algorithm
+from trainer.config.schema import Checkpoint as Checkpoint
+from trainer.config.schema import Data as Data
+from trainer.config.schema import Evaluation as Evaluation
+from trainer.config.schema import Logging as Logging
+from trainer.config.schema import Model as Model
+from trainer.config.schema import Optimizer as Optimizer
+from trainer.config.schema import Placement as Placement
+from trainer.config.schema import Rewards as Rewards
+from trainer.config.schema import Rollout as Rollout
+from trainer.config.schema import Run as Run
+from trainer.config.schema import RunConfig as RunConfig
+from trainer.config.validation import validate as validate
+from trainer.config.validation import validate_saving as validate_saving

@@ -1,0 +1,80 @@
+"""A run's configuration as a file, and what of it a resumed run must share with its checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer.config.overrides import ConfigError, from_dict, to_dict
+from trainer.config.schema import RunConfig
+from trainer.config.validation import validate
+
+
+def load(path: str | Path) -> RunConfig:
+    """Reads a resolved configuration. Raises ConfigError if the file is missing, not YAML or not valid."""
+    try:
+        data = yaml.safe_load(Path(path).read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"no configuration at {path}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
+    config = from_dict(RunConfig, data or {})
+    validate(config)
+    return config
+
+
+def dump(config: RunConfig) -> str:
+    """YAML of the resolved configuration."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False)
+
+
+RESUME_IGNORES = (
+    "run.dir",
+    "checkpoint",
+    "placement",
+    "logging",
+    "evaluation",
+    "rewards.workers",
+    "rewards.deadline_s",
+    "rewards.max_timeout_rate",
+    "rewards.remote_url",
+    "rollout.gpu_memory_utilization",
+    "rollout.kv_cache_gib",
+    "rollout.sync_bucket_bytes",
+    "rollout.sync_tolerance",
+    "rollout.tensor_parallel",
+    "rollout.sleep_level",
+    "rollout.eager",
+    "rollout.prefix_caching",
+    "optimizer.offload_optimizer",
+    "optimizer.offload_reference",
+    "model.gradient_checkpointing",
+    "algorithm.micro_batch",
+    "algorithm.logprob_micro_batch",
+)
+"""What may differ between a checkpoint and the run that resumes from it: where and how fast, never what is computed."""
+
+
+def resume_view(config: RunConfig) -> dict[str, Any]:
+    """The part of a configuration that a resumed run must share with its checkpoint, flat: {"section.key": value}.
+
+    The length of the run belongs to it where the learning rate decays over it; with a constant one it may change.
+    """
+    flat = {}
+    for section, values in to_dict(config).items():
+        if not isinstance(values, dict):
+            flat[section] = values
+            continue
+        flat |= {f"{section}.{key}": value for key, value in values.items()}
+    ignores = RESUME_IGNORES + (("run.max_steps",) if config.optimizer.schedule == "constant" else ())
+    ignored = lambda key: any(key == p or key.startswith(p + ".") for p in ignores)  # noqa: E731
+    return {key: value for key, value in flat.items() if not ignored(key)}
+
+
+def fingerprint(config: RunConfig) -> str:
+    """sha256 of `resume_view`."""
+    return hashlib.sha256(json.dumps(resume_view(config), sort_keys=True).encode()).hexdigest()

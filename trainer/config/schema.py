@@ -1,0 +1,305 @@
+"""The typed configuration of one run: frozen dataclasses, one per concern, every field documented under itself.
+
+`RunConfig` is what runs: a recipe resolves to it, it is saved as `config.yaml` with the run, and every worker reads the
+same one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Identity of the run."""
+
+    name: str = "run"
+    """Human-readable name; shown in W&B, reports and job names."""
+    id: str = ""
+    """Our own RUN_ID: keys bucket prefix, resume and logs, since engines' ids change on recovery. Default: name."""
+    seed: int = 0
+    """Every other seed is a hash of this one and of what is seeded."""
+    dir: str = "runs/run"
+    """Local directory of the run: config, metrics, samples, checkpoints, report."""
+    max_steps: int = 0
+    """Stop after this many steps; 0 means `data.episodes` passes over the data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """The policy, and how it is held in memory."""
+
+    path: str = "Qwen/Qwen2.5-VL-3B-Instruct"
+    """Local directory or hub id of the pretrained model (the original's --pretrain)."""
+    revision: str = ""
+    """Pinned hub revision (commit hash); empty for a local directory."""
+    dtype: Literal["bf16", "fp32"] = "bf16"
+    """Compute type of policy and engine; master weights and Adam are always fp32."""
+    attention: Literal["sdpa", "flash_attention_2", "eager"] = "sdpa"
+    """Attention implementation of the policy."""
+    gradient_checkpointing: bool = True
+    """Recompute activations in the backward pass."""
+    freeze_vision: bool = False
+    """Train the language model only."""
+    min_pixels: int = 4 * 28 * 28
+    """Smallest image area after resizing, in pixels (one image token is 28x28)."""
+    max_pixels: int = 1280 * 28 * 28
+    """Largest image area after resizing, in pixels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """What is trained on: a directory or URL written by `launch.py data prepare`."""
+
+    path: str = ""
+    """Prepared dataset (Parquet shards and manifest): local directory or object-store URL."""
+    split: str = "train"
+    """Split of it that is trained on."""
+    max_samples: int = 0
+    """Use only the first this many rows (in the dataset's own order); 0 means all."""
+    episodes: int = 1
+    """Passes over the data (the original's --num_episodes)."""
+    prompt_max_tokens: int = 4096
+    """Longest prompt, image tokens included. Longer rows are left out and counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """Generation with vLLM inside the workers."""
+
+    prompts_per_step: int = 64
+    """Prompts sampled per step over all engines (the original's --rollout_batch_size)."""
+    samples_per_prompt: int = 4
+    """Group size (the original's --n_samples_per_prompt)."""
+    temperature: float = 1.0
+    """Sampling temperature; top_p is 1 and top_k off, so that engine and policy speak of the same distribution."""
+    max_tokens: int = 1024
+    """Longest answer, in tokens (the original's --generate_max_len)."""
+    tensor_parallel: int = 1
+    """GPUs per engine; the number of engines is world size / this (the original's --vllm_num_engines follows)."""
+    gpu_memory_utilization: float = 0.4
+    """Share of GPU memory that the engine may take while awake."""
+    kv_cache_gib: float = 1.0
+    """KV cache on CPU, in GiB per worker."""
+    sleep_level: Literal[0, 1, 2] = 2
+    """0: stay awake. 1: weights to host RAM. 2: discard weights, re-sent by the weight sync. CUDA only."""
+    prefix_caching: bool = True
+    """Share the prompt's KV cache among the samples of a group."""
+    eager: bool = False
+    """No CUDA graphs (always so on CPU)."""
+    sync_tolerance: float = 0.0
+    """Largest mean |log-prob difference| of engine and policy at the first sync; 0: 1e-3 for fp32, 5e-2 for bf16."""
+    sync_bucket_bytes: int = 1 << 30
+    """Layer groups are streamed in buckets of about this size (a single larger parameter goes alone)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """GRPO."""
+
+    advantage: Literal["group_norm"] = "group_norm"
+    """Advantage estimator: (r - group mean) / (group std + eps)."""
+    advantage_eps: float = 1e-6
+    """Added to the group's standard deviation (unbiased)."""
+    normalize_reward: bool = False
+    """Divide rewards by their running standard deviation after subtracting the running mean (--normalize_reward)."""
+    clip_low: float = 0.2
+    """Lower clip of the probability ratio: 1 - clip_low."""
+    clip_high: float = 0.2
+    """Upper clip of the probability ratio: 1 + clip_high."""
+    loss_denominator: Literal["tokens", "sequences"] = "tokens"
+    """Sum over tokens / all tokens of the optimizer step, or mean of per-sequence means; always global."""
+    kl_coef: float = 1e-3
+    """Weight of KL(policy || reference) in the loss; 0 builds no reference model."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the KL, per token."""
+    gamma: float = 1.0
+    """Discount of the advantage towards earlier tokens: A_t = gamma^(T-1-t) A."""
+    samples_per_update: int = 0
+    """Samples per optimizer step (the original's --train_batch_size); 0: all of the step's."""
+    epochs: int = 1
+    """Passes over each step's samples (the original's --max_epochs)."""
+    micro_batch: int = 1
+    """Samples per forward and backward pass on one rank (--micro_train_batch_size)."""
+    logprob_micro_batch: int = 0
+    """Samples per pass when only log-probabilities are computed (--micro_rollout_batch_size); 0: micro_batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """AdamW under ZeRO."""
+
+    learning_rate: float = 5e-7
+    """Peak learning rate."""
+    warmup_steps: int = 0
+    """Optimizer steps of linear warm-up."""
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    """Decay to zero over the run after the warm-up (or none)."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Adam's betas."""
+    eps: float = 1e-8
+    """Adam's epsilon."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay; not applied to one-dimensional parameters."""
+    max_grad_norm: float = 1.0
+    """Global gradient norm clip."""
+    grad_accum_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Type in which gradients add up over micro-batches. bf16 saves 2 bytes per trained parameter of the shard, and
+    loses what is small beside the sum: 0.3% of the norm after 64 equal parts. A model in fp32 always adds in fp32."""
+    zero_stage: Literal[3] = 3
+    """ZeRO stage of the policy."""
+    offload_optimizer: bool = False
+    """Keep optimizer states in host memory always (not only while the engine is awake)."""
+    offload_reference: bool = False
+    """Keep the reference model's shards in host memory between its passes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewards:
+    """Grading."""
+
+    accuracy_weight: float = 1.0
+    """Weight of the accuracy reward (1 for a correct answer, else 0)."""
+    format_weight: float = 0.5
+    """Weight of the format reward (exactly one think and one answer block)."""
+    workers: int = 2
+    """Grader processes on the head node."""
+    deadline_s: float = 5.0
+    """A grader that takes longer for one answer is killed and replaced; the outcome is `timeout`."""
+    max_timeout_rate: float = 0.2
+    """Abort the run when a larger share of one step's answers timed out."""
+    remote_url: str = ""
+    """Grade over HTTP at this /get_reward URL in place of local processes (the original's --remote_rm_url)."""
+    function: str = ""
+    """`path/to/file.py:function` of a user's reward, run under the same deadline; replaces the accuracy reward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Held-out accuracy while training."""
+
+    every_steps: int = 0
+    """Steps between evaluations; 0: none. One is also made before the first step and after the last."""
+    path: str = ""
+    """Prepared dataset; default: `data.path`."""
+    split: str = "test"
+    """Split evaluated."""
+    max_samples: int = 0
+    """First this many rows; 0 means all."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    samples_per_prompt: int = 1
+    """Answers per prompt; accuracy is their mean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """When and where the run is saved."""
+
+    every_steps: int = 50
+    """Steps between checkpoints (--save_steps); 0: chosen by Young and Daly's formula from the measured save time."""
+    mean_time_between_preemptions_s: float = 4 * 3600.0
+    """Stated MTBF of the nodes, seconds; used when every_steps is 0."""
+    remote: str = ""
+    """Object-store URL (s3://, gs://, r2://, file://) that checkpoints are pushed to, under the run id."""
+    shared_files: bool = False
+    """All nodes see `run.dir` (a shared file system): several nodes may then do without `remote`."""
+    keep_last: int = 2
+    """Newest checkpoints kept locally (--max_ckpt_num)."""
+    keep_best: int = 0
+    """Best checkpoints by held-out score kept besides."""
+    keep_last_remote: int = 2
+    """Newest checkpoints kept in the object store."""
+    asynchronous: bool = True
+    """Write and upload beside training."""
+    resume: Literal["auto", "never", "must"] = "auto"
+    """auto: go on from the newest committed checkpoint if there is one. must: refuse to start without one."""
+    export_hf: Literal["never", "end"] = "end"
+    """Write the final weights in Hugging Face format (--save_hf_ckpt); any checkpoint can be exported afterwards."""
+    max_disk_gib: float = 0.0
+    """Budget for local checkpoints; 0: what the disk has, less 5%."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """The workers: one per GPU, or per CPU slot."""
+
+    nodes: int = 1
+    """Nodes of the cluster."""
+    workers_per_node: int = 1
+    """GPUs used per node, or CPU workers."""
+    device: Literal["cuda", "cpu"] = "cuda"
+    """Where policy and engine live. ROCm counts as cuda."""
+    threads_per_worker: int = 1
+    """Compute threads per worker (CPU)."""
+    start_timeout_s: float = 600.0
+    """Deadline for all workers to be placed and to meet."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.nodes * self.workers_per_node
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logging:
+    """What is written and shown."""
+
+    tensorboard: bool = True
+    """Write event files under the run directory."""
+    wandb: Literal["disabled", "offline", "online"] = "disabled"
+    """Weights & Biases mode; offline needs no account."""
+    wandb_project: str = "spotrl"
+    """W&B project."""
+    samples_per_step: int = 4
+    """Sample generations written per step, with their grades."""
+    samples_every_steps: int = 5
+    """Steps between written samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFT:
+    """Supervised fine-tuning (method: sft)."""
+
+    batch_size: int = 64
+    """Rows per optimizer step over all ranks."""
+    epochs: int = 1
+    """Passes over the data; `run.max_steps` cuts it short."""
+    max_tokens: int = 4096
+    """Longest row, prompt and answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that a run depends on."""
+
+    method: Literal["grpo", "sft"] = "grpo"
+    """Which loop runs."""
+    run: Run = field(default_factory=Run)
+    model: Model = field(default_factory=Model)
+    data: Data = field(default_factory=Data)
+    rollout: Rollout = field(default_factory=Rollout)
+    algorithm: Algorithm = field(default_factory=Algorithm)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    rewards: Rewards = field(default_factory=Rewards)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    placement: Placement = field(default_factory=Placement)
+    logging: Logging = field(default_factory=Logging)
+    sft: SFT = field(default_factory=SFT)
+
+    @property
+    def run_id(self) -> str:
+        """The id that keys the bucket prefix, the resume and the logs."""
+        return self.run.id or self.run.name
+
+    @property
+    def samples_per_step(self) -> int:
+        """Answers generated per step."""
+        return self.rollout.prompts_per_step * self.rollout.samples_per_prompt
+
+    @property
+    def samples_per_update(self) -> int:
+        """Answers per optimizer step."""
+        return self.algorithm.samples_per_update or self.samples_per_step

@@ -1,0 +1,39 @@
+"""Which prompts each step sees: a pure function of (seed, step), so that the step is the position in the data."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import lru_cache
+
+from trainer.algorithm.records import Prompt
+from trainer.algorithm.seeding import seed_of
+from trainer.config import ConfigError
+
+
+class PromptStream:
+    """The rows, shuffled anew every epoch, cut into batches that run on across epochs."""
+
+    def __init__(self, rows: Sequence[int], per_step: int, seed: int) -> None:
+        """rows: dataset indices that may be trained on. Raises ConfigError if they are too few for one step."""
+        self.rows, self.size, self.seed = tuple(rows), per_step, seed
+        if len(rows) < per_step:
+            raise ConfigError(
+                f"{len(rows)} usable rows are too few for steps of {per_step}: lower rollout.prompts_per_step (or "
+                "sft.batch_size), or raise data.prompt_max_tokens if most rows are too long"
+            )
+        self._order = lru_cache(maxsize=2)(self._shuffled)
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        order = list(self.rows)
+        random.Random(seed_of(self.seed, "epoch", epoch)).shuffle(order)
+        return order
+
+    def batch(self, step: int) -> list[Prompt]:
+        """The prompts of step `step`, counted from 1."""
+        prompts = []
+        for group in range(self.size):
+            epoch, offset = divmod((step - 1) * self.size + group, len(self.rows))
+            row = self._order(epoch)[offset]
+            prompts.append(Prompt(group=group, row=row, seed=seed_of(self.seed, "sample", step, row, epoch)))
+        return prompts

@@ -1,0 +1,262 @@
+"""One GPU's process: its part of the ZeRO-3 policy, the reference and the rollout engine, and the rows they read."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from data_prep.write.shards import Dataset
+from trainer.algorithm.batching import MicroBatch, TrainItem, collate
+from trainer.algorithm.losses import discounted, token_weights
+from trainer.algorithm.records import Prompt, Sample
+from trainer.checkpoint.manager import Found, RankStatus, ShardReader, ShardWriter
+from trainer.config import RunConfig
+from trainer.data.processor import Encoded, Prompter
+from trainer.engine import cpu_matmul
+
+PROBE_TOKENS = 16
+
+
+class Worker:
+    """A Ray actor. Methods that compute are collective: the driver calls them on all workers at once."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.device = torch.device(config.placement.device)
+        if self.device.type == "cpu":
+            torch.set_num_threads(config.placement.threads_per_worker)
+            self._matmul = cpu_matmul.install()
+
+    def where(self) -> tuple[str, int, int, int]:
+        """(node address, GPU index or process id, a free port, process id): the driver sorts ranks by it."""
+        import ray
+
+        address = ray.util.get_node_ip_address()
+        with socket.socket() as s:
+            s.bind((address, 0))
+            port = s.getsockname()[1]
+        gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+        return address, int(gpus[0]) if gpus else os.getpid(), port, os.getpid()
+
+    def start(self, rank: int, local_rank: int, master: str, port: int, total_updates: int) -> dict[str, Any]:
+        """Meets the other ranks, loads model and engine. Returns what the driver wants to know of them."""
+        import deepspeed
+
+        from trainer.engine.policy import (
+            Policy,  # here, so that the driver, which only names this class, loads no DeepSpeed
+        )
+
+        # Its shared-memory collectives for CPU would be compiled at the first start: a minute, and a compiler needed.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        self.rank, world = rank, self.config.placement.world_size
+        os.environ |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": "0" if self.device.type == "cuda" else str(local_rank),  # Ray shows each actor one GPU
+            "WORLD_SIZE": str(world),
+            "MASTER_ADDR": master,
+            "MASTER_PORT": str(port),
+        }
+        if self.device.type == "cuda":
+            torch.cuda.set_device(0)
+            self.device = torch.device("cuda", 0)
+            if self.config.optimizer.offload_optimizer:  # Adam on the CPU; Ray would leave it one thread
+                torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.config.placement.workers_per_node))
+        torch.manual_seed(self.config.run.seed)
+        deepspeed.init_distributed(
+            "nccl" if self.device.type == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False
+        )
+        self.prompter = Prompter(self.config.model)
+        self.encoded = lru_cache(maxsize=4096)(self._encode)
+        self.datasets: dict[tuple[str, str], Dataset] = {}
+        self.train_set = self._dataset(self.config.data.path, self.config.data.split)
+        banned = self.prompter.banned_token_ids() if self.config.method == "grpo" else []
+        pad = self.prompter.tokenizer.pad_token_id or self.prompter.eos_token_id
+        self.policy = Policy(self.config, banned, self.device, total_updates, pad)
+        self.writer = ShardWriter(self.config, rank, world)
+        self.engine: Any = None
+        if self.config.method == "grpo":
+            from trainer.engine.rollout import Engine
+
+            self.policy.offload()
+            self.engine = Engine(self.config, self.prompter, max(1, self._most_images()))
+            self.engine.sleep()
+        name = torch.cuda.get_device_name() if self.device.type == "cuda" else ""
+        image_token_id = -1 if self.prompter.image_token_id is None else self.prompter.image_token_id
+        return {"device_name": name, "image_token_id": image_token_id}
+
+    def _dataset(self, path: str, split: str) -> Dataset:
+        if (path, split) not in self.datasets:
+            self.datasets[path, split] = Dataset(path, split)
+        return self.datasets[path, split]
+
+    def _most_images(self) -> int:
+        probe = range(min(len(self.train_set), 64))
+        return max(len(self.train_set[i].images) for i in probe)
+
+    def _encode(self, path: str, split: str, row: int) -> Encoded:
+        return self.prompter.encode(self._dataset(path, split)[row])
+
+    def _prompt(self, row: int) -> Encoded:
+        return self.encoded(self.config.data.path, self.config.data.split, row)
+
+    def prompt_lengths(self, rows: Sequence[int]) -> list[int]:
+        """Tokens of each row's prompt, image tokens included."""
+        return [self.prompter.length(self.train_set[row]) for row in rows]
+
+    # --- generation
+
+    def generate(
+        self, prompts: Sequence[Prompt], samples_per_prompt: int, temperature: float, path: str = "", split: str = ""
+    ) -> list[Sample]:
+        """Answers to this engine's prompts. All ranks of an engine compute; only its first returns them."""
+        path, split = path or self.config.data.path, split or self.config.data.split
+        encoded = [self.encoded(path, split, p.row) for p in prompts]
+        samples = self.engine.generate(
+            [(p, e, self.prompter.engine_prompt(e)) for p, e in zip(prompts, encoded, strict=True)],
+            samples_per_prompt=samples_per_prompt,
+            temperature=temperature,
+            max_tokens=self.config.rollout.max_tokens,
+        )
+        return samples if self.rank % self.config.rollout.tensor_parallel == 0 else []
+
+    def sync(self, version: int) -> None:
+        """Brings the policy's weights into the engine. Before: engine asleep. After: awake, policy's states away."""
+        from trainer.engine import weight_sync
+
+        self.policy.offload()
+        self.engine.wake_weights()
+        weight_sync.push(self.policy.weight_groups(self.config.rollout.sync_bucket_bytes), self.engine)
+        self.engine.wake_cache()
+        self.engine.version = version
+
+    def probe(self) -> dict[str, float]:
+        """Compares log-probabilities of engine and policy on fixed prompts of this rank, after a sync."""
+        tp = self.config.rollout.tensor_parallel
+        row = (self.rank // tp) % len(self.train_set)
+        prompt = Prompt(group=0, row=row, seed=7)
+        samples = self.engine.generate(
+            [(prompt, self._prompt(row), self.prompter.engine_prompt(self._prompt(row)))],
+            samples_per_prompt=2,
+            temperature=self.config.rollout.temperature,
+            max_tokens=min(PROBE_TOKENS, self.config.rollout.max_tokens),
+        )
+        batch = self._collate([(s.row, s.prompt_token_ids, s.token_ids) for s in samples])
+        gap = (self.policy.logprobs([batch])[0] - torch.tensor([x for s in samples for x in s.logprobs])).abs()
+        return {"mean": float(gap.mean()), "max": float(gap.max())}
+
+    # --- learning
+
+    def prepare_update(self) -> None:
+        """Puts the engine to sleep and takes the policy's states back."""
+        if self.engine is not None:
+            self.engine.sleep()
+        self.policy.reload()
+
+    def logprobs(self, items: list[list[TrainItem]]) -> list[list[float]]:
+        """The policy's log-probabilities of the answers, one flat list per micro-batch."""
+        return [x.tolist() for x in self.policy.logprobs([self._collate(self._parts(micro)) for micro in items])]
+
+    def update(
+        self, items: list[list[TrainItem]], tokens: int, sequences: int, old_logprobs: list[list[float]] | None = None
+    ) -> dict[str, float]:
+        """One optimizer step over this rank's micro-batches; tokens and sequences are counts over all ranks."""
+        from trainer.engine.policy import TrainMicroBatch
+
+        algorithm, batches = self.config.algorithm, []
+        for i, micro in enumerate(items):
+            batch = self._collate(self._parts(micro))
+            values = torch.tensor([item.advantage for item in micro])
+            batches.append(
+                TrainMicroBatch(
+                    batch=batch,
+                    advantages=discounted(values, batch.lengths, algorithm.gamma),
+                    weights=token_weights(batch.lengths, algorithm.loss_denominator, tokens, sequences),
+                    rollout_logprobs=torch.tensor([x for item in micro for x in item.rollout_logprobs]),
+                    old_logprobs=None if old_logprobs is None else torch.tensor(old_logprobs[i]),
+                )
+            )
+        stats = self.policy.update(batches)
+        return stats | {"perf/peak_memory_gib": self._peak_memory_gib()}
+
+    def _parts(self, micro: list[TrainItem]) -> list[tuple[int, list[int], list[int]]]:
+        return [(item.row, item.prompt_token_ids, item.token_ids) for item in micro]
+
+    def _collate(self, parts: list[tuple[int, list[int], list[int]]]) -> MicroBatch:
+        return collate(
+            parts,
+            self._prompt,
+            self.prompter.positions,
+            self.prompter.image_token_id,
+            self.policy.pad_id,
+            self.prompter.merge_size,
+        )
+
+    def _peak_memory_gib(self) -> float:
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated() / 2**30
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+    # --- checkpoints
+
+    def save(self, step: int, keep: list[int], send: bool) -> float:
+        """Starts writing this rank's shard of step `step`; returns the seconds that training stood still for it.
+
+        keep: steps whose local files stay. send: upload it as soon as it is written.
+        """
+        started = time.monotonic()
+        self.writer.start(step, self.policy.shards(self.writer.host), {}, keep, send)
+        if not self.config.checkpoint.asynchronous:
+            self.writer.wait()
+        return time.monotonic() - started
+
+    def send(self, step: int) -> None:
+        """Starts uploading what was written of step `step`."""
+        self.writer.send(step)
+
+    def save_status(self) -> RankStatus:
+        """Steps whose files are written, and uploaded; raises CheckpointError if this rank could not write."""
+        return self.writer.status()
+
+    def load(self, found: Found) -> None:
+        """Reads this rank's part of a committed checkpoint, written by any number of ranks. Raises CorruptCheckpoint.
+
+        Waits for no other rank: one whose files are damaged must not leave the others in a collective.
+        """
+        self.policy.load(ShardReader(found).read)
+
+    def loaded(self, updates: int) -> None:
+        """Goes on from what all ranks have loaded."""
+        self.policy.loaded(updates)
+
+
+def environment(config: RunConfig) -> dict[str, str]:
+    """Variables that vLLM, DeepSpeed and torch must find before they are imported."""
+    env = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "PYTHONWARNINGS": "ignore::FutureWarning",
+    }
+    if config.placement.device == "cpu":
+        threads = str(config.placement.threads_per_worker)
+        env |= {
+            "DS_ACCELERATOR": "cpu",
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            "TORCHDYNAMO_DISABLE": "1",  # else the first log-prob call compiles for 14 s
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # ranks of one machine would all bind to its first core
+        }
+    else:
+        # These all-reduces look for the peers' GPUs by index, where a rank is shown one, and would fail on some ranks.
+        env |= {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
+    return env

@@ -1,0 +1,216 @@
+"""The rollout engine: vLLM in the worker's own process. With weight_sync.py, the only file that imports vLLM."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm import LLM, SamplingParams
+from vllm.v1.sample.logits_processor import LogitsProcessor
+
+from trainer.algorithm.records import Prompt, Sample
+from trainer.config import ConfigError, RunConfig
+from trainer.data.processor import Encoded, Prompter
+from trainer.engine import weight_sync
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.sample.logits_processor import BatchUpdate
+
+ProcessorV2: Any = object
+"""What vLLM's model runner V2 (on GPUs) demands of a processor; in 0.26 it has none, and such engines run on V1."""
+with contextlib.suppress(ImportError):
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as ProcessorV2
+
+
+def _reduce_over_gloo() -> None:
+    """Keeps vLLM's CPU tensor parallelism off its shared-memory segments.
+
+    Under an external launcher their name is the same for every engine of the machine and a killed one leaves them
+    behind, so that the next engine cannot start. Where ranks name it differently, vLLM uses torch.distributed instead.
+    """
+    from vllm.distributed.device_communicators import cpu_communicator
+
+    segments: Any = cpu_communicator._CPUSHMDistributed
+    segments.make_group_name = staticmethod(lambda communicator: f"{communicator.unique_name}-{communicator.rank}")
+
+
+class BanTokens(LogitsProcessor, ProcessorV2):
+    """Sets the ids in `additional_config["banned_token_ids"]` to -inf before sampling, for every request.
+
+    It keeps no tensor: runner V2 makes processors within the weights' memory, which sleep level 2 discards.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, *_: Any) -> None:
+        additional: Any = vllm_config.additional_config
+        self.ranges = ranges(additional["banned_token_ids"])
+
+    def apply(self, logits: torch.Tensor, *_: Any) -> torch.Tensor:
+        """logits: [requests, vocabulary], changed in place."""
+        for start, stop in self.ranges:
+            logits[:, start:stop] = float("-inf")
+        return logits
+
+    def is_argmax_invariant(self) -> bool:
+        """No: the best token may be a banned one."""
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """The ban is the same for all requests."""
+
+
+def ranges(ids: Sequence[int]) -> list[tuple[int, int]]:
+    """Sorted ids as runs [start, stop)."""
+    out: list[tuple[int, int]] = []
+    for i in ids:
+        if out and out[-1][1] == i:
+            out[-1] = (out[-1][0], i + 1)
+        else:
+            out.append((i, i + 1))
+    return out
+
+
+class Engine:
+    """This rank's part of an engine of `rollout.tensor_parallel` ranks; all of them make the same calls."""
+
+    def __init__(self, config: RunConfig, prompter: Prompter, images_per_prompt: int) -> None:
+        weight_sync.register()
+        self.config = config
+        self.eos_token_id = prompter.eos_token_id
+        on_gpu = config.placement.device == "cuda"
+        rollout = config.rollout
+        extra: dict[str, Any] = {}
+        if on_gpu:
+            extra["gpu_memory_utilization"] = rollout.gpu_memory_utilization
+            extra["enable_sleep_mode"] = rollout.sleep_level > 0
+            if rollout.tensor_parallel > 1:
+                # vLLM's own all-reduces look for the peers' GPUs by index, and Ray shows each rank one. NCCL is left.
+                extra["disable_custom_all_reduce"] = True
+                extra["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
+        else:
+            extra["kv_cache_memory_bytes"] = int(rollout.kv_cache_gib * 2**30)
+            # A prompt cut in two would rewind its seeded generator, which torch's CPU generator cannot.
+            extra["enable_chunked_prefill"] = False
+            extra["max_num_batched_tokens"] = max(8192, config.data.prompt_max_tokens + rollout.max_tokens)
+            if rollout.tensor_parallel > 1:
+                _reduce_over_gloo()
+        if prompter.has_vision:
+            extra["limit_mm_per_prompt"] = {"image": images_per_prompt, "video": 0}
+            extra["mm_processor_kwargs"] = {"size": prompter.size}
+        if config.model.revision:
+            extra["revision"] = config.model.revision
+        try:
+            self.llm = LLM(
+                model=config.model.path,
+                dtype="bfloat16" if config.model.dtype == "bf16" else "float32",
+                load_format="auto",  # "dummy" would also randomise buffers that no sync brings (image normalisation)
+                tensor_parallel_size=rollout.tensor_parallel,
+                distributed_executor_backend="external_launcher",
+                max_model_len=config.data.prompt_max_tokens + rollout.max_tokens,
+                enforce_eager=rollout.eager or not on_gpu,
+                enable_prefix_caching=rollout.prefix_caching,
+                logprobs_mode="processed_logprobs",
+                logits_processors=[BanTokens],
+                additional_config={"banned_token_ids": prompter.banned_token_ids()},
+                weight_transfer_config={"backend": weight_sync.BACKEND},
+                generation_config="vllm",  # the model's own would change temperature, top_p and top_k
+                seed=0,
+                disable_log_stats=True,
+                **extra,
+            )
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                "vLLM does not fit this GPU: lower rollout.gpu_memory_utilization, or raise rollout.tensor_parallel"
+            ) from error
+        except ValueError as error:  # its own check of the memory
+            if "memory" not in str(error):
+                raise
+            key = "gpu_memory_utilization" if on_gpu else "kv_cache_gib"
+            raise ConfigError(f"vLLM's memory, rollout.{key}: {str(error).splitlines()[0]}") from error
+        self.version = -1
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Calls a method of vLLM's worker in this process."""
+        return self.llm.collective_rpc(method, args=args)
+
+    def reset_caches(self) -> None:
+        """Forgets what was computed with other weights: KV blocks, processed inputs, image embeddings (vllm#44910)."""
+        if not self.llm.reset_prefix_cache():
+            raise RuntimeError("the prefix cache was not reset: a request is still running")
+        self.llm.reset_mm_cache()
+        self.llm.llm_engine.reset_encoder_cache()
+
+    def sleep(self) -> None:
+        """Frees the engine's memory: KV cache, and weights by `rollout.sleep_level` (CUDA only)."""
+        if self._sleeps:
+            self.llm.sleep(level=self.config.rollout.sleep_level)
+
+    def wake_weights(self) -> None:
+        """First half of waking: memory for weights, which a sync must fill before anything is generated."""
+        self._wake("weights")
+
+    def wake_cache(self) -> None:
+        """Second half: memory for the KV cache."""
+        self._wake("kv_cache")
+
+    def _wake(self, tag: str) -> None:
+        if self._sleeps:
+            torch.cuda.empty_cache()  # what torch keeps of the policy's pass and of the sync, vLLM cannot use
+            self.llm.wake_up(tags=[tag])
+
+    @property
+    def _sleeps(self) -> bool:
+        return self.config.placement.device == "cuda" and self.config.rollout.sleep_level > 0
+
+    def generate(
+        self,
+        prompts: Sequence[tuple[Prompt, Encoded, dict[str, Any]]],
+        *,
+        samples_per_prompt: int,
+        temperature: float,
+        max_tokens: int,
+    ) -> list[Sample]:
+        """Samples answers; each draws from a seed of its own, so that neither order nor batch matters to it.
+
+        prompts: with how the policy reads each, and how vLLM takes it. Raises RuntimeError where the two disagree on
+        the prompt's tokens.
+        """
+        params = [
+            SamplingParams(
+                n=samples_per_prompt,
+                temperature=temperature,
+                max_tokens=max_tokens,
+                seed=prompt.seed if temperature else None,
+                logprobs=0,
+                stop_token_ids=[self.eos_token_id],
+                skip_special_tokens=True,
+            )
+            for prompt, _, _ in prompts
+        ]
+        requests: list[Any] = [request for _, _, request in prompts]
+        outputs = self.llm.generate(requests, params, use_tqdm=False)
+        samples = []
+        for (prompt, encoded, _), output in zip(prompts, outputs, strict=True):
+            if list(output.prompt_token_ids or ()) != encoded.token_ids:
+                raise RuntimeError(
+                    f"row {prompt.row}: engine and policy read its prompt as {len(output.prompt_token_ids or ())} and "
+                    f"{len(encoded.token_ids)} tokens: the processors of vLLM and transformers disagree"
+                )
+            for answer in sorted(output.outputs, key=lambda o: o.index):
+                ids = list(answer.token_ids)
+                samples.append(
+                    Sample(
+                        group=prompt.group,
+                        row=prompt.row,
+                        index=answer.index,
+                        prompt_token_ids=encoded.token_ids,
+                        token_ids=ids,
+                        logprobs=[step[i].logprob for step, i in zip(answer.logprobs or (), ids, strict=True)],
+                        text=answer.text,
+                        finished=answer.finish_reason == "stop",
+                        weight_version=self.version,
+                    )
+                )
+        return samples

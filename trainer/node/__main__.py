@@ -1,0 +1,82 @@
+"""One process per node, the same under every engine: `python -m trainer.node --config run.yaml`.
+
+    place -> checks -> meet the other nodes -> network -> Ray -> a real transfer between all nodes -> the job
+
+The head submits the training loop as a Ray job and every node leaves with its exit code (preemption.py). Every wait
+has a deadline that names who is missing; a node that vanishes ends the job on all others. Nothing is left running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import sys
+
+from trainer import config as configuration
+from trainer.config import ConfigError, RunConfig
+from trainer.node import preemption as preempt
+from trainer.node import rendezvous
+from trainer.node import topology as environment
+from trainer.node.head import HeadLauncher
+from trainer.node.launcher import Ended, Signals
+from trainer.node.ray_node import adopt_orphans
+from trainer.node.topology import NodeEnvironment
+from trainer.node.worker import WorkerLauncher
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs this node's part; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.node", description=__doc__)
+    parser.add_argument("--config", required=True, help="resolved configuration of the run (YAML)")
+    parser.add_argument("--preflight", action="store_true", help="checks and two minutes of all-reduce, no training")
+    parser.add_argument("--seconds", type=float, default=120.0, help="length of the all-reduce")
+    parser.add_argument("command", nargs="*", help="run this in place of the training loop (after --)")
+    arguments = parser.parse_args(argv)
+    try:
+        config = configuration.load(arguments.config)
+        node = environment.read(os.environ)
+        if not arguments.preflight:
+            check_shape(config, node)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return preempt.EXIT_CONFIG
+    arguments.config = os.path.abspath(arguments.config)
+    raise_file_limit()
+    adopt_orphans()
+    kind = HeadLauncher if node.is_head else WorkerLauncher
+    launcher = kind(config, node, arguments, Signals())
+    code = preempt.EXIT_ERROR
+    try:
+        code = launcher.run()
+    except Ended as end:
+        code, launcher.why = end.code, str(end)
+    except ConfigError as error:
+        code, launcher.why = preempt.EXIT_CONFIG, str(error)
+    except rendezvous.RendezvousError as error:
+        code, launcher.why = preempt.EXIT_NODE_LOST, str(error)
+    except RuntimeError as error:
+        launcher.why = str(error)
+    finally:
+        launcher.finish(code)
+    if launcher.why:
+        print(f"{'error: ' if code not in (0, 33, 130) else ''}{launcher.why}", file=sys.stderr, flush=True)
+    return code
+
+
+def check_shape(config: RunConfig, node: NodeEnvironment) -> None:
+    """Raises ConfigError where the engine started another number of nodes than the run asks for."""
+    if config.placement.nodes != node.nodes:
+        raise ConfigError(
+            f"placement.nodes is {config.placement.nodes}, and {node.engine} started {node.nodes}: make them equal"
+        )
+
+
+def raise_file_limit() -> None:
+    """As many open files as the system allows: each Ray worker, engine and rank holds hundreds."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,192 @@
+"""What the launchers of the head and of the other nodes share: signals, waits with a deadline, Ray, cleaning up."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
+
+from trainer.config import RunConfig
+from trainer.node import allreduce, rendezvous
+from trainer.node import preemption as preempt
+from trainer.node import topology as environment
+from trainer.node.ray_node import ROOT, Ports, RayNode, end_descendants, session_of_its_own
+from trainer.node.topology import NodeEnvironment
+
+POLL_S = 0.2
+INTERRUPT_GRACE_S = 60.0
+"""Ctrl-C: time for the checkpoint under way. A second Ctrl-C ends everything at once."""
+
+
+STOPPED = "stopped while starting"
+
+
+class Ended(Exception):
+    """The launch is over before the job's own end. `code` is the exit code for every node."""
+
+    def __init__(self, code: int, why: str):
+        super().__init__(why)
+        self.code = code
+
+
+class Signals:
+    """SIGTERM is a notice of preemption, SIGINT a person; what to do about it is decided in the loops."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.again = False
+        self.deadline = float("inf")
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._came)
+
+    def _came(self, number: int, frame: object) -> None:
+        if self.number is not None:
+            self.again = self.again or number == signal.SIGINT
+            return
+        self.number = number
+        grace_s = INTERRUPT_GRACE_S if number == signal.SIGINT else max(1.0, preempt.notice_s() - 1.0)
+        self.deadline = time.monotonic() + grace_s
+
+    @property
+    def code(self) -> int:
+        """The exit code that the signal asks for."""
+        return preempt.EXIT_INTERRUPTED if self.number == signal.SIGINT else preempt.EXIT_PREEMPTED
+
+    @property
+    def expired(self) -> bool:
+        """Whether the time after the signal is over."""
+        return self.again or time.monotonic() > self.deadline
+
+
+class Launcher(ABC):
+    """What head and workers share."""
+
+    def __init__(self, config: RunConfig, node: NodeEnvironment, arguments: argparse.Namespace, signals: Signals):
+        self.config, self.node, self.arguments, self.signals = config, node, arguments, signals
+        self.wait_s = config.placement.start_timeout_s
+        self.port = int(os.environ.get("SPOTRL_PORT", rendezvous.PORT))
+        self.env = dict(os.environ) | cache_variables(os.environ)
+        self.ray: RayNode | None = None
+        self.why = ""
+
+    def say(self, text: str) -> None:
+        """One line of this node's progress."""
+        print(f"[node {self.node.rank}] {text}" if self.node.nodes > 1 else text, flush=True)
+
+    def until(
+        self, what: Callable[[], str], code: int = preempt.EXIT_NODE_LOST, deadline_s: float = 0.0
+    ) -> Iterator[None]:
+        """Turns of a wait. Raises Ended on a signal, and after the deadline with `what()`: who or what is missing."""
+        deadline_s = deadline_s or self.wait_s
+        deadline = time.monotonic() + deadline_s
+        while time.monotonic() < deadline:
+            if self.signals.number is not None:
+                raise Ended(self.signals.code, STOPPED)
+            yield
+            time.sleep(POLL_S)
+        raise Ended(code, f"{what()} within {deadline_s:.0f} s")
+
+    def make_ray(self, address: str, ports: Ports, token: str = "") -> RayNode:
+        """Ray for this node, with the network that `address` is on."""
+        known = environment.interfaces()
+        interface = environment.interface_of(address, known)
+        self.env |= environment.network_variables(interface, os.environ, known)
+        placement = self.config.placement
+        # Exactly what the ranks need: with more, Ray would pack the ranks of two nodes onto one.
+        gpus = 0 if placement.device == "cpu" else placement.workers_per_node
+        cpus = placement.workers_per_node * (placement.threads_per_worker if placement.device == "cpu" else 1)
+        if self.node.nodes > 1:
+            self.say(f"network: {interface.name} {address}")
+        ray = RayNode(address=address, ports=ports, cpus=cpus, gpus=gpus, env=self.env, token=token)
+        # The node's first process tells every worker on it of a notice through this file.
+        ray.env[preempt.FLAG_VARIABLE] = str(ray.temp / "notice")
+        self.ray = ray
+        return ray
+
+    def allreduce(self, head: str, port: int, check: Callable[[], object]) -> int:
+        """This node's ranks of the preflight's all-reduce; returns an exit code."""
+        known = environment.interfaces()
+        address = head if self.node.is_head else environment.route_address(head)
+        self.env |= environment.network_variables(environment.interface_of(address, known), os.environ, known)
+        self.env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        placement, seconds = self.config.placement, self.arguments.seconds
+        ranks = placement.workers_per_node if placement.device == "cuda" else 1
+        command = allreduce.command(
+            sys.executable, seconds, placement.device, self.node.rank, self.node.nodes, ranks, head, port
+        )
+        with self.child(command, self.env) as process:
+            for _ in self.until(lambda: "the all-reduce did not end", preempt.EXIT_PREFLIGHT, 2 * seconds + 180.0):
+                check()
+                if process.poll() is not None:
+                    break
+        return preempt.EXIT_PREFLIGHT if process.returncode else preempt.EXIT_OK
+
+    def announce(self, reason: str) -> None:
+        """Tells this node's workers that the run is to save and stop."""
+        if self.ray is not None:
+            preempt.announce(reason, Path(self.ray.env[preempt.FLAG_VARIABLE]))
+
+    @abstractmethod
+    def run(self) -> int:
+        """The whole launch; returns the job's exit code. Raises Ended, ConfigError, RendezvousError."""
+
+    @abstractmethod
+    def finish(self, code: int) -> None:
+        """Tells the other nodes and ends everything that was started here."""
+
+    def close(self, code: int) -> None:
+        """Ends everything that this launcher started. Ray's logs stay where something went wrong."""
+        if self.ray is not None:
+            keep = code not in (preempt.EXIT_OK, preempt.EXIT_PREEMPTED, preempt.EXIT_INTERRUPTED, preempt.EXIT_CONFIG)
+            self.ray.close(keep)
+            if keep:
+                self.say(f"Ray's logs: {self.ray.temp}")
+        else:
+            end_descendants()
+
+    @contextlib.contextmanager
+    def child(
+        self,
+        command: list[str],
+        env: dict[str, str],
+    ) -> Generator[subprocess.Popen[str]]:
+        """A helper process in a session of its own, ended with the block or with this process."""
+        process = subprocess.Popen(
+            command, env=env, cwd=ROOT, text=True, stdin=subprocess.DEVNULL, preexec_fn=session_of_its_own
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                end_descendants_of(process)
+
+
+def end_descendants_of(process: subprocess.Popen[str]) -> None:
+    """Ends a helper process and its session."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(3.0)
+            return
+
+
+def cache_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Caches on the large volume (SPOTRL_CACHE, else WORK of the generated scripts) where nothing else is said."""
+    root = env.get("SPOTRL_CACHE") or env.get("WORK")
+    if not root:
+        return {}
+    places = {
+        "HF_HOME": "huggingface",
+        "VLLM_CACHE_ROOT": "vllm",
+        "TRITON_CACHE_DIR": "triton",
+        "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    }
+    return {name: str(Path(root) / "cache" / place) for name, place in places.items() if name not in env}

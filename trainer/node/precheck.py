@@ -1,0 +1,96 @@
+"""What can be known to fail before anything is started: model, data, memory, disk. Each failure is one line."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import psutil
+
+from data_prep.write.shards import Dataset
+from trainer.checkpoint.format import local_dir
+from trainer.checkpoint.writer import held_bytes
+from trainer.config import ConfigError, RunConfig, validate_saving
+
+CPU_WORKER_GIB = 1.6
+"""Resident memory of a CPU worker with a model of no size: torch, vLLM and DeepSpeed loaded (measured)."""
+BYTES_PER_PARAMETER = 32
+"""Of a CPU worker in fp32, one rank: weights, master, two moments, gradient, reference, engine, gathered copy."""
+CHECKPOINT_BYTES_PER_PARAMETER = 12
+"""fp32 master weight and two moments."""
+
+
+def precheck(config: RunConfig) -> None:
+    """Raises ConfigError with the change to make. Touches disk, never a device or the network."""
+    validate_saving(config)
+    weights = _model(config)
+    train = Dataset(config.data.path, config.data.split)
+    if not len(train):
+        raise ConfigError(f"{config.data.path} has no rows in split {config.data.split}: prepare it again")
+    if config.evaluation.every_steps:
+        Dataset(config.evaluation.path or config.data.path, config.evaluation.split)
+    _disk(config, weights)
+    if config.placement.device == "cpu":
+        _memory(config, weights)
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"placement.device is cuda and torch sees no GPU: install a driver for CUDA {torch.version.cuda} or newer "
+            "(nvidia-smi shows which the one here is for), or set placement.device=cpu"
+        )
+
+
+def _model(config: RunConfig) -> int:
+    """Bytes of the model's weight files; 0 where they are not on this disk."""
+    path = Path(config.model.path)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"model.path {path} has no config.json: give a Hugging Face model folder")
+        size = sum(f.stat().st_size for f in path.glob("*.safetensors"))
+        if not size:
+            raise ConfigError(f"model.path {path} has no *.safetensors weights: download them again")
+        return size
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", config.model.path):
+        raise ConfigError(f"model.path {config.model.path} is neither a folder nor a hub id (owner/name)")
+    if config.model.path.startswith(("./", "../")) or os.environ.get("HF_HUB_OFFLINE") == "1":
+        _cached(config)
+    return 0
+
+
+def _cached(config: RunConfig) -> None:
+    from huggingface_hub import try_to_load_from_cache
+
+    if not isinstance(try_to_load_from_cache(config.model.path, "config.json"), str):
+        raise ConfigError(f"model.path {config.model.path} is not on this disk, and the hub is switched off")
+
+
+def _disk(config: RunConfig, weights: int) -> None:
+    folder = Path(config.run.dir).resolve()
+    while not folder.exists():
+        folder = folder.parent
+    parameters = weights / (2 if config.model.dtype == "bf16" else 4)
+    kept = config.checkpoint.keep_last + config.checkpoint.keep_best + 1
+    need = parameters * CHECKPOINT_BYTES_PER_PARAMETER * kept / config.placement.nodes
+    held = held_bytes(local_dir(config))  # those of a run that goes on are among the kept ones
+    free = shutil.disk_usage(folder).free
+    if need > free + held:
+        raise ConfigError(
+            f"{kept} checkpoints need {need / 2**30:.2f} GiB and {folder} has {(free + held) / 2**30:.2f} for them: "
+            "point run.dir at a larger disk, or lower checkpoint.keep_last"
+        )
+
+
+def _memory(config: RunConfig, weights: int) -> None:
+    ranks = config.placement.workers_per_node
+    shared = weights / 4 * BYTES_PER_PARAMETER
+    need = ranks * (CPU_WORKER_GIB + config.rollout.kv_cache_gib) * 2**30 + shared
+    free = psutil.virtual_memory().available
+    if need > free:
+        raise ConfigError(
+            f"{ranks} CPU workers need about {need / 2**30:.1f} GiB of memory and {free / 2**30:.1f} are free: lower "
+            "placement.workers_per_node or rollout.kv_cache_gib, or close other programs"
+        )

@@ -1,0 +1,316 @@
+"""Ray on one node, and the training job on the head: processes of our own, ended by pid.
+
+Beside us there may be another Ray (SkyPilot's listens on 6380): `ray stop` would end it too, so it is never called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from trainer.config import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+TUNING = {
+    # A node that is gone is known after about 9 s; Ray's own settings take 64 s (measured with the link down).
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # `ray job stop` gives the job the time that a checkpoint under way may need.
+    "RAY_JOB_STOP_WAIT_TIME_S": "60",
+    # Ray would run the ranks at the lowest priority but one (15); they are what the machine is for.
+    "RAY_worker_niceness": "0",
+    "RAY_AUTH_MODE": "token",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+RAY = (
+    "import sys; sys.modules.update({'ray.serve.scripts': None, 'ray.util.state.state_cli': None}); "
+    "from ray.scripts.scripts import main; main()"
+)
+"""Ray's command line without two groups of commands that take it 2 s of CPU to import and that `start` never uses."""
+
+
+UNBLOCK = (
+    "import os, signal, sys; signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); "
+    "os.execvp(sys.argv[1], sys.argv[1:])"
+)
+"""Ray blocks SIGINT in its processes, and what they start inherits it: without this, Ctrl-C never reaches the job."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ports:
+    """Every port that Ray listens on, apart from the defaults of other Rays on the same machine."""
+
+    gcs: int = 6379
+    dashboard: int = 8265
+    client: int = 6382
+    node_manager: int = 6383
+    object_manager: int = 6384
+    agent_http: int = 6385
+    agent_grpc: int = 6386
+    runtime_env: int = 6387
+    metrics: int = 6388
+    first_worker: int = 21000
+    last_worker: int = 27999
+
+    @classmethod
+    def choose(cls, alone: bool) -> Ports:
+        """The fixed ports, so that a firewall can be opened for them; on a single node free ones in place of taken.
+
+        Raises ConfigError naming the port that is taken where other nodes must know it.
+        """
+        chosen = {}
+        for f in fields(cls):
+            port = int(f.default)  # ty: ignore[invalid-argument-type]
+            if f.name.endswith("_worker") or _is_free(port):
+                chosen[f.name] = port
+            elif alone:
+                chosen[f.name] = _free_port()
+            else:
+                raise ConfigError(f"port {port} ({f.name}) is taken on {socket.gethostname()}: end what listens there")
+        if alone and chosen["gcs"] != 6379:  # another run is on this machine: stay out of its workers' range too
+            start = 28000 + 1000 * (chosen["gcs"] % 4)
+            chosen |= {"first_worker": start, "last_worker": start + 999}
+        return cls(**chosen)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            s.bind(("", port))
+        except OSError:
+            return False
+        return True
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("", 0))
+        return s.getsockname()[1]
+
+
+def session_of_its_own() -> None:
+    """For a new child process: no signal of our terminal reaches it, and it is told to end if we are killed."""
+    os.setsid()
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of descendants whose own parent ends, so that none can be lost from sight."""
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+
+
+def end_descendants(grace_s: float = 5.0) -> int:
+    """Ends every process that this one started, directly or not; returns how many had to be killed."""
+    everyone = psutil.Process().children(recursive=True)
+    for process in everyone:
+        _signal(process, signal.SIGTERM)
+    _, alive = psutil.wait_procs(everyone, timeout=grace_s)
+    deadline = time.monotonic() + 10.0
+    killed = 0
+    while (alive := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
+        for process in alive:
+            killed += _signal(process, signal.SIGKILL)
+        psutil.wait_procs(alive, timeout=1.0)
+    return killed
+
+
+def _signal(process: psutil.Process, number: signal.Signals) -> bool:
+    try:
+        process.send_signal(number)
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def temporary(env: Mapping[str, str]) -> Path:
+    """Local folder for Ray: SPOTRL_TMP, else TMPDIR unless Ray's socket names would not fit under it, else /tmp.
+
+    Raises ConfigError if SPOTRL_TMP is too long.
+    """
+    longest = 107 - len("/spotrl-12345678/session_2026-01-01_00-00-00_123456_1234567/sockets/plasma_store")
+    if given := env.get("SPOTRL_TMP"):
+        if len(given) > longest:
+            raise ConfigError(f"SPOTRL_TMP {given} is too long for socket names: choose one of at most {longest} bytes")
+        return Path(given)
+    theirs = env.get("TMPDIR", "")
+    return Path(theirs) if theirs and len(theirs) <= longest and Path(theirs).is_dir() else Path("/tmp")
+
+
+class RayNode:
+    """Ray's processes on this node."""
+
+    def __init__(
+        self, *, address: str, ports: Ports, cpus: int, gpus: int | None, env: Mapping[str, str], token: str = ""
+    ):
+        """address: this node's on the job's network. gpus: None lets Ray count. token: for a worker, the head's."""
+        self.temp = Path(tempfile.mkdtemp(prefix="spotrl-", dir=temporary(env)))
+        self.address, self.ports, self.cpus, self.gpus = address, ports, cpus, gpus
+        self.token = token or secrets.token_hex(32)
+        token_file = self.temp / "token"
+        token_file.touch(0o600)
+        token_file.write_text(self.token)
+        path = os.pathsep.join([str(ROOT), *filter(None, [env.get("PYTHONPATH")])])
+        ours = {"RAY_AUTH_TOKEN_PATH": str(token_file), "PYTHONPATH": path}
+        self.env = {**{k: v for k, v in TUNING.items() if k not in env}, **env, **ours}
+        self.env.pop("RAY_ADDRESS", None)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.log = self.temp / "ray-start.log"
+
+    def start_head(self, dashboard_host: str) -> None:
+        """Starts the head with its dashboard; returns at once."""
+        self.dashboard_host = dashboard_host
+        self._start(
+            "--head", f"--port={self.ports.gcs}", f"--dashboard-host={dashboard_host}",
+            f"--dashboard-port={self.ports.dashboard}", f"--ray-client-server-port={self.ports.client}", "--no-monitor",
+        )  # fmt: skip
+
+    def start_worker(self, head: str) -> None:
+        """Joins the head at address:port; returns at once."""
+        self._start(f"--address={head}")
+
+    def _start(self, *role: str) -> None:
+        p = self.ports
+        command = [sys.executable, "-c", RAY, "start", "--block", "--disable-usage-stats", *role]
+        command += [f"--node-ip-address={self.address}", f"--temp-dir={self.temp}", f"--num-cpus={self.cpus}"]
+        command += [f"--node-manager-port={p.node_manager}", f"--object-manager-port={p.object_manager}"]
+        command += [f"--dashboard-agent-listen-port={p.agent_http}", f"--dashboard-agent-grpc-port={p.agent_grpc}"]
+        command += [f"--runtime-env-agent-port={p.runtime_env}", f"--metrics-export-port={p.metrics}"]
+        command += [f"--min-worker-port={p.first_worker}", f"--max-worker-port={p.last_worker}"]
+        if not self.env.get("SPOTRL_WORKER_LOGS"):
+            command.append("--include-log-monitor=false")
+        if self.gpus is not None:
+            command.append(f"--num-gpus={self.gpus}")
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, env=self.env, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                preexec_fn=session_of_its_own,
+            )  # fmt: skip
+
+    def ready(self) -> bool:
+        """Whether this node's part is up. Raises RuntimeError with the last lines of its log if it ended."""
+        if not self.alive():
+            raise RuntimeError("Ray ended on this node: " + self.complaint())
+        return b"Ray runtime started" in self.log.read_bytes()
+
+    def alive(self) -> bool:
+        """Whether Ray is running; it ends itself when one of its parts dies."""
+        return self.process is not None and self.process.poll() is None
+
+    def complaint(self) -> str:
+        """The last line of Ray's own log that says anything."""
+        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        return lines[-1][-300:] if lines else "it wrote nothing"
+
+    def close(self, keep_logs: bool) -> None:
+        """Ends Ray and all that it started. Its logs stay only if something went wrong."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(8.0)
+        end_descendants(grace_s=2.0)
+        if not keep_logs:
+            shutil.rmtree(self.temp, ignore_errors=True)
+
+    # --- the job, on the head -----------------------------------------------------------------------------------------
+
+    @property
+    def dashboard(self) -> str:
+        """URL of the dashboard and of the jobs' interface."""
+        host = "127.0.0.1" if self.dashboard_host == "0.0.0.0" else self.dashboard_host
+        return f"http://{host}:{self.ports.dashboard}"
+
+    def request(self, method: str, path: str, body: dict | None = None, timeout_s: float = 10.0) -> dict:
+        """One call of Ray's REST interface. Raises OSError (urllib's errors are such)."""
+        data = json.dumps(body).encode() if body is not None else None
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"}
+        request = urllib.request.Request(self.dashboard + path, data=data, headers=headers, method=method)
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            return json.loads(answer.read() or b"{}")
+
+    def submit(self, job_id: str, command: list[str], deadline_s: float, stop: Callable[[], bool]) -> Job:
+        """Submits `command`. Raises TimeoutError with what Ray answered last, InterruptedError at stop()."""
+        pid_file = self.temp / "job.pid"
+        entrypoint = (
+            f'cd "{ROOT}" && echo $$ > "{pid_file}" && exec {shlex.join([sys.executable, "-c", UNBLOCK, *command])}'
+        )
+        deadline, last = time.monotonic() + deadline_s, ""
+        while time.monotonic() < deadline:
+            if stop():
+                raise InterruptedError
+            try:
+                self.request("POST", "/api/jobs/", {"entrypoint": entrypoint, "submission_id": job_id}, 60.0)
+                return Job(self, job_id, pid_file)
+            except urllib.error.HTTPError as error:  # the head's agent is not up yet
+                last = error.read().decode(errors="replace").strip().splitlines()[-1][:300]
+            except OSError as error:
+                last = str(error)
+            time.sleep(0.2)
+        raise TimeoutError(f"Ray did not take the job within {deadline_s:.0f} s: {last}")
+
+
+@dataclass(frozen=True)
+class End:
+    """How a job ended."""
+
+    status: Literal["SUCCEEDED", "FAILED", "STOPPED"]
+    code: int | None
+    """Exit code of the driver, negative for a signal; None if Ray itself ended or never started it."""
+    message: str
+    """The first line of what Ray says of it."""
+
+
+class Job:
+    """The training job; its driver runs on the head."""
+
+    def __init__(self, node: RayNode, job_id: str, pid_file: Path):
+        self.node, self.id, self._pid_file = node, job_id, pid_file
+        self.log = node.temp / "session_latest" / "logs" / f"job-driver-{job_id}.log"
+
+    def pid(self) -> int | None:
+        """Process id of the driver once it runs."""
+        try:
+            return int(self._pid_file.read_text())
+        except (OSError, ValueError):
+            return None
+
+    def signal(self, number: int) -> bool:
+        """Sends a signal to the driver; False if it does not run yet or no more."""
+        pid = self.pid()
+        try:
+            return pid is not None and os.kill(pid, number) is None
+        except ProcessLookupError:
+            return False
+
+    def ended(self) -> End | None:
+        """How it ended, or None. Raises OSError if Ray does not answer."""
+        info = self.node.request("GET", f"/api/jobs/{self.id}")
+        if info["status"] not in ("SUCCEEDED", "FAILED", "STOPPED"):
+            return None
+        message = next((line for line in (info.get("message") or "").splitlines() if line.strip()), "")
+        return End(info["status"], 0 if info["status"] == "SUCCEEDED" else info.get("driver_exit_code"), message[:300])

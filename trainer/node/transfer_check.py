@@ -1,0 +1,63 @@
+"""A transfer from every node to the next through Ray's object store.
+
+`python -m trainer.node.transfer_check ADDRESS...`, the head first.
+
+A Ray that picked the wrong network shows every node alive, and the first task that crosses nodes then hangs.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+
+BYTES = 16 << 20
+DEADLINE_S = 90.0
+
+
+def main(addresses: list[str]) -> int:
+    """Returns 1 after naming the nodes or the pairs that did not work."""
+    import ray
+
+    ray.init(logging_level=logging.ERROR, log_to_driver=False)
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        alive = {n["NodeManagerAddress"]: n["NodeID"] for n in ray.nodes() if n["Alive"]}
+        missing = [a for a in addresses if a not in alive]
+        if not missing:
+            break
+        if time.monotonic() > deadline:
+            print(f"error: Ray does not see {', '.join(missing)}; it sees {', '.join(sorted(alive))}", file=sys.stderr)
+            return 1
+        time.sleep(0.2)
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    def on(address: str):
+        return NodeAffinitySchedulingStrategy(alive[address], soft=False)
+
+    @ray.remote(num_cpus=0)
+    def give() -> bytes:
+        return bytes(range(256)) * (BYTES // 256)
+
+    @ray.remote(num_cpus=0)
+    def take(block: bytes) -> tuple[int, bool]:
+        return len(block), block[:256] == bytes(range(256))
+
+    pairs = list(zip(addresses, addresses[1:] + addresses[:1], strict=True))
+    began = time.monotonic()
+    results = [
+        take.options(scheduling_strategy=on(to)).remote(give.options(scheduling_strategy=on(source)).remote())
+        for source, to in pairs
+    ]
+    ready, late = ray.wait(results, num_returns=len(results), timeout=max(1.0, deadline - time.monotonic()))
+    for pair, result in zip(pairs, results, strict=True):
+        if result in late or ray.get(result) != (BYTES, True):
+            print(f"error: {pair[0]} could not send {BYTES >> 20} MiB to {pair[1]} through Ray: open all ports between "
+                  "the nodes, or check the network interface", file=sys.stderr)  # fmt: skip
+    if not late:
+        print(f"every node sent {BYTES >> 20} MiB to the next in {time.monotonic() - began:.1f} s", flush=True)
+    return int(bool(late))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,98 @@
+"""The launcher of every node but the head: joins, lends its GPUs to Ray, and leaves with the head's exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from trainer.node import preemption as preempt
+from trainer.node import preflight, rendezvous
+from trainer.node.launcher import POLL_S, STOPPED, Ended, Launcher
+from trainer.node.ray_node import Ports
+
+
+class WorkerLauncher(Launcher):
+    """Any other node: joins, lends its GPUs, and leaves with the head's exit code."""
+
+    link: rendezvous.Link | None = None
+    cloud: preempt.Notice | None = None
+
+    def run(self) -> int:
+        """The whole launch. Raises Ended."""
+        failures = [f.__dict__ for f in preflight.check(self.config, self.node)]
+        hello: rendezvous.Message = {
+            "rank": self.node.rank,
+            "nodes": self.node.nodes,
+            "run": self.config.run_id,
+            "failures": failures,
+        }
+        hello |= {"host": os.uname().nodename, "facts": preflight.facts()}
+        self.link = rendezvous.join(
+            self.node.head, hello, self.wait_s, self.port, stop=lambda: self.signals.number is not None
+        )
+        self.say(f"joined the head {self.node.head} ({self.link.peer_address})")
+        order = self.hear(self.wait_s, "start", "allreduce")
+        if order["kind"] == "allreduce":
+            code = self.allreduce(order["head"], order["port"], lambda: self.hear(0))
+            if not code:
+                # Stays until the head has said how it ended: to leave first is to be lost.
+                self.hear(self.wait_s, "verdict")
+            return code
+        ray = self.make_ray(self.link.local_address, Ports.choose(alone=False), order["token"])
+        ray.start_worker(order["ray"])
+        for _ in self.until(lambda: f"Ray did not start on this node ({ray.complaint()})"):
+            self.hear(0)
+            if ray.ready():
+                break
+        self.link.send({"kind": "ready"})
+        told = False
+        # This machine's own metadata server: the head asks only its own.
+        cloud = self.cloud = preempt.Notice(signals=False)
+        while True:
+            self.hear(POLL_S)
+            if not ray.alive():
+                raise Ended(preempt.EXIT_NODE_LOST, f"Ray ended on this node: {ray.complaint()}")
+            if (self.signals.number is not None or cloud.reason) and not told:
+                told = True
+                reason = "interrupted" if self.signals.number == signal.SIGINT else cloud.reason or "SIGTERM"
+                self.announce(reason)
+                self.link.send({"kind": "notice", "reason": reason})
+            if self.signals.expired:
+                raise Ended(self.signals.code, "the time after the notice is over")
+
+    def hear(self, timeout_s: float, *wanted: str) -> rendezvous.Message:
+        """The next message of a wanted kind, or {} after `timeout_s` if none is wanted. Raises Ended at the end."""
+        assert self.link is not None
+        deadline = time.monotonic() + timeout_s
+        while True:
+            message = self.link.receive(min(POLL_S, timeout_s)) or {}
+            match message.get("kind"):
+                case "end":
+                    raise Ended(message["code"], "")
+                case "refused":
+                    raise Ended(preempt.EXIT_CONFIG, message["why"])
+                case "notice":
+                    self.announce(message["reason"])
+                case kind if kind in wanted:
+                    return message
+            if not message and (why := self.link.lost()):
+                raise Ended(preempt.EXIT_NODE_LOST, f"the head {self.node.head} is lost: it {why}")
+            if wanted and self.signals.number is not None:
+                raise Ended(self.signals.code, STOPPED)
+            if time.monotonic() >= deadline:
+                if wanted:
+                    raise Ended(
+                        preempt.EXIT_NODE_LOST, f"the head {self.node.head} did not go on within {timeout_s:.0f} s"
+                    )
+                return {}
+
+    def finish(self, code: int) -> None:
+        """Tells the head why, if it was not the head that said so, then cleans up."""
+        if self.link and code:
+            self.link.send({"kind": "failed", "code": code, "why": self.why})
+        self.close(code)
+        if self.cloud:
+            self.cloud.close()
+        if self.link:
+            self.link.close()

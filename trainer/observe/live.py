@@ -1,0 +1,292 @@
+"""The live display of a run, followed from another process: `python -m trainer.observe.live RUN_DIR`, or `follow`.
+
+It reads what the trainer writes (metrics.jsonl, progress.json) and nothing else, so it can be started, stopped and
+started again at any time. On a terminal it redraws in place; elsewhere it prints one line per step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from trainer.observe.metrics import merge_lines, read_progress
+
+REFRESH_S = 1.0
+PHASE_COLORS = {
+    "rollout": "dodger_blue2",
+    "grade": "dark_orange",
+    "update": "green3",
+    "sync": "deep_sky_blue4",
+    "checkpoint": "indian_red",
+    "eval": "gold3",
+    "other": "grey50",
+}
+ROWS = (
+    ("reward", "reward/mean", "{:.3f}"),
+    ("accuracy", "reward/accuracy", "{:.1%}"),
+    ("format", "reward/format", "{:.1%}"),
+    ("held-out accuracy", "eval/accuracy", "{:.1%}"),
+    ("loss", "sft/loss", "{:.4f}"),
+    ("KL to reference", "kl/mean", "{:.2e}"),
+    ("entropy", "entropy/mean", "{:.3f}"),
+    ("answer tokens", "tokens/response_mean", "{:.1f}"),
+    ("cut short", "tokens/truncated_fraction", "{:.1%}"),
+    ("groups all alike", "group/zero_std_fraction", "{:.1%}"),
+    ("gradient norm", "grad/norm", "{:.3f}"),
+    ("engine mismatch", "mismatch/logprob_abs_mean", "{:.1e}"),
+    ("rollout tokens/s", "perf/rollout_tokens_per_s", "{:,.0f}"),
+    ("training tokens/s", "perf/train_tokens_per_s", "{:,.0f}"),
+)
+"""Label, metric, format; a row is shown once its metric has been seen."""
+
+
+class Tail:
+    """Reads a growing metrics.jsonl piece by piece, and from the beginning where a resumed run has rewritten it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._inode, self._offset, self._rest = path, 0, 0, b""
+        self._steps: dict[int, dict[str, Any]] = {}
+
+    def read(self) -> list[dict[str, Any]]:
+        """Takes in complete new lines and returns them."""
+        try:
+            stat = self._path.stat()
+        except FileNotFoundError:
+            return []
+        if stat.st_ino != self._inode or stat.st_size < self._offset:
+            self._offset, self._rest, self._steps = 0, b"", {}
+        self._inode = stat.st_ino
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        self._offset += len(data)
+        *complete, self._rest = (self._rest + data).split(b"\n")
+        return merge_lines(self._steps, (line + b"\n" for line in complete))
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """Metrics per step so far."""
+        return list(self._steps.values())
+
+
+def follow(
+    run_dir: str | Path,
+    stop: Callable[[], bool] | None = None,
+    console: Console | None = None,
+    poll_s: float = REFRESH_S,
+) -> str:
+    """Shows the run until `stop()` is true (None: until the run says that it has ended). Returns its last status.
+
+    With `stop`, what an earlier attempt left in the run directory is not shown as news.
+    """
+    console = console or Console()
+    run_dir = Path(run_dir)
+    began = time.time() if stop else 0.0
+    tail = Tail(run_dir / "metrics.jsonl")
+    if console.is_terminal:
+        with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
+            for progress, history, _ in _watch(run_dir, tail, began, stop, poll_s):
+                live.update(render(run_dir.name, progress, history, console.width), refresh=True)
+    else:
+        shown = began
+        for progress, _, new in _watch(run_dir, tail, began, stop, poll_s):
+            for record in new:
+                if not shown or record.get("time/unix_s", shown) > shown:
+                    shown = record.get("time/unix_s", shown)
+                    console.print(plain_line(record, progress), highlight=False, soft_wrap=True)
+    return str(progress.get("status", "unknown"))
+
+
+def _watch(run_dir: Path, tail: Tail, began: float, stop: Callable[[], bool] | None, poll_s: float) -> Any:
+    """Yields (progress, history, new records) until the end, and once more after it."""
+    while True:
+        over = stop() if stop else False
+        ended = read_progress(run_dir).get("status", "running") != "running"
+        new = tail.read()  # after the status, so that no line of an ended run is missed; before what is shown with it
+        progress = read_progress(run_dir)
+        if stop and not over and progress.get("updated_unix_s", 0) < began:
+            progress = {}
+        yield progress, tail.history, new
+        if over or (ended and not stop):
+            return
+        time.sleep(poll_s)
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
+def plain_line(record: dict[str, Any], progress: dict[str, Any]) -> str:
+    """One step as one line, for logs."""
+    total = progress.get("total_steps") or 0
+    parts = [f"step {record['step']}" + (f"/{total}" if total else "")]
+    short = {"reward/mean": "reward", "reward/accuracy": "accuracy", "eval/accuracy": "held-out", "sft/loss": "loss"}
+    short |= {"kl/mean": "kl", "tokens/response_mean": "tokens", "mismatch/logprob_abs_mean": "mismatch"}
+    for _, name, form in ROWS:
+        if name in short and name in record:
+            parts.append(f"{short[name]} {form.format(record[name])}")
+    phases = [(n, s) for n, s in phase_seconds([record]) if n != "other"]
+    if "time/step_s" in record:
+        detail = " ".join(f"{name} {seconds:.1f}" for name, seconds in phases)
+        parts.append(f"{record['time/step_s']:.1f} s" + (f" ({detail})" if detail else ""))
+    return " | ".join(parts)
+
+
+def phase_seconds(history: Sequence[dict[str, Any]]) -> list[tuple[str, float]]:
+    """Mean seconds per step of each phase, in the order in which a step runs them; `other` is what no phase covers."""
+    timed = [r for r in history if "time/step_s" in r]
+    if not timed:
+        return []
+    names = [n for n in PHASE_COLORS if any(f"time/{n}_s" in r for r in timed)]
+    means = [(n, sum(r.get(f"time/{n}_s", 0.0) for r in timed) / len(timed)) for n in names]
+    rest = sum(r["time/step_s"] for r in timed) / len(timed) - sum(s for _, s in means)
+    return means + ([("other", rest)] if rest > 0 else [])
+
+
+def eta_s(history: Sequence[dict[str, Any]], total_steps: int) -> float | None:
+    """Seconds to the end, from the mean of the last 20 steps; None where it cannot be told."""
+    steps = [r["time/step_s"] for r in history[-20:] if "time/step_s" in r]
+    if not steps or not total_steps:
+        return None
+    return sum(steps) / len(steps) * max(total_steps - history[-1]["step"], 0)
+
+
+def duration(seconds: float) -> str:
+    """3 -> "3 s", 200 -> "3 min 20 s", 8000 -> "2 h 13 min", 200000 -> "2 d 7 h"."""
+    s = round(seconds)
+    for big, small, unit, sub in ((86400, 3600, "d", "h"), (3600, 60, "h", "min"), (60, 1, "min", "s")):
+        if s >= big:
+            return f"{s // big} {unit} {s % big // small} {sub}"
+    return f"{s} s"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The course of `values` in at most `width` block characters, each the mean of its share; gaps where not finite."""
+    if len(values) > width:
+        edges = [round(i * len(values) / width) for i in range(width + 1)]
+        parts = [values[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    else:
+        parts = [[v] for v in values]
+    finite = [[v for v in part if math.isfinite(v)] for part in parts]
+    means = [sum(part) / len(part) if part else math.nan for part in finite]
+    known = [m for m in means if math.isfinite(m)]
+    if not known:
+        return ""
+    low, span = min(known), (max(known) - min(known)) or 1.0
+    return "".join(" " if math.isnan(m) else "▁▂▃▄▅▆▇█"[min(int((m - low) / span * 8), 7)] for m in means)
+
+
+def render(name: str, progress: dict[str, Any], history: Sequence[dict[str, Any]], width: int) -> RenderableType:
+    """The whole display."""
+    inner = min(width, 110) - 6
+    body: list[RenderableType] = [_headline(progress, history, inner)]
+    if history:
+        body += [Text(""), _values(history, inner)]
+    if any("time/step_s" in r for r in history):
+        body += [Text(""), _phase_bar(history[-20:], inner)]
+    status = progress.get("status", "starting")
+    color = {"running": "cyan", "finished": "green", "failed": "red"}.get(status, "yellow")
+    return Panel(
+        Group(*body),
+        title=f"[bold]{name}[/bold]",
+        title_align="left",
+        subtitle=_state(progress),
+        subtitle_align="right",
+        border_style=color,
+        box=box.ROUNDED,
+        padding=(1, 2),
+        width=min(width, 110),
+    )
+
+
+def _state(progress: dict[str, Any]) -> Text:
+    status = progress.get("status", "starting")
+    if status != "running":
+        return Text(
+            status, style="bold green" if status == "finished" else "bold red" if status == "failed" else "bold"
+        )
+    since = time.time() - progress.get("phase_since_unix_s", time.time())
+    text = Text(f"{progress.get('message') or progress.get('phase', '')} ")
+    return text.append(duration(max(since, 0)), style="dim")
+
+
+def _headline(progress: dict[str, Any], history: Sequence[dict[str, Any]], width: int) -> RenderableType:
+    total = progress.get("total_steps") or 0
+    done = history[-1]["step"] if history else 0
+    left = eta_s(history, total)
+    text = Text.assemble(("step ", "dim"), (f"{done}", "bold"), (f" of {total}" if total else "", "dim"))
+    recent = [r["time/step_s"] for r in history[-20:] if "time/step_s" in r]
+    if recent:
+        text.append("   ").append(f"{sum(recent) / len(recent):.2f}", style="bold").append(" s/step", style="dim")
+    if left and progress.get("status") == "running":
+        text.append("   ").append(duration(left), style="bold").append(" to go", style="dim")
+    if not total:
+        return text
+    grid = Table.grid(padding=(0, 2))
+    bar = ProgressBar(total=total, completed=done, width=max(10, width - text.cell_len - 2), finished_style="green")
+    grid.add_row(text, bar)
+    return grid
+
+
+def _values(history: Sequence[dict[str, Any]], width: int) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(justify="right", style="bold", no_wrap=True, min_width=9)
+    table.add_column(no_wrap=True)
+    for label, name, form in ROWS:
+        seen = [(r["step"], float(r[name])) for r in history if name in r]
+        if not seen:
+            continue
+        values = [v for _, v in seen]
+        style = "green" if name.startswith(("reward/", "eval/")) else "magenta" if name.startswith("perf/") else "cyan"
+        line = Text(sparkline(values, max(8, width - 34)), style=style)
+        if name.startswith("eval/"):
+            line.append(f"  {form.format(values[0])} at step {seen[0][0]}", style="dim")
+        table.add_row(label, form.format(values[-1]), line)
+    return table
+
+
+def _phase_bar(history: Sequence[dict[str, Any]], width: int) -> Group:
+    phases = phase_seconds(history)
+    total = sum(s for _, s in phases) or 1.0
+    bar, legend, at = Text(), [], 0.0
+    for name, seconds in phases:
+        color = PHASE_COLORS[name]
+        cells = round((at + seconds) / total * width) - round(at / total * width)
+        at += seconds
+        bar.append("█" * cells, style=color)
+        if seconds / total >= 0.005:
+            legend.append(Text.assemble(("■ ", color), f"{name} ", (f"{seconds:.2f} s", "dim")))
+    return Group(bar, Columns(legend, padding=(0, 3)))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.observe.live", description=follow.__doc__)
+    parser.add_argument("run_dir", type=Path)
+    run_dir = parser.parse_args(argv).run_dir
+    if not run_dir.is_dir():
+        print(f"no run at {run_dir}: give the directory that holds its metrics.jsonl", file=sys.stderr)
+        return 2
+    try:
+        follow(run_dir)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,102 @@
+"""The fixed table of metric names: what each is, and its unit. docs/metrics.md is this table, held to it by a test.
+
+Names starting with `time/` or `perf/` may differ between equal runs; all others are the same to the last bit.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Name(NamedTuple):
+    """One metric."""
+
+    unit: str
+    meaning: str
+
+
+NAMES: dict[str, Name] = {
+    # --- what the policy earns
+    "reward/mean": Name("reward", "Mean reward of the step's answers, before any normalisation."),
+    "reward/std": Name("reward", "Standard deviation of the same, over all answers of the step."),
+    "reward/accuracy": Name(
+        "fraction", "Mean accuracy reward: with the built-in grader, the share of correct answers."
+    ),
+    "reward/format": Name("fraction", "Share of answers with exactly one think and one answer block."),
+    "reward/correct_rate": Name("fraction", "Share of answers that the grader found correct."),
+    "reward/wrong_rate": Name("fraction", "Share of answers that it found wrong."),
+    "reward/no_answer_rate": Name("fraction", "Share of answers in which it found no final answer."),
+    "reward/timeout_rate": Name("fraction", "Share of answers whose grader was killed at its deadline."),
+    "reward/error_rate": Name("fraction", "Share of answers on which the grader raised an error."),
+    "reward/algebra_fraction": Name("fraction", "Share of answers that needed symbolic algebra, the slow path."),
+    "group/zero_std_fraction": Name(
+        "fraction", "Share of prompts whose answers all earned the same: they teach nothing."
+    ),
+    # --- the update
+    "loss/total": Name("loss", "What was minimised: policy + kl_coef * KL. Mean over the step's updates."),
+    "loss/policy": Name("loss", "The clipped surrogate. Near 0 by construction where each step is one update."),
+    "kl/mean": Name("nats/token", "The estimate of the KL from policy to reference in the loss, before kl_coef."),
+    "entropy/mean": Name("nats/token", "Entropy of the policy's next-token distribution; its collapse ends learning."),
+    "ratio/mean": Name("ratio", "Mean probability ratio of policy to the policy that the update started from."),
+    "ratio/clip_fraction": Name("fraction", "Share of tokens whose surrogate was clipped."),
+    "grad/norm": Name("norm", "Global gradient norm before clipping; mean over the step's updates."),
+    "optim/lr": Name("", "Learning rate; mean over the step's updates."),
+    # --- engine against policy
+    "mismatch/logprob_abs_mean": Name(
+        "nats", "Mean absolute log-prob difference of engine and policy over the sampled tokens."
+    ),
+    "mismatch/logprob_abs_max": Name("nats", "Largest of the same."),
+    "mismatch/kl": Name("nats/token", "KL from engine to policy on the sampled tokens, k3 estimator."),
+    # --- the answers
+    "tokens/prompt_mean": Name("tokens", "Mean prompt length, image tokens included."),
+    "tokens/prompt_max": Name("tokens", "Longest prompt."),
+    "tokens/response_mean": Name("tokens", "Mean answer length."),
+    "tokens/response_min": Name("tokens", "Shortest answer."),
+    "tokens/response_max": Name("tokens", "Longest answer."),
+    "tokens/truncated_fraction": Name("fraction", "Share of answers cut at `rollout.max_tokens`."),
+    "tokens/step": Name("tokens", "Prompt and answer tokens of the step, over all ranks."),
+    # --- the data
+    "data/left_out": Name("rows", "Rows of the split left out because their prompt is too long."),
+    # --- held out
+    "eval/accuracy": Name("fraction", "Share of correct answers on the held-out split."),
+    "eval/format": Name("fraction", "Share of well-formed answers on it."),
+    "eval/response_tokens_mean": Name("tokens", "Mean answer length on it."),
+    "eval/truncated_fraction": Name("fraction", "Share of answers on it cut at their longest."),
+    # --- supervised fine-tuning
+    "sft/loss": Name("nats/token", "Mean cross-entropy of the answer tokens."),
+    # --- time
+    "time/step_s": Name("s", "The whole step, from the end of the one before it."),
+    "time/rollout_s": Name("s", "Generating answers."),
+    "time/grade_s": Name("s", "Grading them, and the advantages."),
+    "time/update_s": Name("s", "Log-probabilities, forward, backward, optimizer; moving states in before it."),
+    "time/sync_s": Name("s", "New weights into the engine."),
+    "time/checkpoint_s": Name(
+        "s", "What the save after the step before held the loop up; the writing goes on beside it."
+    ),
+    "time/eval_s": Name("s", "Held-out evaluation."),
+    "time/unix_s": Name("s", "Wall clock when the line was written, seconds since 1970. Written by `Metrics` itself."),
+    # --- speed and memory
+    "perf/rollout_tokens_per_s": Name("tokens/s", "Sampled answer tokens per second of `time/rollout_s`, all engines."),
+    "perf/train_tokens_per_s": Name("tokens/s", "Prompt and answer tokens per second of `time/update_s`, all ranks."),
+    "perf/tokens_per_s_per_gpu": Name("tokens/s", "Prompt and answer tokens per second of the whole step, per rank."),
+    "perf/mfu_train": Name(
+        "fraction", "FLOPs of the update / peak of the GPUs (trainer/hardware/flops.py); absent if unknown."
+    ),
+    "perf/hfu_train": Name("fraction", "The same with the activations that gradient checkpointing computes again."),
+    "perf/mfu_rollout": Name("fraction", "FLOPs of generation, prefill and decode / peak of the GPUs."),
+    "perf/peak_memory_gib": Name("GiB", "Largest memory of a worker so far: of its GPU, or of its process on CPU."),
+    "perf/grader_restarts": Name("count", "Grader processes killed and replaced so far."),
+    "perf/checkpoint_save_s": Name("s", "The last save from start to commit, upload included."),
+    "perf/checkpoint_stall_s": Name("s", "What it held the loop up."),
+    "perf/checkpoint_gib": Name("GiB", "Its size over all ranks."),
+    "perf/checkpoint_failures": Name("count", "Saves given up so far."),
+    "perf/checkpoint_interval_steps": Name("steps", "Steps between saves, as chosen."),
+}
+
+PREFIXES = {"eval/accuracy_": "Held-out accuracy on one source of a data set that has several."}
+"""Names that end in what the data calls them."""
+
+
+def unknown(names: set[str] | list[str]) -> list[str]:
+    """Those of `names` that the table lacks, sorted. A user's reward function may add its own; the trainer may not."""
+    return sorted(name for name in set(names) - set(NAMES) if not name.startswith(tuple(PREFIXES)))

@@ -1,0 +1,354 @@
+"""What a run writes about itself while it runs, and how it is read back.
+
+    config.yaml      the resolved configuration
+    metrics.jsonl    one line per step: {"step": 12, "reward/mean": 0.5, ...}, keys sorted
+    samples.jsonl    some of the answers with their grades; pictures under samples/, named by their content
+    attempts.jsonl   one line per start of the trainer: a spot run has several
+    progress.json    the phase that runs right now, for another process to show (`Phases`)
+    tensorboard/     event files      wandb/  Weights & Biases
+
+A line is written with one system call, so a SIGKILL loses at most the line it tears. Names and units: docs/metrics.md.
+This module imports only the standard library: the display and the report run where the training stack is not installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import math
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer import config as configuration
+from trainer.config import RunConfig
+
+PICTURE_SIDE = 448
+"""Longest side of a kept sample picture, in pixels."""
+NAME = re.compile(r"[a-z0-9_]+/[A-Za-z0-9_.@-]+")
+
+
+class Metrics:
+    """Writes the metrics and samples of one run to every place the configuration asks for. Lives in the driver."""
+
+    def __init__(
+        self,
+        run_dir: str | Path,
+        config: RunConfig,
+        resume_step: int = 0,
+        history: bytes = b"",
+        samples: bytes = b"",
+    ) -> None:
+        """Opens the run's files, going on after `resume_step` (0: a fresh start, which drops what an earlier one left).
+
+        history, samples: metrics.jsonl and samples.jsonl as saved with the checkpoint, for a new node whose disk lacks
+        the lines up to `resume_step`; the samples' pictures are not restored. Raises ConfigError when W&B is asked to
+        be online without an account.
+        """
+        self.run_dir, self.config = Path(run_dir), config
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        self._pictures = self.run_dir / "samples"
+        path = self.run_dir / "metrics.jsonl"
+        if history and _last_step(path, resume_step) < resume_step:
+            _replace(path, history)
+            if samples:
+                _replace(self.run_dir / "samples.jsonl", samples)
+        truncate(path, resume_step)
+        truncate(self.run_dir / "samples.jsonl", resume_step)
+        if resume_step <= 0:
+            (self.run_dir / "attempts.jsonl").unlink(missing_ok=True)
+        _replace(self.run_dir / "config.yaml", configuration.dump(config).encode())
+        start = {"resume_step": resume_step, "unix_s": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
+        _append(self.run_dir / "attempts.jsonl", start)
+        self._trackers = self._open_trackers(resume_step)
+
+    def _open_trackers(self, resume_step: int) -> list[Any]:
+        from trainer.observe.trackers import TensorBoard, WeightsAndBiases
+
+        trackers: list[Any] = []
+        if self.config.logging.tensorboard:
+            trackers.append(TensorBoard(self.run_dir / "tensorboard", resume_step))
+        if self.config.logging.wandb != "disabled":
+            trackers.append(WeightsAndBiases(self.run_dir, self.config, resume_step))
+        return trackers
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes one line. Several lines of one step are merged by the readers, the later value of a name winning.
+
+        Raises ValueError for a name that is not `section/name`, TypeError for a value that is not a number.
+        """
+        for name in values:
+            if not NAME.fullmatch(name):
+                raise ValueError(f"metric name {name!r}: write it as section/name_unit, as in docs/metrics.md")
+        numbers = {name: _number(name, value) for name, value in values.items()}
+        _append(
+            self.run_dir / "metrics.jsonl",
+            {"step": int(step), "time/unix_s": time.time()} | {n: _json_number(v) for n, v in numbers.items()},
+        )
+        for tracker in self._trackers:
+            tracker.log(step, numbers)
+
+    def samples(self, step: int, rows: list[dict[str, Any]]) -> None:
+        """Writes answers with their grades.
+
+        Each row: row, question, answer (the text), gold, verdict, reward, advantage, tokens (of the answer), and
+        image_pngs: encoded pictures (PNG, JPEG or WebP), which are kept at no more than PICTURE_SIDE pixels.
+        """
+        written = []
+        for row in rows:
+            record = {"step": int(step)} | {k: v for k, v in row.items() if k != "image_pngs"}
+            record["images"] = [self._keep_picture(data) for data in row.get("image_pngs", [])]
+            for key in ("reward", "advantage"):
+                if key in record:
+                    record[key] = _json_number(_number(key, record[key]))
+            _append(self.run_dir / "samples.jsonl", record)
+            written.append(record)
+        for tracker in self._trackers:
+            tracker.samples(step, written)
+
+    def _keep_picture(self, data: bytes) -> str:
+        """Stores a picture under its content's hash; returns its path relative to the run directory."""
+        self._pictures.mkdir(exist_ok=True)
+        stem = hashlib.sha256(data).hexdigest()[:16]
+        for known in self._pictures.glob(stem + ".*"):
+            return f"samples/{known.name}"
+        data, suffix = thumbnail(data, PICTURE_SIDE)
+        _replace(self._pictures / f"{stem}{suffix}", data)
+        return f"samples/{stem}{suffix}"
+
+    def history(self) -> bytes:
+        """All lines so far, to be saved with a checkpoint so that the curves survive the loss of the node's disk."""
+        path = self.run_dir / "metrics.jsonl"
+        return path.read_bytes() if path.exists() else b""
+
+    def close(self) -> None:
+        """Flushes and closes every tracker. The files of this module need no closing."""
+        while self._trackers:
+            self._trackers.pop().close()
+
+
+class Phases:
+    """Times the phases of a step on the monotonic clock, tells other processes which one runs, and polls in between.
+
+        with phases("rollout"): ...
+        with phases("update"): ...
+        metrics.log(step, phases.take())
+
+    A phase inside another one pauses the outer: no second is counted twice.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | Path | None = None,
+        on_boundary: Callable[[str], Any] | None = None,
+        total_steps: int = 0,
+    ) -> None:
+        """run_dir: where `progress.json` goes (None: nowhere). on_boundary: called with its name after every outermost
+        phase that ended well; what it raises stops the loop (a preemption notice). total_steps: 0 where it is
+        not known.
+        """
+        self._path = Path(run_dir) / "progress.json" if run_dir else None
+        self._on_boundary = on_boundary
+        self._seconds: dict[str, float] = {}
+        self._stack: list[str] = []
+        self._taken = False
+        self._mark = self._began = time.monotonic()
+        now = time.time()
+        self._state: dict[str, Any] = {
+            "status": "running",
+            "step": 0,
+            "total_steps": total_steps,
+            "phase": "start",
+            "phase_since_unix_s": now,
+            "step_since_unix_s": now,
+            "started_unix_s": now,
+            "pid": os.getpid(),
+        }
+        self._write()
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Generator[None]:
+        """Times the body as phase `name`; its metric is `time/{name}_s`."""
+        self._charge()
+        self._stack.append(name)
+        self._show(name)
+        try:
+            yield
+        finally:
+            self._charge()
+            self._stack.pop()
+            self._show(self._stack[-1] if self._stack else "between")
+        if not self._stack and self._on_boundary:
+            self._on_boundary(name)
+
+    def begin(self, step: int, total_steps: int | None = None) -> None:
+        """Says that step `step` begins (1 is the first).
+
+        The clock of the first one starts here; that of a later one where the last `take` ended, so that what comes
+        between logging and the next step, such as a checkpoint, is that step's.
+        """
+        if not self._taken:
+            self._seconds, self._began = {}, time.monotonic()
+        self._state |= {"step": step, "step_since_unix_s": time.time()}
+        if total_steps is not None:
+            self._state["total_steps"] = total_steps
+        self._write()
+
+    def take(self) -> dict[str, float]:
+        """Seconds per phase since the last call, and `time/step_s`; starts anew."""
+        self._charge()
+        now = time.monotonic()
+        taken = {f"time/{name}_s": seconds for name, seconds in self._seconds.items()}
+        taken["time/step_s"] = now - self._began
+        self._seconds, self._began, self._taken = {}, now, True
+        return taken
+
+    def note(self, **fields: Any) -> None:
+        """Puts more into `progress.json`, for example `message="loading the model"`."""
+        self._state |= fields
+        self._write()
+
+    def finish(self, status: str = "finished") -> None:
+        """Says how the run ended: finished, preempted, interrupted or failed."""
+        self._state |= {"status": status, "phase": status, "phase_since_unix_s": time.time()}
+        self._write()
+
+    def _charge(self) -> None:
+        now = time.monotonic()
+        if self._stack:
+            self._seconds[self._stack[-1]] = self._seconds.get(self._stack[-1], 0.0) + now - self._mark
+        self._mark = now
+
+    def _show(self, phase: str) -> None:
+        self._state |= {"phase": phase, "phase_since_unix_s": time.time()}
+        self._write()
+
+    def _write(self) -> None:
+        if self._path:
+            _replace(self._path, json.dumps(self._state | {"updated_unix_s": time.time()}).encode())
+
+
+# --- reading back -----------------------------------------------------------------------------------------------------
+
+
+def read_lines(path: str | Path) -> list[dict[str, Any]]:
+    """The records of a `.jsonl` file of this module, a torn last line left out; [] where there is no file."""
+    path = Path(path)
+    if not path.exists():
+        return []
+    return [r for r in map(_parse, path.read_bytes().splitlines(keepends=True)) if r is not None]
+
+
+def merge_lines(steps: dict[int, dict[str, Any]], lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    """Adds lines to the metrics per step, merging those of one step, and returns their records.
+
+    "NaN" and "Infinity" are floats again; a line that is torn or no record is passed over.
+    """
+    new = []
+    for record in map(_parse, lines):
+        if record is not None:
+            new.append({k: float(v) if isinstance(v, str) else v for k, v in record.items()})
+            steps.setdefault(record["step"], {}).update(new[-1])
+    return new
+
+
+def read_history(run_dir: str | Path) -> list[dict[str, Any]]:
+    """Metrics per step of a run, in order of steps; [] where there is no metrics.jsonl yet."""
+    path, steps = Path(run_dir) / "metrics.jsonl", {}
+    if path.exists():
+        merge_lines(steps, path.read_bytes().splitlines(keepends=True))
+    return [steps[step] for step in sorted(steps)]
+
+
+def read_progress(run_dir: str | Path) -> dict[str, Any]:
+    """The content of `progress.json`, {} where there is none yet."""
+    try:
+        return json.loads((Path(run_dir) / "progress.json").read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {}
+
+
+def reproducible(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a line that equal runs share to the last bit: everything but `time/` and `perf/`."""
+    return {k: v for k, v in record.items() if not k.startswith(("time/", "perf/"))}
+
+
+def truncate(path: Path, step: int) -> int:
+    """Drops the lines of later steps and a torn last line, or everything where step <= 0; returns how many."""
+    if not path.exists():
+        return 0
+    lines = path.read_bytes().splitlines(keepends=True)
+    keep = [line for line in lines if (r := _parse(line)) is not None and r["step"] <= step] if step > 0 else []
+    if len(keep) < len(lines):
+        _replace(path, b"".join(keep))
+    return len(lines) - len(keep)
+
+
+def thumbnail(data: bytes, side: int) -> tuple[bytes, str]:
+    """A picture scaled down to at most `side` pixels, and its file suffix. A small one is left as it is."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data)) as picture:
+        kind = (picture.format or "").lower()
+        if max(picture.size) <= side and kind in ("png", "jpeg", "webp", "gif"):
+            return data, f".{kind}"
+        picture = picture.convert("RGBA" if "A" in picture.getbands() or picture.mode == "P" else "RGB")
+        picture.thumbnail((side, side))
+        out = io.BytesIO()
+        if picture.mode == "RGBA":
+            picture.save(out, "PNG")
+            return out.getvalue(), ".png"
+        picture.save(out, "JPEG", quality=88)
+        return out.getvalue(), ".jpeg"
+
+
+def _last_step(path: Path, limit: int) -> int:
+    return max((r["step"] for r in read_lines(path) if r["step"] <= limit), default=-1)
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _append(path: Path, record: dict[str, Any]) -> None:
+    line = json.dumps(record, sort_keys=True, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        while line:
+            line = line[os.write(descriptor, line) :]
+    finally:
+        os.close(descriptor)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Writes a file so that a reader sees the old content or the new, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(data)
+    os.replace(temporary, path)
+
+
+def _number(name: str, value: Any) -> int | float:
+    if hasattr(value, "item"):  # a 0-dimensional tensor or NumPy scalar
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} is {value!r}: metrics are numbers")
+    return value
+
+
+def _json_number(value: int | float) -> int | float | str:
+    """JSON has no NaN: non-finite numbers become the words that JavaScript and Python's float() both read."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

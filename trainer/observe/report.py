@@ -1,0 +1,323 @@
+"""The report of a run: one self-contained HTML page, `python -m trainer.observe.report RUN_DIR`.
+
+Curves, phase times, samples with their pictures, the resolved configuration. The page asks nothing of anywhere (its own
+content policy forbids it), and its size is bounded: curves are thinned, samples are chosen, pictures are inlined.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import html
+import math
+import re
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainer import config as configuration
+from trainer.config import ConfigError, RunConfig
+from trainer.observe.charts import Chart, Line, label, line_chart, series, stacked_bars
+from trainer.observe.live import duration, phase_seconds
+from trainer.observe.metrics import read_history, read_lines, read_progress
+from trainer.observe.report_charts import CHARTS, HELD_OUT, PHASE_COLORS
+
+MAX_SAMPLES = 24
+MAX_PICTURE_BYTES = 6_000_000
+"""Of all inlined pictures together; those beyond it are named, not shown."""
+
+
+def write_report(run_dir: str | Path) -> Path:
+    """Writes `report.html` into the run directory and returns its path. Raises ConfigError where there is no run."""
+    run_dir = Path(run_dir)
+    history = read_history(run_dir)
+    if not history:
+        raise ConfigError(f"no metrics in {run_dir}: give the directory of a run that has made at least one step")
+    attempts = read_lines(run_dir / "attempts.jsonl")
+    marks = [a["resume_step"] for a in attempts if a["resume_step"] > 0]
+    progress = read_progress(run_dir)
+    config, config_html = _config(run_dir / "config.yaml")
+    name = config.run.name if config else run_dir.name
+    sections = [
+        _header(name, config, progress, history, attempts),
+        _tiles(history, progress, attempts),
+        '<section class="charts">',
+        line_chart(_hero(marks), history, marks),
+        line_chart(_by_source(history), history, marks),
+        *(line_chart(chart, history, marks) for chart in CHARTS),
+        "</section>",
+        _phases(history),
+        _samples(run_dir, read_lines(run_dir / "samples.jsonl")),
+        config_html,
+        _attempts(attempts),
+    ]
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+    page = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{html.escape(name)}</title><style>{_asset('report.css')}</style></head><body><main>{''.join(sections)}</main>"
+        f"<script>{_asset('report.js')}</script></body></html>\n"
+    )
+    path = run_dir / "report.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def _by_source(history: Sequence[dict[str, Any]]) -> Chart:
+    """Held-out accuracy of every source, where the data has several; the first eight by name."""
+    names = sorted({name for record in history for name in record if name.startswith("eval/accuracy_")})
+    lines = tuple(Line(n, n.removeprefix("eval/accuracy_"), i, dots=True) for i, n in enumerate(names[:8], 1))
+    more = f" The first 8 of {len(names)}." if len(names) > 8 else ""
+    return Chart("Held-out accuracy by source", lines, f"Sources of the held-out rows.{more}", percent=True, wide=True)
+
+
+def _asset(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+def _hero(marks: Sequence[int]) -> Chart:
+    return replace(HELD_OUT, note=HELD_OUT.note + " Dotted: the run was resumed here.") if marks else HELD_OUT
+
+
+# --- top --------------------------------------------------------------------------------------------------------------
+
+
+def _header(
+    name: str,
+    config: RunConfig | None,
+    progress: dict[str, Any],
+    history: Sequence[dict[str, Any]],
+    attempts: Sequence[dict[str, Any]],
+) -> str:
+    status = progress.get("status", "unknown")
+    began = attempts[0]["unix_s"] if attempts else history[0].get("time/unix_s", 0)
+    facts = [time.strftime("%-d %B %Y, %H:%M UTC", time.gmtime(began))] if began else []
+    if config:
+        facts.insert(0, f"{config.method.upper()} of {Path(config.model.path).name}")
+        where = "GPU" if config.placement.device == "cuda" else "CPU worker"
+        world = config.placement.world_size
+        facts.insert(1, f"{world} {where}{'s' if world > 1 else ''}")
+    return (
+        f'<header><h1>{html.escape(name)}<span class="chip {html.escape(status)}">{html.escape(status)}</span></h1>'
+        f"<p>{html.escape(' · '.join(facts))}</p></header>"
+    )
+
+
+def _tiles(history: Sequence[dict[str, Any]], progress: dict[str, Any], attempts: Sequence[dict[str, Any]]) -> str:
+    tiles = []
+    held_out = series(history, "eval/accuracy")
+    if held_out:
+        first, last = held_out[0][1], held_out[-1][1]
+        change = f"{100 * (last - first):+.1f} points, from {label(first, True)}" if len(held_out) > 1 else ""
+        tiles.append(("held-out accuracy", f"{100 * last:.1f}%", change))
+    for title, name, form in (
+        ("reward", "reward/mean", "{:.3f}"),
+        ("loss", "sft/loss", "{:.4f}"),
+        ("KL to the reference", "kl/mean", "{:.2g}"),
+    ):
+        if points := series(history, name):
+            window = max(1, min(10, len(points) // 4))
+            early, late = (sum(v for _, v in part) / window for part in (points[:window], points[-window:]))
+            tiles.append((title, form.format(late), f"from {form.format(early)}" if len(points) > 1 else ""))
+    total = progress.get("total_steps") or 0
+    last_step = history[-1]["step"]
+    tiles.append(("steps", f"{last_step:,}", f"of {total:,}" if total and total != last_step else ""))
+    steps = [v for _, v in series(history, "time/step_s")]
+    stamps = [v for _, v in series(history, "time/unix_s")]
+    if stamps:
+        began = min(attempts[0]["unix_s"], stamps[0]) if attempts else stamps[0]
+        tiles.append(("wall clock", duration(stamps[-1] - began), f"{duration(sum(steps))} in steps" if steps else ""))
+    if steps:
+        tiles.append(("seconds per step", f"{sorted(steps)[len(steps) // 2]:.2f}", "median"))
+    if speed := [v for _, v in series(history, "perf/rollout_tokens_per_s")]:
+        tiles.append(("rollout", f"{sorted(speed)[len(speed) // 2]:,.0f}", "tokens/s, median"))
+    if len(attempts) > 1:
+        tiles.append(("resumed", f"{len(attempts) - 1}×", f"last after step {attempts[-1]['resume_step']:,}"))
+    cells = "".join(
+        f'<div class="tile"><span>{html.escape(t)}</span><b>{html.escape(v)}</b><small>{html.escape(s)}</small></div>'
+        for t, v, s in tiles
+    )
+    columns = min((6, 5, 4, 3), key=lambda c: (-len(tiles) % c, -c)) if len(tiles) > 2 else len(tiles)
+    cells += '<div class="tile filler"></div>' * (-len(tiles) % columns)
+    return f'<section class="tiles" style="--columns:{columns}">{cells}</section>'
+
+
+# --- phases -----------------------------------------------------------------------------------------------------------
+
+
+def _phases(history: Sequence[dict[str, Any]]) -> str:
+    timed = [r for r in history if "time/step_s" in r]
+    means = phase_seconds(timed)
+    if not means:
+        return ""
+    keys = [(name, PHASE_COLORS.get(name, 8)) for name, _ in means]
+    rows = []
+    for record in timed:
+        known = [record.get(f"time/{name}_s", 0.0) for name, _ in keys if name != "other"]
+        rest = [max(record["time/step_s"] - sum(known), 0.0)] if keys[-1][0] == "other" else []
+        rows.append((record["step"], known + rest))
+    chart = Chart("Seconds per step", (), "What each step spent its time on.", wide=True)
+    total = sum(s for _, s in means) or 1.0
+    bar = "".join(
+        f'<i class="b{color}" style="width:{100 * s / total:.2f}%" title="{html.escape(name)}"></i>'
+        for (name, color), (_, s) in zip(keys, means, strict=True)
+    )
+    table = "".join(
+        f'<tr><td><span class="key s{color}"><i></i>{html.escape(name)}</span></td><td>{100 * s / total:.1f}%</td>'
+        f"<td>{s:.3g} s</td><td>{duration(s * len(timed))}</td></tr>"
+        for (name, color), (_, s) in zip(keys, means, strict=True)
+    )
+    return (
+        f'<h2>Where the time went</h2><section class="phases"><div class="bar">{bar}</div>'
+        f"{stacked_bars(chart, rows, keys)}<table><thead><tr><th>phase</th><th>share</th><th>mean per step</th>"
+        f"<th>total</th></tr></thead><tbody>{table}</tbody></table></section>"
+    )
+
+
+# --- samples ----------------------------------------------------------------------------------------------------------
+
+
+def choose(samples: Sequence[dict[str, Any]], limit: int = MAX_SAMPLES) -> list[dict[str, Any]]:
+    """At most `limit` samples, by whole steps: the first and the last ones, and evenly between; newest step first."""
+    steps: dict[int, list[dict[str, Any]]] = {}
+    for sample in samples:
+        steps.setdefault(sample["step"], []).append(sample)
+    order = sorted(steps)
+    while order and sum(min(len(steps[s]), limit) for s in order) > limit and len(order) > 1:
+        keep = max(len(order) * limit // sum(len(steps[s]) for s in order), 1)
+        keep = min(keep, len(order) - 1)
+        order = [order[round(i * (len(order) - 1) / max(keep - 1, 1))] for i in range(keep)] if keep > 1 else order[-1:]
+    return [sample for step in reversed(order) for sample in steps[step][:limit]]
+
+
+def _samples(run_dir: Path, samples: Sequence[dict[str, Any]]) -> str:
+    if not samples:
+        return ""
+    chosen = choose(samples)
+    left = f"{len(chosen)} of {len(samples):,} written" if len(chosen) < len(samples) else f"{len(chosen)} written"
+    verdicts = sorted({s.get("verdict", "") for s in chosen})
+    buttons = "".join(
+        f'<button data-verdict="{html.escape(v)}">{html.escape(v.replace("_", " "))}</button>' for v in verdicts
+    )
+    budget, rows, step = MAX_PICTURE_BYTES, [], None
+    for sample in chosen:
+        if sample["step"] != step:
+            step = sample["step"]
+            rows.append(f'<h3 class="step">step {step:,}</h3>')
+        pictures, budget = _pictures(run_dir, sample.get("images", []), budget)
+        rows.append(_card(sample, pictures))
+    return (
+        f'<h2>Samples <small>{left}</small></h2><div class="filter"><button data-verdict="" class="on">all</button>'
+        f'{buttons}</div><section class="samples">{"".join(rows)}</section>'
+    )
+
+
+def _card(sample: dict[str, Any], pictures: str) -> str:
+    verdict = str(sample.get("verdict", ""))
+    numbers = [f"reward {label(float(sample['reward']))}"] if "reward" in sample else []
+    if "advantage" in sample:
+        numbers.append(f"advantage {float(sample['advantage']):+.2f}")
+    if "tokens" in sample:
+        numbers.append(f"{sample['tokens']} tokens")
+    numbers.append(f"row {sample.get('row', '?')}")
+    return (
+        f'<article data-verdict="{html.escape(verdict)}"><div class="pictures">{pictures}</div><div class="said">'
+        f'<p class="question">{html.escape(str(sample.get("question", "")))}</p>'
+        f'<div class="answer">{_answer(str(sample.get("answer", "")))}</div>'
+        f'<p class="grade"><span class="chip {html.escape(verdict)}">{html.escape(verdict.replace("_", " "))}</span>'
+        f"<span>gold <b>{html.escape(str(sample.get('gold', '')))}</b></span><small>{' · '.join(numbers)}</small></p>"
+        "</div></article>"
+    )
+
+
+def _answer(text: str, limit: int = 4000) -> str:
+    """The answer with its think block dimmed and its answer block strong; its middle is left out where it is long."""
+    if len(text) > limit:
+        text = text[: limit // 2] + f"\n[… {len(text) - limit:,} characters left out …]\n" + text[-limit // 2 :]
+    safe = html.escape(text)
+    safe = re.sub(r"(&lt;think&gt;.*?(?:&lt;/think&gt;|$))", r'<span class="think">\1</span>', safe, flags=re.DOTALL)
+    return re.sub(r"(&lt;answer&gt;.*?&lt;/answer&gt;)", r"<b>\1</b>", safe, flags=re.DOTALL)
+
+
+def _pictures(run_dir: Path, paths: Sequence[str], budget: int) -> tuple[str, int]:
+    parts = []
+    for path in paths:
+        file = run_dir / path
+        size = file.stat().st_size if file.is_file() else 0
+        if not size or size > budget:
+            parts.append(f'<span class="absent">{html.escape(path)}</span>')
+            continue
+        budget -= size
+        kind = {".jpg": "jpeg"}.get(file.suffix, file.suffix[1:])
+        parts.append(f'<img alt="" src="data:image/{kind};base64,{base64.b64encode(file.read_bytes()).decode()}">')
+    return "".join(parts), budget
+
+
+# --- configuration and attempts ---------------------------------------------------------------------------------------
+
+
+def _config(path: Path) -> tuple[RunConfig | None, str]:
+    """The configuration, and its table: one block per section, values that are not the default in bold."""
+    if not path.exists():
+        return None, ""
+    try:
+        config = configuration.load(path)
+    except ConfigError:  # written by another version: show it as it is
+        return None, f'<h2>Configuration</h2><pre class="raw">{html.escape(path.read_text())}</pre>'
+    default, blocks = configuration.to_dict(RunConfig()), []
+    for section, values in configuration.to_dict(config).items():
+        values = values if isinstance(values, dict) else {section: values}
+        base = default[section] if isinstance(default[section], dict) else {section: default[section]}
+        rows = "".join(
+            f"<tr{'' if base.get(k) == v else ' class=set'}><td>{html.escape(k)}</td>"
+            f"<td>{html.escape(_value(v))}</td></tr>"
+            for k, v in values.items()
+        )
+        blocks.append(f"<table><caption>{html.escape(section)}</caption>{rows}</table>")
+    return config, (
+        "<h2>Configuration <small>bold: not the default</small></h2>"
+        f'<section class="config">{"".join(blocks)}</section>'
+    )
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, str):
+        return value or "–"
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) and math.isfinite(value) else str(value)
+
+
+def _attempts(attempts: Sequence[dict[str, Any]]) -> str:
+    if len(attempts) < 2:
+        return ""
+    rows = "".join(
+        f"<tr><td>{i}</td><td>{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(a['unix_s']))}</td>"
+        f"<td>{html.escape(str(a.get('host', '')))}</td><td>{a['resume_step'] or 'the beginning'}</td></tr>"
+        for i, a in enumerate(attempts, 1)
+    )
+    return (
+        '<h2>Attempts</h2><section class="phases"><table class="attempts"><thead><tr><th></th><th>started (UTC)</th>'
+        f"<th>host</th><th>went on after step</th></tr></thead><tbody>{rows}</tbody></table></section>"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.observe.report", description=write_report.__doc__)
+    parser.add_argument("run_dir", type=Path)
+    try:
+        print(write_report(parser.parse_args(argv).run_dir))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

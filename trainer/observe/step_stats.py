@@ -1,0 +1,107 @@
+"""What one step is reduced to for the metrics and the sample table: pure functions of its records."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, get_args
+
+from trainer.algorithm.advantages import Advantages
+from trainer.algorithm.records import Outcome, Sample, Verdict
+from trainer.config import RunConfig
+from trainer.hardware.flops import Answered, Shape, image_grids, step_metrics
+
+if TYPE_CHECKING:
+    from trainer.session import Session
+
+
+def describe(samples: list[Sample], outcomes: list[Outcome], advantages: Advantages) -> dict[str, float]:
+    """Rewards, verdicts, lengths and group statistics of one step."""
+    n = len(samples)
+    lengths = [len(s.token_ids) for s in samples]
+    rewards = [o.reward for o in outcomes]
+    mean = sum(rewards) / n
+    verdicts = Counter(o.verdict for o in outcomes)
+    return {
+        "reward/mean": mean,
+        "reward/std": (sum((r - mean) ** 2 for r in rewards) / max(n - 1, 1)) ** 0.5,
+        "reward/accuracy": sum(o.accuracy for o in outcomes) / n,
+        "reward/format": sum(o.format for o in outcomes) / n,
+        **{f"reward/{verdict}_rate": verdicts[verdict] / n for verdict in get_args(Verdict)},
+        "tokens/response_mean": sum(lengths) / n,
+        "tokens/response_max": max(lengths),
+        "tokens/response_min": min(lengths),
+        "tokens/prompt_mean": sum(len(s.prompt_token_ids) for s in samples) / n,
+        "tokens/prompt_max": max(len(s.prompt_token_ids) for s in samples),
+        "tokens/step": sum(lengths) + sum(len(s.prompt_token_ids) for s in samples),
+        "tokens/truncated_fraction": sum(not s.finished for s in samples) / n,
+        "group/zero_std_fraction": advantages.zero_std_groups / advantages.groups,
+    }
+
+
+def throughput(stats: dict[str, float], times: dict[str, float], world_size: int) -> dict[str, float]:
+    """Tokens per second of generation (answers), of learning (prompts and answers), and of the whole step per rank."""
+    total = stats.get("tokens/step", 0.0)
+    prompt, answer = stats.get("tokens/prompt_mean", 0.0), stats.get("tokens/response_mean", 0.0)
+    out = {"perf/tokens_per_s_per_gpu": total / times["time/step_s"] / world_size}
+    if times.get("time/rollout_s") and prompt + answer:
+        out["perf/rollout_tokens_per_s"] = total * answer / (prompt + answer) / times["time/rollout_s"]
+    if times.get("time/update_s"):
+        out["perf/train_tokens_per_s"] = total / times["time/update_s"]
+    return out
+
+
+def utilisation(
+    config: RunConfig, shape: Shape, peak: float, image_token_id: int, samples: list[Sample], times: dict[str, float]
+) -> dict[str, float]:
+    """Model and hardware FLOPs utilisation per phase. peak: of one GPU, FLOP/s."""
+    sequences = [
+        Answered(len(s.prompt_token_ids), len(s.token_ids), image_grids(s.prompt_token_ids, image_token_id), s.group)
+        for s in samples
+    ]
+    algorithm = config.algorithm
+    return step_metrics(
+        shape,
+        sequences,
+        times,
+        config.placement.world_size,
+        peak,
+        epochs=algorithm.epochs,
+        reference=bool(algorithm.kl_coef),
+        old_logprobs=config.samples_per_update < config.samples_per_step or algorithm.epochs > 1,
+        recompute=config.model.gradient_checkpointing,
+        freeze_vision=config.model.freeze_vision,
+        shared_prompts=config.rollout.prefix_caching,
+    )
+
+
+def sample_rows(
+    config: RunConfig, run: Session, step: int, samples: list[Sample], outcomes: list[Outcome], advantages: Advantages
+) -> list[dict[str, Any]]:
+    """A few of the step's answers with their pictures, spread over its groups; [] between the steps that write them."""
+    log = config.logging
+    if not log.samples_per_step or (step - 1) % max(log.samples_every_steps, 1):
+        return []
+    stride = max(len(samples) // log.samples_per_step, 1)
+    rows = []
+    for i in list(range(0, len(samples), stride))[: log.samples_per_step]:
+        sample, outcome, row = samples[i], outcomes[i], run.train_set[samples[i].row]
+        rows.append(
+            {
+                "row": sample.row,
+                "question": question(row.messages),
+                "image_pngs": row.images,
+                "answer": sample.text,
+                "gold": row.answer,
+                "verdict": outcome.verdict,
+                "reward": outcome.reward,
+                "advantage": float(advantages.values[i]),
+                "tokens": len(sample.token_ids),
+            }
+        )
+    return rows
+
+
+def question(messages: list[dict[str, Any]]) -> str:
+    """The text of the last user turn."""
+    content = next(m["content"] for m in reversed(messages) if m["role"] == "user")
+    return content if isinstance(content, str) else " ".join(p["text"] for p in content if p["type"] == "text")

@@ -1,0 +1,160 @@
+r"""Numbers as people and models write them, as exact fractions with their unit.
+
+Integers, decimals, thousands separators, fractions, mixed numbers, percentages, degrees, money, units, scientific
+notation. Nothing here evaluates an expression: a string is a number by its form, or it is none. So nothing can hang.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+from trainer.rewards.grading.notation import clean, strip_outer
+from trainer.rewards.grading.units import UNITS, canonical_unit
+
+MAX_CHARS = 200
+MAX_EXPONENT = 400
+"""Powers of ten beyond this are no answer to a question about a picture."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One number."""
+
+    value: Fraction
+    """Exact value, a percentage not yet divided by 100."""
+    decimals: int = -1
+    """Digits after the point of a plain decimal; 0 for an integer; -1 for a fraction, mixed number or power."""
+    percent: bool = False
+    unit: str = ""
+    """Canonical unit; empty where none was written."""
+    glued: bool = False
+    """The unit is one letter right after the digits, so it may be a variable: `5h`."""
+
+
+_D = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
+_SIGN = r"(?:negative |minus |[-+])?"
+_NUMBER = re.compile(
+    rf"(?P<sign>{_SIGN})\s*(?P<money>[＄€£¥₹])?\s*(?P<sign2>[-+]?)\s*(?:"
+    rf"(?P<mixed>[0-9]+)\s*\\frac\s*\{{\s*(?P<mn>[0-9]+)\s*\}}\s*\{{\s*(?P<md>[0-9]+)\s*\}}"
+    rf"|\\frac\s*\{{\s*(?P<fsign>-?)\s*(?P<fn>{_D})\s*\}}\s*\{{\s*(?P<fdsign>-?)\s*(?P<fd>{_D})\s*\}}"
+    rf"|(?P<sn>{_D})\s*/\s*(?P<sdsign>-?)\s*(?P<sd>{_D})"
+    rf"|(?P<em>{_D})[eE](?P<ee>[-+]?[0-9]{{1,4}})(?![0-9.])"
+    rf"|(?:(?P<tm>{_D})\s*(?:\\times|\\cdot|\*|x)\s*)?10\s*\^\s*(?:\{{\s*(?P<te1>[-+]?[0-9]{{1,4}})\s*\}}|\(\s*(?P<te3>[-+]?[0-9]{{1,4}})\s*\)|(?P<te2>-?[0-9]{{1,4}})(?![0-9.]))"
+    rf"|(?P<plain>{_D})"
+    rf")(?P<rest>.*)",
+    re.ASCII,
+)  # fmt: skip
+_APPROXIMATELY = re.compile(r"^(?:\\approx|\\sim|about |approximately )\s*", re.ASCII)
+
+
+@lru_cache(maxsize=8192)
+def parse(content: str) -> Quantity | None:
+    """Reads a box's content or a gold answer as one number, or None if it is anything else."""
+    if len(content) > MAX_CHARS:
+        return None
+    s = strip_outer(_APPROXIMATELY.sub("", strip_outer(clean(content)), count=1))
+    match = _NUMBER.fullmatch(s)
+    if match is None:
+        return None
+    value, decimals = _value(match.groupdict())
+    if value is None:
+        return None
+    if (match["sign"] in ("-", "negative ", "minus ")) != (match["sign2"] == "-"):
+        value = -value
+    rest = match["rest"].strip()
+    if rest.startswith("%") or rest.lower() in ("percent", "percentage", "per cent", "pct"):
+        return None if rest.startswith("%") and rest[1:].strip() else Quantity(value, decimals, percent=True)
+    unit = canonical_unit(match["rest"])
+    if unit is None or (match["money"] and unit not in ("", match["money"])):
+        return None
+    return Quantity(value, decimals, unit=match["money"] or unit, glued=len(match["rest"]) == 1 and rest.isalpha())
+
+
+def _digits(text: str) -> Fraction:
+    return Fraction(text.replace(",", "").replace(" ", "").rstrip(".") or "0")
+
+
+def _value(g: dict[str, str | None]) -> tuple[Fraction | None, int]:
+    if plain := g["plain"]:
+        return _digits(plain), len(plain.partition(".")[2])
+    if whole := g["mixed"]:
+        top, bottom = int(g["mn"] or 0), int(g["md"] or 0)
+        return (int(whole) + Fraction(top, bottom), -1) if bottom else (None, 0)
+    for over, under, signs in (("fn", "fd", ("fsign", "fdsign")), ("sn", "sd", ("sdsign",))):
+        if (top := g[over]) is not None and (bottom := g[under]) is not None:
+            divisor = _digits(bottom)
+            sign = -1 if sum(g[s] == "-" for s in signs) % 2 else 1
+            return (sign * _digits(top) / divisor, -1) if divisor else (None, 0)
+    exponent = int(g["ee"] or g["te1"] or g["te2"] or g["te3"] or 0)
+    if abs(exponent) > MAX_EXPONENT:
+        return None, 0
+    return _digits(g["em"] or g["tm"] or "1") * Fraction(10) ** exponent, -1
+
+
+def equal(gold: Quantity, answer: Quantity) -> bool:
+    """Whether an answer states the gold number. Exact; see `_rounds_to` for the one exception.
+
+    A unit or percent sign that only one side wrote does not count against it (25 and 25%, 60 and 60°), but two
+    different units do (5 cm and 50 mm agree, 5 cm and 5 m do not), and 25% is also 0.25.
+    """
+    if gold.percent or answer.percent:
+        return _percent_equal(gold, answer)
+    scale = Fraction(1)
+    if gold.glued and not answer.unit:
+        return False
+    if gold.unit and answer.unit and gold.unit != answer.unit:
+        if gold.unit not in UNITS or answer.unit not in UNITS or UNITS[gold.unit][0] != UNITS[answer.unit][0]:
+            return False
+        scale = UNITS[answer.unit][1] / UNITS[gold.unit][1]
+    return gold.value == answer.value * scale or (scale == 1 and _rounds_to(gold, answer))
+
+
+def _percent_equal(gold: Quantity, answer: Quantity) -> bool:
+    if gold.unit or answer.unit:
+        return False
+    g = gold.value / 100 if gold.percent else gold.value
+    a = answer.value / 100 if answer.percent else answer.value
+    if g == a:
+        return True
+    # One side left the sign out. At or below one, the bare number may be a share, so only the exact reading counts.
+    return gold.percent != answer.percent and gold.value == answer.value and abs(gold.value) > 1
+
+
+def _rounds_to(gold: Quantity, answer: Quantity) -> bool:
+    """A recurring fraction and its decimal: 1/3 and 0.333, rounded (not cut) at three digits or more.
+
+    From a fraction as gold any correct rounding counts. From a decimal as gold the digits must show the fraction's
+    whole period, else 3.14 would be 22/7.
+    """
+    if gold.decimals < 0 <= answer.decimals:
+        fraction, decimal, from_gold = gold.value, answer, True
+    elif answer.decimals < 0 <= gold.decimals:
+        fraction, decimal, from_gold = answer.value, gold, False
+    else:
+        return False
+    if decimal.decimals < 3 or decimal.decimals > 30 or abs(decimal.value * 10**decimal.decimals) < 100:
+        return False
+    head, period = _expansion(fraction.denominator, decimal.decimals)
+    if period == 0 or (not from_gold and head + period > decimal.decimals):
+        return False
+    return abs(decimal.value - fraction) * 2 * 10**decimal.decimals <= 1
+
+
+def _expansion(denominator: int, limit: int) -> tuple[int, int]:
+    """Lengths of the non-recurring and the recurring part of 1/denominator; a period beyond `limit` reads limit + 1."""
+    head = 0
+    for prime in (2, 5):
+        count = 0
+        while denominator % prime == 0:
+            denominator //= prime
+            count += 1
+        head = max(head, count)
+    if denominator == 1:
+        return head, 0
+    power, period = 10 % denominator, 1
+    while power != 1 and period <= limit:
+        power, period = power * 10 % denominator, period + 1
+    return head, period

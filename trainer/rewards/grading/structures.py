@@ -1,0 +1,199 @@
+r"""Answers with parts: tuples, points, intervals, sets, lists, ratios and clock times.
+
+Taken apart here, so that each part is compared by its own kind and the brackets keep their meaning: a point is no set,
+a closed interval no open one, and one number never equals a list that holds it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from trainer.rewards.grading import quantity
+from trainer.rewards.grading.notation import clean, is_one_group, split_top
+
+MAX_CHARS = 500
+
+Kind = Literal["()", "[]", "(]", "[)", "set", "list"]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Two or more parts in brackets, or a bare list; a set may have one."""
+
+    kind: Kind
+    parts: tuple[str, ...]
+
+
+_MEMBER = re.compile(r"^[A-Za-z]\s*\\in\s*(?=[(\[\\])", re.ASCII)
+_AND = re.compile(r"(?:,\s*)?(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])", re.ASCII)
+_NAMED = re.compile(r"([A-Za-z](?:_\{?\w{1,3}\}?)?)\s*=\s*([^=<>]+)", re.ASCII)
+
+
+@lru_cache(maxsize=8192)
+def parse(content: str) -> Structure | None:
+    """Reads a structure, or None for a single value or something that needs algebra (unions, inequalities)."""
+    if len(content) > MAX_CHARS:
+        return None
+    s = _MEMBER.sub("", clean(content))
+    if not s or re.search(r"\\(?:cup|cap|begin|mp|setminus|mid)(?![a-zA-Z])|[<>|]|\\[lg]e(?![a-zA-Z])", s):
+        return None
+    s = s.replace("\\langle", "(").replace("\\rangle", ")")
+    braces = s.startswith("\\{") and s.endswith("\\}")
+    plain = s[0] == "{" and s[-1] == "}"
+    if braces or plain:
+        inside = s[2:-2] if braces else s[1:-1]
+        parts = _parts(inside)
+        return Structure("set", parts) if parts and (braces or len(parts) > 1) else None
+    if s[0] in "([" and s[-1] in ")]" and is_one_group(s):
+        parts = tuple(split_top(s[1:-1]))
+        if len(parts) < 2 or not all(parts) or "\\pm" in s or quantity.parse(s[1:-1]) and s[0] == "[":
+            return None
+        return Structure(_kind(s[0] + s[-1]), parts)
+    parts = _parts(s)
+    if len(parts) < 2:
+        return None
+    return Structure("set" if "=" in s and not any("=" in p for p in parts) else "list", parts)
+
+
+def _kind(brackets: str) -> Kind:
+    kinds: dict[str, Kind] = {"()": "()", "[]": "[]", "(]": "(]", "[)": "[)"}
+    return kinds[brackets]
+
+
+def _parts(s: str) -> tuple[str, ...]:
+    if quantity.parse(s):  # the comma of 1,234
+        return (s.strip(),)
+    parts = [sign for part in split_top(_AND.sub(",", s)) for sign in _signs(part)]
+    if not all(parts) or any(p.count("\\pm") for p in parts):
+        return ()
+    named = [_NAMED.fullmatch(p) for p in parts]
+    names = {m[1] for m in named if m}
+    if len(names) == 1 and (all(named) or named[0] and not any(named[1:])):  # x = 1, x = 2 or x = 1, 2
+        return tuple(m[2].strip() if m else p for m, p in zip(named, parts, strict=True))
+    return tuple(parts)
+
+
+def _signs(part: str) -> list[str]:
+    r"""`1 \pm x` is the two values `1 + x` and `1 - x`; more than one sign in a part is left for algebra."""
+    return [part.replace("\\pm", sign).lstrip("+ ") for sign in "+-"] if part.count("\\pm") == 1 else [part]
+
+
+def values(structure: Structure) -> Structure:
+    """Without the names, where every part has its own: `p = 5, q = 2` -> the tuple 5, 2."""
+    named = [_NAMED.fullmatch(p) for p in structure.parts]
+    if not all(named) or structure.kind not in ("list", "set"):
+        return structure
+    return Structure("()", tuple(m[2].strip() for m in named if m))
+
+
+def compatible(gold: Structure, answer: Structure) -> Literal["ordered", "unordered", "no"]:
+    """How the parts of two structures are to be compared.
+
+    A bare list is taken for what the gold is; tuples and intervals are ordered, sets and bare lists are not.
+    """
+    distinct = [len({p.replace(" ", "") for p in s.parts}) for s in (gold, answer)]
+    if distinct[0] != distinct[1] and "set" not in (gold.kind, answer.kind):
+        return "no"
+    if gold.kind == answer.kind == "list" and len(gold.parts) != len(answer.parts) and distinct[0] < len(gold.parts):
+        return "no"
+    loose = {gold.kind, answer.kind} <= {"set", "list"}
+    if loose:
+        return "unordered"
+    if gold.kind == answer.kind or {gold.kind, answer.kind} == {"()", "list"}:
+        return "ordered" if len(gold.parts) == len(answer.parts) else "no"
+    return "no"
+
+
+_SIGN = re.compile(r"\s*(<|>|\\[lg]e(?![a-zA-Z]))\s*")
+_END = re.compile(r"(?:[0-9.+\-*/^(){} ]|\\(?:frac|sqrt|pi|infty|cdot)(?![a-zA-Z]))+", re.ASCII)
+
+
+@lru_cache(maxsize=8192)
+def interval(content: str) -> tuple[str, Structure] | None:
+    r"""(variable, interval) of `x > 1`, `1 \le x < 2` or `x \in [1, 2)`, and of a bare interval with variable ""."""
+    pieces = _SIGN.split(clean(content)) if len(content) <= 120 else []
+    if len(pieces) == 1:
+        found = parse(content)
+        return ("", found) if found and len(found.parts) == 2 and found.kind not in ("set", "list") else None
+    signs = {sign[:2] for sign in pieces[1::2]}
+    if signs <= {">", "\\g"}:
+        pieces = pieces[::-1]
+    elif not signs <= {"<", "\\l"}:
+        return None
+    ends, closed = pieces[::2], ["e" in sign for sign in pieces[1::2]]
+    if len(ends) == 2 and ends[1].isalpha():
+        ends, closed = [*ends, "\\infty"], [*closed, False]
+    elif len(ends) == 2:
+        ends, closed = ["-\\infty", *ends], [False, *closed]
+    if len(ends) != 3 or not (len(ends[1]) == 1 and ends[1].isalpha()):
+        return None
+    if not (_END.fullmatch(ends[0]) and _END.fullmatch(ends[2])):
+        return None
+    kind = _kind(("[" if closed[0] else "(") + ("]" if closed[1] else ")"))
+    return ends[1], Structure(kind, (ends[0].strip(), ends[2].strip()))
+
+
+def infinite(end: str) -> str:
+    """`-` or `+` for an infinite end of an interval, else empty."""
+    match end.replace(" ", "").replace("{", "").replace("}", ""):
+        case "\\infty" | "+\\infty":
+            return "+"
+        case "-\\infty":
+            return "-"
+    return ""
+
+
+_BASED = re.compile(r"([0-9A-F]+)_(?:([0-9]{1,2})|\{\s*([0-9]{1,2}|[a-z]{3,12})\s*\})", re.ASCII)
+
+
+def based(content: str) -> tuple[str, str] | None:
+    """(digits, base) of a number such as `204_5` or `1A_{16}`; None if it is none."""
+    match = _BASED.fullmatch(clean(content).replace(" ", "")) if len(content) <= 60 else None
+    return (match[1].lstrip("0"), match[2] or match[3]) if match else None
+
+
+_RATIO = re.compile(r"([0-9]+(?:\.[0-9]+)?)((?:\s*(?::|to)\s*[0-9]+(?:\.[0-9]+)?){1,4})", re.ASCII)
+_CLOCK = re.compile(r"([0-9]{1,2}):([0-5][0-9])(?::([0-5][0-9]))?\s*(?:(a|p)\.?\s?m\.?)?", re.ASCII | re.IGNORECASE)
+
+
+@lru_cache(maxsize=8192)
+def clock(content: str) -> tuple[int, int, int, str] | None:
+    """(hour, minute, second, "a" | "p" | "") of a time of day such as `3:45 p.m.`; None if it is none."""
+    if len(content) > 40:
+        return None
+    match = _CLOCK.fullmatch(clean(content))
+    if match is None or int(match[1]) > 24:
+        return None
+    hour, half = int(match[1]), (match[4] or "").lower()
+    if half and not 1 <= hour <= 12:
+        return None
+    return hour, int(match[2]), int(match[3] or 0), half
+
+
+def same_time(gold: tuple[int, int, int, str], answer: tuple[int, int, int, str]) -> bool:
+    """A marker that the gold has must be met (3:45 PM is 15:45); one that only the answer has is let pass."""
+
+    def hour24(t: tuple[int, int, int, str]) -> int:
+        return t[0] % 12 + 12 * (t[3] == "p") if t[3] else t[0]
+
+    if gold[1:3] != answer[1:3]:
+        return False
+    if gold[3]:
+        return hour24(gold) == hour24(answer) and (answer[3] != "" or answer[0] > 12)
+    return gold[0] == answer[0] or (answer[3] == "" and gold[0] == answer[0])
+
+
+@lru_cache(maxsize=8192)
+def ratio(content: str) -> tuple[quantity.Fraction, ...] | None:
+    """The parts of `3:4` or `3 to 4:5`, divided by the first that is not zero; None if it is no ratio."""
+    if len(content) > 60:
+        return None
+    match = _RATIO.fullmatch(clean(content))
+    if match is None:
+        return None
+    parts = [quantity.Fraction(p) for p in re.split(r"\s*(?::|to)\s*", match[1] + match[2])]
+    unit = next((p for p in parts if p), None)
+    return tuple(p / unit for p in parts) if unit else None
