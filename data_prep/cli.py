@@ -149,7 +149,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def verify(dataset: str) -> int:
     """Checks all splits of a prepared dataset."""
-    from data_prep.write.shards import Dataset, read_manifest
+    from trainer.data.dataset import Dataset, read_manifest
 
     for split, rows in read_manifest(dataset).rows.items():
         Dataset(dataset, split).verify()

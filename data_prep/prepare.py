@@ -29,8 +29,9 @@ from data_prep.ingest.wanted import Wanted
 from data_prep.sources.source import Candidate, Problem, Source
 from data_prep.write import statistics
 from data_prep.write.preview import Samples, write_preview
-from data_prep.write.shards import MANIFEST, SplitWriter, clear, fingerprint, read_manifest, write_manifest
+from data_prep.write.shards import SplitWriter, clear, fingerprint, write_manifest
 from trainer.config import ConfigError
+from trainer.data.dataset import MANIFEST, read_manifest
 from trainer.data.schema import SYSTEM_PROMPT, TEXT_SYSTEM_PROMPT, Manifest, Row, question, row_id_of
 
 Progress = Callable[[str, int, int], None]

@@ -186,6 +186,6 @@ def local(jsonl: str | Path, images: str | Path, name: str = "mathv60k", split: 
 
 
 def _recorded(paths: list[Path]) -> list[dict[str, Any]]:
-    from data_prep.write.shards import sha256_of
+    from trainer.data.dataset import sha256_of
 
     return [{"path": path.name, "bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in paths]

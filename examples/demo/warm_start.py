@@ -17,9 +17,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from data_prep.write.shards import read_manifest
 from examples.demo import tiny_model
 from trainer import config as c
+from trainer.data.dataset import read_manifest
 from trainer.node.preemption import EXIT_CONFIG
 
 BATCH = 64

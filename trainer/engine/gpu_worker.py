@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from data_prep.write.shards import Dataset
 from trainer.algorithm.batching import MicroBatch, TrainItem, collate
 from trainer.algorithm.losses import discounted, token_weights
 from trainer.algorithm.records import Prompt, Sample
 from trainer.checkpoint.manager import Found, RankStatus, ShardReader, ShardWriter
 from trainer.config import RunConfig
+from trainer.data.dataset import Dataset
 from trainer.data.processor import Encoded, Prompter
 from trainer.engine import cpu_matmul
 
