@@ -20,7 +20,7 @@ from pathlib import Path
 from data_prep.write.shards import read_manifest
 from examples.demo import tiny_model
 from trainer import config as c
-from trainer.node.preemption import EXIT_CONFIG
+from trainer.exit_codes import EXIT_CONFIG
 
 BATCH = 64
 STEPS = 200
