@@ -26,8 +26,8 @@ from recipes.presets import get
 from recipes.presets.parts import with_parts
 from recipes.spec import Recipe
 from recipes.targets.capabilities import CAPABILITIES
+from trainer.checkpoint.interval import save_interval_s
 from trainer.hardware.gpus import gpu_named
-from trainer.node.preemption import save_interval_s
 
 HERE = Path(__file__).parent
 RECIPE, TARGET = "grpo-qwen2.5-vl-72b-mathv60k", "skypilot-gcp"

@@ -17,7 +17,7 @@ from recipes.spec import Recipe
 from recipes.targets import script
 from recipes.targets.capabilities import CAPABILITIES, capability, engine_gpu, gpus_for, refusal, uses_spot
 from trainer.config import ConfigError
-from trainer.node.preemption import RECOVER_EXIT_CODES
+from trainer.exit_codes import RECOVER_EXIT_CODES
 
 DASHBOARD_PORT = 8265
 HARD_KILL = 137
