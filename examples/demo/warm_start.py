@@ -21,7 +21,6 @@ from examples.demo import tiny_model
 from trainer import config as c
 from trainer.data.dataset import read_manifest
 from trainer.exit_codes import EXIT_CONFIG
-from trainer.node.preemption import EXIT_CONFIG
 
 BATCH = 64
 STEPS = 200
