@@ -25,7 +25,7 @@ from recipes.plan.memory import plan
 from recipes.presets import get
 from recipes.presets.parts import with_parts
 from recipes.spec import Recipe
-from recipes.targets.capabilities import CAPABILITIES
+from recipes.capabilities import CAPABILITIES
 from trainer.hardware.gpus import gpu_named
 from trainer.node.preemption import save_interval_s
 

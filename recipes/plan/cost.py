@@ -10,7 +10,7 @@ from pathlib import Path
 from recipes.plan.memory import MemoryPlan, plan, trained, with_resources
 from recipes.plan.prices import Price, price
 from recipes.spec import Recipe
-from recipes.targets.capabilities import CAPABILITIES, gpus_for, market, targets_for, uses_spot
+from recipes.capabilities import CAPABILITIES, gpus_for, market, targets_for, uses_spot
 from trainer.hardware.gpus import Gpu, gpu_named
 from trainer.hardware.model_shapes import Shape
 from trainer.node.preemption import save_interval_s

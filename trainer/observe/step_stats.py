@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Callable
+from typing import Any, get_args
 
 from trainer.algorithm.advantages import Advantages
 from trainer.algorithm.records import Outcome, Sample, Verdict
 from trainer.config import RunConfig
 from trainer.hardware.flops import Answered, Shape, image_grids, step_metrics
-
-if TYPE_CHECKING:
-    from trainer.session import Session
 
 
 def describe(samples: list[Sample], outcomes: list[Outcome], advantages: Advantages) -> dict[str, float]:
