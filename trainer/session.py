@@ -24,9 +24,10 @@ from trainer.checkpoint.manager import CheckpointError, Checkpoints, Found, expo
 from trainer.config import ConfigError, RunConfig
 from trainer.data.dataset import Dataset
 from trainer.engine.worker_group import Workers
+from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST, EXIT_PREEMPTED, EXIT_STORAGE
 from trainer.hardware.flops import Shape, peak_flops
 from trainer.node.precheck import precheck
-from trainer.node.preemption import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST, EXIT_PREEMPTED, EXIT_STORAGE, Notice
+from trainer.node.preemption import Notice
 from trainer.observe.metrics import Metrics, Phases
 from trainer.observe.report import write_report
 from trainer.observe.step_stats import throughput, utilisation
@@ -315,7 +316,7 @@ def one_line(step: int, stats: dict[str, float]) -> str:
 
 
 def main(train: Callable[[RunConfig, Session], None], total_updates: Callable[[RunConfig, int], int]) -> None:
-    """Command line of a loop: `--config run.yaml`. Exits with a code of trainer/node/preemption.py."""
+    """Command line of a loop: `--config run.yaml`. Exits with a code of trainer/exit_codes.py."""
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     parser.add_argument("--config", required=True, help="resolved configuration of the run (YAML)")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override one value")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from recipes.capabilities import capability, gpus_for, market, uses_spot
 from recipes.plan.prices import price
 from recipes.spec import Recipe
 from recipes.targets import script
-from recipes.capabilities import capability, gpus_for, market, uses_spot
 from recipes.targets.skypilot import job_name, to_yaml
 from recipes.targets.ssh import address, hosts_of
 from trainer.config import ConfigError

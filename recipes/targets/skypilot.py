@@ -11,12 +11,12 @@ from typing import Any
 
 import yaml
 
+from recipes.capabilities import CAPABILITIES, capability, engine_gpu, gpus_for, refusal, uses_spot
 from recipes.plan.prices import price
 from recipes.spec import Recipe
 from recipes.targets import script
-from recipes.capabilities import CAPABILITIES, capability, engine_gpu, gpus_for, refusal, uses_spot
 from trainer.config import ConfigError
-from trainer.node.preemption import RECOVER_EXIT_CODES
+from trainer.exit_codes import RECOVER_EXIT_CODES
 
 DASHBOARD_PORT = 8265
 HARD_KILL = 137

@@ -5,7 +5,7 @@ from __future__ import annotations
 from recipes.spec import Recipe
 from recipes.targets import script
 from recipes.targets.skypilot import job_name
-from trainer.node.preemption import RECOVER_EXIT_CODES
+from trainer.exit_codes import RECOVER_EXIT_CODES
 
 ROCM = """\
 export HSA_NO_SCRATCH_RECLAIM=1 GPU_MAX_HW_QUEUES=2 TORCH_NCCL_HIGH_PRIORITY=1 RCCL_MSCCL_ENABLE=0

@@ -11,8 +11,8 @@ from trainer import config as c
 from trainer import session
 from trainer.checkpoint.format import local_dir
 from trainer.data.processor import Prompter
+from trainer.exit_codes import EXIT_CONFIG
 from trainer.node import precheck
-from trainer.node.preemption import EXIT_CONFIG
 
 
 def refuse(config, capsys, tmp_path, overrides=()) -> str:

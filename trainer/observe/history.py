@@ -1,4 +1,4 @@
-"""Reading what `metrics.py` writes. Standard library only: the display and the report run without the training stack."""
+"""Reads what `metrics.py` writes. Standard library only: display and report run without the training stack."""
 
 from __future__ import annotations
 
