@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     out = Path(options.out)
     if "warm" not in read_manifest(options.data).rows:
-        raise c.ConfigError(f"{options.data} has no split `warm`: prepare shapes again")
+        raise c.ConfigError(f"{options.data} has no split `warm`: make it again (python -m examples.demo.shapes)")
     out.parent.mkdir(parents=True, exist_ok=True)
     scratch = out.with_name(f".{out.name}.partial")
     scratch.mkdir(exist_ok=True)

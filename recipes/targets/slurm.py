@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from recipes.plan.memory import with_resources
 from recipes.spec import Recipe
 from recipes.targets import script
 from recipes.targets.skypilot import job_name
@@ -18,7 +17,6 @@ unset ROCR_VISIBLE_DEVICES
 
 def render(recipe: Recipe) -> dict[str, str]:
     """The batch script, submitted from the repository's root: `sbatch FILE`."""
-    recipe = with_resources(recipe)
     body = [
         "#!/usr/bin/env bash",
         *directives(recipe),
