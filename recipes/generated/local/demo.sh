@@ -16,7 +16,7 @@ fetch() { # prepared data from the bucket, if somebody put it there
     && [ -e "$DATA/.$1/manifest.json" ] && mv "$DATA/.$1" "$DATA/$1"
 }
 if missing "${DATA}/shapes-36c07c55/manifest.json"; then fetch shapes-36c07c55 || .venvs/cpu/bin/python -m examples.demo.shapes --out "${DATA}/shapes-36c07c55"; fi
-if missing "${MODELS}/demo-94e5f4cd/config.json"; then .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-36c07c55" --out "${MODELS}/demo-94e5f4cd"; fi
+if missing "${MODELS}/demo-0f4a4e3a/config.json"; then .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-36c07c55" --out "${MODELS}/demo-0f4a4e3a"; fi
 cat > ".cache/$RUN_ID.yaml" <<YAML
 method: grpo
 run:
@@ -25,7 +25,7 @@ run:
   dir: "${RUNS}/${RUN_ID}"
   max_steps: 60
 model:
-  path: "${MODELS}/demo-94e5f4cd"
+  path: "${MODELS}/demo-0f4a4e3a"
   dtype: fp32
   gradient_checkpointing: false
   min_pixels: 784
