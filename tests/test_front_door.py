@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 def bare(tmp_path):
     """Runs launch.py of a copy of the repository by a bare Python, with only the given programs on PATH."""
     venv.create(tmp_path / "bare", with_pip=False)
-    for name in ("launch.py", "recipes", "trainer"):
+    for name in ("launch.py", "recipes", "trainer", "examples"):
         source = ROOT / name
         (shutil.copy if source.is_file() else shutil.copytree)(source, tmp_path / name)
 
