@@ -17,20 +17,21 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from data_prep.checks.checking import warm_up
 from data_prep.checks.overlap import mark_overlaps
 from data_prep.checks.split import groups_of, validation_groups
 from data_prep.checks.tokens import text_token_counter
 from data_prep.checks.validate import Golds, Judged, Settings, judge, mark_repeats
 from data_prep.ingest.archive import Refused
+from data_prep.ingest.checking import warm_up
 from data_prep.ingest.images import Picture
 from data_prep.ingest.pictures import Pictures
 from data_prep.ingest.wanted import Wanted
 from data_prep.sources.source import Candidate, Problem, Source
 from data_prep.write import statistics
 from data_prep.write.preview import Samples, write_preview
-from data_prep.write.shards import MANIFEST, SplitWriter, clear, fingerprint, read_manifest, write_manifest
+from data_prep.write.shards import SplitWriter, clear, fingerprint, write_manifest
 from trainer.config import ConfigError
+from trainer.data.dataset import MANIFEST, read_manifest
 from trainer.data.schema import SYSTEM_PROMPT, TEXT_SYSTEM_PROMPT, Manifest, Row, question, row_id_of
 
 Progress = Callable[[str, int, int], None]

@@ -97,7 +97,7 @@ class Budget:
     max_hours: float = 24.0
     """Longest run; Slurm's --time, dstack's max_duration."""
     max_restarts: int = 3
-    """Attempts in a row that fail without a new checkpoint; after so many the run ends for good (preemptions count apart)."""
+    """Attempts in a row that may fail without a new checkpoint before the run ends for good."""
     max_requeues: int = 20
     """Restarts of one batch job (Slurm, PBS), whatever the reason; `resume` submits a new one."""
     idle_minutes: int = 10

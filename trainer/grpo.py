@@ -61,7 +61,7 @@ def train(config: RunConfig, run: Session) -> None:
             with phases("eval"):
                 stats |= evaluate(config, run)
         stats |= describe(samples, outcomes, advantages)
-        run.log(step, stats, samples, sample_rows(config, run, step, samples, outcomes, advantages))
+        run.log(step, stats, samples, sample_rows(config, run.train_set, step, samples, outcomes, advantages))
         with phases("checkpoint"):
             run.maybe_save(step, total, norm.__dict__, step * per_step, stats.get("eval/accuracy"))
     run.finish(step, total, norm.__dict__, step * per_step)

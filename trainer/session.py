@@ -18,11 +18,11 @@ from typing import Any
 import ray
 import ray.exceptions
 
-from data_prep.write.shards import Dataset
 from trainer import config as configuration
 from trainer.algorithm.records import Outcome, Sample
 from trainer.checkpoint.manager import CheckpointError, Checkpoints, Found, export_hf
 from trainer.config import ConfigError, RunConfig
+from trainer.data.dataset import Dataset
 from trainer.engine.worker_group import Workers
 from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST, EXIT_PREEMPTED, EXIT_STORAGE
 from trainer.hardware.flops import Shape, peak_flops

@@ -11,7 +11,7 @@ import numpy as np
 from data_prep.checks.split import near_pairs, stacked
 from data_prep.checks.validate import Judged
 from data_prep.ingest.images import ImageLimits, Picture, inspect
-from data_prep.write.shards import Dataset, read_manifest
+from trainer.data.dataset import Dataset, read_manifest
 
 
 def evaluation_looks(path: str) -> tuple[list[str], list[str], np.ndarray]:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_prep.write.shards import sha256_of
 from trainer.config import ConfigError
+from trainer.data.dataset import sha256_of
 
 Progress = Callable[[str, int, int], None]
 

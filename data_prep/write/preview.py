@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.data.schema import Manifest, Row, question
 
 if TYPE_CHECKING:
-    from data_prep.write.shards import Dataset
+    from trainer.data.dataset import Dataset
 
 SAMPLES_PER_SPLIT = 24
 THREADS = 4
@@ -75,7 +75,7 @@ def write_preview(path: str | Path, manifest: Manifest | None = None, samples: S
 
     `manifest` and `samples` are given while the dataset is being written, before its own manifest is.
     """
-    from data_prep.write.shards import Dataset, read_manifest
+    from trainer.data.dataset import Dataset, read_manifest
 
     out = Path(path)
     known = manifest or read_manifest(out)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from recipes.plan import activations
-from recipes.spec import Recipe, placed
+from recipes.spec import Recipe, override, placed, validate
 from trainer.config import ConfigError, RunConfig
 from trainer.hardware.gpus import gpu_named
 from trainer.hardware.model_shapes import Shape, shape_of
@@ -310,8 +310,6 @@ def cheapest_fix(recipe: Recipe, gpu: str = "") -> list[str]:
 
 def _tried(recipe: Recipe, changes: list[tuple[str, str]]) -> Recipe | None:
     """The recipe with the changes; None where one is not a change for the better or is not valid."""
-    from recipes.spec import override, validate
-
     try:
         changed = override(recipe, [f"{key}={value}" for key, value in changes])
         validate(changed)

@@ -45,7 +45,7 @@ def dstack(recipe: Recipe) -> dict[str, Any]:
 def dstack_command(recipe: Recipe, body: str) -> str:
     """The task's one command: `body`, then the node's process; dstack sees 0 for what it must not start again.
 
-    In a shell of its own, because dstack's is interactive: there, an unset variable or a signal ends less than it should.
+    In a shell of its own, because dstack's is interactive, where an unset variable ends less than it should.
     """
     node = script.node_command(recipe)
     if not codes(recipe):
@@ -56,8 +56,10 @@ final() {{
   code=$?
   case "$code" in
     {keep}) ;;
-    *) echo "{FINAL}: exit code $code, told to dstack as 0, which alone it does not start again; fix what the lines" \\
-         "above say, then \\`launch.py resume ${{RUN_ID:-}}\\`" && exit 0 ;;
+    *)
+      echo "{FINAL}: exit code $code; fix what the lines above say, then \\`launch.py resume ${{RUN_ID:-}}\\`"
+      exit 0 # dstack starts a job again after every other code
+      ;;
   esac
 }}
 trap final EXIT
@@ -72,9 +74,10 @@ outlast "$node"
 
 def slurm_begin(recipe: Recipe) -> str:
     """Ends a job that Slurm has started too often, whatever the reason, before it does anything."""
+    most = recipe.budget.max_requeues
     return f"""\
-if [ "${{SLURM_RESTART_COUNT:-0}}" -gt {recipe.budget.max_requeues} ]; then
-  echo "{FINAL}: Slurm has restarted this job $SLURM_RESTART_COUNT times, budget.max_requeues is {recipe.budget.max_requeues}" >&2
+if [ "${{SLURM_RESTART_COUNT:-0}}" -gt {most} ]; then
+  echo "{FINAL}: Slurm has restarted this job $SLURM_RESTART_COUNT times, budget.max_requeues is {most}" >&2
   exit {EXIT_CONFIG}
 fi
 """
@@ -84,16 +87,17 @@ def slurm_end(recipe: Recipe) -> str:
     """Asks for the requeue after a code that a restart can cure, while the budget lasts; `code` is the job's."""
     if not codes(recipe):
         return 'exit "$code"\n'
+    most = recipe.budget.max_requeues
     return f"""\
 case "$code" in
   {"|".join(map(str, codes(recipe)))})
-    if [ "${{SLURM_RESTART_COUNT:-0}}" -ge {recipe.budget.max_requeues} ]; then
-      echo "{FINAL}: exit $code after ${{SLURM_RESTART_COUNT:-0}} restarts, budget.max_requeues is {recipe.budget.max_requeues}" >&2
+    if [ "${{SLURM_RESTART_COUNT:-0}}" -ge {most} ]; then
+      echo "{FINAL}: exit $code after ${{SLURM_RESTART_COUNT:-0}} restarts, budget.max_requeues is {most}" >&2
       exit "$code"
     fi
     echo "the run asks to be started again (exit $code): requeueing"
     scontrol requeue "$SLURM_JOB_ID" || true
-    sleep {recipe.site.grace_s + 30} # until Slurm ends this script: one that exits by itself is FAILED, and not started again
+    sleep {recipe.site.grace_s + 30} # until Slurm ends this script: one that exits by itself is FAILED
     ;;
 esac
 exit "$code"
@@ -113,5 +117,5 @@ fi
 
 
 def another_machine(target: str) -> int:
-    """Exit code for a machine that cannot run the image: where machines are rented, the next may; a cluster's are alike."""
+    """Exit code of a machine that cannot run the image: a rented one can be exchanged, a cluster's are all alike."""
     return EXIT_PREFLIGHT if target.startswith(("skypilot", "dstack")) else EXIT_CONFIG

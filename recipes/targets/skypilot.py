@@ -11,11 +11,10 @@ from typing import Any
 
 import yaml
 
-from recipes.plan.memory import with_resources
+from recipes.capabilities import CAPABILITIES, capability, engine_gpu, gpus_for, refusal, uses_spot
 from recipes.plan.prices import price
 from recipes.spec import Recipe
 from recipes.targets import restarts, script
-from recipes.targets.capabilities import CAPABILITIES, capability, engine_gpu, gpus_for, refusal, uses_spot
 from trainer.config import ConfigError
 
 DASHBOARD_PORT = 8265
@@ -49,7 +48,7 @@ def job_name(recipe: Recipe) -> str:
 
 def render(recipe: Recipe, target: str) -> dict[str, str]:
     """Task file, and the volume's where the recipe names one."""
-    recipe, can = with_resources(recipe), capability(target)
+    can = capability(target)
     if recipe.storage.mount and not can.bucket_mount:
         raise ConfigError(f"{target} cannot mount buckets (no FUSE): leave storage.mount empty, or use skypilot-gcp")
     task: dict[str, Any] = {

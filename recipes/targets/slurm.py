@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from recipes.plan.memory import with_resources
 from recipes.spec import Recipe
 from recipes.targets import restarts, script
 from recipes.targets.skypilot import job_name
@@ -17,7 +16,6 @@ unset ROCR_VISIBLE_DEVICES
 
 def render(recipe: Recipe) -> dict[str, str]:
     """The batch script, submitted from the repository's root: `sbatch FILE`."""
-    recipe = with_resources(recipe)
     body = [
         "#!/usr/bin/env bash",
         *directives(recipe),

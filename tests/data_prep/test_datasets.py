@@ -12,9 +12,9 @@ import pytest
 
 from data_prep import cli
 from data_prep.sources import hendrycks_math
-from data_prep.write.shards import Dataset, read_manifest
 from tests import servers
 from tests.data_prep import hub_server, raw
+from trainer.data.dataset import Dataset, read_manifest
 from trainer.data.schema import question
 
 

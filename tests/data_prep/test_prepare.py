@@ -15,9 +15,9 @@ from data_prep.checks.validate import Settings
 from data_prep.ingest.images import ImageLimits
 from data_prep.prepare import prepare
 from data_prep.sources import mathv60k
-from data_prep.write.shards import Dataset
 from tests.data_prep import raw
 from trainer.config import ConfigError
+from trainer.data.dataset import Dataset
 from trainer.data.schema import question
 
 IMG = raw.FOREIGN + "mathv60k_img/"

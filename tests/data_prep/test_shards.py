@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep.write.shards import MANIFEST, Dataset, read_manifest, write_dataset, write_manifest
+from data_prep.write.shards import write_dataset, write_manifest
 from trainer.config import ConfigError
+from trainer.data.dataset import MANIFEST, Dataset, read_manifest
 from trainer.data.schema import Manifest, Row, row_id
 
 

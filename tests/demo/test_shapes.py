@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 from PIL import Image, ImageDraw
 
-from data_prep.write.shards import Dataset
 from examples.demo import shapes
+from trainer.data.dataset import Dataset
 from trainer.rewards.grading.grader import format_reward, grade
 
 

@@ -93,7 +93,7 @@ def test_gpu_that_is_not_there(small_config, capsys, tmp_path):
 
 
 def test_a_row_whose_picture_does_not_decode_is_named(small_config, mixed_dataset):
-    from data_prep.write.shards import Dataset
+    from trainer.data.dataset import Dataset
 
     prompter, row = Prompter(small_config.model), Dataset(mixed_dataset, "train")[1]
     with pytest.raises(c.ConfigError, match=f"row {row.id}: its image does not decode"):

@@ -1,8 +1,9 @@
 """What SkyPilot and dstack decide after exit codes, by their own code: `.venvs/launch/bin/python THIS < question.json`.
 
-{"sky": {name: task text}, "dstack": task text, "codes": [[0], [2, 137], ...]} -> per task and codes, whether the engine
-starts the job again `STARTS` times in a row. Nothing is launched: SkyPilot's recovery strategy is made from the task as its
-jobs controller makes it; dstack's run and jobs are rows in a database in memory, whose state its own worker analyzes.
+{"sky": {name: task}, "dstack": {name: [task, questions]}, "codes": questions} -> for each name, how often in a row the
+engine starts the job again after each question; a question is the exit codes of all nodes. Nothing is launched:
+SkyPilot's recovery strategy is made from the task as its jobs controller makes it; dstack's run and jobs are rows in a
+database in memory, whose state its own worker analyzes.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from datetime import timedelta
 import yaml
 
 STARTS = 50
-"""An engine that starts a job again so often does it for ever."""
+"""Where counting ends: an engine that starts a job again so often does it for ever."""
 
 
 def sky_restarts(text: str, codes: list[int]) -> int:
@@ -38,6 +39,7 @@ async def dstack_restarts(text: str, questions: list[list[int]]) -> list[int]:
     from dstack._internal.core.models.configurations import parse_apply_configuration
     from dstack._internal.server import db as database
     from dstack._internal.server.models import BaseModel
+    from dstack._internal.server.services import encryption  # noqa: F401 - columns are stored through it
     from dstack._internal.server.testing import common as make
     from sqlalchemy import StaticPool
     from sqlalchemy.ext.asyncio import create_async_engine
@@ -66,11 +68,12 @@ async def _submissions(session, run, spec, codes: list[int]) -> int:
     from dstack._internal.server.background.pipeline_tasks.runs import active
     from dstack._internal.server.testing import common as make
     from dstack._internal.utils.common import get_current_datetime
+    from sqlalchemy.orm.attributes import set_committed_value
 
     count = 0
     while count < STARTS:
         ended = get_current_datetime() - timedelta(seconds=60)
-        run.jobs = [
+        jobs = [
             await make.create_job(
                 session, run, job_num=node, submission_num=count, last_processed_at=ended,
                 status=JobStatus.FAILED if code else JobStatus.DONE,
@@ -79,6 +82,7 @@ async def _submissions(session, run, spec, codes: list[int]) -> int:
             )
             for node, code in enumerate(codes)
         ]  # fmt: skip
+        set_committed_value(run, "jobs", jobs)
         analysis = await active._analyze_active_run(run)
         transition = active._get_active_run_transition(spec, run, analysis)
         if transition.new_status != RunStatus.PENDING:

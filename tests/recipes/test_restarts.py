@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -22,6 +23,10 @@ needs_launch = pytest.mark.skipif(not LAUNCH.exists(), reason="no .venvs/launch:
 CODES = (0, 1, 2, 33, 34, 35, 36, 37, 38, 130, 137, 139)
 AGAIN = {33, 34, 35, 36}
 BIG, ONE = "grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k"
+WAIT = (
+    "import os, signal, time; signal.signal(signal.SIGINT, lambda *_: os._exit(130)); "
+    "signal.signal(signal.SIGTERM, lambda *_: os._exit(33)); print('up', flush=True); time.sleep(60)"
+)
 SEVERAL_NODES = ([2, 137, 137, 137], [1, 137, 137, 137], [37, 37, 137, 137], [33, 137, 137, 137], [34, 34, 137, 34])
 """As SkyPilot reports several nodes: once one has failed, it ends the others and writes 137 for each."""
 
@@ -36,21 +41,21 @@ def main_file(name, target, *overrides):
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A working copy whose environment is a stand-in: `trainer.node` leaves with $CODE, or sleeps and tells of signals."""
+    """A working copy whose environment is a stand-in: `trainer.node` leaves with $CODE."""
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer/setup.sh").write_text("exit ${SETUP_CODE:-0}\n")
     (tmp_path / "trainer/driver.sh").write_text("")
     python = tmp_path / ".venvs/gpu/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text(
-        '#!/bin/bash\n[ "$2" = trainer.node ] || exit 0\n[ "$CODE" != wait ] || { trap "exit 130" INT; trap "exit 33" TERM; '
-        "echo up; while :; do sleep 0.05; done; }\nexit $CODE\n"
+        '#!/bin/bash\n[ "$2" = trainer.node ] || exit 0\n'
+        f'[ "$CODE" != wait ] || exec {sys.executable} -c "{WAIT}"\nexit $CODE\n'
     )
     python.chmod(0o755)
     for name, body in (
         ("srun", 'while [[ "$1" == -* ]]; do shift; done\nexec "$@"\n'),
         ("scontrol", 'echo "scontrol $*"\n'),
-        ("sleep", '[ "$1" = 0.05 ] || exit 0\nexec /bin/sleep "$1"\n'),
+        ("sleep", ""),
     ):
         (tmp_path / "bin").mkdir(exist_ok=True)
         (tmp_path / "bin" / name).write_text("#!/bin/bash\n" + body)

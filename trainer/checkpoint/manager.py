@@ -41,11 +41,11 @@ from trainer.checkpoint.format import (
     step_name,
     write_file,
 )
-from trainer.checkpoint.interval import save_interval_s
 from trainer.checkpoint.reader import CorruptCheckpoint, Found, ShardReader, export_hf, fetch_all
 from trainer.checkpoint.retention import make_room, prune_local, prune_remote
 from trainer.checkpoint.writer import RankStatus, ShardWriter, disk_room, upload
 from trainer.config import ConfigError, RunConfig, fingerprint, resume_view
+from trainer.hardware.save_interval import save_interval_s
 from trainer.storage.storage import Storage, StorageError
 
 __all__ = ["CheckpointError", "Checkpoints", "CorruptCheckpoint", "FileRecord", "Found", "Shard", "ShardReader"]

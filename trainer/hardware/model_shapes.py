@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.config import ConfigError
+from trainer.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

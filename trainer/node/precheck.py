@@ -9,10 +9,10 @@ from pathlib import Path
 
 import psutil
 
-from data_prep.write.shards import Dataset
 from trainer.checkpoint.format import local_dir
 from trainer.checkpoint.writer import held_bytes
 from trainer.config import ConfigError, RunConfig, validate_saving
+from trainer.data.dataset import Dataset
 
 CPU_WORKER_GIB = 1.6
 """Resident memory of a CPU worker with a model of no size: torch, vLLM and DeepSpeed loaded (measured)."""
