@@ -14,13 +14,10 @@ import yaml
 from recipes.capabilities import CAPABILITIES, capability, engine_gpu, gpus_for, refusal, uses_spot
 from recipes.plan.prices import price
 from recipes.spec import Recipe
-from recipes.targets import script
+from recipes.targets import restarts, script
 from trainer.config import ConfigError
-from trainer.exit_codes import RECOVER_EXIT_CODES
 
 DASHBOARD_PORT = 8265
-HARD_KILL = 137
-"""Exit code of a process that was killed: out of memory, or a node taken away without notice."""
 
 
 class Dumper(yaml.SafeDumper):
@@ -93,7 +90,7 @@ def _head(recipe: Recipe, target: str, path: str) -> str:
 
 
 def _envs(recipe: Recipe, target: str) -> dict[str, str | None]:
-    envs: dict[str, str | None] = {"RUN_ID": job_name(recipe), "BUCKET": recipe.storage.bucket or None}
+    envs: dict[str, str | None] = {"RUN_ID": None, "BUCKET": recipe.storage.bucket or None}
     return envs | dict.fromkeys(script.SETTINGS, "")
 
 
@@ -105,11 +102,7 @@ def _resources(recipe: Recipe, target: str) -> dict[str, Any]:
         "disk_size": cluster.disk_gib,
         "ports": [DASHBOARD_PORT],
         "autostop": {"idle_minutes": budget.idle_minutes, "down": True},
-        "job_recovery": {
-            "strategy": "EAGER_NEXT_REGION",
-            "max_restarts_on_errors": budget.max_restarts,
-            "recover_on_exit_codes": [*RECOVER_EXIT_CODES, HARD_KILL],
-        },
+        "job_recovery": restarts.sky(recipe),
     }
     if not cluster.gpus_per_node or can.cloud == "kubernetes":
         common = {"cpus": f"{recipe.cpus}+"} | common
