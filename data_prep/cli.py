@@ -26,7 +26,6 @@ NAMES = {
     "gsm8k": "grade-school word problems, text only",
     "math": "competition problems (Hendrycks MATH), text only",
     "mathvista": "MathVista testmini, for evaluation",
-    "shapes": "synthetic pictures, made here: no download; for the demo and for tests",
 }
 DATASETS = f"""
 datasets:
@@ -96,10 +95,6 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--workers", type=int, default=0, help="processes that decode pictures (default: one per core)")
     how.add_argument("--work", default="", metavar="DIR", help="for unpacked pictures (default: inside OUT)")
     how.add_argument("--overwrite", action="store_true", help="replace another dataset in OUT")
-    synthetic = make.add_argument_group("shapes only")
-    synthetic.add_argument("--rows", type=int, default=2048, help="training rows (%(default)s)")
-    synthetic.add_argument("--test-rows", type=int, default=256, help="test rows (%(default)s)")
-    synthetic.add_argument("--seed", type=int, default=0, help="of the pictures")
     for name, where, about, more in (
         ("preview", "DIR", "write DIR/preview.html: samples with their pictures, and tables",
          "Sources, answer types, picture sizes, prompt lengths and the reasons for leaving rows out, on one page that "
@@ -196,10 +191,6 @@ def _prepare_local(options: argparse.Namespace, out: Path, show: Progress) -> Ma
     from data_prep.ingest.images import ImageLimits
     from data_prep.prepare import prepare as run
 
-    if options.name == "shapes":
-        from examples.demo import shapes
-
-        return shapes.prepare(out, train_rows=options.rows, test_rows=options.test_rows, seed=options.seed)
     settings = Settings(
         limits=ImageLimits(min_side=options.min_side),
         min_pixels=options.min_pixels,

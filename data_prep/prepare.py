@@ -17,12 +17,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from data_prep.checks.checking import warm_up
 from data_prep.checks.overlap import mark_overlaps
 from data_prep.checks.split import groups_of, validation_groups
 from data_prep.checks.tokens import text_token_counter
 from data_prep.checks.validate import Golds, Judged, Settings, judge, mark_repeats
 from data_prep.ingest.archive import Refused
+from data_prep.ingest.checking import warm_up
 from data_prep.ingest.images import Picture
 from data_prep.ingest.pictures import Pictures
 from data_prep.ingest.wanted import Wanted

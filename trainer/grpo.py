@@ -19,7 +19,8 @@ from trainer.algorithm.seeding import seed_of
 from trainer.config import RunConfig
 from trainer.evaluate import evaluate
 from trainer.observe.step_stats import describe, sample_rows
-from trainer.session import Session, main
+from trainer.process import main
+from trainer.session import Session
 
 
 def train(config: RunConfig, run: Session) -> None:
@@ -58,9 +59,9 @@ def train(config: RunConfig, run: Session) -> None:
             with phases("eval"):
                 stats |= evaluate(config, run)
         stats |= describe(samples, outcomes, advantages)
-        run.log(step, stats, samples, sample_rows(config, run, step, samples, outcomes, advantages))
+        run.log(step, stats, samples, sample_rows(config, run.train_set, step, samples, outcomes, advantages))
         with phases("checkpoint"):
-            run.maybe_save(step, total, norm.__dict__, step * per_step, stats.get("eval/accuracy"))
+            run.saving.maybe_save(step, total, norm.__dict__, step * per_step, stats.get("eval/accuracy"))
     run.finish(step, total, norm.__dict__, step * per_step)
 
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep.checks.checking import Checks
 from data_prep.ingest.archive import Member
+from data_prep.ingest.checking import Checks
 from data_prep.ingest.images import ImageLimits, Picture
 from data_prep.ingest.wanted import Wanted
 

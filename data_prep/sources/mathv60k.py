@@ -15,12 +15,10 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from data_prep.checks.validate import Settings
 from data_prep.ingest.archive import Member, Refused, members, unpacked_bytes
 from data_prep.ingest.hub import Progress, Repository
 from data_prep.sources.source import Candidate, Problem, unboxed
 from trainer.config import ConfigError
-from trainer.data.schema import Manifest
 
 REPO = "VLM-Reasoner/VerMulti"
 FILES = {
@@ -153,19 +151,6 @@ def subsource(path: str) -> str:
     tops = [i for i, part in enumerate(parts) if part.endswith("_img")]
     inside = parts[tops[-1] + 1 : -1] if tops else ()
     return inside[0] if inside and inside[0] not in ("images", "image", "train", "test") else ""
-
-
-def prepare(
-    source: MessageFile | list[MessageFile],
-    out: str | Path,
-    settings: Settings = Settings(),  # noqa: B008 - frozen
-    **options: Any,
-) -> Manifest:
-    """Converts one or more message files into one prepared dataset; `options` as for `data_prep.prepare.prepare`."""
-    from data_prep.prepare import prepare
-
-    sources = source if isinstance(source, list) else [source]
-    return prepare(sources, out, options.pop("name", sources[0].name), settings, **options)
 
 
 def sources(repository: Repository, on_progress: Progress, name: str = "mathv60k") -> list[MessageFile]:

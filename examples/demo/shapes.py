@@ -10,11 +10,13 @@ from its text: within a kind, all answers are equally likely. Train and test nev
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import hashlib
 import io
 import json
 import random
+import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,6 +25,8 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
+from data_prep.prepare import prepare as convert
+from data_prep.sources import mathv60k
 from trainer.data.schema import Manifest
 
 SYSTEM_PROMPT = "Think first, then answer in a box."
@@ -236,8 +240,6 @@ def prepare(
     `warm` is for the supervised phase before: its pictures are in neither of the others, and `slips` of its solutions
     end on a wrong result.
     """
-    from data_prep.sources import mathv60k
-
     taken: set[str] = set()
     with tempfile.TemporaryDirectory() as scratch:
         sources = []
@@ -246,7 +248,7 @@ def prepare(
                 raw = write(Path(scratch) / split, rows, seed, split, share, taken)
                 files = raw / "shapes_message.jsonl", raw / "shapes_img.tar.gz"
                 sources.append(mathv60k.local(*files, name="shapes", split=split))
-        return mathv60k.prepare(sources, out, name="shapes")
+        return convert(sources, out, "shapes")
 
 
 def corpus() -> list[str]:
@@ -255,3 +257,19 @@ def corpus() -> list[str]:
     for item in examples(0, "corpus", 200):
         texts += [item.question, item.solution]
     return texts
+
+
+def main() -> int:
+    """Command line: `python -m examples.demo.shapes --out DIRECTORY`."""
+    parser = argparse.ArgumentParser(description=prepare.__doc__)
+    parser.add_argument("--out", required=True, help="directory of the prepared data set")
+    parser.add_argument("--rows", type=int, default=2048, help="training rows (%(default)s)")
+    parser.add_argument("--test-rows", type=int, default=256, help="test rows (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the images")
+    options = parser.parse_args()
+    prepare(options.out, options.rows, options.test_rows, options.seed)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipes.plan.memory import with_resources
+from recipes.capabilities import capability, gpus_for, market, uses_spot
 from recipes.plan.prices import price
 from recipes.spec import Recipe
 from recipes.targets import script
-from recipes.targets.capabilities import capability, gpus_for, market, uses_spot
 from recipes.targets.skypilot import job_name, to_yaml
 from recipes.targets.ssh import address, hosts_of
 from trainer.config import ConfigError
@@ -24,7 +23,6 @@ CODE = "/spotrl"
 
 def render(recipe: Recipe, target: str) -> dict[str, str]:
     """Task, fleet and, where the recipe names one, volume."""
-    recipe = with_resources(recipe)
     name = job_name(recipe)
     if len(name) > 36:
         raise ConfigError(

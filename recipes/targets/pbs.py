@@ -5,7 +5,6 @@ The script runs on the first node of that file; the others are reached by pbsdsh
 
 from __future__ import annotations
 
-from recipes.plan.memory import with_resources
 from recipes.spec import Recipe
 from recipes.targets import script
 from recipes.targets.skypilot import job_name
@@ -59,7 +58,6 @@ WHERE = {"pro": '-n "$rank" --', "torque": '-h "${hosts[$rank]}"'}
 
 def render(recipe: Recipe) -> dict[str, str]:
     """The batch script, submitted from the repository's root: `qsub -v RUN_ID=my-run FILE`."""
-    recipe = with_resources(recipe)
     names = " ".join((*script.SECRETS, *script.SETTINGS))
     node = NODE.replace("WANTED", str(recipe.cluster.nodes)).replace("VARIABLES", names)
     gpus = f" SPOTRL_GPUS_PER_NODE={recipe.cluster.gpus_per_node}" if recipe.cluster.gpus_per_node else ""

@@ -11,13 +11,12 @@ from typing import Any
 
 import yaml
 
-from recipes.plan.memory import with_resources
+from recipes.capabilities import CAPABILITIES, capability, engine_gpu, gpus_for, refusal, uses_spot
 from recipes.plan.prices import price
 from recipes.spec import Recipe
 from recipes.targets import script
-from recipes.targets.capabilities import CAPABILITIES, capability, engine_gpu, gpus_for, refusal, uses_spot
 from trainer.config import ConfigError
-from trainer.node.preemption import RECOVER_EXIT_CODES
+from trainer.exit_codes import RECOVER_EXIT_CODES
 
 DASHBOARD_PORT = 8265
 HARD_KILL = 137
@@ -52,7 +51,7 @@ def job_name(recipe: Recipe) -> str:
 
 def render(recipe: Recipe, target: str) -> dict[str, str]:
     """Task file, and the volume's where the recipe names one."""
-    recipe, can = with_resources(recipe), capability(target)
+    can = capability(target)
     if recipe.storage.mount and not can.bucket_mount:
         raise ConfigError(f"{target} cannot mount buckets (no FUSE): leave storage.mount empty, or use skypilot-gcp")
     task: dict[str, Any] = {

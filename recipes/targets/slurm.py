@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from recipes.plan.memory import with_resources
 from recipes.spec import Recipe
 from recipes.targets import script
 from recipes.targets.skypilot import job_name
-from trainer.node.preemption import RECOVER_EXIT_CODES
+from trainer.exit_codes import RECOVER_EXIT_CODES
 
 ROCM = """\
 export HSA_NO_SCRATCH_RECLAIM=1 GPU_MAX_HW_QUEUES=2 TORCH_NCCL_HIGH_PRIORITY=1 RCCL_MSCCL_ENABLE=0
@@ -18,7 +17,6 @@ unset ROCR_VISIBLE_DEVICES
 
 def render(recipe: Recipe) -> dict[str, str]:
     """The batch script, submitted from the repository's root: `sbatch FILE`."""
-    recipe = with_resources(recipe)
     body = [
         "#!/usr/bin/env bash",
         *directives(recipe),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.checks import checking
+from data_prep.ingest import checking
 from data_prep.ingest.images import ImageLimits
 from tests.data_prep.raw import picture
 
@@ -86,7 +86,7 @@ def test_ctrl_c_while_the_workers_load_is_the_callers_alone():
     """A terminal sends it to all processes; only the command itself has something to say."""
     script = """
 import os, signal, time
-from data_prep.checks import checking
+from data_prep.ingest import checking
 try:
     checking.warm_up(checking.FAST_PNG_BYTES)
     time.sleep(0.15)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.checks.checking import FAST_PNG_BYTES
 from data_prep.ingest.archive import Member, Refused, members
+from data_prep.ingest.checking import FAST_PNG_BYTES
 from data_prep.ingest.images import ImageLimits
 from data_prep.ingest.pictures import Pictures
 from data_prep.ingest.wanted import Wanted

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from recipes import capabilities
+from recipes.capabilities import CAPABILITIES, refusal, targets_for
 from recipes.presets import RECIPES, get
 from recipes.spec import override
-from recipes.targets import capabilities, script
-from recipes.targets.capabilities import CAPABILITIES, refusal, targets_for
+from recipes.targets import script
 from recipes.targets.render import GENERATED, generated, render
 from trainer import config as run_config
 from trainer.config import ConfigError
-from trainer.node.preemption import RECOVER_EXIT_CODES
+from trainer.exit_codes import RECOVER_EXIT_CODES
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / ".venvs/launch/bin/python"

@@ -133,6 +133,6 @@ def warm_up(total_bytes: int) -> None:
 def _context(fast_png: bool) -> multiprocessing.context.ForkServerContext:
     """Processes are not forked from here, which may have threads, but from one that imported Pillow and numpy once."""
     context = multiprocessing.get_context("forkserver")
-    modules = ["data_prep.checks.checking", "PIL.Image", "PIL.JpegImagePlugin", "PIL.PngImagePlugin", "numpy"]
+    modules = ["data_prep.ingest.checking", "PIL.Image", "PIL.JpegImagePlugin", "PIL.PngImagePlugin", "numpy"]
     context.set_forkserver_preload(modules + ["data_prep.ingest.png"] * fast_png)
     return context
