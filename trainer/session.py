@@ -189,8 +189,8 @@ class Session:
         attach = [Path(self.config.run.dir) / name for name in ATTACHED]
         checkpoints.begin(at.step, {"updates": at.updates, "reward_norm": at.norm}, score=at.score, attach=attach)
         try:
-            stalls = self.workers.all("save", at.step, checkpoints.local_steps(), checkpoints.sends)
-            checkpoints.stall_s = max(stalls)
+            keep, to = checkpoints.local_steps(), checkpoints.attempt
+            checkpoints.stall_s = max(self.workers.all("save", at.step, keep, checkpoints.sends, to))
         except CheckpointError as error:
             checkpoints.failed(error)
 
