@@ -21,13 +21,15 @@ import ray.exceptions
 from data_prep.write.shards import Dataset
 from trainer import config as configuration
 from trainer.algorithm.records import Outcome, Sample
+from trainer.checkpoint.attempt import Fenced, Final, of_this_job
 from trainer.checkpoint.manager import CheckpointError, Checkpoints, Found, export_hf
 from trainer.config import ConfigError, RunConfig
 from trainer.engine.worker_group import Workers
-from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST, EXIT_PREEMPTED, EXIT_STORAGE
+from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_FENCED, EXIT_NODE_LOST, EXIT_PREEMPTED, EXIT_STORAGE
 from trainer.hardware.flops import Shape, peak_flops
 from trainer.node.precheck import precheck
 from trainer.node.preemption import Notice
+from trainer.node.run_lock import RunLock, die_with_launcher
 from trainer.observe.metrics import Metrics, Phases
 from trainer.observe.report import write_report
 from trainer.observe.step_stats import throughput, utilisation
@@ -71,12 +73,13 @@ class Session:
         self.config = config
         self.datasets: dict[tuple[str, str], Dataset] = {}
         self.train_set = self.dataset(config.data.path, config.data.split)
-        Path(config.run.dir).mkdir(parents=True, exist_ok=True)
+        self.lock = RunLock(config.run.dir, "driver")
+        self.lock.take(wait=True)
         self.notice = Notice(exit_at_deadline=True)
         self.phases = Phases(config.run.dir, self._on_boundary)
         self.phases.note(message="loading model and engine")
         self.rewards = Rewards(config.rewards)
-        self.checkpoints = Checkpoints(config, self.train_set.fingerprint)
+        self.checkpoints = Checkpoints(config, self.train_set.fingerprint, held=of_this_job(config))
         rows = len(self.train_set)
         self.workers = Workers(config, total_updates(config, min(rows, config.data.max_samples or rows)))
         self._peak_flops = peak_flops(self.workers.facts[0]["device_name"])
@@ -94,6 +97,7 @@ class Session:
     def __exit__(self, *error: object) -> None:
         self.rewards.close()
         self.checkpoints.close()
+        self.lock.close()
         if hasattr(self, "metrics"):
             self.metrics.close()
 
@@ -335,6 +339,7 @@ def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int
         config = configuration.override(configuration.load(path), overrides)
         configuration.validate(config)
         precheck(config)
+        die_with_launcher()
         connect(config)
         session = Session(config, total_updates)
         with session:
@@ -354,7 +359,7 @@ def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int
         code, text = explain(error)
         print(text, file=sys.stderr, flush=True)
         if session is not None:
-            session.mark("failed")
+            session.mark("fenced" if code == EXIT_FENCED else "failed")
         return code
     finally:
         if ray.is_initialized():
@@ -365,6 +370,10 @@ def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int
 
 def explain(error: Exception) -> tuple[int, str]:
     """Exit code and what to print: one line for what a person can change, the traceback for a defect."""
+    if isinstance(error, Fenced):
+        return EXIT_FENCED, f"error: {error}"
+    if isinstance(error, Final):
+        return error.code, f"error: {error}"
     if isinstance(error, ConfigError):
         message = str(getattr(error, "cause", None) or error).strip()
         return EXIT_CONFIG, f"error: {message}"

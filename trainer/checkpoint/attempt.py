@@ -17,10 +17,13 @@ import os
 import secrets
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.checkpoint.find import newest_step
+from trainer.checkpoint.format import remote_url
 from trainer.config import RunConfig
 from trainer.exit_codes import (
     EXIT_FENCED,
@@ -33,6 +36,7 @@ from trainer.exit_codes import (
     FINAL_EXIT_CODES,
 )
 from trainer.storage.storage import Storage
+from trainer.storage.stores import Retry
 
 ATTEMPT_VARIABLE = "SPOTRL_ATTEMPT"
 """Carries the attempt's name from the launcher to the driver."""
@@ -108,6 +112,25 @@ class Attempt:
         self.record.write(f"{self.epoch:08d}.beat", {"name": self.name, "unix_s": time.time()})
 
 
+def url_of(config: RunConfig) -> str:
+    """Where the record of a run lies."""
+    remote = config.checkpoint.remote.rstrip("/")
+    return f"{remote}/{config.run_id}/attempts" if remote else str(Path(config.run.dir).absolute() / "attempts")
+
+
+def of_this_job(config: RunConfig, env: Mapping[str, str] = os.environ) -> Attempt:
+    """The attempt that the launcher of this job has taken; without a launcher a new one. Raises Final."""
+    if name := env.get(ATTEMPT_VARIABLE):
+        return Attempt(Attempts.of(config), name)
+    return start(config, env.get(LAUNCH_VARIABLE) or secrets.token_hex(4))
+
+
+def start(config: RunConfig, launch: str) -> Attempt:
+    """A new attempt, which replaces every earlier one. Raises Final, and what `Storage` does."""
+    remote = remote_url(config)
+    return Attempts.of(config).take(newest_step(config, Storage(remote) if remote else None), launch)
+
+
 class Attempts:
     """The attempts of one run. storage: the folder that they lie in."""
 
@@ -115,18 +138,15 @@ class Attempts:
         self.storage, self.max_restarts, self.max_losses = storage, max_restarts, max_losses
 
     @classmethod
-    def of(cls, config: RunConfig) -> Attempts:
+    def of(cls, config: RunConfig, retry: Retry | None = None) -> Attempts:
         """The record of a run. Raises ConfigError for a store that cannot work."""
-        settings = config.checkpoint
-        url = f"{settings.remote.rstrip('/')}/{config.run_id}" if settings.remote else str(Path(config.run.dir))
-        return cls(Storage(f"{url}/attempts"), settings.max_restarts, settings.max_losses)
+        return cls(Storage(url_of(config), retry=retry), config.checkpoint.max_restarts, config.checkpoint.max_losses)
 
-    def take(self, committed: int, env: dict[str, str] | os._Environ[str] = os.environ) -> Attempt:
+    def take(self, committed: int, launch: str = "") -> Attempt:
         """Starts an attempt, which replaces every earlier one. committed: newest committed step of the run.
 
         Raises Final where the run is over, or has spent its restarts: then it is over from here on.
         """
-        launch = env.get(LAUNCH_VARIABLE, "")
         final = self._read("final")
         if final is not None and final["launch"] == launch:
             raise Final(final["code"], final["why"])
@@ -139,10 +159,6 @@ class Attempts:
             if self.storage.create(f"{epoch:08d}.json", _dump({k: v for k, v in asdict(mine).items() if k != "code"})):
                 return Attempt(self, name)
             epoch += 1
-
-    def held(self, name: str) -> Attempt:
-        """The attempt that another process of this job has taken."""
-        return Attempt(self, name)
 
     def close(self, attempt: Attempt, code: int, why: str, committed: int) -> int:
         """Records how an attempt ended; returns the exit code to leave with.

@@ -327,6 +327,7 @@ class Checkpoints:
     def _send(self, step: int, folder: Path, manifest: dict[str, Any], sent: set[str]) -> None:
         """Uploads the files of a checkpoint but those in `sent`, and last its manifest; then retention."""
         assert self.storage is not None
+        self._check()
         inside = remote_folder(step, manifest.get("attempt", ""))
         for entry in manifest["files"]:
             record = FileRecord(**entry) if entry["name"] not in sent else None

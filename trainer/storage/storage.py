@@ -188,6 +188,21 @@ class Storage:
         """Reads a small object."""
         return self._try(f"download of {key}", lambda: bytes(obstore.get(self._store, key).bytes()))
 
+    def get_range(self, key: str, start: int, stop: int) -> bytes:
+        """Bytes [start, stop) of an object; of a store that knows no ranges the whole object is read."""
+
+        def fetch() -> bytes:
+            if self._ranges:
+                try:
+                    return bytes(obstore.get_range(self._store, key, start=start, end=stop))
+                except exceptions.GenericError as error:
+                    if "non-partial response" not in str(error):
+                        raise
+                    self._ranges = False
+            return bytes(obstore.get(self._store, key).bytes())[start:stop]
+
+        return self._try(f"download of {key}", fetch)
+
     def list(self, prefix: str = "") -> Listing:
         """(key, bytes) of every object below the folder `prefix`, sorted."""
 
