@@ -1,4 +1,4 @@
-"""trainer/driver.sh against real shared objects that answer as CUDA's driver does: new, old, old with what helps, none."""
+"""trainer/driver.sh against shared objects that answer as CUDA's driver does: new, old, old with what helps, none."""
 
 import os
 import shutil
