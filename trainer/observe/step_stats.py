@@ -10,7 +10,8 @@ from trainer.algorithm.records import Outcome, Sample, Verdict
 from trainer.config import RunConfig
 from trainer.data.dataset import Dataset
 from trainer.data.schema import question
-from trainer.hardware.flops import Answered, Shape, image_grids, step_metrics
+from trainer.hardware.flops import Answered, image_grids, step_metrics
+from trainer.hardware.model_shapes import Shape
 
 
 def describe(samples: list[Sample], outcomes: list[Outcome], advantages: Advantages) -> dict[str, float]:
@@ -103,3 +104,22 @@ def sample_rows(
             }
         )
     return rows
+
+
+def one_line(step: int, stats: dict[str, float]) -> str:
+    """The step in one line of the log."""
+    parts = [f"step {step}"]
+    for label, name, form in (
+        ("reward", "reward/mean", ".3f"),
+        ("acc", "reward/accuracy", ".3f"),
+        ("loss", "loss/total", ".4f"),
+        ("loss", "sft/loss", ".4f"),
+        ("kl", "kl/mean", ".4f"),
+        ("len", "tokens/response_mean", ".1f"),
+        ("mismatch", "mismatch/logprob_abs_mean", ".1e"),
+        ("eval", "eval/accuracy", ".3f"),
+        ("s", "time/step_s", ".2f"),
+    ):
+        if name in stats:
+            parts.append(f"{label} {stats[name]:{form}}")
+    return "  ".join(parts)
