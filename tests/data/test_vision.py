@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from trainer.data.processor import Prompter, decode
+from trainer.data.images import decode
+from trainer.data.processor import Prompter
 
 
 @pytest.mark.parametrize("pixels", [(784, 1280 * 784), (4 * 784, 4 * 784), (64 * 784, 1280 * 784)])
