@@ -11,3 +11,11 @@ def test_imports_keep_the_contracts():
     lint = Path(sys.executable).with_name("lint-imports")
     done = subprocess.run([lint, "--no-cache"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+def test_no_file_outgrows_its_room():
+    files = [p for top in ("trainer", "recipes", "data_prep", "examples", "tests") for p in (ROOT / top).rglob("*.py")]
+    long = {str(p.relative_to(ROOT)): n for p in files if (n := len(p.read_text().splitlines())) > 400}
+    assert not long
+    vague = {"utils", "helpers", "common", "misc"}
+    assert not [p for p in files if p.stem in vague or p.parent.name in vague]
