@@ -21,3 +21,10 @@ def test_no_file_outgrows_its_room():
     assert not {name: n for name, n in lines.items() if n > LONGER.get(name, 400)}
     vague = {"utils", "helpers", "common", "misc"}
     assert not [p for p in files if p.stem in vague or p.parent.name in vague]
+
+
+def test_the_drawing_is_that_of_the_code():
+    sys.path.insert(0, str(ROOT / "docs"))
+    from draw_architecture import PAGE, drawn  # ty: ignore[unresolved-import]
+
+    assert PAGE.read_text() == drawn(PAGE.read_text()), "run python docs/draw_architecture.py"
