@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import shlex
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Collection
 from dataclasses import replace
@@ -199,12 +202,18 @@ def _foreground(argv: list[str], env: dict[str, str]) -> tuple[int, bool]:
     The terminal sends it to the whole process group. `subprocess.run` would kill the command a quarter of a second
     later: amid a checkpoint, or before the machines were told to stop.
     """
-    process, interrupted = subprocess.Popen(argv, env=env), False
+    process, interrupted = subprocess.Popen(argv, env=env, preexec_fn=_end_with_us), False
     while True:
         try:
             return process.wait(), interrupted
         except KeyboardInterrupt:
             interrupted = True
+
+
+def _end_with_us() -> None:
+    """In the child: it is told to save and end when this process is gone, even by SIGKILL."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def drive(run: str, what: str, dry_run: bool = False) -> int:
