@@ -278,6 +278,25 @@ def test_status_of_a_dstack_run_has_the_servers_own_cost(capsys, monkeypatch, tm
     assert run_record.load("mine").usd() == 4.5 and " 4.50" in run(capsys, "status")[1]
 
 
+def test_a_run_that_dstack_calls_done_and_that_ended_for_good_is_shown_as_failed(capsys, monkeypatch, tmp_path):
+    """dstack is told 0 for what it must not start again, so its "done" alone is no success."""
+    RunRecord(run_id="mine", recipe="r", target="dstack-runpod", started_s=time.time() - 60, usd_per_hour=9.0).save()
+    done = {"run_spec": {"run_name": "mine"}, "submitted_at": "2026-01-01T00:00:00", "status": "done", "cost": 2.0,
+            "last_processed_at": "2026-01-01T01:00:00Z"}  # fmt: skip
+    listed = json.dumps({"project": "main", "runs": [done]})
+    said = "step 1\nerror: no such bucket\nspotrl: ended for good: exit code 2"
+    for log, shown in ((said, "FAILED: spotrl: ended for good: exit code 2"), ("step 31\nfinished", "run mine: done")):
+        stand_in(tmp_path, monkeypatch, "dstack", f"case $1 in ps) echo '{listed}' ;; logs) printf '{log}\\n' ;; esac")
+        assert shown in " ".join(run(capsys, "status", "mine")[1].split())
+
+
+def test_the_runs_own_count_of_restarts_is_the_budgets():
+    config = resolve("grpo-qwen2.5-vl-7b-mathv60k", ["budget.max_restarts=1", "budget.max_losses=4"]).config
+    assert (config.checkpoint.max_restarts, config.checkpoint.max_losses) == (1, 4)
+    with pytest.raises(ConfigError, match="set budget.max_restarts"):
+        resolve("demo", ["checkpoint.max_restarts=9"])
+
+
 @pytest.mark.parametrize(
     ("says", "message"),
     [
