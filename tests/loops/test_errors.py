@@ -63,7 +63,12 @@ def test_batch_that_does_not_divide(small_config, capsys, tmp_path):
 
 def test_too_little_memory(small_config, capsys, tmp_path):
     config = replace(small_config, rollout=replace(small_config.rollout, kv_cache_gib=10_000.0))
-    assert "lower placement.workers_per_node or rollout.kv_cache_gib" in refuse(config, capsys, tmp_path)
+    assert "lower placement.workers_per_node, rollout.kv_cache_gib or" in refuse(config, capsys, tmp_path)
+
+
+def test_fewer_rows_than_a_step_takes(small_config, capsys, tmp_path):
+    message = refuse(small_config, capsys, tmp_path, ["rollout.prompts_per_step=66"])
+    assert "has 64 rows in split train and a step takes 66: lower rollout.prompts_per_step" in message
 
 
 def test_too_little_disk(small_config, capsys, tmp_path, monkeypatch):

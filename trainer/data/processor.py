@@ -100,14 +100,16 @@ class Prompter:
         plain = [[{**m, "content": _plain(m["content"])} for m in messages] for messages in chats]
         return self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
 
-    def encode(self, row: Row, images: list[Image.Image]) -> Encoded:
+    def encode(self, row: Row, images: list[Image.Image] | None = None) -> Encoded:
         """Chat template, tokenization and image processing of one row, up to where the completion begins.
 
-        images: the row's, decoded. Raises ConfigError where the placeholders do not match the images.
+        images: the row's, where they are decoded already. Raises ConfigError where one does not decode or the
+        placeholders do not match the images.
         """
         if not self.has_vision:
             return Encoded(self.token_ids(row), None, None)
         (text,) = self.texts([row.messages])
+        images = [decode(data, row.id) for data in row.images] if images is None else images
         kwargs = {"images": images, "images_kwargs": {"size": self.size}} if images else {}
         out = self.processor(text=[text], return_tensors="pt", **kwargs)
         ids, grid = out["input_ids"][0].tolist(), out.get("image_grid_thw")

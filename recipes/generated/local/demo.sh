@@ -16,7 +16,7 @@ fetch() { # prepared data from the bucket, if somebody put it there
     && [ -e "$DATA/.$1/manifest.json" ] && mv "$DATA/.$1" "$DATA/$1"
 }
 if missing "${DATA}/shapes-36c07c55/manifest.json"; then fetch shapes-36c07c55 || .venvs/cpu/bin/python -m examples.demo.shapes --out "${DATA}/shapes-36c07c55"; fi
-if missing "${MODELS}/demo-0f4a4e3a/config.json"; then .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-36c07c55" --out "${MODELS}/demo-0f4a4e3a"; fi
+if missing "${MODELS}/demo-ca3f31a1/config.json"; then .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-36c07c55" --out "${MODELS}/demo-ca3f31a1"; fi
 cat > ".cache/$RUN_ID.yaml" <<YAML
 method: grpo
 run:
@@ -25,13 +25,14 @@ run:
   dir: "${RUNS}/${RUN_ID}"
   max_steps: 60
 model:
-  path: "${MODELS}/demo-0f4a4e3a"
+  path: "${MODELS}/demo-ca3f31a1"
   dtype: fp32
   gradient_checkpointing: false
   min_pixels: 784
 data:
   path: "${DATA}/shapes-36c07c55"
   prompt_max_tokens: 512
+  image_cache_gib: 0.1
 rollout:
   prompts_per_step: 32
   samples_per_prompt: 8
