@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from trainer.algorithm.records import Outcome, Sample
+from trainer.checkpoint.attempt import of_this_job
 from trainer.checkpoint.manager import Checkpoints, Found, export_hf
 from trainer.config import ConfigError, RunConfig
 from trainer.data import lengths
@@ -19,6 +20,7 @@ from trainer.engine.worker_group import Workers
 from trainer.hardware.gpus import peak_flops
 from trainer.hardware.model_shapes import shape_of
 from trainer.node.preemption import Notice
+from trainer.node.run_lock import RunLock
 from trainer.observe.metrics import Metrics, Phases
 from trainer.observe.report import write_report
 from trainer.observe.step_stats import one_line, throughput, utilisation
@@ -37,12 +39,13 @@ class Session:
         self.config = config
         self.datasets: dict[tuple[str, str], Dataset] = {}
         self.train_set = self.dataset(config.data.path, config.data.split)
-        Path(config.run.dir).mkdir(parents=True, exist_ok=True)
+        self.lock = RunLock(config.run.dir, "driver")
+        self.lock.take(wait=True)
         self.notice = Notice(exit_at_deadline=True)
         self.phases = Phases(config.run.dir, lambda phase: self.saving.on_boundary(phase))
         self.phases.note(message="loading model and engine")
         self.rewards = Rewards(config.rewards)
-        self.checkpoints = Checkpoints(config, self.train_set.fingerprint)
+        self.checkpoints = Checkpoints(config, self.train_set.fingerprint, held=of_this_job(config))
         self.workers = Workers(config)
         self._lengths: dict[tuple[str, str, int], np.ndarray] = {}
         self.rows, self.left_out = self._usable_rows()
@@ -60,6 +63,7 @@ class Session:
     def __exit__(self, *error: object) -> None:
         self.rewards.close()
         self.checkpoints.close()
+        self.lock.close()
         if hasattr(self, "metrics"):
             self.metrics.close()
 

@@ -1,11 +1,11 @@
-"""A synthetic visual-math set in MathV60K's raw format: small pictures, questions with letter and number answers.
+"""A synthetic visual-math set in MathV60K's raw format: small images, questions with letter and number answers.
 
     shapes_message.jsonl    one row per line: question, answer (`$\\boxed{3}$`), message (a JSON list as a string);
                             besides, `solution`: a worked answer for supervised training
-    shapes_img.tar.gz       the pictures, under shapes_img/
+    shapes_img.tar.gz       the images, under shapes_img/
 
 Every row is a pure function of (seed, split, index), so any prefix of a split is stable. No question can be answered
-from its text: within a kind, all answers are equally likely. Train and test never share a (question, picture) pair.
+from its text: within a kind, all answers are equally likely. Train and test never share a (question, image) pair.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ SLIPS = 0.6
 """Share of the warm split's solutions whose result is wrong."""
 SEGMENTS = {0: "abcdef", 1: "bc", 2: "abged", 3: "abgcd", 4: "fgbc", 5: "afgcd", 6: "afgedc", 7: "abc", 8: "abcdefg",
             9: "abcdfg"}  # fmt: skip
-"""Lit segments of a seven-segment digit; drawn by hand, so that no font file decides what the picture is."""
+"""Lit segments of a seven-segment digit; drawn by hand, so that no font file decides what the image is."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """One question with its picture."""
+    """One question with its image."""
 
     kind: str
     question: str
@@ -97,7 +97,7 @@ def count_circles(rng: random.Random) -> Example:
 
 
 def highest_bar(rng: random.Random) -> Example:
-    """A red, a green and a blue bar in any order; the highest stands out by at least a sixth of the picture."""
+    """A red, a green and a blue bar in any order; the highest stands out by at least a sixth of the image."""
     names = ["red", "green", "blue"]
     winner = rng.randrange(3)
     image, draw = _canvas(84, 56)
@@ -202,12 +202,12 @@ def write(
         for index, item in enumerate(unique(seed, split, rows, taken=taken)):
             name = f"shapes_img/{item.kind}/{split}-{index:06d}.png"
             slip = random.Random(f"{seed}/{split}/slip/{index}").random() < slips
-            _add_picture(archive, name, item.image)
+            _add_image(archive, name, item.image)
             lines.write(json.dumps(_raw_row(item, name, slip)) + "\n")
     return out
 
 
-def _add_picture(archive: tarfile.TarFile, name: str, image: Image.Image) -> None:
+def _add_image(archive: tarfile.TarFile, name: str, image: Image.Image) -> None:
     buffer = io.BytesIO()
     image.save(buffer, format="PNG")
     member = tarfile.TarInfo(name)
@@ -237,7 +237,7 @@ def prepare(
 ) -> Manifest:
     """The set with the splits `train`, `test` and `warm`, prepared from its raw files by MathV60K's converter.
 
-    `warm` is for the supervised phase before: its pictures are in neither of the others, and `slips` of its solutions
+    `warm` is for the supervised phase before: its images are in neither of the others, and `slips` of its solutions
     end on a wrong result.
     """
     taken: set[str] = set()

@@ -51,10 +51,10 @@ class Ranks:
                 tensor.mul_(0.9).add_(torch.sin(tensor * (step + number + len(kind))))
         return [float(sum(tensors["master"].double().sum() for tensors in self.full.values()))]
 
-    def save(self, step: int, keep: list[int], send: bool) -> list[float]:
+    def save(self, step: int, keep: list[int], send: bool, attempt: str) -> list[float]:
         begun = time.monotonic()
         for writer in self.writers:
-            writer.start(step, cut(self.full, writer.rank, self.world_size, SHAPES), {}, keep, send)
+            writer.start(step, cut(self.full, writer.rank, self.world_size, SHAPES), {}, keep, send, attempt)
         return [time.monotonic() - begun]
 
     def send(self, step: int) -> None:

@@ -22,7 +22,8 @@ from trainer.config import RunConfig
 from trainer.data import lengths
 from trainer.data.byte_cache import ByteCache
 from trainer.data.dataset import Dataset
-from trainer.data.processor import Encoded, Prompter, Request, decode
+from trainer.data.images import decode
+from trainer.data.processor import Encoded, Prompter, Request
 from trainer.data.schema import Row
 from trainer.engine import cpu_matmul
 
@@ -254,13 +255,13 @@ class Worker:
 
     # --- checkpoints
 
-    def save(self, step: int, keep: list[int], send: bool) -> float:
+    def save(self, step: int, keep: list[int], send: bool, attempt: str) -> float:
         """Starts writing this rank's shard of step `step`; returns the seconds that training stood still for it.
 
-        keep: steps whose local files stay. send: upload it as soon as it is written.
+        keep: steps whose local files stay. send: upload it as soon as it is written. attempt: into whose folder.
         """
         started = time.monotonic()
-        self.writer.start(step, self.policy.shards(self.writer.host), {}, keep, send)
+        self.writer.start(step, self.policy.shards(self.writer.host), {}, keep, send, attempt)
         if not self.config.checkpoint.asynchronous:
             self.writer.wait()
         return time.monotonic() - started

@@ -14,6 +14,7 @@ from pathlib import Path
 from trainer.exit_codes import (
     EXIT_CONFIG,
     EXIT_ERROR,
+    EXIT_FENCED,
     EXIT_INTERRUPTED,
     EXIT_NODE_LOST,
     EXIT_OK,
@@ -22,6 +23,7 @@ from trainer.exit_codes import (
     RECOVER_EXIT_CODES,
 )
 from trainer.node import preflight, rendezvous
+from trainer.node.attempt_holder import AttemptHolder
 from trainer.node.job_log import JobLog
 from trainer.node.launcher import POLL_S, STOPPED, Ended, Launcher
 from trainer.node.preflight import Failure
@@ -35,6 +37,7 @@ class HeadLauncher(Launcher):
     """Node 0: gathers the others, runs Ray's head and the job, and tells everyone how it ended."""
 
     links: rendezvous.Head | None = None
+    holder: AttemptHolder | None = None
 
     def run(self) -> int:
         """The whole launch. Raises Ended."""
@@ -45,6 +48,9 @@ class HeadLauncher(Launcher):
         self.refuse(failures)
         if self.arguments.preflight:
             return self.preflight()
+        if not self.arguments.command:
+            self.holder = AttemptHolder(self.config, counts=self.node.engine != "local")
+            self.env |= self.holder.take()
         self.start_ray()
         assert self.ray is not None
         if self.links:
@@ -55,7 +61,7 @@ class HeadLauncher(Launcher):
         try:
             job = self.ray.submit(job_id, command, self.wait_s, lambda: self.signals.number is not None)
         except TimeoutError as error:
-            raise Ended(EXIT_ERROR, str(error)) from None
+            raise Ended(EXIT_NODE_LOST, str(error)) from None
         except InterruptedError:
             raise Ended(self.signals.code, STOPPED) from None
         return self.watch(job)
@@ -199,12 +205,17 @@ class HeadLauncher(Launcher):
                         self.pass_on(f"node {rank}: {message['reason']}", job, signal.SIGTERM)
                 if self.signals.number is not None and not told:
                     told = True
+                    if self.holder:
+                        self.holder.lock.ending()
                     interrupted = self.signals.number == signal.SIGINT
                     self.say("stopping after the phase under way; Ctrl-C again ends it at once" if interrupted else
                              "told to go away: saving what can be saved")  # fmt: skip
                     self.pass_on("interrupted" if interrupted else "SIGTERM", job, self.signals.number)
                 if self.signals.expired:
                     raise Ended(self.signals.code, "the time after the notice is over")
+                if self.holder and self.holder.fenced:
+                    job.signal(signal.SIGKILL)
+                    raise Ended(EXIT_FENCED, self.holder.fenced)
                 with contextlib.suppress(OSError):
                     if (end := job.ended()) is not None:
                         log.close()
@@ -244,14 +255,24 @@ class HeadLauncher(Launcher):
         if code is None:
             raise Ended(EXIT_ERROR, f"Ray ended the job: {end.message}")
         if code < 0:
-            raise Ended(EXIT_ERROR, f"the job was killed by signal {-code}: out of memory? See docs/failures.md")
+            lost = -code in (signal.SIGKILL, signal.SIGTERM)  # by the system or the provider; others are a defect
+            raise Ended(
+                EXIT_NODE_LOST if lost else EXIT_ERROR,
+                f"the job was killed by signal {-code}{': out of memory? See docs/failures.md' if lost else ''}",
+            )
         return code if code < 126 else EXIT_ERROR
+
+    def settle(self, code: int) -> int:
+        """Records how it ended; returns the code for every node to leave with."""
+        return self.holder.close(code, self.why) if self.holder else code
 
     def finish(self, code: int) -> None:
         """Tells every node how it ended, then cleans up."""
         if self.links:
             self.links.send({"kind": "end", "code": code})
         self.close(code)
+        if self.holder:
+            self.holder.lock.close()
         if self.links:
             self.links.close()
 

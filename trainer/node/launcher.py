@@ -14,7 +14,14 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
 from trainer.config import RunConfig
-from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_NODE_LOST, EXIT_OK, EXIT_PREEMPTED, EXIT_PREFLIGHT
+from trainer.exit_codes import (
+    EXIT_INTERRUPTED,
+    EXIT_NODE_LOST,
+    EXIT_OK,
+    EXIT_PREEMPTED,
+    EXIT_PREFLIGHT,
+    FINAL_EXIT_CODES,
+)
 from trainer.node import allreduce, rendezvous
 from trainer.node import preemption as preempt
 from trainer.node import topology as environment
@@ -136,6 +143,10 @@ class Launcher(ABC):
     def run(self) -> int:
         """The whole launch; returns the job's exit code. Raises Ended, ConfigError, RendezvousError."""
 
+    def settle(self, code: int) -> int:
+        """Records how the launch ended; returns the exit code to leave with."""
+        return code
+
     @abstractmethod
     def finish(self, code: int) -> None:
         """Tells the other nodes and ends everything that was started here."""
@@ -143,7 +154,7 @@ class Launcher(ABC):
     def close(self, code: int) -> None:
         """Ends everything that this launcher started. Ray's logs stay where something went wrong."""
         if self.ray is not None:
-            keep = code not in (EXIT_OK, EXIT_PREEMPTED, EXIT_INTERRUPTED, EXIT_CONFIG)
+            keep = code not in (EXIT_OK, EXIT_PREEMPTED, EXIT_INTERRUPTED, *FINAL_EXIT_CODES)
             self.ray.close(keep)
             if keep:
                 self.say(f"Ray's logs: {self.ray.temp}")

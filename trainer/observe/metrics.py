@@ -235,20 +235,17 @@ class Phases:
 
 
 def thumbnail(data: bytes, side: int) -> tuple[bytes, str]:
-    """A picture scaled down to at most `side` pixels, and its file suffix. A small one is left as it is."""
-    from PIL import Image
+    """An image scaled down to at most `side` pixels, as the policy sees it, and its file suffix. A small one stays."""
+    from trainer.data.images import open_image, to_rgb
 
-    with Image.open(io.BytesIO(data)) as picture:
-        kind = (picture.format or "").lower()
-        if max(picture.size) <= side and kind in ("png", "jpeg", "webp", "gif"):
+    with open_image(data) as image:
+        kind = (image.format or "").lower()
+        if max(image.size) <= side and kind in ("png", "jpeg", "webp", "gif"):
             return data, f".{kind}"
-        picture = picture.convert("RGBA" if "A" in picture.getbands() or picture.mode == "P" else "RGB")
-        picture.thumbnail((side, side))
+        small = to_rgb(image)
+        small.thumbnail((side, side))
         out = io.BytesIO()
-        if picture.mode == "RGBA":
-            picture.save(out, "PNG")
-            return out.getvalue(), ".png"
-        picture.save(out, "JPEG", quality=88)
+        small.save(out, "JPEG", quality=88)
         return out.getvalue(), ".jpeg"
 
 
