@@ -18,5 +18,8 @@ def test_ids_from_headers_are_the_processors(small_config, mixed_dataset, pixels
     rows = [dataset[0], dataset[1], dataset[2], two]
     encoded = [prompter.encode(row).token_ids for row in rows]
     assert [prompter.token_ids(row) for row in rows] == encoded
-    assert prompter.lengths([row.messages for row in rows], [row.images for row in rows]) == list(map(len, encoded))
+    chats, images, ids = ([getattr(row, name) for row in rows] for name in ("messages", "images", "id"))
+    assert prompter.lengths(chats, images, ids) == list(map(len, encoded))
+        [row.messages for row in rows], [row.images for row in rows], [row.id for row in rows]
+    ) == list(map(len, encoded))
     assert len(set(map(len, encoded))) > 2

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from trainer.config import ConfigError, Model
-from trainer.data.images import size_of
+from trainer.data.images import decode, size_of
 from trainer.data.schema import Row
 
 
@@ -132,7 +132,7 @@ class Prompter:
         return ids
 
     def lengths(
-        self, chats: Sequence[list[dict[str, Any]]], images: Sequence[Sequence[bytes | memoryview]]
+        self, chats: Sequence[list[dict[str, Any]]], images: Sequence[Sequence[bytes]], row_ids: Sequence[str]
     ) -> list[int]:
         """Tokens of each row's prompt, `len(token_ids(row))`, for many rows at once. Raises ConfigError as it does."""
         if not self.has_vision and any(images):
@@ -141,14 +141,14 @@ class Prompter:
             return []
         texts = self.tokenizer(self.texts(chats), add_special_tokens=False)["input_ids"]
         return [
-            len(ids) + sum(self._image_tokens(data, f"{n}") - 1 for data in row)
-            for n, (ids, row) in enumerate(zip(texts, images, strict=True))
+            len(ids) + sum(self._image_tokens(data, row_id) - 1 for data in row)
+            for ids, row, row_id in zip(texts, images, row_ids, strict=True)
         ]
 
-    def _image_tokens(self, data: bytes | memoryview, row_id: str) -> int:
+    def _image_tokens(self, data: bytes, row_id: str) -> int:
         from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-        width, height = size_of(bytes(data), row_id)
+        width, height = size_of(data, row_id)
         factor = self.processor.image_processor.patch_size * self.merge_size
         edges = self.size["shortest_edge"], self.size["longest_edge"]
         h, w = smart_resize(height, width, factor=factor, min_pixels=edges[0], max_pixels=edges[1])
