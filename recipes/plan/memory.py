@@ -246,7 +246,7 @@ def _host(recipe: Recipe, shape: Shape) -> dict[str, float]:
     )
     parts = {
         "system, Ray, graders": HOST_SYSTEM + gpus * GIB,
-        "worker processes": gpus * worker_bytes(config),
+        "worker processes": gpus * worker_bytes(config.placement.device, config.data.image_cache_gib),
         "ZeRO-3 states while the engine is awake": states,
         "checkpoint being written": staging,
         "reference shards": reference,

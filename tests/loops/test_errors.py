@@ -12,6 +12,7 @@ from trainer import process
 from trainer.checkpoint.format import local_dir
 from trainer.data.processor import Prompter
 from trainer.exit_codes import EXIT_CONFIG
+from trainer.hardware.model_shapes import shape_of
 from trainer.node import precheck
 
 
@@ -39,6 +40,20 @@ def test_model_without_weights(small_config, capsys, tmp_path):
     (tmp_path / "empty" / "config.json").write_text("{}")
     config = replace(small_config, model=replace(small_config.model, path=str(tmp_path / "empty")))
     assert "no *.safetensors weights" in refuse(config, capsys, tmp_path)
+
+
+def test_an_architecture_without_parity_tests(small_config, tiny_model, capsys, tmp_path):
+    """It would load and train: a Qwen3-VL has everything that the policy reads, and more."""
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model, other)
+    text = (other / "config.json").read_text().replace('"model_type": "qwen2_5_vl"', '"model_type": "qwen3_vl"')
+    (other / "config.json").write_text(text)
+    config = replace(small_config, model=replace(small_config.model, path=str(other)))
+    message = refuse(config, capsys, tmp_path)
+    assert "qwen3_vl is not supported" in message and "DeepStack" in message and "Qwen2.5-VL" in message
+    for path in (str(other), "Qwen/Qwen3-VL-8B-Instruct", "Qwen/Qwen2-VL-7B-Instruct"):
+        with pytest.raises(c.ConfigError, match="is not supported"):
+            shape_of(path)
 
 
 def test_model_not_cached_while_offline(small_config, capsys, tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from torch import Tensor
 from trainer.config import ConfigError, Model
 from trainer.data.images import decode, size_of
 from trainer.data.schema import Row
+from trainer.hardware import architectures
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Prompter:
             self.processor: Any = loader.from_pretrained(model.path, **revision)
         except (OSError, ValueError) as error:
             raise ConfigError(f"model.path {model.path}: {str(error).splitlines()[0]}") from None
+        architectures.check(model.path, self.hf_config.to_dict())
         self.tokenizer: Any = self.processor.tokenizer if self.has_vision else self.processor
         self.size = {"shortest_edge": model.min_pixels, "longest_edge": model.max_pixels}
         self.image_token_id = getattr(self.hf_config, "image_token_id", None)

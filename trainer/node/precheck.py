@@ -13,6 +13,7 @@ from trainer.checkpoint.format import local_dir
 from trainer.checkpoint.writer import held_bytes
 from trainer.config import ConfigError, RunConfig, validate_saving
 from trainer.data.dataset import Dataset
+from trainer.hardware import architectures
 from trainer.hardware.host_memory import worker_bytes
 
 BYTES_PER_PARAMETER = 32
@@ -58,9 +59,11 @@ def _model(config: RunConfig) -> int:
         size = sum(f.stat().st_size for f in path.glob("*.safetensors"))
         if not size:
             raise ConfigError(f"model.path {path} has no *.safetensors weights: download them again")
+        architectures.check_path(str(path))
         return size
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", config.model.path):
         raise ConfigError(f"model.path {config.model.path} is neither a folder nor a hub id (owner/name)")
+    architectures.check_path(config.model.path)
     if config.model.path.startswith(("./", "../")) or os.environ.get("HF_HUB_OFFLINE") == "1":
         _cached(config)
     return 0
@@ -92,7 +95,11 @@ def _disk(config: RunConfig, weights: int) -> None:
 def _memory(config: RunConfig, weights: int) -> None:
     ranks = config.placement.workers_per_node
     shared = weights / 4 * BYTES_PER_PARAMETER
-    need = ranks * (worker_bytes(config) + config.rollout.kv_cache_gib * 2**30) + shared
+    need = (
+        ranks
+        * (worker_bytes(config.placement.device, config.data.image_cache_gib) + config.rollout.kv_cache_gib * 2**30)
+        + shared
+    )
     free = psutil.virtual_memory().available
     if need > free:
         raise ConfigError(

@@ -136,7 +136,7 @@ def shm_bytes(config: RunConfig) -> int:
 
 def memory_bytes(config: RunConfig) -> int:
     """Bytes of host memory that the ranks' processes take before any model."""
-    return worker_bytes(config) * config.placement.workers_per_node
+    return worker_bytes(config.placement.device, config.data.image_cache_gib) * config.placement.workers_per_node
 
 
 def _paths(config: RunConfig) -> list[Failure]:
