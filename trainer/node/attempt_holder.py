@@ -21,8 +21,7 @@ from trainer.checkpoint.attempt import (
     start,
     url_of,
 )
-from trainer.checkpoint.find import newest_step
-from trainer.checkpoint.format import remote_url
+from trainer.checkpoint.layout import newest_step, remote_url
 from trainer.config import ConfigError, RunConfig
 from trainer.exit_codes import EXIT_FENCED
 from trainer.node.run_lock import LAUNCHER_VARIABLE, RunLock

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from data_prep.write.shards import Dataset
-from trainer.checkpoint.format import local_dir
+from trainer.checkpoint.layout import local_dir
 from trainer.checkpoint.writer import held_bytes
 from trainer.config import ConfigError, RunConfig, validate_saving
 
