@@ -12,15 +12,15 @@ import sys
 import time
 from collections.abc import Collection
 from dataclasses import replace
-from pathlib import Path
+from secrets import token_hex
 
-from recipes import manifest, run_record
-from recipes.drivers import engine_state, engines, tokens
+from recipes import capabilities, manifest, run_record
+from recipes.drivers import engine_state, engines, ssh_driver, tokens
 from recipes.drivers.engines import Commands
 from recipes.plan import cost, memory, prices
 from recipes.run_record import RunRecord
 from recipes.spec import Recipe
-from recipes.targets import capabilities, dstack, ssh
+from recipes.targets import dstack, ssh
 from recipes.targets.render import render
 from trainer.config import ConfigError
 
@@ -47,7 +47,8 @@ def up(recipe: Recipe, target: str | None, run_id: str, overrides: list[str], ar
     directory = run_record.RUNS / run_id / "task"
     env = {"RUN_ID": run_id} | ({"BUCKET": recipe.storage.bucket} if recipe.storage.bucket else {})
     env |= tokens.settings()
-    env |= {"SPOTRL_SOURCE": manifest.source_id()}
+    # The same through all restarts by the engine; a new one opens a run that had ended for good (trainer/checkpoint).
+    env |= {"SPOTRL_SOURCE": manifest.source_id(), "SPOTRL_LAUNCH": token_hex(4)}
     paths = [str(directory / name) for name in files]
     commands = engines.commands(record, paths, env, list(secrets), args.detach)
     if args.dry_run:
@@ -148,11 +149,14 @@ def _check_credentials(bucket: str, cloud: str, secrets: Collection[str]) -> Non
 
 def _check_secrets(recipe: Recipe, target: str) -> None:
     """dstack's secrets: its server looks for them only when the machines are there."""
+    wanted = dstack.secrets(recipe, target)
+    if not wanted:
+        return
     done = subprocess.run([engines.find("dstack"), "secret", "list"], capture_output=True, text=True)
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
         raise ConfigError(f"dstack secret list said {said!r}: point dstack at your server (dstack project add)")
-    missing = [name.lower() for name in dstack.secrets(recipe, target) if name.lower() not in done.stdout.split()]
+    missing = [name.lower() for name in wanted if name.lower() not in done.stdout.split()]
     if missing:
         raise ConfigError(f"dstack has no secret {', '.join(missing)}: run dstack secret set {missing[0]} VALUE")
 
@@ -172,8 +176,6 @@ def _show(recipe: Recipe, record: RunRecord, files: dict[str, str], commands: Co
     for command in commands.up:
         print(f"{exports} {shlex.join(command)}")
     if record.target == "ssh":
-        from recipes.drivers import ssh_driver
-
         print("# --- which runs, with tokens on standard input")
         print(*ssh_driver.shown(recipe, record, directory / next(iter(files))), sep="\n")
     return 0
@@ -222,7 +224,7 @@ def drive(run: str, what: str, dry_run: bool = False) -> int:
     record = run_record.load(run)
     if record.managed and what == "logs" and not dry_run and (said := engine_state.ask(record)):
         record = replace(record, cluster=said.name)  # by its name SkyPilot finds only a job that is running
-    commands = engines.commands(record, [str(p) for p in task_files(record)], {"RUN_ID": run}, [], False)
+    commands = engines.commands(record, [str(p) for p in record.task_files()], {"RUN_ID": run}, [], False)
     code = 0
     for command in getattr(commands, what):
         if dry_run:
@@ -240,9 +242,3 @@ def over(run: str, minutes: float = 0.0) -> None:
     record = run_record.load(run)
     if not record.ended_s:
         replace(record, ended_s=time.time() + 60 * minutes).save()
-
-
-def task_files(record: RunRecord) -> list[Path]:
-    """The rendered files of a launch, main one first."""
-    files = sorted((run_record.RUNS / record.run_id / "task").glob("*"))
-    return sorted(files, key=lambda p: p.name.endswith((".fleet.yaml", ".volume.yaml")))

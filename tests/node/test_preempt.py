@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from trainer.checkpoint.interval import save_interval_s
 from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_OK, EXIT_PREEMPTED, RECOVER_EXIT_CODES
+from trainer.hardware.save_interval import save_interval_s
 from trainer.node import preemption as preempt
 from trainer.node.preemption import MetadataServer, Notice
 

@@ -31,12 +31,12 @@ from typing import Any, TypeVar
 from trainer.checkpoint.attempt import Attempt
 from trainer.checkpoint.find import find, manifests_here
 from trainer.checkpoint.format import CheckpointError, FileRecord, Shard, code_fingerprint, encode, pack, write_file
-from trainer.checkpoint.interval import save_interval_s
 from trainer.checkpoint.layout import MANIFEST, local_dir, remote_folder, remote_url, step_name, step_of
 from trainer.checkpoint.reader import CorruptCheckpoint, Found, ShardReader, export_hf, fetch_all
 from trainer.checkpoint.retention import make_room, prune_local, prune_remote
 from trainer.checkpoint.writer import RankStatus, ShardWriter, disk_room, upload
 from trainer.config import RunConfig, fingerprint, resume_view
+from trainer.hardware.save_interval import save_interval_s
 from trainer.storage.storage import Storage, StorageError
 
 __all__ = ["CheckpointError", "Checkpoints", "CorruptCheckpoint", "FileRecord", "Found", "Shard", "ShardReader"]

@@ -25,7 +25,7 @@ from trainer.checkpoint.layout import newest_step, remote_url
 from trainer.config import ConfigError, RunConfig
 from trainer.exit_codes import EXIT_FENCED
 from trainer.node.run_lock import LAUNCHER_VARIABLE, RunLock
-from trainer.observe.metrics import read_progress
+from trainer.observe.history import read_progress
 from trainer.storage.probe import probe
 from trainer.storage.storage import Storage, StorageError
 from trainer.storage.stores import Retry
