@@ -16,7 +16,7 @@ def validate(config: RunConfig) -> None:
         "rollout.samples_per_prompt": c.rollout.samples_per_prompt,
         "rollout.max_tokens": c.rollout.max_tokens,
         "rollout.tensor_parallel": c.rollout.tensor_parallel,
-        "algorithm.micro_batch": c.algorithm.micro_batch,
+        "optimizer.hpz_ranks": c.optimizer.hpz_ranks,
         "algorithm.epochs": c.algorithm.epochs,
         "data.episodes": c.data.episodes,
         "data.prompt_max_tokens": c.data.prompt_max_tokens,
@@ -41,13 +41,20 @@ def validate(config: RunConfig) -> None:
         )
     if c.model.min_pixels > c.model.max_pixels:
         raise ConfigError(f"model.min_pixels {c.model.min_pixels} > model.max_pixels {c.model.max_pixels}: swap them")
+    for name, count in (
+        ("algorithm.micro_batch_tokens", c.algorithm.micro_batch_tokens),
+        ("algorithm.logprob_tokens", c.algorithm.logprob_tokens),
+        ("optimizer.live_parameters", c.optimizer.live_parameters),
+        ("optimizer.max_skipped_updates", c.optimizer.max_skipped_updates),
+    ):
+        if count < 0:
+            raise ConfigError(f"{name} is {count}: it must not be negative")
+    if c.placement.workers_per_node % c.optimizer.hpz_ranks:
+        raise ConfigError(
+            f"optimizer.hpz_ranks {c.optimizer.hpz_ranks} does not divide the {c.placement.workers_per_node} ranks of "
+            f"a node: use a divisor of {c.placement.workers_per_node}"
+        )
     if c.method == "sft":
-        step = world * c.algorithm.micro_batch
-        if c.sft.batch_size % step:
-            raise ConfigError(
-                f"sft.batch_size {c.sft.batch_size} does not divide by {world} ranks x micro_batch "
-                f"{c.algorithm.micro_batch}: use a multiple of {step}"
-            )
         return
     if c.rollout.samples_per_prompt < 2:
         raise ConfigError("rollout.samples_per_prompt is 1: a group of one has no advantage; use at least 2")
@@ -67,15 +74,6 @@ def validate(config: RunConfig) -> None:
             f"algorithm.samples_per_update {c.samples_per_update} does not divide the {c.samples_per_step} samples of "
             f"a step (prompts_per_step x samples_per_prompt): use a divisor of {c.samples_per_step}"
         )
-    for name, micro in (
-        ("micro_batch", c.algorithm.micro_batch),
-        ("logprob_micro_batch", c.algorithm.logprob_micro_batch),
-    ):
-        if micro and c.samples_per_update % (world * micro):
-            raise ConfigError(
-                f"{c.samples_per_update} samples per update do not divide by {world} ranks x algorithm.{name} {micro}: "
-                f"use a multiple of {world * micro} samples, or another {name}"
-            )
 
 
 def validate_saving(config: RunConfig) -> None:

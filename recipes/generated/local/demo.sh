@@ -16,7 +16,7 @@ fetch() { # prepared data from the bucket, if somebody put it there
     && [ -e "$DATA/.$1/manifest.json" ] && mv "$DATA/.$1" "$DATA/$1"
 }
 if missing "${DATA}/shapes-5b37ca50/manifest.json"; then fetch shapes-5b37ca50 || .venvs/cpu/bin/python -m data_prep prepare shapes --out "${DATA}/shapes-5b37ca50"; fi
-if missing "${MODELS}/demo-67063e88/config.json"; then .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-5b37ca50" --out "${MODELS}/demo-67063e88"; fi
+if missing "${MODELS}/demo-b4f32e42/config.json"; then .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-5b37ca50" --out "${MODELS}/demo-b4f32e42"; fi
 cat > ".cache/$RUN_ID.yaml" <<YAML
 method: grpo
 run:
@@ -25,7 +25,7 @@ run:
   dir: "${RUNS}/${RUN_ID}"
   max_steps: 60
 model:
-  path: "${MODELS}/demo-67063e88"
+  path: "${MODELS}/demo-b4f32e42"
   dtype: fp32
   gradient_checkpointing: false
   min_pixels: 784
@@ -41,7 +41,6 @@ rollout:
   eager: true
 algorithm:
   kl_coef: 0.02
-  micro_batch: 128
 optimizer:
   learning_rate: 0.0003
   warmup_steps: 5
