@@ -146,8 +146,8 @@ def trl_inside(setting: Setting, folder: Path, steps: int, out: Path) -> None:
     from transformers import AutoProcessor, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from data_prep.write.shards import Dataset
     from trainer.config import Model
+    from trainer.data.dataset import Dataset
     from trainer.data.processor import Prompter
     from trainer.rewards.grading.grader import format_reward, grade
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainer.config import RunConfig
-from trainer.hardware.budget import decoder_layer, longest_sample, micro_batch_tokens, norm, tower
+from trainer.config.budget import decoder_layer, longest_sample, micro_batch_tokens, norm, tower
 from trainer.hardware.model_shapes import Shape
 
 LOGITS = 1 << 27

@@ -72,8 +72,8 @@ def attend(compute, q, k, v, weights):
     [(16, 2, 128, True, True), (28, 4, 128, True, False), (16, 16, 80, False, False)],
 )
 def test_variable_length_attention(figure, heads, kv_heads, width, causal, shared):
-    """torch's kernel in bf16 against SDPA in fp32, outputs and gradients: a shared prompt (fewer queries than keys, causal
-    from the right end, fewer key heads), plain packing, and the tower's head size without causality."""
+    """torch's kernel in bf16 against SDPA in fp32, outputs and gradients: a shared prompt (fewer queries than keys,
+    causal from the right end, fewer key heads), plain packing, and the tower's head size without causality."""
     from trainer.algorithm.batching import layout, moved
     from trainer.engine import attention
 

@@ -46,8 +46,8 @@ def reference_losses(config, rows_of_step, learning_rates):
     """The same run with plain transformers and torch, one sequence at a time."""
     from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
-    from data_prep.write.shards import Dataset
-    from trainer.data.processor import decode
+    from trainer.data.dataset import Dataset
+    from trainer.data.images import decode
 
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(config.model.path, dtype=torch.float32)
     processor = AutoProcessor.from_pretrained(config.model.path)
@@ -120,7 +120,8 @@ def test_one_rank_learns_the_same_and_a_resumed_run_goes_on_bit_for_bit(config, 
 
 
 def test_data_without_worked_answers_is_refused_in_one_line(config, tmp_path):
-    from data_prep.write.shards import Dataset, write_dataset
+    from data_prep.write.shards import write_dataset
+    from trainer.data.dataset import Dataset
 
     bare = tmp_path / "bare"
     rows = [replace(row, solution="") for row in Dataset(config.data.path, "train")]

@@ -49,8 +49,8 @@ def measure(model_dir, data, dtype: Literal["bf16", "fp32"], again: bool):
     without gradients and of a backward pass)."""
     from transformers import AutoModelForImageTextToText
 
-    from data_prep.write.shards import Dataset
     from trainer.algorithm.batching import collate
+    from trainer.data.dataset import Dataset
     from trainer.data.processor import Prompter
     from trainer.engine.logprobs import LogprobModel
 

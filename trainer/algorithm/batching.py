@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from trainer.algorithm.scheduling import Length
-from trainer.data.processor import Encoded
+
+
+class Encoded(Protocol):
+    """What the policy needs of an encoded prompt besides its token ids."""
+
+    @property
+    def pixel_values(self) -> Tensor | None:
+        """[patches, values per patch]"""
+
+    @property
+    def grid_thw(self) -> Tensor | None:
+        """[images, 3]"""
 
 
 @dataclass(frozen=True)

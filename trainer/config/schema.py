@@ -60,6 +60,8 @@ class Data:
     """Passes over the data (the original's --num_episodes)."""
     prompt_max_tokens: int = 4096
     """Longest prompt, image tokens included. Longer rows are left out and counted."""
+    image_cache_gib: float = 1.0
+    """Decoded and encoded images that one worker keeps, GiB; as much again may be in the engine's open requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +123,7 @@ class Algorithm:
     micro_batch_tokens: int = 0
     """Tokens per forward and backward pass on one rank, a prompt counted once for its completions in the pass; changes
     neither loss nor gradient. 0: as many as 8 GiB of saved activations allow, at most 16,384, at least the longest
-    sample (trainer/hardware/budget.py)."""
+    sample (trainer/config/budget.py)."""
     logprob_tokens: int = 0
     """The same for passes without gradients (old and reference log-probabilities); 0: twice micro_batch_tokens."""
 
@@ -227,6 +229,10 @@ class Checkpoint:
     """Write the final weights in Hugging Face format (--save_hf_ckpt); any checkpoint can be exported afterwards."""
     max_disk_gib: float = 0.0
     """Budget for local checkpoints; 0: what the disk has, less 5%."""
+    max_restarts: int = 3
+    """Restarts after failures of the job itself that bring no new checkpoint; then the run ends for good."""
+    max_losses: int = 10
+    """The same for attempts that lost their machines (preempted, a node gone) before a new checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,6 +307,16 @@ class RunConfig:
     def run_id(self) -> str:
         """The id that keys the bucket prefix, the resume and the logs."""
         return self.run.id or self.run.name
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of the training split that one step takes."""
+        return self.sft.batch_size if self.method == "sft" else self.rollout.prompts_per_step
+
+    @property
+    def evaluation_path(self) -> str:
+        """The dataset that is evaluated on."""
+        return self.evaluation.path or self.data.path
 
     @property
     def samples_per_step(self) -> int:

@@ -27,6 +27,13 @@ from trainer.engine.zero3 import FUNCTIONAL, GATHERS, LINEAR, exact_frequencies,
 from trainer.hardware.model_shapes import Shape
 
 
+def init_distributed(device: str) -> None:
+    """Meets the other ranks at MASTER_ADDR. `device`: cuda or cpu."""
+    # Its shared-memory collectives for CPU would be compiled at the first start: a minute, and a compiler needed.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed("nccl" if device == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False)
+
+
 @dataclass(frozen=True)
 class TrainMicroBatch:
     """A micro-batch with what the loss needs besides; all [N] over its completion tokens, float32."""

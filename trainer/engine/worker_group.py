@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -23,13 +24,15 @@ FIELDS = {"old": "old_logprobs", "reference": "ref_logprobs"}
 
 COUNTS = ("optim/skipped_updates", "perf/passes", "perf/gathered_gib")
 """Metrics of an update that all ranks agree on and that add up over a step's updates."""
+ROWS_PER_CALL = 1024
+PROGRESS_S = 10.0
 
 
 class Workers:
     """All ranks. Methods return when every rank has; an exception on one rank is raised here."""
 
-    def __init__(self, config: RunConfig, total_updates: int) -> None:
-        """Places and starts the workers. Raises ConfigError if the cluster lacks the GPUs or CPUs for them."""
+    def __init__(self, config: RunConfig) -> None:
+        """Places the workers; they load nothing yet. Raises ConfigError if the cluster lacks the GPUs or CPUs."""
         self.config = config
         self.world_size, self.tp = config.placement.world_size, config.rollout.tensor_parallel
         gpu = config.placement.device == "cuda"
@@ -52,11 +55,17 @@ class Workers:
         self.actors: list[Any] = [a for _, a in ranked]
         places = [p for p, _ in ranked]
         self.pids = [p[3] for p in places]
-        local = [[q[0] for q in places[:i]].count(p[0]) for i, p in enumerate(places)]
-        master, port = places[0][0], places[0][2]
-        starts = [a.start.remote(i, local[i], master, port, total_updates) for i, a in enumerate(self.actors)]
-        self.facts: list[dict[str, Any]] = ray.get(starts)
         self.skipped = 0  # updates in a row
+        self._places: list[tuple[Any, ...]] = places
+
+    def start(self, total_updates: int) -> dict[str, Any]:
+        """Loads model and engine on every rank; returns what the first says of them."""
+        hosts = [p[0] for p in self._places]
+        local = [hosts[:i].count(host) for i, host in enumerate(hosts)]
+        master, port = hosts[0], self._places[0][2]
+        starts = [(i, local[i], master, port, total_updates) for i in range(self.world_size)]
+        self.facts: dict[str, Any] = self.each("start", starts)[0]
+        return self.facts
 
     def all(self, method: str, *args: Any) -> list[Any]:
         """Calls `method(*args)` on every rank; results by rank."""
@@ -65,6 +74,10 @@ class Workers:
     def each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Calls `method(*arguments[rank])` on every rank; results by rank."""
         return ray.get([getattr(a, method).remote(*args) for a, args in zip(self.actors, arguments, strict=True)])
+
+    def fingerprint(self) -> str:
+        """Of the model's processor."""
+        return ray.get(self.actors[0].fingerprint.remote())
 
     def generate(
         self, prompts: list[Prompt], samples_per_prompt: int, temperature: float, path: str = "", split: str = ""
@@ -76,19 +89,34 @@ class Workers:
         samples = [s for part in self.each("generate", calls) for s in part]
         return sorted(samples, key=lambda s: (s.group, s.index))
 
-    def prompt_lengths(self, rows: Sequence[int]) -> list[int]:
-        """Prompt tokens of each row, computed side by side."""
-        parts = self.each("prompt_lengths", [(rows[r :: self.world_size],) for r in range(self.world_size)])
-        lengths = [0] * len(rows)
-        for rank, part in enumerate(parts):
-            lengths[rank :: self.world_size] = part
-        return lengths
+    def lengths(self, path: str, split: str, rows: int) -> np.ndarray:
+        """`trainer.data.lengths.measure` of the first `rows` rows of a split, [rows, 2], by all ranks side by side.
+
+        Each rank takes a contiguous slice, so that it reads a row group once, in pieces, so that progress can be shown.
+        """
+        out, pieces = np.zeros((rows, 2), np.int32), {}
+        for rank, actor in enumerate(self.actors):
+            first, last = rows * rank // self.world_size, rows * (rank + 1) // self.world_size
+            for start in range(first, last, ROWS_PER_CALL):
+                stop = min(start + ROWS_PER_CALL, last)
+                pieces[actor.lengths.remote(path, split, start, stop)] = start, stop
+        waiting, done, shown = list(pieces), 0, time.monotonic()
+        while waiting:
+            ready, waiting = ray.wait(waiting, timeout=PROGRESS_S)
+            for piece in ready:
+                start, stop = pieces[piece]
+                out[start:stop] = ray.get(piece)
+                done += stop - start
+            if time.monotonic() - shown > PROGRESS_S:
+                shown = time.monotonic()
+                print(f"data: {done} of {rows} rows of {split} measured", flush=True)
+        return out
 
     def with_logprobs(self, items: Sequence[TrainItem], *, old: bool, reference: bool) -> list[TrainItem]:
         """The items with log-probabilities of the policy as it stands and of the reference, in large passes."""
         if not (old or reference):
             return list(items)
-        plan = self._schedule(items, self.facts[0]["logprob_tokens"])
+        plan = self._schedule(items, self.facts["logprob_tokens"])
         parts = self.each("logprobs", [([[items[i] for i in p] for p in rank], old, reference) for rank in plan])
         fields: dict[int, dict[str, list[float]]] = {i: {} for i in range(len(items))}
         for rank, found in zip(plan, parts, strict=True):
@@ -102,7 +130,7 @@ class Workers:
     def update(self, items: Sequence[TrainItem]) -> dict[str, float]:
         """One optimizer step over all items, by all ranks. Raises ConfigError when too many in a row are skipped."""
         tokens = sum(len(i.token_ids) for i in items)
-        plan = self._schedule(items, self.facts[0]["micro_batch_tokens"])
+        plan = self._schedule(items, self.facts["micro_batch_tokens"])
         calls = [([[items[i] for i in members] for members in rank], tokens, len(items)) for rank in plan]
         stats = over_ranks(self.each("update", calls))
         self.skipped = self.skipped + 1 if stats["optim/skipped_updates"] else 0
@@ -114,8 +142,8 @@ class Workers:
         return stats
 
     def _schedule(self, items: Sequence[TrainItem], budget: int) -> Plan:
-        image = self.facts[0]["image_token_id"]
-        return schedule([i.scheduled(image) for i in items], self.world_size, budget, self.facts[0]["cost"])
+        image = self.facts["image_token_id"]
+        return schedule([i.scheduled(image) for i in items], self.world_size, budget, self.facts["cost"])
 
     def stop(self) -> None:
         """Ends the workers and gives their places back."""

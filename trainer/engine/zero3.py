@@ -13,7 +13,7 @@ from deepspeed.runtime.zero.linear import zero3_linear_wrap
 from torch import Tensor, nn
 
 from trainer.config import ConfigError, RunConfig
-from trainer.hardware.budget import prefetch_parameters
+from trainer.config.budget import prefetch_parameters
 from trainer.hardware.model_shapes import Shape
 
 FUNCTIONAL: Any = nn.functional

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.config import RunConfig
+from trainer.config.schema import RunConfig
 from trainer.hardware.model_shapes import Shape
 
 SAVED_BYTES, MOST_TOKENS = {"cuda": 8 << 30, "cpu": 1 << 30}, {"cuda": 16_384, "cpu": 4_096}

@@ -1,0 +1,221 @@
+"""Reading a prepared dataset: Parquet shards with the images inside, in a directory or at an object-store URL."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainer.config import ConfigError
+from trainer.data.schema import COLUMNS, FORMAT, Manifest, Row, placeholders
+
+MANIFEST = "manifest.json"
+
+
+def cache_folder() -> Path:
+    """Where this node keeps what can be fetched or computed again: SPOTRL_CACHE, else `~/.cache/spotrl/data`."""
+    return Path(os.environ.get("SPOTRL_CACHE") or "~/.cache/spotrl/data").expanduser()
+
+
+def read_manifest(path: str | Path) -> Manifest:
+    """Manifest of a prepared dataset in a local directory or at an object-store URL. ConfigError if there is none."""
+    text = str(path)
+    try:
+        if "://" in text:
+            from trainer.storage.storage import Storage
+
+            raw: bytes | str = Storage(text).get_bytes(MANIFEST)
+        else:
+            raw = (Path(text) / MANIFEST).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(
+            f"no prepared dataset at {text} (no {MANIFEST}): run `python launch.py data prepare NAME --out {text}`"
+        ) from None
+    try:
+        data = json.loads(raw)
+        if data["format"] != FORMAT:
+            raise ConfigError(f"{text} is of format {data['format']}, this version reads {FORMAT}: prepare it again")
+        known = {f.name for f in dataclasses.fields(Manifest)}
+        return Manifest(**{key: value for key, value in data.items() if key in known})
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise ConfigError(f"{text}/{MANIFEST} is damaged ({error}): prepare the dataset again") from None
+
+
+def sha256_of(path: str | Path) -> str:
+    """sha256 of a file, read in pieces."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class Dataset:
+    """One split of a prepared dataset: `len(d)`, `d[i] -> Row`, iteration. Opens nothing until a row is read.
+
+    At a URL, whole shards are fetched on first use into `cache_dir` (default `~/.cache/spotrl/data`), checked against
+    the manifest's sha256, and shared by all processes of the node. Raises ConfigError if there is no manifest, the
+    split is unknown, or a shard is missing or of another size than the manifest says.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        split: str = "train",
+        cache_dir: str | Path | None = None,
+        manifest: Manifest | None = None,
+    ) -> None:
+        self.path, self.split = str(path), split
+        self.manifest = manifest or read_manifest(path)
+        self.fingerprint = self.manifest.fingerprint
+        if split not in self.manifest.rows:
+            raise ConfigError(f"no split {split!r} in {path}: it has {', '.join(self.manifest.rows) or 'no splits'}")
+        self._files = [f for f in self.manifest.files if f["split"] == split]
+        self._starts = [0]
+        for file in self._files:
+            self._starts.append(self._starts[-1] + file["rows"])
+        cache = Path(cache_dir).expanduser() if cache_dir else cache_folder()
+        self._dir = cache / self.fingerprint[:16] if "://" in self.path else Path(self.path)
+        if "://" not in self.path:
+            for file in self._files:
+                self._check_size(file)
+        self._open_files()
+
+    def _open_files(self) -> None:
+        self._lock = threading.Lock()
+        self._readers: dict[int, tuple[pq.ParquetFile, list[int]]] = {}
+        self._cached: tuple[tuple[int, int], pa.Table] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_readers", "_cached")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open_files()
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, index: int) -> Row:
+        index = index + len(self) if index < 0 else index
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        shard = bisect.bisect_right(self._starts, index) - 1
+        with self._lock:
+            _, groups = self._reader(shard)
+            local = index - self._starts[shard]
+            group = bisect.bisect_right(groups, local) - 1
+            return _row(self._group(shard, group), local - groups[group])
+
+    def __iter__(self) -> Iterator[Row]:
+        """Streams the rows in order, one row group in memory."""
+        for shard in range(len(self._files)):
+            with self._lock:
+                groups = len(self._reader(shard)[1]) - 1
+            for group in range(groups):
+                with self._lock:
+                    table = self._group(shard, group)
+                for i in range(table.num_rows):
+                    yield _row(table, i)
+
+    def column(self, name: str) -> list[Any]:
+        """All values of one column, without reading the others (`images` would hold every image in memory)."""
+        with self._lock:
+            readers = [self._reader(shard)[0] for shard in range(len(self._files))]
+            return [value for reader in readers for value in reader.read(columns=[name]).column(0).to_pylist()]
+
+    @property
+    def images_per_row(self) -> int:
+        """Most images of any row: from the manifest, or counted in the chats where an older one does not say."""
+        if self.split in self.manifest.images_per_row:
+            return self.manifest.images_per_row[self.split]
+        return max((placeholders(json.loads(text)) for text in self.column("messages")), default=0)
+
+    def tables(self, columns: Sequence[str], start: int, stop: int) -> Iterator[pa.Table]:
+        """Rows `start` to `stop` in order, a row group at a time, read for these columns only."""
+        for shard, first in enumerate(self._starts[:-1]):
+            if first >= stop or self._starts[shard + 1] <= start:
+                continue
+            with self._lock:
+                reader, groups = self._reader(shard)
+            for group, (begin, end) in enumerate(pairwise(groups)):
+                low, high = max(start - first, begin), min(stop - first, end)
+                if low < high:
+                    with self._lock:
+                        table = reader.read_row_group(group, columns=list(columns))
+                    yield table.slice(low - begin, high - low)
+
+    def verify(self) -> None:
+        """Reads every shard and compares its sha256 with the manifest. Raises ConfigError naming the bad shard."""
+        for file in self._files:
+            if "://" in self.path:
+                self._fetch(file)
+            if sha256_of(self._dir / file["path"]) != file["sha256"]:
+                raise ConfigError(f"{self._dir / file['path']} is damaged (sha256 differs): prepare or fetch it again")
+
+    def _reader(self, shard: int) -> tuple[pq.ParquetFile, list[int]]:
+        if shard not in self._readers:
+            file = self._files[shard]
+            if "://" in self.path:
+                self._fetch(file)
+            reader = pq.ParquetFile(self._dir / file["path"], memory_map=True)
+            starts = [0]
+            for group in range(reader.num_row_groups):
+                starts.append(starts[-1] + reader.metadata.row_group(group).num_rows)
+            self._readers[shard] = reader, starts
+        return self._readers[shard]
+
+    def _group(self, shard: int, group: int) -> pa.Table:
+        if self._cached is None or self._cached[0] != (shard, group):
+            self._cached = (shard, group), self._reader(shard)[0].read_row_group(group)
+        return self._cached[1]
+
+    def _check_size(self, file: dict[str, Any]) -> None:
+        path = self._dir / file["path"]
+        size = path.stat().st_size if path.exists() else -1
+        if size != file["bytes"]:
+            found = "missing" if size < 0 else f"{size} bytes, the manifest says {file['bytes']}"
+            raise ConfigError(f"shard {path} is {found}: prepare the dataset again")
+
+    def _fetch(self, file: dict[str, Any]) -> None:
+        from trainer.storage.storage import Storage
+
+        path = self._dir / file["path"]
+        if path.exists():
+            return
+        self._dir.mkdir(parents=True, exist_ok=True)
+        with open(self._dir / f".{file['path']}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # one process of the node fetches, the others wait
+            if path.exists():
+                return
+            part = self._dir / f".{file['path']}.part"
+            with contextlib.suppress(FileNotFoundError):
+                part.unlink()
+            Storage(self.path).get(file["path"], part)
+            if sha256_of(part) != file["sha256"]:
+                part.unlink()
+                raise ConfigError(f"{self.path}/{file['path']} differs from its manifest (sha256): upload it again")
+            part.replace(path)
+
+
+def _row(table: pa.Table, i: int) -> Row:
+    values: dict[str, Any] = {name: table.column(name)[i].as_py() for name in COLUMNS}
+    messages = [{"role": m["role"], "content": _content(m["content"])} for m in values["messages"]]
+    images = [image["bytes"] for image in values["images"]]
+    values |= {"messages": messages, "images": images, "extra": json.loads(values["extra"] or "{}")}
+    return Row(**values)
+
+
+def _content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    if len(parts) == 1 and parts[0]["type"] == "text":
+        return parts[0]["text"]
+    return [part if part["type"] == "text" else {"type": part["type"]} for part in parts]
