@@ -225,7 +225,7 @@ class Checkpoint:
     """Budget for local checkpoints; 0: what the disk has, less 5%."""
     max_restarts: int = within(3, least=0)
     """Restarts after failures of the job itself that bring no new checkpoint; then the run ends for good."""
-    max_losses: int = 10
+    max_losses: int = within(10, least=0)
     """The same for attempts that lost their machines (preempted, a node gone) before a new checkpoint."""
 
 
