@@ -324,7 +324,10 @@ def _tried(recipe: Recipe, changes: list[tuple[str, str]]) -> Recipe | None:
 
 def with_resources(recipe: Recipe) -> Recipe:
     """The recipe with host RAM, disk and shared memory written out, from the plan where it leaves them open."""
-    need, cluster = plan(recipe), recipe.cluster
+    cluster = recipe.cluster
+    if cluster.memory_gib and cluster.disk_gib and cluster.shm_gib:
+        return placed(recipe)
+    need = plan(recipe)
     memory, disk, shm = 16, 30, 4  # a RunPod CPU pod has at most 10 GB of disk per vCPU
     if need:
         memory, disk, shm = _up(need.host_bytes, 4), _up(need.disk_bytes, 50), _up(need.shm_bytes, 8)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from trainer.checkpoint.format import local_dir
+from trainer.checkpoint.layout import local_dir
 from trainer.checkpoint.writer import held_bytes
 from trainer.config import ConfigError, RunConfig, validate_saving
 from trainer.data.dataset import Dataset
