@@ -223,9 +223,9 @@ class Checkpoint:
     """Write the final weights in Hugging Face format (--save_hf_ckpt); any checkpoint can be exported afterwards."""
     max_disk_gib: float = within(0.0, least=0)
     """Budget for local checkpoints; 0: what the disk has, less 5%."""
-    max_restarts: int = 3
+    max_restarts: int = within(3, least=0)
     """Restarts after failures of the job itself that bring no new checkpoint; then the run ends for good."""
-    max_losses: int = 10
+    max_losses: int = within(10, least=0)
     """The same for attempts that lost their machines (preempted, a node gone) before a new checkpoint."""
 
 
