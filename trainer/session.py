@@ -23,6 +23,7 @@ from trainer.algorithm.records import Outcome, Sample
 from trainer.checkpoint.manager import CheckpointError, Checkpoints, Found, export_hf
 from trainer.config import ConfigError, RunConfig
 from trainer.data.dataset import Dataset
+from trainer.data.schema import question
 from trainer.engine.worker_group import Workers
 from trainer.hardware.flops import Shape, peak_flops
 from trainer.node.precheck import precheck
@@ -30,7 +31,7 @@ from trainer.node.preemption import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST, EXI
 from trainer.observe.metrics import Metrics, Phases
 from trainer.observe.report import write_report
 from trainer.observe.step_stats import throughput, utilisation
-from trainer.rewards.scorer import Rewards
+from trainer.rewards.scorer import Scorer
 from trainer.storage.storage import StorageError
 
 SYNC_TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2}
@@ -74,7 +75,7 @@ class Session:
         self.notice = Notice(exit_at_deadline=True)
         self.phases = Phases(config.run.dir, self._on_boundary)
         self.phases.note(message="loading model and engine")
-        self.rewards = Rewards(config.rewards)
+        self.rewards = Scorer(config.rewards)
         self.checkpoints = Checkpoints(config, self.train_set.fingerprint)
         rows = len(self.train_set)
         self.workers = Workers(config, total_updates(config, min(rows, config.data.max_samples or rows)))
@@ -145,12 +146,15 @@ class Session:
             )
 
     def score(self, samples: list[Sample], dataset: Dataset | None = None) -> list[Outcome]:
-        """Grades answers against the labels of their rows."""
+        """Grades completions against the reference answers of their rows."""
         dataset = dataset or self.train_set
         rows = {s.row: dataset[s.row] for s in samples}
-        labels = [rows[s.row] for s in samples]
+        asked = {index: question(row.messages) for index, row in rows.items()}
         return self.rewards.score(
-            [s.text for s in samples], [row.answer for row in labels], [row.answer_type for row in labels]
+            [s.text for s in samples],
+            [rows[s.row].answer for s in samples],
+            [rows[s.row].answer_type for s in samples],
+            [asked[s.row] for s in samples],
         )
 
     @staticmethod
