@@ -9,8 +9,7 @@ name="${1:?which environment? bash trainer/setup.sh cpu|gpu|rocm|test|launch|des
 
 case "$name" in
     cpu | gpu | test | launch) lock="requirements/$name.txt" ;;
-    rocm) lock="requirements/gpu.txt" ;;
-    desk) lock="requirements/cpu.txt" ;;
+    rocm | desk) lock="requirements/gpu.txt" ;;
     *) echo "unknown environment $name: choose cpu, gpu, rocm, test, launch or desk" >&2; exit 2 ;;
 esac
 [ -f "$lock" ] || { echo "$lock is missing: check out the whole repository" >&2; exit 2; }
@@ -21,6 +20,12 @@ done_already() { [ -x "$venv/bin/python" ] && { [ -e "$venv/.pinned" ] || [ "$(c
 done_already && exit 0
 
 mkdir -p .venvs .cache
+image="${SPOTRL_IMAGE_DIR:-/opt/spotrl}/.venvs/$name" # the Dockerfile's, if this is its image and of the same commit
+if [ ! -e "$venv" ] && [ "$(cat "$image/.stamp" 2>/dev/null)" = "$stamp" ]; then
+    ln -sfn "$image" "$venv"
+    echo "environment $name comes with the image"
+    exit 0
+fi
 exec 9>".venvs/.$name.lock"  # nodes that share a file system take turns
 flock 9
 done_already && exit 0
@@ -60,4 +65,4 @@ else
     uv pip sync --quiet --python "$venv/bin/python" --require-hashes "$lock"
 fi
 echo "$stamp" >"$venv/.stamp"
-echo "environment $name is ready after $((SECONDS - started)) s"
+echo "environment $name is ready after $((SECONDS - started)) s: $(du -sh "$venv" | cut -f1) on disk"
