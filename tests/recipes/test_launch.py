@@ -17,6 +17,7 @@ import launch
 from recipes import run_record
 from recipes.commands import resolve
 from recipes.drivers import engines, launching, tokens
+from recipes.plan import cost
 from recipes.run_record import RunRecord
 from recipes.targets import ssh
 from trainer.config import ConfigError
@@ -68,6 +69,10 @@ BAD = [
     (
         ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--set", "logging.wandb=online"],
         "export WANDB_API_KEY",
+    ),
+    (
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-gcp", "--set", "budget.max_hourly_usd=10"],
+        "the cheapest node of skypilot-gcp costs 16.22 per hour (8 x A100-80GB, spot)",
     ),
     (["up", "grpo-qwen2.5-vl-72b-mathv60k", "--hosts", "a,b"], "wants 4 machines and 2 were given"),
     (["up", "grpo-qwen2.5-vl-72b-mathv60k", "--hosts", "a,b,c,c"], "names a machine twice"),
@@ -189,6 +194,13 @@ def test_resume_launches_the_same_run_again(capsys, monkeypatch, tmp_path):
     assert code == 0 and "RUN_ID=mine" in out and "seed: 7" in out
 
 
+def test_the_runs_own_count_of_restarts_is_the_budgets():
+    config = resolve("grpo-qwen2.5-vl-7b-mathv60k", ["budget.max_restarts=1", "budget.max_losses=4"]).config
+    assert (config.checkpoint.max_restarts, config.checkpoint.max_losses) == (1, 4)
+    with pytest.raises(ConfigError, match="set budget.max_restarts"):
+        resolve("demo", ["checkpoint.max_restarts=9"])
+
+
 def test_tokens_are_found_where_their_tools_keep_them(monkeypatch, tmp_path):
     for folder in (".aws", ".cloudflare", ".cache/huggingface"):
         (tmp_path / folder).mkdir(parents=True)
@@ -215,8 +227,8 @@ def test_tokens_are_found_where_their_tools_keep_them(monkeypatch, tmp_path):
 def test_a_rented_gpu_can_be_left_alone():
     recipe = resolve("demo", ["setup=cpu", "cluster.gpus_per_node=1", "cluster.gpu=A100-80GB", "cluster.spot=prefer"])
     assert (recipe.config.placement.device, recipe.config.placement.workers_per_node) == ("cpu", 2)
-    assert launching.usd_per_hour(recipe, "skypilot-runpod") == pytest.approx(1.39)
-    assert launching.usd_per_hour(recipe, "slurm") == 0.0
+    assert cost.usd_per_hour(recipe, "skypilot-runpod") == pytest.approx(1.39)
+    assert cost.usd_per_hour(recipe, "slurm") == 0.0
 
 
 def test_run_ids_fit_every_engine():

@@ -110,10 +110,20 @@ def sky_task(name, target, *overrides):
     return yaml.safe_load(next(iter(render(override(get(name), list(overrides)), target).values())))
 
 
-def test_skypilot_spot_goes_before_on_demand_and_cheap_before_dear():
-    entries = sky_task("grpo-qwen2.5-vl-7b-mathv60k", "skypilot")["resources"]["ordered"]
-    assert [e["use_spot"] for e in entries] == [True] * 4 + [False] * 4
-    assert entries[0] == {"infra": "runpod", "accelerators": "A100-80GB-SXM:8", "use_spot": True}
+def test_skypilot_tries_places_in_order_of_what_the_run_will_cost_there():
+    from recipes.plan import cost
+
+    for name in ("grpo-qwen2.5-vl-7b-mathv60k", "grpo-qwen2.5-vl-3b-mathv60k"):
+        entries = sky_task(name, "skypilot")["resources"]["ordered"]
+        offers = cost.offers(get(name), targets=["skypilot-runpod", "skypilot-gcp"])
+        clouds = [(f"{offer.target.removeprefix('skypilot-')}", offer.spot) for offer in offers]
+        assert [(e["infra"], e["use_spot"]) for e in entries] == clouds
+        assert sorted(o.usd for o in offers) == [o.usd for o in offers]
+    # RunPod's spot is listed at the on-demand price: then it is only dearer, since it is taken away besides
+    assert [e["use_spot"] for e in entries if e["infra"] == "runpod" and e["accelerators"] == "H100-SXM:1"] == [
+        False,
+        True,
+    ]
     only = sky_task("grpo-qwen2.5-vl-7b-mathv60k", "skypilot", "cluster.spot=only")["resources"]["ordered"]
     never = sky_task("grpo-qwen2.5-vl-7b-mathv60k", "skypilot", "cluster.spot=never")["resources"]["ordered"]
     assert {e["use_spot"] for e in only} == {True} and {e["use_spot"] for e in never} == {False}
@@ -125,7 +135,9 @@ def test_skypilot_never_stops_a_runpod_machine():
 
 
 def test_skypilot_asks_for_fast_networks_only_between_nodes():
-    many = sky_task("grpo-qwen2.5-vl-32b-mathv60k", "skypilot-gcp")["resources"]["ordered"]
+    task = sky_task("grpo-qwen2.5-vl-32b-mathv60k", "skypilot-gcp")
+    assert task["config"]["docker"]["run_options"] == ["--ipc=host"]  # else such a node has 1 GiB of /dev/shm
+    many = task["resources"]["ordered"]
     assert {e.get("network_tier") for e in many if e["accelerators"] == "H100:8"} == {"best"}
     assert {e.get("network_tier") for e in many if e["accelerators"] == "A100-80GB:8"} == {None}
     one = sky_task("grpo-qwen2.5-vl-7b-mathv60k", "skypilot-gcp")["resources"]["ordered"]
