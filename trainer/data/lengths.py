@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from trainer.config import ConfigError, RunConfig
-from trainer.data.dataset import Dataset, cache_folder
+from trainer.data.dataset import Dataset, cache_folder, chat
 from trainer.data.processor import Prompter
 
 
@@ -29,7 +29,7 @@ def measure(prompter: Prompter, dataset: Dataset, start: int, stop: int, solutio
     columns = ("messages", "images", "solution") if solutions else ("messages", "images")
     parts = []
     for table in dataset.tables(columns, start, stop):
-        messages = [json.loads(text) for text in table.column("messages").to_pylist()]
+        messages = [chat(stored) for stored in table.column("messages").to_pylist()]
         part = np.zeros((table.num_rows, 2), np.int32)
         part[:, 0] = prompter.lengths(messages, [_buffers(images) for images in table.column("images")])
         if solutions:
@@ -41,7 +41,7 @@ def measure(prompter: Prompter, dataset: Dataset, start: int, stop: int, solutio
 
 
 def _buffers(images: Any) -> list[bytes | memoryview]:
-    return [memoryview(image.as_buffer()) for image in images.values or ()]
+    return [memoryview(image["bytes"].as_buffer()) for image in images]
 
 
 def cached(key: object, compute: Callable[[], np.ndarray], folder: Path | None = None) -> np.ndarray:
