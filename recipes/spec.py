@@ -97,7 +97,9 @@ class Budget:
     max_hours: float = 24.0
     """Longest run; Slurm's --time, dstack's max_duration."""
     max_restarts: int = 3
-    """Restarts after failures of the job itself (preemptions do not count)."""
+    """Attempts in a row that may fail without a new checkpoint before the run ends for good."""
+    max_requeues: int = 20
+    """Restarts of one batch job (Slurm, PBS), whatever the reason; `resume` submits a new one."""
     idle_minutes: int = 10
     """Machines go down after this long without a job."""
 

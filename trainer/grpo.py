@@ -20,7 +20,8 @@ from trainer.config import RunConfig
 from trainer.data.prompt_stream import PromptStream
 from trainer.evaluate import evaluate
 from trainer.observe.step_stats import describe, sample_rows
-from trainer.session import Session, main
+from trainer.process import main
+from trainer.session import Session
 
 
 def train(config: RunConfig, run: Session) -> None:
@@ -61,9 +62,9 @@ def train(config: RunConfig, run: Session) -> None:
             with phases("eval"):
                 stats |= evaluate(config, run)
         stats |= describe(samples, outcomes, advantages)
-        run.log(step, stats, samples, sample_rows(config, run, step, samples, outcomes, advantages))
+        run.log(step, stats, samples, sample_rows(config, run.train_set, step, samples, outcomes, advantages))
         with phases("checkpoint"):
-            run.maybe_save(step, total, norm.__dict__, step * per_step, stats.get("eval/accuracy"))
+            run.saving.maybe_save(step, total, norm.__dict__, step * per_step, stats.get("eval/accuracy"))
     run.finish(step, total, norm.__dict__, step * per_step)
 
 

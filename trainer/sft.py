@@ -14,7 +14,8 @@ from trainer.config import ConfigError, RunConfig
 from trainer.data.processor import Prompter
 from trainer.data.prompt_stream import PromptStream
 from trainer.data.schema import Row
-from trainer.session import Session, main
+from trainer.process import main
+from trainer.session import Session
 
 
 def train(config: RunConfig, run: Session) -> None:
@@ -33,7 +34,7 @@ def train(config: RunConfig, run: Session) -> None:
             stats = workers.update(items)
         run.log(step, describe(items, stats), [])
         with phases("checkpoint"):
-            run.maybe_save(step, total, {}, step, None)
+            run.saving.maybe_save(step, total, {}, step, None)
     run.finish(step, total, {}, step)
 
 

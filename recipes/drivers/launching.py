@@ -9,15 +9,14 @@ import subprocess
 import time
 from collections.abc import Collection
 from dataclasses import replace
-from pathlib import Path
 
-from recipes import manifest, run_record
-from recipes.drivers import engine_state, engines, tokens
+from recipes import capabilities, manifest, run_record
+from recipes.drivers import engine_state, engines, ssh_driver, tokens
 from recipes.drivers.engines import Commands
 from recipes.plan import cost, memory, prices
 from recipes.run_record import RunRecord
 from recipes.spec import Recipe
-from recipes.targets import capabilities, dstack, ssh
+from recipes.targets import dstack, ssh
 from recipes.targets.render import render
 from trainer.config import ConfigError
 
@@ -169,8 +168,6 @@ def _show(recipe: Recipe, record: RunRecord, files: dict[str, str], commands: Co
     for command in commands.up:
         print(f"{exports} {shlex.join(command)}")
     if record.target == "ssh":
-        from recipes.drivers import ssh_driver
-
         print("# --- which runs, with tokens on standard input")
         print(*ssh_driver.shown(recipe, record, directory / next(iter(files))), sep="\n")
     return 0
@@ -213,7 +210,7 @@ def drive(run: str, what: str, dry_run: bool = False) -> int:
     record = run_record.load(run)
     if record.managed and what == "logs" and not dry_run and (said := engine_state.ask(record)):
         record = replace(record, cluster=said.name)  # by its name SkyPilot finds only a job that is running
-    commands = engines.commands(record, [str(p) for p in task_files(record)], {"RUN_ID": run}, [], False)
+    commands = engines.commands(record, [str(p) for p in record.task_files()], {"RUN_ID": run}, [], False)
     code = 0
     for command in getattr(commands, what):
         if dry_run:
@@ -231,9 +228,3 @@ def over(run: str, minutes: float = 0.0) -> None:
     record = run_record.load(run)
     if not record.ended_s:
         replace(record, ended_s=time.time() + 60 * minutes).save()
-
-
-def task_files(record: RunRecord) -> list[Path]:
-    """The rendered files of a launch, main one first."""
-    files = sorted((run_record.RUNS / record.run_id / "task").glob("*"))
-    return sorted(files, key=lambda p: p.name.endswith((".fleet.yaml", ".volume.yaml")))

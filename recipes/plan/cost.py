@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from recipes.capabilities import CAPABILITIES, gpus_for, market, targets_for, uses_spot
 from recipes.plan.memory import MemoryPlan, plan, trained, with_resources
 from recipes.plan.prices import Price, price
 from recipes.spec import Recipe
-from recipes.targets.capabilities import CAPABILITIES, gpus_for, market, targets_for, uses_spot
 from trainer.hardware.gpus import Gpu, gpu_named
 from trainer.hardware.model_shapes import Shape
-from trainer.node.preemption import save_interval_s
+from trainer.hardware.save_interval import save_interval_s
 
 MATMUL = 0.45
 """Share of the peak that training's matrix products reach (recomputation counted as work)."""

@@ -48,7 +48,7 @@ def demo() -> Recipe:
         cluster=Cluster(nodes=1, gpus_per_node=0, cpus=4, spot="never"),
         dataset=Dataset(name="shapes", rows=2048, prompt_tokens=45, answer_tokens=17, disk_gib=0.1),
         steps=(
-            Step(creates=f"{data}/manifest.json", module="data_prep", args=("prepare", "shapes", "--out", data)),
+            Step(creates=f"{data}/manifest.json", module="examples.demo.shapes", args=("--out", data)),
             Step(
                 creates=f"{model}/config.json", module="examples.demo.warm_start", args=("--data", data, "--out", model)
             ),

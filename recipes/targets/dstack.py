@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipes.plan.memory import with_resources
+from recipes.capabilities import capability, gpus_for, market, uses_spot
 from recipes.plan.prices import price
 from recipes.spec import Recipe
-from recipes.targets import script
-from recipes.targets.capabilities import capability, gpus_for, market, uses_spot
+from recipes.targets import restarts, script
 from recipes.targets.skypilot import job_name, to_yaml
 from recipes.targets.ssh import address, hosts_of
 from trainer.config import ConfigError
@@ -24,7 +23,6 @@ CODE = "/spotrl"
 
 def render(recipe: Recipe, target: str) -> dict[str, str]:
     """Task, fleet and, where the recipe names one, volume."""
-    recipe = with_resources(recipe)
     name = job_name(recipe)
     if len(name) > 36:
         raise ConfigError(
@@ -89,7 +87,7 @@ def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
         "shell": "bash",
         "working_dir": CODE,
         "files": [{"local_path": "../../..", "path": CODE}],
-        "env": _env(recipe, target, name),
+        "env": _env(recipe, target),
         "ports": [8265],
         "resources": _resources(recipe, target),
     }
@@ -98,7 +96,7 @@ def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
     if recipe.storage.volume:
         task["volumes"] = [{"name": recipe.storage.volume, "path": "/workspace"}]
     task |= {
-        "retry": {"on_events": ["no-capacity", "interruption", "error"], "duration": f"{budget.max_hours:g}h"},
+        "retry": restarts.dstack(recipe),
         "max_duration": f"{budget.max_hours:g}h",
         "stop_duration": "5m",
         "startup_order": "master-first",
@@ -108,13 +106,13 @@ def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
         task["utilization_policy"] = {"min_gpu_utilization": 5, "time_window": "1h"}
     begin = script.preamble("/workspace", bucket=True, data=script.data_directory(recipe))
     body = begin + script.setup_commands(recipe) + script.write_config(recipe)
-    task["commands"] = [body + f"exec {script.node_command(recipe)}\n"]
+    task["commands"] = [restarts.dstack_command(recipe, body)]
     return task
 
 
-def _env(recipe: Recipe, target: str, name: str) -> list[str]:
+def _env(recipe: Recipe, target: str) -> list[str]:
     bucket = f"BUCKET={recipe.storage.bucket}" if recipe.storage.bucket else "BUCKET"
-    return [f"RUN_ID={name}", bucket] + [f"{key}=${{{{ secrets.{key.lower()} }}}}" for key in secrets(recipe, target)]
+    return ["RUN_ID", bucket] + [f"{key}=${{{{ secrets.{key.lower()} }}}}" for key in secrets(recipe, target)]
 
 
 def _resources(recipe: Recipe, target: str) -> dict[str, Any]:

@@ -11,17 +11,13 @@ from typing import Any
 
 import yaml
 
-from recipes.plan.memory import with_resources
+from recipes.capabilities import CAPABILITIES, capability, engine_gpu, gpus_for, refusal, uses_spot
 from recipes.plan.prices import price
 from recipes.spec import Recipe
-from recipes.targets import script
-from recipes.targets.capabilities import CAPABILITIES, capability, engine_gpu, gpus_for, refusal, uses_spot
+from recipes.targets import restarts, script
 from trainer.config import ConfigError
-from trainer.node.preemption import RECOVER_EXIT_CODES
 
 DASHBOARD_PORT = 8265
-HARD_KILL = 137
-"""Exit code of a process that was killed: out of memory, or a node taken away without notice."""
 
 
 class Dumper(yaml.SafeDumper):
@@ -52,7 +48,7 @@ def job_name(recipe: Recipe) -> str:
 
 def render(recipe: Recipe, target: str) -> dict[str, str]:
     """Task file, and the volume's where the recipe names one."""
-    recipe, can = with_resources(recipe), capability(target)
+    can = capability(target)
     if recipe.storage.mount and not can.bucket_mount:
         raise ConfigError(f"{target} cannot mount buckets (no FUSE): leave storage.mount empty, or use skypilot-gcp")
     task: dict[str, Any] = {
@@ -94,7 +90,7 @@ def _head(recipe: Recipe, target: str, path: str) -> str:
 
 
 def _envs(recipe: Recipe, target: str) -> dict[str, str | None]:
-    envs: dict[str, str | None] = {"RUN_ID": job_name(recipe), "BUCKET": recipe.storage.bucket or None}
+    envs: dict[str, str | None] = {"RUN_ID": None, "BUCKET": recipe.storage.bucket or None}
     return envs | dict.fromkeys(script.SETTINGS, "")
 
 
@@ -106,11 +102,7 @@ def _resources(recipe: Recipe, target: str) -> dict[str, Any]:
         "disk_size": cluster.disk_gib,
         "ports": [DASHBOARD_PORT],
         "autostop": {"idle_minutes": budget.idle_minutes, "down": True},
-        "job_recovery": {
-            "strategy": "EAGER_NEXT_REGION",
-            "max_restarts_on_errors": budget.max_restarts,
-            "recover_on_exit_codes": [*RECOVER_EXIT_CODES, HARD_KILL],
-        },
+        "job_recovery": restarts.sky(recipe),
     }
     if not cluster.gpus_per_node or can.cloud == "kubernetes":
         common = {"cpus": f"{recipe.cpus}+"} | common

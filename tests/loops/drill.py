@@ -35,7 +35,7 @@ from pathlib import Path
 from tests import servers
 from tests.loops.jobs import REWARD, Job
 from trainer import config as c
-from trainer.node.preemption import EXIT_CONFIG, RECOVER_EXIT_CODES
+from trainer.exit_codes import EXIT_CONFIG, RECOVER_EXIT_CODES
 from trainer.storage.storage import Storage
 
 FAULTS = ("kill, fresh node", "kill, same node", "notice", "network cut", "server killed", "disk full", "byte flipped")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from trainer import config as configuration
 from trainer.config import RunConfig
-from trainer.observe.metrics import read_lines, read_progress, reproducible
+from trainer.observe.history import read_lines, read_progress, reproducible
 
 ROOT = Path(__file__).parents[2]
 MARK = "SPOTRL_TEST_JOB"

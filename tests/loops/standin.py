@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from tests.checkpoint.synthetic import KINDS, cut, whole
-from trainer import session
+from trainer import process, session
 from trainer.checkpoint.manager import Found, RankStatus, ShardReader, ShardWriter
 from trainer.config import RunConfig
-from trainer.session import Session, main
+from trainer.process import main
+from trainer.session import Session
 
 SHAPES = {f"model.layers.{i}.weight": (512, 512) for i in range(8)} | {"model.norm.weight": (511,)}
 STEP_S = float(os.environ.get("STANDIN_STEP_S", "0.15"))
@@ -82,11 +83,12 @@ def train(config: RunConfig, run: Session) -> None:
         norm["count"] += 1
         run.log(step, {"loss/total": value, "reward/mean": norm["count"]}, [])
         with run.phases("checkpoint"):
-            run.maybe_save(step, total, norm, step, None)
+            run.saving.maybe_save(step, total, norm, step, None)
     run.finish(step, total, norm, step)
 
 
 if __name__ == "__main__":
-    for name, stand_in in (("Workers", Ranks), ("connect", lambda config: None), ("precheck", lambda config: None)):
-        setattr(session, name, stand_in)
+    session.Workers = Ranks
+    for name in ("connect", "precheck"):
+        setattr(process, name, lambda config: None)
     main(train, lambda config, rows: config.run.max_steps)

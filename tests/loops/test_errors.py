@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from trainer import config as c
-from trainer import session
+from trainer import process
 from trainer.checkpoint.format import local_dir
 from trainer.data.processor import Prompter
+from trainer.exit_codes import EXIT_CONFIG
 from trainer.node import precheck
-from trainer.node.preemption import EXIT_CONFIG
 
 
 def refuse(config, capsys, tmp_path, overrides=()) -> str:
@@ -22,7 +22,7 @@ def refuse(config, capsys, tmp_path, overrides=()) -> str:
     def never(*_):
         raise AssertionError("the run was started")
 
-    assert session._run(never, never, str(path), list(overrides)) == EXIT_CONFIG
+    assert process._run(never, never, str(path), list(overrides)) == EXIT_CONFIG
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: "), lines
     assert not Path(config.run.dir).exists(), "a refused run must leave nothing behind"

@@ -21,9 +21,9 @@ import pytest
 
 from trainer import config as c
 from trainer.config import ConfigError
-from trainer.node import head as node_head
 from trainer.node import rendezvous
 from trainer.node.job_log import JobLog
+from trainer.node.launcher import MASTER_PORT
 from trainer.node.preflight import host as preflight
 from trainer.node.preflight.findings import Finding, exit_code, received, table, write
 from trainer.node.preflight.host import GIB, Disk, Host
@@ -403,9 +403,10 @@ def test_another_number_of_nodes_than_asked_for_is_refused(tmp_path):
 
 
 def test_the_all_reduce_checks_its_sums(tmp_path, free_port):
-    from trainer.node import allreduce
+    from trainer.node.preflight import speed
 
-    command = allreduce.command(sys.executable, 0.3, "cpu", 0, 1, 2, "127.0.0.1", free_port)
+    out = tmp_path / "speed.json"
+    command = speed.command(sys.executable, 0.3, "cpu", 0, 1, 2, "127.0.0.1", free_port, str(out))
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
@@ -413,6 +414,9 @@ def test_the_all_reduce_checks_its_sums(tmp_path, free_port):
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
         f"all-reduce of {kib} KiB over 2 ranks" for kib in (64, 1024, 16384)
     ]
+    ranks = json.loads(out.read_text())
+    assert [r["rank"] for r in ranks] == [0, 1] and all(r["between_gb_per_s"] > 0 and not r["wrong"] for r in ranks)
+    assert speed.judge(ranks, 0.0) == []
 
 
 def test_every_port_is_in_the_catalogue_of_failures():
@@ -420,5 +424,5 @@ def test_every_port_is_in_the_catalogue_of_failures():
     listed: set[int] = set()
     for first, last in re.findall(r"(?<=[| ])(\d{4,5})(?:-(\d{4,5}))?(?=[ ,])", text):
         listed.update(range(int(first), int(last or first) + 1))
-    ours = {f.default for f in dataclasses.fields(Ports)} | {rendezvous.PORT, node_head.MASTER_PORT}
+    ours = {f.default for f in dataclasses.fields(Ports)} | {rendezvous.PORT, MASTER_PORT}
     assert ours <= listed

@@ -18,16 +18,8 @@ from written_run import picture, write_run
 from trainer.algorithm.records import Verdict
 from trainer.config import ConfigError, RunConfig, load, override
 from trainer.observe import metric_names
-from trainer.observe.metrics import (
-    Metrics,
-    Phases,
-    read_history,
-    read_lines,
-    read_progress,
-    reproducible,
-    thumbnail,
-    truncate,
-)
+from trainer.observe.history import read_history, read_lines, read_progress, reproducible, truncate
+from trainer.observe.metrics import Metrics, Phases, thumbnail
 
 ROOT = Path(__file__).parents[2]
 PLAIN = override(RunConfig(), ["logging.tensorboard=false"])

@@ -45,7 +45,7 @@ def test_expectation_agrees_with_a_simulation(mtbp):
 
 
 def test_young_dalys_interval_is_the_best_of_its_neighbours():
-    from trainer.node.preemption import save_interval_s
+    from trainer.hardware.save_interval import save_interval_s
 
     best = save_interval_s(20.0, 7200.0)
     at = lambda factor: cost.expected_seconds(1e6, best * factor, 20.0, 300.0, 7200.0)  # noqa: E731

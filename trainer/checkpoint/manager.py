@@ -45,7 +45,7 @@ from trainer.checkpoint.reader import CorruptCheckpoint, Found, ShardReader, exp
 from trainer.checkpoint.retention import make_room, prune_local, prune_remote
 from trainer.checkpoint.writer import RankStatus, ShardWriter, disk_room, upload
 from trainer.config import ConfigError, RunConfig, fingerprint, resume_view
-from trainer.node import preemption as preempt
+from trainer.hardware.save_interval import save_interval_s
 from trainer.storage.storage import Storage, StorageError
 
 __all__ = ["CheckpointError", "Checkpoints", "CorruptCheckpoint", "FileRecord", "Found", "Shard", "ShardReader"]
@@ -123,7 +123,7 @@ class Checkpoints:
             if self.last_begun == 0 or self.save_s == 0:
                 return step != self.last_begun
             mtbf_s = self.config.checkpoint.mean_time_between_preemptions_s
-            wanted_s = max(preempt.save_interval_s(max(self.stall_s, 0.001), mtbf_s), self.save_s)
+            wanted_s = max(save_interval_s(max(self.stall_s, 0.001), mtbf_s), self.save_s)
             steps = max(1, round(wanted_s / step_time_s))
             if abs(steps - self.interval_steps) > 0.25 * self.interval_steps:
                 self._say(

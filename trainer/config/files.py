@@ -9,9 +9,10 @@ from typing import Any
 
 import yaml
 
-from trainer.config.overrides import ConfigError, from_dict, to_dict
+from trainer.config.overrides import from_dict, to_dict
 from trainer.config.schema import RunConfig
 from trainer.config.validation import validate
+from trainer.errors import ConfigError
 
 
 def load(path: str | Path) -> RunConfig:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer.config import ConfigError
-from trainer.data.schema import COLUMNS, Manifest, Row
+from trainer.data.schema import COLUMNS, FORMAT, Manifest, Row
 
 MANIFEST = "manifest.json"
 
@@ -39,9 +39,11 @@ def read_manifest(path: str | Path) -> Manifest:
         ) from None
     try:
         data = json.loads(raw)
+        if data["format"] != FORMAT:
+            raise ConfigError(f"{text} is of format {data['format']}, this version reads {FORMAT}: prepare it again")
         known = {f.name for f in dataclasses.fields(Manifest)}
         return Manifest(**{key: value for key, value in data.items() if key in known})
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise ConfigError(f"{text}/{MANIFEST} is damaged ({error}): prepare the dataset again") from None
 
 
@@ -120,7 +122,7 @@ class Dataset:
                     yield _row(table, i)
 
     def column(self, name: str) -> list[Any]:
-        """All values of one column, without reading the others (`images` would hold every picture in memory)."""
+        """All values of one column, without reading the others (`images` would hold every image in memory)."""
         with self._lock:
             readers = [self._reader(shard)[0] for shard in range(len(self._files))]
             return [value for reader in readers for value in reader.read(columns=[name]).column(0).to_pylist()]
@@ -179,5 +181,14 @@ class Dataset:
 
 
 def _row(table: pa.Table, i: int) -> Row:
-    values = {name: table.column(name)[i].as_py() for name in COLUMNS}
-    return Row(**values | {"messages": json.loads(values["messages"])})
+    values: dict[str, Any] = {name: table.column(name)[i].as_py() for name in COLUMNS}
+    messages = [{"role": m["role"], "content": _content(m["content"])} for m in values["messages"]]
+    images = [image["bytes"] for image in values["images"]]
+    values |= {"messages": messages, "images": images, "extra": json.loads(values["extra"] or "{}")}
+    return Row(**values)
+
+
+def _content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    if len(parts) == 1 and parts[0]["type"] == "text":
+        return parts[0]["text"]
+    return [part if part["type"] == "text" else {"type": part["type"]} for part in parts]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -12,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from trainer.config import ConfigError, Model
+from trainer.data.images import decode, size_of
 from trainer.data.schema import Row
 
 
@@ -75,7 +75,7 @@ class Prompter:
         """
         if not self.has_vision:
             if row.images:
-                raise ConfigError(f"row {row.id} has pictures but the model reads text only: choose a VL model")
+                raise ConfigError(f"row {row.id} has images but the model reads text only: choose a VL model")
             messages = [{**m, "content": _plain(m["content"])} for m in row.messages]
             text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
             return Encoded(text, self.tokenizer(text, add_special_tokens=False)["input_ids"], [], None, None)
@@ -97,20 +97,19 @@ class Prompter:
         return len(self.token_ids(row))
 
     def token_ids(self, row: Row) -> list[int]:
-        """`encode(row).token_ids`, from the pictures' headers: nothing is decoded or resized."""
+        """`encode(row).token_ids`, from the images' headers: nothing is decoded or resized."""
         if not self.has_vision:
             return self.encode(row).token_ids
         text = self.processor.apply_chat_template(row.messages, tokenize=False, add_generation_prompt=True)
-        ids, counts = [], iter([self._image_tokens(data) for data in row.images])
+        ids, counts = [], iter([self._image_tokens(data, row.id) for data in row.images])
         for token in self.tokenizer(text, add_special_tokens=False)["input_ids"]:
             ids += [token] * (next(counts, 0) if token == self.image_token_id else 1)
         return ids
 
-    def _image_tokens(self, data: bytes) -> int:
+    def _image_tokens(self, data: bytes, row_id: str) -> int:
         from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-        with Image.open(io.BytesIO(data)) as image:
-            width, height = image.size
+        width, height = size_of(data, row_id)
         factor = self.processor.image_processor.patch_size * self.merge_size
         edges = self.size["shortest_edge"], self.size["longest_edge"]
         h, w = smart_resize(height, width, factor=factor, min_pixels=edges[0], max_pixels=edges[1])
@@ -125,18 +124,6 @@ class Prompter:
     def positions(self, token_ids: list[int], grid_thw: Tensor | None) -> Tensor:
         """Rotary positions [3, T] of one sequence (time, height, width); plain counting for text-only models."""
         return mrope_positions(tuple(token_ids), _grid(grid_thw), self.image_token_id, self.merge_size)
-
-
-def decode(data: bytes, row_id: str) -> Image.Image:
-    """RGB picture of encoded bytes. Raises ConfigError naming the row if they do not decode."""
-    try:
-        image = Image.open(io.BytesIO(data))
-        if image.has_transparency_data:
-            image = image.convert("RGBA")
-            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)  # as a person would see it
-        return image.convert("RGB")
-    except (OSError, SyntaxError) as error:
-        raise ConfigError(f"row {row_id}: its image does not decode ({error}); run `data prepare` again") from None
 
 
 def mrope_positions(
@@ -183,7 +170,7 @@ def _plain(content: Any) -> str:
 
 @lru_cache(maxsize=8)
 def dummy_image(patch_dim: int, merge_size: int) -> tuple[Tensor, Tensor]:
-    """Smallest image there is, (pixels [merge^2, patch_dim], grid [1, 3]): ranks without pictures run the tower on it.
+    """Smallest image there is, (pixels [merge^2, patch_dim], grid [1, 3]): ranks without images run the tower on it.
 
     ZeRO-3 gathers parameters by collectives, so a rank that skipped the vision tower would leave the others waiting.
     """

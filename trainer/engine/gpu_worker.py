@@ -46,14 +46,9 @@ class Worker:
 
     def start(self, rank: int, local_rank: int, master: str, port: int, total_updates: int) -> dict[str, Any]:
         """Meets the other ranks, loads model and engine. Returns what the driver wants to know of them."""
-        import deepspeed
+        # Here, so that the driver, which only names this class, loads no DeepSpeed.
+        from trainer.engine.policy import Policy, init_distributed
 
-        from trainer.engine.policy import (
-            Policy,  # here, so that the driver, which only names this class, loads no DeepSpeed
-        )
-
-        # Its shared-memory collectives for CPU would be compiled at the first start: a minute, and a compiler needed.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         self.rank, world = rank, self.config.placement.world_size
         os.environ |= {
             "RANK": str(rank),
@@ -68,9 +63,7 @@ class Worker:
             if self.config.optimizer.offload_optimizer:  # Adam on the CPU; Ray would leave it one thread
                 torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.config.placement.workers_per_node))
         torch.manual_seed(self.config.run.seed)
-        deepspeed.init_distributed(
-            "nccl" if self.device.type == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False
-        )
+        init_distributed(self.device.type)
         self.prompter = Prompter(self.config.model)
         self.encoded = lru_cache(maxsize=4096)(self._encode)
         self.datasets: dict[tuple[str, str], Dataset] = {}

@@ -14,7 +14,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainer.node import preemption as preempt
+from trainer.exit_codes import (
+    EXIT_ERROR,
+    EXIT_INTERRUPTED,
+    EXIT_NODE_LOST,
+    EXIT_OK,
+    EXIT_PREFLIGHT,
+    FINAL_EXIT_CODES,
+    RECOVER_EXIT_CODES,
+)
 from trainer.node import rendezvous
 from trainer.node.job_log import JobLog
 from trainer.node.launcher import MASTER_PORT, POLL_S, SPEED_FILE, STOPPED, Ended, Launcher
@@ -63,7 +71,7 @@ class HeadLauncher(Launcher):
         try:
             job = self.ray.submit(job_id, command, self.wait_s, lambda: self.signals.number is not None)
         except TimeoutError as error:
-            raise Ended(preempt.EXIT_ERROR, str(error)) from None
+            raise Ended(EXIT_ERROR, str(error)) from None
         except InterruptedError:
             raise Ended(self.signals.code, STOPPED) from None
         return self.watch(job)
@@ -78,11 +86,11 @@ class HeadLauncher(Launcher):
             if self.signals.number is not None:
                 raise Ended(self.signals.code, STOPPED)
             if time.monotonic() > deadline:
-                raise Ended(preempt.EXIT_NODE_LOST, f"{names} did not come within {self.wait_s:.0f} s: is it up?")
+                raise Ended(EXIT_NODE_LOST, f"{names} did not come within {self.wait_s:.0f} s: is it up?")
             if time.monotonic() - told > min(DIAGNOSE_S, self.wait_s / 3):
                 why = self.blocked(missing)
                 if why and why == blocked:
-                    raise Ended(preempt.EXIT_PREFLIGHT, why)
+                    raise Ended(EXIT_PREFLIGHT, why)
                 blocked = why
                 self.say(why or f"still waiting for {names}")
                 told = time.monotonic()
@@ -91,7 +99,7 @@ class HeadLauncher(Launcher):
                     f"node {rank} is here: {self.links.hellos[rank]['host']} {self.links.links[rank].peer_address}"
                 )
         for rank, why in self.links.lost().items():
-            raise Ended(preempt.EXIT_NODE_LOST, f"{self.node.name_of(rank)} {why}")
+            raise Ended(EXIT_NODE_LOST, f"{self.node.name_of(rank)} {why}")
 
     def blocked(self, missing: list[int]) -> str:
         """What keeps a missing node away, if it is up: who reaches it. "" if nobody does."""
@@ -134,7 +142,7 @@ class HeadLauncher(Launcher):
             work.start()
         for _ in self.until(
             lambda: f"{self.names(orders.keys() - answers.keys())} did not finish the network checks",
-            preempt.EXIT_PREFLIGHT,
+            EXIT_PREFLIGHT,
             PROBE_S,
         ):
             answers.update((rank, message) for rank, message in self.check_others() if message["kind"] == "probed")
@@ -171,7 +179,7 @@ class HeadLauncher(Launcher):
         reached = {link.local_address for link in self.links.links.values()}
         if len(reached) > 1:
             raise Ended(
-                preempt.EXIT_PREFLIGHT,
+                EXIT_PREFLIGHT,
                 f"the nodes reach the head at different addresses ({', '.join(sorted(reached))}): "
                 "give all of them the one on the network that they share in SPOTRL_HEAD",
             )
@@ -226,9 +234,9 @@ class HeadLauncher(Launcher):
             if message["kind"] == "failed":
                 raise Ended(message["code"], f"{self.node.name_of(rank)}: {message['why']}")
         for rank, why in (self.links.lost() if self.links else {}).items():
-            raise Ended(preempt.EXIT_NODE_LOST, f"{self.node.name_of(rank)} is lost: it {why}")
+            raise Ended(EXIT_NODE_LOST, f"{self.node.name_of(rank)} is lost: it {why}")
         if self.ray is not None and not self.ray.alive():
-            raise Ended(preempt.EXIT_NODE_LOST, f"Ray ended on the head: {self.ray.complaint()}")
+            raise Ended(EXIT_NODE_LOST, f"Ray ended on the head: {self.ray.complaint()}")
         return messages
 
     def preflight(self) -> int:
@@ -249,7 +257,7 @@ class HeadLauncher(Launcher):
                 return code
         self.refuse(last=True)
         self.say("preflight passed")
-        return preempt.EXIT_OK
+        return EXIT_OK
 
     def gate(self) -> None:
         """A real transfer between all nodes: a Ray on the wrong network shows all nodes alive and then hangs."""
@@ -257,12 +265,12 @@ class HeadLauncher(Launcher):
         addresses = [self.address, *(link.peer_address for _, link in sorted(self.links.links.items()))]
         env = self.ray.env | {"RAY_ADDRESS": f"{self.address}:{self.ray.ports.gcs}"}
         with self.child([sys.executable, "-m", "trainer.node.transfer_check", *addresses], env) as process:
-            for _ in self.until(lambda: "the nodes did not exchange data through Ray", preempt.EXIT_PREFLIGHT):
+            for _ in self.until(lambda: "the nodes did not exchange data through Ray", EXIT_PREFLIGHT):
                 self.check_others()
                 if process.poll() is not None:
                     break
         if process.returncode:
-            raise Ended(preempt.EXIT_PREFLIGHT, "the nodes could not exchange data through Ray (see the lines above)")
+            raise Ended(EXIT_PREFLIGHT, "the nodes could not exchange data through Ray (see the lines above)")
 
     def watch(self, job: Job) -> int:
         """Streams the job's log until it ends, whatever ends it; returns the exit code."""
@@ -306,13 +314,13 @@ class HeadLauncher(Launcher):
     def verdict(self, end: End, log: JobLog) -> int:
         """The exit code of the run from how its job ended."""
         if end.status == "SUCCEEDED":
-            return preempt.EXIT_OK
+            return EXIT_OK
         if end.status == "STOPPED":
-            raise Ended(preempt.EXIT_INTERRUPTED, "the job was stopped through Ray")
+            raise Ended(EXIT_INTERRUPTED, "the job was stopped through Ray")
         if not log.show:
             print(log.tail(), file=sys.stderr, flush=True)
         code = end.code
-        if code in (*preempt.RECOVER_EXIT_CODES, preempt.EXIT_CONFIG, preempt.EXIT_INTERRUPTED):
+        if code in (*RECOVER_EXIT_CODES, *FINAL_EXIT_CODES, EXIT_INTERRUPTED):
             return code
         quiet_since = time.monotonic()
         while self.links and self.links.quiet() and time.monotonic() - quiet_since < rendezvous.SILENCE_S:
@@ -321,12 +329,10 @@ class HeadLauncher(Launcher):
         if self.signals.number is not None:
             return self.signals.code
         if code is None:
-            raise Ended(preempt.EXIT_ERROR, f"Ray ended the job: {end.message}")
+            raise Ended(EXIT_ERROR, f"Ray ended the job: {end.message}")
         if code < 0:
-            raise Ended(
-                preempt.EXIT_ERROR, f"the job was killed by signal {-code}: out of memory? See docs/failures.md"
-            )
-        return code if code < 126 else preempt.EXIT_ERROR
+            raise Ended(EXIT_ERROR, f"the job was killed by signal {-code}: out of memory? See docs/failures.md")
+        return code if code < 126 else EXIT_ERROR
 
     def finish(self, code: int) -> None:
         """Tells every node how it ended, then cleans up."""

@@ -15,6 +15,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from trainer.config import RunConfig
+from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_NODE_LOST, EXIT_OK, EXIT_PREEMPTED, EXIT_PREFLIGHT
 from trainer.node import preemption as preempt
 from trainer.node import rendezvous
 from trainer.node import topology as environment
@@ -63,7 +64,7 @@ class Signals:
     @property
     def code(self) -> int:
         """The exit code that the signal asks for."""
-        return preempt.EXIT_INTERRUPTED if self.number == signal.SIGINT else preempt.EXIT_PREEMPTED
+        return EXIT_INTERRUPTED if self.number == signal.SIGINT else EXIT_PREEMPTED
 
     @property
     def expired(self) -> bool:
@@ -87,9 +88,7 @@ class Launcher(ABC):
         """One line of this node's progress."""
         print(f"[node {self.node.rank}] {text}" if self.node.nodes > 1 else text, flush=True)
 
-    def until(
-        self, what: Callable[[], str], code: int = preempt.EXIT_NODE_LOST, deadline_s: float = 0.0
-    ) -> Iterator[None]:
+    def until(self, what: Callable[[], str], code: int = EXIT_NODE_LOST, deadline_s: float = 0.0) -> Iterator[None]:
         """Turns of a wait. Raises Ended on a signal, and after the deadline with `what()`: who or what is missing."""
         deadline_s = deadline_s or self.wait_s
         deadline = time.monotonic() + deadline_s
@@ -152,11 +151,11 @@ class Launcher(ABC):
             os.path.abspath(os.path.join(self.config.run.dir, SPEED_FILE)),
         )  # fmt: skip
         with self.child(command, self.env) as process:
-            for _ in self.until(lambda: "the all-reduce did not end", preempt.EXIT_PREFLIGHT, 3 * seconds + 180.0):
+            for _ in self.until(lambda: "the all-reduce did not end", EXIT_PREFLIGHT, 3 * seconds + 180.0):
                 check()
                 if process.poll() is not None:
                     break
-        return preempt.EXIT_PREFLIGHT if process.returncode else preempt.EXIT_OK
+        return EXIT_PREFLIGHT if process.returncode else EXIT_OK
 
     def announce(self, reason: str) -> None:
         """Tells this node's workers that the run is to save and stop."""
@@ -176,7 +175,7 @@ class Launcher(ABC):
         if self.prober is not None:
             self.prober.close()
         if self.ray is not None:
-            keep = code not in (preempt.EXIT_OK, preempt.EXIT_PREEMPTED, preempt.EXIT_INTERRUPTED, preempt.EXIT_CONFIG)
+            keep = code not in (EXIT_OK, EXIT_PREEMPTED, EXIT_INTERRUPTED, EXIT_CONFIG)
             self.ray.close(keep)
             if keep:
                 self.say(f"Ray's logs: {self.ray.temp}")

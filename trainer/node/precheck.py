@@ -13,9 +13,8 @@ from trainer.checkpoint.format import local_dir
 from trainer.checkpoint.writer import held_bytes
 from trainer.config import ConfigError, RunConfig, validate_saving
 from trainer.data.dataset import Dataset
+from trainer.hardware.host_memory import WORKER_BYTES
 
-CPU_WORKER_GIB = 1.6
-"""Resident memory of a CPU worker with a model of no size: torch, vLLM and DeepSpeed loaded (measured)."""
 BYTES_PER_PARAMETER = 32
 """Of a CPU worker in fp32, one rank: weights, master, two moments, gradient, reference, engine, gathered copy."""
 CHECKPOINT_BYTES_PER_PARAMETER = 12
@@ -87,7 +86,7 @@ def _disk(config: RunConfig, weights: int) -> None:
 def _memory(config: RunConfig, weights: int) -> None:
     ranks = config.placement.workers_per_node
     shared = weights / 4 * BYTES_PER_PARAMETER
-    need = ranks * (CPU_WORKER_GIB + config.rollout.kv_cache_gib) * 2**30 + shared
+    need = ranks * (WORKER_BYTES["cpu"] + config.rollout.kv_cache_gib * 2**30) + shared
     free = psutil.virtual_memory().available
     if need > free:
         raise ConfigError(

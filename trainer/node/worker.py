@@ -6,6 +6,7 @@ import os
 import signal
 import time
 
+from trainer.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST
 from trainer.node import preemption as preempt
 from trainer.node import rendezvous, topology
 from trainer.node.launcher import POLL_S, STOPPED, Ended, Launcher
@@ -33,7 +34,7 @@ class WorkerLauncher(Launcher):
         if self.prober.is_me(self.node.head, self.port):
             others = ", ".join(f"{i.name} {i.address}" for i in topology.interfaces())
             raise Ended(
-                preempt.EXIT_CONFIG,
+                EXIT_CONFIG,
                 f"the head's address {self.node.head} is this node's own: it is not on the network that the nodes "
                 f"share; give another in SPOTRL_HEAD or SPOTRL_PEERS (this node has {others})",
             )
@@ -63,7 +64,7 @@ class WorkerLauncher(Launcher):
         while True:
             self.hear(POLL_S)
             if not ray.alive():
-                raise Ended(preempt.EXIT_NODE_LOST, f"Ray ended on this node: {ray.complaint()}")
+                raise Ended(EXIT_NODE_LOST, f"Ray ended on this node: {ray.complaint()}")
             if (self.signals.number is not None or cloud.reason) and not told:
                 told = True
                 reason = "interrupted" if self.signals.number == signal.SIGINT else cloud.reason or "SIGTERM"
@@ -82,20 +83,18 @@ class WorkerLauncher(Launcher):
                 case "end":
                     raise Ended(message["code"], "")
                 case "refused":
-                    raise Ended(preempt.EXIT_CONFIG, message["why"])
+                    raise Ended(EXIT_CONFIG, message["why"])
                 case "notice":
                     self.announce(message["reason"])
                 case kind if kind in wanted:
                     return message
             if not message and (why := self.link.lost()):
-                raise Ended(preempt.EXIT_NODE_LOST, f"the head {self.node.head} is lost: it {why}")
+                raise Ended(EXIT_NODE_LOST, f"the head {self.node.head} is lost: it {why}")
             if wanted and self.signals.number is not None:
                 raise Ended(self.signals.code, STOPPED)
             if time.monotonic() >= deadline:
                 if wanted:
-                    raise Ended(
-                        preempt.EXIT_NODE_LOST, f"the head {self.node.head} did not go on within {timeout_s:.0f} s"
-                    )
+                    raise Ended(EXIT_NODE_LOST, f"the head {self.node.head} did not go on within {timeout_s:.0f} s")
                 return {}
 
     def finish(self, code: int) -> None:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from trainer.node import preemption as preempt
+from trainer.exit_codes import EXIT_CONFIG, EXIT_OK, EXIT_PREFLIGHT
 
 Level = Literal["pass", "warn", "fail"]
 FILE = "preflight.json"
@@ -44,8 +44,8 @@ def exit_code(findings: Iterable[Finding]) -> int:
     """0 if nothing failed, 36 if another machine would cure any failure, 2 if only the user can."""
     failed = [f for f in findings if f.level == "fail"]
     if not failed:
-        return preempt.EXIT_OK
-    return preempt.EXIT_PREFLIGHT if any(f.machine for f in failed) else preempt.EXIT_CONFIG
+        return EXIT_OK
+    return EXIT_PREFLIGHT if any(f.machine for f in failed) else EXIT_CONFIG
 
 
 def table(findings: Sequence[Finding], name_of: Callable[[int], str]) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from trainer.config import ConfigError, RunConfig
+from trainer.hardware.host_memory import WORKER_BYTES
 from trainer.hardware.model_shapes import shape_of
 from trainer.node.preflight import targets
 from trainer.node.preflight.findings import Finding
@@ -274,8 +275,8 @@ def shm_bytes(config: RunConfig) -> int:
 
 
 def memory_bytes(config: RunConfig) -> int:
-    """Bytes of host memory that the ranks' processes take before any model: 6 GiB with CUDA, 1 without."""
-    return (6 if config.placement.device == "cuda" else 1) * GIB * config.placement.workers_per_node
+    """Bytes of host memory that the ranks' processes take before any model."""
+    return WORKER_BYTES[config.placement.device] * config.placement.workers_per_node
 
 
 def _paths(config: RunConfig, node: NodeEnvironment) -> list[Finding]:
