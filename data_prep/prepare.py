@@ -334,6 +334,7 @@ def _write(
         revision=",".join(sorted({one.source.revision for one in opened if one.source.revision})),
         rows=counts,
         files=files,
+        images_per_row={split: writer.images_per_row for split, writer in writers.items()},
         quarantined=dict(quarantined.most_common()),
         settings=asked,
         fingerprint=fingerprint(files, asked),

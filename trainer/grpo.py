@@ -17,7 +17,6 @@ from trainer.algorithm.batching import TrainItem
 from trainer.algorithm.records import Sample
 from trainer.algorithm.seeding import seed_of
 from trainer.config import RunConfig
-from trainer.data.prompt_stream import PromptStream
 from trainer.evaluate import evaluate
 from trainer.observe.step_stats import describe, sample_rows
 from trainer.process import main
@@ -27,9 +26,7 @@ from trainer.session import Session
 def train(config: RunConfig, run: Session) -> None:
     """Runs to the last step."""
     workers, phases, norm = run.workers, run.phases, RunningNorm()
-    rows = run.usable_rows()
-    stream = PromptStream(rows, config.rollout.prompts_per_step, config.run.seed)
-    total, per_step = total_steps(config, len(rows)), updates_per_step(config)
+    total, per_step = total_steps(config, len(run.rows)), updates_per_step(config)
     step = run.resume(norm.__dict__)
     with phases("sync"):
         workers.all("prepare_update")
@@ -44,7 +41,7 @@ def train(config: RunConfig, run: Session) -> None:
         phases.begin(step, total)
         with phases("rollout"):
             samples = workers.generate(
-                stream.batch(step), config.rollout.samples_per_prompt, config.rollout.temperature
+                run.stream.batch(step), config.rollout.samples_per_prompt, config.rollout.temperature
             )
         with phases("grade"):
             outcomes = run.score(samples)

@@ -15,9 +15,11 @@ import ray
 import ray.exceptions
 
 from trainer import config as configuration
+from trainer.checkpoint.attempt import Fenced, Final
 from trainer.config import ConfigError, RunConfig
-from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST, EXIT_PREEMPTED, EXIT_STORAGE
+from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_FENCED, EXIT_NODE_LOST, EXIT_PREEMPTED, EXIT_STORAGE
 from trainer.node.precheck import precheck
+from trainer.node.run_lock import die_with_launcher
 from trainer.saving import Preempted
 from trainer.session import Session
 from trainer.storage.storage import StorageError
@@ -43,6 +45,7 @@ def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int
         config = configuration.override(configuration.load(path), overrides)
         configuration.validate(config)
         precheck(config)
+        die_with_launcher()
         connect(config)
         session = Session(config, total_updates)
         with session:
@@ -63,7 +66,7 @@ def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int
         code, text = explain(error)
         print(text, file=sys.stderr, flush=True)
         if session is not None:
-            session.mark("failed")
+            session.mark("fenced" if code == EXIT_FENCED else "failed")
         return code
     finally:
         if ray.is_initialized():
@@ -74,6 +77,10 @@ def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int
 
 def explain(error: Exception) -> tuple[int, str]:
     """Exit code and what to print: one line for what a person can change, the traceback for a defect."""
+    if isinstance(error, Fenced):
+        return EXIT_FENCED, f"error: {error}"
+    if isinstance(error, Final):
+        return error.code, f"error: {error}"
     if isinstance(error, ConfigError):
         message = str(getattr(error, "cause", None) or error).strip()
         return EXIT_CONFIG, f"error: {message}"

@@ -66,8 +66,8 @@ class Saving:
         attach = [self.run_dir / name for name in ATTACHED]
         checkpoints.begin(at.step, {"updates": at.updates, "reward_norm": at.norm}, score=at.score, attach=attach)
         try:
-            stalls = self.workers.all("save", at.step, checkpoints.local_steps(), checkpoints.sends)
-            checkpoints.stall_s = max(stalls)
+            keep, to = checkpoints.local_steps(), checkpoints.attempt
+            checkpoints.stall_s = max(self.workers.all("save", at.step, keep, checkpoints.sends, to))
         except CheckpointError as error:
             checkpoints.failed(error)
 

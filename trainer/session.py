@@ -7,14 +7,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trainer.algorithm.records import Outcome, Sample
+from trainer.checkpoint.attempt import of_this_job
 from trainer.checkpoint.manager import Checkpoints, Found, export_hf
 from trainer.config import ConfigError, RunConfig
+from trainer.data import lengths
 from trainer.data.dataset import Dataset
+from trainer.data.prompt_stream import PromptStream
 from trainer.engine.worker_group import Workers
 from trainer.hardware.gpus import peak_flops
 from trainer.hardware.model_shapes import shape_of
 from trainer.node.preemption import Notice
+from trainer.node.run_lock import RunLock
 from trainer.observe.metrics import Metrics, Phases
 from trainer.observe.report import write_report
 from trainer.observe.step_stats import one_line, throughput, utilisation
@@ -33,16 +39,20 @@ class Session:
         self.config = config
         self.datasets: dict[tuple[str, str], Dataset] = {}
         self.train_set = self.dataset(config.data.path, config.data.split)
-        Path(config.run.dir).mkdir(parents=True, exist_ok=True)
+        self.lock = RunLock(config.run.dir, "driver")
+        self.lock.take(wait=True)
         self.notice = Notice(exit_at_deadline=True)
         self.phases = Phases(config.run.dir, lambda phase: self.saving.on_boundary(phase))
         self.phases.note(message="loading model and engine")
         self.rewards = Rewards(config.rewards)
-        self.checkpoints = Checkpoints(config, self.train_set.fingerprint)
-        rows = len(self.train_set)
-        self.workers = Workers(config, total_updates(config, min(rows, config.data.max_samples or rows)))
-        self._peak_flops = peak_flops(self.workers.facts[0]["device_name"])
-        self._image_token_id = self.workers.facts[0]["image_token_id"]
+        self.checkpoints = Checkpoints(config, self.train_set.fingerprint, held=of_this_job(config))
+        self.workers = Workers(config)
+        self._lengths: dict[tuple[str, str, int], np.ndarray] = {}
+        self.rows, self.left_out = self._usable_rows()
+        self.stream = PromptStream(self.rows, config.rows_per_step, config.run.seed)
+        facts = self.workers.start(total_updates(config, len(self.rows)))
+        self._peak_flops = peak_flops(facts["device_name"])
+        self._image_token_id = facts["image_token_id"]
         self._shape = shape_of(str(model_folder(config))) if self._peak_flops else None
         self.metrics: Metrics
         self.saving = Saving(config.run.dir, self.checkpoints, self.workers, self.notice)
@@ -53,6 +63,7 @@ class Session:
     def __exit__(self, *error: object) -> None:
         self.rewards.close()
         self.checkpoints.close()
+        self.lock.close()
         if hasattr(self, "metrics"):
             self.metrics.close()
 
@@ -62,15 +73,22 @@ class Session:
             self.datasets[path, split] = Dataset(path, split)
         return self.datasets[path, split]
 
-    def usable_rows(self) -> list[int]:
-        """Indices of the rows whose prompt fits `data.prompt_max_tokens`; says how many do not."""
-        rows = list(range(len(self.train_set)))[: self.config.data.max_samples or None]
-        limit = self.config.data.prompt_max_tokens
-        usable = [row for row, n in zip(rows, self.workers.prompt_lengths(rows), strict=True) if n <= limit]
-        self.left_out = len(rows) - len(usable)
-        if self.left_out:
-            print(f"data: {self.left_out} of {len(rows)} rows left out: prompts over {limit} tokens", flush=True)
-        return usable
+    def lengths(self, path: str, split: str, max_samples: int) -> np.ndarray:
+        """Tokens of prompts and solutions of a split's first rows (0: all), [rows, 2]; see trainer/data/lengths.py."""
+        dataset = self.dataset(path, split)
+        rows = min(len(dataset), max_samples or len(dataset))
+        if (path, split, rows) not in self._lengths:
+            key = [dataset.fingerprint, split, rows, self.config.method, self.workers.fingerprint()]
+            compute = lambda: self.workers.lengths(path, split, rows)  # noqa: E731
+            self._lengths[path, split, rows] = lengths.cached(key, compute)
+        return self._lengths[path, split, rows]
+
+    def _usable_rows(self) -> tuple[list[int], int]:
+        """Indices of the rows that can be trained on, and how many cannot."""
+        data = self.config.data
+        measured = self.lengths(data.path, data.split, data.max_samples)
+        rows = lengths.usable_rows(self.config, measured)
+        return rows, len(measured) - len(rows)
 
     def resume(self, norm: dict[str, float]) -> int:
         """Takes over the newest whole checkpoint and returns its step; 0 for a fresh start. Fills `norm`."""
@@ -94,7 +112,7 @@ class Session:
 
     def check_first_sync(self) -> None:
         """Compares engine and policy on fixed prompts. Raises RuntimeError if they are not the same model."""
-        gaps = self.workers.all("probe")
+        gaps = self.workers.all("probe", self.rows)
         mean, worst = max(g["mean"] for g in gaps), max(g["max"] for g in gaps)
         limit = self.config.rollout.sync_tolerance or SYNC_TOLERANCE[self.config.model.dtype]
         print(f"weight sync: engine and policy differ by {mean:.1e} nats (mean), {worst:.1e} (max)", flush=True)

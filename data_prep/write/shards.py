@@ -74,6 +74,8 @@ class SplitWriter:
         self._dir, self._split, self._shard_bytes = out_dir, split, shard_bytes
         self._buffer: list[Row] = []
         self._buffered = 0
+        self.images_per_row = 0
+        """Most images of any row so far."""
         self._open: tuple[pq.ParquetWriter, _HashedFile] | None = None
         self._shards: list[dict[str, Any]] = []
 
@@ -81,6 +83,7 @@ class SplitWriter:
         """Appends one row."""
         self._buffer.append(row)
         self._buffered += sum(map(len, row.images))
+        self.images_per_row = max(self.images_per_row, len(row.images))
         if self._buffered >= GROUP_BYTES or len(self._buffer) >= GROUP_ROWS:
             self._flush()
 
@@ -178,6 +181,7 @@ def write_dataset(
     clear(out)
     files: list[dict[str, Any]] = []
     counts: dict[str, int] = {}
+    images_per_row: dict[str, int] = {}
     for split, rows in rows_by_split.items():
         writer = SplitWriter(out, split, shard_bytes)
         counts[split] = 0
@@ -186,11 +190,13 @@ def write_dataset(
             writer.add(row)
             counts[split] += 1
         files += writer.close()
+        images_per_row[split] = writer.images_per_row
     manifest = Manifest(
         name=name,
         revision=revision,
         rows=counts,
         files=files,
+        images_per_row=images_per_row,
         settings=settings,
         fingerprint=fingerprint(files, settings),
     )

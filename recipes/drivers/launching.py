@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import shlex
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Collection
 from dataclasses import replace
+from secrets import token_hex
 
 from recipes import capabilities, manifest, run_record
 from recipes.drivers import engine_state, engines, ssh_driver, tokens
@@ -43,7 +47,8 @@ def up(recipe: Recipe, target: str | None, run_id: str, overrides: list[str], ar
     directory = run_record.RUNS / run_id / "task"
     env = {"RUN_ID": run_id} | ({"BUCKET": recipe.storage.bucket} if recipe.storage.bucket else {})
     env |= tokens.settings()
-    env |= {"SPOTRL_SOURCE": manifest.source_id()}
+    # The same through all restarts by the engine; a new one opens a run that had ended for good (trainer/checkpoint).
+    env |= {"SPOTRL_SOURCE": manifest.source_id(), "SPOTRL_LAUNCH": token_hex(4)}
     paths = [str(directory / name) for name in files]
     commands = engines.commands(record, paths, env, list(secrets), args.detach)
     if args.dry_run:
@@ -144,11 +149,14 @@ def _check_credentials(bucket: str, cloud: str, secrets: Collection[str]) -> Non
 
 def _check_secrets(recipe: Recipe, target: str) -> None:
     """dstack's secrets: its server looks for them only when the machines are there."""
+    wanted = dstack.secrets(recipe, target)
+    if not wanted:
+        return
     done = subprocess.run([engines.find("dstack"), "secret", "list"], capture_output=True, text=True)
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
         raise ConfigError(f"dstack secret list said {said!r}: point dstack at your server (dstack project add)")
-    missing = [name.lower() for name in dstack.secrets(recipe, target) if name.lower() not in done.stdout.split()]
+    missing = [name.lower() for name in wanted if name.lower() not in done.stdout.split()]
     if missing:
         raise ConfigError(f"dstack has no secret {', '.join(missing)}: run dstack secret set {missing[0]} VALUE")
 
@@ -197,12 +205,18 @@ def _foreground(argv: list[str], env: dict[str, str]) -> tuple[int, bool]:
     The terminal sends it to the whole process group. `subprocess.run` would kill the command a quarter of a second
     later: amid a checkpoint, or before the machines were told to stop.
     """
-    process, interrupted = subprocess.Popen(argv, env=env), False
+    process, interrupted = subprocess.Popen(argv, env=env, preexec_fn=_end_with_us), False
     while True:
         try:
             return process.wait(), interrupted
         except KeyboardInterrupt:
             interrupted = True
+
+
+def _end_with_us() -> None:
+    """In the child: it is told to save and end when this process is gone, even by SIGKILL."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def drive(run: str, what: str, dry_run: bool = False) -> int:

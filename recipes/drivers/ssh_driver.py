@@ -98,6 +98,7 @@ def shown(recipe: Recipe, record: RunRecord, task: Path) -> list[str]:
 
 def _environment(record: RunRecord) -> dict[str, str]:
     env = {"RUN_ID": record.run_id, "BUCKET": record.bucket, "SPOTRL_SOURCE": os.environ.get("SPOTRL_SOURCE", "")}
+    env |= {name: os.environ[name] for name in ("SPOTRL_LAUNCH",) if name in os.environ}
     env |= {"SPOTRL_NOTICE_S": os.environ.get("SPOTRL_NOTICE_S", str(ssh.NOTICE_S))}
     return env | {name: os.environ[name] for name in SETTINGS if os.environ.get(name)}
 

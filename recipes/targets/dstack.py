@@ -15,6 +15,7 @@ from recipes.targets import restarts, script
 from recipes.targets.skypilot import job_name, to_yaml
 from recipes.targets.ssh import address, hosts_of
 from trainer.config import ConfigError
+from trainer.exit_codes import EXIT_PREFLIGHT
 from trainer.hardware.gpus import gpu_named
 
 CODE = "/spotrl"
@@ -44,7 +45,7 @@ def fleet_name(target: str, name: str) -> str:
 
 def _head(recipe: Recipe, target: str) -> str:
     folder = f"recipes/generated/{target}/{recipe.name}"
-    env = "" if recipe.storage.bucket else " -e BUCKET=s3://..."
+    env = "" if recipe.storage.bucket or recipe.kind != "train" else " -e BUCKET=s3://..."
     known = secrets(recipe, target)
     lines = [
         f"{recipe.description}.",
@@ -62,6 +63,8 @@ def secrets(recipe: Recipe, target: str) -> tuple[str, ...]:
 
     A secret that the task names and the server does not have ends the run, once the machines are there: no others.
     """
+    if recipe.kind != "train":
+        return ()
     scheme = recipe.storage.bucket.partition("://")[0] or ("gs" if capability(target).cloud == "gcp" else "s3")
     match scheme:
         case "gs":
@@ -104,15 +107,16 @@ def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
     }
     if recipe.cluster.gpus_per_node:
         task["utilization_policy"] = {"min_gpu_utilization": 5, "time_window": "1h"}
-    begin = script.preamble("/workspace", bucket=True, data=script.data_directory(recipe))
-    body = begin + script.setup_commands(recipe) + script.write_config(recipe)
+    begin = script.preamble("/workspace", bucket=recipe.kind == "train", data=script.data_directory(recipe))
+    body = begin + script.setup_commands(recipe, EXIT_PREFLIGHT) + script.write_config(recipe)
     task["commands"] = [restarts.dstack_command(recipe, body)]
     return task
 
 
 def _env(recipe: Recipe, target: str) -> list[str]:
-    bucket = f"BUCKET={recipe.storage.bucket}" if recipe.storage.bucket else "BUCKET"
-    return ["RUN_ID", bucket] + [f"{key}=${{{{ secrets.{key.lower()} }}}}" for key in secrets(recipe, target)]
+    bucket = [f"BUCKET={recipe.storage.bucket}" if recipe.storage.bucket else "BUCKET"] * (recipe.kind == "train")
+    tokens = [f"{key}=${{{{ secrets.{key.lower()} }}}}" for key in secrets(recipe, target)]
+    return ["RUN_ID", *bucket, *tokens]
 
 
 def _resources(recipe: Recipe, target: str) -> dict[str, Any]:

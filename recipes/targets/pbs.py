@@ -26,7 +26,7 @@ install -m 700 /dev/null "$script" # it holds the tokens that you exported
   printf 'cd %q\\n' "$PWD"
   cat <<"BODY"
 export SPOTRL_NODE_RANK=${1:?} SPOTRL_NODES=${#hosts[@]} SPOTRL_PEERS="${hosts[*]}"GPUS
-exec COMMAND
+DRIVERexec COMMAND
 BODY
 } > "$script"
 trap 'rm -f "$script"' EXIT
@@ -62,6 +62,7 @@ def render(recipe: Recipe) -> dict[str, str]:
     node = NODE.replace("WANTED", str(recipe.cluster.nodes)).replace("VARIABLES", names)
     gpus = f" SPOTRL_GPUS_PER_NODE={recipe.cluster.gpus_per_node}" if recipe.cluster.gpus_per_node else ""
     node = node.replace("GPUS", gpus).replace("COMMAND", script.node_command(recipe))
+    node = node.replace("DRIVER", script.driver_check(recipe))
     launch = LAUNCH.replace("WHERE", WHERE[recipe.site.pbs])
     text = "\n".join(
         [

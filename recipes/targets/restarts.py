@@ -17,7 +17,7 @@ from typing import Any
 
 from recipes.spec import Recipe
 from recipes.targets import script
-from trainer.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT, RECOVER_EXIT_CODES
+from trainer.exit_codes import EXIT_CONFIG, RECOVER_EXIT_CODES
 
 FINAL = "spotrl: ended for good"
 """How the line begins that says so: `status` looks for it where an engine knows success and failure by 0 alone."""
@@ -114,8 +114,3 @@ if [ "$(wc -l < "$starts")" -gt {recipe.budget.max_requeues + 1} ]; then
   exit {EXIT_CONFIG}
 fi
 """
-
-
-def another_machine(target: str) -> int:
-    """Exit code of a machine that cannot run the image: a rented one can be exchanged, a cluster's are all alike."""
-    return EXIT_PREFLIGHT if target.startswith(("skypilot", "dstack")) else EXIT_CONFIG

@@ -16,6 +16,7 @@ from recipes.plan.prices import price
 from recipes.spec import Recipe
 from recipes.targets import restarts, script
 from trainer.config import ConfigError
+from trainer.exit_codes import EXIT_PREFLIGHT
 
 DASHBOARD_PORT = 8265
 
@@ -67,9 +68,10 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
     if can.cloud == "kubernetes":
         task["config"] = {"kubernetes": {"provision_timeout": 900, "pod_config": _pod(recipe)}}
     work = "/workspace" if can.cloud == "runpod" or recipe.storage.volume else "$HOME/spotrl"
-    begin = script.preamble(work, bucket=True, data=script.data_directory(recipe))
-    task["setup"] = begin + script.setup_commands(recipe)
-    task["run"] = begin + script.write_config(recipe) + f"exec {script.node_command(recipe)}\n"
+    begin = script.preamble(work, bucket=recipe.kind == "train", data=script.data_directory(recipe))
+    task["setup"] = begin + script.setup_commands(recipe, EXIT_PREFLIGHT)
+    check = script.driver_check(recipe, EXIT_PREFLIGHT)
+    task["run"] = begin + check + script.write_config(recipe) + f"exec {script.node_command(recipe)}\n"
     name = f"{recipe.name}.yaml"
     files = {name: to_yaml(task, _head(recipe, target, f"recipes/generated/{target}/{name}"))}
     if recipe.storage.volume and can.cloud == "runpod":
@@ -78,19 +80,22 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
 
 
 def _head(recipe: Recipe, target: str, path: str) -> str:
-    bucket = "" if recipe.storage.bucket else " --env BUCKET=s3://..."
+    bucket = "" if recipe.storage.bucket or recipe.kind != "train" else " --env BUCKET=s3://..."
     command = "sky jobs launch" if uses_spot(recipe, target) else "sky launch"
-    secrets = "--secret AWS_ACCESS_KEY_ID --secret AWS_SECRET_ACCESS_KEY"
+    secrets = " --secret AWS_ACCESS_KEY_ID --secret AWS_SECRET_ACCESS_KEY" if recipe.kind == "train" else ""
     return (
         f"{recipe.description}.\n"
         f"Written by `launch.py render {recipe.name} --target {target}`; run from the repository's root:\n"
-        f"  {command} {path} --env RUN_ID=my-run{bucket} {secrets}\n"
+        f"  {command} {path} --env RUN_ID=my-run{bucket}{secrets}\n"
         "The same RUN_ID goes on from its last committed checkpoint; a new one starts afresh."
     )
 
 
 def _envs(recipe: Recipe, target: str) -> dict[str, str | None]:
-    envs: dict[str, str | None] = {"RUN_ID": None, "BUCKET": recipe.storage.bucket or None}
+    envs: dict[str, str | None] = {
+        "RUN_ID": None,
+        "BUCKET": recipe.storage.bucket or (None if recipe.kind == "train" else ""),
+    }
     return envs | dict.fromkeys(script.SETTINGS, "")
 
 

@@ -34,7 +34,7 @@ def render(recipe: Recipe) -> dict[str, str]:
         script.config_file(recipe).rstrip("\n"),
         f'setup=$(cat <<"SETUP"\n{script.setup_commands(recipe)}{script.manifest_command(recipe)}SETUP\n)',
         container(recipe),
-        f'node=$(cat <<"NODE"\nexec {script.node_command(recipe)}\nNODE\n)',
+        f'node=$(cat <<"NODE"\n{script.driver_check(recipe)}exec {script.node_command(recipe)}\nNODE\n)',
         'srun --nodes=1 --ntasks=1 "${inside[@]}" bash -euo pipefail -c "$setup"',
         script.OUTLAST.rstrip("\n"),
         LAUNCH.rstrip("\n"),

@@ -337,6 +337,7 @@ def test_slurm_body_sets_up_before_it_runs(tmp_path):
     python = tmp_path / ".venvs/gpu/bin/python"
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer/setup.sh").write_text(f"mkdir -p {python.parent} && cp node {python}\n")
+    (tmp_path / "trainer/driver.sh").write_text("")
     (tmp_path / "node").write_text('#!/bin/bash\necho "$2 $RUN_ID"\n')
     (tmp_path / "node").chmod(0o755)
     (tmp_path / "bin").mkdir()
@@ -373,6 +374,7 @@ def test_pbs_body_starts_one_launcher_per_node(tmp_path):
     text = next(iter(render(recipe, "pbs").values()))
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer/setup.sh").write_text("exit 0\n")
+    (tmp_path / "trainer/driver.sh").write_text("")
     python = tmp_path / ".venvs/gpu/bin/python"
     python.parent.mkdir(parents=True)
     report = 'echo "$SPOTRL_NODE_RANK/$SPOTRL_NODES peers=$SPOTRL_PEERS run=$RUN_ID token=${HF_TOKEN:-}"'
@@ -395,6 +397,7 @@ def test_pbs_refuses_a_node_file_of_the_wrong_length(tmp_path):
     text = next(iter(render(get("preflight"), "pbs").values()))
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer/setup.sh").write_text("exit 0\n")
+    (tmp_path / "trainer/driver.sh").write_text("")
     python = tmp_path / ".venvs/gpu/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text("#!/bin/bash\n")
@@ -413,6 +416,7 @@ def test_steps_are_skipped_where_their_result_is_there_or_at_a_url(tmp_path):
     python.chmod(0o755)
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer/setup.sh").write_text("")
+    (tmp_path / "trainer/driver.sh").write_text("")
 
     def run(data):
         env = os.environ | {"DATA": data, "BUCKET": "s3://b"}

@@ -43,6 +43,7 @@ RESUME_IGNORES = (
     "rewards.deadline_s",
     "rewards.max_timeout_rate",
     "rewards.remote_url",
+    "data.image_cache_gib",
     "rollout.gpu_memory_utilization",
     "rollout.kv_cache_gib",
     "rollout.sync_bucket_bytes",

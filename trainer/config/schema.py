@@ -62,6 +62,8 @@ class Data:
     """Passes over the data (the original's --num_episodes)."""
     prompt_max_tokens: int = 4096
     """Longest prompt, image tokens included. Longer rows are left out and counted."""
+    image_cache_gib: float = 1.0
+    """Decoded and encoded images that one worker keeps, GiB; as much again may be in the engine's open requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +221,10 @@ class Checkpoint:
     """Write the final weights in Hugging Face format (--save_hf_ckpt); any checkpoint can be exported afterwards."""
     max_disk_gib: float = 0.0
     """Budget for local checkpoints; 0: what the disk has, less 5%."""
+    max_restarts: int = 3
+    """Restarts after failures of the job itself that bring no new checkpoint; then the run ends for good."""
+    max_losses: int = 10
+    """The same for attempts that lost their machines (preempted, a node gone) before a new checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,6 +299,16 @@ class RunConfig:
     def run_id(self) -> str:
         """The id that keys the bucket prefix, the resume and the logs."""
         return self.run.id or self.run.name
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of the training split that one step takes."""
+        return self.sft.batch_size if self.method == "sft" else self.rollout.prompts_per_step
+
+    @property
+    def evaluation_path(self) -> str:
+        """The dataset that is evaluated on."""
+        return self.evaluation.path or self.data.path
 
     @property
     def samples_per_step(self) -> int:

@@ -10,7 +10,8 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer.config import ConfigError
-from trainer.data.schema import COLUMNS, FORMAT, Manifest, Row
+from trainer.data.schema import COLUMNS, FORMAT, Manifest, Row, placeholders
 
 MANIFEST = "manifest.json"
+
+
+def cache_folder() -> Path:
+    """Where this node keeps what can be fetched or computed again: SPOTRL_CACHE, else `~/.cache/spotrl/data`."""
+    return Path(os.environ.get("SPOTRL_CACHE") or "~/.cache/spotrl/data").expanduser()
 
 
 def read_manifest(path: str | Path) -> Manifest:
@@ -77,7 +83,7 @@ class Dataset:
         self._starts = [0]
         for file in self._files:
             self._starts.append(self._starts[-1] + file["rows"])
-        cache = Path(cache_dir or os.environ.get("SPOTRL_CACHE", "~/.cache/spotrl/data")).expanduser()
+        cache = Path(cache_dir).expanduser() if cache_dir else cache_folder()
         self._dir = cache / self.fingerprint[:16] if "://" in self.path else Path(self.path)
         if "://" not in self.path:
             for file in self._files:
@@ -126,6 +132,27 @@ class Dataset:
         with self._lock:
             readers = [self._reader(shard)[0] for shard in range(len(self._files))]
             return [value for reader in readers for value in reader.read(columns=[name]).column(0).to_pylist()]
+
+    @property
+    def images_per_row(self) -> int:
+        """Most images of any row: from the manifest, or counted in the chats where an older one does not say."""
+        if self.split in self.manifest.images_per_row:
+            return self.manifest.images_per_row[self.split]
+        return max((placeholders(json.loads(text)) for text in self.column("messages")), default=0)
+
+    def tables(self, columns: Sequence[str], start: int, stop: int) -> Iterator[pa.Table]:
+        """Rows `start` to `stop` in order, a row group at a time, read for these columns only."""
+        for shard, first in enumerate(self._starts[:-1]):
+            if first >= stop or self._starts[shard + 1] <= start:
+                continue
+            with self._lock:
+                reader, groups = self._reader(shard)
+            for group, (begin, end) in enumerate(pairwise(groups)):
+                low, high = max(start - first, begin), min(stop - first, end)
+                if low < high:
+                    with self._lock:
+                        table = reader.read_row_group(group, columns=list(columns))
+                    yield table.slice(low - begin, high - low)
 
     def verify(self) -> None:
         """Reads every shard and compares its sha256 with the manifest. Raises ConfigError naming the bad shard."""

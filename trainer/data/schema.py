@@ -69,6 +69,8 @@ class Manifest:
     """Rows per split."""
     files: list[dict[str, Any]]
     """[{"path", "split", "rows", "bytes", "sha256"}], in row order."""
+    images_per_row: dict[str, int] = field(default_factory=dict)
+    """Most images of any row, per split; datasets prepared before this was recorded have none."""
     quarantined: dict[str, int] = field(default_factory=dict)
     """Rows left out, per reason."""
     settings: dict[str, Any] = field(default_factory=dict)

@@ -15,8 +15,9 @@ import resource
 import sys
 
 from trainer import config as configuration
+from trainer.checkpoint.attempt import Final
 from trainer.config import ConfigError, RunConfig
-from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST
+from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST, EXIT_STORAGE
 from trainer.node import rendezvous
 from trainer.node import topology as environment
 from trainer.node.head import HeadLauncher
@@ -24,6 +25,7 @@ from trainer.node.launcher import Ended, Signals
 from trainer.node.ray_node import adopt_orphans
 from trainer.node.topology import NodeEnvironment
 from trainer.node.worker import WorkerLauncher
+from trainer.storage.storage import StorageError
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,9 +58,14 @@ def main(argv: list[str] | None = None) -> int:
         code, launcher.why = EXIT_CONFIG, str(error)
     except rendezvous.RendezvousError as error:
         code, launcher.why = EXIT_NODE_LOST, str(error)
+    except Final as final:
+        code, launcher.why = final.code, str(final)
+    except (StorageError, OSError) as error:
+        code, launcher.why = EXIT_STORAGE, str(error)
     except RuntimeError as error:
         launcher.why = str(error)
     finally:
+        code = launcher.settle(code)
         launcher.finish(code)
     if launcher.why:
         print(f"{'error: ' if code not in (0, 33, 130) else ''}{launcher.why}", file=sys.stderr, flush=True)

@@ -16,6 +16,7 @@ from typing import Any
 
 from trainer.exit_codes import (
     EXIT_ERROR,
+    EXIT_FENCED,
     EXIT_INTERRUPTED,
     EXIT_NODE_LOST,
     EXIT_OK,
@@ -24,6 +25,7 @@ from trainer.exit_codes import (
     RECOVER_EXIT_CODES,
 )
 from trainer.node import rendezvous
+from trainer.node.attempt_holder import AttemptHolder
 from trainer.node.job_log import JobLog
 from trainer.node.launcher import MASTER_PORT, POLL_S, SPEED_FILE, STOPPED, Ended, Launcher
 from trainer.node.preflight import findings, host, infiniband, network, speed
@@ -40,6 +42,7 @@ class HeadLauncher(Launcher):
     """Node 0: gathers the others, runs Ray's head and the job, and tells everyone how it ended."""
 
     links: rendezvous.Head | None = None
+    holder: AttemptHolder | None = None
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -61,6 +64,9 @@ class HeadLauncher(Launcher):
         self.refuse()
         if self.arguments.preflight:
             return self.preflight()
+        if not self.arguments.command:
+            self.holder = AttemptHolder(self.config, counts=self.node.engine != "local")
+            self.env |= self.holder.take()
         self.start_ray()
         assert self.ray is not None
         if self.links:
@@ -71,7 +77,7 @@ class HeadLauncher(Launcher):
         try:
             job = self.ray.submit(job_id, command, self.wait_s, lambda: self.signals.number is not None)
         except TimeoutError as error:
-            raise Ended(EXIT_ERROR, str(error)) from None
+            raise Ended(EXIT_NODE_LOST, str(error)) from None
         except InterruptedError:
             raise Ended(self.signals.code, STOPPED) from None
         return self.watch(job)
@@ -286,12 +292,17 @@ class HeadLauncher(Launcher):
                         self.pass_on(f"node {rank}: {message['reason']}", job, signal.SIGTERM)
                 if self.signals.number is not None and not told:
                     told = True
+                    if self.holder:
+                        self.holder.lock.ending()
                     interrupted = self.signals.number == signal.SIGINT
                     self.say("stopping after the phase under way; Ctrl-C again ends it at once" if interrupted else
                              "told to go away: saving what can be saved")  # fmt: skip
                     self.pass_on("interrupted" if interrupted else "SIGTERM", job, self.signals.number)
                 if self.signals.expired:
                     raise Ended(self.signals.code, "the time after the notice is over")
+                if self.holder and self.holder.fenced:
+                    job.signal(signal.SIGKILL)
+                    raise Ended(EXIT_FENCED, self.holder.fenced)
                 with contextlib.suppress(OSError):
                     if (end := job.ended()) is not None:
                         log.close()
@@ -331,14 +342,24 @@ class HeadLauncher(Launcher):
         if code is None:
             raise Ended(EXIT_ERROR, f"Ray ended the job: {end.message}")
         if code < 0:
-            raise Ended(EXIT_ERROR, f"the job was killed by signal {-code}: out of memory? See docs/failures.md")
+            lost = -code in (signal.SIGKILL, signal.SIGTERM)  # by the system or the provider; others are a defect
+            raise Ended(
+                EXIT_NODE_LOST if lost else EXIT_ERROR,
+                f"the job was killed by signal {-code}{': out of memory? See docs/failures.md' if lost else ''}",
+            )
         return code if code < 126 else EXIT_ERROR
+
+    def settle(self, code: int) -> int:
+        """Records how it ended; returns the code for every node to leave with."""
+        return self.holder.close(code, self.why) if self.holder else code
 
     def finish(self, code: int) -> None:
         """Tells every node how it ended, then cleans up."""
         if self.links:
             self.links.send({"kind": "end", "code": code})
         self.close(code)
+        if self.holder:
+            self.holder.lock.close()
         if self.links:
             self.links.close()
 

@@ -15,7 +15,14 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from trainer.config import RunConfig
-from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_NODE_LOST, EXIT_OK, EXIT_PREEMPTED, EXIT_PREFLIGHT
+from trainer.exit_codes import (
+    EXIT_INTERRUPTED,
+    EXIT_NODE_LOST,
+    EXIT_OK,
+    EXIT_PREEMPTED,
+    EXIT_PREFLIGHT,
+    FINAL_EXIT_CODES,
+)
 from trainer.node import preemption as preempt
 from trainer.node import rendezvous
 from trainer.node import topology as environment
@@ -129,7 +136,7 @@ class Launcher(ABC):
             self.env |= variables
         return {
             "findings": [asdict(f) for f in found],
-            "facts": host.facts(config, alone),
+            "facts": host.facts(config),
             "infiniband": [asdict(p) for p in ports],
         }
 
@@ -166,6 +173,10 @@ class Launcher(ABC):
     def run(self) -> int:
         """The whole launch; returns the job's exit code. Raises Ended, ConfigError, RendezvousError."""
 
+    def settle(self, code: int) -> int:
+        """Records how the launch ended; returns the exit code to leave with."""
+        return code
+
     @abstractmethod
     def finish(self, code: int) -> None:
         """Tells the other nodes and ends everything that was started here."""
@@ -175,7 +186,7 @@ class Launcher(ABC):
         if self.prober is not None:
             self.prober.close()
         if self.ray is not None:
-            keep = code not in (EXIT_OK, EXIT_PREEMPTED, EXIT_INTERRUPTED, EXIT_CONFIG)
+            keep = code not in (EXIT_OK, EXIT_PREEMPTED, EXIT_INTERRUPTED, *FINAL_EXIT_CODES)
             self.ray.close(keep)
             if keep:
                 self.say(f"Ray's logs: {self.ray.temp}")

@@ -297,7 +297,7 @@ def _paths(config: RunConfig, node: NodeEnvironment) -> list[Finding]:
 # --- what must be the same on all nodes -------------------------------------------------------------------------------
 
 
-def facts(config: RunConfig, alone: bool = False) -> dict[str, Any]:
+def facts(config: RunConfig) -> dict[str, Any]:
     """Versions and the data's content: what must be equal on all nodes."""
     versions = {"python": ".".join(map(str, sys.version_info[:2]))}
     for name in PACKAGES:
@@ -305,7 +305,7 @@ def facts(config: RunConfig, alone: bool = False) -> dict[str, Any]:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return {"versions": versions, "data": "" if alone else data_fingerprint(config.data.path)}
+    return {"versions": versions, "data": data_fingerprint(config.data.path)}
 
 
 def data_fingerprint(path: str) -> str:
