@@ -112,7 +112,7 @@ def prepare(lab: hosts.Lab, tmp: Path, data: Path, fault: str) -> dict[str, Any]
             (tmp / "run").mkdir(parents=True, exist_ok=True)
             return {"wrap": {1: shell(f"mount -t tmpfs -o size=64m tmpfs {tmp}/run")}}
         case "file limit":
-            return {"wrap": {2: shell("ulimit -Hn 512")}}
+            return {"wrap": {2: shell("ulimit -n 512")}}
         case "other package":
             fake = tmp / "fake" / "ray-2.0.0.dist-info"
             fake.mkdir(parents=True)

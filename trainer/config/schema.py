@@ -265,6 +265,48 @@ class Logging:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Watch:
+    """The launcher's watchdog: when a run that makes no progress is taken to hang."""
+
+    on_hang: Literal["end", "warn", "off"] = "end"
+    """end: all ranks' stacks are written, the guilty one is named, and the job ends with a code that restarts it."""
+    factor: float = 3.0
+    """A phase hangs when it takes this many times its median over the last 20 steps, ..."""
+    floor_s: float = 120.0
+    """... and at least this long."""
+    first_s: float = 900.0
+    """Limit of a phase that has never ended before."""
+    start_s: float = 1800.0
+    """Limit of the start, which downloads and loads the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guards:
+    """Warnings about a run that goes on and learns nothing, and which of them end it."""
+
+    end: tuple[str, ...] = ("nonfinite",)
+    """Guards that end the run: nonfinite, spike, kl, truncated, variance, entropy, mismatch, disk, memory."""
+    patience: int = 3
+    """Steps in a row before one of them does."""
+    spike_factor: float = 10.0
+    """Gradient norm, in multiples of its median."""
+    kl_max: float = 1.0
+    """KL to the reference, nats per token."""
+    truncated_max: float = 0.5
+    """Share of responses cut at `rollout.max_tokens`."""
+    zero_std_max: float = 0.9
+    """Share of groups whose responses all earned the same."""
+    entropy_min_share: float = 0.1
+    """Entropy as a share of what it was in the first ten steps."""
+    mismatch_factor: float = 10.0
+    """Mean log-prob difference of engine and policy, in multiples of what it was in the first ten steps."""
+    disk_free_gib: float = 5.0
+    """Free where the run is written, GiB."""
+    host_memory_max: float = 0.95
+    """Share of the host's memory in use."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SFT:
     """Supervised fine-tuning (method: sft)."""
 
@@ -293,6 +335,8 @@ class RunConfig:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     placement: Placement = field(default_factory=Placement)
     logging: Logging = field(default_factory=Logging)
+    watch: Watch = field(default_factory=Watch)
+    guards: Guards = field(default_factory=Guards)
     sft: SFT = field(default_factory=SFT)
 
     @property

@@ -24,13 +24,14 @@ from trainer.exit_codes import (
     FINAL_EXIT_CODES,
     RECOVER_EXIT_CODES,
 )
-from trainer.node import rendezvous
+from trainer.node import rendezvous, watchdog
 from trainer.node.attempt_holder import AttemptHolder
 from trainer.node.job_log import JobLog
 from trainer.node.launcher import MASTER_PORT, POLL_S, SPEED_FILE, STOPPED, Ended, Launcher
 from trainer.node.preflight import findings, host, infiniband, network, speed
 from trainer.node.preflight.findings import Finding
 from trainer.node.ray_node import End, Job, Ports, RayNode
+from trainer.observe.node_monitor import NodeMonitor, Stragglers, append
 
 PROBE_S = 60.0
 """Longest wait for one probe of a pair."""
@@ -283,13 +284,23 @@ class HeadLauncher(Launcher):
         assert self.ray is not None
         log = JobLog(job.log, Path(self.config.run.dir), show=not sys.stdout.isatty())
         display = None if log.show else _display(self.config.run.dir, over := threading.Event())
-        told = False
+        told, dog, stragglers = False, watchdog.Watchdog(self.config), Stragglers()
+        monitor = NodeMonitor(0, self.config.run.dir, self.beacons(self.ray))
         try:
             while True:
                 log.pump()
+                if why := dog.overdue():
+                    self.hung(why)
+                samples = [sample] if (sample := monitor.due()) else []
                 for rank, message in self.check_others():
                     if message["kind"] == "notice":
                         self.pass_on(f"node {rank}: {message['reason']}", job, signal.SIGTERM)
+                    elif message["kind"] == "sample":
+                        samples.append(message["sample"])
+                for sample in samples:
+                    append(self.config.run.dir, sample)
+                    if warning := stragglers.look(sample):
+                        self.say(f"warning: {warning}")
                 if self.signals.number is not None and not told:
                     told = True
                     if self.holder:
@@ -312,6 +323,26 @@ class HeadLauncher(Launcher):
             if display is not None:
                 over.set()
                 display.join(5.0)
+
+    def hung(self, why: str) -> None:
+        """Writes where all ranks are and names the guilty one. Raises Ended unless the run is only to be warned of."""
+        assert self.ray is not None
+        if self.links:
+            self.links.send({"kind": "dump"})
+        ranks = [watchdog.Rank(**r) for r in watchdog.dump(self.beacons(self.ray), 0)]
+        waiting, deadline = set(self.links.links if self.links else ()), time.monotonic() + 3 * watchdog.STACKS_S
+        while waiting and time.monotonic() < deadline:
+            for rank, message in self.check_others():
+                if message["kind"] == "dumped":
+                    waiting.discard(rank)
+                    ranks += [watchdog.Rank(**r) for r in message["ranks"]]
+            time.sleep(POLL_S)
+        line = f"{why}: {watchdog.guilty(sorted(ranks, key=lambda r: r.rank))}"
+        folder = watchdog.write(ranks, line, self.config.run.dir)
+        text = f"{line} (all stacks: {folder})"
+        if self.config.watch.on_hang == "end":
+            raise Ended(EXIT_NODE_LOST, text)
+        self.say(f"warning: {text}")
 
     def pass_on(self, reason: str, job: Job, number: int) -> None:
         """A notice on one node is a notice for all."""

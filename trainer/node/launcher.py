@@ -24,7 +24,7 @@ from trainer.exit_codes import (
     FINAL_EXIT_CODES,
 )
 from trainer.node import preemption as preempt
-from trainer.node import rendezvous
+from trainer.node import rendezvous, watchdog
 from trainer.node import topology as environment
 from trainer.node.preflight import gpus, host, infiniband, speed
 from trainer.node.preflight.probe import Prober
@@ -120,6 +120,7 @@ class Launcher(ABC):
         ray = RayNode(address=address, ports=ports, cpus=cpus, gpus=gpus, env=self.env, token=token)
         # The node's first process tells every worker on it of a notice through this file.
         ray.env[preempt.FLAG_VARIABLE] = str(ray.temp / "notice")
+        ray.env |= watchdog.variables(self.beacons(ray))
         self.ray = ray
         return ray
 
@@ -163,6 +164,11 @@ class Launcher(ABC):
                 if process.poll() is not None:
                     break
         return EXIT_PREFLIGHT if process.returncode else EXIT_OK
+
+    @staticmethod
+    def beacons(ray: RayNode) -> Path:
+        """Where this node's ranks say where they are."""
+        return ray.temp / "beacons"
 
     def announce(self, reason: str) -> None:
         """Tells this node's workers that the run is to save and stop."""

@@ -8,9 +8,10 @@ import time
 
 from trainer.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST
 from trainer.node import preemption as preempt
-from trainer.node import rendezvous, topology
+from trainer.node import rendezvous, topology, watchdog
 from trainer.node.launcher import POLL_S, STOPPED, Ended, Launcher
 from trainer.node.ray_node import Ports
+from trainer.observe.node_monitor import NodeMonitor
 
 
 class WorkerLauncher(Launcher):
@@ -61,8 +62,11 @@ class WorkerLauncher(Launcher):
         told = False
         # This machine's own metadata server: the head asks only its own.
         cloud = self.cloud = preempt.Notice(signals=False)
+        monitor = NodeMonitor(self.node.rank, self.config.run.dir, self.beacons(ray))
         while True:
             self.hear(POLL_S)
+            if sample := monitor.due():
+                self.link.send({"kind": "sample", "sample": sample})
             if not ray.alive():
                 raise Ended(EXIT_NODE_LOST, f"Ray ended on this node: {ray.complaint()}")
             if (self.signals.number is not None or cloud.reason) and not told:
@@ -86,6 +90,9 @@ class WorkerLauncher(Launcher):
                     raise Ended(EXIT_CONFIG, message["why"])
                 case "notice":
                     self.announce(message["reason"])
+                case "dump" if self.ray is not None:
+                    ranks = watchdog.dump(self.beacons(self.ray), self.node.rank)
+                    self.link.send({"kind": "dumped", "ranks": ranks})
                 case kind if kind in wanted:
                     return message
             if not message and (why := self.link.lost()):

@@ -85,6 +85,8 @@ NAMES: dict[str, Name] = {
     ),
     "perf/hfu_train": Name("fraction", "The same with the activations that gradient checkpointing computes again."),
     "perf/mfu_rollout": Name("fraction", "FLOPs of generation, prefill and decode / peak of the GPUs."),
+    "perf/disk_free_gib": Name("GiB", "Free where the run is written, on the head node."),
+    "perf/host_memory_fraction": Name("fraction", "Share of the head node's memory in use."),
     "perf/peak_memory_gib": Name("GiB", "Largest memory of a worker so far: of its GPU, or of its process on CPU."),
     "perf/grader_restarts": Name("count", "Grader processes killed and replaced so far."),
     "perf/checkpoint_save_s": Name("s", "The last save from start to commit, upload included."),
