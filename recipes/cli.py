@@ -137,7 +137,10 @@ def parser() -> argparse.ArgumentParser:
     ).add_argument("manifest", help="manifest.json of a run")
     for name, help in (
         ("data", "prepare, preview, verify and compare datasets"),
-        ("test", "set up the test environment and run the tests; arguments go to pytest"),
+        (
+            "test",
+            "run the tests; --fast: those without engine; all arguments go to pytest",
+        ),
     ):
         commands.add_parser(name, help=help)
     return top

@@ -41,7 +41,7 @@ def up(recipe: Recipe, target: str | None, run_id: str, overrides: list[str], ar
         bucket=recipe.storage.bucket,
         managed=can.engine == "sky" and capabilities.uses_spot(recipe, target) and recipe.cluster.gpus_per_node > 0,
         started_s=time.time(),
-        usd_per_hour=usd_per_hour(recipe, target),
+        usd_per_hour=cost.usd_per_hour(recipe, target, prices.sky_catalogs()),
         earlier_usd=run_record.load(run_id).usd() if run_record.known(run_id) else 0.0,
     )
     directory = run_record.RUNS / run_id / "task"
@@ -81,25 +81,12 @@ def cheapest_target(recipe: Recipe) -> str:
     raise ConfigError(f"no target with known prices can run {recipe.name}: name one with --target (docs/targets.md)")
 
 
-def usd_per_hour(recipe: Recipe, target: str) -> float:
-    """What all nodes cost per hour at the cheapest known price; 0 where nothing is billed or no price is known."""
-    names = ["skypilot-runpod", "skypilot-gcp"] if target == "skypilot" else [target]
-    known = []
-    for name in names:
-        if not recipe.cluster.gpus_per_node or capabilities.refusal(recipe, name):
-            continue
-        for gpu in capabilities.gpus_for(recipe, name):
-            row = prices.price(capabilities.market(recipe, name), gpu, prices.sky_catalogs())
-            spot = row.spot if row and capabilities.uses_spot(recipe, name) else None
-            known += [spot if spot is not None else row.on_demand] if row else []
-    return min(known, default=0.0) * recipe.cluster.gpus_per_node * recipe.cluster.nodes
-
-
 def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[str]) -> None:
     """Everything that can be known before something is started. Raises ConfigError with the change to make."""
     can = capabilities.capability(target)
     if recipe.cluster.gpus_per_node and recipe.kind == "train":
         _check_memory(recipe, target)
+    _check_hourly(recipe, target)
     if target == "ssh":
         ssh.hosts_of(recipe)
     bucket = recipe.storage.bucket
@@ -119,6 +106,16 @@ def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[s
         raise ConfigError("logging.wandb is online and there is no token: export WANDB_API_KEY, or set it to offline")
     if reproducible and (dirty := manifest.dirty_files()):
         raise ConfigError(f"--reproducible wants a clean git tree: commit or drop {', '.join(dirty[:4])}")
+
+
+def _check_hourly(recipe: Recipe, target: str) -> None:
+    known, most = cost.node_prices(recipe, target, prices.sky_catalogs()), recipe.budget.max_hourly_usd
+    if most and known and known[0][0] > most:
+        usd, gpu, spot = known[0]
+        raise ConfigError(
+            f"budget.max_hourly_usd is {most:g}, and the cheapest node of {target} costs {usd:.2f} per hour "
+            f"({recipe.cluster.gpus_per_node} x {gpu}, {'spot' if spot else 'on demand'}): raise it, or take fewer GPUs"
+        )
 
 
 def _check_memory(recipe: Recipe, target: str) -> None:

@@ -18,7 +18,7 @@ from recipes.plan import activations
 from recipes.spec import Recipe, override, placed, validate
 from trainer.config import ConfigError, RunConfig
 from trainer.hardware.gpus import gpu_named
-from trainer.hardware.host_memory import WORKER_BYTES
+from trainer.hardware.host_memory import worker_bytes
 from trainer.hardware.model_shapes import Shape, shape_of
 
 GIB = 2**30
@@ -246,7 +246,7 @@ def _host(recipe: Recipe, shape: Shape) -> dict[str, float]:
     )
     parts = {
         "system, Ray, graders": HOST_SYSTEM + gpus * GIB,
-        "worker processes": gpus * WORKER_BYTES[config.placement.device],
+        "worker processes": gpus * worker_bytes(config.placement.device, config.data.image_cache_gib),
         "ZeRO-3 states while the engine is awake": states,
         "checkpoint being written": staging,
         "reference shards": reference,
@@ -324,7 +324,10 @@ def _tried(recipe: Recipe, changes: list[tuple[str, str]]) -> Recipe | None:
 
 def with_resources(recipe: Recipe) -> Recipe:
     """The recipe with host RAM, disk and shared memory written out, from the plan where it leaves them open."""
-    need, cluster = plan(recipe), recipe.cluster
+    cluster = recipe.cluster
+    if cluster.memory_gib and cluster.disk_gib and cluster.shm_gib:
+        return placed(recipe)
+    need = plan(recipe)
     memory, disk, shm = 16, 30, 4  # a RunPod CPU pod has at most 10 GB of disk per vCPU
     if need:
         memory, disk, shm = _up(need.host_bytes, 4), _up(need.disk_bytes, 50), _up(need.shm_bytes, 8)

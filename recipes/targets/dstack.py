@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipes.capabilities import capability, gpus_for, market, uses_spot
+from recipes.capabilities import capability, gpus_for, market, uses_spot, variant
 from recipes.plan.prices import price
 from recipes.spec import Recipe
 from recipes.targets import restarts, script
@@ -159,7 +159,9 @@ def _max_price(recipe: Recipe, target: str) -> float:
     """Dollars per node and hour: the recipe's, else one and a half times the dearest known price."""
     if recipe.budget.max_hourly_usd:
         return recipe.budget.max_hourly_usd
-    known = [price(market(recipe, target), gpu) for gpu in gpus_for(recipe, target)]
+    known = [
+        price(market(recipe, target), gpu, variant=variant(recipe, target, gpu)) for gpu in gpus_for(recipe, target)
+    ]
     dearest = max((row.on_demand for row in known if row), default=0.0)
     return round(1.5 * dearest * recipe.cluster.gpus_per_node, 2)
 

@@ -7,12 +7,13 @@ order and may lose their tail on `down` (skypilot#8519), so no checkpoint is eve
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import yaml
 
-from recipes.capabilities import CAPABILITIES, capability, engine_gpu, gpus_for, refusal, uses_spot
-from recipes.plan.prices import price
+from recipes.capabilities import CAPABILITIES, capability, engine_gpu, gpus_for, uses_spot
+from recipes.plan import cost
 from recipes.spec import Recipe
 from recipes.targets import restarts, script
 from trainer.config import ConfigError
@@ -67,6 +68,9 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
         task["file_mounts"] = {recipe.storage.mount: cached}
     if can.cloud == "kubernetes":
         task["config"] = {"kubernetes": {"provision_timeout": 900, "pod_config": _pod(recipe)}}
+    if can.cloud in ("gcp", "") and recipe.cluster.nodes > 1:
+        # With `network_tier: best` SkyPilot gives a container 1 GiB of /dev/shm; the host's goes before.
+        task["config"] = {"docker": {"run_options": ["--ipc=host"]}}
     work = "/workspace" if can.cloud == "runpod" or recipe.storage.volume else "$HOME/spotrl"
     begin = script.preamble(work, bucket=recipe.kind == "train", data=script.data_directory(recipe))
     task["setup"] = begin + script.setup_commands(recipe, EXIT_PREFLIGHT)
@@ -122,28 +126,17 @@ def _resources(recipe: Recipe, target: str) -> dict[str, Any]:
 
 
 def _choices(recipe: Recipe, target: str) -> list[dict[str, Any]]:
-    """Places to try, in this order: spot before on-demand, cheap before dear."""
-    clouds = _clouds(recipe) if target == "skypilot" else [target]
-    found: list[tuple[bool, float, int, dict[str, Any]]] = []
-    for name in clouds:
-        can = CAPABILITIES[name]
+    """Places to try, in order of what the run is expected to cost there, preemptions and restarts included; then those
+    whose price or memory is not known, spot before on-demand."""
+    names = cost.members(recipe, target)
+    expected = {(o.target, o.gpu, o.spot): o.usd for o in cost.offers(recipe, targets=names) if o.usd is not None}
+    found: list[tuple[float, bool, int, dict[str, Any]]] = []
+    for name in names:
         for gpu in gpus_for(recipe, name) if recipe.cluster.gpus_per_node else [""]:
-            row = price(can.cloud, gpu)
-            for spot in _markets(recipe, name):
-                usd = (row.spot if spot else row.on_demand) if row else None
-                entry = _place(recipe, name, gpu) | ({"use_spot": spot} if can.spot and gpu else {})
-                found.append((not spot, usd if usd is not None else 1e9, len(found), entry))
+            for spot in cost.markets(recipe, name):
+                entry = _place(recipe, name, gpu) | ({"use_spot": spot} if CAPABILITIES[name].spot and gpu else {})
+                found.append((expected.get((name, gpu, spot), math.inf), not spot, len(found), entry))
     return [entry for *_, entry in sorted(found, key=lambda f: f[:3])]
-
-
-def _clouds(recipe: Recipe) -> list[str]:
-    return [name for name in ("skypilot-runpod", "skypilot-gcp") if not refusal(recipe, name)]
-
-
-def _markets(recipe: Recipe, target: str) -> list[bool]:
-    if not recipe.cluster.gpus_per_node or not uses_spot(recipe, target):
-        return [False]
-    return [True] if recipe.cluster.spot == "only" else [True, False]
 
 
 def _place(recipe: Recipe, target: str, gpu: str) -> dict[str, Any]:

@@ -22,8 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.find import newest_step
-from trainer.checkpoint.format import remote_url
+from trainer.checkpoint.layout import newest_step, remote_url
 from trainer.config import RunConfig
 from trainer.exit_codes import (
     EXIT_FENCED,

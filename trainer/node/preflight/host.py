@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from trainer.config import ConfigError, RunConfig
-from trainer.hardware.host_memory import WORKER_BYTES
+from trainer.hardware.host_memory import worker_bytes
 from trainer.hardware.model_shapes import shape_of
 from trainer.node.preflight import targets
 from trainer.node.preflight.findings import Finding
@@ -276,7 +276,7 @@ def shm_bytes(config: RunConfig) -> int:
 
 def memory_bytes(config: RunConfig) -> int:
     """Bytes of host memory that the ranks' processes take before any model."""
-    return WORKER_BYTES[config.placement.device] * config.placement.workers_per_node
+    return worker_bytes(config.placement.device, config.data.image_cache_gib) * config.placement.workers_per_node
 
 
 def _paths(config: RunConfig, node: NodeEnvironment) -> list[Finding]:
