@@ -272,13 +272,13 @@ class Watch:
 
     on_hang: Literal["end", "warn", "off"] = "end"
     """end: all ranks' stacks are written, the guilty one is named, and the job ends with a code that restarts it."""
-    factor: float = 3.0
+    factor: float = within(3.0, above=1)
     """A phase hangs when it takes this many times its median over the last 20 steps, ..."""
-    floor_s: float = 120.0
+    floor_s: float = within(120.0, above=0)
     """... and at least this long."""
-    first_s: float = 900.0
+    first_s: float = within(900.0, above=0)
     """Limit of a phase that has never ended before."""
-    start_s: float = 1800.0
+    start_s: float = within(1800.0, above=0)
     """Limit of the start, which downloads and loads the model."""
 
 
@@ -286,25 +286,26 @@ class Watch:
 class Guards:
     """Warnings about a run that goes on and learns nothing, and which of them end it."""
 
-    end: tuple[str, ...] = ("nonfinite",)
-    """Guards that end the run: nonfinite, spike, kl, truncated, variance, entropy, mismatch, disk, memory."""
-    patience: int = 3
+    end: str = "nonfinite"
+    """Guards that end the run, separated by commas: nonfinite, spike, kl, truncated, variance, entropy, mismatch,
+    disk, memory."""
+    patience: int = within(3, least=1)
     """Steps in a row before one of them does."""
-    spike_factor: float = 10.0
+    spike_factor: float = within(10.0, above=1)
     """Gradient norm, in multiples of its median."""
-    kl_max: float = 1.0
+    kl_max: float = within(1.0, above=0)
     """KL to the reference, nats per token."""
-    truncated_max: float = 0.5
+    truncated_max: float = within(0.5, above=0)
     """Share of responses cut at `rollout.max_tokens`."""
-    zero_std_max: float = 0.9
+    zero_std_max: float = within(0.9, above=0)
     """Share of groups whose responses all earned the same."""
-    entropy_min_share: float = 0.1
+    entropy_min_share: float = within(0.1, least=0)
     """Entropy as a share of what it was in the first ten steps."""
-    mismatch_factor: float = 10.0
+    mismatch_factor: float = within(10.0, above=1)
     """Mean log-prob difference of engine and policy, in multiples of what it was in the first ten steps."""
-    disk_free_gib: float = 5.0
+    disk_free_gib: float = within(5.0, least=0)
     """Free where the run is written, GiB."""
-    host_memory_max: float = 0.95
+    host_memory_max: float = within(0.95, above=0)
     """Share of the host's memory in use."""
 
 

@@ -35,6 +35,7 @@ class Guards:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        self._ends = [name.strip() for name in limits.end.split(",")]
         self._norms: deque[float] = deque(maxlen=WINDOW)
         self._first: dict[str, list[float]] = {}
         self._streak: dict[str, int] = {}
@@ -46,7 +47,7 @@ class Guards:
             self._streak[guard] = self._streak.get(guard, 0) + 1 if text else 0
             if text:
                 streak = self._streak[guard]
-                end = guard in self.limits.end and streak >= self.limits.patience
+                end = guard in self._ends and streak >= self.limits.patience
                 found.append(Alarm(guard, f"step {step}: {text} (guard {guard}, {streak} in a row)", end))
         return found
 

@@ -15,7 +15,6 @@ import struct
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from trainer.node import topology
@@ -302,10 +301,10 @@ def rounds(nodes: int) -> list[list[tuple[int, int]]]:
 
 def mtu(interface: str) -> int:
     """Largest packet of an interface, bytes; 0 if the system does not say."""
-    try:
-        return int(Path(f"/sys/class/net/{interface}/mtu").read_text())
-    except (OSError, ValueError):
-        return 0
+    import psutil
+
+    known = psutil.net_if_stats()
+    return known[interface].mtu if interface in known else 0
 
 
 def _routes(peers: list[tuple[int, str, list[int]]]) -> dict[int, str]:
