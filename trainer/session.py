@@ -86,6 +86,12 @@ class Session:
             self._lengths[path, split, rows] = lengths.cached(key, compute)
         return self._lengths[path, split, rows]
 
+    @property
+    def prompt_tokens(self) -> np.ndarray:
+        """Tokens of every training row's prompt, [rows]."""
+        data = self.config.data
+        return self.lengths(data.path, data.split, data.max_samples)[:, 0]
+
     def _usable_rows(self) -> tuple[list[int], int]:
         """Indices of the rows that can be trained on, and how many cannot."""
         data = self.config.data

@@ -221,7 +221,7 @@ def test_refuses_another_configuration_and_other_data(run, told):
     assert again(longer, told).find().step == 2, "under a constant learning rate the run may become longer"
     with pytest.raises(ConfigError, match="not what the checkpoint was trained on"):
         again(config, told, data="other").find()
-    elsewhere = override(config, ["placement.nodes=3", "algorithm.micro_batch=2", "checkpoint.keep_last=5"])
+    elsewhere = override(config, ["placement.nodes=3", "algorithm.micro_batch_tokens=200", "checkpoint.keep_last=5"])
     assert again(elsewhere, told).find().step == 2, "where and how fast may differ"
 
 

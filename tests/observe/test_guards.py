@@ -29,6 +29,7 @@ def run(*steps: dict[str, float], **limits):
         ({"loss/total": math.nan}, "nonfinite", "loss/total not finite"),
         ({"grad/norm": math.inf}, "nonfinite", "grad/norm not finite"),
         ({"grad/norm": 6.0}, "spike", "gradient norm 6, usually 0.5"),
+        ({"optim/skipped_updates": 2.0}, "skipped", "updates were skipped, gradients not finite: 2"),
         ({"kl/mean": 1.5}, "kl", "the policy has left the reference: KL 1.5 (limit 1)"),
         ({"tokens/truncated_fraction": 0.6}, "truncated", "cut at rollout.max_tokens: share 0.6"),
         ({"group/zero_std_fraction": 0.95}, "variance", "groups without variance teach nothing: share 0.95"),

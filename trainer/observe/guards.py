@@ -56,6 +56,7 @@ class Guards:
         return {
             "nonfinite": self._nonfinite(stats),
             "spike": self._spike(stats),
+            "skipped": self._above(stats, "optim/skipped_updates", 0.0, "updates were skipped, gradients not finite:"),
             "kl": self._above(stats, "kl/mean", limits.kl_max, "the policy has left the reference: KL"),
             "truncated": self._above(
                 stats, "tokens/truncated_fraction", limits.truncated_max, "responses cut at rollout.max_tokens: share"
