@@ -38,6 +38,8 @@ RESUME_IGNORES = (
     "checkpoint",
     "placement",
     "logging",
+    "watch",
+    "guards",
     "evaluation",
     "rewards.workers",
     "rewards.deadline_s",

@@ -275,6 +275,49 @@ class Logging:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Watch:
+    """The launcher's watchdog: when a run that makes no progress is taken to hang."""
+
+    on_hang: Literal["end", "warn", "off"] = "end"
+    """end: all ranks' stacks are written, the guilty one is named, and the job ends with a code that restarts it."""
+    factor: float = within(3.0, above=1)
+    """A phase hangs when it takes this many times its median over the last 20 steps, ..."""
+    floor_s: float = within(120.0, above=0)
+    """... and at least this long."""
+    first_s: float = within(900.0, above=0)
+    """Limit of a phase that has never ended before."""
+    start_s: float = within(1800.0, above=0)
+    """Limit of the start, which downloads and loads the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guards:
+    """Warnings about a run that goes on and learns nothing, and which of them end it."""
+
+    end: str = "nonfinite"
+    """Guards that end the run, separated by commas: nonfinite, spike, skipped, kl, truncated, variance, entropy,
+    mismatch, disk, memory."""
+    patience: int = within(3, least=1)
+    """Steps in a row before one of them does."""
+    spike_factor: float = within(10.0, above=1)
+    """Gradient norm, in multiples of its median."""
+    kl_max: float = within(1.0, above=0)
+    """KL to the reference, nats per token."""
+    truncated_max: float = within(0.5, above=0)
+    """Share of responses cut at `rollout.max_tokens`."""
+    zero_std_max: float = within(0.9, above=0)
+    """Share of groups whose responses all earned the same."""
+    entropy_min_share: float = within(0.1, least=0)
+    """Entropy as a share of what it was in the first ten steps."""
+    mismatch_factor: float = within(10.0, above=1)
+    """Mean log-prob difference of engine and policy, in multiples of what it was in the first ten steps."""
+    disk_free_gib: float = within(5.0, least=0)
+    """Free where the run is written, GiB."""
+    host_memory_max: float = within(0.95, above=0)
+    """Share of the host's memory in use."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SFT:
     """Supervised fine-tuning (method: sft)."""
 
@@ -303,6 +346,8 @@ class RunConfig:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     placement: Placement = field(default_factory=Placement)
     logging: Logging = field(default_factory=Logging)
+    watch: Watch = field(default_factory=Watch)
+    guards: Guards = field(default_factory=Guards)
     sft: SFT = field(default_factory=SFT)
 
     @property

@@ -29,6 +29,7 @@ from trainer.data.schema import Row
 from trainer.engine import cpu_matmul
 from trainer.engine.prefetch import ahead
 from trainer.hardware import model_shapes
+from trainer.observe import beacon
 
 if TYPE_CHECKING:
     from trainer.engine.policy import TrainMicroBatch
@@ -62,6 +63,7 @@ class Worker:
 
     def start(self, rank: int, local_rank: int, master: str, port: int, total_updates: int) -> dict[str, Any]:
         """Meets the other ranks, loads model and engine. Returns what the driver wants to know of them."""
+        beacon.start(rank)  # before DeepSpeed and vLLM bind torch.distributed's functions
         # Here, so that the driver, which only names this class, loads no DeepSpeed.
         from trainer.engine.policy import Policy, init_distributed
 

@@ -89,6 +89,8 @@ NAMES: dict[str, Name] = {
     "perf/mfu_rollout": Name("fraction", "FLOPs of generation, prefill and decode / peak of the GPUs."),
     "perf/passes": Name("count", "Forward and backward passes of a rank over the step's updates."),
     "perf/gathered_gib": Name("GiB", "Weights that ZeRO-3 gathered on a rank in the step's updates."),
+    "perf/disk_free_gib": Name("GiB", "Free where the run is written, on the head node."),
+    "perf/host_memory_fraction": Name("fraction", "Share of the head node's memory in use."),
     "perf/peak_memory_gib": Name("GiB", "Largest memory of a worker so far: of its GPU, or of its process on CPU."),
     "perf/grader_restarts": Name("count", "Grader processes killed and replaced so far."),
     "perf/checkpoint_save_s": Name("s", "The last save from start to commit, upload included."),
