@@ -56,7 +56,8 @@ def test_what_a_model_writes_cannot_break_the_page(tmp_path):
     metrics.log(1, {"reward/mean": 1.0})
     evil = '<script>alert(1)</script></article><img src="//x">'
     metrics.samples(1, [{"row": 0, "question": evil, "completion": "<think>" + evil, "ground_truth": evil,
-                         "verdict": "wrong", "reward": 0.0, "advantage": 0.0, "tokens": 1, "image_pngs": []}])  # fmt: skip
+                         "verdict": "wrong", "reward": 0.0, "advantage": 0.0, "tokens": 1,
+                         "image_pngs": []}])  # fmt: skip
     page = report.write_report(tmp_path).read_text()
     assert page.count("<script>") == 1 and page.count("</article>") == 1 and "<img" not in page
     assert "&lt;script&gt;alert(1)" in page and "<h1>&lt;b&gt;x" in page

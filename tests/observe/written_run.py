@@ -81,6 +81,7 @@ def sample(step: int, k: int, draw: random.Random) -> dict:
     return {
         "row": 17 * step + k, "question": "How many circles are in the picture?", "image_pngs": [picture(count)],
         "completion": f"<think> I count {said} circles, row by row. </think>{box}", "ground_truth": str(count),
-        "verdict": verdict, "reward": 1.5 if verdict == "correct" else 0.5 if box else 0.0, "advantage": draw.gauss(0, 1),
+        "verdict": verdict,
+        "reward": 1.5 if verdict == "correct" else 0.5 if box else 0.0, "advantage": draw.gauss(0, 1),
         "tokens": 20 + k,
     }  # fmt: skip

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import launch
 from recipes import cli, run_record
 from recipes.drivers import engines
 from recipes.presets import RECIPES
@@ -84,7 +83,7 @@ def test_our_command_is_taken_and_its_dry_run_ends_well(page, words, refusal, mo
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "stand-in")
     if args.command in ("up", "demo", "preflight") and "--dry-run" not in arguments:
         arguments.append("--dry-run")
-    code = launch.main(arguments)
+    code = cli.main(arguments)
     said = capsys.readouterr()
     if refusal:
         plain = re.sub(r"[\d.]+", "0", said.err)  # figures may move
@@ -104,7 +103,7 @@ def test_preflight_of_every_target_needs_neither_bucket_nor_keys(monkeypatch, tm
     for target in CAPABILITIES:
         given = ["preflight", "--target", target, "--dry-run", "--hosts", "a,b"]
         given += ["--set", "cluster.nodes=1", "--hosts", "a"] if target in ("local", "skypilot-runpod") else []
-        assert launch.main(given) == 0, (target, capsys.readouterr().err)
+        assert cli.main(given) == 0, (target, capsys.readouterr().err)
         shown = capsys.readouterr().out
         assert "BUCKET:?" not in shown and "secrets." not in shown and "\n- BUCKET" not in shown, target
 

@@ -38,8 +38,6 @@ class Model:
     """Pinned hub revision (commit hash); empty for a local directory."""
     dtype: Literal["bf16", "fp32"] = "bf16"
     """Compute type of policy and engine; master weights and Adam are always fp32."""
-    attention: Literal["sdpa", "flash_attention_2", "eager"] = "sdpa"
-    """Attention implementation of the policy."""
     gradient_checkpointing: bool = True
     """Recompute activations in the backward pass."""
     freeze_vision: bool = False
@@ -124,10 +122,12 @@ class Algorithm:
     """Samples per optimizer step (the original's --train_batch_size); 0: all of the step's."""
     epochs: int = within(1, least=1)
     """Passes over each step's samples (the original's --max_epochs)."""
-    micro_batch: int = within(1, least=1)
-    """Samples per forward and backward pass on one rank (--micro_train_batch_size)."""
-    logprob_micro_batch: int = within(0, least=0)
-    """Samples per pass when only log-probabilities are computed (--micro_rollout_batch_size); 0: micro_batch."""
+    micro_batch_tokens: int = within(0, least=0)
+    """Tokens per forward and backward pass on one rank, a prompt counted once for its completions in the pass; changes
+    neither loss nor gradient. 0: as many as 8 GiB of saved activations allow, at most 16,384, at least the longest
+    sample (trainer/config/budget.py)."""
+    logprob_tokens: int = within(0, least=0)
+    """The same for passes without gradients (old and reference log-probabilities); 0: twice micro_batch_tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +153,14 @@ class Optimizer:
     loses what is small beside the sum: 0.3% of the norm after 64 equal parts. A model in fp32 always adds in fp32."""
     zero_stage: Literal[3] = 3
     """ZeRO stage of the policy."""
+    live_parameters: int = within(1_000_000_000, least=0)
+    """Elements of gathered weights that may stay whole on a GPU from the forward to the backward pass; 0: all are let
+    go at once. At the size of the model or more, a micro-batch gathers it once, and not for each of the two."""
+    hpz_ranks: int = within(1, least=1)
+    """Ranks of a node that together keep a second copy of the weights, so that the backward pass gathers within it
+    (ZeRO++'s hpZ); its memory is weights / this per GPU. 1: none."""
+    max_skipped_updates: int = within(3, least=0)
+    """Optimizer steps in a row that may be skipped because their gradient is not finite; one more ends the run."""
     offload_optimizer: bool = False
     """Keep optimizer states in host memory always (not only while the engine is awake)."""
     offload_reference: bool = False
@@ -223,9 +231,9 @@ class Checkpoint:
     """Write the final weights in Hugging Face format (--save_hf_ckpt); any checkpoint can be exported afterwards."""
     max_disk_gib: float = within(0.0, least=0)
     """Budget for local checkpoints; 0: what the disk has, less 5%."""
-    max_restarts: int = 3
+    max_restarts: int = within(3, least=0)
     """Restarts after failures of the job itself that bring no new checkpoint; then the run ends for good."""
-    max_losses: int = 10
+    max_losses: int = within(10, least=0)
     """The same for attempts that lost their machines (preempted, a node gone) before a new checkpoint."""
 
 
