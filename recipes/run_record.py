@@ -13,6 +13,8 @@ from pathlib import Path
 from trainer.config import ConfigError
 
 RUNS = Path("runs")
+GOING_DOWN_S = 5.0
+"""Until the processes of a killed run are gone: a second start in that time resumes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +90,19 @@ def interrupted(recipe: str, target: str, overrides: list[str], model: str) -> s
             continue  # it ended before its first step: there is nothing to go on from
         if progress["status"] == "finished":
             return ""
-        if same_model and not Path(f"/proc/{progress['pid']}").exists():
+        if same_model and _gone(progress["pid"]):
             return record.run_id
     return ""
+
+
+def _gone(pid: int) -> bool:
+    """Whether a process has ended; waits GOING_DOWN_S for one that was killed just now."""
+    until = time.monotonic() + GOING_DOWN_S
+    while Path(f"/proc/{pid}").exists():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def new_run_id(recipe: str) -> str:

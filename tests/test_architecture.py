@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LONGER = {"trainer/checkpoint/manager.py": 420}
+LONGER = {"trainer/checkpoint/manager.py": 410, "tests/recipes/test_targets.py": 430}
 """Files that are still to be cut; the limit is 400."""
 
 

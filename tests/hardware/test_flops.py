@@ -3,7 +3,7 @@ import json
 import pytest
 
 from trainer.hardware import flops, gpus
-from trainer.hardware.flops import Answered
+from trainer.hardware.flops import Completed
 from trainer.hardware.model_shapes import Shape, Vision, from_config, shape_of
 
 TINY = Shape(layers=2, hidden=8, intermediate=16, heads=2, kv_heads=1, head_dim=4, vocabulary=32)
@@ -53,13 +53,13 @@ def test_prefill_and_decode_together_are_one_forward_pass_less_the_logits_that_n
 
 
 def test_a_group_reads_its_prompt_once_where_prefixes_are_cached():
-    group = [Answered(5, 3, ((1, 8, 8),), 0), Answered(5, 3, ((1, 8, 8),), 0), Answered(4, 2, (), 1)]
+    group = [Completed(5, 3, ((1, 8, 8),), 0), Completed(5, 3, ((1, 8, 8),), 0), Completed(4, 2, (), 1)]
     once, every = (flops.rollout_flops(SEEING, group, shared) for shared in (True, False))
     assert every - once == flops.prefill_flops(SEEING, 5, [(1, 8, 8)])
 
 
 def test_training_is_three_forward_passes_and_checkpointing_runs_the_blocks_once_more():
-    q = Answered(5, 3, ((1, 8, 8),))
+    q = Completed(5, 3, ((1, 8, 8),))
     tower, layers, head = (
         flops.vision_flops(SEEING, q.grids),
         flops.language_flops(SEEING, 8),
@@ -81,7 +81,7 @@ def test_the_72b_model_has_the_published_size():
     assert weights == 80 * layer + 8192 * 152064 == 71_458_357_248  # 72.7e9 less the embedding, biases and norms
     # 6 x weights per trained token, and 6 x layers x width x length / 2 x 2 for causal attention over a long sequence
     length = 4096
-    work = flops.train_flops(shape, [Answered(0, length)], recompute=False, freeze_vision=False).model / length
+    work = flops.train_flops(shape, [Completed(0, length)], recompute=False, freeze_vision=False).model / length
     assert work == pytest.approx(4.288e11 + 3.93e6 * length, rel=1e-3)
 
 
@@ -139,11 +139,11 @@ def test_an_unknown_gpu_has_no_utilisation_rather_than_a_wrong_one():
     assert flops.utilisation(1e15, 2.0, 4, 1e14) == 1.25
     assert flops.utilisation(1e15, 2.0, 4, None) is None and flops.utilisation(1e15, 0.0, 4, 1e14) is None
     times = {"time/rollout_s": 1.0, "time/update_s": 2.0}
-    assert flops.step_metrics(TINY, [Answered(5, 3)], times, 1, None) == {}
+    assert flops.step_metrics(TINY, [Completed(5, 3)], times, 1, None) == {}
 
 
 def test_the_metrics_of_a_step():
-    sequences = [Answered(5, 3, ((1, 8, 8),), g) for g in (0, 0, 1, 1)]
+    sequences = [Completed(5, 3, ((1, 8, 8),), g) for g in (0, 0, 1, 1)]
     times = {"time/rollout_s": 4.0, "time/update_s": 2.0}
     found = flops.step_metrics(SEEING, sequences, times, 2, 1e6, epochs=2, reference=True, old_logprobs=True)
     train = flops.train_flops(SEEING, sequences, True, False)

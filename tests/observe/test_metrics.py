@@ -170,8 +170,8 @@ def test_display_and_report_need_none_of_the_training_stack():
 
 def test_samples_keep_their_grades_and_each_picture_once(tmp_path):
     metrics = Metrics(tmp_path, PLAIN)
-    row = {"row": 3, "question": "Wie viele – ü?", "answer": "2\n", "gold": "2", "verdict": "correct", "reward": 1.5,
-           "advantage": float("inf"), "tokens": 9, "image_pngs": [picture(2), picture(3)]}  # fmt: skip
+    row = {"row": 3, "question": "Wie viele – ü?", "completion": "2\n", "ground_truth": "2", "verdict": "correct",
+           "reward": 1.5, "advantage": float("inf"), "tokens": 9, "image_pngs": [picture(2), picture(3)]}  # fmt: skip
     metrics.samples(5, [row, row])
     first, second = read_lines(tmp_path / "samples.jsonl")
     assert first == second and first["step"] == 5 and first["question"] == row["question"]

@@ -34,7 +34,14 @@ def test_the_live_display_shows_every_value_and_phase_and_fits_the_terminal(tmp_
         console = text_console(True, width)
         assert progress.follow(tmp_path, console=console) == "finished"
         shown = console.file.getvalue()
-        for label in ("reward", "held-out accuracy", "KL to reference", "answer tokens", "rollout tokens/s", "step 40"):
+        for label in (
+            "reward",
+            "held-out accuracy",
+            "KL to reference",
+            "completion tokens",
+            "rollout tokens/s",
+            "step 40",
+        ):
             assert label in shown
         for phase in ("rollout 1.", "update 0.", "checkpoint 0."):
             assert phase in shown

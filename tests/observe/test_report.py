@@ -27,7 +27,7 @@ def svgs(page: str) -> list[ET.Element]:
 def test_the_report_holds_curves_samples_phases_and_configuration_and_asks_nothing_of_anywhere(tmp_path):
     write_run(tmp_path, 60, overrides=("logging.tensorboard=false", "optimizer.learning_rate=2e-4"))
     page = report.write_report(tmp_path).read_text()
-    for title in ("Accuracy", "Reward", "KL to the reference", "Answer length", "Losses", "Engine against policy"):
+    for title in ("Accuracy", "Reward", "KL to the reference", "Completion length", "Losses", "Engine against policy"):
         assert f"<h3>{title}</h3>" in page
     assert "Seconds per step" in page and "Where the time went" in page
     assert page.count("<article ") == report.MAX_SAMPLES and "24 of 48 written" in page
@@ -55,8 +55,9 @@ def test_what_a_model_writes_cannot_break_the_page(tmp_path):
     metrics = Metrics(tmp_path, override(PLAIN, ["run.name=<b>x</b>"]))
     metrics.log(1, {"reward/mean": 1.0})
     evil = '<script>alert(1)</script></article><img src="//x">'
-    metrics.samples(1, [{"row": 0, "question": evil, "answer": "<think>" + evil, "gold": evil, "verdict": "wrong",
-                         "reward": 0.0, "advantage": 0.0, "tokens": 1, "image_pngs": []}])  # fmt: skip
+    metrics.samples(1, [{"row": 0, "question": evil, "completion": "<think>" + evil, "ground_truth": evil,
+                         "verdict": "wrong", "reward": 0.0, "advantage": 0.0, "tokens": 1,
+                         "image_pngs": []}])  # fmt: skip
     page = report.write_report(tmp_path).read_text()
     assert page.count("<script>") == 1 and page.count("</article>") == 1 and "<img" not in page
     assert "&lt;script&gt;alert(1)" in page and "<h1>&lt;b&gt;x" in page

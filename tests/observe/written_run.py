@@ -80,7 +80,8 @@ def sample(step: int, k: int, draw: random.Random) -> dict:
     box = f"<answer> $\\boxed{{{said}}}$ </answer>" if verdict != "no_answer" else ""
     return {
         "row": 17 * step + k, "question": "How many circles are in the picture?", "image_pngs": [picture(count)],
-        "answer": f"<think> I count {said} circles, row by row. </think>{box}", "gold": str(count), "verdict": verdict,
+        "completion": f"<think> I count {said} circles, row by row. </think>{box}", "ground_truth": str(count),
+        "verdict": verdict,
         "reward": 1.5 if verdict == "correct" else 0.5 if box else 0.0, "advantage": draw.gauss(0, 1),
         "tokens": 20 + k,
     }  # fmt: skip

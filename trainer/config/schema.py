@@ -77,7 +77,7 @@ class Rollout:
     temperature: float = within(1.0, above=0, most=2)
     """Sampling temperature; top_p is 1 and top_k off, so that engine and policy speak of the same distribution."""
     max_tokens: int = within(1024, least=1)
-    """Longest answer, in tokens (the original's --generate_max_len)."""
+    """Longest completion, in tokens (the original's --generate_max_len)."""
     tensor_parallel: int = within(1, least=1)
     """GPUs per engine; the number of engines is world size / this (the original's --vllm_num_engines follows)."""
     gpu_memory_utilization: float = within(0.4, above=0, below=1)
@@ -178,9 +178,9 @@ class Rewards:
     workers: int = within(2, least=1)
     """Grader processes on the head node."""
     deadline_s: float = within(5.0, above=0)
-    """A grader that takes longer for one answer is killed and replaced; the outcome is `timeout`."""
+    """A grader that takes longer for one completion is killed and replaced; the outcome is `timeout`."""
     max_timeout_rate: float = within(0.2, least=0, most=1)
-    """Abort the run when a larger share of one step's answers timed out."""
+    """Abort the run when a larger share of one step's completions timed out."""
     remote_url: str = ""
     """Grade over HTTP at this /get_reward URL in place of local processes (the original's --remote_rm_url)."""
     function: str = ""
@@ -326,7 +326,7 @@ class SFT:
     epochs: int = within(1, least=1)
     """Passes over the data; `run.max_steps` cuts it short."""
     max_tokens: int = within(4096, least=1)
-    """Longest row, prompt and answer."""
+    """Longest row, prompt and solution."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,12 +19,12 @@ Grid = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Answered:
-    """One prompt with one answer."""
+class Completed:
+    """One prompt with one completion."""
 
     prompt: int
     """Tokens, image tokens included."""
-    answer: int
+    completion: int
     """Tokens."""
     grids: tuple[Grid, ...] = ()
     """Of its images."""
@@ -94,18 +94,18 @@ def _squares(length: int, side: int) -> int:
 
 
 def prefill_flops(s: Shape, prompt: int, grids: Iterable[Grid] = ()) -> int:
-    """Reads a prompt; logits of its last token, which give the first token of the answer."""
+    """Reads a prompt; logits of its last token, which give the first token of the completion."""
     return vision_flops(s, grids) + language_flops(s, prompt) + head_flops(s, 1)
 
 
-def decode_flops(s: Shape, prompt: int, answer: int) -> int:
-    """Writes an answer, token by token: the first came with the prefill, the last is never read."""
-    steps = max(answer - 1, 0)
+def decode_flops(s: Shape, prompt: int, completion: int) -> int:
+    """Writes a completion, token by token: the first came with the prefill, the last is never read."""
+    steps = max(completion - 1, 0)
     linear = steps * s.layers * layer_flops_per_token(s)
     return linear + attention_flops(s, prompt + 1, prompt + steps) + head_flops(s, steps)
 
 
-def rollout_flops(s: Shape, sequences: Sequence[Answered], shared_prompts: bool) -> int:
+def rollout_flops(s: Shape, sequences: Sequence[Completed], shared_prompts: bool) -> int:
     """Generation. shared_prompts: a group's prompt is read once (prefix caching), not once per sample."""
     seen: set[int] = set()
     total = 0
@@ -113,14 +113,15 @@ def rollout_flops(s: Shape, sequences: Sequence[Answered], shared_prompts: bool)
         if not shared_prompts or q.group not in seen:
             total += prefill_flops(s, q.prompt, q.grids)
         seen.add(q.group)
-        total += decode_flops(s, q.prompt, q.answer)
+        total += decode_flops(s, q.prompt, q.completion)
     return total
 
 
-def logprob_flops(s: Shape, sequences: Iterable[Answered]) -> int:
-    """Forward pass over prompt and answer, with the logits of the answer."""
+def logprob_flops(s: Shape, sequences: Iterable[Completed]) -> int:
+    """Forward pass over prompt and completion, with the logits of the completion."""
     return sum(
-        vision_flops(s, q.grids) + language_flops(s, q.prompt + q.answer) + head_flops(s, q.answer) for q in sequences
+        vision_flops(s, q.grids) + language_flops(s, q.prompt + q.completion) + head_flops(s, q.completion)
+        for q in sequences
     )
 
 
@@ -134,7 +135,7 @@ class Work:
     """With what is computed again: HFU."""
 
 
-def train_flops(s: Shape, sequences: Iterable[Answered], recompute: bool, freeze_vision: bool) -> Work:
+def train_flops(s: Shape, sequences: Iterable[Completed], recompute: bool, freeze_vision: bool) -> Work:
     """Forward and backward pass; backward costs twice the forward.
 
     recompute: gradient checkpointing runs the forward pass of every block again, the logits not. freeze_vision: the
@@ -142,9 +143,9 @@ def train_flops(s: Shape, sequences: Iterable[Answered], recompute: bool, freeze
     """
     model = hardware = 0
     for q in sequences:
-        tower, layers = vision_flops(s, q.grids), language_flops(s, q.prompt + q.answer)
+        tower, layers = vision_flops(s, q.grids), language_flops(s, q.prompt + q.completion)
         tower_passes, again = (1, 0) if freeze_vision else (3, int(recompute))
-        model += tower_passes * tower + 3 * (layers + head_flops(s, q.answer))
+        model += tower_passes * tower + 3 * (layers + head_flops(s, q.completion))
         hardware += again * tower + int(recompute) * layers
     return Work(model, model + hardware)
 
@@ -176,7 +177,7 @@ def image_grids(token_ids: Iterable[int], image_token_id: int, merge: int = 2) -
 
 def step_metrics(
     s: Shape,
-    sequences: Sequence[Answered],
+    sequences: Sequence[Completed],
     times: Mapping[str, float],
     devices: int,
     peak: float | None,

@@ -43,7 +43,7 @@ ROWS = (
     ("loss", "sft/loss", "{:.4f}"),
     ("KL to reference", "kl/mean", "{:.2e}"),
     ("entropy", "entropy/mean", "{:.3f}"),
-    ("answer tokens", "tokens/response_mean", "{:.1f}"),
+    ("completion tokens", "tokens/response_mean", "{:.1f}"),
     ("cut short", "tokens/truncated_fraction", "{:.1%}"),
     ("groups all alike", "group/zero_std_fraction", "{:.1%}"),
     ("gradient norm", "grad/norm", "{:.3f}"),

@@ -17,20 +17,20 @@ class Name(NamedTuple):
 
 NAMES: dict[str, Name] = {
     # --- what the policy earns
-    "reward/mean": Name("reward", "Mean reward of the step's answers, before any normalisation."),
-    "reward/std": Name("reward", "Standard deviation of the same, over all answers of the step."),
+    "reward/mean": Name("reward", "Mean reward of the step's completions, before any normalization."),
+    "reward/std": Name("reward", "Standard deviation of the same, over all completions of the step."),
     "reward/accuracy": Name(
-        "fraction", "Mean accuracy reward: with the built-in grader, the share of correct answers."
+        "fraction", "Mean accuracy reward: with the built-in grader, the share of correct completions."
     ),
-    "reward/format": Name("fraction", "Share of answers with exactly one think and one answer block."),
-    "reward/correct_rate": Name("fraction", "Share of answers that the grader found correct."),
-    "reward/wrong_rate": Name("fraction", "Share of answers that it found wrong."),
-    "reward/no_answer_rate": Name("fraction", "Share of answers in which it found no final answer."),
-    "reward/timeout_rate": Name("fraction", "Share of answers whose grader was killed at its deadline."),
-    "reward/error_rate": Name("fraction", "Share of answers on which the grader raised an error."),
-    "reward/algebra_fraction": Name("fraction", "Share of answers that needed symbolic algebra, the slow path."),
+    "reward/format": Name("fraction", "Share of completions with exactly one think and one answer block."),
+    "reward/correct_rate": Name("fraction", "Share of completions that the grader found correct."),
+    "reward/wrong_rate": Name("fraction", "Share of completions that it found wrong."),
+    "reward/no_answer_rate": Name("fraction", "Share of completions in which it found no final answer."),
+    "reward/timeout_rate": Name("fraction", "Share of completions whose grader was killed at its deadline."),
+    "reward/error_rate": Name("fraction", "Share of completions on which the grader raised an error."),
+    "reward/algebra_fraction": Name("fraction", "Share of completions that needed symbolic algebra, the slow path."),
     "group/zero_std_fraction": Name(
-        "fraction", "Share of prompts whose answers all earned the same: they teach nothing."
+        "fraction", "Share of prompts whose completions all earned the same: they teach nothing."
     ),
     # --- the update
     "loss/total": Name("loss", "What was minimised: policy + kl_coef * KL. Mean over the step's updates."),
@@ -49,27 +49,27 @@ NAMES: dict[str, Name] = {
     ),
     "mismatch/logprob_abs_max": Name("nats", "Largest of the same."),
     "mismatch/kl": Name("nats/token", "KL from engine to policy on the sampled tokens, k3 estimator."),
-    # --- the answers
+    # --- the completions
     "tokens/prompt_mean": Name("tokens", "Mean prompt length, image tokens included."),
     "tokens/prompt_max": Name("tokens", "Longest prompt."),
-    "tokens/response_mean": Name("tokens", "Mean answer length."),
-    "tokens/response_min": Name("tokens", "Shortest answer."),
-    "tokens/response_max": Name("tokens", "Longest answer."),
-    "tokens/truncated_fraction": Name("fraction", "Share of answers cut at `rollout.max_tokens`."),
-    "tokens/step": Name("tokens", "Prompt and answer tokens of the step, over all ranks."),
+    "tokens/response_mean": Name("tokens", "Mean completion length."),
+    "tokens/response_min": Name("tokens", "Shortest completion."),
+    "tokens/response_max": Name("tokens", "Longest completion."),
+    "tokens/truncated_fraction": Name("fraction", "Share of completions cut at `rollout.max_tokens`."),
+    "tokens/step": Name("tokens", "Prompt and completion tokens of the step, over all ranks."),
     # --- the data
     "data/left_out": Name("rows", "Rows of the split left out: too long, or without a solution where one is needed."),
     # --- held out
-    "eval/accuracy": Name("fraction", "Share of correct answers on the held-out split."),
-    "eval/format": Name("fraction", "Share of well-formed answers on it."),
+    "eval/accuracy": Name("fraction", "Share of correct completions on the held-out split."),
+    "eval/format": Name("fraction", "Share of well-formed completions on it."),
     "eval/too_long": Name("rows", "Prompts on it that are too long for the engine: not asked, counted as wrong."),
-    "eval/response_tokens_mean": Name("tokens", "Mean answer length on it."),
-    "eval/truncated_fraction": Name("fraction", "Share of answers on it cut at their longest."),
+    "eval/response_tokens_mean": Name("tokens", "Mean completion length on it."),
+    "eval/truncated_fraction": Name("fraction", "Share of completions on it cut at their longest."),
     # --- supervised fine-tuning
-    "sft/loss": Name("nats/token", "Mean cross-entropy of the answer tokens."),
+    "sft/loss": Name("nats/token", "Mean cross-entropy of the completion tokens."),
     # --- time
     "time/step_s": Name("s", "The whole step, from the end of the one before it."),
-    "time/rollout_s": Name("s", "Generating answers."),
+    "time/rollout_s": Name("s", "Generating completions."),
     "time/grade_s": Name("s", "Grading them, and the advantages."),
     "time/update_s": Name("s", "Log-probabilities, forward, backward, optimizer; moving states in before it."),
     "time/sync_s": Name("s", "New weights into the engine."),
@@ -79,9 +79,9 @@ NAMES: dict[str, Name] = {
     "time/eval_s": Name("s", "Held-out evaluation."),
     "time/unix_s": Name("s", "Wall clock when the line was written, seconds since 1970. Written by `Metrics` itself."),
     # --- speed and memory
-    "perf/rollout_tokens_per_s": Name("tokens/s", "Sampled answer tokens per second of `time/rollout_s`, all engines."),
-    "perf/train_tokens_per_s": Name("tokens/s", "Prompt and answer tokens per second of `time/update_s`, all ranks."),
-    "perf/tokens_per_s_per_gpu": Name("tokens/s", "Prompt and answer tokens per second of the whole step, per rank."),
+    "perf/rollout_tokens_per_s": Name("tokens/s", "Completion tokens per second of `time/rollout_s`, all engines."),
+    "perf/train_tokens_per_s": Name("tokens/s", "All tokens per second of `time/update_s`, all ranks."),
+    "perf/tokens_per_s_per_gpu": Name("tokens/s", "All tokens per second of the whole step, per rank."),
     "perf/mfu_train": Name(
         "fraction", "FLOPs of the update / peak of the GPUs (trainer/hardware/flops.py); absent if unknown."
     ),

@@ -2,7 +2,7 @@
 
     config.yaml      the resolved configuration
     metrics.jsonl    one line per step: {"step": 12, "reward/mean": 0.5, ...}, keys sorted
-    samples.jsonl    some of the answers with their grades; pictures under samples/, named by their content
+    samples.jsonl    some of the completions with their grades; images under samples/, named by their content
     attempts.jsonl   one line per start of the trainer: a spot run has several
     progress.json    the phase that runs right now, for another process to show (`Phases`)
     tensorboard/     event files      wandb/  Weights & Biases
@@ -31,8 +31,8 @@ from trainer.config import RunConfig
 from trainer.observe.history import last_step, replace, truncate
 from trainer.observe.trackers import TensorBoard, WeightsAndBiases
 
-PICTURE_SIDE = 448
-"""Longest side of a kept sample picture, in pixels."""
+IMAGE_SIDE = 448
+"""Longest side of a kept sample image, in pixels."""
 NAME = re.compile(r"[a-z0-9_]+/[A-Za-z0-9_.@-]+")
 
 
@@ -50,12 +50,12 @@ class Metrics:
         """Opens the run's files, going on after `resume_step` (0: a fresh start, which drops what an earlier one left).
 
         history, samples: metrics.jsonl and samples.jsonl as saved with the checkpoint, for a new node whose disk lacks
-        the lines up to `resume_step`; the samples' pictures are not restored. Raises ConfigError when W&B is asked to
+        the lines up to `resume_step`; the samples' images are not restored. Raises ConfigError when W&B is asked to
         be online without an account.
         """
         self.run_dir, self.config = Path(run_dir), config
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        self._pictures = self.run_dir / "samples"
+        self._images = self.run_dir / "samples"
         path = self.run_dir / "metrics.jsonl"
         if history and last_step(path, resume_step) < resume_step:
             replace(path, history)
@@ -95,15 +95,15 @@ class Metrics:
             tracker.log(step, numbers)
 
     def samples(self, step: int, rows: list[dict[str, Any]]) -> None:
-        """Writes answers with their grades.
+        """Writes completions with their grades.
 
-        Each row: row, question, answer (the text), gold, verdict, reward, advantage, tokens (of the answer), and
-        image_pngs: encoded pictures (PNG, JPEG or WebP), which are kept at no more than PICTURE_SIDE pixels.
+        Each row: row, question, completion (the text), ground_truth, verdict, reward, advantage, tokens (of the
+        completion), and image_pngs: encoded images (PNG, JPEG or WebP), kept at no more than IMAGE_SIDE pixels.
         """
         written = []
         for row in rows:
             record = {"step": int(step)} | {k: v for k, v in row.items() if k != "image_pngs"}
-            record["images"] = [self._keep_picture(data) for data in row.get("image_pngs", [])]
+            record["images"] = [self._keep_image(data) for data in row.get("image_pngs", [])]
             for key in ("reward", "advantage"):
                 if key in record:
                     record[key] = _json_number(_number(key, record[key]))
@@ -112,14 +112,14 @@ class Metrics:
         for tracker in self._trackers:
             tracker.samples(step, written)
 
-    def _keep_picture(self, data: bytes) -> str:
-        """Stores a picture under its content's hash; returns its path relative to the run directory."""
-        self._pictures.mkdir(exist_ok=True)
+    def _keep_image(self, data: bytes) -> str:
+        """Stores an image under its content's hash; returns its path relative to the run directory."""
+        self._images.mkdir(exist_ok=True)
         stem = hashlib.sha256(data).hexdigest()[:16]
-        for known in self._pictures.glob(stem + ".*"):
+        for known in self._images.glob(stem + ".*"):
             return f"samples/{known.name}"
-        data, suffix = thumbnail(data, PICTURE_SIDE)
-        replace(self._pictures / f"{stem}{suffix}", data)
+        data, suffix = thumbnail(data, IMAGE_SIDE)
+        replace(self._images / f"{stem}{suffix}", data)
         return f"samples/{stem}{suffix}"
 
     def history(self) -> bytes:

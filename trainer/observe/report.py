@@ -1,7 +1,7 @@
 """The report of a run: one self-contained HTML page, `python -m trainer.observe.report RUN_DIR`.
 
-Curves, phase times, samples with their pictures, the resolved configuration. The page asks nothing of anywhere (its own
-content policy forbids it), and its size is bounded: curves are thinned, samples are chosen, pictures are inlined.
+Curves, phase times, samples with their images, the resolved configuration. The page loads nothing (its own
+content policy forbids it), and its size is bounded: curves are thinned, samples are chosen, images are inlined.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainer.observe.report_charts import CHARTS, HELD_OUT, PHASE_COLORS
 
 MAX_SAMPLES = 24
 MAX_PICTURE_BYTES = 6_000_000
-"""Of all inlined pictures together; those beyond it are named, not shown."""
+"""Of all inlined images together; those beyond it are named, not shown."""
 
 
 def write_report(run_dir: str | Path) -> Path:
@@ -228,15 +228,16 @@ def _card(sample: dict[str, Any], pictures: str) -> str:
     return (
         f'<article data-verdict="{html.escape(verdict)}"><div class="pictures">{pictures}</div><div class="said">'
         f'<p class="question">{html.escape(str(sample.get("question", "")))}</p>'
-        f'<div class="answer">{_answer(str(sample.get("answer", "")))}</div>'
+        f'<div class="answer">{_answer(str(sample.get("completion", "")))}</div>'
         f'<p class="grade"><span class="chip {html.escape(verdict)}">{html.escape(verdict.replace("_", " "))}</span>'
-        f"<span>gold <b>{html.escape(str(sample.get('gold', '')))}</b></span><small>{' · '.join(numbers)}</small></p>"
+        f"<span>ground truth <b>{html.escape(str(sample.get('ground_truth', '')))}</b></span>"
+        f"<small>{' · '.join(numbers)}</small></p>"
         "</div></article>"
     )
 
 
 def _answer(text: str, limit: int = 4000) -> str:
-    """The answer with its think block dimmed and its answer block strong; its middle is left out where it is long."""
+    """The completion with its think block dimmed and its answer block strong; the middle of a long one is left out."""
     if len(text) > limit:
         text = text[: limit // 2] + f"\n[… {len(text) - limit:,} characters left out …]\n" + text[-limit // 2 :]
     safe = html.escape(text)

@@ -7,17 +7,17 @@ from trainer.observe.charts import Chart, Line
 HELD_OUT = Chart(
     "Accuracy",
     (
-        Line("reward/accuracy", "training answers", 1),
+        Line("reward/accuracy", "training completions", 1),
         Line("eval/accuracy", "held out", 2, dots=True),
     ),
-    "Share of correct answers: those sampled for training, and those to held-out questions.",
+    "Share of correct completions: those sampled for training, and those to held-out questions.",
     percent=True,
     wide=True,
 )
 CHARTS = (
-    Chart("Reward", (Line("reward/mean", "mean", 1), Line("reward/std", "std", 8)), "Before any normalisation."),
+    Chart("Reward", (Line("reward/mean", "mean", 1), Line("reward/std", "std", 8)), "Before any normalization."),
     Chart(
-        "Answer format",
+        "Completion format",
         (Line("reward/format", "well-formed", 3), Line("reward/no_answer_rate", "no answer", 4)),
         "One think block and one answer block; no final answer found.",
         percent=True,
@@ -25,19 +25,19 @@ CHARTS = (
     Chart("KL to the reference", (Line("kl/mean", "nats/token", 5),), "How far the policy has moved.", zero=True),
     Chart("Entropy", (Line("entropy/mean", "nats/token", 6),), "Its collapse ends exploration.", zero=True),
     Chart(
-        "Answer length",
+        "Completion length",
         (Line("tokens/response_mean", "mean tokens", 1),),
-        "The band spans the shortest and the longest answer of the step.",
+        "The band spans the shortest and the longest completion of the step.",
         zero=True,
         band=("tokens/response_min", "tokens/response_max"),
     ),
     Chart(
         "Cut short, and groups all alike",
         (
-            Line("tokens/truncated_fraction", "answers cut", 2),
+            Line("tokens/truncated_fraction", "completions cut", 2),
             Line("group/zero_std_fraction", "groups without variance", 8),
         ),
-        "Answers at the token limit; prompts whose answers all earned the same and teach nothing.",
+        "Completions at the token limit; prompts whose completions all earned the same and teach nothing.",
         percent=True,
     ),
     Chart(
@@ -58,7 +58,7 @@ CHARTS = (
         "Share of tokens whose surrogate was clipped.",
         percent=True,
     ),
-    Chart("Cross-entropy", (Line("sft/loss", "nats/token", 1),), "Of the answer tokens."),
+    Chart("Cross-entropy", (Line("sft/loss", "nats/token", 1),), "Of the completion tokens."),
     Chart("Learning rate", (Line("optim/lr", "", 8),), zero=True, skip_flat=True),
     Chart("Grading trouble", (Line("reward/timeout_rate", "timeouts", 4), Line("reward/error_rate", "errors", 2)),
           percent=True, skip_flat=True),

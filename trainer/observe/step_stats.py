@@ -10,7 +10,7 @@ from trainer.algorithm.records import Outcome, Sample, Verdict
 from trainer.config import RunConfig
 from trainer.data.dataset import Dataset
 from trainer.data.schema import question
-from trainer.hardware.flops import Answered, image_grids, step_metrics
+from trainer.hardware.flops import Completed, image_grids, step_metrics
 from trainer.hardware.model_shapes import Shape
 
 
@@ -39,12 +39,12 @@ def describe(samples: list[Sample], outcomes: list[Outcome], advantages: Advanta
 
 
 def throughput(stats: dict[str, float], times: dict[str, float], world_size: int) -> dict[str, float]:
-    """Tokens per second of generation (answers), of learning (prompts and answers), and of the whole step per rank."""
+    """Tokens per second: completions in the rollout, all tokens in the update and in the whole step per rank."""
     total = stats.get("tokens/step", 0.0)
-    prompt, answer = stats.get("tokens/prompt_mean", 0.0), stats.get("tokens/response_mean", 0.0)
+    prompt, completion = stats.get("tokens/prompt_mean", 0.0), stats.get("tokens/response_mean", 0.0)
     out = {"perf/tokens_per_s_per_gpu": total / times["time/step_s"] / world_size}
-    if times.get("time/rollout_s") and prompt + answer:
-        out["perf/rollout_tokens_per_s"] = total * answer / (prompt + answer) / times["time/rollout_s"]
+    if times.get("time/rollout_s") and prompt + completion:
+        out["perf/rollout_tokens_per_s"] = total * completion / (prompt + completion) / times["time/rollout_s"]
     if times.get("time/update_s"):
         out["perf/train_tokens_per_s"] = total / times["time/update_s"]
     return out
@@ -55,7 +55,7 @@ def utilisation(
 ) -> dict[str, float]:
     """Model and hardware FLOPs utilisation per phase. peak: of one GPU, FLOP/s."""
     sequences = [
-        Answered(len(s.prompt_token_ids), len(s.token_ids), image_grids(s.prompt_token_ids, image_token_id), s.group)
+        Completed(len(s.prompt_token_ids), len(s.token_ids), image_grids(s.prompt_token_ids, image_token_id), s.group)
         for s in samples
     ]
     algorithm = config.algorithm
@@ -82,7 +82,7 @@ def sample_rows(
     outcomes: list[Outcome],
     advantages: Advantages,
 ) -> list[dict[str, Any]]:
-    """A few of the step's answers with their pictures, spread over its groups; [] between the steps that write them."""
+    """A few of the step's completions with their images, spread over its groups; [] where none are due."""
     log = config.logging
     if not log.samples_per_step or (step - 1) % max(log.samples_every_steps, 1):
         return []
@@ -95,8 +95,8 @@ def sample_rows(
                 "row": sample.row,
                 "question": question(row.messages),
                 "image_pngs": row.images,
-                "answer": sample.text,
-                "gold": row.answer,
+                "completion": sample.text,
+                "ground_truth": row.answer,
                 "verdict": outcome.verdict,
                 "reward": outcome.reward,
                 "advantage": float(advantages.values[i]),

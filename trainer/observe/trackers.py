@@ -106,15 +106,24 @@ class WeightsAndBiases:
         self._run.log(dict(numbers), step=step)
 
     def samples(self, step: int, rows: list[dict[str, Any]]) -> None:
-        """Logs the step's samples as a table, and their pictures with the verdict under each."""
-        columns: list[str | int] = ["row", "question", "answer", "gold", "verdict", "reward", "advantage", "tokens"]
+        """Logs the step's samples as a table, and their images with the verdict under each."""
+        columns: list[str | int] = [
+            "row",
+            "question",
+            "completion",
+            "ground_truth",
+            "verdict",
+            "reward",
+            "advantage",
+            "tokens",
+        ]
         table = self._wandb.Table(columns=columns, data=[[row.get(c) for c in columns] for row in rows])
-        pictures = [
+        images = [
             self._wandb.Image(str(self._run_dir / path), caption=f"row {row.get('row')}: {row.get('verdict')}")
             for row in rows
             for path in row["images"]
         ]
-        self._run.log({"samples": table} | ({"pictures": pictures} if pictures else {}), step=step)
+        self._run.log({"samples": table} | ({"images": images} if images else {}), step=step)
 
     def close(self) -> None:
         """Ends the W&B run; waits at most `finish_timeout` for a slow service."""
