@@ -11,6 +11,7 @@ from recipes.capabilities import CAPABILITIES, gpus_for, market, refusal, target
 from recipes.plan.memory import MemoryPlan, plan, trained, with_resources
 from recipes.plan.prices import Price, price
 from recipes.spec import Recipe
+from trainer.config.budget import logprob_tokens, micro_batch_tokens
 from trainer.hardware.gpus import Gpu, gpu_named
 from trainer.hardware.model_shapes import Shape
 from trainer.hardware.save_interval import save_interval_s
@@ -121,15 +122,16 @@ def step_time(recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan)
     gather = gather_seconds(recipe, shape, card, network_gbit_s)
     rollout = _rollout(recipe, shape, card, need, prompt, answer)
 
-    micro = config.algorithm.micro_batch
-    count = config.samples_per_step / (world * micro)
-    forward = micro * (prompt + answer) * shape.flops_per_token(prompt + answer) / (card.bf16_tflops * 1e12 * MATMUL)
-    reference = 1 if config.algorithm.kl_coef else 0
+    # A rank's tokens of one update, each prompt once for its group; forward seconds; passes over gathered weights.
+    own = config.samples_per_update / world * (answer + prompt / config.rollout.samples_per_prompt)
+    forward = own * shape.flops_per_token(prompt + answer) / (card.bf16_tflops * 1e12 * MATMUL)
+    passes = math.ceil(own / micro_batch_tokens(config, shape))
+    updates = config.samples_per_step / config.samples_per_update
     recompute = 1 if config.model.gradient_checkpointing else 0
-    # Gathers: forward, backward and the gradients' reduce-scatter; the reference gathers its own shards once.
-    update = count * config.algorithm.epochs * max((3 + recompute + reference) * forward, (3 + reference) * gather)
-    separate = config.samples_per_update < config.samples_per_step or config.algorithm.epochs > 1
-    logprobs = count * max(forward, gather) if separate else 0.0
+    update = updates * config.algorithm.epochs * max((3 + recompute) * forward, 3 * passes * gather)
+    # Old log-probabilities where the policy moves within the step, and the reference's.
+    models = (updates * config.algorithm.epochs > 1) + bool(config.algorithm.kl_coef)
+    logprobs = models * max(updates * forward, math.ceil(updates * own / logprob_tokens(config, shape)) * gather)
     states = (shape.parameters * 2 + trained(config, shape) * 14) / world
     move = 0.0 if config.optimizer.offload_optimizer else 2 * states / (card.pcie_gb_per_s * 1e9)
     sync = gather + shape.parameters * 2 / config.rollout.tensor_parallel / (card.hbm_gb_per_s * 1e9) + move
