@@ -27,12 +27,16 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("command", [["list"], ["--help"]])
-def test_answers_in_half_a_second(command):
-    """Of processor time: the machine may be busy with other things. The best of five."""
+def test_answers_in_half_a_second(command, tmp_path):
+    """Of processor time, modules compiled before as they are on a desk; the best of five."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    env["PYTHONPYCACHEPREFIX"] = str(tmp_path / "compiled")
     times = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run([sys.executable, "launch.py", *command], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "launch.py", *command], cwd=ROOT, env=env, capture_output=True, text=True
+        )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert done.returncode == 0 and "demo" in done.stdout
