@@ -1,7 +1,7 @@
-"""Which models are trained: those that parity tests have shown to be the same in policy and engine, and no others.
+"""Which models are trained. Any other is refused by name: it may load and train and still be computed wrongly.
 
-A model may load and train and still be computed wrongly; nothing but a comparison finds that out. Adding one here takes
-a row of `VERIFIED` and a case of tests/engine/test_parity.py.
+Qwen2.5-VL is the same in policy and engine by tests/engine/test_parity.py; the text models are its language model
+without the tower, and have no case of their own there yet. A new row of `SUPPORTED` takes such a case.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer.errors import ConfigError
 
-VERIFIED = {"qwen2_5_vl": "Qwen2.5-VL", "qwen2": "Qwen2 and Qwen2.5 (text)"}
+SUPPORTED = {"qwen2_5_vl": "Qwen2.5-VL", "qwen2": "Qwen2 and Qwen2.5 (text)"}
 """By `model_type` of config.json."""
 MISSING = {
     "qwen3_vl": "the policy drops its DeepStack features, so every hidden state is wrong",
@@ -25,9 +25,9 @@ MISSING = {
 
 
 def check(path: str, config: dict[str, Any]) -> None:
-    """Raises ConfigError if the architecture in a Hugging Face config.json is not among `VERIFIED`."""
+    """Raises ConfigError if the architecture in a Hugging Face config.json is not among `SUPPORTED`."""
     kind = str(config.get("model_type", ""))
-    if kind and kind not in VERIFIED:
+    if kind and kind not in SUPPORTED:
         _refuse(path, kind)
 
 
@@ -44,4 +44,4 @@ def check_path(path: str) -> None:
 
 def _refuse(path: str, kind: str) -> None:
     why = MISSING.get(kind, "it has no parity test")
-    raise ConfigError(f"model.path {path}: {kind} is not supported ({why}); use one of {', '.join(VERIFIED.values())}")
+    raise ConfigError(f"model.path {path}: {kind} is not supported ({why}); use one of {', '.join(SUPPORTED.values())}")
