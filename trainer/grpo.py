@@ -42,7 +42,11 @@ def train(config: RunConfig, run: Session) -> None:
         phases.begin(step, total)
         with phases("rollout"):
             samples = workers.generate(
-                run.stream.batch(step), config.rollout.samples_per_prompt, config.rollout.temperature
+                run.stream.batch(step),
+                run.prompt_tokens,
+                config.rollout.samples_per_prompt,
+                config.rollout.temperature,
+                upcoming=run.stream.batch(step + 1),
             )
         with phases("grade"):
             outcomes = run.score(samples)

@@ -55,9 +55,9 @@ class References:
 
     def __init__(self, workers: int, deadline_s: float = 5.0) -> None:
         from trainer.config import Rewards as Config
-        from trainer.rewards.scorer import Rewards
+        from trainer.rewards.scorer import Scorer
 
-        self._rewards = Rewards(Config(workers=workers, deadline_s=deadline_s))
+        self._rewards = Scorer(Config(workers=workers, deadline_s=deadline_s))
         self._known: dict[str, tuple[AnswerType, str]] = {}
 
     def check(self, answers: list[str]) -> list[tuple[AnswerType, str]]:
@@ -70,10 +70,12 @@ class References:
             if kind == "math":
                 algebra.append(answer)
             else:
-                error = grader.gold_error(answer, kind)
+                error = grader.reference_error(answer, kind)
                 self._known[answer] = kind, f"bad_answer: {error}" if error else ""
         if algebra:
-            for answer, error in zip(algebra, self._rewards.gold_errors(algebra, ["math"] * len(algebra)), strict=True):
+            for answer, error in zip(
+                algebra, self._rewards.reference_errors(algebra, ["math"] * len(algebra)), strict=True
+            ):
                 self._known[answer] = "math", f"bad_answer: {error}" if error else ""
         return [self._known[answer] for answer in answers]
 

@@ -19,7 +19,7 @@ from recipes.spec import Recipe, override, placed, validate
 from trainer.config import ConfigError, RunConfig
 from trainer.config.budget import logprob_tokens, prefetch_parameters
 from trainer.hardware.gpus import gpu_named
-from trainer.hardware.host_memory import WORKER_BYTES
+from trainer.hardware.host_memory import worker_bytes
 from trainer.hardware.model_shapes import Shape, shape_of
 
 GIB = 2**30
@@ -245,7 +245,7 @@ def _host(recipe: Recipe, shape: Shape) -> dict[str, float]:
     )
     parts = {
         "system, Ray, graders": HOST_SYSTEM + gpus * GIB,
-        "worker processes": gpus * WORKER_BYTES[config.placement.device],
+        "worker processes": gpus * worker_bytes(config.placement.device, config.data.image_cache_gib),
         "ZeRO-3 states while the engine is awake": states,
         "checkpoint being written": staging,
         "reference shards": reference,

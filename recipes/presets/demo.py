@@ -35,7 +35,7 @@ def demo() -> Recipe:
         config=RunConfig(
             run=Run(name="demo", id="${RUN_ID}", dir="${RUNS}/${RUN_ID}", max_steps=60),
             model=Model(path=model, dtype="fp32", gradient_checkpointing=False, min_pixels=28 * 28),
-            data=Data(path=data, prompt_max_tokens=512),
+            data=Data(path=data, prompt_max_tokens=512, image_cache_gib=0.1),
             rollout=Rollout(
                 prompts_per_step=32, samples_per_prompt=8, max_tokens=32, kv_cache_gib=0.5, sleep_level=0, eager=True
             ),

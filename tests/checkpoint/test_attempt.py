@@ -1,6 +1,7 @@
 """The record of attempts on real stores, with and without conditional puts; two attempts at once; the budget."""
 
 import hashlib
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ import pytest
 
 from tests import servers
 from tests.checkpoint.synthetic import attempt, configure, cut, finish, holds, save, steps_in, whole, writers
+from trainer.checkpoint.__main__ import main
 from trainer.checkpoint.attempt import ALIVE_S, Attempts, Fenced, Final
 from trainer.checkpoint.manager import Checkpoints
 from trainer.config import override
@@ -227,6 +229,22 @@ def test_whether_a_run_is_alive(record, monkeypatch):
         assert record.alive() is None, "silent for too long"
     record.close(taken, EXIT_PREEMPTED, "", 0)
     assert record.alive() is None
+
+
+def test_the_desk_asks_the_record(tmp_path, capsys):
+    assert main([str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "attempt": None, "host": None, "code": None, "alive": False, "final": None
+    }  # fmt: skip
+    record = Attempts(Storage(tmp_path / "attempts"))
+    name = record.take(0, "launch").name
+    main([str(tmp_path)])
+    told = json.loads(capsys.readouterr().out)
+    assert (told["attempt"], told["alive"], told["code"]) == (name, True, None)
+    end(record, 0, EXIT_CONFIG)
+    main([str(tmp_path)])
+    told = json.loads(capsys.readouterr().out)
+    assert (told["alive"], told["code"], told["final"]) == (False, EXIT_CONFIG, [EXIT_CONFIG, "why"])
 
 
 def test_the_commit_waits_for_a_store_that_is_away(tmp_path, told):

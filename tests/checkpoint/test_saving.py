@@ -28,7 +28,7 @@ from tests.checkpoint.synthetic import (
     whole,
     writers,
 )
-from trainer.checkpoint.format import step_name
+from trainer.checkpoint.layout import step_name
 from trainer.checkpoint.manager import CheckpointError, Checkpoints, Shard
 from trainer.checkpoint.retention import kept
 from trainer.config import override

@@ -76,6 +76,8 @@ class Ranks:
 def train(config: RunConfig, run: Session) -> None:
     """The shape of the real loop."""
     norm: dict[str, float] = {"count": 0.0}
+    if os.environ.get("STANDIN_FAILS"):
+        raise RuntimeError("told to fail")
     step, total = run.resume(norm), config.run.max_steps
     while step < total:
         step += 1

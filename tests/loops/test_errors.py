@@ -9,9 +9,10 @@ import pytest
 
 from trainer import config as c
 from trainer import process
-from trainer.checkpoint.format import local_dir
+from trainer.checkpoint.layout import local_dir
 from trainer.data.processor import Prompter
-from trainer.exit_codes import EXIT_CONFIG
+from trainer.exit_codes import EXIT_CONFIG, EXIT_RAY
+from trainer.hardware.model_shapes import shape_of
 from trainer.node import precheck
 
 
@@ -41,6 +42,20 @@ def test_model_without_weights(small_config, capsys, tmp_path):
     assert "no *.safetensors weights" in refuse(config, capsys, tmp_path)
 
 
+def test_an_architecture_without_parity_tests(small_config, tiny_model, capsys, tmp_path):
+    """It would load and train: a Qwen3-VL has everything that the policy reads, and more."""
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model, other)
+    text = (other / "config.json").read_text().replace('"model_type": "qwen2_5_vl"', '"model_type": "qwen3_vl"')
+    (other / "config.json").write_text(text)
+    config = replace(small_config, model=replace(small_config.model, path=str(other)))
+    message = refuse(config, capsys, tmp_path)
+    assert "qwen3_vl is not supported" in message and "DeepStack" in message and "Qwen2.5-VL" in message
+    for path in (str(other), "Qwen/Qwen3-VL-8B-Instruct", "Qwen/Qwen2-VL-7B-Instruct"):
+        with pytest.raises(c.ConfigError, match="is not supported"):
+            shape_of(path)
+
+
 def test_model_not_cached_while_offline(small_config, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     config = replace(small_config, model=replace(small_config.model, path="nobody/nothing"))
@@ -63,7 +78,12 @@ def test_batch_that_does_not_divide(small_config, capsys, tmp_path):
 
 def test_too_little_memory(small_config, capsys, tmp_path):
     config = replace(small_config, rollout=replace(small_config.rollout, kv_cache_gib=10_000.0))
-    assert "lower placement.workers_per_node or rollout.kv_cache_gib" in refuse(config, capsys, tmp_path)
+    assert "lower placement.workers_per_node, rollout.kv_cache_gib or" in refuse(config, capsys, tmp_path)
+
+
+def test_fewer_rows_than_a_step_takes(small_config, capsys, tmp_path):
+    message = refuse(small_config, capsys, tmp_path, ["rollout.prompts_per_step=66"])
+    assert "has 64 rows in split train and a step takes 66: lower rollout.prompts_per_step" in message
 
 
 def test_too_little_disk(small_config, capsys, tmp_path, monkeypatch):
@@ -100,3 +120,31 @@ def test_a_row_whose_picture_does_not_decode_is_named(small_config, mixed_datase
         prompter.encode(replace(row, images=[row.images[0][:60]]))
     with pytest.raises(c.ConfigError, match=f"row {row.id}"):
         prompter.encode(replace(row, images=[]))
+
+
+def test_a_ray_that_does_not_start_is_tried_again(small_config, capsys, tmp_path, monkeypatch):
+    """What Ray raises when its node does not answer within 30 s, as on a busy machine: twice, and for ever."""
+    path, calls = tmp_path / "run.yaml", []
+    path.write_text(c.dump(small_config))
+
+    def slow(**_):
+        calls.append(1)
+        if len(calls) < 3 or forever:
+            raise Exception("The current node timed out during startup. This\ncould happen because")
+
+    def started(config, *_):
+        raise c.ConfigError("connected")
+
+    monkeypatch.setattr(process.ray, "init", slow)
+    monkeypatch.setattr(process, "RAY_PAUSE_S", 0.0)
+    monkeypatch.setattr(process, "Session", started)
+    forever = False
+    assert process._run(None, None, str(path), []) == EXIT_CONFIG and len(calls) == 3
+    assert "error: connected" in capsys.readouterr().err
+    forever = True
+    assert process._run(None, None, str(path), []) == EXIT_RAY and len(calls) == 6
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 3 and "Traceback" not in " ".join(lines)
+    assert lines[-1].startswith(
+        "error: Ray did not start in 3 attempts (The current node timed out during startup. This)"
+    )

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.format import (
-    code_fingerprint,
-    local_dir,
-    remote_folder,
-    remote_url,
-    step_name,
-    step_of,
-    unpack,
-)
+from trainer.checkpoint.format import code_fingerprint, unpack
+from trainer.checkpoint.layout import MANIFEST, local_dir, remote_folder, remote_url, step_name, step_of
 from trainer.checkpoint.reader import CorruptCheckpoint, Found, matches, read_state
 from trainer.config import ConfigError, RunConfig, resume_view
 from trainer.storage.storage import Storage, StorageError
@@ -37,9 +29,6 @@ def manifests_here(folder: Path) -> Manifests:
     return manifests
 
 
-MANIFEST = re.compile(r"(step-\d{8})/(?:(\d+-[0-9a-f]{6})/)?manifest\.json")
-
-
 def manifests_there(storage: Storage) -> tuple[Manifests, dict[str, int]]:
     """The committed checkpoints of a store, of each step the newest attempt's; and {key: bytes} of everything there."""
     sizes = dict(storage.list())
@@ -53,13 +42,6 @@ def manifests_there(storage: Storage) -> tuple[Manifests, dict[str, int]]:
             if (manifest["step"], manifest.get("attempt", "")) == (step_of(match[1]), match[2] or ""):
                 manifests[manifest["step"]] = manifest
     return manifests, sizes
-
-
-def newest_step(config: RunConfig, storage: Storage | None) -> int:
-    """Newest step that has a manifest, here or in the store; 0 for none. Reads no file."""
-    keys = [key for key, _ in storage.list()] if storage else []
-    keys += [f"{path.parent.name}/{path.name}" for path in local_dir(config).glob("step-*/manifest.json")]
-    return max((step_of(match[1]) or 0 for key in keys if (match := MANIFEST.fullmatch(key))), default=0)
 
 
 def find(

@@ -28,8 +28,6 @@ from typing import Any
 
 import torch
 
-from trainer.config import RunConfig
-
 FILE_BYTES = 4 << 30
 """Largest shard file: a failed upload is repeated from the start of one file, and stores join small files quickly."""
 CHUNK_BYTES = 8 << 20
@@ -62,31 +60,6 @@ class FileRecord:
     """False without a remote store, and where the upload failed for longer than the retries last."""
     error: str = ""
     """What the upload failed with."""
-
-
-def step_name(step: int) -> str:
-    """Folder of a step's checkpoint."""
-    return f"step-{step:08d}"
-
-
-def step_of(name: str) -> int | None:
-    """Step of a checkpoint's folder, or None for any other name: `step-00000020.keep` is a person's."""
-    return int(name[5:]) if re.fullmatch(r"step-\d{8}", name) else None
-
-
-def remote_folder(step: int, attempt: str) -> str:
-    """Folder of one attempt's checkpoint of a step, below the run's in the store. attempt "": the layout before 2."""
-    return f"{step_name(step)}/{attempt}" if attempt else step_name(step)
-
-
-def local_dir(config: RunConfig) -> Path:
-    """Local folder of the run's checkpoints."""
-    return Path(config.run.dir) / "checkpoints"
-
-
-def remote_url(config: RunConfig) -> str:
-    """URL of the run's checkpoints in the object store; empty without one."""
-    return f"{config.checkpoint.remote.rstrip('/')}/{config.run_id}/checkpoints" if config.checkpoint.remote else ""
 
 
 def rank_stem(rank: int, world_size: int) -> str:

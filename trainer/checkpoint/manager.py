@@ -29,21 +29,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.checkpoint.attempt import Attempt
-from trainer.checkpoint.find import MANIFEST, find, manifests_here
-from trainer.checkpoint.format import (
-    CheckpointError,
-    FileRecord,
-    Shard,
-    code_fingerprint,
-    encode,
-    local_dir,
-    pack,
-    remote_folder,
-    remote_url,
-    step_name,
-    step_of,
-    write_file,
-)
+from trainer.checkpoint.find import find, manifests_here
+from trainer.checkpoint.format import CheckpointError, FileRecord, Shard, code_fingerprint, encode, pack, write_file
+from trainer.checkpoint.layout import MANIFEST, local_dir, remote_folder, remote_url, step_name, step_of
 from trainer.checkpoint.reader import CorruptCheckpoint, Found, ShardReader, export_hf, fetch_all
 from trainer.checkpoint.retention import make_room, prune_local, prune_remote
 from trainer.checkpoint.writer import RankStatus, ShardWriter, disk_room, upload

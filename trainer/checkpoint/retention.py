@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.find import Manifests, manifests_here, manifests_there
-from trainer.checkpoint.format import step_name, step_of
+from trainer.checkpoint.layout import step_name, step_of
 from trainer.storage.storage import Storage
 
 

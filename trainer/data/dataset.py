@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer.config import ConfigError
-from trainer.data.schema import COLUMNS, FORMAT, Manifest, Row, placeholders
+from trainer.data.schema import COLUMNS, FORMAT, Manifest, Row
 
 MANIFEST = "manifest.json"
 
@@ -135,10 +135,10 @@ class Dataset:
 
     @property
     def images_per_row(self) -> int:
-        """Most images of any row: from the manifest, or counted in the chats where an older one does not say."""
+        """Most images of any row: from the manifest; where that does not say, from the lists, without the images."""
         if self.split in self.manifest.images_per_row:
             return self.manifest.images_per_row[self.split]
-        return max((placeholders(json.loads(text)) for text in self.column("messages")), default=0)
+        return max(map(len, self.column("images.list.element.path")), default=0)
 
     def tables(self, columns: Sequence[str], start: int, stop: int) -> Iterator[pa.Table]:
         """Rows `start` to `stop` in order, a row group at a time, read for these columns only."""
@@ -209,10 +209,15 @@ class Dataset:
 
 def _row(table: pa.Table, i: int) -> Row:
     values: dict[str, Any] = {name: table.column(name)[i].as_py() for name in COLUMNS}
-    messages = [{"role": m["role"], "content": _content(m["content"])} for m in values["messages"]]
+    messages = chat(values["messages"])
     images = [image["bytes"] for image in values["images"]]
     values |= {"messages": messages, "images": images, "extra": json.loads(values["extra"] or "{}")}
     return Row(**values)
+
+
+def chat(stored: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row's `messages` from what the column holds."""
+    return [{"role": message["role"], "content": _content(message["content"])} for message in stored]
 
 
 def _content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:

@@ -12,12 +12,11 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from trainer.config import ConfigError, RunConfig
-from trainer.data.dataset import Dataset, cache_folder
+from trainer.data.dataset import Dataset, cache_folder, chat
 from trainer.data.processor import Prompter
 
 
@@ -26,22 +25,19 @@ def measure(prompter: Prompter, dataset: Dataset, start: int, stop: int, solutio
 
     Image headers are read, nothing is decoded. solutions: tokenize these too, which only supervised training needs.
     """
-    columns = ("messages", "images", "solution") if solutions else ("messages", "images")
+    columns = ["id", "messages", "images", *["solution"] * solutions]
     parts = []
     for table in dataset.tables(columns, start, stop):
-        messages = [json.loads(text) for text in table.column("messages").to_pylist()]
+        chats = [chat(stored) for stored in table.column("messages").to_pylist()]
+        images = [[image["bytes"].as_py() for image in row.values or ()] for row in table.column("images")]
         part = np.zeros((table.num_rows, 2), np.int32)
-        part[:, 0] = prompter.lengths(messages, [_buffers(images) for images in table.column("images")])
+        part[:, 0] = prompter.lengths(chats, images, table.column("id").to_pylist())
         if solutions:
             texts = table.column("solution").to_pylist()
             ids = prompter.tokenizer(texts, add_special_tokens=False)["input_ids"]
             part[:, 1] = [len(i) + 1 if text else 0 for i, text in zip(ids, texts, strict=True)]  # the end token
         parts.append(part)
     return np.concatenate(parts) if parts else np.zeros((0, 2), np.int32)
-
-
-def _buffers(images: Any) -> list[bytes | memoryview]:
-    return [memoryview(image.as_buffer()) for image in images.values or ()]
 
 
 def cached(key: object, compute: Callable[[], np.ndarray], folder: Path | None = None) -> np.ndarray:

@@ -14,8 +14,9 @@ from PIL import Image
 from torch import Tensor
 
 from trainer.config import ConfigError, Model
-from trainer.data.images import size_of
+from trainer.data.images import decode, size_of
 from trainer.data.schema import Row
+from trainer.hardware import architectures
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Prompter:
             self.processor: Any = loader.from_pretrained(model.path, **revision)
         except (OSError, ValueError) as error:
             raise ConfigError(f"model.path {model.path}: {str(error).splitlines()[0]}") from None
+        architectures.check(model.path, self.hf_config.to_dict())
         self.tokenizer: Any = self.processor.tokenizer if self.has_vision else self.processor
         self.size = {"shortest_edge": model.min_pixels, "longest_edge": model.max_pixels}
         self.image_token_id = getattr(self.hf_config, "image_token_id", None)
@@ -100,14 +102,16 @@ class Prompter:
         plain = [[{**m, "content": _plain(m["content"])} for m in messages] for messages in chats]
         return self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
 
-    def encode(self, row: Row, images: list[Image.Image]) -> Encoded:
+    def encode(self, row: Row, images: list[Image.Image] | None = None) -> Encoded:
         """Chat template, tokenization and image processing of one row, up to where the completion begins.
 
-        images: the row's, decoded. Raises ConfigError where the placeholders do not match the images.
+        images: the row's, where they are decoded already. Raises ConfigError where one does not decode or the
+        placeholders do not match the images.
         """
         if not self.has_vision:
             return Encoded(self.token_ids(row), None, None)
         (text,) = self.texts([row.messages])
+        images = [decode(data, row.id) for data in row.images] if images is None else images
         kwargs = {"images": images, "images_kwargs": {"size": self.size}} if images else {}
         out = self.processor(text=[text], return_tensors="pt", **kwargs)
         ids, grid = out["input_ids"][0].tolist(), out.get("image_grid_thw")
@@ -130,7 +134,7 @@ class Prompter:
         return ids
 
     def lengths(
-        self, chats: Sequence[list[dict[str, Any]]], images: Sequence[Sequence[bytes | memoryview]]
+        self, chats: Sequence[list[dict[str, Any]]], images: Sequence[Sequence[bytes]], row_ids: Sequence[str]
     ) -> list[int]:
         """Tokens of each row's prompt, `len(token_ids(row))`, for many rows at once. Raises ConfigError as it does."""
         if not self.has_vision and any(images):
@@ -139,14 +143,14 @@ class Prompter:
             return []
         texts = self.tokenizer(self.texts(chats), add_special_tokens=False)["input_ids"]
         return [
-            len(ids) + sum(self._image_tokens(data, f"{n}") - 1 for data in row)
-            for n, (ids, row) in enumerate(zip(texts, images, strict=True))
+            len(ids) + sum(self._image_tokens(data, row_id) - 1 for data in row)
+            for ids, row, row_id in zip(texts, images, row_ids, strict=True)
         ]
 
-    def _image_tokens(self, data: bytes | memoryview, row_id: str) -> int:
+    def _image_tokens(self, data: bytes, row_id: str) -> int:
         from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-        width, height = size_of(bytes(data), row_id)
+        width, height = size_of(data, row_id)
         factor = self.processor.image_processor.patch_size * self.merge_size
         edges = self.size["shortest_edge"], self.size["longest_edge"]
         h, w = smart_resize(height, width, factor=factor, min_pixels=edges[0], max_pixels=edges[1])

@@ -17,6 +17,7 @@ from trainer.algorithm.batching import TrainItem
 from trainer.algorithm.records import Prompt, Sample
 from trainer.algorithm.scheduling import Plan, schedule
 from trainer.config import ConfigError, RunConfig
+from trainer.engine.dealing import deal
 from trainer.engine.gpu_worker import Worker, environment
 
 FIELDS = {"old": "old_logprobs", "reference": "ref_logprobs"}
@@ -80,12 +81,31 @@ class Workers:
         return ray.get(self.actors[0].fingerprint.remote())
 
     def generate(
-        self, prompts: list[Prompt], samples_per_prompt: int, temperature: float, path: str = "", split: str = ""
+        self,
+        prompts: Sequence[Prompt],
+        lengths: np.ndarray,
+        samples_per_prompt: int,
+        temperature: float,
+        path: str = "",
+        split: str = "",
+        upcoming: Sequence[Prompt] = (),
     ) -> list[Sample]:
-        """Deals prompts to the engines, and returns the samples by group and index."""
-        engines = self.world_size // self.tp
-        shares = [prompts[e::engines] for e in range(engines)]
-        calls = [(shares[r // self.tp], samples_per_prompt, temperature, path, split) for r in range(self.world_size)]
+        """Deals prompts to the engines by expected length, and returns the samples by group and index.
+
+        lengths: prompt tokens by row, [rows]. upcoming: the next call's prompts (of the training split), whose images
+        the workers decode while their engines sample.
+        """
+        # Half of the longest completion stands for those that nobody knows yet; it weighs prompts against completions.
+        unknown = samples_per_prompt * self.config.rollout.max_tokens / 2
+
+        def shares(dealt: Sequence[Prompt]) -> list[list[Prompt]]:
+            return deal(dealt, [float(lengths[p.row]) + unknown for p in dealt], self.world_size // self.tp)
+
+        now, later = shares(prompts), [[p.row for p in share] for share in shares(upcoming)]
+        calls = [
+            (now[engine], samples_per_prompt, temperature, path, split, later[engine])
+            for engine in (rank // self.tp for rank in range(self.world_size))
+        ]
         samples = [s for part in self.each("generate", calls) for s in part]
         return sorted(samples, key=lambda s: (s.group, s.index))
 

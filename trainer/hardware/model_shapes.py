@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import ConfigError
+from trainer.hardware import architectures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,10 +118,11 @@ KNOWN = {
 def shape_of(path: str) -> Shape | None:
     """The shape of a known hub model or of a local directory; None for a directory that is not there yet.
 
-    Raises ConfigError for a hub model that is not known here.
+    Raises ConfigError for a hub model that is not known here, or of an architecture that is not supported.
     """
     if path in KNOWN:
         return KNOWN[path]
+    architectures.check_path(path)
     config = Path(path) / "config.json"
     if config.exists():
         return from_config(json.loads(config.read_text()))

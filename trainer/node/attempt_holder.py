@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import secrets
 import sys
 import threading
 import time
+from pathlib import Path
 
 from trainer.checkpoint.attempt import (
     ATTEMPT_VARIABLE,
@@ -18,13 +21,23 @@ from trainer.checkpoint.attempt import (
     start,
     url_of,
 )
-from trainer.checkpoint.find import newest_step
-from trainer.checkpoint.format import remote_url
+from trainer.checkpoint.layout import newest_step, remote_url
 from trainer.config import ConfigError, RunConfig
+from trainer.exit_codes import EXIT_FENCED
 from trainer.node.run_lock import LAUNCHER_VARIABLE, RunLock
+from trainer.observe.history import read_progress
 from trainer.storage.probe import probe
 from trainer.storage.storage import Storage, StorageError
 from trainer.storage.stores import Retry
+
+
+def mark(run_dir: str, status: str) -> None:
+    """Tells `status` on this machine how the run ended, where its driver could not."""
+    state = read_progress(run_dir)
+    if state and status:
+        with contextlib.suppress(OSError):
+            (Path(run_dir) / "progress.json").write_text(json.dumps(state | {"status": status}))
+
 
 POLL_S = 15.0
 """Seconds between two looks for a newer attempt."""
@@ -78,7 +91,8 @@ class AttemptHolder:
         """Records how the job ended; returns the exit code to leave with."""
         self._over.set()
         self.lock.ending()
-        if self.attempt is None:
+        if self.attempt is None or code == EXIT_FENCED:
+            mark(self.config.run.dir, "fenced" if code == EXIT_FENCED else "")
             return code
         try:
             remote = remote_url(self.config)

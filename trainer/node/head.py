@@ -48,9 +48,8 @@ class HeadLauncher(Launcher):
         self.refuse(failures)
         if self.arguments.preflight:
             return self.preflight()
-        if not self.arguments.command:
-            self.holder = AttemptHolder(self.config, counts=self.node.engine != "local")
-            self.env |= self.holder.take()
+        self.holder = AttemptHolder(self.config, counts=self.node.engine != "local")
+        self.env |= self.holder.take()
         self.start_ray()
         assert self.ray is not None
         if self.links:

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from trainer.config import RunConfig
-from trainer.hardware.host_memory import WORKER_BYTES
+from trainer.hardware.host_memory import worker_bytes
 from trainer.node.topology import NodeEnvironment
 
 GIB = 1 << 30
@@ -136,7 +136,7 @@ def shm_bytes(config: RunConfig) -> int:
 
 def memory_bytes(config: RunConfig) -> int:
     """Bytes of host memory that the ranks' processes take before any model."""
-    return WORKER_BYTES[config.placement.device] * config.placement.workers_per_node
+    return worker_bytes(config.placement.device, config.data.image_cache_gib) * config.placement.workers_per_node
 
 
 def _paths(config: RunConfig) -> list[Failure]:

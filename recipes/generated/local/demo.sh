@@ -32,6 +32,7 @@ model:
 data:
   path: "${DATA}/shapes-3f4c790b"
   prompt_max_tokens: 512
+  image_cache_gib: 0.1
 rollout:
   prompts_per_step: 32
   samples_per_prompt: 8
