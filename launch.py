@@ -1,197 +1,85 @@
-#!/usr/bin/env -S uv run --script
+#!/usr/bin/env python3
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["pyyaml>=6", "rich>=14"]
 # ///
-"""SpotRL's front door: recipes for post-training vision-language models, and where to run them.
+"""SpotRL's front door: `python3 launch.py COMMAND`, see `python3 launch.py --help`. The command line is recipes/cli.py.
 
-uv run launch.py list                                   every recipe: model, data, shape, targets, memory, cost
-uv run launch.py demo                                   the whole pipeline on this machine, without a GPU
-uv run launch.py plan grpo-qwen2.5-vl-72b-mathv60k      memory, disk, time and dollars, before you rent
-uv run launch.py up grpo-qwen2.5-vl-7b-mathv60k --target skypilot-runpod --bucket s3://mine
+Any Python from 3.9 on will do. Where this one is older than the code needs or lacks PyYAML and rich, the file starts
+itself again under uv, which brings both; where there is no uv, pip installs it into .cache/uv.
 """
 
 from __future__ import annotations
 
-import argparse
+import importlib.util
 import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
-from trainer.config import ConfigError  # ty: ignore[import-not-found]
-
 ROOT = Path(__file__).resolve().parent
-EXIT_CONFIG = 2
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    top = argparse.ArgumentParser(
-        prog="launch.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def add(name: str, help: str, *arguments: str, example: str = "") -> argparse.ArgumentParser:
-        command = commands.add_parser(
-            name,
-            help=help,
-            description=help[0].upper() + help[1:] + ".",
-            epilog=f"example:\n  uv run launch.py {name} {example}" if example else None,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        command.set_defaults(target=None, hosts="", detach=False)
-        for argument in arguments:
-            match argument:
-                case "recipe":
-                    command.add_argument("recipe", help="name of a recipe: see `list`")
-                case "target":
-                    command.add_argument("--target", help="where: see docs/targets.md; default: the cheapest that can")
-                case "set":
-                    command.add_argument(
-                        "--set",
-                        action="append",
-                        default=[],
-                        metavar="A.B=C",
-                        help="override a field, as often as you like; an unknown one is refused (docs/options.md)",
-                    )
-                case "run":
-                    command.add_argument("run", help="id of a run launched from here: see `status`")
-                case "dry":
-                    command.add_argument("--dry-run", action="store_true", help="show what would run, start nothing")
-                case "launch":
-                    command.add_argument(
-                        "--run-id", default="", help="our own id, under which it saves and resumes; default: a new one"
-                    )
-                    command.add_argument(
-                        "--bucket", default="", help="s3://, gs:// or r2:// URL that checkpoints are pushed to"
-                    )
-                    command.add_argument("--reproducible", action="store_true", help="refuse a dirty git tree")
-                case "remote":
-                    command.add_argument(
-                        "--hosts", default="", help="machines for the target ssh: [user@]address[:port],..."
-                    )
-                    command.add_argument("--detach", action="store_true", help="do not follow the logs")
-        return command
-
-    big, middle = "grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k"
-    add("list", "recipes, what they need and cost, and where they can run")
-    add(
-        "plan",
-        "memory per phase, disk, time per step and dollars",
-        "recipe",
-        "target",
-        "set",
-        example=f"{big} --target dstack-runpod --set rollout.tensor_parallel=8",
-    )
-    add(
-        "render",
-        "print the task files of a recipe, or write them to --out",
-        "recipe",
-        "target",
-        "set",
-        example=f"{middle} --target skypilot-runpod",
-    ).add_argument("--out", default="", help="folder to write them to")
-    add(
-        "up",
-        "run a recipe; Ctrl-C stops following the logs",
-        "recipe",
-        "target",
-        "set",
-        "launch",
-        "remote",
-        "dry",
-        example=f"{middle} --target skypilot-runpod --bucket s3://mine --set optimizer.learning_rate=1e-6",
-    )
-    add(
-        "demo",
-        "the whole pipeline on this machine, on CPU; one that was killed goes on where it was",
-        "set",
-        "launch",
-        "dry",
-        example="--set run.max_steps=20 --run-id short",
-    )
-    add(
-        "preflight",
-        "check a cluster: every node, and a collective between all of them",
-        "target",
-        "set",
-        "launch",
-        "remote",
-        "dry",
-        example="--target ssh --hosts 10.0.0.1,10.0.0.2",
-    )
-    add("resume", "start a run again; it goes on from its last committed checkpoint", "run", "dry")
-    add("status", "state, cost so far and last step of the runs launched from here").add_argument(
-        "run", nargs="?", help="only this one"
-    )
-    add("logs", "follow the logs of a run", "run")
-    add("down", "stop a run and give its machines back", "run", "dry")
-    add("report", "one HTML file: curves, samples, phases, configuration").add_argument(
-        "run", help="id of a run, or its folder"
-    )
-    add(
-        "reproduce",
-        "run again what a manifest describes; refuses where it cannot, and names what differs",
-        "target",
-        "launch",
-        "remote",
-        "dry",
-        example="runs/demo-x/manifest.json",
-    ).add_argument("manifest", help="manifest.json of a run")
-    for name, help in (
-        ("data", "prepare, preview, verify and compare datasets"),
-        ("test", "set up the test environment and run the tests; arguments go to pytest"),
-    ):
-        commands.add_parser(name, help=help)
-    return top
+CACHE = ROOT / ".cache" / "uv"
+RESTARTED = "SPOTRL_RESTARTED"
 
 
 def main(arguments: list[str]) -> int:
-    """Runs one command and returns the exit code. Configuration errors are one line and exit 2."""
-    os.chdir(ROOT)
-    # argparse leaves no option to a command's own parser, so the rest of a passed-on command never meets it.
-    cut = 1 if arguments[:1] in (["data"], ["test"]) else len(arguments)
-    args = parser().parse_args(arguments[:cut])
-    args.arguments = arguments[cut:]
-    try:
-        return dispatch(args)
-    except ConfigError as error:
-        print(f"launch.py: {error}", file=sys.stderr)
-        return EXIT_CONFIG
-    except KeyboardInterrupt:
-        return 130
+    """Runs one command and returns its exit code."""
+    if not ready():
+        return restart(arguments)
+    os.environ.pop(RESTARTED, None)
+    from recipes import cli  # ty: ignore[import-not-found]
+
+    return cli.main(arguments)
 
 
-def dispatch(args: argparse.Namespace) -> int:
-    """Imports only what the command needs: `list` must answer at once."""
-    from recipes import commands  # ty: ignore[import-not-found]
+def ready() -> bool:
+    """Whether this interpreter can run the command line."""
+    return sys.version_info >= (3, 11) and all(importlib.util.find_spec(name) for name in ("yaml", "rich"))
 
-    match args.command:
-        case "list":
-            return commands.list_recipes()
-        case "plan":
-            return commands.plan(args.recipe, args.target, args.set)
-        case "render":
-            return commands.render(args.recipe, args.target, args.set, args.out)
-        case "data" | "test" | "report":
-            return commands.delegate(args)
-        case "demo":
-            return commands.up("demo", "local", args)
-        case "preflight":
-            return commands.up("preflight", args.target, args)
-        case "up":
-            return commands.up(args.recipe, args.target, args)
-        case "resume":
-            return commands.resume(args.run, args.dry_run)
-        case "status":
-            return commands.status(args.run)
-        case "logs":
-            return commands.logs(args.run)
-        case "down":
-            return commands.down(args.run, args.dry_run)
-        case "reproduce":
-            return commands.reproduce(args)
-    raise AssertionError(args.command)
+
+def restart(arguments: list[str]) -> int:
+    """Replaces this process by the same command under uv. Returns only where that cannot be: 2."""
+    if os.environ.get(RESTARTED):
+        return fail("uv started this file without PyYAML and rich: remove .cache/uv and call it again")
+    uv = find_uv() or install_uv()
+    if not uv:
+        return 2
+    os.environ[RESTARTED] = "1"
+    os.environ["PATH"] = os.pathsep.join([str(Path(uv).parent), os.environ.get("PATH", os.defpath)])
+    os.execv(uv, [uv, "run", "--quiet", "--script", str(ROOT / "launch.py"), *arguments])
+
+
+def find_uv() -> str:
+    """A uv that answers (a shim of pyenv may not); empty if there is none."""
+    for found in (shutil.which("uv"), str(Path.home() / ".local/bin/uv"), str(CACHE / "bin/uv")):
+        if found and os.access(found, os.X_OK):
+            asked = subprocess.run([found, "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            if asked.returncode == 0:
+                return found
+    return ""
+
+
+def install_uv() -> str:
+    """Installs uv into the repository's cache with pip. Empty, after one line that says what to do, if it cannot."""
+    if importlib.util.find_spec("pip") is None:
+        fail("uv and pip are missing: install pip (Debian, Ubuntu: apt install python3-pip) or uv, and call this again")
+        return ""
+    print("launch.py: installing uv into .cache/uv (once)", file=sys.stderr, flush=True)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", str(CACHE)]
+    done = subprocess.run([*pip, "uv"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    uv = CACHE / "bin" / "uv"
+    if done.returncode or not uv.exists():
+        reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        fail("pip could not install uv (" + reason + "): install uv yourself and call this again")
+        return ""
+    return str(uv)
+
+
+def fail(message: str) -> int:
+    """Prints one line and returns the exit code for what a person can change."""
+    print("launch.py: " + message, file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import obstore
 from tests import servers
 from tests.loops.jobs import REWARD, Job
 from trainer import config as c
-from trainer.observe.metrics import read_history
+from trainer.observe.history import read_history
 from trainer.storage.storage import Storage
 
 RESULT = Path(__file__).with_suffix(".json")

@@ -112,7 +112,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         data = Path(scratch) / "shapes"
-        data_s = call("data_prep", "prepare", "shapes", "--out", str(data))
+        data_s = call("examples.demo.shapes", "--out", str(data))
         runs = []
         for seed in map(int, options.seeds.split(",")):
             folder = Path(scratch) / str(seed)

@@ -3,9 +3,9 @@
     python -m benchmarks.prepare_data [--rows 8000] [--runs 3] [--out benchmarks/prepare_data.json]
 
 The original way copies the archive to its place, unpacks it with tarfile and replaces the path prefix in the jsonl as
-text; to learn whether every picture decodes, all files are then read and decoded with Pillow, in one process, or
+text; to learn whether every image decodes, all files are then read and decoded with Pillow, in one process, or
 (`original_parallel`) in as many as ours has. Ours unpacks, decodes, hashes, checks every row and answer, finds repeats
-and near-identical pictures, splits, and writes Parquet shards, quarantine, statistics and preview. Variants alternate
+and near-identical images, splits, and writes Parquet shards, quarantine, statistics and preview. Variants alternate
 on the same archive; every run is a process of its own. Then every variant runs once more and is watched (which takes a
 part of a core): memory is the largest sum of proportional shares (PSS) of the process and its children, at the given
 size and at a quarter of it; CPU seconds are sampled likewise.

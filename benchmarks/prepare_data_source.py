@@ -2,8 +2,8 @@
 
 Shares are those of its rows by source (paper of LMM-R1, arXiv 2503.07536, table A4; sets below one percent are left
 out or joined to the nearest). File types and sizes in pixels are those usual in each set: about a quarter are JPEG
-photographs, the others PNG charts, drawings, tables, renderings and scanned pages. Rows share pictures as there:
-65,118 rows on about 40,000 pictures.
+photographs, the others PNG charts, drawings, tables, renderings and scanned pages. Rows share images as there:
+65,118 rows on about 40,000 images.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PICTURES_PER_ROW = 40_000 / 65_118
 
 @dataclass(frozen=True)
 class Kind:
-    """Pictures of one source set."""
+    """Images of one source set."""
 
     name: str
     rows: int
@@ -159,7 +159,7 @@ KINDS = (
 
 
 def draw(number: int) -> tuple[str, bytes]:
-    """(name in the archive, encoded picture): always the same for the same number."""
+    """(name in the archive, encoded image): always the same for the same number."""
     rng = np.random.default_rng(number)
     weights = np.array([kind.rows for kind in KINDS], dtype=float)
     kind = KINDS[rng.choice(len(KINDS), p=weights / weights.sum())]
@@ -199,9 +199,9 @@ def make(folder: Path, rows: int) -> dict[str, Any]:
     held = {
         "about": "drawn after MathV60K's 24 sources: their shares of the rows, usual file types and sizes",
         "rows": rows,
-        "pictures": len(names),
-        "by_type": {kind: {"pictures": count[kind], "mb": round(kinds[kind] / 1e6, 1)} for kind in sorted(count)},
-        "picture_kb": {
+        "images": len(names),
+        "by_type": {kind: {"images": count[kind], "mb": round(kinds[kind] / 1e6, 1)} for kind in sorted(count)},
+        "image_kb": {
             "mean": round(sum(sizes) / len(sizes) / 1e3, 1),
             "median": round(sorted(sizes)[len(sizes) // 2] / 1e3, 1),
         },
@@ -211,11 +211,11 @@ def make(folder: Path, rows: int) -> dict[str, Any]:
     return held
 
 
-def row(number: int, picture: str, rng: random.Random) -> str:
+def row(number: int, image: str, rng: random.Random) -> str:
     """One line of the jsonl."""
     content = [
         {"type": "text", "text": f"Question {number}? " + "words " * rng.randrange(10, 60)},
-        {"type": "image", "image": FOREIGN + picture},
+        {"type": "image", "image": FOREIGN + image},
     ]
     system = {"role": "system", "content": "Solve the question. " * 20}
     message = json.dumps([system, {"role": "user", "content": content}]).replace("/", "\\/")

@@ -20,14 +20,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from recipes.capabilities import CAPABILITIES
 from recipes.plan import cost
 from recipes.plan.memory import plan
 from recipes.presets import get
 from recipes.presets.parts import with_parts
 from recipes.spec import Recipe
-from recipes.targets.capabilities import CAPABILITIES
 from trainer.hardware.gpus import gpu_named
-from trainer.node.preemption import save_interval_s
+from trainer.hardware.save_interval import save_interval_s
 
 HERE = Path(__file__).parent
 RECIPE, TARGET = "grpo-qwen2.5-vl-72b-mathv60k", "skypilot-gcp"

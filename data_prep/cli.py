@@ -20,13 +20,12 @@ if TYPE_CHECKING:
     from trainer.data.schema import Manifest
 
 NAMES = {
-    "mathv60k": "MathV60K (VerMulti): visual math, 65,118 rows, 2.4 GB of pictures",
+    "mathv60k": "MathV60K (VerMulti): visual math, 65,118 rows, 2.4 GB of images",
     "mathv-geo": "the geometry part of the same repository",
     "geometry3k": "geometry problems with diagrams, free-form answers",
     "gsm8k": "grade-school word problems, text only",
     "math": "competition problems (Hendrycks MATH), text only",
     "mathvista": "MathVista testmini, for evaluation",
-    "shapes": "synthetic pictures, made here: no download; for the demo and for tests",
 }
 DATASETS = f"""
 datasets:
@@ -54,7 +53,7 @@ examples:
   uv run launch.py data prepare gsm8k --revision COMMIT --out data/gsm8k                # the same again, months later
   HF_ENDPOINT=https://my-mirror.example uv run launch.py data prepare gsm8k --out data/gsm8k
 
-An interrupted preparation is repeated with the same command: downloads go on where they stopped, pictures that were
+An interrupted preparation is repeated with the same command: downloads go on where they stopped, images that were
 unpacked and checked are not touched again. Rows that fail a check are in OUT/quarantine.jsonl, each with its reason.
 """
 
@@ -63,13 +62,13 @@ def parser() -> argparse.ArgumentParser:
     """All options, with what they mean."""
     top = argparse.ArgumentParser(
         prog="launch.py data",
-        description="Downloads, checks and converts datasets to one format: Parquet shards with the pictures inside.",
+        description="Downloads, checks and converts datasets to one format: Parquet shards with the images inside.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     make = commands.add_parser("prepare", help="download, check and convert a dataset",
-                               description="Downloads a dataset, checks every row and picture, writes shards.",
+                               description="Downloads a dataset, checks every row and image, writes shards.",
                                epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     make.add_argument("name", metavar="NAME", help="one of: " + ", ".join(NAMES))
     make.add_argument("--out", required=True, metavar="DIR|URL", help="local directory, or s3:// gs:// r2:// prefix")
@@ -78,31 +77,27 @@ def parser() -> argparse.ArgumentParser:
                        "that it meant is saved in the manifest)")  # fmt: skip
     where.add_argument("--mirror", default="", metavar="DIR", help="folder with OWNER/REPO/FILE instead of the hub")
     where.add_argument("--jsonl", default="", help="a *_message.jsonl of your own in MathV60K's format")
-    where.add_argument("--images", default="", help="its pictures: .tar.gz, .tar, .zip or a folder")
+    where.add_argument("--images", default="", help="its images: .tar.gz, .tar, .zip or a folder")
     checks = make.add_argument_group("what is kept")
     checks.add_argument("--tokenizer", default="", metavar="MODEL", help="count the text's tokens too, with this "
                         "model's tokenizer and chat template: directory, hub id, or id@revision")  # fmt: skip
-    checks.add_argument("--max-tokens", type=int, default=4096, help="longest prompt, pictures included (%(default)s)")
+    checks.add_argument("--max-tokens", type=int, default=4096, help="longest prompt, images included (%(default)s)")
     checks.add_argument("--min-pixels", type=int, default=4 * 28 * 28, help="model.min_pixels of the run (%(default)s)")
     checks.add_argument("--max-pixels", type=int, default=1280 * 28 * 28, help="model.max_pixels (%(default)s)")
-    checks.add_argument("--min-side", type=int, default=28, help="shortest side of a picture, pixels (%(default)s)")
+    checks.add_argument("--min-side", type=int, default=28, help="shortest side of an image, pixels (%(default)s)")
     checks.add_argument("--exclude", action="append", default=[], metavar="DIR|URL", help="prepared evaluation set: "
-                        "rows with a picture that it nearly has are left out; repeatable")  # fmt: skip
+                        "rows with an image that it nearly has are left out; repeatable")  # fmt: skip
     checks.add_argument("--limit", type=int, default=0, metavar="N", help="only the first N rows of the source")
     split = make.add_argument_group("train and validation (where the source has no splits)")
     split.add_argument("--validation", type=float, default=0.02, help="share of the rows (%(default)s); 0 for none")
     split.add_argument("--split-seed", type=int, default=0, help="another split of the same data")
     how = make.add_argument_group("how")
-    how.add_argument("--workers", type=int, default=0, help="processes that decode pictures (default: one per core)")
-    how.add_argument("--work", default="", metavar="DIR", help="for unpacked pictures (default: inside OUT)")
+    how.add_argument("--workers", type=int, default=0, help="processes that decode images (default: one per core)")
+    how.add_argument("--work", default="", metavar="DIR", help="for unpacked images (default: inside OUT)")
     how.add_argument("--overwrite", action="store_true", help="replace another dataset in OUT")
-    synthetic = make.add_argument_group("shapes only")
-    synthetic.add_argument("--rows", type=int, default=2048, help="training rows (%(default)s)")
-    synthetic.add_argument("--test-rows", type=int, default=256, help="test rows (%(default)s)")
-    synthetic.add_argument("--seed", type=int, default=0, help="of the pictures")
     for name, where, about, more in (
-        ("preview", "DIR", "write DIR/preview.html: samples with their pictures, and tables",
-         "Sources, answer types, picture sizes, prompt lengths and the reasons for leaving rows out, on one page that "
+        ("preview", "DIR", "write DIR/preview.html: samples with their images, and tables",
+         "Sources, answer types, image sizes, prompt lengths and the reasons for leaving rows out, on one page that "
          "needs no network. `prepare` writes it too."),
         ("verify", "DIR|URL", "read every shard and compare its hash with the manifest",
          "Exit code 2 and the shard's name if one is damaged: fetch or prepare it again."),
@@ -112,8 +107,8 @@ def parser() -> argparse.ArgumentParser:
         )
     both = commands.add_parser(
         "overlap",
-        help="pictures and sources that a dataset shares with an evaluation set",
-        description="Prints, as JSON, how many rows have a picture that the evaluation set nearly has, by source. "
+        help="images and sources that a dataset shares with an evaluation set",
+        description="Prints, as JSON, how many rows have an image that the evaluation set nearly has, by source. "
         "`prepare --exclude EVALUATION` leaves such rows out.",
     )
     both.add_argument("dataset", metavar="DIR", help="the prepared training set")
@@ -196,10 +191,6 @@ def _prepare_local(options: argparse.Namespace, out: Path, show: Progress) -> Ma
     from data_prep.ingest.images import ImageLimits
     from data_prep.prepare import prepare as run
 
-    if options.name == "shapes":
-        from examples.demo import shapes
-
-        return shapes.prepare(out, train_rows=options.rows, test_rows=options.test_rows, seed=options.seed)
     settings = Settings(
         limits=ImageLimits(min_side=options.min_side),
         min_pixels=options.min_pixels,
@@ -242,13 +233,13 @@ def _summary(manifest: Manifest, where: str) -> None:
     for reason, count in manifest.quarantined.items():
         print(f"  left out: {count:>7,}  {reason}")
     stats = manifest.statistics
-    if stats and stats["pictures"]["refused"]:
-        print(f"  refused from the archive: {len(stats['pictures']['refused']):,} unsafe members")
+    if stats and stats["images"]["refused"]:
+        print(f"  refused from the archive: {len(stats['images']['refused']):,} unsafe members")
     for split, count in stats["groups"]["rows_near_train"].items() if stats else ():
-        print(f"  note: {count:,} rows of {split} have a picture that train nearly has (the source's own split)")
+        print(f"  note: {count:,} rows of {split} have an image that train nearly has (the source's own split)")
     for overlap in stats["overlaps"] if stats else ():
         touched = sum(overlap["evaluation_rows_touched"].values())
-        print(f"  {overlap['set']}: {overlap['rows_excluded']:,} rows left out, sharing {touched:,} of its pictures")
+        print(f"  {overlap['set']}: {overlap['rows_excluded']:,} rows left out, sharing {touched:,} of its images")
     print(f"  fingerprint {manifest.fingerprint[:16]}; see preview.html and quarantine.jsonl beside the shards")
 
 

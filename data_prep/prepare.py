@@ -1,7 +1,7 @@
-"""From sources to a prepared dataset: unpack and check the pictures, judge every row, split, write, manifest last.
+"""From sources to a prepared dataset: unpack and check the images, judge every row, split, write, manifest last.
 
-The rows are read three times (which pictures are wanted; the checks; the writing), because a line costs microseconds
-and memory then holds neither texts nor pictures.
+The rows are read three times (which images are wanted; the checks; the writing), because a line costs microseconds
+and memory then holds neither texts nor images.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from data_prep.checks.checking import warm_up
 from data_prep.checks.overlap import mark_overlaps
 from data_prep.checks.split import groups_of, validation_groups
 from data_prep.checks.tokens import text_token_counter
-from data_prep.checks.validate import Golds, Judged, Settings, judge, mark_repeats
+from data_prep.checks.validate import Judged, References, Settings, judge, mark_repeats
 from data_prep.ingest.archive import Refused
-from data_prep.ingest.images import Picture
-from data_prep.ingest.pictures import Pictures
+from data_prep.ingest.checking import warm_up
+from data_prep.ingest.image_store import ImageStore
+from data_prep.ingest.images import ImageFacts
 from data_prep.ingest.wanted import Wanted
 from data_prep.sources.source import Candidate, Problem, Source
 from data_prep.write import statistics
@@ -44,35 +44,35 @@ def _quiet(stage: str, done: int, total: int) -> None:
 
 
 class _Open:
-    """One source with its pictures."""
+    """One source with its images."""
 
-    pictures: Pictures
+    images: ImageStore
 
     def __init__(self, source: Source, settings: Settings) -> None:
         self.source, self.settings = source, settings
-        self.picture_bytes = source.picture_bytes()
+        self.image_bytes = source.image_bytes()
         self.wanted = Wanted(())
         self.refused = Refused()
         self.unused = 0
 
-    def open_pictures(self, work_dir: Path) -> None:
-        """Waits for the hashes of the source's files: pictures of a former run count if these are the same."""
+    def open_images(self, work_dir: Path) -> None:
+        """Waits for the hashes of the source's files: images of a former run count if these are the same."""
         key = json.dumps([self.source.files, dataclasses.asdict(self.settings.limits)], sort_keys=True)
-        self.pictures = Pictures(work_dir, self.settings.limits, hashlib.sha256(key.encode()).hexdigest())
+        self.images = ImageStore(work_dir, self.settings.limits, hashlib.sha256(key.encode()).hexdigest())
 
     def rows(self) -> Iterator[Candidate | Problem]:
         return islice(self.source.rows(), self.settings.limit or None)
 
-    def facts(self, row: Candidate) -> list[Picture | None | str]:
-        """Facts of the row's pictures; None where one is missing, a text where its name is ambiguous."""
-        found: list[Picture | None | str] = []
-        for path in row.pictures:
+    def facts(self, row: Candidate) -> list[ImageFacts | None | str]:
+        """Facts of the row's images; None where one is missing, a text where its name is ambiguous."""
+        found: list[ImageFacts | None | str] = []
+        for path in row.images:
             member = self.wanted.member(path)
-            found.append(f"several pictures are named {path}" if member == "" else self.pictures.facts(member or ""))
+            found.append(f"several images are named {path}" if member == "" else self.images.facts(member or ""))
         return found
 
     def read(self, row: Candidate) -> list[bytes]:
-        return [self.pictures.read(self.wanted.member(path) or "") for path in row.pictures]
+        return [self.images.read(self.wanted.member(path) or "") for path in row.images]
 
 
 def prepare(
@@ -89,15 +89,15 @@ def prepare(
     """Prepares `sources` as one dataset in a local directory.
 
     Args:
-        sources: where rows and pictures come from.
+        sources: where rows and images come from.
         out_dir: made if missing. If it holds the very dataset that is asked for, nothing is done.
         name: of the dataset.
         settings: limits, split, tokenizer.
         workers: decoding processes; 0: one per core.
         on_progress: follows the stages.
         overwrite: replace another dataset in `out_dir`.
-        exclude: prepared evaluation sets: rows with a picture that one of them nearly has are quarantined.
-        work_dir: for the unpacked pictures, removed at the end; default inside `out_dir`.
+        exclude: prepared evaluation sets: rows with an image that one of them nearly has are quarantined.
+        work_dir: for the unpacked images, removed at the end; default inside `out_dir`.
 
     Raises ConfigError where there is another dataset, too little disk, or no row that can be used.
     """
@@ -112,22 +112,22 @@ def prepare(
     out.mkdir(parents=True, exist_ok=True)
     work = Path(work_dir) if work_dir else out / ".work"
     opened = [_Open(source, settings) for source in sources]
-    warm_up(max(one.picture_bytes for one in opened))
+    warm_up()
     totals = [_find_wanted(one) for one in opened]
     asked = _asked(sources, settings, exclude)
     for i, one in enumerate(opened):
-        one.open_pictures(work / str(i))
+        one.open_images(work / str(i))
     check_disk(opened, totals, out, work)
     for one in opened:
         _unpack(one, workers, on_progress)
-    golds = Golds(workers)
+    references = References(workers)
     try:
-        judged, problems = _judge_all(opened, settings, golds, sum(rows for rows, _ in totals), on_progress)
+        judged, problems = _judge_all(opened, settings, references, sum(rows for rows, _ in totals), on_progress)
         kept = [row for rows in judged for row in rows]
-        mark_repeats(kept, golds.same)
+        mark_repeats(kept, references.same)
     finally:
-        golds.close()
-    facts = {p.facts.sha256: p.facts for one in opened for p in one.pictures.stored.values()}
+        references.close()
+    facts = {p.facts.sha256: p.facts for one in opened for p in one.images.stored.values()}
     overlaps = mark_overlaps(kept, facts, exclude)
     groups = _assign_splits(kept, facts, settings)
     clear(out)
@@ -135,17 +135,17 @@ def prepare(
     samples = Samples(rows)
     manifest = _write(opened, judged, problems, out, name, asked, rows, samples, on_progress)
     stats = statistics.collect(kept, facts, groups)
-    stats["pictures"] |= {
+    stats["images"] |= {
         "unused": sum(one.unused for one in opened),
         "refused": [list(member) for one in opened for member in one.refused.members][:1000],
-        "resumed": sum(one.pictures.resumed for one in opened),
+        "resumed": sum(one.images.resumed for one in opened),
     }
     stats["overlaps"] = overlaps
     manifest = dataclasses.replace(manifest, statistics=stats)
     write_preview(out, manifest, samples)
     write_manifest(out, manifest)
     for one in opened:
-        one.pictures.close(remove=True)
+        one.images.close(remove=True)
     shutil.rmtree(work, ignore_errors=True)
     return manifest
 
@@ -160,24 +160,24 @@ def _asked(sources: Sequence[Source], settings: Settings, exclude: Sequence[str]
 
 
 def _find_wanted(one: _Open) -> tuple[int, int]:
-    """First reading. Returns the number of rows and of references to pictures."""
+    """First reading. Returns the number of rows and of references to images."""
     rows = references = 0
     paths: set[str] = set()
     for row in one.rows():
         rows += 1
         if isinstance(row, Candidate):
-            references += len(row.pictures)
-            paths.update(row.pictures)
+            references += len(row.images)
+            paths.update(row.images)
     one.wanted = Wanted(paths)
     return rows, references
 
 
 def check_disk(opened: Sequence[_Open], totals: Sequence[tuple[int, int]], out: Path, work: Path) -> None:
-    """Raises ConfigError if the unpacked pictures and the shards, where rows share pictures, cannot fit."""
+    """Raises ConfigError if the unpacked images and the shards, where rows share images, cannot fit."""
     unpack = shards = 0
     for one, (rows, references) in zip(opened, totals, strict=True):
-        size = one.picture_bytes
-        there = sum(p.size for p in one.pictures.stored.values())
+        size = one.image_bytes
+        there = sum(p.size for p in one.images.stored.values())
         unpack += max(0, size - there)
         shards += int(size * max(1.0, references / max(1, len(one.wanted)))) + 4096 * rows
     work.mkdir(parents=True, exist_ok=True)
@@ -188,15 +188,15 @@ def check_disk(opened: Sequence[_Open], totals: Sequence[tuple[int, int]], out: 
         if need > free:
             raise ConfigError(
                 f"{place} has {free / 2**30:.1f} GiB free, the preparation needs up to {need / 2**30:.1f} GiB: "
-                f"free some, or choose another --out (and --work for the unpacked pictures)"
+                f"free some, or choose another --out (and --work for the unpacked images)"
             )
 
 
 def _unpack(one: _Open, workers: int, on_progress: Progress) -> None:
     if not len(one.wanted):
         return
-    total = one.picture_bytes
-    stage = f"pictures of {one.source.name}"
+    total = one.image_bytes
+    stage = f"images of {one.source.name}"
     seen = 0
 
     def follow(_: int, size: int) -> None:
@@ -204,12 +204,12 @@ def _unpack(one: _Open, workers: int, on_progress: Progress) -> None:
         seen += size
         on_progress(stage, min(seen, total), total)
 
-    one.unused = one.pictures.fill(lambda: one.source.members(one.refused), one.wanted, workers, follow, total)
+    one.unused = one.images.fill(lambda: one.source.members(one.refused), one.wanted, workers, follow)
     on_progress(stage, total, total)
 
 
 def _judge_all(
-    opened: Sequence[_Open], settings: Settings, golds: Golds, total: int, on_progress: Progress
+    opened: Sequence[_Open], settings: Settings, references: References, total: int, on_progress: Progress
 ) -> tuple[list[list[Judged]], list[list[Problem]]]:
     """Second reading: every row's checks, in batches for the tokenizer."""
     count_tokens = text_token_counter(settings.tokenizer)
@@ -224,7 +224,7 @@ def _judge_all(
             candidates = [complete(row) for row in batch if isinstance(row, Candidate)]
             problems[-1] += [row for row in batch if isinstance(row, Problem)]
             counts = count_tokens([row.messages for row in candidates])
-            answers = golds.check([row.answer for row in candidates])
+            answers = references.check([row.answer for row in candidates])
             judged[-1] += [
                 judge(row, gold, one.facts(row), tokens, settings)
                 for row, gold, tokens in zip(candidates, answers, counts, strict=True)
@@ -238,18 +238,18 @@ def complete(row: Candidate) -> Candidate:
     """The row with a system prompt, ours where its source has none."""
     if row.messages and row.messages[0]["role"] == "system":
         return row
-    prompt = SYSTEM_PROMPT if row.pictures else TEXT_SYSTEM_PROMPT
+    prompt = SYSTEM_PROMPT if row.images else TEXT_SYSTEM_PROMPT
     return dataclasses.replace(row, messages=[{"role": "system", "content": prompt}, *row.messages])
 
 
-def _assign_splits(rows: list[Judged], facts: dict[str, Picture], settings: Settings) -> dict[str, Any]:
+def _assign_splits(rows: list[Judged], facts: dict[str, ImageFacts], settings: Settings) -> dict[str, Any]:
     """Gives every kept row its split. Returns what the statistics say of the groups."""
     kept = [row for row in rows if not row.reason]
     if not kept:
         reasons = Counter(row.reason.partition(":")[0] for row in rows)
         raise ConfigError(f"no row can be used: {', '.join(f'{n} {reason}' for reason, n in reasons.most_common(5))}")
-    looks = {sha: facts[sha].look for row in kept for sha in row.pictures}
-    keys = groups_of([row.pictures for row in kept], [row.question for row in kept], looks)
+    looks = {sha: facts[sha].look for row in kept for sha in row.images}
+    keys = groups_of([row.images for row in kept], [row.question for row in kept], looks)
     free = [key for row, key in zip(kept, keys, strict=True) if not row.split]
     chosen = validation_groups(free, settings.validation, settings.split_seed)
     for row, key in zip(kept, keys, strict=True):
@@ -313,11 +313,11 @@ def _write(
                         index=row.index,
                         question=asked_text,
                         answer=row.answer,
-                        pictures=row.pictures,
+                        images=row.images,
                     )
                     continue
                 written = Row(
-                    id=row_id_of(row.source, row.messages, result.pictures),
+                    id=row_id_of(row.source, row.messages, result.images),
                     source=row.source,
                     messages=row.messages,
                     images=one.read(row),
@@ -334,6 +334,7 @@ def _write(
         revision=",".join(sorted({one.source.revision for one in opened if one.source.revision})),
         rows=counts,
         files=files,
+        images_per_row={split: writer.images_per_row for split, writer in writers.items()},
         quarantined=dict(quarantined.most_common()),
         settings=asked,
         fingerprint=fingerprint(files, asked),

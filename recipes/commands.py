@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import argparse
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recipes import run_record
-from recipes.presets import get
-from recipes.spec import Recipe, override, validate
+from recipes.presets import resolve
 from trainer.config import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-def resolve(name: str, overrides: list[str]) -> Recipe:
-    """The recipe of that name with its overrides, validated."""
-    recipe = override(get(name), overrides)
-    validate(recipe)
-    return recipe
 
 
 def list_recipes() -> int:
@@ -41,9 +34,8 @@ def _wide() -> Console:
 
 def plan(name: str, target: str | None, overrides: list[str]) -> int:
     """Memory, disk, time and dollars of a recipe. Exit code 2 where it does not fit."""
-    from recipes import shown
+    from recipes import capabilities, shown
     from recipes.plan import cost, memory, prices
-    from recipes.targets import capabilities
 
     recipe = resolve(name, overrides)
     if target:
@@ -56,7 +48,7 @@ def plan(name: str, target: str | None, overrides: list[str]) -> int:
 
 def render(name: str, target: str | None, overrides: list[str], out: str) -> int:
     """Writes or prints the task files of a recipe."""
-    from recipes.targets.capabilities import targets_for
+    from recipes.capabilities import targets_for
     from recipes.targets.render import render as render_files
 
     recipe = resolve(name, overrides)
@@ -95,9 +87,7 @@ def up(name: str, target: str | None, args: argparse.Namespace) -> int:
 def delegate(args: argparse.Namespace) -> int:
     """Commands that need the training environment: data (but not its help), report, test."""
     if args.command == "data" and (not args.arguments or {"-h", "--help"} & set(args.arguments)):
-        from data_prep import cli
-
-        return cli.main(args.arguments or ["--help"])
+        return subprocess.run([sys.executable, "-m", "data_prep", *(args.arguments or ["--help"])]).returncode
     environment = "test" if args.command == "test" else "cpu"
     code = subprocess.run(["bash", "trainer/setup.sh", environment]).returncode
     if code:

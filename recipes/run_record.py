@@ -49,6 +49,11 @@ class RunRecord:
         mine = self.hours() * self.usd_per_hour if self.counted_usd is None else self.counted_usd
         return self.earlier_usd + mine
 
+    def task_files(self) -> list[Path]:
+        """The rendered files of the launch, main one first."""
+        files = sorted((RUNS / self.run_id / "task").glob("*"))
+        return sorted(files, key=lambda p: p.name.endswith((".fleet.yaml", ".volume.yaml")))
+
     def save(self) -> Path:
         """Writes the record and returns its path."""
         path = RUNS / self.run_id / "launch.json"

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.table import Table
 
+from recipes.capabilities import targets_for
 from recipes.plan import cost, memory
 from recipes.plan.memory import GIB, MemoryPlan
 from recipes.presets import RECIPES, get
 from recipes.spec import Recipe
-from recipes.targets.capabilities import targets_for
 
 
 def recipes(console: Console) -> None:

@@ -97,7 +97,11 @@ class Budget:
     max_hours: float = 24.0
     """Longest run; Slurm's --time, dstack's max_duration."""
     max_restarts: int = 3
-    """Restarts after failures of the job itself (preemptions do not count)."""
+    """Attempts in a row that may fail without a new checkpoint before the run ends for good."""
+    max_losses: int = 10
+    """The same for attempts whose machines were taken away or lost; it begins anew with every checkpoint."""
+    max_requeues: int = 20
+    """Restarts of one batch job (Slurm, PBS), whatever the reason; `resume` submits a new one."""
     idle_minutes: int = 10
     """Machines go down after this long without a job."""
 
@@ -191,6 +195,8 @@ def override(recipe: Recipe, assignments: list[str]) -> Recipe:
             recipe = run_config.override(recipe, [assignment])
         elif head == "placement" and any(k in assignment.partition("=")[0] for k in (".nodes", ".workers_per_node")):
             raise ConfigError("placement follows the cluster: set cluster.nodes and cluster.gpus_per_node")
+        elif (key := assignment.partition("=")[0].strip()) in ("checkpoint.max_restarts", "checkpoint.max_losses"):
+            raise ConfigError(f"{key} follows the budget: set {key.replace('checkpoint', 'budget')}")
         elif head in sections:
             recipe = replace(recipe, config=run_config.override(recipe.config, [assignment]))
         else:
@@ -199,12 +205,14 @@ def override(recipe: Recipe, assignments: list[str]) -> Recipe:
 
 
 def placed(recipe: Recipe) -> Recipe:
-    """The recipe with `placement` and storage written from its cluster, so that the two cannot disagree."""
+    """The recipe with `placement` written from its cluster and its restarts from its budget: they cannot disagree."""
     cluster, place = recipe.cluster, recipe.config.placement
     device = "cpu" if recipe.environment == "cpu" else "cuda"
     workers = cluster.gpus_per_node if device == "cuda" else place.workers_per_node
     place = replace(place, nodes=cluster.nodes, workers_per_node=workers, device=device)
-    return replace(recipe, config=replace(recipe.config, placement=place))
+    budget = recipe.budget
+    save = replace(recipe.config.checkpoint, max_restarts=budget.max_restarts, max_losses=budget.max_losses)
+    return replace(recipe, config=replace(recipe.config, placement=place, checkpoint=save))
 
 
 def validate(recipe: Recipe) -> None:

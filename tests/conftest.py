@@ -18,6 +18,51 @@ ROOT = Path(__file__).parent.parent
 # Shells start jobs in the background with SIGINT ignored, and whatever a test interrupts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+DURATIONS = Path(__file__).with_name("durations.json")
+FAST_S = 3.0
+"""Tests that were recorded to take longer are not in the fast tier."""
+
+
+def pytest_addoption(parser):
+    parser.addoption("--fast", action="store_true", help="only tests without engine, Ray and ranks, of a few seconds")
+    parser.addoption("--record-durations", action="store_true", help=f"write tests over a second to {DURATIONS.name}")
+
+
+def pytest_collection_modifyitems(config, items):
+    """The fast tier: what is not marked slow, starts no ranks, and was not recorded to be slow."""
+    if not config.getoption("--fast"):
+        return
+    recorded = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+    left_out = {"slow", "long", "lab", "gpu"}
+
+    def fast(item) -> bool:
+        marked = left_out & {mark.name for mark in item.iter_markers()}
+        return not marked and "run_ranks" not in item.fixturenames and recorded.get(item.nodeid, 0) <= FAST_S
+
+    config.hook.pytest_deselected(items=[item for item in items if not fast(item)])
+    items[:] = [item for item in items if fast(item)]
+
+
+def pytest_configure(config):
+    if config.getoption("--record-durations"):
+        config.pluginmanager.register(Recorder())
+
+
+class Recorder:
+    """Keeps the seconds of every test that ran, fixtures included, beside those of tests that did not run."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def pytest_runtest_logreport(self, report):
+        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+
+    def pytest_sessionfinish(self):
+        before = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+        known = before | {name: round(seconds, 1) for name, seconds in self.seconds.items()}
+        kept = {name: seconds for name, seconds in sorted(known.items()) if seconds >= 1}
+        DURATIONS.write_text(json.dumps(kept, indent=1) + "\n")
+
 
 def make_rows(split: str, count: int, text_only_every: int = 0):
     """Rows of the synthetic set; every `text_only_every`-th has no picture."""

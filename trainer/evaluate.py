@@ -13,20 +13,30 @@ if TYPE_CHECKING:
 
 
 def evaluate(config: RunConfig, run: Session) -> dict[str, float]:
-    """Answers every held-out row and grades it. The same rows and seeds each time, so that scores compare."""
-    e = config.evaluation
-    dataset = run.dataset(e.path or config.data.path, e.split)
-    rows = range(min(len(dataset), e.max_samples) if e.max_samples else len(dataset))
-    prompts = [Prompt(group=i, row=row, seed=seed_of(config.run.seed, "eval", row)) for i, row in enumerate(rows)]
-    samples = run.workers.generate(prompts, e.samples_per_prompt, e.temperature, e.path or config.data.path, e.split)
+    """Answers every held-out row and grades it. The same rows and seeds each time, so that scores compare.
+
+    A prompt that is too long for the engine is not asked, and counts as wrong: it never leaves the denominator.
+    """
+    e, path = config.evaluation, config.evaluation_path
+    dataset = run.dataset(path, e.split)
+    lengths = run.lengths(path, e.split, e.max_samples)[:, 0]
+    fits = lengths < config.data.prompt_max_tokens + config.rollout.max_tokens  # the engine's longest sequence
+    prompts = [Prompt(group=i, row=i, seed=seed_of(config.run.seed, "eval", i)) for i in range(len(lengths)) if fits[i]]
+    samples = run.workers.generate(prompts, e.samples_per_prompt, e.temperature, path, e.split)
     outcomes = run.score(samples, dataset)
-    n = len(outcomes)
-    by_source: dict[str, list[float]] = {}
+    generated, n = max(1, len(samples)), e.samples_per_prompt
+    accuracy, form = [0.0] * len(lengths), 0.0
     for sample, outcome in zip(samples, outcomes, strict=True):
-        by_source.setdefault(dataset[sample.row].source.rpartition("/")[2], []).append(outcome.accuracy)
+        accuracy[sample.row] += outcome.accuracy
+        form += outcome.format
+    sources = [source.rpartition("/")[2] for source in dataset.column("source")[: len(lengths)]]
+    by_source: dict[str, list[float]] = {}
+    for source, value in zip(sources, accuracy, strict=True):
+        by_source.setdefault(source, []).append(value)
     return {
-        "eval/accuracy": sum(o.accuracy for o in outcomes) / n,
-        "eval/format": sum(o.format for o in outcomes) / n,
-        "eval/response_tokens_mean": sum(len(s.token_ids) for s in samples) / n,
-        "eval/truncated_fraction": sum(not s.finished for s in samples) / n,
-    } | {f"eval/accuracy_{name}": sum(v) / len(v) for name, v in sorted(by_source.items()) if len(by_source) > 1}
+        "eval/accuracy": sum(accuracy) / (n * len(lengths)),
+        "eval/format": form / (n * len(lengths)),
+        "eval/too_long": float(len(lengths) - len(prompts)),
+        "eval/response_tokens_mean": sum(len(s.token_ids) for s in samples) / generated,
+        "eval/truncated_fraction": sum(not s.finished for s in samples) / generated,
+    } | {f"eval/accuracy_{name}": sum(v) / (n * len(v)) for name, v in sorted(by_source.items()) if len(by_source) > 1}

@@ -17,18 +17,16 @@ from trainer.algorithm.batching import TrainItem
 from trainer.algorithm.records import Sample
 from trainer.algorithm.seeding import seed_of
 from trainer.config import RunConfig
-from trainer.data.prompt_stream import PromptStream
 from trainer.evaluate import evaluate
 from trainer.observe.step_stats import describe, sample_rows
-from trainer.session import Session, main
+from trainer.process import main
+from trainer.session import Session
 
 
 def train(config: RunConfig, run: Session) -> None:
     """Runs to the last step."""
     workers, phases, norm = run.workers, run.phases, RunningNorm()
-    rows = run.usable_rows()
-    stream = PromptStream(rows, config.rollout.prompts_per_step, config.run.seed)
-    total, per_step = total_steps(config, len(rows)), updates_per_step(config)
+    total, per_step = total_steps(config, len(run.rows)), updates_per_step(config)
     step = run.resume(norm.__dict__)
     with phases("sync"):
         workers.all("prepare_update")
@@ -43,7 +41,7 @@ def train(config: RunConfig, run: Session) -> None:
         phases.begin(step, total)
         with phases("rollout"):
             samples = workers.generate(
-                stream.batch(step), config.rollout.samples_per_prompt, config.rollout.temperature
+                run.stream.batch(step), config.rollout.samples_per_prompt, config.rollout.temperature
             )
         with phases("grade"):
             outcomes = run.score(samples)
@@ -61,9 +59,9 @@ def train(config: RunConfig, run: Session) -> None:
             with phases("eval"):
                 stats |= evaluate(config, run)
         stats |= describe(samples, outcomes, advantages)
-        run.log(step, stats, samples, sample_rows(config, run, step, samples, outcomes, advantages))
+        run.log(step, stats, samples, sample_rows(config, run.train_set, step, samples, outcomes, advantages))
         with phases("checkpoint"):
-            run.maybe_save(step, total, norm.__dict__, step * per_step, stats.get("eval/accuracy"))
+            run.saving.maybe_save(step, total, norm.__dict__, step * per_step, stats.get("eval/accuracy"))
     run.finish(step, total, norm.__dict__, step * per_step)
 
 

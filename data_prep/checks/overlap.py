@@ -1,4 +1,4 @@
-"""Pictures that training data shares with an evaluation set, by content: the same bytes or nearly the same look."""
+"""Images that training data shares with an evaluation set, by content: the same bytes or nearly the same look."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ import numpy as np
 
 from data_prep.checks.split import near_pairs, stacked
 from data_prep.checks.validate import Judged
-from data_prep.ingest.images import ImageLimits, Picture, inspect
+from data_prep.ingest.images import ImageFacts, ImageLimits, inspect
 from trainer.data.dataset import Dataset, read_manifest
 
 
 def evaluation_looks(path: str) -> tuple[list[str], list[str], np.ndarray]:
-    """Row ids, sources and thumbnails [pictures, places] of all pictures of a prepared dataset, all splits."""
+    """Row ids, sources and thumbnails [images, places] of all images of a prepared dataset, all splits."""
     ids: list[str] = []
     sources: list[str] = []
     looks: list[str] = []
     for split in read_manifest(path).rows:
         for row in Dataset(path, split):
             for image in row.images:
-                picture = inspect(image, ImageLimits())
-                if not picture.error:
+                image = inspect(image, ImageLimits())
+                if not image.error:
                     ids.append(row.id)
                     sources.append(row.source)
-                    looks.append(picture.look)
+                    looks.append(image.look)
     return ids, sources, stacked(looks)
 
 
-def near_rows(facts: dict[str, Picture], path: str) -> tuple[dict[str, tuple[str, str]], dict[str, int]]:
-    """Which of our pictures the evaluation set at `path` nearly has.
+def near_rows(facts: dict[str, ImageFacts], path: str) -> tuple[dict[str, tuple[str, str]], dict[str, int]]:
+    """Which of our images the evaluation set at `path` nearly has.
 
     Returns:
-        sha256 of our picture -> (row id, source) of the evaluation row; and per evaluation source, how many of its
-        rows have a near-identical picture among ours.
+        sha256 of our image -> (row id, source) of the evaluation row; and per evaluation source, how many of its
+        rows have a near-identical image among ours.
     """
     ids, sources, theirs = evaluation_looks(path)
-    ours = [sha for sha, picture in facts.items() if picture.look]
+    ours = [sha for sha, image in facts.items() if image.look]
     pairs = near_pairs(stacked([facts[sha].look for sha in ours]), theirs)
     matches: dict[str, tuple[str, str]] = {}
     for i, j in pairs.tolist():
@@ -47,16 +47,16 @@ def near_rows(facts: dict[str, Picture], path: str) -> tuple[dict[str, tuple[str
     return matches, dict(Counter(source for _, source in touched).most_common())
 
 
-def mark_overlaps(rows: Sequence[Judged], facts: dict[str, Picture], exclude: Sequence[str]) -> list[dict[str, Any]]:
-    """Marks kept rows with a picture that an evaluation set nearly has as `overlap`, and reports per set."""
+def mark_overlaps(rows: Sequence[Judged], facts: dict[str, ImageFacts], exclude: Sequence[str]) -> list[dict[str, Any]]:
+    """Marks kept rows with an image that an evaluation set nearly has as `overlap`, and reports per set."""
     report = []
     for path in exclude:
         matches, sources = near_rows(facts, path)
         marked = 0
         for row in rows:
-            hit = next((matches[sha] for sha in row.pictures if sha in matches), None)
+            hit = next((matches[sha] for sha in row.images if sha in matches), None)
             if hit and not row.reason:
-                row.reason = f"overlap: its picture is nearly that of {hit[1]} row {hit[0]}"
+                row.reason = f"overlap: its image is nearly that of {hit[1]} row {hit[0]}"
                 marked += 1
         report.append({"set": read_manifest(path).name, "rows_excluded": marked, "evaluation_rows_touched": sources})
     return report
@@ -66,7 +66,7 @@ def overlap_report(path: str, evaluation: str) -> dict[str, Any]:
     """Compares two prepared datasets without changing either.
 
     Returns:
-        {"rows", "rows_near": rows of `path` with a picture that `evaluation` nearly has, "by_source",
+        {"rows", "rows_near": rows of `path` with an image that `evaluation` nearly has, "by_source",
         "evaluation_rows", "evaluation_rows_touched": by source, "same_sources": sub-sources that both name}.
     """
     evaluation_sources: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Train and validation split by content: pictures that are nearly the same never stand on both sides."""
+"""Train and validation split by content: images that are nearly the same never stand on both sides."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FEW = 0.02
 
 
 def stacked(looks: Sequence[str]) -> np.ndarray:
-    """Thumbnails in hex -> [pictures, LOOK_SIDE^2] uint8."""
+    """Thumbnails in hex -> [images, LOOK_SIDE^2] uint8."""
     levels = np.frombuffer(b"".join(map(bytes.fromhex, looks)), dtype=np.uint8)
     return levels.reshape(-1, LOOK_SIDE * LOOK_SIDE)
 
@@ -82,21 +82,21 @@ class Groups:
 
 
 def groups_of(rows: Sequence[Sequence[str]], questions: Sequence[bytes], look_of: dict[str, str]) -> list[str]:
-    """A group key for every row: rows with a (nearly) common picture share it; rows without pictures, a question.
+    """A group key for every row: rows with a (nearly) common image share it; rows without images, a question.
 
     Args:
-        rows: sha256 of each row's pictures.
-        questions: hash of each row's question, used where it has no picture.
+        rows: sha256 of each row's images.
+        questions: hash of each row's question, used where it has no image.
         look_of: sha256 -> thumbnail in hex.
 
     Returns:
         Per row the smallest content hash of its group, so that a group keeps its key while others come and go.
     """
-    pictures = sorted({sha for row in rows for sha in row})
-    number = {sha: i for i, sha in enumerate(pictures)}
-    groups = Groups(len(pictures))
-    # pictures with equal thumbnails are joined first: there can be many, and their pairs need not be listed
-    unique, inverse = np.unique(stacked([look_of[sha] for sha in pictures]), axis=0, return_inverse=True)
+    images = sorted({sha for row in rows for sha in row})
+    number = {sha: i for i, sha in enumerate(images)}
+    groups = Groups(len(images))
+    # images with equal thumbnails are joined first: there can be many, and their pairs need not be listed
+    unique, inverse = np.unique(stacked([look_of[sha] for sha in images]), axis=0, return_inverse=True)
     representative: dict[int, int] = {}
     for i, kind in enumerate(inverse.reshape(-1).tolist()):
         groups.join(representative.setdefault(kind, i), i)
@@ -106,15 +106,14 @@ def groups_of(rows: Sequence[Sequence[str]], questions: Sequence[bytes], look_of
         for sha in row[1:]:
             groups.join(number[row[0]], number[sha])
     return [
-        pictures[groups.find(number[row[0]])] if row else asked.hex()
-        for row, asked in zip(rows, questions, strict=True)
+        images[groups.find(number[row[0]])] if row else asked.hex() for row, asked in zip(rows, questions, strict=True)
     ]
 
 
 def validation_groups(keys: Sequence[str], share: float, seed: int) -> set[str]:
     """The groups that go to validation: each by a hash of its key, so that new rows do not move old ones.
 
-    A group of more than a tenth of the wanted validation rows stays in training: one family of pictures would be all
+    A group of more than a tenth of the wanted validation rows stays in training: one family of images would be all
     that is validated on.
     """
     sizes: dict[str, int] = {}

@@ -1,5 +1,5 @@
-"""Prompt lengths as the processor counts them, without pictures, torch or the processor: text by the model's tokenizer
-and chat template, pictures by the resize formula (`images.image_tokens`).
+"""Prompt lengths as the processor counts them, without images, torch or the processor: text by the model's tokenizer
+and chat template, images by the resize formula (`images.image_tokens`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Counter = Callable[[list[list[dict[str, Any]]]], list[int]]
 
 
 def text_token_counter(model: str) -> Counter:
-    """A function from chats to their numbers of tokens, each picture counted as one; zeros without a model.
+    """A function from chats to their numbers of tokens, each image counted as one; zeros without a model.
 
     Args:
         model: local directory or hub id with tokenizer and chat template, optionally `id@revision`. ConfigError if it

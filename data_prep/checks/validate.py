@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from data_prep.ingest.images import ImageLimits, Picture, image_tokens
+from data_prep.ingest.images import ImageFacts, ImageLimits, image_tokens
 from data_prep.sources.source import Candidate
 from trainer.data.schema import AnswerType, placeholders, question
 
@@ -34,14 +34,14 @@ class Settings:
 
 @dataclass
 class Judged:
-    """A candidate after its checks. Small: there is one per row in memory, without text or pictures."""
+    """A candidate after its checks. Small: there is one per row in memory, without text or images."""
 
     index: int
     source: str
     split: str
     answer_type: AnswerType
-    pictures: tuple[str, ...]
-    """sha256 of each picture."""
+    images: tuple[str, ...]
+    """sha256 of each image."""
     question: bytes
     """Hash of the normalized question."""
     answer: str
@@ -50,8 +50,8 @@ class Judged:
     """Empty: kept. The word before the colon is counted."""
 
 
-class Golds:
-    """Checks gold answers with the grader: by form, and by algebra in its killable processes (9^9^9 stops nothing)."""
+class References:
+    """Checks reference answers with the grader: by form, or by algebra in processes that are killed at a deadline."""
 
     def __init__(self, workers: int, deadline_s: float = 5.0) -> None:
         from trainer.config import Rewards as Config
@@ -80,7 +80,7 @@ class Golds:
         return [self._known[answer] for answer in answers]
 
     def same(self, first: Judged, second: Judged) -> bool:
-        """Whether two gold answers are one by the grader's own judgement (`0.5` and `1/2` are)."""
+        """Whether two reference answers are one by the grader's own judgement (`0.5` and `1/2` are)."""
         if first.answer == second.answer:
             return True
         text = f"<think></think><answer>$\\boxed{{{second.answer}}}$</answer>"
@@ -91,22 +91,22 @@ class Golds:
         self._rewards.close()
 
 
-def picture_error(paths: list[str], facts: list[Picture | None | str]) -> str:
-    """Reason to leave a row out because of one of its pictures; empty if all are good."""
-    for path, picture in zip(paths, facts, strict=True):
-        if picture is None:
+def image_error(paths: list[str], facts: list[ImageFacts | None | str]) -> str:
+    """Reason to leave a row out because of one of its images; empty if all are good."""
+    for path, image in zip(paths, facts, strict=True):
+        if image is None:
             return f"image_missing: no {path} in the source"
-        if isinstance(picture, str):
-            return f"image_ambiguous: {picture}"
-        if picture.error:
-            return picture.error
+        if isinstance(image, str):
+            return f"image_ambiguous: {image}"
+        if image.error:
+            return image.error
     return ""
 
 
 def judge(
     row: Candidate,
     gold: tuple[AnswerType, str],
-    facts: list[Picture | None | str],
+    facts: list[ImageFacts | None | str],
     text_tokens: int,
     settings: Settings,
 ) -> Judged:
@@ -114,23 +114,23 @@ def judge(
 
     Args:
         row: the candidate.
-        gold: route and fault of the answer, from `Golds.check`.
-        facts: of each of its pictures; None where it is missing, a text where it is ambiguous.
-        text_tokens: of the rendered prompt, each picture counted as one token; 0 where no tokenizer was given.
+        gold: route and fault of the answer, from `References.check`.
+        facts: of each of its images; None where it is missing, a text where it is ambiguous.
+        text_tokens: of the rendered prompt, each image counted as one token; 0 where no tokenizer was given.
         settings: limits.
     """
     kind, reason = gold
     asked = placeholders(row.messages)
-    if asked != len(row.pictures):
-        reason = f"image_count: {asked} placeholders, {len(row.pictures)} pictures"
+    if asked != len(row.images):
+        reason = f"image_count: {asked} placeholders, {len(row.images)} images"
     elif not question(row.messages).strip():
         reason = "no_question: the user's turns hold no text"
-    reason = reason or picture_error(row.pictures, facts)
-    pictures = [p for p in facts if isinstance(p, Picture)]
+    reason = reason or image_error(row.images, facts)
+    images = [p for p in facts if isinstance(p, ImageFacts)]
     tokens = text_tokens
     if not reason:
-        tokens += sum(image_tokens(p.width, p.height, settings.min_pixels, settings.max_pixels) for p in pictures)
-        tokens -= len(pictures) if text_tokens else 0
+        tokens += sum(image_tokens(p.width, p.height, settings.min_pixels, settings.max_pixels) for p in images)
+        tokens -= len(images) if text_tokens else 0
         if tokens > settings.max_tokens:
             reason = f"too_long: {tokens} tokens, more than {settings.max_tokens}"
     return Judged(
@@ -138,7 +138,7 @@ def judge(
         source=row.source,
         split=row.split,
         answer_type=kind,
-        pictures=tuple(p.sha256 for p in pictures),
+        images=tuple(p.sha256 for p in images),
         question=hashlib.sha256(normal_question(question(row.messages)).encode()).digest()[:16],
         answer=row.answer,
         tokens=tokens,
@@ -152,7 +152,7 @@ def normal_question(text: str) -> str:
 
 
 def mark_repeats(rows: Iterable[Judged], equal: Callable[[Judged, Judged], bool]) -> None:
-    """Marks rows that ask the same question about the same pictures, within a split.
+    """Marks rows that ask the same question about the same images, within a split.
 
     With the same answer, the first stays and the others are `duplicate`; with different answers none can be trusted,
     and all are `conflicting_answers`.
@@ -160,7 +160,7 @@ def mark_repeats(rows: Iterable[Judged], equal: Callable[[Judged, Judged], bool]
     groups: dict[tuple, list[Judged]] = defaultdict(list)
     for row in rows:
         if not row.reason:
-            groups[row.split, row.question, row.pictures].append(row)
+            groups[row.split, row.question, row.images].append(row)
     for same in groups.values():
         first = same[0]
         if any(not equal(first, other) for other in same[1:]):

@@ -35,7 +35,7 @@ class Refused:
 def safe_name(name: str) -> str:
     """The member's path relative to the archive's root, normalized. Raises ValueError if it points outside.
 
-    The pictures never become files of that name, so nothing could be overwritten; but an archive with such names is
+    The images never become files of that name, so nothing could be overwritten; but an archive with such names is
     damaged or hostile, and what they hold is not trusted.
     """
     if "\0" in name:
@@ -190,7 +190,7 @@ def _folder(root: Path, refused: Refused) -> Iterator[Member]:
 def unpacked_bytes(path: Path) -> int:
     """Bytes that the archive's contents take, known before it is read (an estimate for bzip2 and xz: twice the file).
 
-    gzip stores the length modulo 4 GiB in its last four bytes; pictures do not shrink, so the smallest length that is
+    gzip stores the length modulo 4 GiB in its last four bytes; images do not shrink, so the smallest length that is
     not well below the file's own is taken.
     """
     if path.is_dir():

@@ -1,4 +1,4 @@
-"""Which member of an archive is the picture that a row names by a path of another machine."""
+"""Which member of an archive is the image that a row names by a path of another machine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Wanted:
         return len(self._paths)
 
     def match(self, member: str) -> bool:
-        """Notes the paths that this member is the picture of. False if there are none."""
+        """Notes the paths that this member is the image of. False if there are none."""
         hit = False
         for ending in _endings(member):
             shared = 2 * ending.count("/") + 2
@@ -54,5 +54,5 @@ class Wanted:
             self._found[path] = shared, ""
 
     def member(self, path: str) -> str | None:
-        """The member that is this picture; None if no member was, and "" if several could be."""
+        """The member that is this image; None if no member was, and "" if several could be."""
         return self._found[path][1] if path in self._found else None

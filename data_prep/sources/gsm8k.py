@@ -16,7 +16,7 @@ FILES = {"train": ["main/train-*.parquet"], "test": ["main/test-*.parquet"]}
 class GSM8K(ParquetSource):
     """Columns `question` and `answer`: the reasoning with calculator marks `<<6*7=42>>`, `####`, the number."""
 
-    def parse(self, index: int, split: str, record: dict[str, Any], pictures: list[str]) -> Candidate | Problem:
+    def parse(self, index: int, split: str, record: dict[str, Any], images: list[str]) -> Candidate | Problem:
         """The number without thousands separators; the reasoning without calculator marks."""
         reasoning, mark, answer = record["answer"].rpartition("####")
         if not mark:
@@ -24,7 +24,7 @@ class GSM8K(ParquetSource):
         gold = answer.strip().replace(",", "")
         reasoning = re.sub(r"<<[^>]*>>", "", reasoning).strip()
         messages = [{"role": "user", "content": record["question"].strip()}]
-        return Candidate(index, self.name, messages, pictures, gold, worked(reasoning, gold), split)
+        return Candidate(index, self.name, messages, images, gold, worked(reasoning, gold), split)
 
 
 def sources(repository: Repository, on_progress: Progress) -> list[GSM8K]:

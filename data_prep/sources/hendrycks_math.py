@@ -17,14 +17,14 @@ FILES = {"train": ["*/train-*.parquet"], "test": ["*/test-*.parquet"]}
 class Math(ParquetSource):
     """Columns `problem`, `level`, `type` (the subject), `solution`."""
 
-    def parse(self, index: int, split: str, record: dict[str, Any], pictures: list[str]) -> Candidate | Problem:
+    def parse(self, index: int, split: str, record: dict[str, Any], images: list[str]) -> Candidate | Problem:
         """Takes the last box as gold."""
         gold = boxed(record["solution"])
         if gold is None:
             return Problem(index, "no_answer_field", "no box in the solution", str(record)[:2000])
         messages = [{"role": "user", "content": record["problem"].strip()}]
         source = f"{self.name}/{record['type']}" if record.get("type") else self.name
-        return Candidate(index, source, messages, pictures, gold, worked(record["solution"].strip(), gold), split)
+        return Candidate(index, source, messages, images, gold, worked(record["solution"].strip(), gold), split)
 
 
 def boxed(solution: str) -> str | None:

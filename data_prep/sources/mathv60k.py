@@ -1,6 +1,6 @@
-"""MathV60K (VerMulti): `*_message.jsonl` and the pictures beside it, from the hub, a mirror folder or local files.
+"""MathV60K (VerMulti): `*_message.jsonl` and the images beside it, from the hub, a mirror folder or local files.
 
-A line holds `question`, `answer` (`$\\boxed{B}$`) and `message`, a JSON list inside a string, whose pictures are paths
+A line holds `question`, `answer` (`$\\boxed{B}$`) and `message`, a JSON list inside a string, whose images are paths
 of the machine that wrote it: absolute, `file://`, relative or bare, with slashes possibly escaped. Lines are parsed,
 never rewritten as text; `wanted.py` finds the member of the archive that a path means.
 """
@@ -15,26 +15,24 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from data_prep.checks.validate import Settings
 from data_prep.ingest.archive import Member, Refused, members, unpacked_bytes
 from data_prep.ingest.hub import Progress, Repository
 from data_prep.sources.source import Candidate, Problem, unboxed
 from trainer.config import ConfigError
-from trainer.data.schema import Manifest
 
 REPO = "VLM-Reasoner/VerMulti"
 FILES = {
     "mathv60k": ("mathv60k_message.jsonl", "mathv60k_img.tar.gz"),
     "mathv-geo": ("mathv_geo_message.jsonl", "mathv_geo_img.tar.gz"),
 }
-"""Rows and pictures of each of the two sets in the repository."""
+"""Rows and images of each of the two sets in the repository."""
 RAW_CHARS = 2000
 """How much of an unreadable line goes into the quarantine file."""
 
 
 @dataclass
 class MessageFile:
-    """A `*_message.jsonl` with its archive or folder of pictures."""
+    """A `*_message.jsonl` with its archive or folder of images."""
 
     name: str
     jsonl: Path
@@ -77,37 +75,37 @@ class MessageFile:
             except orjson.JSONDecodeError as error:
                 return problem("bad_message", f"`message` is not JSON: {error}")
         try:
-            messages, pictures = chat(message)
+            messages, images = chat(message)
         except ValueError as error:
             return problem("bad_message", str(error))
         return Candidate(
             index=index,
-            source="/".join(filter(None, [self.name, subsource(pictures[0]) if pictures else ""])),
+            source="/".join(filter(None, [self.name, subsource(images[0]) if images else ""])),
             messages=messages,
-            pictures=pictures,
+            images=images,
             answer=unboxed(str(raw["answer"])),
             solution=str(raw.get("solution") or ""),
             split=self.split,
         )
 
     def members(self, refused: Refused) -> Iterator[Member]:
-        """Pictures of the archive or folder."""
+        """Images of the archive or folder."""
         return members(self.images, refused)
 
-    def picture_bytes(self) -> int:
-        """Size of the unpacked pictures."""
+    def image_bytes(self) -> int:
+        """Size of the unpacked images."""
         return unpacked_bytes(self.images)
 
 
 def chat(message: Any) -> tuple[list[dict[str, Any]], list[str]]:
-    """Messages with image placeholders, and the pictures' paths. Raises ValueError where the chat is malformed.
+    """Messages with image placeholders, and the images' paths. Raises ValueError where the chat is malformed.
 
     A turn of the assistant is dropped: the answer is what the model is asked for.
     """
     if not isinstance(message, list) or not message:
         raise ValueError("`message` is no list of turns")
     messages: list[dict[str, Any]] = []
-    pictures: list[str] = []
+    images: list[str] = []
     for turn in message:
         if not isinstance(turn, dict) or not isinstance(turn.get("role"), str):
             raise ValueError("a turn has no role")
@@ -129,43 +127,30 @@ def chat(message: Any) -> tuple[list[dict[str, Any]], list[str]]:
                 path = path.get("url") if isinstance(path, dict) else path
                 if not isinstance(path, str):
                     raise ValueError("an image entry has no path")
-                pictures.append(normalized(path))
+                images.append(normalized(path))
                 entries.append({"type": "image"})
             else:
                 raise ValueError(f"content of an unknown kind {kind!r}")
         messages.append({"role": turn["role"], "content": entries})
     if not any(m["role"] == "user" for m in messages):
         raise ValueError("there is no user turn")
-    return messages, pictures
+    return messages, images
 
 
 @lru_cache(maxsize=1 << 16)
 def normalized(path: str) -> str:
-    """A picture's path without scheme, backslashes, `.` and leading slash; `..` is kept, and then matches nothing."""
+    """An image's path without scheme, backslashes, `.` and leading slash; `..` is kept, and then matches nothing."""
     path = re.sub(r"^file:(//(localhost)?(?=/))?", "", path.strip()).replace("\\/", "/").replace("\\", "/")
     return str(PurePosixPath("/" + path)).lstrip("/")
 
 
 @lru_cache(maxsize=1 << 16)
 def subsource(path: str) -> str:
-    """The source set that a picture's folder names (`mathv60k_img/IconQA/images/7.png` -> `IconQA`), or empty."""
+    """The source set that an image's folder names (`mathv60k_img/IconQA/images/7.png` -> `IconQA`), or empty."""
     parts = PurePosixPath(path).parts
     tops = [i for i, part in enumerate(parts) if part.endswith("_img")]
     inside = parts[tops[-1] + 1 : -1] if tops else ()
     return inside[0] if inside and inside[0] not in ("images", "image", "train", "test") else ""
-
-
-def prepare(
-    source: MessageFile | list[MessageFile],
-    out: str | Path,
-    settings: Settings = Settings(),  # noqa: B008 - frozen
-    **options: Any,
-) -> Manifest:
-    """Converts one or more message files into one prepared dataset; `options` as for `data_prep.prepare.prepare`."""
-    from data_prep.prepare import prepare
-
-    sources = source if isinstance(source, list) else [source]
-    return prepare(sources, out, options.pop("name", sources[0].name), settings, **options)
 
 
 def sources(repository: Repository, on_progress: Progress, name: str = "mathv60k") -> list[MessageFile]:
@@ -176,7 +161,7 @@ def sources(repository: Repository, on_progress: Progress, name: str = "mathv60k
 
 def local(jsonl: str | Path, images: str | Path, name: str = "mathv60k", split: str = "") -> MessageFile:
     """The source made of a local jsonl and an archive or folder, hashed meanwhile. ConfigError if one is missing."""
-    for path, what in ((jsonl, "jsonl"), (images, "picture archive or folder")):
+    for path, what in ((jsonl, "jsonl"), (images, "image archive or folder")):
         if not Path(path).exists():
             raise ConfigError(f"no {what} at {path}")
     hashing = ThreadPoolExecutor(1)

@@ -1,4 +1,4 @@
-"""Datasets that the hub holds as Parquet files, with the pictures inside."""
+"""Datasets that the hub holds as Parquet files, with the images inside."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCH_ROWS = 64
 class ParquetSource:
     """Rows of several Parquet files, one after the other. A subclass parses a record.
 
-    A picture is named `ROW-K`: the K-th of the row with this index over all files.
+    An image is named `ROW-K`: the K-th of the row with this index over all files.
     """
 
     name: str
@@ -29,42 +29,42 @@ class ParquetSource:
     """(file, split of its rows)."""
     revision: str = ""
     files: list[dict[str, Any]] = field(default_factory=list)
-    picture_column: str = ""
-    """Column of a picture or of a list of them, each a struct of `bytes` and `path`; empty: none."""
+    image_column: str = ""
+    """Column of an image or of a list of them, each a struct of `bytes` and `path`; empty: none."""
 
     @abstractmethod
-    def parse(self, index: int, split: str, record: dict[str, Any], pictures: list[str]) -> Candidate | Problem:
-        """One record, without the bytes of its pictures."""
+    def parse(self, index: int, split: str, record: dict[str, Any], images: list[str]) -> Candidate | Problem:
+        """One record, without the bytes of its images."""
 
     def rows(self) -> Iterator[Candidate | Problem]:
-        """Reads every column but the pictures' bytes."""
+        """Reads every column but the images' bytes."""
         index = 0
         for path, split in self.tables:
             table = pq.ParquetFile(path)
             for batch in table.iter_batches(BATCH_ROWS, columns=_light_columns(table)):
                 for record in batch.to_pylist():
-                    count = len(_listed(record.get(self.picture_column))) if self.picture_column else 0
-                    pictures = [f"{index}-{k}" for k in range(count)]
+                    count = len(_listed(record.get(self.image_column))) if self.image_column else 0
+                    images = [f"{index}-{k}" for k in range(count)]
                     try:
-                        yield self.parse(index, split, record, pictures)
+                        yield self.parse(index, split, record, images)
                     except (KeyError, TypeError, ValueError, AttributeError) as error:
                         yield Problem(index, "bad_record", f"{type(error).__name__}: {error}", str(record)[:2000])
                     index += 1
 
     def members(self, refused: Refused) -> Iterator[Member]:
-        """Reads the pictures' bytes only."""
+        """Reads the images' bytes only."""
         index = 0
-        for path, _ in self.tables if self.picture_column else []:
-            for batch in pq.ParquetFile(path).iter_batches(BATCH_ROWS, columns=[self.picture_column]):
+        for path, _ in self.tables if self.image_column else []:
+            for batch in pq.ParquetFile(path).iter_batches(BATCH_ROWS, columns=[self.image_column]):
                 for value in batch.column(0).to_pylist():
-                    for k, picture in enumerate(_listed(value)):
-                        if picture and picture.get("bytes"):
-                            yield Member(f"{index}-{k}", picture["bytes"])
+                    for k, image in enumerate(_listed(value)):
+                        if image and image.get("bytes"):
+                            yield Member(f"{index}-{k}", image["bytes"])
                     index += 1
 
-    def picture_bytes(self) -> int:
-        """The files' own size: pictures do not compress."""
-        return sum(path.stat().st_size for path, _ in self.tables) if self.picture_column else 0
+    def image_bytes(self) -> int:
+        """The files' own size: images do not compress."""
+        return sum(path.stat().st_size for path, _ in self.tables) if self.image_column else 0
 
 
 def _listed(value: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What a dataset's parser hands over, before anything was checked: candidates, problems, and where the pictures are."""
+"""What a dataset's parser hands over, before anything was checked: candidates, problems, and where the images are."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Candidate:
     """Dataset and, where known, sub-source."""
     messages: list[dict[str, Any]]
     """Chat with image placeholders."""
-    pictures: list[str]
-    """Names of its pictures in the source, in the order of the placeholders."""
+    images: list[str]
+    """Names of its images in the source, in the order of the placeholders."""
     answer: str
-    """Gold answer, without `$` and `\\boxed`."""
+    """Reference answer, without `$` and `\\boxed`."""
     solution: str = ""
     split: str = ""
     """The source's own split; empty if it has none."""
@@ -57,17 +57,17 @@ class Source(Protocol):
         ...
 
     def members(self, refused: Refused) -> Iterator[Member]:
-        """All pictures, in one pass; unsafe names are noted in `refused`."""
+        """All images, in one pass; unsafe names are noted in `refused`."""
         ...
 
-    def picture_bytes(self) -> int:
-        """About how many bytes all pictures have."""
+    def image_bytes(self) -> int:
+        """About how many bytes all images have."""
         ...
 
 
 @dataclass
 class TextOnly:
-    """Base of sources without pictures."""
+    """Base of sources without images."""
 
     name: str
     revision: str = ""
@@ -77,7 +77,7 @@ class TextOnly:
         """None."""
         return iter(())
 
-    def picture_bytes(self) -> int:
+    def image_bytes(self) -> int:
         """None."""
         return 0
 
@@ -100,7 +100,7 @@ def worked(reasoning: str, answer: str) -> str:
     return f"<think> {reasoning} </think><answer> $\\boxed{{{answer}}}$ </answer>"
 
 
-def with_pictures(text: str, count: int) -> list[dict[str, str]]:
+def with_images(text: str, count: int) -> list[dict[str, str]]:
     """Content of a user turn: placeholders where the text says `<image>`, or all of them first if it does not."""
     content: list[dict[str, str]] = []
     parts = text.split("<image>")

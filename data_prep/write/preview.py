@@ -1,4 +1,4 @@
-"""One self-contained HTML page about a prepared dataset: sample rows with their pictures, and tables."""
+"""One self-contained HTML page about a prepared dataset: sample rows with their images, and tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SAMPLES_PER_SPLIT = 24
 THREADS = 4
 THUMBNAIL = 280
-"""Longest side of a picture on the page, in pixels."""
+"""Longest side of an image on the page, in pixels."""
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; color: #1c2430; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
@@ -112,23 +112,23 @@ def _tables(manifest: Manifest) -> str:
     stats = manifest.statistics
     tables = [("Left out, by reason", manifest.quarantined)]
     if stats:
-        pictures, tokens = stats["pictures"], stats["tokens"]
+        images, tokens = stats["images"], stats["tokens"]
         tokens_of = "Tokens" if manifest.settings.get("tokenizer") else "Image tokens (no tokenizer given)"
         tables += [
             ("Sources", stats["sources"]),
             ("Answer types", stats["answer_types"]),
             (f"{tokens_of} of the prompt", tokens["histogram"]),
             (f"{tokens_of}, percentiles", tokens["percentiles"]),
-            ("Longest side of the pictures, pixels", pictures["longest_side"]),
-            ("Picture formats", pictures["formats"]),
+            ("Longest side of the images, pixels", images["longest_side"]),
+            ("Image formats", images["formats"]),
             (
-                "Pictures",
-                {k: v for k, v in pictures.items() if isinstance(v, int)} | {"refused": len(pictures["refused"])},
+                "Images",
+                {k: v for k, v in images.items() if isinstance(v, int)} | {"refused": len(images["refused"])},
             ),
-            ("Rows whose picture the training split nearly has", stats["groups"]["rows_near_train"]),
+            ("Rows whose image the training split nearly has", stats["groups"]["rows_near_train"]),
         ]
         for overlap in stats["overlaps"]:
-            tables.append((f"Rows of {overlap['set']} with a picture of ours", overlap["evaluation_rows_touched"]))
+            tables.append((f"Rows of {overlap['set']} with an image of ours", overlap["evaluation_rows_touched"]))
     return f"<div class=tables>{''.join(_table(title, counts) for title, counts in tables if counts)}</div>"
 
 
@@ -143,20 +143,20 @@ def _table(title: str, counts: dict[str, int]) -> str:
 
 
 def _row(row: Row) -> str:
-    pictures = "".join(f"<img src='{thumbnail(image)}' alt='picture'>" for image in row.images)
+    images = "".join(f"<img src='{thumbnail(image)}' alt='image'>" for image in row.images)
     solution = f"<details><summary>solution</summary><p>{_text(row.solution)}</p></details>" if row.solution else ""
     system = next((m["content"] for m in row.messages if m["role"] == "system"), "")
     system = system if isinstance(system, str) else json.dumps(system)
     about = " · ".join(map(_text, (row.answer_type, row.source, row.id)))
     return (
-        f"<div class=row>{pictures}<p>{_text(question(row.messages))}</p>"
+        f"<div class=row>{images}<p>{_text(question(row.messages))}</p>"
         f"<span class=gold>{_text(row.answer)}</span> <span class=meta>{about}</span>{solution}"
         f"<details class=meta><summary>system prompt</summary><p>{_text(system)}</p></details></div>"
     )
 
 
 def thumbnail(data: bytes) -> str:
-    """A small JPEG of a picture as a data URI, transparent parts white."""
+    """A small JPEG of an image as a data URI, transparent parts white."""
     from PIL import Image
 
     with Image.open(io.BytesIO(data)) as image:

@@ -1,30 +1,40 @@
-"""Prepared datasets on disk: Parquet shards with the pictures inside, and a manifest that is written last.
+"""Writing prepared datasets: Parquet shards with the images inside, and a manifest that is written last.
 
-Pages are uncompressed (pictures are compressed already) and row groups small, so that one row costs one short read.
+The columns carry the Hugging Face feature types, so that `datasets.load_dataset("parquet", ...)` gives decoded images
+and messages as structures. Pages are uncompressed (images are compressed already) and row groups small, so that one
+row costs one short read.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import json
 import os
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_prep.write.shard_file import ShardFile
 from trainer.data.dataset import MANIFEST
 from trainer.data.schema import COLUMNS, Manifest, Row, placeholders
 
+_STRING = {"dtype": "string", "_type": "Value"}
+_FEATURES: dict[str, Any] = dict.fromkeys(COLUMNS, _STRING) | {
+    "messages": [{"role": _STRING, "content": [{"type": _STRING, "text": _STRING}]}],
+    "images": [{"_type": "Image"}],
+}
+_PART = pa.struct([("type", pa.string()), ("text", pa.string())])
+_TYPES: dict[str, pa.DataType] = {
+    "messages": pa.list_(pa.struct([("role", pa.string()), ("content", pa.list_(_PART))])),
+    "images": pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
+}
 SCHEMA = pa.schema(
-    [(name, pa.list_(pa.binary()) if name == "images" else pa.string()) for name in COLUMNS],
-    metadata={"spotrl.format": "1"},
+    [(name, _TYPES.get(name, pa.string())) for name in COLUMNS],
+    metadata={"huggingface": json.dumps({"info": {"features": _FEATURES}})},
 )
 SHARD_BYTES = 256 << 20
 """A shard is closed after the row group that takes it past this size."""
@@ -33,8 +43,29 @@ GROUP_ROWS = 64
 """A row group is closed at whichever comes first: it is the unit of a random read, and of the writer's memory."""
 
 
+class _HashedFile(io.FileIO):
+    """A new file that hashes what is written to it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "w")
+        self.sha256 = hashlib.sha256()
+
+    def write(self, data: Any, /) -> int:
+        view = memoryview(data).cast("B")
+        self.sha256.update(view)
+        done = 0
+        while done < len(view):
+            done += super().write(view[done:])
+        return done
+
+    def close(self) -> None:
+        if not self.closed:
+            os.fsync(self.fileno())
+        super().close()
+
+
 class SplitWriter:
-    """Writes the rows of one split into shards, in a thread of its own, holding two row groups in memory.
+    """Writes the rows of one split into shards, holding one row group in memory.
 
     Files carry a `.part` suffix until `close`, which knows their number and gives them their final names.
     """
@@ -43,92 +74,70 @@ class SplitWriter:
         self._dir, self._split, self._shard_bytes = out_dir, split, shard_bytes
         self._buffer: list[Row] = []
         self._buffered = 0
-        self._writer: pq.ParquetWriter | None = None
-        self._file: ShardFile | None = None
+        self.images_per_row = 0
+        """Most images of any row so far."""
+        self._open: tuple[pq.ParquetWriter, _HashedFile] | None = None
         self._shards: list[dict[str, Any]] = []
-        self._room = np.empty(2 * GROUP_BYTES, dtype=np.uint8)
-        self._thread = ThreadPoolExecutor(1)
-        self._written: Future | None = None
 
     def add(self, row: Row) -> None:
         """Appends one row."""
         self._buffer.append(row)
         self._buffered += sum(map(len, row.images))
+        self.images_per_row = max(self.images_per_row, len(row.images))
         if self._buffered >= GROUP_BYTES or len(self._buffer) >= GROUP_ROWS:
             self._flush()
 
     def _flush(self) -> None:
-        if self._written is not None:
-            self._written.result()
-        if self._buffer:
-            self._written = self._thread.submit(self._write, self._buffer)
+        if not self._buffer:
+            return
+        writer, file = self._open = self._open or self._new_shard()
+        table = pa.Table.from_pylist([_record(row) for row in self._buffer], schema=SCHEMA)
+        writer.write_table(table, row_group_size=len(self._buffer))
+        self._shards[-1]["rows"] += len(self._buffer)
         self._buffer, self._buffered = [], 0
-
-    def _write(self, rows: list[Row]) -> None:
-        if self._writer is None:
-            path = self._dir / f".{self._split}-{len(self._shards):05d}.part"
-            self._file = ShardFile(path)
-            self._writer = pq.ParquetWriter(
-                self._file, SCHEMA, compression="none", use_dictionary=["source", "answer_type"], write_statistics=False
-            )
-            self._shards.append({"part": path, "rows": 0})
-        arrays = [self._images(rows) if name == "images" else _texts(name, rows) for name in COLUMNS]
-        self._writer.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA), row_group_size=len(rows))
-        self._shards[-1]["rows"] += len(rows)
-        if self._file is not None and self._file.tell() >= self._shard_bytes:
+        if file.tell() >= self._shard_bytes:
             self._finish_shard()
 
-    def _images(self, rows: list[Row]) -> pa.Array:
-        """The pictures as one column, in room that is used again and again: fresh memory costs more than the copy."""
-        pictures = [picture for row in rows for picture in row.images]
-        ends = np.cumsum([0, *map(len, pictures)])
-        if ends[-1] > len(self._room):
-            self._room = np.empty(ends[-1], dtype=np.uint8)
-        for start, picture in zip(ends.tolist(), pictures, strict=False):
-            self._room[start : start + len(picture)] = np.frombuffer(picture, dtype=np.uint8)
-        values = _from_buffers(pa.binary(), ends, pa.py_buffer(self._room[: ends[-1]]))
-        rows_end = np.cumsum([0, *(len(row.images) for row in rows)])
-        return _from_buffers(pa.list_(pa.binary()), rows_end, children=[values])
+    def _new_shard(self) -> tuple[pq.ParquetWriter, _HashedFile]:
+        path = self._dir / f".{self._split}-{len(self._shards):05d}.part"
+        file = _HashedFile(path)
+        self._shards.append({"part": path, "rows": 0})
+        columns = ["source", "answer_type"]
+        return pq.ParquetWriter(file, SCHEMA, compression="none", use_dictionary=columns, write_statistics=False), file
 
     def _finish_shard(self) -> None:
-        if self._writer is None or self._file is None:
+        if self._open is None:
             return
-        self._writer.close()
-        self._shards[-1] |= {"bytes": self._file.tell(), "file": self._file}
-        self._file.close()
-        self._writer = self._file = None
+        writer, file = self._open
+        writer.close()
+        self._shards[-1] |= {"bytes": file.tell(), "sha256": file.sha256.hexdigest()}
+        file.close()
+        self._open = None
 
     def close(self) -> list[dict[str, Any]]:
         """Finishes the last shard, names the files, and returns their manifest entries."""
         self._flush()
-        if self._written is not None:
-            self._written.result()
-        self._thread.shutdown()
         self._finish_shard()
         files = []
         for number, shard in enumerate(self._shards):
             name = f"{self._split}-{number:05d}-of-{len(self._shards):05d}.parquet"
-            sha256 = shard["file"].hexdigest()
-            shard["part"].replace(self._dir / name)
-            entry = {"path": name, "split": self._split, "rows": shard["rows"], "bytes": shard["bytes"]}
-            files.append(entry | {"sha256": sha256})
+            shard.pop("part").replace(self._dir / name)
+            files.append({"path": name, "split": self._split, **shard})
         return files
 
 
-def _texts(name: str, rows: list[Row]) -> pa.Array:
-    """One of the columns of text."""
-    values = [getattr(row, name) for row in rows]
-    if name == "messages":
-        values = [json.dumps(messages, ensure_ascii=False) for messages in values]
-    encoded = [value.encode() for value in values]
-    return _from_buffers(pa.string(), np.cumsum([0, *map(len, encoded)]), pa.py_buffer(b"".join(encoded)))
-
-
-def _from_buffers(kind: pa.DataType, ends: np.ndarray, *content: pa.Buffer, children: list | None = None) -> pa.Array:
-    """An array of texts, bytes or lists. (`pa.array` would first import pandas where there is one: 0.8 s.)"""
-    return pa.Array.from_buffers(
-        kind, len(ends) - 1, [None, pa.py_buffer(ends.astype(np.int32)), *content], children=children
-    )
+def _record(row: Row) -> dict[str, Any]:
+    """A row as the schema has it: content always a list of parts, images as `datasets` stores them."""
+    messages = []
+    for message in row.messages:
+        content = message["content"]
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        messages.append({"role": message["role"], "content": parts})
+    return {name: getattr(row, name) for name in COLUMNS} | {
+        "messages": messages,
+        "images": [{"bytes": image, "path": None} for image in row.images],
+        "extra": json.dumps(row.extra, ensure_ascii=False, sort_keys=True) if row.extra else "",
+    }
 
 
 def fingerprint(files: list[dict[str, Any]], settings: dict[str, Any]) -> str:
@@ -140,7 +149,7 @@ def fingerprint(files: list[dict[str, Any]], settings: dict[str, Any]) -> str:
 def write_manifest(out_dir: Path, manifest: Manifest) -> None:
     """Writes `manifest.json` atomically: with it the directory becomes a dataset."""
     part = out_dir / f".{MANIFEST}.part"
-    with open(part, "w") as file:
+    with open(part, "w", encoding="utf-8") as file:
         json.dump(dataclasses.asdict(manifest), file, indent=1, ensure_ascii=False)
         file.flush()
         os.fsync(file.fileno())
@@ -165,13 +174,14 @@ def write_dataset(
 ) -> Manifest:
     """Writes one prepared dataset, streaming: split after split, the manifest last. Replaces a former one.
 
-    Raises ValueError for a row whose placeholders and pictures differ in number.
+    Raises ValueError for a row whose placeholders and images differ in number.
     """
     out = Path(out_dir)
     out.mkdir(parents=True, exist_ok=True)
     clear(out)
     files: list[dict[str, Any]] = []
     counts: dict[str, int] = {}
+    images_per_row: dict[str, int] = {}
     for split, rows in rows_by_split.items():
         writer = SplitWriter(out, split, shard_bytes)
         counts[split] = 0
@@ -180,11 +190,13 @@ def write_dataset(
             writer.add(row)
             counts[split] += 1
         files += writer.close()
+        images_per_row[split] = writer.images_per_row
     manifest = Manifest(
         name=name,
         revision=revision,
         rows=counts,
         files=files,
+        images_per_row=images_per_row,
         settings=settings,
         fingerprint=fingerprint(files, settings),
     )
@@ -195,4 +207,4 @@ def write_dataset(
 def check_row(row: Row) -> None:
     """Raises ValueError where a row breaks the format."""
     if placeholders(row.messages) != len(row.images):
-        raise ValueError(f"row {row.id}: {placeholders(row.messages)} image placeholders, {len(row.images)} pictures")
+        raise ValueError(f"row {row.id}: {placeholders(row.messages)} image placeholders, {len(row.images)} images")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from data_prep.checks.validate import Judged
-from data_prep.ingest.images import Picture
+from data_prep.ingest.images import ImageFacts
 
 PERCENTILES = (0, 5, 25, 50, 75, 95, 99, 100)
 
@@ -29,11 +29,11 @@ def histogram(values: Sequence[int], edges: Sequence[int]) -> dict[str, int]:
     return counts
 
 
-def collect(rows: Sequence[Judged], facts: dict[str, Picture], groups: dict[str, Any]) -> dict[str, Any]:
-    """Statistics of the kept rows and their pictures."""
+def collect(rows: Sequence[Judged], facts: dict[str, ImageFacts], groups: dict[str, Any]) -> dict[str, Any]:
+    """Statistics of the kept rows and their images."""
     kept = [row for row in rows if not row.reason]
-    used = {sha: facts[sha] for row in kept for sha in row.pictures}
-    pictures = list(used.values())
+    used = {sha: facts[sha] for row in kept for sha in row.images}
+    images = list(used.values())
     tokens = [row.tokens for row in kept]
     return {
         "rows": {"read": len(rows), "kept": len(kept)},
@@ -43,13 +43,13 @@ def collect(rows: Sequence[Judged], facts: dict[str, Picture], groups: dict[str,
             "percentiles": percentiles(tokens),
             "histogram": histogram(tokens, (128, 256, 512, 1024, 2048, 4096, 8192)),
         },
-        "pictures": {
-            "distinct": len(pictures),
-            "references": sum(len(row.pictures) for row in kept),
-            "formats": dict(Counter(f"{p.format} {p.mode}" for p in pictures).most_common()),
-            "width": percentiles([p.width for p in pictures]),
-            "height": percentiles([p.height for p in pictures]),
-            "longest_side": histogram([max(p.width, p.height) for p in pictures], (56, 112, 224, 448, 896, 1792, 3584)),
+        "images": {
+            "distinct": len(images),
+            "references": sum(len(row.images) for row in kept),
+            "formats": dict(Counter(f"{p.format} {p.mode}" for p in images).most_common()),
+            "width": percentiles([p.width for p in images]),
+            "height": percentiles([p.height for p in images]),
+            "longest_side": histogram([max(p.width, p.height) for p in images], (56, 112, 224, 448, 896, 1792, 3584)),
         },
         "groups": groups,
     }

@@ -1,20 +1,22 @@
-"""A synthetic visual-math set in MathV60K's raw format: small pictures, questions with letter and number answers.
+"""A synthetic visual-math set in MathV60K's raw format: small images, questions with letter and number answers.
 
     shapes_message.jsonl    one row per line: question, answer (`$\\boxed{3}$`), message (a JSON list as a string);
                             besides, `solution`: a worked answer for supervised training
-    shapes_img.tar.gz       the pictures, under shapes_img/
+    shapes_img.tar.gz       the images, under shapes_img/
 
 Every row is a pure function of (seed, split, index), so any prefix of a split is stable. No question can be answered
-from its text: within a kind, all answers are equally likely. Train and test never share a (question, picture) pair.
+from its text: within a kind, all answers are equally likely. Train and test never share a (question, image) pair.
 """
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import hashlib
 import io
 import json
 import random
+import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,6 +25,8 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
+from data_prep.prepare import prepare as convert
+from data_prep.sources import mathv60k
 from trainer.data.schema import Manifest
 
 SYSTEM_PROMPT = "Think first, then answer in a box."
@@ -37,12 +41,12 @@ SLIPS = 0.6
 """Share of the warm split's solutions whose result is wrong."""
 SEGMENTS = {0: "abcdef", 1: "bc", 2: "abged", 3: "abgcd", 4: "fgbc", 5: "afgcd", 6: "afgedc", 7: "abc", 8: "abcdefg",
             9: "abcdfg"}  # fmt: skip
-"""Lit segments of a seven-segment digit; drawn by hand, so that no font file decides what the picture is."""
+"""Lit segments of a seven-segment digit; drawn by hand, so that no font file decides what the image is."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """One question with its picture."""
+    """One question with its image."""
 
     kind: str
     question: str
@@ -93,7 +97,7 @@ def count_circles(rng: random.Random) -> Example:
 
 
 def highest_bar(rng: random.Random) -> Example:
-    """A red, a green and a blue bar in any order; the highest stands out by at least a sixth of the picture."""
+    """A red, a green and a blue bar in any order; the highest stands out by at least a sixth of the image."""
     names = ["red", "green", "blue"]
     winner = rng.randrange(3)
     image, draw = _canvas(84, 56)
@@ -198,12 +202,12 @@ def write(
         for index, item in enumerate(unique(seed, split, rows, taken=taken)):
             name = f"shapes_img/{item.kind}/{split}-{index:06d}.png"
             slip = random.Random(f"{seed}/{split}/slip/{index}").random() < slips
-            _add_picture(archive, name, item.image)
+            _add_image(archive, name, item.image)
             lines.write(json.dumps(_raw_row(item, name, slip)) + "\n")
     return out
 
 
-def _add_picture(archive: tarfile.TarFile, name: str, image: Image.Image) -> None:
+def _add_image(archive: tarfile.TarFile, name: str, image: Image.Image) -> None:
     buffer = io.BytesIO()
     image.save(buffer, format="PNG")
     member = tarfile.TarInfo(name)
@@ -233,11 +237,9 @@ def prepare(
 ) -> Manifest:
     """The set with the splits `train`, `test` and `warm`, prepared from its raw files by MathV60K's converter.
 
-    `warm` is for the supervised phase before: its pictures are in neither of the others, and `slips` of its solutions
+    `warm` is for the supervised phase before: its images are in neither of the others, and `slips` of its solutions
     end on a wrong result.
     """
-    from data_prep.sources import mathv60k
-
     taken: set[str] = set()
     with tempfile.TemporaryDirectory() as scratch:
         sources = []
@@ -246,7 +248,7 @@ def prepare(
                 raw = write(Path(scratch) / split, rows, seed, split, share, taken)
                 files = raw / "shapes_message.jsonl", raw / "shapes_img.tar.gz"
                 sources.append(mathv60k.local(*files, name="shapes", split=split))
-        return mathv60k.prepare(sources, out, name="shapes")
+        return convert(sources, out, "shapes")
 
 
 def corpus() -> list[str]:
@@ -255,3 +257,19 @@ def corpus() -> list[str]:
     for item in examples(0, "corpus", 200):
         texts += [item.question, item.solution]
     return texts
+
+
+def main() -> int:
+    """Command line: `python -m examples.demo.shapes --out DIRECTORY`."""
+    parser = argparse.ArgumentParser(description=prepare.__doc__)
+    parser.add_argument("--out", required=True, help="directory of the prepared data set")
+    parser.add_argument("--rows", type=int, default=2048, help="training rows (%(default)s)")
+    parser.add_argument("--test-rows", type=int, default=256, help="test rows (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the images")
+    options = parser.parse_args()
+    prepare(options.out, options.rows, options.test_rows, options.seed)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

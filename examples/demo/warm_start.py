@@ -20,7 +20,7 @@ from pathlib import Path
 from examples.demo import tiny_model
 from trainer import config as c
 from trainer.data.dataset import read_manifest
-from trainer.node.preemption import EXIT_CONFIG
+from trainer.exit_codes import EXIT_CONFIG
 
 BATCH = 64
 STEPS = 200
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     out = Path(options.out)
     if "warm" not in read_manifest(options.data).rows:
-        raise c.ConfigError(f"{options.data} has no split `warm`: prepare shapes again")
+        raise c.ConfigError(f"{options.data} has no split `warm`: make it again (python -m examples.demo.shapes)")
     out.parent.mkdir(parents=True, exist_ok=True)
     scratch = out.with_name(f".{out.name}.partial")
     scratch.mkdir(exist_ok=True)

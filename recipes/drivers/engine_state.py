@@ -11,6 +11,7 @@ from typing import Any
 
 from recipes.drivers import engines
 from recipes.run_record import RunRecord
+from recipes.targets import restarts
 
 OVER = ("SUCCEEDED", "CANCELLED", "FAILED", "DONE", "TERMINATED", "GONE")
 
@@ -78,9 +79,25 @@ def _dstack(record: RunRecord) -> Said | None:
         return None
     run = max(mine, key=lambda row: row["submitted_at"])
     why = run.get("error") or run.get("termination_reason") or ""
+    if run["status"] == "done" and (line := _final_line(name)):
+        # dstack is told 0 so that it does not start the run again: its own word says nothing about success.
+        return Said(text=f"dstack run {name}: FAILED: {line}", ended_s=_ended(run), usd=run.get("cost"))
     text = f"dstack run {name}: {run['status']}" + (f" ({why})" if why else "")
-    end = datetime.fromisoformat(run["last_processed_at"]).timestamp() if _over(run["status"]) else 0.0
-    return Said(text=text, ended_s=end, usd=run.get("cost"))
+    return Said(text=text, ended_s=_ended(run) if _over(run["status"]) else 0.0, usd=run.get("cost"))
+
+
+def _ended(run: dict[str, Any]) -> float:
+    return datetime.fromisoformat(run["last_processed_at"]).timestamp()
+
+
+def _final_line(name: str) -> str:
+    """The line with which a run on dstack says that it ended for good, if its log has one."""
+    program = engines.find("dstack")
+    done = (
+        subprocess.run([program, "logs", name], capture_output=True, text=True, errors="replace") if program else None
+    )
+    lines = done.stdout.splitlines() if done else []
+    return next((line.strip() for line in reversed(lines) if restarts.FINAL in line), "")
 
 
 def _over(state: str) -> bool:

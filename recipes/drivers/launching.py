@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import shlex
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Collection
 from dataclasses import replace
-from pathlib import Path
+from secrets import token_hex
 
-from recipes import manifest, run_record
-from recipes.drivers import engine_state, engines, tokens
+from recipes import capabilities, manifest, run_record
+from recipes.drivers import engine_state, engines, ssh_driver, tokens
 from recipes.drivers.engines import Commands
 from recipes.plan import cost, memory, prices
 from recipes.run_record import RunRecord
 from recipes.spec import Recipe
-from recipes.targets import capabilities, dstack, ssh
+from recipes.targets import dstack, ssh
 from recipes.targets.render import render
 from trainer.config import ConfigError
 
@@ -38,13 +41,14 @@ def up(recipe: Recipe, target: str | None, run_id: str, overrides: list[str], ar
         bucket=recipe.storage.bucket,
         managed=can.engine == "sky" and capabilities.uses_spot(recipe, target) and recipe.cluster.gpus_per_node > 0,
         started_s=time.time(),
-        usd_per_hour=usd_per_hour(recipe, target),
+        usd_per_hour=cost.usd_per_hour(recipe, target, prices.sky_catalogs()),
         earlier_usd=run_record.load(run_id).usd() if run_record.known(run_id) else 0.0,
     )
     directory = run_record.RUNS / run_id / "task"
     env = {"RUN_ID": run_id} | ({"BUCKET": recipe.storage.bucket} if recipe.storage.bucket else {})
     env |= tokens.settings()
-    env |= {"SPOTRL_SOURCE": manifest.source_id()}
+    # The same through all restarts by the engine; a new one opens a run that had ended for good (trainer/checkpoint).
+    env |= {"SPOTRL_SOURCE": manifest.source_id(), "SPOTRL_LAUNCH": token_hex(4)}
     paths = [str(directory / name) for name in files]
     commands = engines.commands(record, paths, env, list(secrets), args.detach)
     if args.dry_run:
@@ -77,25 +81,12 @@ def cheapest_target(recipe: Recipe) -> str:
     raise ConfigError(f"no target with known prices can run {recipe.name}: name one with --target (docs/targets.md)")
 
 
-def usd_per_hour(recipe: Recipe, target: str) -> float:
-    """What all nodes cost per hour at the cheapest known price; 0 where nothing is billed or no price is known."""
-    names = ["skypilot-runpod", "skypilot-gcp"] if target == "skypilot" else [target]
-    known = []
-    for name in names:
-        if not recipe.cluster.gpus_per_node or capabilities.refusal(recipe, name):
-            continue
-        for gpu in capabilities.gpus_for(recipe, name):
-            row = prices.price(capabilities.market(recipe, name), gpu, prices.sky_catalogs())
-            spot = row.spot if row and capabilities.uses_spot(recipe, name) else None
-            known += [spot if spot is not None else row.on_demand] if row else []
-    return min(known, default=0.0) * recipe.cluster.gpus_per_node * recipe.cluster.nodes
-
-
 def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[str]) -> None:
     """Everything that can be known before something is started. Raises ConfigError with the change to make."""
     can = capabilities.capability(target)
     if recipe.cluster.gpus_per_node and recipe.kind == "train":
         _check_memory(recipe, target)
+    _check_hourly(recipe, target)
     if target == "ssh":
         ssh.hosts_of(recipe)
     bucket = recipe.storage.bucket
@@ -115,6 +106,16 @@ def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[s
         raise ConfigError("logging.wandb is online and there is no token: export WANDB_API_KEY, or set it to offline")
     if reproducible and (dirty := manifest.dirty_files()):
         raise ConfigError(f"--reproducible wants a clean git tree: commit or drop {', '.join(dirty[:4])}")
+
+
+def _check_hourly(recipe: Recipe, target: str) -> None:
+    known, most = cost.node_prices(recipe, target, prices.sky_catalogs()), recipe.budget.max_hourly_usd
+    if most and known and known[0][0] > most:
+        usd, gpu, spot = known[0]
+        raise ConfigError(
+            f"budget.max_hourly_usd is {most:g}, and the cheapest node of {target} costs {usd:.2f} per hour "
+            f"({recipe.cluster.gpus_per_node} x {gpu}, {'spot' if spot else 'on demand'}): raise it, or take fewer GPUs"
+        )
 
 
 def _check_memory(recipe: Recipe, target: str) -> None:
@@ -145,11 +146,14 @@ def _check_credentials(bucket: str, cloud: str, secrets: Collection[str]) -> Non
 
 def _check_secrets(recipe: Recipe, target: str) -> None:
     """dstack's secrets: its server looks for them only when the machines are there."""
+    wanted = dstack.secrets(recipe, target)
+    if not wanted:
+        return
     done = subprocess.run([engines.find("dstack"), "secret", "list"], capture_output=True, text=True)
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
         raise ConfigError(f"dstack secret list said {said!r}: point dstack at your server (dstack project add)")
-    missing = [name.lower() for name in dstack.secrets(recipe, target) if name.lower() not in done.stdout.split()]
+    missing = [name.lower() for name in wanted if name.lower() not in done.stdout.split()]
     if missing:
         raise ConfigError(f"dstack has no secret {', '.join(missing)}: run dstack secret set {missing[0]} VALUE")
 
@@ -169,8 +173,6 @@ def _show(recipe: Recipe, record: RunRecord, files: dict[str, str], commands: Co
     for command in commands.up:
         print(f"{exports} {shlex.join(command)}")
     if record.target == "ssh":
-        from recipes.drivers import ssh_driver
-
         print("# --- which runs, with tokens on standard input")
         print(*ssh_driver.shown(recipe, record, directory / next(iter(files))), sep="\n")
     return 0
@@ -200,7 +202,7 @@ def _foreground(argv: list[str], env: dict[str, str]) -> tuple[int, bool]:
     The terminal sends it to the whole process group. `subprocess.run` would kill the command a quarter of a second
     later: amid a checkpoint, or before the machines were told to stop.
     """
-    process, interrupted = subprocess.Popen(argv, env=env), False
+    process, interrupted = subprocess.Popen(argv, env=env, preexec_fn=_end_with_us), False
     while True:
         try:
             return process.wait(), interrupted
@@ -208,12 +210,18 @@ def _foreground(argv: list[str], env: dict[str, str]) -> tuple[int, bool]:
             interrupted = True
 
 
+def _end_with_us() -> None:
+    """In the child: it is told to save and end when this process is gone, even by SIGKILL."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
 def drive(run: str, what: str, dry_run: bool = False) -> int:
     """`status`, `logs` or `down` of a run that was launched from here."""
     record = run_record.load(run)
     if record.managed and what == "logs" and not dry_run and (said := engine_state.ask(record)):
         record = replace(record, cluster=said.name)  # by its name SkyPilot finds only a job that is running
-    commands = engines.commands(record, [str(p) for p in task_files(record)], {"RUN_ID": run}, [], False)
+    commands = engines.commands(record, [str(p) for p in record.task_files()], {"RUN_ID": run}, [], False)
     code = 0
     for command in getattr(commands, what):
         if dry_run:
@@ -231,9 +239,3 @@ def over(run: str, minutes: float = 0.0) -> None:
     record = run_record.load(run)
     if not record.ended_s:
         replace(record, ended_s=time.time() + 60 * minutes).save()
-
-
-def task_files(record: RunRecord) -> list[Path]:
-    """The rendered files of a launch, main one first."""
-    files = sorted((run_record.RUNS / record.run_id / "task").glob("*"))
-    return sorted(files, key=lambda p: p.name.endswith((".fleet.yaml", ".volume.yaml")))

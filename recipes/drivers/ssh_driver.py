@@ -18,8 +18,7 @@ import time
 from pathlib import Path
 
 from recipes import run_record
-from recipes.commands import resolve
-from recipes.drivers import launching
+from recipes.presets import resolve
 from recipes.run_record import RUNS, RunRecord
 from recipes.spec import Recipe
 from recipes.targets import ssh
@@ -69,7 +68,7 @@ def up(record: RunRecord, follow: bool = True) -> int:
     """Copies to all machines, then runs all nodes; returns the first non-zero exit code, else 0."""
     recipe = resolve(record.recipe, record.overrides)
     hosts = ssh.hosts_of(recipe)
-    task, log = launching.task_files(record)[0], RUNS / record.run_id / "launch.log"
+    task, log = record.task_files()[0], RUNS / record.run_id / "launch.log"
     code = _everywhere("copy", [ssh.copy_command(recipe, host) for host in hosts], hosts)
     code = code or _everywhere("task", [_task_command(recipe, host, task, record.run_id) for host in hosts], hosts)
     if code:
@@ -99,6 +98,7 @@ def shown(recipe: Recipe, record: RunRecord, task: Path) -> list[str]:
 
 def _environment(record: RunRecord) -> dict[str, str]:
     env = {"RUN_ID": record.run_id, "BUCKET": record.bucket, "SPOTRL_SOURCE": os.environ.get("SPOTRL_SOURCE", "")}
+    env |= {name: os.environ[name] for name in ("SPOTRL_LAUNCH",) if name in os.environ}
     env |= {"SPOTRL_NOTICE_S": os.environ.get("SPOTRL_NOTICE_S", str(ssh.NOTICE_S))}
     return env | {name: os.environ[name] for name in SETTINGS if os.environ.get(name)}
 

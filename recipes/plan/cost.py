@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from recipes.capabilities import CAPABILITIES, gpus_for, market, refusal, targets_for, uses_spot, variant
 from recipes.plan.memory import MemoryPlan, plan, trained, with_resources
 from recipes.plan.prices import Price, price
 from recipes.spec import Recipe
-from recipes.targets.capabilities import CAPABILITIES, gpus_for, market, targets_for, uses_spot
 from trainer.hardware.gpus import Gpu, gpu_named
 from trainer.hardware.model_shapes import Shape
-from trainer.node.preemption import save_interval_s
+from trainer.hardware.save_interval import save_interval_s
 
 MATMUL = 0.45
 """Share of the peak that training's matrix products reach (recomputation counted as work)."""
@@ -158,32 +158,67 @@ def _rollout(recipe: Recipe, shape: Shape, card: Gpu, need: MemoryPlan, prompt: 
 
 
 def offers(recipe: Recipe, catalogs: Path | None = None, targets: list[str] | None = None) -> list[Offer]:
-    """Every target, GPU and market that can run the recipe, cheapest first; machines of your own last."""
-    found = []
-    asked = with_resources(recipe).cluster.memory_gib
+    """Every target, GPU and market that can run the recipe within its hourly limit, in order of the expected dollars of
+    the run; machines of your own last."""
+    found, recipe = [], with_resources(recipe)
+    most = recipe.budget.max_hourly_usd or math.inf
     for target, gpu, need, row in _places(recipe, catalogs, targets):
         can = CAPABILITIES[target]
         if can.cloud and not row and can.cloud != "kubernetes":
             continue
-        if row and _lacks_ram(recipe, row, asked):
+        if row and _lacks_ram(recipe, row):
             continue
         network = can.network_gbit_s.get(gpu, can.network_gbit_s[""])
         step = step_time(recipe, gpu, network or 100.0, need)
-        for spot in (True, False) if uses_spot(recipe, target) else (False,):
-            if row and spot and row.spot is None:
-                continue
+        for spot in markets(recipe, target):
             hourly = (row.spot if spot else row.on_demand) if row else None
+            if (row and hourly is None) or (hourly or 0.0) * recipe.cluster.gpus_per_node > most:
+                continue
             found.append(_offer(recipe, target, gpu, spot, hourly, step, need))
     return sorted(found, key=lambda o: (o.usd is None, o.usd or o.hours))
 
 
+def node_prices(recipe: Recipe, target: str, catalogs: Path | None = None) -> list[tuple[float, str, bool]]:
+    """(Dollars per node and hour, GPU, spot) of what the target may rent and has a known price; cheapest first."""
+    found = []
+    for name in members(recipe, target):
+        for gpu in gpus_for(recipe, name) if recipe.cluster.gpus_per_node else []:
+            row = price(market(recipe, name), gpu, catalogs, variant(recipe, name, gpu))
+            for spot in markets(recipe, name) if row else []:
+                if row and (usd := row.spot if spot else row.on_demand) is not None:
+                    found.append((usd * recipe.cluster.gpus_per_node, gpu, spot))
+    return sorted(found)
+
+
+def usd_per_hour(recipe: Recipe, target: str, catalogs: Path | None = None) -> float:
+    """What all nodes of the cheapest offer cost per hour; without a plan, at the cheapest known price. 0: not known."""
+    found = [offer.usd_per_hour for offer in offers(recipe, catalogs, members(recipe, target)) if offer.usd_per_hour]
+    if found:
+        return found[0]
+    return next((usd * recipe.cluster.nodes for usd, _, _ in node_prices(recipe, target, catalogs)), 0.0)
+
+
+def members(recipe: Recipe, target: str) -> list[str]:
+    """The targets that one stands for: `skypilot` chooses among clouds."""
+    names = ["skypilot-runpod", "skypilot-gcp"] if target == "skypilot" else [target]
+    return [name for name in names if not refusal(recipe, name)]
+
+
+def markets(recipe: Recipe, target: str) -> tuple[bool, ...]:
+    """Whether spot, on-demand or both are asked for."""
+    if not recipe.cluster.gpus_per_node or not uses_spot(recipe, target):
+        return (False,)
+    return (True,) if recipe.cluster.spot == "only" else (True, False)
+
+
 def short_of_ram(recipe: Recipe, catalogs: Path | None = None, targets: list[str] | None = None) -> list[str]:
     """A line for every machine that has the GPUs but not the RAM that the recipe asks for."""
-    asked = with_resources(recipe).cluster.memory_gib
+    recipe = with_resources(recipe)
+    asked = recipe.cluster.memory_gib
     return [
         f"{target}, {gpu}: {row.host_gib:g} GiB of RAM come with a GPU, {asked} GiB are asked for per node"
         for target, gpu, _, row in _places(recipe, catalogs, targets)
-        if row and _lacks_ram(recipe, row, asked)
+        if row and _lacks_ram(recipe, row)
     ]
 
 
@@ -191,17 +226,20 @@ def _places(
     recipe: Recipe, catalogs: Path | None, targets: list[str] | None
 ) -> Iterator[tuple[str, str, MemoryPlan, Price | None]]:
     """Every target and GPU that the model fits, with the price if one is known."""
+    plans: dict[str, MemoryPlan | None] = {}  # the same on every target
     for target in targets or targets_for(recipe):
         if target == "skypilot":
             continue
         for gpu in gpus_for(recipe, target):
-            need = plan(recipe, gpu)
+            if gpu not in plans:
+                plans[gpu] = plan(recipe, gpu)
+            need = plans[gpu]
             if need is not None and need.fits:
-                yield target, gpu, need, price(market(recipe, target), gpu, catalogs)
+                yield target, gpu, need, price(market(recipe, target), gpu, catalogs, variant(recipe, target, gpu))
 
 
-def _lacks_ram(recipe: Recipe, row: Price, asked: int) -> bool:
-    return row.host_gib is not None and row.host_gib * recipe.cluster.gpus_per_node < asked
+def _lacks_ram(recipe: Recipe, row: Price) -> bool:
+    return row.host_gib is not None and row.host_gib * recipe.cluster.gpus_per_node < recipe.cluster.memory_gib
 
 
 def _offer(

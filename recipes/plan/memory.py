@@ -15,9 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from recipes.plan import activations
-from recipes.spec import Recipe, placed
+from recipes.spec import Recipe, override, placed, validate
 from trainer.config import ConfigError, RunConfig
 from trainer.hardware.gpus import gpu_named
+from trainer.hardware.host_memory import worker_bytes
 from trainer.hardware.model_shapes import Shape, shape_of
 
 GIB = 2**30
@@ -37,8 +38,6 @@ PERSISTENT = 100_000
 """DeepSpeed's stage3_param_persistence_threshold: parameters of fewer elements stay whole on every rank."""
 SUB_GROUP = 1_000_000_000
 """DeepSpeed's sub_group_size: so many elements have an fp32 gradient at a time in the optimizer's step."""
-HOST_PROCESS = 6 * GIB
-"""Host memory of one worker process with CUDA (planning figure; 2 GB measured on CPU)."""
 HOST_SYSTEM = 8 * GIB
 """Ray, graders and the system, and one more GiB per GPU."""
 ENVIRONMENT_DISK = 25 * GIB
@@ -247,7 +246,7 @@ def _host(recipe: Recipe, shape: Shape) -> dict[str, float]:
     )
     parts = {
         "system, Ray, graders": HOST_SYSTEM + gpus * GIB,
-        "worker processes": gpus * HOST_PROCESS,
+        "worker processes": gpus * worker_bytes(config.placement.device, config.data.image_cache_gib),
         "ZeRO-3 states while the engine is awake": states,
         "checkpoint being written": staging,
         "reference shards": reference,
@@ -310,8 +309,6 @@ def cheapest_fix(recipe: Recipe, gpu: str = "") -> list[str]:
 
 def _tried(recipe: Recipe, changes: list[tuple[str, str]]) -> Recipe | None:
     """The recipe with the changes; None where one is not a change for the better or is not valid."""
-    from recipes.spec import override, validate
-
     try:
         changed = override(recipe, [f"{key}={value}" for key, value in changes])
         validate(changed)
@@ -327,7 +324,10 @@ def _tried(recipe: Recipe, changes: list[tuple[str, str]]) -> Recipe | None:
 
 def with_resources(recipe: Recipe) -> Recipe:
     """The recipe with host RAM, disk and shared memory written out, from the plan where it leaves them open."""
-    need, cluster = plan(recipe), recipe.cluster
+    cluster = recipe.cluster
+    if cluster.memory_gib and cluster.disk_gib and cluster.shm_gib:
+        return placed(recipe)
+    need = plan(recipe)
     memory, disk, shm = 16, 30, 4  # a RunPod CPU pod has at most 10 GB of disk per vCPU
     if need:
         memory, disk, shm = _up(need.host_bytes, 4), _up(need.disk_bytes, 50), _up(need.shm_bytes, 8)

@@ -36,12 +36,14 @@ def snapshot() -> tuple[Price, ...]:
     return tuple(Price(**row) for row in json.loads(SNAPSHOT.read_text())["rows"])
 
 
-def price(cloud: str, gpu: str, catalogs: Path | None = None) -> Price | None:
+def price(cloud: str, gpu: str, catalogs: Path | None = None, variant: str = "") -> Price | None:
     """The price of a GPU on a cloud, None if nobody here knows it.
 
-    `catalogs`: SkyPilot's catalog directory; its cheapest row of that GPU goes before the snapshot.
+    `catalogs`: SkyPilot's catalog directory; its cheapest row of that GPU goes before the snapshot. `variant`: the
+    engine's name of what is rented, where a cloud sells the GPU in two forms (PCIe, SXM) at two prices.
     """
-    known = next((row for row in snapshot() if (row.cloud, row.gpu) == (cloud, gpu)), None)
+    rows = (row for row in snapshot() if (row.cloud, row.gpu) == (cloud, gpu))
+    known = next((row for row in rows if variant in ("", row.engine_gpu)), None)
     if known is None or catalogs is None:
         return known
     return from_catalog(known, catalogs) or known

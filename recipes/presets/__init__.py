@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable
 
 from recipes.presets import demo, gsm8k, preflight, vision
-from recipes.spec import Recipe, placed, validate
+from recipes.spec import Recipe, override, placed, validate
 from trainer.config import ConfigError
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
@@ -33,5 +33,12 @@ def get(name: str) -> Recipe:
     recipe = placed(RECIPES[name]())
     if recipe.name != name:
         raise ConfigError(f"recipe {name} calls itself {recipe.name}: make the two agree in recipes/presets")
+    validate(recipe)
+    return recipe
+
+
+def resolve(name: str, overrides: list[str]) -> Recipe:
+    """The recipe of that name with its overrides, validated."""
+    recipe = override(get(name), overrides)
     validate(recipe)
     return recipe

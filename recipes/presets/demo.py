@@ -35,7 +35,7 @@ def demo() -> Recipe:
         config=RunConfig(
             run=Run(name="demo", id="${RUN_ID}", dir="${RUNS}/${RUN_ID}", max_steps=60),
             model=Model(path=model, dtype="fp32", gradient_checkpointing=False, min_pixels=28 * 28),
-            data=Data(path=data, prompt_max_tokens=512),
+            data=Data(path=data, prompt_max_tokens=512, image_cache_gib=0.1),
             rollout=Rollout(
                 prompts_per_step=32, samples_per_prompt=8, max_tokens=32, kv_cache_gib=0.5, sleep_level=0, eager=True
             ),
@@ -48,7 +48,7 @@ def demo() -> Recipe:
         cluster=Cluster(nodes=1, gpus_per_node=0, cpus=4, spot="never"),
         dataset=Dataset(name="shapes", rows=2048, prompt_tokens=45, answer_tokens=17, disk_gib=0.1),
         steps=(
-            Step(creates=f"{data}/manifest.json", module="data_prep", args=("prepare", "shapes", "--out", data)),
+            Step(creates=f"{data}/manifest.json", module="examples.demo.shapes", args=("--out", data)),
             Step(
                 creates=f"{model}/config.json", module="examples.demo.warm_start", args=("--data", data, "--out", model)
             ),

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipes.plan.memory import with_resources
+from recipes.capabilities import capability, gpus_for, market, uses_spot, variant
 from recipes.plan.prices import price
 from recipes.spec import Recipe
-from recipes.targets import script
-from recipes.targets.capabilities import capability, gpus_for, market, uses_spot
+from recipes.targets import restarts, script
 from recipes.targets.skypilot import job_name, to_yaml
 from recipes.targets.ssh import address, hosts_of
 from trainer.config import ConfigError
+from trainer.exit_codes import EXIT_PREFLIGHT
 from trainer.hardware.gpus import gpu_named
 
 CODE = "/spotrl"
@@ -24,7 +24,6 @@ CODE = "/spotrl"
 
 def render(recipe: Recipe, target: str) -> dict[str, str]:
     """Task, fleet and, where the recipe names one, volume."""
-    recipe = with_resources(recipe)
     name = job_name(recipe)
     if len(name) > 36:
         raise ConfigError(
@@ -46,7 +45,7 @@ def fleet_name(target: str, name: str) -> str:
 
 def _head(recipe: Recipe, target: str) -> str:
     folder = f"recipes/generated/{target}/{recipe.name}"
-    env = "" if recipe.storage.bucket else " -e BUCKET=s3://..."
+    env = "" if recipe.storage.bucket or recipe.kind != "train" else " -e BUCKET=s3://..."
     known = secrets(recipe, target)
     lines = [
         f"{recipe.description}.",
@@ -64,6 +63,8 @@ def secrets(recipe: Recipe, target: str) -> tuple[str, ...]:
 
     A secret that the task names and the server does not have ends the run, once the machines are there: no others.
     """
+    if recipe.kind != "train":
+        return ()
     scheme = recipe.storage.bucket.partition("://")[0] or ("gs" if capability(target).cloud == "gcp" else "s3")
     match scheme:
         case "gs":
@@ -89,7 +90,7 @@ def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
         "shell": "bash",
         "working_dir": CODE,
         "files": [{"local_path": "../../..", "path": CODE}],
-        "env": _env(recipe, target, name),
+        "env": _env(recipe, target),
         "ports": [8265],
         "resources": _resources(recipe, target),
     }
@@ -98,7 +99,7 @@ def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
     if recipe.storage.volume:
         task["volumes"] = [{"name": recipe.storage.volume, "path": "/workspace"}]
     task |= {
-        "retry": {"on_events": ["no-capacity", "interruption", "error"], "duration": f"{budget.max_hours:g}h"},
+        "retry": restarts.dstack(recipe),
         "max_duration": f"{budget.max_hours:g}h",
         "stop_duration": "5m",
         "startup_order": "master-first",
@@ -106,15 +107,16 @@ def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
     }
     if recipe.cluster.gpus_per_node:
         task["utilization_policy"] = {"min_gpu_utilization": 5, "time_window": "1h"}
-    begin = script.preamble("/workspace", bucket=True, data=script.data_directory(recipe))
-    body = begin + script.setup_commands(recipe) + script.write_config(recipe)
-    task["commands"] = [body + f"exec {script.node_command(recipe)}\n"]
+    begin = script.preamble("/workspace", bucket=recipe.kind == "train", data=script.data_directory(recipe))
+    body = begin + script.setup_commands(recipe, EXIT_PREFLIGHT) + script.write_config(recipe)
+    task["commands"] = [restarts.dstack_command(recipe, body)]
     return task
 
 
-def _env(recipe: Recipe, target: str, name: str) -> list[str]:
-    bucket = f"BUCKET={recipe.storage.bucket}" if recipe.storage.bucket else "BUCKET"
-    return [f"RUN_ID={name}", bucket] + [f"{key}=${{{{ secrets.{key.lower()} }}}}" for key in secrets(recipe, target)]
+def _env(recipe: Recipe, target: str) -> list[str]:
+    bucket = [f"BUCKET={recipe.storage.bucket}" if recipe.storage.bucket else "BUCKET"] * (recipe.kind == "train")
+    tokens = [f"{key}=${{{{ secrets.{key.lower()} }}}}" for key in secrets(recipe, target)]
+    return ["RUN_ID", *bucket, *tokens]
 
 
 def _resources(recipe: Recipe, target: str) -> dict[str, Any]:
@@ -157,7 +159,9 @@ def _max_price(recipe: Recipe, target: str) -> float:
     """Dollars per node and hour: the recipe's, else one and a half times the dearest known price."""
     if recipe.budget.max_hourly_usd:
         return recipe.budget.max_hourly_usd
-    known = [price(market(recipe, target), gpu) for gpu in gpus_for(recipe, target)]
+    known = [
+        price(market(recipe, target), gpu, variant=variant(recipe, target, gpu)) for gpu in gpus_for(recipe, target)
+    ]
     dearest = max((row.on_demand for row in known if row), default=0.0)
     return round(1.5 * dearest * recipe.cluster.gpus_per_node, 2)
 

@@ -5,9 +5,8 @@ The script runs on the first node of that file; the others are reached by pbsdsh
 
 from __future__ import annotations
 
-from recipes.plan.memory import with_resources
 from recipes.spec import Recipe
-from recipes.targets import script
+from recipes.targets import restarts, script
 from recipes.targets.skypilot import job_name
 from recipes.targets.slurm import runs
 
@@ -27,7 +26,7 @@ install -m 700 /dev/null "$script" # it holds the tokens that you exported
   printf 'cd %q\\n' "$PWD"
   cat <<"BODY"
 export SPOTRL_NODE_RANK=${1:?} SPOTRL_NODES=${#hosts[@]} SPOTRL_PEERS="${hosts[*]}"GPUS
-exec COMMAND
+DRIVERexec COMMAND
 BODY
 } > "$script"
 trap 'rm -f "$script"' EXIT
@@ -59,11 +58,11 @@ WHERE = {"pro": '-n "$rank" --', "torque": '-h "${hosts[$rank]}"'}
 
 def render(recipe: Recipe) -> dict[str, str]:
     """The batch script, submitted from the repository's root: `qsub -v RUN_ID=my-run FILE`."""
-    recipe = with_resources(recipe)
     names = " ".join((*script.SECRETS, *script.SETTINGS))
     node = NODE.replace("WANTED", str(recipe.cluster.nodes)).replace("VARIABLES", names)
     gpus = f" SPOTRL_GPUS_PER_NODE={recipe.cluster.gpus_per_node}" if recipe.cluster.gpus_per_node else ""
     node = node.replace("GPUS", gpus).replace("COMMAND", script.node_command(recipe))
+    node = node.replace("DRIVER", script.driver_check(recipe))
     launch = LAUNCH.replace("WHERE", WHERE[recipe.site.pbs])
     text = "\n".join(
         [
@@ -73,8 +72,9 @@ def render(recipe: Recipe) -> dict[str, str]:
             f"# qsub -v RUN_ID=my-run recipes/generated/pbs/{recipe.name}.pbs   (from the repository's root, on a file",
             "# system that all nodes see; the same RUN_ID goes on from its last committed checkpoint)",
             'cd "${PBS_O_WORKDIR:?}"',
-            f'export RUN_ID="${{RUN_ID:-{job_name(recipe)}}}"',
+            f'export RUN_ID="${{RUN_ID:-{job_name(recipe)}-${{PBS_JOBID%%.*}}}}" # keeps its number when run again',
             script.preamble(recipe.site.shared_dir or "$PWD/.cache", bucket=False, runs=runs(recipe)).rstrip("\n"),
+            restarts.pbs_begin(recipe).rstrip("\n"),
             script.setup_commands(recipe).rstrip("\n"),
             script.write_config(recipe).rstrip("\n"),
             node.rstrip("\n"),

@@ -6,9 +6,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from recipes import capabilities
+from recipes.plan.memory import with_resources
 from recipes.presets import RECIPES, get
 from recipes.spec import Recipe, validate
-from recipes.targets import capabilities, dstack, local, pbs, skypilot, slurm, ssh
+from recipes.targets import dstack, local, pbs, skypilot, slurm, ssh
 
 GENERATED = Path(__file__).parents[1] / "generated"
 BY_HAND = ("local", "slurm", "pbs", "skypilot-runpod")
@@ -24,6 +26,7 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
     if capabilities.capability(target).shared_files and recipe.cluster.nodes > 1 and recipe.kind == "train":
         saving = replace(recipe.config.checkpoint, shared_files=True)  # so that the bucket may be left out
         recipe = replace(recipe, config=replace(recipe.config, checkpoint=saving))
+    recipe = with_resources(recipe)
     match target.partition("-")[0]:
         case "skypilot":
             return skypilot.render(recipe, target)

@@ -13,6 +13,7 @@ import yaml
 
 from recipes.spec import PLACEHOLDERS, Recipe
 from trainer.config import RunConfig, to_dict
+from trainer.exit_codes import EXIT_CONFIG
 
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
            "R2_ACCESS_KEY_ID", "R2_SECRET_ACCESS_KEY", "GOOGLE_SERVICE_ACCOUNT_KEY")  # fmt: skip
@@ -108,9 +109,15 @@ def data_directory(recipe: Recipe) -> str:
     return "$HOME/spotrl/data" if recipe.storage.volume and recipe.cluster.nodes > 1 else "$WORK/data"
 
 
-def setup_commands(recipe: Recipe) -> str:
-    """Environment and preparation; a second run of it does nothing."""
-    lines = [f"bash trainer/setup.sh {recipe.environment}"]
+def driver_check(recipe: Recipe, code: int = EXIT_CONFIG) -> str:
+    """Leaves with `code` where the GPU driver cannot run the environment; for every shell that needs the GPU."""
+    return f". trainer/driver.sh {code}\n" if recipe.environment == "gpu" else ""
+
+
+def setup_commands(recipe: Recipe, bad_driver: int = EXIT_CONFIG) -> str:
+    """Driver's check, environment and preparation; a second run of it does nothing."""
+    lines = [driver_check(recipe, bad_driver).rstrip("\n")] if recipe.environment == "gpu" else []
+    lines.append(f"bash trainer/setup.sh {recipe.environment}")
     if recipe.storage.volume and recipe.cluster.nodes == 1:  # the next machine need not download the packages again
         lines.insert(0, 'export UV_CACHE_DIR="$WORK/uv" UV_LINK_MODE=copy')
     python = f".venvs/{recipe.environment}/bin/python"

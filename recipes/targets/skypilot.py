@@ -7,21 +7,19 @@ order and may lose their tail on `down` (skypilot#8519), so no checkpoint is eve
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import yaml
 
-from recipes.plan.memory import with_resources
-from recipes.plan.prices import price
+from recipes.capabilities import CAPABILITIES, capability, engine_gpu, gpus_for, uses_spot
+from recipes.plan import cost
 from recipes.spec import Recipe
-from recipes.targets import script
-from recipes.targets.capabilities import CAPABILITIES, capability, engine_gpu, gpus_for, refusal, uses_spot
+from recipes.targets import restarts, script
 from trainer.config import ConfigError
-from trainer.node.preemption import RECOVER_EXIT_CODES
+from trainer.exit_codes import EXIT_PREFLIGHT
 
 DASHBOARD_PORT = 8265
-HARD_KILL = 137
-"""Exit code of a process that was killed: out of memory, or a node taken away without notice."""
 
 
 class Dumper(yaml.SafeDumper):
@@ -52,7 +50,7 @@ def job_name(recipe: Recipe) -> str:
 
 def render(recipe: Recipe, target: str) -> dict[str, str]:
     """Task file, and the volume's where the recipe names one."""
-    recipe, can = with_resources(recipe), capability(target)
+    can = capability(target)
     if recipe.storage.mount and not can.bucket_mount:
         raise ConfigError(f"{target} cannot mount buckets (no FUSE): leave storage.mount empty, or use skypilot-gcp")
     task: dict[str, Any] = {
@@ -70,10 +68,14 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
         task["file_mounts"] = {recipe.storage.mount: cached}
     if can.cloud == "kubernetes":
         task["config"] = {"kubernetes": {"provision_timeout": 900, "pod_config": _pod(recipe)}}
+    if can.cloud in ("gcp", "") and recipe.cluster.nodes > 1:
+        # With `network_tier: best` SkyPilot gives a container 1 GiB of /dev/shm; the host's goes before.
+        task["config"] = {"docker": {"run_options": ["--ipc=host"]}}
     work = "/workspace" if can.cloud == "runpod" or recipe.storage.volume else "$HOME/spotrl"
-    begin = script.preamble(work, bucket=True, data=script.data_directory(recipe))
-    task["setup"] = begin + script.setup_commands(recipe)
-    task["run"] = begin + script.write_config(recipe) + f"exec {script.node_command(recipe)}\n"
+    begin = script.preamble(work, bucket=recipe.kind == "train", data=script.data_directory(recipe))
+    task["setup"] = begin + script.setup_commands(recipe, EXIT_PREFLIGHT)
+    check = script.driver_check(recipe, EXIT_PREFLIGHT)
+    task["run"] = begin + check + script.write_config(recipe) + f"exec {script.node_command(recipe)}\n"
     name = f"{recipe.name}.yaml"
     files = {name: to_yaml(task, _head(recipe, target, f"recipes/generated/{target}/{name}"))}
     if recipe.storage.volume and can.cloud == "runpod":
@@ -82,19 +84,22 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
 
 
 def _head(recipe: Recipe, target: str, path: str) -> str:
-    bucket = "" if recipe.storage.bucket else " --env BUCKET=s3://..."
+    bucket = "" if recipe.storage.bucket or recipe.kind != "train" else " --env BUCKET=s3://..."
     command = "sky jobs launch" if uses_spot(recipe, target) else "sky launch"
-    secrets = "--secret AWS_ACCESS_KEY_ID --secret AWS_SECRET_ACCESS_KEY"
+    secrets = " --secret AWS_ACCESS_KEY_ID --secret AWS_SECRET_ACCESS_KEY" if recipe.kind == "train" else ""
     return (
         f"{recipe.description}.\n"
         f"Written by `launch.py render {recipe.name} --target {target}`; run from the repository's root:\n"
-        f"  {command} {path} --env RUN_ID=my-run{bucket} {secrets}\n"
+        f"  {command} {path} --env RUN_ID=my-run{bucket}{secrets}\n"
         "The same RUN_ID goes on from its last committed checkpoint; a new one starts afresh."
     )
 
 
 def _envs(recipe: Recipe, target: str) -> dict[str, str | None]:
-    envs: dict[str, str | None] = {"RUN_ID": job_name(recipe), "BUCKET": recipe.storage.bucket or None}
+    envs: dict[str, str | None] = {
+        "RUN_ID": None,
+        "BUCKET": recipe.storage.bucket or (None if recipe.kind == "train" else ""),
+    }
     return envs | dict.fromkeys(script.SETTINGS, "")
 
 
@@ -106,11 +111,7 @@ def _resources(recipe: Recipe, target: str) -> dict[str, Any]:
         "disk_size": cluster.disk_gib,
         "ports": [DASHBOARD_PORT],
         "autostop": {"idle_minutes": budget.idle_minutes, "down": True},
-        "job_recovery": {
-            "strategy": "EAGER_NEXT_REGION",
-            "max_restarts_on_errors": budget.max_restarts,
-            "recover_on_exit_codes": [*RECOVER_EXIT_CODES, HARD_KILL],
-        },
+        "job_recovery": restarts.sky(recipe),
     }
     if not cluster.gpus_per_node or can.cloud == "kubernetes":
         common = {"cpus": f"{recipe.cpus}+"} | common
@@ -125,28 +126,17 @@ def _resources(recipe: Recipe, target: str) -> dict[str, Any]:
 
 
 def _choices(recipe: Recipe, target: str) -> list[dict[str, Any]]:
-    """Places to try, in this order: spot before on-demand, cheap before dear."""
-    clouds = _clouds(recipe) if target == "skypilot" else [target]
-    found: list[tuple[bool, float, int, dict[str, Any]]] = []
-    for name in clouds:
-        can = CAPABILITIES[name]
+    """Places to try, in order of what the run is expected to cost there, preemptions and restarts included; then those
+    whose price or memory is not known, spot before on-demand."""
+    names = cost.members(recipe, target)
+    expected = {(o.target, o.gpu, o.spot): o.usd for o in cost.offers(recipe, targets=names) if o.usd is not None}
+    found: list[tuple[float, bool, int, dict[str, Any]]] = []
+    for name in names:
         for gpu in gpus_for(recipe, name) if recipe.cluster.gpus_per_node else [""]:
-            row = price(can.cloud, gpu)
-            for spot in _markets(recipe, name):
-                usd = (row.spot if spot else row.on_demand) if row else None
-                entry = _place(recipe, name, gpu) | ({"use_spot": spot} if can.spot and gpu else {})
-                found.append((not spot, usd if usd is not None else 1e9, len(found), entry))
+            for spot in cost.markets(recipe, name):
+                entry = _place(recipe, name, gpu) | ({"use_spot": spot} if CAPABILITIES[name].spot and gpu else {})
+                found.append((expected.get((name, gpu, spot), math.inf), not spot, len(found), entry))
     return [entry for *_, entry in sorted(found, key=lambda f: f[:3])]
-
-
-def _clouds(recipe: Recipe) -> list[str]:
-    return [name for name in ("skypilot-runpod", "skypilot-gcp") if not refusal(recipe, name)]
-
-
-def _markets(recipe: Recipe, target: str) -> list[bool]:
-    if not recipe.cluster.gpus_per_node or not uses_spot(recipe, target):
-        return [False]
-    return [True] if recipe.cluster.spot == "only" else [True, False]
 
 
 def _place(recipe: Recipe, target: str, gpu: str) -> dict[str, Any]:

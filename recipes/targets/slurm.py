@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from recipes.plan.memory import with_resources
 from recipes.spec import Recipe
-from recipes.targets import script
+from recipes.targets import restarts, script
 from recipes.targets.skypilot import job_name
-from trainer.node.preemption import RECOVER_EXIT_CODES
 
 ROCM = """\
 export HSA_NO_SCRATCH_RECLAIM=1 GPU_MAX_HW_QUEUES=2 TORCH_NCCL_HIGH_PRIORITY=1 RCCL_MSCCL_ENABLE=0
@@ -18,7 +16,6 @@ unset ROCR_VISIBLE_DEVICES
 
 def render(recipe: Recipe) -> dict[str, str]:
     """The batch script, submitted from the repository's root: `sbatch FILE`."""
-    recipe = with_resources(recipe)
     body = [
         "#!/usr/bin/env bash",
         *directives(recipe),
@@ -26,7 +23,8 @@ def render(recipe: Recipe) -> dict[str, str]:
         f"# RUN_ID=my-run sbatch recipes/generated/slurm/{recipe.name}.sbatch   (from the repository's root, on a file",
         "# system that all nodes see; the same RUN_ID goes on from its last committed checkpoint)",
         'cd "${SLURM_SUBMIT_DIR:?}"',
-        f'export RUN_ID="${{RUN_ID:-{job_name(recipe)}}}"',
+        restarts.slurm_begin(recipe).rstrip("\n"),
+        f'export RUN_ID="${{RUN_ID:-{job_name(recipe)}-${{SLURM_JOB_ID:?}}}}" # a requeued job keeps its number',
         f'export SPOTRL_NOTICE_S="${{SPOTRL_NOTICE_S:-{recipe.site.grace_s}}}"',
         script.preamble(recipe.site.shared_dir or "$PWD/.cache", bucket=False, runs=runs(recipe)).rstrip("\n"),
     ]
@@ -36,10 +34,11 @@ def render(recipe: Recipe) -> dict[str, str]:
         script.config_file(recipe).rstrip("\n"),
         f'setup=$(cat <<"SETUP"\n{script.setup_commands(recipe)}{script.manifest_command(recipe)}SETUP\n)',
         container(recipe),
-        f'node=$(cat <<"NODE"\nexec {script.node_command(recipe)}\nNODE\n)',
+        f'node=$(cat <<"NODE"\n{script.driver_check(recipe)}exec {script.node_command(recipe)}\nNODE\n)',
         'srun --nodes=1 --ntasks=1 "${inside[@]}" bash -euo pipefail -c "$setup"',
         script.OUTLAST.rstrip("\n"),
-        LAUNCH.format(grace=recipe.site.grace_s, codes="|".join(map(str, RECOVER_EXIT_CODES))).rstrip("\n"),
+        LAUNCH.rstrip("\n"),
+        restarts.slurm_end(recipe).rstrip("\n"),
     ]
     return {f"{recipe.name}.sbatch": "\n".join(body) + "\n"}
 
@@ -101,15 +100,7 @@ def pyxis_name(image: str) -> str:
 
 LAUNCH = """\
 trap : TERM # the nodes obey it, and this script must outlast them
-srun --kill-on-bad-exit=0 "${{inside[@]}}" bash -euo pipefail -c "$node" &
+srun --kill-on-bad-exit=0 "${inside[@]}" bash -euo pipefail -c "$node" &
 code=0
 outlast "$!" || code=$?
-case "$code" in
-  {codes})
-    echo "the run asks to be started again (exit $code): requeueing"
-    scontrol requeue "$SLURM_JOB_ID" || true
-    sleep $(({grace} + 30)) # until Slurm ends this script: one that exits by itself is FAILED, and not started again
-    ;;
-esac
-exit "$code"
 """

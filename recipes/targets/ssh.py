@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 
-from recipes.plan.memory import with_resources
 from recipes.spec import Recipe
 from recipes.targets import script
 from trainer.config import ConfigError
@@ -19,7 +18,6 @@ STOP_S = NOTICE_S + 15
 
 def render(recipe: Recipe) -> dict[str, str]:
     """Set-up and run script of every node. SPOTRL_NODE_RANK, SPOTRL_NODES and SPOTRL_PEERS come from the driver."""
-    recipe = with_resources(recipe)
     begin = script.preamble(recipe.site.shared_dir or "$HOME/spotrl-work", bucket=False)
     head = (
         f"#!/usr/bin/env bash\n# {recipe.description}: one node. Driven by `launch.py up {recipe.name} --target ssh`.\n"

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.checkpoint.synthetic import configure, writers
-from trainer.checkpoint.manager import Checkpoints
+from tests.checkpoint.synthetic import attempt, configure, writers
 
 
 @pytest.fixture
@@ -15,6 +14,6 @@ def told():
 def run(tmp_path, told):
     """(config, checkpoints, writers of 2 ranks) of a run with a local and a file:// remote store."""
     config = configure(tmp_path, "placement.workers_per_node=2")
-    checkpoints = Checkpoints(config, "data", say=told.append)
+    checkpoints = attempt(config, told)
     yield config, checkpoints, writers(config, 2)
     checkpoints.close()

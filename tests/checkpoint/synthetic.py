@@ -6,6 +6,7 @@ import time
 
 import torch
 
+from trainer.checkpoint.attempt import Attempts
 from trainer.checkpoint.manager import Checkpoints, Shard, ShardReader, ShardWriter
 from trainer.config import RunConfig, override
 
@@ -51,7 +52,7 @@ def save(checkpoints: Checkpoints, ranks: list[ShardWriter], step: int, seed: in
     for writer in ranks:
         shards = cut(full, writer.rank, writer.world_size)
         extra = {"rng": torch.tensor([step, writer.rank])}
-        writer.start(step, shards, extra, checkpoints.local_steps(), checkpoints.sends)
+        writer.start(step, shards, extra, checkpoints.local_steps(), checkpoints.sends, checkpoints.attempt)
     finish(checkpoints, ranks)
 
 
@@ -84,6 +85,22 @@ def holds(source, step: int, world_size: int = 1) -> bool:
     return reader.names() == list(SHAPES) and all(reader.shape(name) == shape for name, shape in SHAPES.items())
 
 
+def attempt(config: RunConfig, told: list[str], **options) -> Checkpoints:
+    """The checkpoints of a new attempt of the run, which replaces the one before."""
+    return Checkpoints(config, "data", held=Attempts.of(config).take(0), say=told.append, **options)
+
+
+def place(folder, step: int):
+    """Where the newest attempt's files of a step lie, in a folder of checkpoints here or in the store."""
+    return inner(folder / f"step-{step:08d}")
+
+
+def inner(step_folder):
+    """The newest attempt's folder of a step's, or the step's where it has none (on the disk)."""
+    attempts = sorted(p for p in step_folder.iterdir() if p.is_dir())
+    return attempts[-1] if attempts else step_folder
+
+
 def again(config: RunConfig, told: list[str], data: str = "data") -> Checkpoints:
     """The checkpoints as the next process sees them."""
     return Checkpoints(config, data, say=told.append)
@@ -91,7 +108,7 @@ def again(config: RunConfig, told: list[str], data: str = "data") -> Checkpoints
 
 def spoil(folder, damage: str) -> None:
     """Damages one file of a checkpoint."""
-    path = folder / ("manifest.json" if damage == "manifest" else "rank-00001-of-00002.safetensors")
+    path = inner(folder) / ("manifest.json" if damage == "manifest" else "rank-00001-of-00002.safetensors")
     data = bytearray(path.read_bytes())
     if damage == "remove":
         path.unlink()
@@ -104,4 +121,4 @@ def spoil(folder, damage: str) -> None:
 
 def steps_in(folder) -> list[int]:
     """Steps that are committed in a folder."""
-    return sorted(int(p.name[5:]) for p in folder.glob("step-*") if (p / "manifest.json").exists())
+    return sorted({int(p.relative_to(folder).parts[0][5:]) for p in folder.glob("step-*/**/manifest.json")})

@@ -10,7 +10,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.checkpoint.synthetic import SHAPES, again, configure, cut, finish, holds, save, spoil, whole, writers
+from tests.checkpoint.synthetic import (
+    SHAPES,
+    again,
+    attempt,
+    configure,
+    cut,
+    finish,
+    holds,
+    place,
+    save,
+    spoil,
+    whole,
+    writers,
+)
 from trainer.checkpoint.format import decode, encode
 from trainer.checkpoint.manager import CheckpointError, ShardReader, fetch_all
 from trainer.config import ConfigError, override
@@ -52,7 +65,7 @@ def test_shards_are_plain_safetensors(run, tmp_path):
     for name in SHAPES:
         both = torch.cat([first[f"exp_avg/{name}"], second[f"exp_avg/{name}"]])
         assert torch.equal(both, full[name]["exp_avg"])
-    remote = tmp_path / "remote/test/checkpoints/step-00000002"
+    remote = place(tmp_path / "remote/test/checkpoints", 2)
     assert {p.name for p in folder.iterdir()} == {p.name for p in remote.iterdir() if p.suffix != ".sha256"}
 
 
@@ -117,7 +130,7 @@ def test_nothing_counts_before_the_manifest(run, tmp_path, told):
     save(checkpoints, ranks, 2)
     checkpoints.begin(4, {})
     for writer in ranks:
-        writer.start(4, cut(whole(4), writer.rank, 2), {})
+        writer.start(4, cut(whole(4), writer.rank, 2), {}, attempt=checkpoints.attempt)
         writer.wait()
     assert (tmp_path / "run/checkpoints/step-00000004/rank-00001-of-00002.safetensors").exists()
     found = again(config, told).find()
@@ -132,8 +145,8 @@ def test_damage_falls_back_and_says_so(run, tmp_path, told, where, damage):
     for step in (2, 4):
         save(checkpoints, ranks, step)
     places = {"local": [tmp_path / "run"], "remote": [tmp_path / "remote/test"]}
-    for place in places.get(where) or [tmp_path / "run", tmp_path / "remote/test"]:
-        spoil(place / "checkpoints/step-00000004", damage)
+    for root in places.get(where) or [tmp_path / "run", tmp_path / "remote/test"]:
+        spoil(root / "checkpoints/step-00000004", damage)
     if where == "remote":
         shutil.rmtree(tmp_path / "run")
     found, _ = again(config, told).restore(lambda found: holds(found, found.step) or pytest.fail("wrong values"))
@@ -145,8 +158,8 @@ def test_damage_falls_back_and_says_so(run, tmp_path, told, where, damage):
 def test_when_none_is_whole_it_stops_rather_than_start_afresh(run, tmp_path, told):
     config, checkpoints, ranks = run
     save(checkpoints, ranks, 2)
-    for place in (tmp_path / "run", tmp_path / "remote/test"):
-        spoil(place / "checkpoints/step-00000002", "cut")
+    for root in (tmp_path / "run", tmp_path / "remote/test"):
+        spoil(root / "checkpoints/step-00000002", "cut")
     with pytest.raises(ConfigError, match="steps 2 .* none is whole"):
         again(config, told).restore(lambda found: holds(found, 2))
 
@@ -155,9 +168,9 @@ def test_after_a_fall_back_the_damaged_checkpoint_is_replaced(run, tmp_path, tol
     config, checkpoints, ranks = run
     for step in (2, 4):
         save(checkpoints, ranks, step)
-    for place in (tmp_path / "run", tmp_path / "remote/test"):
-        spoil(place / "checkpoints/step-00000004", "flip")
-    second = again(config, told)
+    for root in (tmp_path / "run", tmp_path / "remote/test"):
+        spoil(root / "checkpoints/step-00000004", "flip")
+    second = attempt(config, told)
     assert second.restore(fetch_all)[0].step == 2
     save(second, writers(config, 2), 3)
     second.close()
@@ -175,7 +188,7 @@ def test_a_fresh_node_resumes_from_the_store_with_the_attached_files(run, tmp_pa
     checkpoints.begin(2, {"metrics": 12}, attach=[metrics])
     metrics.write_text('{"step": 1}\n{"step": 2}\n')  # grows while the checkpoint is under way
     for writer in ranks:
-        writer.start(2, cut(whole(2), writer.rank, 2), {})
+        writer.start(2, cut(whole(2), writer.rank, 2), {}, attempt=checkpoints.attempt)
     finish(checkpoints, ranks)
     shutil.rmtree(tmp_path / "run")
     found = again(config, told).find()
@@ -187,9 +200,10 @@ def test_a_commit_that_was_local_only_is_sent_on_resume(run, tmp_path, told):
     config, checkpoints, ranks = run
     save(checkpoints, ranks, 2)
     save(checkpoints, ranks, 4)
-    (tmp_path / "remote/test/checkpoints/step-00000004/manifest.json").unlink()
-    (tmp_path / "remote/test/checkpoints/step-00000004/rank-00001-of-00002.safetensors").unlink()
-    second = again(config, told)
+    there = place(tmp_path / "remote/test/checkpoints", 4)
+    (there / "manifest.json").unlink()
+    (there / "rank-00001-of-00002.safetensors").unlink()
+    second = attempt(config, told)
     assert second.find().step == 4
     second.close()
     shutil.rmtree(tmp_path / "run")

@@ -16,17 +16,19 @@ from tests import servers
 from tests.checkpoint.synthetic import (
     SHAPES,
     again,
+    attempt,
     configure,
     cut,
     finish,
     holds,
+    place,
     resend,
     save,
     steps_in,
     whole,
     writers,
 )
-from trainer.checkpoint.format import step_name
+from trainer.checkpoint.layout import step_name
 from trainer.checkpoint.manager import CheckpointError, Checkpoints, Shard
 from trainer.checkpoint.retention import kept
 from trainer.config import override
@@ -40,7 +42,7 @@ QUICK = Retry(attempts=2, first_wait_s=0.1, max_wait_s=0.2, request_retries=0, r
 
 def test_keeps_the_last_and_the_best_local_and_remote_apart(tmp_path, told):
     config = configure(tmp_path, "checkpoint.keep_last=1", "checkpoint.keep_last_remote=3", "checkpoint.keep_best=1")
-    checkpoints, ranks = again(config, told), writers(config, 1)
+    checkpoints, ranks = attempt(config, told), writers(config, 1)
     for step, score in ((2, 0.1), (4, 0.9), (6, 0.3), (8, None), (10, 0.2)):
         save(checkpoints, ranks, step, score=score)
     assert steps_in(tmp_path / "run/checkpoints") == [4, 10]
@@ -98,9 +100,9 @@ def test_a_file_that_the_store_lost_is_sent_again_before_the_commit(run, tmp_pat
     _, checkpoints, ranks = run
     checkpoints.begin(2, {"step": 2})
     for writer in ranks:
-        writer.start(2, cut(whole(2), writer.rank, 2), {})
+        writer.start(2, cut(whole(2), writer.rank, 2), {}, attempt=checkpoints.attempt)
         writer.wait()
-    there = tmp_path / "remote/test/checkpoints/step-00000002"
+    there = place(tmp_path / "remote/test/checkpoints", 2)
     (there / "rank-00001-of-00002.json").write_text("cut off")
     finish(checkpoints, ranks)
     assert (checkpoints.failures, checkpoints.safe) == (1, 0)
@@ -125,13 +127,13 @@ def test_what_is_kept():
 def test_disk_budget_drops_old_ones_early_then_refuses_before_writing(tmp_path, told):
     size = sum(3 * 4 * torch.Size(shape).numel() for shape in SHAPES.values())
     config = configure(tmp_path, "checkpoint.keep_last=3", f"checkpoint.max_disk_gib={3.6 * size / 2**30}")
-    checkpoints, ranks = again(config, told), writers(config, 1)
+    checkpoints, ranks = attempt(config, told), writers(config, 1)
     for step in (2, 4, 6):
         save(checkpoints, ranks, step)
     assert any("dropping the local checkpoint of step 2 early" in text for text in told)
     assert steps_in(tmp_path / "run/checkpoints") == [4, 6]
     tight = override(config, [f"checkpoint.max_disk_gib={1.5 * size / 2**30}"])
-    checkpoints, ranks = again(tight, told), writers(tight, 1)
+    checkpoints, ranks = attempt(tight, told), writers(tight, 1)
     checkpoints.find()
     with pytest.raises(CheckpointError, match=r"no room .* raise checkpoint\.max_disk_gib"):
         save(checkpoints, ranks, 8)
@@ -147,7 +149,7 @@ sys.path[:0] = [{os.getcwd()!r}]
 from tests.checkpoint.synthetic import *
 from trainer.checkpoint.manager import CheckpointError
 config = configure({str(tmp_path)!r})
-checkpoints, ranks = Checkpoints(config, "data"), writers(config, 1)
+checkpoints, ranks = attempt(config, []), writers(config, 1)
 save(checkpoints, ranks, 2)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4000, resource.RLIM_INFINITY))
@@ -265,7 +267,7 @@ def test_shards_that_do_not_fit_their_place_are_refused(run):
 
 def test_due_every_n_steps_and_at_the_end(tmp_path, told):
     config = configure(tmp_path, "checkpoint.every_steps=3")
-    checkpoints, ranks = again(config, told), writers(config, 1)
+    checkpoints, ranks = attempt(config, told), writers(config, 1)
     saved = []
     for step in range(1, 9):
         if checkpoints.due(step, 1.0, last=step == 8):
@@ -279,7 +281,7 @@ def test_due_every_n_steps_and_at_the_end(tmp_path, told):
 
 def test_interval_by_daly_is_measured_and_told(tmp_path, told):
     config = configure(tmp_path, "checkpoint.every_steps=0", "checkpoint.mean_time_between_preemptions_s=3600")
-    checkpoints, ranks = again(config, told), writers(config, 1)
+    checkpoints, ranks = attempt(config, told), writers(config, 1)
     assert checkpoints.due(1, 10.0), "the first step is saved, to measure"
     save(checkpoints, ranks, 1)
     checkpoints.stall_s = 5.0
@@ -311,7 +313,7 @@ import sys
 sys.path[:0] = [{root!r}]
 from tests.checkpoint.synthetic import *
 config = override(configure({folder!r}), ["checkpoint.remote=s3://bucket/x"])
-checkpoints = Checkpoints(config, "data")
+checkpoints = attempt(config, [])
 found = checkpoints.find()
 step = found.step if found else 0
 assert found is None or holds(found, step), "wrong values after a kill"

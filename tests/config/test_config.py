@@ -1,5 +1,6 @@
 """The configuration: strict reading, overriding, validation, and what a resume compares."""
 
+import dataclasses
 from dataclasses import replace
 
 import pytest
@@ -49,11 +50,20 @@ def test_an_unknown_key_in_a_file_names_the_nearest(tmp_path):
         (["algorithm.micro_batch=3"], "micro_batch 3: use a multiple of 3"),
         (["placement.workers_per_node=3", "rollout.tensor_parallel=2"], "use a divisor of 3"),
         (["placement.workers_per_node=3"], "3 engines: use a multiple of 3"),
-        (["rollout.gpu_memory_utilization=1.5"], "between 0 and 1"),
-        (["rollout.temperature=0"], "no variance"),
+        (["rollout.gpu_memory_utilization=1.5"], "above 0 and below 1"),
+        (["rollout.temperature=0"], "above 0"),
         (["rollout.temperature=3"], "at most 2"),
         (["model.min_pixels=10000000"], "swap them"),
-        (["optimizer.learning_rate=-1"], "must not be negative"),
+        (["optimizer.learning_rate=-1"], r"learning_rate is -1.0: it must be at least 0"),
+        (["optimizer.learning_rate=.nan"], "learning_rate is nan"),
+        (["optimizer.betas=[0.9, 1.0]"], r"optimizer.betas is \(0.9, 1.0\): it must be at least 0 and below 1"),
+        (["evaluation.samples_per_prompt=0"], "evaluation.samples_per_prompt is 0: it must be at least 1"),
+        (["data.max_samples=-5"], "data.max_samples is -5: it must be at least 0"),
+        (["algorithm.samples_per_update=-64"], "at least 0"),
+        (["sft.epochs=0"], "sft.epochs is 0"),
+        (["evaluation.samples_per_prompt=4"], "greedy completions"),
+        (["data.max_samples=63"], "less than the 64 rows of one step"),
+        (["method=sft", "sft.batch_size=8", "data.max_samples=7"], "lower sft.batch_size"),
         (["method=sft", "sft.batch_size=10", "algorithm.micro_batch=4"], "use a multiple of 4"),
     ],
 )
@@ -61,6 +71,17 @@ def test_validation_says_what_to_change(changes, message):
     with pytest.raises(c.ConfigError, match=message) as error:
         c.validate(c.override(c.RunConfig(), changes))
     assert "\n" not in str(error.value)
+
+
+def test_every_number_has_a_range():
+    config = c.RunConfig()
+    for section in (f.name for f in dataclasses.fields(config) if f.name != "method"):
+        part = getattr(config, section)
+        for f in dataclasses.fields(part):
+            value = getattr(part, f.name)
+            number = isinstance(value, (int, float, tuple)) and not isinstance(value, bool)
+            if number and "Literal" not in str(f.type):
+                assert "range" in f.metadata, f"{section}.{f.name}"
 
 
 def test_defaults_are_valid():

@@ -16,5 +16,8 @@ def test_ids_from_headers_are_the_processors(small_config, mixed_dataset, pixels
     dataset = Dataset(mixed_dataset, "train")
     two = replace(dataset[1], messages=dataset[1].messages + dataset[2].messages, images=[dataset[1].images[0]] * 2)
     rows = [dataset[0], dataset[1], dataset[2], two]
-    assert [prompter.token_ids(row) for row in rows] == [prompter.encode(row).token_ids for row in rows]
-    assert len({prompter.length(row) for row in rows}) > 2
+    encoded = [prompter.encode(row).token_ids for row in rows]
+    assert [prompter.token_ids(row) for row in rows] == encoded
+    chats, images, ids = ([getattr(row, name) for row in rows] for name in ("messages", "images", "id"))
+    assert prompter.lengths(chats, images, ids) == list(map(len, encoded))
+    assert len(set(map(len, encoded))) > 2

@@ -1,4 +1,4 @@
-"""Raw datasets for the tests, made here: pictures of every kind, archives, MathV60K lines with defects."""
+"""Raw datasets for the tests, made here: images of every kind, archives, MathV60K lines with defects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SYSTEM = "Solve the question. Wrap the answer in \\boxed{}."
 
 
 def drawing(seed: int, width: int = 160, height: int = 120, mode: str = "RGB") -> Image.Image:
-    """A picture that no other seed gives, not even nearly: coarse random blocks."""
+    """An image that no other seed gives, not even nearly: coarse random blocks."""
     rng = random.Random(seed)
     image = Image.new("RGB", (width, height), (255, 255, 255))
     draw = ImageDraw.Draw(image)
@@ -32,7 +32,7 @@ def encoded(image: Image.Image, kind: str = "PNG", **options) -> bytes:
     return buffer.getvalue()
 
 
-def picture(seed: int, kind: str = "PNG", **shape) -> bytes:
+def image(seed: int, kind: str = "PNG", **shape) -> bytes:
     return encoded(drawing(seed, **shape), kind)
 
 
@@ -70,7 +70,7 @@ def mathv60k(folder: Path, rows: int = 12) -> tuple[Path, Path]:
     files, lines = {}, []
     for i in range(rows):
         name = f"mathv60k_img/{('IconQA', 'TabMWP')[i % 2]}/{i}.{('png', 'jpg')[i % 2]}"
-        files[name] = picture(i, ("PNG", "JPEG")[i % 2])
+        files[name] = image(i, ("PNG", "JPEG")[i % 2])
         answer = f"$\\boxed{{{'ABCD'[i % 4] if i % 3 else i}}}$"
         lines.append(line(f"Question {i}?", answer, [FOREIGN + name]))
     jsonl = folder / "mathv60k_message.jsonl"

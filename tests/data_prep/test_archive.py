@@ -10,10 +10,10 @@ import zipfile
 import pytest
 
 from data_prep.ingest.archive import Refused, members, unpacked_bytes
-from tests.data_prep.raw import picture, write_tar
+from tests.data_prep.raw import image, write_tar
 from trainer.config import ConfigError
 
-FILES = {f"top/{i}.png": picture(i) for i in range(5)}
+FILES = {f"top/{i}.png": image(i) for i in range(5)}
 
 
 def read(path):
@@ -88,7 +88,7 @@ def test_links_that_leave_a_folder_or_hide_in_a_zip_are_refused(tmp_path):
 
 
 def test_long_and_foreign_names_survive(tmp_path):
-    files = {f"{'d' * 90}/{'e' * 120}/picture.png": b"1", "top/ünï çödé 图.png": b"2"}
+    files = {f"{'d' * 90}/{'e' * 120}/image.png": b"1", "top/ünï çödé 图.png": b"2"}
     assert read(write_tar(tmp_path / "img.tar.gz", files))[0] == files
 
 

@@ -25,7 +25,7 @@ def parquet(rows: list[dict]) -> bytes:
 
 
 def image(seed: int) -> dict:
-    return {"bytes": raw.picture(seed), "path": f"{seed}.png"}
+    return {"bytes": raw.image(seed), "path": f"{seed}.png"}
 
 
 GSM8K = {
@@ -114,7 +114,7 @@ def test_geometry3k(hub, tmp_path):
     assert manifest.rows == {"train": 70, "test": 2, "validation": 3}
     assert manifest.quarantined == {"image_count": 1, "image_undecodable": 1}
     row = Dataset(tmp_path / "out")[69]
-    assert row.images == [raw.picture(69)] and row.answer == "2 \\sqrt { 221 }"
+    assert row.images == [raw.image(69)] and row.answer == "2 \\sqrt { 221 }"
     assert row.messages[1]["content"] == [{"type": "image"}, {"type": "text", "text": "Find x69."}]
     assert row.messages[0]["role"] == "system"
 
@@ -134,7 +134,7 @@ def test_mathvista_and_the_overlap_with_it(hub, tmp_path, capsys):
     assert question(rows[0].messages) == VISTA["query"]
     assert read_manifest(tmp_path / "vista").quarantined == {"bad_choices": 1}
 
-    jsonl, archive = raw.mathv60k(tmp_path / "raw")  # picture 2 is there too, under IconQA
+    jsonl, archive = raw.mathv60k(tmp_path / "raw")  # image 2 is there too, under IconQA
     own = ("prepare", "mathv60k", "--jsonl", jsonl, "--images", archive, "--validation", 0)
     assert run(*own, "--out", tmp_path / "all") == 0
     capsys.readouterr()
@@ -145,7 +145,7 @@ def test_mathvista_and_the_overlap_with_it(hub, tmp_path, capsys):
     assert report["same_sources"] == {"IconQA": {"rows": 6, "evaluation_rows": 1}}
     assert run(*own, "--out", tmp_path / "clean", "--exclude", tmp_path / "vista") == 0
     assert read_manifest(tmp_path / "clean").quarantined == {"overlap": 2}
-    assert "mathvista: 2 rows left out, sharing 2 of its pictures" in capsys.readouterr().out
+    assert "mathvista: 2 rows left out, sharing 2 of its images" in capsys.readouterr().out
 
 
 def test_mathv60k_from_hub_and_mirror_is_the_same_dataset(hub, tmp_path):

@@ -19,7 +19,7 @@ def parse(line: str | bytes):
 PATH = raw.FOREIGN + "mathv60k_img/IconQA/3.png"
 
 
-def test_a_line_is_parsed_into_chat_picture_and_answer():
+def test_a_line_is_parsed_into_chat_image_and_answer():
     row = parse(raw.line("Which?\nA. 1\nB. 2", "$\\boxed{B}$", [PATH]))
     assert isinstance(row, Candidate)
     assert (row.index, row.source, row.answer) == (7, "mathv60k/IconQA", "B")
@@ -27,7 +27,7 @@ def test_a_line_is_parsed_into_chat_picture_and_answer():
         {"role": "system", "content": raw.SYSTEM},
         {"role": "user", "content": [{"type": "text", "text": "Which?\nA. 1\nB. 2"}, {"type": "image"}]},
     ]
-    assert row.pictures == [PATH.lstrip("/")]
+    assert row.images == [PATH.lstrip("/")]
 
 
 def test_escaped_slashes_give_the_same_row():
@@ -77,5 +77,5 @@ def test_the_gold_is_the_content_of_the_last_complete_box(answer, gold):
 
 def test_missing_files_are_named(tmp_path):
     (tmp_path / "a.jsonl").write_text("")
-    with pytest.raises(ConfigError, match="no picture archive or folder at"):
+    with pytest.raises(ConfigError, match="no image archive or folder at"):
         local(tmp_path / "a.jsonl", tmp_path / "none.tar.gz")

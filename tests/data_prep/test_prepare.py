@@ -36,21 +36,21 @@ def quarantine(out) -> dict[str, list[dict]]:
 def defects(tmp_path_factory):
     """Rows with every defect, and four that are sound."""
     folder = tmp_path_factory.mktemp("defects")
-    good, big = raw.picture(1), raw.picture(2, "JPEG", width=900, height=700)
+    good, big = raw.image(1), raw.image(2, "JPEG", width=900, height=700)
     flat = lambda *size: raw.encoded(Image.new("RGB", size, (200, 30, 30)))  # noqa: E731
     files = {
         "mathv60k_img/good.png": good,
-        "mathv60k_img/rgba.png": raw.picture(3, mode="RGBA"),
-        "mathv60k_img/palette.png": raw.picture(4, mode="P"),
-        "mathv60k_img/cmyk.jpg": raw.picture(5, "JPEG", mode="CMYK"),
+        "mathv60k_img/rgba.png": raw.image(3, mode="RGBA"),
+        "mathv60k_img/palette.png": raw.image(4, mode="P"),
+        "mathv60k_img/cmyk.jpg": raw.image(5, "JPEG", mode="CMYK"),
         "mathv60k_img/truncated.jpg": big[: len(big) // 2],
         "mathv60k_img/empty.png": b"",
         "mathv60k_img/side.png": flat(1, 200),
         "mathv60k_img/ratio.png": flat(5600, 28),
         "mathv60k_img/giant.png": raw.encoded(Image.new("1", (12000, 9000))),
         "mathv60k_img/wide.jpg": raw.encoded(raw.drawing(6, 4000, 3000), "JPEG"),
-        "mathv60k_img/a/twice.png": raw.picture(7),
-        "mathv60k_img/b/twice.png": raw.picture(8),
+        "mathv60k_img/a/twice.png": raw.image(7),
+        "mathv60k_img/b/twice.png": raw.image(8),
         "mathv60k_img/copy.png": good,
     }
 
@@ -76,7 +76,7 @@ def defects(tmp_path_factory):
         "too long": line("Long?", "$\\boxed{A}$", [IMG + "wide.jpg"]),
         "no gold": line("No gold?", "$\\boxed{}$", [IMG + "good.png"]),
         "dollars": line("Dollars?", "$$", [IMG + "good.png"]),
-        "no picture's text": line("", "$\\boxed{A}$", [IMG + "good.png"]),
+        "no image's text": line("", "$\\boxed{A}$", [IMG + "good.png"]),
         "duplicate": line("Good?  ", "$\\boxed{A}$", [IMG + "copy.png"]),
         "conflict 1": line("Conflict?", "$\\boxed{1}$", [IMG + "good.png"]),
         "conflict 2": line("conflict?", "$\\boxed{2}$", [IMG + "copy.png"]),
@@ -92,13 +92,13 @@ def defects(tmp_path_factory):
     return out, manifest, list(lines)
 
 
-def test_sound_rows_are_kept_with_their_pictures(defects):
+def test_sound_rows_are_kept_with_their_images(defects):
     out, manifest, _ = defects
     rows = list(Dataset(out))
     assert [question(row.messages).strip() for row in rows] == ["Good?", "RGBA?", "P?", "CMYK?", "Half?"]
     assert [(row.answer, row.answer_type) for row in rows] == [
         ("A", "letter"), ("B", "letter"), ("0.5", "number"), ("7", "number"), ("0.5", "number")]  # fmt: skip
-    assert rows[0].images == [raw.picture(1)] and manifest.rows == {"train": 5}
+    assert rows[0].images == [raw.image(1)] and manifest.rows == {"train": 5}
 
 
 def test_every_defect_is_quarantined_with_its_reason(defects):
@@ -114,7 +114,7 @@ def test_every_defect_is_quarantined_with_its_reason(defects):
         "image_ambiguous": ["ambiguous"],
         "too_long": ["too long"],
         "bad_answer": ["dollars", "no gold"],
-        "no_question": ["no picture's text"],
+        "no_question": ["no image's text"],
         "duplicate": ["duplicate", "same by value 2"],
         "conflicting_answers": ["conflict 1", "conflict 2"],
         "bad_json": ["bad json"],
@@ -125,7 +125,7 @@ def test_every_defect_is_quarantined_with_its_reason(defects):
 
 def test_an_unsafe_member_is_refused_and_reported(defects):
     _, manifest, _ = defects
-    assert manifest.statistics["pictures"]["refused"] == [["../../mathv60k_img/escape.png", "path leaves the archive"]]
+    assert manifest.statistics["images"]["refused"] == [["../../mathv60k_img/escape.png", "path leaves the archive"]]
 
 
 def test_nothing_but_the_dataset_is_left(defects):
@@ -134,7 +134,7 @@ def test_nothing_but_the_dataset_is_left(defects):
         "manifest.json", "preview.html", "quarantine.jsonl", "train-00000-of-00001.parquet"]  # fmt: skip
 
 
-def test_the_preview_shows_pictures_tables_and_reasons(defects):
+def test_the_preview_shows_images_tables_and_reasons(defects):
     page = (defects[0] / "preview.html").read_text()
     assert page.count("data:image/jpeg;base64,") == 5
     for text in ("CMYK?", "conflicting_answers", "image_undecodable", "Answer types", "letter", "Longest side"):
@@ -142,7 +142,7 @@ def test_the_preview_shows_pictures_tables_and_reasons(defects):
 
 
 def test_rows_with_a_hostile_text_cannot_script_the_preview(tmp_path):
-    raw.write_tar(tmp_path / "img.tar.gz", {"mathv60k_img/1.png": raw.picture(1)})
+    raw.write_tar(tmp_path / "img.tar.gz", {"mathv60k_img/1.png": raw.image(1)})
     (tmp_path / "rows.jsonl").write_text(raw.line("<script>alert(1)</script>", "$\\boxed{A}$", ["1.png"]) + "\n")
     prepare([mathv60k.local(tmp_path / "rows.jsonl", tmp_path / "img.tar.gz")], tmp_path / "out", "x", WHOLE)
     page = (tmp_path / "out" / "preview.html").read_text()
@@ -185,13 +185,13 @@ def test_an_interrupted_preparation_goes_on(tmp_path):
         prepare([source], tmp_path / "out", "mathv60k", WHOLE, on_progress=killer)
     assert not (tmp_path / "out" / "manifest.json").exists()
     manifest = prepare([source], tmp_path / "out", "mathv60k", WHOLE)
-    assert manifest.statistics["pictures"]["resumed"] == 12 and manifest.rows == {"train": 12}
+    assert manifest.statistics["images"]["resumed"] == 12 and manifest.rows == {"train": 12}
     untouched = prepare([source], tmp_path / "other", "mathv60k", WHOLE)
     assert untouched.fingerprint == manifest.fingerprint
 
 
 def families(folder, count: int = 60, copies: int = 3):
-    """Pictures in families of near-identical ones: re-encoded, scaled, in other formats."""
+    """Images in families of near-identical ones: re-encoded, scaled, in other formats."""
     files, lines = {}, []
     for family in range(count):
         original = raw.drawing(family, 320, 240)
@@ -210,7 +210,7 @@ def family_of(row) -> str:
     return question(row.messages).split(",")[0]
 
 
-def test_near_identical_pictures_never_stand_on_both_sides(tmp_path):
+def test_near_identical_images_never_stand_on_both_sides(tmp_path):
     source = families(tmp_path / "raw")
     manifest = prepare([source], tmp_path / "out", "f", Settings(validation=0.3))
     train, validation = ({family_of(row) for row in Dataset(tmp_path / "out", s)} for s in ("train", "validation"))
@@ -250,11 +250,11 @@ def test_too_little_disk_is_refused_before_anything_is_unpacked(tmp_path, monkey
     with pytest.raises(ConfigError, match=r"GiB free, the preparation needs up to .* GiB: free some"):
         prepare([source], tmp_path / "out", "m", WHOLE)
     assert not any(p.name.endswith(".parquet") for p in (tmp_path / "out").iterdir())
-    assert (tmp_path / "out" / ".work" / "0" / "pictures.bin").stat().st_size == 0
+    assert (tmp_path / "out" / ".work" / "0" / "images.bin").stat().st_size == 0
 
 
 def test_a_set_without_one_good_row_says_why(tmp_path):
-    raw.write_tar(tmp_path / "img.tar.gz", {"mathv60k_img/other.png": raw.picture(1)})
+    raw.write_tar(tmp_path / "img.tar.gz", {"mathv60k_img/other.png": raw.image(1)})
     (tmp_path / "rows.jsonl").write_text(raw.line("q", "$\\boxed{A}$", ["1.png"]) + "\n")
     with pytest.raises(ConfigError, match="no row can be used: 1 image_missing"):
         prepare([mathv60k.local(tmp_path / "rows.jsonl", tmp_path / "img.tar.gz")], tmp_path / "out", "m", WHOLE)
@@ -266,7 +266,7 @@ def test_statistics_add_up(tmp_path):
     assert stats["sources"] == {"mathv60k/IconQA": 6, "mathv60k/TabMWP": 6}
     assert sum(stats["answer_types"].values()) == sum(stats["tokens"]["histogram"].values()) == 12
     assert stats["tokens"]["percentiles"]["50"] == 24 == 6 * 4  # 160 x 120 -> 168 x 112 pixels
-    assert stats["pictures"]["formats"] == {"PNG RGB": 6, "JPEG RGB": 6}
+    assert stats["images"]["formats"] == {"PNG RGB": 6, "JPEG RGB": 6}
 
 
 def test_limits_are_settings(tmp_path):

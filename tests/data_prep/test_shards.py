@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
+import os
 import pickle
 import random
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep.write.shards import write_dataset, write_manifest
+from data_prep.write.shards import SplitWriter, write_dataset, write_manifest
+from tests.data_prep.raw import image
 from trainer.config import ConfigError
 from trainer.data.dataset import MANIFEST, Dataset, read_manifest
 from trainer.data.schema import Manifest, Row, row_id
@@ -20,9 +24,19 @@ from trainer.data.schema import Manifest, Row, row_id
 def rows(count: int, start: int = 0, image_bytes: int = 20_000):
     for i in range(start, start + count):
         images = [random.Random(i).randbytes(image_bytes) for _ in range(i % 3)]
-        content = [{"type": "text", "text": f"Frage {i} – ∠ABC?"}] + [{"type": "image"}] * len(images)
+        text = f"Frage {i} – ∠ABC?"
+        content = [{"type": "text", "text": text}] + [{"type": "image"}] * len(images) if images else text
         messages = [{"role": "system", "content": "S"}, {"role": "user", "content": content}]
-        yield Row(row_id("t", messages, images), "t/sub", messages, images, str(i), "number", f"s{i}")
+        yield Row(
+            row_id("t", messages, images),
+            "t/sub",
+            messages,
+            images,
+            str(i),
+            "number",
+            f"s{i}",
+            {"pass_rate": i / 7} if i % 2 else {},
+        )
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +81,7 @@ def test_shards_are_plain_parquet_with_uncompressed_pages(dataset):
         assert {chunk.compression for chunk in chunks} == {"UNCOMPRESSED"}
 
 
-def test_one_column_is_read_without_the_pictures(dataset):
+def test_one_column_is_read_without_the_images(dataset):
     assert Dataset(dataset).column("answer") == [str(i) for i in range(700)]
 
 
@@ -142,13 +156,59 @@ def test_a_manifest_of_a_later_version_with_more_fields_is_read(tmp_path):
     assert read_manifest(tmp_path).name == "t"
 
 
-def test_placeholders_and_pictures_must_agree(tmp_path):
+def test_placeholders_and_images_must_agree(tmp_path):
     row = next(iter(rows(1, 2)))
-    with pytest.raises(ValueError, match="2 image placeholders, 1 pictures"):
+    with pytest.raises(ValueError, match="2 image placeholders, 1 images"):
         write_dataset(tmp_path, "t", {"train": [Row(row.id, "t", row.messages, row.images[:1], "1", "number")]}, {})
 
 
-def test_the_id_depends_on_question_and_pictures_only():
+def test_the_id_depends_on_question_and_images_only():
     first, again, other = (row_id("t", [{"role": "user", "content": q}], [p]) for q, p in
                            (("q", b"p"), ("q", b"p"), ("q", b"P")))  # fmt: skip
     assert first == again != other and len(first) == 16
+
+
+def test_the_manifest_states_the_hash_of_what_lies_on_the_disk(dataset):
+    for entry in read_manifest(dataset).files:
+        data = (dataset / entry["path"]).read_bytes()
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (entry["bytes"], entry["sha256"])
+
+
+def test_a_shard_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    events = []
+    fsync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (events.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd))[1])
+    monkeypatch.setattr(Path, "replace", lambda a, b: (events.append(str(b)), replace(a, b))[1])
+    write_dataset(tmp_path, "t", {"train": rows(5)}, {})
+    assert [Path(event).name for event in events] == [
+        ".train-00000.part", "train-00000-of-00001.parquet", ".manifest.json.part", MANIFEST]  # fmt: skip
+
+
+def test_a_full_disk_is_an_error_and_leaves_no_dataset(tmp_path):
+    writer = SplitWriter(tmp_path, "train")
+    (tmp_path / ".train-00000.part").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        for row in rows(50, image_bytes=1 << 20):
+            writer.add(row)
+
+
+def test_the_datasets_library_reads_images_and_messages(dataset, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows_of = [Row("i", "s", [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Q?"}]}],
+                   [image(1)], "4", "number", "w", {"choices": ["3", "4"]})]  # fmt: skip
+    write_dataset(tmp_path / "d", "t", {"train": rows_of}, {})
+    read = datasets.load_dataset(
+        "parquet", data_files=str(tmp_path / "d" / "train-*.parquet"), cache_dir=str(tmp_path / "cache")
+    )["train"]
+    assert type(read.features["images"].feature).__name__ == "Image"
+    one = read[0]
+    assert one["images"][0].size == (160, 120)
+    assert [part["type"] for part in one["messages"][0]["content"]] == ["image", "text"]
+    assert one["messages"][0]["content"][1]["text"] == "Q?"
+
+
+def test_a_dataset_of_an_older_format_is_refused(dataset, tmp_path):
+    manifest = json.loads((dataset / MANIFEST).read_text())
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest | {"format": 1}))
+    with pytest.raises(ConfigError, match="is of format 1, this version reads 2: prepare it again"):
+        read_manifest(tmp_path)

@@ -1,4 +1,4 @@
-"""Groups of near-identical pictures, found exactly, and the split that keeps them together."""
+"""Groups of near-identical images, found exactly, and the split that keeps them together."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def look(level: int) -> str:
     return bytes([level] * PLACES).hex()
 
 
-def test_rows_share_a_group_through_chains_of_near_pictures_and_common_rows():
+def test_rows_share_a_group_through_chains_of_near_images_and_common_rows():
     looks = {"a": look(0), "b": look(40), "c": look(80), "d": look(200), "e": look(255), "f": look(0)}
     rows = [("a",), ("c",), ("b",), ("d",), ("d", "a"), ("e",), ("f",), ()]
     keys = groups_of(rows, [b"q"] * 8, looks)

@@ -18,7 +18,7 @@ def chats():
     for i, size in enumerate(sizes):
         content = [{"type": "text", "text": f"What is {i} + {i}?\nÜber ∠ABC"}, {"type": "image"}]
         yield [{"role": "system", "content": "Think."}, {"role": "user", "content": content}], [raw.drawing(i, *size)]
-    yield [{"role": "user", "content": "No picture at all?"}], []
+    yield [{"role": "user", "content": "No image at all?"}], []
     both = [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "image"}]
     yield [{"role": "user", "content": both}], [raw.drawing(8, 100, 200), raw.drawing(9, 300, 200)]
 
@@ -30,13 +30,13 @@ def test_lengths_are_those_of_the_processor(tiny_model):
     low, high = 4 * 28 * 28, 1280 * 28 * 28
     messages = [chat for chat, _ in chats()]
     text = text_token_counter(str(tiny_model))(messages)
-    for (chat, pictures), tokens in zip(chats(), text, strict=True):
-        pictures = [Image.open(io.BytesIO(raw.encoded(picture))) for picture in pictures]
+    for (chat, images), tokens in zip(chats(), text, strict=True):
+        images = [Image.open(io.BytesIO(raw.encoded(image))) for image in images]
         rendered = processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         size = {"shortest_edge": low, "longest_edge": high}
-        encoded = processor(text=[rendered], images=pictures or None, images_kwargs={"size": size} if pictures else {})
+        encoded = processor(text=[rendered], images=images or None, images_kwargs={"size": size} if images else {})
         expected = len(encoded["input_ids"][0])
-        ours = tokens - len(pictures) + sum(image_tokens(p.width, p.height, low, high) for p in pictures)
+        ours = tokens - len(images) + sum(image_tokens(p.width, p.height, low, high) for p in images)
         assert ours == expected
 
 

@@ -16,8 +16,8 @@ def read(folder):
     lines = [json.loads(line) for line in (folder / "shapes_message.jsonl").read_text().splitlines()]
     with tarfile.open(folder / "shapes_img.tar.gz") as archive:
         files = {m.name: archive.extractfile(m) for m in archive.getmembers()}
-        pictures = {name: file.read() for name, file in files.items() if file}
-    return lines, pictures
+        images = {name: file.read() for name, file in files.items() if file}
+    return lines, images
 
 
 def test_the_same_arguments_write_the_same_bytes(tmp_path):
@@ -28,8 +28,8 @@ def test_the_same_arguments_write_the_same_bytes(tmp_path):
 
 
 def test_rows_have_the_raw_format_of_mathv60k(tmp_path):
-    lines, pictures = read(shapes.write(tmp_path, 40))
-    assert len(lines) == len(pictures) == 40
+    lines, images = read(shapes.write(tmp_path, 40))
+    assert len(lines) == len(images) == 40
     for line in lines:
         assert {"question", "answer", "message"} <= set(line)
         assert line["answer"].startswith("$\\boxed{") and line["answer"].endswith("}$")
@@ -37,7 +37,7 @@ def test_rows_have_the_raw_format_of_mathv60k(tmp_path):
         assert system["role"] == "system" and user["role"] == "user"
         text, image = user["content"]
         assert text == {"type": "text", "text": line["question"]}
-        assert image["image"].removeprefix("/data/shapes/") in pictures
+        assert image["image"].removeprefix("/data/shapes/") in images
 
 
 def test_a_prefix_of_a_split_does_not_depend_on_its_length():
@@ -70,7 +70,7 @@ def ink(image, color=None):
     return sum(n for n, c in image.getcolors(10**6) if (c == color if color else c != (255, 255, 255)))
 
 
-def test_the_answer_is_what_the_picture_shows():
+def test_the_answer_is_what_the_image_shows():
     counted = [shapes.example(0, "train", i, ("count",)) for i in range(60)]
     apart = [e for e in counted if components(e.image) == int(e.answer)]
     assert len(apart) > 40 and all(components(e.image) <= int(e.answer) for e in counted)  # circles may touch
@@ -95,7 +95,7 @@ def test_worked_answers_are_graded_right_and_slipped_ones_wrong():
         assert format_reward(item.solution) == format_reward(item.slipped) == 1.0
 
 
-def test_prepared_splits_share_no_picture_and_only_warm_slips(tmp_path):
+def test_prepared_splits_share_no_image_and_only_warm_slips(tmp_path):
     manifest = shapes.prepare(tmp_path / "out", train_rows=200, test_rows=80, warm_rows=200, slips=0.5)
     assert manifest.rows == {"train": 200, "test": 80, "warm": 200} and not sum(manifest.quarantined.values())
     splits = {name: list(Dataset(tmp_path / "out", name)) for name in manifest.rows}

@@ -81,7 +81,7 @@ def test_special_tokens_stand_behind_the_vocabulary_and_its_tail_is_padded(folde
     assert model.generation_config.eos_token_id == [ids[2], ids[0]]
 
 
-def test_answers_depend_on_the_picture(folder, processor):
+def test_answers_depend_on_the_image(folder, processor):
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder).eval()
     logits = []
     for index in (0, 4):  # both ask for circles

@@ -71,15 +71,7 @@ def parity(config, rank, port):
     rows = [0, 1, 2, 3]
     for version in range(3):
         worker.sync(version)
-        samples = worker.engine.generate(
-            [
-                (p, worker._prompt(p.row), worker.prompter.engine_prompt(worker._prompt(p.row)))
-                for p in prompts_for(worker, rows)
-            ],
-            samples_per_prompt=4,
-            temperature=config.rollout.temperature,
-            max_tokens=16,
-        )
+        samples = worker.generate(prompts_for(worker, rows), 4, config.rollout.temperature)
         out["gaps"].append(gaps(worker, samples))
         worker.prepare_update()
         update(worker, fixed_items(worker), config.algorithm.micro_batch)
@@ -148,7 +140,7 @@ def elastic(config, rank, port):
 def exported(config, rank, port):
     """The engine as it loads from disk, before any sync, against the policy; and the policy's weights."""
     worker = start(config, rank, port)
-    return {"gap": worker.probe()["max"], "weights": weights(worker)}
+    return {"gap": worker.probe(range(len(worker.train_set)))["max"], "weights": weights(worker)}
 
 
 def moving(config, rank, port):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.loops.jobs import REWARD, Job
-from trainer.node.preemption import EXIT_ERROR
+from trainer.exit_codes import EXIT_ERROR
 
 
 @pytest.mark.slow

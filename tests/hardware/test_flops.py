@@ -2,13 +2,14 @@ import json
 
 import pytest
 
-from trainer.hardware import flops
-from trainer.hardware.flops import Answered, Shape, Vision
+from trainer.hardware import flops, gpus
+from trainer.hardware.flops import Answered
+from trainer.hardware.model_shapes import Shape, Vision, from_config, shape_of
 
-TINY = Shape(layers=2, hidden=8, intermediate=16, heads=2, kv_heads=1, head_dim=4, vocab=32)
+TINY = Shape(layers=2, hidden=8, intermediate=16, heads=2, kv_heads=1, head_dim=4, vocabulary=32)
 SEEING = Shape(
-    layers=2, hidden=8, intermediate=16, heads=2, kv_heads=1, head_dim=4, vocab=32,
-    vision=Vision(depth=3, hidden=4, intermediate=6, out=8, patch=14, window=112, full_blocks=1),
+    layers=2, hidden=8, intermediate=16, heads=2, kv_heads=1, head_dim=4, vocabulary=32,
+    vision=Vision(depth=3, hidden=4, intermediate=6, patch=14, window=112, full=1),
 )  # fmt: skip
 QWEN_72B = {
     "hidden_size": 8192, "intermediate_size": 29568, "num_attention_heads": 64, "num_hidden_layers": 80,
@@ -74,7 +75,7 @@ def test_training_is_three_forward_passes_and_checkpointing_runs_the_blocks_once
 
 
 def test_the_72b_model_has_the_published_size():
-    shape = Shape.of(QWEN_72B)
+    shape = from_config(QWEN_72B)
     weights = (shape.layers * flops.layer_flops_per_token(shape) + flops.head_flops(shape, 1)) // 2
     layer = 2 * 8192 * 8192 + 2 * 8192 * 1024 + 3 * 8192 * 29568
     assert weights == 80 * layer + 8192 * 152064 == 71_458_357_248  # 72.7e9 less the embedding, biases and norms
@@ -87,10 +88,10 @@ def test_the_72b_model_has_the_published_size():
 def test_shapes_are_read_from_both_layouts_of_the_configuration(tmp_path):
     nested = {"text_config": {k: v for k, v in QWEN_72B.items() if k != "vision_config"},
               "vision_config": QWEN_72B["vision_config"]}  # fmt: skip
-    assert Shape.of(nested) == Shape.of(QWEN_72B)
+    assert from_config(nested) == from_config(QWEN_72B)
     (tmp_path / "config.json").write_text(json.dumps(QWEN_72B))
-    assert Shape.load(tmp_path) == Shape.of(QWEN_72B)
-    assert Shape.of(nested["text_config"]).vision is None and Shape.of(QWEN_72B).head_dim == 128
+    assert shape_of(str(tmp_path)) == from_config(QWEN_72B)
+    assert from_config(nested["text_config"]).vision is None and from_config(QWEN_72B).head_dim == 128
 
 
 @pytest.mark.parametrize("grid", [(1, 8, 8), (1, 12, 20), (2, 10, 6)])
@@ -109,7 +110,7 @@ def test_the_counts_are_those_of_the_real_model(grid):
     )  # fmt: skip
     config._attn_implementation = "eager"
     model = Qwen2_5_VLForConditionalGeneration(config)
-    shape, patches, tokens = Shape.of(config.to_dict()), grid[0] * grid[1] * grid[2], 11
+    shape, patches, tokens = from_config(config.to_dict()), grid[0] * grid[1] * grid[2], 11
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.model.visual(torch.zeros(patches, 3 * 2 * 14 * 14), grid_thw=torch.tensor([grid]))
     assert counter.get_total_flops() == pytest.approx(flops.vision_flops(shape, [grid]), rel=1e-3)
@@ -131,7 +132,7 @@ def test_the_counts_are_those_of_the_real_model(grid):
     ],
 )  # fmt: skip
 def test_peaks_by_name(name, tera):
-    assert flops.peak_flops(name) == (tera and pytest.approx(tera * 1e12))
+    assert gpus.peak_flops(name) == (tera and pytest.approx(tera * 1e12))
 
 
 def test_an_unknown_gpu_has_no_utilisation_rather_than_a_wrong_one():
@@ -156,5 +157,5 @@ def test_pictures_are_found_in_the_tokens_of_a_prompt():
     assert flops.image_grids([1, 9, 9, 9, 9, 2, 3, 9, 9, 9, 9, 9, 9], 9) == ((1, 4, 4), (1, 4, 6))
     assert flops.image_grids([1, 2], 9) == () and flops.image_grids([9] * 7, 9) == ((1, 2, 14),)
     true, guess = (1, 46, 34), flops.image_grids([9] * (23 * 17), 9)[0]
-    shape = Shape.of(QWEN_72B)
+    shape = from_config(QWEN_72B)
     assert flops.vision_flops(shape, [guess]) == pytest.approx(flops.vision_flops(shape, [true]), rel=0.01)

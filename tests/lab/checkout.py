@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def steps_of(run: Path) -> list[int]:
 
 def committed(run: Path) -> list[int]:
     """The steps whose checkpoints are whole."""
-    return sorted(int(m.parent.name.removeprefix("step-")) for m in run.rglob("step-*/manifest.json"))
+    return sorted(int(re.search(r"/step-(\d{8})/", str(m))[1]) for m in run.rglob("step-*/manifest.json"))
 
 
 def stock(work: Path, recipe: Recipe, data: Path, model: Path) -> dict[str, str]:

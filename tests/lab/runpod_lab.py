@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -195,7 +196,7 @@ class Desk:
     def commits(self, run_id: str) -> list[int]:
         """Steps whose checkpoints are committed in the bucket."""
         return sorted(
-            int(p.parent.name.removeprefix("step-")) for p in self.buckets.glob(f"**/{run_id}/**/manifest.json")
+            int(re.search(r"/step-(\d{8})/", str(p))[1]) for p in self.buckets.glob(f"**/{run_id}/**/manifest.json")
         )
 
     def until(self, true: Callable[[], object], timeout_s: float, what: str, every_s: float = 0.5) -> None:

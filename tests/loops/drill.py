@@ -35,7 +35,7 @@ from pathlib import Path
 from tests import servers
 from tests.loops.jobs import REWARD, Job
 from trainer import config as c
-from trainer.node.preemption import EXIT_CONFIG, RECOVER_EXIT_CODES
+from trainer.exit_codes import EXIT_CONFIG, RECOVER_EXIT_CODES
 from trainer.storage.storage import Storage
 
 FAULTS = ("kill, fresh node", "kill, same node", "notice", "network cut", "server killed", "disk full", "byte flipped")
@@ -192,10 +192,10 @@ class Drill:
     def _flip(self) -> None:
         store = self.folder / "store/bucket/runs" / self.config.run_id / "checkpoints"
         for place in (self.job.run_dir / "checkpoints", store):
-            manifests = sorted(place.glob("step-*/manifest.json"))
+            manifests = sorted(place.glob("step-*/**/manifest.json"))
             if len(manifests) < 2:
                 continue  # nothing to fall back to
-            newest = int(manifests[-1].parent.name[5:])
+            newest = int(manifests[-1].relative_to(place).parts[0][5:])
             if newest >= self.flipped.get(str(place), 0) + 3 * self.config.checkpoint.every_steps:  # the rest is whole
                 self.flipped[str(place)] = newest
                 path = self.rng.choice(sorted(manifests[-1].parent.glob("rank-*.safetensors")))

@@ -13,12 +13,12 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from trainer import config as configuration
 from trainer.config import RunConfig
-from trainer.observe.metrics import read_lines, read_progress, reproducible
+from trainer.observe.history import read_lines, read_progress, reproducible
 
 ROOT = Path(__file__).parents[2]
 MARK = "SPOTRL_TEST_JOB"
@@ -34,8 +34,16 @@ class Job:
     """`python -m trainer.grpo --config run.yaml` (or another module), with a Ray of its own."""
 
     def __init__(
-        self, config: RunConfig, folder: Path, env: Mapping[str, str] | None = None, module: str = "trainer.grpo"
+        self,
+        config: RunConfig,
+        folder: Path,
+        env: Mapping[str, str] | None = None,
+        module: str = "trainer.grpo",
+        *,
+        before: Sequence[str] = (),
+        after: Sequence[str] = (),
     ):
+        """before, after: further words of the command line."""
         folder.mkdir(parents=True, exist_ok=True)
         self.config, self.run_dir, self.module = config, Path(config.run.dir), module
         self.path, self.log = folder / "run.yaml", folder / "job.log"
@@ -44,13 +52,14 @@ class Job:
         own = {"PYTHONPATH": str(ROOT), MARK: self.mark, "SPOTRL_METADATA": "off"}
         own["RAY_worker_niceness"] = "0"  # Ray's 15 starves the ranks as soon as another test computes
         self.env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | dict(env or {}) | own
+        self.before, self.after = before, after
         self.process: subprocess.Popen | None = None
         self.started = 0.0
         self._known: list[int] = []
 
     def start(self) -> Job:
         """Starts it, or starts it again."""
-        command = [sys.executable, "-m", self.module, "--config", str(self.path)]
+        command = [*self.before, sys.executable, "-m", self.module, "--config", str(self.path), *self.after]
         self.started = time.time()
         with open(self.log, "a") as log:
             self.process = subprocess.Popen(

@@ -11,13 +11,15 @@ import os
 import time
 from typing import Any
 
+import numpy as np
 import torch
 
 from tests.checkpoint.synthetic import KINDS, cut, whole
-from trainer import session
+from trainer import process, session
 from trainer.checkpoint.manager import Found, RankStatus, ShardReader, ShardWriter
 from trainer.config import RunConfig
-from trainer.session import Session, main
+from trainer.process import main
+from trainer.session import Session
 
 SHAPES = {f"model.layers.{i}.weight": (512, 512) for i in range(8)} | {"model.norm.weight": (511,)}
 STEP_S = float(os.environ.get("STANDIN_STEP_S", "0.15"))
@@ -26,17 +28,22 @@ STEP_S = float(os.environ.get("STANDIN_STEP_S", "0.15"))
 class Ranks:
     """In place of `trainer.engine.worker_group.Workers`: all ranks in this process, with real shard writers."""
 
-    def __init__(self, config: RunConfig, total_updates: int) -> None:
+    def __init__(self, config: RunConfig) -> None:
         self.world_size = config.placement.world_size
-        self.facts = [{"device_name": "", "image_token_id": 0}]
         self.full = whole(0, SHAPES)
         self.writers = [ShardWriter(config, rank, self.world_size) for rank in range(self.world_size)]
 
     def all(self, method: str, *arguments: Any) -> list[Any]:
         return getattr(self, method)(*arguments)
 
-    def prompt_lengths(self, rows: list[int]) -> list[int]:
-        return [1] * len(rows)
+    def fingerprint(self) -> str:
+        return "stand-in"
+
+    def lengths(self, path: str, split: str, rows: int) -> np.ndarray:
+        return np.ones((rows, 2), np.int32)
+
+    def start(self, total_updates: int) -> dict[str, Any]:
+        return {"device_name": "", "image_token_id": 0}
 
     def update(self, step: int) -> list[float]:
         for number, tensors in enumerate(self.full.values()):
@@ -44,10 +51,10 @@ class Ranks:
                 tensor.mul_(0.9).add_(torch.sin(tensor * (step + number + len(kind))))
         return [float(sum(tensors["master"].double().sum() for tensors in self.full.values()))]
 
-    def save(self, step: int, keep: list[int], send: bool) -> list[float]:
+    def save(self, step: int, keep: list[int], send: bool, attempt: str) -> list[float]:
         begun = time.monotonic()
         for writer in self.writers:
-            writer.start(step, cut(self.full, writer.rank, self.world_size, SHAPES), {}, keep, send)
+            writer.start(step, cut(self.full, writer.rank, self.world_size, SHAPES), {}, keep, send, attempt)
         return [time.monotonic() - begun]
 
     def send(self, step: int) -> None:
@@ -69,7 +76,8 @@ class Ranks:
 def train(config: RunConfig, run: Session) -> None:
     """The shape of the real loop."""
     norm: dict[str, float] = {"count": 0.0}
-    run.usable_rows()
+    if os.environ.get("STANDIN_FAILS"):
+        raise RuntimeError("told to fail")
     step, total = run.resume(norm), config.run.max_steps
     while step < total:
         step += 1
@@ -82,11 +90,12 @@ def train(config: RunConfig, run: Session) -> None:
         norm["count"] += 1
         run.log(step, {"loss/total": value, "reward/mean": norm["count"]}, [])
         with run.phases("checkpoint"):
-            run.maybe_save(step, total, norm, step, None)
+            run.saving.maybe_save(step, total, norm, step, None)
     run.finish(step, total, norm, step)
 
 
 if __name__ == "__main__":
-    for name, stand_in in (("Workers", Ranks), ("connect", lambda config: None), ("precheck", lambda config: None)):
-        setattr(session, name, stand_in)
+    session.Workers = Ranks
+    for name in ("connect", "precheck"):
+        setattr(process, name, lambda config: None)
     main(train, lambda config, rows: config.run.max_steps)

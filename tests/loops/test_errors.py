@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from trainer import config as c
-from trainer import session
-from trainer.checkpoint.format import local_dir
+from trainer import process
+from trainer.checkpoint.layout import local_dir
 from trainer.data.processor import Prompter
+from trainer.exit_codes import EXIT_CONFIG
+from trainer.hardware.model_shapes import shape_of
 from trainer.node import precheck
-from trainer.node.preemption import EXIT_CONFIG
 
 
 def refuse(config, capsys, tmp_path, overrides=()) -> str:
@@ -22,7 +23,7 @@ def refuse(config, capsys, tmp_path, overrides=()) -> str:
     def never(*_):
         raise AssertionError("the run was started")
 
-    assert session._run(never, never, str(path), list(overrides)) == EXIT_CONFIG
+    assert process._run(never, never, str(path), list(overrides)) == EXIT_CONFIG
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: "), lines
     assert not Path(config.run.dir).exists(), "a refused run must leave nothing behind"
@@ -39,6 +40,20 @@ def test_model_without_weights(small_config, capsys, tmp_path):
     (tmp_path / "empty" / "config.json").write_text("{}")
     config = replace(small_config, model=replace(small_config.model, path=str(tmp_path / "empty")))
     assert "no *.safetensors weights" in refuse(config, capsys, tmp_path)
+
+
+def test_an_architecture_without_parity_tests(small_config, tiny_model, capsys, tmp_path):
+    """It would load and train: a Qwen3-VL has everything that the policy reads, and more."""
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model, other)
+    text = (other / "config.json").read_text().replace('"model_type": "qwen2_5_vl"', '"model_type": "qwen3_vl"')
+    (other / "config.json").write_text(text)
+    config = replace(small_config, model=replace(small_config.model, path=str(other)))
+    message = refuse(config, capsys, tmp_path)
+    assert "qwen3_vl is not supported" in message and "DeepStack" in message and "Qwen2.5-VL" in message
+    for path in (str(other), "Qwen/Qwen3-VL-8B-Instruct", "Qwen/Qwen2-VL-7B-Instruct"):
+        with pytest.raises(c.ConfigError, match="is not supported"):
+            shape_of(path)
 
 
 def test_model_not_cached_while_offline(small_config, capsys, tmp_path, monkeypatch):
@@ -63,7 +78,12 @@ def test_batch_that_does_not_divide(small_config, capsys, tmp_path):
 
 def test_too_little_memory(small_config, capsys, tmp_path):
     config = replace(small_config, rollout=replace(small_config.rollout, kv_cache_gib=10_000.0))
-    assert "lower placement.workers_per_node or rollout.kv_cache_gib" in refuse(config, capsys, tmp_path)
+    assert "lower placement.workers_per_node, rollout.kv_cache_gib or" in refuse(config, capsys, tmp_path)
+
+
+def test_fewer_rows_than_a_step_takes(small_config, capsys, tmp_path):
+    message = refuse(small_config, capsys, tmp_path, ["rollout.prompts_per_step=66"])
+    assert "has 64 rows in split train and a step takes 66: lower rollout.prompts_per_step" in message
 
 
 def test_too_little_disk(small_config, capsys, tmp_path, monkeypatch):

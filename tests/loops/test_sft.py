@@ -47,7 +47,7 @@ def reference_losses(config, rows_of_step, learning_rates):
     from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
     from trainer.data.dataset import Dataset
-    from trainer.data.processor import decode
+    from trainer.data.images import decode
 
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(config.model.path, dtype=torch.float32)
     processor = AutoProcessor.from_pretrained(config.model.path)

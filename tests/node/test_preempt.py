@@ -11,8 +11,10 @@ import time
 
 import pytest
 
+from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_OK, EXIT_PREEMPTED, RECOVER_EXIT_CODES
+from trainer.hardware.save_interval import save_interval_s
 from trainer.node import preemption as preempt
-from trainer.node.preemption import MetadataServer, Notice, save_interval_s
+from trainer.node.preemption import MetadataServer, Notice
 
 
 class Stand:
@@ -171,7 +173,7 @@ def test_a_phase_longer_than_the_notice_still_exits_in_time_with_the_right_code(
     begun = time.monotonic()
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=10)
-    assert process.returncode == preempt.EXIT_PREEMPTED
+    assert process.returncode == EXIT_PREEMPTED
     assert time.monotonic() - begun < 2
     assert out == "flushed SIGTERM\n"
 
@@ -189,8 +191,8 @@ def test_a_second_ctrl_c_insists(tmp_path):
 def test_exit_codes_are_distinct_and_the_recoverable_ones_are_ours():
     codes = [value for name, value in vars(preempt).items() if name.startswith("EXIT_")]
     assert len(codes) == len(set(codes))
-    assert preempt.EXIT_PREEMPTED in preempt.RECOVER_EXIT_CODES
-    assert not {preempt.EXIT_OK, preempt.EXIT_ERROR, preempt.EXIT_CONFIG} & set(preempt.RECOVER_EXIT_CODES)
+    assert EXIT_PREEMPTED in RECOVER_EXIT_CODES
+    assert not {EXIT_OK, EXIT_ERROR, EXIT_CONFIG} & set(RECOVER_EXIT_CODES)
 
 
 def test_save_interval_by_hand():

@@ -100,7 +100,9 @@ def plans(files: dict[str, str]) -> dict:
     client = APIClient(f"http://127.0.0.1:{PORT}", TOKEN)
     out = {}
     for name, text in sorted(files.items(), key=lambda item: not item[0].endswith(".fleet.yaml")):
-        configuration = parse_apply_configuration(yaml.safe_load(text.replace("\n- BUCKET\n", "\n- BUCKET=s3://b\n")))
+        configuration = parse_apply_configuration(
+            yaml.safe_load(text.replace("\n- RUN_ID\n- BUCKET\n", "\n- RUN_ID=r\n- BUCKET=s3://b\n"))
+        )
         started = time.monotonic()
         try:
             if name.endswith(".fleet.yaml"):

@@ -92,7 +92,9 @@ def dry_runs(files: dict[str, str]) -> dict:
     requests, out = {}, {}
     for i, (name, text) in enumerate(files.items()):
         try:
-            task = sky.Task.from_yaml_config(yaml.safe_load(text), env_overrides=[("BUCKET", "gs://bucket")])
+            task = sky.Task.from_yaml_config(
+                yaml.safe_load(text), env_overrides=[("RUN_ID", "r"), ("BUCKET", "gs://bucket")]
+            )
             requests[name] = sky.launch(task, cluster_name=f"c{i}", dryrun=True)
         except Exception as error:
             out[name] = {"error": f"{type(error).__name__}: {error}"}

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from recipes import capabilities
 from recipes.plan import cost, memory, prices
 from recipes.presets import get
 from recipes.spec import override
@@ -45,7 +46,7 @@ def test_expectation_agrees_with_a_simulation(mtbp):
 
 
 def test_young_dalys_interval_is_the_best_of_its_neighbours():
-    from trainer.node.preemption import save_interval_s
+    from trainer.hardware.save_interval import save_interval_s
 
     best = save_interval_s(20.0, 7200.0)
     at = lambda factor: cost.expected_seconds(1e6, best * factor, 20.0, 300.0, 7200.0)  # noqa: E731
@@ -67,9 +68,43 @@ def test_offers_are_sorted_and_add_up():
     assert first.usd == pytest.approx(first.usd_per_hour * first.hours)
     assert not any(offer.spot for offer in offers if offer.target == "dstack-runpod")
     one = [o for o in cost.offers(get("grpo-qwen2.5-vl-7b-mathv60k")) if o.target == "dstack-runpod"]
-    pod = prices.price("runpod", "A100-80GB")
-    assert pod and one[0].usd_per_hour == pytest.approx(8 * pod.on_demand)  # a pod, not a cluster
+    pod = prices.price("runpod", "A100-80GB", variant="A100-80GB-SXM")
+    of_a100 = next(o for o in one if o.gpu == "A100-80GB")
+    assert pod and of_a100.usd_per_hour == pytest.approx(8 * pod.on_demand)  # a pod, not a cluster, and SXM
     assert {offer.spot for offer in offers if offer.target == "skypilot-gcp"} == {True, False}
+
+
+def test_the_price_is_that_of_the_card_which_is_rented():
+    """RunPod's A100 comes as PCIe and as SXM: files of one GPU rent the one, those of eight the other."""
+    card = lambda name: capabilities.variant(get(name), "skypilot-runpod", "A100-80GB")  # noqa: E731
+    assert card("grpo-qwen2.5-vl-3b-mathv60k") == "A100-80GB"
+    assert card("grpo-qwen2.5-vl-7b-mathv60k") == "A100-80GB-SXM"
+    pcie, sxm = (prices.price("runpod", "A100-80GB", variant=name) for name in ("A100-80GB", "A100-80GB-SXM"))
+    assert pcie and sxm and pcie.on_demand < sxm.on_demand
+    found = {usd / 8 for usd, gpu, _ in cost.node_prices(get("grpo-qwen2.5-vl-7b-mathv60k"), "skypilot-runpod")
+             if gpu == "A100-80GB"}  # fmt: skip
+    assert found == {sxm.on_demand}
+
+
+def test_the_recorded_price_is_that_of_the_cheapest_offer():
+    for name in ("grpo-qwen2.5-vl-7b-mathv60k", "grpo-qwen2.5-vl-72b-mathv60k"):
+        for target in ("skypilot-gcp", "dstack-runpod"):
+            assert cost.usd_per_hour(get(name), target) == cost.offers(get(name), targets=[target])[0].usd_per_hour
+
+
+def test_offers_above_the_hourly_limit_are_left_out():
+    cheap = override(get("grpo-qwen2.5-vl-7b-mathv60k"), ["budget.max_hourly_usd=20"])
+    hourly = [o.usd_per_hour for o in cost.offers(cheap) if o.usd_per_hour]
+    assert hourly and max(hourly) <= 20 < max(o.usd_per_hour or 0 for o in cost.offers(get(cheap.name)))
+
+
+def test_a_recipe_enters_the_memory_plan_once_per_gpu(monkeypatch):
+    asked = []
+    real = memory.plan
+    for module in (cost, memory):
+        monkeypatch.setattr(module, "plan", lambda recipe, gpu="": asked.append(gpu) or real(recipe, gpu))
+    cost.offers(get("grpo-qwen2.5-vl-72b-mathv60k"))
+    assert sorted(asked) == ["", "A100-80GB", "H100"]
 
 
 def test_slow_networks_cost_time_in_multi_node_updates():

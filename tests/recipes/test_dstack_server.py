@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from recipes.capabilities import targets_for
 from recipes.presets import RECIPES, get
-from recipes.targets.capabilities import targets_for
 from recipes.targets.render import render
 
 ROOT = Path(__file__).parents[2]

@@ -7,39 +7,22 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from desk import elsewhere as elsewhere
+from desk import run, stand_in
 
 import launch
 from recipes import run_record
 from recipes.commands import resolve
 from recipes.drivers import engines, launching, tokens
+from recipes.plan import cost
 from recipes.run_record import RunRecord
 from recipes.targets import ssh
-from recipes.targets.script import SECRETS
 from trainer.config import ConfigError
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    """Runs are recorded in a directory of the test's own, and no token of this machine is seen."""
-    monkeypatch.setattr(run_record, "RUNS", tmp_path / "runs")
-    for module in ("recipes.manifest", "recipes.drivers.status"):
-        __import__(module)
-        monkeypatch.setattr(sys.modules[module], "RUNS", tmp_path / "runs")
-    for name in SECRETS:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-
-
-def run(capsys, *arguments):
-    code = launch.main(list(arguments))
-    out = capsys.readouterr()
-    return code, out.out, out.err
 
 
 @pytest.mark.parametrize("command", [["list"], ["--help"]])
@@ -87,6 +70,10 @@ BAD = [
         ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--set", "logging.wandb=online"],
         "export WANDB_API_KEY",
     ),
+    (
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-gcp", "--set", "budget.max_hourly_usd=10"],
+        "the cheapest node of skypilot-gcp costs 16.22 per hour (8 x A100-80GB, spot)",
+    ),
     (["up", "grpo-qwen2.5-vl-72b-mathv60k", "--hosts", "a,b"], "wants 4 machines and 2 were given"),
     (["up", "grpo-qwen2.5-vl-72b-mathv60k", "--hosts", "a,b,c,c"], "names a machine twice"),
     (["up", "grpo-qwen2.5-vl-72b-mathv60k", "--hosts", "a,b,c,d:x"], "write it as"),
@@ -109,15 +96,12 @@ def test_tests_and_data_get_their_arguments_whole(given, monkeypatch):
 
 
 @pytest.mark.parametrize("given", [["data"], ["data", "--help"], ["data", "prepare", "--help"]])
-def test_help_of_data_needs_no_environment(given, monkeypatch, capsys):
-    from recipes import commands
-
-    monkeypatch.setattr(commands.subprocess, "run", lambda *a, **k: pytest.fail(f"ran {a}"))
-    with pytest.raises(SystemExit) as done:
-        launch.main(given)
-    said = capsys.readouterr().out
-    assert done.value.code == 0
-    assert all(name in said for name in ("mathv60k", "geometry3k", "gsm8k", "mathvista", "shapes", "uv run launch.py"))
+def test_help_of_data_needs_no_environment(given):
+    command = [sys.executable, "launch.py", *given]
+    done = subprocess.run(command, cwd=ROOT, env={"PATH": ""}, capture_output=True, text=True)  # no bash, no set-up
+    said = done.stdout
+    assert done.returncode == 0, done.stderr
+    assert all(name in said for name in ("mathv60k", "geometry3k", "gsm8k", "mathvista", "launch.py data prepare"))
     assert "prepare" in given or all(f"    {name}" in said for name in ("prepare", "preview", "verify", "overlap"))
 
 
@@ -167,15 +151,6 @@ def test_the_default_target_is_the_cheapest(capsys, monkeypatch):
     assert code == 0 and "dstack apply" in out.splitlines()[-1]
 
 
-def stand_in(tmp_path, monkeypatch, name, body):
-    """A program of that name that writes down how it was called."""
-    folder = tmp_path / "bin"
-    folder.mkdir(exist_ok=True)
-    (folder / name).write_text(f'#!/bin/bash\necho "{name} $*" >> {tmp_path}/calls\n{body}\n')
-    (folder / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-
-
 def test_slurm_job_is_submitted_recorded_shown_and_cancelled(capsys, monkeypatch, tmp_path):
     stand_in(tmp_path, monkeypatch, "sbatch", 'test "$RUN_ID" = mine && echo "77;cluster"')
     stand_in(tmp_path, monkeypatch, "squeue", "")
@@ -219,85 +194,11 @@ def test_resume_launches_the_same_run_again(capsys, monkeypatch, tmp_path):
     assert code == 0 and "RUN_ID=mine" in out and "seed: 7" in out
 
 
-def test_status_adds_up_dollars_and_shows_the_last_step(capsys, tmp_path):
-    record = RunRecord(run_id="mine", recipe="demo", target="local", started_s=time.time() - 7200, usd_per_hour=10.0)
-    record.save()
-    (tmp_path / "runs/mine/metrics.jsonl").write_text(
-        '{"step": 1, "reward/mean": 0.1}\n{"step": 2, "reward/mean": 0.5}\n'
-    )
-    code, out, _ = run(capsys, "status")
-    assert code == 0 and "20.00" in out and "2, reward 0.50" in out
-
-
-def test_cost_stops_with_the_run_and_goes_on_over_a_resume(monkeypatch):
-    record = RunRecord(
-        run_id="mine", recipe="demo", target="local", started_s=1000.0, usd_per_hour=2.0, earlier_usd=5.0
-    )
-    monkeypatch.setattr(run_record.time, "time", lambda: 1000.0 + 3600)
-    assert (record.hours(), record.usd()) == (1.0, 7.0)
-    assert replace(record, ended_s=2800.0).usd() == 6.0
-    assert replace(record, ended_s=90000.0).usd() == 7.0  # the machine is still idling
-
-
-def answers(tmp_path, monkeypatch, name, data):
-    stand_in(tmp_path, monkeypatch, name, f"echo 'a hint'; cat <<'END'\n{json.dumps(data)}\nEND")
-
-
-def test_status_of_a_managed_job_is_what_its_engine_says(capsys, monkeypatch, tmp_path):
-    RunRecord(
-        run_id="mine", recipe="r", target="skypilot-runpod", managed=True, started_s=1000.0, usd_per_hour=1.5
-    ).save()
-    job = {"job_id": 1, "job_name": "mine", "status": "FAILED", "recovery_count": 0}
-    again = job | {"job_id": 2, "status": "SUCCEEDED", "recovery_count": 2, "end_at": 8200.0, "infra": "RunPod (CA)"}
-    answers(tmp_path, monkeypatch, "sky", [again, job, job | {"job_name": "other"}])
-    code, out, _ = run(capsys, "status", "mine")
-    assert code == 0 and "managed job 2: SUCCEEDED, RunPod (CA), recovered 2 times" in out and " 3.00" in out
-    assert run_record.load("mine").ended_s == 8200.0
-    (tmp_path / "runs/mine/task").mkdir()
-    (tmp_path / "runs/mine/task/r.yaml").touch()
-    run(capsys, "logs", "mine")  # SkyPilot finds a job that has ended by its number only
-    assert (tmp_path / "calls").read_text().splitlines()[-1] == "sky jobs logs 2"
-
-
-def test_status_of_a_dstack_run_has_the_servers_own_cost(capsys, monkeypatch, tmp_path):
-    RunRecord(run_id="mine", recipe="r", target="dstack-runpod", started_s=time.time() - 60, usd_per_hour=100.0).save()
-    now = {"run_spec": {"run_name": "mine"}, "submitted_at": "2026-01-01T00:00:00", "status": "running", "cost": 3.25}
-    answers(tmp_path, monkeypatch, "dstack", {"project": "main", "runs": [now]})
-    code, out, _ = run(capsys, "status", "mine")
-    assert code == 0 and "dstack run mine: running" in out and "3.25" in out
-    assert run_record.load("mine").ended_s == 0.0
-    over = {
-        "status": "terminated",
-        "termination_reason": "stopped_by_user",
-        "last_processed_at": "2026-01-01T00:00:00Z",
-    }
-    answers(tmp_path, monkeypatch, "dstack", {"project": "main", "runs": [now | over | {"cost": 4.5}]})
-    assert "terminated (stopped_by_user)" in run(capsys, "status", "mine")[1]
-    assert run_record.load("mine").usd() == 4.5 and " 4.50" in run(capsys, "status")[1]
-
-
-@pytest.mark.parametrize(
-    ("says", "message"),
-    [
-        ("echo 'aws_access_key_id ******'", "dstack has no secret aws_secret_access_key: run dstack secret set"),
-        ("echo 'No default project' >&2; exit 1", "dstack secret list said 'No default project'"),
-    ],
-)
-def test_secrets_that_the_server_lacks_are_refused_before_machines_are_rented(
-    says, message, capsys, monkeypatch, tmp_path
-):
-    stand_in(tmp_path, monkeypatch, "dstack", says)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
-    code, _, err = run(capsys, "up", "grpo-qwen2.5-vl-72b-mathv60k", "--target", "dstack-runpod", "--bucket", "s3://b")
-    assert code == 2 and message in err and err.count("\n") == 1
-    assert (tmp_path / "calls").read_text() == "dstack secret list\n" and not (tmp_path / "runs").exists()
-
-
-def test_a_cluster_that_is_gone_costs_nothing_more(capsys, monkeypatch, tmp_path):
-    RunRecord(run_id="mine", recipe="r", target="skypilot-kubernetes", started_s=time.time() - 60).save()
-    answers(tmp_path, monkeypatch, "sky", [])
-    assert "cluster mine: gone" in run(capsys, "status", "mine")[1]
-    assert run_record.load("mine").ended_s > 0
+def test_the_runs_own_count_of_restarts_is_the_budgets():
+    config = resolve("grpo-qwen2.5-vl-7b-mathv60k", ["budget.max_restarts=1", "budget.max_losses=4"]).config
+    assert (config.checkpoint.max_restarts, config.checkpoint.max_losses) == (1, 4)
+    with pytest.raises(ConfigError, match="set budget.max_restarts"):
+        resolve("demo", ["checkpoint.max_restarts=9"])
 
 
 def test_tokens_are_found_where_their_tools_keep_them(monkeypatch, tmp_path):
@@ -326,8 +227,8 @@ def test_tokens_are_found_where_their_tools_keep_them(monkeypatch, tmp_path):
 def test_a_rented_gpu_can_be_left_alone():
     recipe = resolve("demo", ["setup=cpu", "cluster.gpus_per_node=1", "cluster.gpu=A100-80GB", "cluster.spot=prefer"])
     assert (recipe.config.placement.device, recipe.config.placement.workers_per_node) == ("cpu", 2)
-    assert launching.usd_per_hour(recipe, "skypilot-runpod") == pytest.approx(1.39)
-    assert launching.usd_per_hour(recipe, "slurm") == 0.0
+    assert cost.usd_per_hour(recipe, "skypilot-runpod") == pytest.approx(1.39)
+    assert cost.usd_per_hour(recipe, "slurm") == 0.0
 
 
 def test_run_ids_fit_every_engine():

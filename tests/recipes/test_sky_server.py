@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from recipes.capabilities import targets_for
 from recipes.presets import RECIPES, get
 from recipes.spec import override
-from recipes.targets.capabilities import targets_for
 from recipes.targets.render import render
 
 ROOT = Path(__file__).parents[2]

@@ -100,7 +100,7 @@ def test_damage_is_noticed_while_downloading(store, tmp_path):
 
 def test_wrong_secret_is_told_at_once(rclone, tmp_path):
     wrong = Storage("s3://bucket/p", env=servers.s3_environment(rclone.port, "wrong"), retry=QUICK)
-    with pytest.raises(ConfigError, match="credentials"):
+    with pytest.raises(ConfigError, match="secret key is wrong: check AWS_SECRET_ACCESS_KEY"):
         wrong.put_bytes("k", b"x")
 
 

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from trainer.data.processor import Encoded
+
+class Encoded(Protocol):
+    """What the policy needs of an encoded prompt besides its token ids."""
+
+    @property
+    def pixel_values(self) -> Tensor | None:
+        """[patches, values per patch]"""
+
+    @property
+    def grid_thw(self) -> Tensor | None:
+        """[images, 3]"""
 
 
 @dataclass(frozen=True)

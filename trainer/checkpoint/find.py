@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.format import code_fingerprint, local_dir, remote_url, step_name, unpack
+from trainer.checkpoint.format import code_fingerprint, unpack
+from trainer.checkpoint.layout import MANIFEST, local_dir, remote_folder, remote_url, step_name, step_of
 from trainer.checkpoint.reader import CorruptCheckpoint, Found, matches, read_state
 from trainer.config import ConfigError, RunConfig, resume_view
 from trainer.storage.storage import Storage, StorageError
@@ -22,17 +23,25 @@ def manifests_here(folder: Path) -> Manifests:
     manifests = {}
     for path in folder.glob("step-*/manifest.json"):
         with contextlib.suppress(FileNotFoundError):  # one that is being dropped
-            if (manifest := unpack(path.read_bytes())) is not None:
+            manifest = unpack(path.read_bytes())
+            if manifest is not None and manifest["step"] == step_of(path.parent.name):
                 manifests[manifest["step"]] = manifest
     return manifests
 
 
 def manifests_there(storage: Storage) -> tuple[Manifests, dict[str, int]]:
-    """The committed checkpoints of a store, and {key: bytes} of everything there."""
+    """The committed checkpoints of a store, of each step the newest attempt's; and {key: bytes} of everything there."""
     sizes = dict(storage.list())
-    keys = [key for key in sizes if key.startswith("step-") and key.endswith("/manifest.json")]
-    manifests = [unpack(storage.get_bytes(key)) for key in keys]
-    return {manifest["step"]: manifest for manifest in manifests if manifest is not None}, sizes
+    found = [match for key in sizes if (match := MANIFEST.fullmatch(key))]
+    manifests: Manifests = {}
+    for match in sorted(found, key=lambda match: int((match[2] or "0").partition("-")[0])):
+        with contextlib.suppress(FileNotFoundError):  # one that is being dropped
+            manifest = unpack(storage.get_bytes(match[0]))
+            if manifest is None:
+                continue
+            if (manifest["step"], manifest.get("attempt", "")) == (step_of(match[1]), match[2] or ""):
+                manifests[manifest["step"]] = manifest
+    return manifests, sizes
 
 
 def find(
@@ -60,9 +69,10 @@ def find(
         options = [m for m in (here.get(step), there.get(step)) if m is not None]
         reason = ""
         for manifest in options if len(options) == 2 and options[0] != options[1] else options[:1]:
-            remote = f"{url}/{step_name(step)}" if there.get(step) == manifest else ""
+            inside = remote_folder(step, manifest.get("attempt", ""))
+            remote = f"{url}/{inside}" if there.get(step) == manifest else ""
             found = Found(step, str(folder / step_name(step)), remote, manifest)
-            reason = _wrong(found, sizes)
+            reason = _wrong(found, storage, inside, sizes)
             if reason:
                 continue
             _refuse_other(config, data_fingerprint, manifest, say)
@@ -95,7 +105,7 @@ def _there(storage: Storage | None, have_local: bool, say: Callable[[str], None]
         return {}, {}
 
 
-def _wrong(found: Found, sizes: dict[str, int]) -> str:
+def _wrong(found: Found, storage: Storage | None, inside: str, sizes: dict[str, int]) -> str:
     """Why a checkpoint cannot be used, or an empty string."""
     for entry in found.manifest["files"]:
         path = Path(found.directory) / entry["name"]
@@ -103,7 +113,8 @@ def _wrong(found: Found, sizes: dict[str, int]) -> str:
             continue
         if not found.url:
             return f"{entry['name']} is {'damaged' if path.exists() else 'missing'}"
-        if sizes.get(f"{step_name(found.step)}/{entry['name']}") != entry["bytes"]:
+        key = f"{inside}/{entry['name']}"
+        if sizes.get(key) != entry["bytes"] and storage is not None and storage.size(key) != entry["bytes"]:
             return f"{entry['name']} is damaged or missing, in the store too"
     return ""
 

@@ -6,9 +6,12 @@ One checkpoint is one folder `step-00000020`. Every rank writes its own files th
     rank-00001-of-00004.1.safetensors    more of them, once a file has reached `FILE_BYTES`
     rank-00001-of-00004.json             which [start, stop) of which flat parameter lies in which file; RNG states
 
-The driver adds `state.json` and, last, `manifest.json` (sizes and sha256 of every file): without it there is no
-checkpoint. ZeRO-3 cuts every flattened parameter into world_size equal pieces and pads the tail; padding is not stored,
-so that the pieces can be read back by any number of ranks.
+The driver adds `state.json` and, last, `manifest.json` (sizes and sha256 of every file, and the attempt that wrote
+them): without it there is no checkpoint. In the store every attempt of a run has a folder of its own in a step's,
+`step-00000020/7-3f2c1a`, so that no committed object is ever overwritten.
+
+ZeRO-3 cuts every flattened parameter into world_size equal pieces and pads the tail; padding is not stored, so that the
+pieces can be read back by any number of ranks.
 """
 
 from __future__ import annotations
@@ -17,14 +20,13 @@ import base64
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-
-from trainer.config import RunConfig
 
 FILE_BYTES = 4 << 30
 """Largest shard file: a failed upload is repeated from the start of one file, and stores join small files quickly."""
@@ -58,21 +60,6 @@ class FileRecord:
     """False without a remote store, and where the upload failed for longer than the retries last."""
     error: str = ""
     """What the upload failed with."""
-
-
-def step_name(step: int) -> str:
-    """Folder of a step's checkpoint."""
-    return f"step-{step:08d}"
-
-
-def local_dir(config: RunConfig) -> Path:
-    """Local folder of the run's checkpoints."""
-    return Path(config.run.dir) / "checkpoints"
-
-
-def remote_url(config: RunConfig) -> str:
-    """URL of the run's checkpoints in the object store; empty without one."""
-    return f"{config.checkpoint.remote.rstrip('/')}/{config.run_id}/checkpoints" if config.checkpoint.remote else ""
 
 
 def rank_stem(rank: int, world_size: int) -> str:
@@ -138,12 +125,32 @@ def pack(manifest: dict[str, Any]) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, Any] | None:
-    """The manifest in the bytes of a `manifest.json`; None if they are not whole."""
+    """The manifest in the bytes of a `manifest.json`; None if they are not whole, or name what no manifest names."""
     try:
         outer = json.loads(data)
-        return outer["manifest"] if _digest(outer["manifest"]) == outer["sha256"] else None
-    except (ValueError, KeyError, TypeError):
+        manifest = outer["manifest"]
+        return manifest if _digest(manifest) == outer["sha256"] and _well_formed(manifest) else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def _well_formed(manifest: dict[str, Any]) -> bool:
+    """Whether every value that a reader relies on is of its kind, and no file name leads out of its folder."""
+    whole = lambda value: type(value) is int and value >= 0  # noqa: E731
+    files, score = manifest["files"], manifest["score"]
+    names = {entry["name"] for entry in files}
+    ranks = manifest["world_size"]
+    return (
+        all(whole(manifest[key]) for key in ("step", "world_size", "bytes"))
+        and 0 < ranks <= len(files) == len(names)
+        and {"state.json", *(f"{rank_stem(rank, ranks)}.json" for rank in range(ranks))} <= names
+        and all(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name) for name in names)
+        and all(whole(entry["bytes"]) and re.fullmatch(r"[0-9a-f]{64}", entry["sha256"]) for entry in files)
+        and (score is None or isinstance(score, int | float))
+        and re.fullmatch(r"(\d+-[0-9a-f]{6})?", manifest.get("attempt", "")) is not None
+        and all(isinstance(manifest[key], str) for key in ("run_id", "data_fingerprint", "code_fingerprint"))
+        and isinstance(manifest["config"], dict)
+    )
 
 
 def _digest(manifest: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ older checkpoint goes only after the new one is committed in the store.
 
     if checkpoints.due(step, step_time_s):
         checkpoints.begin(step, state)                      # state is frozen here
-        workers.save(step, keep=checkpoints.local_steps(), send=checkpoints.sends)  # ShardWriter.start in every worker
+        workers.save(step, checkpoints.local_steps(), checkpoints.sends, checkpoints.attempt)  # ShardWriter.start
     ...
     if checkpoints.busy:                                    # between phases, and until it is done at the end
         try:
@@ -28,24 +28,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trainer.checkpoint.attempt import Attempt
 from trainer.checkpoint.find import find, manifests_here
-from trainer.checkpoint.format import (
-    CheckpointError,
-    FileRecord,
-    Shard,
-    code_fingerprint,
-    encode,
-    local_dir,
-    pack,
-    remote_url,
-    step_name,
-    write_file,
-)
+from trainer.checkpoint.format import CheckpointError, FileRecord, Shard, code_fingerprint, encode, pack, write_file
+from trainer.checkpoint.layout import MANIFEST, local_dir, remote_folder, remote_url, step_name, step_of
 from trainer.checkpoint.reader import CorruptCheckpoint, Found, ShardReader, export_hf, fetch_all
 from trainer.checkpoint.retention import make_room, prune_local, prune_remote
 from trainer.checkpoint.writer import RankStatus, ShardWriter, disk_room, upload
-from trainer.config import ConfigError, RunConfig, fingerprint, resume_view
-from trainer.node import preemption as preempt
+from trainer.config import RunConfig, fingerprint, resume_view
+from trainer.hardware.save_interval import save_interval_s
 from trainer.storage.storage import Storage, StorageError
 
 __all__ = ["CheckpointError", "Checkpoints", "CorruptCheckpoint", "FileRecord", "Found", "Shard", "ShardReader"]
@@ -63,8 +54,10 @@ def _say(text: str) -> None:
 class Checkpoints:
     """Commits, keeps and finds the checkpoints of one run.
 
-    data_fingerprint: of the dataset that is trained on. Raises StorageError from `advance`, `finish` and `failed` after
-    MAX_FAILURES failures in a row; before that a failure is told, counted, and the next step tries again.
+    data_fingerprint: of the dataset that is trained on. held: the right to write for this run; without it there is none
+    to lose (reading, tests of one writer). Raises StorageError from `advance` and `failed` after MAX_FAILURES failures
+    in a row; before that a failure is told, counted, and the next step tries again. Raises Fenced from wherever it
+    would have written or deleted after a newer attempt has started.
     """
 
     def __init__(
@@ -72,10 +65,14 @@ class Checkpoints:
         config: RunConfig,
         data_fingerprint: str = "",
         *,
+        held: Attempt | None = None,
         storage: Storage | None = None,
         say: Callable[[str], None] = _say,
     ):
         self.config, self.data_fingerprint, self._say = config, data_fingerprint, say
+        self.attempt = held.name if held else ""
+        """Folder of this attempt within every step's in the store."""
+        self._check: Callable[[], None] = held.check if held else lambda: None
         self.folder, self.url = local_dir(config), remote_url(config)
         self.storage = storage or (Storage(self.url) if self.url else None)
         self.in_flight: int | None = None
@@ -123,7 +120,7 @@ class Checkpoints:
             if self.last_begun == 0 or self.save_s == 0:
                 return step != self.last_begun
             mtbf_s = self.config.checkpoint.mean_time_between_preemptions_s
-            wanted_s = max(preempt.save_interval_s(max(self.stall_s, 0.001), mtbf_s), self.save_s)
+            wanted_s = max(save_interval_s(max(self.stall_s, 0.001), mtbf_s), self.save_s)
             steps = max(1, round(wanted_s / step_time_s))
             if abs(steps - self.interval_steps) > 0.25 * self.interval_steps:
                 self._say(
@@ -157,7 +154,9 @@ class Checkpoints:
         for stale in {*self._stale, step}:
             (self.folder / step_name(stale) / "manifest.json").unlink(missing_ok=True)
         if self.storage and self._stale:  # passed over on resume: what follows replaces them
-            self._submit(self.storage.delete, [f"{step_name(stale)}/manifest.json" for stale in self._stale])
+            self._submit(self._withdraw, self.storage, set(self._stale))
+        for path in (self.folder / step_name(step)).glob("rank-*"):  # of an attempt that was cut off, of other ranks
+            path.unlink(missing_ok=True)
         self._stale = []
         self._make_room()
         self.in_flight = self.last_begun = step
@@ -196,6 +195,8 @@ class Checkpoints:
         """Writes the local manifest; then retention. Returns whether it could."""
         folder = self.folder / step_name(step)
         folder.mkdir(parents=True, exist_ok=True)
+        if not self.storage:
+            self._check()
         try:
             own = [FileRecord("state.json", *write_file(folder / "state.json", [self._pending["state"]]))]
             for path, size in self._pending["attach"]:
@@ -235,7 +236,7 @@ class Checkpoints:
             remote, self._remote, self.uploading = self._remote, None, None
             error = remote.exception()
             if error is not None:
-                if not isinstance(error, StorageError | ConfigError | OSError):
+                if not isinstance(error, StorageError | OSError):
                     raise error
                 self._count_failure(error)
 
@@ -290,6 +291,7 @@ class Checkpoints:
         return {
             "format": "spotrl-checkpoint-1",
             "run_id": self.config.run_id,
+            "attempt": self.attempt,
             "step": step,
             "world_size": int(ranks.pop()) if len(ranks) == 1 else self.config.placement.world_size,
             "bytes": sum(record.bytes for record in records),
@@ -313,20 +315,31 @@ class Checkpoints:
     def _send(self, step: int, folder: Path, manifest: dict[str, Any], sent: set[str]) -> None:
         """Uploads the files of a checkpoint but those in `sent`, and last its manifest; then retention."""
         assert self.storage is not None
+        self._check()
+        inside = remote_folder(step, manifest.get("attempt", ""))
         for entry in manifest["files"]:
             record = FileRecord(**entry) if entry["name"] not in sent else None
-            if record and not (record := upload(self.storage, folder, record)).uploaded:
+            if record and not (record := upload(self.storage, folder, inside, record)).uploaded:
                 raise StorageError(f"step {step} is committed locally only: {record.name}: {record.error}")
-        there = dict(self.storage.list(step_name(step)))
+        there = dict(self.storage.list(inside))
         for entry in manifest["files"]:
-            if there.get(f"{step_name(step)}/{entry['name']}") != entry["bytes"]:
+            key = f"{inside}/{entry['name']}"
+            if there.get(key) != entry["bytes"] and self.storage.size(key) != entry["bytes"]:  # a listing may lag
                 raise StorageError(f"step {step} is committed locally only: {entry['name']} is not whole in the store")
-        self.storage.put_bytes(f"{step_name(step)}/manifest.json", pack(manifest))
+        self._check()
+        self.storage.put_bytes(f"{inside}/manifest.json", pack(manifest))
         self.stored = max(self.stored, step)
         self.failures_in_a_row = 0
         self._prune_local()
         last, best = self.config.checkpoint.keep_last_remote, self.config.checkpoint.keep_best
-        prune_remote(self.storage, last, best, {self.in_flight, self.uploading})
+        busy = {self.in_flight, self.uploading}
+        prune_remote(self.config.run_id, self.storage, last, best, busy, self._check)
+
+    def _withdraw(self, storage: Storage, steps: set[int]) -> None:
+        """Takes back the manifests of checkpoints in the store that cannot be used."""
+        found = [match for key, _ in storage.list() if (match := MANIFEST.fullmatch(key))]
+        self._check()
+        storage.delete([match[0] for match in found if step_of(match[1]) in steps])
 
     # --- retention ----------------------------------------------------------------------------------------------------
 
@@ -337,7 +350,8 @@ class Checkpoints:
     def _prune_local(self) -> None:
         safe = max(self.safe, self._found.step if self._found else 0)
         settings = self.config.checkpoint
-        prune_local(self.folder, settings.keep_last, settings.keep_best, safe, {self.in_flight, self.uploading})
+        busy = {self.in_flight, self.uploading}
+        prune_local(self.config.run_id, self.folder, settings.keep_last, settings.keep_best, safe, busy)
 
     @property
     def _share(self) -> int:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from trainer.checkpoint.format import (
     CheckpointError,
@@ -129,15 +129,23 @@ class ShardReader:
         self._pool = ThreadPoolExecutor(PARALLEL_FILES, thread_name_prefix="fetch")
         self._open: dict[str, Any] = {}
         for rank in range(self.world_size):
-            sidecar = self._sidecar(rank)
-            for name, (shape, start, stop, numbers) in sidecar["index"].items():
-                files = {kind: sidecar["files"][number] for kind, number in numbers.items()}
-                self._shapes[name] = tuple(shape)
-                self._pieces.setdefault(name, []).append(_Piece(rank, start, stop, files))
-                for kind, file in files.items():
-                    self._siblings.setdefault((rank, kind), set()).add(file)
+            try:
+                self._take(rank, self._sidecar(rank))
+            except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+                which = f"checkpoint of step {self.found.step}: {rank_stem(rank, self.world_size)}.json"
+                raise CorruptCheckpoint(f"{which} is no index: {error!r}") from error
         for pieces in self._pieces.values():
             pieces.sort(key=lambda piece: piece.start)
+
+    def _take(self, rank: int, sidecar: dict[str, Any]) -> None:
+        for name, (shape, start, stop, numbers) in sidecar["index"].items():
+            if not 0 <= start <= stop <= torch.Size(shape).numel():
+                raise ValueError(f"{name} [{start}, {stop}) of {shape}")
+            files = {kind: sidecar["files"][number] for kind, number in numbers.items()}
+            self._shapes[name] = tuple(shape)
+            self._pieces.setdefault(name, []).append(_Piece(rank, start, stop, files))
+            for kind, file in files.items():
+                self._siblings.setdefault((rank, kind), set()).add(file)
 
     def names(self) -> list[str]:
         """Names of the parameters, in the order in which they were written."""
@@ -166,8 +174,11 @@ class ShardReader:
                 continue
             if low != at:
                 break
-            values = self._file(piece, kind).get_slice(f"{kind}/{name}")
-            parts.append(values[low - piece.start : high - piece.start])
+            try:
+                values = self._file(piece, kind).get_slice(f"{kind}/{name}")
+                parts.append(values[low - piece.start : high - piece.start])
+            except (SafetensorError, KeyError, IndexError) as error:
+                raise CorruptCheckpoint(f"checkpoint of step {self.found.step}: {kind}/{name}: {error}") from error
             at = high
         if at != stop:
             raise CorruptCheckpoint(f"checkpoint of step {self.found.step}: no shard holds {kind}/{name} from {at} on")
@@ -207,7 +218,12 @@ def open_folder(folder: str | Path) -> Found:
 
 def read_state(found: Found) -> dict[str, Any]:
     """The driver's state of a checkpoint. Raises CorruptCheckpoint."""
-    return decode(json.loads(found.local("state.json").read_text()))
+    try:
+        return decode(json.loads(found.local("state.json").read_text()))
+    except (ValueError, TypeError, AttributeError, KeyError, RuntimeError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CorruptCheckpoint(f"checkpoint of step {found.step}: state.json is no state: {error}") from error
 
 
 def fetch_all(found: Found) -> Path:

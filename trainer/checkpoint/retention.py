@@ -1,14 +1,19 @@
-"""Which checkpoints stay: the newest and the best, here and in the store, and never the last whole one."""
+"""Which checkpoints stay: the newest and the best, here and in the store, and never the last whole one.
+
+Only what this run wrote is ever dropped: folders named `step-` and eight digits, without another run's manifest, and in
+the store the objects of a checkpoint there. Whatever else lies beside them is a person's.
+"""
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.find import Manifests, manifests_here, manifests_there
-from trainer.checkpoint.format import step_name
+from trainer.checkpoint.layout import step_name, step_of
 from trainer.storage.storage import Storage
 
 
@@ -24,28 +29,41 @@ def kept(manifests: Manifests, last: int, best: int, safe: int) -> set[int]:
     return set(settled[-last:]) | set(sorted(manifests)[-last:]) | {m["step"] for m in finest}
 
 
-def prune_local(folder: Path, last: int, best: int, safe: int, busy: Collection[int | None]) -> None:
+OBJECT = re.compile(r"(step-\d{8})/(?:(\d+-[0-9a-f]{6})/)?[A-Za-z0-9_.-]+")
+"""Key of an object of a checkpoint."""
+
+
+def prune_local(run_id: str, folder: Path, last: int, best: int, safe: int, busy: Collection[int | None]) -> None:
     """Drops local checkpoints that need not stay, and what no manifest ever followed. busy: steps being worked on."""
     manifests = manifests_here(folder)
-    keep, newest = kept(manifests, last, best, safe), max(manifests, default=0)
+    mine = {step: m for step, m in manifests.items() if m["run_id"] == run_id}
+    keep, newest = kept(mine, last, best, safe) | (manifests.keys() - mine.keys()), max(mine, default=0)
     for path in folder.glob("step-*"):
-        step = int(path.name.removeprefix("step-"))
-        if step not in keep and step <= newest and step not in busy:
+        step = step_of(path.name)
+        if step is not None and step not in keep and step <= newest and step not in busy:
             drop(path)
 
 
-def prune_remote(storage: Storage, last: int, best: int, busy: Collection[int | None]) -> None:
-    """The same in the store."""
+def prune_remote(
+    run_id: str, storage: Storage, last: int, best: int, busy: Collection[int | None], check: Callable[[], None]
+) -> None:
+    """The same in the store: of a step that stays, what other attempts left of it goes too.
+
+    check: raises if this attempt may no longer delete; called before every step's deletion.
+    """
     manifests, sizes = manifests_there(storage)
-    steps: dict[int, list[str]] = {}
+    mine = {step: m for step, m in manifests.items() if m["run_id"] == run_id}
+    keep, newest = kept(mine, last, best, max(mine, default=0)), max(mine, default=0)
+    folders: dict[tuple[int, str], list[str]] = {}
     for key in sizes:
-        if key.startswith("step-"):
-            steps.setdefault(int(key[5:13]), []).append(key)
-    newest = max(manifests, default=0)
-    keep = kept(manifests, last, best, newest)
-    for step, keys in steps.items():
-        if step not in keep and step <= newest and step not in busy:
-            storage.delete([f"{step_name(step)}/manifest.json"])  # first: from here on it is no checkpoint
+        if match := OBJECT.fullmatch(key):
+            folders.setdefault((step_of(match[1]) or 0, match[2] or ""), []).append(key)
+    for (step, attempt), keys in folders.items():
+        theirs = step in manifests and step not in mine
+        stays = step in keep and attempt == mine[step].get("attempt", "")
+        if not stays and not theirs and step <= newest and step not in busy:
+            check()
+            storage.delete([key for key in keys if key.endswith("/manifest.json")])  # from here on it is no checkpoint
             storage.delete(keys)
 
 

@@ -17,16 +17,8 @@ from typing import Any
 
 import torch
 
-from trainer.checkpoint.format import (
-    CheckpointError,
-    FileRecord,
-    Shard,
-    local_dir,
-    rank_stem,
-    remote_url,
-    step_name,
-    write_shards,
-)
+from trainer.checkpoint.format import CheckpointError, FileRecord, Shard, rank_stem, write_shards
+from trainer.checkpoint.layout import local_dir, remote_folder, remote_url, step_name, step_of
 from trainer.config import RunConfig
 from trainer.storage.storage import Storage
 
@@ -58,6 +50,7 @@ class ShardWriter:
         self._sent: dict[int, list[FileRecord]] = {}
         self._error: BaseException | None = None
         self._buffers: dict[str, torch.Tensor] = {}
+        self._attempt = ""
 
     def host(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
         """A flat host copy of `tensor` in a buffer that is kept for the next checkpoint (pinned for CUDA tensors).
@@ -79,14 +72,16 @@ class ShardWriter:
         extra: dict[str, Any],
         keep: Iterable[int] | None = None,
         send: bool = True,
+        attempt: str = "",
     ) -> None:
         """Begins to write the checkpoint of `step` from host tensors that nobody changes until it is written.
 
         keep: steps whose local files of this rank stay; other steps' go first (None: nothing goes). send: upload it as
-        soon as it is written. Raises CheckpointError if the disk budget would not hold it, before anything is written.
+        soon as it is written. attempt: whose folder in the store it goes to (`Checkpoints.attempt`). Raises
+        CheckpointError if the disk budget would not hold it, before anything is written.
         """
         self._join()
-        self._error = None
+        self._error, self._attempt = None, attempt
         for done in (self._written, self._sent):
             done.pop(step, None)
         if keep is not None:
@@ -156,7 +151,8 @@ class ShardWriter:
             before.join()
         assert self.storage is not None
         begun, folder = time.monotonic(), self.folder / step_name(step)
-        records = [upload(self.storage, folder, record) for record in self._written[step]]
+        inside = remote_folder(step, self._attempt)
+        records = [upload(self.storage, folder, inside, record) for record in self._written[step]]
         self.seconds["upload"] = time.monotonic() - begun
         self._sent[step] = records
         for old in sorted(self._sent)[:-4]:
@@ -165,7 +161,7 @@ class ShardWriter:
     def _prune(self, keep: set[int]) -> None:
         names = {step_name(step) for step in keep}
         for folder in self.folder.glob("step-*"):
-            if folder.name not in names:
+            if step_of(folder.name) is not None and folder.name not in names:
                 for path in folder.glob(f"{rank_stem(self.rank, self.world_size)}*"):
                     path.unlink(missing_ok=True)
                 with contextlib.suppress(OSError):
@@ -178,10 +174,10 @@ def _thread(name: str, action: Any, *arguments: Any) -> threading.Thread:
     return thread
 
 
-def upload(storage: Storage, folder: Path, record: FileRecord) -> FileRecord:
-    """Uploads one file of a checkpoint unless it is already there. The record says whether it worked."""
+def upload(storage: Storage, folder: Path, inside: str, record: FileRecord) -> FileRecord:
+    """Uploads one file of a checkpoint to `inside` unless it is already there. The record says whether it worked."""
     try:
-        storage.put(folder / record.name, f"{folder.name}/{record.name}", sha256=record.sha256)
+        storage.put(folder / record.name, f"{inside}/{record.name}", sha256=record.sha256)
     except Exception as error:  # of the store, the credentials or the disk: the driver counts and tells it
         return replace(record, error=str(error))
     return replace(record, uploaded=True, error="")

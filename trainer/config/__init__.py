@@ -5,7 +5,6 @@ from trainer.config.files import dump as dump
 from trainer.config.files import fingerprint as fingerprint
 from trainer.config.files import load as load
 from trainer.config.files import resume_view as resume_view
-from trainer.config.overrides import ConfigError as ConfigError
 from trainer.config.overrides import from_dict as from_dict
 from trainer.config.overrides import override as override
 from trainer.config.overrides import to_dict as to_dict
@@ -25,3 +24,4 @@ from trainer.config.schema import Run as Run
 from trainer.config.schema import RunConfig as RunConfig
 from trainer.config.validation import validate as validate
 from trainer.config.validation import validate_saving as validate_saving
+from trainer.errors import ConfigError as ConfigError

@@ -9,9 +9,10 @@ from typing import Any
 
 import yaml
 
-from trainer.config.overrides import ConfigError, from_dict, to_dict
+from trainer.config.overrides import from_dict, to_dict
 from trainer.config.schema import RunConfig
 from trainer.config.validation import validate
+from trainer.errors import ConfigError
 
 
 def load(path: str | Path) -> RunConfig:
@@ -42,6 +43,7 @@ RESUME_IGNORES = (
     "rewards.deadline_s",
     "rewards.max_timeout_rate",
     "rewards.remote_url",
+    "data.image_cache_gib",
     "rollout.gpu_memory_utilization",
     "rollout.kv_cache_gib",
     "rollout.sync_bucket_bytes",

@@ -12,9 +12,7 @@ from typing import Any, Literal, Union
 
 import yaml
 
-
-class ConfigError(ValueError):
-    """A configuration that cannot run. The message is one line and says what to change."""
+from trainer.errors import ConfigError
 
 
 def from_dict(cls: Any, data: Any, where: str = "") -> Any:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from trainer.config.ranges import within
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -18,11 +20,11 @@ class Run:
     """Human-readable name; shown in W&B, reports and job names."""
     id: str = ""
     """Our own RUN_ID: keys bucket prefix, resume and logs, since engines' ids change on recovery. Default: name."""
-    seed: int = 0
+    seed: int = within(0, least=0)
     """Every other seed is a hash of this one and of what is seeded."""
     dir: str = "runs/run"
     """Local directory of the run: config, metrics, samples, checkpoints, report."""
-    max_steps: int = 0
+    max_steps: int = within(0, least=0)
     """Stop after this many steps; 0 means `data.episodes` passes over the data."""
 
 
@@ -42,9 +44,9 @@ class Model:
     """Recompute activations in the backward pass."""
     freeze_vision: bool = False
     """Train the language model only."""
-    min_pixels: int = 4 * 28 * 28
+    min_pixels: int = within(4 * 28 * 28, least=1)
     """Smallest image area after resizing, in pixels (one image token is 28x28)."""
-    max_pixels: int = 1280 * 28 * 28
+    max_pixels: int = within(1280 * 28 * 28, least=1)
     """Largest image area after resizing, in pixels."""
 
 
@@ -56,31 +58,33 @@ class Data:
     """Prepared dataset (Parquet shards and manifest): local directory or object-store URL."""
     split: str = "train"
     """Split of it that is trained on."""
-    max_samples: int = 0
+    max_samples: int = within(0, least=0)
     """Use only the first this many rows (in the dataset's own order); 0 means all."""
-    episodes: int = 1
+    episodes: int = within(1, least=1)
     """Passes over the data (the original's --num_episodes)."""
-    prompt_max_tokens: int = 4096
+    prompt_max_tokens: int = within(4096, least=1)
     """Longest prompt, image tokens included. Longer rows are left out and counted."""
+    image_cache_gib: float = within(0.5, least=0)
+    """Decoded and encoded images that one worker keeps, GiB; as much again may be in the engine's open requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
     """Generation with vLLM inside the workers."""
 
-    prompts_per_step: int = 64
+    prompts_per_step: int = within(64, least=1)
     """Prompts sampled per step over all engines (the original's --rollout_batch_size)."""
-    samples_per_prompt: int = 4
+    samples_per_prompt: int = within(4, least=1)
     """Group size (the original's --n_samples_per_prompt)."""
-    temperature: float = 1.0
+    temperature: float = within(1.0, above=0, most=2)
     """Sampling temperature; top_p is 1 and top_k off, so that engine and policy speak of the same distribution."""
-    max_tokens: int = 1024
+    max_tokens: int = within(1024, least=1)
     """Longest answer, in tokens (the original's --generate_max_len)."""
-    tensor_parallel: int = 1
+    tensor_parallel: int = within(1, least=1)
     """GPUs per engine; the number of engines is world size / this (the original's --vllm_num_engines follows)."""
-    gpu_memory_utilization: float = 0.4
+    gpu_memory_utilization: float = within(0.4, above=0, below=1)
     """Share of GPU memory that the engine may take while awake."""
-    kv_cache_gib: float = 1.0
+    kv_cache_gib: float = within(1.0, above=0)
     """KV cache on CPU, in GiB per worker."""
     sleep_level: Literal[0, 1, 2] = 2
     """0: stay awake. 1: weights to host RAM. 2: discard weights, re-sent by the weight sync. CUDA only."""
@@ -88,9 +92,9 @@ class Rollout:
     """Share the prompt's KV cache among the samples of a group."""
     eager: bool = False
     """No CUDA graphs (always so on CPU)."""
-    sync_tolerance: float = 0.0
+    sync_tolerance: float = within(0.0, least=0)
     """Largest mean |log-prob difference| of engine and policy at the first sync; 0: 1e-3 for fp32, 5e-2 for bf16."""
-    sync_bucket_bytes: int = 1 << 30
+    sync_bucket_bytes: int = within(1 << 30, least=1)
     """Layer groups are streamed in buckets of about this size (a single larger parameter goes alone)."""
 
 
@@ -100,29 +104,29 @@ class Algorithm:
 
     advantage: Literal["group_norm"] = "group_norm"
     """Advantage estimator: (r - group mean) / (group std + eps)."""
-    advantage_eps: float = 1e-6
+    advantage_eps: float = within(1e-6, least=0)
     """Added to the group's standard deviation (unbiased)."""
     normalize_reward: bool = False
     """Divide rewards by their running standard deviation after subtracting the running mean (--normalize_reward)."""
-    clip_low: float = 0.2
+    clip_low: float = within(0.2, least=0, most=1)
     """Lower clip of the probability ratio: 1 - clip_low."""
-    clip_high: float = 0.2
+    clip_high: float = within(0.2, least=0)
     """Upper clip of the probability ratio: 1 + clip_high."""
     loss_denominator: Literal["tokens", "sequences"] = "tokens"
     """Sum over tokens / all tokens of the optimizer step, or mean of per-sequence means; always global."""
-    kl_coef: float = 1e-3
+    kl_coef: float = within(1e-3, least=0)
     """Weight of KL(policy || reference) in the loss; 0 builds no reference model."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the KL, per token."""
-    gamma: float = 1.0
+    gamma: float = within(1.0, above=0, most=1)
     """Discount of the advantage towards earlier tokens: A_t = gamma^(T-1-t) A."""
-    samples_per_update: int = 0
+    samples_per_update: int = within(0, least=0)
     """Samples per optimizer step (the original's --train_batch_size); 0: all of the step's."""
-    epochs: int = 1
+    epochs: int = within(1, least=1)
     """Passes over each step's samples (the original's --max_epochs)."""
-    micro_batch: int = 1
+    micro_batch: int = within(1, least=1)
     """Samples per forward and backward pass on one rank (--micro_train_batch_size)."""
-    logprob_micro_batch: int = 0
+    logprob_micro_batch: int = within(0, least=0)
     """Samples per pass when only log-probabilities are computed (--micro_rollout_batch_size); 0: micro_batch."""
 
 
@@ -130,19 +134,19 @@ class Algorithm:
 class Optimizer:
     """AdamW under ZeRO."""
 
-    learning_rate: float = 5e-7
+    learning_rate: float = within(5e-7, least=0)
     """Peak learning rate."""
-    warmup_steps: int = 0
+    warmup_steps: int = within(0, least=0)
     """Optimizer steps of linear warm-up."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     """Decay to zero over the run after the warm-up (or none)."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[float, float] = within((0.9, 0.95), least=0, below=1)
     """Adam's betas."""
-    eps: float = 1e-8
+    eps: float = within(1e-8, above=0)
     """Adam's epsilon."""
-    weight_decay: float = 0.0
+    weight_decay: float = within(0.0, least=0)
     """Decoupled weight decay; not applied to one-dimensional parameters."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = within(1.0, above=0)
     """Global gradient norm clip."""
     grad_accum_dtype: Literal["fp32", "bf16"] = "fp32"
     """Type in which gradients add up over micro-batches. bf16 saves 2 bytes per trained parameter of the shard, and
@@ -159,15 +163,15 @@ class Optimizer:
 class Rewards:
     """Grading."""
 
-    accuracy_weight: float = 1.0
+    accuracy_weight: float = within(1.0, least=0)
     """Weight of the accuracy reward (1 for a correct answer, else 0)."""
-    format_weight: float = 0.5
+    format_weight: float = within(0.5, least=0)
     """Weight of the format reward (exactly one think and one answer block)."""
-    workers: int = 2
+    workers: int = within(2, least=1)
     """Grader processes on the head node."""
-    deadline_s: float = 5.0
+    deadline_s: float = within(5.0, above=0)
     """A grader that takes longer for one answer is killed and replaced; the outcome is `timeout`."""
-    max_timeout_rate: float = 0.2
+    max_timeout_rate: float = within(0.2, least=0, most=1)
     """Abort the run when a larger share of one step's answers timed out."""
     remote_url: str = ""
     """Grade over HTTP at this /get_reward URL in place of local processes (the original's --remote_rm_url)."""
@@ -179,17 +183,17 @@ class Rewards:
 class Evaluation:
     """Held-out accuracy while training."""
 
-    every_steps: int = 0
+    every_steps: int = within(0, least=0)
     """Steps between evaluations; 0: none. One is also made before the first step and after the last."""
     path: str = ""
     """Prepared dataset; default: `data.path`."""
     split: str = "test"
     """Split evaluated."""
-    max_samples: int = 0
+    max_samples: int = within(0, least=0)
     """First this many rows; 0 means all."""
-    temperature: float = 0.0
+    temperature: float = within(0.0, least=0, most=2)
     """0 is greedy."""
-    samples_per_prompt: int = 1
+    samples_per_prompt: int = within(1, least=1)
     """Answers per prompt; accuracy is their mean."""
 
 
@@ -197,19 +201,19 @@ class Evaluation:
 class Checkpoint:
     """When and where the run is saved."""
 
-    every_steps: int = 50
+    every_steps: int = within(50, least=0)
     """Steps between checkpoints (--save_steps); 0: chosen by Young and Daly's formula from the measured save time."""
-    mean_time_between_preemptions_s: float = 4 * 3600.0
+    mean_time_between_preemptions_s: float = within(4 * 3600.0, above=0)
     """Stated MTBF of the nodes, seconds; used when every_steps is 0."""
     remote: str = ""
     """Object-store URL (s3://, gs://, r2://, file://) that checkpoints are pushed to, under the run id."""
     shared_files: bool = False
     """All nodes see `run.dir` (a shared file system): several nodes may then do without `remote`."""
-    keep_last: int = 2
+    keep_last: int = within(2, least=1)
     """Newest checkpoints kept locally (--max_ckpt_num)."""
-    keep_best: int = 0
+    keep_best: int = within(0, least=0)
     """Best checkpoints by held-out score kept besides."""
-    keep_last_remote: int = 2
+    keep_last_remote: int = within(2, least=1)
     """Newest checkpoints kept in the object store."""
     asynchronous: bool = True
     """Write and upload beside training."""
@@ -217,23 +221,27 @@ class Checkpoint:
     """auto: go on from the newest committed checkpoint if there is one. must: refuse to start without one."""
     export_hf: Literal["never", "end"] = "end"
     """Write the final weights in Hugging Face format (--save_hf_ckpt); any checkpoint can be exported afterwards."""
-    max_disk_gib: float = 0.0
+    max_disk_gib: float = within(0.0, least=0)
     """Budget for local checkpoints; 0: what the disk has, less 5%."""
+    max_restarts: int = 3
+    """Restarts after failures of the job itself that bring no new checkpoint; then the run ends for good."""
+    max_losses: int = 10
+    """The same for attempts that lost their machines (preempted, a node gone) before a new checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
     """The workers: one per GPU, or per CPU slot."""
 
-    nodes: int = 1
+    nodes: int = within(1, least=1)
     """Nodes of the cluster."""
-    workers_per_node: int = 1
+    workers_per_node: int = within(1, least=1)
     """GPUs used per node, or CPU workers."""
     device: Literal["cuda", "cpu"] = "cuda"
     """Where policy and engine live. ROCm counts as cuda."""
-    threads_per_worker: int = 1
+    threads_per_worker: int = within(1, least=1)
     """Compute threads per worker (CPU)."""
-    start_timeout_s: float = 600.0
+    start_timeout_s: float = within(600.0, above=0)
     """Deadline for all workers to be placed and to meet."""
 
     @property
@@ -252,9 +260,9 @@ class Logging:
     """Weights & Biases mode; offline needs no account."""
     wandb_project: str = "spotrl"
     """W&B project."""
-    samples_per_step: int = 4
+    samples_per_step: int = within(4, least=0)
     """Sample generations written per step, with their grades."""
-    samples_every_steps: int = 5
+    samples_every_steps: int = within(5, least=1)
     """Steps between written samples."""
 
 
@@ -262,11 +270,11 @@ class Logging:
 class SFT:
     """Supervised fine-tuning (method: sft)."""
 
-    batch_size: int = 64
+    batch_size: int = within(64, least=1)
     """Rows per optimizer step over all ranks."""
-    epochs: int = 1
+    epochs: int = within(1, least=1)
     """Passes over the data; `run.max_steps` cuts it short."""
-    max_tokens: int = 4096
+    max_tokens: int = within(4096, least=1)
     """Longest row, prompt and answer."""
 
 
@@ -293,6 +301,16 @@ class RunConfig:
     def run_id(self) -> str:
         """The id that keys the bucket prefix, the resume and the logs."""
         return self.run.id or self.run.name
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of the training split that one step takes."""
+        return self.sft.batch_size if self.method == "sft" else self.rollout.prompts_per_step
+
+    @property
+    def evaluation_path(self) -> str:
+        """The dataset that is evaluated on."""
+        return self.evaluation.path or self.data.path
 
     @property
     def samples_per_step(self) -> int:

@@ -3,44 +3,22 @@
 from __future__ import annotations
 
 from trainer.config.overrides import ConfigError
+from trainer.config.ranges import check_ranges
 from trainer.config.schema import RunConfig
 
 
 def validate(config: RunConfig) -> None:
     """Raises ConfigError, with the change to make, if the configuration cannot run."""
     c, world = config, config.placement.world_size
-    positive = {
-        "placement.nodes": c.placement.nodes,
-        "placement.workers_per_node": c.placement.workers_per_node,
-        "rollout.prompts_per_step": c.rollout.prompts_per_step,
-        "rollout.samples_per_prompt": c.rollout.samples_per_prompt,
-        "rollout.max_tokens": c.rollout.max_tokens,
-        "rollout.tensor_parallel": c.rollout.tensor_parallel,
-        "algorithm.micro_batch": c.algorithm.micro_batch,
-        "algorithm.epochs": c.algorithm.epochs,
-        "data.episodes": c.data.episodes,
-        "data.prompt_max_tokens": c.data.prompt_max_tokens,
-        "checkpoint.keep_last": c.checkpoint.keep_last,
-        "rewards.workers": c.rewards.workers,
-        "rewards.deadline_s": c.rewards.deadline_s,
-    }
-    for name, value in positive.items():
-        if value <= 0:
-            raise ConfigError(f"{name} is {value}: it must be at least 1")
-    if c.optimizer.learning_rate < 0:
-        raise ConfigError(f"optimizer.learning_rate is {c.optimizer.learning_rate}: it must not be negative")
-    if not 0 < c.rollout.gpu_memory_utilization < 1:
-        raise ConfigError(
-            f"rollout.gpu_memory_utilization is {c.rollout.gpu_memory_utilization}: choose between 0 and 1"
-        )
-    if c.rollout.temperature > 2:
-        raise ConfigError(f"rollout.temperature is {c.rollout.temperature}: vLLM takes at most 2")
-    if c.rollout.temperature <= 0:
-        raise ConfigError(
-            "rollout.temperature must be above 0: a group of greedy answers has no variance to learn from"
-        )
+    check_ranges(c)
     if c.model.min_pixels > c.model.max_pixels:
         raise ConfigError(f"model.min_pixels {c.model.min_pixels} > model.max_pixels {c.model.max_pixels}: swap them")
+    if c.data.max_samples and c.data.max_samples < c.rows_per_step:
+        key = "sft.batch_size" if c.method == "sft" else "rollout.prompts_per_step"
+        raise ConfigError(
+            f"data.max_samples {c.data.max_samples} is less than the {c.rows_per_step} rows of one step: raise it, or "
+            f"lower {key}"
+        )
     if c.method == "sft":
         step = world * c.algorithm.micro_batch
         if c.sft.batch_size % step:
@@ -49,6 +27,11 @@ def validate(config: RunConfig) -> None:
                 f"{c.algorithm.micro_batch}: use a multiple of {step}"
             )
         return
+    if c.evaluation.temperature == 0 and c.evaluation.samples_per_prompt > 1:
+        raise ConfigError(
+            f"evaluation.samples_per_prompt is {c.evaluation.samples_per_prompt} at evaluation.temperature 0: greedy "
+            "completions of a prompt are all the same; use 1, or a temperature above 0"
+        )
     if c.rollout.samples_per_prompt < 2:
         raise ConfigError("rollout.samples_per_prompt is 1: a group of one has no advantage; use at least 2")
     if world % c.rollout.tensor_parallel:

@@ -10,7 +10,8 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer.config import ConfigError
-from trainer.data.schema import COLUMNS, Manifest, Row
+from trainer.data.schema import COLUMNS, FORMAT, Manifest, Row
 
 MANIFEST = "manifest.json"
+
+
+def cache_folder() -> Path:
+    """Where this node keeps what can be fetched or computed again: SPOTRL_CACHE, else `~/.cache/spotrl/data`."""
+    return Path(os.environ.get("SPOTRL_CACHE") or "~/.cache/spotrl/data").expanduser()
 
 
 def read_manifest(path: str | Path) -> Manifest:
@@ -39,9 +45,11 @@ def read_manifest(path: str | Path) -> Manifest:
         ) from None
     try:
         data = json.loads(raw)
+        if data["format"] != FORMAT:
+            raise ConfigError(f"{text} is of format {data['format']}, this version reads {FORMAT}: prepare it again")
         known = {f.name for f in dataclasses.fields(Manifest)}
         return Manifest(**{key: value for key, value in data.items() if key in known})
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise ConfigError(f"{text}/{MANIFEST} is damaged ({error}): prepare the dataset again") from None
 
 
@@ -75,7 +83,7 @@ class Dataset:
         self._starts = [0]
         for file in self._files:
             self._starts.append(self._starts[-1] + file["rows"])
-        cache = Path(cache_dir or os.environ.get("SPOTRL_CACHE", "~/.cache/spotrl/data")).expanduser()
+        cache = Path(cache_dir).expanduser() if cache_dir else cache_folder()
         self._dir = cache / self.fingerprint[:16] if "://" in self.path else Path(self.path)
         if "://" not in self.path:
             for file in self._files:
@@ -120,10 +128,31 @@ class Dataset:
                     yield _row(table, i)
 
     def column(self, name: str) -> list[Any]:
-        """All values of one column, without reading the others (`images` would hold every picture in memory)."""
+        """All values of one column, without reading the others (`images` would hold every image in memory)."""
         with self._lock:
             readers = [self._reader(shard)[0] for shard in range(len(self._files))]
             return [value for reader in readers for value in reader.read(columns=[name]).column(0).to_pylist()]
+
+    @property
+    def images_per_row(self) -> int:
+        """Most images of any row: from the manifest; where that does not say, from the lists, without the images."""
+        if self.split in self.manifest.images_per_row:
+            return self.manifest.images_per_row[self.split]
+        return max(map(len, self.column("images.list.element.path")), default=0)
+
+    def tables(self, columns: Sequence[str], start: int, stop: int) -> Iterator[pa.Table]:
+        """Rows `start` to `stop` in order, a row group at a time, read for these columns only."""
+        for shard, first in enumerate(self._starts[:-1]):
+            if first >= stop or self._starts[shard + 1] <= start:
+                continue
+            with self._lock:
+                reader, groups = self._reader(shard)
+            for group, (begin, end) in enumerate(pairwise(groups)):
+                low, high = max(start - first, begin), min(stop - first, end)
+                if low < high:
+                    with self._lock:
+                        table = reader.read_row_group(group, columns=list(columns))
+                    yield table.slice(low - begin, high - low)
 
     def verify(self) -> None:
         """Reads every shard and compares its sha256 with the manifest. Raises ConfigError naming the bad shard."""
@@ -179,5 +208,19 @@ class Dataset:
 
 
 def _row(table: pa.Table, i: int) -> Row:
-    values = {name: table.column(name)[i].as_py() for name in COLUMNS}
-    return Row(**values | {"messages": json.loads(values["messages"])})
+    values: dict[str, Any] = {name: table.column(name)[i].as_py() for name in COLUMNS}
+    messages = chat(values["messages"])
+    images = [image["bytes"] for image in values["images"]]
+    values |= {"messages": messages, "images": images, "extra": json.loads(values["extra"] or "{}")}
+    return Row(**values)
+
+
+def chat(stored: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row's `messages` from what the column holds."""
+    return [{"role": message["role"], "content": _content(message["content"])} for message in stored]
+
+
+def _content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    if len(parts) == 1 and parts[0]["type"] == "text":
+        return parts[0]["text"]
+    return [part if part["type"] == "text" else {"type": part["type"]} for part in parts]

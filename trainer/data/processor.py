@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import io
+import hashlib
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -12,21 +14,38 @@ from PIL import Image
 from torch import Tensor
 
 from trainer.config import ConfigError, Model
+from trainer.data.images import decode, size_of
 from trainer.data.schema import Row
+from trainer.hardware import architectures
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """One prompt. The engine gets `text` and `images`; the policy gets the rest; both must agree on `token_ids`."""
+    """One prompt as the policy reads it."""
 
-    text: str
     token_ids: list[int]
     """Image placeholders expanded to one id per merged patch."""
-    images: list[Image.Image]
     pixel_values: Tensor | None
     """[patches, channels * temporal * patch * patch] float32."""
     grid_thw: Tensor | None
     """[images, 3]: patches in time, height and width."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it holds; a list takes 36 bytes per token."""
+        return 36 * len(self.token_ids) + (0 if self.pixel_values is None else self.pixel_values.nbytes)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt as the engine reads it."""
+
+    token_ids: list[int]
+    """What the policy reads, which the engine must agree on."""
+    inputs: dict[str, Any]
+    """vLLM's prompt; holds the decoded images."""
+    pixel_bytes: int
+    """Memory of its images once the engine's processor has cut them into patches of float32."""
 
 
 class Prompter:
@@ -46,6 +65,7 @@ class Prompter:
             self.processor: Any = loader.from_pretrained(model.path, **revision)
         except (OSError, ValueError) as error:
             raise ConfigError(f"model.path {model.path}: {str(error).splitlines()[0]}") from None
+        architectures.check(model.path, self.hf_config.to_dict())
         self.tokenizer: Any = self.processor.tokenizer if self.has_vision else self.processor
         self.size = {"shortest_edge": model.min_pixels, "longest_edge": model.max_pixels}
         self.image_token_id = getattr(self.hf_config, "image_token_id", None)
@@ -53,7 +73,7 @@ class Prompter:
 
     @property
     def eos_token_id(self) -> int:
-        """The id that ends an answer."""
+        """The id that ends a completion."""
         return self.tokenizer.eos_token_id
 
     def banned_token_ids(self) -> list[int]:
@@ -68,19 +88,30 @@ class Prompter:
         ids |= set(range(len(self.tokenizer), text_config.vocab_size))
         return sorted(i for i in ids if isinstance(i, int))
 
-    def encode(self, row: Row) -> Encoded:
-        """Chat template, tokenization and image processing of one row, up to where the answer begins.
+    def fingerprint(self) -> str:
+        """sha256 over everything that lengths depend on: tokenizer, chat template, image processor, pixel limits."""
+        image_processor = self.processor.image_processor.to_dict() if self.has_vision else {}
+        parts = [self.tokenizer.backend_tokenizer.to_str(), self.tokenizer.chat_template]
+        parts += [getattr(self.processor, "chat_template", None), image_processor, self.size, self.image_token_id]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
-        Raises ConfigError where an image does not decode or the placeholders do not match the images.
+    def texts(self, chats: Sequence[list[dict[str, Any]]]) -> list[str]:
+        """The chats by the model's template, up to where the completion begins."""
+        if self.has_vision:
+            return self.processor.apply_chat_template(list(chats), tokenize=False, add_generation_prompt=True)
+        plain = [[{**m, "content": _plain(m["content"])} for m in messages] for messages in chats]
+        return self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+
+    def encode(self, row: Row, images: list[Image.Image] | None = None) -> Encoded:
+        """Chat template, tokenization and image processing of one row, up to where the completion begins.
+
+        images: the row's, where they are decoded already. Raises ConfigError where one does not decode or the
+        placeholders do not match the images.
         """
         if not self.has_vision:
-            if row.images:
-                raise ConfigError(f"row {row.id} has pictures but the model reads text only: choose a VL model")
-            messages = [{**m, "content": _plain(m["content"])} for m in row.messages]
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            return Encoded(text, self.tokenizer(text, add_special_tokens=False)["input_ids"], [], None, None)
-        text = self.processor.apply_chat_template(row.messages, tokenize=False, add_generation_prompt=True)
-        images = [decode(data, row.id) for data in row.images]
+            return Encoded(self.token_ids(row), None, None)
+        (text,) = self.texts([row.messages])
+        images = [decode(data, row.id) for data in row.images] if images is None else images
         kwargs = {"images": images, "images_kwargs": {"size": self.size}} if images else {}
         out = self.processor(text=[text], return_tensors="pt", **kwargs)
         ids, grid = out["input_ids"][0].tolist(), out.get("image_grid_thw")
@@ -90,53 +121,55 @@ class Prompter:
                 f"row {row.id}: {ids.count(self.image_token_id)} image tokens for {len(images)} images of {expected} "
                 "merged patches: its placeholders do not match its images"
             )
-        return Encoded(text, ids, images, out.get("pixel_values"), grid)
-
-    def length(self, row: Row) -> int:
-        """Tokens of a row's prompt."""
-        return len(self.token_ids(row))
+        return Encoded(ids, out.get("pixel_values"), grid)
 
     def token_ids(self, row: Row) -> list[int]:
-        """`encode(row).token_ids`, from the pictures' headers: nothing is decoded or resized."""
-        if not self.has_vision:
-            return self.encode(row).token_ids
-        text = self.processor.apply_chat_template(row.messages, tokenize=False, add_generation_prompt=True)
-        ids, counts = [], iter([self._image_tokens(data) for data in row.images])
+        """`encode(...).token_ids`, from the images' headers: nothing is decoded or resized."""
+        if row.images and not self.has_vision:
+            raise ConfigError(f"row {row.id} has images but the model reads text only: choose a VL model")
+        (text,) = self.texts([row.messages])
+        ids, counts = [], iter([self._image_tokens(data, row.id) for data in row.images])
         for token in self.tokenizer(text, add_special_tokens=False)["input_ids"]:
             ids += [token] * (next(counts, 0) if token == self.image_token_id else 1)
         return ids
 
-    def _image_tokens(self, data: bytes) -> int:
+    def lengths(
+        self, chats: Sequence[list[dict[str, Any]]], images: Sequence[Sequence[bytes]], row_ids: Sequence[str]
+    ) -> list[int]:
+        """Tokens of each row's prompt, `len(token_ids(row))`, for many rows at once. Raises ConfigError as it does."""
+        if not self.has_vision and any(images):
+            raise ConfigError("the dataset has images but the model reads text only: choose a VL model")
+        if not chats:
+            return []
+        texts = self.tokenizer(self.texts(chats), add_special_tokens=False)["input_ids"]
+        return [
+            len(ids) + sum(self._image_tokens(data, row_id) - 1 for data in row)
+            for ids, row, row_id in zip(texts, images, row_ids, strict=True)
+        ]
+
+    def _image_tokens(self, data: bytes, row_id: str) -> int:
         from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-        with Image.open(io.BytesIO(data)) as image:
-            width, height = image.size
+        width, height = size_of(data, row_id)
         factor = self.processor.image_processor.patch_size * self.merge_size
         edges = self.size["shortest_edge"], self.size["longest_edge"]
         h, w = smart_resize(height, width, factor=factor, min_pixels=edges[0], max_pixels=edges[1])
         return h * w // factor**2
 
-    def engine_prompt(self, encoded: Encoded) -> dict[str, Any]:
-        """The prompt as vLLM takes it."""
-        if not encoded.images:
-            return {"prompt_token_ids": encoded.token_ids}
-        return {"prompt": encoded.text, "multi_modal_data": {"image": encoded.images}}
+    def request(self, row: Row, images: list[Image.Image]) -> Request:
+        """The prompt for the engine, which resizes the decoded images by itself."""
+        ids = self.token_ids(row)
+        if not images:
+            return Request(ids, {"prompt_token_ids": ids}, 0)
+        (text,) = self.texts([row.messages])
+        patch = self.processor.image_processor.patch_size
+        values = 3 * self.processor.image_processor.temporal_patch_size * (patch * self.merge_size) ** 2
+        pixels = 4 * values * sum(token == self.image_token_id for token in ids)
+        return Request(ids, {"prompt": text, "multi_modal_data": {"image": images}}, pixels)
 
     def positions(self, token_ids: list[int], grid_thw: Tensor | None) -> Tensor:
         """Rotary positions [3, T] of one sequence (time, height, width); plain counting for text-only models."""
         return mrope_positions(tuple(token_ids), _grid(grid_thw), self.image_token_id, self.merge_size)
-
-
-def decode(data: bytes, row_id: str) -> Image.Image:
-    """RGB picture of encoded bytes. Raises ConfigError naming the row if they do not decode."""
-    try:
-        image = Image.open(io.BytesIO(data))
-        if image.has_transparency_data:
-            image = image.convert("RGBA")
-            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)  # as a person would see it
-        return image.convert("RGB")
-    except (OSError, SyntaxError) as error:
-        raise ConfigError(f"row {row_id}: its image does not decode ({error}); run `data prepare` again") from None
 
 
 def mrope_positions(
@@ -183,7 +216,7 @@ def _plain(content: Any) -> str:
 
 @lru_cache(maxsize=8)
 def dummy_image(patch_dim: int, merge_size: int) -> tuple[Tensor, Tensor]:
-    """Smallest image there is, (pixels [merge^2, patch_dim], grid [1, 3]): ranks without pictures run the tower on it.
+    """Smallest image there is, (pixels [merge^2, patch_dim], grid [1, 3]): ranks without images run the tower on it.
 
     ZeRO-3 gathers parameters by collectives, so a rank that skipped the vision tower would leave the others waiting.
     """

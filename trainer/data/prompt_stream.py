@@ -20,7 +20,7 @@ class PromptStream:
         if len(rows) < per_step:
             raise ConfigError(
                 f"{len(rows)} usable rows are too few for steps of {per_step}: lower rollout.prompts_per_step (or "
-                "sft.batch_size), or raise data.prompt_max_tokens if most rows are too long"
+                "sft.batch_size), or raise data.prompt_max_tokens (or sft.max_tokens) if most rows are too long"
             )
         self._order = lru_cache(maxsize=2)(self._shuffled)
 

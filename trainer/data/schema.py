@@ -7,7 +7,8 @@ A prepared dataset is a directory (or object-store prefix):
     quarantine.jsonl                  rows left out, with the reason
     preview.html
 
-`messages` is the chat as JSON, with `{"type": "image"}` placeholders in the order of `images`:
+The columns are typed for `datasets.load_dataset("parquet", ...)`; `extra` is JSON. `messages` is the chat, with
+`{"type": "image"}` placeholders in the order of `images`; content that is one text reads as a string:
 
     [{"role": "system", "content": "..."},
      {"role": "user", "content": [{"type": "text", "text": "..."}, {"type": "image"}]}]
@@ -23,7 +24,8 @@ from typing import Any, Literal
 
 AnswerType = Literal["letter", "number", "text", "math"]
 
-COLUMNS = ("id", "source", "messages", "images", "answer", "answer_type", "solution")
+COLUMNS = ("id", "source", "messages", "images", "answer", "answer_type", "solution", "extra")
+FORMAT = 2
 
 SYSTEM_PROMPT = (
     "Answer the question about the picture. Reason first, inside <think> </think>. Then give the final answer inside "
@@ -32,7 +34,7 @@ SYSTEM_PROMPT = (
 )
 """Used where a dataset brings no system prompt of its own."""
 TEXT_SYSTEM_PROMPT = SYSTEM_PROMPT.replace(" about the picture", "")
-"""The same for questions without a picture."""
+"""The same for questions without an image."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,15 @@ class Row:
     messages: list[dict[str, Any]]
     """Chat with image placeholders."""
     images: list[bytes]
-    """Encoded pictures (PNG, JPEG, WebP) in the order of the placeholders."""
+    """Encoded images (PNG, JPEG, WebP) in the order of the placeholders."""
     answer: str
-    """Gold answer: the content of the box, without `$` and `\\boxed`."""
+    """Reference answer: the content of the box, without `$` and `\\boxed`."""
     answer_type: AnswerType
     """Route of the grader."""
     solution: str = ""
     """Worked answer for supervised training (`<think>…</think><answer>…</answer>`), empty where there is none."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """The dataset's own fields of the row: `precision`, `choices`, `pass_rate`... JSON values."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,8 @@ class Manifest:
     """Rows per split."""
     files: list[dict[str, Any]]
     """[{"path", "split", "rows", "bytes", "sha256"}], in row order."""
+    images_per_row: dict[str, int] = field(default_factory=dict)
+    """Most images of any row, per split; datasets prepared before this was recorded have none."""
     quarantined: dict[str, int] = field(default_factory=dict)
     """Rows left out, per reason."""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -73,16 +79,16 @@ class Manifest:
     """Counts for the preview (sources, sizes, token lengths, overlaps); not part of the fingerprint."""
     fingerprint: str = ""
     """sha256 over the files' hashes and the settings."""
-    format: int = 1
+    format: int = FORMAT
 
 
 def row_id(source: str, messages: list[dict[str, Any]], images: list[bytes]) -> str:
-    """The stable id of a row: 16 hex digits of sha256 over source, messages and pictures (never the answer)."""
+    """The stable id of a row: 16 hex digits of sha256 over source, messages and images (never the answer)."""
     return row_id_of(source, messages, [hashlib.sha256(image).hexdigest() for image in images])
 
 
 def row_id_of(source: str, messages: list[dict[str, Any]], image_sha256: Sequence[str]) -> str:
-    """`row_id` where the pictures' hashes are known already."""
+    """`row_id` where the images' hashes are known already."""
     digest = hashlib.sha256(json.dumps([source, messages], ensure_ascii=False, sort_keys=True).encode())
     for sha256 in image_sha256:
         digest.update(bytes.fromhex(sha256))
@@ -96,7 +102,7 @@ def placeholders(messages: list[dict[str, Any]]) -> int:
 
 
 def question(messages: list[dict[str, Any]]) -> str:
-    """The text of the user's turns, pictures left out."""
+    """The text of the user's turns, images left out."""
     parts = []
     for message in messages:
         if message.get("role") != "user":

@@ -6,18 +6,25 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from functools import lru_cache
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 
 from trainer.algorithm.batching import MicroBatch, TrainItem, collate
 from trainer.algorithm.losses import discounted, token_weights
 from trainer.algorithm.records import Prompt, Sample
 from trainer.checkpoint.manager import Found, RankStatus, ShardReader, ShardWriter
 from trainer.config import RunConfig
+from trainer.data import lengths
+from trainer.data.byte_cache import ByteCache
 from trainer.data.dataset import Dataset
-from trainer.data.processor import Encoded, Prompter
+from trainer.data.images import decode
+from trainer.data.processor import Encoded, Prompter, Request
+from trainer.data.schema import Row
 from trainer.engine import cpu_matmul
 
 PROBE_TOKENS = 16
@@ -29,6 +36,9 @@ class Worker:
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self.device = torch.device(config.placement.device)
+        self.datasets: dict[tuple[str, str], Dataset] = {}
+        self.images = ByteCache(int(config.data.image_cache_gib * 2**30))
+        self._ahead = ThreadPoolExecutor(1, "images")
         if self.device.type == "cpu":
             torch.set_num_threads(config.placement.threads_per_worker)
             self._matmul = cpu_matmul.install()
@@ -46,14 +56,9 @@ class Worker:
 
     def start(self, rank: int, local_rank: int, master: str, port: int, total_updates: int) -> dict[str, Any]:
         """Meets the other ranks, loads model and engine. Returns what the driver wants to know of them."""
-        import deepspeed
+        # Here, so that the driver, which only names this class, loads no DeepSpeed.
+        from trainer.engine.policy import Policy, init_distributed
 
-        from trainer.engine.policy import (
-            Policy,  # here, so that the driver, which only names this class, loads no DeepSpeed
-        )
-
-        # Its shared-memory collectives for CPU would be compiled at the first start: a minute, and a compiler needed.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         self.rank, world = rank, self.config.placement.world_size
         os.environ |= {
             "RANK": str(rank),
@@ -68,13 +73,7 @@ class Worker:
             if self.config.optimizer.offload_optimizer:  # Adam on the CPU; Ray would leave it one thread
                 torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.config.placement.workers_per_node))
         torch.manual_seed(self.config.run.seed)
-        deepspeed.init_distributed(
-            "nccl" if self.device.type == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False
-        )
-        self.prompter = Prompter(self.config.model)
-        self.encoded = lru_cache(maxsize=4096)(self._encode)
-        self.datasets: dict[tuple[str, str], Dataset] = {}
-        self.train_set = self._dataset(self.config.data.path, self.config.data.split)
+        init_distributed(self.device.type)
         banned = self.prompter.banned_token_ids() if self.config.method == "grpo" else []
         pad = self.prompter.tokenizer.pad_token_id or self.prompter.eos_token_id
         self.policy = Policy(self.config, banned, self.device, total_updates, pad)
@@ -84,7 +83,7 @@ class Worker:
             from trainer.engine.rollout import Engine
 
             self.policy.offload()
-            self.engine = Engine(self.config, self.prompter, max(1, self._most_images()))
+            self.engine = Engine(self.config, self.prompter, self._images_per_prompt())
             self.engine.sleep()
         name = torch.cuda.get_device_name() if self.device.type == "cuda" else ""
         image_token_id = -1 if self.prompter.image_token_id is None else self.prompter.image_token_id
@@ -95,30 +94,80 @@ class Worker:
             self.datasets[path, split] = Dataset(path, split)
         return self.datasets[path, split]
 
-    def _most_images(self) -> int:
-        probe = range(min(len(self.train_set), 64))
-        return max(len(self.train_set[i].images) for i in probe)
+    @cached_property
+    def prompter(self) -> Prompter:
+        """The model's processor; loaded before the model, for the rows' lengths."""
+        return Prompter(self.config.model)
 
-    def _encode(self, path: str, split: str, row: int) -> Encoded:
-        return self.prompter.encode(self._dataset(path, split)[row])
+    @cached_property
+    def train_set(self) -> Dataset:
+        """What is trained on."""
+        return self._dataset(self.config.data.path, self.config.data.split)
 
-    def _prompt(self, row: int) -> Encoded:
-        return self.encoded(self.config.data.path, self.config.data.split, row)
+    def _images_per_prompt(self) -> int:
+        """Most images of any prompt that the engine will see: it takes no more than it was built for."""
+        sets = [self.train_set]
+        if self.config.evaluation.every_steps:
+            sets.append(self._dataset(self.config.evaluation_path, self.config.evaluation.split))
+        return max(1, *(dataset.images_per_row for dataset in sets))
 
-    def prompt_lengths(self, rows: Sequence[int]) -> list[int]:
-        """Tokens of each row's prompt, image tokens included."""
-        return [self.prompter.length(self.train_set[row]) for row in rows]
+    def fingerprint(self) -> str:
+        """Of the processor: equal ones give equal lengths."""
+        return self.prompter.fingerprint()
+
+    def lengths(self, path: str, split: str, start: int, stop: int) -> np.ndarray:
+        """`trainer.data.lengths.measure` of a slice of a dataset. Needs no `start`."""
+        return lengths.measure(self.prompter, self._dataset(path, split), start, stop, self.config.method == "sft")
+
+    def _decoded(self, path: str, split: str, index: int, row: Row | None = None) -> list[Image.Image]:
+        def read() -> list[Image.Image]:
+            found = row or self._dataset(path, split)[index]
+            return [decode(data, found.id) for data in found.images]
+
+        size = lambda images: sum(3 * image.width * image.height for image in images)  # noqa: E731
+        return self.images.get(("decoded", path, split, index), read, size)
+
+    def _prompt(self, index: int) -> Encoded:
+        """A training row as the policy reads it."""
+
+        def encode() -> Encoded:
+            row = self.train_set[index]
+            return self.prompter.encode(row, self._decoded(self.config.data.path, self.config.data.split, index, row))
+
+        return self.images.get(("encoded", index), encode, lambda encoded: encoded.size_bytes)
+
+    def _request(self, path: str, split: str, index: int) -> Request:
+        """A row as the engine reads it."""
+        row = self._dataset(path, split)[index]
+        return self.prompter.request(row, self._decoded(path, split, index, row))
+
+    def _look_ahead(self, rows: Sequence[int]) -> None:
+        """Decodes what is asked for next, up to half of the cache: the other half is at work."""
+        full = self.images.held_bytes + self.images.limit_bytes // 2
+        for row in rows:
+            if self.images.held_bytes < min(full, self.images.limit_bytes):
+                self._decoded(self.config.data.path, self.config.data.split, row)
 
     # --- generation
 
     def generate(
-        self, prompts: Sequence[Prompt], samples_per_prompt: int, temperature: float, path: str = "", split: str = ""
+        self,
+        prompts: Sequence[Prompt],
+        samples_per_prompt: int,
+        temperature: float,
+        path: str = "",
+        split: str = "",
+        upcoming: Sequence[int] = (),
     ) -> list[Sample]:
-        """Answers to this engine's prompts. All ranks of an engine compute; only its first returns them."""
+        """Completions of this engine's prompts. All ranks of an engine compute; only its first returns them.
+
+        upcoming: training rows that it will be asked next; their images are decoded while the engine samples.
+        """
         path, split = path or self.config.data.path, split or self.config.data.split
-        encoded = [self.encoded(path, split, p.row) for p in prompts]
+        self._ahead.submit(self._look_ahead, upcoming)
         samples = self.engine.generate(
-            [(p, e, self.prompter.engine_prompt(e)) for p, e in zip(prompts, encoded, strict=True)],
+            prompts,
+            lambda prompt: self._request(path, split, prompt.row),
             samples_per_prompt=samples_per_prompt,
             temperature=temperature,
             max_tokens=self.config.rollout.max_tokens,
@@ -135,13 +184,13 @@ class Worker:
         self.engine.wake_cache()
         self.engine.version = version
 
-    def probe(self) -> dict[str, float]:
-        """Compares log-probabilities of engine and policy on fixed prompts of this rank, after a sync."""
-        tp = self.config.rollout.tensor_parallel
-        row = (self.rank // tp) % len(self.train_set)
-        prompt = Prompt(group=0, row=row, seed=7)
+    def probe(self, rows: Sequence[int]) -> dict[str, float]:
+        """Compares log-probabilities of engine and policy on one of `rows` per engine, after a sync."""
+        row = rows[(self.rank // self.config.rollout.tensor_parallel) % len(rows)]
+        path, split = self.config.data.path, self.config.data.split
         samples = self.engine.generate(
-            [(prompt, self._prompt(row), self.prompter.engine_prompt(self._prompt(row)))],
+            [Prompt(group=0, row=row, seed=7)],
+            lambda prompt: self._request(path, split, prompt.row),
             samples_per_prompt=2,
             temperature=self.config.rollout.temperature,
             max_tokens=min(PROBE_TOKENS, self.config.rollout.max_tokens),
@@ -206,13 +255,13 @@ class Worker:
 
     # --- checkpoints
 
-    def save(self, step: int, keep: list[int], send: bool) -> float:
+    def save(self, step: int, keep: list[int], send: bool, attempt: str) -> float:
         """Starts writing this rank's shard of step `step`; returns the seconds that training stood still for it.
 
-        keep: steps whose local files stay. send: upload it as soon as it is written.
+        keep: steps whose local files stay. send: upload it as soon as it is written. attempt: into whose folder.
         """
         started = time.monotonic()
-        self.writer.start(step, self.policy.shards(self.writer.host), {}, keep, send)
+        self.writer.start(step, self.policy.shards(self.writer.host), {}, keep, send, attempt)
         if not self.config.checkpoint.asynchronous:
             self.writer.wait()
         return time.monotonic() - started

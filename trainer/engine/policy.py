@@ -31,6 +31,13 @@ FUNCTIONAL: Any = nn.functional
 LINEAR = FUNCTIONAL.linear
 
 
+def init_distributed(device: str) -> None:
+    """Meets the other ranks at MASTER_ADDR. `device`: cuda or cpu."""
+    # Its shared-memory collectives for CPU would be compiled at the first start: a minute, and a compiler needed.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed("nccl" if device == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False)
+
+
 @dataclass(frozen=True)
 class TrainMicroBatch:
     """A micro-batch with what the loss needs besides; all [N] over its answer tokens, float32."""

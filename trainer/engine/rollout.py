@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +14,7 @@ from vllm.v1.sample.logits_processor import LogitsProcessor
 
 from trainer.algorithm.records import Prompt, Sample
 from trainer.config import ConfigError, RunConfig
-from trainer.data.processor import Encoded, Prompter
+from trainer.data.processor import Prompter, Request
 from trainer.engine import weight_sync
 
 if TYPE_CHECKING:
@@ -99,6 +101,8 @@ class Engine:
         if prompter.has_vision:
             extra["limit_mm_per_prompt"] = {"image": images_per_prompt, "video": 0}
             extra["mm_processor_kwargs"] = {"size": prompter.size}
+            # By default vLLM keeps 4 GiB of processed images; a prompt comes once per step, and a sync forgets them.
+            extra["mm_processor_cache_gb"] = 0
         if config.model.revision:
             extra["revision"] = config.model.revision
         try:
@@ -166,51 +170,73 @@ class Engine:
 
     def generate(
         self,
-        prompts: Sequence[tuple[Prompt, Encoded, dict[str, Any]]],
+        prompts: Sequence[Prompt],
+        read: Callable[[Prompt], Request],
         *,
         samples_per_prompt: int,
         temperature: float,
         max_tokens: int,
     ) -> list[Sample]:
-        """Samples answers; each draws from a seed of its own, so that neither order nor batch matters to it.
+        """Samples completions; each draws from a seed of its own, so that neither order nor batch matters to it.
 
-        prompts: with how the policy reads each, and how vLLM takes it. Raises RuntimeError where the two disagree on
-        the prompt's tokens.
+        read: the prompt for the engine. It is called as late as `data.image_cache_gib` of patches in open requests
+        demands, so that a large evaluation does not hold all its images at once; `prompts` are open from the start
+        where they fit. Raises RuntimeError where engine and policy disagree on a prompt's tokens.
         """
-        params = [
-            SamplingParams(
-                n=samples_per_prompt,
-                temperature=temperature,
-                max_tokens=max_tokens,
-                seed=prompt.seed if temperature else None,
-                logprobs=0,
-                stop_token_ids=[self.eos_token_id],
-                skip_special_tokens=True,
+        limit = int(self.config.data.image_cache_gib * 2**30)
+        waiting, held = deque(prompts), 0
+        open_: dict[str, tuple[Prompt, Request]] = {}
+        samples: dict[int, list[Sample]] = {}
+        upcoming: Request | None = None
+        while waiting or open_:
+            while waiting:
+                upcoming = upcoming or read(waiting[0])
+                if open_ and held + upcoming.pixel_bytes > limit:
+                    break
+                prompt, request = waiting.popleft(), upcoming
+                upcoming, held = None, held + request.pixel_bytes
+                params = self._params(prompt, samples_per_prompt, temperature, max_tokens)
+                (key,) = self.llm.enqueue([request.inputs], [params], use_tqdm=False)  # ty: ignore[invalid-argument-type]
+                open_[key.partition("-")[0]] = prompt, replace(request, inputs={})
+            for output in self.llm.llm_engine.step():
+                if output.finished:
+                    prompt, request = open_.pop(output.request_id)
+                    held -= request.pixel_bytes
+                    samples[prompt.group] = self._samples(prompt, request, output)
+        return [sample for prompt in prompts for sample in samples[prompt.group]]
+
+    def _params(self, prompt: Prompt, n: int, temperature: float, max_tokens: int) -> SamplingParams:
+        return SamplingParams(
+            n=n,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            seed=prompt.seed if temperature else None,
+            logprobs=0,
+            stop_token_ids=[self.eos_token_id],
+            skip_special_tokens=True,
+        )
+
+    def _samples(self, prompt: Prompt, request: Request, output: Any) -> list[Sample]:
+        read = list(output.prompt_token_ids or ())
+        if read != request.token_ids:
+            raise RuntimeError(
+                f"row {prompt.row}: engine and policy read its prompt as {len(read)} and {len(request.token_ids)} "
+                "tokens: the processors of vLLM and transformers disagree"
             )
-            for prompt, _, _ in prompts
-        ]
-        requests: list[Any] = [request for _, _, request in prompts]
-        outputs = self.llm.generate(requests, params, use_tqdm=False)
         samples = []
-        for (prompt, encoded, _), output in zip(prompts, outputs, strict=True):
-            if list(output.prompt_token_ids or ()) != encoded.token_ids:
-                raise RuntimeError(
-                    f"row {prompt.row}: engine and policy read its prompt as {len(output.prompt_token_ids or ())} and "
-                    f"{len(encoded.token_ids)} tokens: the processors of vLLM and transformers disagree"
+        for completion in sorted(output.outputs, key=lambda o: o.index):
+            ids = list(completion.token_ids)
+            samples.append(
+                Sample(
+                    group=prompt.group,
+                    row=prompt.row,
+                    index=completion.index,
+                    prompt_token_ids=request.token_ids,
+                    token_ids=ids,
+                    logprobs=[step[i].logprob for step, i in zip(completion.logprobs or (), ids, strict=True)],
+                    text=completion.text,
+                    finished=completion.finish_reason == "stop",
+                    weight_version=self.version,
                 )
-            for answer in sorted(output.outputs, key=lambda o: o.index):
-                ids = list(answer.token_ids)
-                samples.append(
-                    Sample(
-                        group=prompt.group,
-                        row=prompt.row,
-                        index=answer.index,
-                        prompt_token_ids=encoded.token_ids,
-                        token_ids=ids,
-                        logprobs=[step[i].logprob for step, i in zip(answer.logprobs or (), ids, strict=True)],
-                        text=answer.text,
-                        finished=answer.finish_reason == "stop",
-                        weight_version=self.version,
-                    )
-                )
+            )
         return samples

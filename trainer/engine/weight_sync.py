@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,10 +19,17 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-if TYPE_CHECKING:
-    from trainer.engine.rollout import Engine
-
 BACKEND = "in_process"
+
+
+class Engine(Protocol):
+    """What `push` calls of the engine."""
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Calls a method of vLLM's worker."""
+
+    def reset_caches(self) -> None:
+        """Empties every cache that rests on the old weights."""
 
 
 @dataclass

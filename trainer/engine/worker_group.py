@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -15,12 +16,15 @@ from trainer.algorithm.records import Prompt, Sample
 from trainer.config import ConfigError, RunConfig
 from trainer.engine.gpu_worker import Worker, environment
 
+ROWS_PER_CALL = 1024
+PROGRESS_S = 10.0
+
 
 class Workers:
     """All ranks. Methods return when every rank has; an exception on one rank is raised here."""
 
-    def __init__(self, config: RunConfig, total_updates: int) -> None:
-        """Places and starts the workers. Raises ConfigError if the cluster lacks the GPUs or CPUs for them."""
+    def __init__(self, config: RunConfig) -> None:
+        """Places the workers; they load nothing yet. Raises ConfigError if the cluster lacks the GPUs or CPUs."""
         self.config = config
         self.world_size, self.tp = config.placement.world_size, config.rollout.tensor_parallel
         gpu = config.placement.device == "cuda"
@@ -43,10 +47,14 @@ class Workers:
         self.actors: list[Any] = [a for _, a in ranked]
         places = [p for p, _ in ranked]
         self.pids = [p[3] for p in places]
-        local = [[q[0] for q in places[:i]].count(p[0]) for i, p in enumerate(places)]
-        master, port = places[0][0], places[0][2]
-        starts = [a.start.remote(i, local[i], master, port, total_updates) for i, a in enumerate(self.actors)]
-        self.facts: list[dict[str, Any]] = ray.get(starts)
+        self._places: list[tuple[Any, ...]] = places
+
+    def start(self, total_updates: int) -> dict[str, Any]:
+        """Loads model and engine on every rank; returns what the first says of them."""
+        hosts = [p[0] for p in self._places]
+        local = [hosts[:i].count(host) for i, host in enumerate(hosts)]
+        master, port = hosts[0], self._places[0][2]
+        return self.each("start", [(i, local[i], master, port, total_updates) for i in range(self.world_size)])[0]
 
     def all(self, method: str, *args: Any) -> list[Any]:
         """Calls `method(*args)` on every rank; results by rank."""
@@ -55,6 +63,10 @@ class Workers:
     def each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Calls `method(*arguments[rank])` on every rank; results by rank."""
         return ray.get([getattr(a, method).remote(*args) for a, args in zip(self.actors, arguments, strict=True)])
+
+    def fingerprint(self) -> str:
+        """Of the model's processor."""
+        return ray.get(self.actors[0].fingerprint.remote())
 
     def generate(
         self, prompts: list[Prompt], samples_per_prompt: int, temperature: float, path: str = "", split: str = ""
@@ -66,13 +78,28 @@ class Workers:
         samples = [s for part in self.each("generate", calls) for s in part]
         return sorted(samples, key=lambda s: (s.group, s.index))
 
-    def prompt_lengths(self, rows: Sequence[int]) -> list[int]:
-        """Prompt tokens of each row, computed side by side."""
-        parts = self.each("prompt_lengths", [(rows[r :: self.world_size],) for r in range(self.world_size)])
-        lengths = [0] * len(rows)
-        for rank, part in enumerate(parts):
-            lengths[rank :: self.world_size] = part
-        return lengths
+    def lengths(self, path: str, split: str, rows: int) -> np.ndarray:
+        """`trainer.data.lengths.measure` of the first `rows` rows of a split, [rows, 2], by all ranks side by side.
+
+        Each rank takes a contiguous slice, so that it reads a row group once, in pieces, so that progress can be shown.
+        """
+        out, pieces = np.zeros((rows, 2), np.int32), {}
+        for rank, actor in enumerate(self.actors):
+            first, last = rows * rank // self.world_size, rows * (rank + 1) // self.world_size
+            for start in range(first, last, ROWS_PER_CALL):
+                stop = min(start + ROWS_PER_CALL, last)
+                pieces[actor.lengths.remote(path, split, start, stop)] = start, stop
+        waiting, done, shown = list(pieces), 0, time.monotonic()
+        while waiting:
+            ready, waiting = ray.wait(waiting, timeout=PROGRESS_S)
+            for piece in ready:
+                start, stop = pieces[piece]
+                out[start:stop] = ray.get(piece)
+                done += stop - start
+            if time.monotonic() - shown > PROGRESS_S:
+                shown = time.monotonic()
+                print(f"data: {done} of {rows} rows of {split} measured", flush=True)
+        return out
 
     def logprobs(self, items: Sequence[TrainItem], micro_batch: int) -> list[list[float]]:
         """The policy's log-probabilities of every item's answer, in the order of `items`."""

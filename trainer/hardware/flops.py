@@ -8,84 +8,14 @@ else lowers the utilisation (MFU). HFU adds the forward pass that gradient check
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+
+from trainer.hardware.model_shapes import Shape
 
 Grid = tuple[int, int, int]
-"""grid_thw of one picture: temporal, vertical and horizontal patches."""
-
-
-@dataclass(frozen=True)
-class Vision:
-    """The vision tower."""
-
-    depth: int
-    hidden: int
-    intermediate: int
-    out: int
-    """Width of the language model that it feeds."""
-    patch: int = 14
-    temporal_patch: int = 2
-    channels: int = 3
-    merge: int = 2
-    """Patches per side that become one image token."""
-    window: int = 112
-    """Side of an attention window, pixels."""
-    full_blocks: int = 4
-    """Blocks whose attention sees the whole picture."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What of a model decides its FLOPs."""
-
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    vision: Vision | None = None
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Shape:
-        """From the content of a Hugging Face config.json, with the language model's keys nested or at the top."""
-        text = config.get("text_config") or config
-        tower = config.get("vision_config")
-        heads, hidden = text["num_attention_heads"], text["hidden_size"]
-        return cls(
-            layers=text["num_hidden_layers"],
-            hidden=hidden,
-            intermediate=text["intermediate_size"],
-            heads=heads,
-            kv_heads=text.get("num_key_value_heads") or heads,
-            head_dim=text.get("head_dim") or hidden // heads,
-            vocab=text["vocab_size"],
-            vision=tower
-            and Vision(
-                depth=tower["depth"],
-                hidden=tower["hidden_size"],
-                intermediate=tower["intermediate_size"],
-                out=tower.get("out_hidden_size", hidden),
-                patch=tower.get("patch_size", 14),
-                temporal_patch=tower.get("temporal_patch_size", 2),
-                channels=tower.get("in_channels") or tower.get("in_chans") or 3,
-                merge=tower.get("spatial_merge_size", 2),
-                window=tower.get("window_size", 112),
-                full_blocks=len(tower.get("fullatt_block_indexes", (7, 15, 23, 31))),
-            ),
-        )
-
-    @classmethod
-    def load(cls, model_dir: str | Path) -> Shape:
-        """Of a model directory."""
-        return cls.of(json.loads((Path(model_dir) / "config.json").read_text()))
+"""grid_thw of one image: temporal, vertical and horizontal patches."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +27,7 @@ class Answered:
     answer: int
     """Tokens."""
     grids: tuple[Grid, ...] = ()
-    """Of its pictures."""
+    """Of its images."""
     group: int = 0
     """Samples of one group share the prompt."""
 
@@ -122,7 +52,7 @@ def attention_flops(s: Shape, first: int, last: int) -> int:
 
 def head_flops(s: Shape, tokens: int) -> int:
     """Logits of `tokens` tokens."""
-    return 2 * s.hidden * s.vocab * tokens
+    return 2 * s.hidden * s.vocabulary * tokens
 
 
 def language_flops(s: Shape, tokens: int) -> int:
@@ -134,7 +64,7 @@ def vision_flops(s: Shape, grids: Iterable[Grid]) -> int:
     """Forward pass of the vision tower.
 
     Per patch: the embedding, and in every block qkv, the output projection and a gated MLP. Attention is not causal:
-    all patches of a frame in `full_blocks`, in the others a window of window / patch per side, smaller at the edges.
+    all patches of a frame in `full`, in the others a window of window / patch per side, smaller at the edges.
     The merger maps merge^2 patches together through two matrices.
     """
     v = s.vision
@@ -143,15 +73,15 @@ def vision_flops(s: Shape, grids: Iterable[Grid]) -> int:
     total = 0
     for frames, height, width in grids:
         patches = frames * height * width
-        embed = 2 * v.channels * v.temporal_patch * v.patch**2 * v.hidden
+        embed = 2 * v.channels * v.temporal * v.patch**2 * v.hidden
         block = 2 * (4 * v.hidden**2 + 3 * v.hidden * v.intermediate)
         total += patches * (embed + v.depth * block)
         side = v.window // v.patch // v.merge * v.merge
         windows = _squares(height, side) * _squares(width, side)
-        seen = v.full_blocks * (height * width) ** 2 + (v.depth - v.full_blocks) * windows
+        seen = v.full * (height * width) ** 2 + (v.depth - v.full) * windows
         total += 4 * v.hidden * frames * seen
         merged = v.hidden * v.merge**2
-        total += patches // v.merge**2 * 2 * merged * (merged + v.out)
+        total += patches // v.merge**2 * 2 * merged * (merged + s.hidden)
     return total
 
 
@@ -221,38 +151,6 @@ def train_flops(s: Shape, sequences: Iterable[Answered], recompute: bool, freeze
 
 # --- against the peak -------------------------------------------------------------------------------------------------
 
-PEAKS: tuple[tuple[str, float], ...] = (
-    (r"\bGB[23]00\b", 2500e12),
-    (r"\bB[23]00\b", 2250e12),
-    (r"\b(H200|GH200)\b(?!.*NVL)", 989e12),
-    (r"\bH200\b.*NVL", 835e12),
-    (r"\bH100\b.*NVL", 835e12),
-    (r"\bH100\b.*PCIe", 756e12),
-    (r"\bH[18]00\b", 989e12),
-    (r"\bH20\b", 148e12),
-    (r"\bA[18]00\b", 312e12),
-    (r"\bA40\b", 149.7e12),
-    (r"\bA30\b", 165e12),
-    (r"\bA10G\b", 70e12),
-    (r"\bA10\b", 125e12),
-    (r"\bRTX A6000\b", 154.8e12),
-    (r"\bL40S\b", 362e12),
-    (r"\bL40\b", 181e12),
-    (r"\bL4\b", 121e12),
-    (r"\bRTX 4090\b", 165.2e12),
-    (r"\bMI3(00X|25X)\b", 1307e12),
-    (r"\bMI250X?\b", 191.5e12),
-)
-"""Dense bf16 FLOP/s of one device, by what the driver calls it: first match wins. From the makers' data sheets, where
-those with sparsity are halved; MI250 counts as its two dies, which ROCm shows as devices of their own."""
-
-
-def peak_flops(device_name: str) -> float | None:
-    """Dense bf16 peak of a GPU, FLOP/s; None for one that is not in the table, a MIG slice, or a CPU."""
-    if re.search(r"\bMIG\b", device_name):
-        return None
-    return next((peak for pattern, peak in PEAKS if re.search(pattern, device_name)), None)
-
 
 def utilisation(flops: float, seconds: float, devices: int, peak: float | None) -> float | None:
     """Share of the devices' peak; None where the peak is not known or no time passed."""
@@ -260,7 +158,7 @@ def utilisation(flops: float, seconds: float, devices: int, peak: float | None) 
 
 
 def image_grids(token_ids: Iterable[int], image_token_id: int, merge: int = 2) -> tuple[Grid, ...]:
-    """Grids of the pictures of a prompt, from its runs of image tokens alone.
+    """Grids of the images of a prompt, from its runs of image tokens alone.
 
     A run of n tokens becomes the most nearly square grid of n x merge^2 patches. Against the true grid only the windows
     at the edges can differ, well below a percent of the tower.

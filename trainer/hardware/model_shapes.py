@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.config import ConfigError
+from trainer.errors import ConfigError
+from trainer.hardware import architectures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,7 @@ class Vision:
     window: int = 112
     """Side of the squares within which most blocks attend, pixels."""
     full: int = 4
-    """Blocks that attend to the whole picture."""
+    """Blocks that attend to the whole image."""
 
     def sizes(self, out: int) -> list[int]:
         """Elements of each parameter: patch embedding, blocks (norms, qkv, attention's output and gated MLP, with
@@ -117,10 +118,11 @@ KNOWN = {
 def shape_of(path: str) -> Shape | None:
     """The shape of a known hub model or of a local directory; None for a directory that is not there yet.
 
-    Raises ConfigError for a hub model that is not known here.
+    Raises ConfigError for a hub model that is not known here, or of an architecture that is not supported.
     """
     if path in KNOWN:
         return KNOWN[path]
+    architectures.check_path(path)
     config = Path(path) / "config.json"
     if config.exists():
         return from_config(json.loads(config.read_text()))
@@ -133,14 +135,14 @@ def shape_of(path: str) -> Shape | None:
 
 
 def from_config(config: dict[str, Any]) -> Shape:
-    """The shape in a Hugging Face config.json of Qwen2.5 or Qwen2.5-VL."""
-    text = config.get("text_config", config)
+    """The shape in a Hugging Face config.json of Qwen2.5 or Qwen2.5-VL, the text model's keys nested or at the top."""
+    text = config.get("text_config") or config
     vision = config.get("vision_config")
     return Shape(
         hidden=text["hidden_size"],
         layers=text["num_hidden_layers"],
         heads=text["num_attention_heads"],
-        kv_heads=text["num_key_value_heads"],
+        kv_heads=text.get("num_key_value_heads") or text["num_attention_heads"],
         intermediate=text["intermediate_size"],
         vocabulary=text["vocab_size"],
         tied=config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)),
@@ -150,12 +152,12 @@ def from_config(config: dict[str, Any]) -> Shape:
             hidden=vision["hidden_size"],
             depth=vision["depth"],
             intermediate=vision["intermediate_size"],
-            patch=vision["patch_size"],
-            merge=vision["spatial_merge_size"],
-            channels=vision.get("in_channels", 3),
-            temporal=vision["temporal_patch_size"],
-            heads=vision["num_heads"],
-            window=vision["window_size"],
-            full=len(vision["fullatt_block_indexes"]),
+            patch=vision.get("patch_size", 14),
+            merge=vision.get("spatial_merge_size", 2),
+            channels=vision.get("in_channels") or vision.get("in_chans") or 3,
+            temporal=vision.get("temporal_patch_size", 2),
+            heads=vision.get("num_heads", 16),
+            window=vision.get("window_size", 112),
+            full=len(vision.get("fullatt_block_indexes", (7, 15, 23, 31))),
         ),
     )

@@ -2,8 +2,9 @@
 
     place -> checks -> meet the other nodes -> network -> Ray -> a real transfer between all nodes -> the job
 
-The head submits the training loop as a Ray job and every node leaves with its exit code (preemption.py). Every wait
-has a deadline that names who is missing; a node that vanishes ends the job on all others. Nothing is left running.
+The head submits the training loop as a Ray job and every node leaves with its exit code (trainer/exit_codes.py).
+Every wait has a deadline that names who is missing; a node that vanishes ends the job on all others. Nothing is left
+running.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import resource
 import sys
 
 from trainer import config as configuration
+from trainer.checkpoint.attempt import Final
 from trainer.config import ConfigError, RunConfig
-from trainer.node import preemption as preempt
+from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST, EXIT_STORAGE
 from trainer.node import rendezvous
 from trainer.node import topology as environment
 from trainer.node.head import HeadLauncher
@@ -23,6 +25,7 @@ from trainer.node.launcher import Ended, Signals
 from trainer.node.ray_node import adopt_orphans
 from trainer.node.topology import NodeEnvironment
 from trainer.node.worker import WorkerLauncher
+from trainer.storage.storage import StorageError
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -40,24 +43,29 @@ def main(argv: list[str] | None = None) -> int:
             check_shape(config, node)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
-        return preempt.EXIT_CONFIG
+        return EXIT_CONFIG
     arguments.config = os.path.abspath(arguments.config)
     raise_file_limit()
     adopt_orphans()
     kind = HeadLauncher if node.is_head else WorkerLauncher
     launcher = kind(config, node, arguments, Signals())
-    code = preempt.EXIT_ERROR
+    code = EXIT_ERROR
     try:
         code = launcher.run()
     except Ended as end:
         code, launcher.why = end.code, str(end)
     except ConfigError as error:
-        code, launcher.why = preempt.EXIT_CONFIG, str(error)
+        code, launcher.why = EXIT_CONFIG, str(error)
     except rendezvous.RendezvousError as error:
-        code, launcher.why = preempt.EXIT_NODE_LOST, str(error)
+        code, launcher.why = EXIT_NODE_LOST, str(error)
+    except Final as final:
+        code, launcher.why = final.code, str(final)
+    except (StorageError, OSError) as error:
+        code, launcher.why = EXIT_STORAGE, str(error)
     except RuntimeError as error:
         launcher.why = str(error)
     finally:
+        code = launcher.settle(code)
         launcher.finish(code)
     if launcher.why:
         print(f"{'error: ' if code not in (0, 33, 130) else ''}{launcher.why}", file=sys.stderr, flush=True)

@@ -11,8 +11,19 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from trainer.node import preemption as preempt
+from trainer.exit_codes import (
+    EXIT_CONFIG,
+    EXIT_ERROR,
+    EXIT_FENCED,
+    EXIT_INTERRUPTED,
+    EXIT_NODE_LOST,
+    EXIT_OK,
+    EXIT_PREFLIGHT,
+    FINAL_EXIT_CODES,
+    RECOVER_EXIT_CODES,
+)
 from trainer.node import preflight, rendezvous
+from trainer.node.attempt_holder import AttemptHolder
 from trainer.node.job_log import JobLog
 from trainer.node.launcher import POLL_S, STOPPED, Ended, Launcher
 from trainer.node.preflight import Failure
@@ -26,6 +37,7 @@ class HeadLauncher(Launcher):
     """Node 0: gathers the others, runs Ray's head and the job, and tells everyone how it ended."""
 
     links: rendezvous.Head | None = None
+    holder: AttemptHolder | None = None
 
     def run(self) -> int:
         """The whole launch. Raises Ended."""
@@ -36,6 +48,8 @@ class HeadLauncher(Launcher):
         self.refuse(failures)
         if self.arguments.preflight:
             return self.preflight()
+        self.holder = AttemptHolder(self.config, counts=self.node.engine != "local")
+        self.env |= self.holder.take()
         self.start_ray()
         assert self.ray is not None
         if self.links:
@@ -46,7 +60,7 @@ class HeadLauncher(Launcher):
         try:
             job = self.ray.submit(job_id, command, self.wait_s, lambda: self.signals.number is not None)
         except TimeoutError as error:
-            raise Ended(preempt.EXIT_ERROR, str(error)) from None
+            raise Ended(EXIT_NODE_LOST, str(error)) from None
         except InterruptedError:
             raise Ended(self.signals.code, STOPPED) from None
         return self.watch(job)
@@ -61,7 +75,7 @@ class HeadLauncher(Launcher):
             if self.signals.number is not None:
                 raise Ended(self.signals.code, STOPPED)
             if time.monotonic() > deadline:
-                raise Ended(preempt.EXIT_NODE_LOST, f"{names} did not come within {self.wait_s:.0f} s: is it up?")
+                raise Ended(EXIT_NODE_LOST, f"{names} did not come within {self.wait_s:.0f} s: is it up?")
             if time.monotonic() - told > 30.0:
                 self.say(f"still waiting for {names}")
                 told = time.monotonic()
@@ -70,7 +84,7 @@ class HeadLauncher(Launcher):
                     f"node {rank} is here: {self.links.hellos[rank]['host']} {self.links.links[rank].peer_address}"
                 )
         for rank, why in self.links.lost().items():
-            raise Ended(preempt.EXIT_NODE_LOST, f"{self.node.name_of(rank)} {why}")
+            raise Ended(EXIT_NODE_LOST, f"{self.node.name_of(rank)} {why}")
         found = {rank: [Failure(**f) for f in hello["failures"]] for rank, hello in self.links.hellos.items()}
         ours = preflight.facts()
         for rank, hello in self.links.hellos.items():
@@ -84,7 +98,7 @@ class HeadLauncher(Launcher):
             who = f"{self.node.name_of(rank)}: " if self.node.nodes > 1 else ""
             print(f"error: {who}{failure.what}: {failure.remedy}", file=sys.stderr, flush=True)
         if lines:
-            code = preempt.EXIT_PREFLIGHT if any(f.host for _, f in lines) else preempt.EXIT_CONFIG
+            code = EXIT_PREFLIGHT if any(f.host for _, f in lines) else EXIT_CONFIG
             raise Ended(code, "")
 
     @property
@@ -95,7 +109,7 @@ class HeadLauncher(Launcher):
         reached = {link.local_address for link in self.links.links.values()}
         if len(reached) > 1:
             raise Ended(
-                preempt.EXIT_PREFLIGHT,
+                EXIT_PREFLIGHT,
                 f"the nodes reach the head at different addresses ({', '.join(sorted(reached))}): "
                 "give all of them the one on the network that they share in SPOTRL_HEAD",
             )
@@ -150,9 +164,9 @@ class HeadLauncher(Launcher):
             if message["kind"] == "failed":
                 raise Ended(message["code"], f"{self.node.name_of(rank)}: {message['why']}")
         for rank, why in (self.links.lost() if self.links else {}).items():
-            raise Ended(preempt.EXIT_NODE_LOST, f"{self.node.name_of(rank)} is lost: it {why}")
+            raise Ended(EXIT_NODE_LOST, f"{self.node.name_of(rank)} is lost: it {why}")
         if self.ray is not None and not self.ray.alive():
-            raise Ended(preempt.EXIT_NODE_LOST, f"Ray ended on the head: {self.ray.complaint()}")
+            raise Ended(EXIT_NODE_LOST, f"Ray ended on the head: {self.ray.complaint()}")
         return messages
 
     def preflight(self) -> int:
@@ -169,12 +183,12 @@ class HeadLauncher(Launcher):
         addresses = [self.address, *(link.peer_address for _, link in sorted(self.links.links.items()))]
         env = self.ray.env | {"RAY_ADDRESS": f"{self.address}:{self.ray.ports.gcs}"}
         with self.child([sys.executable, "-m", "trainer.node.transfer_check", *addresses], env) as process:
-            for _ in self.until(lambda: "the nodes did not exchange data through Ray", preempt.EXIT_PREFLIGHT):
+            for _ in self.until(lambda: "the nodes did not exchange data through Ray", EXIT_PREFLIGHT):
                 self.check_others()
                 if process.poll() is not None:
                     break
         if process.returncode:
-            raise Ended(preempt.EXIT_PREFLIGHT, "the nodes could not exchange data through Ray (see the lines above)")
+            raise Ended(EXIT_PREFLIGHT, "the nodes could not exchange data through Ray (see the lines above)")
 
     def watch(self, job: Job) -> int:
         """Streams the job's log until it ends, whatever ends it; returns the exit code."""
@@ -190,12 +204,17 @@ class HeadLauncher(Launcher):
                         self.pass_on(f"node {rank}: {message['reason']}", job, signal.SIGTERM)
                 if self.signals.number is not None and not told:
                     told = True
+                    if self.holder:
+                        self.holder.lock.ending()
                     interrupted = self.signals.number == signal.SIGINT
                     self.say("stopping after the phase under way; Ctrl-C again ends it at once" if interrupted else
                              "told to go away: saving what can be saved")  # fmt: skip
                     self.pass_on("interrupted" if interrupted else "SIGTERM", job, self.signals.number)
                 if self.signals.expired:
                     raise Ended(self.signals.code, "the time after the notice is over")
+                if self.holder and self.holder.fenced:
+                    job.signal(signal.SIGKILL)
+                    raise Ended(EXIT_FENCED, self.holder.fenced)
                 with contextlib.suppress(OSError):
                     if (end := job.ended()) is not None:
                         log.close()
@@ -218,13 +237,13 @@ class HeadLauncher(Launcher):
     def verdict(self, end: End, log: JobLog) -> int:
         """The exit code of the run from how its job ended."""
         if end.status == "SUCCEEDED":
-            return preempt.EXIT_OK
+            return EXIT_OK
         if end.status == "STOPPED":
-            raise Ended(preempt.EXIT_INTERRUPTED, "the job was stopped through Ray")
+            raise Ended(EXIT_INTERRUPTED, "the job was stopped through Ray")
         if not log.show:
             print(log.tail(), file=sys.stderr, flush=True)
         code = end.code
-        if code in (*preempt.RECOVER_EXIT_CODES, preempt.EXIT_CONFIG, preempt.EXIT_INTERRUPTED):
+        if code in (*RECOVER_EXIT_CODES, *FINAL_EXIT_CODES, EXIT_INTERRUPTED):
             return code
         quiet_since = time.monotonic()
         while self.links and self.links.quiet() and time.monotonic() - quiet_since < rendezvous.SILENCE_S:
@@ -233,18 +252,26 @@ class HeadLauncher(Launcher):
         if self.signals.number is not None:
             return self.signals.code
         if code is None:
-            raise Ended(preempt.EXIT_ERROR, f"Ray ended the job: {end.message}")
+            raise Ended(EXIT_ERROR, f"Ray ended the job: {end.message}")
         if code < 0:
+            lost = -code in (signal.SIGKILL, signal.SIGTERM)  # by the system or the provider; others are a defect
             raise Ended(
-                preempt.EXIT_ERROR, f"the job was killed by signal {-code}: out of memory? See docs/failures.md"
+                EXIT_NODE_LOST if lost else EXIT_ERROR,
+                f"the job was killed by signal {-code}{': out of memory? See docs/failures.md' if lost else ''}",
             )
-        return code if code < 126 else preempt.EXIT_ERROR
+        return code if code < 126 else EXIT_ERROR
+
+    def settle(self, code: int) -> int:
+        """Records how it ended; returns the code for every node to leave with."""
+        return self.holder.close(code, self.why) if self.holder else code
 
     def finish(self, code: int) -> None:
         """Tells every node how it ended, then cleans up."""
         if self.links:
             self.links.send({"kind": "end", "code": code})
         self.close(code)
+        if self.holder:
+            self.holder.lock.close()
         if self.links:
             self.links.close()
 

@@ -14,6 +14,14 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
 from trainer.config import RunConfig
+from trainer.exit_codes import (
+    EXIT_INTERRUPTED,
+    EXIT_NODE_LOST,
+    EXIT_OK,
+    EXIT_PREEMPTED,
+    EXIT_PREFLIGHT,
+    FINAL_EXIT_CODES,
+)
 from trainer.node import allreduce, rendezvous
 from trainer.node import preemption as preempt
 from trainer.node import topology as environment
@@ -57,7 +65,7 @@ class Signals:
     @property
     def code(self) -> int:
         """The exit code that the signal asks for."""
-        return preempt.EXIT_INTERRUPTED if self.number == signal.SIGINT else preempt.EXIT_PREEMPTED
+        return EXIT_INTERRUPTED if self.number == signal.SIGINT else EXIT_PREEMPTED
 
     @property
     def expired(self) -> bool:
@@ -80,9 +88,7 @@ class Launcher(ABC):
         """One line of this node's progress."""
         print(f"[node {self.node.rank}] {text}" if self.node.nodes > 1 else text, flush=True)
 
-    def until(
-        self, what: Callable[[], str], code: int = preempt.EXIT_NODE_LOST, deadline_s: float = 0.0
-    ) -> Iterator[None]:
+    def until(self, what: Callable[[], str], code: int = EXIT_NODE_LOST, deadline_s: float = 0.0) -> Iterator[None]:
         """Turns of a wait. Raises Ended on a signal, and after the deadline with `what()`: who or what is missing."""
         deadline_s = deadline_s or self.wait_s
         deadline = time.monotonic() + deadline_s
@@ -122,11 +128,11 @@ class Launcher(ABC):
             sys.executable, seconds, placement.device, self.node.rank, self.node.nodes, ranks, head, port
         )
         with self.child(command, self.env) as process:
-            for _ in self.until(lambda: "the all-reduce did not end", preempt.EXIT_PREFLIGHT, 2 * seconds + 180.0):
+            for _ in self.until(lambda: "the all-reduce did not end", EXIT_PREFLIGHT, 2 * seconds + 180.0):
                 check()
                 if process.poll() is not None:
                     break
-        return preempt.EXIT_PREFLIGHT if process.returncode else preempt.EXIT_OK
+        return EXIT_PREFLIGHT if process.returncode else EXIT_OK
 
     def announce(self, reason: str) -> None:
         """Tells this node's workers that the run is to save and stop."""
@@ -137,6 +143,10 @@ class Launcher(ABC):
     def run(self) -> int:
         """The whole launch; returns the job's exit code. Raises Ended, ConfigError, RendezvousError."""
 
+    def settle(self, code: int) -> int:
+        """Records how the launch ended; returns the exit code to leave with."""
+        return code
+
     @abstractmethod
     def finish(self, code: int) -> None:
         """Tells the other nodes and ends everything that was started here."""
@@ -144,7 +154,7 @@ class Launcher(ABC):
     def close(self, code: int) -> None:
         """Ends everything that this launcher started. Ray's logs stay where something went wrong."""
         if self.ray is not None:
-            keep = code not in (preempt.EXIT_OK, preempt.EXIT_PREEMPTED, preempt.EXIT_INTERRUPTED, preempt.EXIT_CONFIG)
+            keep = code not in (EXIT_OK, EXIT_PREEMPTED, EXIT_INTERRUPTED, *FINAL_EXIT_CODES)
             self.ray.close(keep)
             if keep:
                 self.say(f"Ray's logs: {self.ray.temp}")

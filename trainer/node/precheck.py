@@ -9,13 +9,13 @@ from pathlib import Path
 
 import psutil
 
-from trainer.checkpoint.format import local_dir
+from trainer.checkpoint.layout import local_dir
 from trainer.checkpoint.writer import held_bytes
 from trainer.config import ConfigError, RunConfig, validate_saving
 from trainer.data.dataset import Dataset
+from trainer.hardware import architectures
+from trainer.hardware.host_memory import worker_bytes
 
-CPU_WORKER_GIB = 1.6
-"""Resident memory of a CPU worker with a model of no size: torch, vLLM and DeepSpeed loaded (measured)."""
 BYTES_PER_PARAMETER = 32
 """Of a CPU worker in fp32, one rank: weights, master, two moments, gradient, reference, engine, gathered copy."""
 CHECKPOINT_BYTES_PER_PARAMETER = 12
@@ -29,8 +29,14 @@ def precheck(config: RunConfig) -> None:
     train = Dataset(config.data.path, config.data.split)
     if not len(train):
         raise ConfigError(f"{config.data.path} has no rows in split {config.data.split}: prepare it again")
-    if config.evaluation.every_steps:
-        Dataset(config.evaluation.path or config.data.path, config.evaluation.split)
+    if len(train) < config.rows_per_step:
+        key = "sft.batch_size" if config.method == "sft" else "rollout.prompts_per_step"
+        raise ConfigError(
+            f"{config.data.path} has {len(train)} rows in split {config.data.split} and a step takes "
+            f"{config.rows_per_step}: lower {key}"
+        )
+    if config.evaluation.every_steps and not len(Dataset(config.evaluation_path, config.evaluation.split)):
+        raise ConfigError(f"{config.evaluation_path} has no rows in split {config.evaluation.split}: nothing to score")
     _disk(config, weights)
     if config.placement.device == "cpu":
         _memory(config, weights)
@@ -53,9 +59,11 @@ def _model(config: RunConfig) -> int:
         size = sum(f.stat().st_size for f in path.glob("*.safetensors"))
         if not size:
             raise ConfigError(f"model.path {path} has no *.safetensors weights: download them again")
+        architectures.check_path(str(path))
         return size
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", config.model.path):
         raise ConfigError(f"model.path {config.model.path} is neither a folder nor a hub id (owner/name)")
+    architectures.check_path(config.model.path)
     if config.model.path.startswith(("./", "../")) or os.environ.get("HF_HUB_OFFLINE") == "1":
         _cached(config)
     return 0
@@ -87,10 +95,14 @@ def _disk(config: RunConfig, weights: int) -> None:
 def _memory(config: RunConfig, weights: int) -> None:
     ranks = config.placement.workers_per_node
     shared = weights / 4 * BYTES_PER_PARAMETER
-    need = ranks * (CPU_WORKER_GIB + config.rollout.kv_cache_gib) * 2**30 + shared
+    need = (
+        ranks
+        * (worker_bytes(config.placement.device, config.data.image_cache_gib) + config.rollout.kv_cache_gib * 2**30)
+        + shared
+    )
     free = psutil.virtual_memory().available
     if need > free:
         raise ConfigError(
             f"{ranks} CPU workers need about {need / 2**30:.1f} GiB of memory and {free / 2**30:.1f} are free: lower "
-            "placement.workers_per_node or rollout.kv_cache_gib, or close other programs"
+            "placement.workers_per_node, rollout.kv_cache_gib or data.image_cache_gib, or close other programs"
         )

@@ -1,4 +1,4 @@
-"""Preemption: exit codes, the notices that providers give, and how often to save because of them.
+"""Preemption: the notices that providers give, and what a process does with the time they leave.
 
 Standard library only, so that recipes and the node's first process can import it before anything is installed.
 """
@@ -19,25 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-EXIT_OK = 0
-"""The run came to its end."""
-EXIT_ERROR = 1
-"""A defect, or anything that nobody foresaw. Starting again would most likely fail again."""
-EXIT_CONFIG = 2
-"""The configuration or the data cannot run; the last line says what to change."""
-EXIT_PREEMPTED = 33
-"""The node was told to go away; the run goes on from its last committed checkpoint."""
-EXIT_NODE_LOST = 34
-"""Another node, or a worker, vanished."""
-EXIT_STORAGE = 35
-"""The object store or the disk failed for longer than the retries last."""
-EXIT_PREFLIGHT = 36
-"""This node failed its checks (GPU, network, disk): try another."""
-EXIT_INTERRUPTED = 130
-"""A person pressed Ctrl-C, or the engine's stop command was used."""
-
-RECOVER_EXIT_CODES = (EXIT_PREEMPTED, EXIT_NODE_LOST, EXIT_STORAGE, EXIT_PREFLIGHT)
-"""Codes after which the engine should start the job again (SkyPilot's `recover_on_exit_codes`)."""
+from trainer.exit_codes import EXIT_INTERRUPTED, EXIT_PREEMPTED
 
 Provider = Literal["runpod", "gcp", "aws", "kubernetes", "slurm", "none"]
 
@@ -253,21 +235,3 @@ class Notice:
             return
         if not self._stop.wait(max(0.0, self.remaining_s() - self.margin_s)):
             os._exit(self.exit_code)
-
-
-# --- how often to save ------------------------------------------------------------------------------------------------
-
-
-def save_interval_s(stall_s: float, mean_time_between_s: float) -> float:
-    """Seconds of work between checkpoints that lose the least time: Daly's estimate, which refines Young's sqrt(2dM).
-
-    stall_s: what one checkpoint takes from training (of an asynchronous one: the copy off the device).
-    mean_time_between_s: mean time between preemptions of the whole job, which is that of one node divided by the nodes.
-    J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22 (2006), eq. 37.
-    """
-    if stall_s <= 0:
-        return 0.0
-    if stall_s >= 2 * mean_time_between_s:
-        return mean_time_between_s
-    x = stall_s / (2 * mean_time_between_s)
-    return math.sqrt(2 * stall_s * mean_time_between_s) * (1 + math.sqrt(x) / 3 + x / 9) - stall_s

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from trainer.config import RunConfig
+from trainer.hardware.host_memory import worker_bytes
 from trainer.node.topology import NodeEnvironment
 
 GIB = 1 << 30
@@ -134,8 +135,8 @@ def shm_bytes(config: RunConfig) -> int:
 
 
 def memory_bytes(config: RunConfig) -> int:
-    """Bytes of host memory that the ranks' processes take before any model: 6 GiB with CUDA, 1 without."""
-    return (6 if config.placement.device == "cuda" else 1) * GIB * config.placement.workers_per_node
+    """Bytes of host memory that the ranks' processes take before any model."""
+    return worker_bytes(config.placement.device, config.data.image_cache_gib) * config.placement.workers_per_node
 
 
 def _paths(config: RunConfig) -> list[Failure]:

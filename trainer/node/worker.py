@@ -6,6 +6,7 @@ import os
 import signal
 import time
 
+from trainer.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST
 from trainer.node import preemption as preempt
 from trainer.node import preflight, rendezvous
 from trainer.node.launcher import POLL_S, STOPPED, Ended, Launcher
@@ -52,7 +53,7 @@ class WorkerLauncher(Launcher):
         while True:
             self.hear(POLL_S)
             if not ray.alive():
-                raise Ended(preempt.EXIT_NODE_LOST, f"Ray ended on this node: {ray.complaint()}")
+                raise Ended(EXIT_NODE_LOST, f"Ray ended on this node: {ray.complaint()}")
             if (self.signals.number is not None or cloud.reason) and not told:
                 told = True
                 reason = "interrupted" if self.signals.number == signal.SIGINT else cloud.reason or "SIGTERM"
@@ -71,20 +72,18 @@ class WorkerLauncher(Launcher):
                 case "end":
                     raise Ended(message["code"], "")
                 case "refused":
-                    raise Ended(preempt.EXIT_CONFIG, message["why"])
+                    raise Ended(EXIT_CONFIG, message["why"])
                 case "notice":
                     self.announce(message["reason"])
                 case kind if kind in wanted:
                     return message
             if not message and (why := self.link.lost()):
-                raise Ended(preempt.EXIT_NODE_LOST, f"the head {self.node.head} is lost: it {why}")
+                raise Ended(EXIT_NODE_LOST, f"the head {self.node.head} is lost: it {why}")
             if wanted and self.signals.number is not None:
                 raise Ended(self.signals.code, STOPPED)
             if time.monotonic() >= deadline:
                 if wanted:
-                    raise Ended(
-                        preempt.EXIT_NODE_LOST, f"the head {self.node.head} did not go on within {timeout_s:.0f} s"
-                    )
+                    raise Ended(EXIT_NODE_LOST, f"the head {self.node.head} did not go on within {timeout_s:.0f} s")
                 return {}
 
     def finish(self, code: int) -> None:

@@ -23,7 +23,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trainer.observe.metrics import merge_lines, read_progress
+from trainer.observe.history import merge_lines, read_progress
 
 REFRESH_S = 1.0
 PHASE_COLORS = {

@@ -56,10 +56,11 @@ NAMES: dict[str, Name] = {
     "tokens/truncated_fraction": Name("fraction", "Share of answers cut at `rollout.max_tokens`."),
     "tokens/step": Name("tokens", "Prompt and answer tokens of the step, over all ranks."),
     # --- the data
-    "data/left_out": Name("rows", "Rows of the split left out because their prompt is too long."),
+    "data/left_out": Name("rows", "Rows of the split left out: too long, or without a solution where one is needed."),
     # --- held out
     "eval/accuracy": Name("fraction", "Share of correct answers on the held-out split."),
     "eval/format": Name("fraction", "Share of well-formed answers on it."),
+    "eval/too_long": Name("rows", "Prompts on it that are too long for the engine: not asked, counted as wrong."),
     "eval/response_tokens_mean": Name("tokens", "Mean answer length on it."),
     "eval/truncated_fraction": Name("fraction", "Share of answers on it cut at their longest."),
     # --- supervised fine-tuning

@@ -22,12 +22,14 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
 from trainer import config as configuration
 from trainer.config import RunConfig
+from trainer.observe.history import last_step, replace, truncate
+from trainer.observe.trackers import TensorBoard, WeightsAndBiases
 
 PICTURE_SIDE = 448
 """Longest side of a kept sample picture, in pixels."""
@@ -55,22 +57,20 @@ class Metrics:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self._pictures = self.run_dir / "samples"
         path = self.run_dir / "metrics.jsonl"
-        if history and _last_step(path, resume_step) < resume_step:
-            _replace(path, history)
+        if history and last_step(path, resume_step) < resume_step:
+            replace(path, history)
             if samples:
-                _replace(self.run_dir / "samples.jsonl", samples)
+                replace(self.run_dir / "samples.jsonl", samples)
         truncate(path, resume_step)
         truncate(self.run_dir / "samples.jsonl", resume_step)
         if resume_step <= 0:
             (self.run_dir / "attempts.jsonl").unlink(missing_ok=True)
-        _replace(self.run_dir / "config.yaml", configuration.dump(config).encode())
+        replace(self.run_dir / "config.yaml", configuration.dump(config).encode())
         start = {"resume_step": resume_step, "unix_s": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
         _append(self.run_dir / "attempts.jsonl", start)
         self._trackers = self._open_trackers(resume_step)
 
     def _open_trackers(self, resume_step: int) -> list[Any]:
-        from trainer.observe.trackers import TensorBoard, WeightsAndBiases
-
         trackers: list[Any] = []
         if self.config.logging.tensorboard:
             trackers.append(TensorBoard(self.run_dir / "tensorboard", resume_step))
@@ -119,7 +119,7 @@ class Metrics:
         for known in self._pictures.glob(stem + ".*"):
             return f"samples/{known.name}"
         data, suffix = thumbnail(data, PICTURE_SIDE)
-        _replace(self._pictures / f"{stem}{suffix}", data)
+        replace(self._pictures / f"{stem}{suffix}", data)
         return f"samples/{stem}{suffix}"
 
     def history(self) -> bytes:
@@ -231,95 +231,22 @@ class Phases:
 
     def _write(self) -> None:
         if self._path:
-            _replace(self._path, json.dumps(self._state | {"updated_unix_s": time.time()}).encode())
-
-
-# --- reading back -----------------------------------------------------------------------------------------------------
-
-
-def read_lines(path: str | Path) -> list[dict[str, Any]]:
-    """The records of a `.jsonl` file of this module, a torn last line left out; [] where there is no file."""
-    path = Path(path)
-    if not path.exists():
-        return []
-    return [r for r in map(_parse, path.read_bytes().splitlines(keepends=True)) if r is not None]
-
-
-def merge_lines(steps: dict[int, dict[str, Any]], lines: Iterable[bytes]) -> list[dict[str, Any]]:
-    """Adds lines to the metrics per step, merging those of one step, and returns their records.
-
-    "NaN" and "Infinity" are floats again; a line that is torn or no record is passed over.
-    """
-    new = []
-    for record in map(_parse, lines):
-        if record is not None:
-            new.append({k: float(v) if isinstance(v, str) else v for k, v in record.items()})
-            steps.setdefault(record["step"], {}).update(new[-1])
-    return new
-
-
-def read_history(run_dir: str | Path) -> list[dict[str, Any]]:
-    """Metrics per step of a run, in order of steps; [] where there is no metrics.jsonl yet."""
-    path, steps = Path(run_dir) / "metrics.jsonl", {}
-    if path.exists():
-        merge_lines(steps, path.read_bytes().splitlines(keepends=True))
-    return [steps[step] for step in sorted(steps)]
-
-
-def read_progress(run_dir: str | Path) -> dict[str, Any]:
-    """The content of `progress.json`, {} where there is none yet."""
-    try:
-        return json.loads((Path(run_dir) / "progress.json").read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
-        return {}
-
-
-def reproducible(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a line that equal runs share to the last bit: everything but `time/` and `perf/`."""
-    return {k: v for k, v in record.items() if not k.startswith(("time/", "perf/"))}
-
-
-def truncate(path: Path, step: int) -> int:
-    """Drops the lines of later steps and a torn last line, or everything where step <= 0; returns how many."""
-    if not path.exists():
-        return 0
-    lines = path.read_bytes().splitlines(keepends=True)
-    keep = [line for line in lines if (r := _parse(line)) is not None and r["step"] <= step] if step > 0 else []
-    if len(keep) < len(lines):
-        _replace(path, b"".join(keep))
-    return len(lines) - len(keep)
+            replace(self._path, json.dumps(self._state | {"updated_unix_s": time.time()}).encode())
 
 
 def thumbnail(data: bytes, side: int) -> tuple[bytes, str]:
-    """A picture scaled down to at most `side` pixels, and its file suffix. A small one is left as it is."""
-    from PIL import Image
+    """An image scaled down to at most `side` pixels, as the policy sees it, and its file suffix. A small one stays."""
+    from trainer.data.images import open_image, to_rgb
 
-    with Image.open(io.BytesIO(data)) as picture:
-        kind = (picture.format or "").lower()
-        if max(picture.size) <= side and kind in ("png", "jpeg", "webp", "gif"):
+    with open_image(data) as image:
+        kind = (image.format or "").lower()
+        if max(image.size) <= side and kind in ("png", "jpeg", "webp", "gif"):
             return data, f".{kind}"
-        picture = picture.convert("RGBA" if "A" in picture.getbands() or picture.mode == "P" else "RGB")
-        picture.thumbnail((side, side))
+        small = to_rgb(image)
+        small.thumbnail((side, side))
         out = io.BytesIO()
-        if picture.mode == "RGBA":
-            picture.save(out, "PNG")
-            return out.getvalue(), ".png"
-        picture.save(out, "JPEG", quality=88)
+        small.save(out, "JPEG", quality=88)
         return out.getvalue(), ".jpeg"
-
-
-def _last_step(path: Path, limit: int) -> int:
-    return max((r["step"] for r in read_lines(path) if r["step"] <= limit), default=-1)
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    if not line.endswith(b"\n"):
-        return None
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) else None
 
 
 def _append(path: Path, record: dict[str, Any]) -> None:
@@ -330,13 +257,6 @@ def _append(path: Path, record: dict[str, Any]) -> None:
             line = line[os.write(descriptor, line) :]
     finally:
         os.close(descriptor)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Writes a file so that a reader sees the old content or the new, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(data)
-    os.replace(temporary, path)
 
 
 def _number(name: str, value: Any) -> int | float:

@@ -21,8 +21,8 @@ from typing import Any
 from trainer import config as configuration
 from trainer.config import ConfigError, RunConfig
 from trainer.observe.charts import Chart, Line, label, line_chart, series, stacked_bars
+from trainer.observe.history import read_history, read_lines, read_progress
 from trainer.observe.live import duration, phase_seconds
-from trainer.observe.metrics import read_history, read_lines, read_progress
 from trainer.observe.report_charts import CHARTS, HELD_OUT, PHASE_COLORS
 
 MAX_SAMPLES = 24

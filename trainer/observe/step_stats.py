@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from trainer.algorithm.advantages import Advantages
 from trainer.algorithm.records import Outcome, Sample, Verdict
 from trainer.config import RunConfig
-from trainer.hardware.flops import Answered, Shape, image_grids, step_metrics
-
-if TYPE_CHECKING:
-    from trainer.session import Session
+from trainer.data.dataset import Dataset
+from trainer.data.schema import question
+from trainer.hardware.flops import Answered, image_grids, step_metrics
+from trainer.hardware.model_shapes import Shape
 
 
 def describe(samples: list[Sample], outcomes: list[Outcome], advantages: Advantages) -> dict[str, float]:
@@ -75,7 +75,12 @@ def utilisation(
 
 
 def sample_rows(
-    config: RunConfig, run: Session, step: int, samples: list[Sample], outcomes: list[Outcome], advantages: Advantages
+    config: RunConfig,
+    dataset: Dataset,
+    step: int,
+    samples: list[Sample],
+    outcomes: list[Outcome],
+    advantages: Advantages,
 ) -> list[dict[str, Any]]:
     """A few of the step's answers with their pictures, spread over its groups; [] between the steps that write them."""
     log = config.logging
@@ -84,7 +89,7 @@ def sample_rows(
     stride = max(len(samples) // log.samples_per_step, 1)
     rows = []
     for i in list(range(0, len(samples), stride))[: log.samples_per_step]:
-        sample, outcome, row = samples[i], outcomes[i], run.train_set[samples[i].row]
+        sample, outcome, row = samples[i], outcomes[i], dataset[samples[i].row]
         rows.append(
             {
                 "row": sample.row,
@@ -101,7 +106,20 @@ def sample_rows(
     return rows
 
 
-def question(messages: list[dict[str, Any]]) -> str:
-    """The text of the last user turn."""
-    content = next(m["content"] for m in reversed(messages) if m["role"] == "user")
-    return content if isinstance(content, str) else " ".join(p["text"] for p in content if p["type"] == "text")
+def one_line(step: int, stats: dict[str, float]) -> str:
+    """The step in one line of the log."""
+    parts = [f"step {step}"]
+    for label, name, form in (
+        ("reward", "reward/mean", ".3f"),
+        ("acc", "reward/accuracy", ".3f"),
+        ("loss", "loss/total", ".4f"),
+        ("loss", "sft/loss", ".4f"),
+        ("kl", "kl/mean", ".4f"),
+        ("len", "tokens/response_mean", ".1f"),
+        ("mismatch", "mismatch/logprob_abs_mean", ".1e"),
+        ("eval", "eval/accuracy", ".3f"),
+        ("s", "time/step_s", ".2f"),
+    ):
+        if name in stats:
+            parts.append(f"{label} {stats[name]:{form}}")
+    return "  ".join(parts)

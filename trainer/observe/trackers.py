@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer import config as configuration
 from trainer.config import ConfigError, RunConfig
-from trainer.observe.metrics import read_history
+from trainer.observe.history import read_history
 
 
 class TensorBoard:

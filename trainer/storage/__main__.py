@@ -1,4 +1,7 @@
-"""Copies files between this machine and an object store: `python -m trainer.storage cp SOURCE TARGET | ls URL`."""
+"""Copies files between this machine and an object store, lists one, and finds out what it allows.
+
+python -m trainer.storage cp SOURCE TARGET | ls URL | probe URL [--read-only]
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import sys
 from pathlib import Path
 
 from trainer.config import ConfigError
-from trainer.storage.storage import Storage
+from trainer.exit_codes import EXIT_CONFIG, EXIT_STORAGE
+from trainer.storage.probe import QUICK, probe
+from trainer.storage.storage import Storage, StorageError
 
 
 def copy(source: str, target: str) -> tuple[int, int]:
@@ -51,11 +56,17 @@ def main(arguments: list[str]) -> int:
             case ["ls", url]:
                 for key, size in Storage(url).list():
                     print(f"{size:>14} {key}")
+            case ["probe", url, *rest] if rest in ([], ["--read-only"]):
+                probe(url, write=not rest, retry=QUICK)
+                print(f"{url} can be {'listed' if rest else 'written, listed, read and cleared'}")
             case _:
-                raise ConfigError("usage: python -m trainer.storage cp SOURCE TARGET | ls URL")
+                raise ConfigError("usage: " + (__doc__ or "").splitlines()[2])
     except (ConfigError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return EXIT_CONFIG
+    except StorageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_STORAGE
     return 0
 
 

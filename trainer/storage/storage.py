@@ -1,14 +1,16 @@
 """Object storage behind one small class: s3://, gs://, r2://, file:// and plain paths, through obstore.
 
 What it adds to obstore: whole-file retry with backoff (obstore retries requests, but an upload whose server went away
-is lost), uploads that skip what is already there, and downloads that are verified while they stream. Nothing here rests
-on ETags or conditional writes: stores disagree about both.
+is lost), uploads that skip what is already there, downloads that go on from where they were cut off and are verified
+while they stream, and permanent errors told at once with their cure. Nothing here rests on ETags or conditional writes:
+stores disagree about both.
 
 `python -m trainer.storage cp SOURCE TARGET` copies a file or a folder either way with a progress bar; `ls URL` lists.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import os
@@ -23,13 +25,18 @@ import obstore
 from obstore import exceptions
 
 from trainer.config import ConfigError
-from trainer.storage.stores import Retry, open_store
+from trainer.storage.errors import code_of, permanent, status_of
+from trainer.storage.stores import DOWNLOAD_TIMEOUT_S, Retry, open_store
 
 T = TypeVar("T")
 Listing = list[tuple[str, int]]
 """(key, bytes) pairs."""
 Progress = Callable[[int], None]
 """Called with the number of bytes that have just been handed over."""
+TELL_S = 30.0
+"""A download that takes longer than this tells where it stands, this often."""
+CHUNK_BYTES = 256 << 10
+"""Least bytes that a download hands over at a time."""
 
 
 class StorageError(RuntimeError):
@@ -49,6 +56,8 @@ class Storage:
         self.retries = 0
         self._lock = threading.Lock()
         self._store, self.limits = open_store(self.url, env, self.retry)
+        self._slow_store, _ = open_store(self.url, env, self.retry, DOWNLOAD_TIMEOUT_S)
+        self._ranges = True
 
     def __repr__(self) -> str:
         return f"Storage({self.url!r})"
@@ -74,9 +83,10 @@ class Storage:
 
         def send() -> None:
             with _Counted(path, progress) if progress else contextlib.nullcontext(path) as source:
-                obstore.put(self._store, key, source, chunk_size=part, max_concurrency=self.limits.parallel_parts)
+                parallel = self.limits.parallel(part)
+                obstore.put(self._store, key, source, chunk_size=part, max_concurrency=parallel)
 
-        self._try(f"upload of {key}", send)
+        self._try(f"upload of {key}", send, whole=True)
         if sha256:
             self.put_bytes(_note(key), f"{sha256} {size}\n".encode())
         return True
@@ -84,42 +94,114 @@ class Storage:
     def get(self, key: str, path: str | Path, progress: Progress | None = None, *, sha256: str = "") -> int:
         """Downloads one file to `path`, in place only when it is whole. Returns its bytes.
 
-        Raises ValueError if `sha256` is given and the bytes have another sum.
+        There is no deadline for the whole, however slow the link: a download that stalls or breaks goes on from the
+        byte that it has reached. Raises ValueError if `sha256` is given and the bytes have another sum.
         """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
-
-        def fetch() -> int:
-            digest, count = hashlib.sha256(), 0
-            answer = obstore.get(self._store, key)
+        digest = hashlib.sha256()
+        try:
             with open(partial, "wb") as file:
-                for chunk in answer.stream(min_chunk_size=4 << 20):
+
+                def take(chunk: Any) -> None:
                     file.write(chunk)
                     digest.update(chunk)
-                    count += len(chunk)
                     if progress:
                         progress(len(chunk))
-            if count != answer.meta["size"]:
-                raise exceptions.GenericError(f"{key}: got {count} of {answer.meta['size']} bytes")
+
+                count = self._download(key, take)
             if sha256 and digest.hexdigest() != sha256:
                 raise ValueError(f"{key} in {self.url} is damaged: its sha256 is not the one that was written")
-            return count
-
-        try:
-            count = self._try(f"download of {key}", fetch)
             partial.replace(path)
             return count
         finally:
             partial.unlink(missing_ok=True)
 
+    def _download(self, key: str, take: Callable[[Any], None]) -> int:
+        """Hands every byte of an object to `take`, in order. Returns their number."""
+        at, size, began = 0, -1, time.monotonic()
+        told = began
+
+        async def stream() -> None:
+            nonlocal at, size, told
+            skip = 0 if self._ranges else at
+            options: Any = {"range": {"offset": at}} if at and self._ranges else None
+            answer = await asyncio.wait_for(
+                obstore.get_async(self._slow_store, key, options=options), self.retry.stall_s
+            )
+            size, chunks = answer.meta["size"], answer.stream(min_chunk_size=CHUNK_BYTES)
+            while True:
+                chunk = await asyncio.wait_for(anext(chunks, None), self.retry.stall_s)
+                if chunk is None:
+                    break
+                view = memoryview(chunk)[skip:]
+                skip = max(0, skip - len(chunk))
+                take(view)
+                at += len(view)
+                if (now := time.monotonic()) - told > TELL_S:
+                    told = now
+                    done, rate = f"{at / 2**20:.0f} of {size / 2**20:.0f} MiB", at / 2**20 / (now - began)
+                    print(f"storage: {key}: {done}, {rate:.1f} MiB/s", file=sys.stderr, flush=True)
+            if at != size:
+                raise exceptions.GenericError(f"{key}: got {at} of {size} bytes")
+
+        failures = 0
+        while at != size:
+            before = at
+            try:
+                asyncio.run(stream())
+            except _FAILURES as error:
+                if "non-partial response" in str(error):
+                    self._ranges = False  # this store sends the whole object whatever is asked for
+                    continue
+                failures = 0 if at > before else failures + 1
+                self._failed(f"download of {key} (at byte {at})", error, failures)
+        return at
+
     def put_bytes(self, key: str, data: bytes) -> None:
         """Writes a small object in one request."""
-        self._try(f"upload of {key}", lambda: obstore.put(self._store, key, data, use_multipart=False))
+        self._try(f"upload of {key}", lambda: obstore.put(self._store, key, data, use_multipart=False), whole=True)
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Writes a small object that must not exist yet, by a conditional put; False if another writer was first.
+
+        data: no two writers' bytes may be equal. Where the store ignores or refuses the condition, this is a look-up, a
+        put and a re-read: of two writers at once the later one wins, and the earlier one sees it when it reads again.
+        """
+
+        def put() -> None:
+            try:
+                obstore.put(self._store, key, data, use_multipart=False, mode="create")
+            except (exceptions.AlreadyExistsError, exceptions.PreconditionError, FileExistsError):
+                pass
+            except (exceptions.NotSupportedError, exceptions.GenericError) as error:
+                if isinstance(error, exceptions.GenericError) and status_of(error) not in (400, 409, 501):
+                    raise
+                if not self.exists(key):
+                    obstore.put(self._store, key, data, use_multipart=False)
+
+        self._try(f"upload of {key}", put, whole=True)
+        return self.get_bytes(key) == data
 
     def get_bytes(self, key: str) -> bytes:
         """Reads a small object."""
         return self._try(f"download of {key}", lambda: bytes(obstore.get(self._store, key).bytes()))
+
+    def get_range(self, key: str, start: int, stop: int) -> bytes:
+        """Bytes [start, stop) of an object; of a store that knows no ranges the whole object is read."""
+
+        def fetch() -> bytes:
+            if self._ranges:
+                try:
+                    return bytes(obstore.get_range(self._store, key, start=start, end=stop))
+                except exceptions.GenericError as error:
+                    if "non-partial response" not in str(error):
+                        raise
+                    self._ranges = False
+            return bytes(obstore.get(self._store, key).bytes())[start:stop]
+
+        return self._try(f"download of {key}", fetch)
 
     def list(self, prefix: str = "") -> Listing:
         """(key, bytes) of every object below the folder `prefix`, sorted."""
@@ -128,7 +210,7 @@ class Storage:
             batches = obstore.list(self._store, prefix=prefix or None, chunk_size=1000)
             return sorted((meta["path"], meta["size"]) for batch in batches for meta in batch)
 
-        return self._try(f"listing of {prefix or self.url}", fetch)
+        return self._try(f"listing of {prefix or 'everything'}", fetch, whole=True)
 
     def exists(self, key: str) -> bool:
         """Whether there is an object at `key`."""
@@ -157,23 +239,34 @@ class Storage:
         except FileNotFoundError:
             return False
 
-    def _try(self, what: str, action: Callable[[], T]) -> T:
-        for attempt in range(self.retry.attempts):
+    def _try(self, what: str, action: Callable[[], T], *, whole: bool = False) -> T:
+        """The action's result, tried again after errors that may pass. whole: a 404 can only mean the bucket."""
+        attempt = 0
+        while True:
             try:
                 return action()
-            except FileNotFoundError as error:
-                raise FileNotFoundError(f"{what}: not in {self.url}") from error
-            except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-                raise ConfigError(f"{what}: {self.url} refuses the credentials ({_first(error)}): {_HINT}") from error
-            except (exceptions.BaseError, ConnectionError, TimeoutError) as error:
-                if attempt + 1 == self.retry.attempts:
-                    raise StorageError(f"{what} failed {attempt + 1} times at {self.url}: {_first(error)}") from error
-                with self._lock:
-                    self.retries += 1
-                wait = self.retry.wait_s(attempt)
-                print(f"storage: {what} failed ({_first(error)}); again in {wait:.1f} s", file=sys.stderr, flush=True)
-                time.sleep(wait)
-        raise AssertionError("a retry needs at least one attempt")
+            except _FAILURES as error:
+                attempt += 1
+                self._failed(what, error, attempt, whole)
+
+    def _failed(self, what: str, error: BaseException, attempt: int, whole: bool = False) -> None:
+        """Raises what no further attempt can cure, or what has had its attempts; else tells it, and waits."""
+        if cure := permanent(error, bucket_missing_is_404=whole):
+            reply = f"{status_of(error) or ''} {code_of(error)}".strip() or _first(error)
+            raise ConfigError(f"{what} at {self.url}: {cure} ({reply})") from error
+        if isinstance(error, FileNotFoundError):
+            raise FileNotFoundError(f"{what}: not in {self.url}") from error
+        told = _first(error) or f"no byte for {self.retry.stall_s:.0f} s"
+        if attempt >= self.retry.attempts:
+            raise StorageError(f"{what} failed {attempt} times at {self.url}: {told}") from error
+        with self._lock:
+            self.retries += 1
+        wait = self.retry.wait_s(max(0, attempt - 1))
+        print(f"storage: {what} failed ({told}); again in {wait:.1f} s", file=sys.stderr, flush=True)
+        time.sleep(wait)
+
+
+_FAILURES = (exceptions.BaseError, ConnectionError, TimeoutError, FileNotFoundError)
 
 
 def _note(key: str) -> str:
@@ -187,9 +280,6 @@ def _reopen(url: str, retry: Retry) -> Storage:
 def _first(error: BaseException) -> str:
     text = " ".join(str(error).split("\n\nDebug source")[0].split())
     return text if len(text) <= 300 else text[:300] + "…"
-
-
-_HINT = "check the key, its rights on the bucket, and the endpoint"
 
 
 class _Counted:

@@ -22,24 +22,33 @@ class Limits:
     """How a store wants large files."""
 
     part_bytes: int = 8 << 20
-    """Part of a multipart upload; equal parts (R2 asks for that). A file up to this size goes in one request."""
+    """Smallest part of a multipart upload; equal parts (R2 asks for that). A smaller file goes in one request."""
+    usual_part_bytes: int = 64 << 20
+    """Parts grow with the file up to this: each part is a request that is paid for."""
+    usual_parts: int = 64
+    """Parts of a file that is large, until its parts have reached `usual_part_bytes`."""
     max_part_bytes: int = 500_000_000
     """Largest part. RunPod's volumes take at most 500 MB, and want multipart above it."""
     max_parts: int = 10_000
     """Most parts of one upload."""
-    parallel_parts: int = 12
-    """Parts in flight; with part_bytes this bounds the memory of an upload."""
+    in_flight_bytes: int = 192 << 20
+    """Parts in flight, at least 3 of them and at most 12: this bounds the memory of an upload."""
     request_timeout_s: float = 600.0
-    """Deadline of one request. RunPod joins the parts of a 10 GB file for up to two hours."""
+    """Deadline of one request of an upload. RunPod joins the parts of a 10 GB file for up to two hours."""
 
     def part_for(self, size: int) -> int:
         """Part size for a file of `size` bytes. Raises ConfigError if it is larger than the store can take."""
-        part = max(self.part_bytes, -(-size // self.max_parts))
+        grown = min(self.usual_part_bytes, -(-size // self.usual_parts))
+        part = max(self.part_bytes, grown, -(-size // self.max_parts))
         if part > self.max_part_bytes:
             raise ConfigError(
                 f"a file of {size} bytes is more than {self.max_parts} parts of {self.max_part_bytes}: split it"
             )
         return part
+
+    def parallel(self, part: int) -> int:
+        """Parts of `part` bytes to have in flight."""
+        return max(3, min(12, self.in_flight_bytes // part))
 
 
 RUNPOD = Limits(request_timeout_s=7200.0)
@@ -55,20 +64,31 @@ class Retry:
     max_wait_s: float = 60.0
     request_retries: int = 4
     request_retry_s: float = 60.0
+    stall_s: float = 45.0
+    """A download that gets no byte for this long is asked for again from where it stands."""
 
     def wait_s(self, attempt: int) -> float:
         """Seconds before attempt + 1, doubled each time, with jitter so that ranks do not return together."""
         return min(self.max_wait_s, self.first_wait_s * 2**attempt) * random.uniform(0.5, 1.0)
 
 
-def open_store(url: str, env: Mapping[str, str], retry: Retry) -> tuple[Any, Limits]:
-    """The obstore store of `url` and its limits. Raises ConfigError for a URL or credentials that cannot work."""
+DOWNLOAD_TIMEOUT_S = 24 * 3600.0
+"""Deadline of a whole download, which `Retry.stall_s` watches."""
+
+
+def open_store(url: str, env: Mapping[str, str], retry: Retry, request_timeout_s: float = 0.0) -> tuple[Any, Limits]:
+    """The obstore store of `url` and its limits. Raises ConfigError for a URL or credentials that cannot work.
+
+    request_timeout_s: in place of the store's own.
+    """
     scheme, colon, rest = url.partition("://")
     if not colon:
         scheme, rest = "file", os.path.abspath(os.path.expanduser(url))
     bucket, _, prefix = rest.partition("/")
     if scheme != "file" and not bucket:
         raise ConfigError(f"{url}: name a bucket, as in {scheme}://bucket/prefix")
+    if scheme != "file" and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}", bucket):
+        raise ConfigError(f"{url}: {bucket!r} is no bucket name (letters, digits, dots and hyphens): correct it")
     if scheme == "file":
         return LocalStore(_absolute(rest), mkdir=True, automatic_cleanup=True), Limits()
     endpoint, keys = "", {}
@@ -82,10 +102,12 @@ def open_store(url: str, env: Mapping[str, str], retry: Retry) -> tuple[Any, Lim
             endpoint = env.get("STORAGE_EMULATOR_HOST") or ""
         case _:
             raise ConfigError(f"{url}: unknown store {scheme}://; use s3://, gs://, r2://, file:// or a path")
+    if endpoint and not re.fullmatch(r"https?://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+)(:\d+)?(/\S*)?", endpoint):
+        raise ConfigError(f"{url}: the endpoint {endpoint!r} is no URL: write https://host, as the provider gives it")
     limits = RUNPOD if re.search(r"//s3api-[^/]*\.runpod\.io", endpoint) else Limits()
     options: dict[str, Any] = {
         "client_options": {
-            "timeout": timedelta(seconds=limits.request_timeout_s),
+            "timeout": timedelta(seconds=request_timeout_s or limits.request_timeout_s),
             "connect_timeout": timedelta(seconds=10),
             "allow_http": endpoint.startswith("http://"),
         },
@@ -103,6 +125,9 @@ def open_store(url: str, env: Mapping[str, str], retry: Retry) -> tuple[Any, Lim
         return GCSStore(bucket, **keys, **options), limits
     if endpoint:
         keys["endpoint"] = endpoint
+    checksum = env.get("AWS_CHECKSUM_ALGORITHM", "SHA256" if not endpoint or ".amazonaws.com" in endpoint else "")
+    if checksum:  # Amazon compares it with what arrived; others may refuse the header
+        keys["checksum_algorithm"] = checksum
     if limits is RUNPOD:
         keys["virtual_hosted_style_request"] = False
     return S3Store(bucket, **keys, **options), limits

@@ -15,8 +15,8 @@ fetch() { # prepared data from the bucket, if somebody put it there
   [ -n "$BUCKET" ] && rm -rf "$DATA/.$1" && .venvs/cpu/bin/python -m trainer.storage cp "$BUCKET/data/$1" "$DATA/.$1" 2>/dev/null \
     && [ -e "$DATA/.$1/manifest.json" ] && mv "$DATA/.$1" "$DATA/$1"
 }
-if missing "${DATA}/shapes-5b37ca50/manifest.json"; then fetch shapes-5b37ca50 || .venvs/cpu/bin/python -m data_prep prepare shapes --out "${DATA}/shapes-5b37ca50"; fi
-if missing "${MODELS}/demo-67063e88/config.json"; then .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-5b37ca50" --out "${MODELS}/demo-67063e88"; fi
+if missing "${DATA}/shapes-3f4c790b/manifest.json"; then fetch shapes-3f4c790b || .venvs/cpu/bin/python -m examples.demo.shapes --out "${DATA}/shapes-3f4c790b"; fi
+if missing "${MODELS}/demo-381d2826/config.json"; then .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-3f4c790b" --out "${MODELS}/demo-381d2826"; fi
 cat > ".cache/$RUN_ID.yaml" <<YAML
 method: grpo
 run:
@@ -25,13 +25,14 @@ run:
   dir: "${RUNS}/${RUN_ID}"
   max_steps: 60
 model:
-  path: "${MODELS}/demo-67063e88"
+  path: "${MODELS}/demo-381d2826"
   dtype: fp32
   gradient_checkpointing: false
   min_pixels: 784
 data:
-  path: "${DATA}/shapes-5b37ca50"
+  path: "${DATA}/shapes-3f4c790b"
   prompt_max_tokens: 512
+  image_cache_gib: 0.1
 rollout:
   prompts_per_step: 32
   samples_per_prompt: 8

@@ -1,6 +1,6 @@
-"""The pictures of a source, unpacked into one file and checked: `pictures.bin`, and a ledger from which to go on.
+"""The images of a source, unpacked into one file and checked: `images.bin`, and a ledger from which to go on.
 
-The archive is read once, as a stream. Each wanted picture is appended to the pack; worker processes read it from there,
+The archive is read once, as a stream. Each wanted image is appended to the pack; worker processes read it from there,
 decode it and return the facts; then a line of the ledger says where it lies. A preparation that was interrupted reads
 the stream again but neither writes nor decodes what the ledger already has.
 """
@@ -14,34 +14,34 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep.checks.checking import Checks
 from data_prep.ingest.archive import Member
-from data_prep.ingest.images import ImageLimits, Picture
+from data_prep.ingest.checking import Checks
+from data_prep.ingest.images import ImageFacts, ImageLimits
 from data_prep.ingest.wanted import Wanted
 
 BATCH_BYTES = 4 << 20
-"""Pictures are handed to a worker in batches of about this size."""
+"""Images are handed to a worker in batches of about this size."""
 BATCH_FILES = 256
 """And of at most this many files of the archive."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """One picture of the pack."""
+    """One image of the pack."""
 
     offset: int
     size: int
     """Bytes."""
-    facts: Picture
+    facts: ImageFacts
 
 
-class Pictures:
-    """Store of checked pictures by name. `fill` it, then `facts` and `read`."""
+class ImageStore:
+    """Store of checked images by name. `fill` it, then `facts` and `read`."""
 
     def __init__(self, work_dir: Path, limits: ImageLimits, key: str) -> None:
         """Opens `work_dir`, keeping what a former run left if `key` (what is unpacked, and how) is the same."""
         work_dir.mkdir(parents=True, exist_ok=True)
-        self._pack_path, self._ledger_path = work_dir / "pictures.bin", work_dir / "pictures.jsonl"
+        self._pack_path, self._ledger_path = work_dir / "images.bin", work_dir / "images.jsonl"
         self._limits, self._key = limits, key
         self.stored: dict[str, Stored] = {}
         self.resumed = 0
@@ -67,7 +67,7 @@ class Pictures:
                             name, offset, length, facts = entry
                             if offset + length > size:
                                 break
-                            self.stored[name] = Stored(offset, length, Picture(**facts))
+                            self.stored[name] = Stored(offset, length, ImageFacts(**facts))
                             self._end = max(self._end, offset + length)
                     except (ValueError, TypeError):
                         break
@@ -85,15 +85,14 @@ class Pictures:
         members: Callable[[], Iterable[Member]],
         wanted: Wanted,
         workers: int,
-        on_progress: Callable[[int, int], None] = lambda pictures, size: None,
-        total_bytes: int = 0,
+        on_progress: Callable[[int, int], None] = lambda images, size: None,
     ) -> int:
-        """Stores and checks the wanted pictures, in one pass over `members()`. Returns how many nobody asked for.
+        """Stores and checks the wanted images, in one pass over `members()`. Returns how many nobody asked for.
 
         A second pass is made only for links whose targets nobody asked for by name. Memory holds one batch whatever the
-        archive's size (about `total_bytes`). `on_progress(pictures, bytes)` follows each batch that was checked.
+        archive's size. `on_progress(images, bytes)` follows each batch that was checked.
         """
-        checks = Checks(self._pack_path, self._limits, workers, total_bytes)
+        checks = Checks(self._pack_path, self._limits, workers)
         try:
             return self._fill(checks, members, wanted, on_progress)
         finally:
@@ -111,7 +110,7 @@ class Pictures:
         links = {name: _follow(name, links) for name in links if wanted.match(name)}
         targets = set(links.values())
         if targets - self.stored.keys():
-            self._pass(checks, members(), Wanted(targets), {}, lambda pictures, size: None)
+            self._pass(checks, members(), Wanted(targets), {}, lambda images, size: None)
         for name, target in sorted(links.items()):
             if name not in self.stored and target in self.stored:
                 self._record(name, self.stored[target])
@@ -126,13 +125,13 @@ class Pictures:
         links: dict[str, str],
         on_progress: Callable[[int, int], None],
     ) -> int:
-        waiting: deque[_Batch] = deque()  # names, not pictures: unpacking may run ahead as far as it will
+        waiting: deque[_Batch] = deque()  # names, not images: unpacking may run ahead as far as it will
         unused = 0
 
         def settle_first() -> None:
             batch = waiting.popleft()
-            for (name, offset, size), picture in zip(batch.places, checks.take(), strict=True):
-                self._record(name, Stored(offset, size, picture))
+            for (name, offset, size), image in zip(batch.places, checks.take(), strict=True):
+                self._record(name, Stored(offset, size, image))
             self._ledger.flush()
             on_progress(batch.seen, batch.seen_bytes)
 
@@ -173,18 +172,18 @@ class Pictures:
         line = json.dumps([name, stored.offset, stored.size, vars(stored.facts)], ensure_ascii=False)
         self._ledger.write(line.encode() + b"\n")
 
-    def facts(self, name: str) -> Picture | None:
-        """Facts about a picture; None if the source has none of this name."""
+    def facts(self, name: str) -> ImageFacts | None:
+        """Facts about an image; None if the source has none of this name."""
         stored = self.stored.get(name)
         return stored.facts if stored else None
 
     def read(self, name: str) -> bytes:
-        """The encoded picture."""
+        """The encoded image."""
         stored = self.stored[name]
         return os.pread(self._pack.fileno(), stored.size, stored.offset)
 
     def close(self, remove: bool = False) -> None:
-        """Closes the files; `remove` deletes them: the dataset is complete and holds the pictures itself."""
+        """Closes the files; `remove` deletes them: the dataset is complete and holds the images itself."""
         self._pack.close()
         self._ledger.close()
         if remove:
@@ -193,7 +192,7 @@ class Pictures:
 
 
 class _Batch:
-    """Pictures that were appended to the pack, waiting for a worker."""
+    """Images that were appended to the pack, waiting for a worker."""
 
     def __init__(self) -> None:
         self.places: list[tuple[str, int, int]] = []

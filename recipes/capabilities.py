@@ -116,6 +116,13 @@ def engine_gpu(target: str, gpu: str, count: int) -> str:
     return SINGLE.get((can.cloud, gpu), can.gpus[gpu]) if count == 1 else can.gpus[gpu]
 
 
+def variant(recipe: Recipe, target: str, gpu: str) -> str:
+    """The price list's name of the form of a GPU that is rented there: RunPod's SXM and PCIe cards differ in price."""
+    return (
+        engine_gpu("skypilot-runpod", gpu, recipe.cluster.gpus_per_node) if market(recipe, target) == "runpod" else ""
+    )
+
+
 def capability(target: str) -> Capability:
     """The target of that name. Raises ConfigError naming the nearest one."""
     if target not in CAPABILITIES:

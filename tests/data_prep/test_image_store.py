@@ -1,4 +1,4 @@
-"""The store of checked pictures: one pass, a ledger to go on from, workers that may die."""
+"""The store of checked images: one pass, a ledger to go on from, workers that may die."""
 
 from __future__ import annotations
 
@@ -12,26 +12,24 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.checks.checking import FAST_PNG_BYTES
 from data_prep.ingest.archive import Member, Refused, members
+from data_prep.ingest.image_store import ImageStore
 from data_prep.ingest.images import ImageLimits
-from data_prep.ingest.pictures import Pictures
 from data_prep.ingest.wanted import Wanted
-from tests.data_prep.raw import picture, write_tar
+from tests.data_prep.raw import image, write_tar
 
 LIMITS = ImageLimits()
-FILES = {f"top/{i}.png": picture(i) for i in range(40)}
+FILES = {f"top/{i}.png": image(i) for i in range(40)}
 
 
 def stream(path: Path):
     return lambda: members(path, Refused())
 
 
-@pytest.mark.parametrize("total_bytes", [0, FAST_PNG_BYTES])
-def test_wanted_pictures_are_stored_checked_and_others_counted(tmp_path, total_bytes):
-    path = write_tar(tmp_path / "img.tar.gz", FILES | {"top/bad.png": b"no picture", "notes.txt": b"x"})
-    store = Pictures(tmp_path / "work", LIMITS, "k")
-    unused = store.fill(stream(path), Wanted([*list(FILES)[:30], "top/bad.png"]), workers=2, total_bytes=total_bytes)
+def test_wanted_images_are_stored_checked_and_others_counted(tmp_path):
+    path = write_tar(tmp_path / "img.tar.gz", FILES | {"top/bad.png": b"no image", "notes.txt": b"x"})
+    store = ImageStore(tmp_path / "work", LIMITS, "k")
+    unused = store.fill(stream(path), Wanted([*list(FILES)[:30], "top/bad.png"]), workers=2)
     assert unused == 11 and len(store.stored) == 31
     assert all(store.read(name) == FILES[name] for name in list(FILES)[:30])
     good, bad = store.facts("top/3.png"), store.facts("top/bad.png")
@@ -40,7 +38,7 @@ def test_wanted_pictures_are_stored_checked_and_others_counted(tmp_path, total_b
     assert store.facts("top/35.png") is None
 
 
-def test_links_give_their_targets_picture_even_if_nobody_asked_for_the_target(tmp_path):
+def test_links_give_their_targets_image_even_if_nobody_asked_for_the_target(tmp_path):
     def links(tar: tarfile.TarFile) -> None:
         for name, target in (("a.png", "b.png"), ("b.png", "top/5.png"), ("ring1", "ring2"), ("ring2", "ring1")):
             info = tarfile.TarInfo(name)
@@ -48,7 +46,7 @@ def test_links_give_their_targets_picture_even_if_nobody_asked_for_the_target(tm
             tar.addfile(info)
 
     path = write_tar(tmp_path / "img.tar.gz", FILES, links)
-    store = Pictures(tmp_path / "work", LIMITS, "k")
+    store = ImageStore(tmp_path / "work", LIMITS, "k")
     store.fill(stream(path), Wanted(["a.png", "ring1"]), workers=1)
     assert store.read("a.png") == FILES["top/5.png"] and store.facts("ring1") is None
 
@@ -66,8 +64,8 @@ def test_an_interrupted_fill_goes_on_and_checks_nothing_twice(tmp_path):
         if len(checked) == 3:
             raise Killed
 
-    first = Pictures(tmp_path / "work", LIMITS, "k")
-    import data_prep.ingest.pictures as module
+    first = ImageStore(tmp_path / "work", LIMITS, "k")
+    import data_prep.ingest.image_store as module
 
     small, module.BATCH_FILES = module.BATCH_FILES, 5
     try:
@@ -76,32 +74,32 @@ def test_an_interrupted_fill_goes_on_and_checks_nothing_twice(tmp_path):
     finally:
         module.BATCH_FILES = small
     first.close()
-    ledger = tmp_path / "work" / "pictures.jsonl"
+    ledger = tmp_path / "work" / "images.jsonl"
     with open(ledger, "ab") as file:
         file.write(b'["half a li')
     done = len(ledger.read_bytes().splitlines()) - 2
     assert done == sum(checked) == 15
-    second = Pictures(tmp_path / "work", LIMITS, "k")
+    second = ImageStore(tmp_path / "work", LIMITS, "k")
     assert second.resumed == done
     second.fill(stream(path), Wanted(FILES), workers=1)
     assert all(second.read(name) == data for name, data in FILES.items())
     second.close()
-    size = (tmp_path / "work" / "pictures.bin").stat().st_size
+    size = (tmp_path / "work" / "images.bin").stat().st_size
     assert size == sum(map(len, FILES.values()))
-    assert Pictures(tmp_path / "work", LIMITS, "k").resumed == len(FILES)
+    assert ImageStore(tmp_path / "work", LIMITS, "k").resumed == len(FILES)
 
 
 def test_other_limits_or_another_archive_start_anew(tmp_path):
-    store = Pictures(tmp_path / "work", LIMITS, "k")
+    store = ImageStore(tmp_path / "work", LIMITS, "k")
     store.fill(lambda: [Member("a", FILES["top/0.png"])], Wanted(["a"]), workers=1)
     store.close()
-    assert Pictures(tmp_path / "work", LIMITS, "another key").resumed == 0
+    assert ImageStore(tmp_path / "work", LIMITS, "another key").resumed == 0
 
 
 SLOW = """
 import sys, time
 from pathlib import Path
-from data_prep.ingest import pictures
+from data_prep.ingest import image_store
 from data_prep.ingest.archive import Refused, members
 from data_prep.ingest.images import ImageLimits
 from data_prep.ingest.wanted import Wanted
@@ -110,8 +108,8 @@ def slowly():
         time.sleep(0.05)
         yield member
 if __name__ == "__main__":
-    pictures.BATCH_FILES = 4
-    store = pictures.Pictures(Path(sys.argv[2]), ImageLimits(), "k")
+    image_store.BATCH_FILES = 4
+    store = image_store.ImageStore(Path(sys.argv[2]), ImageLimits(), "k")
     store.fill(slowly, Wanted(sys.argv[3].split()), 1)
 """
 
@@ -125,13 +123,13 @@ def test_a_fill_killed_with_sigkill_goes_on(tmp_path):
         [sys.executable, str(script), str(path), str(tmp_path / "work"), " ".join(FILES)],
         env=os.environ | {"PYTHONPATH": str(root)}, start_new_session=True,
     )  # fmt: skip
-    ledger = tmp_path / "work" / "pictures.jsonl"
+    ledger = tmp_path / "work" / "images.jsonl"
     end = time.monotonic() + 60
     while time.monotonic() < end and not (ledger.exists() and len(ledger.read_bytes().splitlines()) > 8):
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    store = Pictures(tmp_path / "work", LIMITS, "k")
+    store = ImageStore(tmp_path / "work", LIMITS, "k")
     assert 8 <= store.resumed < len(FILES)
     store.fill(stream(path), Wanted(FILES), workers=1)
     assert all(store.read(name) == data for name, data in FILES.items())

@@ -1,4 +1,4 @@
-"""Facts about pictures: what decodes, sizes, tokens against the real processor's rule, looks of near-identical ones."""
+"""Facts about images: what decodes, sizes, tokens against the real processor's rule, looks of near-identical ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from data_prep.ingest.images import NEAR_LEVELS, ImageLimits, image_tokens, inspect, smart_resize
-from tests.data_prep.raw import drawing, encoded, picture
+from tests.data_prep.raw import drawing, encoded, image
 
 LIMITS = ImageLimits()
 
@@ -32,8 +32,8 @@ def test_every_usual_mode_and_format_is_read(mode, kind):
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF"])
 @pytest.mark.parametrize("keep", [0.3, 0.7, 0.95])
-def test_a_truncated_picture_is_found(kind, keep):
-    data = picture(2, kind, width=640, height=480)
+def test_a_truncated_image_is_found(kind, keep):
+    data = image(2, kind, width=640, height=480)
     facts = inspect(data[: int(keep * len(data))], LIMITS)
     assert facts.error.startswith("image_undecodable: ")
 
@@ -45,7 +45,7 @@ def test_a_truncated_progressive_jpeg_is_found():
 
 
 def test_a_png_with_a_wrong_checksum_is_found():
-    data = bytearray(picture(2, width=640, height=480))
+    data = bytearray(image(2, width=640, height=480))
     data[len(data) // 2] ^= 255
     assert inspect(bytes(data), LIMITS).error.startswith("image_undecodable: ")
 
@@ -66,7 +66,7 @@ def test_what_the_model_cannot_take_is_named(data, reason):
     assert inspect(data, LIMITS).error.partition(":")[0] == reason
 
 
-def test_the_smallest_and_longest_allowed_pictures_pass():
+def test_the_smallest_and_longest_allowed_images_pass():
     assert inspect(encoded(Image.new("RGB", (28, 28))), LIMITS).error == ""
     assert inspect(encoded(Image.new("RGB", (2800, 28))), LIMITS).error == ""
 
@@ -97,13 +97,13 @@ def diagram(seed: int) -> Image.Image:
 
 
 @pytest.mark.parametrize("draw", [lambda seed: drawing(seed, 640, 480), diagram], ids=["photo-like", "diagram"])
-def test_near_identical_pictures_look_near_and_others_far(draw):
+def test_near_identical_images_look_near_and_others_far(draw):
     originals = [draw(seed) for seed in range(30)]
     looks = [inspect(encoded(image), LIMITS).look for image in originals]
-    for image, look in zip(originals, looks, strict=True):
-        small = image.resize((image.width // 2, image.height // 2), Image.Resampling.BICUBIC)
-        variants = [encoded(image, "JPEG", quality=75), encoded(small), encoded(image.convert("RGBA")),
-                    encoded(image.convert("L"))]  # fmt: skip
+    for one, look in zip(originals, looks, strict=True):
+        small = one.resize((one.width // 2, one.height // 2), Image.Resampling.BICUBIC)
+        variants = [encoded(one, "JPEG", quality=75), encoded(small), encoded(one.convert("RGBA")),
+                    encoded(one.convert("L"))]  # fmt: skip
         assert all(distance(inspect(variant, LIMITS).look, look) <= NEAR_LEVELS for variant in variants)
     assert min(distance(a, b) for i, a in enumerate(looks) for b in looks[:i]) > 1.2 * NEAR_LEVELS
 

@@ -1,0 +1,117 @@
+"""Images of a pack decoded by worker processes, which an image or a hand from outside may kill."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+
+from pebble import ProcessExpired, ProcessPool
+
+from data_prep.ingest.images import ImageFacts, ImageLimits, inspect
+
+IMAGE_TIMEOUT_S = 60.0
+"""After this a worker is killed: a decoder hangs. A batch has as much for each of its images."""
+
+
+def check(pack: str, places: list[tuple[int, int]], limits: ImageLimits) -> list[ImageFacts]:
+    """Runs in a worker: reads and inspects the images at (offset, size) of the pack."""
+    descriptor = os.open(pack, os.O_RDONLY)
+    try:
+        return [inspect(os.pread(descriptor, size, offset), limits) for offset, size in places]
+    finally:
+        os.close(descriptor)
+
+
+@dataclass
+class _Task:
+    places: list[tuple[int, int]]
+    future: Future
+
+
+class Checks:
+    """Batches of images go in by `submit`, their facts come out by `take` in the same order.
+
+    A batch whose worker dies or hangs is tried again image by image, so that only the one that did it is lost.
+    """
+
+    def __init__(self, pack: Path, limits: ImageLimits, workers: int) -> None:
+        self._pack, self._limits = str(pack), limits
+        self._pool = ProcessPool(workers, context=_context(), initializer=_end_with_the_caller)
+        self._tasks: deque[_Task] = deque()
+
+    def submit(self, places: list[tuple[int, int]]) -> None:
+        """Queues the images at (offset, size) of the pack. There may be none."""
+        self._tasks.append(_Task(places, self._start(places)))
+
+    def _start(self, places: list[tuple[int, int]]) -> Future:
+        timeout = IMAGE_TIMEOUT_S * max(1, len(places))
+        return self._pool.schedule(check, args=(self._pack, places, self._limits), timeout=timeout)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    @property
+    def ready(self) -> bool:
+        """Whether `take` would not wait."""
+        return bool(self._tasks) and self._tasks[0].future.done()
+
+    def take(self) -> list[ImageFacts]:
+        """The facts of the oldest batch."""
+        task = self._tasks.popleft()
+        try:
+            return task.future.result()
+        except (ProcessExpired, TimeoutError):
+            return [self._alone(place) for place in task.places]
+
+    def _alone(self, place: tuple[int, int]) -> ImageFacts:
+        for _ in range(2):  # once more: another hand may have killed the first worker
+            try:
+                return self._start([place]).result()[0]
+            except TimeoutError:
+                return ImageFacts(sha256="", error=f"image_crashed: not decoded within {IMAGE_TIMEOUT_S:g} s")
+            except ProcessExpired:
+                continue
+        return ImageFacts(sha256="", error="image_crashed: the decoder died on it")
+
+    def close(self) -> None:
+        """Ends the processes, without what is still queued."""
+        self._pool.stop()
+        self._pool.join()
+
+
+def _end_with_the_caller() -> None:
+    """Ends this worker when the process that asked for it is gone, even by SIGKILL."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    caller = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if caller is not None:
+            caller.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def warm_up() -> None:
+    """Begins to load what the workers need, while the caller goes on."""
+    _context()
+    resource_tracker.ensure_running()  # unblocks what is blocked while it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for the caller, who ends the others
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _context() -> multiprocessing.context.ForkServerContext:
+    """Processes are not forked from here, which may have threads, but from one that imported Pillow and numpy once."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["data_prep.ingest.checking", "PIL.JpegImagePlugin", "PIL.PngImagePlugin"])
+    return context

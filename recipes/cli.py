@@ -1,0 +1,192 @@
+"""The command line of launch.py."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from recipes import commands
+from trainer.config import ConfigError
+from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED
+
+DESCRIPTION = """SpotRL's front door: recipes for post-training vision-language models, and where to run them.
+
+python3 launch.py list                                  every recipe: model, data, shape, targets, memory, cost
+python3 launch.py demo                                  the whole pipeline on this machine, without a GPU
+python3 launch.py plan grpo-qwen2.5-vl-72b-mathv60k     memory, disk, time and dollars, before you rent
+python3 launch.py up grpo-qwen2.5-vl-7b-mathv60k --target skypilot-runpod --bucket s3://mine
+"""
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(
+        prog="launch.py", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, help: str, *arguments: str, example: str = "") -> argparse.ArgumentParser:
+        command = commands.add_parser(
+            name,
+            help=help,
+            description=help[0].upper() + help[1:] + ".",
+            epilog=f"example:\n  python3 launch.py {name} {example}" if example else None,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.set_defaults(target=None, hosts="", detach=False)
+        for argument in arguments:
+            match argument:
+                case "recipe":
+                    command.add_argument("recipe", help="name of a recipe: see `list`")
+                case "target":
+                    command.add_argument("--target", help="where: see docs/targets.md; default: the cheapest that can")
+                case "set":
+                    command.add_argument(
+                        "--set",
+                        action="append",
+                        default=[],
+                        metavar="A.B=C",
+                        help="override a field, as often as you like; an unknown one is refused (docs/options.md)",
+                    )
+                case "run":
+                    command.add_argument("run", help="id of a run launched from here: see `status`")
+                case "dry":
+                    command.add_argument("--dry-run", action="store_true", help="show what would run, start nothing")
+                case "launch":
+                    command.add_argument(
+                        "--run-id", default="", help="our own id, under which it saves and resumes; default: a new one"
+                    )
+                    command.add_argument(
+                        "--bucket", default="", help="s3://, gs:// or r2:// URL that checkpoints are pushed to"
+                    )
+                    command.add_argument("--reproducible", action="store_true", help="refuse a dirty git tree")
+                case "remote":
+                    command.add_argument(
+                        "--hosts", default="", help="machines for the target ssh: [user@]address[:port],..."
+                    )
+                    command.add_argument("--detach", action="store_true", help="do not follow the logs")
+        return command
+
+    big, middle = "grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k"
+    add("list", "recipes, what they need and cost, and where they can run")
+    add(
+        "plan",
+        "memory per phase, disk, time per step and dollars",
+        "recipe",
+        "target",
+        "set",
+        example=f"{big} --target dstack-runpod --set rollout.tensor_parallel=8",
+    )
+    add(
+        "render",
+        "print the task files of a recipe, or write them to --out",
+        "recipe",
+        "target",
+        "set",
+        example=f"{middle} --target skypilot-runpod",
+    ).add_argument("--out", default="", help="folder to write them to")
+    add(
+        "up",
+        "run a recipe; Ctrl-C stops following the logs",
+        "recipe",
+        "target",
+        "set",
+        "launch",
+        "remote",
+        "dry",
+        example=f"{middle} --target skypilot-runpod --bucket s3://mine --set optimizer.learning_rate=1e-6",
+    )
+    add(
+        "demo",
+        "the whole pipeline on this machine, on CPU; one that was killed goes on where it was",
+        "set",
+        "launch",
+        "dry",
+        example="--set run.max_steps=20 --run-id short",
+    )
+    add(
+        "preflight",
+        "check a cluster: every node, and a collective between all of them",
+        "target",
+        "set",
+        "launch",
+        "remote",
+        "dry",
+        example="--target ssh --hosts 10.0.0.1,10.0.0.2",
+    )
+    add("resume", "start a run again; it goes on from its last committed checkpoint", "run", "dry")
+    add("status", "state, cost so far and last step of the runs launched from here").add_argument(
+        "run", nargs="?", help="only this one"
+    )
+    add("logs", "follow the logs of a run", "run")
+    add("down", "stop a run and give its machines back", "run", "dry")
+    add("report", "one HTML file: curves, samples, phases, configuration").add_argument(
+        "run", help="id of a run, or its folder"
+    )
+    add(
+        "reproduce",
+        "run again what a manifest describes; refuses where it cannot, and names what differs",
+        "target",
+        "launch",
+        "remote",
+        "dry",
+        example="runs/demo-x/manifest.json",
+    ).add_argument("manifest", help="manifest.json of a run")
+    for name, help in (
+        ("data", "prepare, preview, verify and compare datasets"),
+        (
+            "test",
+            "run the tests; --fast: those without engine; all arguments go to pytest",
+        ),
+    ):
+        commands.add_parser(name, help=help)
+    return top
+
+
+def main(arguments: list[str]) -> int:
+    """Runs one command and returns the exit code. Configuration errors are one line and exit 2."""
+    os.chdir(ROOT)
+    # argparse leaves no option to a command's own parser, so the rest of a passed-on command never meets it.
+    cut = 1 if arguments[:1] in (["data"], ["test"]) else len(arguments)
+    args = parser().parse_args(arguments[:cut])
+    args.arguments = arguments[cut:]
+    try:
+        return dispatch(args)
+    except ConfigError as error:
+        print(f"launch.py: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def dispatch(args: argparse.Namespace) -> int:
+    """Calls the command's function. recipes.commands imports only what each needs: `list` must answer at once."""
+    match args.command:
+        case "list":
+            return commands.list_recipes()
+        case "plan":
+            return commands.plan(args.recipe, args.target, args.set)
+        case "render":
+            return commands.render(args.recipe, args.target, args.set, args.out)
+        case "data" | "test" | "report":
+            return commands.delegate(args)
+        case "demo":
+            return commands.up("demo", "local", args)
+        case "preflight":
+            return commands.up("preflight", args.target, args)
+        case "up":
+            return commands.up(args.recipe, args.target, args)
+        case "resume":
+            return commands.resume(args.run, args.dry_run)
+        case "status":
+            return commands.status(args.run)
+        case "logs":
+            return commands.logs(args.run)
+        case "down":
+            return commands.down(args.run, args.dry_run)
+        case "reproduce":
+            return commands.reproduce(args)
+    raise AssertionError(args.command)

@@ -1,0 +1,116 @@
+"""Which exit codes each engine starts a run again after: the retry rules of all targets.
+
+The run counts its own attempts in the bucket and leaves with a final code once they are spent. What stands here makes
+every engine obey that code, and bounds what happens before the run can count:
+
+    SkyPilot  restarts after the codes of a list without limit, after any other non-zero code `max_restarts_on_errors`
+              times. When one node of several ends, it reports 137 for all others: 137 must not be in the list.
+    dstack    restarts after every non-zero code, and its clock starts again with each machine: final codes become 0.
+    Slurm     restarts when asked (`scontrol requeue`), when it preempts and when a node fails; it counts, in
+              SLURM_RESTART_COUNT, and limits nothing.
+    PBS       restarts when it preempts and when a node fails; it tells the job nothing of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recipes.spec import Recipe
+from recipes.targets import script
+from trainer.exit_codes import EXIT_CONFIG, RECOVER_EXIT_CODES
+
+FINAL = "spotrl: ended for good"
+"""How the line begins that says so: `status` looks for it where an engine knows success and failure by 0 alone."""
+CAPACITY_HOURS = 8.0
+"""How long dstack looks for machines before it gives up, hours."""
+
+
+def codes(recipe: Recipe) -> tuple[int, ...]:
+    """Exit codes after which the recipe is started again. A preflight never is: its answer is the exit code."""
+    return RECOVER_EXIT_CODES if recipe.kind == "train" else ()
+
+
+def sky(recipe: Recipe) -> dict[str, Any]:
+    """SkyPilot's `job_recovery`."""
+    rule = {"strategy": "EAGER_NEXT_REGION", "max_restarts_on_errors": 0}
+    return rule | ({"recover_on_exit_codes": list(codes(recipe))} if codes(recipe) else {})
+
+
+def dstack(recipe: Recipe) -> dict[str, Any]:
+    """dstack's `retry`. A node lost on RunPod, Kubernetes or own machines is an `error` to it, as is a failed job."""
+    events = ["no-capacity", "interruption", "error"] if codes(recipe) else ["no-capacity"]
+    return {"on_events": events, "duration": f"{min(recipe.budget.max_hours, CAPACITY_HOURS):g}h"}
+
+
+def dstack_command(recipe: Recipe, body: str) -> str:
+    """The task's one command: `body`, then the node's process; dstack sees 0 for what it must not start again.
+
+    In a shell of its own, because dstack's is interactive, where an unset variable ends less than it should.
+    """
+    node = script.node_command(recipe)
+    if not codes(recipe):
+        return f"{body}exec {node}\n"
+    keep = "|".join(map(str, (0, *codes(recipe))))
+    task = f"""\
+final() {{
+  code=$?
+  case "$code" in
+    {keep}) ;;
+    *)
+      echo "{FINAL}: exit code $code; fix what the lines above say, then \\`launch.py resume ${{RUN_ID:-}}\\`"
+      exit 0 # dstack starts a job again after every other code
+      ;;
+  esac
+}}
+trap final EXIT
+{body}{script.OUTLAST}{node} &
+node=$!
+trap 'kill -s INT "$node" 2>/dev/null || true' INT
+trap 'kill -s TERM "$node" 2>/dev/null || true' TERM
+outlast "$node"
+"""
+    return f'exec bash -c "$(cat <<"TASK"\n{task}TASK\n)"\n'
+
+
+def slurm_begin(recipe: Recipe) -> str:
+    """Ends a job that Slurm has started too often, whatever the reason, before it does anything."""
+    most = recipe.budget.max_requeues
+    return f"""\
+if [ "${{SLURM_RESTART_COUNT:-0}}" -gt {most} ]; then
+  echo "{FINAL}: Slurm has restarted this job $SLURM_RESTART_COUNT times, budget.max_requeues is {most}" >&2
+  exit {EXIT_CONFIG}
+fi
+"""
+
+
+def slurm_end(recipe: Recipe) -> str:
+    """Asks for the requeue after a code that a restart can cure, while the budget lasts; `code` is the job's."""
+    if not codes(recipe):
+        return 'exit "$code"\n'
+    most = recipe.budget.max_requeues
+    return f"""\
+case "$code" in
+  {"|".join(map(str, codes(recipe)))})
+    if [ "${{SLURM_RESTART_COUNT:-0}}" -ge {most} ]; then
+      echo "{FINAL}: exit $code after ${{SLURM_RESTART_COUNT:-0}} restarts, budget.max_requeues is {most}" >&2
+      exit "$code"
+    fi
+    echo "the run asks to be started again (exit $code): requeueing"
+    scontrol requeue "$SLURM_JOB_ID" || true
+    sleep {recipe.site.grace_s + 30} # until Slurm ends this script: one that exits by itself is FAILED
+    ;;
+esac
+exit "$code"
+"""
+
+
+def pbs_begin(recipe: Recipe) -> str:
+    """Counts the starts of this job in a file, since PBS says nothing of them, and ends one that has had too many."""
+    return f"""\
+starts=".cache/$RUN_ID.$PBS_JOBID.starts"
+echo >> "$starts"
+if [ "$(wc -l < "$starts")" -gt {recipe.budget.max_requeues + 1} ]; then
+  echo "{FINAL}: PBS has restarted this job {recipe.budget.max_requeues} times: that is budget.max_requeues" >&2
+  exit {EXIT_CONFIG}
+fi
+"""

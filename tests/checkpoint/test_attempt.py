@@ -1,0 +1,262 @@
+"""The record of attempts on real stores, with and without conditional puts; two attempts at once; the budget."""
+
+import hashlib
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests import servers
+from tests.checkpoint.synthetic import attempt, configure, cut, finish, holds, save, steps_in, whole, writers
+from trainer.checkpoint.__main__ import main
+from trainer.checkpoint.attempt import ALIVE_S, Attempts, Fenced, Final
+from trainer.checkpoint.manager import Checkpoints
+from trainer.config import override
+from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_FENCED, EXIT_GAVE_UP, EXIT_NODE_LOST, EXIT_PREEMPTED
+from trainer.storage.storage import Storage
+
+
+@pytest.fixture(scope="module")
+def rclone(tmp_path_factory):
+    with servers.rclone(tmp_path_factory.mktemp("rclone")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def moto():
+    with servers.moto() as server:
+        yield server
+
+
+@pytest.fixture(params=["file", "rclone", "moto"])
+def record(request, tmp_path):
+    """The record on a disk, on a store that ignores the condition of a put, and on one that obeys it."""
+    if request.param == "file":
+        return Attempts(Storage(tmp_path / "attempts"))
+    server = request.getfixturevalue(request.param)
+    return Attempts(Storage(f"s3://bucket/{tmp_path.name}/attempts", env=server.env))
+
+
+def test_a_newer_attempt_replaces_the_older_for_good(record):
+    first = record.take(0)
+    first.check()
+    second = record.take(0)
+    assert (first.epoch, second.epoch) == (1, 2)
+    with pytest.raises(Fenced, match=rf"attempt {first.name} is over: attempt {second.name}"):
+        first.check()
+    with pytest.raises(Fenced):
+        first.beat()
+    second.beat()
+    third = record.take(0)
+    for old in (first, second):
+        with pytest.raises(Fenced):
+            old.check()
+    third.check()
+
+
+def test_of_many_that_start_at_once_one_is_left(record):
+    with ThreadPoolExecutor(6) as pool:
+        taken = list(pool.map(lambda _: record.take(0), range(6)))
+    alive = []
+    for one in taken:
+        try:
+            one.check()
+            alive.append(one)
+        except Fenced:
+            pass
+    assert len(alive) == 1 and alive[0].epoch == max(one.epoch for one in taken)
+
+
+def objects(store: Storage) -> dict[str, str]:
+    return {key: hashlib.sha256(store.get_bytes(key)).hexdigest() for key, _ in store.list()}
+
+
+@pytest.mark.parametrize("server_name", ["rclone", "moto"])
+def test_two_attempts_of_other_world_sizes_at_once(request, tmp_path, told, server_name, monkeypatch):
+    """The older one goes on on its own disk while the newer one works: it commits and deletes nothing any more."""
+    server = request.getfixturevalue(server_name)
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    url = f"s3://bucket/two-{server_name}"
+    base = [f"checkpoint.remote={url}", "checkpoint.keep_last_remote=2"]
+    one = override(configure(tmp_path / "one"), base)
+    two = override(configure(tmp_path / "two"), base)
+    store = Storage(f"{url}/test/checkpoints", env=server.env)
+    record = Attempts(Storage(f"{url}/test/attempts", env=server.env))
+
+    older = Checkpoints(one, "data", held=record.take(0), storage=store, say=told.append)
+    older_ranks = writers(one, 2, storage=store)
+    save(older, older_ranks, 2)
+    # The older attempt has uploaded all of step 4, and is about to commit it, when the newer one starts.
+    older.begin(4, {"step": 4})
+    for writer in older_ranks:
+        writer.start(4, cut(whole(400), writer.rank, 2), {}, attempt=older.attempt)
+        writer.wait()
+
+    newer = Checkpoints(two, "data", held=record.take(2), storage=store, say=told.append)
+    assert newer.find().step == 2
+    newer_ranks = writers(two, 1, storage=store)
+    save(newer, newer_ranks, 4)
+    committed = objects(store)
+    with pytest.raises(Fenced):
+        finish(older, older_ranks)
+    assert objects(store) == committed, "the older attempt wrote or deleted after it was replaced"
+    with pytest.raises(Fenced):
+        save(older, older_ranks, 6)
+    for key, digest in committed.items():
+        assert objects(store)[key] == digest, "a committed object was changed"
+    save(newer, newer_ranks, 6)
+    newer.close()
+    left = {key.split("/")[0] for key, _ in store.list() if key.endswith("manifest.json")}
+    assert left == {"step-00000004", "step-00000006"}
+    found = Checkpoints(override(two, [f"run.dir={tmp_path}/three"]), "data", storage=store, say=told.append).find()
+    assert found.step == 6 and found.manifest["attempt"] == newer.attempt and found.world_size == 1
+
+
+def test_retention_leaves_what_a_person_put_there(tmp_path, told):
+    config = configure(tmp_path, "checkpoint.keep_last=1", "checkpoint.keep_last_remote=1")
+    checkpoints, ranks = attempt(config, told), writers(config, 1)
+    local, remote = tmp_path / "run/checkpoints", tmp_path / "remote/test/checkpoints"
+    mine = []
+    for root in (local, remote):
+        for name in ("step-00000002.keep", "step-00000001.bak", "step-notes", "step-2", "step-000000001"):
+            path = root / name / "file.txt"
+            path.parent.mkdir(parents=True)
+            path.write_text("mine")
+            mine.append(path)
+    for step in (2, 4, 6):
+        save(checkpoints, ranks, step)
+    assert all(path.read_text() == "mine" for path in mine)
+    names = {p.name for p in local.iterdir() if p.name[5:].isdigit() and len(p.name) == 13}
+    assert names == {"step-00000006"}
+    assert steps_in(remote) == [6]
+
+
+def test_a_checkpoint_of_another_run_is_not_deleted(tmp_path, told):
+    config = configure(tmp_path, "checkpoint.keep_last=1", "checkpoint.keep_last_remote=1")
+    other = override(config, ["run.id=other", f"run.dir={tmp_path}/run"])
+    save(attempt(other, told), writers(other, 1), 1)
+    (tmp_path / "remote/test/checkpoints").mkdir(parents=True, exist_ok=True)
+    theirs = tmp_path / "remote/other/checkpoints/step-00000001"
+    theirs.rename(tmp_path / "remote/test/checkpoints/step-00000001")
+    checkpoints, ranks = attempt(config, told), writers(config, 1)
+    for step in (2, 4):
+        save(checkpoints, ranks, step)
+    assert steps_in(tmp_path / "run/checkpoints") == steps_in(tmp_path / "remote/test/checkpoints") == [1, 4]
+
+
+def test_the_older_layout_is_read(tmp_path, told):
+    """A checkpoint whose files lie in the step's folder itself, as before attempts had folders."""
+    config = configure(tmp_path)
+    old = Checkpoints(config, "data", say=told.append)
+    save(old, writers(config, 2), 2)
+    assert (tmp_path / "remote/test/checkpoints/step-00000002/manifest.json").exists()
+    moved = override(config, [f"run.dir={tmp_path}/fresh"])
+    checkpoints = attempt(moved, told)
+    assert holds(checkpoints.find(), 2)
+    save(checkpoints, writers(moved, 1), 4)
+    assert steps_in(tmp_path / "remote/test/checkpoints") == [2, 4]
+
+
+# --- the budget -------------------------------------------------------------------------------------------------------
+
+
+def end(record: Attempts, committed_before: int, code: int | None, committed_after: int | None = None) -> int | None:
+    taken = record.take(committed_before, "launch")
+    if code is None:
+        return None
+    return record.close(taken, code, "why", committed_before if committed_after is None else committed_after)
+
+
+def test_failures_without_progress_end_the_run(record, capsys):
+    record.max_restarts = 2
+    assert end(record, 0, EXIT_ERROR) == EXIT_ERROR
+    assert end(record, 0, EXIT_ERROR, committed_after=4) == EXIT_ERROR, "it got further: the count starts anew"
+    assert end(record, 4, EXIT_ERROR) == EXIT_ERROR
+    assert end(record, 4, EXIT_ERROR) == EXIT_ERROR
+    assert end(record, 4, EXIT_ERROR) == EXIT_GAVE_UP, "the first, and two restarts"
+    assert "gives up at step 4: 3 attempts failed with no new checkpoint" in capsys.readouterr().out
+    with pytest.raises(Final, match="gives up at step 4") as final:
+        record.take(4, "launch")
+    assert final.value.code == EXIT_GAVE_UP
+    with pytest.raises(Final):
+        record.take(4, "launch")
+    assert record.final()[0] == EXIT_GAVE_UP
+    record.take(4, "another launch from the desk").check()
+
+
+def test_lost_machines_have_a_limit_of_their_own(record):
+    record.max_restarts, record.max_losses = 1, 3
+    for code in (EXIT_PREEMPTED, None, EXIT_NODE_LOST):
+        end(record, 2, code)
+    assert end(record, 2, EXIT_ERROR) == EXIT_ERROR, "a failure is counted apart"
+    end(record, 2, None)
+    with pytest.raises(Final, match="4 attempts lost their machines"):
+        record.take(2, "launch")
+
+
+def test_preemptions_that_committed_cost_nothing(record):
+    record.max_losses = 1
+    for step in range(0, 20, 2):
+        assert end(record, step, EXIT_PREEMPTED, step + 2) == EXIT_PREEMPTED
+    record.take(20, "launch").check()
+
+
+def test_an_error_that_no_restart_cures_ends_the_run_at_once(record):
+    assert end(record, 0, EXIT_CONFIG) == EXIT_CONFIG
+    with pytest.raises(Final, match="why") as final:
+        record.take(0, "launch")
+    assert final.value.code == EXIT_CONFIG
+
+
+def test_a_fenced_attempt_writes_nothing_at_its_end(record):
+    old, _ = record.take(0), record.take(0)
+    before = record.storage.list()
+    assert record.close(old, EXIT_FENCED, "fenced", 0) == EXIT_FENCED
+    assert record.storage.list() == before
+
+
+def test_whether_a_run_is_alive(record, monkeypatch):
+    assert record.alive() is None
+    taken = record.take(0)
+    taken.beat()
+    assert record.alive().name == taken.name
+    later = time.time() + ALIVE_S + 1
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: later)
+        assert record.alive() is None, "silent for too long"
+    record.close(taken, EXIT_PREEMPTED, "", 0)
+    assert record.alive() is None
+
+
+def test_the_desk_asks_the_record(tmp_path, capsys):
+    assert main([str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "attempt": None, "host": None, "code": None, "alive": False, "final": None
+    }  # fmt: skip
+    record = Attempts(Storage(tmp_path / "attempts"))
+    name = record.take(0, "launch").name
+    main([str(tmp_path)])
+    told = json.loads(capsys.readouterr().out)
+    assert (told["attempt"], told["alive"], told["code"]) == (name, True, None)
+    end(record, 0, EXIT_CONFIG)
+    main([str(tmp_path)])
+    told = json.loads(capsys.readouterr().out)
+    assert (told["alive"], told["code"], told["final"]) == (False, EXIT_CONFIG, [EXIT_CONFIG, "why"])
+
+
+def test_the_commit_waits_for_a_store_that_is_away(tmp_path, told):
+    """An outage while the epoch is read is no fencing: it is told, and the commit follows when the store is back."""
+    with servers.rclone(tmp_path / "disk") as server, servers.proxy(server.port) as relay:
+        env = servers.s3_environment(relay.port)
+        config = override(configure(tmp_path), ["checkpoint.remote=s3://bucket/x"])
+        store = Storage("s3://bucket/x/test/checkpoints", env=env)
+        held = Attempts(Storage("s3://bucket/x/test/attempts", env=env)).take(0)
+        checkpoints = Checkpoints(config, "data", held=held, storage=store, say=told.append)
+        ranks = writers(config, 1, storage=store)
+        relay.cut()
+        threading.Timer(2.0, relay.restore).start()
+        save(checkpoints, ranks, 2)
+        assert (checkpoints.failures, checkpoints.safe) == (0, 2)

@@ -1,0 +1,86 @@
+"""Lengths of rows: those of the processor, computed once, and what follows from them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from trainer.config import ConfigError, override
+from trainer.data.byte_cache import ENTRY_BYTES, ByteCache
+from trainer.data.dataset import Dataset
+from trainer.data.lengths import cached, measure, usable_rows
+from trainer.data.processor import Prompter
+
+
+def test_any_slice_has_the_processors_lengths(small_config, mixed_dataset):
+    prompter, dataset = Prompter(small_config.model), Dataset(mixed_dataset, "train")
+    prompts = [len(prompter.token_ids(row)) for row in dataset]
+    solutions = [len(prompter.tokenizer(row.solution)["input_ids"]) + 1 for row in dataset]
+    assert len(set(prompts)) > 3
+    for start, stop in ((0, 64), (3, 5), (10, 10), (63, 64)):
+        lengths = measure(prompter, dataset, start, stop, solutions=True)
+        assert lengths[:, 0].tolist() == prompts[start:stop]
+        assert lengths[:, 1].tolist() == solutions[start:stop]
+    assert measure(prompter, dataset, 0, 4, solutions=False)[:, 1].tolist() == [0] * 4
+
+
+def test_the_key_changes_with_whatever_lengths_depend_on(small_config):
+    base = Prompter(small_config.model)
+    assert Prompter(small_config.model).fingerprint() == base.fingerprint()
+    assert Prompter(replace(small_config.model, max_pixels=4 * 784)).fingerprint() != base.fingerprint()
+    base.tokenizer.add_tokens(["triangle"])
+    assert Prompter(small_config.model).fingerprint() != base.fingerprint()
+
+
+def test_lengths_are_computed_once_and_a_damaged_file_is_replaced(tmp_path):
+    calls = []
+
+    def compute():
+        calls.append(1)
+        return np.array([[3, 4]], np.int32)
+
+    for _ in range(3):
+        assert cached(["key"], compute, tmp_path).tolist() == [[3, 4]]
+    assert len(calls) == 1
+    cached(["other"], compute, tmp_path)
+    assert len(calls) == 2
+    for path in tmp_path.iterdir():
+        path.write_bytes(path.read_bytes()[:-3])
+    assert cached(["key"], compute, tmp_path).tolist() == [[3, 4]] and len(calls) == 3
+
+
+def test_rows_are_chosen_by_their_lengths(small_config, capsys):
+    lengths = np.array([[300, 0], [301, 5], [10, 20], [10, 0], [290, 30]], np.int32)
+    assert usable_rows(small_config, lengths) == [0, 2, 3, 4]
+    assert "1 of 5 rows left out: 1 prompts over 300 tokens" in capsys.readouterr().out
+    sft = override(replace(small_config, method="sft"), ["sft.max_tokens=310"])
+    assert usable_rows(sft, lengths) == [2]
+    out = capsys.readouterr().out
+    assert "1 prompts over 300 tokens, 2 no solution, 1 over 310 tokens with their solution" in out
+    with pytest.raises(ConfigError, match="SFT needs worked answers"):
+        usable_rows(sft, lengths[:1])
+
+
+def test_images_per_row_come_from_the_manifest_or_from_the_chats(mixed_dataset):
+    dataset = Dataset(mixed_dataset, "train")
+    assert dataset.manifest.images_per_row == {"train": 1, "test": 1} and dataset.images_per_row == 1
+    older = Dataset(mixed_dataset, "train", manifest=replace(dataset.manifest, images_per_row={}))
+    assert older.images_per_row == 1
+
+
+def test_a_cache_holds_no_more_bytes_than_it_may():
+    cache, made = ByteCache(10 * 1000), []
+
+    def ask(key, size):
+        return cache.get(key, lambda: made.append(key) or bytes(size), len)
+
+    for key in range(20):
+        ask(key, 1000 - ENTRY_BYTES)
+        assert cache.held_bytes <= 10_000
+    assert cache.held_bytes == 10_000
+    ask(10, 1000 - ENTRY_BYTES)
+    assert len(made) == 20, "the last ten are held"
+    ask(20, 1000 - ENTRY_BYTES)
+    ask(10, 1000 - ENTRY_BYTES)
+    assert made[20:] == [20], "what was used stays, what was not goes"
+    assert len(ask("large", 50_000)) == 50_000 and cache.held_bytes == 10_000

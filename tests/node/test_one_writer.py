@@ -1,0 +1,179 @@
+"""One launcher, one driver, one attempt: what a SIGKILL leaves behind, a second start, a newer attempt elsewhere.
+
+The launcher, Ray, the session, the checkpoints and the store are real; the ranks pretend to train.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests import servers
+from tests.loops.drill import configure
+from tests.loops.jobs import ROOT, Job
+from trainer.checkpoint.attempt import Attempts
+from trainer.config import ConfigError
+from trainer.exit_codes import EXIT_CONFIG, EXIT_FENCED, EXIT_GAVE_UP, EXIT_NODE_LOST
+from trainer.node.run_lock import RunLock
+from trainer.storage.storage import Storage
+
+FRONT = (
+    "import sys; from recipes.drivers.launching import _foreground; import os; _foreground(sys.argv[1:], os.environ)"
+)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return configure(tmp_path_factory.mktemp("one"), 400, 2, standin=True)
+
+
+@pytest.fixture
+def start(base):
+    """Starts a launcher (with front=True behind a front door); a short path, for the names of Ray's sockets."""
+    jobs: list[Job] = []
+    folders: list[str] = []
+
+    def started(remote: str = "", folder: str = "", front: bool = False, **env: str) -> Job:
+        folder = folder or tempfile.mkdtemp(prefix="one-", dir="/tmp")
+        folders.append(folder)
+        config = replace(
+            base,
+            run=replace(base.run, dir=f"{folder}/run"),
+            checkpoint=replace(base.checkpoint, every_steps=4, remote=remote, export_hf="never"),
+        )
+        path = Path(folder) / "run.yaml"
+        after = ("--", sys.executable, "-m", "tests.loops.standin", "--config", str(path))
+        own = {"SPOTRL_NOTICE_S": "5", "SPOTRL_TMP": folder} | env
+        before = (sys.executable, "-c", FRONT) if front else ()
+        jobs.append(Job(config, Path(folder), own, "trainer.node", before=before, after=after))
+        return jobs[-1].start()
+
+    yield started
+    for job in jobs:
+        job.kill()
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def running(job: Job) -> None:
+    job.until(lambda: job.progress().get("step", 0) >= 2, 400)
+
+
+def pid_of(job: Job, words: str) -> int:
+    for pid in job.pids():
+        line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        if words in line and "import os, signal" not in line and "-c import sys" not in line:
+            return pid
+    raise AssertionError(f"no process {words!r} of this job")
+
+
+def gone_within(job: Job, seconds: float) -> float:
+    begun = time.monotonic()
+    while left := job.pids():
+        assert time.monotonic() - begun < seconds, [Path(f"/proc/{p}/cmdline").read_bytes()[:120] for p in left]
+        time.sleep(0.1)
+    return time.monotonic() - begun
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["front door", "launcher", "driver"])
+def test_a_killed_process_takes_all_the_others_with_it(start, who):
+    job = start(front=who == "front door")
+    running(job)
+    assert job.process
+    before = len(job.pids())
+    victim = {"front door": job.process.pid, "launcher": 0, "driver": 0}[who] or pid_of(
+        job, "-m trainer.node" if who == "launcher" else "tests.loops.standin --config"
+    )
+    os.kill(victim, signal.SIGKILL)
+    job.process.poll()
+    seconds = gone_within(job, 15)
+    print(f"{who}: {before} processes gone after {seconds:.1f} s")
+    if who == "driver":
+        assert job.wait(5) == EXIT_NODE_LOST
+        assert "the job was killed by signal 9" in job.tail()
+
+
+@pytest.mark.slow
+def test_a_second_start_is_refused_and_waits_for_one_that_is_ending(start):
+    job = start()
+    running(job)
+    again = start(folder=str(job.path.parent))
+    again.log = job.log
+    assert again.wait(200) == EXIT_CONFIG
+    assert f"is already at work as process {job.process.pid} on" in job.tail()
+    assert job.process.poll() is None, "the first one goes on"
+    os.kill(job.process.pid, signal.SIGTERM)
+    third = start(folder=str(job.path.parent))
+    third.until(lambda: "resumed from step" in third.tail(10**6).split("stopping:")[-1], 400)
+
+
+@pytest.mark.slow
+def test_an_older_attempt_ends_when_a_newer_one_starts_elsewhere(start, tmp_path):
+    with servers.rclone(tmp_path / "store") as server:
+        older = start("s3://bucket/runs", **server.env)
+        running(older)
+        newer = start("s3://bucket/runs", **server.env)
+        assert older.wait(400) == EXIT_FENCED, older.tail()
+        ended = time.monotonic()
+        assert "has taken over" in older.tail()
+        assert older.progress()["status"] == "fenced"
+        gone_within(older, 15)
+        running(newer)
+        store = Storage("s3://bucket/runs/drill/checkpoints", env=server.env)
+        attempts = Attempts(Storage("s3://bucket/runs/drill/attempts", env=server.env))
+        assert attempts.alive().epoch == 2
+        while not any(key.split("/")[1].startswith("2-") for key, _ in store.list() if key.endswith("manifest.json")):
+            assert time.monotonic() - ended < 60
+            time.sleep(0.2)
+
+
+@pytest.mark.slow
+def test_an_engine_that_restarts_for_ever_is_stopped_by_the_run(start, tmp_path):
+    """A job that fails without a new checkpoint: three restarts, then the code that ends it, then nothing more."""
+    with servers.rclone(tmp_path / "store") as server:
+        env = server.env | {"SPOTRL_PEERS": "127.0.0.1", "SPOTRL_NODE_RANK": "0", "STANDIN_FAILS": "1"}
+        job = start("s3://bucket/runs", **env)
+        codes = [job.wait(400)]
+        while codes[-1] not in (EXIT_GAVE_UP,) and len(codes) < 8:
+            codes.append(job.start().wait(400))
+        assert codes == [1, 1, 1, EXIT_GAVE_UP], job.tail()
+        assert "gives up at step 0: 4 attempts failed with no new checkpoint" in job.tail()
+        begun = time.monotonic()
+        assert job.start().wait(200) == EXIT_GAVE_UP
+        assert "starting Ray" not in job.tail(600), "a run that is over starts nothing"
+        print(f"refused after {time.monotonic() - begun:.1f} s")
+        job.env["SPOTRL_LAUNCH"] = "resumed by a person"
+        job.env.pop("STANDIN_FAILS")
+        running(job.start())
+
+
+def test_a_lock_ends_with_its_process(tmp_path):
+    code = (
+        f"import time; from trainer.node.run_lock import RunLock; l = RunLock({str(tmp_path)!r}, 'launcher'); l.take()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code + "; print('held', flush=True); time.sleep(60)"],
+                               cwd=ROOT, stdout=subprocess.PIPE, text=True)  # fmt: skip
+    assert process.stdout and process.stdout.readline() == "held\n"
+    with pytest.raises(ConfigError, match=f"already at work as process {process.pid}"):
+        RunLock(tmp_path, "launcher").take()
+    process.kill()
+    process.wait()
+    lock = RunLock(tmp_path, "launcher")
+    lock.take()
+    lock.close()
+
+
+def test_a_run_folder_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ConfigError, match=r"cannot be written \(.*\): choose another run\.dir"):
+        RunLock(tmp_path / "file" / "run", "launcher").take()

@@ -1,0 +1,37 @@
+"""The machine that runs are launched from: its run records, its tokens, its engines' programs."""
+
+import os
+import sys
+
+import pytest
+
+import launch
+from recipes import run_record
+from recipes.targets.script import SECRETS
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Runs are recorded in a directory of the test's own, and no token of this machine is seen."""
+    monkeypatch.setattr(run_record, "RUNS", tmp_path / "runs")
+    for module in ("recipes.manifest", "recipes.drivers.status"):
+        __import__(module)
+        monkeypatch.setattr(sys.modules[module], "RUNS", tmp_path / "runs")
+    for name in SECRETS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def run(capsys, *arguments):
+    code = launch.main(list(arguments))
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def stand_in(tmp_path, monkeypatch, name, body):
+    """A program of that name that writes down how it was called."""
+    folder = tmp_path / "bin"
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f'#!/bin/bash\necho "{name} $*" >> {tmp_path}/calls\n{body}\n')
+    (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")

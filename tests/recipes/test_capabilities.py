@@ -1,0 +1,47 @@
+"""A recipe that a target cannot run is refused with the target that can."""
+
+import re
+
+import pytest
+
+from recipes import capabilities
+from recipes.capabilities import CAPABILITIES, refusal
+from recipes.presets import RECIPES, get
+from recipes.spec import override
+from recipes.targets.render import render
+from trainer.config import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "overrides", "message"),
+    [
+        ("grpo-qwen2.5-vl-72b-mathv60k", "skypilot-runpod", [], "runs one node.*wants 4: use dstack-runpod"),
+        ("grpo-qwen2.5-vl-7b-mathv60k", "dstack-runpod", ["cluster.spot=only"], "use skypilot-runpod"),
+        ("grpo-qwen2.5-vl-72b-mathv60k", "dstack-runpod", ["cluster.nodes=16", "algorithm.samples_per_update=0"],
+         "at most 8 nodes"),
+        ("grpo-qwen2.5-vl-72b-mathv60k", "slurm", ["cluster.spot=only"], "no spot nodes.*use skypilot-gcp"),
+        ("grpo-qwen2.5-vl-72b-mathv60k", "dstack-runpod", ["cluster.spot=only"], "use skypilot-gcp or dstack-gcp"),
+        ("grpo-qwen2.5-vl-7b-mathv60k", "skypilot-gcp", ["cluster.gpu=MI300X", "cluster.alternatives=[]"],
+         "has no MI300X"),
+        ("grpo-qwen2.5-vl-7b-mathv60k", "skypilot-gcp", ["cluster.gpus_per_node=3", "rollout.tensor_parallel=1",
+                                                         "rollout.prompts_per_step=63"], "with 3 per node"),
+        ("demo", "dstack-runpod", [], "rents machines with GPUs"),
+        ("demo", "skypilot-azure", [], "unknown target skypilot-azure: did you mean skypilot"),
+        ("grpo-qwen2.5-vl-7b-mathv60k", "skypilot-runpod", ["storage.mount=/bucket"], "cannot mount buckets"),
+        ("grpo-qwen2.5-vl-7b-mathv60k", "skypilot-runpod", ["storage.volume=v"], "set site.region"),
+    ],
+)  # fmt: skip
+def test_refused_with_the_target_that_can(name, target, overrides, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        render(override(get(name), overrides), target)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_offered_instead_can_run_it():
+    for name in RECIPES:
+        for target in CAPABILITIES:
+            try:
+                capabilities.check(get(name), target)
+            except ConfigError as error:
+                for other in re.findall(r"(?:use|or) ((?:skypilot|dstack)-\w+|slurm|pbs|ssh)", str(error)):
+                    assert not refusal(get(name), other), f"{name} on {target}: {error}"

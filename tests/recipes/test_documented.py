@@ -1,0 +1,198 @@
+"""Every command of README and docs: run as far as a dry run goes, or taken by the engine's own parser."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import launch
+from recipes import run_record
+from recipes.drivers import engines
+from recipes.presets import RECIPES
+from recipes.targets.script import SECRETS
+
+ROOT = Path(__file__).parents[2]
+LAUNCH = ROOT / ".venvs/launch/bin/python"
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("tests/lab/*.md"))]
+PROGRAMS = ("launch.py", "sky", "dstack", "sbatch", "qsub")
+ASSIGNMENT = re.compile(r"[A-Z_]+=\S*")
+
+
+def commands(text):
+    """(argument vector, refusal) of every command in fenced or indented blocks; the refusal is shown below it."""
+    blocks = re.findall(r"^```(?:bash|sh|console)?\n(.*?)^```", text, re.M | re.S) + re.findall(
+        r"(?:^ {4}.*\n?)+", text, re.M
+    )
+    for block in blocks:
+        lines = block.replace("\\\n", " ").splitlines()
+        for i, line in enumerate(lines):
+            below = lines[i + 1].strip() if i + 1 < len(lines) else ""
+            for part in line.strip().removeprefix("$ ").split(" && "):
+                try:
+                    words = shlex.split(part, comments=True)
+                except ValueError:
+                    continue
+                while words and (
+                    ASSIGNMENT.fullmatch(words[0]) or words[0] in ("uv", "run", "python", "python3", "export")
+                ):
+                    words.pop(0)
+                if words and words[0] in PROGRAMS:
+                    yield words, below if below.startswith("launch.py: ") else ""
+
+
+FOUND = [(page.name, *found) for page in PAGES for found in commands(page.read_text())]
+OURS = [found for found in FOUND if found[1][0] == "launch.py"]
+THEIRS = [found for found in FOUND if found[1][0] != "launch.py"]
+
+
+def test_commands_are_found():
+    assert {words[1] for _, words, _ in OURS} >= {
+        "demo",
+        "plan",
+        "render",
+        "up",
+        "preflight",
+        "status",
+        "down",
+        "resume",
+    }
+    assert {words[0] for _, words, _ in THEIRS} == {"sky", "dstack", "sbatch", "qsub"}
+
+
+@pytest.mark.parametrize(("page", "words", "refusal"), OURS, ids=[f"{p}: {shlex.join(w)}" for p, w, _ in OURS])
+def test_our_command_is_taken_and_its_dry_run_ends_well(page, words, refusal, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(run_record, "RUNS", tmp_path / "runs")
+    for name in SECRETS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    arguments = [word.replace(":PORT", ":2201") for word in words[1:]]
+    if arguments[0] in ("data", "test"):
+        launch.parser().parse_args(arguments[:1])
+        return
+    if "..." in arguments[-1]:  # hosts that the page leaves to the reader
+        arguments[-1] = arguments[-1].replace("...", "root@203.0.113.9/10.65.0.4,root@203.0.113.10/10.65.0.5")
+    args = launch.parser().parse_args(arguments)
+    if args.command not in ("list", "plan", "render", "up", "demo", "preflight"):
+        return
+    bucket = getattr(args, "bucket", "")
+    if bucket.startswith("s3://"):
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "stand-in")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "stand-in")
+    if args.command in ("up", "demo", "preflight") and "--dry-run" not in arguments:
+        arguments.append("--dry-run")
+    code = launch.main(arguments)
+    said = capsys.readouterr()
+    if refusal:
+        plain = re.sub(r"[\d.]+", "0", said.err)  # figures may move
+        parts = [re.sub(r"[\d.]+", "0", part).strip() for part in refusal.removeprefix("launch.py: ").split("...")]
+        assert code == 2 and all(part in plain for part in parts), said.err
+    else:
+        assert code == 0, said.err
+
+
+def test_preflight_of_every_target_needs_neither_bucket_nor_keys(monkeypatch, tmp_path, capsys):
+    from recipes.capabilities import CAPABILITIES
+
+    monkeypatch.setattr(run_record, "RUNS", tmp_path / "runs")
+    for name in SECRETS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for target in CAPABILITIES:
+        given = ["preflight", "--target", target, "--dry-run", "--hosts", "a,b"]
+        given += ["--set", "cluster.nodes=1", "--hosts", "a"] if target in ("local", "skypilot-runpod") else []
+        assert launch.main(given) == 0, (target, capsys.readouterr().err)
+        shown = capsys.readouterr().out
+        assert "BUCKET:?" not in shown and "secrets." not in shown and "\n- BUCKET" not in shown, target
+
+
+CHECK = """
+import argparse, json, sys
+class Taken(Exception): pass
+def sky(words):
+    from sky.client.cli import command
+    cmd, args, parent = command.cli, words[1:], None
+    while True:
+        ctx = cmd.make_context(words[0], list(args), parent=parent)
+        if not hasattr(cmd, "resolve_command"):
+            return
+        _, cmd, args = cmd.resolve_command(ctx, [*ctx.protected_args, *ctx.args])
+        parent = ctx
+def dstack(words):
+    from dstack._internal.cli import main
+    parse = argparse.ArgumentParser.parse_known_args
+    def stop(self, *given, **more):
+        args, left = parse(self, *given, **more)
+        if type(self).__name__ and self.prog == "dstack":
+            if left:
+                from dstack._internal.cli.services.configurators import get_apply_configurator_class
+                from dstack._internal.core.models.configurations import ApplyConfigurationType
+                _, left = parse(get_apply_configurator_class(ApplyConfigurationType.TASK).get_parser(), left)
+            if left: raise SystemExit(f"unknown arguments {left}")
+            raise Taken
+        return args, left
+    argparse.ArgumentParser.parse_known_args = stop
+    sys.argv = words
+    try:
+        main.main()
+    except Taken:
+        return
+    finally:
+        argparse.ArgumentParser.parse_known_args = parse
+    raise AssertionError("not parsed")
+out = {}
+for words in json.load(sys.stdin):
+    try:
+        {"sky": sky, "dstack": dstack}[words[0]](words)
+    except BaseException as error:
+        out[" ".join(words)] = repr(error)
+print(json.dumps(out))
+"""
+
+
+@pytest.mark.skipif(not LAUNCH.exists(), reason="no .venvs/launch: bash trainer/setup.sh launch")
+def test_engines_take_every_command_of_docs_generated_files_and_drivers():
+    taken = [words for _, words, _ in THEIRS if words[0] in ("sky", "dstack")]
+    for path in sorted(ROOT.glob("recipes/generated/*/*.yaml")):
+        head = "\n".join(line[1:] for line in path.read_text().splitlines() if line.startswith("#   "))
+        taken += [words for words, _ in commands("\n" + re.sub("^  ", "    ", head, flags=re.M) + "\n")]
+    for target in ("skypilot-runpod", "skypilot-gcp", "dstack-runpod"):
+        for managed in (True, False):
+            record = run_record.RunRecord(run_id="r", recipe="r", target=target, managed=managed)
+            files, env = ["t.yaml", "t.fleet.yaml", "t.volume.yaml"], {"RUN_ID": "r", "SPOTRL_LAUNCH": "x"}
+            driven = engines.commands(record, files, env, ["HF_TOKEN"], True)
+            taken += [*driven.up, *driven.status, *driven.logs, *driven.down]
+    assert len(taken) > 60
+    env = os.environ | {
+        "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
+        "HF_TOKEN": "x",
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+    }
+    done = subprocess.run(
+        [LAUNCH, "-c", CHECK], input=json.dumps(taken), text=True, capture_output=True, env=env, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout.strip().splitlines()[-1]) == {}
+
+
+def test_files_that_commands_name_are_there():
+    for page, words, _ in FOUND:
+        for word in words[1:]:
+            if word.startswith("recipes/generated/"):
+                assert (ROOT / word).is_file(), f"{page}: {word}"
+
+
+def test_inline_commands_name_commands_and_options_that_exist():
+    known = {action.dest: action for action in launch.parser()._actions}["command"].choices
+    for page in PAGES:
+        for inline in re.findall(r"`(?:uv run )?(?:python3? )?launch\.py ([a-z]+)([^`]*)`", page.read_text()):
+            assert inline[0] in known, f"{page.name}: launch.py {inline[0]}"
+            options = set(re.findall(r"(--[a-z-]+)", inline[1]))
+            if inline[0] not in ("data", "test"):
+                assert options <= set(known[inline[0]]._option_string_actions), f"{page.name}: {inline}"
+            for name in re.findall(r"\b(grpo-\S+)", inline[1]):
+                assert name in RECIPES, f"{page.name}: {name}"

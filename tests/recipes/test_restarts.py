@@ -1,0 +1,191 @@
+"""Retry rules of every engine over exit codes: the rendered shell is run, then the engine's own code decides."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from recipes.presets import get
+from recipes.spec import override
+from recipes.targets import restarts
+from recipes.targets.render import render
+from trainer.exit_codes import FINAL_EXIT_CODES, RECOVER_EXIT_CODES
+
+ROOT = Path(__file__).parents[2]
+LAUNCH = ROOT / ".venvs/launch/bin/python"
+needs_launch = pytest.mark.skipif(not LAUNCH.exists(), reason="no .venvs/launch: bash trainer/setup.sh launch")
+CODES = (0, 1, 2, 33, 34, 35, 36, 37, 38, 130, 137, 139)
+AGAIN = {33, 34, 35, 36}
+BIG, ONE = "grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k"
+WAIT = (
+    "import os, signal, time; signal.signal(signal.SIGINT, lambda *_: os._exit(130)); "
+    "signal.signal(signal.SIGTERM, lambda *_: os._exit(33)); print('up', flush=True); time.sleep(60)"
+)
+SEVERAL_NODES = ([2, 137, 137, 137], [1, 137, 137, 137], [37, 37, 137, 137], [33, 137, 137, 137], [34, 34, 137, 34])
+"""As SkyPilot reports several nodes: once one has failed, it ends the others and writes 137 for each."""
+
+
+def test_the_codes_that_are_restarted_are_those_that_a_restart_can_cure():
+    assert set(RECOVER_EXIT_CODES) == AGAIN and not AGAIN & set(FINAL_EXIT_CODES)
+
+
+def main_file(name, target, *overrides):
+    return next(iter(render(override(get(name), list(overrides)), target).values()))
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A working copy whose environment is a stand-in: `trainer.node` leaves with $CODE."""
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer/setup.sh").write_text("exit ${SETUP_CODE:-0}\n")
+    (tmp_path / "trainer/driver.sh").write_text("")
+    python = tmp_path / ".venvs/gpu/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(
+        '#!/bin/bash\n[ "$2" = trainer.node ] || exit 0\n'
+        f'[ "$CODE" != wait ] || exec {sys.executable} -c "{WAIT}"\nexit $CODE\n'
+    )
+    python.chmod(0o755)
+    for name, body in (
+        ("srun", 'while [[ "$1" == -* ]]; do shift; done\nexec "$@"\n'),
+        ("scontrol", 'echo "scontrol $*"\n'),
+        ("sleep", ""),
+    ):
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / name).write_text("#!/bin/bash\n" + body)
+        (tmp_path / "bin" / name).chmod(0o755)
+    return tmp_path
+
+
+def environment(checkout, code, **more):
+    path = f"{checkout}/bin:{os.environ['PATH']}"
+    env = {"PATH": path, "HOME": str(checkout), "WORK": str(checkout / "w"), "RUN_ID": "r", "BUCKET": "s3://b"}
+    return env | {"CODE": str(code)} | more
+
+
+def dstack_shell(checkout, task):
+    """The task's command as dstack's runner starts it: an interactive bash."""
+    return ["bash", "-i", "-c", " && ".join(yaml.safe_load(task)["commands"])]
+
+
+def ends_with(checkout, command, code, **more):
+    done = subprocess.run(
+        command, cwd=checkout, env=environment(checkout, code, **more), capture_output=True, text=True, timeout=60
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def decisions(sky, dstack):
+    """Restarts in a row, by SkyPilot's and dstack's own code; CODES of one node, then SEVERAL_NODES, for SkyPilot."""
+    asked = {"sky": sky, "dstack": dstack, "codes": [[code] for code in CODES] + list(SEVERAL_NODES)}
+    env = os.environ | {"SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    command = [LAUNCH, "tests/recipes/engine_rules.py"]
+    done = subprocess.run(command, input=json.dumps(asked), text=True, capture_output=True, env=env, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+@needs_launch
+def test_skypilot_starts_again_after_our_codes_alone():
+    tasks = {"one": main_file(ONE, "skypilot-runpod"), "any": main_file(ONE, "skypilot")}
+    tasks |= {"many": main_file(BIG, "skypilot-gcp"), "pods": main_file(BIG, "skypilot-kubernetes")}
+    tasks["check"] = main_file("preflight", "skypilot-gcp")
+    found = decisions(tasks, {})
+    for name in ("one", "any", "many", "pods"):
+        assert {code for code, count in zip(CODES, found[name], strict=False) if count} == AGAIN, name
+        assert [count > 0 for count in found[name][len(CODES) :]] == [False, False, False, True, True], name
+    assert set(found["check"]) == {0}, "a failed preflight is the answer, not a reason to rent again"
+
+
+@needs_launch
+@pytest.mark.parametrize(("name", "target"), [(ONE, "dstack-gcp"), (BIG, "dstack-runpod")])
+def test_dstack_starts_again_after_our_codes_alone(checkout, name, target):
+    task = main_file(name, target)
+    said = {code: ends_with(checkout, dstack_shell(checkout, task), code) for code in CODES}
+    for code in CODES:
+        assert said[code][0] == (code if code in AGAIN else 0), said[code]
+        assert (restarts.FINAL in said[code][1]) == (code not in AGAIN and code != 0), "0 alone would look like success"
+    nodes = get(name).cluster.nodes
+    found = decisions({}, {"run": (task, [[said[code][0]] * nodes for code in CODES] + [[1] * nodes])})["run"]
+    assert {code for code, count in zip(CODES, found, strict=False) if count} == AGAIN
+    assert found[-1] > 10, "dstack itself restarts after 1 for ever: the mapping is what stops it"
+
+
+def test_what_fails_before_training_is_told_to_dstack_like_the_rest(checkout):
+    shell = dstack_shell(checkout, main_file(ONE, "dstack-gcp"))
+    assert ends_with(checkout, shell, 0, SETUP_CODE="2")[0] == 0
+    assert ends_with(checkout, shell, 0, SETUP_CODE="36")[0] == 36
+    code, said = ends_with(checkout, shell, 0, RUN_ID="")
+    assert code == 0 and "give RUN_ID" in said and restarts.FINAL in said
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 33)])
+def test_signals_reach_the_node_through_dstacks_shell(checkout, number, code):
+    command = dstack_shell(checkout, main_file(ONE, "dstack-gcp"))
+    process = subprocess.Popen(
+        command, cwd=checkout, env=environment(checkout, "wait"), stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout and process.stdout.readline() == "up\n"
+    started = time.monotonic()
+    process.send_signal(number)
+    assert process.wait(20) == (code if code in AGAIN else 0) and time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("restarted", [0, 19, 20, 21, 1000])
+def test_slurm_is_asked_for_a_requeue_after_our_codes_while_its_own_count_allows(checkout, restarted):
+    (checkout / "job").write_text(main_file(BIG, "slurm"))
+    for code in CODES:
+        left, said = ends_with(
+            checkout, ["bash", "job"], code, SLURM_JOB_ID="7", SLURM_SUBMIT_DIR=str(checkout),
+            SLURM_RESTART_COUNT=str(restarted),
+        )  # fmt: skip
+        started = restarted <= get(BIG).budget.max_requeues
+        assert left == (code if started else 2)
+        assert ("scontrol requeue 7" in said) == (code in AGAIN and restarted < get(BIG).budget.max_requeues)
+        assert (restarts.FINAL in said) == (not started or (code in AGAIN and restarted == 20))
+
+
+def test_slurm_never_requeues_a_preflight(checkout):
+    (checkout / "job").write_text(main_file("preflight", "slurm"))
+    given = {"SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": str(checkout)}
+    left, said = ends_with(checkout, ["bash", "job"], 36, **given)
+    assert left == 36 and "requeue" not in said
+
+
+def test_pbs_that_starts_a_job_for_ever_is_stopped_by_its_own_count(checkout):
+    (checkout / "job").write_text(main_file(ONE, "pbs", "budget.max_requeues=2"))
+    (checkout / "nodes").write_text("alpha\n")
+    given = {"PBS_JOBID": "7.x", "PBS_O_WORKDIR": str(checkout), "PBS_NODEFILE": str(checkout / "nodes")}
+    left = [ends_with(checkout, ["bash", "job"], 34, **given)[0] for _ in range(5)]
+    assert left == [34, 34, 34, 2, 2]
+    assert ends_with(checkout, ["bash", "job"], 0, **given | {"PBS_JOBID": "8.x"})[0] == 0
+
+
+@pytest.mark.parametrize("target", ["slurm", "pbs"])
+def test_a_batch_job_without_a_run_id_is_named_by_its_number(target, checkout):
+    """Two jobs of one file are two runs; a job that is started again goes on with its own."""
+    text = main_file(ONE, target)
+    line = next(line for line in text.splitlines() if line.startswith("export RUN_ID="))
+    env = {"SLURM_JOB_ID": "77", "PBS_JOBID": "77.server"}
+    done = subprocess.run(["bash", "-c", f"{line}\necho $RUN_ID"], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "grpo-qwen2-5-vl-7b-mathv60k-77\n"
+
+
+@needs_launch
+def test_files_for_rented_machines_want_a_run_id():
+    for target in ("skypilot-runpod", "skypilot", "skypilot-gcp", "skypilot-kubernetes"):
+        assert yaml.safe_load(main_file(ONE, target))["envs"]["RUN_ID"] is None
+    code = "import sys, sky, yaml; sky.Task.from_yaml_config(yaml.safe_load(sys.stdin), [('BUCKET', 's3://b')])"
+    env = os.environ | {"SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    done = subprocess.run(
+        [LAUNCH, "-c", code], input=main_file(ONE, "skypilot"), capture_output=True, text=True, env=env
+    )
+    assert done.returncode != 0 and "RUN_ID" in done.stderr
+    assert yaml.safe_load(main_file(ONE, "dstack-gcp"))["env"][0] == "RUN_ID"

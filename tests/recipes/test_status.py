@@ -1,0 +1,108 @@
+"""What `status` says of a run: cost, last step, and what its engine says."""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from desk import elsewhere as elsewhere
+from desk import run, stand_in
+
+from recipes import run_record
+from recipes.run_record import RunRecord
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_status_adds_up_dollars_and_shows_the_last_step(capsys, tmp_path):
+    record = RunRecord(run_id="mine", recipe="demo", target="local", started_s=time.time() - 7200, usd_per_hour=10.0)
+    record.save()
+    (tmp_path / "runs/mine/metrics.jsonl").write_text(
+        '{"step": 1, "reward/mean": 0.1}\n{"step": 2, "reward/mean": 0.5}\n'
+    )
+    code, out, _ = run(capsys, "status")
+    assert code == 0 and "20.00" in out and "2, reward 0.50" in out
+
+
+def test_cost_stops_with_the_run_and_goes_on_over_a_resume(monkeypatch):
+    record = RunRecord(
+        run_id="mine", recipe="demo", target="local", started_s=1000.0, usd_per_hour=2.0, earlier_usd=5.0
+    )
+    monkeypatch.setattr(run_record.time, "time", lambda: 1000.0 + 3600)
+    assert (record.hours(), record.usd()) == (1.0, 7.0)
+    assert replace(record, ended_s=2800.0).usd() == 6.0
+    assert replace(record, ended_s=90000.0).usd() == 7.0  # the machine is still idling
+
+
+def answers(tmp_path, monkeypatch, name, data):
+    stand_in(tmp_path, monkeypatch, name, f"echo 'a hint'; cat <<'END'\n{json.dumps(data)}\nEND")
+
+
+def test_status_of_a_managed_job_is_what_its_engine_says(capsys, monkeypatch, tmp_path):
+    RunRecord(
+        run_id="mine", recipe="r", target="skypilot-runpod", managed=True, started_s=1000.0, usd_per_hour=1.5
+    ).save()
+    job = {"job_id": 1, "job_name": "mine", "status": "FAILED", "recovery_count": 0}
+    again = job | {"job_id": 2, "status": "SUCCEEDED", "recovery_count": 2, "end_at": 8200.0, "infra": "RunPod (CA)"}
+    answers(tmp_path, monkeypatch, "sky", [again, job, job | {"job_name": "other"}])
+    code, out, _ = run(capsys, "status", "mine")
+    assert code == 0 and "managed job 2: SUCCEEDED, RunPod (CA), recovered 2 times" in out and " 3.00" in out
+    assert run_record.load("mine").ended_s == 8200.0
+    (tmp_path / "runs/mine/task").mkdir()
+    (tmp_path / "runs/mine/task/r.yaml").touch()
+    run(capsys, "logs", "mine")  # SkyPilot finds a job that has ended by its number only
+    assert (tmp_path / "calls").read_text().splitlines()[-1] == "sky jobs logs 2"
+
+
+def test_status_of_a_dstack_run_has_the_servers_own_cost(capsys, monkeypatch, tmp_path):
+    RunRecord(run_id="mine", recipe="r", target="dstack-runpod", started_s=time.time() - 60, usd_per_hour=100.0).save()
+    now = {"run_spec": {"run_name": "mine"}, "submitted_at": "2026-01-01T00:00:00", "status": "running", "cost": 3.25}
+    answers(tmp_path, monkeypatch, "dstack", {"project": "main", "runs": [now]})
+    code, out, _ = run(capsys, "status", "mine")
+    assert code == 0 and "dstack run mine: running" in out and "3.25" in out
+    assert run_record.load("mine").ended_s == 0.0
+    over = {
+        "status": "terminated",
+        "termination_reason": "stopped_by_user",
+        "last_processed_at": "2026-01-01T00:00:00Z",
+    }
+    answers(tmp_path, monkeypatch, "dstack", {"project": "main", "runs": [now | over | {"cost": 4.5}]})
+    assert "terminated (stopped_by_user)" in run(capsys, "status", "mine")[1]
+    assert run_record.load("mine").usd() == 4.5 and " 4.50" in run(capsys, "status")[1]
+
+
+@pytest.mark.parametrize(
+    ("says", "message"),
+    [
+        ("echo 'aws_access_key_id ******'", "dstack has no secret aws_secret_access_key: run dstack secret set"),
+        ("echo 'No default project' >&2; exit 1", "dstack secret list said 'No default project'"),
+    ],
+)
+def test_secrets_that_the_server_lacks_are_refused_before_machines_are_rented(
+    says, message, capsys, monkeypatch, tmp_path
+):
+    stand_in(tmp_path, monkeypatch, "dstack", says)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    code, _, err = run(capsys, "up", "grpo-qwen2.5-vl-72b-mathv60k", "--target", "dstack-runpod", "--bucket", "s3://b")
+    assert code == 2 and message in err and err.count("\n") == 1
+    assert (tmp_path / "calls").read_text() == "dstack secret list\n" and not (tmp_path / "runs").exists()
+
+
+def test_a_cluster_that_is_gone_costs_nothing_more(capsys, monkeypatch, tmp_path):
+    RunRecord(run_id="mine", recipe="r", target="skypilot-kubernetes", started_s=time.time() - 60).save()
+    answers(tmp_path, monkeypatch, "sky", [])
+    assert "cluster mine: gone" in run(capsys, "status", "mine")[1]
+    assert run_record.load("mine").ended_s > 0
+
+
+def test_a_run_that_dstack_calls_done_and_that_ended_for_good_is_shown_as_failed(capsys, monkeypatch, tmp_path):
+    """dstack is told 0 for what it must not start again, so its "done" alone is no success."""
+    RunRecord(run_id="mine", recipe="r", target="dstack-runpod", started_s=time.time() - 60, usd_per_hour=9.0).save()
+    done = {"run_spec": {"run_name": "mine"}, "submitted_at": "2026-01-01T00:00:00", "status": "done", "cost": 2.0,
+            "last_processed_at": "2026-01-01T01:00:00Z"}  # fmt: skip
+    listed = json.dumps({"project": "main", "runs": [done]})
+    said = "step 1\nerror: no such bucket\nspotrl: ended for good: exit code 2"
+    for log, shown in ((said, "FAILED: spotrl: ended for good: exit code 2"), ("step 31\nfinished", "run mine: done")):
+        stand_in(tmp_path, monkeypatch, "dstack", f"case $1 in ps) echo '{listed}' ;; logs) printf '{log}\\n' ;; esac")
+        assert shown in " ".join(run(capsys, "status", "mine")[1].split())

@@ -1,0 +1,66 @@
+"""launch.py on a machine that has Python and nothing else. Every interpreter here lacks pip, PyYAML and rich."""
+
+import ast
+import os
+import shutil
+import subprocess
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """Runs launch.py of a copy of the repository by a bare Python, with only the given programs on PATH."""
+    venv.create(tmp_path / "bare", with_pip=False)
+    for name in ("launch.py", "recipes", "trainer", "examples"):
+        source = ROOT / name
+        (shutil.copy if source.is_file() else shutil.copytree)(source, tmp_path / name)
+
+    def run(*arguments: str, path: str = "") -> subprocess.CompletedProcess:
+        keep = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "PYTHONPATH")}
+        env = keep | ({"PATH": path} if path == os.environ["PATH"] else {"PATH": path, "HOME": str(tmp_path)})
+        command = [tmp_path / "bare/bin/python", tmp_path / "launch.py", *arguments]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+
+    return run
+
+
+def test_the_file_is_python_3_9():
+    ast.parse((ROOT / "launch.py").read_text(), feature_version=(3, 9))
+
+
+def test_without_uv_and_pip_one_line_says_which_package_to_install(bare):
+    done = bare("demo")
+    assert done.returncode == 2 and not done.stdout
+    (line,) = done.stderr.splitlines()
+    assert "python3-pip" in line
+
+
+@pytest.mark.skipif(not shutil.which("uv"), reason="no uv here")
+def test_it_restarts_itself_under_uv_and_passes_arguments_and_exit_code_on(bare):
+    path = os.environ["PATH"]
+    assert "2 CPU workers" in bare("plan", "demo", path=path).stdout
+    done = bare("up", "demoo", path=path)
+    assert done.returncode == 2 and "did you mean demo?" in done.stderr
+
+
+def test_a_uv_that_does_not_answer_is_not_taken(bare, tmp_path):
+    (tmp_path / "shims").mkdir()
+    shim = tmp_path / "shims/uv"
+    shim.write_text("#!/bin/sh\nexit 127\n")
+    shim.chmod(0o755)
+    assert "python3-pip" in bare("list", path=str(shim.parent)).stderr
+
+
+def test_a_uv_that_brings_nothing_ends_the_second_start(bare, tmp_path):
+    """No endless loop: this `uv` starts the file again with the same bare Python."""
+    (tmp_path / "shims").mkdir()
+    shim = tmp_path / "shims/uv"
+    shim.write_text(f'#!/bin/sh\n[ "$1" = run ] && exec {tmp_path}/bare/bin/python {tmp_path}/launch.py list\nexit 0\n')
+    shim.chmod(0o755)
+    done = bare("list", path=str(shim.parent))
+    assert done.returncode == 2 and "without PyYAML and rich" in done.stderr

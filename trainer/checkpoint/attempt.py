@@ -1,0 +1,252 @@
+"""The record of a run's attempts, beside its checkpoints: who may write, how often it restarted, whether it is over.
+
+    <remote>/<run id>/attempts/00000007.json        written once, when attempt 7 starts: its name, where the run stood
+    <remote>/<run id>/attempts/00000007.beat.json   rewritten by its launcher while it lives
+    <remote>/<run id>/attempts/00000007.end.json    how it ended; nothing after a kill
+    <remote>/<run id>/attempts/final.json           the run is over for good: no attempt may start
+
+Without a store the record lies in the run's folder. The number is the fencing epoch: whoever finds a higher one, or
+another name under its own, has been replaced and never writes or deletes again. Numbers have no gaps, so that "is there
+a newer one" is one look-up of one key, which every store answers truly, and no listing, which may lag.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.layout import newest_step, remote_url
+from trainer.config import RunConfig
+from trainer.exit_codes import (
+    EXIT_FENCED,
+    EXIT_GAVE_UP,
+    EXIT_INTERRUPTED,
+    EXIT_NODE_LOST,
+    EXIT_OK,
+    EXIT_PREEMPTED,
+    EXIT_PREFLIGHT,
+    FINAL_EXIT_CODES,
+)
+from trainer.storage.storage import Storage
+from trainer.storage.stores import Retry
+
+ATTEMPT_VARIABLE = "SPOTRL_ATTEMPT"
+"""Carries the attempt's name from the launcher to the driver."""
+LAUNCH_VARIABLE = "SPOTRL_LAUNCH"
+"""Names one launch from the desk. Restarts by the engine keep it; `resume` and a new `up` set another, which opens a
+run that was over and starts its budget anew."""
+BEAT_S = 60.0
+"""Seconds between a living attempt's marks."""
+ALIVE_S = 4 * BEAT_S
+"""An attempt whose last mark is older than this is taken for dead."""
+LOST = (None, EXIT_PREEMPTED, EXIT_NODE_LOST, EXIT_PREFLIGHT)
+"""Ends that are the machines' (None: killed without a word); every other failure is the job's own."""
+FREE = (EXIT_OK, EXIT_INTERRUPTED, EXIT_FENCED, EXIT_GAVE_UP)
+"""Ends that cost nothing of the budget."""
+
+
+class Fenced(RuntimeError):
+    """A newer attempt of the run has started: this one may neither write nor delete any more."""
+
+
+class Final(RuntimeError):
+    """The run is over for good. `code` is the exit code to leave with."""
+
+    def __init__(self, code: int, why: str):
+        super().__init__(f"{why}; `launch.py resume` starts the run again")
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Past:
+    """One attempt, as the record tells it."""
+
+    epoch: int
+    name: str
+    """`7-3f2c1a`: the epoch, and what tells two attempts apart that took it at the same time."""
+    launch: str
+    """Value of SPOTRL_LAUNCH."""
+    committed: int
+    """Newest step that was committed when it started."""
+    host: str
+    begun_unix_s: float
+    code: int | None = None
+    """Exit code; None while it lives, and after a kill."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The right to write for a run, until a newer attempt takes it."""
+
+    record: Attempts
+    name: str
+
+    @property
+    def epoch(self) -> int:
+        """Its number."""
+        return int(self.name.partition("-")[0])
+
+    def check(self) -> None:
+        """Raises Fenced if a newer attempt has started. Call it before every commit and every deletion."""
+        newer = self.record.read(self.epoch + 1)
+        own = self.record.read(self.epoch)
+        if newer is None and own is not None and own["name"] != self.name:
+            newer = own
+        if newer is not None:
+            raise Fenced(
+                f"attempt {self.name} is over: attempt {newer['name']} of this run started on {newer['host']} and has "
+                "taken over; this one has stopped, and what it had not committed is left out"
+            )
+
+    def beat(self) -> None:
+        """Marks the attempt as alive. Raises Fenced."""
+        self.check()
+        self.record.write(f"{self.epoch:08d}.beat", {"name": self.name, "unix_s": time.time()})
+
+
+def url_of(config: RunConfig) -> str:
+    """Where the record of a run lies."""
+    remote = config.checkpoint.remote.rstrip("/")
+    return f"{remote}/{config.run_id}/attempts" if remote else str(Path(config.run.dir).absolute() / "attempts")
+
+
+def of_this_job(config: RunConfig, env: Mapping[str, str] = os.environ) -> Attempt:
+    """The attempt that the launcher of this job has taken; without a launcher a new one. Raises Final."""
+    if name := env.get(ATTEMPT_VARIABLE):
+        return Attempt(Attempts.of(config), name)
+    return start(config, env.get(LAUNCH_VARIABLE) or secrets.token_hex(4))
+
+
+def start(config: RunConfig, launch: str) -> Attempt:
+    """A new attempt, which replaces every earlier one. Raises Final, and what `Storage` does."""
+    remote = remote_url(config)
+    return Attempts.of(config).take(newest_step(config, Storage(remote) if remote else None), launch)
+
+
+class Attempts:
+    """The attempts of one run. storage: the folder that they lie in."""
+
+    def __init__(self, storage: Storage, max_restarts: int = 3, max_losses: int = 10):
+        self.storage, self.max_restarts, self.max_losses = storage, max_restarts, max_losses
+
+    @classmethod
+    def of(cls, config: RunConfig, retry: Retry | None = None) -> Attempts:
+        """The record of a run. Raises ConfigError for a store that cannot work."""
+        return cls(Storage(url_of(config), retry=retry), config.checkpoint.max_restarts, config.checkpoint.max_losses)
+
+    def take(self, committed: int, launch: str = "") -> Attempt:
+        """Starts an attempt, which replaces every earlier one. committed: newest committed step of the run.
+
+        Raises Final where the run is over, or has spent its restarts: then it is over from here on.
+        """
+        final = self._read("final")
+        if final is not None and final["launch"] == launch:
+            raise Final(final["code"], final["why"])
+        past = self.past()
+        self._refuse_spent(past, launch, committed)
+        epoch = past[-1].epoch + 1 if past else 1
+        while True:
+            name = f"{epoch}-{secrets.token_hex(3)}"
+            mine = Past(epoch, name, launch, committed, socket.gethostname(), time.time())
+            if self.storage.create(f"{epoch:08d}.json", _dump({k: v for k, v in asdict(mine).items() if k != "code"})):
+                return Attempt(self, name)
+            epoch += 1
+
+    def close(self, attempt: Attempt, code: int, why: str, committed: int) -> int:
+        """Records how an attempt ended; returns the exit code to leave with.
+
+        Where no restart can help, or none is left, the run is over for good, so that the engine need not start once
+        more to find out. A fenced attempt writes nothing.
+        """
+        if code == EXIT_FENCED:
+            return code
+        self.write(f"{attempt.epoch:08d}.end", {"name": attempt.name, "code": code, "why": why, "unix_s": time.time()})
+        past = self.past()
+        launch = past[-1].launch if past else ""
+        if code in FINAL_EXIT_CODES:
+            self.finish(code, why, launch)
+        elif code not in FREE:
+            try:
+                self._refuse_spent(past, launch, committed)
+            except Final as final:
+                print(f"error: {final}", flush=True)
+                return final.code
+        return code
+
+    def finish(self, code: int, why: str, launch: str) -> None:
+        """Ends the run for good."""
+        self.write("final", {"code": code, "why": why, "launch": launch, "unix_s": time.time()})
+
+    def final(self) -> tuple[int, str] | None:
+        """(exit code, reason) of a run that is over for good."""
+        marker = self._read("final")
+        return (marker["code"], marker["why"]) if marker else None
+
+    def alive(self) -> Past | None:
+        """The newest attempt if it has neither ended nor been silent for ALIVE_S: ask before a second launch."""
+        past = self.past()
+        if not past or past[-1].code is not None:
+            return None
+        beat = self._read(f"{past[-1].epoch:08d}.beat")
+        seen = beat["unix_s"] if beat else past[-1].begun_unix_s
+        return past[-1] if time.time() - seen < ALIVE_S else None
+
+    def past(self) -> list[Past]:
+        """The attempts since the last that got further than the one before it, oldest first; the newest at least."""
+        names = {key for key, _ in self.storage.list()}
+        epochs = sorted(int(name[:8]) for name in names if len(name) == 13 and name[:8].isdigit())
+        found: list[Past] = []
+        for epoch in reversed(epochs):
+            mine, end = self.read(epoch), self._read(f"{epoch:08d}.end") if f"{epoch:08d}.end.json" in names else None
+            if mine is None:
+                continue
+            found.append(Past(**mine, code=end["code"] if end else None))
+            if len(found) > 1 and found[-2].committed > found[-1].committed:
+                break
+        return found[::-1]
+
+    def _refuse_spent(self, past: list[Past], launch: str, committed: int) -> None:
+        """Raises Final if the attempts since the last new commit have spent the budget, and ends the run."""
+        failed = lost = 0
+        for attempt in reversed(past):
+            if attempt.launch != launch or committed > attempt.committed:
+                break
+            committed = attempt.committed
+            lost += attempt.code in LOST
+            failed += attempt.code not in (*LOST, *FREE)
+        why = ""
+        if failed > self.max_restarts:
+            why = f"{failed} attempts failed with no new checkpoint (checkpoint.max_restarts {self.max_restarts})"
+        elif lost > self.max_losses:
+            why = (
+                f"{lost} attempts lost their machines with no new checkpoint (checkpoint.max_losses {self.max_losses})"
+            )
+        if why:
+            why = f"the run gives up at step {committed}: {why}"
+            self.finish(EXIT_GAVE_UP, why, launch)
+            raise Final(EXIT_GAVE_UP, why)
+
+    def read(self, epoch: int) -> dict[str, Any] | None:
+        """The record of an epoch, or None."""
+        return self._read(f"{epoch:08d}")
+
+    def write(self, name: str, value: dict[str, Any]) -> None:
+        """Writes one small object of the record."""
+        self.storage.put_bytes(f"{name}.json", _dump(value))
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        try:
+            return json.loads(self.storage.get_bytes(f"{name}.json"))
+        except (FileNotFoundError, ValueError):
+            return None
+
+
+def _dump(value: dict[str, Any]) -> bytes:
+    return json.dumps(value).encode()

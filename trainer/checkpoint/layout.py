@@ -1,0 +1,44 @@
+"""Where a run's checkpoints lie, here and in the store. Without torch: the launcher starts in a second."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from trainer.config import RunConfig
+from trainer.storage.storage import Storage
+
+MANIFEST = re.compile(r"(step-\d{8})/(?:(\d+-[0-9a-f]{6})/)?manifest\.json")
+"""Key of a manifest below the run's checkpoints: (the step's folder, the attempt's or nothing)."""
+
+
+def step_name(step: int) -> str:
+    """Folder of a step's checkpoint."""
+    return f"step-{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """Step of a checkpoint's folder, or None for any other name: `step-00000020.keep` is a person's."""
+    return int(name[5:]) if re.fullmatch(r"step-\d{8}", name) else None
+
+
+def remote_folder(step: int, attempt: str) -> str:
+    """Folder of one attempt's checkpoint of a step, below the run's in the store. attempt "": the layout before 2."""
+    return f"{step_name(step)}/{attempt}" if attempt else step_name(step)
+
+
+def local_dir(config: RunConfig) -> Path:
+    """Local folder of the run's checkpoints."""
+    return Path(config.run.dir) / "checkpoints"
+
+
+def remote_url(config: RunConfig) -> str:
+    """URL of the run's checkpoints in the object store; empty without one."""
+    return f"{config.checkpoint.remote.rstrip('/')}/{config.run_id}/checkpoints" if config.checkpoint.remote else ""
+
+
+def newest_step(config: RunConfig, storage: Storage | None) -> int:
+    """Newest step that has a manifest, here or in the store; 0 for none. Reads no file."""
+    keys = [key for key, _ in storage.list()] if storage else []
+    keys += [f"{path.parent.name}/{path.name}" for path in local_dir(config).glob("step-*/manifest.json")]
+    return max((step_of(match[1]) or 0 for key in keys if (match := MANIFEST.fullmatch(key))), default=0)

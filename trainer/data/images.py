@@ -1,0 +1,89 @@
+"""The one decoder of images: policy, engine, thumbnails and data preparation all see what `to_rgb` gives.
+
+The EXIF orientation is applied, transparent pixels are white, and more than 8 bits a channel are scaled to 8. (Pillow's
+own `convert` ignores the first two and cuts the last off: 16-bit gray becomes white, floating point black.)
+"""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+from PIL import ExifTags, Image, ImageOps
+
+from trainer.config import ConfigError
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+"""What is opened at all. Pillow knows more, and some of them start other programs (EPS: Ghostscript)."""
+MAX_PIXELS = 89_478_485
+"""Largest area that is decoded (Pillow's own limit for what it takes as a decompression bomb)."""
+_EXIF_IN_PNG = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
+
+
+def open_image(data: bytes) -> Image.Image:
+    """The image, its header read and nothing decoded. Raises what Pillow raises for other formats and damaged files."""
+    return Image.open(io.BytesIO(data), formats=FORMATS)
+
+
+def upright_size(image: Image.Image, data: bytes) -> tuple[int, int]:
+    """Width and height once the EXIF orientation is applied, from the header of an image that was just opened."""
+    if image.format == "TIFF":  # Pillow states the size as it will be after its own turning
+        return image.size
+    if image.format == "PNG" and not any(mark in data for mark in _EXIF_IN_PNG):
+        return image.size  # `getexif` of a PNG would decode it
+    sideways = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
+    return (image.height, image.width) if sideways else image.size
+
+
+def size_of(data: bytes, row_id: str) -> tuple[int, int]:
+    """Width and height of encoded bytes as `decode` will give them, without decoding. ConfigError naming the row."""
+    try:
+        with open_image(data) as image:
+            return upright_size(image, data)
+    except Exception as error:  # decoders raise anything: OSError, SyntaxError, ValueError, struct.error, ...
+        raise _undecodable(row_id, error) from None
+
+
+def decode(data: bytes, row_id: str) -> Image.Image:
+    """RGB image of encoded bytes. Raises ConfigError naming the row if they do not decode or are above MAX_PIXELS."""
+    try:
+        with open_image(data) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise ValueError(f"{image.width}x{image.height} is more than {MAX_PIXELS} pixels")
+            return to_rgb(image)
+    except Exception as error:
+        raise _undecodable(row_id, error) from None
+
+
+def _undecodable(row_id: str, error: Exception) -> ConfigError:
+    detail = (str(error).splitlines() or [type(error).__name__])[0]
+    return ConfigError(f"row {row_id}: its image does not decode ({detail}); run `data prepare` again")
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """An opened image as a person would see it: upright, 8 bits a channel, on white. Changes the one it is given."""
+    image.load()
+    ImageOps.exif_transpose(image, in_place=True)
+    if image.mode.startswith("I") or image.mode == "F":
+        return _eight_bits(image).convert("RGB")
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    return image.convert("RGB")
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Gray of 16-bit, 32-bit or floating-point levels.
+
+    16 bits span their full range. The other two state no range: 0 to 1 (floating point), 0 to 255 or 0 to 65535 is
+    taken where all levels lie in it, and else the range of the levels themselves.
+    """
+    levels = np.nan_to_num(np.asarray(image, dtype=np.float32), posinf=0, neginf=0)
+    low, high = float(levels.min()), float(levels.max())
+    if image.mode.startswith("I;16"):
+        low, high = 0.0, 65535.0
+    elif low >= 0 and high <= 65535:
+        tops = (1.0, 255.0, 65535.0) if image.mode == "F" else (255.0, 65535.0)
+        low, high = 0.0, next(top for top in tops if high <= top)
+    scaled = (levels - low) * (255.0 / max(high - low, 1e-30))
+    return Image.fromarray(np.round(scaled).clip(0, 255).astype(np.uint8))

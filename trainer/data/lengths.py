@@ -1,0 +1,79 @@
+"""How long every row is: computed side by side before anything is loaded, and kept on disk.
+
+The prompt filter, the learning-rate schedule, and what is dealt to whom all follow from these numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from trainer.config import ConfigError, RunConfig
+from trainer.data.dataset import Dataset, cache_folder, chat
+from trainer.data.processor import Prompter
+
+
+def measure(prompter: Prompter, dataset: Dataset, start: int, stop: int, solutions: bool) -> np.ndarray:
+    """Tokens of rows `start` to `stop`, [rows, 2] int32: prompt with its image tokens, and worked answer (0: none).
+
+    Image headers are read, nothing is decoded. solutions: tokenize these too, which only supervised training needs.
+    """
+    columns = ["id", "messages", "images", *["solution"] * solutions]
+    parts = []
+    for table in dataset.tables(columns, start, stop):
+        chats = [chat(stored) for stored in table.column("messages").to_pylist()]
+        images = [[image["bytes"].as_py() for image in row.values or ()] for row in table.column("images")]
+        part = np.zeros((table.num_rows, 2), np.int32)
+        part[:, 0] = prompter.lengths(chats, images, table.column("id").to_pylist())
+        if solutions:
+            texts = table.column("solution").to_pylist()
+            ids = prompter.tokenizer(texts, add_special_tokens=False)["input_ids"]
+            part[:, 1] = [len(i) + 1 if text else 0 for i, text in zip(ids, texts, strict=True)]  # the end token
+        parts.append(part)
+    return np.concatenate(parts) if parts else np.zeros((0, 2), np.int32)
+
+
+def cached(key: object, compute: Callable[[], np.ndarray], folder: Path | None = None) -> np.ndarray:
+    """`compute()`, or what an earlier run on this node computed under an equal key. A damaged file is replaced."""
+    folder = folder or cache_folder() / "lengths"
+    path = folder / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]}.npy"
+    with contextlib.suppress(OSError, ValueError, EOFError):
+        return np.load(path, allow_pickle=False)
+    values = compute()
+    with contextlib.suppress(OSError):  # a full or read-only disk costs the next start some seconds, not this one
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as part:
+            np.save(part, values)
+        os.replace(part.name, path)
+    return values
+
+
+def usable_rows(config: RunConfig, lengths: np.ndarray) -> list[int]:
+    """Indices of the rows that can be trained on: the prompt fits, and with SFT there is a solution and both fit.
+
+    lengths: [rows, 2] of `measure`. Says how many are left out, and why. Raises ConfigError if none has a solution.
+    """
+    prompts, solutions = lengths[:, 0], lengths[:, 1]
+    fits = prompts <= config.data.prompt_max_tokens
+    reasons = {f"prompts over {config.data.prompt_max_tokens} tokens": int((~fits).sum())}
+    if config.method == "sft":
+        solved = fits & (solutions > 0)
+        if not solved.any():
+            raise ConfigError(
+                f"{config.data.path} has no `solution` in split {config.data.split}: SFT needs worked answers"
+            )
+        whole = solved & (prompts + solutions <= config.sft.max_tokens)
+        reasons["no solution"] = int((fits & ~solved).sum())
+        reasons[f"over {config.sft.max_tokens} tokens with their solution"] = int((solved & ~whole).sum())
+        fits = whole
+    if not fits.all():
+        why = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
+        print(f"data: {int((~fits).sum())} of {len(lengths)} rows left out: {why}", flush=True)
+    return np.flatnonzero(fits).tolist()

@@ -1,0 +1,5 @@
+"""The error that every room may raise for what a person can change."""
+
+
+class ConfigError(ValueError):
+    """A configuration, data set or machine that cannot run. The message is one line and says what to change."""

@@ -1,0 +1,33 @@
+"""Exit codes of the trainer's processes, and what an engine may do after each. Standard library only.
+
+Every node of a job leaves with the same code. How each engine is told which codes to restart after (a list, a mapping
+to 0, no requeue) is data of recipes.
+"""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+"""The run came to its end."""
+EXIT_ERROR = 1
+"""A defect, or anything that nobody foresaw. Starting again would most likely fail again."""
+EXIT_CONFIG = 2
+"""The configuration, the data, the credentials or the bucket cannot work; the last line says what to change."""
+EXIT_PREEMPTED = 33
+"""The node was told to go away; the run goes on from its last committed checkpoint."""
+EXIT_NODE_LOST = 34
+"""Another node, or a worker, vanished."""
+EXIT_STORAGE = 35
+"""The object store or the disk failed for longer than the retries last."""
+EXIT_PREFLIGHT = 36
+"""This node failed its checks (GPU, network, disk): try another."""
+EXIT_FENCED = 37
+"""A newer attempt of the same run has taken over: this one has stopped for good and must not be started again."""
+EXIT_GAVE_UP = 38
+"""The run has spent its restarts without a new checkpoint: it ends for good; `resume` starts it again."""
+EXIT_INTERRUPTED = 130
+"""A person pressed Ctrl-C, or the engine's stop command was used."""
+
+RECOVER_EXIT_CODES = (EXIT_PREEMPTED, EXIT_NODE_LOST, EXIT_STORAGE, EXIT_PREFLIGHT)
+"""Codes after which the engine should start the job again (SkyPilot's `recover_on_exit_codes`)."""
+FINAL_EXIT_CODES = (EXIT_CONFIG, EXIT_FENCED, EXIT_GAVE_UP)
+"""Codes after which no start of the same job can help: an engine that restarts after every non-zero code is given 0."""

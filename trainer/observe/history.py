@@ -1,0 +1,84 @@
+"""Reads what `metrics.py` writes. Standard library only: display and report run without the training stack."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def read_lines(path: str | Path) -> list[dict[str, Any]]:
+    """The records of one of the run's `.jsonl` files, a torn last line left out; [] where there is no file."""
+    path = Path(path)
+    if not path.exists():
+        return []
+    return [r for r in map(_parse, path.read_bytes().splitlines(keepends=True)) if r is not None]
+
+
+def merge_lines(steps: dict[int, dict[str, Any]], lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    """Adds lines to the metrics per step, merging those of one step, and returns their records.
+
+    "NaN" and "Infinity" are floats again; a line that is torn or no record is passed over.
+    """
+    new = []
+    for record in map(_parse, lines):
+        if record is not None:
+            new.append({k: float(v) if isinstance(v, str) else v for k, v in record.items()})
+            steps.setdefault(record["step"], {}).update(new[-1])
+    return new
+
+
+def read_history(run_dir: str | Path) -> list[dict[str, Any]]:
+    """Metrics per step of a run, in order of steps; [] where there is no metrics.jsonl yet."""
+    path, steps = Path(run_dir) / "metrics.jsonl", {}
+    if path.exists():
+        merge_lines(steps, path.read_bytes().splitlines(keepends=True))
+    return [steps[step] for step in sorted(steps)]
+
+
+def read_progress(run_dir: str | Path) -> dict[str, Any]:
+    """The content of `progress.json`, {} where there is none yet."""
+    try:
+        return json.loads((Path(run_dir) / "progress.json").read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {}
+
+
+def reproducible(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a line that equal runs share to the last bit: everything but `time/` and `perf/`."""
+    return {k: v for k, v in record.items() if not k.startswith(("time/", "perf/"))}
+
+
+def truncate(path: Path, step: int) -> int:
+    """Drops the lines of later steps and a torn last line, or everything where step <= 0; returns how many."""
+    if not path.exists():
+        return 0
+    lines = path.read_bytes().splitlines(keepends=True)
+    keep = [line for line in lines if (r := _parse(line)) is not None and r["step"] <= step] if step > 0 else []
+    if len(keep) < len(lines):
+        replace(path, b"".join(keep))
+    return len(lines) - len(keep)
+
+
+def last_step(path: Path, limit: int) -> int:
+    """The last step in a file that is at most `limit`; -1 where there is none."""
+    return max((r["step"] for r in read_lines(path) if r["step"] <= limit), default=-1)
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Writes a file so that a reader sees the old content or the new, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(data)
+    os.replace(temporary, path)

@@ -1,0 +1,108 @@
+"""The process around a loop: its command line, its Ray cluster, and the exit code that says how it ended."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.exceptions
+
+from trainer import config as configuration
+from trainer.checkpoint.attempt import Fenced, Final
+from trainer.config import ConfigError, RunConfig
+from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_FENCED, EXIT_NODE_LOST, EXIT_PREEMPTED, EXIT_STORAGE
+from trainer.node.precheck import precheck
+from trainer.node.run_lock import die_with_launcher
+from trainer.saving import Preempted
+from trainer.session import Session
+from trainer.storage.storage import StorageError
+
+
+def main(train: Callable[[RunConfig, Session], None], total_updates: Callable[[RunConfig, int], int]) -> None:
+    """Command line of a loop: `--config run.yaml`. Exits with a code of trainer/exit_codes.py."""
+    parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
+    parser.add_argument("--config", required=True, help="resolved configuration of the run (YAML)")
+    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override one value")
+    arguments = parser.parse_args()
+    code = _run(train, total_updates, arguments.config, arguments.set)
+    if code == EXIT_PREEMPTED:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # the interpreter takes seconds to tear down torch, and the notice is running out
+    sys.exit(code)
+
+
+def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int:
+    session: Session | None = None
+    try:
+        config = configuration.override(configuration.load(path), overrides)
+        configuration.validate(config)
+        precheck(config)
+        die_with_launcher()
+        connect(config)
+        session = Session(config, total_updates)
+        with session:
+            try:
+                train(config, session)
+            except Preempted as notice:
+                session.saving.flush()
+                session.mark("interrupted" if session.notice.reason == "interrupted" else "preempted")
+                step = session.checkpoints.committed or 0
+                print(f"stopping: {notice}; the run goes on from step {step}", file=sys.stderr, flush=True)
+                return session.notice.exit_code
+        return 0
+    except KeyboardInterrupt:
+        if session is not None:
+            session.mark("interrupted")
+        return 130
+    except Exception as error:
+        code, text = explain(error)
+        print(text, file=sys.stderr, flush=True)
+        if session is not None:
+            session.mark("fenced" if code == EXIT_FENCED else "failed")
+        return code
+    finally:
+        if ray.is_initialized():
+            ray.shutdown()
+        if session is not None:
+            session.notice.close()  # last: until here it ends the process before the provider does
+
+
+def explain(error: Exception) -> tuple[int, str]:
+    """Exit code and what to print: one line for what a person can change, the traceback for a defect."""
+    if isinstance(error, Fenced):
+        return EXIT_FENCED, f"error: {error}"
+    if isinstance(error, Final):
+        return error.code, f"error: {error}"
+    if isinstance(error, ConfigError):
+        message = str(getattr(error, "cause", None) or error).strip()
+        return EXIT_CONFIG, f"error: {message}"
+    cause = getattr(error, "cause", None) or error  # of what a worker raised
+    full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+    if isinstance(error, StorageError) or full:
+        return EXIT_STORAGE, f"error: {error}"
+    if isinstance(error, ray.exceptions.ActorDiedError | ray.exceptions.NodeDiedError | ConnectionError):
+        return EXIT_NODE_LOST, f"error: a worker or node was lost: {str(error).splitlines()[0]}"
+    return EXIT_ERROR, "".join(traceback.format_exception(error))
+
+
+def connect(config: RunConfig) -> None:
+    """Joins the Ray cluster at RAY_ADDRESS, or starts one on this machine."""
+    common: dict[str, Any] = {"log_to_driver": bool(os.environ.get("SPOTRL_WORKER_LOGS")), "logging_level": "WARNING"}
+    root = str(Path(__file__).resolve().parent.parent)
+    common["runtime_env"] = {"env_vars": {"PYTHONPATH": root}}
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(**common)
+        return
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's own 15 is for background work; training is not
+    workers = config.placement.workers_per_node * config.placement.threads_per_worker
+    if config.placement.device == "cpu":
+        common["num_gpus"] = 0
+    ray.init(num_cpus=max(workers, os.cpu_count() or 1), include_dashboard=False, **common)

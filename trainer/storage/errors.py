@@ -1,0 +1,75 @@
+"""Telling permanent errors of a store from transient ones, from the replies that the providers document.
+
+obstore gives the reply's status and body as text only, and reports refusals of a listing as a generic error: the S3, R2
+and RunPod replies are XML with a `<Code>`, those of Google's JSON interface have a `"reason"`.
+"""
+
+from __future__ import annotations
+
+import re
+
+CURES = {
+    "SignatureDoesNotMatch": "the secret key is wrong: check AWS_SECRET_ACCESS_KEY (R2: R2_SECRET_ACCESS_KEY)",
+    "InvalidAccessKeyId": "the store does not know the access key: check AWS_ACCESS_KEY_ID (R2: R2_ACCESS_KEY_ID)",
+    "InvalidToken": "the session token is wrong: set AWS_SESSION_TOKEN anew, or unset it",
+    "ExpiredToken": "the session token has expired: set AWS_SESSION_TOKEN anew",
+    "RequestTimeTooSkewed": "this machine's clock is off: set it (chronyc makestep, or ntpdate)",
+    "RequestExpired": "this machine's clock is off: set it (chronyc makestep, or ntpdate)",
+    "NoSuchBucket": "there is no such bucket: create it, or correct its name",
+    "InvalidBucketName": "that is no bucket name: correct it",
+    "AuthorizationHeaderMalformed": "the bucket is in another region: set AWS_REGION{region}",
+    "PermanentRedirect": "the bucket is in another region: set AWS_REGION{region}",
+    "IllegalLocationConstraintException": "the bucket is in another region: set AWS_REGION{region}",
+    "InvalidRegionName": "the store does not know the region: set AWS_REGION (R2: auto)",
+    "AccessDenied": "the key has no right to do this: give it get, put, list and delete on the bucket",
+    "AllAccessDisabled": "the bucket is disabled: ask the provider",
+    "UserProjectMissing": "the bucket makes requesters pay: use one that does not",
+    "accountDisabled": "the project's billing is off: turn it on",
+}
+"""Error code of the reply -> what is wrong and what to change."""
+
+STATUS = {
+    301: CURES["PermanentRedirect"],
+    307: CURES["PermanentRedirect"],
+    401: "the store refuses the credentials: check the key, the secret and the token",
+    403: CURES["AccessDenied"],
+}
+"""The same for replies without a body (HEAD) or with an unknown code."""
+
+TEXTS = {
+    "169.254.169.254": "there are no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "metadata.google.internal": "there are no credentials: set GOOGLE_APPLICATION_CREDENTIALS",
+    "redirect without LOCATION": CURES["PermanentRedirect"],
+    "invalid peer certificate": "the endpoint's certificate is not valid: check the endpoint and this machine's clock",
+    "CertificateRequired": "the endpoint's certificate is not valid: check the endpoint and this machine's clock",
+    "invalid_grant": "Google refuses the service account's key: check it, and this machine's clock",
+}
+"""Where there was no reply from the store itself."""
+
+
+def status_of(error: BaseException) -> int:
+    """HTTP status of the reply that an obstore error tells of; 0 if there was none."""
+    found = re.search(r"status code: (\d{3})", str(error))
+    return int(found[1]) if found else 0
+
+
+def code_of(error: BaseException) -> str:
+    """Error code in the body of that reply, or an empty string."""
+    text = str(error)
+    found = re.search(r"<Code>\s*(\w+)\s*</Code>", text) or re.search(r'"reason":\s*"(\w+)"', text)
+    return found[1] if found else ""
+
+
+def permanent(error: BaseException, *, bucket_missing_is_404: bool) -> str:
+    """What is wrong and what to change, if trying again cannot help; else an empty string.
+
+    bucket_missing_is_404: the request was a listing or a put, whose 404 can only mean the bucket.
+    """
+    status, code, text = status_of(error), code_of(error), str(error)
+    if code in CURES:
+        region = re.search(r"<Region>([^<]+)</Region>", text) or re.search(r"expecting '([a-z0-9-]+)'", text)
+        return CURES[code].format(region=f"={region[1]}" if region else "")
+    if status == 404 and bucket_missing_is_404:
+        return CURES["NoSuchBucket"]
+    told = next((cure for words, cure in TEXTS.items() if words in text), STATUS.get(status, ""))
+    return told.format(region="")
