@@ -160,7 +160,7 @@ def thought(rng: random.Random) -> str:
     return " ".join(words)
 
 
-def needs_math_verify(make: Callable[[int, random.Random], Answers]) -> float:
+def needs_evaluation(make: Callable[[int, random.Random], Answers]) -> float:
     """Percent of such answers that are not decided by their form."""
     from trainer.rewards.grading import grader
     from trainer.rewards.grading.extraction import final_answer
@@ -296,9 +296,9 @@ def main() -> None:
     result = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     result["machine"] = {"cores": len(os.sched_getaffinity(0)), "load_average_at_start": round(os.getloadavg()[0], 1)}
     result["versions"] = {p: version(p) for p in ("math-verify", "trl", "sympy", "flask", "fastapi")}
-    result["needs math-verify, percent"] = {
-        "typical mix": needs_math_verify(typical_mix),
-        "expressions only": needs_math_verify(expressions_only),
+    result["needs evaluation, percent"] = {
+        "typical mix": needs_evaluation(typical_mix),
+        "expressions only": needs_evaluation(expressions_only),
     }
     for name, measure in sections.items():
         if options.only in name:
