@@ -83,7 +83,7 @@ def run_config(folder: Path) -> c.RunConfig:
         model=c.Model(path=str(model), dtype="fp32", gradient_checkpointing=False),
         data=c.Data(path=str(folder / "data"), prompt_max_tokens=400),
         rollout=c.Rollout(prompts_per_step=4, samples_per_prompt=4, max_tokens=32, kv_cache_gib=0.5, sleep_level=0),
-        algorithm=c.Algorithm(micro_batch=4, kl_coef=0.0),
+        algorithm=c.Algorithm(kl_coef=0.0),
         optimizer=c.Optimizer(learning_rate=1e-5),
         rewards=c.Rewards(function=f"{folder}/reward.py:reward", workers=1),
         checkpoint=c.Checkpoint(every_steps=EVERY, keep_last=1, keep_last_remote=1, export_hf="never"),

@@ -35,7 +35,7 @@ class Setting:
     mean_tokens: int
     """The end token is given this mean waiting time, so that lengths are skewed; 0: as the model comes."""
     micro_batch: int
-    """Sequences per forward pass over both cores together."""
+    """Sequences per forward pass of TRL over both cores together; ours packs by tokens."""
     steps: int
 
 
@@ -98,7 +98,7 @@ def ours(setting: Setting, folder: Path, steps: int) -> dict[str, Any]:
             kv_cache_gib=0.5,
             sleep_level=0,
         ),
-        algorithm=c.Algorithm(micro_batch=setting.micro_batch // 2, kl_coef=KL),
+        algorithm=c.Algorithm(kl_coef=KL),
         optimizer=c.Optimizer(learning_rate=LEARNING_RATE),
         checkpoint=c.Checkpoint(every_steps=10**6, export_hf="never"),
         placement=c.Placement(workers_per_node=2, device="cpu"),

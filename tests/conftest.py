@@ -130,7 +130,7 @@ def small_config(tiny_model, mixed_dataset, tmp_path):
         model=c.Model(path=str(tiny_model), dtype="fp32", gradient_checkpointing=False, min_pixels=784),
         data=c.Data(path=str(mixed_dataset), prompt_max_tokens=300),
         rollout=c.Rollout(prompts_per_step=4, samples_per_prompt=4, max_tokens=16, kv_cache_gib=0.25, sleep_level=0),
-        algorithm=c.Algorithm(micro_batch=4, kl_coef=0.01),
+        algorithm=c.Algorithm(micro_batch_tokens=400, kl_coef=0.01),
         optimizer=c.Optimizer(learning_rate=1e-3),
         checkpoint=c.Checkpoint(every_steps=1, export_hf="never"),
         placement=c.Placement(workers_per_node=2, device="cpu"),
@@ -142,7 +142,7 @@ def small_config(tiny_model, mixed_dataset, tmp_path):
 def run_ranks(tmp_path, free_port):
     """Runs a scenario of tests/engine/scenarios.py on real ranks and returns what each wrote."""
 
-    def run(scenario: str, config, timeout_s: float = 300) -> list[dict]:
+    def run(scenario: str, config, timeout_s: float = 900) -> list[dict]:
         from trainer import config as c
         from trainer.engine.gpu_worker import environment
 

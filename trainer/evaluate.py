@@ -22,7 +22,7 @@ def evaluate(config: RunConfig, run: Session) -> dict[str, float]:
     lengths = run.lengths(path, e.split, e.max_samples)[:, 0]
     fits = lengths < config.data.prompt_max_tokens + config.rollout.max_tokens  # the engine's longest sequence
     prompts = [Prompt(group=i, row=i, seed=seed_of(config.run.seed, "eval", i)) for i in range(len(lengths)) if fits[i]]
-    samples = run.workers.generate(prompts, e.samples_per_prompt, e.temperature, path, e.split)
+    samples = run.workers.generate(prompts, lengths, e.samples_per_prompt, e.temperature, path, e.split)
     outcomes = run.score(samples, dataset)
     generated, n = max(1, len(samples)), e.samples_per_prompt
     accuracy, form = [0.0] * len(lengths), 0.0

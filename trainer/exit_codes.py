@@ -24,10 +24,12 @@ EXIT_FENCED = 37
 """A newer attempt of the same run has taken over: this one has stopped for good and must not be started again."""
 EXIT_GAVE_UP = 38
 """The run has spent its restarts without a new checkpoint: it ends for good; `resume` starts it again."""
+EXIT_RAY = 39
+"""Ray did not start on this machine, or broke down in it, several times in a row; the machine is too busy or broken."""
 EXIT_INTERRUPTED = 130
 """A person pressed Ctrl-C, or the engine's stop command was used."""
 
-RECOVER_EXIT_CODES = (EXIT_PREEMPTED, EXIT_NODE_LOST, EXIT_STORAGE, EXIT_PREFLIGHT)
+RECOVER_EXIT_CODES = (EXIT_PREEMPTED, EXIT_NODE_LOST, EXIT_STORAGE, EXIT_PREFLIGHT, EXIT_RAY)
 """Codes after which the engine should start the job again (SkyPilot's `recover_on_exit_codes`)."""
 FINAL_EXIT_CODES = (EXIT_CONFIG, EXIT_FENCED, EXIT_GAVE_UP)
 """Codes after which no start of the same job can help: an engine that restarts after every non-zero code is given 0."""

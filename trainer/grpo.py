@@ -17,6 +17,7 @@ from trainer.algorithm.batching import TrainItem
 from trainer.algorithm.records import Sample
 from trainer.algorithm.seeding import seed_of
 from trainer.config import RunConfig
+from trainer.engine.worker_group import over_updates
 from trainer.evaluate import evaluate
 from trainer.observe.step_stats import describe, sample_rows
 from trainer.process import main
@@ -41,7 +42,11 @@ def train(config: RunConfig, run: Session) -> None:
         phases.begin(step, total)
         with phases("rollout"):
             samples = workers.generate(
-                run.stream.batch(step), config.rollout.samples_per_prompt, config.rollout.temperature
+                run.stream.batch(step),
+                run.prompt_tokens,
+                config.rollout.samples_per_prompt,
+                config.rollout.temperature,
+                upcoming=run.stream.batch(step + 1),
             )
         with phases("grade"):
             outcomes = run.score(samples)
@@ -89,17 +94,17 @@ def learn(
         for s, a in zip(samples, advantages.values, strict=True)
     ]
     algorithm, size = config.algorithm, config.samples_per_update
-    if size == len(items) and algorithm.epochs == 1:
-        return run.workers.update(items)
-    old = run.workers.logprobs(items, algorithm.logprob_micro_batch or algorithm.micro_batch)
-    stats: list[dict[str, float]] = []
+    moves = updates_per_step(config) > 1  # the policy, before the step's last update
+    items = run.workers.with_logprobs(items, old=moves, reference=bool(algorithm.kl_coef))
+    stats, tokens = [], []
     for epoch in range(algorithm.epochs):
         order = list(range(len(items)))
         random.Random(seed_of(config.run.seed, "minibatch", step, epoch)).shuffle(order)
         for start in range(0, len(order), size):
-            part = order[start : start + size]
-            stats.append(run.workers.update([items[i] for i in part], [old[i] for i in part]))
-    return {name: sum(s[name] for s in stats) / len(stats) for name in stats[0]}
+            part = [items[i] for i in order[start : start + size]]
+            stats.append(run.workers.update(part))
+            tokens.append(sum(len(i.token_ids) for i in part))
+    return over_updates(stats, tokens)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import argparse
 import errno
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +18,24 @@ import ray.exceptions
 from trainer import config as configuration
 from trainer.checkpoint.attempt import Fenced, Final
 from trainer.config import ConfigError, RunConfig
-from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_FENCED, EXIT_NODE_LOST, EXIT_PREEMPTED, EXIT_STORAGE
+from trainer.exit_codes import (
+    EXIT_CONFIG,
+    EXIT_ERROR,
+    EXIT_FENCED,
+    EXIT_NODE_LOST,
+    EXIT_PREEMPTED,
+    EXIT_RAY,
+    EXIT_STORAGE,
+)
 from trainer.node.precheck import precheck
 from trainer.node.run_lock import die_with_launcher
 from trainer.saving import Preempted
 from trainer.session import Session
 from trainer.storage.storage import StorageError
+
+RAY_ATTEMPTS = 3
+RAY_PAUSE_S = 5.0
+"""Before the second attempt to start Ray; twice as long before the third."""
 
 
 def main(train: Callable[[RunConfig, Session], None], total_updates: Callable[[RunConfig, int], int]) -> None:
@@ -90,19 +103,36 @@ def explain(error: Exception) -> tuple[int, str]:
         return EXIT_STORAGE, f"error: {error}"
     if isinstance(error, ray.exceptions.ActorDiedError | ray.exceptions.NodeDiedError | ConnectionError):
         return EXIT_NODE_LOST, f"error: a worker or node was lost: {str(error).splitlines()[0]}"
+    infrastructure = RayError | ray.exceptions.LocalRayletDiedError | ray.exceptions.RuntimeEnvSetupError
+    if isinstance(error, infrastructure):
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return EXIT_RAY, f"error: {line}: the machine is too busy, or Ray is broken on it; start the run again"
     return EXIT_ERROR, "".join(traceback.format_exception(error))
 
 
+class RayError(RuntimeError):
+    """Ray did not start, after several attempts."""
+
+
 def connect(config: RunConfig) -> None:
-    """Joins the Ray cluster at RAY_ADDRESS, or starts one on this machine."""
+    """Joins the Ray cluster at RAY_ADDRESS, or starts one on this machine. Raises RayError."""
     common: dict[str, Any] = {"log_to_driver": bool(os.environ.get("SPOTRL_WORKER_LOGS")), "logging_level": "WARNING"}
     root = str(Path(__file__).resolve().parent.parent)
     common["runtime_env"] = {"env_vars": {"PYTHONPATH": root}}
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(**common)
-        return
-    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's own 15 is for background work; training is not
-    workers = config.placement.workers_per_node * config.placement.threads_per_worker
-    if config.placement.device == "cpu":
-        common["num_gpus"] = 0
-    ray.init(num_cpus=max(workers, os.cpu_count() or 1), include_dashboard=False, **common)
+    if not os.environ.get("RAY_ADDRESS"):
+        os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's own 15 is for background work; training is not
+        workers = config.placement.workers_per_node * config.placement.threads_per_worker
+        common |= {"num_cpus": max(workers, os.cpu_count() or 1), "include_dashboard": False}
+        if config.placement.device == "cpu":
+            common["num_gpus"] = 0
+    for attempt in range(1, RAY_ATTEMPTS + 1):
+        try:
+            ray.init(**common)
+            return
+        except Exception as error:  # Ray raises a bare Exception where the start takes longer than its 30 s
+            ray.shutdown()
+            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            if attempt == RAY_ATTEMPTS:
+                raise RayError(f"Ray did not start in {attempt} attempts ({said})") from None
+            print(f"Ray did not start ({said}): attempt {attempt + 1} of {RAY_ATTEMPTS}", file=sys.stderr, flush=True)
+            time.sleep(RAY_PAUSE_S * attempt)

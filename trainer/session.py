@@ -22,7 +22,9 @@ from trainer.hardware.gpus import peak_flops
 from trainer.hardware.model_shapes import shape_of
 from trainer.node.preemption import Notice
 from trainer.node.run_lock import RunLock
+from trainer.observe.guards import Guards
 from trainer.observe.metrics import Metrics, Phases
+from trainer.observe.node_monitor import host_stats
 from trainer.observe.report import write_report
 from trainer.observe.step_stats import one_line, throughput, utilisation
 from trainer.rewards.scorer import Scorer
@@ -56,6 +58,7 @@ class Session:
         self._image_token_id = facts["image_token_id"]
         self._shape = shape_of(str(model_folder(config))) if self._peak_flops else None
         self.metrics: Metrics
+        self.guards = Guards(config.guards)
         self.saving = Saving(config.run.dir, self.checkpoints, self.workers, self.notice)
 
     def __enter__(self) -> Session:
@@ -83,6 +86,12 @@ class Session:
             compute = lambda: self.workers.lengths(path, split, rows)  # noqa: E731
             self._lengths[path, split, rows] = lengths.cached(key, compute)
         return self._lengths[path, split, rows]
+
+    @property
+    def prompt_tokens(self) -> np.ndarray:
+        """Tokens of every training row's prompt, [rows]."""
+        data = self.config.data
+        return self.lengths(data.path, data.split, data.max_samples)[:, 0]
 
     def _usable_rows(self) -> tuple[list[int], int]:
         """Indices of the rows that can be trained on, and how many cannot."""
@@ -150,7 +159,12 @@ class Session:
         stats |= throughput(stats, times, self.workers.world_size) | self.checkpoints.metrics() | times
         if self._peak_flops and self._shape:
             stats |= utilisation(self.config, self._shape, self._peak_flops, self._image_token_id, samples, times)
+        stats |= host_stats(self.config.run.dir)
         self.metrics.log(step, stats)
+        for alarm in self.guards.look(step, stats):
+            if alarm.end:
+                raise ConfigError(f"{alarm.text}; the run ends: guards.end names this guard")
+            print(f"warning: {alarm.text}", flush=True)
         if shown:
             self.metrics.samples(step, list(shown))
         print(one_line(step, stats), flush=True)

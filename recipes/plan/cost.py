@@ -11,6 +11,7 @@ from recipes.capabilities import CAPABILITIES, gpus_for, market, refusal, target
 from recipes.plan.memory import MemoryPlan, plan, trained, with_resources
 from recipes.plan.prices import Price, price
 from recipes.spec import Recipe
+from trainer.config.budget import logprob_tokens, micro_batch_tokens
 from trainer.hardware.gpus import Gpu, gpu_named
 from trainer.hardware.model_shapes import Shape
 from trainer.hardware.save_interval import save_interval_s
@@ -68,6 +69,19 @@ class Offer:
     """Seconds of work between checkpoints."""
     preemptions: float
     """Expected number."""
+    start_s: float
+    """Seconds until the first step."""
+    stall_s: float
+    """Seconds that training stands still for a checkpoint."""
+    restart_s: float
+    """Seconds that a preemption costs besides the work that is done again."""
+    between_s: float
+    """Mean seconds between preemptions; infinite on demand."""
+
+    @property
+    def work_s(self) -> float:
+        """Seconds of all steps, without checkpoints."""
+        return self.steps * (self.step.total - self.step.checkpoint)
 
     @property
     def usd(self) -> float | None:
@@ -108,15 +122,16 @@ def step_time(recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan)
     gather = gather_seconds(recipe, shape, card, network_gbit_s)
     rollout = _rollout(recipe, shape, card, need, prompt, answer)
 
-    micro = config.algorithm.micro_batch
-    count = config.samples_per_step / (world * micro)
-    forward = micro * (prompt + answer) * shape.flops_per_token(prompt + answer) / (card.bf16_tflops * 1e12 * MATMUL)
-    reference = 1 if config.algorithm.kl_coef else 0
+    # A rank's tokens of one update, each prompt once for its group; forward seconds; passes over gathered weights.
+    own = config.samples_per_update / world * (answer + prompt / config.rollout.samples_per_prompt)
+    forward = own * shape.flops_per_token(prompt + answer) / (card.bf16_tflops * 1e12 * MATMUL)
+    passes = math.ceil(own / micro_batch_tokens(config, shape))
+    updates = config.samples_per_step / config.samples_per_update
     recompute = 1 if config.model.gradient_checkpointing else 0
-    # Gathers: forward, backward and the gradients' reduce-scatter; the reference gathers its own shards once.
-    update = count * config.algorithm.epochs * max((3 + recompute + reference) * forward, (3 + reference) * gather)
-    separate = config.samples_per_update < config.samples_per_step or config.algorithm.epochs > 1
-    logprobs = count * max(forward, gather) if separate else 0.0
+    update = updates * config.algorithm.epochs * max((3 + recompute) * forward, 3 * passes * gather)
+    # Old log-probabilities where the policy moves within the step, and the reference's.
+    models = (updates * config.algorithm.epochs > 1) + bool(config.algorithm.kl_coef)
+    logprobs = models * max(updates * forward, math.ceil(updates * own / logprob_tokens(config, shape)) * gather)
     states = (shape.parameters * 2 + trained(config, shape) * 14) / world
     move = 0.0 if config.optimizer.offload_optimizer else 2 * states / (card.pcie_gb_per_s * 1e9)
     sync = gather + shape.parameters * 2 / config.rollout.tensor_parallel / (card.hbm_gb_per_s * 1e9) + move
@@ -257,8 +272,22 @@ def _offer(
         best = save_interval_s(stall, config.checkpoint.mean_time_between_preemptions_s)
         interval = max(step.total, best, upload)
     start = BOOT_S + need.shape.parameters * 2 / DOWNLOAD_BYTES_S
-    fetch = upload
-    seconds = start + expected_seconds(work, interval, stall, BOOT_S + fetch + upload, between)
+    restart = BOOT_S + 2 * upload  # what was being uploaded is lost, and the last checkpoint is fetched
+    seconds = start + expected_seconds(work, interval, stall, restart, between)
     usd_per_hour = None if hourly is None else hourly * cluster.gpus_per_node * cluster.nodes
     preemptions = 0.0 if math.isinf(between) else seconds / between
-    return Offer(target, gpu, spot, usd_per_hour, step, steps, seconds / 3600, interval, preemptions)
+    return Offer(
+        target,
+        gpu,
+        spot,
+        usd_per_hour,
+        step,
+        steps,
+        seconds / 3600,
+        interval,
+        preemptions,
+        start,
+        stall,
+        restart,
+        between,
+    )

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from recipes.plan import activations
 from recipes.spec import Recipe, override, placed, validate
 from trainer.config import ConfigError, RunConfig
+from trainer.config.budget import logprob_tokens, prefetch_parameters
 from trainer.hardware.gpus import gpu_named
 from trainer.hardware.host_memory import worker_bytes
 from trainer.hardware.model_shapes import Shape, shape_of
@@ -30,10 +31,6 @@ ENGINE_ASLEEP = 0.5 * GIB
 """What stays of an engine at sleep level 2: buffers and graphs (planning figure)."""
 REDUCE_BUCKET = 500_000_000
 """DeepSpeed's reduce_bucket_size, elements of the gradient dtype."""
-LIVE_PARAMETERS = 1_000_000_000
-"""DeepSpeed's stage3_max_live_parameters, elements of the model's dtype."""
-PREFETCH_BUCKET = 50_000_000
-"""DeepSpeed's stage3_prefetch_bucket_size: so many elements are gathered into one buffer, then copied out of it."""
 PERSISTENT = 100_000
 """DeepSpeed's stage3_param_persistence_threshold: parameters of fewer elements stay whole on every rank."""
 SUB_GROUP = 1_000_000_000
@@ -163,6 +160,8 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
     persistent = sum(n for n in shape.sizes() if n < PERSISTENT) * width
     base = {"CUDA context": CONTEXT if on_gpu else 0.0, "policy shard": shard, "reference shard": reference}
     base |= {"small parameters": float(persistent)}
+    if config.optimizer.hpz_ranks > 1:
+        base["second copy within the node"] = p * width / config.optimizer.hpz_ranks
     states = {"fp32 master": master, "Adam moments": adam}
     asleep = {"engine asleep": ENGINE_ASLEEP} if grpo and on_gpu else {}
     # DeepSpeed allocates gradients and the reduce bucket once and keeps them; `offload` moves them away too.
@@ -180,17 +179,17 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
         out.append(Phase("rollout", base | {"engine weights": weights, "engine KV cache": cache}))
     # An update keeps what its backward pass will want again, and so does the pass without gradients that follows it:
     # DeepSpeed goes by the order that it has recorded. The reference has its own. One rank's shard is the weights.
-    kept = gathering(shape, width, persistent, LIVE_PARAMETERS) if world > 1 else {}
-    ahead = gathering(shape, width, persistent, PREFETCH_BUCKET) if world > 1 else {}
+    bucket_ahead = prefetch_parameters(config, shape)
+    live = config.optimizer.live_parameters
+    kept = gathering(shape, width, persistent, live, bucket_ahead) if world > 1 else {}
+    tokens = logprob_tokens(config, shape)
     pass_ = _larger(
-        {"layer at work": activations.forward(config, shape)},
-        {"logits": activations.logits(config, shape)},
+        {"layer at work": activations.forward(config, shape, tokens)},
+        {"logits": activations.logits(config, shape, tokens)},
     )
     out.append(Phase("logprobs", all_held | kept | pass_))
-    saved = {"saved activations": sum(activations.saved(config, shape).values())}
-    reference_pass = saved | {"reference's layers": sum(ahead.values())} | pass_ if reference_used else {}
     backward = _backward(config, shape, bucket, flushed_midway=t > REDUCE_BUCKET)
-    moments = [kept | reference_pass, kept | backward, _scattered(config, bucket)]
+    moments = [kept | backward, _scattered(config, bucket)]
     out.append(Phase("update", all_held | max(moments, key=lambda parts: sum(parts.values()))))
     out.append(Phase("optimizer step", all_held | _step(config, t / world)))
     if grpo:
@@ -200,11 +199,11 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
     return [Phase(phase.name, {k: v for k, v in phase.parts.items() if v}) for phase in out]
 
 
-def gathering(shape: Shape, width: int, persistent: int, live: int) -> dict[str, float]:
+def gathering(shape: Shape, width: int, persistent: int, live: int, ahead: int) -> dict[str, float]:
     """Full weights in a pass, but for the `persistent` bytes of the small ones, which are always there: `live` elements
     and perhaps the largest parameter on top. The buffer that they are gathered into lives as long as any of them."""
     p, largest = shape.parameters, shape.embedding_parameters
-    whole, buffer = min(p, live + largest), min(p, PREFETCH_BUCKET)
+    whole, buffer = min(p, live + largest), min(p, ahead)
     return {"gathered layers": float(max(0, whole * width - persistent)), "gather buffer": float(buffer * width)}
 
 
@@ -274,7 +273,7 @@ def _disk(recipe: Recipe, shape: Shape) -> dict[str, float]:
 
 REMEDIES: tuple[tuple[str, str], ...] = (
     ("model.gradient_checkpointing", "true"),
-    ("algorithm.micro_batch", "1"),
+    ("algorithm.micro_batch_tokens", "4096"),
     ("optimizer.offload_reference", "true"),
     ("optimizer.grad_accum_dtype", "bf16"),
     ("rollout.tensor_parallel", "2"),

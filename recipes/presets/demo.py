@@ -39,7 +39,7 @@ def demo() -> Recipe:
             rollout=Rollout(
                 prompts_per_step=32, samples_per_prompt=8, max_tokens=32, kv_cache_gib=0.5, sleep_level=0, eager=True
             ),
-            algorithm=Algorithm(micro_batch=128, kl_coef=0.02),
+            algorithm=Algorithm(kl_coef=0.02),
             optimizer=Optimizer(learning_rate=3e-4, warmup_steps=5, schedule="linear"),
             evaluation=Evaluation(every_steps=10, max_samples=128, temperature=1.0, samples_per_prompt=4),
             checkpoint=Checkpoint(every_steps=5, remote="${BUCKET}"),

@@ -13,7 +13,7 @@ def _grpo(size: str, cluster: str, prompts: int, tensor_parallel: int) -> Recipe
         data={"episodes": 15, "prompt_max_tokens": 512},
         rollout={"prompts_per_step": prompts, "max_tokens": 1024, "samples_per_prompt": 5,
                  "tensor_parallel": tensor_parallel},
-        algorithm={"samples_per_update": prompts * 5 // 4, "micro_batch": 4},
+        algorithm={"samples_per_update": prompts * 5 // 4},
         optimizer={"learning_rate": 1e-6},
         evaluation={"every_steps": 20},
     )  # fmt: skip

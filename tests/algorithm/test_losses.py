@@ -23,6 +23,27 @@ def test_k3_is_never_negative_and_stays_finite():
     assert bool((values >= 0).all()) and bool(values.isfinite().all())
 
 
+def test_k3_and_its_gradient_stay_small_far_from_the_reference():
+    """At 12 nats below the reference the gradient of k3 itself is 1.6e5."""
+    logprobs = torch.tensor([-12.0, -90.0, 40.0, -2.0], requires_grad=True)
+    values = kl_divergence(logprobs, torch.zeros(4), "k3")
+    values.sum().backward()
+    assert float(values.max()) <= 10 and logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([0, 0, 0, 1 - math.exp(2)])
+
+
+def test_a_wild_log_ratio_is_clamped_and_never_makes_a_nan():
+    """At 100 nats the ratio is infinite in fp32, and infinity times advantage 0 not a number."""
+    logprobs = torch.tensor([0.0, 0.0, -100.0], requires_grad=True)
+    old = torch.tensor([-100.0, -100.0, 0.0])
+    loss = grpo_loss(logprobs, old, torch.tensor([0.0, 1.0, -1.0]), torch.full((3,), 1 / 3), **CLIP)
+    loss.total.backward()
+    assert bool(loss.total.isfinite()) and logprobs.grad is not None and not logprobs.grad.any()
+    assert float(loss.clamped) == pytest.approx(1)
+    moderate = grpo_loss(torch.tensor([-1.0]), torch.tensor([-9.0]), torch.ones(1), torch.ones(1), **CLIP)
+    assert float(moderate.ratio) == pytest.approx(math.exp(8), rel=1e-5) and float(moderate.clamped) == 0
+
+
 def test_k2_gradient_is_that_of_the_kl():
     """Over a whole distribution: d/dtheta sum p log(p/q) equals the expected gradient of k2 with the samples fixed."""
     theta, q = torch.tensor([0.3, -0.2, 0.5], requires_grad=True), torch.tensor([0.2, 0.5, 0.3])

@@ -47,7 +47,8 @@ def test_an_unknown_key_in_a_file_names_the_nearest(tmp_path):
         (["rollout.prompts_per_step=0"], "at least 1"),
         (["rollout.samples_per_prompt=1"], "at least 2"),
         (["algorithm.samples_per_update=7"], "use a divisor of 256"),
-        (["algorithm.micro_batch=3"], "micro_batch 3: use a multiple of 3"),
+        (["algorithm.micro_batch_tokens=-1"], "algorithm.micro_batch_tokens is -1: it must be at least 0"),
+        (["placement.workers_per_node=4", "optimizer.hpz_ranks=3"], "use a divisor of 4"),
         (["placement.workers_per_node=3", "rollout.tensor_parallel=2"], "use a divisor of 3"),
         (["placement.workers_per_node=3"], "3 engines: use a multiple of 3"),
         (["rollout.gpu_memory_utilization=1.5"], "above 0 and below 1"),
@@ -64,7 +65,6 @@ def test_an_unknown_key_in_a_file_names_the_nearest(tmp_path):
         (["evaluation.samples_per_prompt=4"], "greedy completions"),
         (["data.max_samples=63"], "less than the 64 rows of one step"),
         (["method=sft", "sft.batch_size=8", "data.max_samples=7"], "lower sft.batch_size"),
-        (["method=sft", "sft.batch_size=10", "algorithm.micro_batch=4"], "use a multiple of 4"),
     ],
 )
 def test_validation_says_what_to_change(changes, message):
@@ -94,7 +94,7 @@ def test_resume_compares_what_is_computed_and_nothing_else():
         "placement.workers_per_node=4",
         "run.dir=/elsewhere",
         "checkpoint.every_steps=7",
-        "algorithm.micro_batch=2",
+        "algorithm.micro_batch_tokens=200",
     ):
         assert c.fingerprint(c.override(base, [change])) == c.fingerprint(base), change
     for change in ("optimizer.learning_rate=1", "run.seed=3", "rollout.max_tokens=9", "model.path=other"):

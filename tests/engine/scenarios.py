@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 
 from trainer import config as configuration
-from trainer.algorithm.batching import TrainItem, schedule
+from trainer.algorithm.batching import TrainItem
 from trainer.algorithm.records import Prompt
+from trainer.algorithm.scheduling import schedule
 from trainer.engine.gpu_worker import Worker
 
 
@@ -29,7 +30,7 @@ def prompts_for(worker: Worker, rows: list[int]) -> list[Prompt]:
 def gaps(worker: Worker, samples) -> list[float]:
     """Largest and mean |log-prob difference| of engine and policy on the engine's own samples."""
     batch = worker._collate([(s.row, s.prompt_token_ids, s.token_ids) for s in samples])
-    gap = (worker.policy.logprobs([batch])[0] - torch.tensor([x for s in samples for x in s.logprobs])).abs()
+    gap = (worker.policy.logprobs([batch])["old"][0] - torch.tensor([x for s in samples for x in s.logprobs])).abs()
     return [float(gap.max()), float(gap.mean())]
 
 
@@ -46,11 +47,10 @@ def fixed_items(worker: Worker, count: int = 8) -> list[TrainItem]:
     return items
 
 
-def update(worker: Worker, items: list[TrainItem], micro_batch: int, order=None) -> dict[str, float]:
-    plan = schedule([i.length for i in items], worker.config.placement.world_size, micro_batch)
-    if order:
-        plan = order
-    mine = [[items[i] for i in micro] for micro in plan[worker.rank]]
+def update(worker: Worker, items: list[TrainItem], tokens: int, order=None) -> dict[str, float]:
+    lengths = [i.scheduled(worker.prompter.image_token_id or -1) for i in items]
+    plan = order or schedule(lengths, worker.config.placement.world_size, tokens)
+    mine = [[items[i] for i in members] for members in plan[worker.rank]]
     return worker.update(mine, sum(len(i.token_ids) for i in items), len(items))
 
 
@@ -74,7 +74,7 @@ def parity(config, rank, port):
         samples = worker.generate(prompts_for(worker, rows), 4, config.rollout.temperature)
         out["gaps"].append(gaps(worker, samples))
         worker.prepare_update()
-        update(worker, fixed_items(worker), config.algorithm.micro_batch)
+        update(worker, fixed_items(worker), config.algorithm.micro_batch_tokens)
     out["stale"] = gaps(worker, samples)
     worker.sync(3)
 
@@ -93,16 +93,14 @@ def parity(config, rank, port):
 
 
 def invariance(config, rank, port):
-    """The same step by several micro-batch sizes: metrics, gradient norm and resulting weights."""
+    """The same step by several token budgets: metrics, gradient norm and resulting weights."""
     config = replace(config, method="sft")  # no engine
     out = {}
-    for micro in (1, 2, 4):
-        if 8 % (micro * config.placement.world_size):
-            continue
+    for budget in (1, 120, 10_000):
         worker = start(config, rank, port)
         worker.policy.config = replace(config, method="grpo")
-        stats = update(worker, fixed_items(worker), micro)
-        out[str(micro)] = {"stats": stats, "weights": weights(worker)}
+        stats = update(worker, fixed_items(worker), budget)
+        out[str(budget)] = {"stats": stats, "weights": weights(worker)}
     return out
 
 
@@ -117,8 +115,82 @@ def imageless(config, rank, port):
         seen = [i for i, item in enumerate(items) if worker.train_set[item.row].images][:4]
         chosen = [items[i] for i in text + seen]
         order = [[[0, 1], [2, 3]], [[4, 5], [6, 7]]] if name == "apart" else [[[0, 4], [1, 5]], [[2, 6], [3, 7]]]
-        update(worker, chosen, 2, order)
+        update(worker, chosen, 0, order)
         out[name] = weights(worker)
+    return out
+
+
+def unequal(config, rank, port):
+    """One rank's completion is longer than a chunk of logits and the other's is not, and no weight stays gathered."""
+    from transformers import AutoModelForImageTextToText
+
+    from trainer.engine.zero3 import GATHERS
+
+    lengths = [int(n) for n in config.run.name.split("-")]
+    plain = AutoModelForImageTextToText.from_pretrained(config.model.path, dtype=torch.float32)  # not sharded yet
+    config = replace(config, method="sft", optimizer=replace(config.optimizer, live_parameters=0))
+    worker = start(config, rank, port)
+    worker.policy.config = replace(config, method="grpo")
+    head = worker.policy.engine.module.model.lm_head
+    head.limit = 1024 * len(head.banned)
+    g = torch.Generator().manual_seed(0)
+    allowed = [i for i in range(200) if i not in worker.prompter.banned_token_ids()]
+    items = []
+    for row, n in enumerate(lengths):
+        completion = [allowed[int(k)] for k in torch.randint(0, len(allowed), (n,), generator=g)]
+        items.append(TrainItem(row, worker._prompt(row).token_ids, completion, 1.0, [-5.0] * n))
+    out: dict = {"forward": [], "backward": []}
+    for _ in range(2):
+        before = GATHERS.calls
+        (found,) = worker.logprobs([[items[rank]]], old=True, reference=False)["old"]
+        out["forward"].append(GATHERS.calls - before)
+        before, stats = GATHERS.calls, worker.update([[items[rank]]], sum(lengths), 2)
+        out["backward"].append(GATHERS.calls - before)
+        if "gap" not in out:
+            prompt = worker._prompt(rank)
+            ids = torch.tensor([prompt.token_ids + items[rank].token_ids])
+            images = {} if prompt.grid_thw is None else {
+                "pixel_values": prompt.pixel_values, "image_grid_thw": prompt.grid_thw,
+                "mm_token_type_ids": (ids == worker.prompter.image_token_id).int()}  # fmt: skip
+            with torch.no_grad():
+                logits = plain(input_ids=ids, **images).logits[0, len(prompt.token_ids) - 1 : -1]
+            want = logits.log_softmax(-1).gather(1, ids[0, len(prompt.token_ids) :, None])[:, 0]
+            out["gap"] = float((torch.tensor(found) - want).abs().max())
+    return out | {"norm": stats["grad/norm"]}
+
+
+def gradients(config, rank, port):
+    """Full gradients of an update, as ZeRO-3 has reduced them, against the padded computation of one process."""
+    from deepspeed.utils import safe_get_full_grad
+
+    from tests.engine import plain
+
+    image = None if "text" in config.model.path else 0
+    config = replace(config, method="sft", optimizer=replace(config.optimizer, max_grad_norm=0.0))
+    if image is not None:
+        from transformers import AutoConfig
+
+        image = AutoConfig.from_pretrained(config.model.path).image_token_id
+    encoded = plain.prompts(image)
+    items = plain.items(encoded)
+    theirs = plain.padded_gradients(config.model.path, encoded, items)[1]  # before models come sharded
+    out = {}
+    for budget in (1, 150, 100_000):
+        worker = start(config, rank, port)
+        worker.policy.config = replace(config, method="grpo")
+        worker._prompt = encoded.__getitem__
+        engine, ours = worker.policy.engine, {}
+        step = engine.step
+
+        def stepping(engine=engine, step=step, ours=ours, worker=worker):
+            if engine.is_gradient_accumulation_boundary():
+                for name, p in worker.policy.names.items():
+                    ours[name] = safe_get_full_grad(p).float()
+            step()
+
+        engine.step = stepping
+        stats = update(worker, items, budget)
+        out[str(budget)] = (*plain.differences(ours, theirs), stats["perf/passes"])
     return out
 
 
@@ -133,7 +205,7 @@ def elastic(config, rank, port):
         found = open_folder(folder)
         worker.load(found)
         worker.loaded(found.state["updates"])
-    update(worker, fixed_items(worker), 2)
+    update(worker, fixed_items(worker), 200)
     return {"weights": weights(worker), "updates": worker.policy.updates}
 
 
@@ -145,7 +217,7 @@ def exported(config, rank, port):
 
 def moving(config, rank, port):
     """The same updates with the states moved to the host and back before each, and without; and the constants."""
-    from trainer.engine import policy
+    from trainer.engine import zero3
 
     out: dict = {}
     for name in ("kept", "moved"):
@@ -158,18 +230,18 @@ def moving(config, rank, port):
             list(worker.policy.weight_groups(1 << 20))
             worker.policy.reload()
             assert shard_sums(worker) == away
-            stats = update(worker, fixed_items(worker), config.algorithm.micro_batch)
+            stats = update(worker, fixed_items(worker), config.algorithm.micro_batch_tokens)
         out[name] = {"norm": stats["grad/norm"], "shards": shard_sums(worker)}
     model = worker.policy.engine.module.model
     rotary = [m for m in model.modules() if isinstance(getattr(m, "inv_freq", None), torch.Tensor)]
     out["rotary"] = [bool(torch.equal(m.inv_freq.cpu(), type(m)(m.config).inv_freq)) for m in rotary]
     out["buffers"] = sorted({b.device.type for b in worker.policy.engine.module.buffers()})
-    out["linear"] = torch.nn.functional.linear is policy.LINEAR and "deepspeed" not in str(policy.LINEAR)
+    out["linear"] = torch.nn.functional.linear is zero3.LINEAR and "deepspeed" not in str(zero3.LINEAR)
     return out
 
 
 def accumulation(config, rank, port):
-    """The gradient norm of one answer, and of the same answer 64 times over, a micro-batch each."""
+    """The gradient norm of one completion, and of the same one 64 times over, a micro-batch each."""
     worker = start(replace(config, method="sft"), rank, port)
     worker.policy.config = replace(config, method="grpo")
     item = fixed_items(worker, 1)
@@ -178,6 +250,21 @@ def accumulation(config, rank, port):
         "one": update(worker, item, 1)["grad/norm"],
         "many": update(worker, item * 64, 1)["grad/norm"],
     }
+
+
+def skipping(config, rank, port):
+    """An update whose gradient is not a number, between two that are sound; and what passes gather."""
+    worker = start(replace(config, method="sft"), rank, port)
+    worker.policy.config = replace(config, method="grpo")
+    items = fixed_items(worker)
+    spoiled = [replace(items[0], advantage=float("nan")), *items[1:]]
+    out: dict = {"stats": [], "shards": []}
+    for batch in (items, spoiled, items):
+        out["stats"].append(update(worker, batch, config.algorithm.micro_batch_tokens))
+        out["shards"].append(shard_sums(worker))
+    out["model_gib"] = sum(p.ds_numel for p in worker.policy.names.values()) * 4 / 2**30
+    out["update_gib"] = [update(worker, items, tokens)["perf/gathered_gib"] for tokens in (10_000, 1)]
+    return out
 
 
 def shard_sums(worker: Worker) -> dict[str, list[float]]:
@@ -213,7 +300,7 @@ def sleeping(config, rank, port):
         worker.engine.sleep()
         out["asleep_gib"].append(used())
         worker.prepare_update()
-        update(worker, fixed_items(worker), config.algorithm.micro_batch)
+        update(worker, fixed_items(worker), config.algorithm.micro_batch_tokens)
     return out
 
 

@@ -1,4 +1,4 @@
-"""One optimizer step does not depend on micro-batch size, on the number of ranks, or on who holds the pictures."""
+"""One optimizer step does not depend on the token budget, on the number of ranks, or on who holds the images."""
 
 from dataclasses import replace
 
@@ -23,7 +23,8 @@ def test_step_is_invariant_to_micro_batch_and_ranks(run_ranks, small_config):
                 for k in ("loss/policy", "loss/total", "kl/mean", "entropy/mean")
             }
             results.append((world, micro, stats, ranks[0][micro]))
-    assert [(w, m) for w, m, _, _ in results] == [(1, "1"), (1, "2"), (1, "4"), (2, "1"), (2, "2"), (2, "4")]
+    assert [(w, m) for w, m, _, _ in results] == [(w, m) for w in (1, 2) for m in ("1", "120", "10000")]
+    assert [d["stats"]["perf/passes"] for w, _, _, d in results if w == 1][0::2] == [8, 1]
     _, _, stats, first = results[0]
     assert first["stats"]["grad/norm"] > 0.01
     for _, _, other, detail in results[1:]:
@@ -33,10 +34,23 @@ def test_step_is_invariant_to_micro_batch_and_ranks(run_ranks, small_config):
 
 
 @pytest.mark.slow
-def test_ranks_without_pictures_do_not_hang(run_ranks, small_config):
+def test_ranks_without_images_do_not_hang(run_ranks, small_config):
     config = replace(small_config, optimizer=replace(small_config.optimizer, eps=1e-3))
     result = run_ranks("imageless", config)[0]
     same(result["mixed"], result["apart"], 1e-5)
+
+
+@pytest.mark.parametrize("live", [0, 10_000_000])
+def test_a_bad_gradient_leaves_weights_alone_and_gathers_are_counted(run_ranks, small_config, live):
+    config = replace(small_config, optimizer=replace(small_config.optimizer, live_parameters=live))
+    for result in run_ranks("skipping", config):
+        skipped = [s["optim/skipped_updates"] for s in result["stats"]]
+        assert skipped == [0, 1, 0] and "grad/norm" not in result["stats"][1]
+        assert result["shards"][0] == result["shards"][1] != result["shards"][2]
+        one, each = (gib / result["model_gib"] for gib in result["update_gib"])
+        # Kept from forward to backward pass, a pass gathers the model once; let go of, once more. Small ones stay.
+        low, high = (1.2, 2.3) if live == 0 else (0.3, 1.1)
+        assert low < one < high and 3 * one < each <= 8.2 * one
 
 
 @pytest.mark.parametrize("accumulate", ["fp32", "bf16"])

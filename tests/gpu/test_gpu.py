@@ -62,13 +62,77 @@ def test_parity_in_tensor_parallel(run_ranks, gpu_config, figure):
     check_parity(run_ranks("parity", config, timeout_s=600)[0], figure, "tensor parallel 2")
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "flash_attention_2"])
-def test_policy_attention(run_ranks, gpu_config, figure, attention):
-    """Micro-batches hold answers of unequal length, so flash attention unpads."""
-    if attention == "flash_attention_2":
-        pytest.importorskip("flash_attn")
-    config = changed(gpu_config, model={"attention": attention, "gradient_checkpointing": True})
-    check_parity(run_ranks("parity", config, timeout_s=600)[0], figure, attention)
+def attend(compute, q, k, v, weights):
+    out = compute(q, k, v)
+    return (out, *torch.autograd.grad((out.float() * weights).sum(), (q, k, v)))
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "causal", "shared"),
+    [(16, 2, 128, True, True), (28, 4, 128, True, False), (16, 16, 80, False, False)],
+)
+def test_variable_length_attention(figure, heads, kv_heads, width, causal, shared):
+    """torch's kernel in bf16 against SDPA in fp32, outputs and gradients: a shared prompt (fewer queries than keys,
+    causal from the right end, fewer key heads), plain packing, and the tower's head size without causality."""
+    from trainer.algorithm.batching import layout, moved
+    from trainer.engine import attention
+
+    device = torch.device("cuda")
+    q_lengths, k_lengths, index = [300, 1000, 64, 64, 16], [300, 1000, 64, 64, 16], None
+    if shared:  # 400 and 37 queries more that attend to the first 250 of the row and to themselves
+        start = sum(q_lengths)
+        index = torch.cat([torch.arange(start), torch.arange(250), torch.arange(start, start + 400),
+                           torch.arange(250), torch.arange(start + 400, start + 437)])  # fmt: skip
+        q_lengths, k_lengths = [*q_lengths, 400, 37], [*k_lengths, 650, 287]
+    rows, total = moved(layout(q_lengths, k_lengths, index), device), sum(q_lengths)
+    torch.manual_seed(0)
+    tensors = [torch.randn(total, n, width, device=device) for n in (heads, kv_heads, kv_heads)]
+    weights, scale = torch.randn(total, heads, width, device=device), width**-0.5
+
+    def kernel(q, k, v):
+        if rows.kv_index is not None:
+            k, v = attention.Spread.apply(k, rows.kv_index), attention.Spread.apply(v, rows.kv_index)
+        return attention.varlen(q, k, v, rows.cu_q, rows.cu_k, max(rows.q), max(rows.k), causal, scale)
+
+    low = [t.bfloat16().requires_grad_() for t in tensors]
+    full = [t.detach().float().requires_grad_() for t in low]
+    ours = attend(kernel, *low, weights)
+    theirs = attend(lambda q, k, v: attention.by_shape(q, k, v, rows, causal, scale), *full, weights)
+    worst = max(float((a.float() - b).norm() / b.norm()) for a, b in zip(ours, theirs, strict=True))
+    figure(f"varlen attention, {heads}/{kv_heads} heads of {width}, shared {shared}: worst relative error", worst, "")
+    assert worst < 1e-2
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_packed_gradients_in_bf16(tiny_model, figure, again):
+    """One packed row on the GPU against the padded computation in fp32 on the CPU."""
+    from transformers import AutoModelForImageTextToText
+
+    from tests.engine import plain
+    from trainer.algorithm.batching import collate, moved
+    from trainer.data.processor import mrope_positions
+    from trainer.engine.logprobs import LogprobModel
+
+    hf = AutoModelForImageTextToText.from_pretrained(tiny_model, dtype=torch.bfloat16).cuda()
+    image = hf.config.image_token_id
+    encoded = plain.prompts(image)
+    samples = plain.items(encoded)
+    if again:
+        hf.gradient_checkpointing_enable({"use_reentrant": False})
+    model = LogprobModel(hf, [], 1.0, False).train().cuda()
+    places = lambda i, g: mrope_positions(  # noqa: E731
+        tuple(i), () if g is None else tuple(map(tuple, g.tolist())), image, 2
+    )
+    rows = [(s.row, s.prompt_token_ids, s.token_ids) for s in samples]
+    logp = model(moved(collate(rows, encoded.__getitem__, places, image), torch.device("cuda")))[0]
+    weights = torch.tensor([s.advantage for s in samples for _ in s.token_ids], device="cuda") / len(logp)
+    (-weights * logp).sum().backward()
+    want, gradients = plain.padded_gradients(tiny_model, encoded, samples)
+    ours = {n.removeprefix("model."): p.grad.float().cpu() for n, p in model.named_parameters()}
+    total, worst = plain.differences(ours, gradients)
+    figure(f"packed gradients in bf16, recomputed {again}: relative error over all", total, "")
+    assert total < 3e-2 and worst < 0.2
+    assert float((logp.detach().cpu() - want).abs().mean()) < 1e-2
 
 
 def test_moving_states_away_and_back_changes_nothing(run_ranks, gpu_config):

@@ -14,12 +14,14 @@ import functools
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 INIT = "import signal,time; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nwhile True: time.sleep(3600)"
@@ -110,11 +112,43 @@ class Host:
             self._init.wait()
 
 
+RANDOM = 0xFFFFF000 + 56
+"""Where classic BPF reads a random number of 32 bits (SKF_AD_RANDOM)."""
+
+
+class Rule(NamedTuple):
+    """One condition on a packet, as seen from its Ethernet header."""
+
+    load: int
+    """40 loads two bytes, 48 one, 32 four."""
+    offset: int
+    value: int
+    kind: Literal["equal", "more", "less"] = "equal"
+
+
+def bytecode(rules: Sequence[Rule]) -> str:
+    """A classic BPF program for `tc` that drops what meets all rules."""
+    lines = []
+    for at, rule in enumerate(rules):
+        rest = 2 * (len(rules) - at - 1)
+        passed_on = rest + 1
+        lines.append(f"{rule.load} 0 0 {rule.offset}")
+        match rule.kind:
+            case "equal":
+                lines.append(f"21 0 {passed_on} {rule.value}")
+            case "more":
+                lines.append(f"37 0 {passed_on} {rule.value}")
+            case "less":
+                lines.append(f"53 {passed_on} 0 {rule.value}")
+    return f"{len(lines) + 2}," + ",".join([*lines, "6 0 0 2", "6 0 0 0"])
+
+
 class Lab:
     """A set of hosts on one bridge. Use as a context manager."""
 
     def __init__(self, names: Sequence[str], scratch: Path | None = None, private: Sequence[str] = ()):
         """private: folders that are empty and in memory on each host."""
+        self._dropping: dict[str, list[str]] = {}
         self.scratch = scratch or Path(tempfile.mkdtemp(prefix="lab-"))
         self._own = scratch is None
         self._switch = _namespaces("--net")
@@ -157,8 +191,47 @@ class Lab:
 
     def cut(self, name: str, up: bool = False) -> None:
         """Pulls the cable of a host's eth1 (or plugs it in again)."""
-        plug = f"eth1h{self.hosts[name].address.rpartition('.')[2]}"
-        run(*self._in_switch, "ip", "link", "set", plug, "up" if up else "down")
+        run(*self._in_switch, "ip", "link", "set", self._plug(name), "up" if up else "down")
+
+    # --- what can be wrong with the network: rules on the switch's end of a host's cable ------------------------------
+
+    def shape(self, megabit: int) -> None:
+        """Gives every host a link of that rate, so that a measurement shows the link and not this machine's load."""
+        for name in self.hosts:
+            plug = self._plug(name)
+            self._tc("qdisc", "add", "dev", plug, "root", "handle", "1:", "htb", "default", "1")
+            self._tc("class", "add", "dev", plug, "parent", "1:", "classid", "1:1", "htb", "rate", f"{megabit}mbit")
+
+    def slow(self, source: str, to: str, megabit: int) -> None:
+        """A slower rate from one host to another; `shape` comes first."""
+        plug, address = self._plug(to), self.hosts[source].address
+        self._tc("class", "add", "dev", plug, "parent", "1:", "classid", "1:2", "htb", "rate", f"{megabit}mbit")
+        self._tc("filter", "add", "dev", plug, "parent", "1:", "protocol", "ip", "u32", "match", "ip", "src",
+                 f"{address}/32", "flowid", "1:2")  # fmt: skip
+
+    def drop(self, source: str, to: str, share: float = 1.0, only: Literal["", "syn", "large"] = "") -> None:
+        """Drops packets from one host to another: a share of all, or all that open a connection, or all that are
+        longer than 1,000 bytes."""
+        plug = self._plug(source)
+        number = len(self._dropping.setdefault(plug, []))
+        if not number:
+            self._tc("qdisc", "add", "dev", plug, "clsact")
+        self._dropping[plug].append(to)
+        rules = [Rule(40, 12, 0x0800), Rule(32, 30, int.from_bytes(socket.inet_aton(self.hosts[to].address)))]
+        if only == "syn":
+            rules += [Rule(48, 23, 6), Rule(48, 47, 2)]  # TCP, and no flag but SYN
+        elif only == "large":
+            rules += [Rule(40, 16, 1000, "more")]
+        elif share < 1.0:
+            rules += [Rule(32, RANDOM, int(share * (1 << 32)), "less")]
+        self._tc("filter", "add", "dev", plug, "ingress", "prio", str(number + 1), "bpf", "da", "bytecode",
+                 bytecode(rules))  # fmt: skip
+
+    def _plug(self, name: str) -> str:
+        return f"eth1h{self.hosts[name].address.rpartition('.')[2]}"
+
+    def _tc(self, *arguments: str) -> None:
+        run(*self._in_switch, "tc", *arguments)
 
     def __enter__(self) -> Lab:
         return self

@@ -15,7 +15,7 @@ from recipes.targets.render import render
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(1700),
               pytest.mark.skipif(bool(runpod_lab.missing()), reason=runpod_lab.missing())]  # fmt: skip
 SMALL = ["rollout.prompts_per_step=4", "rollout.samples_per_prompt=4", "rollout.max_tokens=16",
-         "algorithm.micro_batch=4", "evaluation.every_steps=0", "checkpoint.every_steps=1",
+         "evaluation.every_steps=0", "checkpoint.every_steps=1",
          "checkpoint.export_hf=never", "rewards.workers=1"]  # fmt: skip
 SPOT = ["setup=cpu", "cluster.gpus_per_node=1", "cluster.gpu=A100-80GB", "cluster.spot=prefer", "cluster.memory_gib=16"]
 """RunPod's spot market has GPUs only, and this machine has none: the recipe rents one and leaves it alone."""

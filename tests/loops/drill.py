@@ -236,7 +236,7 @@ def configure(folder: Path, steps: int, ranks: int, standin: bool) -> c.RunConfi
         model=c.Model(path=str(folder / "model"), dtype="fp32", gradient_checkpointing=False, min_pixels=784),
         data=c.Data(path=str(folder / "data"), prompt_max_tokens=300),
         rollout=c.Rollout(prompts_per_step=4, samples_per_prompt=4, max_tokens=12, kv_cache_gib=0.25, sleep_level=0),
-        algorithm=c.Algorithm(micro_batch=4, kl_coef=0.01, normalize_reward=True),
+        algorithm=c.Algorithm(micro_batch_tokens=400, kl_coef=0.01, normalize_reward=True),
         optimizer=c.Optimizer(learning_rate=1e-3),
         rewards=c.Rewards(function=f"{folder}/reward.py:reward", workers=1),
         checkpoint=c.Checkpoint(every_steps=2, keep_last=2, keep_last_remote=2),

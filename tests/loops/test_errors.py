@@ -11,7 +11,7 @@ from trainer import config as c
 from trainer import process
 from trainer.checkpoint.layout import local_dir
 from trainer.data.processor import Prompter
-from trainer.exit_codes import EXIT_CONFIG
+from trainer.exit_codes import EXIT_CONFIG, EXIT_RAY
 from trainer.hardware.model_shapes import shape_of
 from trainer.node import precheck
 
@@ -120,3 +120,31 @@ def test_a_row_whose_picture_does_not_decode_is_named(small_config, mixed_datase
         prompter.encode(replace(row, images=[row.images[0][:60]]))
     with pytest.raises(c.ConfigError, match=f"row {row.id}"):
         prompter.encode(replace(row, images=[]))
+
+
+def test_a_ray_that_does_not_start_is_tried_again(small_config, capsys, tmp_path, monkeypatch):
+    """What Ray raises when its node does not answer within 30 s, as on a busy machine: twice, and for ever."""
+    path, calls = tmp_path / "run.yaml", []
+    path.write_text(c.dump(small_config))
+
+    def slow(**_):
+        calls.append(1)
+        if len(calls) < 3 or forever:
+            raise Exception("The current node timed out during startup. This\ncould happen because")
+
+    def started(config, *_):
+        raise c.ConfigError("connected")
+
+    monkeypatch.setattr(process.ray, "init", slow)
+    monkeypatch.setattr(process, "RAY_PAUSE_S", 0.0)
+    monkeypatch.setattr(process, "Session", started)
+    forever = False
+    assert process._run(None, None, str(path), []) == EXIT_CONFIG and len(calls) == 3
+    assert "error: connected" in capsys.readouterr().err
+    forever = True
+    assert process._run(None, None, str(path), []) == EXIT_RAY and len(calls) == 6
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 3 and "Traceback" not in " ".join(lines)
+    assert lines[-1].startswith(
+        "error: Ray did not start in 3 attempts (The current node timed out during startup. This)"
+    )

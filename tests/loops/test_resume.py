@@ -34,7 +34,9 @@ def base(tiny_model, mixed_dataset, tmp_path_factory):
         model=c.Model(path=str(tiny_model), dtype="fp32", gradient_checkpointing=False, min_pixels=784),
         data=c.Data(path=str(mixed_dataset), prompt_max_tokens=300),
         rollout=c.Rollout(prompts_per_step=4, samples_per_prompt=4, max_tokens=12, kv_cache_gib=0.25, sleep_level=0),
-        algorithm=c.Algorithm(micro_batch=4, kl_coef=0.01, normalize_reward=True, samples_per_update=16, epochs=2),
+        algorithm=c.Algorithm(
+            micro_batch_tokens=400, kl_coef=0.01, normalize_reward=True, samples_per_update=16, epochs=2
+        ),
         optimizer=c.Optimizer(learning_rate=1e-3, schedule="cosine", warmup_steps=3, weight_decay=0.01),
         rewards=c.Rewards(function=f"{folder}/reward.py:reward", workers=1),
         evaluation=c.Evaluation(every_steps=6, max_samples=4),

@@ -34,7 +34,7 @@ def config(small_config):
         small_config,
         method="sft",
         run=replace(small_config.run, max_steps=4),
-        algorithm=c.Algorithm(micro_batch=4),
+        algorithm=c.Algorithm(micro_batch_tokens=400),
         sft=c.SFT(batch_size=ROWS, epochs=9, max_tokens=300),
         optimizer=c.Optimizer(learning_rate=2e-3),
         rewards=c.Rewards(workers=1),
@@ -107,7 +107,7 @@ def test_it_is_the_run_that_plain_torch_makes(config, tmp_path):
 def test_one_rank_learns_the_same_and_a_resumed_run_goes_on_bit_for_bit(config, tmp_path):
     whole, lines = sft(config, tmp_path / "two")
     assert whole.returncode == 0, whole.stderr[-3000:]
-    single, one = sft(config, tmp_path / "one", "placement.workers_per_node=1", "algorithm.micro_batch=2")
+    single, one = sft(config, tmp_path / "one", "placement.workers_per_node=1", "algorithm.micro_batch_tokens=200")
     assert single.returncode == 0, single.stderr[-3000:]
     assert [x["sft/loss"] for x in one] == pytest.approx([x["sft/loss"] for x in lines], rel=1e-4)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,16 +21,23 @@ import pytest
 
 from trainer import config as c
 from trainer.config import ConfigError
-from trainer.node import head as node_head
-from trainer.node import preflight, rendezvous
+from trainer.node import rendezvous
 from trainer.node.job_log import JobLog
-from trainer.node.preflight import GIB, Host
+from trainer.node.launcher import MASTER_PORT
+from trainer.node.preflight import host as preflight
+from trainer.node.preflight.findings import Finding, exit_code, received, table, write
+from trainer.node.preflight.host import GIB, Disk, Host
 from trainer.node.ray_node import Ports, temporary
 from trainer.node.topology import read
 
 ROOT = Path(__file__).parents[2]
 LOCAL = read({})
-GOOD = Host(gpus=8, shm_bytes=64 * GIB, memory_bytes=900 * GIB, disk_bytes=500 * GIB, files=1 << 20)
+DISK = Disk(purpose="run", path="/runs", device=1, filesystem="ext4", free_bytes=500 * GIB, need_bytes=2 * GIB,
+            write_bytes_per_s=2e9)  # fmt: skip
+TEMPORARY = dataclasses.replace(
+    DISK, purpose="Ray's temporary folder", path="/tmp", need_bytes=GIB, write_bytes_per_s=0
+)
+GOOD = Host(gpus=8, shm_bytes=64 * GIB, memory_bytes=900 * GIB, disks=(DISK, TEMPORARY), files=1 << 20, processes=-1)
 
 
 # --- rendezvous -------------------------------------------------------------------------------------------------------
@@ -116,41 +125,98 @@ def gpu_run(tmp_path: Path) -> c.RunConfig:
                        rollout=c.Rollout(prompts_per_step=64), data=c.Data(path="s3://bucket/data"))  # fmt: skip
 
 
+def wrong(tmp_path: Path, host: Host, node=LOCAL) -> list[Finding]:
+    return [f for f in preflight.check(gpu_run(tmp_path), node, host) if f.level != "pass"]
+
+
+def disks(**change) -> dict:
+    return {"disks": (dataclasses.replace(DISK, **change), TEMPORARY)}
+
+
 @pytest.mark.parametrize(
-    ("change", "message", "host"),
+    ("change", "message", "machine"),
     [
         ({"gpus": 7}, "7 GPUs are visible and placement.workers_per_node is 8", False),
         ({"gpus": None}, "no nvidia-smi", True),
         ({"shm_bytes": GIB}, "/dev/shm has 1.0 GiB free and 2.0 are needed", True),
-        ({"memory_bytes": 10 * GIB}, "10.0 GiB of memory are available and 48.0 are needed", True),
-        ({"disk_bytes": GIB}, "1.0 GiB are free where", False),
+        ({"memory_bytes": 10 * GIB}, "10.0 GiB of memory are available and 56.0 are needed", True),
+        (
+            disks(free_bytes=GIB),
+            "1.0 GiB are free for run and Ray's temporary folder (/runs) and 3.0 are needed",
+            False,
+        ),
+        (disks(write_bytes_per_s=1e6), "/runs takes 1 MB/s: a checkpoint would take 45", False),
+        ({"disks": (dataclasses.replace(TEMPORARY, filesystem="nfs4"),)}, "is on nfs4, over the network", False),
         ({"files": 1024}, "only 1024 files may be open", True),
+        ({"processes": 100}, "only 100 processes may be started", True),
+        ({"locked_bytes": 65536, "infiniband": True}, "only 65536 bytes may be pinned", True),
     ],
 )
-def test_each_lack_is_one_failure_with_its_remedy(tmp_path, change, message, host):
-    assert preflight.check(gpu_run(tmp_path), LOCAL, GOOD) == []
-    (failure,) = preflight.check(gpu_run(tmp_path), LOCAL, dataclasses.replace(GOOD, **change))
-    assert message in failure.what and failure.remedy and failure.host is host
+def test_each_lack_is_one_finding_with_its_remedy(tmp_path, change, message, machine):
+    assert wrong(tmp_path, GOOD) == []
+    (finding,) = wrong(tmp_path, dataclasses.replace(GOOD, **change))
+    assert message in finding.figure and finding.remedy and finding.machine is machine
 
 
 def test_a_gpu_that_dropped_out_is_the_machines_fault(tmp_path):
     node = read({"SPOTRL_NODES": "1", "SPOTRL_GPUS_PER_NODE": "8"})
-    (failure,) = preflight.check(gpu_run(tmp_path), node, dataclasses.replace(GOOD, gpus=7))
-    assert failure.host and "dropped out" in failure.remedy
+    (finding,) = wrong(tmp_path, dataclasses.replace(GOOD, gpus=7), node)
+    assert finding.machine and "dropped out" in finding.remedy
 
 
 def test_local_paths_that_are_missing_are_named(tmp_path):
     config = dataclasses.replace(gpu_run(tmp_path), model=c.Model(path="/nowhere/model"))
-    (failure,) = preflight.check(config, LOCAL, GOOD)
-    assert failure.what == "model.path /nowhere/model is not on this node" and not failure.host
+    (finding,) = [f for f in preflight.check(config, LOCAL, GOOD) if f.level != "pass"]
+    assert finding.figure == "model.path /nowhere/model is not on this node" and not finding.machine
 
 
-def test_versions_and_clocks_are_compared():
-    ours = preflight.facts()
-    assert preflight.compare(ours, ours) == []
-    other = {"versions": ours["versions"] | {"ray": "2.0"}, "time": ours["time"] + 90}
-    versions, clock = preflight.compare(ours, other)
-    assert versions.what == f"ray 2.0 (head: {ours['versions']['ray']})" and clock.what.startswith("its clock is +90 s")
+def test_a_hub_model_is_planned_for_by_its_shape_and_a_preflight_plans_for_none(tmp_path):
+    config = dataclasses.replace(gpu_run(tmp_path), model=c.Model(path="Qwen/Qwen2.5-VL-7B-Instruct"))
+    needs = {purpose: need for purpose, _, need in preflight.disk_needs(config, {"HF_HOME": str(tmp_path)}, False)}
+    billions = 8.29e9
+    assert needs["run"] == pytest.approx(2 * GIB + 3 * 12 * billions, rel=0.01)
+    assert needs["model cache"] == pytest.approx(2 * billions, rel=0.01)
+    (tmp_path / "hub/models--Qwen--Qwen2.5-VL-7B-Instruct/snapshots").mkdir(parents=True)
+    needs = {purpose: need for purpose, _, need in preflight.disk_needs(config, {"HF_HOME": str(tmp_path)}, False)}
+    assert needs["model cache"] == 0
+    assert [need for _, _, need in preflight.disk_needs(config, {}, True)] == [2 * GIB, GIB]
+
+
+def test_a_disk_is_measured_where_it_will_be(tmp_path):
+    disk = preflight.measure_disk("run", tmp_path / "not" / "there", 7)
+    assert disk.free_bytes > 0 and disk.write_bytes_per_s > 1e5 and disk.filesystem and disk.need_bytes == 7
+
+
+def test_versions_and_data_are_compared(tmp_path, mixed_dataset):
+    ours = preflight.facts(dataclasses.replace(gpu_run(tmp_path), data=c.Data(path=str(mixed_dataset))))
+    assert ours["data"] and {f.level for f in preflight.compare(ours, ours, 1)} == {"pass"}
+    other = {"versions": ours["versions"] | {"ray": "2.0"}, "data": "0" * 16}
+    versions, data = preflight.compare(ours, other, 1)
+    assert versions.figure == f"ray 2.0 (head: {ours['versions']['ray']})" and versions.nodes == (1,)
+    assert data.figure == f"its data is not the head's ({'0' * 16}, head: {ours['data']})" and not data.machine
+
+
+def test_a_shard_that_was_cut_short_changes_the_fingerprint(tmp_path, mixed_dataset):
+    copy = shutil.copytree(mixed_dataset, tmp_path / "copy")
+    assert preflight.data_fingerprint(str(copy)) == preflight.data_fingerprint(str(mixed_dataset))
+    shard = next(copy.rglob("*.parquet"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert preflight.data_fingerprint(str(copy)) != preflight.data_fingerprint(str(mixed_dataset))
+    assert preflight.data_fingerprint("s3://bucket/data") == ""
+
+
+def test_findings_make_one_table_one_file_and_one_code(tmp_path):
+    good = [Finding(check="memory", nodes=(n,), figure=f"{n} GiB", target="1 GiB") for n in range(4)]
+    slow = Finding(check="bandwidth", nodes=(0, 2), level="fail", figure="1 Gb/s", remedy="another machine")
+    full = Finding(check="disk space", nodes=(1,), level="fail", figure="full", remedy="free some", machine=False)
+    late = Finding(check="clock", nodes=(3,), level="warn", figure="8 s off", remedy="NTP")
+    assert [exit_code(f) for f in ([], [late], [full], [full, slow])] == [0, 0, 2, 36]
+    rows = table([*good, late, slow, full], lambda n: f"node {n}").splitlines()
+    assert [row.split()[0] for row in rows[1:]] == ["fail", "fail", "warn", "pass"]
+    assert "node 0 -> node 2" in rows[1] and "nodes 0-3" in rows[4] and "0 GiB, 1 GiB and 2 more" in rows[4]
+    assert slow.line(lambda n: f"n{n}") == "n0 -> n2: 1 Gb/s: another machine"
+    content = json.loads(write([slow], {"pairs": []}, tmp_path / "run").read_text())
+    assert content["code"] == 36 and [received(f) for f in content["findings"]] == [slow]
 
 
 def test_gpus_are_counted_from_the_visible_devices_and_container_memory_from_its_limit(tmp_path):
@@ -337,9 +403,10 @@ def test_another_number_of_nodes_than_asked_for_is_refused(tmp_path):
 
 
 def test_the_all_reduce_checks_its_sums(tmp_path, free_port):
-    from trainer.node import allreduce
+    from trainer.node.preflight import speed
 
-    command = allreduce.command(sys.executable, 0.3, "cpu", 0, 1, 2, "127.0.0.1", free_port)
+    out = tmp_path / "speed.json"
+    command = speed.command(sys.executable, 0.3, "cpu", 0, 1, 2, "127.0.0.1", free_port, str(out))
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
@@ -347,6 +414,9 @@ def test_the_all_reduce_checks_its_sums(tmp_path, free_port):
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
         f"all-reduce of {kib} KiB over 2 ranks" for kib in (64, 1024, 16384)
     ]
+    ranks = json.loads(out.read_text())
+    assert [r["rank"] for r in ranks] == [0, 1] and all(r["between_gb_per_s"] > 0 and not r["wrong"] for r in ranks)
+    assert speed.judge(ranks, 0.0) == []
 
 
 def test_every_port_is_in_the_catalogue_of_failures():
@@ -354,5 +424,5 @@ def test_every_port_is_in_the_catalogue_of_failures():
     listed: set[int] = set()
     for first, last in re.findall(r"(?<=[| ])(\d{4,5})(?:-(\d{4,5}))?(?=[ ,])", text):
         listed.update(range(int(first), int(last or first) + 1))
-    ours = {f.default for f in dataclasses.fields(Ports)} | {rendezvous.PORT, node_head.MASTER_PORT}
+    ours = {f.default for f in dataclasses.fields(Ports)} | {rendezvous.PORT, MASTER_PORT}
     assert ours <= listed

@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 
 from trainer import config as configuration
-from trainer.algorithm.batching import TrainItem, schedule
+from trainer.algorithm.batching import TrainItem
+from trainer.algorithm.scheduling import schedule
 from trainer.engine.gpu_worker import Worker
 
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_TOP_PAD_": "0"}
@@ -73,10 +74,11 @@ def items(worker: Worker, count: int, tokens: int) -> list[TrainItem]:
 def batches(worker: Worker, tokens: int) -> tuple[list[list[TrainItem]], int, int]:
     """This rank's micro-batches of one step, and the tokens and sequences of all ranks."""
     config = worker.config
-    size = config.placement.world_size * config.algorithm.micro_batch
+    world = config.placement.world_size
+    size = world * config.algorithm.micro_batch_tokens // tokens
     batch = items(worker, size, tokens)
-    plan = schedule([i.length for i in batch], config.placement.world_size, config.algorithm.micro_batch)
-    return [[batch[i] for i in micro] for micro in plan[worker.rank]], sum(len(i.token_ids) for i in batch), size
+    plan = schedule([i.scheduled(-1) for i in batch], world, config.algorithm.micro_batch_tokens)
+    return [[batch[i] for i in members] for members in plan[worker.rank]], sum(len(i.token_ids) for i in batch), size
 
 
 def main(path: str, rank: int, port: int, out: str) -> None:
@@ -115,7 +117,8 @@ def main(path: str, rank: int, port: int, out: str) -> None:
     peaks.phase = "between"
     settled()
     peaks.phase = "logprobs"
-    worker.logprobs(mine)  # the first after an update takes most: DeepSpeed keeps the layers for a backward pass
+    # The first after an update takes most: DeepSpeed keeps the layers for a backward pass.
+    worker.logprobs(mine, old=True, reference=False)
     passes = peaks.close()
     found |= {name: passes[name] for name in ("update", "optimizer step", "logprobs")}
     del warm

@@ -96,7 +96,7 @@ def test_recipes_for_one_gpu_ask_for_no_more_ram_than_is_rented_with_it():
         ("grpo-qwen2.5-vl-72b-mathv60k", ["model.gradient_checkpointing=false"], ["model.gradient_checkpointing=true"]),
         ("grpo-qwen2.5-vl-72b-mathv60k", ["cluster.nodes=1"], ["cluster.nodes=4"]),
         ("grpo-qwen2.5-vl-72b-mathv60k", ["rollout.tensor_parallel=2"], ["rollout.tensor_parallel=8"]),
-        ("grpo-qwen2.5-vl-7b-mathv60k", ["algorithm.micro_batch=64"], ["algorithm.micro_batch=1"]),
+        ("grpo-qwen2.5-vl-7b-mathv60k", ["algorithm.micro_batch_tokens=400000"], ["algorithm.micro_batch_tokens=4096"]),
         (
             "grpo-qwen2.5-vl-3b-mathv60k",
             ["optimizer.grad_accum_dtype=fp32", "data.prompt_max_tokens=20000"],

@@ -32,7 +32,7 @@ def test_every_phase_takes_what_the_plan_says(medium_model, picture_dataset, tmp
         run=c.Run(name="measured", dir=str(tmp_path / "run")),
         model=c.Model(path=str(medium_model), dtype="fp32", gradient_checkpointing=False, min_pixels=12544),
         data=c.Data(path=str(picture_dataset), prompt_max_tokens=300),
-        algorithm=c.Algorithm(micro_batch=4),
+        algorithm=c.Algorithm(micro_batch_tokens=512, logprob_tokens=512),
         sft=c.SFT(batch_size=8, max_tokens=128),
         placement=c.Placement(workers_per_node=2, device="cpu"),
         logging=c.Logging(tensorboard=False),
@@ -53,7 +53,7 @@ def test_every_phase_takes_what_the_plan_says(medium_model, picture_dataset, tmp
     assert shape
     for out in outs:
         measured = json.loads(out.read_text())
-        pixels = measured.pop("patches") * 14**2 // config.algorithm.micro_batch  # as large as they came out
+        pixels = measured.pop("patches") * 14**2 // 4  # as large as they came out
         exact = dataclasses.replace(config, model=dataclasses.replace(config.model, max_pixels=pixels))
         parts = {phase.name: phase.parts for phase in memory.phases(exact, shape, 0.0)}
         parts["load"].pop("fp32 gradients")  # gone again before the process can look

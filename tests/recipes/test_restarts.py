@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / ".venvs/launch/bin/python"
 needs_launch = pytest.mark.skipif(not LAUNCH.exists(), reason="no .venvs/launch: bash trainer/setup.sh launch")
 CODES = (0, 1, 2, 33, 34, 35, 36, 37, 38, 130, 137, 139)
-AGAIN = {33, 34, 35, 36}
+AGAIN = {33, 34, 35, 36, 39}
 BIG, ONE = "grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k"
 WAIT = (
     "import os, signal, time; signal.signal(signal.SIGINT, lambda *_: os._exit(130)); "

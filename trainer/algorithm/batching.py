@@ -1,13 +1,16 @@
-"""From samples to micro-batches: who computes what, and the tensors of one forward pass. No framework but torch."""
+"""From samples to the tensors of one forward pass: one packed row in which samples of one prompt share its tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Protocol
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from trainer.algorithm.scheduling import Length
 
 
 class Encoded(Protocol):
@@ -24,70 +27,80 @@ class Encoded(Protocol):
 
 @dataclass(frozen=True)
 class TrainItem:
-    """One answer to learn from."""
+    """One completion to learn from."""
 
     row: int
     """Dataset index of its prompt."""
     prompt_token_ids: list[int]
     token_ids: list[int]
-    """The answer, [T]."""
+    """The completion, [T]."""
     advantage: float
     rollout_logprobs: list[float]
     """Of the engine, [T]."""
+    old_logprobs: list[float] | None = None
+    """Of the policy before the step's first update, [T]; None: it has not moved since, so its own are the old ones."""
+    ref_logprobs: list[float] | None = None
+    """Of the reference, [T]; None: no KL term."""
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and answer."""
+        """Tokens of prompt and completion."""
         return len(self.prompt_token_ids) + len(self.token_ids)
 
+    def scheduled(self, image_token_id: int) -> Length:
+        """What the schedule needs to know."""
+        prompt = self.prompt_token_ids
+        return Length(self.row, len(prompt), len(self.token_ids), prompt.count(image_token_id))
 
-def schedule(lengths: Sequence[int], world_size: int, micro_batch: int) -> list[list[list[int]]]:
-    """Deals items to ranks: `[rank][micro-batch] -> indices`, every rank with the same number of micro-batches.
 
-    Items are sorted by length, so that a micro-batch holds little padding, and the micro-batches that run at the same
-    time on all ranks are about equally long. Ties keep their order: equal input gives equal schedules.
-    Raises ValueError if the items do not divide.
-    """
-    block = world_size * micro_batch
-    if len(lengths) % block:
-        raise ValueError(f"{len(lengths)} items do not divide by {world_size} ranks x {micro_batch}")
-    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    ranks: list[list[list[int]]] = [[] for _ in range(world_size)]
-    for start in range(0, len(order), block):
-        for rank in range(world_size):
-            ranks[rank].append(order[start + rank : start + block : world_size])
-    return ranks
+@dataclass(frozen=True)
+class Layout:
+    """Which keys each stretch of queries sees: its own list of them, causal from the right end (as flash-attn 2.1+)."""
+
+    q: tuple[int, ...]
+    """Queries of each stretch; the row is cut into them."""
+    k: tuple[int, ...]
+    """Keys of each."""
+    cu_q: Tensor
+    """int32 [stretches + 1]: running sums of `q`."""
+    cu_k: Tensor
+    kv_index: Tensor | None
+    """[sum of k]: where in the row each key stands; None: keys lie like queries."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Tensors of one forward pass: B sequences padded on the right to T, their N answer tokens laid flat."""
+    """Tensors of one forward pass over a row of T tokens, [prompt | completion | completion | prompt | ...], with N
+    completion tokens."""
 
     input_ids: Tensor
-    """[B, T]"""
+    """[1, T]"""
     position_ids: Tensor
-    """[3, B, T]"""
-    attention_mask: Tensor
-    """[B, T], 1 on real tokens"""
-    answer_at: Tensor
-    """[N]: flat index into B*T of the position that predicts each answer token"""
+    """[3, 1, T]: of each sample as if it stood alone"""
+    logits_at: Tensor
+    """[N]: the position that predicts each completion token; a prompt's last one does so for all its completions"""
     targets: Tensor
-    """[N]: the answer tokens"""
-    lengths: Tensor
-    """[B]: answer tokens per sequence"""
+    """[N]: the completion tokens, sample after sample"""
+    layout: Layout
     pixel_values: Tensor | None = None
-    """[patches, dim] of the distinct prompts in this micro-batch; None: no picture in it"""
+    """[patches, dim] of the distinct prompts; None: no image"""
     grid_thw: Tensor | None = None
     """[images, 3]"""
     image_at: Tensor | None = None
-    """[K]: flat index into B*T of every image token"""
-    image_feature: Tensor | None = None
-    """[K]: which row of the vision tower's output belongs there"""
+    """[K]: the position of every image token; the vision tower's output goes there in its own order"""
 
-    def to(self, device: torch.device | str) -> MicroBatch:
-        """The same on `device`."""
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        return MicroBatch(**{k: v if v is None else v.to(device, non_blocking=True) for k, v in moved.items()})
+
+def moved(record: Any, device: torch.device) -> Any:
+    """A dataclass of tensors, nested or not, on `device`; copies from pinned memory do not wait."""
+    values = {}
+    for name, value in vars(record).items():
+        if isinstance(value, Tensor):
+            if device.type == "cuda" and value.device.type == "cpu":
+                value = value.pin_memory()
+            values[name] = value.to(device, non_blocking=True)
+        elif isinstance(value, MicroBatch | Layout):
+            values[name] = moved(value, device)
+    return replace(record, **values)
 
 
 def collate(
@@ -95,49 +108,58 @@ def collate(
     encoded: Callable[[int], Encoded],
     positions: Callable[[list[int], Tensor | None], Tensor],
     image_token_id: int | None,
-    pad_token_id: int,
-    merge_size: int,
 ) -> MicroBatch:
-    """Builds a micro-batch from (row, prompt ids, answer ids).
+    """Packs (row, prompt ids, completion ids) into one row; each prompt stands in it once, with its first completion.
 
-    encoded: row -> Encoded (called once per distinct row). positions: full ids and grid -> [3, length], computed per
-    sequence before padding. Samples of one prompt share its pixels, so the tower sees each picture once.
+    encoded: row -> Encoded. positions: prompt ids and grid -> [3, P]. No items: a row of one token without targets,
+    for a rank that must make the pass with the others.
     """
-    sequences = [prompt + answer for _, prompt, answer in items]
-    width = max(map(len, sequences))
-    size = len(items)
-    input_ids = torch.full((size, width), pad_token_id)
-    mask = torch.zeros(size, width, dtype=torch.long)
-    position_ids = torch.zeros(3, size, width, dtype=torch.long)
-    answer_at, image_at, image_feature = [], [], []
-    prompts: dict[int, tuple[Encoded, int]] = {}  # row -> (prompt, its first row of features)
-    features = 0
-    for b, ((row, prompt, _), sequence) in enumerate(zip(items, sequences, strict=True)):
-        n = len(sequence)
-        if row not in prompts:
-            prompts[row] = (encoded(row), features)
-            grid = prompts[row][0].grid_thw
-            features += 0 if grid is None else int(grid.prod(-1).sum()) // merge_size**2
-        enc, first = prompts[row]
-        input_ids[b, :n] = torch.tensor(sequence)
-        mask[b, :n] = 1
-        position_ids[:, b, :n] = positions(sequence, enc.grid_thw)
-        answer_at.append(torch.arange(len(prompt) - 1, n - 1) + b * width)
-        if enc.grid_thw is not None:
-            slots = torch.tensor([i for i, token in enumerate(prompt) if token == image_token_id])
-            image_at.append(slots + b * width)
-            image_feature.append(torch.arange(len(slots)) + first)
-    pixels = [p.pixel_values for p, _ in prompts.values() if p.pixel_values is not None]
-    grids = [p.grid_thw for p, _ in prompts.values() if p.grid_thw is not None]
+    ids, at, targets, places, keys = [], [], [], [], []
+    q, k = [], []
+    seen: dict[int, tuple[int, int, int]] = {}  # row -> start, length, first position of a completion
+    pixels, grids, image_at = [], [], []
+    for row, prompt, completion in items:
+        n = len(completion)
+        if row not in seen:
+            start, enc = len(ids), encoded(row)
+            place = positions(prompt, enc.grid_thw)
+            seen[row] = start, len(prompt), int(place.max()) + 1
+            places.append(place)
+            ids += prompt
+            if enc.pixel_values is not None and enc.grid_thw is not None:
+                pixels.append(enc.pixel_values)
+                grids.append(enc.grid_thw)
+                image_at += [start + i for i, token in enumerate(prompt) if token == image_token_id]
+            q.append(len(prompt) + n)
+            keys.append(torch.arange(start, start + len(prompt) + n))
+        elif n:
+            start, size, _ = seen[row]
+            q.append(n)
+            keys += [torch.arange(start, start + size), torch.arange(len(ids), len(ids) + n)]
+        start, size, first = seen[row]
+        if n:
+            k.append(size + n)
+        elif len(k) < len(q):
+            k.append(size)
+        at += [start + size - 1, *range(len(ids), len(ids) + n - 1)][:n]
+        places.append((torch.arange(n) + first).expand(3, n))
+        ids += completion
+        targets += completion
+    if not items:
+        ids, places, q, k = [0], [torch.zeros(3, 1, dtype=torch.long)], [1], [1]
     return MicroBatch(
-        input_ids=input_ids,
-        position_ids=position_ids,
-        attention_mask=mask,
-        answer_at=torch.cat(answer_at),
-        targets=torch.tensor([t for _, _, answer in items for t in answer]),
-        lengths=torch.tensor([len(answer) for _, _, answer in items]),
+        input_ids=torch.tensor([ids]),
+        position_ids=torch.cat(places, 1)[:, None],
+        logits_at=torch.tensor(at, dtype=torch.long),
+        targets=torch.tensor(targets, dtype=torch.long),
+        layout=layout(q, k, torch.cat(keys) if q != k else None),
         pixel_values=torch.cat(pixels) if pixels else None,
         grid_thw=torch.cat(grids) if grids else None,
-        image_at=torch.cat(image_at) if pixels else None,
-        image_feature=torch.cat(image_feature) if pixels else None,
+        image_at=torch.tensor(image_at) if pixels else None,
     )
+
+
+def layout(q: Sequence[int], k: Sequence[int], kv_index: Tensor | None = None) -> Layout:
+    """Stretches of `q` queries with `k` keys each."""
+    cu_q, cu_k = (torch.tensor([0, *accumulate(n)], dtype=torch.int32) for n in (q, k))
+    return Layout(tuple(q), tuple(k), cu_q, cu_k, kv_index)

@@ -32,6 +32,7 @@ from trainer.exit_codes import (
     EXIT_OK,
     EXIT_PREEMPTED,
     EXIT_PREFLIGHT,
+    EXIT_RAY,
     FINAL_EXIT_CODES,
 )
 from trainer.storage.storage import Storage
@@ -46,7 +47,7 @@ BEAT_S = 60.0
 """Seconds between a living attempt's marks."""
 ALIVE_S = 4 * BEAT_S
 """An attempt whose last mark is older than this is taken for dead."""
-LOST = (None, EXIT_PREEMPTED, EXIT_NODE_LOST, EXIT_PREFLIGHT)
+LOST = (None, EXIT_PREEMPTED, EXIT_NODE_LOST, EXIT_PREFLIGHT, EXIT_RAY)
 """Ends that are the machines' (None: killed without a word); every other failure is the job's own."""
 FREE = (EXIT_OK, EXIT_INTERRUPTED, EXIT_FENCED, EXIT_GAVE_UP)
 """Ends that cost nothing of the budget."""

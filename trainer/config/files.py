@@ -38,6 +38,8 @@ RESUME_IGNORES = (
     "checkpoint",
     "placement",
     "logging",
+    "watch",
+    "guards",
     "evaluation",
     "rewards.workers",
     "rewards.deadline_s",
@@ -54,9 +56,12 @@ RESUME_IGNORES = (
     "rollout.prefix_caching",
     "optimizer.offload_optimizer",
     "optimizer.offload_reference",
+    "optimizer.live_parameters",
     "model.gradient_checkpointing",
-    "algorithm.micro_batch",
-    "algorithm.logprob_micro_batch",
+    "optimizer.hpz_ranks",
+    "optimizer.max_skipped_updates",
+    "algorithm.micro_batch_tokens",
+    "algorithm.logprob_tokens",
 )
 """What may differ between a checkpoint and the run that resumes from it: where and how fast, never what is computed."""
 

@@ -38,8 +38,6 @@ class Model:
     """Pinned hub revision (commit hash); empty for a local directory."""
     dtype: Literal["bf16", "fp32"] = "bf16"
     """Compute type of policy and engine; master weights and Adam are always fp32."""
-    attention: Literal["sdpa", "flash_attention_2", "eager"] = "sdpa"
-    """Attention implementation of the policy."""
     gradient_checkpointing: bool = True
     """Recompute activations in the backward pass."""
     freeze_vision: bool = False
@@ -124,10 +122,12 @@ class Algorithm:
     """Samples per optimizer step (the original's --train_batch_size); 0: all of the step's."""
     epochs: int = within(1, least=1)
     """Passes over each step's samples (the original's --max_epochs)."""
-    micro_batch: int = within(1, least=1)
-    """Samples per forward and backward pass on one rank (--micro_train_batch_size)."""
-    logprob_micro_batch: int = within(0, least=0)
-    """Samples per pass when only log-probabilities are computed (--micro_rollout_batch_size); 0: micro_batch."""
+    micro_batch_tokens: int = within(0, least=0)
+    """Tokens per forward and backward pass on one rank, a prompt counted once for its completions in the pass; changes
+    neither loss nor gradient. 0: as many as 8 GiB of saved activations allow, at most 16,384, at least the longest
+    sample (trainer/config/budget.py)."""
+    logprob_tokens: int = within(0, least=0)
+    """The same for passes without gradients (old and reference log-probabilities); 0: twice micro_batch_tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +153,14 @@ class Optimizer:
     loses what is small beside the sum: 0.3% of the norm after 64 equal parts. A model in fp32 always adds in fp32."""
     zero_stage: Literal[3] = 3
     """ZeRO stage of the policy."""
+    live_parameters: int = within(1_000_000_000, least=0)
+    """Elements of gathered weights that may stay whole on a GPU from the forward to the backward pass; 0: all are let
+    go at once. At the size of the model or more, a micro-batch gathers it once, and not for each of the two."""
+    hpz_ranks: int = within(1, least=1)
+    """Ranks of a node that together keep a second copy of the weights, so that the backward pass gathers within it
+    (ZeRO++'s hpZ); its memory is weights / this per GPU. 1: none."""
+    max_skipped_updates: int = within(3, least=0)
+    """Optimizer steps in a row that may be skipped because their gradient is not finite; one more ends the run."""
     offload_optimizer: bool = False
     """Keep optimizer states in host memory always (not only while the engine is awake)."""
     offload_reference: bool = False
@@ -223,9 +231,9 @@ class Checkpoint:
     """Write the final weights in Hugging Face format (--save_hf_ckpt); any checkpoint can be exported afterwards."""
     max_disk_gib: float = within(0.0, least=0)
     """Budget for local checkpoints; 0: what the disk has, less 5%."""
-    max_restarts: int = 3
+    max_restarts: int = within(3, least=0)
     """Restarts after failures of the job itself that bring no new checkpoint; then the run ends for good."""
-    max_losses: int = 10
+    max_losses: int = within(10, least=0)
     """The same for attempts that lost their machines (preempted, a node gone) before a new checkpoint."""
 
 
@@ -267,6 +275,49 @@ class Logging:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Watch:
+    """The launcher's watchdog: when a run that makes no progress is taken to hang."""
+
+    on_hang: Literal["end", "warn", "off"] = "end"
+    """end: all ranks' stacks are written, the guilty one is named, and the job ends with a code that restarts it."""
+    factor: float = within(3.0, above=1)
+    """A phase hangs when it takes this many times its median over the last 20 steps, ..."""
+    floor_s: float = within(120.0, above=0)
+    """... and at least this long."""
+    first_s: float = within(900.0, above=0)
+    """Limit of a phase that has never ended before."""
+    start_s: float = within(1800.0, above=0)
+    """Limit of the start, which downloads and loads the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guards:
+    """Warnings about a run that goes on and learns nothing, and which of them end it."""
+
+    end: str = "nonfinite"
+    """Guards that end the run, separated by commas: nonfinite, spike, skipped, kl, truncated, variance, entropy,
+    mismatch, disk, memory."""
+    patience: int = within(3, least=1)
+    """Steps in a row before one of them does."""
+    spike_factor: float = within(10.0, above=1)
+    """Gradient norm, in multiples of its median."""
+    kl_max: float = within(1.0, above=0)
+    """KL to the reference, nats per token."""
+    truncated_max: float = within(0.5, above=0)
+    """Share of responses cut at `rollout.max_tokens`."""
+    zero_std_max: float = within(0.9, above=0)
+    """Share of groups whose responses all earned the same."""
+    entropy_min_share: float = within(0.1, least=0)
+    """Entropy as a share of what it was in the first ten steps."""
+    mismatch_factor: float = within(10.0, above=1)
+    """Mean log-prob difference of engine and policy, in multiples of what it was in the first ten steps."""
+    disk_free_gib: float = within(5.0, least=0)
+    """Free where the run is written, GiB."""
+    host_memory_max: float = within(0.95, above=0)
+    """Share of the host's memory in use."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SFT:
     """Supervised fine-tuning (method: sft)."""
 
@@ -295,6 +346,8 @@ class RunConfig:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     placement: Placement = field(default_factory=Placement)
     logging: Logging = field(default_factory=Logging)
+    watch: Watch = field(default_factory=Watch)
+    guards: Guards = field(default_factory=Guards)
     sft: SFT = field(default_factory=SFT)
 
     @property

@@ -19,13 +19,12 @@ def validate(config: RunConfig) -> None:
             f"data.max_samples {c.data.max_samples} is less than the {c.rows_per_step} rows of one step: raise it, or "
             f"lower {key}"
         )
+    if c.placement.workers_per_node % c.optimizer.hpz_ranks:
+        raise ConfigError(
+            f"optimizer.hpz_ranks {c.optimizer.hpz_ranks} does not divide the {c.placement.workers_per_node} ranks of "
+            f"a node: use a divisor of {c.placement.workers_per_node}"
+        )
     if c.method == "sft":
-        step = world * c.algorithm.micro_batch
-        if c.sft.batch_size % step:
-            raise ConfigError(
-                f"sft.batch_size {c.sft.batch_size} does not divide by {world} ranks x micro_batch "
-                f"{c.algorithm.micro_batch}: use a multiple of {step}"
-            )
         return
     if c.evaluation.temperature == 0 and c.evaluation.samples_per_prompt > 1:
         raise ConfigError(
@@ -50,15 +49,6 @@ def validate(config: RunConfig) -> None:
             f"algorithm.samples_per_update {c.samples_per_update} does not divide the {c.samples_per_step} samples of "
             f"a step (prompts_per_step x samples_per_prompt): use a divisor of {c.samples_per_step}"
         )
-    for name, micro in (
-        ("micro_batch", c.algorithm.micro_batch),
-        ("logprob_micro_batch", c.algorithm.logprob_micro_batch),
-    ):
-        if micro and c.samples_per_update % (world * micro):
-            raise ConfigError(
-                f"{c.samples_per_update} samples per update do not divide by {world} ranks x algorithm.{name} {micro}: "
-                f"use a multiple of {world * micro} samples, or another {name}"
-            )
 
 
 def validate_saving(config: RunConfig) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,8 +17,9 @@ from PIL import Image
 from trainer.algorithm.batching import MicroBatch, TrainItem, collate
 from trainer.algorithm.losses import discounted, token_weights
 from trainer.algorithm.records import Prompt, Sample
+from trainer.algorithm.scheduling import Cost
 from trainer.checkpoint.manager import Found, RankStatus, ShardReader, ShardWriter
-from trainer.config import RunConfig
+from trainer.config import RunConfig, budget
 from trainer.data import lengths
 from trainer.data.byte_cache import ByteCache
 from trainer.data.dataset import Dataset
@@ -26,6 +27,12 @@ from trainer.data.images import decode
 from trainer.data.processor import Encoded, Prompter, Request
 from trainer.data.schema import Row
 from trainer.engine import cpu_matmul
+from trainer.engine.prefetch import ahead
+from trainer.hardware import model_shapes
+from trainer.observe import beacon
+
+if TYPE_CHECKING:
+    from trainer.engine.policy import TrainMicroBatch
 
 PROBE_TOKENS = 16
 
@@ -56,6 +63,7 @@ class Worker:
 
     def start(self, rank: int, local_rank: int, master: str, port: int, total_updates: int) -> dict[str, Any]:
         """Meets the other ranks, loads model and engine. Returns what the driver wants to know of them."""
+        beacon.start(rank)  # before DeepSpeed and vLLM bind torch.distributed's functions
         # Here, so that the driver, which only names this class, loads no DeepSpeed.
         from trainer.engine.policy import Policy, init_distributed
 
@@ -75,8 +83,8 @@ class Worker:
         torch.manual_seed(self.config.run.seed)
         init_distributed(self.device.type)
         banned = self.prompter.banned_token_ids() if self.config.method == "grpo" else []
-        pad = self.prompter.tokenizer.pad_token_id or self.prompter.eos_token_id
-        self.policy = Policy(self.config, banned, self.device, total_updates, pad)
+        shape = model_shapes.from_config(self.prompter.hf_config.to_dict())
+        self.policy = Policy(self.config, shape, banned, self.device, total_updates)
         self.writer = ShardWriter(self.config, rank, world)
         self.engine: Any = None
         if self.config.method == "grpo":
@@ -87,7 +95,13 @@ class Worker:
             self.engine.sleep()
         name = torch.cuda.get_device_name() if self.device.type == "cuda" else ""
         image_token_id = -1 if self.prompter.image_token_id is None else self.prompter.image_token_id
-        return {"device_name": name, "image_token_id": image_token_id}
+        return {
+            "device_name": name,
+            "image_token_id": image_token_id,
+            "micro_batch_tokens": budget.micro_batch_tokens(self.config, shape),
+            "logprob_tokens": budget.logprob_tokens(self.config, shape),
+            "cost": Cost(attended=budget.attended_cost(shape), image_token=budget.image_token_cost(shape)),
+        }
 
     def _dataset(self, path: str, split: str) -> Dataset:
         if (path, split) not in self.datasets:
@@ -196,7 +210,7 @@ class Worker:
             max_tokens=min(PROBE_TOKENS, self.config.rollout.max_tokens),
         )
         batch = self._collate([(s.row, s.prompt_token_ids, s.token_ids) for s in samples])
-        gap = (self.policy.logprobs([batch])[0] - torch.tensor([x for s in samples for x in s.logprobs])).abs()
+        gap = (self.policy.logprobs([batch])["old"][0] - torch.tensor([x for s in samples for x in s.logprobs])).abs()
         return {"mean": float(gap.mean()), "max": float(gap.max())}
 
     # --- learning
@@ -207,44 +221,38 @@ class Worker:
             self.engine.sleep()
         self.policy.reload()
 
-    def logprobs(self, items: list[list[TrainItem]]) -> list[list[float]]:
-        """The policy's log-probabilities of the answers, one flat list per micro-batch."""
-        return [x.tolist() for x in self.policy.logprobs([self._collate(self._parts(micro)) for micro in items])]
+    def logprobs(self, passes: list[list[TrainItem]], old: bool, reference: bool) -> dict[str, list[list[float]]]:
+        """Log-probabilities of the completions under policy and reference: `old`, `reference`; flat, per pass."""
+        found = self.policy.logprobs(ahead(self._batch, passes), old, reference)
+        return {name: [x.tolist() for x in parts] for name, parts in found.items()}
 
-    def update(
-        self, items: list[list[TrainItem]], tokens: int, sequences: int, old_logprobs: list[list[float]] | None = None
-    ) -> dict[str, float]:
-        """One optimizer step over this rank's micro-batches; tokens and sequences are counts over all ranks."""
+    def update(self, passes: list[list[TrainItem]], tokens: int, sequences: int) -> dict[str, float]:
+        """One optimizer step over this rank's passes; tokens and sequences are counts over all ranks."""
+        batches = ahead(lambda items: self._train_batch(items, tokens, sequences), passes)
+        return self.policy.update(batches, len(passes)) | {"perf/peak_memory_gib": self._peak_memory_gib()}
+
+    def _train_batch(self, items: list[TrainItem], tokens: int, sequences: int) -> TrainMicroBatch:
         from trainer.engine.policy import TrainMicroBatch
 
-        algorithm, batches = self.config.algorithm, []
-        for i, micro in enumerate(items):
-            batch = self._collate(self._parts(micro))
-            values = torch.tensor([item.advantage for item in micro])
-            batches.append(
-                TrainMicroBatch(
-                    batch=batch,
-                    advantages=discounted(values, batch.lengths, algorithm.gamma),
-                    weights=token_weights(batch.lengths, algorithm.loss_denominator, tokens, sequences),
-                    rollout_logprobs=torch.tensor([x for item in micro for x in item.rollout_logprobs]),
-                    old_logprobs=None if old_logprobs is None else torch.tensor(old_logprobs[i]),
-                )
-            )
-        stats = self.policy.update(batches)
-        return stats | {"perf/peak_memory_gib": self._peak_memory_gib()}
+        algorithm = self.config.algorithm
+        lengths = torch.tensor([len(item.token_ids) for item in items], dtype=torch.long)
+        values = torch.tensor([item.advantage for item in items])
+        flat = lambda name: torch.tensor([x for item in items for x in getattr(item, name)])  # noqa: E731
+        known = lambda name: not any(getattr(item, name) is None for item in items)  # noqa: E731
+        return TrainMicroBatch(
+            batch=self._batch(items),
+            advantages=discounted(values, lengths, algorithm.gamma),
+            weights=token_weights(lengths, algorithm.loss_denominator, tokens, sequences),
+            rollout_logprobs=flat("rollout_logprobs"),
+            old_logprobs=flat("old_logprobs") if known("old_logprobs") else None,
+            ref_logprobs=flat("ref_logprobs") if known("ref_logprobs") else None,
+        )
 
-    def _parts(self, micro: list[TrainItem]) -> list[tuple[int, list[int], list[int]]]:
-        return [(item.row, item.prompt_token_ids, item.token_ids) for item in micro]
+    def _batch(self, items: list[TrainItem]) -> MicroBatch:
+        return self._collate([(item.row, item.prompt_token_ids, item.token_ids) for item in items])
 
     def _collate(self, parts: list[tuple[int, list[int], list[int]]]) -> MicroBatch:
-        return collate(
-            parts,
-            self._prompt,
-            self.prompter.positions,
-            self.prompter.image_token_id,
-            self.policy.pad_id,
-            self.prompter.merge_size,
-        )
+        return collate(parts, self._prompt, self.prompter.positions, self.prompter.image_token_id)
 
     def _peak_memory_gib(self) -> float:
         if self.device.type == "cuda":

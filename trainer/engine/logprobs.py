@@ -1,4 +1,4 @@
-"""The model as the loss wants it: one forward pass of a micro-batch gives its answer tokens' log-probabilities."""
+"""The model as the loss wants it: one forward pass of a micro-batch gives its completion tokens' log-probabilities."""
 
 from __future__ import annotations
 
@@ -6,17 +6,96 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint as recompute
 
 from trainer.algorithm.batching import MicroBatch
 from trainer.data.processor import dummy_image
+from trainer.engine import attention
 
-LOGITS_CHUNK_TOKENS = 1024
-"""Logits of this many tokens exist at a time: 152k x 1024 x 4 bytes = 0.6 GB for Qwen2.5."""
+LOGITS = 1 << 27
+"""Logits that exist at a time: 0.5 GiB in fp32, 880 tokens of Qwen2.5's vocabulary."""
 
 
-class AnswerScorer(nn.Module):
-    """forward(MicroBatch) -> log-probabilities and entropies [N] of the answer tokens, in float32.
+class ChunkedLogprobs(torch.autograd.Function):
+    """(hidden [N, H], weight [V, H], targets [N]) -> log-probabilities [N], entropies [N] without gradient; fp32.
+
+    Never more than `limit` logits at a time: the forward pass goes over tokens. The backward pass computes them again
+    and goes over the vocabulary, so that each block's weight gradient is one product, written once, in the weight's own
+    type: there is no fp32 copy of [V, H] (5 GB for 72B).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, banned: Tensor, temperature: float, limit: int
+    ) -> tuple[Tensor, Tensor]:
+        """banned: bool [V]."""
+        n, vocabulary = len(hidden), len(weight)
+        logprobs, entropies = hidden.new_empty((2, n), dtype=torch.float32)
+        log_z = torch.empty_like(logprobs)
+        step = max(1, limit // vocabulary)
+        for at in range(0, n, step):
+            part = slice(at, at + step)
+            logits = _logits(hidden[part], weight, banned, temperature)
+            log_z[part] = z = logits.logsumexp(-1)
+            logprobs[part] = logits.gather(1, targets[part, None])[:, 0] - z
+            p = (logits - z[:, None]).exp_()
+            entropies[part] = z - p.mul_(logits.masked_fill_(banned, 0)).sum(-1)
+        # The parameter itself is saved: ZeRO-3 lets go of its content and gathers it again before the backward pass.
+        ctx.save_for_backward(hidden, weight, targets, banned, log_z)
+        ctx.temperature, ctx.limit = temperature, limit
+        ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> Any:  # ty: ignore[incompatible-method-override]
+        """[N] -> those of hidden and weight."""
+        hidden, weight, targets, banned, log_z = ctx.saved_tensors
+        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+        grad_hidden = torch.zeros_like(hidden, dtype=torch.float32)
+        grad_weight = torch.empty_like(weight) if needs_weight else None
+        scale = (grad / ctx.temperature)[:, None]
+        step = max(1, ctx.limit // max(len(hidden), 1))
+        for at in range(0, len(weight), step):
+            rows = weight[at : at + step]
+            logits = _logits(hidden, rows, banned[at : at + step], ctx.temperature)
+            d = logits.sub_(log_z[:, None]).exp_().mul_(-scale)  # d loss / d logits = grad (onehot - p) / temperature
+            local = targets - at
+            inside = (local >= 0) & (local < len(rows))
+            d.scatter_add_(1, local.clamp(0, len(rows) - 1)[:, None], scale * inside[:, None])
+            d = d.to(hidden.dtype)
+            if needs_hidden:
+                grad_hidden += d @ rows
+            if grad_weight is not None:
+                torch.mm(d.t(), hidden, out=grad_weight[at : at + step])
+        return grad_hidden.to(hidden.dtype) if needs_hidden else None, grad_weight, None, None, None, None
+
+
+def _logits(hidden: Tensor, weight: Tensor, banned: Tensor, temperature: float) -> Tensor:
+    """fp32 [n, v]."""
+    return (hidden @ weight.t()).float().div_(temperature).masked_fill_(banned, float("-inf"))
+
+
+class LogprobHead(nn.Module):
+    """Stands in `lm_head`'s place, under its parameter's name, shared with the embedding or not.
+
+    One module call whatever the number of tokens: ZeRO-3 gathers the weight once per forward and once per backward
+    pass. A call per chunk would gather as often as a rank has chunks, and ranks with unequal numbers would hang.
+    """
+
+    def __init__(self, linear: nn.Linear, banned_token_ids: list[int], temperature: float) -> None:
+        super().__init__()
+        self.weight, self.temperature, self.limit = linear.weight, temperature, LOGITS
+        vocabulary = getattr(linear.weight, "ds_shape", linear.weight.shape)[0]
+        banned = torch.zeros(vocabulary, dtype=torch.bool)
+        banned[banned_token_ids] = True
+        self.register_buffer("banned", banned, persistent=False)
+
+    def forward(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden states [N, H] that predict `targets` [N] -> log-probabilities and entropies [N]."""
+        return ChunkedLogprobs.apply(hidden, self.weight, targets, self.banned, self.temperature, self.limit)
+
+
+class LogprobModel(nn.Module):
+    """forward(MicroBatch) -> log-probabilities and entropies [N] of the completion tokens, in float32.
 
     The distribution is the one that the engine samples from: temperature applied, banned ids left out.
     """
@@ -24,29 +103,22 @@ class AnswerScorer(nn.Module):
     def __init__(self, model: Any, banned_token_ids: list[int], temperature: float, freeze_vision: bool) -> None:
         super().__init__()
         self.model = model
-        self.temperature = temperature
         self.freeze_vision = freeze_vision
         self.visual = getattr(model.model, "visual", None) and model.model.visual.__class__
-        self.banned: Tensor
-        self.register_buffer("banned", torch.tensor(banned_token_ids, dtype=torch.long), persistent=False)
+        attention.use(model)
+        model.lm_head = LogprobHead(model.lm_head, banned_token_ids, temperature)
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """[N], [N]."""
         hidden = self._hidden(batch)
-        answers = hidden.reshape(-1, hidden.shape[-1])[batch.answer_at]  # [N, H]
-        if len(answers) <= LOGITS_CHUNK_TOKENS:
-            return self._score(answers, batch.targets)
-        chunks = zip(answers.split(LOGITS_CHUNK_TOKENS), batch.targets.split(LOGITS_CHUNK_TOKENS), strict=True)
-        scored = [recompute(self._score, h, t, use_reentrant=False) for h, t in chunks]
-        return torch.cat([s[0] for s in scored]), torch.cat([s[1] for s in scored])
+        return self.model.lm_head(hidden[0].index_select(0, batch.logits_at), batch.targets)
 
     def _hidden(self, batch: MicroBatch) -> Tensor:
-        """Last hidden states [B, T, H]. Padding stands on the right, so under a causal mask it needs no masking."""
+        """Last hidden states [1, T, H]. Every rank runs the tower, if need be on `dummy_image`."""
         inner = self.model.model
-        mask = batch.attention_mask if "flash" in self.model.config._attn_implementation else None
+        packed: Any = {"attention_mask": None, "use_cache": False, "layout": batch.layout}
         if not self.visual:
-            # Without positions: transformers would take those of padding for the start of packed sequences.
-            return inner(batch.input_ids, attention_mask=mask, use_cache=False)[0]
+            return inner(batch.input_ids, position_ids=batch.position_ids[0], **packed)[0]
         embeds = inner.language_model.embed_tokens(batch.input_ids)
         pixels, grid = batch.pixel_values, batch.grid_thw
         if pixels is None:
@@ -58,19 +130,5 @@ class AnswerScorer(nn.Module):
         if batch.image_at is None:
             embeds = embeds + 0.0 * features.sum()
         else:
-            flat = embeds.reshape(-1, embeds.shape[-1])
-            embeds = flat.index_copy(0, batch.image_at, features[batch.image_feature]).view_as(embeds)
-        return inner.language_model(
-            inputs_embeds=embeds, attention_mask=mask, position_ids=batch.position_ids, use_cache=False
-        )[0]
-
-    def _score(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logits = self.model.lm_head(hidden).float() / self.temperature  # [n, V]
-        if len(self.banned):
-            logits = logits.index_fill(1, self.banned, float("-inf"))
-        log_z = logits.logsumexp(-1)
-        logprobs = logits.gather(1, targets[:, None])[:, 0] - log_z
-        with torch.no_grad():
-            p = (logits - log_z[:, None]).exp()
-            entropy = log_z - (p * logits.masked_fill(p == 0, 0)).sum(-1)
-        return logprobs, entropy
+            embeds = embeds[0].index_copy(0, batch.image_at, features)[None]
+        return inner.language_model(inputs_embeds=embeds, position_ids=batch.position_ids, **packed)[0]

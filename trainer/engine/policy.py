@@ -1,34 +1,30 @@
-"""The policy under DeepSpeed ZeRO-3, and its frozen reference. The only file that imports DeepSpeed.
+"""The policy under DeepSpeed ZeRO-3, and its frozen reference.
 
-`Policy` shards the model inside an `AnswerScorer`, updates it, hands out full weights group by group, and gives up its
+`Policy` shards the model inside a `LogprobModel`, updates it, hands out full weights group by group, and gives up its
 shards to save.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any
 
 import deepspeed
 import torch
 import torch.distributed as dist
-from deepspeed.runtime.zero.linear import zero3_linear_wrap
 from torch import Tensor, nn
 from transformers.integrations import HfDeepSpeedConfig
 
-from trainer.algorithm.batching import MicroBatch
-from trainer.algorithm.losses import grpo_loss
+from trainer.algorithm.batching import MicroBatch, moved
+from trainer.algorithm.losses import grpo_loss, kl_divergence
 from trainer.algorithm.lr_schedule import learning_rate
 from trainer.checkpoint.manager import Shard
-from trainer.config import ConfigError, RunConfig
-from trainer.engine.logprobs import AnswerScorer
+from trainer.config import RunConfig
+from trainer.engine.logprobs import LogprobModel
 from trainer.engine.offload import States
-
-FUNCTIONAL: Any = nn.functional
-LINEAR = FUNCTIONAL.linear
+from trainer.engine.zero3 import FUNCTIONAL, GATHERS, LINEAR, exact_frequencies, frugal, quietly, zero3_config
+from trainer.hardware.model_shapes import Shape
 
 
 def init_distributed(device: str) -> None:
@@ -40,7 +36,7 @@ def init_distributed(device: str) -> None:
 
 @dataclass(frozen=True)
 class TrainMicroBatch:
-    """A micro-batch with what the loss needs besides; all [N] over its answer tokens, float32."""
+    """A micro-batch with what the loss needs besides; all [N] over its completion tokens, float32."""
 
     batch: MicroBatch
     advantages: Tensor
@@ -49,48 +45,21 @@ class TrainMicroBatch:
     rollout_logprobs: Tensor
     old_logprobs: Tensor | None = None
     """None: the policy has not moved since the rollout, so its own detached log-probabilities are the old ones."""
-
-
-def _frugal(method: Any) -> Any:
-    """Lets a method run on DeepSpeed's `linear`, which keeps no gathered weight for the backward pass.
-
-    `zero.Init` puts it in the place of torch's for good, and vLLM compiles its own calls of `linear` in this process.
-    """
-
-    @wraps(method)
-    def wrapped(*args: Any) -> Any:
-        FUNCTIONAL.linear = zero3_linear_wrap
-        try:
-            return method(*args)
-        finally:
-            FUNCTIONAL.linear = LINEAR
-
-    return wrapped
-
-
-def _exact_frequencies(model: Any) -> None:
-    """Computes rotary frequencies in fp32 again: `zero.Init` rounds what a model's constructors make to its own type.
-
-    In bf16 that is a radian off at position 1,000 (github.com/deepspeedai/DeepSpeed/issues/4932).
-    """
-    for module in model.modules():
-        if isinstance(getattr(module, "inv_freq", None), Tensor):
-            for name, buffer in list(module.named_buffers(recurse=False)):
-                setattr(module, name, buffer.float())
-            model._init_weights(module)
+    ref_logprobs: Tensor | None = None
+    """None: no KL term."""
 
 
 class Policy:
     """One rank's part of the ZeRO-3 policy. Every method but `load` is collective: all ranks call it, in order."""
 
     def __init__(
-        self, config: RunConfig, banned_token_ids: list[int], device: torch.device, total_updates: int, pad_id: int
+        self, config: RunConfig, shape: Shape, banned_token_ids: list[int], device: torch.device, total_updates: int
     ) -> None:
-        self.config, self.device, self.total_updates, self.pad_id = config, device, total_updates, pad_id
+        self.config, self.device, self.total_updates = config, device, total_updates
         self.world_size, self.rank = dist.get_world_size(), dist.get_rank()
         self.updates = 0
         self._moves = device.type == "cuda" and not config.optimizer.offload_optimizer
-        ds_config = zero3_config(config)
+        ds_config = zero3_config(config, shape)
         temperature = config.rollout.temperature if config.method == "grpo" else 1.0
         scorer = self._scorer(ds_config, banned_token_ids, temperature)
         if config.model.gradient_checkpointing:
@@ -103,96 +72,102 @@ class Policy:
             eps=config.optimizer.eps,
             fused=self._moves,
         )
-        self.engine, self.zero = _quietly(deepspeed.initialize, model=scorer, optimizer=optimizer, config=ds_config)[:2]
+        self.engine, self.zero = quietly(deepspeed.initialize, model=scorer, optimizer=optimizer, config=ds_config)[:2]
         self._states = States(self.zero, device)
         self.names: dict[str, Any] = {n.removeprefix("model."): p for n, p in scorer.named_parameters()}
         self.reference: Any = None
         if config.method == "grpo" and config.algorithm.kl_coef:
-            frozen = zero3_config(config, inference=True)
+            frozen = zero3_config(config, shape, inference=True)
             reference = self._scorer(frozen, banned_token_ids, temperature).requires_grad_(False).eval()
-            self.reference = _quietly(deepspeed.initialize, model=reference, config=frozen)[0]
-        FUNCTIONAL.linear = LINEAR  # see `_frugal`
+            self.reference = quietly(deepspeed.initialize, model=reference, config=frozen)[0]
+        FUNCTIONAL.linear = LINEAR  # see `frugal`
 
-    def _scorer(self, ds_config: dict[str, Any], banned: list[int], temperature: float) -> AnswerScorer:
+    def _scorer(self, ds_config: dict[str, Any], banned: list[int], temperature: float) -> LogprobModel:
         from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
         model = self.config.model
         self._hf_ds_config = HfDeepSpeedConfig(ds_config)  # while alive, from_pretrained shards as it loads
         dtype = torch.bfloat16 if model.dtype == "bf16" else torch.float32
-        kwargs: dict[str, Any] = {"dtype": dtype, "attn_implementation": model.attention}
+        kwargs: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa"}
         if model.revision:
             kwargs["revision"] = model.revision
         try:
             hf = AutoModelForImageTextToText.from_pretrained(model.path, **kwargs)
         except ValueError:  # not a vision-language architecture
             hf = AutoModelForCausalLM.from_pretrained(model.path, **kwargs)
-        _exact_frequencies(hf)
-        scorer = AnswerScorer(hf, banned, temperature, model.freeze_vision)
+        exact_frequencies(hf)
+        scorer = LogprobModel(hf, banned, temperature, model.freeze_vision)
         if model.freeze_vision and scorer.visual:
             hf.model.visual.requires_grad_(False)
         return scorer.to(self.device)  # its buffers; DeepSpeed leaves a model that it sharded where it is
 
     # --- learning
 
-    @_frugal
+    @frugal
     @torch.no_grad()
-    def logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
-        """Log-probabilities [N] of each micro-batch's answer tokens under the policy, on the host."""
+    def logprobs(
+        self, batches: Iterable[MicroBatch], old: bool = True, reference: bool = False
+    ) -> dict[str, list[Tensor]]:
+        """Log-probabilities [N] of each micro-batch's completion tokens under policy and reference, on the host."""
+        asked = [("old", self.engine)] * old + [("reference", self.reference)] * reference
+        found: dict[str, list[Tensor]] = {name: [] for name, _ in asked}
         self.engine.eval()
-        out = [self.engine(b.to(self.device))[0].cpu() for b in batches]
+        for batch in batches:
+            batch = moved(batch, self.device)
+            for name, model in asked:
+                found[name].append(model(batch)[0])
         self.engine.train()
-        return out
+        return {name: [x.cpu() for x in parts] for name, parts in found.items()}
 
-    @_frugal
-    def update(self, batches: list[TrainMicroBatch]) -> dict[str, float]:
-        """One optimizer step over this rank's micro-batches. Returns sums that add up over ranks to global means.
+    @frugal
+    def update(self, batches: Iterable[TrainMicroBatch], count: int) -> dict[str, float]:
+        """One optimizer step over this rank's `count` micro-batches. Returns sums that add up over ranks to global
+        means, largest values, and facts of the step; they are read from the device once.
 
         `weights` of all micro-batches of all ranks must sum to 1.
         """
-        algorithm, sums = self.config.algorithm, dict.fromkeys(STATS, 0.0)
-        sums["mismatch/logprob_abs_max"] = 0.0
         rate = learning_rate(self.config.optimizer, self.updates, self.total_updates)
         for group in self.zero.param_groups:
             group["lr"] = rate
+        gathered, sums = GATHERS.bytes, torch.zeros(len(SUMS), device=self.device, dtype=torch.float64)
+        largest = torch.zeros(1, device=self.device)
         for i, item in enumerate(batches):
-            self.engine.set_gradient_accumulation_boundary(i == len(batches) - 1)
-            batch = item.batch.to(self.device)
-            advantages, weights = item.advantages.to(self.device), item.weights.to(self.device)
-            logprobs, entropy = self.engine(batch)
-            old = logprobs.detach() if item.old_logprobs is None else item.old_logprobs.to(self.device)
-            loss = grpo_loss(
-                logprobs,
-                old,
-                advantages,
-                weights,
-                clip_low=algorithm.clip_low,
-                clip_high=algorithm.clip_high,
-                ref_logprobs=self._reference_logprobs(batch),
-                kl_coef=algorithm.kl_coef,
-                kl_estimator=algorithm.kl_estimator,
-            )
-            self.engine.backward(loss.total * self.world_size)  # DeepSpeed averages over ranks; our loss is a sum
+            self.engine.set_gradient_accumulation_boundary(i == count - 1)
+            item = moved(item, self.device)
+            loss, stats, gap = self._loss(item)
+            self.engine.backward(loss * self.world_size)  # DeepSpeed averages over ranks; our loss is a sum
             self.engine.step()
-            gap = old - item.rollout_logprobs.to(self.device)
-            for name, value in (
-                ("loss/policy", loss.policy),
-                ("loss/total", loss.total.detach()),
-                ("kl/mean", loss.kl),
-                ("ratio/clip_fraction", loss.clip_fraction),
-                ("ratio/mean", loss.ratio),
-                ("entropy/mean", (weights * entropy).sum()),
-                ("mismatch/logprob_abs_mean", (weights * gap.abs()).sum()),
-                ("mismatch/kl", (weights * (torch.expm1(gap) - gap)).sum()),
-            ):
-                sums[name] += float(value)
-            sums["mismatch/logprob_abs_max"] = max(sums["mismatch/logprob_abs_max"], float(gap.abs().max()))
+            sums += stats
+            largest = torch.cat([largest, gap]).amax(0, keepdim=True)
         self.updates += 1
-        norm = float(self.engine.get_global_grad_norm() or 0.0)
-        return sums | {"grad/norm": norm, "optim/lr": rate}
+        values = torch.cat([sums, largest.double()]).tolist()
+        out = dict(zip((*SUMS, "mismatch/logprob_abs_max"), values, strict=True))
+        out |= {"optim/lr": rate, "optim/skipped_updates": float(self.zero.overflow)}
+        out |= {"perf/gathered_gib": (GATHERS.bytes - gathered) / 2**30, "perf/passes": float(count)}
+        if self.zero.overflow:  # not finite: DeepSpeed has left weights and moments as they were
+            return out
+        return out | {"grad/norm": float(self.engine.get_global_grad_norm() or 0.0)}
 
-    @torch.no_grad()
-    def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
-        return None if self.reference is None else self.reference(batch)[0]
+    def _loss(self, item: TrainMicroBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss, the values of `SUMS`, and |engine - policy| of every token [N]; all on the device."""
+        algorithm, w = self.config.algorithm, item.weights
+        logprobs, entropy = self.engine(item.batch)
+        old = logprobs.detach() if item.old_logprobs is None else item.old_logprobs
+        loss = grpo_loss(
+            logprobs,
+            old,
+            item.advantages,
+            w,
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+            ref_logprobs=item.ref_logprobs,
+            kl_coef=algorithm.kl_coef,
+            kl_estimator=algorithm.kl_estimator,
+        )
+        gap = old - item.rollout_logprobs
+        mismatch = (w * gap.abs()).sum(), (w * kl_divergence(-gap, torch.zeros_like(gap), "k3")).sum()
+        values = (loss.policy, loss.total.detach(), loss.kl, loss.clip_fraction, loss.clamped, loss.ratio)
+        return loss.total, torch.stack([*values, (w * entropy).sum(), *mismatch]).double(), gap.abs()
 
     # --- weights out, states away
 
@@ -269,39 +244,18 @@ class Policy:
         return bool(self.zero.optimizer.defaults.get("fused"))
 
 
-STATS = (
+SUMS = (
     "loss/policy",
     "loss/total",
     "kl/mean",
     "ratio/clip_fraction",
+    "ratio/clamped_fraction",
     "ratio/mean",
     "entropy/mean",
     "mismatch/logprob_abs_mean",
     "mismatch/kl",
 )
-"""Metrics whose per-rank values add up to the global mean."""
-
-
-def zero3_config(config: RunConfig, inference: bool = False) -> dict[str, Any]:
-    """DeepSpeed's configuration: ZeRO-3, our gradient accumulation, our optimizer."""
-    o = config.optimizer
-    zero: dict[str, Any] = {"stage": 3, "overlap_comm": config.placement.device == "cuda"}
-    if inference and o.offload_reference:
-        zero["offload_param"] = {"device": "cpu", "pin_memory": config.placement.device == "cuda"}
-    if not inference and o.offload_optimizer:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": config.placement.device == "cuda"}
-    out: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": config.algorithm.micro_batch,
-        "gradient_accumulation_steps": 1,
-        "zero_optimization": zero,
-        "bf16": {"enabled": config.model.dtype == "bf16"},
-        "steps_per_print": 10**9,
-    }
-    if not inference:
-        if config.model.dtype == "bf16":
-            out["data_types"] = {"grad_accum_dtype": o.grad_accum_dtype}
-        out |= {"gradient_clipping": o.max_grad_norm, "zero_force_ds_cpu_optimizer": False}
-    return out
+"""Metrics whose per-rank values add up to the global mean, in the order of `Policy._loss`."""
 
 
 def _decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -327,18 +281,3 @@ def _buckets(named: list[tuple[str, Any]], limit: int) -> Iterator[list[tuple[st
         size += n
     if bucket:
         yield bucket
-
-
-def _quietly(initialize: Callable[..., Any], **kwargs: Any) -> Any:
-    """DeepSpeed logs some hundred lines per engine; warnings and errors stay."""
-    logger = logging.getLogger("DeepSpeed")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        return initialize(**kwargs)
-    except torch.OutOfMemoryError as error:
-        raise ConfigError(
-            "the policy does not fit this GPU: use more GPUs, a smaller model, or optimizer.offload_optimizer=true"
-        ) from error
-    finally:
-        logger.setLevel(level)

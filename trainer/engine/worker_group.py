@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,18 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from trainer.algorithm.batching import TrainItem, schedule
+from trainer.algorithm.batching import TrainItem
 from trainer.algorithm.records import Prompt, Sample
+from trainer.algorithm.scheduling import Plan, schedule
 from trainer.config import ConfigError, RunConfig
+from trainer.engine.dealing import deal
 from trainer.engine.gpu_worker import Worker, environment
 
+FIELDS = {"old": "old_logprobs", "reference": "ref_logprobs"}
+"""Where an item keeps what `Worker.logprobs` finds."""
+
+COUNTS = ("optim/skipped_updates", "perf/passes", "perf/gathered_gib")
+"""Metrics of an update that all ranks agree on and that add up over a step's updates."""
 ROWS_PER_CALL = 1024
 PROGRESS_S = 10.0
 
@@ -47,6 +56,7 @@ class Workers:
         self.actors: list[Any] = [a for _, a in ranked]
         places = [p for p, _ in ranked]
         self.pids = [p[3] for p in places]
+        self.skipped = 0  # updates in a row
         self._places: list[tuple[Any, ...]] = places
 
     def start(self, total_updates: int) -> dict[str, Any]:
@@ -54,7 +64,9 @@ class Workers:
         hosts = [p[0] for p in self._places]
         local = [hosts[:i].count(host) for i, host in enumerate(hosts)]
         master, port = hosts[0], self._places[0][2]
-        return self.each("start", [(i, local[i], master, port, total_updates) for i in range(self.world_size)])[0]
+        starts = [(i, local[i], master, port, total_updates) for i in range(self.world_size)]
+        self.facts: dict[str, Any] = self.each("start", starts)[0]
+        return self.facts
 
     def all(self, method: str, *args: Any) -> list[Any]:
         """Calls `method(*args)` on every rank; results by rank."""
@@ -69,12 +81,31 @@ class Workers:
         return ray.get(self.actors[0].fingerprint.remote())
 
     def generate(
-        self, prompts: list[Prompt], samples_per_prompt: int, temperature: float, path: str = "", split: str = ""
+        self,
+        prompts: Sequence[Prompt],
+        lengths: np.ndarray,
+        samples_per_prompt: int,
+        temperature: float,
+        path: str = "",
+        split: str = "",
+        upcoming: Sequence[Prompt] = (),
     ) -> list[Sample]:
-        """Deals prompts to the engines, and returns the samples by group and index."""
-        engines = self.world_size // self.tp
-        shares = [prompts[e::engines] for e in range(engines)]
-        calls = [(shares[r // self.tp], samples_per_prompt, temperature, path, split) for r in range(self.world_size)]
+        """Deals prompts to the engines by expected length, and returns the samples by group and index.
+
+        lengths: prompt tokens by row, [rows]. upcoming: the next call's prompts (of the training split), whose images
+        the workers decode while their engines sample.
+        """
+        # Half of the longest completion stands for those that nobody knows yet; it weighs prompts against completions.
+        unknown = samples_per_prompt * self.config.rollout.max_tokens / 2
+
+        def shares(dealt: Sequence[Prompt]) -> list[list[Prompt]]:
+            return deal(dealt, [float(lengths[p.row]) + unknown for p in dealt], self.world_size // self.tp)
+
+        now, later = shares(prompts), [[p.row for p in share] for share in shares(upcoming)]
+        calls = [
+            (now[engine], samples_per_prompt, temperature, path, split, later[engine])
+            for engine in (rank // self.tp for rank in range(self.world_size))
+        ]
         samples = [s for part in self.each("generate", calls) for s in part]
         return sorted(samples, key=lambda s: (s.group, s.index))
 
@@ -101,30 +132,38 @@ class Workers:
                 print(f"data: {done} of {rows} rows of {split} measured", flush=True)
         return out
 
-    def logprobs(self, items: Sequence[TrainItem], micro_batch: int) -> list[list[float]]:
-        """The policy's log-probabilities of every item's answer, in the order of `items`."""
-        plan = schedule([i.length for i in items], self.world_size, micro_batch)
-        parts = self.each("logprobs", [([[items[i] for i in micro] for micro in rank],) for rank in plan])
-        out: list[list[float]] = [[] for _ in items]
-        for rank, micros in zip(plan, parts, strict=True):
-            for micro, flat in zip(rank, micros, strict=True):
-                at = 0
-                for i in micro:
-                    out[i] = flat[at : at + len(items[i].token_ids)]
-                    at += len(items[i].token_ids)
-        return out
+    def with_logprobs(self, items: Sequence[TrainItem], *, old: bool, reference: bool) -> list[TrainItem]:
+        """The items with log-probabilities of the policy as it stands and of the reference, in large passes."""
+        if not (old or reference):
+            return list(items)
+        plan = self._schedule(items, self.facts["logprob_tokens"])
+        parts = self.each("logprobs", [([[items[i] for i in p] for p in rank], old, reference) for rank in plan])
+        fields: dict[int, dict[str, list[float]]] = {i: {} for i in range(len(items))}
+        for rank, found in zip(plan, parts, strict=True):
+            for name, passes in found.items():
+                for members, flat in zip(rank, passes, strict=True):
+                    values = iter(flat)
+                    for i in members:
+                        fields[i][FIELDS[name]] = list(islice(values, len(items[i].token_ids)))
+        return [replace(item, **fields[i]) for i, item in enumerate(items)]
 
-    def update(self, items: Sequence[TrainItem], old_logprobs: Sequence[list[float]] | None = None) -> dict[str, float]:
-        """One optimizer step over all items, by all ranks."""
+    def update(self, items: Sequence[TrainItem]) -> dict[str, float]:
+        """One optimizer step over all items, by all ranks. Raises ConfigError when too many in a row are skipped."""
         tokens = sum(len(i.token_ids) for i in items)
-        plan = schedule([i.length for i in items], self.world_size, self.config.algorithm.micro_batch)
-        calls = []
-        for rank in plan:
-            old = None
-            if old_logprobs is not None:
-                old = [[x for i in micro for x in old_logprobs[i]] for micro in rank]
-            calls.append(([[items[i] for i in micro] for micro in rank], tokens, len(items), old))
-        return merge(self.each("update", calls))
+        plan = self._schedule(items, self.facts["micro_batch_tokens"])
+        calls = [([[items[i] for i in members] for members in rank], tokens, len(items)) for rank in plan]
+        stats = over_ranks(self.each("update", calls))
+        self.skipped = self.skipped + 1 if stats["optim/skipped_updates"] else 0
+        if self.skipped > self.config.optimizer.max_skipped_updates:
+            raise ConfigError(
+                f"the gradient was not finite in {self.skipped} updates in a row: lower optimizer.learning_rate, or "
+                "look at kl/mean and ratio/clamped_fraction of the steps before; the last checkpoint stands"
+            )
+        return stats
+
+    def _schedule(self, items: Sequence[TrainItem], budget: int) -> Plan:
+        image = self.facts["image_token_id"]
+        return schedule([i.scheduled(image) for i in items], self.world_size, budget, self.facts["cost"])
 
     def stop(self) -> None:
         """Ends the workers and gives their places back."""
@@ -133,18 +172,35 @@ class Workers:
         remove_placement_group(self.group)
 
 
-def merge(stats: list[dict[str, float]]) -> dict[str, float]:
-    """Joins the ranks' statistics: maxima and peaks by max, what all agree on from the first, the rest adds up."""
+def over_ranks(stats: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Joins the ranks' statistics of one update: largest by max, what all agree on from the first, the rest adds up."""
+    agreed = ("grad/norm", "optim/lr", *COUNTS)
+    return {
+        name: max(values) if _is_largest(name) else values[0] if name in agreed else sum(values)
+        for name in stats[0]
+        if (values := [s[name] for s in stats])
+    }
+
+
+def over_updates(stats: Sequence[dict[str, float]], tokens: Sequence[int]) -> dict[str, float]:
+    """Joins the statistics of a step's updates: largest by max, counts add up, the rest are means over their tokens.
+
+    What a skipped update lacks (its gradient norm) is the mean of the others.
+    """
     out = {}
-    for name in stats[0]:
-        values = [s[name] for s in stats]
-        if name.endswith("_max") or name.startswith(("perf/", "time/")):
+    for name in dict.fromkeys(name for s in stats for name in s):
+        values, weights = zip(*((s[name], n) for s, n in zip(stats, tokens, strict=True) if name in s), strict=True)
+        if _is_largest(name):
             out[name] = max(values)
-        elif name in ("grad/norm", "optim/lr"):
-            out[name] = values[0]
-        else:
+        elif name in COUNTS:
             out[name] = sum(values)
+        else:
+            out[name] = sum(v * n for v, n in zip(values, weights, strict=True)) / sum(weights)
     return out
+
+
+def _is_largest(name: str) -> bool:
+    return name.endswith("_max") or name == "perf/peak_memory_gib"
 
 
 def _await_placement(group: Any, bundle: dict[str, float], count: int, timeout_s: float) -> None:

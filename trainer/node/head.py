@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from trainer.exit_codes import (
-    EXIT_CONFIG,
     EXIT_ERROR,
     EXIT_FENCED,
     EXIT_INTERRUPTED,
@@ -22,15 +24,19 @@ from trainer.exit_codes import (
     FINAL_EXIT_CODES,
     RECOVER_EXIT_CODES,
 )
-from trainer.node import preflight, rendezvous
+from trainer.node import rendezvous, watchdog
 from trainer.node.attempt_holder import AttemptHolder
 from trainer.node.job_log import JobLog
-from trainer.node.launcher import POLL_S, STOPPED, Ended, Launcher
-from trainer.node.preflight import Failure
+from trainer.node.launcher import MASTER_PORT, POLL_S, SPEED_FILE, STOPPED, Ended, Launcher
+from trainer.node.preflight import findings, host, infiniband, network, speed
+from trainer.node.preflight.findings import Finding
 from trainer.node.ray_node import End, Job, Ports, RayNode
+from trainer.observe.node_monitor import NodeMonitor, Stragglers, append
 
-MASTER_PORT = 6389
-"""Where the ranks of the preflight meet."""
+PROBE_S = 60.0
+"""Longest wait for one probe of a pair."""
+DIAGNOSE_S = 15.0
+"""How often the head looks for nodes that have not come."""
 
 
 class HeadLauncher(Launcher):
@@ -39,13 +45,24 @@ class HeadLauncher(Launcher):
     links: rendezvous.Head | None = None
     holder: AttemptHolder | None = None
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.found: list[Finding] = []
+        self.measured: dict[str, Any] = {}
+        self.fabric, self.told = 0.0, 0
+
     def run(self) -> int:
         """The whole launch. Raises Ended."""
-        failures = {0: preflight.check(self.config, self.node)}
         if self.node.nodes > 1:
             self.links = rendezvous.Head(self.node.nodes, self.config.run_id, self.port)
-            failures |= self.gather()
-        self.refuse(failures)
+        own = self.look_at_host()
+        self.found = [findings.received(f) for f in own["findings"]]
+        if self.links:
+            self.prober = self.make_prober(0)
+            self.gather()
+            self.compare_nodes(own)
+            self.prober.close()
+        self.refuse()
         if self.arguments.preflight:
             return self.preflight()
         self.holder = AttemptHolder(self.config, counts=self.node.engine != "local")
@@ -65,19 +82,23 @@ class HeadLauncher(Launcher):
             raise Ended(self.signals.code, STOPPED) from None
         return self.watch(job)
 
-    def gather(self) -> dict[int, list[Failure]]:
-        """Waits for all nodes, and returns what they found wrong with themselves."""
+    def gather(self) -> None:
+        """Waits for all nodes. Raises Ended naming those that do not come, and what is known of them."""
         assert self.links is not None
         self.say(f"waiting for {self.node.nodes - 1} more nodes ({self.node.engine}) on port {self.port}")
-        deadline, told = time.monotonic() + self.wait_s, time.monotonic()
+        deadline, told, blocked = time.monotonic() + self.wait_s, time.monotonic(), ""
         while missing := self.links.missing():
             names = self.names(missing)
             if self.signals.number is not None:
                 raise Ended(self.signals.code, STOPPED)
             if time.monotonic() > deadline:
                 raise Ended(EXIT_NODE_LOST, f"{names} did not come within {self.wait_s:.0f} s: is it up?")
-            if time.monotonic() - told > 30.0:
-                self.say(f"still waiting for {names}")
+            if time.monotonic() - told > min(DIAGNOSE_S, self.wait_s / 3):
+                why = self.blocked(missing)
+                if why and why == blocked:
+                    raise Ended(EXIT_PREFLIGHT, why)
+                blocked = why
+                self.say(why or f"still waiting for {names}")
                 told = time.monotonic()
             if (rank := self.links.accept(0.5)) is not None:
                 self.say(
@@ -85,20 +106,75 @@ class HeadLauncher(Launcher):
                 )
         for rank, why in self.links.lost().items():
             raise Ended(EXIT_NODE_LOST, f"{self.node.name_of(rank)} {why}")
-        found = {rank: [Failure(**f) for f in hello["failures"]] for rank, hello in self.links.hellos.items()}
-        ours = preflight.facts()
-        for rank, hello in self.links.hellos.items():
-            found[rank] += preflight.compare(ours, hello["facts"])
-        return found
 
-    def refuse(self, failures: dict[int, list[Failure]]) -> None:
-        """Raises Ended if any node failed a check, with all failures of all nodes."""
-        lines = [(rank, f) for rank, found in sorted(failures.items()) for f in found]
-        for rank, failure in lines:
-            who = f"{self.node.name_of(rank)}: " if self.node.nodes > 1 else ""
-            print(f"error: {who}{failure.what}: {failure.remedy}", file=sys.stderr, flush=True)
-        if lines:
-            code = EXIT_PREFLIGHT if any(f.host for _, f in lines) else EXIT_CONFIG
+    def blocked(self, missing: list[int]) -> str:
+        """What keeps a missing node away, if it is up: who reaches it. "" if nobody does."""
+        assert self.links is not None
+        peers = {rank: (self.node.peers[rank], [self.port]) for rank in missing if rank < len(self.node.peers)}
+        here = [0, *self.links.links]
+        answers = self.ask({rank: {"stage": "ports", "peers": peers} for rank in here}) if peers else {}
+        for lost in peers:
+            reach = [r for r in here if r in answers and all(w[0] != lost for w in answers[r]["reached"])]
+            if 0 in reach:
+                return f"{self.names([lost])} -> node 0: it is up and cannot connect to the head's port {self.port}"
+            if reach:
+                return f"node 0 -> {self.names([lost])}: it answers {self.names(reach)}, but not the head: blocked"
+        return ""
+
+    def compare_nodes(self, own: rendezvous.Message) -> None:
+        """Adds what the other nodes found, what differs between the nodes, and what the network between them does."""
+        assert self.links is not None and self.prober is not None
+        hellos = self.links.hellos
+        for rank, hello in sorted(hellos.items()):
+            self.found += map(findings.received, hello["findings"])
+            self.found += host.compare(own["facts"], hello["facts"], rank)
+        self.found += infiniband.judge({0: own["infiniband"]} | {r: h["infiniband"] for r, h in hellos.items()})
+        addresses = {0: self.address} | {r: link.peer_address for r, link in self.links.links.items()}
+        networks = {0: self.prober.hello()} | {r: h["network"] for r, h in hellos.items()}
+        self.say("measuring the network between all nodes")
+        survey = network.survey({r: networks[r] for r in sorted(networks)}, addresses, self.ask)
+        self.found += network.judge(survey, gpus=self.config.placement.device == "cuda")
+        self.measured = {"pairs": [asdict(p) for p in survey.pairs], "nodes": networks, "addresses": addresses}
+        self.fabric = sum(p.gbit_per_s for p in infiniband.fastest(infiniband.ports()))
+
+    def ask(self, orders: network.Orders) -> dict[int, rendezvous.Message]:
+        """Has nodes carry out one order each, this one in a thread; returns their answers. Raises Ended."""
+        assert self.links is not None and self.prober is not None
+        began, answers, prober = time.time(), {}, self.prober
+        for rank in orders.keys() - {0}:
+            self.links.links[rank].send({"kind": "probe", **orders[rank]})
+        if 0 in orders:
+            work = threading.Thread(target=lambda: answers.__setitem__(0, prober.obey(orders[0])), daemon=True)
+            work.start()
+        for _ in self.until(
+            lambda: f"{self.names(orders.keys() - answers.keys())} did not finish the network checks",
+            EXIT_PREFLIGHT,
+            PROBE_S,
+        ):
+            answers.update((rank, message) for rank, message in self.check_others() if message["kind"] == "probed")
+            if orders.keys() <= answers.keys():
+                break
+        middle = (began + time.time()) / 2
+        return {r: a | {"offset_s": a["time"] - middle if "time" in a else 0.0} for r, a in answers.items()}
+
+    def refuse(self, last: bool = False) -> None:
+        """Shows and writes what was found. Raises Ended if any check failed."""
+
+        def name_of(rank: int) -> str:
+            return self.node.name_of(rank) if self.node.nodes > 1 else ""
+
+        for finding in self.found[self.told :]:
+            if finding.level != "pass":
+                kind = "error" if finding.level == "fail" else "warning"
+                print(f"{kind}: {finding.line(name_of)}", file=sys.stderr, flush=True)
+        self.told = len(self.found)
+        path, code = findings.write(self.found, self.measured, self.config.run.dir), findings.exit_code(self.found)
+        if self.arguments.preflight and (last or code):
+            print(findings.table(self.found, name_of), flush=True)
+            self.say(f"all findings: {path}")
+        elif self.node.nodes > 1 and not code:
+            self.say(f"{sum(f.level == 'pass' for f in self.found)} checks passed ({path})")
+        if code:
             raise Ended(code, "")
 
     @property
@@ -170,12 +246,24 @@ class HeadLauncher(Launcher):
         return messages
 
     def preflight(self) -> int:
-        """The all-reduce between all nodes, in place of Ray and a job."""
-        if self.links:
-            self.links.send({"kind": "allreduce", "head": self.address, "port": MASTER_PORT})
-        code = self.allreduce(self.address, MASTER_PORT, self.check_others)
-        self.say("preflight passed" if not code else "preflight failed")
-        return code
+        """The speed of GPUs and collectives, in place of Ray and a job."""
+        if self.arguments.seconds > 0:
+            out = Path(self.config.run.dir) / SPEED_FILE
+            out.unlink(missing_ok=True)
+            if self.links:
+                self.links.send({"kind": "allreduce", "head": self.address, "port": MASTER_PORT})
+            code = self.measure_speed(self.address, MASTER_PORT, self.check_others)
+            if out.exists():
+                ranks = json.loads(out.read_text())
+                self.found += speed.judge(ranks, self.fabric)
+                self.measured["speed"] = ranks
+                out.unlink()
+            if code:
+                self.say("preflight failed")
+                return code
+        self.refuse(last=True)
+        self.say("preflight passed")
+        return EXIT_OK
 
     def gate(self) -> None:
         """A real transfer between all nodes: a Ray on the wrong network shows all nodes alive and then hangs."""
@@ -195,13 +283,23 @@ class HeadLauncher(Launcher):
         assert self.ray is not None
         log = JobLog(job.log, Path(self.config.run.dir), show=not sys.stdout.isatty())
         display = None if log.show else _display(self.config.run.dir, over := threading.Event())
-        told = False
+        told, dog, stragglers = False, watchdog.Watchdog(self.config), Stragglers()
+        monitor = NodeMonitor(0, self.config.run.dir, self.beacons(self.ray))
         try:
             while True:
                 log.pump()
+                if why := dog.overdue():
+                    self.hung(why)
+                samples = [sample] if (sample := monitor.due()) else []
                 for rank, message in self.check_others():
                     if message["kind"] == "notice":
                         self.pass_on(f"node {rank}: {message['reason']}", job, signal.SIGTERM)
+                    elif message["kind"] == "sample":
+                        samples.append(message["sample"])
+                for sample in samples:
+                    append(self.config.run.dir, sample)
+                    if warning := stragglers.look(sample):
+                        self.say(f"warning: {warning}")
                 if self.signals.number is not None and not told:
                     told = True
                     if self.holder:
@@ -224,6 +322,26 @@ class HeadLauncher(Launcher):
             if display is not None:
                 over.set()
                 display.join(5.0)
+
+    def hung(self, why: str) -> None:
+        """Writes where all ranks are and names the guilty one. Raises Ended unless the run is only to be warned of."""
+        assert self.ray is not None
+        if self.links:
+            self.links.send({"kind": "dump"})
+        ranks = [watchdog.Rank(**r) for r in watchdog.dump(self.beacons(self.ray), 0)]
+        waiting, deadline = set(self.links.links if self.links else ()), time.monotonic() + 3 * watchdog.STACKS_S
+        while waiting and time.monotonic() < deadline:
+            for rank, message in self.check_others():
+                if message["kind"] == "dumped":
+                    waiting.discard(rank)
+                    ranks += [watchdog.Rank(**r) for r in message["ranks"]]
+            time.sleep(POLL_S)
+        line = f"{why}: {watchdog.guilty(sorted(ranks, key=lambda r: r.rank))}"
+        folder = watchdog.write(ranks, line, self.config.run.dir)
+        text = f"{line} (all stacks: {folder})"
+        if self.config.watch.on_hang == "end":
+            raise Ended(EXIT_NODE_LOST, text)
+        self.say(f"warning: {text}")
 
     def pass_on(self, reason: str, job: Job, number: int) -> None:
         """A notice on one node is a notice for all."""

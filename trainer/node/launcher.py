@@ -11,6 +11,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from trainer.config import RunConfig
@@ -22,9 +23,11 @@ from trainer.exit_codes import (
     EXIT_PREFLIGHT,
     FINAL_EXIT_CODES,
 )
-from trainer.node import allreduce, rendezvous
 from trainer.node import preemption as preempt
+from trainer.node import rendezvous, watchdog
 from trainer.node import topology as environment
+from trainer.node.preflight import gpus, host, infiniband, speed
+from trainer.node.preflight.probe import Prober
 from trainer.node.ray_node import ROOT, Ports, RayNode, end_descendants, session_of_its_own
 from trainer.node.topology import NodeEnvironment
 
@@ -34,6 +37,9 @@ INTERRUPT_GRACE_S = 60.0
 
 
 STOPPED = "stopped while starting"
+MASTER_PORT = 6389
+"""Where the ranks of the preflight meet."""
+SPEED_FILE = ".speed.json"
 
 
 class Ended(Exception):
@@ -82,6 +88,7 @@ class Launcher(ABC):
         self.port = int(os.environ.get("SPOTRL_PORT", rendezvous.PORT))
         self.env = dict(os.environ) | cache_variables(os.environ)
         self.ray: RayNode | None = None
+        self.prober: Prober | None = None
         self.why = ""
 
     def say(self, text: str) -> None:
@@ -113,26 +120,55 @@ class Launcher(ABC):
         ray = RayNode(address=address, ports=ports, cpus=cpus, gpus=gpus, env=self.env, token=token)
         # The node's first process tells every worker on it of a notice through this file.
         ray.env[preempt.FLAG_VARIABLE] = str(ray.temp / "notice")
+        ray.env |= watchdog.variables(self.beacons(ray))
         self.ray = ray
         return ray
 
-    def allreduce(self, head: str, port: int, check: Callable[[], object]) -> int:
-        """This node's ranks of the preflight's all-reduce; returns an exit code."""
+    def look_at_host(self) -> rendezvous.Message:
+        """What is found and measured on this machine alone."""
+        alone, config = self.arguments.preflight, self.config
+        found = host.check(config, self.node, alone=alone)
+        if config.placement.device == "cuda":
+            found += gpus.check(self.node.rank, config.placement.workers_per_node)
+        ports = infiniband.ports()
+        variables, reason = infiniband.variables(ports, os.environ)
+        if reason:
+            self.say(reason)
+            self.env |= variables
+        return {
+            "findings": [asdict(f) for f in found],
+            "facts": host.facts(config),
+            "infiniband": [asdict(p) for p in ports],
+        }
+
+    def make_prober(self, port: int) -> Prober:
+        """Listens for the other nodes' probes, on every port that the job will need."""
+        wanted = [f.default for f in fields(Ports)] + [MASTER_PORT]
+        return Prober(self.node.rank, self.config.run_id, port, map(int, wanted))  # ty: ignore[invalid-argument-type]
+
+    def measure_speed(self, head: str, port: int, check: Callable[[], object]) -> int:
+        """This node's ranks of the preflight's collectives; returns an exit code."""
         known = environment.interfaces()
         address = head if self.node.is_head else environment.route_address(head)
         self.env |= environment.network_variables(environment.interface_of(address, known), os.environ, known)
         self.env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCH_CPP_LOG_LEVEL": "ERROR"}
         placement, seconds = self.config.placement, self.arguments.seconds
         ranks = placement.workers_per_node if placement.device == "cuda" else 1
-        command = allreduce.command(
-            sys.executable, seconds, placement.device, self.node.rank, self.node.nodes, ranks, head, port
-        )
+        command = speed.command(
+            sys.executable, seconds, placement.device, self.node.rank, self.node.nodes, ranks, head, port,
+            os.path.abspath(os.path.join(self.config.run.dir, SPEED_FILE)),
+        )  # fmt: skip
         with self.child(command, self.env) as process:
-            for _ in self.until(lambda: "the all-reduce did not end", EXIT_PREFLIGHT, 2 * seconds + 180.0):
+            for _ in self.until(lambda: "the all-reduce did not end", EXIT_PREFLIGHT, 3 * seconds + 180.0):
                 check()
                 if process.poll() is not None:
                     break
         return EXIT_PREFLIGHT if process.returncode else EXIT_OK
+
+    @staticmethod
+    def beacons(ray: RayNode) -> Path:
+        """Where this node's ranks say where they are."""
+        return ray.temp / "beacons"
 
     def announce(self, reason: str) -> None:
         """Tells this node's workers that the run is to save and stop."""
@@ -153,6 +189,8 @@ class Launcher(ABC):
 
     def close(self, code: int) -> None:
         """Ends everything that this launcher started. Ray's logs stay where something went wrong."""
+        if self.prober is not None:
+            self.prober.close()
         if self.ray is not None:
             keep = code not in (EXIT_OK, EXIT_PREEMPTED, EXIT_INTERRUPTED, *FINAL_EXIT_CODES)
             self.ray.close(keep)

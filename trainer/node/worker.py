@@ -8,9 +8,10 @@ import time
 
 from trainer.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST
 from trainer.node import preemption as preempt
-from trainer.node import preflight, rendezvous
+from trainer.node import rendezvous, topology, watchdog
 from trainer.node.launcher import POLL_S, STOPPED, Ended, Launcher
 from trainer.node.ray_node import Ports
+from trainer.observe.node_monitor import NodeMonitor
 
 
 class WorkerLauncher(Launcher):
@@ -21,21 +22,32 @@ class WorkerLauncher(Launcher):
 
     def run(self) -> int:
         """The whole launch. Raises Ended."""
-        failures = [f.__dict__ for f in preflight.check(self.config, self.node)]
+        looked = self.look_at_host()  # first: a node that listens and does not join counts as blocked
+        self.prober = self.make_prober(self.port)
         hello: rendezvous.Message = {
             "rank": self.node.rank,
             "nodes": self.node.nodes,
             "run": self.config.run_id,
-            "failures": failures,
+            "host": os.uname().nodename,
+            "network": self.prober.hello(),
         }
-        hello |= {"host": os.uname().nodename, "facts": preflight.facts()}
+        hello |= looked
+        if self.prober.is_me(self.node.head, self.port):
+            others = ", ".join(f"{i.name} {i.address}" for i in topology.interfaces())
+            raise Ended(
+                EXIT_CONFIG,
+                f"the head's address {self.node.head} is this node's own: it is not on the network that the nodes "
+                f"share; give another in SPOTRL_HEAD or SPOTRL_PEERS (this node has {others})",
+            )
         self.link = rendezvous.join(
             self.node.head, hello, self.wait_s, self.port, stop=lambda: self.signals.number is not None
         )
         self.say(f"joined the head {self.node.head} ({self.link.peer_address})")
-        order = self.hear(self.wait_s, "start", "allreduce")
+        while (order := self.hear(self.wait_s, "start", "allreduce", "probe"))["kind"] == "probe":
+            self.link.send({"kind": "probed", **self.prober.obey(order)})
+        self.prober.close()
         if order["kind"] == "allreduce":
-            code = self.allreduce(order["head"], order["port"], lambda: self.hear(0))
+            code = self.measure_speed(order["head"], order["port"], lambda: self.hear(0))
             if not code:
                 # Stays until the head has said how it ended: to leave first is to be lost.
                 self.hear(self.wait_s, "verdict")
@@ -50,8 +62,11 @@ class WorkerLauncher(Launcher):
         told = False
         # This machine's own metadata server: the head asks only its own.
         cloud = self.cloud = preempt.Notice(signals=False)
+        monitor = NodeMonitor(self.node.rank, self.config.run.dir, self.beacons(ray))
         while True:
             self.hear(POLL_S)
+            if sample := monitor.due():
+                self.link.send({"kind": "sample", "sample": sample})
             if not ray.alive():
                 raise Ended(EXIT_NODE_LOST, f"Ray ended on this node: {ray.complaint()}")
             if (self.signals.number is not None or cloud.reason) and not told:
@@ -75,6 +90,9 @@ class WorkerLauncher(Launcher):
                     raise Ended(EXIT_CONFIG, message["why"])
                 case "notice":
                     self.announce(message["reason"])
+                case "dump" if self.ray is not None:
+                    ranks = watchdog.dump(self.beacons(self.ray), self.node.rank)
+                    self.link.send({"kind": "dumped", "ranks": ranks})
                 case kind if kind in wanted:
                     return message
             if not message and (why := self.link.lost()):

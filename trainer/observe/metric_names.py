@@ -41,8 +41,10 @@ NAMES: dict[str, Name] = {
     "entropy/mean": Name("nats/token", "Entropy of the policy's next-token distribution; its collapse ends learning."),
     "ratio/mean": Name("ratio", "Mean probability ratio of policy to the policy that the update started from."),
     "ratio/clip_fraction": Name("fraction", "Share of tokens whose surrogate was clipped."),
+    "ratio/clamped_fraction": Name("fraction", "Share of tokens whose log-ratio (20 nats) or k3 (10) was clamped."),
     "grad/norm": Name("norm", "Global gradient norm before clipping; mean over the step's updates."),
     "optim/lr": Name("", "Learning rate; mean over the step's updates."),
+    "optim/skipped_updates": Name("count", "Updates of the step left out because their gradient was not finite."),
     # --- engine against policy
     "mismatch/logprob_abs_mean": Name(
         "nats", "Mean absolute log-prob difference of engine and policy over the sampled tokens."
@@ -87,6 +89,10 @@ NAMES: dict[str, Name] = {
     ),
     "perf/hfu_train": Name("fraction", "The same with the activations that gradient checkpointing computes again."),
     "perf/mfu_rollout": Name("fraction", "FLOPs of generation, prefill and decode / peak of the GPUs."),
+    "perf/passes": Name("count", "Forward and backward passes of a rank over the step's updates."),
+    "perf/gathered_gib": Name("GiB", "Weights that ZeRO-3 gathered on a rank in the step's updates."),
+    "perf/disk_free_gib": Name("GiB", "Free where the run is written, on the head node."),
+    "perf/host_memory_fraction": Name("fraction", "Share of the head node's memory in use."),
     "perf/peak_memory_gib": Name("GiB", "Largest memory of a worker so far: of its GPU, or of its process on CPU."),
     "perf/grader_restarts": Name("count", "Grader processes killed and replaced so far."),
     "perf/checkpoint_save_s": Name("s", "The last save from start to commit, upload included."),

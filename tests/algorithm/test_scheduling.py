@@ -1,0 +1,90 @@
+"""The schedule: everything once, equal passes, the budget kept, and as good as its simulation said."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.algorithm.scheduling import Cost, Length, schedule
+
+
+def draws(seed, groups, size, median, sigma, cap):
+    """Prompts of 80 to 760 tokens; completions lognormal, correlated within a group."""
+    rng = random.Random(seed)
+    prompts = [rng.randint(80, 760) for _ in range(groups)]
+    out = []
+    for g, prompt in enumerate(prompts):
+        center = rng.lognormvariate(median, sigma * 0.7)
+        for _ in range(size):
+            n = max(8, min(cap, int(center * rng.lognormvariate(0, sigma * 0.7))))
+            out.append(Length(g, prompt, n))
+    return out
+
+
+def tokens(lengths, members):
+    prompts = {lengths[i].prompt: lengths[i].prompt_tokens for i in members}
+    return sum(prompts.values()) + sum(lengths[i].completion_tokens for i in members)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 900)), min_size=1, max_size=60),
+    st.integers(1, 9),
+    st.integers(1, 3_000),
+)
+def test_every_sample_once_in_equal_numbers_of_passes_within_the_budget(samples, world, budget):
+    lengths = [Length(g, 100 * g + 7, n) for g, n in samples]
+    plan = schedule(lengths, world, budget)
+    assert Counter(i for rank in plan for members in rank for i in members) == Counter(range(len(lengths)))
+    assert len({len(rank) for rank in plan}) == 1
+    for members in (m for rank in plan for m in rank):
+        assert tokens(lengths, members) <= budget or len(members) == 1
+    assert schedule(lengths, world, budget) == plan
+
+
+def test_samples_of_a_prompt_lie_side_by_side_and_large_passes_come_first():
+    lengths = draws(0, 64, 8, 5.8, 0.7, 2048)
+    plan = schedule(lengths, 8, 12_000)
+    for rank in plan:
+        for members in rank:
+            seen = [lengths[i].prompt for i in members]
+            assert sum(a != b for a, b in zip(seen, seen[1:], strict=False)) == len(set(seen)) - 1
+    cost = lambda members: (  # noqa: E731
+        sum(Cost().completion(lengths[i]) for i in members)
+        + sum(Cost().prompt(x) for x in {lengths[i].prompt: lengths[i] for i in members}.values())
+    )
+    widest = [max(cost(rank[p]) for rank in plan) for p in range(len(plan[0]))]
+    assert widest == sorted(widest, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "world", "budget", "passes", "waiting"),
+    [
+        ((64, 8, 5.8, 0.7, 2048), 8, 12_000, 3, 0.10),  # 7B, the whole rollout in one update: 64 passes of one sample
+        ((8, 8, 5.8, 0.7, 2048), 8, 12_000, 1, 0.60),
+        ((64, 4, 6.3, 0.9, 8000), 32, 24_000, 1, 0.40),  # 72B, log-probabilities of the step
+    ],
+)
+def test_passes_and_waiting_at_the_recipes_lengths(shape, world, budget, passes, waiting):
+    for seed in range(5):
+        lengths = draws(seed, *shape)
+        plan = schedule(lengths, world, budget)
+        assert len(plan[0]) <= passes
+        cost = lambda members: sum(Cost().completion(lengths[i]) for i in members)  # noqa: E731, B023
+        slowest = sum(max(cost(rank[p]) for rank in plan) for p in range(len(plan[0])))
+        assert slowest / (sum(cost(m) for rank in plan for m in rank) / world) - 1 < waiting
+
+
+def test_groups_are_cut_only_where_a_rank_would_wait():
+    """16 groups of 4 on 32 ranks: whole groups would leave half of the ranks idle. On 4 ranks none is cut."""
+    lengths = draws(1, 16, 4, 6.3, 0.4, 8000)
+    wide, narrow = schedule(lengths, 32, 12_000), schedule(lengths, 4, 24_000)
+    assert sum(bool(rank[0]) for rank in wide) > 24
+    homes = Counter(g for rank in narrow for m in rank for g in {lengths[i].prompt for i in m})
+    assert set(homes.values()) == {1}
+
+
+def test_more_ranks_than_samples_leave_some_without():
+    plan = schedule([Length(0, 5, 3), Length(1, 5, 3)], 4, 100)
+    assert sorted(map(len, (rank[0] for rank in plan))) == [0, 0, 1, 1]

@@ -1,0 +1,103 @@
+"""What packed passes are held to: samples of real raggedness, and the same loss by transformers' own padded forward."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from trainer.algorithm.batching import TrainItem
+from trainer.data.processor import Encoded
+
+SIDES = [[(4, 5)], [], [(7, 9), (3, 2)], [(2, 2)], [(5, 11), (1, 3), (6, 6)]]
+"""Images per prompt, each of so many merged tokens."""
+LENGTHS = [[17, 3, 60, 1], [9, 30], [25, 25, 5], [44], [2, 70, 33, 8, 21]]
+"""Completions per prompt."""
+
+
+def prompts(image_token_id: int | None) -> list[Encoded]:
+    """One per entry of SIDES; text alone for a model that reads nothing else."""
+    rng, out = random.Random(0), []
+    for row, sides in enumerate(SIDES):
+        ids, grids = text(rng, 8), []
+        for h, w in sides if image_token_id is not None else []:
+            ids += [image_token_id] * (h * w) + text(rng, rng.randint(1, 6))
+            grids.append([1, 2 * h, 2 * w])
+        ids += text(rng, rng.randint(5, 40))
+        g = torch.Generator().manual_seed(row)
+        patches = sum(h * w for _, h, w in grids)
+        pixels = torch.randn(patches, 3 * 2 * 14 * 14, generator=g) if grids else None
+        out.append(Encoded("", ids, [], pixels, torch.tensor(grids) if grids else None))
+    return out
+
+
+def items(encoded: list[Encoded]) -> list[TrainItem]:
+    rng, out = random.Random(1), []
+    for row, lengths in enumerate(LENGTHS):
+        for n in lengths:
+            out.append(TrainItem(row, encoded[row].token_ids, text(rng, n), rng.gauss(0, 1), [-5.0] * n))
+    return out
+
+
+def text(rng: random.Random, n: int) -> list[int]:
+    return [rng.randrange(300) for _ in range(n)]
+
+
+def padded_gradients(
+    folder: Path | str, encoded: list[Encoded], samples: list[TrainItem], temperature: float = 1.0
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """(log-probabilities [N], gradients by name) of sum(-advantage log p) / N; one process, one padded batch, none of
+    the trainer's code: transformers' own positions, masks and attention."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    try:
+        model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    except ValueError:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    rows = [torch.tensor(s.prompt_token_ids + s.token_ids) for s in samples]
+    ids = pad_sequence(rows, batch_first=True)
+    mask = pad_sequence([torch.ones_like(r) for r in rows], batch_first=True)
+    seen = [encoded[s.row] for s in samples if encoded[s.row].grid_thw is not None]
+    images = {}
+    if seen:
+        images = {
+            "pixel_values": torch.cat([e.pixel_values for e in seen]),
+            "image_grid_thw": torch.cat([e.grid_thw for e in seen]),
+            "mm_token_type_ids": (ids == model.config.image_token_id).int(),
+        }
+    logp = (model(input_ids=ids, attention_mask=mask, **images).logits.float() / temperature).log_softmax(-1)
+    found = []
+    for b, s in enumerate(samples):
+        start = len(s.prompt_token_ids)
+        at = logp[b, start - 1 : start - 1 + len(s.token_ids)]
+        found.append(at.gather(1, torch.tensor(s.token_ids)[:, None])[:, 0])
+    count = sum(len(s.token_ids) for s in samples)
+    loss = -sum(s.advantage * x.sum() for s, x in zip(samples, found, strict=True)) / count
+    loss.backward()
+    gradients = {n: p.grad for n, p in model.named_parameters()}
+    assert all(g is not None for g in gradients.values())
+    return torch.cat(found).detach(), gradients
+
+
+def differences(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> tuple[float, float]:
+    """Relative differences of all gradients together, and of the worst tensor."""
+    assert ours.keys() == theirs.keys()
+    total = sum(float((ours[n] - g).double().square().sum()) for n, g in theirs.items())
+    whole = sum(float(g.double().square().sum()) for g in theirs.values())
+    worst = max(float((ours[n] - g).norm() / g.norm()) for n, g in theirs.items())
+    return (total / whole) ** 0.5, worst
+
+
+def text_model(folder: Path, tokenizer_from: Path) -> Path:
+    """A Qwen2 language model, tied head, with the tiny model's tokenizer."""
+    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(1)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_from)
+    config = Qwen2Config(hidden_size=96, intermediate_size=160, num_hidden_layers=3, num_attention_heads=6,
+                         num_key_value_heads=2, vocab_size=len(tokenizer) + 6, tie_word_embeddings=True)  # fmt: skip
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

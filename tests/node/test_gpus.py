@@ -1,0 +1,214 @@
+"""GPU, driver, InfiniBand and speed checks on answers written down from NVML's and the kernel's documentation."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+from trainer.hardware import driver
+from trainer.node.preflight import gpus, infiniband, speed
+
+ROOT = Path(__file__).parents[2]
+GIB = 1 << 30
+H100 = dict(name="NVIDIA H100 80GB HBM3", total=80 * GIB, ecc=0, rows=(0, 0, False, False), links=18, width=16,
+                 reasons=pynvml.nvmlClocksEventReasonGpuIdle, temperature=40, slowdown=90, pids=())  # fmt: skip
+
+
+class Recorded:
+    """Answers of NVML for eight H100 GPUs, each of which may be changed; what is None is not supported."""
+
+    def __init__(self, driver: str = "580.95.05", cuda: int = 13000, **changes):
+        self.driver, self.cuda = driver, cuda
+        self.cards = [H100 | changes.get(f"gpu{i}", {}) for i in range(8)]
+        self.open = 0
+
+    def __getattr__(self, name):
+        return getattr(pynvml, name)
+
+    @staticmethod
+    def _or_refuse(value):
+        if value is None:
+            raise pynvml.NVMLError_NotSupported
+        return value
+
+    def nvmlInit(self):
+        self.open += 1
+
+    def nvmlShutdown(self):
+        self.open -= 1
+
+    def nvmlSystemGetDriverVersion(self):
+        return self.driver
+
+    def nvmlSystemGetCudaDriverVersion_v2(self):
+        return self.cuda
+
+    def nvmlDeviceGetCount(self):
+        return 8
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return self.cards[index]
+
+    def nvmlDeviceGetName(self, card):
+        return card["name"]
+
+    def nvmlDeviceGetMemoryInfo(self, card):
+        return SimpleNamespace(total=card["total"], used=0)
+
+    def nvmlDeviceGetTotalEccErrors(self, card, kind, counter):
+        assert (kind, counter) == (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
+        return self._or_refuse(card["ecc"])
+
+    def nvmlDeviceGetRemappedRows(self, card):
+        return self._or_refuse(card["rows"])
+
+    def nvmlDeviceGetNvLinkState(self, card, link):
+        if link >= card["links"]:
+            raise pynvml.NVMLError_InvalidArgument
+        return link not in card.get("down", ())
+
+    def nvmlDeviceGetCurrPcieLinkWidth(self, card):
+        return self._or_refuse(card["width"])
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, card):
+        return 16
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, card):
+        return self._or_refuse(card["reasons"])
+
+    def nvmlDeviceGetTemperature(self, card, sensor):
+        return card["temperature"]
+
+    def nvmlDeviceGetTemperatureThreshold(self, card, threshold):
+        return self._or_refuse(card["slowdown"])
+
+    def nvmlDeviceGetComputeRunningProcesses(self, card):
+        return [SimpleNamespace(pid=pid) for pid in card["pids"]]
+
+
+def wrong(nvml: Recorded, log: str = "booted", cuda: int = 13):
+    found = gpus.judge(gpus.read(nvml, {}), rank=2, wanted=8, cuda=cuda, log=log)
+    assert nvml.open == 0 and all(f.nodes == (2,) for f in found)
+    return [(f.level, f.check, f.figure) for f in found if f.level != "pass"]
+
+
+def test_eight_good_gpus_pass():
+    assert wrong(Recorded()) == []
+    idle = {"gpu0": {"reasons": pynvml.nvmlClocksEventReasonSwPowerCap}}
+    assert wrong(Recorded(**idle)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "finding"),
+    [
+        ({"ecc": 3}, ("fail", "ECC", "GPU 5 has 3 uncorrectable memory errors")),
+        ({"rows": (0, 2, True, False)}, ("warn", "row remapping", "GPU 5 waits for a reset to remap a memory row")),
+        ({"rows": (0, 2, True, True)}, ("fail", "ECC", "GPU 5 has failed to remap a memory row")),
+        ({"down": (3, 7)}, ("fail", "NVLink", "GPU 5 has NVLink 3, 7 of 18 down")),
+        ({"width": 8}, ("warn", "PCIe", "GPU 5 is on PCIe x8, it can do x16")),
+        ({"reasons": 8 | 64}, ("fail", "clocks", "GPU 5 is slowed down: hardware slowdown, hardware thermal slowdown")),
+        ({"temperature": 87}, ("warn", "temperature", "GPU 5 is at 87 C and slows down at 90")),
+        ({"pids": (11, 12)}, ("warn", "processes on the GPU", "GPU 5 is used by 2 other processes")),
+        ({"name": "NVIDIA A100-SXM4-80GB"}, ("fail", "GPU model", "its GPUs are not alike: NVIDIA A100-SXM4-80GB, "
+                                             "NVIDIA H100 80GB HBM3")),
+    ],
+)  # fmt: skip
+def test_each_fault_of_a_gpu_is_named(change, finding):
+    assert wrong(Recorded(gpu5=change)) == [finding]
+
+
+def test_what_a_gpu_does_not_support_is_no_fault():
+    bare = {"ecc": None, "rows": None, "links": 0, "width": None, "reasons": None, "slowdown": None}
+    assert wrong(Recorded(**{f"gpu{i}": bare for i in range(8)})) == []
+
+
+def test_only_visible_gpus_are_read():
+    reading = gpus.read(Recorded(), {"CUDA_VISIBLE_DEVICES": "1,6"})
+    assert [g.index for g in reading.gpus] == [1, 6] and reading.cuda == 13
+
+
+def test_xids_of_the_hardware_are_found_in_the_kernel_log():
+    log = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\nNVRM: Xid (PCI:0000:86:00): 31, pid=2"
+    assert wrong(Recorded(), log) == [("fail", "kernel log", "the kernel log has Xid 79 (fallen off the bus)")]
+    assert wrong(Recorded(), "") == []
+
+
+def test_an_old_driver_is_named_before_anything_is_installed(tmp_path):
+    text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed Feb 26 01:56:06 UTC 2025\n"
+    (tmp_path / "version").write_text(text)
+    assert driver.installed(tmp_path / "version") == "570.124.06"
+    (tmp_path / "version").write_text(text.replace("Kernel Module  570", "Open Kernel Module for x86_64  580"))
+    assert driver.installed(tmp_path / "version") == "580.124.06"
+    assert driver.cuda_of() == 13
+    assert driver.problem("570.124.06", 13).startswith("driver 570.124.06 is too old for CUDA 13, which needs 580.65")
+    assert driver.problem("580.95.05", 13) == "" == driver.problem("535.86.10", 12)
+    assert driver.problem("", 13).startswith("no NVIDIA driver answers here")
+    (finding,) = wrong(Recorded(driver="570.124.06", cuda=12080))
+    assert finding[:2] == ("fail", "driver")
+
+
+def test_the_driver_check_runs_without_any_package():
+    done = subprocess.run([sys.executable, "-I", "-S", str(ROOT / "trainer/hardware/driver.py")], capture_output=True,
+                          text=True, timeout=60)  # fmt: skip
+    assert done.returncode in (0, driver.EXIT_MACHINE) and len((done.stdout + done.stderr).splitlines()) == 1
+
+
+# --- InfiniBand and speed ---------------------------------------------------------------------------------------------
+
+
+def sysfs(root: Path, *devices: tuple[str, str, str]) -> Path:
+    for name, state, rate in devices:
+        folder = root / name / "ports" / "1"
+        folder.mkdir(parents=True)
+        for file, text in (("state", state), ("rate", rate), ("link_layer", "InfiniBand")):
+            (folder / file).write_text(text + "\n")
+    return root
+
+
+def test_nccl_is_told_which_ports_to_use_only_where_it_would_choose_others(tmp_path):
+    good = sysfs(tmp_path / "good", *[(f"mlx5_{i}", "4: ACTIVE", "400 Gb/sec (4X NDR)") for i in range(8)])
+    assert infiniband.variables(infiniband.ports(good), {}) == ({}, "")
+    mixed = sysfs(tmp_path / "mixed", ("mlx5_0", "4: ACTIVE", "400 Gb/sec (4X NDR)"),
+                  ("mlx5_1", "1: DOWN", "10 Gb/sec"), ("mlx5_2", "4: ACTIVE", "25 Gb/sec"))  # fmt: skip
+    found = infiniband.ports(mixed)
+    variables, reason = infiniband.variables(found, {})
+    assert variables == {"NCCL_IB_HCA": "=mlx5_0:1"} and "mlx5_1, mlx5_2 is down or slower" in reason
+    assert infiniband.variables(found, {"NCCL_IB_HCA": "mlx5_2"}) == ({}, "")
+    assert infiniband.variables(infiniband.ports(tmp_path / "none"), {}) == ({}, "")
+
+
+def test_a_node_with_less_fabric_than_the_others_is_named(tmp_path):
+    eight = [
+        vars(p)
+        for p in infiniband.ports(sysfs(tmp_path / "8", *[(f"m{i}", "4: ACTIVE", "400 Gb/sec") for i in range(8)]))
+    ]
+    seven = [*eight[:7], eight[7] | {"active": False}]
+    (finding,) = [f for f in infiniband.judge({0: eight, 1: seven, 2: eight}) if f.level != "pass"]
+    assert (
+        finding.nodes == (1,) and "2800 Gb/s of InfiniBand or RoCE (m7 down), another node has 3200" in finding.figure
+    )
+    assert infiniband.judge({0: [], 1: []}) == []
+
+
+def measured(**changes) -> list[dict]:
+    base = {"gpu": "NVIDIA H100 80GB HBM3", "tflops": 700.0, "memory_gb_per_s": 3000.0, "inside_gb_per_s": 440.0,
+            "between_gb_per_s": 380.0, "wrong": False}  # fmt: skip
+    return [base | {"rank": r, "node": r // 8} | changes.get(f"r{r}", {}) for r in range(16)]
+
+
+def test_speeds_are_held_against_the_targets():
+    assert {f.level for f in speed.judge(measured(), 3200.0)} == {"pass"}
+    slow = measured(r11={"tflops": 600.0})
+    (finding,) = [f for f in speed.judge(slow, 3200.0) if f.level != "pass"]
+    assert finding.nodes == (1,) and finding.figure == "GPU of rank 11 reaches 600 TFLOP/s, the median is 700"
+    pcie = [r | {"inside_gb_per_s": 20.0} if r["node"] == 0 else r for r in measured()]
+    (finding,) = [f for f in speed.judge(pcie, 3200.0) if f.level != "pass"]
+    assert finding.nodes == (0,) and finding.level == "fail" and "400 GB/s (Together" in finding.target
+    sockets = [r | {"between_gb_per_s": 6.0} for r in measured()]
+    (finding,) = [f for f in speed.judge(sockets, 3200.0) if f.level != "pass"]
+    assert finding.level == "fail" and finding.target.startswith("320 GB/s: 80% of 3200 Gb/s")

@@ -1,0 +1,225 @@
+"""The network checks: real probes over loopback, and the judgement on measurements made by hand."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import pytest
+
+from trainer.node.preflight import network, probe
+from trainer.node.preflight.network import Pair, Survey, better, blame, judge
+from trainer.node.preflight.probe import Prober, rounds
+
+GBIT = 1e9 / 8
+
+
+def test_rounds_hold_every_pair_once_and_no_node_twice():
+    for nodes in (2, 3, 4, 7, 16):
+        plan = rounds(nodes)
+        pairs = [pair for one in plan for pair in one]
+        assert sorted(pairs) == [(a, b) for a in range(nodes) for b in range(a + 1, nodes)]
+        assert all(len({n for pair in one for n in pair}) == 2 * len(one) for one in plan)
+        assert len(plan) == nodes - 1 + nodes % 2
+
+
+@pytest.mark.parametrize(
+    ("bad", "nodes", "guilty", "rest"),
+    [
+        ([(0, 2)], 4, [], [(0, 2)]),
+        ([(0, 2), (1, 2), (2, 3)], 4, [2], []),
+        ([(0, 2), (1, 2), (2, 3), (0, 1)], 4, [2], [(0, 1)]),
+        ([(0, 1)], 2, [], [(0, 1)]),
+        ([(0, 1), (0, 2)], 3, [0], []),
+        ([(0, 1), (0, 2), (1, 2)], 3, [], [(0, 1), (0, 2), (1, 2)]),
+    ],
+)
+def test_a_node_is_blamed_only_if_all_its_pairs_are_bad_and_others_are_good(bad, nodes, guilty, rest):
+    assert blame(bad, nodes) == (guilty, rest)
+
+
+def measured(nodes: int = 4, **changes) -> Survey:
+    """A clean survey of nodes with two interfaces; `changes` replace figures of pairs given as `p02`."""
+    hellos = {
+        rank: {"port": 6381, "ports": [6383, 6384], "udp": 9, "taken": [], "chosen": {}, "resolves": True,
+               "interfaces": {"eth0": "172.17.0.2", "eth1": f"10.0.0.{rank}"}, "mtu": {"eth0": 1500, "eth1": 1500}}
+        for rank in range(nodes)
+    }  # fmt: skip
+    found = Survey(hellos, {r: f"10.0.0.{r}" for r in hellos})
+    found.offsets_s = dict.fromkeys(hellos, 0.01)
+    found.reached = {r: [] for r in hellos}
+    found.routes = {r: {o: f"10.0.0.{r}" for o in hellos if o != r} for r in hellos}
+    for a in range(nodes):
+        for b in range(a + 1, nodes):
+            pair = Pair(a, b, 0.2, bytes_per_s=(25 * GBIT, 24 * GBIT))
+            found.pairs.append(changes.get(f"p{a}{b}", pair))
+    return found
+
+
+def wrong(found: Survey, gpus: bool = True) -> list[tuple[str, str, tuple[int, ...]]]:
+    return [(f.level, f.check, f.nodes) for f in judge(found, gpus) if f.level != "pass"]
+
+
+def test_a_clean_network_passes_every_check():
+    findings = judge(measured(), gpus=True)
+    assert {f.level for f in findings} == {"pass"}
+    assert {f.check for f in findings} == {"interface", "clock", "ports", "MTU", "round trip", "loss", "bandwidth"}
+
+
+@pytest.mark.parametrize(
+    ("pair", "finding"),
+    [
+        (Pair(0, 2, 0.2, bytes_per_s=(2.5 * GBIT, 24 * GBIT)), ("fail", "bandwidth", (0, 2))),
+        (Pair(0, 2, 0.2, bytes_per_s=(10 * GBIT, 24 * GBIT)), ("warn", "bandwidth", (0, 2))),
+        (Pair(0, 2, 0.2, (0.0, 0.01), bytes_per_s=(24 * GBIT, 24 * GBIT)), ("fail", "loss", (2, 0))),
+        (Pair(0, 2, 0.2, (0.002, 0.0), bytes_per_s=(24 * GBIT, 24 * GBIT)), ("warn", "loss", (0, 2))),
+        (Pair(0, 2, 0.2, carries=False, bytes_per_s=(24 * GBIT, 24 * GBIT)), ("fail", "MTU", (0, 2))),
+        (Pair(0, 2, 30.0, bytes_per_s=(24 * GBIT, 24 * GBIT)), ("warn", "round trip", (0, 2))),
+    ],
+)
+def test_a_bad_link_is_named_as_a_pair(pair, finding):
+    assert wrong(measured(p02=pair)) == [finding]
+
+
+def test_a_slow_node_is_named_as_a_node():
+    slow = {f"p{min(a, 1)}{max(a, 1)}": Pair(min(a, 1), max(a, 1), 0.2, bytes_per_s=(GBIT, GBIT)) for a in (0, 2, 3)}
+    assert wrong(measured(**slow)) == [("fail", "bandwidth", (1,))]
+
+
+def test_slow_ethernet_fails_only_where_gpus_would_wait_for_it():
+    slow = {f"p{a}{b}": Pair(a, b, 0.2, bytes_per_s=(GBIT, GBIT)) for a in range(4) for b in range(a + 1, 4)}
+    assert wrong(measured(**slow)) == [("fail", "bandwidth", ())]
+    assert wrong(measured(**slow), gpus=False) == []
+
+
+def test_blocks_are_named_by_direction():
+    found = measured()
+    found.reached[1] = [(3, "10.0.0.3", port, "no answer") for port in (6381, 6383, 6384)]
+    assert wrong(found) == [("fail", "ports", (1, 3))]
+    assert "though node 3 reaches it" in next(f.figure for f in judge(found, True) if f.level == "fail")
+    found.reached[3] = [(1, "10.0.0.1", port, "no answer") for port in (6381, 6383, 6384)]
+    (finding,) = [f for f in judge(found, True) if f.level == "fail"]
+    assert finding.figure == "no connection either way" and finding.nodes == (1, 3)
+    found.reached[3] = []
+    found.reached[1] = [(3, "10.0.0.3", 6384, "connection refused")]
+    (finding,) = [f for f in judge(found, True) if f.level == "fail"]
+    assert finding.figure == "port 6384 of 10.0.0.3: connection refused" and finding.nodes == (1, 3)
+
+
+def test_interfaces_clocks_mtu_and_names_are_judged_per_node():
+    found = measured()
+    found.hellos[1]["chosen"] = {"NCCL_SOCKET_IFNAME": ["eth0", "172.17.0.2"]}
+    found.hellos[2]["mtu"]["eth1"] = 1200
+    found.hellos[3]["resolves"] = False
+    found.offsets_s[2], found.offsets_s[3] = 90.0, -10.0
+    assert sorted(wrong(found)) == [
+        ("fail", "clock", (2,)),
+        ("fail", "interface", (1,)),
+        ("warn", "MTU", (2,)),
+        ("warn", "clock", (3,)),
+        ("warn", "host name", (3,)),
+    ]
+    (figure,) = [f.figure for f in judge(found, True) if f.check == "interface" and f.level == "fail"]
+    assert figure.startswith("NCCL_SOCKET_IFNAME names eth0 (172.17.0.2), an address that node 0 has, too")
+
+
+def test_the_better_of_two_measurements_counts():
+    one = Pair(0, 1, 5.0, (0.01, 0.0), False, (10.0, 1.0))
+    two = Pair(0, 1, 0.2, (0.0, 0.02), True, (1.0, 20.0))
+    assert better(one, two) == Pair(0, 1, 0.2, (0.0, 0.0), True, (10.0, 20.0))
+
+
+# --- real sockets -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def probers(free_port):
+    made = [Prober(rank, "run", 0, [free_port] if rank else []) for rank in (0, 1)]
+    yield made
+    for prober in made:
+        prober.close()
+
+
+def ask(probers):
+    def asked(orders):
+        answers: dict = {}
+
+        def work(rank, order):
+            answers[rank] = probers[rank].obey(order) | {"offset_s": 0.0}
+
+        threads = [threading.Thread(target=work, args=item) for item in orders.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return answers
+
+    return asked
+
+
+def test_two_nodes_survey_each_other(probers, monkeypatch):
+    monkeypatch.setattr(network, "PAIR_SECONDS", 0.4)
+    hellos = {p.rank: p.hello({}) for p in probers}
+    found = network.survey(hellos, {0: "127.0.0.1", 1: "127.0.0.1"}, ask(probers))
+    (pair,) = found.pairs
+    assert found.reached == {0: [], 1: []} and found.routes == {0: {1: "127.0.0.1"}, 1: {0: "127.0.0.1"}}
+    assert pair.udp and pair.carries and pair.loss == (0.0, 0.0) and 0 < pair.round_trip_ms < 50
+    assert min(pair.bytes_per_s) > 1e7
+
+
+def test_a_port_that_leads_to_another_program_or_nowhere_is_wrong(probers, free_port):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def hang_up():
+            connection, _ = other.accept()
+            connection.recv(100)
+            connection.close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        strange = other.getsockname()[1]
+        wrong = probers[0].obey(
+            {"stage": "ports", "peers": {1: ["127.0.0.1", [probers[1].port, free_port, strange, 1, probers[0].port]]}}
+        )["reached"]
+    assert wrong == [
+        (1, "127.0.0.1", 1, "connection refused"),
+        *sorted(
+            [
+                (1, "127.0.0.1", probers[0].port, "node 0 answers there"),
+                (1, "127.0.0.1", strange, "another program answers there"),
+            ]
+        ),
+    ]
+
+
+def test_losses_are_counted_by_direction(probers, monkeypatch):
+    """An echo that drops every fiftieth datagram on its way back."""
+    monkeypatch.setattr(probe, "DATAGRAMS", 500)
+    echo, count = probers[1]._udp, 0
+    real = echo.sendto
+
+    class Lossy:
+        def __getattr__(self, name):
+            return getattr(echo, name)
+
+        def sendto(self, data, to):
+            nonlocal count
+            count += len(data) == probe.DATAGRAM_BYTES
+            if len(data) != probe.DATAGRAM_BYTES or count % 50:
+                real(data, to)
+
+    probers[1]._udp = Lossy()
+    time.sleep(0.6)
+    order = {"stage": "datagrams", "address": "127.0.0.1", "port": probers[1].port, "udp": probers[1].udp_port}
+    answer = probers[0].obey(order | {"mtu": 1500})
+    assert answer["loss_out"] == 0.0 and answer["loss_back"] == pytest.approx(0.02)
+
+
+def test_a_prober_frees_its_ports(free_port):
+    prober = Prober(0, "run", free_port, [])
+    assert prober.port == free_port
+    assert prober.obey({"stage": "ports", "peers": {0: ["127.0.0.1", [free_port]]}})["reached"] == []
+    prober.close()
+    again = Prober(0, "run", free_port, [])
+    assert again.port == free_port and again.taken == []
+    again.close()

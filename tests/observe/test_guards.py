@@ -1,0 +1,60 @@
+"""Guards on made-up metrics: each trips on its own sign, warns first and ends the run only where configured."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from trainer.config import Guards as Limits
+from trainer.observe.guards import Guards
+
+GOOD = {
+    "loss/total": 0.01, "grad/norm": 0.5, "kl/mean": 0.02, "entropy/mean": 1.2, "tokens/truncated_fraction": 0.1,
+    "group/zero_std_fraction": 0.3, "mismatch/logprob_abs_mean": 0.01, "perf/disk_free_gib": 500.0,
+    "perf/host_memory_fraction": 0.4,
+}  # fmt: skip
+
+
+def run(*steps: dict[str, float], **limits):
+    guards = Guards(Limits(**limits))
+    for step in range(12):
+        assert guards.look(step, GOOD) == []
+    return [guards.look(12 + i, GOOD | step) for i, step in enumerate(steps)]
+
+
+@pytest.mark.parametrize(
+    ("stats", "guard", "text"),
+    [
+        ({"loss/total": math.nan}, "nonfinite", "loss/total not finite"),
+        ({"grad/norm": math.inf}, "nonfinite", "grad/norm not finite"),
+        ({"grad/norm": 6.0}, "spike", "gradient norm 6, usually 0.5"),
+        ({"optim/skipped_updates": 2.0}, "skipped", "updates were skipped, gradients not finite: 2"),
+        ({"kl/mean": 1.5}, "kl", "the policy has left the reference: KL 1.5 (limit 1)"),
+        ({"tokens/truncated_fraction": 0.6}, "truncated", "cut at rollout.max_tokens: share 0.6"),
+        ({"group/zero_std_fraction": 0.95}, "variance", "groups without variance teach nothing: share 0.95"),
+        ({"entropy/mean": 0.05}, "entropy", "entropy collapsed to 0.05 from 1.2 at the start"),
+        ({"mismatch/logprob_abs_mean": 0.2}, "mismatch", "engine and policy drift apart: 0.2 nats"),
+        ({"perf/disk_free_gib": 1.0}, "disk", "the disk fills up: GiB free 1"),
+        ({"perf/host_memory_fraction": 0.97}, "memory", "host memory fills up: share used 0.97"),
+    ],
+)
+def test_each_sign_trips_its_guard_only(stats, guard, text):
+    ((alarm,),) = run(stats, end="")
+    assert alarm.guard == guard and text in alarm.text and alarm.text.startswith("step 12: ") and not alarm.end
+
+
+def test_a_guard_warns_first_and_ends_after_its_patience():
+    bad = {"kl/mean": 2.0}
+    found = run(bad, bad, {}, bad, bad, bad, end="kl, spike", patience=3)
+    assert [[a.end for a in alarms] for alarms in found] == [[False], [False], [], [False], [False], [True]]
+
+
+def test_nothing_is_known_of_usual_values_in_the_first_steps():
+    guards = Guards(Limits())
+    for step, norm in enumerate((0.1, 50.0, 0.2, 70.0)):
+        assert guards.look(step, GOOD | {"grad/norm": norm, "entropy/mean": norm}) == []
+
+
+def test_metrics_of_other_methods_are_not_missed():
+    assert Guards(Limits()).look(1, {"sft/loss": 2.0}) == []

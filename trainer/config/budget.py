@@ -1,0 +1,78 @@
+"""How many tokens a pass holds and how much it gathers ahead, from a model's shape; for the trainer and the plan."""
+
+from __future__ import annotations
+
+from trainer.config.schema import RunConfig
+from trainer.hardware.model_shapes import Shape
+
+SAVED_BYTES, MOST_TOKENS = {"cuda": 8 << 30, "cpu": 1 << 30}, {"cuda": 16_384, "cpu": 4_096}
+"""Of a pass: what the backward pass needs of the layers, and where more tokens make its products no faster."""
+PREFETCH = 50_000_000, 500_000_000
+"""Elements gathered ahead of their use: DeepSpeed's default, less than one matrix of 72B, and 1 GB in bf16."""
+
+
+def micro_batch_tokens(config: RunConfig, shape: Shape) -> int:
+    """`algorithm.micro_batch_tokens`, or by default: what 8 GiB of saved activations allow if every token is an image's
+    (1 GiB on a CPU), at most 16,384 (4,096), and at least the longest sample."""
+    if config.algorithm.micro_batch_tokens:
+        return config.algorithm.micro_batch_tokens
+    device = config.placement.device
+    affordable = int(SAVED_BYTES[device] / saved_per_token(config, shape))
+    return max(longest_sample(config), min(affordable, MOST_TOKENS[device]))
+
+
+def logprob_tokens(config: RunConfig, shape: Shape) -> int:
+    """`algorithm.logprob_tokens`, or by default twice `micro_batch_tokens`: a pass without gradients saves nothing."""
+    return config.algorithm.logprob_tokens or 2 * micro_batch_tokens(config, shape)
+
+
+def longest_sample(config: RunConfig) -> int:
+    """Tokens of the longest prompt with the longest completion."""
+    return (
+        config.sft.max_tokens if config.method == "sft" else config.data.prompt_max_tokens + config.rollout.max_tokens
+    )
+
+
+def saved_per_token(config: RunConfig, shape: Shape) -> float:
+    """Bytes that the backward pass needs of the layers for an image token; of a layer its input if it is recomputed."""
+    w, again = 2 if config.model.dtype == "bf16" else 4, config.model.gradient_checkpointing
+    text = shape.layers * (w * shape.hidden if again else decoder_layer(shape, w))
+    if not (v := shape.vision) or config.model.freeze_vision:
+        return text
+    return text + v.merge**2 * v.depth * (w * v.hidden if again else tower(shape, w))
+
+
+def norm(hidden: int, w: int) -> int:
+    """An RMSNorm: its input in fp32, that normalized in the model's dtype, and its output."""
+    return hidden * (4 + 2 * w)
+
+
+def decoder_layer(shape: Shape, w: int) -> int:
+    """Per token: two norms; rotated q, rotated k, v, attention's output and its log-sum-exp; gate, its activation, up
+    and their product."""
+    attended = w * 2 * (shape.heads + shape.kv_heads) * shape.head_dim + 4 * shape.heads
+    return 2 * norm(shape.hidden, w) + attended + w * 4 * shape.intermediate
+
+
+def tower(shape: Shape, w: int) -> int:
+    """Per patch, a block of the vision tower: two norms; q, k, v as one tensor, rotated q and k, attention's output as
+    it comes and in order; gate, its activation, up and their product."""
+    assert (v := shape.vision)
+    return 2 * norm(v.hidden, w) + w * (7 * v.hidden + 4 * v.intermediate) + 4 * v.heads
+
+
+def prefetch_parameters(config: RunConfig, shape: Shape) -> int:
+    """Elements gathered ahead: a decoder layer, within `PREFETCH`; never more than may stay gathered."""
+    low, high = PREFETCH
+    return min(config.optimizer.live_parameters, max(low, min(shape.layer_parameters, high)))
+
+
+def attended_cost(shape: Shape) -> float:
+    """Time of a token per token that it attends to, in its matrix products: by FLOPs, half a causal square."""
+    return shape.layers * shape.heads * shape.head_dim / shape.matmul_parameters
+
+
+def image_token_cost(shape: Shape) -> float:
+    """Time of an image token's patches in the tower, in a text token's matrix products."""
+    v = shape.vision
+    return v.merge**2 * v.parameters(shape.hidden) / shape.matmul_parameters if v else 0.0

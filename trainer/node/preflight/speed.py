@@ -1,0 +1,211 @@
+"""Speed of every GPU and of collectives, every sum checked: `python -m trainer.node.preflight.speed`, under torchrun.
+
+Matrix product and memory bandwidth per GPU, then all-reduce within each node and between all. Bus bandwidth as NCCL's
+tests define it: bytes / time * 2 (n - 1) / n, comparable with the link's own speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from trainer.node.preflight import targets
+from trainer.node.preflight.findings import Finding
+
+DEADLINE_S = 60.0
+"""Longest wait for the other ranks, and for any one all-reduce."""
+MATRIX = 8192
+"""Side of the square bf16 matrices that are multiplied on a GPU."""
+
+
+def command(
+    python: str, seconds: float, device: str, rank: int, nodes: int, ranks_per_node: int, head: str, port: int, out: str
+) -> list[str]:
+    """What a node starts: torchrun with one process per rank."""
+    return [
+        python, "-m", "torch.distributed.run", f"--nnodes={nodes}", f"--node-rank={rank}",
+        f"--nproc-per-node={ranks_per_node}", f"--master-addr={head}", f"--master-port={port}",
+        "--max-restarts=0", "-m", "trainer.node.preflight.speed", f"--seconds={seconds}", f"--device={device}",
+        f"--out={out}",
+    ]  # fmt: skip
+
+
+def main() -> int:
+    """One rank. Rank 0 prints one line per size and writes what was measured; 1 if a sum was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", default="", help="file for what was measured, written by rank 0")
+    arguments = parser.parse_args()
+    import torch
+    import torch.distributed as dist
+
+    cuda = arguments.device == "cuda"
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if cuda else "gloo", timeout=datetime.timedelta(seconds=DEADLINE_S))
+    rank, world, local = dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_WORLD_SIZE"])
+    mine: dict[str, Any] = {
+        "node": rank // local,
+        "rank": rank,
+        "gpu": torch.cuda.get_device_name(device) if cuda else "",
+    }
+    if cuda:
+        mine |= {"tflops": _matmul_tflops(device), "memory_gb_per_s": _memory_gb_per_s(device)}
+    groups = [dist.new_group(list(range(first, first + local))) for first in range(0, world, local)]
+    inside, wrong = 0.0, False
+    if 1 < local < world:
+        inside, wrong = _reduce(device, groups[rank // local], arguments.seconds / 4, show=False)
+    between, wrong_too = _reduce(device, dist.group.WORLD, arguments.seconds, show=rank == 0)
+    wrong |= wrong_too
+    mine |= {"inside_gb_per_s": between if local == world else inside, "between_gb_per_s": between, "wrong": wrong}
+    everyone: list[Any] = [None] * world
+    dist.all_gather_object(everyone, mine)
+    dist.destroy_process_group()
+    if rank == 0 and arguments.out:
+        Path(arguments.out).write_text(json.dumps(everyone))
+    if any(r["wrong"] for r in everyone) and rank == 0:
+        print(
+            "error: sums came back wrong: a GPU or a link corrupts data; do not train on these nodes", file=sys.stderr
+        )
+    return int(any(r["wrong"] for r in everyone))
+
+
+def _reduce(device: Any, group: Any, seconds: float, show: bool) -> tuple[float, bool]:
+    """(best bus bandwidth over the sizes in GB/s, whether any sum was wrong) of all-reduces for a while."""
+    import torch
+    import torch.distributed as dist
+
+    cuda, world, best, wrong = device.type == "cuda", dist.get_world_size(group), 0.0, False
+    total = world * (world + 1) / 2
+    sizes = [1 << 20, 1 << 25, 1 << 28, 1 << 30] if cuda else [1 << 16, 1 << 20, 1 << 24]  # bytes
+    for size in sizes:
+        data = torch.empty(size // 4, device=device)
+        began, rounds, spent = time.monotonic(), 0, 0.0
+        going = torch.ones(1, device=device)
+        while going.item():
+            data.fill_(float(dist.get_rank(group) + 1))
+            if cuda:
+                torch.cuda.synchronize()
+            start = time.monotonic()
+            dist.all_reduce(data, group=group)
+            if cuda:
+                torch.cuda.synchronize()
+            if rounds or world == 1:  # the first one sets the connections up
+                spent += time.monotonic() - start
+            rounds += 1
+            wrong |= bool((data != total).any())
+            going[0] = float(rounds < 2 or time.monotonic() - began < seconds / len(sizes))
+            dist.all_reduce(going, dist.ReduceOp.MIN, group=group)  # all ranks leave the loop together
+        bus = size * (rounds - 1) / spent * 2 * (world - 1) / world / 1e9
+        best = max(best, bus)
+        if show:
+            took_ms = 1e3 * spent / (rounds - 1)
+            print(
+                f"all-reduce of {size >> 10} KiB over {world} ranks: {took_ms:.2f} ms, {bus:.2f} GB/s bus", flush=True
+            )
+    return best, wrong
+
+
+def _timed(work: Any, times: int) -> float:
+    """Seconds per call on the GPU, the first calls left out."""
+    import torch
+
+    for _ in range(3):
+        work()
+    torch.cuda.synchronize()
+    began = time.monotonic()
+    for _ in range(times):
+        work()
+    torch.cuda.synchronize()
+    return (time.monotonic() - began) / times
+
+
+def _matmul_tflops(device: Any) -> float:
+    import torch
+
+    a, b = (torch.randn(MATRIX, MATRIX, device=device, dtype=torch.bfloat16) for _ in range(2))
+    return 2 * MATRIX**3 / _timed(lambda: torch.mm(a, b), 30) / 1e12
+
+
+def _memory_gb_per_s(device: Any) -> float:
+    """Of a copy, which reads and writes."""
+    import torch
+
+    source = torch.empty(1 << 30, device=device, dtype=torch.uint8)
+    copy = torch.empty_like(source)
+    return 2 * source.numel() / _timed(lambda: copy.copy_(source), 30) / 1e9
+
+
+# --- judgement --------------------------------------------------------------------------------------------------------
+
+
+def judge(ranks: list[dict[str, Any]], fabric_gbit_per_s: float) -> list[Finding]:
+    """Findings on what the ranks measured. fabric_gbit_per_s: InfiniBand or RoCE of a node together, 0 for none."""
+    out = []
+    for check, key, unit in (("matrix product", "tflops", "TFLOP/s"), ("GPU memory", "memory_gb_per_s", "GB/s")):
+        values = [r[key] for r in ranks if key in r]
+        if not values:
+            continue
+        median, spread = statistics.median(values), targets.GPU_SPREAD.value
+        target = f"within {spread:.0%} of the job's median"
+        slow = [r for r in ranks if r[key] < (1 - spread) * median]
+        for r in slow:
+            figure = f"GPU of rank {r['rank']} reaches {r[key]:.0f} {unit}, the median is {median:.0f}"
+            out.append(
+                Finding(check=check, nodes=(r["node"],), level="fail", figure=figure, target=target,
+                        remedy="clocks, power or cooling of this GPU: take another machine")
+            )  # fmt: skip
+        if not slow:
+            out.append(Finding(check=check, figure=f"{min(values):.0f} to {max(values):.0f} {unit}", target=target))
+    nodes = sorted({r["node"] for r in ranks})
+    for node in nodes:
+        here = [r for r in ranks if r["node"] == node]
+        out += _inside(node, here)
+    if len(nodes) > 1:
+        out.append(_between(min(r["between_gb_per_s"] for r in ranks), fabric_gbit_per_s))
+    return out
+
+
+def _inside(node: int, ranks: list[dict[str, Any]]) -> list[Finding]:
+    kind = next(
+        (k for k in targets.NVLINK_GB_PER_S if k in ranks[0]["gpu"] and "PCIE" not in ranks[0]["gpu"].upper()), ""
+    )
+    if not kind or len(ranks) < 2:
+        return []
+    limit = targets.NVLINK_GB_PER_S[kind].value * targets.NVLINK_SHARE_OF_BUS
+    bus = min(r["inside_gb_per_s"] for r in ranks)
+    target = f"{limit:.0f} GB/s ({targets.NVLINK_GB_PER_S[kind].source})"
+    if bus >= limit:
+        return [Finding(check="all-reduce in the node", nodes=(node,), figure=f"{bus:.0f} GB/s", target=target)]
+    # Half of it is out of reach only where NVLink is down or NCCL took another way.
+    figure = f"all-reduce within the node reaches {bus:.0f} GB/s"
+    remedy = "nvidia-smi nvlink -s and topo -m show which link is down; NCCL_DEBUG=INFO which way NCCL took"
+    level = "fail" if bus < limit / 2 else "warn"
+    return [Finding(check="all-reduce in the node", nodes=(node,), level=level, figure=figure, target=target,
+                    remedy=remedy)]  # fmt: skip
+
+
+def _between(bus: float, fabric_gbit_per_s: float) -> Finding:
+    if not fabric_gbit_per_s:
+        return Finding(check="all-reduce between nodes", figure=f"{bus:.2f} GB/s", target="no InfiniBand or RoCE")
+    limit = targets.FABRIC_SHARE.value * fabric_gbit_per_s / 8
+    target = f"{limit:.0f} GB/s: {targets.FABRIC_SHARE.value:.0%} of {fabric_gbit_per_s:.0f} Gb/s ({targets.TOGETHER})"
+    if bus >= limit:
+        return Finding(check="all-reduce between nodes", figure=f"{bus:.0f} GB/s", target=target)
+    figure = f"all-reduce between all nodes reaches {bus:.0f} GB/s"
+    remedy = "NCCL_DEBUG=INFO must show NET/IB or the provider's plugin, not NET/Socket"
+    level = "fail" if bus < limit / 4 else "warn"
+    return Finding(check="all-reduce between nodes", level=level, figure=figure, target=target, remedy=remedy)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""What the measurements are held against, with where each number comes from. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TOGETHER = "Together AI's multi-node guide"
+QWEN = "Qwen's multi-node fine-tuning guide"
+OURS = "our own choice"
+
+
+@dataclass(frozen=True)
+class Target:
+    """One limit."""
+
+    value: float
+    source: str
+
+
+NVLINK_GB_PER_S = {
+    "B200": Target(1600.0, f"{TOGETHER}, scaled by NVLink 5"),
+    "H200": Target(800.0, TOGETHER),
+    "H100": Target(800.0, TOGETHER),
+    "A100": Target(530.0, f"{TOGETHER}, scaled by NVLink 3"),
+}
+"""Within a node, GB/s, both directions of a GPU's links together, as nvidia-smi and the guide count them. NCCL's bus
+bandwidth counts one direction: it is held against half of this."""
+NVLINK_SHARE_OF_BUS = 0.5
+"""Bus bandwidth of an all-reduce per NVLink bandwidth of both directions."""
+
+FABRIC_SHARE = Target(0.8, TOGETHER)
+"""All-reduce between nodes: share of the InfiniBand or RoCE rate of the node."""
+ETHERNET_GBIT_PER_S = Target(10.0, QWEN)
+"""Between any two nodes that train on GPUs over TCP."""
+
+SLOW_PAIR_FAIL = Target(1 / 3, OURS)
+"""A pair's bandwidth as a share of what the faster pairs of the same job reach."""
+SLOW_PAIR_WARN = Target(1 / 2, OURS)
+LOSS_FAIL = Target(0.004, "TCP's throughput goes with 1/sqrt(loss): Mathis et al. 1997")
+"""Share of datagrams that never come back."""
+LOSS_WARN = Target(0.001, OURS)
+ROUND_TRIP_WARN_MS = Target(2.0, "nodes of one zone are under 1 ms apart")
+"""Best round trip of a pair."""
+CLOCK_FAIL_S = Target(60.0, "object stores refuse signatures that are 15 minutes off; logs must be readable together")
+CLOCK_WARN_S = Target(5.0, OURS)
+
+GPU_SPREAD = Target(0.10, "fleet median, as the issue trackers of large runs use it")
+"""A GPU whose matmul rate or memory bandwidth is this far below the job's median."""
+GPU_TEMPERATURE_MARGIN_C = Target(5.0, OURS)
+"""Degrees below the slowdown temperature of the GPU at which it is warned of."""
+GPU_BUSY = Target(0.70, TOGETHER)
+"""Utilization below which the report says that a configuration is worth looking at."""
+
+CHECKPOINT_WRITE_S = Target(900.0, OURS)
+"""Longest time that a node should need to write its part of one checkpoint."""
+FREE_DISK_GIB = Target(2.0, OURS)
+"""Free where the run is written, beside what the plan needs."""

@@ -1,0 +1,93 @@
+"""Where a rank is, in a small file that its node's launcher reads: the collective it entered last, and its stacks.
+
+Two writes of 80 bytes into shared memory per collective. A signal makes the rank write its Python stacks, also while it
+hangs in native code.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import mmap
+import os
+import signal
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER_VARIABLE = "SPOTRL_BEACONS"
+"""Names the node-local folder; without it nothing is recorded."""
+SIGNAL = signal.SIGUSR2
+RECORD = struct.Struct("!Q?dd48s")
+COLLECTIVES = (
+    "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all", "all_to_all_single",
+    "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object", "reduce", "reduce_scatter",
+    "reduce_scatter_tensor", "scatter",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Beacon:
+    """What one rank wrote last."""
+
+    rank: int
+    pid: int
+    calls: int
+    """Collectives entered so far."""
+    inside: bool
+    """It has not come back from the last one."""
+    since_s: float
+    """Seconds since it entered or left the last one."""
+    waited_s: float
+    """Seconds spent in collectives so far."""
+    name: str
+    """The last collective; "" before the first."""
+
+
+def start(rank: int) -> None:
+    """In a rank's process, before anything binds torch.distributed's functions."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if not folder:
+        return
+    stem = Path(folder) / f"rank-{rank}-{os.getpid()}"
+    stacks = stem.with_suffix(".stacks").open("w")
+    faulthandler.register(SIGNAL, file=stacks, all_threads=True)
+    path = stem.with_suffix(".beacon")
+    path.write_bytes(RECORD.pack(0, False, time.time(), 0.0, b""))
+    with path.open("r+b") as file:
+        memory = mmap.mmap(file.fileno(), RECORD.size)
+    import torch.distributed as dist
+
+    state = [0, 0.0]
+    for name in COLLECTIVES:
+        setattr(dist, name, _recorded(getattr(dist, name), name.encode(), memory, state))
+
+
+def _recorded(function: Callable[..., Any], name: bytes, memory: mmap.mmap, state: list[Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        began = time.time()
+        state[0] += 1
+        RECORD.pack_into(memory, 0, state[0], True, began, state[1], name)
+        result = function(*args, **kwargs)
+        ended = time.time()
+        state[1] += ended - began
+        RECORD.pack_into(memory, 0, state[0], False, ended, state[1], name)
+        return result
+
+    return recorded
+
+
+def read(folder: Path) -> list[Beacon]:
+    """The beacons of this node's ranks, by rank; of a rank that was started again the newest."""
+    found: dict[int, Beacon] = {}
+    paths = [p for p in folder.glob("rank-*.beacon") if p.stat().st_size == RECORD.size]
+    for path in sorted(paths, key=lambda p: p.stat().st_ctime):
+        rank, pid = (int(part) for part in path.stem.split("-")[1:])
+        calls, inside, at, waited, name = RECORD.unpack(path.read_bytes())
+        text = name.rstrip(b"\0").decode()
+        found[rank] = Beacon(rank, pid, calls, inside, max(0.0, time.time() - at), waited, text)
+    return [found[rank] for rank in sorted(found)]

@@ -1,0 +1,155 @@
+"""What a node is doing, sampled by its launcher: GPUs, network, disk, memory, and which rank keeps others waiting."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from trainer.observe import beacon
+
+EVERY_S = 10.0
+FILE = "nodes.jsonl"
+WINDOW_S = 30.0
+"""Shortest time over which ranks are compared."""
+STRAGGLES = 0.3
+"""A rank straggles where it waits in collectives for a share of time that is this much below the others' median."""
+
+
+def host_stats(run_dir: str | Path) -> dict[str, float]:
+    """Disk and memory of this node, for the step's metrics."""
+    memory = psutil.virtual_memory()
+    return {
+        "perf/disk_free_gib": shutil.disk_usage(run_dir).free / 2**30,
+        "perf/host_memory_fraction": 1 - memory.available / memory.total,
+    }
+
+
+class NodeMonitor:
+    """Samples one node. GPUs where pynvml finds a driver."""
+
+    def __init__(self, rank: int, run_dir: str | Path, beacons: Path) -> None:
+        self.rank, self.run_dir, self.beacons = rank, Path(run_dir), beacons
+        self._next, self._bytes = 0.0, _traffic()
+        self._at = time.monotonic()
+        self._nvml: Any = None
+        with contextlib.suppress(Exception):  # no driver, or none that this library knows
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._nvml = pynvml
+
+    def due(self) -> dict[str, Any] | None:
+        """A sample if one is due, else None."""
+        if time.monotonic() < self._next:
+            return None
+        self._next = time.monotonic() + EVERY_S
+        return self.sample()
+
+    def sample(self) -> dict[str, Any]:
+        """One reading of everything; rates are over the time since the last one."""
+        now, traffic = time.monotonic(), _traffic()
+        seconds = max(now - self._at, 1e-3)
+        rates = {name: round((traffic[name] - self._bytes.get(name, 0)) / seconds) for name in traffic}
+        self._at, self._bytes = now, traffic
+        existing = next(p for p in (self.run_dir.absolute(), *self.run_dir.absolute().parents) if p.exists())
+        memory, shm = psutil.virtual_memory(), Path("/dev/shm")
+        return {
+            "node": self.rank,
+            "unix_s": time.time(),
+            "cpu_fraction": psutil.cpu_percent() / 100,
+            "memory_fraction": 1 - memory.available / memory.total,
+            "shm_free_bytes": shutil.disk_usage(shm).free if shm.is_dir() else 0,
+            "disk_free_bytes": shutil.disk_usage(existing).free,
+            "bytes_per_s": rates,
+            "gpus": self._gpus(),
+            "ranks": {str(b.rank): [b.calls, b.waited_s] for b in beacon.read(self.beacons)},
+        }
+
+    def _gpus(self) -> list[dict[str, Any]]:
+        nvml, found = self._nvml, []
+        if nvml is None:
+            return found
+        for index in range(nvml.nvmlDeviceGetCount()):
+            with contextlib.suppress(nvml.NVMLError):
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                use, memory = nvml.nvmlDeviceGetUtilizationRates(handle), nvml.nvmlDeviceGetMemoryInfo(handle)
+                found.append(
+                    {
+                        "gpu": index,
+                        "busy_fraction": use.gpu / 100,
+                        "memory_bytes": memory.used,
+                        "power_w": nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+                        "temperature_c": nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+                        "slowdown": nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
+                    }
+                )
+        return found
+
+
+def _traffic(infiniband: Path = Path("/sys/class/infiniband")) -> dict[str, int]:
+    """Bytes in and out so far, of all interfaces but loopback together, and of InfiniBand."""
+    cards = [c for name, c in psutil.net_io_counters(pernic=True).items() if name != "lo"]
+    found = {"network_in": sum(c.bytes_recv for c in cards), "network_out": sum(c.bytes_sent for c in cards)}
+    for name, counter in (("infiniband_in", "port_rcv_data"), ("infiniband_out", "port_xmit_data")):
+        words = 0
+        for path in infiniband.glob(f"*/ports/*/counters/{counter}"):
+            with contextlib.suppress(OSError, ValueError):
+                words += int(path.read_text())
+        if words:
+            found[name] = 4 * words  # the counters count words of four bytes
+    return found
+
+
+def append(run_dir: str | Path, sample: Mapping[str, Any]) -> None:
+    """Adds a sample to `nodes.jsonl` of the run, in one write."""
+    line = json.dumps(sample, sort_keys=True).encode() + b"\n"
+    descriptor = os.open(Path(run_dir) / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(descriptor, line)
+    finally:
+        os.close(descriptor)
+
+
+class Stragglers:
+    """Finds the rank for which the others wait, from samples of all nodes. A straggler waits least itself."""
+
+    def __init__(self) -> None:
+        self._first: dict[int, tuple[float, float, int]] = {}
+        self._last: dict[int, tuple[float, float, int]] = {}
+
+    def look(self, sample: Mapping[str, Any]) -> str:
+        """Takes in a sample; at the end of a window says who straggles, else ""."""
+        for rank, (_, waited) in sample["ranks"].items():
+            point = (sample["unix_s"], waited, sample["node"])
+            self._first.setdefault(int(rank), point)
+            self._last[int(rank)] = point
+        spans = [self._last[r][0] - self._first[r][0] for r in self._first]
+        if len(spans) < 2 or min(spans) < WINDOW_S:
+            return ""
+        shares = {
+            r: (self._last[r][1] - self._first[r][1]) / (self._last[r][0] - self._first[r][0]) for r in self._first
+        }
+        nodes = {r: self._last[r][2] for r in self._last}
+        self._first = dict(self._last)
+        return straggler(shares, nodes)
+
+
+def straggler(shares: Mapping[int, float], nodes: Mapping[int, int]) -> str:
+    """One line if a rank waits in collectives for much less of the time than the others, else ""."""
+    least = min(shares, key=lambda r: shares[r])
+    usual = statistics.median(shares[r] for r in shares if r != least)
+    if usual - shares[least] < STRAGGLES:
+        return ""
+    return (
+        f"rank {least} on node {nodes[least]} keeps the others waiting: in collectives they wait {usual:.0%} of the "
+        f"time, it {shares[least]:.0%}"
+    )
