@@ -250,7 +250,7 @@ def in_process(rounds: int, count: int, make: Callable, ours_count: int) -> dict
 
     from trainer import config
     from trainer.rewards.grading import grader
-    from trainer.rewards.scorer import Rewards
+    from trainer.rewards.scorer import Scorer
 
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
@@ -259,11 +259,11 @@ def in_process(rounds: int, count: int, make: Callable, ours_count: int) -> dict
         for text, gold in answers:
             verify(parse(f"${gold}$"), parse(text))
 
-    with Rewards(config.Rewards(workers=1, max_timeout_rate=1.0)) as rewards:
+    with Scorer(config.Rewards(workers=1, max_timeout_rate=1.0)) as scorer:
 
         def ours(answers: Answers) -> None:
             golds = [g for _, g in answers]
-            rewards.score([t for t, _ in answers], golds, [grader.classify(g) for g in golds])
+            scorer.score([t for t, _ in answers], golds, [grader.classify(g) for g in golds])
 
         try:
             names = "this grader, one worker", "math-verify alone"

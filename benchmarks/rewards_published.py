@@ -21,7 +21,7 @@ from typing import Any
 from trainer import config
 from trainer.rewards.grading import grader
 from trainer.rewards.grading.extraction import boxes
-from trainer.rewards.scorer import Rewards
+from trainer.rewards.scorer import Scorer
 
 EXPLANATIONS = Path(__file__).with_name("rewards_published.explanations.json")
 RESULT = Path(__file__).with_name("rewards_published.json")
@@ -31,7 +31,7 @@ _ENVIRONMENT = re.compile(
 
 
 def pairs(sdist: Path) -> Iterator[tuple[str, str, str, bool]]:
-    """Yields (test and row, gold, prediction, expected to be equal) from the parametrized tests."""
+    """Yields (test and row, reference, prediction, expected to be equal) from the parametrized tests."""
     with tarfile.open(sdist) as archive:
         for member in sorted(archive.getmembers(), key=lambda m: m.name):
             file = archive.extractfile(member) if "/tests/test_" in member.name else None
@@ -79,16 +79,16 @@ def main() -> None:
     texts = [
         f"<answer>{p}</answer>" if "\\boxed{" in p else f"<answer>\\boxed{{{p}}}</answer>" for _, _, p, _ in graded
     ]
-    golds = [" , ".join(boxes(g)) if "\\boxed{" in g else g for _, g, _, _ in graded]
-    with Rewards(config.Rewards(max_timeout_rate=1.0)) as rewards:
-        outcomes = rewards.score(texts, golds, [grader.classify(g) for g in golds])
+    references = [" , ".join(boxes(g)) if "\\boxed{" in g else g for _, g, _, _ in graded]
+    with Scorer(config.Rewards(max_timeout_rate=1.0)) as scorer:
+        outcomes = scorer.score(texts, references, [grader.classify(r) for r in references])
     result: dict[str, Any] = {"pairs": len(rows), "running_text_without_a_box": len(rows) - len(graded)}
     disagreements = []
-    for (name, _, p, expected), gold, outcome in zip(graded, golds, outcomes, strict=True):
+    for (name, _, p, expected), reference, outcome in zip(graded, references, outcomes, strict=True):
         if (outcome.verdict == "correct") != expected:
             disagreements.append(
-                {"test": name, "gold": gold[:120], "answer": p[:120], "they_say": expected, "we_say": outcome.verdict,
-                 "why": explanations.get(name, "UNEXPLAINED")}
+                {"test": name, "reference": reference[:120], "answer": p[:120], "they_say": expected,
+                 "we_say": outcome.verdict,                 "why": explanations.get(name, "UNEXPLAINED")}
             )  # fmt: skip
     result |= {"graded": len(graded), "agree": len(graded) - len(disagreements)}
     result["we_accept_what_they_refuse"] = sum(not d["they_say"] for d in disagreements)
@@ -96,7 +96,9 @@ def main() -> None:
     result["disagreements"] = disagreements
     RESULT.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     for d in disagreements:
-        print(f"{d['test']}  {d['gold']!r} <- {d['answer']!r}: they {d['they_say']}, we {d['we_say']} | {d['why']}")
+        print(
+            f"{d['test']}  {d['reference']!r} <- {d['answer']!r}: they {d['they_say']}, we {d['we_say']} | {d['why']}"
+        )
     print({k: v for k, v in result.items() if k != "disagreements"})
     if unexplained := [d["test"] for d in disagreements if d["why"] == "UNEXPLAINED"]:
         raise SystemExit(f"unexplained disagreements: {unexplained}")

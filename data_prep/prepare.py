@@ -15,12 +15,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from data_prep.checks.overlap import mark_overlaps
 from data_prep.checks.split import groups_of, validation_groups
 from data_prep.checks.tokens import text_token_counter
-from data_prep.checks.validate import Judged, References, Settings, judge, mark_repeats
+from data_prep.checks.validate import UNASKABLE, Judged, References, Settings, judge, mark_repeats
 from data_prep.ingest.archive import Refused
 from data_prep.ingest.checking import warm_up
 from data_prep.ingest.image_store import ImageStore
@@ -64,11 +64,16 @@ class _Open:
         return islice(self.source.rows(), self.settings.limit or None)
 
     def facts(self, row: Candidate) -> list[ImageFacts | None | str]:
-        """Facts of the row's images; None where one is missing, a text where its name is ambiguous."""
+        """Facts of the row's images; None where one is missing, a reason where it cannot be had."""
         found: list[ImageFacts | None | str] = []
         for path in row.images:
             member = self.wanted.member(path)
-            found.append(f"several images are named {path}" if member == "" else self.images.facts(member or ""))
+            if member == "" or member in self.images.conflicting:
+                found.append(f"image_ambiguous: several images are named {path}")
+            elif why := "" if member else self.refused.reason(path):
+                found.append(f"image_refused: {path}: {why}")
+            else:
+                found.append(self.images.facts(member or ""))
         return found
 
     def read(self, row: Candidate) -> list[bytes]:
@@ -128,9 +133,15 @@ def prepare(
     finally:
         references.close()
     facts = {p.facts.sha256: p.facts for one in opened for p in one.images.stored.values()}
-    overlaps = mark_overlaps(kept, facts, exclude)
-    groups = _assign_splits(kept, facts, settings)
+    stored = {image.facts.sha256: (one, name) for one in opened for name, image in one.images.stored.items()}
+    overlaps = mark_overlaps(kept, facts, exclude, lambda sha: stored[sha][0].images.read(stored[sha][1]))
     clear(out)
+    if settings.evaluation:
+        _keep_as_published(kept, problems)
+    if all(row.reason for row in kept):
+        _nothing_left(opened, judged, problems, out)
+    groups = _assign_splits(kept, facts, settings)
+    _weigh(opened, judged)
     rows = _rows_of_splits(kept)
     samples = Samples(rows)
     manifest = _write(opened, judged, problems, out, name, asked, rows, samples, on_progress)
@@ -154,7 +165,7 @@ def _asked(sources: Sequence[Source], settings: Settings, exclude: Sequence[str]
     """The settings as the manifest holds them: no path of this machine, so that equal data has an equal fingerprint."""
     asked = json.loads(json.dumps(dataclasses.asdict(settings)))
     asked["tokenizer"] = Path(settings.tokenizer).name if os.path.isdir(settings.tokenizer) else settings.tokenizer
-    asked["sources"] = [{"name": s.name, "revision": s.revision, "files": s.files} for s in sources]
+    asked["sources"] = [{"name": s.name, "revision": s.revision, "files": s.files, "weight": s.weight} for s in sources]
     asked["exclude"] = [read_manifest(path).fingerprint for path in exclude]
     return asked
 
@@ -204,7 +215,7 @@ def _unpack(one: _Open, workers: int, on_progress: Progress) -> None:
         seen += size
         on_progress(stage, min(seen, total), total)
 
-    one.unused = one.images.fill(lambda: one.source.members(one.refused), one.wanted, workers, follow)
+    one.unused = one.images.fill(lambda: one.source.members(one.refused, one.wanted), one.wanted, workers, follow)
     on_progress(stage, total, total)
 
 
@@ -226,8 +237,8 @@ def _judge_all(
             counts = count_tokens([row.messages for row in candidates])
             answers = references.check([row.answer for row in candidates])
             judged[-1] += [
-                judge(row, gold, one.facts(row), tokens, settings)
-                for row, gold, tokens in zip(candidates, answers, counts, strict=True)
+                judge(row, reference, one.facts(row), tokens, settings)
+                for row, reference, tokens in zip(candidates, answers, counts, strict=True)
             ]
             done += len(batch)
             on_progress("rows checked", done, total)
@@ -245,9 +256,6 @@ def complete(row: Candidate) -> Candidate:
 def _assign_splits(rows: list[Judged], facts: dict[str, ImageFacts], settings: Settings) -> dict[str, Any]:
     """Gives every kept row its split. Returns what the statistics say of the groups."""
     kept = [row for row in rows if not row.reason]
-    if not kept:
-        reasons = Counter(row.reason.partition(":")[0] for row in rows)
-        raise ConfigError(f"no row can be used: {', '.join(f'{n} {reason}' for reason, n in reasons.most_common(5))}")
     looks = {sha: facts[sha].look for row in kept for sha in row.images}
     keys = groups_of([row.images for row in kept], [row.question for row in kept], looks)
     free = [key for row, key in zip(kept, keys, strict=True) if not row.split]
@@ -265,9 +273,51 @@ def _assign_splits(rows: list[Judged], facts: dict[str, ImageFacts], settings: S
     }
 
 
+def _keep_as_published(rows: list[Judged], problems: list[list[Problem]]) -> None:
+    """Takes back what the checks say of rows that can be asked. ConfigError naming those that cannot."""
+    lost = [f"row {one.index} ({one.reason})" for of in problems for one in of]
+    lost += [f"row {row.index} ({row.reason})" for row in rows if row.reason.partition(":")[0] in UNASKABLE]
+    if lost:
+        raise ConfigError(
+            f"{len(lost)} rows of this evaluation set cannot be asked, and a score without them is no score of it: "
+            f"{'; '.join(lost[:3])}{'; ...' if len(lost) > 3 else ''}"
+        )
+    for row in rows:
+        row.found, row.reason = row.reason.partition(":")[0], ""
+
+
+def _nothing_left(
+    opened: Sequence[_Open], judged: list[list[Judged]], problems: list[list[Problem]], out: Path
+) -> NoReturn:
+    """Writes the quarantine file and says why there is no dataset, with the first rows as they were read."""
+    _write(opened, judged, problems, out, "", {}, {}, Samples({}), _quiet)
+    reasons = Counter(row.reason.partition(":")[0] for rows in judged for row in rows)
+    reasons += Counter(one.reason for of in problems for one in of)
+    counted = ", ".join(f"{n} {reason}" for reason, n in reasons.most_common(5)) or "there are no rows"
+    with open(out / "quarantine.jsonl", encoding="utf-8") as quarantine:
+        first = "".join(f"\n  {line.strip()[:500]}" for line in islice(quarantine, 3))
+    raise ConfigError(f"no row can be used: {counted}; all of them are in {out}/quarantine.jsonl, the first are{first}")
+
+
+def _weigh(opened: Sequence[_Open], judged: list[list[Judged]]) -> None:
+    """Training rows of a source with weight 2.5 are written twice, and every other one of them a third time."""
+    for one, rows in zip(opened, judged, strict=True):
+        whole, part = divmod(one.source.weight, 1)
+        for row in rows:
+            if row.reason or row.split != "train":
+                continue
+            digest = hashlib.sha256(row.question + "".join(row.images).encode()).digest()
+            row.copies = int(whole) + (int.from_bytes(digest[:8], "big") < part * 2**64)
+            if not row.copies:
+                row.reason = f"not_sampled: the weight of its source is {one.source.weight:g}"
+
+
 def _rows_of_splits(judged: list[Judged]) -> dict[str, int]:
     """How many rows each split keeps; `train` first."""
-    counts = Counter(row.split for row in judged if not row.reason)
+    counts = Counter[str]()
+    for row in judged:
+        counts[row.split] += 0 if row.reason else row.copies
+    counts = +counts
     return {split: counts[split] for split in sorted(counts, key=lambda split: (split != "train", split))}
 
 
@@ -288,7 +338,7 @@ def _write(
     quarantined: Counter[str] = Counter()
     total = sum(map(len, judged)) + sum(map(len, problems))
     done = 0
-    with open(out / "quarantine.jsonl", "w") as quarantine:
+    with open(out / "quarantine.jsonl", "w", encoding="utf-8") as quarantine:
 
         def leave_out(reason: str, **row: Any) -> None:
             kind, _, detail = reason.partition(": ")
@@ -324,10 +374,12 @@ def _write(
                     answer=row.answer,
                     answer_type=result.answer_type,
                     solution=row.solution,
+                    extra=row.extra,
                 )
-                writers[result.split].add(written)
-                samples.offer(result.split, counts[result.split], written)
-                counts[result.split] += 1
+                for _ in range(result.copies):
+                    writers[result.split].add(written)
+                    samples.offer(result.split, counts[result.split], written)
+                    counts[result.split] += 1
     files = [file for writer in writers.values() for file in writer.close()]
     return Manifest(
         name=name,

@@ -72,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
 
     big, middle = "grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k"
     add("list", "recipes, what they need and cost, and where they can run")
-    add(
+    plan = add(
         "plan",
         "memory per phase, disk, time per step and dollars",
         "recipe",
@@ -80,6 +80,8 @@ def parser() -> argparse.ArgumentParser:
         "set",
         example=f"{big} --target dstack-runpod --set rollout.tensor_parallel=8",
     )
+    plan.add_argument("--deadline", default="", metavar="24h", help="choose an offer that ends in time (90m, 24h, 3d)")
+    plan.add_argument("--budget", type=float, default=0.0, metavar="USD", help="choose an offer that costs no more")
     add(
         "render",
         "print the task files of a recipe, or write them to --out",
@@ -168,7 +170,7 @@ def dispatch(args: argparse.Namespace) -> int:
         case "list":
             return commands.list_recipes()
         case "plan":
-            return commands.plan(args.recipe, args.target, args.set)
+            return commands.plan(args.recipe, args.target, args.set, args.deadline, args.budget)
         case "render":
             return commands.render(args.recipe, args.target, args.set, args.out)
         case "data" | "test" | "report":

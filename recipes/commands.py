@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -32,16 +33,24 @@ def _wide() -> Console:
     return console if console.is_terminal else Console(width=170)
 
 
-def plan(name: str, target: str | None, overrides: list[str]) -> int:
-    """Memory, disk, time and dollars of a recipe. Exit code 2 where it does not fit."""
+def plan(name: str, target: str | None, overrides: list[str], deadline: str = "", budget_usd: float = 0.0) -> int:
+    """Memory, disk, time and dollars of a recipe. Exit code 2 where it does not fit, or no offer keeps the limits."""
     from recipes import capabilities, shown
-    from recipes.plan import cost, memory, prices
+    from recipes.plan import choose, cost, memory, prices
 
     recipe = resolve(name, overrides)
     if target:
         capabilities.check(recipe, target)
     where = prices.sky_catalogs(), [target] if target else None
-    shown.plan(recipe, cost.offers(recipe, *where), cost.short_of_ram(recipe, *where), _wide())
+    offers = cost.offers(recipe, *where)
+    shown.plan(recipe, offers, cost.short_of_ram(recipe, *where), _wide())
+    if deadline or budget_usd:
+        try:
+            hours = choose.hours_of(deadline) if deadline else math.inf
+        except (ValueError, KeyError) as error:
+            raise ConfigError(f"--deadline {deadline!r}: write it as 90m, 24h or 3d") from error
+        offers = [offer for offer in offers if offer.usd is not None]  # machines of your own are not chosen among
+        return shown.choice(*choose.choose(offers, hours, budget_usd or math.inf), _wide())
     need = memory.plan(recipe)
     return 0 if need is None or need.fits else 2
 

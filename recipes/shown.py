@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recipes.capabilities import targets_for
-from recipes.plan import cost, memory
+from recipes.plan import choose, cost, memory
 from recipes.plan.memory import GIB, MemoryPlan
 from recipes.presets import RECIPES, get
 from recipes.spec import Recipe
@@ -87,6 +87,25 @@ def plan(recipe: Recipe, offers: list[cost.Offer], left_out: list[str], console:
         _offers(offers, console)
     for line in left_out:
         console.print(f"left out: {line}", highlight=False)
+
+
+def choice(chosen: choose.Judged | None, judged: list[choose.Judged], console: Console) -> int:
+    """What to rent, and what that gives up; 2 where no offer keeps the limits."""
+    if chosen is None:
+        best = max(judged, key=lambda j: j.kept, default=None)
+        near = f": the nearest is {choose.name(best)}, in {best.kept:.0%} of its runs" if best else ""
+        console.print(f"\nno offer keeps the limits in {choose.SURE:.0%} of {choose.RUNS} simulated runs{near}")
+        return 2
+    offer, runs = chosen.offer, f"{choose.SURE:.0%} of {choose.RUNS} simulated runs"
+    console.print(
+        f"\n[bold]{choose.name(chosen)}[/bold]: {offer.hours:.1f} h and ${offer.usd or 0:,.0f} expected; "
+        f"{runs} end within {chosen.hours:.1f} h and ${chosen.usd or 0:,.0f}, "
+        f"saved every {offer.interval_s / 60:.0f} min",
+        highlight=False,
+    )
+    for line in choose.given_up(chosen, judged):
+        console.print(f"gives up {line}", highlight=False)
+    return 0
 
 
 def _memory(recipe: Recipe, need: MemoryPlan, console: Console) -> None:

@@ -111,7 +111,8 @@ class Proxy:
 
     def __init__(self, target: int):
         self.target, self.port = target, 0
-        self.bytes_per_s = 0.0
+        self.bytes_per_s = self.down_bytes_per_s = 0.0
+        """Towards the target, and back."""
         self.passed = 0
         """Bytes that went towards the target."""
         self._mode = "open"
@@ -177,6 +178,8 @@ class Proxy:
                     self.passed += len(data)
                     if self.bytes_per_s:
                         time.sleep(len(data) / self.bytes_per_s)
+                elif self.down_bytes_per_s:
+                    time.sleep(len(data) / self.down_bytes_per_s)
         for end in (source, target):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

@@ -16,6 +16,7 @@ from trainer.config import ConfigError, RunConfig
 from trainer.data import lengths
 from trainer.data.dataset import Dataset
 from trainer.data.prompt_stream import PromptStream
+from trainer.data.schema import question
 from trainer.engine.worker_group import Workers
 from trainer.hardware.gpus import peak_flops
 from trainer.hardware.model_shapes import shape_of
@@ -26,7 +27,7 @@ from trainer.observe.metrics import Metrics, Phases
 from trainer.observe.node_monitor import host_stats
 from trainer.observe.report import write_report
 from trainer.observe.step_stats import one_line, throughput, utilisation
-from trainer.rewards.scorer import Rewards
+from trainer.rewards.scorer import Scorer
 from trainer.saving import ATTACHED, Saving
 
 SYNC_TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2}
@@ -46,7 +47,7 @@ class Session:
         self.notice = Notice(exit_at_deadline=True)
         self.phases = Phases(config.run.dir, lambda phase: self.saving.on_boundary(phase))
         self.phases.note(message="loading model and engine")
-        self.rewards = Rewards(config.rewards)
+        self.rewards = Scorer(config.rewards)
         self.checkpoints = Checkpoints(config, self.train_set.fingerprint, held=of_this_job(config))
         self.workers = Workers(config)
         self._lengths: dict[tuple[str, str, int], np.ndarray] = {}
@@ -132,12 +133,15 @@ class Session:
             )
 
     def score(self, samples: list[Sample], dataset: Dataset | None = None) -> list[Outcome]:
-        """Grades answers against the labels of their rows."""
+        """Grades completions against the reference answers of their rows."""
         dataset = dataset or self.train_set
         rows = {s.row: dataset[s.row] for s in samples}
-        labels = [rows[s.row] for s in samples]
+        asked = {index: question(row.messages) for index, row in rows.items()}
         return self.rewards.score(
-            [s.text for s in samples], [row.answer for row in labels], [row.answer_type for row in labels]
+            [s.text for s in samples],
+            [rows[s.row].answer for s in samples],
+            [rows[s.row].answer_type for s in samples],
+            [asked[s.row] for s in samples],
         )
 
     @staticmethod

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Makes .venvs/NAME from the hashed requirements/NAME.txt: bash trainer/setup.sh cpu|gpu|rocm|test|launch
+# Makes .venvs/NAME from the hashed requirements/NAME.txt: bash trainer/setup.sh cpu|gpu|rocm|test|launch|desk
+# desk: what talks to an object store and nothing else, in a second or two.
 # Laptops and nodes run the same file. A second call with the same requirements returns at once.
 # An environment with a file `.pinned` in it is yours and is left as it is.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-name="${1:?which environment? bash trainer/setup.sh cpu|gpu|rocm|test|launch}"
+name="${1:?which environment? bash trainer/setup.sh cpu|gpu|rocm|test|launch|desk}"
 
 case "$name" in
     cpu | gpu | test | launch) lock="requirements/$name.txt" ;;
-    rocm) lock="requirements/gpu.txt" ;;
-    *) echo "unknown environment $name: choose cpu, gpu, rocm, test or launch" >&2; exit 2 ;;
+    rocm | desk) lock="requirements/gpu.txt" ;;
+    *) echo "unknown environment $name: choose cpu, gpu, rocm, test, launch or desk" >&2; exit 2 ;;
 esac
 [ -f "$lock" ] || { echo "$lock is missing: check out the whole repository" >&2; exit 2; }
 
@@ -19,6 +20,12 @@ done_already() { [ -x "$venv/bin/python" ] && { [ -e "$venv/.pinned" ] || [ "$(c
 done_already && exit 0
 
 mkdir -p .venvs .cache
+image="${SPOTRL_IMAGE_DIR:-/opt/spotrl}/.venvs/$name" # the Dockerfile's, if this is its image and of the same commit
+if [ ! -e "$venv" ] && [ "$(cat "$image/.stamp" 2>/dev/null)" = "$stamp" ]; then
+    ln -sfn "$image" "$venv"
+    echo "environment $name comes with the image"
+    exit 0
+fi
 exec 9>".venvs/.$name.lock"  # nodes that share a file system take turns
 flock 9
 done_already && exit 0
@@ -32,7 +39,7 @@ fi
 # Large wheels on slow links.
 export UV_HTTP_TIMEOUT="${UV_HTTP_TIMEOUT:-300}" UV_NO_PROGRESS=1
 free_kib="$(df -Pk .venvs | awk 'NR==2 {print $4}')"
-case "$name" in gpu) need_gib=20 ;; cpu | test) need_gib=8 ;; *) need_gib=3 ;; esac
+case "$name" in gpu) need_gib=20 ;; cpu | test) need_gib=8 ;; desk) need_gib=1 ;; *) need_gib=3 ;; esac
 if [ "$free_kib" -lt $((need_gib * 1024 * 1024)) ]; then
     echo "$PWD has $((free_kib / 1024 / 1024)) GiB free and environment $name needs $need_gib: free some, or clone on a larger disk" >&2
     exit 2
@@ -51,7 +58,11 @@ if [ "$name" = rocm ]; then
     uv pip install --quiet --python "$venv/bin/python" --no-deps --require-hashes -r .venvs/.rocm.txt
 else
     [ -x "$venv/bin/python" ] || uv venv --quiet --python 3.11 "$venv"
+    if [ "$name" = desk ]; then
+        awk '/^[A-Za-z0-9]/ {keep = ($0 ~ /^(obstore|pyyaml|typing-extensions)==/)} keep' "$lock" >".venvs/.desk.txt"
+        lock=".venvs/.desk.txt"
+    fi
     uv pip sync --quiet --python "$venv/bin/python" --require-hashes "$lock"
 fi
 echo "$stamp" >"$venv/.stamp"
-echo "environment $name is ready after $((SECONDS - started)) s"
+echo "environment $name is ready after $((SECONDS - started)) s: $(du -sh "$venv" | cut -f1) on disk"

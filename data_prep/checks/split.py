@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from data_prep.ingest.images import LOOK_SIDE, NEAR_LEVELS
 
-BLOCK_PAIRS = 1 << 22
-"""Pairs compared at once: bounds the memory (about 3 bytes each)."""
+BLOCK_PAIRS = 1 << 20
+"""Pairs compared at once: bounds the memory (about 3 bytes each, 40 where all are near)."""
 FEW = 0.02
 """Share of a block's pairs below which they are listed and compared one by one."""
 
@@ -21,32 +21,36 @@ def stacked(looks: Sequence[str]) -> np.ndarray:
     return levels.reshape(-1, LOOK_SIDE * LOOK_SIDE)
 
 
-def near_pairs(left: np.ndarray, right: np.ndarray, within: int = NEAR_LEVELS, upper: bool = False) -> np.ndarray:
-    """All pairs (i, j) whose thumbnails differ by at most `within` at every place; with `upper`, only i < j of one set.
+def near_pairs(
+    left: np.ndarray, right: np.ndarray, within: int = NEAR_LEVELS, joined: np.ndarray | None = None
+) -> Iterator[np.ndarray]:
+    """All pairs (i, j) whose thumbnails differ by at most `within` at every place, a block of rows i at a time.
 
     Exact: every pair is compared, at the place that varies most first. A whole block of pairs is compared place after
-    place until few are still near; these are listed and compared at the other places.
+    place until few are still near; these are listed and compared at the other places. Memory is bounded by BLOCK_PAIRS.
 
     Args:
         left: [n, places] uint8.
         right: [m, places] uint8.
         within: levels.
-        upper: `left` and `right` are the same set.
+        joined: [n] labels of one set (`left` is `right`): only i < j are given, and no pair whose labels are equal
+            when its block begins. The caller may change them between blocks.
 
-    Returns:
+    Yields:
         [pairs, 2] int64.
     """
-    found = [np.empty((0, 2), dtype=np.int64)]
     if not len(left) or not len(right):
-        return found[0]
+        return
     places = np.argsort(-right[:: len(right) // 4096 + 1].astype(np.float32).var(axis=0), kind="stable")
     b = np.ascontiguousarray(right[:, places].T)
     a = b if left is right else np.ascontiguousarray(left[:, places].T)
     low, high = np.maximum(a, within) - within, np.minimum(a, 255 - within) + within  # uint8 would wrap around
     step = max(1, BLOCK_PAIRS // len(right))
     for start in range(0, len(left), step):
-        rows, first = slice(start, start + step), start if upper else 0
+        rows, first = slice(start, start + step), 0 if joined is None else start
         near, place = np.ones((len(left[rows]), len(right) - first), dtype=bool), 0
+        if joined is not None:
+            near = joined[rows, None] != joined[None, first:]
         while place < len(places) and np.count_nonzero(near) > FEW * near.size:
             near &= b[place, None, first:] >= low[place, rows, None]
             near &= b[place, None, first:] <= high[place, rows, None]
@@ -58,27 +62,26 @@ def near_pairs(left: np.ndarray, right: np.ndarray, within: int = NEAR_LEVELS, u
             if not keep.all():
                 i, j = i[keep], j[keep]
         pairs = np.stack([i, j], axis=1)
-        found.append(pairs[i < j] if upper else pairs)
-    return np.concatenate(found)
+        yield pairs if joined is None else pairs[i < j]
 
 
-class Groups:
-    """Disjoint sets of integers (union by the smaller root)."""
+def join(labels: np.ndarray, pairs: np.ndarray) -> None:
+    """Makes one set of each pair, in place: a label is the smallest member of its set.
 
-    def __init__(self, count: int) -> None:
-        self._parent = list(range(count))
-
-    def find(self, i: int) -> int:
-        """The set's smallest member."""
-        while self._parent[i] != i:
-            self._parent[i] = self._parent[self._parent[i]]
-            i = self._parent[i]
-        return i
-
-    def join(self, i: int, j: int) -> None:
-        """Makes one set of two."""
-        i, j = sorted((self.find(i), self.find(j)))
-        self._parent[j] = i
+    Labels [n] point at members of lower index until each points at itself or at one that does.
+    """
+    first, second = pairs[:, 0], pairs[:, 1]
+    while len(first):
+        one, other = labels[first], labels[second]
+        apart = one != other
+        first, second = first[apart], second[apart]
+        low, high = np.minimum(one, other)[apart], np.maximum(one, other)[apart]
+        np.minimum.at(labels, high, low)
+        while True:
+            shorter = labels[labels]
+            if np.array_equal(shorter, labels):
+                break
+            labels[:] = shorter
 
 
 def groups_of(rows: Sequence[Sequence[str]], questions: Sequence[bytes], look_of: dict[str, str]) -> list[str]:
@@ -94,20 +97,19 @@ def groups_of(rows: Sequence[Sequence[str]], questions: Sequence[bytes], look_of
     """
     images = sorted({sha for row in rows for sha in row})
     number = {sha: i for i, sha in enumerate(images)}
-    groups = Groups(len(images))
-    # images with equal thumbnails are joined first: there can be many, and their pairs need not be listed
-    unique, inverse = np.unique(stacked([look_of[sha] for sha in images]), axis=0, return_inverse=True)
-    representative: dict[int, int] = {}
-    for i, kind in enumerate(inverse.reshape(-1).tolist()):
-        groups.join(representative.setdefault(kind, i), i)
-    for i, j in near_pairs(unique, unique, upper=True).tolist():
-        groups.join(representative[i], representative[j])
-    for row in rows:
-        for sha in row[1:]:
-            groups.join(number[row[0]], number[sha])
-    return [
-        images[groups.find(number[row[0]])] if row else asked.hex() for row, asked in zip(rows, questions, strict=True)
-    ]
+    # images with equal thumbnails are joined first: there can be many, and they need not be compared
+    unique, kind = np.unique(stacked([look_of[sha] for sha in images]), axis=0, return_inverse=True)
+    kind = kind.reshape(-1)
+    looks = np.arange(len(unique))
+    for pairs in near_pairs(unique, unique, joined=looks):
+        join(looks, pairs)
+    labels = np.arange(len(images))
+    leader = np.full(len(unique), len(images))
+    np.minimum.at(leader, looks[kind], labels)
+    join(labels, np.stack([leader[looks[kind]], labels], axis=1))
+    same_row = [(number[row[0]], number[sha]) for row in rows for sha in row[1:]]
+    join(labels, np.array(same_row, dtype=np.int64).reshape(-1, 2))
+    return [images[labels[number[row[0]]]] if row else asked.hex() for row, asked in zip(rows, questions, strict=True)]
 
 
 def validation_groups(keys: Sequence[str], share: float, seed: int) -> set[str]:

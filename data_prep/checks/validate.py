@@ -12,6 +12,13 @@ from data_prep.ingest.images import ImageFacts, ImageLimits, image_tokens
 from data_prep.sources.source import Candidate
 from trainer.data.schema import AnswerType, placeholders, question
 
+_SPECIAL = re.compile(r"<\|[a-z0-9_]+\|>")
+UNASKABLE = frozenset({
+    "image_count", "image_missing", "image_refused", "image_ambiguous", "image_empty", "image_undecodable",
+    "image_crashed", "image_ratio", "image_too_large", "no_question", "special_token",
+})  # fmt: skip
+"""Reasons for which not even an evaluation set can keep a row."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -30,6 +37,8 @@ class Settings:
     split_seed: int = 0
     limit: int = 0
     """Only the first this many rows of the source; 0: all."""
+    evaluation: bool = False
+    """Keep all rows as published; what the checks find is counted. A row that cannot be asked at all is an error."""
 
 
 @dataclass
@@ -48,6 +57,10 @@ class Judged:
     tokens: int = 0
     reason: str = ""
     """Empty: kept. The word before the colon is counted."""
+    found: str = ""
+    """What would have been the reason, of a row of an evaluation set."""
+    copies: int = 1
+    """How often it is written, by the weight of its source."""
 
 
 class References:
@@ -55,9 +68,9 @@ class References:
 
     def __init__(self, workers: int, deadline_s: float = 5.0) -> None:
         from trainer.config import Rewards as Config
-        from trainer.rewards.scorer import Rewards
+        from trainer.rewards.scorer import Scorer
 
-        self._rewards = Rewards(Config(workers=workers, deadline_s=deadline_s))
+        self._rewards = Scorer(Config(workers=workers, deadline_s=deadline_s))
         self._known: dict[str, tuple[AnswerType, str]] = {}
 
     def check(self, answers: list[str]) -> list[tuple[AnswerType, str]]:
@@ -70,10 +83,12 @@ class References:
             if kind == "math":
                 algebra.append(answer)
             else:
-                error = grader.gold_error(answer, kind)
+                error = grader.reference_error(answer, kind)
                 self._known[answer] = kind, f"bad_answer: {error}" if error else ""
         if algebra:
-            for answer, error in zip(algebra, self._rewards.gold_errors(algebra, ["math"] * len(algebra)), strict=True):
+            for answer, error in zip(
+                algebra, self._rewards.reference_errors(algebra, ["math"] * len(algebra)), strict=True
+            ):
                 self._known[answer] = "math", f"bad_answer: {error}" if error else ""
         return [self._known[answer] for answer in answers]
 
@@ -95,7 +110,7 @@ def image_error(paths: list[str], facts: list[ImageFacts | None | str]) -> str:
         if image is None:
             return f"image_missing: no {path} in the source"
         if isinstance(image, str):
-            return f"image_ambiguous: {image}"
+            return image
         if image.error:
             return image.error
     return ""
@@ -103,7 +118,7 @@ def image_error(paths: list[str], facts: list[ImageFacts | None | str]) -> str:
 
 def judge(
     row: Candidate,
-    gold: tuple[AnswerType, str],
+    reference: tuple[AnswerType, str],
     facts: list[ImageFacts | None | str],
     text_tokens: int,
     settings: Settings,
@@ -112,18 +127,20 @@ def judge(
 
     Args:
         row: the candidate.
-        gold: route and fault of the answer, from `References.check`.
-        facts: of each of its images; None where it is missing, a text where it is ambiguous.
+        reference: route and fault of the answer, from `References.check`.
+        facts: of each of its images; None where it is missing, a reason where it cannot be had.
         text_tokens: of the rendered prompt, each image counted as one token; 0 where no tokenizer was given.
         settings: limits.
     """
-    kind, reason = gold
+    kind, reason = reference
     asked = placeholders(row.messages)
     if asked != len(row.images):
         reason = f"image_count: {asked} placeholders, {len(row.images)} images"
     elif not question(row.messages).strip():
         reason = "no_question: the user's turns hold no text"
-    reason = reason or image_error(row.images, facts)
+    elif token := special_token(row):
+        reason = f"special_token: {token} in the text would be read as one of the model's own"
+    reason = image_error(row.images, facts) or reason
     images = [p for p in facts if isinstance(p, ImageFacts)]
     tokens = text_tokens
     if not reason:
@@ -142,6 +159,15 @@ def judge(
         tokens=tokens,
         reason=reason,
     )
+
+
+def special_token(row: Candidate) -> str:
+    """A control token of Qwen's vocabulary written out in a row's text; empty if there is none."""
+    texts = [row.solution]
+    for message in row.messages:
+        content = message["content"]
+        texts += [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+    return next((hit[0] for text in texts if (hit := _SPECIAL.search(text))), "")
 
 
 def normal_question(text: str) -> str:

@@ -10,13 +10,19 @@ import os
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from trainer.config import ConfigError
 
+MAX_MEMBER_BYTES = 128 << 20
+"""A larger file is no image that could be trained on. It is not read."""
+MAX_INFLATION = 1000
+"""A zip member that claims to inflate by more than this (and beyond SMALL_BYTES) is not read: images do not."""
+SMALL_BYTES = 16 << 20
 TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 
 
@@ -30,6 +36,11 @@ class Refused:
     def add(self, name: str, reason: str) -> None:
         """Notes one member."""
         self.members.append((name[:300], reason))
+
+    def reason(self, path: str) -> str:
+        """Why the file that this path names was not read; empty if it is not among these."""
+        name = path.rpartition("/")[2]
+        return next((why for refused, why in self.members if refused.rpartition("/")[2] == name), "")
 
 
 def safe_name(name: str) -> str:
@@ -74,9 +85,17 @@ class Member:
     """One file of an archive or folder, or a link to an earlier one."""
 
     name: str
-    data: bytes = b""
+    size: int = 0
+    """Bytes, as the archive states it; at most MAX_MEMBER_BYTES."""
+    read: Callable[[], bytes] = bytes
+    """Its content; to be called before the next member is asked for, or not at all."""
     link: str = ""
     """Name of the member that this one is an alias of."""
+
+    @classmethod
+    def of(cls, name: str, data: bytes) -> Member:
+        """One whose content is at hand."""
+        return cls(name, len(data), lambda: data)
 
 
 def members(path: Path, refused: Refused) -> Iterator[Member]:
@@ -131,15 +150,25 @@ def _tar(path: Path, refused: Refused) -> Iterator[Member]:
                 if file is None:
                     refused.add(info.name, "neither file, folder nor link")
                     continue
-                data = file.read()
-                if len(data) != info.size:
-                    raise EOFError("unexpected end of data")
+                if info.size > MAX_MEMBER_BYTES:
+                    refused.add(name, f"{info.size} bytes, more than {MAX_MEMBER_BYTES}")
+                    continue
                 count += 1
-                yield Member(name, data)
+                yield Member(name, info.size, partial(_whole, file, info.size, path))
             _expect_end(tar)
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, _Damaged) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"{path} is truncated or damaged after {count} files ({reason}): download it again") from None
+
+
+def _whole(file: IO[bytes], size: int, path: Path) -> bytes:
+    try:
+        data = file.read()
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        raise ConfigError(f"{path} is truncated or damaged after some files ({error}): download it again") from None
+    if len(data) != size:
+        raise ConfigError(f"{path} is truncated or damaged after some files (a short one): download it again")
+    return data
 
 
 class _Damaged(Exception):
@@ -160,31 +189,69 @@ def _zip(path: Path, refused: Refused) -> Iterator[Member]:
             for info in archive.infolist():
                 if info.is_dir():
                     continue
+                if info.flag_bits & 1:
+                    raise ConfigError(f"{info.filename} in {path} is encrypted: unpack it, and give the folder")
                 try:
-                    name = safe_name(info.filename)
-                    if (info.external_attr >> 28) == 0o12:
-                        raise ValueError("symbolic link in a zip")
+                    name = _safe_in_zip(info)
                 except ValueError as error:
                     refused.add(info.filename, str(error))
                     continue
-                yield Member(name, archive.read(info))
-    except (zipfile.BadZipFile, EOFError) as error:
-        raise ConfigError(f"{path} is truncated or damaged ({error}): download it again") from None
+                yield Member(name, info.file_size, partial(_inflated, archive, info))
+    except zipfile.BadZipFile as error:
+        raise ConfigError(f"{path} is truncated, damaged or no zip ({error}): download it again") from None
+
+
+def _inflated(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    try:
+        return archive.read(info)
+    except (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError) as error:
+        where = f"{info.filename} in {archive.filename}"
+        raise ConfigError(f"{where} is truncated, damaged or no zip ({error}): download it again") from None
+
+
+def _safe_in_zip(info: zipfile.ZipInfo) -> str:
+    """The member's name. Raises ValueError where it must not be read."""
+    name = safe_name(info.filename)
+    if (info.external_attr >> 28) == 0o12:
+        raise ValueError("symbolic link in a zip")
+    if info.file_size > MAX_MEMBER_BYTES:
+        raise ValueError(f"{info.file_size} bytes, more than {MAX_MEMBER_BYTES}")
+    if info.file_size > SMALL_BYTES and info.file_size > MAX_INFLATION * info.compress_size:
+        raise ValueError(f"{info.compress_size} bytes that inflate to {info.file_size}")
+    return name
 
 
 def _folder(root: Path, refused: Refused) -> Iterator[Member]:
-    real = root.resolve()
-    for folder, folders, names in os.walk(root):
+    """Links are followed, wherever they lead: the hub's own cache is made of them."""
+    for path in files_under(root, refused):
+        size = path.stat().st_size
+        relative = path.relative_to(root).as_posix()
+        if size > MAX_MEMBER_BYTES:
+            refused.add(relative, f"{size} bytes, more than {MAX_MEMBER_BYTES}")
+        else:
+            yield Member(relative, size, path.read_bytes)
+
+
+def files_under(root: Path, refused: Refused) -> Iterator[Path]:
+    """All regular files, in a fixed order; links to folders are followed once each."""
+    seen: set[tuple[int, int]] = set()
+    for folder, folders, names in os.walk(root, followlinks=True):
+        here = os.stat(folder)
+        if (here.st_dev, here.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((here.st_dev, here.st_ino))
         folders.sort()
         for name in sorted(names):
             path = Path(folder) / name
-            relative = path.relative_to(root).as_posix()
-            if not path.resolve().is_relative_to(real):
-                refused.add(relative, f"link to {os.readlink(path)!r} leaves the folder")
-            elif path.is_file():
-                yield Member(relative, path.read_bytes())
-            else:
-                refused.add(relative, "neither file, folder nor link")
+            try:
+                if path.is_file():
+                    yield path
+                    continue
+                reason = "a link to nothing" if path.is_symlink() else "neither file, folder nor link"
+            except (OSError, RuntimeError) as error:  # a ring of links
+                reason = str(error)
+            refused.add(path.relative_to(root).as_posix(), reason)
 
 
 def unpacked_bytes(path: Path) -> int:
@@ -194,11 +261,14 @@ def unpacked_bytes(path: Path) -> int:
     not well below the file's own is taken.
     """
     if path.is_dir():
-        return sum((Path(folder) / name).stat().st_size for folder, _, names in os.walk(path) for name in names)
+        return sum(file.stat().st_size for file in files_under(path, Refused()))
     size = path.stat().st_size
     if path.suffix == ".zip":
-        with zipfile.ZipFile(path) as archive:
-            return sum(info.file_size for info in archive.infolist())
+        try:
+            with zipfile.ZipFile(path) as archive:
+                return sum(info.file_size for info in archive.infolist() if info.file_size <= MAX_MEMBER_BYTES)
+        except zipfile.BadZipFile as error:
+            raise ConfigError(f"{path} is truncated, damaged or no zip ({error}): download it again") from None
     if path.name.endswith((".gz", ".tgz")) and size > 4:
         with open(path, "rb") as file:
             file.seek(-4, io.SEEK_END)

@@ -44,6 +44,8 @@ class ImageStore:
         self._pack_path, self._ledger_path = work_dir / "images.bin", work_dir / "images.jsonl"
         self._limits, self._key = limits, key
         self.stored: dict[str, Stored] = {}
+        self.conflicting: set[str] = set()
+        """Names that several members with different content have."""
         self.resumed = 0
         self._end = 0
         self._recover()
@@ -148,24 +150,37 @@ class ImageStore:
 
     def _batches(self, members: Iterable[Member], wanted: Wanted, links: dict[str, str]) -> Iterator[_Batch]:
         batch = _Batch()
-        appended: set[str] = set()
+        appended: dict[str, tuple[int, int]] = {}
+        seen: set[str] = set()
         for member in members:
             batch.seen += 1
-            batch.seen_bytes += len(member.data)
+            batch.seen_bytes += member.size
             if member.link:
                 links[member.name] = member.link
             elif not wanted.match(member.name):
                 batch.unused += 1
-            elif member.name not in self.stored and member.name not in appended:
-                self._pack.write(member.data)
-                appended.add(member.name)
-                batch.places.append((member.name, self._end, len(member.data)))
-                batch.bytes += len(member.data)
-                self._end += len(member.data)
+            elif member.name in seen:
+                self._compare(member, appended)
+            elif member.name not in self.stored:
+                data = member.read()
+                self._pack.write(data)
+                appended[member.name] = self._end, len(data)
+                batch.places.append((member.name, self._end, len(data)))
+                batch.bytes += len(data)
+                self._end += len(data)
+            seen.add(member.name)
             if batch.bytes >= BATCH_BYTES or batch.seen >= BATCH_FILES:
                 yield batch
                 batch = _Batch()
         yield batch
+
+    def _compare(self, member: Member, appended: dict[str, tuple[int, int]]) -> None:
+        """A second member of a name: with other content, nobody knows which one is meant."""
+        self._pack.flush()
+        stored = self.stored.get(member.name)
+        offset, size = (stored.offset, stored.size) if stored else appended[member.name]
+        if os.pread(self._pack.fileno(), size, offset) != member.read():
+            self.conflicting.add(member.name)
 
     def _record(self, name: str, stored: Stored) -> None:
         self.stored[name] = stored

@@ -21,9 +21,9 @@ class Wanted:
     """
 
     def __init__(self, paths: Iterable[str]) -> None:
-        self._paths = set(paths)
+        self.paths = frozenset(paths)
         self._by_ending: dict[str, list[str]] = {}
-        for path in self._paths:
+        for path in self.paths:
             for ending in _endings(path):
                 if ending != path:
                     self._by_ending.setdefault(ending, []).append(path)
@@ -31,14 +31,14 @@ class Wanted:
         """Path -> (shared components, member); an empty member stands for a tie."""
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self.paths)
 
     def match(self, member: str) -> bool:
         """Notes the paths that this member is the image of. False if there are none."""
         hit = False
         for ending in _endings(member):
             shared = 2 * ending.count("/") + 2
-            if ending in self._paths:
+            if ending in self.paths:
                 self._note(ending, member, shared + (ending == member))
                 hit = True
         for path in self._by_ending.get(member, ()):

@@ -1,14 +1,22 @@
-"""The datasets by name."""
+"""The datasets by name, as data: where they lie, under which license, and which column is what."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 
+from data_prep.ingest.archive import TAR_ENDINGS
 from data_prep.ingest.hub import Progress, Repository
-from data_prep.sources import geometry3k, gsm8k, hendrycks_math, mathv60k, mathvista
-from data_prep.sources.source import Source
+from data_prep.sources import mathv60k
+from data_prep.sources.forms import Form
+from data_prep.sources.own import RecordSource, by_form, split_of, subsource
+from data_prep.sources.records import ENDINGS, read
+from trainer.config import ConfigError
+
+QA = {"question": "question", "answer": "answer"}
+MMMU_IMAGES = ",".join(f"image_{i}" for i in range(1, 8))
 
 
 @dataclass(frozen=True)
@@ -17,14 +25,137 @@ class Entry:
 
     repo: str
     about: str
-    sources: Callable[[Repository, Progress], Sequence[Source]]
+    files: dict[str, list[str]]
+    """Split -> shell patterns of its data files; split "": to be split here."""
+    columns: dict[str, str]
+    """Role -> column."""
+    images: list[str] = field(default_factory=list)
+    """Archives with the images, where they are not in the rows."""
+    rows: int = 0
+    """As published, over all splits; 0: not stated. The summary names a difference."""
+    license: str = ""
+    """As stated by its repository, where that was read; empty: look before you use it."""
+    revision: str = ""
+    """Commit that is taken; empty: `main`, and the manifest says which commit that was."""
+    marked: bool = False
+    """Answers stand after `####` or in a box; a row without is left out."""
+    evaluation: bool = False
+    """All rows are kept as published, with their own fields."""
+    checked: str = ""
+    """What of this entry has been seen to work, and how."""
 
 
+LOOPBACK = "columns as published, from a loopback hub (tests)"
+DOCUMENTED = "columns as others' code reads them; not yet downloaded here"
 CATALOG = {
-    "mathv60k": Entry(mathv60k.REPO, "visual math, 65,118 rows, 2.4 GB", partial(mathv60k.sources, name="mathv60k")),
-    "mathv-geo": Entry(mathv60k.REPO, "its geometry part alone, 56 MB", partial(mathv60k.sources, name="mathv-geo")),
-    "geometry3k": Entry(geometry3k.REPO, "geometry with diagrams, 3,002 rows, free-form answers", geometry3k.sources),
-    "gsm8k": Entry(gsm8k.REPO, "word problems, 8,792 rows, text only", gsm8k.sources),
-    "math": Entry(hendrycks_math.REPO, "competition problems, 12,500 rows, text only", hendrycks_math.sources),
-    "mathvista": Entry(mathvista.REPO, "evaluation: testmini, 1,000 rows", mathvista.sources),
-}
+    "mathv60k": Entry(
+        "VLM-Reasoner/VerMulti", "visual math from 24 sets, 2.4 GB", {"": ["mathv60k_message.jsonl"]},
+        mathv60k.FORM.columns, ["mathv60k_img.tar.gz"], checked=LOOPBACK),
+    "mathv-geo": Entry(
+        "VLM-Reasoner/VerMulti", "its geometry part alone, 56 MB", {"": ["mathv_geo_message.jsonl"]},
+        mathv60k.FORM.columns, ["mathv_geo_img.tar.gz"], checked=LOOPBACK),
+    "geometry3k": Entry(
+        "hiyouga/geometry3k", "geometry with diagrams, free-form answers",
+        {split: [f"data/{split}-*.parquet"] for split in ("train", "validation", "test")},
+        {"question": "problem", "answer": "answer", "images": "images"}, rows=3002, checked=LOOPBACK),
+    "virl39k": Entry(
+        "TIGER-Lab/ViRL39K", "visual reasoning with pass rates", {"": ["39Krelease.parquet"]},
+        QA | {"images": "image", "source": "category"}, ["images.zip"], rows=38870, license="MIT", checked=DOCUMENTED),
+    "mmk12": Entry(
+        "FanqingM/MMK12", "school mathematics, physics, chemistry, biology",
+        {"train": ["data/train-*.parquet"], "test": ["data/test-*.parquet"]},
+        QA | {"images": "image", "source": "subject"}, license="Apache-2.0", checked=DOCUMENTED),
+    "deepscaler": Entry(
+        "agentica-org/DeepScaleR-Preview-Dataset", "competition problems, text only", {"": ["deepscaler.json"]},
+        {"question": "problem", "answer": "answer", "solution": "solution"}, license="MIT", checked=DOCUMENTED),
+    "gsm8k": Entry(
+        "openai/gsm8k", "word problems, text only, with worked solutions",
+        {"train": ["main/train-*.parquet"], "test": ["main/test-*.parquet"]}, QA, rows=8792, license="MIT",
+        marked=True, checked=LOOPBACK),
+    "math": Entry(
+        "EleutherAI/hendrycks_math", "competition problems, text only, with worked solutions",
+        {"train": ["*/train-*.parquet"], "test": ["*/test-*.parquet"]},
+        {"question": "problem", "solution": "solution", "source": "type"}, rows=12500, marked=True, checked=LOOPBACK),
+    "mathvista": Entry(
+        "AI4Math/MathVista", "testmini: the answers of its test set are not public",
+        {"test": ["data/testmini-*.parquet"]},
+        {"question": "query", "answer": "answer", "choices": "choices", "images": "decoded_image",
+         "source": "metadata.source"}, rows=1000, evaluation=True, checked=LOOPBACK),
+    "mathverse": Entry(
+        "AI4Math/MathVerse", "testmini: 788 problems in five versions", {"test": ["testmini.parquet"]},
+        {"question": "query_cot", "answer": "answer", "images": "image", "source": "problem_version"},
+        rows=3940, evaluation=True, checked=DOCUMENTED),
+    "mathvision": Entry(
+        "MathLLMs/MathVision", "competition problems with diagrams", {"test": ["data/test-*.parquet"]},
+        QA | {"choices": "options", "images": "decoded_image", "source": "subject"}, rows=3040, evaluation=True,
+        checked=DOCUMENTED),
+    "mmmu-pro": Entry(
+        "MMMU/MMMU_Pro", "college subjects, ten options", {"test": ["standard (10 options)/test-*.parquet"]},
+        QA | {"choices": "options", "images": MMMU_IMAGES, "source": "subject"}, evaluation=True, checked=DOCUMENTED),
+    "math-500": Entry(
+        "HuggingFaceH4/MATH-500", "500 problems of MATH's test split, text only", {"test": ["test.jsonl"]},
+        {"question": "problem", "answer": "answer", "solution": "solution", "source": "subject"}, rows=500,
+        evaluation=True, checked=DOCUMENTED),
+}  # fmt: skip
+
+
+def sources(name: str, repository: Repository, on_progress: Progress) -> Sequence[RecordSource]:
+    """Downloads a dataset of the catalog. Raises ConfigError where it has not the columns that the entry names."""
+    entry = CATALOG[name]
+    tables: list[tuple[Path, str]] = []
+    records = []
+    for split, patterns in entry.files.items():
+        for path in (path for pattern in patterns for path in repository.matching(pattern)):
+            (fetched,) = repository.fetch([path], on_progress)
+            tables.append((fetched.local, split))
+            records.append(fetched.record)
+    archives = repository.fetch([path for one in entry.images for path in repository.matching(one)], on_progress)
+    form = Form(name, entry.columns, keep=entry.evaluation, marked=entry.marked)
+    _check_columns(name, tables[0][0], form)
+    vermulti = entry.columns is mathv60k.FORM.columns
+    return [
+        RecordSource(
+            name,
+            tables,
+            form,
+            [one.local for one in archives],
+            revision=repository.revision,
+            record=cache(lambda: records + [one.record for one in archives]),
+            subsource=subsource if vermulti else lambda images: "",
+        )
+    ]
+
+
+def _check_columns(name: str, path: Path, form: Form) -> None:
+    first = next((record for record in read(path) if isinstance(record, dict)), {})
+    wanted = {
+        column.partition(".")[0]
+        for role, columns in form.columns.items()
+        for column in columns.split(",")
+        if role in ("question", "answer", "chat", "images")
+    }
+    if missing := sorted(wanted - first.keys()):
+        raise ConfigError(
+            f"{name}: {path.name} has no column {', '.join(missing)} (it has {', '.join(first)}): its repository "
+            "changed; give --revision a commit from before, or its hub id and --map"
+        )
+
+
+def any_repository(
+    repository: Repository, mapping: dict[str, str], on_progress: Progress, split: str = "", keep: bool = False
+) -> list[RecordSource]:
+    """Any dataset repository: its Parquet files, or else its other data files, and its archives."""
+    data = [path for path in repository.files if path.endswith(".parquet")]
+    data = data or [path for path in repository.files if path.endswith(ENDINGS)]
+    if not data:
+        raise ConfigError(f"{repository.repo} has no data file ({', '.join(ENDINGS)})")
+    archives = [path for path in repository.files if path.endswith((".zip", *TAR_ENDINGS))]
+    fetched = repository.fetch([*data, *archives], on_progress)
+    splits = [split or split_of(path) for path in data]
+    splits = [""] * len(data) if set(splits) == {"train"} and not split else splits
+    tables = [(one.local, its) for one, its in zip(fetched, splits, strict=False)]
+    roots = [one.local for one in fetched[len(data) :]]
+    sources = by_form(tables, repository.repo.partition("/")[2].lower(), roots, None, mapping, keep)
+    for source in sources:
+        source.revision, source.record = repository.revision, lambda: [one.record for one in fetched]
+    return sources

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from data_prep.ingest.archive import Member, Refused
+from data_prep.ingest.wanted import Wanted
+
+SHORT = 200
+"""Up to this many characters a text without a marked answer is the answer."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,8 @@ class Candidate:
     solution: str = ""
     split: str = ""
     """The source's own split; empty if it has none."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Fields of its own that are kept: pass rates, what a benchmark's scorer wants."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,8 @@ class Source(Protocol):
     name: str
     revision: str
     """Commit of the hub repository, or empty."""
+    weight: float
+    """How often its training rows are taken; 1: once each."""
 
     @property
     def files(self) -> list[dict[str, Any]]:
@@ -56,30 +65,13 @@ class Source(Protocol):
         """All rows, in the source's order."""
         ...
 
-    def members(self, refused: Refused) -> Iterator[Member]:
-        """All images, in one pass; unsafe names are noted in `refused`."""
+    def members(self, refused: Refused, wanted: Wanted) -> Iterator[Member]:
+        """The images, in one pass, all or those that are wanted; what cannot be read is noted in `refused`."""
         ...
 
     def image_bytes(self) -> int:
         """About how many bytes all images have."""
         ...
-
-
-@dataclass
-class TextOnly:
-    """Base of sources without images."""
-
-    name: str
-    revision: str = ""
-    files: list[dict[str, Any]] = field(default_factory=list)
-
-    def members(self, refused: Refused) -> Iterator[Member]:
-        """None."""
-        return iter(())
-
-    def image_bytes(self) -> int:
-        """None."""
-        return 0
 
 
 def unboxed(answer: str) -> str:
@@ -93,6 +85,29 @@ def unboxed(answer: str) -> str:
                 return answer[start + 7 : position].strip()
         start = answer.rfind("\\boxed{", 0, start)
     return answer.strip().strip("$").strip()
+
+
+def text_of(value: Any) -> str:
+    """A scalar as it was written: `true` and not `True`; empty for none."""
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def stated_answer(text: str) -> str:
+    """The answer that a text states: its last box, what follows `####` or `answer is`, or all of a short text."""
+    text = text.replace("\\fbox{", "\\boxed{")
+    if "\\boxed{" in text:
+        return unboxed(text)
+    if bare := re.findall(r"\\boxed\s+([^\s$.,]+)", text):
+        return bare[-1]
+    if "####" in text:
+        return text.rpartition("####")[2].strip().replace(",", "")
+    if tagged := re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL):
+        return unboxed(tagged[-1])
+    if said := re.findall(r"answer(?: is)?\s*[:=]?\s*\$?([^\n]{1,80}?)\$?\.?\s*$", text, re.IGNORECASE):
+        return said[-1].strip("* ")
+    return unboxed(text) if len(text) <= SHORT else ""
 
 
 def worked(reasoning: str, answer: str) -> str:

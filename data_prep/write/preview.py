@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer.data.images import open_image, to_rgb
 from trainer.data.schema import Manifest, Row, question
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ td.n { text-align: right; } td.b { width: 8rem; } td.b div { background: #4a7bd0
 .row img { max-width: 100%; background: #fff; border: 1px solid #eef1f5; }
 .row p { margin: .5rem 0; white-space: pre-wrap; max-height: 14rem; overflow: auto; }
 .meta { color: #66707d; font-size: .82rem; }
-.gold { background: #e7f5ea; border-radius: 4px; padding: .1rem .4rem; }
+.reference { background: #e7f5ea; border-radius: 4px; padding: .1rem .4rem; }
 """
 
 
@@ -89,7 +90,7 @@ def write_preview(path: str | Path, manifest: Manifest | None = None, samples: S
         f"<title>{_text(known.name)}</title><style>{STYLE}</style>{''.join(sections)}</html>"
     )
     target = out / "preview.html"
-    target.write_text(page)
+    target.write_text(page, encoding="utf-8")
     return target
 
 
@@ -150,22 +151,16 @@ def _row(row: Row) -> str:
     about = " · ".join(map(_text, (row.answer_type, row.source, row.id)))
     return (
         f"<div class=row>{images}<p>{_text(question(row.messages))}</p>"
-        f"<span class=gold>{_text(row.answer)}</span> <span class=meta>{about}</span>{solution}"
+        f"<span class=reference>{_text(row.answer)}</span> <span class=meta>{about}</span>{solution}"
         f"<details class=meta><summary>system prompt</summary><p>{_text(system)}</p></details></div>"
     )
 
 
 def thumbnail(data: bytes) -> str:
-    """A small JPEG of an image as a data URI, transparent parts white."""
-    from PIL import Image
-
-    with Image.open(io.BytesIO(data)) as image:
+    """A small JPEG of an image as a data URI."""
+    with open_image(data) as image:
         image.draft("RGB", (2 * THUMBNAIL, 2 * THUMBNAIL))
-        if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-            rgba = image.convert("RGBA")
-            small = Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba).convert("RGB")
-        else:
-            small = image.convert("RGB")
+        small = to_rgb(image)
     small.thumbnail((THUMBNAIL, THUMBNAIL))
     buffer = io.BytesIO()
     small.save(buffer, "JPEG", quality=80)

@@ -29,6 +29,15 @@ def histogram(values: Sequence[int], edges: Sequence[int]) -> dict[str, int]:
     return counts
 
 
+def _rejected(rows: Sequence[Judged]) -> dict[str, dict[str, Any]]:
+    """Reference answers that the grader cannot use: {type: {"rows", "examples"}}."""
+    bad: dict[str, list[str]] = {}
+    for row in rows:
+        if row.reason.startswith("bad_answer") or row.found == "bad_answer":
+            bad.setdefault(row.answer_type, []).append(row.answer)
+    return {kind: {"rows": len(answers), "examples": answers[:3]} for kind, answers in bad.items()}
+
+
 def collect(rows: Sequence[Judged], facts: dict[str, ImageFacts], groups: dict[str, Any]) -> dict[str, Any]:
     """Statistics of the kept rows and their images."""
     kept = [row for row in rows if not row.reason]
@@ -39,6 +48,8 @@ def collect(rows: Sequence[Judged], facts: dict[str, ImageFacts], groups: dict[s
         "rows": {"read": len(rows), "kept": len(kept)},
         "sources": dict(Counter(row.source for row in kept).most_common()),
         "answer_types": dict(Counter(row.answer_type for row in kept).most_common()),
+        "rejected_answers": _rejected(rows),
+        "found": dict(Counter(row.found for row in kept if row.found).most_common()),
         "tokens": {
             "percentiles": percentiles(tokens),
             "histogram": histogram(tokens, (128, 256, 512, 1024, 2048, 4096, 8192)),

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Collection
 from dataclasses import replace
+from pathlib import Path
 from secrets import token_hex
 
 from recipes import capabilities, manifest, run_record
@@ -56,6 +57,8 @@ def up(recipe: Recipe, target: str | None, run_id: str, overrides: list[str], ar
     tool(commands)
     if can.engine == "dstack":
         _check_secrets(recipe, target)
+    if recipe.storage.bucket and recipe.kind == "train":
+        probe(recipe.storage.bucket, env | secrets)
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (directory / name).write_text(text)
@@ -116,6 +119,24 @@ def _check_hourly(recipe: Recipe, target: str) -> None:
             f"budget.max_hourly_usd is {most:g}, and the cheapest node of {target} costs {usd:.2f} per hour "
             f"({recipe.cluster.gpus_per_node} x {gpu}, {'spot' if spot else 'on demand'}): raise it, or take fewer GPUs"
         )
+
+
+def probe(bucket: str, env: dict[str, str]) -> None:
+    """Puts, lists, reads and deletes an object in the bucket, before anything is rented. Raises ConfigError."""
+    if bucket.startswith("gs://") and "GOOGLE_SERVICE_ACCOUNT_KEY" not in env:
+        print(f"{bucket} is not tried from here: the machines have their own account, this one has no key", flush=True)
+        return
+    known = (Path(f".venvs/{name}/bin/python") for name in ("desk", "cpu", "test"))
+    python = next((path for path in known if path.exists()), None)
+    if not python:
+        if subprocess.run(["bash", "trainer/setup.sh", "desk"]).returncode:
+            raise ConfigError("the environment that tries the bucket could not be made: the lines above say why")
+        python = Path(".venvs/desk/bin/python")
+    command = [str(python), "-m", "trainer.storage", "probe", bucket]
+    done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
+    if done.returncode:
+        said = (done.stderr.strip() or "it said nothing").splitlines()[-1]
+        raise ConfigError(said.removeprefix("error: "))
 
 
 def _check_memory(recipe: Recipe, target: str) -> None:

@@ -69,6 +69,19 @@ class Offer:
     """Seconds of work between checkpoints."""
     preemptions: float
     """Expected number."""
+    start_s: float
+    """Seconds until the first step."""
+    stall_s: float
+    """Seconds that training stands still for a checkpoint."""
+    restart_s: float
+    """Seconds that a preemption costs besides the work that is done again."""
+    between_s: float
+    """Mean seconds between preemptions; infinite on demand."""
+
+    @property
+    def work_s(self) -> float:
+        """Seconds of all steps, without checkpoints."""
+        return self.steps * (self.step.total - self.step.checkpoint)
 
     @property
     def usd(self) -> float | None:
@@ -259,8 +272,22 @@ def _offer(
         best = save_interval_s(stall, config.checkpoint.mean_time_between_preemptions_s)
         interval = max(step.total, best, upload)
     start = BOOT_S + need.shape.parameters * 2 / DOWNLOAD_BYTES_S
-    fetch = upload
-    seconds = start + expected_seconds(work, interval, stall, BOOT_S + fetch + upload, between)
+    restart = BOOT_S + 2 * upload  # what was being uploaded is lost, and the last checkpoint is fetched
+    seconds = start + expected_seconds(work, interval, stall, restart, between)
     usd_per_hour = None if hourly is None else hourly * cluster.gpus_per_node * cluster.nodes
     preemptions = 0.0 if math.isinf(between) else seconds / between
-    return Offer(target, gpu, spot, usd_per_hour, step, steps, seconds / 3600, interval, preemptions)
+    return Offer(
+        target,
+        gpu,
+        spot,
+        usd_per_hour,
+        step,
+        steps,
+        seconds / 3600,
+        interval,
+        preemptions,
+        start,
+        stall,
+        restart,
+        between,
+    )

@@ -111,7 +111,7 @@ def data_directory(recipe: Recipe) -> str:
 
 def driver_check(recipe: Recipe, code: int = EXIT_CONFIG) -> str:
     """Leaves with `code` where the GPU driver cannot run the environment; for every shell that needs the GPU."""
-    return f". trainer/driver.sh {code}\n" if recipe.environment == "gpu" else ""
+    return f". trainer/driver.sh {code} {recipe.budget.max_losses}\n" if recipe.environment == "gpu" else ""
 
 
 def setup_commands(recipe: Recipe, bad_driver: int = EXIT_CONFIG) -> str:

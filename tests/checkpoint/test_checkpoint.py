@@ -1,5 +1,6 @@
 """Checkpoints on real disks and stores: format, elastic reads, commit point, fall-back, refusal."""
 
+import hashlib
 import json
 import random
 import shutil
@@ -24,7 +25,7 @@ from tests.checkpoint.synthetic import (
     whole,
     writers,
 )
-from trainer.checkpoint.format import decode, encode
+from trainer.checkpoint.format import decode, encode, pack, unpack
 from trainer.checkpoint.manager import CheckpointError, ShardReader, fetch_all
 from trainer.config import ConfigError, override
 
@@ -153,6 +154,69 @@ def test_damage_falls_back_and_says_so(run, tmp_path, told, where, damage):
     assert found.step == (4 if where == "local" else 2)
     if where != "local" and damage != "manifest":
         assert any("falling back" in text and "step 4" in text for text in told)
+
+
+MALFORMED = {
+    "no files": lambda m: m.pop("files"),
+    "files of another kind": lambda m: m.update(files="rank-00000-of-00002.json"),
+    "a step that is text": lambda m: m.update(step="4"),
+    "another step": lambda m: m.update(step=5),
+    "a negative size": lambda m: m["files"][0].update(bytes=-1),
+    "no ranks": lambda m: m.update(world_size=0),
+    "more ranks than files": lambda m: m.update(world_size=10**9),
+    "a world size that is text": lambda m: m.update(world_size="2"),
+    "a name that leads elsewhere": lambda m: m["files"][0].update(name="../../../../outside"),
+    "an absolute name": lambda m: m["files"][0].update(name="/etc/passwd"),
+    "an attempt that leads elsewhere": lambda m: m.update(attempt="../7-3f2c1a"),
+    "no checksum": lambda m: m["files"][0].update(sha256=""),
+    "a score that is text": lambda m: m.update(score="high"),
+    "no configuration": lambda m: m.pop("config"),
+}
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_a_malformed_manifest_is_no_manifest(run, tmp_path, told, what):
+    """Its own checksum is right: somebody wrote it so. It is passed over, here and in the store."""
+    config, checkpoints, ranks = run
+    for step in (2, 4):
+        save(checkpoints, ranks, step)
+    for root in (tmp_path / "run/checkpoints", tmp_path / "remote/test/checkpoints"):
+        path = place(root, 4) / "manifest.json"
+        manifest = unpack(path.read_bytes())
+        MALFORMED[what](manifest)
+        path.write_bytes(pack(manifest))
+    found, _ = attempt(config, told).restore(lambda found: holds(found, found.step) or pytest.fail("wrong values"))
+    assert found.step == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("rank-00001-of-00002.json", b"[]"),
+        ("rank-00001-of-00002.json", b'{"index": {"a": [[2], -1, 2, {}]}, "files": []}'),
+        ("rank-00001-of-00002.json", b'{"index": {"a": [[2], 0, "2", {}]}, "files": []}'),
+        ("rank-00001-of-00002.json", b"\xff\xfe"),
+        ("rank-00001-of-00002.safetensors", b"\x00" * 7),
+        ("rank-00001-of-00002.safetensors", (1 << 40).to_bytes(8, "little") + b"{}"),
+        ("state.json", b"not json"),
+    ],
+)
+def test_files_that_are_no_files_of_a_checkpoint_fall_back(run, tmp_path, told, name, text):
+    """The manifest lists them with their right sums: only reading them shows it."""
+    config, checkpoints, ranks = run
+    for step in (2, 4):
+        save(checkpoints, ranks, step)
+    for root in (tmp_path / "run/checkpoints", tmp_path / "remote/test/checkpoints"):
+        folder = place(root, 4)
+        manifest = unpack((folder / "manifest.json").read_bytes())
+        (folder / name).write_bytes(text)
+        for entry in manifest["files"]:
+            if entry["name"] == name:
+                entry.update(bytes=len(text), sha256=hashlib.sha256(text).hexdigest())
+        (folder / "manifest.json").write_bytes(pack(manifest))
+    found, _ = attempt(config, told).restore(lambda found: holds(found, found.step) or pytest.fail("wrong values"))
+    assert found.step == 2
+    assert any("falling back" in text and "step 4" in text for text in told)
 
 
 def test_when_none_is_whole_it_stops_rather_than_start_afresh(run, tmp_path, told):

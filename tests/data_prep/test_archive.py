@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+import tracemalloc
 import zipfile
 
 import pytest
@@ -18,7 +19,7 @@ FILES = {f"top/{i}.png": image(i) for i in range(5)}
 
 def read(path):
     refused = Refused()
-    return {m.name: m.data or f"-> {m.link}" for m in members(path, refused)}, dict(refused.members)
+    return {m.name: f"-> {m.link}" if m.link else m.read() for m in members(path, refused)}, dict(refused.members)
 
 
 @pytest.mark.parametrize("ending", ["tar", "tar.gz", "tgz", "tar.bz2", "tar.xz"])
@@ -73,11 +74,26 @@ def test_links_inside_are_followed_as_aliases(tmp_path):
     assert (found["top/soft.png"], found["hard.png"], refused) == ("-> top/0.png", "-> top/1.png", {})
 
 
-def test_links_that_leave_a_folder_or_hide_in_a_zip_are_refused(tmp_path):
-    (tmp_path / "secret").write_text("secret")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "a.png").symlink_to(tmp_path / "secret")
-    assert read(tmp_path / "folder")[0] == {}
+def test_a_folder_of_links_is_read_as_the_hubs_cache_has_it(tmp_path):
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshots" / "c0ffee" / "imgs").mkdir(parents=True)
+    (tmp_path / "blobs" / "aa").write_bytes(image(1))
+    (tmp_path / "snapshots" / "c0ffee" / "imgs" / "a.png").symlink_to("../../../blobs/aa")
+    assert read(tmp_path / "snapshots" / "c0ffee") == ({"imgs/a.png": image(1)}, {})
+
+
+def test_broken_and_looping_links_of_a_folder_are_refused(tmp_path):
+    (tmp_path / "good.png").write_bytes(image(1))
+    (tmp_path / "nothing.png").symlink_to("gone.png")
+    (tmp_path / "ring.png").symlink_to("ring.png")
+    (tmp_path / "again").symlink_to(tmp_path)
+    os.mkfifo(tmp_path / "pipe.png")
+    found, refused = read(tmp_path)
+    assert found == {"good.png": image(1)} and set(refused) == {"nothing.png", "ring.png", "pipe.png"}
+    assert unpacked_bytes(tmp_path) == len(image(1))
+
+
+def test_a_link_that_hides_in_a_zip_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "img.zip", "w") as archive:
         link = zipfile.ZipInfo("a.png")
         link.external_attr = 0o120777 << 16
@@ -131,3 +147,60 @@ def test_the_unpacked_size_is_known_beforehand(tmp_path):
     for name in ("img.tar.gz", "img.tar"):
         size = unpacked_bytes(write_tar(tmp_path / name, FILES))
         assert content <= size <= content + 20 * 1024
+
+
+def zipped(path, files: dict[str, bytes], **how):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, **how) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return path
+
+
+def test_a_member_that_inflates_a_thousandfold_is_refused_unread(tmp_path):
+    path = zipped(tmp_path / "img.zip", {"bomb.png": bytes(64 << 20), "huge.png": bytes(200 << 20)} | FILES)
+    assert path.stat().st_size < 1 << 20
+    tracemalloc.start()
+    found, refused = read(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found == FILES and peak < 8 << 20
+    assert "inflate to 67108864" in refused["bomb.png"] and "209715200 bytes, more than" in refused["huge.png"]
+
+
+def test_a_large_member_of_a_tar_or_folder_is_refused_unread(tmp_path, monkeypatch):
+    monkeypatch.setattr("data_prep.ingest.archive.MAX_MEMBER_BYTES", 5000)
+    files = FILES | {"top/large.png": bytes(5001)}
+    (tmp_path / "top").mkdir()
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    for where in (tmp_path / "top", write_tar(tmp_path / "img.tar.gz", files)):
+        found, refused = read(where)
+        assert len(found) == 5 and [*refused.values()] == ["5001 bytes, more than 5000"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda data: b"<html>404</html>", "truncated, damaged or no zip"),
+        (lambda data: data[: len(data) // 2], "truncated, damaged or no zip"),
+        (lambda data: data[:60] + bytes(40) + data[100:], "truncated, damaged or no zip"),
+        (lambda data: data.replace(b"PK\x01\x02\x14\x03\x14\0\0\0\x08", b"PK\x01\x02\x14\x03\x14\0\0\0\x63"), "no zip"),
+    ],
+    ids=["html", "cut", "damaged deflate", "unknown method"],
+)
+def test_a_damaged_zip_is_one_line(tmp_path, damage, says):
+    path = zipped(tmp_path / "img.zip", FILES)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ConfigError, match=says) as caught:
+        read(path)
+        unpacked_bytes(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_encrypted_zip_says_what_to_do(tmp_path):
+    data = bytearray(zipped(tmp_path / "img.zip", {"a.png": image(1)}).read_bytes())
+    for header, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        data[data.index(header) + flags] |= 1
+    (tmp_path / "img.zip").write_bytes(data)
+    with pytest.raises(ConfigError, match=r"a.png in .*img.zip is encrypted: unpack it"):
+        read(tmp_path / "img.zip")

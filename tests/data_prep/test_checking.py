@@ -114,7 +114,7 @@ def test_a_caller_killed_by_sigkill_leaves_no_process_behind(tmp_path):
     process = started(f"""
 import time
 from pathlib import Path
-from data_prep.checks import checking
+from data_prep.ingest import checking
 from data_prep.ingest.images import ImageLimits
 if __name__ == "__main__":
     checks = checking.Checks(Path("{tmp_path}/pack"), ImageLimits(), 2)

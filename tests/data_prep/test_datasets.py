@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep import cli
-from data_prep.sources import hendrycks_math
+from data_prep import cli, options
+from data_prep.sources.catalog import CATALOG
 from tests import servers
 from tests.data_prep import hub_server, raw
 from trainer.data.dataset import Dataset, read_manifest
@@ -90,7 +90,6 @@ def test_math(hub, tmp_path):
     assert set(train) == {"\\frac{3}{4}", "x^2+1"} and train["x^2+1"].answer_type == "math"
     assert train["x^2+1"].source == "math/Algebra" and train["x^2+1"].solution.startswith("<think> $\\boxed{x^2+1}$ <")
     assert read_manifest(tmp_path / "out").quarantined == {"no_answer_field": 1}
-    assert hendrycks_math.boxed("thus $\\boxed 7$.") == "7" and hendrycks_math.boxed("nothing") is None
 
 
 def test_geometry3k(hub, tmp_path):
@@ -130,22 +129,25 @@ def test_mathvista_and_the_overlap_with_it(hub, tmp_path, capsys):
     assert run("prepare", "mathvista", "--out", tmp_path / "vista") == 0
     rows = list(Dataset(tmp_path / "vista", "test"))
     assert [(row.source, row.answer, row.answer_type) for row in rows] == [
-        ("mathvista/IconQA", "B", "letter"), ("mathvista/Geometry3K", "1.2", "number")]  # fmt: skip
+        ("mathvista/IconQA", "B", "letter"), ("mathvista/Geometry3K", "1.2", "number"),
+        ("mathvista/IconQA", "13", "number")]  # fmt: skip
     assert question(rows[0].messages) == VISTA["query"]
-    assert read_manifest(tmp_path / "vista").quarantined == {"bad_choices": 1}
+    assert read_manifest(tmp_path / "vista").quarantined == {}
+    fields = {"pid": "1", "choices": ["12", "14"], "question_type": "multi_choice", "metadata": {"source": "IconQA"}}
+    assert rows[0].extra == fields
 
     jsonl, archive = raw.mathv60k(tmp_path / "raw")  # image 2 is there too, under IconQA
-    own = ("prepare", "mathv60k", "--jsonl", jsonl, "--images", archive, "--validation", 0)
+    own = ("prepare", jsonl, "--name", "mathv60k", "--images", archive, "--validation", 0)
     assert run(*own, "--out", tmp_path / "all") == 0
     capsys.readouterr()
     assert run("overlap", tmp_path / "all", tmp_path / "vista") == 0
     report = json.loads(capsys.readouterr().out)
-    assert (report["rows"], report["rows_near"], report["evaluation_rows"]) == (12, 2, 2)
-    assert report["evaluation_rows_touched"] == {"mathvista/IconQA": 1, "mathvista/Geometry3K": 1}
-    assert report["same_sources"] == {"IconQA": {"rows": 6, "evaluation_rows": 1}}
+    assert (report["rows"], report["rows_near"], report["evaluation_rows"]) == (12, 3, 3)
+    assert report["evaluation_rows_touched"] == {"mathvista/IconQA": 2, "mathvista/Geometry3K": 1}
+    assert report["same_sources"] == {"IconQA": {"rows": 6, "evaluation_rows": 2}}
     assert run(*own, "--out", tmp_path / "clean", "--exclude", tmp_path / "vista") == 0
-    assert read_manifest(tmp_path / "clean").quarantined == {"overlap": 2}
-    assert "mathvista: 2 rows left out, sharing 2 of its images" in capsys.readouterr().out
+    assert read_manifest(tmp_path / "clean").quarantined == {"overlap": 3}
+    assert "mathvista: 3 rows left out, with images of 3 of its rows" in capsys.readouterr().out
 
 
 def test_mathv60k_from_hub_and_mirror_is_the_same_dataset(hub, tmp_path):
@@ -172,9 +174,9 @@ def test_straight_to_a_bucket_and_read_from_there(tmp_path, monkeypatch):
         for key, value in server.env.items():
             monkeypatch.setenv(key, value)
         url = "s3://bucket/data/mathv60k"
-        own = ("prepare", "mathv60k", "--jsonl", jsonl, "--images", archive, "--out", url, "--validation", 0)
+        own = ("prepare", jsonl, "--name", "mathv60k", "--images", archive, "--out", url, "--validation", 0)
         assert run(*own) == 0
-        assert run("prepare", "mathv60k", "--jsonl", jsonl, "--images", archive, "--out", tmp_path / "local",
+        assert run("prepare", jsonl, "--name", "mathv60k", "--images", archive, "--out", tmp_path / "local",
                    "--validation", 0) == 0  # fmt: skip
         assert list(Dataset(url)) == list(Dataset(tmp_path / "local"))
         assert Dataset(url).fingerprint == Dataset(tmp_path / "local").fingerprint
@@ -192,8 +194,15 @@ def test_straight_to_a_bucket_and_read_from_there(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["prepare", "mathv", "--out", "x"], "no dataset 'mathv': choose one of mathv60k"),
-        (["prepare", "mathv60k", "--out", "x", "--jsonl", "a"], "--jsonl and --images belong together"),
+        (["prepare", "mathv", "--out", "x"], "no file, folder or dataset 'mathv': the names are mathv60k"),
+        (["prepare", "--out", "x"], "name a source: a file, a folder, OWNER/NAME on the hub, or one of mathv60k"),
+        (["prepare", "gsm8k=much", "--out", "x"], "after = stands a weight"),
+        (["prepare", "gsm8k", "mathvista", "--out", "x"], "training and evaluation sets are prepared apart"),
+        (["prepare", ".", "--out", "x"], ". has no data file: one of .jsonl"),
+        (["prepare", ".", "--out", "x", "--map", "problem=question"], "--map problem=question: write ROLE=COLUMN"),
+        (["filter", "/nowhere", "--out", "x", "--pass-rate", "0.9..0.1"], "give two shares such as 0.1..0.9"),
+        (["mix", "/nowhere", "--out", "x"], "no prepared dataset at /nowhere"),
+        (["export", "/nowhere", "--to", "trl", "--out", "x"], "no prepared dataset at /nowhere"),
         (["prepare", "gsm8k", "--out", "x", "--validation", "1.5"], "--validation 1.5"),
         (["prepare", "gsm8k", "--out", "x", "--mirror", "/nowhere"], "the mirror has no folder"),
         (["preview", "/nowhere"], "no prepared dataset at /nowhere"),
@@ -214,4 +223,8 @@ def test_help_is_quick_and_imports_neither_torch_nor_ray():
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
     text = subprocess.run([sys.executable, "-m", "data_prep", "--help"], capture_output=True, text=True).stdout
-    assert "geometry3k" in text and "from nothing to a run:" in text and "quarantine.jsonl" in text
+    assert "geometry3k" in text and "your own data" in text and "quarantine.jsonl" in text
+
+
+def test_the_help_names_every_set_of_the_catalog():
+    assert tuple(CATALOG) == options.NAMES

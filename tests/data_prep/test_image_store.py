@@ -91,7 +91,7 @@ def test_an_interrupted_fill_goes_on_and_checks_nothing_twice(tmp_path):
 
 def test_other_limits_or_another_archive_start_anew(tmp_path):
     store = ImageStore(tmp_path / "work", LIMITS, "k")
-    store.fill(lambda: [Member("a", FILES["top/0.png"])], Wanted(["a"]), workers=1)
+    store.fill(lambda: [Member.of("a", FILES["top/0.png"])], Wanted(["a"]), workers=1)
     store.close()
     assert ImageStore(tmp_path / "work", LIMITS, "another key").resumed == 0
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from pathlib import Path
 
 import pytest
 
-from data_prep.sources.mathv60k import MessageFile, local
+from data_prep.sources.mathv60k import local
 from data_prep.sources.source import Candidate, Problem, unboxed
 from tests.data_prep import raw
 from trainer.config import ConfigError
 
 
 def parse(line: str | bytes):
-    return MessageFile("mathv60k", None, None).parse(7, line.encode() if isinstance(line, str) else line)  # ty: ignore
+    with tempfile.TemporaryDirectory() as folder:
+        jsonl = Path(folder) / "rows.jsonl"
+        jsonl.write_bytes((line.encode() if isinstance(line, str) else line) + b"\n")
+        (row,) = local(jsonl, folder).rows()
+    return row
 
 
 PATH = raw.FOREIGN + "mathv60k_img/IconQA/3.png"
@@ -22,7 +28,7 @@ PATH = raw.FOREIGN + "mathv60k_img/IconQA/3.png"
 def test_a_line_is_parsed_into_chat_image_and_answer():
     row = parse(raw.line("Which?\nA. 1\nB. 2", "$\\boxed{B}$", [PATH]))
     assert isinstance(row, Candidate)
-    assert (row.index, row.source, row.answer) == (7, "mathv60k/IconQA", "B")
+    assert (row.index, row.source, row.answer) == (0, "mathv60k/IconQA", "B")
     assert row.messages == [
         {"role": "system", "content": raw.SYSTEM},
         {"role": "user", "content": [{"type": "text", "text": "Which?\nA. 1\nB. 2"}, {"type": "image"}]},
@@ -46,33 +52,31 @@ def test_the_message_may_be_a_list_and_the_assistants_turn_is_dropped():
     [
         ("{not json", "bad_json", ""),
         (b"\xff\xfe\x00", "bad_json", ""),
-        ("[1, 2]", "no_answer_field", ""),
-        (json.dumps({"question": "q", "message": "[]"}), "no_answer_field", ""),
+        ("[1, 2]", "bad_json", "a list where an object should be"),
+        (json.dumps({"question": "q", "message": [{"role": "user", "content": "q"}]}), "no_answer_field", ""),
         (json.dumps({"answer": "1"}), "bad_message", "no list of turns"),
         (json.dumps({"answer": "1", "message": "[{]"}), "bad_message", "not JSON"),
         (json.dumps({"answer": "1", "message": "[]"}), "bad_message", "no list of turns"),
-        (json.dumps({"answer": "1", "message": [{"role": "system", "content": "s"}]}), "bad_message", "no user turn"),
+        (json.dumps({"answer": "1", "message": [{"role": "system", "content": "s"}]}), "bad_message", "the last turn"),
         (json.dumps({"answer": "1", "message": [{"role": "user"}]}), "bad_message", "no content"),
-        (json.dumps({"answer": "1", "message": ["q"]}), "bad_message", "no role"),
-        (json.dumps({"answer": "1", "message": [{"role": "user", "content": [{"type": "image"}]}]}), "bad_message",
-         "no path"),
+        (json.dumps({"answer": "1", "message": ["q"]}), "bad_message", "a turn is no object"),
         (json.dumps({"answer": "1", "message": [{"role": "user", "content": [{"type": "video"}]}]}), "bad_message",
          "unknown kind 'video'"),
     ],
 )  # fmt: skip
 def test_a_broken_line_is_a_problem_and_never_an_exception(line, reason, says):
     problem = parse(line)
-    assert isinstance(problem, Problem) and problem.reason == reason and says in problem.detail and problem.index == 7
+    assert isinstance(problem, Problem) and problem.reason == reason and says in problem.detail and problem.index == 0
 
 
 @pytest.mark.parametrize(
-    ("answer", "gold"),
+    ("answer", "reference"),
     [("$\\boxed{B}$", "B"), ("$\\boxed{\\frac{1}{2}}$", "\\frac{1}{2}"), ("\\boxed{ 3.5 }", "3.5"), ("$7$", "7"),
      ("$$", ""), ("$\\boxed{}$", ""), ("so \\boxed{1}, no, \\boxed{2}", "2"), ("\\boxed{1} \\boxed{2", "1"),
      ("x", "x")],
 )  # fmt: skip
-def test_the_gold_is_the_content_of_the_last_complete_box(answer, gold):
-    assert unboxed(answer) == gold
+def test_the_reference_answer_is_the_content_of_the_last_complete_box(answer, reference):
+    assert unboxed(answer) == reference
 
 
 def test_missing_files_are_named(tmp_path):

@@ -24,7 +24,7 @@ from trainer.data.schema import Manifest, Row, row_id
 def rows(count: int, start: int = 0, image_bytes: int = 20_000):
     for i in range(start, start + count):
         images = [random.Random(i).randbytes(image_bytes) for _ in range(i % 3)]
-        text = f"Frage {i} – ∠ABC?"
+        text, extra = f"Frage {i} – ∠ABC?", {"pass_rate": i / 7} if i % 2 else {}
         content = [{"type": "text", "text": text}] + [{"type": "image"}] * len(images) if images else text
         messages = [{"role": "system", "content": "S"}, {"role": "user", "content": content}]
         yield Row(
@@ -35,7 +35,7 @@ def rows(count: int, start: int = 0, image_bytes: int = 20_000):
             str(i),
             "number",
             f"s{i}",
-            {"pass_rate": i / 7} if i % 2 else {},
+            extra,
         )
 
 

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,30 @@ def test_a_machine_without_a_driver_or_with_a_broken_one_is_refused(tmp_path):
     assert code == 36 and "no GPU driver" in said
     code, said = check(driver(tmp_path / "broken", 13000, code=999))
     assert code == 36 and "cuInit says error 999" in said
+
+
+def test_refused_machines_are_counted_in_the_bucket_and_come_to_an_end(tmp_path):
+    """A checkout whose `desk` environment is this one; every start is another machine with an old driver."""
+    work = tmp_path / "work"
+    shutil.copytree(ROOT / "trainer", work / "trainer", ignore=shutil.ignore_patterns("__pycache__"))
+    (work / "requirements").mkdir()
+    shutil.copy(ROOT / "requirements/gpu.txt", work / "requirements")
+    (work / "trainer/setup.sh").write_text('[ "$1" = desk ]\n')
+    (work / ".venvs/desk/bin").mkdir(parents=True)
+    (work / ".venvs/desk/bin/python").write_text(f'#!/bin/bash\nexec {sys.executable} "$@"\n')
+    (work / ".venvs/desk/bin/python").chmod(0o755)
+    (tmp_path / "bucket").mkdir()
+    env = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(driver(tmp_path / "old", 12080)), "RUN_ID": "r"}
+    env |= {"BUCKET": f"file://{tmp_path}/bucket", "SPOTRL_CUDA_COMPAT": "/nowhere", "HOME": str(tmp_path)}
+
+    def start(launch="first", **more):
+        shell = ["bash", "-c", "set -euo pipefail\n. trainer/driver.sh 36 2\necho on"]
+        return subprocess.run(
+            shell, cwd=work, env=env | {"SPOTRL_LAUNCH": launch} | more, capture_output=True, text=True, timeout=300
+        )
+
+    done = [start() for _ in range(4)]
+    assert [d.returncode for d in done] == [36, 36, 38, 38], done[-1].stderr
+    assert "max_losses" in done[-1].stderr and "resume" in done[-1].stderr
+    assert start("resumed").returncode == 36, "a new launch starts counting anew"
+    assert start(BUCKET="").returncode == 36

@@ -68,12 +68,11 @@ def running(job: Job) -> None:
     job.until(lambda: job.progress().get("step", 0) >= 2, 400)
 
 
-def pid_of(job: Job, words: str) -> int:
+def pid_of(job: Job, module: str) -> int:
     for pid in job.pids():
-        line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        if words in line and "import os, signal" not in line and "-c import sys" not in line:
+        if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1:3] == [b"-m", module.encode()]:
             return pid
-    raise AssertionError(f"no process {words!r} of this job")
+    raise AssertionError(f"no process {module!r} of this job")
 
 
 def gone_within(job: Job, seconds: float) -> float:
@@ -91,10 +90,8 @@ def test_a_killed_process_takes_all_the_others_with_it(start, who):
     running(job)
     assert job.process
     before = len(job.pids())
-    victim = {"front door": job.process.pid, "launcher": 0, "driver": 0}[who] or pid_of(
-        job, "-m trainer.node" if who == "launcher" else "tests.loops.standin --config"
-    )
-    os.kill(victim, signal.SIGKILL)
+    module = {"launcher": "trainer.node", "driver": "tests.loops.standin"}
+    os.kill(pid_of(job, module[who]) if who in module else job.process.pid, signal.SIGKILL)
     job.process.poll()
     seconds = gone_within(job, 15)
     print(f"{who}: {before} processes gone after {seconds:.1f} s")

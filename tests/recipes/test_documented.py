@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import launch
-from recipes import run_record
+from recipes import cli, run_record
 from recipes.drivers import engines
 from recipes.presets import RECIPES
 from recipes.targets.script import SECRETS
@@ -71,11 +70,11 @@ def test_our_command_is_taken_and_its_dry_run_ends_well(page, words, refusal, mo
     monkeypatch.setenv("HOME", str(tmp_path))
     arguments = [word.replace(":PORT", ":2201") for word in words[1:]]
     if arguments[0] in ("data", "test"):
-        launch.parser().parse_args(arguments[:1])
+        cli.parser().parse_args(arguments[:1])
         return
     if "..." in arguments[-1]:  # hosts that the page leaves to the reader
         arguments[-1] = arguments[-1].replace("...", "root@203.0.113.9/10.65.0.4,root@203.0.113.10/10.65.0.5")
-    args = launch.parser().parse_args(arguments)
+    args = cli.parser().parse_args(arguments)
     if args.command not in ("list", "plan", "render", "up", "demo", "preflight"):
         return
     bucket = getattr(args, "bucket", "")
@@ -84,7 +83,7 @@ def test_our_command_is_taken_and_its_dry_run_ends_well(page, words, refusal, mo
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "stand-in")
     if args.command in ("up", "demo", "preflight") and "--dry-run" not in arguments:
         arguments.append("--dry-run")
-    code = launch.main(arguments)
+    code = cli.main(arguments)
     said = capsys.readouterr()
     if refusal:
         plain = re.sub(r"[\d.]+", "0", said.err)  # figures may move
@@ -104,7 +103,7 @@ def test_preflight_of_every_target_needs_neither_bucket_nor_keys(monkeypatch, tm
     for target in CAPABILITIES:
         given = ["preflight", "--target", target, "--dry-run", "--hosts", "a,b"]
         given += ["--set", "cluster.nodes=1", "--hosts", "a"] if target in ("local", "skypilot-runpod") else []
-        assert launch.main(given) == 0, (target, capsys.readouterr().err)
+        assert cli.main(given) == 0, (target, capsys.readouterr().err)
         shown = capsys.readouterr().out
         assert "BUCKET:?" not in shown and "secrets." not in shown and "\n- BUCKET" not in shown, target
 
@@ -187,7 +186,7 @@ def test_files_that_commands_name_are_there():
 
 
 def test_inline_commands_name_commands_and_options_that_exist():
-    known = {action.dest: action for action in launch.parser()._actions}["command"].choices
+    known = {action.dest: action for action in cli.parser()._actions}["command"].choices
     for page in PAGES:
         for inline in re.findall(r"`(?:uv run )?(?:python3? )?launch\.py ([a-z]+)([^`]*)`", page.read_text()):
             assert inline[0] in known, f"{page.name}: launch.py {inline[0]}"

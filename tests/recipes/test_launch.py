@@ -20,6 +20,7 @@ from recipes.drivers import engines, launching, tokens
 from recipes.plan import cost
 from recipes.run_record import RunRecord
 from recipes.targets import ssh
+from tests import servers
 from trainer.config import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -199,6 +200,23 @@ def test_the_runs_own_count_of_restarts_is_the_budgets():
     assert (config.checkpoint.max_restarts, config.checkpoint.max_losses) == (1, 4)
     with pytest.raises(ConfigError, match="set budget.max_restarts"):
         resolve("demo", ["checkpoint.max_restarts=9"])
+
+
+def test_a_bucket_that_cannot_be_used_is_refused_before_anything_is_rented(capsys, monkeypatch, tmp_path):
+    """The real probe against a real S3 server: a bucket that is there, one that is not, and a wrong secret."""
+    stand_in(tmp_path, monkeypatch, "sbatch", 'echo "77"')
+    up = ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--detach", "--run-id"]
+    with servers.rclone(tmp_path / "disk") as server:
+        for name, value in servers.s3_environment(server.port).items():
+            monkeypatch.setenv(name, value)
+        code, _, err = run(capsys, *up, "a", "--bucket", "s3://bucket/runs")
+        assert code == 0, err
+        code, _, err = run(capsys, *up, "b", "--bucket", "s3://nothing-here")
+        assert code == 2 and "nothing-here" in err and err.count("\n") == 1
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+        code, _, err = run(capsys, *up, "c", "--bucket", "s3://bucket/runs")
+        assert code == 2 and err.count("\n") == 1
+    assert len((tmp_path / "calls").read_text().splitlines()) == 1
 
 
 def test_tokens_are_found_where_their_tools_keep_them(monkeypatch, tmp_path):

@@ -69,14 +69,14 @@ def test_every_recipe_finds_machines(said):
 @pytest.mark.parametrize(
     ("where", "chosen"),
     [
-        ("skypilot-runpod/grpo-qwen2.5-vl-3b-mathv60k", "1x_A100-80GB_SECURE[Spot]"),
-        ("skypilot/grpo-qwen2.5-vl-7b-mathv60k", "8x_A100-80GB-SXM_SECURE[Spot]"),
-        ("skypilot-gcp/grpo-qwen2.5-vl-72b-mathv60k", "a2-ultragpu-8g[Spot]"),
+        ("skypilot-runpod/grpo-qwen2.5-vl-3b-mathv60k", "1x_H100-SXM_SECURE"),
+        ("skypilot/grpo-qwen2.5-vl-7b-mathv60k", "8x_H100-SXM_SECURE"),
+        ("skypilot-gcp/grpo-qwen2.5-vl-72b-mathv60k", "a3-highgpu-8g[Spot]"),
         ("skypilot-runpod/demo", "cpu3g-4-16"),
-        ("on demand", "8x_A100-80GB-SXM_SECURE"),
+        ("on demand", "8x_H100-SXM_SECURE"),
     ],
 )
-def test_the_cheapest_place_is_chosen(said, where, chosen):
+def test_the_place_where_the_run_will_cost_least_is_chosen(said, where, chosen):
     assert chosen in said[where]["chosen"].split()
 
 

@@ -1,5 +1,6 @@
 """The rendered text of every recipe on every target: committed, parsed by the engines' own code, free of secrets."""
 
+import hashlib
 import json
 import os
 import re
@@ -266,6 +267,24 @@ def test_what_dstack_uploads_stays_under_its_limit():
     )
     done = subprocess.run([LAUNCH, "-c", code, str(ROOT)], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 2 * 2**20, "add what a node does not need to .dstackignore"
+
+
+def test_an_environment_that_comes_with_the_image_is_taken_if_it_is_the_same(tmp_path):
+    work, image = tmp_path / "work", tmp_path / "image"
+    for folder in (work, image):
+        (folder / "trainer").mkdir(parents=True)
+        (folder / "requirements").mkdir()
+        shutil.copy(ROOT / "trainer/setup.sh", folder / "trainer")
+        (folder / "requirements/gpu.txt").write_text("# nothing\n")
+    parts = b"".join((work / name).read_bytes() for name in ("requirements/gpu.txt", "trainer/setup.sh"))
+    (image / ".venvs/gpu/bin").mkdir(parents=True)
+    (image / ".venvs/gpu/bin/python").symlink_to(sys.executable)
+    (image / ".venvs/gpu/.stamp").write_text(hashlib.sha256(parts).hexdigest() + "\n")
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "SPOTRL_IMAGE_DIR": str(image)}
+    setup = ["bash", str(work / "trainer/setup.sh"), "gpu"]
+    said = [subprocess.run(setup, env=env, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    assert said == ["environment gpu comes with the image\n", ""]
+    assert (work / ".venvs/gpu/bin/python").exists()
 
 
 # --- batch systems ----------------------------------------------------------------------------------------------------

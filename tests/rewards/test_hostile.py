@@ -7,7 +7,7 @@ import pytest
 
 from trainer import config
 from trainer.rewards.grading import grader
-from trainer.rewards.scorer import Rewards
+from trainer.rewards.scorer import Scorer
 
 HOSTILE = {
     "tower of powers": "9^{9^{9^{9}}}",
@@ -67,20 +67,20 @@ def wrap(content: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def rewards():
-    with Rewards(config.Rewards(workers=2, deadline_s=1.0, max_timeout_rate=1.0)) as pool:
-        pool.score([wrap("\\sin x+1")], ["1+\\sin x"], ["math"])  # started and warm
-        yield pool
+def scorer():
+    with Scorer(config.Rewards(workers=2, deadline_s=1.0, max_timeout_rate=1.0)) as scorer:
+        scorer.score([wrap("\\sin x+1")], ["1+\\sin x"], ["math"])  # started and warm
+        yield scorer
 
 
-@pytest.mark.parametrize("gold", ["60", "\\sqrt{3} + x", "(1, 2)"])
-def test_hostile_answers_cost_their_deadline_and_nothing_more(rewards, gold):
-    kind = grader.classify(gold)
+@pytest.mark.parametrize("reference", ["60", "\\sqrt{3} + x", "(1, 2)"])
+def test_hostile_completions_cost_their_deadline_and_nothing_more(scorer, reference):
+    kind = grader.classify(reference)
     texts = [wrap(h) for h in HOSTILE.values()] + [wrap(a) for _, a, _ in PLAIN]
-    golds = [gold] * len(HOSTILE) + [g for g, _, _ in PLAIN]
+    references = [reference] * len(HOSTILE) + [g for g, _, _ in PLAIN]
     kinds = [kind] * len(HOSTILE) + [t for _, _, t in PLAIN]
     started = time.monotonic()
-    verdicts = [o.verdict for o in rewards.score(texts, golds, kinds)]
+    verdicts = [o.verdict for o in scorer.score(texts, references, kinds)]
     assert [n for n, v in zip(HOSTILE, verdicts, strict=False) if v == "correct"] == []
     assert verdicts[len(HOSTILE) :] == ["correct"] * len(PLAIN)
     assert time.monotonic() - started < 4.0 * len(HOSTILE)
@@ -88,10 +88,10 @@ def test_hostile_answers_cost_their_deadline_and_nothing_more(rewards, gold):
 
 @pytest.mark.parametrize("answer_type", ["letter", "number", "text", "math"])
 def test_fast_path_is_bounded_on_hostile_answers(answer_type):
-    gold = {"letter": "A", "number": "60", "text": "Yes", "math": "\\{1, 2\\}"}[answer_type]
+    reference = {"letter": "A", "number": "60", "text": "Yes", "math": "\\{1, 2\\}"}[answer_type]
     for name, content in HOSTILE.items():
         started = time.perf_counter()
-        grader.decide_fast(content, gold, answer_type)
+        grader.decide_fast(content, reference, answer_type)
         assert time.perf_counter() - started < 0.25, name
 
 
@@ -102,16 +102,18 @@ PIECES = (
 )
 
 
-@pytest.mark.parametrize("gold", ["60", "B", "Yes", "\\{1, 2\\}", "(1,\\sqrt{2})", "x=1, y=2", "3:4", "[1,2)", "x^2+1"])
-def test_fast_path_is_bounded_on_random_pieces_of_notation(gold):
+@pytest.mark.parametrize(
+    "reference", ["60", "B", "Yes", "\\{1, 2\\}", "(1,\\sqrt{2})", "x=1, y=2", "3:4", "[1,2)", "x^2+1"]
+)
+def test_fast_path_is_bounded_on_random_pieces_of_notation(reference):
     """Regular expressions that backtrack show themselves on long runs of few different pieces."""
-    random_ = random.Random(gold)
+    random_ = random.Random(reference)
     pieces = [" ", *PIECES.split(" ")]
     for _ in range(300):
         few = random_.sample(pieces, random_.choice([1, 2, 3, 6]))
         content = "".join(random_.choice(few) for _ in range(random_.choice([20, 200, 900])))
         started = time.thread_time()
-        grader.decide_fast(content, gold, grader.classify(gold))
+        grader.decide_fast(content, reference, grader.classify(reference))
         assert time.thread_time() - started < 0.2, content
 
 
@@ -128,20 +130,20 @@ def test_fast_path_is_bounded_on_random_pieces_of_notation(gold):
         "<answer>\\boxed{60}</answer>" + "x" * 8_000_000,
     ],
 )
-def test_megabytes_of_text_are_read_in_linear_time(rewards, text):
+def test_megabytes_of_text_are_read_in_linear_time(scorer, text):
     started = time.monotonic()
-    (outcome,) = rewards.score([text], ["60"], ["number"])
+    (outcome,) = scorer.score([text], ["60"], ["number"])
     assert outcome.verdict in ("wrong", "no_answer") and outcome.format == 0.0
     assert time.monotonic() - started < 8.0
 
 
-def test_hostile_gold_answers_are_reported_at_preparation(rewards):
-    golds = ["9^{9^{9^{9}}}", "x^2", "\\frac{", "(10^9)!"]
-    errors = rewards.gold_errors(golds, ["math"] * 4)
+def test_hostile_reference_answers_are_reported_at_preparation(scorer):
+    references = ["9^{9^{9^{9}}}", "x^2", "\\frac{", "(10^9)!"]
+    errors = scorer.reference_errors(references, ["math"] * 4)
     assert errors[1] is None and errors[0] and errors[2]
 
 
-def test_worker_memory_is_limited(rewards):
-    """Powers that fit the deadline but not the memory end as an error or a timeout, in a worker."""
-    (outcome,) = rewards.score([wrap("2^{2^{36}} + x")], ["x"], ["math"])
+def test_worker_memory_is_limited(scorer):
+    """Powers that fit the deadline but not the memory end as wrong, an error or a timeout, in a worker."""
+    (outcome,) = scorer.score([wrap("2^{2^{36}} + x")], ["x"], ["math"])
     assert outcome.verdict in ("wrong", "timeout", "error")

@@ -1,6 +1,7 @@
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -10,15 +11,18 @@ import pytest
 
 from trainer import config
 from trainer.config import ConfigError
+from trainer.rewards import process_pool
 from trainer.rewards.grading import grader
-from trainer.rewards.scorer import Rewards, TimeoutRateError
+from trainer.rewards.scorer import Scorer, TimeoutRateError
 
 ROOT = Path(__file__).resolve().parents[2]
-CASES = [tuple(line.split("\t")) for line in (Path(__file__).parent / "cases.tsv").read_text().splitlines()[1:]]
-HANG = "9^{9^{9^{9}}} + x"
+CASES = [(*line.split("\t"), "")[:5] for line in (Path(__file__).parent / "cases.tsv").read_text().splitlines()[1:]]
+TOWER = "\\sum_{a=1}^{999} \\sum_{b=1}^{999} \\sum_{c=1}^{999} "
+HANG = TOWER + "x"
+"""A thousand million terms."""
 ALGEBRA = [f"\\sin x + {i}" for i in range(30)]
-GOLDS = [f"{i} + \\sin x" for i in range(30)]
-"""The same, and only math-verify can tell."""
+REFERENCES = [f"{i} + \\sin x" for i in range(30)]
+"""The same value."""
 
 
 def wrap(content: str) -> str:
@@ -29,13 +33,8 @@ def settings(workers=2, deadline_s=20.0, max_timeout_rate=1.0, function="") -> c
     return config.Rewards(workers=workers, deadline_s=deadline_s, max_timeout_rate=max_timeout_rate, function=function)
 
 
-def nursery_of(rewards: Rewards) -> psutil.Process:
-    assert rewards._pool._nursery is not None
-    return psutil.Process(rewards._pool._nursery.process.pid)
-
-
-def workers_of(rewards: Rewards) -> list[psutil.Process]:
-    return nursery_of(rewards).children()
+def workers_of(scorer: Scorer) -> list[psutil.Process]:
+    return [psutil.Process(pid) for pid in scorer._pool.pids()]
 
 
 def until(condition, timeout_s=10.0):
@@ -48,140 +47,153 @@ def until(condition, timeout_s=10.0):
 
 
 @pytest.fixture(scope="module")
-def rewards():
-    with Rewards(settings()) as pool:
-        yield pool
+def scorer():
+    with Scorer(settings()) as scorer:
+        yield scorer
 
 
-def test_order_is_kept_and_rewards_are_weighted(rewards):
+def test_order_is_kept_and_rewards_are_weighted(scorer):
     texts = [wrap("60"), wrap("\\sin(x)^2-1"), "no box", wrap("A") + "!", wrap("x")]
-    outcomes = rewards.score(
+    outcomes = scorer.score(
         texts, ["60", "-1+\\sin(x)^2", "60", "A", "x+1"], ["number", "math", "number", "letter", "math"]
     )
     assert [o.verdict for o in outcomes] == ["correct", "correct", "no_answer", "correct", "wrong"]
     assert [o.format for o in outcomes] == [1.0, 1.0, 0.0, 0.0, 1.0]
     assert [o.reward for o in outcomes] == [1.5, 1.5, 0.0, 1.0, 0.5]
-    assert rewards.stats()["reward/no_answer_rate"] == pytest.approx(0.2)
+    assert scorer.stats()["reward/no_answer_rate"] == pytest.approx(0.2)
 
 
-def test_lengths_must_agree(rewards):
+def test_lengths_must_agree(scorer):
     with pytest.raises(ValueError, match="lengths must agree"):
-        rewards.score(["a", "b"], ["1"], ["number"])
+        scorer.score(["a", "b"], ["1"], ["number"])
 
 
-def test_empty_batch(rewards):
-    assert rewards.score([], [], []) == []
+def test_empty_batch(scorer):
+    assert scorer.score([], [], []) == []
 
 
-def test_unparseable_gold_is_an_error_outcome(rewards):
-    (outcome,) = rewards.score([wrap("5")], ["\\frac{"], ["math"])
+def test_unreadable_reference_answer_is_an_error_outcome(scorer):
+    (outcome,) = scorer.score([wrap("5")], ["\\frac{"], ["math"])
     assert (outcome.verdict, outcome.accuracy) == ("error", 0.0)
 
 
-def test_equal_input_gives_equal_outcomes_over_orders_and_worker_counts(rewards):
-    rows = [
-        (wrap(a), g, grader.classify(g)) for _, g, a, _ in CASES if grader.decide_fast(a, g, grader.classify(g)) is None
-    ]
-    expected = rewards.score(*map(list, zip(*rows, strict=True)))
-    with Rewards(settings(workers=3)) as other:
+def test_equal_input_gives_equal_outcomes_over_orders_and_worker_counts(scorer):
+    rows = [(wrap(a), r, grader.classify(r), question) for _, r, a, _, question in CASES]
+    rows = [row for row in rows if grader.decide_fast(row[0], *row[1:]) is None]
+    expected = scorer.score(*map(list, zip(*rows, strict=True)))
+    with Scorer(settings(workers=3)) as other:
         backwards = other.score(*map(list, zip(*rows[::-1], strict=True)))
         again = other.score(*map(list, zip(*rows, strict=True)))
     assert backwards[::-1] == expected == again
 
 
 def test_timeout_kills_one_worker_and_the_batch_goes_on():
-    with Rewards(settings(deadline_s=1.0)) as rewards:
-        rewards.score([wrap(ALGEBRA[1])], GOLDS[1:2], ["math"])
+    with Scorer(settings(deadline_s=1.0)) as scorer:
+        scorer.score([wrap(ALGEBRA[1])], REFERENCES[1:2], ["math"])
         texts = [wrap(HANG), *map(wrap, ALGEBRA[:20])]
         started = time.monotonic()
-        outcomes = rewards.score(texts, ["x", *GOLDS[:20]], ["math"] * 21)
+        outcomes = scorer.score(texts, ["x", *REFERENCES[:20]], ["math"] * 21)
         assert time.monotonic() - started < 15.0
         assert [o.verdict for o in outcomes] == ["timeout"] + ["correct"] * 20
-        assert rewards.stats()["reward/timeout_rate"] == pytest.approx(1 / 21)
-        assert rewards.stats()["perf/grader_restarts"] == 1.0
+        assert scorer.stats()["reward/timeout_rate"] == pytest.approx(1 / 21)
+        assert scorer.stats()["perf/grader_restarts"] == 1.0
 
 
 def test_too_many_timeouts_abort():
-    with Rewards(settings(deadline_s=0.5, max_timeout_rate=0.2)) as rewards:
-        rewards.score([wrap(ALGEBRA[1])], GOLDS[1:2], ["math"])
+    with Scorer(settings(deadline_s=0.5, max_timeout_rate=0.2)) as scorer:
+        scorer.score([wrap(ALGEBRA[1])], REFERENCES[1:2], ["math"])
         with pytest.raises(TimeoutRateError, match="max_timeout_rate"):
-            rewards.score([wrap(HANG), wrap("60"), wrap("61")], ["x", "60", "61"], ["math", "number", "number"])
+            scorer.score([wrap(HANG), wrap("60"), wrap("61")], ["x", "60", "61"], ["math", "number", "number"])
 
 
 def busy(process: psutil.Process) -> bool:
     return process.is_running() and process.status() == psutil.STATUS_RUNNING and process.cpu_times().user > 0.3
 
 
-@pytest.mark.parametrize("victims", [workers_of, lambda rewards: [nursery_of(rewards)]], ids=["workers", "nursery"])
-def test_what_is_killed_with_answers_in_hand_is_replaced_and_costs_nothing(tmp_path, victims):
-    """Each answer is graded once more; if that answer is what kills, it ends as an error (see `die` below)."""
+def test_what_is_killed_with_completions_in_hand_is_replaced_and_costs_nothing(tmp_path):
+    """Each completion is graded once more; if that is what kills, it ends as an error (see `die` below)."""
     (tmp_path / "slow.py").write_text(
-        "import time\ndef reward(text, gold, kind):\n    time.sleep(1.0 if text == 'slow' else 0.0)\n    return 1.0\n"
+        "import time\n"
+        "def reward(text, reference, kind):\n"
+        "    time.sleep(1.0 if text == 'slow' else 0.0)\n"
+        "    return 1.0\n"
     )
-    with Rewards(settings(deadline_s=20.0, function=f"{tmp_path / 'slow.py'}:reward")) as rewards:
-        rewards.score(["a", "b"], ["", ""], ["text"] * 2)
+    with Scorer(settings(deadline_s=20.0, function=f"{tmp_path / 'slow.py'}:reward")) as scorer:
+        scorer.score(["a", "b"], ["", ""], ["text"] * 2)
         result: list = []
         thread = threading.Thread(
-            target=lambda: result.extend(rewards.score(["slow"] + ["a"] * 5 + ["slow"], [""] * 7, ["text"] * 7))
+            target=lambda: result.extend(scorer.score(["slow"] + ["a"] * 5 + ["slow"], [""] * 7, ["text"] * 7))
         )
         thread.start()
         time.sleep(0.4)
-        assert victims(rewards)
-        for process in victims(rewards):
+        assert workers_of(scorer)
+        for process in workers_of(scorer):
             process.send_signal(signal.SIGKILL)
         thread.join(timeout=20)
         assert [o.verdict for o in result] == ["correct"] * 7
-        assert rewards.stats()["perf/grader_restarts"] >= 1
+        assert scorer.stats()["perf/grader_restarts"] >= 1
 
 
 def test_idle_workers_killed_from_outside_cost_nothing():
-    with Rewards(settings(workers=1)) as rewards:
-        rewards.score([wrap(ALGEBRA[1])], GOLDS[1:2], ["math"])
-        for process in workers_of(rewards):
+    with Scorer(settings(workers=1)) as scorer:
+        scorer.score([wrap(ALGEBRA[1])], REFERENCES[1:2], ["math"])
+        for process in workers_of(scorer):
             process.kill()
-        outcomes = rewards.score(list(map(wrap, ALGEBRA[2:6])), GOLDS[2:6], ["math"] * 4)
+        outcomes = scorer.score(list(map(wrap, ALGEBRA[2:6])), REFERENCES[2:6], ["math"] * 4)
         assert [o.verdict for o in outcomes] == ["correct"] * 4
 
 
-def test_nursery_killed_from_outside_costs_nothing():
-    with Rewards(settings(deadline_s=20.0)) as rewards:
-        rewards.score([wrap(ALGEBRA[1])], GOLDS[1:2], ["math"])
-        old = workers_of(rewards)
-        nursery_of(rewards).kill()
-        outcomes = rewards.score(list(map(wrap, ALGEBRA[2:8])), GOLDS[2:8], ["math"] * 6)
-        assert [o.verdict for o in outcomes] == ["correct"] * 6
-        assert until(lambda: not any(p.is_running() for p in old))
-
-
 def test_close_leaves_no_process():
-    rewards = Rewards(settings())
-    rewards.score(list(map(wrap, ALGEBRA[1:3])), GOLDS[1:3], ["math"] * 2)
-    nursery = nursery_of(rewards)
-    processes = [nursery, *nursery.children()]
-    rewards.close()
+    scorer = Scorer(settings())
+    scorer.score(list(map(wrap, ALGEBRA[1:3])), REFERENCES[1:3], ["math"] * 2)
+    processes = workers_of(scorer)
+    assert processes
+    scorer.close()
     assert until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes))
     with pytest.raises(RuntimeError, match="closed"):
-        rewards.score([wrap(ALGEBRA[9])], GOLDS[9:10], ["math"])
+        scorer.score([wrap(ALGEBRA[9])], REFERENCES[9:10], ["math"])
 
 
 def test_no_orphans_when_the_trainer_is_killed_while_grading():
     script = f"""
-import threading
+import threading, time
 from trainer import config
-from trainer.rewards.scorer import Rewards
-rewards = Rewards(config.Rewards(workers=2, deadline_s=60.0))
-rewards.score([{wrap(ALGEBRA[1])!r}], [{GOLDS[1]!r}], ["math"])
-print(rewards._pool._nursery.process.pid, flush=True)
-rewards.score([{wrap(HANG)!r}, {wrap(HANG + "+ 1")!r}], ["x", "x"], ["math"] * 2)
+from trainer.rewards.scorer import Scorer
+scorer = Scorer(config.Rewards(workers=2, deadline_s=60.0))
+rows = [{wrap(HANG)!r}, {wrap(HANG + "+ 1")!r}], ["x", "x"], ["math"] * 2
+threading.Thread(target=scorer.score, args=rows).start()
+while len(scorer._pool.pids()) < 2:
+    time.sleep(0.05)
+print(*scorer._pool.pids(), flush=True)
+time.sleep(60)
 """
     with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout is not None
-        nursery = psutil.Process(int(trainer.stdout.readline()))
-        assert until(lambda: len(nursery.children()) == 2 and any(busy(p) for p in nursery.children()))
-        processes = [nursery, *nursery.children()]
+        processes = [psutil.Process(int(pid)) for pid in trainer.stdout.readline().split()]
+        assert until(lambda: all(busy(p) for p in processes), 30.0)
         trainer.kill()
         trainer.wait()
     assert until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes), 5.0)
+
+
+def test_memory_of_all_workers_together_is_capped(monkeypatch):
+    monkeypatch.setattr(process_pool, "MEMORY_BYTES", 1 << 30)
+    with Scorer(settings(workers=4)) as scorer:
+        scorer.score([wrap(a) for a in ALGEBRA], REFERENCES, ["math"] * len(ALGEBRA))
+        limits = [psutil.Process(p.pid).rlimit(psutil.RLIMIT_AS)[0] for p in workers_of(scorer)]
+        assert len(limits) == 4 and sum(limits) <= 1 << 30
+        assert sum(p.memory_info().rss for p in workers_of(scorer)) < 400 << 20
+
+
+def test_a_worker_that_runs_out_of_memory_costs_its_completion_alone(monkeypatch):
+    program = "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 28,) * 2)\n"
+    program += "def reward(text, reference, kind):\n    return len(bytes(1 << 30)) if 'much' in text else 1.0\n"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "greedy.py"
+        path.write_text(program)
+        with Scorer(settings(function=f"{path}:reward")) as scorer:
+            outcomes = scorer.score(["a", "much", "b"], [""] * 3, ["text"] * 3)
+    assert [o.verdict for o in outcomes] == ["correct", "error", "correct"]
 
 
 @pytest.fixture
@@ -189,21 +201,21 @@ def user_file(tmp_path):
     path = tmp_path / "my_reward.py"
     path.write_text(
         "import time\n"
-        "def reward(text, gold, answer_type):\n"
+        "def reward(text, reference, answer_type):\n"
         "    if 'hang' in text:\n"
         "        while True: pass\n"
         "    if 'raise' in text: raise RuntimeError('boom')\n"
         "    if 'nan' in text: return float('nan')\n"
         "    if 'die' in text: import os; os._exit(3)\n"
-        "    return len(text) / 10 if gold == 'long' else 0\n"
+        "    return len(text) / 10 if reference == 'long' else 0\n"
     )
     return path
 
 
 def test_user_function_runs_under_the_same_deadline(user_file):
-    with Rewards(settings(function=f"{user_file}:reward", deadline_s=1.0)) as rewards:
+    with Scorer(settings(function=f"{user_file}:reward", deadline_s=1.0)) as scorer:
         texts = ["abcde", "hang", "raise", "nan", "die", "x" * 20, "x"]
-        outcomes = rewards.score(texts, ["long"] * 6 + ["other"], ["text"] * 7)
+        outcomes = scorer.score(texts, ["long"] * 6 + ["other"], ["text"] * 7)
     assert [o.verdict for o in outcomes] == ["correct", "timeout", "error", "error", "error", "correct", "wrong"]
     assert [o.accuracy for o in outcomes] == [0.5, 0.0, 0.0, 0.0, 0.0, 2.0, 0.0]
 
@@ -218,13 +230,13 @@ def test_user_function_runs_under_the_same_deadline(user_file):
 )
 def test_user_function_that_cannot_be_loaded_is_refused_at_once(user_file, spec, message):
     with pytest.raises(ConfigError, match=message):
-        Rewards(settings(function=spec.format(file=user_file)))
+        Scorer(settings(function=spec.format(file=user_file)))
 
 
 def test_user_file_that_does_not_import_is_refused_with_its_error(tmp_path):
     (tmp_path / "bad.py").write_text("import no_such_module\n")
     with pytest.raises(ConfigError, match="no_such_module"):
-        Rewards(settings(function=f"{tmp_path / 'bad.py'}:reward"))
+        Scorer(settings(function=f"{tmp_path / 'bad.py'}:reward"))
 
 
 def test_rewards_import_neither_torch_nor_ray():

@@ -9,7 +9,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -17,12 +19,16 @@ import uvicorn
 
 from trainer import config
 from trainer.config import ConfigError
-from trainer.rewards import remote
-from trainer.rewards.scorer import Rewards
+from trainer.rewards import guard, remote
+from trainer.rewards.guard import GuardedProtocol
+from trainer.rewards.remote import BadReplyError
+from trainer.rewards.scorer import Scorer
 from trainer.rewards.server import Limits, check_host, create_app, response_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "only-for-this-test"
+HANG = "\\sum_{a=1}^{999} \\sum_{b=1}^{999} \\sum_{c=1}^{999} x"
+"""A thousand million terms."""
 
 
 def wrap(content: str) -> str:
@@ -79,7 +85,9 @@ def url():
 def in_this_process(limits: Limits):
     port = free_port()
     app = create_app(config.Rewards(deadline_s=3.0, workers=1), limits)
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning"))
+    server = uvicorn.Server(
+        uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", http=GuardedProtocol, ws="none")
+    )
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -100,9 +108,11 @@ def test_original_request_with_labels(url):
     assert status == 200
     assert reply == {
         "rewards": [1.5, 1.5, 0.0],
+        "scores": [1.0, 1.0, 0.0],
         "format_rewards": [1.0, 1.0, 0.0],
         "acc_rewards": [1.0, 1.0, 0.0],
         "verdicts": ["correct", "correct", "no_answer"],
+        "extra_logs": {"accuracy": [1.0, 1.0, 0.0], "format": [1.0, 1.0, 0.0]},
     }
 
 
@@ -119,7 +129,6 @@ def test_same_prompt_with_two_labels_is_graded_by_label(url):
         ({"query": [wrap("1")], "prompts": ["p"]}, "labels"),
         ({"query": [], "prompts": [], "labels": []}, "query"),
         ({"query": wrap("1"), "labels": "1"}, "query"),
-        ({"query": [1], "labels": ["1"]}, "query"),
         ({"query": [wrap("1")], "labels": ["1"], "answer_types": ["numbr"]}, "numbr"),
         ({"query": [wrap("1")] * 5000, "labels": ["1"] * 5000}, "at most"),
         ([], "object"),
@@ -144,7 +153,7 @@ def test_token_is_asked_for(url):
 
 
 def test_hanging_answer_costs_its_deadline(url):
-    body = {"query": [wrap("9^{9^{9^{9}}} + x"), wrap("\\sin x+2")], "labels": ["x", "2+\\sin x"]}
+    body = {"query": [wrap(HANG), wrap("\\sin x+2")], "labels": ["x", "2+\\sin x"]}
     assert call(f"{url}/get_reward", body, TOKEN)[1]["verdicts"] == ["timeout", "correct"]
 
 
@@ -158,8 +167,8 @@ def test_metrics_count_answers_and_replies(url):
 def test_client_grades_through_the_server(url, monkeypatch):
     monkeypatch.setenv(remote.TOKEN_VARIABLE, TOKEN)
     texts, golds = [wrap(str(i)) for i in range(600)], [str(i - i % 2) for i in range(600)]
-    with Rewards(config.Rewards(remote_url=f"{url}/get_reward", accuracy_weight=2.0)) as rewards:
-        outcomes = rewards.score(texts, golds, ["number"] * 600)
+    with Scorer(config.Rewards(remote_url=f"{url}/get_reward", accuracy_weight=2.0)) as scorer:
+        outcomes = scorer.score(texts, golds, ["number"] * 600)
     assert [o.verdict for o in outcomes] == ["correct", "wrong"] * 300
     assert outcomes[0].reward == 2.5
 
@@ -167,23 +176,24 @@ def test_client_grades_through_the_server(url, monkeypatch):
 def test_client_without_token_says_so(url, monkeypatch):
     monkeypatch.delenv(remote.TOKEN_VARIABLE, raising=False)
     with (
-        Rewards(config.Rewards(remote_url=f"{url}/get_reward")) as rewards,
+        Scorer(config.Rewards(remote_url=f"{url}/get_reward")) as scorer,
         pytest.raises(ConnectionError, match="401"),
     ):
-        rewards.score([wrap("1")], ["1"], ["number"])
+        scorer.score([wrap("1")], ["1"], ["number"])
 
 
 def test_client_gives_up_on_a_server_that_stays_away(monkeypatch):
     monkeypatch.setattr(remote, "RETRIES", 1)
-    rewards = Rewards(config.Rewards(remote_url=f"http://127.0.0.1:{free_port()}/get_reward"))
-    with rewards, pytest.raises(ConnectionError, match="cannot be reached"):
-        rewards.score([wrap("1")], ["1"], ["number"])
+    scorer = Scorer(config.Rewards(remote_url=f"http://127.0.0.1:{free_port()}/get_reward"))
+    with scorer, pytest.raises(ConnectionError, match="cannot be reached"):
+        scorer.score([wrap("1")], ["1"], ["number"])
 
 
 def test_too_large_a_body_is_413_and_load_is_shed_with_503():
-    hang = {"query": [wrap("9^{9^{9^{9}}} + x")] * 4, "labels": ["x"] * 4}
+    hang = {"query": [wrap(HANG)] * 4, "labels": ["x"] * 4}
     with in_this_process(Limits(body_bytes=10_000, in_flight=4, batch=4)) as base:
-        assert call(f"{base}/get_reward", {"query": ["a" * 20_000], "labels": ["1"]})[0] == 413
+        status, reply, _ = call(f"{base}/get_reward", {"query": ["a" * 20_000_000], "labels": ["1"]})
+        assert status == 413 and "fewer completions" in reply["detail"]
         statuses: list[int] = []
         threads = [
             threading.Thread(target=lambda: statuses.append(call(f"{base}/get_reward", hang)[0])) for _ in range(6)
@@ -213,6 +223,158 @@ def test_address_of_the_cluster_needs_a_token():
         check_host("10.0.0.5", "")
 
 
-def test_response_is_the_last_turn_without_end_tokens():
-    assert response_of("<|im_start|>assistant\nold<|im_end|>\n<|im_start|>assistant\nnew<|im_end|>\n") == "new"
-    assert response_of("plain") == "plain"
+@pytest.mark.parametrize(
+    "ends",
+    [
+        "<|im_end|>\n", "<|im_end|><|endoftext|>", "<|im_end|>\n" + "<|endoftext|>" * 500, "</s>", "<|eot_id|>",
+        "<eos><pad><pad>", "<｜end▁of▁sentence｜>", "<|end_of_text|>", "[PAD][PAD]", "<end_of_turn>\n",
+        "<|im_end|></s>\n\n", "",
+    ],
+)  # fmt: skip
+def test_special_tokens_around_a_completion_are_off(ends):
+    for start in ("", "<|im_start|>assistant\nold<|im_end|>\n<|im_start|>assistant\n", "<s>",
+                  "<|start_header_id|>assistant<|end_header_id|>\n\n"):  # fmt: skip
+        assert response_of(start + wrap("5") + ends) == wrap("5")
+    assert response_of("plain </think> text") == "plain </think> text"
+
+
+def test_what_is_wrong_with_one_row_costs_that_row(url):
+    raw = b'{"query": ["Q", null, "\\ud800 Q", "Q", 7, "Q", "Q"], "labels": ["1", "1", "1", null, "1", 1, {"a": [1]}]}'
+    raw = raw.replace(b"Q", json.dumps(wrap("1")).encode()[1:-1])
+    status, reply, _ = call(f"{url}/get_reward", raw=raw, token=TOKEN)
+    assert status == 200
+    assert reply["verdicts"] == ["correct", "no_answer", "correct", "error", "no_answer", "correct", "error"]
+
+
+def test_half_a_surrogate_pair_reaches_the_processes_unharmed(url):
+    raw = json.dumps({"query": [wrap("x + \ud800"), wrap("1+\\sin x")], "labels": ["\\sin x + 1"] * 2}).encode()
+    assert call(f"{url}/get_reward", raw=raw, token=TOKEN)[1]["verdicts"] == ["wrong", "correct"]
+
+
+def test_prompts_bring_the_nouns_of_units(url):
+    body = {"query": [wrap("5 apples")] * 2, "labels": ["5"] * 2, "prompts": ["How many apples?", "How many oranges?"]}
+    assert call(f"{url}/get_reward", body, TOKEN)[1]["verdicts"] == ["correct", "wrong"]
+
+
+def test_token_in_the_url_serves_clients_without_headers(url):
+    """OpenRLHF's client sends the body alone, and reads `rewards`, `scores` and `extra_logs`."""
+    body = {"query": [wrap("1")], "prompts": ["p"], "labels": ["1"]}
+    status, reply, _ = call(f"{url}/get_reward?token={TOKEN}", body)
+    assert status == 200 and reply["scores"] == [1.0] and len(reply["extra_logs"]["format"]) == 1
+    assert call(f"{url}/get_reward?token=wrong", body)[0] == 401
+    assert call(f"{url}/get_reward?token=%ff", body)[0] == 401
+
+
+@contextmanager
+def server_that_says(reply: bytes):
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(reply)))
+            self.end_headers()
+            self.wfile.write(reply)
+
+        def log_message(self, format, *args):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/get_reward?token=secret"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("reply", "says"),
+    [(b'{"acc_rewards": [NaN]}', "finite"), (b'{"rewards": [Infinity]}', "finite"), (b'{"rewards": ["1"]}', "finite"),
+     (b'{"acc_rewards": [1.0], "verdicts": ["splendid"]}', "splendid"), (b'{"rewards": [1.0, 1.0]}', "list of 1"),
+     (b'{"rewards": 1.0}', "list of 1"), (b"[1.0]", "object"), (b"{}", "neither"), (b'{"rewards": [null]}', "finite")],
+)  # fmt: skip
+def test_client_refuses_replies_that_make_no_rewards(reply, says):
+    with server_that_says(reply) as url, Scorer(config.Rewards(remote_url=url)) as scorer:
+        with pytest.raises(BadReplyError, match=says) as error:
+            scorer.score([wrap("1")], ["1"], ["number"])
+        assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("reply", "accuracy"),
+    [(b'{"rewards": [0.5]}', 0.5), (b'{"rewards": [9.0], "scores": [1], "extra_logs": {"length": [3]}}', 1.0),
+     (b'{"rewards": [-1.0]}', -1.0)],
+)  # fmt: skip
+def test_client_understands_replies_in_openrlhf_s_shape(reply, accuracy):
+    with server_that_says(reply) as url, Scorer(config.Rewards(remote_url=url)) as scorer:
+        (outcome,) = scorer.score([wrap("1")], ["1"], ["number"])
+    assert outcome.accuracy == accuracy and outcome.verdict == ("correct" if accuracy > 0 else "wrong")
+
+
+def test_simple_completions_do_not_wait_for_hanging_ones(url):
+    hang = {"query": [wrap(HANG + f"+ {i}") for i in range(4)], "labels": ["x"] * 4}
+    threads = [threading.Thread(target=call, args=(f"{url}/get_reward", hang, TOKEN)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(1.0)
+    started = time.monotonic()
+    body = {"query": [wrap("60"), wrap("B")], "labels": ["60", "B"]}
+    assert call(f"{url}/get_reward", body, TOKEN)[1]["verdicts"] == ["correct"] * 2
+    assert time.monotonic() - started < 2.0
+    assert any(thread.is_alive() for thread in threads)
+    for thread in threads:
+        thread.join(timeout=120)
+
+
+def test_half_open_requests_neither_stay_nor_block(monkeypatch):
+    monkeypatch.setattr(guard, "HEAD_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(guard, "MAX_CONNECTIONS", 50)
+    with in_this_process(Limits(body_timeout_s=2.0)) as base:
+        port = int(base.rpartition(":")[2])
+        open_ = [socket.create_connection(("127.0.0.1", port)) for _ in range(150)]
+        try:
+            for s in open_[::2]:
+                s.sendall(b"POST /get_reward HTTP/1.1\r\nHost: x\r\n")
+            started = time.monotonic()
+            assert call(f"{base}/health")[0] == 200
+            assert time.monotonic() - started < 1.5
+            for s in open_:
+                s.settimeout(10)
+                with suppress(ConnectionError):
+                    assert s.recv(1) == b""  # dropped, every one
+        finally:
+            for s in open_:
+                s.close()
+        slow = socket.create_connection(("127.0.0.1", port))
+        slow.sendall(b"POST /get_reward HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        slow.settimeout(10)
+        assert b" 408 " in slow.recv(1000)
+        slow.close()
+
+
+def test_a_kept_connection_serves_many_requests(url):
+    connection = HTTPConnection(url.removeprefix("http://"))
+    body = json.dumps({"query": [wrap("1")], "labels": ["1"]}).encode()
+    for _ in range(20):
+        connection.request("POST", "/get_reward", body, {"Authorization": f"Bearer {TOKEN}"})
+        assert json.load(connection.getresponse())["verdicts"] == ["correct"]
+    connection.close()
+
+
+def test_bodies_being_read_are_capped_together():
+    with in_this_process(Limits(body_bytes=1 << 20, bodies_bytes=3 << 19)) as base:
+        port = int(base.rpartition(":")[2])
+        part = b"POST /get_reward HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" + b" " * 999_000
+        held = [socket.create_connection(("127.0.0.1", port)) for _ in range(4)]
+        for s in held:
+            s.sendall(part)
+            s.settimeout(2)
+        replies = []
+        for s in held:
+            with suppress(TimeoutError):
+                replies.append(s.recv(100))
+        assert replies and all(b" 503 " in reply for reply in replies)
+        assert call(f"{base}/health")[0] == 200
+        for s in held:
+            s.close()

@@ -209,14 +209,13 @@ class Dataset:
 
 def _row(table: pa.Table, i: int) -> Row:
     values: dict[str, Any] = {name: table.column(name)[i].as_py() for name in COLUMNS}
-    messages = chat(values["messages"])
     images = [image["bytes"] for image in values["images"]]
-    values |= {"messages": messages, "images": images, "extra": json.loads(values["extra"] or "{}")}
+    values |= {"messages": chat(values["messages"]), "images": images, "extra": json.loads(values["extra"] or "{}")}
     return Row(**values)
 
 
 def chat(stored: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row's `messages` from what the column holds."""
+    """Messages as a row has them, from the `messages` column, where content is always a list of parts."""
     return [{"role": message["role"], "content": _content(message["content"])} for message in stored]
 
 

@@ -62,8 +62,8 @@ def main(argv: list[str] | None = None) -> int:
         code, launcher.why = final.code, str(final)
     except (StorageError, OSError) as error:
         code, launcher.why = EXIT_STORAGE, str(error)
-    except RuntimeError as error:
-        launcher.why = str(error)
+    except RuntimeError as error:  # of Ray, which did not start or has ended
+        code, launcher.why = EXIT_NODE_LOST, str(error)
     finally:
         code = launcher.settle(code)
         launcher.finish(code)

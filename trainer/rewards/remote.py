@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, get_args
 
 from trainer import config as configuration
 from trainer.algorithm.records import Verdict
@@ -17,30 +18,34 @@ from trainer.algorithm.records import Verdict
 TOKEN_VARIABLE = "SPOTRL_REWARD_TOKEN"
 """Environment variable with the bearer token, on both sides."""
 BATCH = 256
-"""Answers per request."""
+"""Completions per request."""
 PARALLEL = 4
 """Requests under way at once."""
 RETRIES = 5
 """Further tries after a refused connection, a 5xx or a shed load; waits of 1, 2, 4, 8, 16 s."""
 
 
+class BadReplyError(RuntimeError):
+    """The reward server's reply cannot be used."""
+
+
 class Client:
-    """Grades over HTTP. Labels travel with the request."""
+    """Grades over HTTP. Reference answers and questions travel with the request."""
 
     def __init__(self, config: configuration.Rewards):
         self.url = config.remote_url
+        self.name = f"rewards.remote_url {self.url.partition('?')[0]}"
+        """For messages: without a token in the query."""
         self.timeout_s = 60.0 + BATCH * config.deadline_s / max(config.workers, 1)
 
     def grade(
-        self, texts: Sequence[str], golds: Sequence[str], answer_types: Sequence[str]
+        self, texts: Sequence[str], references: Sequence[str], answer_types: Sequence[str], questions: Sequence[str]
     ) -> list[tuple[Verdict, float]]:
-        """(verdict, accuracy) per answer. Raises ConnectionError when the server stays away or refuses."""
-        starts = range(0, len(texts), BATCH)
+        """(verdict, accuracy) per completion. Raises ConnectionError, BadReplyError."""
+        columns = {"query": texts, "prompts": questions, "labels": references, "answer_types": answer_types}
         bodies = [
-            {"query": list(texts[i : i + BATCH]), "prompts": [""] * len(texts[i : i + BATCH]),
-             "labels": list(golds[i : i + BATCH]), "answer_types": list(answer_types[i : i + BATCH])}
-            for i in starts
-        ]  # fmt: skip
+            {name: list(values[i : i + BATCH]) for name, values in columns.items()} for i in range(0, len(texts), BATCH)
+        ]
         with ThreadPoolExecutor(PARALLEL) as threads:
             replies = list(threads.map(self._post, bodies))
         return [pair for reply in replies for pair in reply]
@@ -55,22 +60,32 @@ class Client:
                 request = urllib.request.Request(self.url, data=data, headers=headers, method="POST")
                 with urllib.request.urlopen(request, timeout=self.timeout_s) as response:
                     reply = json.load(response)
-                return _verdicts(reply, len(body["query"]))
+                return self._verdicts(reply, len(body["query"]))
             except urllib.error.HTTPError as error:
                 detail = error.read(500).decode(errors="replace")
                 if error.code < 500 or attempt == RETRIES:
-                    raise ConnectionError(f"rewards.remote_url {self.url} answers {error.code}: {detail}") from None
+                    raise ConnectionError(f"{self.name} answers {error.code}: {detail}") from None
             except (urllib.error.URLError, TimeoutError, ConnectionError, json.JSONDecodeError) as error:
                 if attempt == RETRIES:
                     reason = getattr(error, "reason", error)
-                    raise ConnectionError(f"rewards.remote_url {self.url} cannot be reached: {reason}") from None
+                    raise ConnectionError(f"{self.name} cannot be reached: {reason}") from None
             time.sleep(2**attempt)
         raise AssertionError("unreachable")
 
-
-def _verdicts(reply: dict[str, Any], expected: int) -> list[tuple[Verdict, float]]:
-    accuracies = [float(a) for a in reply["acc_rewards"]]
-    verdicts: list[Verdict] = reply.get("verdicts") or ["correct" if a > 0 else "wrong" for a in accuracies]
-    if len(accuracies) != expected or len(verdicts) != expected:
-        raise ValueError(f"the reward server sent {len(accuracies)} rewards for {expected} answers")
-    return list(zip(verdicts, accuracies, strict=True))
+    def _verdicts(self, reply: Any, expected: int) -> list[tuple[Verdict, float]]:
+        """From `server.py`, or a server in OpenRLHF's shape: its `scores`, or else `rewards`, are the accuracies."""
+        if not isinstance(reply, dict):
+            raise BadReplyError(f"{self.name} sent {type(reply).__name__} in place of an object")
+        name = next((n for n in ("acc_rewards", "scores", "rewards") if reply.get(n) is not None), "rewards")
+        accuracies, said = reply.get(name), reply.get("verdicts")
+        for values in (accuracies, said):
+            if values is not None and (not isinstance(values, list) or len(values) != expected):
+                raise BadReplyError(f"{self.name} sent no list of {expected} {name}, one for each completion")
+        if accuracies is None:
+            raise BadReplyError(f"{self.name} sent neither acc_rewards, scores nor rewards")
+        if bad := [a for a in accuracies if not isinstance(a, int | float) or not math.isfinite(a)]:
+            raise BadReplyError(f"{self.name} sent {bad[0]!r} among its {name}: every one must be a finite number")
+        if unknown := set(map(str, said or ())) - set(get_args(Verdict)):
+            raise BadReplyError(f"{self.name} sent the unknown verdict {min(unknown)!r}: use {get_args(Verdict)}")
+        verdicts: list[Verdict] = said or ["correct" if a > 0 else "wrong" for a in accuracies]
+        return [(v, float(a)) for v, a in zip(verdicts, accuracies, strict=True)]

@@ -2,10 +2,11 @@
 
     python -m trainer.rewards.server --host 127.0.0.1 --port 5000
 
-`POST /get_reward` takes what the original's server takes, and the labels with it:
+`POST /get_reward` takes what the original's server and OpenRLHF's client send, with the reference answers as labels:
 
-    {"query": [...], "prompts": [...], "labels": [...], "answer_types": [...]}       answer_types may be left out
-    -> {"rewards": [...], "format_rewards": [...], "acc_rewards": [...], "verdicts": [...]}
+    {"query": [...], "prompts": [...], "labels": [...], "answer_types": [...]}  prompts, answer_types may be left out
+    -> {"rewards": [...], "scores": [...], "format_rewards": [...], "acc_rewards": [...], "verdicts": [...],
+        "extra_logs": {"accuracy": [...], "format": [...]}}
 
 A label is never looked up by the text of a prompt. `GET /health` and `GET /metrics` (Prometheus text) beside it.
 """
@@ -13,29 +14,33 @@ A label is never looked up by the text of a prompt. `GET /health` and `GET /metr
 from __future__ import annotations
 
 import argparse
+import asyncio
 import hmac
 import ipaddress
+import json
 import os
+import re
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any, get_args
 
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from trainer import config
-from trainer.algorithm.records import Outcome
 from trainer.config import ConfigError
+from trainer.data.schema import AnswerType
 from trainer.rewards.grading import grader
+from trainer.rewards.guard import GuardedProtocol
 from trainer.rewards.remote import TOKEN_VARIABLE
-from trainer.rewards.scorer import Rewards
+from trainer.rewards.scorer import Scorer
 
-_ASSISTANT = "<|im_start|>assistant\n"
-_ENDS = ("<|im_end|>", "<|endoftext|>", "<｜end▁of▁sentence｜>")
+GRACE_S = 10
+"""For requests in hand when the server is told to stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,82 +49,134 @@ class Limits:
 
     body_bytes: int = 64 << 20
     """Largest request; more is a 413."""
+    bodies_bytes: int = 256 << 20
+    """Of all requests being read; a request beyond is a 503, to be sent again later."""
+    body_timeout_s: float = 60.0
+    """For a body to arrive; later is a 408."""
     batch: int = 4096
-    """Most answers per request; more is a 422."""
+    """Most completions per request; more is a 422."""
     in_flight: int = 16_384
-    """Most answers being graded at once; a request beyond is a 503, to be sent again later."""
+    """Most completions being graded at once; a request beyond is a 503, to be sent again later."""
 
 
-class RewardRequest(BaseModel):
-    """Body of /get_reward."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    query: list[str] = Field(min_length=1)
-    prompts: list[str] | None = None
-    labels: list[str]
-    answer_types: list[str] | None = None
-
-    def check(self, limit: int) -> None:
-        """Raises HTTPException 422 where the lists do not fit each other."""
-        for name in ("prompts", "labels", "answer_types"):
-            values = getattr(self, name)
-            if values is not None and len(values) != len(self.query):
-                raise HTTPException(422, f"{len(self.query)} queries but {len(values)} {name}: lengths must agree")
-        if len(self.query) > limit:
-            raise HTTPException(422, f"{len(self.query)} answers in one request: send at most {limit}")
-        unknown = set(self.answer_types or ()) - {"letter", "number", "text", "math"}
-        if unknown:
-            raise HTTPException(422, f"unknown answer_types {sorted(unknown)}: use letter, number, text or math")
-
-
-class RewardReply(BaseModel):
-    """Reply of /get_reward, in the order of the queries."""
-
-    rewards: list[float]
-    format_rewards: list[float]
-    acc_rewards: list[float]
-    verdicts: list[str]
+_ASSISTANT = re.compile(
+    r"<\|im_start\|>assistant\n|<\|start_header_id\|>assistant<\|end_header_id\|>\s*|<start_of_turn>model\n|<\|assistant\|>\s*"
+)
+_SPECIAL = r"(?:<[|｜][^<>|｜\s]{1,40}[|｜]>|</?s>|<(?:pad|eos|bos|unk|end_of_turn)>|\[(?:PAD|EOS|SEP)\])"
+_TRAILING = re.compile(rf"(?:\s*{_SPECIAL})+\s*\Z")
+_LEADING = re.compile(rf"\A(?:\s*{_SPECIAL})+\s*")
 
 
 def response_of(query: str) -> str:
-    """The model's answer: after the last assistant turn of a chat in ChatML, end tokens off; else the whole query."""
-    answer = query.rpartition(_ASSISTANT)[2]
-    for end in _ENDS:
-        answer = answer.removesuffix("\n").removesuffix(end)
-    return answer
+    """The completion: after the last assistant turn of a chat, else all; special tokens at both ends off."""
+    turns = [match.end() for match in _ASSISTANT.finditer(query)]
+    completion = query[turns[-1] :] if turns else query
+    tail = max(0, len(completion) - 65_536)  # enough padding for anybody, and linear time
+    return _LEADING.sub("", completion[:tail] + _TRAILING.sub("", completion[tail:]), count=1)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request to grade: lists of one length."""
+
+    completions: list[str]
+    references: list[str]
+    answer_types: list[str]
+    questions: list[str]
+
+
+def parse(body: bytes, limit: int) -> Asked:
+    """Reads a request. What is wrong with one row (null, no text, half a surrogate pair) costs that row alone.
+
+    Raises:
+        HTTPException: 422 where there is no such request, or its lists do not fit each other.
+    """
+    try:
+        sent = json.loads(body, parse_constant=lambda _: None)
+    except (ValueError, RecursionError) as error:
+        raise HTTPException(422, f"no JSON: {str(error)[:200]}") from None
+    if not isinstance(sent, dict):
+        raise HTTPException(422, "send a JSON object with query and labels")
+    columns: dict[str, list[Any]] = {}
+    for name in ("query", "labels", "prompts", "answer_types"):
+        values = sent.get(name)
+        if values is None and name in ("prompts", "answer_types"):
+            continue
+        if not isinstance(values, list) or not values:
+            raise HTTPException(422, f"{name}: send a list with an entry for each completion")
+        columns[name] = values
+        if len(values) != len(columns["query"]):
+            raise HTTPException(422, f"{len(columns['query'])} queries but {len(values)} {name}: lengths must agree")
+    if len(columns["query"]) > limit:
+        raise HTTPException(422, f"{len(columns['query'])} completions in one request: send at most {limit}")
+    unknown = {str(t) for t in columns.get("answer_types", ()) if t not in get_args(AnswerType)}
+    if unknown:
+        raise HTTPException(422, f"unknown answer_types {sorted(unknown)[:5]}: use {', '.join(get_args(AnswerType))}")
+    references = [_text(label) for label in columns["labels"]]
+    return Asked(
+        [response_of(_text(query)) for query in columns["query"]],
+        references,
+        columns.get("answer_types") or [grader.classify(reference) for reference in references],
+        [_text(prompt) for prompt in columns.get("prompts") or [""] * len(references)],
+    )
+
+
+def _text(value: Any) -> str:
+    """A number is its digits; what is neither is empty, and graded as such."""
+    return value if isinstance(value, str) else str(value) if type(value) in (int, float) else ""
+
+
+async def body_of(request: Request, limits: Limits, held: Counter[str]) -> bytes:
+    """The whole body. `held["bytes"]` counts those of all requests being read.
+
+    Raises:
+        HTTPException: 413 after the body was read and dropped, else the client would see a reset; 408, 503.
+    """
+    body, size = bytearray(), 0
+    try:
+        async with asyncio.timeout(limits.body_timeout_s):
+            async for piece in request.stream():
+                size += len(piece)
+                if size > limits.body_bytes:
+                    held["bytes"] -= len(body)
+                    body.clear()
+                    continue
+                body += piece
+                held["bytes"] += len(piece)
+                if held["bytes"] > limits.bodies_bytes:
+                    raise HTTPException(503, "busy: send this again", headers={"Retry-After": "1"})
+    except TimeoutError:
+        raise HTTPException(408, f"the body did not arrive within {limits.body_timeout_s:g} s") from None
+    finally:
+        held["bytes"] -= len(body)
+    if size > limits.body_bytes:
+        raise HTTPException(413, f"request above {limits.body_bytes} bytes: send fewer completions at a time")
+    return bytes(body)
 
 
 def create_app(settings: config.Rewards, limits: Limits | None = None, token: str = "") -> FastAPI:
-    """The application. Holds its grader from start-up to shutdown."""
+    """The application. Holds its scorer from start-up to shutdown."""
     limits = limits or Limits()
-    rewards = Rewards(replace(settings, remote_url="", max_timeout_rate=1.0))
+    scorer = Scorer(replace(settings, remote_url="", max_timeout_rate=1.0))
     verdicts: Counter[str] = Counter()
     statuses: Counter[int] = Counter()
-    in_flight = 0
+    held: Counter[str] = Counter()
+    """`bytes` being read, `completions` being graded."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         yield
-        rewards.close()
+        scorer.close()
 
     app = FastAPI(title="reward server", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
 
     def authorize(request: Request) -> None:
-        sent = request.headers.get("authorization", "")
-        if token and not hmac.compare_digest(sent.encode(), f"Bearer {token}".encode()):
-            raise HTTPException(401, f"send the token of {TOKEN_VARIABLE} as Authorization: Bearer …")
+        sent = request.query_params.get("token") or request.headers.get("authorization", "").removeprefix("Bearer ")
+        if token and not hmac.compare_digest(sent.encode(), token.encode()):
+            raise HTTPException(401, f"send the token of {TOKEN_VARIABLE} as Authorization: Bearer … or as ?token=…")
 
-    async def body_of(request: Request) -> bytes:
-        too_large = HTTPException(413, f"request above {limits.body_bytes} bytes: send fewer answers at a time")
-        if int(request.headers.get("content-length") or 0) > limits.body_bytes:
-            raise too_large
-        body = bytearray()
-        async for piece in request.stream():
-            body += piece
-            if len(body) > limits.body_bytes:
-                raise too_large
-        return bytes(body)
+    def busy() -> HTTPException:
+        return HTTPException(503, "busy: send this again", headers={"Retry-After": "1"})
 
     @app.middleware("http")
     async def count(request: Request, call_next):
@@ -138,43 +195,37 @@ def create_app(settings: config.Rewards, limits: Limits | None = None, token: st
         lines += [f'reward_answers_total{{verdict="{v}"}} {n}' for v, n in sorted(verdicts.items())]
         lines += ["# TYPE reward_responses_total counter"]
         lines += [f'reward_responses_total{{status="{s}"}} {n}' for s, n in sorted(statuses.items())]
-        lines += ["# TYPE reward_answers_in_flight gauge", f"reward_answers_in_flight {in_flight}"]
-        restarts = int(rewards.stats()["perf/grader_restarts"])
+        lines += ["# TYPE reward_answers_in_flight gauge", f"reward_answers_in_flight {held['completions']}"]
+        restarts = int(scorer.stats()["perf/grader_restarts"])
         lines += ["# TYPE reward_grader_restarts_total counter", f"reward_grader_restarts_total {restarts}"]
         return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
     @app.post("/get_reward")
-    async def get_reward(request: Request) -> RewardReply:
-        nonlocal in_flight
+    async def get_reward(request: Request) -> dict[str, Any]:
         authorize(request)
-        if in_flight >= limits.in_flight:
-            raise HTTPException(503, "busy: send this again", headers={"Retry-After": "1"})
+        if held["completions"] >= limits.in_flight:
+            raise busy()
+        body = await body_of(request, limits, held)
+        asked = await run_in_threadpool(parse, body, limits.batch)
+        if held["completions"] + len(asked.completions) > max(limits.in_flight, limits.batch):
+            raise busy()
+        held["completions"] += len(asked.completions)
         try:
-            asked = RewardRequest.model_validate_json(await body_of(request))
-        except ValidationError as error:
-            raise HTTPException(422, [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]) from None
-        asked.check(limits.batch)
-        if in_flight + len(asked.query) > max(limits.in_flight, limits.batch):
-            raise HTTPException(503, "busy: send this again", headers={"Retry-After": "1"})
-        in_flight += len(asked.query)
-        try:
-            outcomes = await run_in_threadpool(_score, rewards, asked)
+            columns = asked.completions, asked.references, asked.answer_types, asked.questions
+            batch = await run_in_threadpool(scorer.begin, *columns)
+            await asyncio.gather(*map(asyncio.wrap_future, batch.futures.values()))
+            outcomes = scorer.finish(batch)
         finally:
-            in_flight -= len(asked.query)
+            held["completions"] -= len(asked.completions)
         verdicts.update(o.verdict for o in outcomes)
-        return RewardReply(
-            rewards=[o.reward for o in outcomes],
-            format_rewards=[o.format for o in outcomes],
-            acc_rewards=[o.accuracy for o in outcomes],
-            verdicts=[o.verdict for o in outcomes],
-        )
+        rewards = [o.reward for o in outcomes]
+        accuracies, formats = [o.accuracy for o in outcomes], [o.format for o in outcomes]
+        return {
+            "rewards": rewards, "scores": accuracies, "format_rewards": formats, "acc_rewards": accuracies,
+            "verdicts": [o.verdict for o in outcomes], "extra_logs": {"accuracy": accuracies, "format": formats},
+        }  # fmt: skip
 
     return app
-
-
-def _score(rewards: Rewards, asked: RewardRequest) -> list[Outcome]:
-    types: Sequence[str] = asked.answer_types or [grader.classify(label) for label in asked.labels]
-    return rewards.score([response_of(q) for q in asked.query], asked.labels, types)
 
 
 def check_host(host: str, token: str) -> None:
@@ -198,7 +249,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=5000)
     parser.add_argument("--config", default="", help="run configuration whose `rewards` section applies")
     parser.add_argument("--workers", type=int, help="grader processes")
-    parser.add_argument("--deadline-s", type=float, help="seconds per answer")
+    parser.add_argument("--deadline-s", type=float, help="seconds per completion")
     options = parser.parse_args()
     settings = config.load(options.config).rewards if options.config else config.Rewards()
     given = {"workers": options.workers, "deadline_s": options.deadline_s}
@@ -209,7 +260,10 @@ def main() -> None:
         app = create_app(settings, token=token)
     except ConfigError as error:
         sys.exit(f"error: {error}")
-    uvicorn.run(app, host=options.host, port=options.port, log_level="warning", access_log=False)
+    uvicorn.run(
+        app, host=options.host, port=options.port, http=GuardedProtocol, ws="none", log_level="warning",
+        access_log=False, timeout_graceful_shutdown=GRACE_S,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

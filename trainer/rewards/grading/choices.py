@@ -1,6 +1,8 @@
 r"""Option letters in all their spellings, and plain words.
 
-An answer commits to one letter or it earns nothing: `A=B`, `A, B`, `A or B`, `ABCD`, `A. B. C.` name no option.
+A box commits to one letter or it earns nothing. A marked letter (`(B)`, `B.`, `B:`) that begins the box commits,
+whatever the option's text then says (`(B) x = 5`, `C. Both A and B`); a second marked letter takes it back, and so does
+a second bare one (`A = B`, `A or B`, `ABCD`).
 """
 
 from __future__ import annotations
@@ -14,53 +16,89 @@ MAX_CHARS = 400
 
 _LEAD = (
     r"(?:(?:so |thus |therefore )?(?:the )?(?:correct |final |best |right )*"
-    r"(?:answer|option|choice)s?(?: is| are)?\s*:?\s*){0,3}"
+    r"(?:answer|option|choice)s?(?: is| are)?\s*:?\s*){0,3}(?:答案|选项)?[是为选]?:?\s*"
 )
-_LETTER = re.compile(
-    rf"{_LEAD}[\"'{{]*(?P<open>[(\[]?)\s*(?P<letter>[A-Za-z])\s*(?P<close>[)\]]?[.:)]?)[\"'}}]*(?P<rest>\s.*|\(.*\))?",
-    re.ASCII | re.IGNORECASE,
+_BARE = re.compile(rf"{_LEAD}[\"{{]*(?P<letter>[A-Za-z])[\"}}]*(?P<rest>\s*\(.*\))?", re.ASCII | re.IGNORECASE)
+_MARKED = re.compile(
+    rf"{_LEAD}[\"{{]*(?:\(\s*(?P<a>[A-Za-z])\s*\)|\[\s*(?P<b>[A-Za-z])\s*\]|(?P<c>[A-Za-z])\s*[.:)])[.:]?[\"}}]*"
+    r"(?P<rest>(?![A-Za-z^+*/=_!'(]).*)",
+    re.ASCII | re.IGNORECASE | re.DOTALL,
 )
-_OTHER_OPTION = re.compile(
-    r"(?<![A-Za-z\\])(?:([A-HJ-Z])(?![A-Za-z])|\(([a-h])\)|([a-h])[.)](?![A-Za-z0-9]))", re.ASCII
+_MARK = re.compile(
+    r"(?<![A-Za-z0-9\\}])[(\[]\s*([A-Ja-j])\s*[)\]]|(?<![A-Za-z\\])([A-J])[.:)]\s+\S|(?<![A-Za-z\\(])([a-j])\)\s+\S",
+    re.ASCII,
 )
-_DENIAL = re.compile(r"\b(?:not|isn't|wrong|incorrect|false|all of|none of|both|either|neither)\b", re.IGNORECASE)
+_OPTION = re.compile(r"(?<![A-Za-z\\])(?:([A-HJ-Z])(?![A-Za-z])|\(([a-h])\))", re.ASCII)
+_TAKEN_BACK = re.compile(
+    r"(?:or|and|,|/|\||&|=|\+|-|not|\\[a-zA-Z]+)?\s*[\"'{(\[]*([A-Za-z])[)\].:\"'}]*"
+    r"|is (?:not|wrong|incorrect|false)\b.*",
+    re.ASCII | re.IGNORECASE | re.DOTALL,
+)
 
 
 @lru_cache(maxsize=8192)
 def letter(content: str) -> str | None:
-    r"""The one option that the content names, upper case: `A.`, `(a)`, `(A) 12`, `\text{Option A}`; else None.
-
-    Text after the letter needs a bracket, full stop or colon between (`A. 12`), and may name no other option.
-    """
+    r"""The one option that the content names, upper case: `A.`, `(a)`, `(A) 12`, `\text{Option A}`; else None."""
     if len(content) > MAX_CHARS:
         return None
     s = clean(content).strip("*")
-    match = _LETTER.fullmatch(s)
+    s = s[1:-1] if s[:1] == s[-1:] == "'" else s
+    if match := _BARE.fullmatch(s):
+        found, rest = match["letter"].upper(), match["rest"] or ""
+        others = {next(g for g in groups if g).upper() for groups in _OPTION.findall(rest)}
+        return None if others - {found} or "=" in rest else found
+    match = _MARKED.fullmatch(s)
     if match is None:
         return None
-    found, rest = match["letter"].upper(), (match["rest"] or "").strip()
-    if match["open"] and not match["close"].startswith((")", "]")):
-        return None
-    if not rest:
-        return found
-    if not match["close"] and not (rest.startswith("(") and rest.endswith(")")):
-        return None
-    others = {next(g for g in groups if g).upper() for groups in _OTHER_OPTION.findall(rest)}
-    return None if others - {found} or "=" in rest or _DENIAL.search(rest) else found
+    found, rest = (match["a"] or match["b"] or match["c"]).upper(), match["rest"].strip()
+    others = {next(g for g in groups if g).upper() for groups in _MARK.findall(rest)}
+    back = _TAKEN_BACK.fullmatch(rest)
+    return None if others - {found} or (back and (back[1] or "").upper() != found) else found
 
 
 _EDGES = " \t\"'.,;:!?*`()[]{}"
 _ARTICLES = re.compile(r"^(?:the|a|an) (?=.)")
+_TRANSLATED = {
+    "是": "yes",
+    "是的": "yes",
+    "否": "no",
+    "不是": "no",
+    "正确": "true",
+    "对": "true",
+    "错误": "false",
+    "错": "false",
+}
+_CASE_MATTERS = re.compile(r"(?=.*[a-z0-9].*[A-Z]|[A-Z]{2,3}$)[A-Za-z0-9]{2,10}", re.ASCII)
+_ANSWERS = frozenset(("YES", "NO", "TRUE", "FALSE"))
+_LABEL = re.compile(r"[A-Za-z]|[IVX]{1,5}|[ivx]{1,5}|[0-9]{1,2}", re.ASCII)
+
+
+def same_words(reference: str, answer: str) -> bool:
+    """Whether two plain texts say the same: `yes.` and `Yes`, `I and II` and `II, I`; not `CO` and `Co`."""
+    r, a = clean(reference).strip(_EDGES), clean(answer).strip(_EDGES)
+    if _CASE_MATTERS.fullmatch(r) and r not in _ANSWERS:
+        return r == a
+    lists = _labels(r), _labels(a)
+    return words(reference) == words(answer) or (lists[0] is not None and lists[0] == lists[1])
+
+
+def _labels(text: str) -> frozenset[str] | None:
+    """The members of `I, II and III` or `II only`; None for anything but a list of labels."""
+    members = re.split(r"\s*(?:,|;|&|(?<![A-Za-z])and(?![A-Za-z]))\s*", re.sub(r"\s+only$", "", text))
+    members = [m.strip("()") for m in members if m]
+    if len(members) < 2 or len(set(members)) < len(members) or not all(_LABEL.fullmatch(m) for m in members):
+        return None
+    return frozenset(members)
 
 
 @lru_cache(maxsize=8192)
 def words(content: str) -> str:
     r"""Plain text for comparison: case, quotes, edge punctuation, articles and spacing do not matter.
 
-    `\text{Yes}.` -> `yes`; `North-East` -> `northeast`.
+    `\text{Yes}.` -> `yes`; `North-East` -> `northeast`; `是` -> `yes`.
     """
     s = clean(content[: 4 * MAX_CHARS]).casefold().strip(_EDGES)
-    return re.sub(r"[\s_-]+", "", _ARTICLES.sub("", s))
+    return _TRANSLATED.get(s) or re.sub(r"[\s_-]+", "", _ARTICLES.sub("", s))
 
 
 _MATHS_TEXT = (
@@ -73,8 +111,8 @@ _DATE = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}|\d{1,2}[-/]\d{1,2}[-/]\d{4}", r
 
 @lru_cache(maxsize=8192)
 def is_text(content: str) -> bool:
-    """Whether a gold answer is words (`Yes`, `North America`, `June 5`, a date), not an expression."""
-    if "\\text" in content and "\\text{ or" not in content and "\\text{ and" not in content:
+    """Whether a reference answer is words (`Yes`, `North America`, `June 5`, a date), not an expression."""
+    if not content.isascii() or "\\text" in content and "\\text{ or" not in content and "\\text{ and" not in content:
         content = clean(content)
     s = content.strip().rstrip(".!?")
     if _DATE.fullmatch(s):
@@ -83,5 +121,5 @@ def is_text(content: str) -> bool:
     if not tokens or re.search(r"[\\^=<>{}$|+*/;√π×≤≥]", s) or any(t.casefold() in _MATHS for t in tokens):
         return False
     if len(tokens) == 1:
-        return len(tokens[0]) >= 2 and (tokens[0] == s.strip("\"'") or len(tokens[0]) >= 4)
-    return any(len(t) >= 3 for t in tokens) and "," not in s
+        return (len(tokens[0]) >= 2 and (tokens[0] == s.strip("\"'") or len(tokens[0]) >= 4)) or s in _TRANSLATED
+    return any(len(t) >= 3 for t in tokens) and ("," not in s or _labels(s) is not None)

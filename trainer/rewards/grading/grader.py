@@ -1,269 +1,352 @@
-r"""The grader: is this answer the gold one? Pure functions of strings.
+r"""The grader: is this the reference answer? Pure functions of strings.
 
-The label comes with the request; nothing is looked up by the text of a prompt. Only the last box in the `<answer>`
-block counts. Typed routes are tried in order, each exact about what it accepts: letter, number, text, structure
-(`(1, 2)`, `3:4`, `12:05`), and last math-verify, which alone may be slow. `decide_fast` takes all routes but that one
-and cannot hang; `grade` takes all and belongs into a worker process that can be killed.
+The reference answer comes with the request; nothing is looked up by the text of a prompt. Only the last box in the
+`<answer>` block counts. Routes are tried in order, each exact about what it accepts: letter, words, number, structure
+(`(1, 2)`, `3:4`, `12:05`), relation (`x > 3`), expression. `decide_fast` takes those that need no evaluation; `decide`
+takes all, in bounded time for all that is known, and belongs into a worker process that can be killed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from dataclasses import dataclass
 
 from trainer.algorithm.records import Verdict
 from trainer.data.schema import AnswerType
-from trainer.rewards.grading import arithmetic, choices, polynomial, quantity, structures, symbolic
+from trainer.rewards.grading import choices, expression, quantity, relations, structures
+from trainer.rewards.grading.expression import Unreadable
 from trainer.rewards.grading.extraction import MAX_BOX_CHARS, final_answer, format_reward, unbox
-from trainer.rewards.grading.notation import clean
-from trainer.rewards.grading.symbolic import GoldError
-from trainer.rewards.grading.units import split_unit
+from trainer.rewards.grading.notation import clean, split_top
+from trainer.rewards.grading.units import nouns, split_unit
 
-__all__ = ["GoldError", "classify", "decide", "decide_fast", "format_reward", "gold_error", "grade"]
-
-Symbolic = Callable[[str, str], bool]
+__all__ = ["BadReferenceError", "classify", "decide", "decide_fast", "format_reward", "grade", "reference_error"]
 
 
-class _NeedsAlgebra(Exception):
-    """Raised on the fast path where only math-verify can tell."""
+class BadReferenceError(ValueError):
+    """The reference answer cannot be read: the row is wrong, not the completion."""
 
 
-def grade(answer_text: str, gold: str, answer_type: AnswerType) -> Verdict:
-    """Grades one whole answer of the model.
+class _NeedsEvaluation(Exception):
+    """Raised on the fast path where only the value of an expression can tell."""
+
+
+def grade(completion: str, reference: str, answer_type: AnswerType, question: str = "") -> Verdict:
+    """Grades one whole completion.
 
     Args:
-        answer_text: the model's answer with its think and answer blocks.
-        gold: the content of the gold box; `$…$` and `\\boxed{…}` around it are taken off.
-        answer_type: the route (`classify(gold)`).
+        completion: the model's text with its think and answer blocks.
+        reference: the content of the reference answer's box; `$…$` and `\\boxed{…}` around it are taken off.
+        answer_type: the route (`classify(reference)`).
+        question: its nouns may follow a number as units (`5 apples`).
 
     Returns:
-        "correct", "wrong", "no_answer" (no complete box in an answer block), or "error" (the gold cannot be parsed).
-        May take arbitrarily long for answer_type "math" and for numbers written as expressions.
+        "correct", "wrong", "no_answer" (no complete box in an answer block), or "error" (unreadable reference answer).
     """
-    content, hedged = final_answer(answer_text)
+    content, hedged = final_answer(completion)
     if content is None:
         return "no_answer"
-    return decide("" if hedged else content, gold, answer_type)
+    return decide("" if hedged else content, reference, answer_type, question)
 
 
-def decide(content: str, gold: str, answer_type: AnswerType) -> Verdict:
-    """Grades the content of a box. "error" if the gold cannot be parsed."""
+def decide(content: str, reference: str, answer_type: AnswerType, question: str = "") -> Verdict:
+    """Grades the content of a box. "error" if the reference answer cannot be read."""
     try:
-        return "correct" if _equal(unbox(gold), unbox(content), answer_type, symbolic.equal) else "wrong"
-    except GoldError:
+        return "correct" if _equal(unbox(reference), unbox(content), answer_type, question, evaluate=True) else "wrong"
+    except BadReferenceError:
         return "error"
 
 
-def decide_fast(content: str, gold: str, answer_type: AnswerType) -> Verdict | None:
-    """Like `decide`, by the form of the strings alone: bounded time. None where algebra is needed."""
+def decide_fast(content: str, reference: str, answer_type: AnswerType, question: str = "") -> Verdict | None:
+    """Like `decide`, by the form of the strings alone: microseconds. None where something must be evaluated."""
     try:
-        return "correct" if _equal(unbox(gold), unbox(content), answer_type, _refuse) else "wrong"
-    except GoldError:
+        return "correct" if _equal(unbox(reference), unbox(content), answer_type, question, evaluate=False) else "wrong"
+    except BadReferenceError:
         return "error"
-    except (_NeedsAlgebra, RecursionError):
+    except (_NeedsEvaluation, RecursionError):
         return None
 
 
-def classify(gold: str) -> AnswerType:
-    """The route for a gold answer."""
-    gold = unbox(gold)
-    if choices.letter(gold) and not gold.strip().islower():
+def classify(reference: str) -> AnswerType:
+    """The route for a reference answer."""
+    reference = unbox(reference)
+    if choices.letter(reference) and not reference.strip().islower():
         return "letter"
-    if quantity.parse(gold) is not None:
+    if quantity.parse(reference, reference) is not None:
         return "number"
-    return "text" if choices.is_text(gold) else "math"
+    return "text" if choices.is_text(reference) else "math"
 
 
-def gold_error(gold: str, answer_type: AnswerType) -> str | None:
-    """Why a gold answer cannot be graded against, or None if it can. Slow for "math", like `grade`.
+def reference_error(reference: str, answer_type: AnswerType, question: str = "") -> str | None:
+    """Why nothing can be graded against a reference answer, or None. Evaluates it, like `decide`.
 
-    Besides parsing, the gold must be equal to itself: what no answer can match is a data error too.
+    Besides being readable it must equal itself: what nothing can match is a data error too.
     """
-    content = unbox(gold)
+    content = unbox(reference)
     if not content or not clean(content):
-        return "empty gold answer"
+        return "empty reference answer"
     if len(content) > MAX_BOX_CHARS:
-        return f"gold answer longer than {MAX_BOX_CHARS} characters"
+        return f"reference answer longer than {MAX_BOX_CHARS} characters"
     try:
-        if not _equal(content, content, answer_type, symbolic.equal):
-            return f"gold answer {content[:80]!r} does not equal itself as {answer_type}"
-    except GoldError:
-        return f"unparseable gold answer {content[:80]!r} ({answer_type})"
+        if not _equal(content, content, answer_type, question, evaluate=True, by_spelling=False):
+            return f"reference answer {content[:80]!r} does not equal itself as {answer_type}"
+    except BadReferenceError:
+        return f"unreadable reference answer {content[:80]!r} ({answer_type})"
     except RecursionError:
-        return f"gold answer {content[:80]!r} is nested too deeply"
+        return f"reference answer {content[:80]!r} is nested too deeply"
     return None
 
 
-def _refuse(gold: str, answer: str) -> bool:
-    raise _NeedsAlgebra
-
-
-def _equal(gold: str, answer: str, answer_type: AnswerType, algebra: Symbolic) -> bool:
-    if not gold:
-        raise GoldError("empty gold answer")
+def _equal(
+    reference: str, answer: str, answer_type: AnswerType, question: str, evaluate: bool, by_spelling: bool = True
+) -> bool:
+    if not reference:
+        raise BadReferenceError("empty reference answer")
     if not answer or len(answer) > MAX_BOX_CHARS:
         return False
     match answer_type:
         case "letter":
-            wanted = choices.letter(gold)
+            wanted = choices.letter(reference)
             if wanted is None:
-                raise GoldError(f"the gold answer {gold[:80]!r} is no option letter")
+                raise BadReferenceError(f"the reference answer {reference[:80]!r} is no option letter")
             return choices.letter(answer) == wanted
         case "text":
-            if not choices.words(gold):
-                raise GoldError(f"the gold answer {gold[:80]!r} has no words")
-            return choices.words(gold) == choices.words(answer)
-        case "number":
-            if quantity.parse(gold) is None:
-                raise GoldError(f"the gold answer {gold[:80]!r} is no number")
-            return _math_equal(gold, answer, algebra)
-    if choices.is_text(gold):
-        return choices.words(gold) == choices.words(answer)
-    if quantity.parse(gold) is not None:
-        return _math_equal(gold, answer, algebra)
-    (gold, wanted_unit), (answer, unit) = split_unit(gold), split_unit(answer)
-    return (not wanted_unit or not unit or wanted_unit == unit) and _math_equal(gold, answer, algebra)
+            if not choices.words(reference):
+                raise BadReferenceError(f"the reference answer {reference[:80]!r} has no words")
+            return choices.same_words(reference, answer)
+    comparison = _Comparison(f"{question} {reference}", evaluate, by_spelling)
+    if quantity.parse(reference, reference) is None:
+        if answer_type == "number":
+            raise BadReferenceError(f"the reference answer {reference[:80]!r} is no number")
+        if choices.is_text(reference):
+            return choices.same_words(reference, answer)
+    return comparison.values(reference, answer)
 
 
+_SYMBOL = r"(?:\\?[a-zA-Z]+|\\(?:vec|bar|hat|overline)\s*\{[a-zA-Z]{1,3}\})(?:_(?:\w|\{\w{1,6}\}))?'*"
 _NAME = re.compile(
-    r"(?=[^=]*[a-zA-Z|])(?:\([^()=]{1,12}+\)|(?!\\approx)[a-zA-Z\\{}()|:,'\s∠]|_\{?\w{1,6}+\}?)++"
-    r"(?:=|\\approx)\s*(?P<value>[^=]++)",
+    rf"(?:m\s*)?\(?\\(?:angle|triangle)\s*[A-Za-z0-9]{{1,4}}\)?|[A-Z]{{1,4}}|\|[A-Za-z]{{1,2}}\||{_SYMBOL}"
+    rf"|{_SYMBOL}\s*\([^()=]{{1,24}}\)|\\(?:sin|cos|tan)\s*\(?(?:\\angle\s*)?(?:[A-Za-z]|\\[a-z]+)\)?"
+    rf"|\\frac\s*\{{\s*d\s*[a-z]\s*\}}\s*\{{\s*d\s*[a-z]\s*\}}|\\frac\s*\{{[A-Z]{{1,3}}\}}\s*\{{[A-Z]{{1,3}}\}}"
+    rf"|{_SYMBOL}\s*:\s*{_SYMBOL}",
     re.ASCII,
 )
-"""`x = 5`, `m\\angle ABC = 60`, `f(2) = 5`, `(p, q) = (3, 2)`: a name, never a number, before one equals sign.
-
-Possessive throughout: a name of letters and underscores can be cut up in exponentially many ways.
-"""
-_RELATION = re.compile(
-    r"[<>]|\\(?:le|ge|ne|in|notin|subset|cup|cap|setminus|to|rightarrow|Rightarrow|iff|implies|equiv|approx|sim|mid)(?![a-zA-Z])"
+r"""What may stand before an equals sign and names a value: `x_1`, `f(2)`, `m\angle ABC`, `AB`, `\sin A`."""
+_TUPLE_OF_NAMES = re.compile(rf"\(\s*{_SYMBOL}(?:\s*,\s*{_SYMBOL}){{1,3}}\s*\)", re.ASCII)
+_TUPLES = re.compile(r"\(([^()=]*,[^()=]*)\)\s*=\s*\((.*,.*)\)")
+_WORDS = re.compile(r"[A-Za-z]{2,20}(?:\s+[A-Za-z]{2,20}){0,5}", re.ASCII)
+_QUANTITIES_TEXT = (
+    "area perimeter volume length width height radius diameter circumference probability answer result total value "
+    "distance speed velocity time cost price number mean median mode average range slope ratio ans the of "
 )
-_HEDGE = re.compile(r"\\(?:pm|mp|lor|vee|land|wedge)(?![a-zA-Z])|(?<![A-Za-z\\])(?:or|and|not)(?![A-Za-z])")
+_QUANTITIES = frozenset(_QUANTITIES_TEXT.split())
+_EQUALS = re.compile(r"\s*(?:=|\\approx(?![a-zA-Z]))\s*")
+_APPROXIMATELY = re.compile(r"\s*\\approx(?![a-zA-Z])\s*")
+_EMPTY_SET = re.compile(r"\\\{\s*\\\}|\\emptyset(?![a-zA-Z])")
+_INTERVALS = frozenset(("()", "[]", "(]", "[)"))
 
 
-def _math_equal(gold: str, answer: str, algebra: Symbolic, inner: bool = False) -> bool:
-    """Numbers, then structures, then algebra; parts of structures come back here (`inner`)."""
-    gold, answer = clean(gold), clean(answer)
-    if not gold:
-        raise GoldError("empty gold answer")
-    gold, answer = _unnamed(gold, answer), _unnamed(answer, gold)
-    g, a = quantity.parse(gold), quantity.parse(answer)
-    if g is not None and a is not None:
-        return quantity.equal(g, a)
-    if (time := structures.clock(gold)) is not None:
-        said = structures.clock(answer)
-        return said is not None and structures.same_time(time, said)
-    if (ratio := structures.ratio(gold)) is not None:
-        return _ratio_equal(ratio, answer)
-    if (based := structures.based(gold)) is not None:
-        return structures.based(answer) == based
-    gs, as_ = structures.parse(gold), structures.parse(answer)
-    if as_ is None and "=" in answer and "=" not in gold and not _RELATION.search(answer):
-        sides = answer.split("=")  # 1/2 = 0.5 states one number, 61 = 60 and A = B state none
-        return len(sides) <= 4 and not inner and all(_math_equal(gold, side, algebra, inner=True) for side in sides)
-    if (gs is None or as_ is None) and (_RELATION.search(gold) or _RELATION.search(answer)):
-        intervals = structures.interval(gold), structures.interval(answer)
-        if intervals[0] is not None and intervals[1] is not None:
-            return _intervals_equal(*intervals[0], *intervals[1], algebra)
-    if gs is not None and as_ is not None:
-        return _structures_equal(gs, as_, algebra, inner)
-    if gs is None and as_ is not None and not _RELATION.search(gold) and not _HEDGE.search(gold):
-        return as_.kind == "set" and len(as_.parts) == 1 and _math_equal(gold, as_.parts[0], algebra)
-    if gs is not None and gs.kind in ("set", "list") and _RELATION.search(answer):
-        return False
-    if gs is not None and as_ is None and not _RELATION.search(answer) and not _HEDGE.search(answer):
-        return gs.kind == "set" and len(gs.parts) == 1 and _math_equal(gs.parts[0], answer, algebra)
-    if gs is None and _HEDGE.search(answer) and not _HEDGE.search(gold) and "\\cup" not in gold:
-        return False
-    if g is not None:
-        return _expression_equals_number(g, answer, algebra, gold)
-    if _RELATION.search(answer) and gs is None and not _RELATION.search(gold):
-        return False
-    return _expressions_equal(gold, answer, algebra)
+@dataclass(frozen=True)
+class _Comparison:
+    """One reference answer against one box."""
 
+    context: str
+    """Question and reference answer: where nouns and names may come from."""
+    evaluate: bool
+    by_spelling: bool
+    """The same text is the same value."""
 
-def _unnamed(s: str, other: str) -> str:
-    """Takes `x =` off where the other side has no equals sign."""
-    if "=" in other or "\\approx" in other:
-        return s
-    match = _NAME.fullmatch(s)
-    return match["value"].strip() if match else s
+    def values(self, reference: str, answer: str, inner: bool = False) -> bool:
+        """Numbers, then structures and relations, then expressions; parts of structures come back here (`inner`)."""
+        raw = reference, answer
+        reference, answer = clean(reference), clean(answer)
+        if not reference:
+            raise BadReferenceError("empty reference answer")
+        reference, answer = self.unnamed(reference, answer), self.unnamed(answer, reference)
+        r, a = quantity.parse(reference, self.context), quantity.parse(answer, self.context)
+        if r is not None and a is not None:
+            return quantity.equal(r, a)
+        if (special := self.by_form(reference, answer)) is not None:
+            return special
+        wanted, said = structures.parse(reference), structures.parse(answer)
+        if wanted is not None and said is not None:
+            return self.parts(wanted, said, inner)
+        if said is None and "=" not in reference and not relations.is_relation(reference):
+            if "=" in answer:
+                return not inner and self.chain(reference, answer)
+            if _APPROXIMATELY.search(answer):
+                return not inner and self.approximation(reference, answer)
+        if relations.is_relation(reference) or relations.is_relation(answer):
+            about = relations.is_relation(reference) or (
+                wanted is not None and wanted.kind in _INTERVALS and len(wanted.parts) == 2
+            )
+            return about and self.relations(reference, answer, relations.is_relation(answer) or said is not None)
+        if wanted is not None or said is not None:  # one value is a set of one, and no other structure
+            one, other = (wanted, answer) if wanted is not None else (said, reference)
+            if one is None or one.kind != "set" or len(one.parts) != 1:
+                return False
+            return self.values(one.parts[0], other, True) if wanted else self.values(other, one.parts[0], True)
+        if r is not None:
+            return self.expression_of_number(r, reference, answer, raw[1])
+        return self.expressions(*self.without_units(raw, (reference, answer)))
 
+    def unnamed(self, s: str, other: str) -> str:
+        """Takes `x =` off where the other side has no equals sign; `(x, y) = (1, 2)` is `x = 1, y = 2` where it has."""
+        if "=" in other and (pair := _TUPLES.fullmatch(s)) is not None:
+            names, values = split_top(pair[1]), split_top(pair[2])
+            return (
+                ", ".join(f"{n} = {v}" for n, v in zip(names, values, strict=True)) if len(names) == len(values) else s
+            )
+        sides = _EQUALS.split(s)
+        if len(sides) != 2 or not sides[1] or "=" in other or "\\approx" in other:
+            return s
+        return sides[1] if self.names(sides[0]) else s
 
-def _expression_equals_number(g: quantity.Quantity, answer: str, algebra: Symbolic, gold: str) -> bool:
-    """A number as gold and something unsimplified as answer: `\\sqrt{16}`, `2^3`, `3 \\cdot 4`; 3:4 for 3/4."""
-    if (ratio := structures.ratio(answer)) is not None:
-        return (
-            structures.clock(answer) is None
-            and len(ratio) == 2
-            and ratio[1] != 0
-            and g.decimals < 0
-            and g.value == ratio[0] / ratio[1]
-        )
-    if "=" in answer or _RELATION.search(answer) or "," in answer or ":" in answer:
-        return False
-    if not re.search(r"[0-9\\]", answer) and not re.search(r"[+\-*/^]", answer):
-        return False
-    value = g.value / 100 if g.percent else g.value
-    sign = "-" if value < 0 else ""
-    exact = f"{sign}\\frac{{{abs(value.numerator)}}}{{{value.denominator}}}" if value.denominator > 1 else str(value)
-    return _expressions_equal(exact, answer, algebra)
+    def names(self, s: str) -> bool:
+        """Whether this is a name of a value: never a denial, and a tuple only in the order of the alphabet."""
+        if _TUPLE_OF_NAMES.fullmatch(s):
+            parts = [p.strip() for p in s[1:-1].split(",")]
+            return parts == sorted(parts) or s.replace(" ", "") in self.context.replace(" ", "")
+        if _WORDS.fullmatch(s) and not _NAME.fullmatch(s):
+            asked = nouns(self.context) | _QUANTITIES
+            return asked.issuperset(s.lower().split())
+        match = _NAME.fullmatch(s)
+        if match is None or not re.fullmatch(r"[A-Za-z]{2,}", s):
+            return match is not None
+        return (s.isupper() and len(s) <= 4) or s.lower() in nouns(self.context) | _QUANTITIES
 
+    def by_form(self, reference: str, answer: str) -> bool | None:
+        """Times of day, ratios, numbers of other bases, the empty set; None where the reference is none of these."""
+        if (time := structures.clock(reference)) is not None:
+            said = structures.clock(answer)
+            return said is not None and structures.same_time(time, said)
+        if (ratio := structures.ratio(reference)) is not None:
+            return _ratio_equal(ratio, answer)
+        if (based := structures.based(reference)) is not None:
+            return structures.based(answer) == based
+        if _EMPTY_SET.fullmatch(reference):
+            return _EMPTY_SET.fullmatch(answer) is not None
+        return None
 
-def _expressions_equal(gold: str, answer: str, algebra: Symbolic) -> bool:
-    """Algebra, spared where both sides are plain: different values are unequal, the same polynomial is equal."""
-    if arithmetic.evaluate(gold) is not None and arithmetic.evaluate(answer) is not None:
-        if gold.replace(" ", "") == answer.replace(" ", ""):
-            return True
-        if arithmetic.differ(gold, answer):
+    def chain(self, reference: str, answer: str) -> bool:
+        """`x = \\frac12 = 0.5` states one number; `61 = 60` and `A = B` state none."""
+        sides = re.split(r"\s*=\s*", answer)
+        sides = sides[1:] if self.names(sides[0]) else sides
+        return len(sides) <= 4 and all(side and self.values(reference, side, inner=True) for side in sides)
+
+    def approximation(self, reference: str, answer: str) -> bool:
+        r"""`\frac{1}{6} \approx 0.167`: the exact value counts, and the decimal must be its rounding."""
+        sides = _APPROXIMATELY.split(answer)
+        decimal = quantity.parse(sides[1], self.context) if len(sides) == 2 else None
+        if decimal is None or abs(decimal.value) * 10**decimal.decimals < 10 or decimal.decimals < 1:
             return False
-        if polynomial.same(gold, answer):
+        if not self.values(reference, sides[0], inner=True):
+            return False
+        return self.evaluated(lambda: expression.rounds_to(_read(clean(sides[0])), decimal.value, decimal.decimals))
+
+    def parts(self, reference: structures.Structure, answer: structures.Structure, inner: bool) -> bool:
+        """Part by part. Sets within sets only by spelling: trying all pairs at every level takes exponential time."""
+        if not any("=" in part for part in answer.parts):
+            reference = structures.values(reference)
+        elif not any("=" in part for part in reference.parts):
+            answer = structures.values(answer, by_name=True)
+        match structures.compatible(reference, answer):
+            case "ordered":
+                parts = zip(reference.parts, answer.parts, strict=True)
+                return all(self.values(r, a, inner=True) for r, a in parts)
+            case "unordered" if inner:
+                return set(reference.parts) == set(answer.parts)
+            case "unordered":
+                return self.cover(reference.parts, answer.parts)
+        return False
+
+    def cover(self, reference: tuple[str, ...], answer: tuple[str, ...]) -> bool:
+        """Whether every part of either side equals one of the other."""
+        if len(reference) > 20 or len(answer) > 20:
+            return reference == answer
+        pairs = [[self.values(r, a, inner=True) for a in answer] for r in reference]
+        return all(map(any, pairs)) and all(map(any, zip(*pairs, strict=True)))
+
+    def relations(self, reference: str, answer: str, comparable: bool) -> bool:
+        def same() -> bool:
+            try:
+                relations.check(reference)
+            except Unreadable:
+                raise BadReferenceError(reference) from None
+            return comparable and relations.equal(reference, answer)
+
+        return self.spelled_alike(reference, answer) or self.evaluated(same)
+
+    def expression_of_number(self, r: quantity.Quantity, reference: str, answer: str, raw: str) -> bool:
+        """A number as reference and something unsimplified as answer: `\\sqrt{16}`, `2^3`; 3:4 for 3/4."""
+        if (ratio := structures.ratio(answer)) is not None:
+            exact = r.decimals < 0 and structures.clock(answer) is None and len(ratio) == 2 and ratio[1] != 0
+            return exact and r.value == ratio[0] / ratio[1]
+        answer, unit = split_unit(raw, self.context)
+        answer = self.unnamed(answer, reference)
+        if "," in answer or ":" in answer or (unit and r.unit and unit != r.unit):
+            return False
+        value = r.value / 100 if r.percent else r.value
+        return self.expressions(f"{value.numerator}/{value.denominator}", answer)
+
+    def without_units(self, raw: tuple[str, str], cleaned: tuple[str, str]) -> tuple[str, str]:
+        """Both expressions without their units, the answer scaled to the reference's; no answer if they do not fit."""
+        (_, wanted), (value, unit) = split_unit(raw[0], self.context), split_unit(raw[1], self.context)
+        reference = self.unnamed(split_unit(raw[0], self.context)[0], cleaned[1]) if wanted else cleaned[0]
+        answer = self.unnamed(value, cleaned[0]) if unit else cleaned[1]
+        if not wanted or not unit or not wanted.dimensions or not unit.dimensions:
+            return reference, answer
+        if wanted.dimensions != unit.dimensions:
+            return reference, ""
+        scale = unit.size / wanted.size
+        return reference, answer if scale == 1 else f"({scale.numerator}/{scale.denominator})({answer})"
+
+    def expressions(self, reference: str, answer: str) -> bool:
+        wanted = _read(reference)
+        if self.spelled_alike(reference, answer):
             return True
-    return algebra(gold, answer)
+        try:
+            said = expression.read(answer)
+        except Unreadable:
+            return False
+        if not said.symbols <= wanted.symbols:
+            return False
+
+        def same() -> bool:
+            try:
+                return expression.equal(wanted, said)
+            except Unreadable:
+                try:
+                    expression.equal(wanted, wanted)
+                except Unreadable:
+                    raise BadReferenceError(reference) from None
+                return False
+
+        return self.evaluated(same)
+
+    def spelled_alike(self, reference: str, answer: str) -> bool:
+        return self.by_spelling and reference.replace(" ", "") == answer.replace(" ", "")
+
+    def evaluated(self, compare) -> bool:
+        if not self.evaluate:
+            raise _NeedsEvaluation
+        try:
+            return compare()
+        except Unreadable:
+            return False
 
 
-def _ratio_equal(gold: tuple[quantity.Fraction, ...], answer: str) -> bool:
+def _read(reference: str) -> expression.Expression:
+    try:
+        return expression.read(reference)
+    except Unreadable as error:
+        raise BadReferenceError(f"{reference[:80]!r}: {error}") from None
+
+
+def _ratio_equal(reference: tuple[quantity.Fraction, ...], answer: str) -> bool:
     said = structures.ratio(answer)
     if said is not None:
-        return said == gold
+        return said == reference
     number = quantity.parse(answer)
-    if number is None or number.percent or number.unit or len(gold) != 2 or not gold[1]:
+    if number is None or number.percent or number.unit or len(reference) != 2 or not reference[1]:
         return False
-    return number.decimals < 0 and number.value == gold[0] / gold[1]
-
-
-def _structures_equal(gold: structures.Structure, answer: structures.Structure, algebra: Symbolic, inner: bool) -> bool:
-    """Part by part. Sets within sets only by spelling: trying all pairs at every level takes exponential time."""
-    if not any("=" in part for part in answer.parts):
-        gold = structures.values(gold)
-    match structures.compatible(gold, answer):
-        case "ordered":
-            return all(_math_equal(g, a, algebra, inner=True) for g, a in zip(gold.parts, answer.parts, strict=True))
-        case "unordered" if inner:
-            return set(gold.parts) == set(answer.parts)
-        case "unordered":
-            return _covers(gold.parts, answer.parts, algebra) and _covers(answer.parts, gold.parts, algebra, swap=True)
-    return False
-
-
-def _intervals_equal(
-    name: str, gold: structures.Structure, said: str, answer: structures.Structure, algebra: Symbolic
-) -> bool:
-    """Same variable (if both name one), same ends, same brackets; a bracket at infinity does not count."""
-    if name and said and name != said:
-        return False
-    for side in (0, 1):
-        g, a = gold.parts[side], answer.parts[side]
-        if structures.infinite(g) or structures.infinite(a):
-            if structures.infinite(g) != structures.infinite(a):
-                return False
-        elif gold.kind[side] != answer.kind[side] or not _math_equal(g, a, algebra, inner=True):
-            return False
-    return True
-
-
-def _covers(these: tuple[str, ...], those: tuple[str, ...], algebra: Symbolic, swap: bool = False) -> bool:
-    """Whether each of `these` equals one of `those`."""
-    if len(these) > 20 or len(those) > 20:
-        return these == those
-    pairs = (((b, a) if swap else (a, b) for b in those) for a in these)
-    return all(any(_math_equal(g, a, algebra, inner=True) for g, a in row) for row in pairs)
+    return number.decimals < 0 and number.value == reference[0] / reference[1]

@@ -15,24 +15,43 @@ DOLLAR = "＄"
 
 _CHARACTERS = {
     "−": "-", "–": "-", "﹣": "-", "－": "-", "＋": "+", "×": "\\times ", "⋅": "\\cdot ", "·": "\\cdot ", "÷": "/",
-    "∕": "/", "⁄": "/", "：": ":", "，": ",", "。": ".", "（": "(", "）": ")", "％": "%", "＝": "=", "′": "'",
-    "π": "\\pi ", "∞": "\\infty ", "√": "\\sqrt", "θ": "\\theta ", "α": "\\alpha ", "β": "\\beta ",
+    "∕": "/", "⁄": "/", "。": ".", "、": ",", "和": " and ", "或": " or ", "′": "'", "″": "''", "∞": "\\infty ",
+    "∛": "\\sqrt[3]", "∜": "\\sqrt[4]", "√": "\\sqrt", "ℝ": "\\mathbb{R}", "∂": "\\partial ", "…": "\\ldots ",
     "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "≈": "\\approx ", "±": "\\pm ", "∪": "\\cup ", "∩": "\\cap ",
-    "∈": "\\in ", "∅": "\\emptyset ", "º": "°", "˚": "°", "∘": "°", "℃": "°C", "℉": "°F", "∠": "\\angle ",
+    "∈": "\\in ", "∖": "\\setminus ", "∣": "|", "⩽": "\\le ", "⩾": "\\ge ", "Ω": "\\Omega ", "µ": "\\mu ",
+    "ϕ": "\\phi ",
+    "∅": "\\emptyset ", "º": "°", "˚": "°", "∘": "°", "℃": "°C", "℉": "°F", "∠": "\\angle ",
     "½": " \\frac{1}{2}", "⅓": " \\frac{1}{3}", "⅔": " \\frac{2}{3}", "¼": " \\frac{1}{4}", "¾": " \\frac{3}{4}",
     "⅕": " \\frac{1}{5}", "⅛": " \\frac{1}{8}", "⅜": " \\frac{3}{8}", "⅝": " \\frac{5}{8}", "⅞": " \\frac{7}{8}",
     "“": '"', "”": '"', "‘": "'", "’": "'", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u200b": "",
-}  # fmt: skip
-_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+} | dict(zip("₀₁₂₃₄₅₆₇₈₉", (f"_{{{n}}}" for n in range(10)), strict=True))  # fmt: skip
+_CHARACTERS |= {chr(c): chr(c - 0xFEE0) for c in range(0xFF01, 0xFF5F) if chr(c) != DOLLAR}  # full width
+_GREEK = (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi "
+    "omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega "
+)
+_LETTERS = "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩ"
+_CHARACTERS |= {letter: f"\\{name} " for letter, name in zip(_LETTERS, _GREEK.split(), strict=True)}
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ", "0123456789-n")
 
 _RULES = [
-    ("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda m: "^{" + m[0].translate(_SUPERSCRIPTS) + "}"),
+    ("⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ", r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ]+", lambda m: "^{" + m[0].translate(_SUPERSCRIPTS) + "}"),
+    ("\\", r"\\[hv]?phantom\s*\{(?:[^{}]|\{[^{}]*\})*\}|\\[hv]space\*?\s*\{[^{}]*\}", " "),
     ("\\", r"\\\\(?=[a-zA-Z])(?!.*\\begin)", r"\\"),
     ("\\", r"\\(?:left|right|big|Big|bigg|Bigg|displaystyle|textstyle|limits)(?![a-zA-Z])\.?", ""),
     ("\\{", r"\\!\s*|(?<![a-zA-Z\]}])\{\}", ""),
     ("\\~", r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-zA-Z])", " "),
     ("{", r"\{,\}", ","),
     ("\\", r"\\(?:d|t|c)frac(?![a-zA-Z])", r"\\frac"),
+    ("=", r"(\\(?:sum|prod)\s*_\s*\{\s*[a-zA-Z]\s*)=", r"\1≔"),
+    ("\\", r"\\[dt]binom(?![a-zA-Z])", r"\\binom"),
+    ("\\", r"\{([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}", r"\\binom{\1}{\2}"),
+    ("\\", r"\\[lr]?vert(?![a-zA-Z])", "|"),
+    ("\\", r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
+    ("\\", r"\\(?:mathbb|Bbb)\s*(?:\{\s*R\s*\}|R(?![a-zA-Z]))", r"\\mathbb{R}"),
+    ("\\", r"\\not\s*(?:=|\\eq(?![a-zA-Z]))", r"\\ne "),
+    ("\\'", r"\^\s*(?:\{((?:\s*(?:\\prime(?![a-zA-Z])|'))+)\s*\}|(\\prime(?![a-zA-Z])))",
+     lambda m: "'" * (m[0].count("prime") + m[0].count("'"))),
     ("\\", r"\\(?:geq|geqslant)(?![a-zA-Z])", r"\\ge"),
     ("\\", r"\\(?:leq|leqslant)(?![a-zA-Z])", r"\\le"),
     ("\\", r"\\neq(?![a-zA-Z])", r"\\ne"),
@@ -44,9 +63,10 @@ _RULES = [
     ("\\", r"\\frac\s*([0-9a-z])\s*([0-9a-z])", r"\\frac{\1}{\2}"),
     ("\\", r"\\frac\s*([0-9a-z])\s*\{", r"\\frac{\1}{"),
     ("\\", r"(\\frac\s*\{[^{}]*\})\s*([0-9a-z])", r"\1{\2}"),
-    ("\\", r"\\sqrt\s*([0-9a-zA-Z])", r"\\sqrt{\1}"),
-    ("q", r"(?:\\|(?<![\\a-zA-Z]))sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-    ("q", r"(?<![\\a-zA-Z])sqrt\s*([0-9]+)", r"\\sqrt{\1}"),
+    ("q", r"(?<![\\a-zA-Z])sqrt(?![a-zA-Z])", r"\\sqrt"),
+    ("q", r"\\sqrt\s*((?:\[[^][{}]*\])?)\s*([0-9]+(?:\.[0-9]+)?|[a-zA-Z]|\\(?:pi|alpha|beta|theta)(?![a-zA-Z]))",
+     r"\\sqrt\1{\2}"),
+    ("q", r"\\sqrt\s*((?:\[[^][{}]*\])?)\s*\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)", r"\\sqrt\1{\2}"),
     ("p", r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
     ("fo", r"(?<![\\a-zA-Z])(?:inf|infinity|oo)(?![a-zA-Z])", r"\\infty "),
     ("*", r"\*\*(?=[\s{(0-9-])", "^"),

@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from trainer.rewards.grading.notation import clean, strip_outer
-from trainer.rewards.grading.units import UNITS, canonical_unit
+from trainer.rewards.grading.units import Unit, unit
 
 MAX_CHARS = 200
 MAX_EXPONENT = 400
@@ -28,8 +28,8 @@ class Quantity:
     decimals: int = -1
     """Digits after the point of a plain decimal; 0 for an integer; -1 for a fraction, mixed number or power."""
     percent: bool = False
-    unit: str = ""
-    """Canonical unit; empty where none was written."""
+    unit: Unit | None = None
+    """None where none was written, or only the word `units`."""
     glued: bool = False
     """The unit is one letter right after the digits, so it may be a variable: `5h`."""
 
@@ -38,7 +38,9 @@ _D = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-
 _SIGN = r"(?:negative |minus |[-+])?"
 _NUMBER = re.compile(
     rf"(?P<sign>{_SIGN})\s*(?P<money>[＄€£¥₹])?\s*(?P<sign2>[-+]?)\s*(?:"
-    rf"(?P<mixed>[0-9]+)\s*\\frac\s*\{{\s*(?P<mn>[0-9]+)\s*\}}\s*\{{\s*(?P<md>[0-9]+)\s*\}}"
+    rf"(?P<rn>[0-9]*)\.(?P<rh>[0-9]*?)(?:\\(?:overline|bar|dot|overset{{\.}})\s*\{{?\s*(?P<rp>[0-9]+)\s*\}}?|\((?P<rp2>[0-9]+)\)"
+    rf"|(?P<rp3>[0-9])(?P=rp3){{2,}}\s*(?:\.\.\.|\\l?dots))"
+    rf"|(?P<mixed>[0-9]+)\s*\\frac\s*\{{\s*(?P<mn>[0-9]+)\s*\}}\s*\{{\s*(?P<md>[0-9]+)\s*\}}"
     rf"|\\frac\s*\{{\s*(?P<fsign>-?)\s*(?P<fn>{_D})\s*\}}\s*\{{\s*(?P<fdsign>-?)\s*(?P<fd>{_D})\s*\}}"
     rf"|(?P<sn>{_D})\s*/\s*(?P<sdsign>-?)\s*(?P<sd>{_D})"
     rf"|(?P<em>{_D})[eE](?P<ee>[-+]?[0-9]{{1,4}})(?![0-9.])"
@@ -51,11 +53,20 @@ _APPROXIMATELY = re.compile(r"^(?:\\approx|\\sim|about |approximately )\s*", re.
 
 
 @lru_cache(maxsize=8192)
-def parse(content: str) -> Quantity | None:
-    """Reads a box's content or a gold answer as one number, or None if it is anything else."""
+def parse(content: str, context: str = "") -> Quantity | None:
+    """Reads a box's content or a reference answer as one number, or None if it is anything else.
+
+    Args:
+        content: of the box.
+        context: question and reference answer, whose nouns may stand for units.
+    """
     if len(content) > MAX_CHARS:
         return None
     s = strip_outer(_APPROXIMATELY.sub("", strip_outer(clean(content)), count=1))
+    return _single(s, context) or _compound(s, context)
+
+
+def _single(s: str, context: str) -> Quantity | None:
     match = _NUMBER.fullmatch(s)
     if match is None:
         return None
@@ -67,10 +78,33 @@ def parse(content: str) -> Quantity | None:
     rest = match["rest"].strip()
     if rest.startswith("%") or rest.lower() in ("percent", "percentage", "per cent", "pct"):
         return None if rest.startswith("%") and rest[1:].strip() else Quantity(value, decimals, percent=True)
-    unit = canonical_unit(match["rest"])
-    if unit is None or (match["money"] and unit not in ("", match["money"])):
+    found = unit(rest, context) if rest not in ("", ".") else None
+    if found is None and rest not in ("", "."):
         return None
-    return Quantity(value, decimals, unit=match["money"] or unit, glued=len(match["rest"]) == 1 and rest.isalpha())
+    if match["money"]:
+        money = unit(match["money"])
+        if found is not None and found != money:
+            return None
+        found = money
+    glued = len(match["rest"]) == 1 and rest.isascii() and rest.isalpha()
+    return Quantity(value, decimals, unit=found if found and found.dimensions else None, glued=glued)
+
+
+_COMPOUND = re.compile(r"([0-9]+)\s*([A-Za-z°'\"㐀-鿿]+\.?)[\s,]*(?:and\s+)?(?=[0-9]|$)", re.ASCII)
+
+
+def _compound(s: str, context: str) -> Quantity | None:
+    """`1 h 30 min`, `5 ft 3 in`: descending units of one dimension."""
+    pieces = _COMPOUND.findall(s) if 2 <= len(s) <= 60 and s[0].isdigit() else []
+    if not 2 <= len(pieces) <= 4 or _COMPOUND.sub("", s).strip():
+        return None
+    units = [unit(name, context) for _, name in pieces]
+    known = [u for u in units if u is not None]
+    sizes = [u.size for u in known]
+    if len(known) < len(pieces) or len({u.dimensions for u in known}) > 1 or sizes != sorted(set(sizes), reverse=True):
+        return None
+    total = sum((int(n) * size for (n, _), size in zip(pieces, sizes, strict=True)), Fraction(0))
+    return Quantity(total / sizes[-1], unit=known[-1])
 
 
 def _digits(text: str) -> Fraction:
@@ -83,6 +117,9 @@ def _value(g: dict[str, str | None]) -> tuple[Fraction | None, int]:
     if whole := g["mixed"]:
         top, bottom = int(g["mn"] or 0), int(g["md"] or 0)
         return (int(whole) + Fraction(top, bottom), -1) if bottom else (None, 0)
+    if period := g["rp"] or g["rp2"] or g["rp3"]:
+        head, nines = g["rh"] or "", 10 ** len(period) - 1
+        return Fraction(int((g["rn"] or "0") + head) * nines + int(period), nines * 10 ** len(head)), -1
     for over, under, signs in (("fn", "fd", ("fsign", "fdsign")), ("sn", "sd", ("sdsign",))):
         if (top := g[over]) is not None and (bottom := g[under]) is not None:
             divisor = _digits(bottom)
@@ -94,51 +131,51 @@ def _value(g: dict[str, str | None]) -> tuple[Fraction | None, int]:
     return _digits(g["em"] or g["tm"] or "1") * Fraction(10) ** exponent, -1
 
 
-def equal(gold: Quantity, answer: Quantity) -> bool:
-    """Whether an answer states the gold number. Exact; see `_rounds_to` for the one exception.
+def equal(reference: Quantity, answer: Quantity) -> bool:
+    """Whether an answer states the number of the reference. Exact; see `_rounds_to` for the one exception.
 
     A unit or percent sign that only one side wrote does not count against it (25 and 25%, 60 and 60°), but two
     different units do (5 cm and 50 mm agree, 5 cm and 5 m do not), and 25% is also 0.25.
     """
-    if gold.percent or answer.percent:
-        return _percent_equal(gold, answer)
+    if reference.percent or answer.percent:
+        return _percent_equal(reference, answer)
     scale = Fraction(1)
-    if gold.glued and not answer.unit:
+    if reference.glued and answer.unit is None:
         return False
-    if gold.unit and answer.unit and gold.unit != answer.unit:
-        if gold.unit not in UNITS or answer.unit not in UNITS or UNITS[gold.unit][0] != UNITS[answer.unit][0]:
+    if reference.unit and answer.unit:
+        if reference.unit.dimensions != answer.unit.dimensions:
             return False
-        scale = UNITS[answer.unit][1] / UNITS[gold.unit][1]
-    return gold.value == answer.value * scale or (scale == 1 and _rounds_to(gold, answer))
+        scale = answer.unit.size / reference.unit.size
+    return reference.value == answer.value * scale or (scale == 1 and _rounds_to(reference, answer))
 
 
-def _percent_equal(gold: Quantity, answer: Quantity) -> bool:
-    if gold.unit or answer.unit:
+def _percent_equal(reference: Quantity, answer: Quantity) -> bool:
+    if reference.unit or answer.unit:
         return False
-    g = gold.value / 100 if gold.percent else gold.value
+    g = reference.value / 100 if reference.percent else reference.value
     a = answer.value / 100 if answer.percent else answer.value
     if g == a:
         return True
     # One side left the sign out. At or below one, the bare number may be a share, so only the exact reading counts.
-    return gold.percent != answer.percent and gold.value == answer.value and abs(gold.value) > 1
+    return reference.percent != answer.percent and reference.value == answer.value and abs(reference.value) > 1
 
 
-def _rounds_to(gold: Quantity, answer: Quantity) -> bool:
+def _rounds_to(reference: Quantity, answer: Quantity) -> bool:
     """A recurring fraction and its decimal: 1/3 and 0.333, rounded (not cut) at three digits or more.
 
-    From a fraction as gold any correct rounding counts. From a decimal as gold the digits must show the fraction's
-    whole period, else 3.14 would be 22/7.
+    From a fraction as reference any correct rounding counts. From a decimal as reference the digits must show the
+    fraction's whole period, else 3.14 would be 22/7.
     """
-    if gold.decimals < 0 <= answer.decimals:
-        fraction, decimal, from_gold = gold.value, answer, True
-    elif answer.decimals < 0 <= gold.decimals:
-        fraction, decimal, from_gold = answer.value, gold, False
+    if reference.decimals < 0 <= answer.decimals:
+        fraction, decimal, from_reference = reference.value, answer, True
+    elif answer.decimals < 0 <= reference.decimals:
+        fraction, decimal, from_reference = answer.value, reference, False
     else:
         return False
     if decimal.decimals < 3 or decimal.decimals > 30 or abs(decimal.value * 10**decimal.decimals) < 100:
         return False
     head, period = _expansion(fraction.denominator, decimal.decimals)
-    if period == 0 or (not from_gold and head + period > decimal.decimals):
+    if period == 0 or (not from_reference and head + period > decimal.decimals):
         return False
     return abs(decimal.value - fraction) * 2 * 10**decimal.decimals <= 1
 

@@ -16,7 +16,8 @@ from trainer.rewards.grading.notation import clean, is_one_group, split_top
 
 MAX_CHARS = 500
 
-Kind = Literal["()", "[]", "(]", "[)", "set", "list"]
+Kind = str
+"""`()`, `[]`, `(]`, `[)`, `set`, `list`, or `2x3 matrix`, `2x2 determinant`."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,9 @@ def parse(content: str) -> Structure | None:
     if len(content) > MAX_CHARS:
         return None
     s = _MEMBER.sub("", clean(content))
-    if not s or re.search(r"\\(?:cup|cap|begin|mp|setminus|mid)(?![a-zA-Z])|[<>|]|\\[lg]e(?![a-zA-Z])", s):
+    if (matrix := _MATRIX.fullmatch(s)) is not None:
+        return _matrix(matrix)
+    if not s or re.search(r"\\(?:cup|cap|begin|mp|setminus|mid)(?![a-zA-Z])|[<>|]|\\[lgn]e(?![a-zA-Z])", s):
         return None
     s = s.replace("\\langle", "(").replace("\\rangle", ")")
     braces = s.startswith("\\{") and s.endswith("\\}")
@@ -51,16 +54,27 @@ def parse(content: str) -> Structure | None:
         parts = tuple(split_top(s[1:-1]))
         if len(parts) < 2 or not all(parts) or "\\pm" in s or quantity.parse(s[1:-1]) and s[0] == "[":
             return None
-        return Structure(_kind(s[0] + s[-1]), parts)
+        return Structure(s[0] + s[-1], parts)
     parts = _parts(s)
     if len(parts) < 2:
         return None
-    return Structure("set" if "=" in s and not any("=" in p for p in parts) else "list", parts)
+    unordered = ("=" in s and not any("=" in p for p in parts)) or (_AND.search(s) and "=" not in s) or "\\pm" in s
+    return Structure("set" if unordered else "list", parts)
 
 
-def _kind(brackets: str) -> Kind:
-    kinds: dict[str, Kind] = {"()": "()", "[]": "[]", "(]": "(]", "[)": "[)"}
-    return kinds[brackets]
+_MATRIX = re.compile(
+    r"[(\[|]?\s*\\begin\{([pbvB]?matrix|smallmatrix|array)\}\s*(?:\{[lcr|\s]*\})?(.*)\\end\{\1\}\s*[)\]|]?", re.DOTALL
+)
+
+
+def _matrix(match: re.Match[str]) -> Structure | None:
+    rows = [[cell.strip() for cell in row.split("&")] for row in re.split(r"\\\\|\\cr(?![a-zA-Z])", match[2].strip())]
+    rows = rows[:-1] if rows[-1] == [""] else rows
+    if "\\begin" in match[2] or len({len(row) for row in rows}) != 1 or not all(all(row) for row in rows):
+        return None
+    bars = match[1] == "vmatrix" or match[0].startswith("|")
+    kind = f"{len(rows)}x{len(rows[0])} {'determinant' if bars else 'matrix'}"
+    return Structure(kind, tuple(cell for row in rows for cell in row))
 
 
 def _parts(s: str) -> tuple[str, ...]:
@@ -81,59 +95,27 @@ def _signs(part: str) -> list[str]:
     return [part.replace("\\pm", sign).lstrip("+ ") for sign in "+-"] if part.count("\\pm") == 1 else [part]
 
 
-def values(structure: Structure) -> Structure:
-    """Without the names, where every part has its own: `p = 5, q = 2` -> the tuple 5, 2."""
+def values(structure: Structure, by_name: bool = False) -> Structure:
+    """Without the names, where every part has its own: `q = 2, p = 5` -> the tuple 2, 5; `by_name` 5, 2."""
     named = [_NAMED.fullmatch(p) for p in structure.parts]
     if not all(named) or structure.kind not in ("list", "set"):
         return structure
-    return Structure("()", tuple(m[2].strip() for m in named if m))
+    pairs = [(m[1], m[2].strip()) for m in named if m]
+    return Structure("()", tuple(value for _, value in (sorted(pairs) if by_name else pairs)))
 
 
-def compatible(gold: Structure, answer: Structure) -> Literal["ordered", "unordered", "no"]:
+def compatible(reference: Structure, answer: Structure) -> Literal["ordered", "unordered", "no"]:
     """How the parts of two structures are to be compared.
 
-    A bare list is taken for what the gold is; tuples and intervals are ordered, sets and bare lists are not.
+    A bare list is taken for what the reference is; tuples and intervals are ordered, sets and bare lists are not.
     """
-    distinct = [len({p.replace(" ", "") for p in s.parts}) for s in (gold, answer)]
-    if distinct[0] != distinct[1] and "set" not in (gold.kind, answer.kind):
-        return "no"
-    if gold.kind == answer.kind == "list" and len(gold.parts) != len(answer.parts) and distinct[0] < len(gold.parts):
-        return "no"
-    loose = {gold.kind, answer.kind} <= {"set", "list"}
-    if loose:
-        return "unordered"
-    if gold.kind == answer.kind or {gold.kind, answer.kind} == {"()", "list"}:
-        return "ordered" if len(gold.parts) == len(answer.parts) else "no"
-    return "no"
-
-
-_SIGN = re.compile(r"\s*(<|>|\\[lg]e(?![a-zA-Z]))\s*")
-_END = re.compile(r"(?:[0-9.+\-*/^(){} ]|\\(?:frac|sqrt|pi|infty|cdot)(?![a-zA-Z]))+", re.ASCII)
-
-
-@lru_cache(maxsize=8192)
-def interval(content: str) -> tuple[str, Structure] | None:
-    r"""(variable, interval) of `x > 1`, `1 \le x < 2` or `x \in [1, 2)`, and of a bare interval with variable ""."""
-    pieces = _SIGN.split(clean(content)) if len(content) <= 120 else []
-    if len(pieces) == 1:
-        found = parse(content)
-        return ("", found) if found and len(found.parts) == 2 and found.kind not in ("set", "list") else None
-    signs = {sign[:2] for sign in pieces[1::2]}
-    if signs <= {">", "\\g"}:
-        pieces = pieces[::-1]
-    elif not signs <= {"<", "\\l"}:
-        return None
-    ends, closed = pieces[::2], ["e" in sign for sign in pieces[1::2]]
-    if len(ends) == 2 and ends[1].isalpha():
-        ends, closed = [*ends, "\\infty"], [*closed, False]
-    elif len(ends) == 2:
-        ends, closed = ["-\\infty", *ends], [False, *closed]
-    if len(ends) != 3 or not (len(ends[1]) == 1 and ends[1].isalpha()):
-        return None
-    if not (_END.fullmatch(ends[0]) and _END.fullmatch(ends[2])):
-        return None
-    kind = _kind(("[" if closed[0] else "(") + ("]" if closed[1] else ")"))
-    return ends[1], Structure(kind, (ends[0].strip(), ends[2].strip()))
+    same_length = len(reference.parts) == len(answer.parts)
+    if {reference.kind, answer.kind} <= {"set", "list"}:
+        distinct = [len({part.replace(" ", "") for part in s.parts}) for s in (reference, answer)]
+        once = distinct[0] == distinct[1] and (same_length or distinct[0] == len(reference.parts))
+        return "unordered" if once or "set" in (reference.kind, answer.kind) else "no"
+    same_kind = reference.kind == answer.kind or {reference.kind, answer.kind} == {"()", "list"}
+    return "ordered" if same_kind and same_length else "no"
 
 
 def infinite(end: str) -> str:
@@ -173,17 +155,17 @@ def clock(content: str) -> tuple[int, int, int, str] | None:
     return hour, int(match[2]), int(match[3] or 0), half
 
 
-def same_time(gold: tuple[int, int, int, str], answer: tuple[int, int, int, str]) -> bool:
-    """A marker that the gold has must be met (3:45 PM is 15:45); one that only the answer has is let pass."""
+def same_time(reference: tuple[int, int, int, str], answer: tuple[int, int, int, str]) -> bool:
+    """A marker that the reference has must be met (3:45 PM is 15:45); one that only the answer has is let pass."""
 
     def hour24(t: tuple[int, int, int, str]) -> int:
         return t[0] % 12 + 12 * (t[3] == "p") if t[3] else t[0]
 
-    if gold[1:3] != answer[1:3]:
+    if reference[1:3] != answer[1:3]:
         return False
-    if gold[3]:
-        return hour24(gold) == hour24(answer) and (answer[3] != "" or answer[0] > 12)
-    return gold[0] == answer[0] or (answer[3] == "" and gold[0] == answer[0])
+    if reference[3]:
+        return hour24(reference) == hour24(answer) and (answer[3] != "" or answer[0] > 12)
+    return reference[0] == answer[0] or (answer[3] == "" and reference[0] == answer[0])
 
 
 @lru_cache(maxsize=8192)

@@ -1,0 +1,135 @@
+"""What the command line prints about sources and prepared datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from data_prep.ingest.images import image_tokens
+from data_prep.sources.catalog import CATALOG
+from data_prep.sources.own import RecordSource
+from trainer.config import ConfigError
+from trainer.data.dataset import Dataset, read_manifest
+from trainer.data.images import size_of
+from trainer.data.schema import Manifest, Row
+
+
+def catalog() -> str:
+    """All named datasets: where from, how many rows, license, and what was checked."""
+    lines = []
+    for name, entry in CATALOG.items():
+        kind = "evaluation" if entry.evaluation else "training"
+        rows = f"{entry.rows:,} rows" if entry.rows else "rows not stated"
+        lines.append(f"{name:<12}{kind}: {entry.about}")
+        lines.append(f"{'':<12}{entry.repo}, {rows}, license {entry.license or 'not read here: look before use'}")
+        lines.append(f"{'':<12}commit: {entry.revision or 'main, named in the manifest'}; checked: {entry.checked}")
+    return "\n".join(lines)
+
+
+def detected(sources: Sequence[RecordSource]) -> str:
+    """How own data will be read: form, and the column of each role with a value."""
+    lines = []
+    for source in sources:
+        files = ", ".join(path.name for path, _ in source.tables[:4])
+        more = f" and {len(source.tables) - 4} more" if len(source.tables) > 4 else ""
+        lines.append(f"{files}{more}: read as {source.form.name}")
+        lines += [
+            f"  {role:<9} {'<-' if value else ':'} {column:<24} {value}".rstrip()
+            for role, column, value in source.describe()
+        ]
+        places = [str(root) for root in source.roots] + ([f"paths from {source.beside}"] if source.beside else [])
+        if "images" in source.form.columns or "chat" in source.form.columns:
+            lines.append(f"  images are looked for in the records, {', '.join(places)}")
+    return "\n".join(lines)
+
+
+def row(dataset: Dataset, index: int, tokenizer: str, min_pixels: int, max_pixels: int) -> str:
+    """One row as the model will be asked, with its sizes in tokens and what supervised training learns from."""
+    one = dataset[index]
+    lines = [f"row {index} of {dataset.split}: {one.id}, {one.source}"]
+    images = iter(one.images)
+    for message in one.messages:
+        content = message["content"]
+        for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+            text = part["text"] if part["type"] == "text" else _image(next(images), min_pixels, max_pixels)
+            lines.append(f"  {message['role']:<10}{text}")
+    lines.append(f"  reference answer: {one.answer} ({one.answer_type})")
+    if one.solution:
+        lines.append(f"  solution: {one.solution}")
+    if one.extra:
+        lines.append(f"  extra: {one.extra}")
+    lines.append(f"  tokens: {_tokens(one, tokenizer, min_pixels, max_pixels)}")
+    return "\n".join(lines)
+
+
+def _image(data: bytes, min_pixels: int, max_pixels: int) -> str:
+    width, height = size_of(data, "")
+    return (
+        f"[image {width}x{height}, {len(data):,} bytes, {image_tokens(width, height, min_pixels, max_pixels)} tokens]"
+    )
+
+
+def _tokens(one: Row, tokenizer: str, min_pixels: int, max_pixels: int) -> str:
+    sizes = [size_of(data, one.id) for data in one.images]
+    of_images = sum(image_tokens(width, height, min_pixels, max_pixels) for width, height in sizes)
+    if not tokenizer:
+        return f"{of_images} of images (--tokenizer MODEL counts the text)"
+    from data_prep.checks.tokens import text_token_counter
+
+    count = text_token_counter(tokenizer)
+    prompt = count([one.messages])[0] + of_images - len(one.images)
+    shown = f"prompt {prompt} ({of_images} of images)"
+    if one.solution:
+        whole = (
+            count([[*one.messages, {"role": "assistant", "content": one.solution}]])[0] + of_images - len(one.images)
+        )
+        shown += f"; supervised: {prompt} masked, about {whole - prompt} learned from"
+    return shown
+
+
+def answers(manifest: Manifest) -> str:
+    """Share of each answer type, and the reference answers that the grader cannot use."""
+    stats = manifest.statistics
+    if not stats:
+        return ""
+    rows = sum(stats["answer_types"].values())
+    lines = [f"  {kind:<8}{count:>8,}  {count / rows:6.1%}" for kind, count in stats["answer_types"].items()]
+    for kind, bad in stats["rejected_answers"].items():
+        shown = ", ".join(repr(example[:40]) for example in bad["examples"])
+        lines.append(f"  rejected as {kind}: {bad['rows']:,}, e.g. {shown}")
+    return "\n".join(["reference answers by type:", *lines])
+
+
+def stats(path: str) -> str:
+    """The tables of a dataset's manifest."""
+    manifest = read_manifest(path)
+    lines = [f"{manifest.name}, fingerprint {manifest.fingerprint[:16]}"]
+    lines += _table("rows", manifest.rows) + _table("left out", manifest.quarantined)
+    if manifest.statistics:
+        tokens = "tokens of the prompt" if manifest.settings.get("tokenizer") else "image tokens of the prompt"
+        found = manifest.statistics
+        lines += _table("sources", found["sources"]) + [answers(manifest)]
+        lines += _table(f"{tokens}, percentiles", found["tokens"]["percentiles"])
+        lines += _table("longest side of the images, pixels", found["images"]["longest_side"])
+        lines += _table("image formats", found["images"]["formats"])
+    return "\n".join(lines)
+
+
+def _table(title: str, values: dict[str, Any]) -> list[str]:
+    return [f"{title}:", *(f"  {name:<28}{value:>10,}" for name, value in values.items())] if values else []
+
+
+def source_parts(texts: Sequence[str]) -> list[tuple[str, float]]:
+    """`PATH` or `PATH=WEIGHT` each. ConfigError for a weight that is no positive number."""
+    parts = []
+    for text in texts:
+        path, equals, weight = ("", "", "") if Path(text).exists() else text.rpartition("=")
+        try:
+            value = float(weight) if equals else 1.0
+        except ValueError:
+            raise ConfigError(f"{text}: after = stands a weight, such as 0.5 or 2") from None
+        if not 0 < value < 1000:
+            raise ConfigError(f"{text}: a weight is above 0 and below 1000")
+        parts.append((path if equals else text, value))
+    return parts

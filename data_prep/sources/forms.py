@@ -1,0 +1,297 @@
+"""The forms in which people keep questions and answers, found by their columns: a record in, a chat out."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from data_prep.sources.records import parse_json
+from data_prep.sources.source import SHORT, stated_answer, text_of, with_images, worked
+
+ROLES = {
+    "question": ("question", "problem", "query", "prompt", "instruction", "input"),
+    "answer": ("answer", "gt_answer", "ground_truth", "final_answer", "expected_answer", "correct_answer", "gold",
+               "label", "target", "response", "output"),
+    "images": ("images", "image", "decoded_image", "image_path", "image_paths", "img", "imgs", "image_file"),
+    "choices": ("choices", "options"),
+    "solution": ("solution", "rationale", "explanation", "reasoning", "cot"),
+    "system": ("system", "system_prompt"),
+    "source": ("source", "data_source", "dataset"),
+    "split": ("split",),
+}  # fmt: skip
+"""What a column may be called, the first that is there wins. `--map ROLE=COLUMN` names another."""
+CHATS = {
+    "message": "MathV60K",
+    "conversations": "LLaVA / ShareGPT",
+    "messages": "messages",
+    "prompt": "prompt messages",
+}
+"""Columns that hold whole conversations."""
+SPEAKERS = {"human": "user", "gpt": "assistant", "model": "assistant", "chatgpt": "assistant"}
+PASS_RATE = re.compile(r"pass_?rate", re.IGNORECASE)
+_MARK = re.compile(r"####|\\(?:boxed|fbox)")
+_IMG = re.compile(r"(?:Picture \d+:\s*)?<img>(.*?)</img>\n?")
+_NUMBERED = re.compile(r"<image[ _]?\d+>")
+TERSE = 20
+"""A reply that is longer than its answer by no more than this many characters is no worked solution."""
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+class BadRecord(Exception):
+    """A record that does not hold what it should: (reason, detail)."""
+
+
+@dataclass
+class Parsed:
+    """What a record says."""
+
+    messages: list[dict[str, Any]]
+    images: list[Any]
+    """Paths, bytes, data URLs or structures of these, in the order of the placeholders."""
+    answer: str
+    solution: str = ""
+    source: str = ""
+    split: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to read records: its name, and the column of each role (dotted for a field inside)."""
+
+    name: str
+    columns: dict[str, str]
+    keep: bool = False
+    """Whether columns without a role go into `extra` (an evaluation set's scorers want them); pass rates always do."""
+    marked: bool = False
+    """Whether an answer counts only after `####` or in a box."""
+
+    def parse(self, record: dict[str, Any]) -> Parsed:
+        """Reads one record. Raises BadRecord."""
+        columns = self.columns.get("images", "").split(",")
+        images = [image for column in columns for image in listed(_inside(record, column))]
+        if "chat" in self.columns:
+            messages, inside, reply = _chat(self.value(record, "chat"), images)
+            images = [*inside, *images] if inside else images
+            answer = self._answer(record)
+        else:
+            asked = text_of(self.value(record, "question"))
+            more = text_of(record.get("input")) if self.columns.get("question") == "instruction" else ""
+            asked = f"{asked}\n\n{more}" if more else asked
+            asked, inside = _tagged(asked)
+            images = [*inside, *images]
+            messages, reply, answer = [], "", self._answer(record)
+            choices = listed(self.value(record, "choices"))
+            if choices:
+                asked, answer = _with_choices(asked, choices, self.value(record, "answer"), self.keep)
+            if system := text_of(self.value(record, "system")):
+                messages.append({"role": "system", "content": system})
+            content = with_images(asked, len(images)) if images else asked.strip()
+            messages.append({"role": "user", "content": content})
+        solution = text_of(self.value(record, "solution")) or (reply if len(reply) > len(answer) + TERSE else "")
+        answer = answer or ("" if solution else reply)
+        if not answer and not solution:
+            raise BadRecord("no_answer_field", f"nothing under {self.columns.get('answer') or 'any known column'}")
+        given, answer = answer, stated_answer(answer or solution)
+        if (not answer and (not given or len(given) > SHORT)) or (self.marked and not _MARK.search(given or solution)):
+            raise BadRecord("no_answer_field", "the text states no answer: no box, no ####, no `answer is`")
+        if "####" in given:
+            solution = re.sub(r"<<[^>]*>>", "", given.rpartition("####")[0])
+        if solution and "<answer>" not in solution:
+            solution = "" if solution.strip() == answer else worked(solution.strip(), answer)
+        return Parsed(
+            messages=messages,
+            images=images,
+            answer=answer,
+            solution=solution,
+            source=text_of(self.value(record, "source")),
+            split=text_of(self.value(record, "split")),
+            extra=self._extra(record),
+        )
+
+    def _answer(self, record: dict[str, Any]) -> str:
+        value = self.value(record, "answer")
+        value = value[0] if isinstance(value, list) and len(value) == 1 else value
+        if isinstance(value, (list, dict)):
+            raise BadRecord("no_answer_field", f"the answer is a {type(value).__name__}, not one value")
+        return text_of(value)
+
+    def value(self, record: dict[str, Any], role: str) -> Any:
+        """The value of a role; None where it has no column or the record lacks it."""
+        return _inside(record, self.columns[role]) if role in self.columns else None
+
+    def _extra(self, record: dict[str, Any]) -> dict[str, Any]:
+        used = {column for role, column in self.columns.items() if role not in ("choices", "source")}
+        kept = {}
+        for name, value in record.items():
+            if PASS_RATE.search(name):
+                kept[name] = float(value) if value not in (None, "") else None
+            elif self.keep and name not in used and value not in (None, "") and _plain(value):
+                kept[name] = value
+        return kept
+
+
+def _inside(record: dict[str, Any], column: str) -> Any:
+    """The value of a column, or of a field inside one (`metadata.source`)."""
+    found: Any = record
+    for name in column.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
+
+
+def _plain(value: Any) -> bool:
+    """Whether it is small and JSON: no image, no long text."""
+    return not isinstance(value, bytes) and "bytes" not in str(value)[:100] and len(str(value)) < 4000
+
+
+def detect(records: Sequence[dict[str, Any]], mapping: dict[str, str], keep: bool = False) -> Form:
+    """The form of a file by its first records; `mapping` (role -> column) comes before what is found.
+
+    Raises ValueError saying what was looked for.
+    """
+    names = list(dict.fromkeys(name for record in records for name in record))
+    unknown = [c for c in mapping.values() if c.partition(".")[0] not in names]
+    if unknown:
+        raise ValueError(f"no column {', '.join(unknown)}: there are {', '.join(names)}")
+    columns = dict(mapping)
+    chat = next((c for c in CHATS if c in names and "question" not in mapping and _is_chat(records, c)), "")
+    if chat:
+        columns["chat"] = chat
+    rewards = any(isinstance(record.get("reward_model"), dict) for record in records)
+    if chat and rewards and "answer" not in columns:
+        columns["answer"] = "reward_model.ground_truth"
+    for role, known in ROLES.items():
+        if role in columns or (role == "question" and chat):
+            continue
+        free = [c for c in known if c in names and c not in columns.values()]
+        if free:
+            columns[role] = free[0]
+    if not chat and ("question" not in columns or not {"answer", "solution"} & columns.keys()):
+        raise ValueError(
+            f"columns {', '.join(names)}; looked for a question ({', '.join(ROLES['question'])}) with an answer "
+            f"({', '.join(ROLES['answer'])}) or a solution, or for a conversation ({', '.join(CHATS)}). "
+            "Name them: --map question=COLUMN,answer=COLUMN,images=COLUMN"
+        )
+    name = "verl" if chat and rewards else CHATS[chat] if chat else "question and answer"
+    return Form(name, columns, keep)
+
+
+def _is_chat(records: Sequence[dict[str, Any]], column: str) -> bool:
+    value = next((record[column] for record in records if record.get(column)), None)
+    return (isinstance(value, list) and isinstance(value[0], dict)) or (
+        isinstance(value, str) and value.lstrip().startswith("[{")
+    )
+
+
+def listed(value: Any) -> list[Any]:
+    """A value that may be one, a list, a list written as JSON or as Python writes it, or missing."""
+    if isinstance(value, str) and value.startswith("[") and value.endswith("]"):
+        try:
+            value = parse_json(value) if '"' in value or "'" not in value else ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            return [value]
+    if value is None or value == "":
+        return []
+    return [one for one in value if one not in (None, "")] if isinstance(value, list) else [value]
+
+
+def _tagged(text: str) -> tuple[str, list[str]]:
+    """`<img>PATH</img>` as `<image>`, and the paths; `<image1>` as `<image>`."""
+    return _NUMBERED.sub("<image>", _IMG.sub("<image>", text)), _IMG.findall(text)
+
+
+def _chat(turns: Any, given: list[Any]) -> tuple[list[dict[str, Any]], list[Any], str]:
+    """Messages with image placeholders, the images inside the turns, and the last reply (which is not in the messages).
+
+    Images `given` beside the conversation go where it says `<image>`, or before the first question if it nowhere does.
+    """
+    if isinstance(turns, str):
+        try:
+            turns = parse_json(turns)
+        except ValueError as error:
+            raise BadRecord("bad_message", f"the conversation is not JSON: {error}") from None
+    if not isinstance(turns, list) or not turns:
+        raise BadRecord("bad_message", "the conversation is no list of turns")
+    spoken = [_turn(turn) for turn in turns]
+    if spoken[-1][0] == "system":
+        raise BadRecord("bad_message", "the last turn is the system's")
+    reply = ""
+    if spoken[-1][0] == "assistant":
+        last = spoken.pop()[1]
+        reply = last if isinstance(last, str) else "\n".join(part.get("text") or "" for part in last)
+    marked = any("<image>" in text for _, content in spoken for text in _texts(content))
+    messages: list[dict[str, Any]] = []
+    inside: list[Any] = []
+    for role, content in spoken:
+        if isinstance(content, str):
+            content, tagged = _tagged(content)
+            inside += tagged
+            asked = any(message["role"] == "user" for message in messages)
+            first = role == "user" and not asked and given and not marked and not tagged
+            if "<image>" in content and (given or tagged):
+                content = with_images(content, 0)
+            elif first:
+                content = with_images(content, len(given))
+            messages.append({"role": role, "content": content})
+            continue
+        parts: list[dict[str, str]] = []
+        for part in content:
+            kind, value = _part(part)
+            if kind == "text":
+                parts.append({"type": "text", "text": value})
+            else:
+                parts.append({"type": "image"})
+                inside += [value] if value is not None else []
+        messages.append({"role": role, "content": parts})
+    if not any(message["role"] == "user" for message in messages):
+        raise BadRecord("bad_message", "there is no user turn")
+    return messages, inside, reply
+
+
+def _texts(content: Any) -> list[str]:
+    return [content] if isinstance(content, str) else []
+
+
+def _turn(turn: Any) -> tuple[str, Any]:
+    if not isinstance(turn, dict):
+        raise BadRecord("bad_message", "a turn is no object")
+    role = turn.get("role") or turn.get("from")
+    content = turn.get("content") if "content" in turn else turn.get("value")
+    role = SPEAKERS.get(role, role) if isinstance(role, str) else None
+    if role not in ("system", "user", "assistant"):
+        raise BadRecord("bad_message", f"a turn's role is {role!r}")
+    if not isinstance(content, (str, list)):
+        raise BadRecord("bad_message", f"the {role} turn has no content")
+    return role, content
+
+
+def _part(part: Any) -> tuple[str, Any]:
+    """("text", text) or ("image", where it is; None where it stands beside the conversation)."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in ("text", "input_text") and isinstance(part.get("text"), str):
+        return "text", part["text"]
+    if kind in ("image", "image_url", "input_image"):
+        return "image", next((part[key] for key in ("image", "image_url", "url", "path") if part.get(key)), None)
+    raise BadRecord("bad_message", f"content of an unknown kind {kind!r}")
+
+
+def _with_choices(asked: str, choices: list[Any], answer: Any, keep: bool) -> tuple[str, str]:
+    """The question, with its choices if it does not show them, and the letter of the right one. Raises BadRecord."""
+    texts = [text_of(choice).strip() for choice in choices]
+    given = text_of(answer).strip()
+    if texts.count(given) == 1:
+        letter = LETTERS[texts.index(given)]
+    elif len(given) == 1 and given.upper() in LETTERS[: len(texts)]:
+        letter = given.upper()
+    elif isinstance(answer, int) and 0 <= answer < len(texts):
+        letter = LETTERS[answer]
+    elif keep:
+        letter = given  # as published
+    else:
+        raise BadRecord("bad_choices", f"answer {given!r} is not one of the choices {texts}")
+    if not all(text in asked for text in texts):
+        asked += "\n\n" + "\n".join(f"{LETTERS[i]}. {text}" for i, text in enumerate(texts))
+    return asked, letter

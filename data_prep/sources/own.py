@@ -1,0 +1,287 @@
+"""Any folder, file or repository with questions and answers as a source: data files, their form, and their images."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache, partial
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from data_prep.ingest.archive import TAR_ENDINGS, Member, Refused, files_under, members, unpacked_bytes
+from data_prep.ingest.wanted import Wanted
+from data_prep.sources.forms import BadRecord, Form, detect
+from data_prep.sources.records import ENDINGS, RAW_CHARS, Unreadable, read
+from data_prep.sources.source import Candidate, Problem
+from trainer.config import ConfigError
+from trainer.data.dataset import sha256_of
+
+SAMPLE = 50
+"""Records by which the form of a file is found."""
+_SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation",
+           "dev": "validation", "test": "test", "testmini": "test"}  # fmt: skip
+_BASE64 = ("iVBOR", "/9j/", "R0lGOD", "UklGR", "SUkq", "TU0AK", "Qk0")
+"""How PNG, JPEG, GIF, WebP, TIFF and BMP begin in base64."""
+
+
+@dataclass
+class RecordSource:
+    """Rows of data files, all in one form. An image inside a record is named `@ROW-K`; others by their paths."""
+
+    name: str
+    tables: list[tuple[Path, str]]
+    """(file, split of its rows; empty: to be split)."""
+    form: Form
+    roots: list[Path] = field(default_factory=list)
+    """Archives and folders with images: a path matches by its ending."""
+    beside: Path | None = None
+    """Folder that paths are relative to, where none of the roots has them."""
+    revision: str = ""
+    record: Callable[[], list[dict[str, Any]]] = list
+    """Gives `files`; may wait until they are hashed."""
+    subsource: Callable[[list[str]], str] = lambda images: ""
+    """What the images' paths say of a row's origin."""
+    weight: float = 1.0
+
+    @property
+    def files(self) -> list[dict[str, Any]]:
+        """[{"path", "bytes", "sha256"}] of all that is read."""
+        return self.record()
+
+    def rows(self) -> Iterator[Candidate | Problem]:
+        """Parses record by record. One that does not hold what it should is a Problem, never an exception."""
+        for index, split, record in self._records():
+            if isinstance(record, Unreadable):
+                yield Problem(index, "bad_json", record.detail, record.raw)
+                continue
+            try:
+                yield self._candidate(index, split, record)
+            except BadRecord as error:
+                yield Problem(index, *error.args, str(record)[:RAW_CHARS])
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                yield Problem(index, "bad_record", f"{type(error).__name__}: {error}", str(record)[:RAW_CHARS])
+
+    def _records(self) -> Iterator[tuple[int, str, dict[str, Any] | Unreadable]]:
+        index = 0
+        for path, split in self.tables:
+            for record in read(path):
+                yield index, split, record
+                index += 1
+
+    def _candidate(self, index: int, split: str, record: dict[str, Any]) -> Candidate:
+        parsed = self.form.parse(record)
+        images = [_path(value) or f"@{index}-{k}" for k, value in enumerate(parsed.images)]
+        origin = parsed.source or self.subsource(images)
+        return Candidate(
+            index=index,
+            source=f"{self.name}/{origin}" if origin and origin != self.name else self.name,
+            messages=parsed.messages,
+            images=images,
+            answer=parsed.answer,
+            solution=parsed.solution,
+            split=split or _SPLITS.get(parsed.split, parsed.split),
+            extra=parsed.extra,
+        )
+
+    def members(self, refused: Refused, wanted: Wanted) -> Iterator[Member]:
+        """Images inside the records, those of archives and folders, then what lies where the paths say."""
+        if any(name.startswith("@") for name in wanted.paths):
+            yield from self._inside(refused)
+        for root in self.roots:
+            yield from members(root, refused)
+        if self.beside is not None:
+            for path in sorted(wanted.paths):
+                found = self._beside(path)
+                if wanted.member(path) is None and found:
+                    yield Member(path, found.stat().st_size, found.read_bytes)
+
+    def _inside(self, refused: Refused) -> Iterator[Member]:
+        for index, _, record in self._records():
+            if isinstance(record, Unreadable):
+                continue
+            try:
+                values = self.form.parse(record).images
+            except (BadRecord, KeyError, TypeError, ValueError, AttributeError):
+                continue  # `rows` reports it
+            for k, value in enumerate(values):
+                if not _path(value):
+                    try:
+                        yield Member.of(f"@{index}-{k}", _content(value))
+                    except (ValueError, binascii.Error) as error:
+                        refused.add(f"@{index}-{k}", str(error))
+
+    def _beside(self, path: str) -> Path | None:
+        if self.beside is None or path.startswith("@"):
+            return None
+        return next((file for file in (self.beside / path, Path("/") / path) if file.is_file()), None)
+
+    def image_bytes(self) -> int:
+        """About how many bytes all images have."""
+        inside = sum(path.stat().st_size for path, _ in self.tables) if "images" in self.form.columns else 0
+        return inside + sum(map(unpacked_bytes, self.roots))
+
+    def describe(self) -> list[tuple[str, str, str]]:
+        """(role, column, value in the first record): what was found, for the user to look at."""
+        first = next((record for _, _, record in self._records() if isinstance(record, dict)), {})
+        found = [
+            (role, column, str(self.form.value(first, role)).replace("\n", " ")[:70])
+            for role, column in self.form.columns.items()
+        ]
+        used = {column.partition(".")[0] for column in self.form.columns.values()}
+        unused = [name for name in first if name not in used]
+        return found + ([("(unused)", ", ".join(unused)[:100], "")] if unused else [])
+
+
+def _path(value: Any) -> str:
+    """The path of an image that is a file of its own; empty where its content stands in the record."""
+    if isinstance(value, dict):
+        if value.get("bytes") is not None:
+            return ""
+        value = next((value[key] for key in ("path", "url", "image", "image_url") if value.get(key)), None)
+        return _path(value)
+    if not isinstance(value, str) or value.startswith(("data:", *_BASE64)) and len(value) > 64:
+        return ""
+    if re.match(r"https?://", value):
+        raise BadRecord("image_url", f"{value[:200]} is not on this machine: download the images, and give --images")
+    return normalized(value)
+
+
+def _content(value: Any) -> bytes:
+    """Bytes of an image inside a record. Raises ValueError."""
+    if isinstance(value, dict):
+        value = next((value[key] for key in ("bytes", "url", "image", "image_url", "path") if value.get(key)), b"")
+        return _content(value)
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        head, comma, body = value.partition(",")
+        return base64.b64decode(body if comma and head.startswith("data:") else value, validate=True)
+    raise ValueError(f"a {type(value).__name__} where an image should be")
+
+
+def normalized(path: str) -> str:
+    """An image's path without scheme, backslashes, `.` and leading slash; `..` is kept, and then matches nothing."""
+    path = re.sub(r"^file:(//(localhost)?(?=/))?", "", path.strip()).replace("\\/", "/").replace("\\", "/")
+    return str(PurePosixPath("/" + path)).lstrip("/")
+
+
+@lru_cache(maxsize=1 << 16)
+def _folder(path: str) -> str:
+    parts = PurePosixPath(path).parts
+    tops = [i for i, part in enumerate(parts) if part.endswith("_img")]
+    inside = parts[tops[-1] + 1 : -1] if tops else ()
+    return inside[0] if inside and inside[0] not in ("images", "image", "train", "test") else ""
+
+
+def subsource(images: Sequence[str]) -> str:
+    """The source set that the first image's folder names (`mathv60k_img/IconQA/images/7.png` -> `IconQA`), or empty."""
+    return _folder(images[0]) if images else ""
+
+
+def split_of(path: str) -> str:
+    """The split that a file's name states, or empty."""
+    words = re.split(r"[/_.\-]", path.lower())
+    return next((_SPLITS[word] for word in words if word in _SPLITS), "")
+
+
+def own(
+    path: str | Path, name: str = "", images: Sequence[str | Path] = (), mapping: dict[str, str] | None = None,
+    split: str = "", keep: bool = False,
+) -> list[RecordSource]:  # fmt: skip
+    """Sources of a local file or folder: one per form that its data files have.
+
+    Args:
+        path: a data file, or a folder with data files, images and archives.
+        name: of the dataset; default: that of the file or folder.
+        images: archives and folders with images; default: the folder itself, or what lies where the paths say.
+        mapping: role -> column, before what is found.
+        split: of all rows; default: by the files' names, or to be split.
+        keep: columns without a role are kept in `extra`.
+
+    Raises ConfigError where there is no data file, or none in a known form.
+    """
+    path = Path(path)
+    if path.is_dir():
+        found = list(files_under(path, Refused()))
+        files = [file for file in found if file.suffix in ENDINGS and not file.name.startswith(".")]
+        archives = [file for file in found if file.suffix == ".zip" or file.name.endswith(TAR_ENDINGS)]
+        if not files:
+            raise ConfigError(f"{path} has no data file: one of {', '.join(ENDINGS)} is looked for")
+        roots, beside = [Path(one) for one in images] or [path, *archives], path
+    else:
+        files, roots, beside = [path], [Path(one) for one in images], path.parent
+    for root in (*roots, *files):
+        if not root.exists():
+            raise ConfigError(f"no file or folder {root}")
+    splits = [split or split_of(file.name if len(files) == 1 else file.relative_to(path).as_posix()) for file in files]
+    if set(splits) == {"train"} and not split:
+        splits = [""] * len(splits)  # nothing else is there to validate on
+    tables = list(zip(files, splits, strict=True))
+    return by_form(tables, name or path.stem, roots, beside, mapping or {}, keep)
+
+
+def by_form(
+    tables: list[tuple[Path, str]],
+    name: str,
+    roots: list[Path],
+    beside: Path | None,
+    mapping: dict[str, str],
+    keep: bool,
+) -> list[RecordSource]:
+    """One source for each form among the files. Raises ConfigError for a file in no known form."""
+    groups: dict[str, tuple[Form, list[tuple[Path, str]]]] = {}
+    for table in tables:
+        form = form_of(table[0], mapping, keep)
+        groups.setdefault(str(form), (form, []))[1].append(table)
+    sources = []
+    for form, files in groups.values():
+        source = RecordSource(name, files, form, roots, beside)
+        source.subsource = subsource if form.name == "MathV60K" else source.subsource
+        source.record = cache(partial(hashes, source))
+        sources.append(source)
+    return sources
+
+
+def form_of(path: Path, mapping: dict[str, str], keep: bool = False) -> Form:
+    """The form of a file. Raises ConfigError that shows its first records and what was looked for."""
+    sample = list(islice(read(path), SAMPLE))
+    good = [record for record in sample if isinstance(record, dict)]
+    try:
+        if not good:
+            raise ValueError("it has no record that can be read")
+        return detect(good, mapping, keep)
+    except ValueError as error:
+        shown = "".join(f"\n  record {i}: {_short(record)}" for i, record in enumerate(sample[:3]))
+        raise ConfigError(f"{path}: {error}{shown}") from None
+
+
+def _short(record: dict[str, Any] | Unreadable) -> str:
+    return f"{record.raw[:200]!r} ({record.detail})" if isinstance(record, Unreadable) else str(record)[:300]
+
+
+def hashes(source: RecordSource) -> list[dict[str, Any]]:
+    """Data files and archives by their content; a folder, or files beside, as one by all names and contents."""
+    files = [path for path, _ in source.tables] + [root for root in source.roots if root.is_file()]
+    entries = [{"path": p.name, "bytes": p.stat().st_size, "sha256": sha256_of(p)} for p in dict.fromkeys(files)]
+    known = {path.resolve() for path in files}
+    for root in source.roots:
+        if root.is_dir():
+            inside = [p for p in files_under(root, Refused()) if p.resolve() not in known]
+            entries.append(_digest("images", [(p.relative_to(root).as_posix(), p) for p in inside]))
+    if source.beside is not None and not source.roots:
+        paths = {image for row in source.rows() if isinstance(row, Candidate) for image in row.images}
+        there = [(path, file) for path in sorted(paths) if (file := source._beside(path))]
+        entries += [_digest("images", there)] if there else []
+    return entries
+
+
+def _digest(name: str, files: list[tuple[str, Path]]) -> dict[str, Any]:
+    digest = hashlib.sha256()
+    for relative, path in files:
+        digest.update(f"{relative}\0{sha256_of(path)}\n".encode())
+    return {"path": name, "bytes": sum(p.stat().st_size for _, p in files), "sha256": digest.hexdigest()}

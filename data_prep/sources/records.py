@@ -1,0 +1,98 @@
+"""Records of data files, one dictionary after the other: JSONL, JSON, CSV, TSV and Parquet.
+
+Numbers keep the digits they were written with: integers of any size, and decimals as text (`0.50` stays `0.50`).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainer.config import ConfigError
+
+ENDINGS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+RAW_CHARS = 2000
+"""How much of an unreadable record goes into the quarantine file."""
+BATCH_ROWS = 64
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A place in a file where a record should be."""
+
+    detail: str
+    raw: str
+
+
+def read(path: Path) -> Iterator[dict[str, Any] | Unreadable]:
+    """All records of a file, by its ending. Raises ConfigError where the file as a whole cannot be read."""
+    try:
+        match path.suffix:
+            case ".jsonl" | ".ndjson":
+                yield from _lines(path)
+            case ".json":
+                yield from _document(path)
+            case ".csv" | ".tsv":
+                yield from _separated(path, "\t" if path.suffix == ".tsv" else ",")
+            case ".parquet":
+                for batch in pq.ParquetFile(path).iter_batches(BATCH_ROWS):
+                    yield from batch.to_pylist()
+            case _:
+                raise ConfigError(f"{path}: not a data file that can be read; use {', '.join(ENDINGS)}")
+    except (pa.ArrowException, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{path} is damaged or not what its name says ({str(error).splitlines()[0]})") from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """JSON with decimals kept as text. Raises ValueError."""
+    return json.loads(text, parse_float=str)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any] | Unreadable]:
+    with open(path, "rb") as file:
+        for line in file:
+            if not line.strip():
+                continue
+            try:
+                yield _object(parse_json(line))
+            except (ValueError, RecursionError) as error:
+                yield Unreadable(str(error), line[:RAW_CHARS].decode("utf-8", "replace"))
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"a {type(value).__name__} where an object should be")
+    return value
+
+
+def _document(path: Path) -> Iterator[dict[str, Any] | Unreadable]:
+    """A list of objects, an object with one such list inside, or objects by their id."""
+    try:
+        whole = parse_json(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not JSON ({error}): one object per line belongs into a .jsonl") from None
+    if isinstance(whole, dict):
+        lists = [value for value in whole.values() if isinstance(value, list) and value and isinstance(value[0], dict)]
+        whole = lists[0] if len(lists) == 1 else list(whole.values())
+    for value in whole if isinstance(whole, list) else [whole]:
+        try:
+            yield _object(value)
+        except ValueError as error:
+            yield Unreadable(str(error), str(value)[:RAW_CHARS])
+
+
+def _separated(path: Path, delimiter: str) -> Iterator[dict[str, Any] | Unreadable]:
+    csv.field_size_limit(1 << 30)  # images may be inside, in base64
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        for record in csv.DictReader(file, delimiter=delimiter):
+            if None in record:
+                yield Unreadable("more fields than the header has", str(record)[:RAW_CHARS])
+            else:
+                yield record

@@ -1,0 +1,93 @@
+"""Datasets made from prepared ones: mixed by weights, filtered by pass rate. Rows keep their ids."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from data_prep.write.shards import write_dataset
+from trainer.config import ConfigError
+from trainer.data.dataset import Dataset, read_manifest
+from trainer.data.schema import Manifest, Row
+
+
+def mix(parts: Sequence[tuple[str, float]], out: str | Path, name: str, seed: int = 0) -> Manifest:
+    """One dataset of several, shuffled: each row of a part is there weight times on average, in `train`.
+
+    A weight of 2.5 gives every row twice and half of them, drawn by `seed`, a third time. Other splits are joined as
+    they are.
+    """
+    manifests = [read_manifest(path) for path, _ in parts]
+    settings = {
+        "mixed": [[m.fingerprint, weight] for m, (_, weight) in zip(manifests, parts, strict=True)],
+        "seed": seed,
+    }
+    splits = dict.fromkeys(split for manifest in manifests for split in manifest.rows)
+    rows: dict[str, Iterable[Row]] = {split: _mixed(parts, split, seed) for split in splits}
+    return write_dataset(out, name, rows, settings)
+
+
+def _mixed(parts: Sequence[tuple[str, float]], split: str, seed: int) -> Iterator[Row]:
+    order: list[tuple[int, int]] = []
+    datasets = [Dataset(path, split) if split in read_manifest(path).rows else None for path, _ in parts]
+    draw = random.Random(f"{seed}/{split}")
+    for number, (dataset, (_, weight)) in enumerate(zip(datasets, parts, strict=True)):
+        for row in range(len(dataset) if dataset else 0):
+            whole, part = divmod(weight, 1) if split == "train" else (1, 0)
+            order += [(number, row)] * (int(whole) + (draw.random() < part))
+    if split == "train":
+        draw.shuffle(order)
+    for number, row in order:
+        dataset = datasets[number]
+        if dataset is not None:
+            yield dataset[row]
+
+
+def pass_rate(row: Row) -> float | None:
+    """A row's pass rate: the field of that name, or the first whose name says so; None where it has none."""
+    fields = ("pass_rate", *(name for name in row.extra if "pass" in name.lower() and "rate" in name.lower()))
+    return next((float(row.extra[name]) for name in fields if row.extra.get(name) is not None), None)
+
+
+def read_rates(path: str | Path) -> dict[str, float]:
+    """Row id -> pass rate, from lines of {"id", "pass_rate"}. ConfigError where a line is another."""
+    rates = {}
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                record = json.loads(line)
+                rates[record["id"]] = float(record["pass_rate"])
+            except (ValueError, KeyError, TypeError):
+                raise ConfigError(f'{path}, line {number}: not {{"id": ..., "pass_rate": ...}}') from None
+    return rates
+
+
+def keep_by_rate(
+    path: str, out: str | Path, low: float, high: float, rates: dict[str, float] | None = None
+) -> tuple[Manifest, dict[str, int]]:
+    """The training rows with a pass rate from `low` to `high`; other splits as they are.
+
+    Returns the manifest, and how many rows were kept, too hard, too easy, or had no rate (these are left out).
+    """
+    manifest = read_manifest(path)
+    counts = Counter[str]()
+
+    def chosen(split: str) -> Iterator[Row]:
+        for row in Dataset(path, split):
+            rate = rates.get(row.id) if rates is not None else pass_rate(row)
+            verdict = "no rate" if rate is None else "too hard" if rate < low else "too easy" if rate > high else "kept"
+            counts[verdict] += 1
+            if verdict == "kept":
+                yield dataclasses.replace(row, extra=row.extra | {"pass_rate": rate})
+
+    settings: dict[str, Any] = {"filtered": manifest.fingerprint, "pass_rate": [low, high]}
+    settings["rates"] = sorted(rates.items()) if rates is not None else "of the rows"
+    rows: dict[str, Iterable[Row]] = {
+        split: chosen(split) if split == "train" else Dataset(path, split) for split in manifest.rows
+    }
+    return write_dataset(out, manifest.name, rows, settings, manifest.revision), dict(counts)

@@ -1,0 +1,358 @@
+"""Anyone's data: every form that people have, through the command line, shown, exported, mixed and filtered."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from data_prep import cli
+from data_prep.sources.own import own
+from data_prep.sources.source import Candidate
+from tests.data_prep import raw
+from trainer.config import ConfigError
+from trainer.data.dataset import Dataset, read_manifest
+from trainer.data.schema import question
+
+ROWS = 6
+DATA_URL = "data:image/png;base64,"
+
+
+def lines(path: Path, records: list[dict]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def images(folder: Path) -> list[str]:
+    (folder / "imgs").mkdir(parents=True)
+    for i in range(ROWS):
+        (folder / "imgs" / f"{i}.png").write_bytes(raw.image(i))
+    return [f"imgs/{i}.png" for i in range(ROWS)]
+
+
+def plain(folder):
+    paths = images(folder)
+    return lines(folder / "d.jsonl", [{"question": f"Q{i}?", "answer": i, "image": p} for i, p in enumerate(paths)])
+
+
+def easyr1(folder):
+    rows = [{"images": [{"bytes": raw.image(i), "path": None}], "problem": f"<image>Q{i}?", "answer": str(i)}
+            for i in range(ROWS)]  # fmt: skip
+    folder.mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), folder / "d.parquet")
+    return folder / "d.parquet"
+
+
+def binary(folder):
+    folder.mkdir()
+    rows = [{"image": raw.image(i), "question": f"Q{i}?", "answer": i} for i in range(ROWS)]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "d.parquet")
+    return folder / "d.parquet"
+
+
+def virl39k(folder):
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "images.zip", "w") as archive:
+        for i in range(ROWS):
+            archive.writestr(f"images/{i}.png", raw.image(i))
+    rows = [{"question": f"<image>\nQ{i}?", "answer": f"\\boxed{{{i}}}", "image": [f"images/{i}.png"], "qid": f"q{i}",
+             "PassRate_32BTrained": i / 5, "PassRate_7BBase": 0.0} for i in range(ROWS)]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows), folder / "d.parquet")
+    return folder
+
+
+def verl(folder):
+    folder.mkdir()
+    rows = [{"data_source": "mine", "prompt": [{"role": "user", "content": f"<image>Q{i}?"}],
+             "images": [{"bytes": raw.image(i), "path": None}], "ability": "math",
+             "reward_model": {"style": "rule", "ground_truth": str(i)}, "extra_info": {"index": i}}
+            for i in range(ROWS)]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows), folder / "d.parquet")
+    return folder / "d.parquet"
+
+
+def llava(folder):
+    records = [{"id": str(i), "image": p, "conversations": [
+        {"from": "human", "value": f"<image>\nQ{i}?"}, {"from": "gpt", "value": f"The answer is {i}"}]}
+        for i, p in enumerate(images(folder))]  # fmt: skip
+    (folder / "d.json").write_text(json.dumps(records))
+    return folder / "d.json"
+
+
+def qwen(folder):
+    return lines(folder / "d.jsonl", [{"messages": [
+        {"role": "user", "content": [{"type": "image", "image": f"file://{folder}/{p}"},
+                                     {"type": "text", "text": f"Q{i}?"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": f"So it is $\\boxed{{{i}}}$"}]}]}
+        for i, p in enumerate(images(folder))])  # fmt: skip
+
+
+def old_qwen(folder):
+    return lines(folder / "d.jsonl", [{"conversations": [
+        {"from": "user", "value": f"Picture 1: <img>{p}</img>\nQ{i}?"}, {"from": "assistant", "value": str(i)}]}
+        for i, p in enumerate(images(folder))])  # fmt: skip
+
+
+def openai(folder):
+    return lines(folder / "d.jsonl", [{"messages": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": f"Q{i}?"}, {"type": "image_url", "image_url": {
+            "url": DATA_URL + base64.b64encode(raw.image(i)).decode()}}]},
+        {"role": "assistant", "content": f"<think>It shows {i} of them, I count.</think><answer>{i}</answer>"}]}
+        for i in range(ROWS)])  # fmt: skip
+
+
+def table(folder):
+    paths = images(folder)
+    with open(folder / "d.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["query", "label", "img"])
+        writer.writerows([[f"Q{i}?", i, p] for i, p in enumerate(paths)])
+    return folder / "d.csv"
+
+
+def base64_lines(folder):
+    encoded = [base64.b64encode(raw.image(i)).decode() for i in range(ROWS)]
+    return lines(folder / "d.jsonl", [{"question": f"Q{i}?", "answer": i, "image": e} for i, e in enumerate(encoded)])
+
+
+def mathv60k(folder):
+    images(folder)
+    return lines(folder / "d.jsonl", [json.loads(raw.line(f"Q{i}?", f"$\\boxed{{{i}}}$", [f"/far/imgs/{i}.png"]))
+                                      for i in range(ROWS)])  # fmt: skip
+
+
+FORMS = {
+    plain: "question and answer", easyr1: "question and answer", binary: "question and answer",
+    virl39k: "question and answer", verl: "verl", llava: "LLaVA / ShareGPT", qwen: "messages",
+    old_qwen: "LLaVA / ShareGPT", openai: "messages", table: "question and answer",
+    base64_lines: "question and answer", mathv60k: "MathV60K",
+}  # fmt: skip
+
+
+def run(*arguments) -> int:
+    return cli.main([str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_every_form_is_read_with_its_images_and_answers(form, tmp_path, capsys):
+    source = form(tmp_path / "raw")
+    extra = ("--images", tmp_path / "raw") if form is mathv60k else ()
+    assert run("prepare", source, *extra, "--name", "mine", "--out", tmp_path / "out", "--validation", 0) == 0
+    said = capsys.readouterr()
+    assert f"read as {FORMS[form]}" in said.err and "number         6  100.0%" in said.out
+    rows = list(Dataset(tmp_path / "out"))
+    assert [row.images for row in rows] == [[raw.image(i)] for i in range(ROWS)]
+    assert [row.answer for row in rows] == [str(i) for i in range(ROWS)]
+    assert [question(row.messages).strip() for row in rows] == [f"Q{i}?" for i in range(ROWS)]
+    assert "image" not in str(question(rows[0].messages))
+    if form is virl39k:
+        assert rows[3].extra["PassRate_32BTrained"] == 0.6
+    if form is openai:
+        assert rows[0].messages[0] == {"role": "system", "content": "Be brief."} and "I count" in rows[0].solution
+
+
+def test_text_only_rows_and_types_and_rejected_answers_are_shown(tmp_path, capsys):
+    records = [{"question": "Big?", "answer": 2**70}, {"question": "Yes?", "answer": True},
+               {"question": "Half?", "answer": 0.50}, {"question": "Which?", "answer": "B", "choices": ["x", "y"]},
+               {"question": "Pick.", "answer": "y2", "choices": ["x2", "y2"]},
+               {"question": "None?", "answer": "$$"}]  # fmt: skip
+    source = lines(tmp_path / "d.jsonl", records)
+    assert run("prepare", source, "--out", tmp_path / "out", "--validation", 0) == 0
+    rows = {question(row.messages).split("\n")[0]: row for row in Dataset(tmp_path / "out")}
+    assert rows["Big?"].answer == str(2**70) and rows["Yes?"].answer == "true"
+    assert (rows["Which?"].answer, rows["Pick."].answer) == ("B", "B")
+    assert question(rows["Which?"].messages) == "Which?\n\nA. x\nB. y"
+    said = capsys.readouterr().out
+    assert "rejected as math: 1, e.g. ''" in said and "letter         2" in said
+    assert read_manifest(tmp_path / "out").quarantined == {"bad_answer": 1}
+
+
+def test_an_unknown_form_shows_the_first_rows_and_what_was_looked_for(tmp_path, capsys):
+    source = lines(tmp_path / "d.jsonl", [{"frage": f"Q{i}", "antwort": i} for i in range(5)])
+    assert run("prepare", source, "--out", tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert "columns frage, antwort; looked for a question (question, problem" in error
+    assert "--map question=COLUMN" in error and error.count("record ") == 3 and "{'frage': 'Q2', 'antwort': 2}" in error
+    assert run("prepare", source, "--map", "question=frage,answer=antwort", "--out", tmp_path / "out") == 0
+    assert run("prepare", source, "--map", "question=fragen", "--out", tmp_path / "out") == 2
+    assert "no column fragen: there are frage, antwort" in capsys.readouterr().err
+
+
+def test_all_rows_malformed_are_quarantined_and_the_first_are_shown(tmp_path, capsys):
+    good = {"question": "q", "answer": "1"}
+    source = lines(tmp_path / "d.jsonl", [good | {"answer": None} for _ in range(4)] + [good | {"image": "gone.png"}])
+    assert run("prepare", source, "--out", tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert "no row can be used: 4 no_answer_field, 1 image_missing; all of them are in" in error
+    assert error.count('{"reason": "no_answer_field"') == 3
+    assert len((tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()) == 5
+
+
+def test_a_dry_run_writes_nothing(tmp_path, capsys, monkeypatch):
+    source = plain(tmp_path / "raw")
+    monkeypatch.chdir(tmp_path)
+    assert run("prepare", source, "--dry-run") == 0
+    assert "question  <- question" in capsys.readouterr().err and os.listdir(tmp_path) == ["raw"]
+    assert run("prepare", source) == 0 and len(Dataset(tmp_path / "data" / "d")) == ROWS
+
+
+def test_file_names_and_columns_give_the_splits(tmp_path):
+    lines(tmp_path / "raw" / "train.jsonl", [{"question": f"a{i}", "answer": i} for i in range(3)])
+    lines(tmp_path / "raw" / "val.jsonl", [{"question": "b", "answer": 1}])
+    with open(tmp_path / "raw" / "test.csv", "w") as file:
+        file.write("problem,gold\nc,2\n")
+    assert run("prepare", tmp_path / "raw", "--out", tmp_path / "out") == 0
+    assert read_manifest(tmp_path / "out").rows == {"train": 3, "test": 1, "validation": 1}
+    source = lines(
+        tmp_path / "d.jsonl", [{"question": f"q{i}", "answer": i, "split": s} for i, s in enumerate(["train", "dev"])]
+    )
+    assert run("prepare", source, "--out", tmp_path / "out2") == 0
+    assert read_manifest(tmp_path / "out2").rows == {"train": 1, "validation": 1}
+    assert run("prepare", source, "--out", tmp_path / "out3", "--split", "test") == 0
+    assert read_manifest(tmp_path / "out3").rows == {"test": 2}
+
+
+def test_a_replaced_image_makes_another_dataset(tmp_path, capsys):
+    source = plain(tmp_path / "raw")
+    assert run("prepare", source, "--out", tmp_path / "out", "--validation", 0) == 0
+    first = read_manifest(tmp_path / "out")
+    (tmp_path / "raw" / "imgs" / "2.png").write_bytes(raw.image(99))
+    assert run("prepare", source, "--out", tmp_path / "out", "--validation", 0) == 2
+    assert "holds a dataset made otherwise" in capsys.readouterr().err
+    assert run("prepare", source, "--out", tmp_path / "out", "--validation", 0, "--overwrite") == 0
+    assert Dataset(tmp_path / "out")[2].images == [raw.image(99)]
+    assert read_manifest(tmp_path / "out").fingerprint != first.fingerprint
+
+
+def test_special_tokens_in_a_text_are_quarantined(tmp_path):
+    source = lines(tmp_path / "d.jsonl", [{"question": "What does <|image_pad|> mean?", "answer": 1},
+                                          {"question": "Is 1 <|x| true?", "answer": 2}])  # fmt: skip
+    assert run("prepare", source, "--out", tmp_path / "out", "--validation", 0) == 0
+    assert read_manifest(tmp_path / "out").quarantined == {"special_token": 1}
+
+
+def test_two_members_of_one_name_with_other_content_are_ambiguous(tmp_path):
+    def again(tar):
+        for name, data in (("imgs/1.png", raw.image(50)), ("imgs/2.png", raw.image(2))):
+            info = raw.tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, raw.io.BytesIO(data))
+
+    archive = raw.write_tar(tmp_path / "img.tar.gz", {f"imgs/{i}.png": raw.image(i) for i in range(3)}, again)
+    source = lines(
+        tmp_path / "d.jsonl", [{"question": f"Q{i}", "answer": i, "image": f"imgs/{i}.png"} for i in range(3)]
+    )
+    assert run("prepare", source, "--images", archive, "--out", tmp_path / "out", "--validation", 0) == 0
+    assert read_manifest(tmp_path / "out").quarantined == {"image_ambiguous": 1}
+    assert [row.answer for row in Dataset(tmp_path / "out")] == ["0", "2"]
+
+
+def test_a_refused_member_is_named_as_the_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr("data_prep.ingest.archive.MAX_MEMBER_BYTES", 50_000)
+    archive = raw.write_tar(tmp_path / "img.tar", {"a.png": raw.image(1), "b.png": bytes(60_000)})
+    source = lines(tmp_path / "d.jsonl", [{"question": n, "answer": 1, "image": f"{n}.png"} for n in "ab"])
+    assert run("prepare", source, "--images", archive, "--out", tmp_path / "out", "--validation", 0) == 0
+    (line,) = (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()
+    assert json.loads(line)["reason"] == "image_refused" and "60000 bytes, more than" in json.loads(line)["detail"]
+
+
+def test_an_evaluation_set_keeps_every_row_or_is_refused(tmp_path, capsys):
+    same = {"question": "Same?", "answer": "1"}
+    records = [same, same, same | {"answer": "2"}, {"question": "Odd?", "answer": "$$", "precision": 2.0, "unit": "cm"}]
+    source = lines(tmp_path / "d.jsonl", records)
+    assert run("prepare", source, "--evaluation", "--split", "test", "--out", tmp_path / "out") == 0
+    rows = list(Dataset(tmp_path / "out", "test"))
+    assert len(rows) == 4 and rows[3].extra == {"precision": "2.0", "unit": "cm"}
+    assert "kept as published:       3  conflicting_answers" in capsys.readouterr().out
+    source = lines(tmp_path / "e.jsonl", [*records, {"question": "Seen?", "answer": 1, "image": "gone.png"}])
+    assert run("prepare", source, "--evaluation", "--split", "test", "--out", tmp_path / "out2") == 2
+    assert "1 rows of this evaluation set cannot be asked" in capsys.readouterr().err
+
+
+def test_weights_take_training_rows_more_or_less_often(tmp_path):
+    for name in ("a", "b"):
+        lines(tmp_path / f"{name}.jsonl", [{"question": f"{name}{i}", "answer": i} for i in range(40)])
+    both = [f"{tmp_path}/a.jsonl=2", f"{tmp_path}/b.jsonl=0.5"]
+    assert run("prepare", *both, "--out", tmp_path / "out", "--validation", 0) == 0
+    sources = Dataset(tmp_path / "out").column("source")
+    assert sources.count("a") == 80 and 10 <= sources.count("b") <= 30
+    assert read_manifest(tmp_path / "out").quarantined == {"not_sampled": 40 - sources.count("b")}
+
+
+def test_show_stats_mix_and_filter(tmp_path, capsys):
+    assert run("prepare", virl39k(tmp_path / "raw"), "--name", "v", "--out", tmp_path / "v", "--validation", 0) == 0
+    assert run("prepare", plain(tmp_path / "raw2"), "--name", "p", "--out", tmp_path / "p", "--validation", 0) == 0
+    capsys.readouterr()
+    assert run("show", tmp_path / "v", "--row", 2, "-n", 1) == 0
+    shown = capsys.readouterr().out
+    assert "row 2 of train" in shown and "[image 160x120, " in shown and "reference answer: 2 (number)" in shown
+    assert run("stats", tmp_path / "v") == 0 and "PNG RGB" in capsys.readouterr().out
+    assert run("filter", tmp_path / "v", "--pass-rate", "0.1..0.9", "--out", tmp_path / "f") == 0
+    assert "too hard: 1, kept: 4, too easy: 1" in capsys.readouterr().out
+    kept = list(Dataset(tmp_path / "f"))
+    assert [row.extra["pass_rate"] for row in kept] == [0.2, 0.4, 0.6, 0.8]
+    rates = lines(tmp_path / "rates.jsonl", [{"id": kept[0].id, "pass_rate": 0.5}])
+    assert run("filter", tmp_path / "f", "--pass-rate", "0..1", "--rates", rates, "--out", tmp_path / "g") == 0
+    assert [row.id for row in Dataset(tmp_path / "g")] == [kept[0].id] and "no rate: 3" in capsys.readouterr().out
+    assert run("mix", f"{tmp_path}/v=2", tmp_path / "p", "--out", tmp_path / "m") == 0
+    sources = Dataset(tmp_path / "m").column("source")
+    assert (sources.count("v"), sources.count("p")) == (12, 6) and sources != sorted(sources)
+
+
+def test_exports_load_with_the_datasets_library_and_trl(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    assert run("prepare", openai(tmp_path / "raw"), "--out", tmp_path / "d", "--validation", 0) == 0
+
+    def load(target: str):
+        assert run("export", tmp_path / "d", "--to", target, "--out", tmp_path / target) == 0
+        return datasets.load_dataset(
+            "parquet", data_files=str(tmp_path / target / "train.parquet"), cache_dir=str(tmp_path / "cache" / target)
+        )["train"]
+
+    trl, verl_rows = load("trl"), load("verl")
+    assert trl[0]["images"][0].size == verl_rows[0]["images"][0].size == (160, 120)
+    data_utils = pytest.importorskip("trl.data_utils")
+    assert data_utils.is_conversational({"prompt": trl[0]["prompt"]})
+    assert trl[4]["solution"] == "4" and trl[4]["completion"][0]["role"] == "assistant"
+    one = verl_rows[4]
+    assert one["prompt"][1] == {"role": "user", "content": "Q4?<image>"}
+    assert one["reward_model"] == {"style": "rule", "ground_truth": "4"} and one["extra_info"]["index"] == 4
+
+
+def test_another_language_of_the_machine_changes_nothing(tmp_path):
+    source = lines(tmp_path / "d.jsonl", [{"question": "Wie groß ist ∠ABC?", "answer": "60°"}])
+    command = [sys.executable, "-m", "data_prep", "prepare", str(source), "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+                          capture_output=True, cwd=Path(__file__).parents[2])  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "∠ABC" in (tmp_path / "out" / "preview.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [("It is \\boxed{x=2}", "x=2"), ("<<6*7=42>>\n#### 1,242", "1242"), ("The answer is B", "B"),
+     ("Answer: 3.5.", "3.5"), ("<think>no</think><answer>7</answer>", "7"), ("\\fbox{4}", "4")],
+)  # fmt: skip
+def test_what_a_solution_states_is_its_answer(tmp_path, text, answer):
+    (source,) = own(lines(tmp_path / "d.jsonl", [{"problem": "q", "solution": text}]))
+    (row,) = source.rows()
+    assert isinstance(row, Candidate) and row.answer == answer
+
+
+def test_a_file_that_is_not_what_its_name_says_is_one_line(tmp_path):
+    for name, content in (("a.parquet", b"no"), ("a.json", b"{]"), ("a.csv", b"\xff\xfe\x00q")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ConfigError, match=f"{name}") as caught:
+            own(tmp_path / name)
+        assert "\n  record 1" not in str(caught.value)

@@ -1,0 +1,65 @@
+"""Choosing under a deadline and a budget: the simulation against the formula, and choices checked by hand."""
+
+import math
+
+import pytest
+
+from recipes.cli import main
+from recipes.plan import choose, cost
+from recipes.presets import get
+
+
+def offers(name="grpo-qwen2.5-vl-7b-mathv60k"):
+    return [offer for offer in cost.offers(get(name)) if offer.usd is not None]
+
+
+def test_simulated_runs_agree_with_the_expectation_that_offers_show():
+    import random
+
+    for offer in offers("grpo-qwen2.5-vl-32b-mathv60k"):
+        rng = random.Random(1)
+        runs = [choose.simulate(offer, rng) for _ in range(1 if math.isinf(offer.between_s) else 600)]
+        assert sum(runs) / len(runs) == pytest.approx(offer.hours, rel=0.04), (offer.target, offer.spot)
+
+
+def test_without_limits_the_cheapest_is_chosen_and_nothing_cheaper_is_given_up():
+    chosen, judged = choose.choose(offers(), math.inf, math.inf)
+    assert chosen and chosen.offer == offers()[0] and chosen.kept == 1.0
+    assert not any(line.startswith("$") for line in choose.given_up(chosen, judged))
+
+
+def test_a_deadline_takes_a_faster_and_dearer_one_and_says_so():
+    slowest = max(offers(), key=lambda o: o.hours)
+    fast = min(offers(), key=lambda o: o.hours)
+    only = [slowest, fast] if (slowest.usd or 0) < (fast.usd or 0) else [fast, slowest]
+    chosen, judged = choose.choose(sorted(only, key=lambda o: o.usd or 0), fast.hours * 1.01, math.inf)
+    assert chosen and chosen.offer == fast
+    assert (slowest.usd or 0) > (fast.usd or 0) or choose.given_up(chosen, judged)[0].startswith("$")
+
+
+def test_chances_count_not_means():
+    """A spot offer whose mean ends in time, and whose tenth run does not, is no choice at that deadline."""
+    spot = next(o for o in offers("grpo-qwen2.5-vl-32b-mathv60k") if o.spot)
+    at_mean = choose.judge(spot, spot.hours, math.inf)
+    assert 0.1 < at_mean.kept < choose.SURE and at_mean.hours > spot.hours
+    assert choose.judge(spot, at_mean.hours, math.inf).kept >= choose.SURE
+
+
+@pytest.mark.parametrize(("text", "hours"), [("90m", 1.5), ("24h", 24.0), ("3d", 72.0)])
+def test_deadlines(text, hours):
+    assert choose.hours_of(text) == hours
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "said"),
+    [
+        (["--deadline", "24h", "--budget", "1000"], 0, "simulated runs end within"),
+        (["--deadline", "10m"], 2, "no offer keeps the limits"),
+        (["--budget", "1"], 2, "no offer keeps the limits"),
+        (["--deadline", "soon"], 2, "write it as 90m, 24h or 3d"),
+    ],
+)
+def test_the_command(given, code, said, capsys):
+    assert main(["plan", "grpo-qwen2.5-vl-7b-mathv60k", *given]) == code
+    out = capsys.readouterr()
+    assert said in " ".join((out.out + out.err).split())

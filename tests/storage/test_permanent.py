@@ -1,0 +1,228 @@
+"""Errors of a store that no retry can cure are told within seconds, with their cure; those that pass are outlived."""
+
+import contextlib
+import hashlib
+import http.server
+import json
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+import pytest
+
+from tests import servers
+from tests.storage.test_storage import MIB, blob
+from trainer.config import ConfigError
+from trainer.exit_codes import EXIT_CONFIG, EXIT_OK, EXIT_STORAGE
+from trainer.storage.__main__ import main
+from trainer.storage.probe import probe
+from trainer.storage.storage import Storage
+from trainer.storage.stores import Retry
+
+PERMANENT_S = 10.0
+"""Time that any permanent error may take, with the retries of a node."""
+
+
+def xml(code: str, more: str = "") -> str:
+    return f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>m</Message>{more}</Error>'
+
+
+# Replies as the providers document them (read, not run): S3 error responses, R2 error codes, Cloud Storage XML errors.
+REPLIES = [
+    ("s3", 301, xml("PermanentRedirect", "<Endpoint>b.s3.eu-west-1.amazonaws.com</Endpoint>"), "set AWS_REGION"),
+    ("s3", 301, "", "set AWS_REGION"),
+    ("s3", 400, xml("AuthorizationHeaderMalformed", "<Region>eu-west-1</Region>"), "set AWS_REGION=eu-west-1"),
+    ("s3", 403, xml("RequestTimeTooSkewed"), "clock is off"),
+    ("s3", 403, xml("AccessDenied"), "no right"),
+    ("s3", 403, xml("InvalidAccessKeyId"), "does not know the access key"),
+    ("s3", 400, xml("ExpiredToken"), "has expired"),
+    ("s3", 404, xml("NoSuchBucket"), "no such bucket"),
+    ("r2", 401, xml("Unauthorized"), "refuses the credentials"),
+    ("r2", 403, xml("SignatureDoesNotMatch"), "R2_SECRET_ACCESS_KEY"),
+    ("r2", 404, xml("NoSuchBucket"), "no such bucket"),
+    ("r2", 400, xml("InvalidRegionName"), "does not know the region"),
+    ("gs", 403, xml("AccessDenied"), "no right"),
+    ("gs", 401, xml("AuthenticationRequired"), "refuses the credentials"),
+    ("gs", 404, xml("NoSuchBucket"), "no such bucket"),
+    ("gs", 403, xml("UserProjectMissing"), "requesters pay"),
+]
+
+
+@contextlib.contextmanager
+def replying(status: int, body: str):
+    """A server on loopback that gives every request the same reply."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def reply(self):
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            data = b"" if self.command == "HEAD" else body.encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/xml")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = reply
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def environment(scheme: str, port: int) -> dict[str, str]:
+    url = f"http://127.0.0.1:{port}"
+    match scheme:
+        case "s3":
+            return servers.s3_environment(port)
+        case "r2":
+            return {"R2_ENDPOINT_URL": url, "R2_ACCESS_KEY_ID": "k", "R2_SECRET_ACCESS_KEY": "s"}
+    return {"STORAGE_EMULATOR_HOST": url}
+
+
+@pytest.mark.parametrize(("scheme", "status", "body", "cure"), REPLIES)
+@pytest.mark.parametrize("operation", ["put", "list", "get"])
+def test_documented_replies_that_no_retry_cures(scheme, status, body, cure, operation):
+    with replying(status, body) as port:
+        store = Storage(f"{scheme}://bucket/p", env=environment(scheme, port))
+        act = {"put": lambda: store.put_bytes("k", b"x"), "list": store.list, "get": lambda: store.get_bytes("k")}
+        begun = time.monotonic()
+        with pytest.raises(ConfigError, match=cure) as error:
+            act[operation]()
+        assert time.monotonic() - begun < PERMANENT_S
+        assert "\n" not in str(error.value) and store.retries == 0
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_replies_that_pass_are_tried_again(status):
+    quick = Retry(attempts=3, first_wait_s=0.05, max_wait_s=0.1, request_retries=0, request_retry_s=0.5)
+    with replying(status, xml("SlowDown")) as port:
+        store = Storage("s3://bucket/p", env=servers.s3_environment(port), retry=quick)
+        with pytest.raises(RuntimeError, match="failed 3 times"):
+            store.list()
+
+
+@pytest.mark.parametrize(
+    ("change", "url", "cure"),
+    [
+        ({"AWS_SECRET_ACCESS_KEY": "wrong"}, "s3://bucket/p", "secret key is wrong"),
+        ({"AWS_ACCESS_KEY_ID": "AKIANOBODY"}, "s3://bucket/p", "does not know the access key"),
+        ({}, "s3://no-such-bucket/p", "no such bucket"),
+        ({}, "s3://a bucket?/p", "no bucket name"),
+        ({"AWS_ENDPOINT_URL": "http://a host/"}, "s3://bucket/p", "is no URL"),
+    ],
+)
+def test_a_probe_tells_what_is_wrong(tmp_path, monkeypatch, capsys, change, url, cure):
+    with servers.rclone(tmp_path / "disk") as server:
+        begun = time.monotonic()
+        with pytest.raises(ConfigError, match=cure):
+            probe(url, env=server.env | change)
+        assert time.monotonic() - begun < PERMANENT_S
+        for name, value in (server.env | change).items():
+            monkeypatch.setenv(name, value)
+        assert main(["probe", url]) == EXIT_CONFIG
+        said = capsys.readouterr().err.strip().splitlines()
+        assert len(said) == 1 and cure in said[0]
+
+
+def test_a_probe_leaves_nothing_and_asks_for_no_right_that_is_not_needed(tmp_path, monkeypatch, capsys):
+    """A key that may only list and read: enough to read data from the bucket, refused for checkpoints."""
+    import boto3
+
+    port = servers.free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        servers.wait_for_port(port, process, 60)
+        keys = {"endpoint_url": f"http://127.0.0.1:{port}", "region_name": "us-east-1",
+                "aws_access_key_id": "a", "aws_secret_access_key": "b"}  # fmt: skip
+        boto3.client("s3", **keys).create_bucket(Bucket="bucket")
+        iam, env = boto3.client("iam", **keys), {}
+        for name, actions in (("reader", ["s3:ListBucket", "s3:GetObject"]), ("writer", ["s3:*"])):
+            iam.create_user(UserName=name)
+            rights = [{"Effect": "Allow", "Action": actions, "Resource": "*"}]
+            document = json.dumps({"Version": "2012-10-17", "Statement": rights})
+            iam.put_user_policy(UserName=name, PolicyName="p", PolicyDocument=document)
+            key = iam.create_access_key(UserName=name)["AccessKey"]
+            env[name] = servers.s3_environment(port, key["SecretAccessKey"])
+            env[name]["AWS_ACCESS_KEY_ID"] = key["AccessKeyId"]
+        plain, reset = {"Content-Type": "text/plain"}, f"http://127.0.0.1:{port}/moto-api/reset-auth"
+        request = urllib.request.Request(reset, data=b"0", headers=plain, method="POST")
+        urllib.request.urlopen(request).read()  # from here on every request is checked
+        probe("s3://bucket/p", env=env["writer"])
+        assert Storage("s3://bucket/p", env=env["writer"]).list() == []
+        probe("s3://bucket/p", env=env["reader"], write=False)
+        with pytest.raises(ConfigError, match=r"upload of probe-.*: the key has no right to do this"):
+            probe("s3://bucket/p", env=env["reader"])
+        with pytest.raises(ConfigError, match="secret key is wrong"):
+            probe("s3://bucket/p", env=env["writer"] | {"AWS_SECRET_ACCESS_KEY": "wrong"})
+        for name, value in env["reader"].items():
+            monkeypatch.setenv(name, value)
+        assert main(["probe", "s3://bucket/p", "--read-only"]) == EXIT_OK
+        assert "can be listed" in capsys.readouterr().out
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def test_a_store_that_is_away_is_another_code(monkeypatch):
+    for name, value in servers.s3_environment(servers.free_port()).items():
+        monkeypatch.setenv(name, value)
+    assert main(["probe", "s3://bucket/p"]) == EXIT_STORAGE
+
+
+# --- slow links -------------------------------------------------------------------------------------------------------
+
+
+def test_a_download_that_stalls_goes_on_from_where_it_stands(tmp_path, capfd):
+    """The link hangs twice amid the file: no byte is fetched again from a store that knows ranges."""
+    file, sha = blob(tmp_path / "a", 24 * MIB)
+    with servers.moto() as server, servers.proxy(server.port) as relay:
+        Storage("s3://bucket/p", env=server.env).put(file, "f")
+        patient = Retry(attempts=3, first_wait_s=0.1, max_wait_s=0.2, request_retries=0, stall_s=1.5)
+        store = Storage("s3://bucket/p", env=servers.s3_environment(relay.port), retry=patient)
+        got = []
+
+        def tick(count: int) -> None:
+            before = sum(got)
+            got.append(count)
+            if before // (8 * MIB) != sum(got) // (8 * MIB) and sum(got) < 20 * MIB:
+                relay.stall()
+                threading.Timer(2.5, relay.restore).start()
+
+        assert store.get("f", tmp_path / "b", tick, sha256=sha) == 24 * MIB == sum(got)
+        assert store.retries >= 1
+        assert "no byte for" in capfd.readouterr().err
+        assert hashlib.sha256((tmp_path / "b").read_bytes()).hexdigest() == sha
+
+
+def test_a_slow_link_has_no_deadline(tmp_path):
+    """Requests that may take half a second, a file that takes many: the bytes keep coming, so it is no error."""
+    file, sha = blob(tmp_path / "a", 6 * MIB)
+    with servers.moto() as server:
+        Storage("s3://bucket/p", env=server.env).put(file, "f")
+        with servers.proxy(server.port) as relay:
+            patient = Retry(attempts=2, first_wait_s=0.1, request_retries=0, request_retry_s=0.5, stall_s=3.0)
+            store = Storage("s3://bucket/p", env=servers.s3_environment(relay.port), retry=patient)
+            relay.down_bytes_per_s = 1e6
+            begun = time.monotonic()
+            store.get("f", tmp_path / "b", sha256=sha)
+            assert time.monotonic() - begun > 4 and store.retries == 0
+
+
+@pytest.mark.parametrize(("gib", "requests"), [(4, 64), (0.25, 32), (0.004, 1)])
+def test_parts_grow_with_the_file(gib, requests):
+    from trainer.storage.stores import Limits
+
+    limits, size = Limits(), int(gib * 2**30)
+    part = limits.part_for(size)
+    assert -(-size // part) == requests
+    assert limits.parallel(part) * part <= 192 << 20

@@ -1,0 +1,39 @@
+"""Counts a machine that was refused before anything was installed: `python -m trainer.node.refused LOSSES`.
+
+The engine gives another machine after exit code 36, and another, without an end: this run's record of attempts has one.
+Needs RUN_ID, BUCKET and an object-store client; leaves with the code that the machine should leave with.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+from trainer.checkpoint.attempt import LAUNCH_VARIABLE, Attempts, Final
+from trainer.config import ConfigError
+from trainer.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT
+from trainer.storage.storage import Storage, StorageError
+
+
+def refused(losses: int) -> int:
+    """Records an attempt that this machine lost; returns EXIT_PREFLIGHT, or the final code once all are spent."""
+    record = Attempts(Storage(f"{os.environ['BUCKET'].rstrip('/')}/{os.environ['RUN_ID']}/attempts"), max_losses=losses)
+    past = record.past()
+    committed = past[-1].committed if past else 0
+    attempt = record.take(committed, os.environ.get(LAUNCH_VARIABLE, ""))
+    return record.close(attempt, EXIT_PREFLIGHT, f"{socket.gethostname()} cannot run the environment", committed)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(refused(int(sys.argv[1])))
+    except Final as final:
+        print(f"error: {final}", file=sys.stderr)
+        sys.exit(final.code)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(EXIT_CONFIG)
+    except StorageError as error:
+        print(f"attempt: this refusal is not counted: {error}", file=sys.stderr)
+        sys.exit(EXIT_PREFLIGHT)

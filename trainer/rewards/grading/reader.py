@@ -1,0 +1,384 @@
+r"""Reads LaTeX or plain mathematics into a function of a point (`values.py`).
+
+Symbols keep their case, subscript, prime and accent: `R` is not `r`, `y'` not `y`, and `\frac{dy}{dx}` is one symbol,
+not a quotient. Whatever is not understood is Unreadable, never skipped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from trainer.rewards.grading import values
+from trainer.rewards.grading.values import Node, Point, Unreadable
+
+MAX_CHARS = 600
+MAX_DEPTH = 40
+
+
+@dataclass(frozen=True)
+class Expression:
+    """What was read."""
+
+    value: Node
+    symbols: frozenset[str]
+    analytic: bool
+    """Without |x| and its like, so that complex points mean something."""
+    bare_log: bool
+
+
+_GREEK = (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi omega "
+    "Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar infty"
+)
+_SYMBOLS = {name: name for name in _GREEK.split()} | {
+    "varepsilon": "epsilon", "vartheta": "theta", "varphi": "phi", "varrho": "rho", "varsigma": "sigma",
+}  # fmt: skip
+_ACCENT_NAMES = "vec hat bar overline tilde dot ddot overrightarrow widehat widetilde mathcal mathscr mathfrak mathbb"
+_ACCENTS = frozenset(_ACCENT_NAMES.split())
+_FUNCTIONS = {
+    "sin": "sin", "cos": "cos", "tan": "tan", "cot": "cot", "sec": "sec", "csc": "csc", "sinh": "sinh", "cosh": "cosh",
+    "tanh": "tanh", "coth": "coth", "arcsin": "asin", "arccos": "acos", "arctan": "atan", "asin": "asin",
+    "acos": "acos", "atan": "atan", "arccot": "acot", "arcsec": "asec", "arccsc": "acsc", "tg": "tan", "ctg": "cot",
+    "arctg": "atan", "arcsinh": "asinh", "arccosh": "acosh", "arctanh": "atanh", "ln": "ln", "log": "log", "lg": "lg",
+    "exp": "exp",
+}  # fmt: skip
+_TRIGONOMETRIC = frozenset(("sin", "cos", "tan", "cot", "sec", "csc"))
+_PLAIN_WORDS = frozenset([*_FUNCTIONS, "sqrt", "pi"])
+_GROUPS = {"(": ")", "[": "]", "{": "}", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
+_TIMES = ("*", "\\cdot", "\\times", "\\ast", "\\bullet")
+_OVER = ("/", "\\div")
+_ENDS = frozenset(("+", "-", ")", "]", "}", ",", "\\rfloor", "\\rceil"))
+
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?(?![0-9,])|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
+    r"|(?P<command>\\[a-zA-Z]+)|(?P<word>[a-zA-Z]+)|(?P<symbol>⟪[^⟫]*⟫)|(?P<sign>[-+*/^_()\[\]{}|!',°%≔]))",
+    re.ASCII,
+)
+_ORDER = r"(?:\^\s*(?:\{\s*([0-9n])\s*\}|([0-9n])))?"
+_DERIVATIVE = re.compile(
+    rf"\\frac\s*\{{\s*(d|\\partial)\s*{_ORDER}\s*(\\?[a-zA-Z]*'*)\s*\}}\s*"
+    rf"\{{\s*\1\s*(\\?[a-zA-Z])\s*{_ORDER}\s*\}}|(?<![A-Za-z\\])(d)([a-zA-Z])\s*/\s*d([a-zA-Z])(?![a-zA-Z])",
+    re.ASCII,
+)
+
+
+def _derivative(m: re.Match[str]) -> str:
+    parts = (m[8], m[9], m[10], "1") if m[8] else (m[1], m[4].strip(), m[5], m[2] or m[3] or "1")
+    return "⟪" + " ".join(parts).replace("\\", "") + "⟫"
+
+
+@lru_cache(maxsize=2048)
+def read(text: str) -> Expression:
+    """Reads a cleaned expression. Raises Unreadable."""
+    if len(text) > MAX_CHARS:
+        raise Unreadable("too long")
+    reader = _Reader(_DERIVATIVE.sub(_derivative, text))
+    node = reader.sum()
+    if reader.next is not None:
+        raise Unreadable(f"unexpected {reader.next!r}")
+    return Expression(node, frozenset(reader.symbols), reader.analytic, reader.bare_log)
+
+
+class _Reader:
+    """Recursive descent over the tokens: sum -> product -> signed -> power -> atom."""
+
+    def __init__(self, text: str):
+        self.tokens: list[tuple[str, str]] = []
+        self.at = self.depth = 0
+        self.symbols: set[str] = set()
+        self.analytic, self.bare_log = True, False
+        self.bars = False
+        """Inside of |…|: the next bar closes."""
+        self.angle = False
+        """Inside of a trigonometric function: degrees are radians."""
+        position = 0
+        while position < len(text):
+            match = _TOKEN.match(text, position)
+            if match is None or match.lastgroup is None:
+                if text[position:].isspace():
+                    break
+                raise Unreadable(f"unexpected {text[position:][:10]!r}")
+            self.tokens += _split_word(match["word"]) if match["word"] else [(match.lastgroup, match[match.lastgroup])]
+            position = match.end()
+
+    @property
+    def next(self) -> str | None:
+        return self.tokens[self.at][1] if self.at < len(self.tokens) else None
+
+    @property
+    def kind(self) -> str:
+        return self.tokens[self.at][0] if self.at < len(self.tokens) else ""
+
+    def take(self, expected: str | None = None) -> str:
+        token = self.next
+        if token is None or (expected is not None and token != expected):
+            raise Unreadable(f"{token!r} in place of {expected!r}")
+        self.at += 1
+        return token
+
+    def sum(self) -> Node:
+        node = self.product()
+        while self.next in ("+", "-"):
+            minus = self.take() == "-"
+            node = values.minus(node, self.product()) if minus else values.plus(node, self.product())
+        return node
+
+    def product(self) -> Node:
+        node = self.signed()
+        while (token := self.next) is not None and token not in _ENDS and not (token == "|" and self.bars):
+            if token in _TIMES:
+                self.take()
+                node = values.times(node, self.signed())
+            elif token in _OVER:
+                self.take()
+                node = values.over(node, self.signed())
+            else:
+                if self.kind == "number":
+                    raise Unreadable("a number after a factor")  # 1 2, x2
+                node = values.times(node, self.power())
+        return node
+
+    def signed(self) -> Node:
+        if self.next in ("+", "-"):
+            minus = self.take() == "-"
+            with_sign = self.deeper(self.signed)
+            return values.minus(values.constant("0"), with_sign) if minus else with_sign
+        return self.power()
+
+    def deeper(self, parse: Callable[[], Node]) -> Node:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise Unreadable("nested too deeply")
+        node = parse()
+        self.depth -= 1
+        return node
+
+    def power(self) -> Node:
+        start = self.at
+        node = self.postfix(self.atom())
+        if self.next != "^":
+            return self.mixed(start, node)
+        self.take()
+        node = values.power(node, self.exponent())
+        if self.next == "^":
+            raise Unreadable("a tower without braces")
+        return self.postfix(node)
+
+    def mixed(self, start: int, node: Node) -> Node:
+        r"""`3\frac{1}{2}` is a mixed number, `2\frac{\pi}{3}` and `2\frac{5}{3}` are products."""
+        tokens = [t for _, t in self.tokens[start : start + 8]]
+        if self.at != start + 1 or len(tokens) < 8 or [tokens[i] for i in (1, 2, 4, 5, 7)] != ["\\frac", *"{}{}"]:
+            return node
+        if not (
+            tokens[0].isdigit() and tokens[3].isdigit() and tokens[6].isdigit() and int(tokens[3]) < int(tokens[6])
+        ):
+            return node
+        return values.plus(node, self.atom())
+
+    def postfix(self, node: Node) -> Node:
+        while self.next in ("!", "%", "°"):
+            match self.take():
+                case "!":
+                    node = values.factorial(node)
+                case "%":
+                    node = values.over(node, values.constant("100"))
+                case _:
+                    node = values.degrees(node) if self.angle else node
+            if self.next == "!":
+                raise Unreadable("a double factorial")
+        return node
+
+    def exponent(self) -> Node:
+        if self.next in ("-", "+"):
+            return values.minus(values.constant("0"), self.atom()) if self.take() == "-" else self.atom()
+        return self.group() if self.next in ("{", "(") else self.atom()
+
+    def group(self) -> Node:
+        opening = self.take()
+        closing = _GROUPS.get(opening)
+        if closing is None:
+            raise Unreadable(f"{opening!r} in place of a bracket")
+        bars, self.bars = self.bars, False
+        node = self.deeper(self.sum)
+        self.take(closing)
+        self.bars = bars
+        return node
+
+    def braced(self) -> Node:
+        """The argument of a command: a group, or one atom."""
+        return self.group() if self.next == "{" else self.atom()
+
+    def name(self, base: str) -> str:
+        """A symbol with its subscript and primes."""
+        if self.next == "_":
+            self.take()
+            base += "_" + (self.raw() if self.next == "{" else self.take())
+        while self.next == "'":
+            base += self.take()
+        return base
+
+    def raw(self) -> str:
+        """The tokens of a group in braces, as they stand."""
+        text, depth = "", 0
+        while True:
+            token = self.take()
+            depth += (token == "{") - (token == "}")
+            if depth == 0:
+                return text.removeprefix("{")
+            text += token
+
+    def symbol(self, name: str) -> Node:
+        self.symbols.add(name)
+        return lambda p: p.symbol(name)
+
+    def letter(self, letter: str) -> Node:
+        name = self.name(letter)
+        if self.next == "(" and (letter in "fgF" or name.endswith("'")):
+            return self.application(name)
+        if name == "e":
+            return lambda p: p.context.e
+        return (lambda p: p.context.mpc(0, 1)) if name == "i" else self.symbol(name)
+
+    def application(self, name: str) -> Node:
+        """An unknown function: a cosine of its own for each name, so that f(x) is not f(y), nor f times x."""
+        self.take("(")
+        arguments = [self.deeper(self.sum)]
+        while self.next == ",":
+            self.take()
+            arguments.append(self.deeper(self.sum))
+        self.take(")")
+        self.symbols.add(name)
+        parts = [(f"{name} {i}", argument) for i, argument in enumerate(arguments)]
+
+        def apply(p: Point) -> Any:
+            total = p.symbol(name)
+            for part, argument in parts:
+                total += p.symbol(part) * values.small(argument(p), p)
+            return p.context.cos(total)
+
+        return apply
+
+    def atom(self) -> Node:
+        kind, text = self.kind, self.next
+        if kind == "number":
+            self.take()
+            if self.next in ("\\overline", "\\dot", "\\bar"):
+                raise Unreadable("a recurring decimal inside of an expression")
+            return values.constant((text or "").replace(",", ""))
+        if kind == "symbol":
+            self.take()
+            return self.symbol(text or "")
+        if kind == "letter":
+            return self.letter(self.take())
+        if kind == "command":
+            return self.command(self.take()[1:])
+        if text == "|":
+            return self.absolute()
+        return self.group()
+
+    def absolute(self) -> Node:
+        if self.bars:
+            raise Unreadable("bars within bars")
+        self.take("|")
+        self.bars, self.analytic = True, False
+        node = self.deeper(self.sum)
+        self.take("|")
+        self.bars = False
+        return lambda p: abs(node(p))
+
+    def command(self, name: str) -> Node:
+        if name in _FUNCTIONS:
+            return self.function(_FUNCTIONS[name])
+        if name in _SYMBOLS:
+            return self.symbol(self.name(_SYMBOLS[name]))
+        if name in _ACCENTS:
+            return self.symbol(self.name(f"{name} {self.raw() if self.next == '{' else self.take()}"))
+        match name:
+            case "pi":
+                return lambda p: +p.context.pi
+            case "imath":
+                return lambda p: p.context.mpc(0, 1)
+            case "frac":
+                return values.over(self.braced(), self.braced())
+            case "binom":
+                return values.binomial(self.braced(), self.braced())
+            case "sqrt":
+                degree = self.group() if self.next == "[" else values.constant("2")
+                return values.root(self.braced(), degree)
+            case "sum" | "prod":
+                return self.series(name)
+            case "lfloor" | "lceil":
+                self.at -= 1
+                self.analytic = False
+                inside = self.group()
+                return lambda p: (p.context.floor if name == "lfloor" else p.context.ceil)(inside(p))
+        raise Unreadable(f"\\{name} is not known")
+
+    def function(self, name: str) -> Node:
+        r"""`\sin^2 x`, `\sin^{-1} x`, `\log_2 8`, `\sin 2x`, `\ln|x|`: a bare argument ends at a sign or function."""
+        base, exponent = None, None
+        for _ in range(2):
+            if self.next == "_" and name == "log" and base is None:
+                self.take()
+                base = self.braced()
+            elif self.next == "^" and exponent is None:
+                self.take()
+                if self.next_is("{", "-", "1", "}") and name in _TRIGONOMETRIC:
+                    self.at += 4
+                    name = "a" + name
+                else:
+                    exponent = self.exponent()
+        if name == "log" and base is None:
+            self.bare_log = True
+        angle, self.angle = self.angle, name in _TRIGONOMETRIC
+        argument = self.argument()
+        self.angle = angle
+        node = values.log(argument, base) if name == "log" else values.function(name, argument)
+        return node if exponent is None else values.power(node, exponent)
+
+    def next_is(self, *tokens: str) -> bool:
+        return [t for _, t in self.tokens[self.at : self.at + len(tokens)]] == list(tokens)
+
+    def argument(self) -> Node:
+        if self.next in ("(", "[", "{"):
+            return self.group()
+        if self.next == "|" and not self.bars:
+            return self.absolute()
+        node = self.deeper(self.power)
+        while self.kind in ("letter", "symbol") or (
+            self.kind == "command" and (self.next or "")[1:] in {*_SYMBOLS, "pi", "frac", "sqrt"}
+        ):
+            node = values.times(node, self.deeper(self.power))
+        return node
+
+    def series(self, name: str) -> Node:
+        r"""`\sum_{k=1}^{9} k^2`: a number of terms known at once."""
+        self.take("_")
+        self.take("{")
+        index = self.take()
+        if len(index) > 1 or not index.isalpha():
+            raise Unreadable(f"the index {index!r}")
+        self.take("≔")
+        first = self.sum()
+        self.take("}")
+        self.take("^")
+        last = self.exponent()
+        known = index in self.symbols
+        term = self.deeper(self.product)
+        if not known:
+            self.symbols.discard(index)
+        return values.series(name, index, first, last, term)
+
+
+def _split_word(word: str) -> list[tuple[str, str]]:
+    """A known name is a command (`sin`, `2xsin`), other letters stand for themselves; a long word is no mathematics."""
+    for start in range(min(3, len(word))):
+        if word[start:] in _PLAIN_WORDS:
+            return [*(("letter", c) for c in word[:start]), ("command", "\\" + word[start:])]
+    if len(word) > 5:
+        raise Unreadable(f"the word {word!r}")
+    return [("letter", c) for c in word]

@@ -1,0 +1,233 @@
+r"""Equations, inequalities and the sets they describe: `2x - y = 1`, `1 \le x < 2`, `|x| < 1`, `(0, 1) \cup [2, 3]`.
+
+Each is read into branches (joined by "or") of elementary relations `f = 0`, `f > 0`, `f \ge 0`, `f \ne 0`. Two
+relations are one if the quotient of their functions is the same number (a positive one for inequalities) at every point
+of `expression.points`; two branches, if their relations pair up; two answers, if their branches do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from trainer.rewards.grading import expression, structures
+from trainer.rewards.grading.expression import Expression, Unreadable
+from trainer.rewards.grading.notation import is_one_group, split_top
+
+MAX_PARTS = 8
+
+SIGN = re.compile(r"\s*(<|>|=|\\(?:le|ge|ne)(?![a-zA-Z]))\s*")
+_SET = re.compile(r"\\(?:cup|setminus|mathbb\{R\})(?![a-zA-Z])")
+_MEMBER = re.compile(r"\s*\\in(?![a-zA-Z])\s*")
+_BUILDER = re.compile(
+    r"\\\{\s*(?P<head>(?:[^:|{}]|\\mathbb\{R\})+?)\s*(?::|\||\\mid(?![a-zA-Z]))\s*(?P<body>.+)\\\}", re.DOTALL
+)
+_OR = re.compile(r"\s*(?:(?<![A-Za-z\\])or(?![A-Za-z])|\\(?:lor|vee)(?![a-zA-Z]))\s*")
+_AND = re.compile(r"\s*(?:,|;|(?<![A-Za-z\\])and(?![A-Za-z])|\\(?:land|wedge)(?![a-zA-Z]))\s*")
+_VARIABLE = re.compile(r"[A-Za-z](?:_\{?\w{1,3}\}?)?(?:\([a-z]\))?|\\[a-z]+", re.ASCII)
+_CONSTANTS = (
+    "\\pi",
+    "\\infty",
+    "e",
+    "i",
+    "\\frac",
+    "\\sqrt",
+    "\\le",
+    "\\ge",
+    "\\ne",
+    "\\mid",
+    "\\in",
+    "\\cdot",
+    "or",
+    "and",
+)
+_ANY = "⟪member⟫"
+"""The variable of a bare set, which has no name."""
+
+
+@dataclass(frozen=True)
+class Relation:
+    """`left - right` compared with zero by `sign`: one of `=`, `>`, `\\ge`, `\\ne`."""
+
+    sign: str
+    left: str
+    right: str
+
+
+Branches = tuple[tuple[Relation, ...], ...]
+
+
+def is_relation(s: str) -> bool:
+    """Whether a cleaned text holds a sign of relation or a set that is no list."""
+    return bool(SIGN.search(s) or _MEMBER.search(s) or _SET.search(s))
+
+
+def equal(reference: str, answer: str) -> bool:
+    """Whether two cleaned relations or sets say the same. Raises Unreadable for either."""
+    names = [_variable(s) for s in (reference, answer)]
+    if "" in names:  # a bare set takes its variable from the other side
+        name = next((n for n in names if n), _ANY)
+        names = [name, name]
+    wanted, said = branches(reference, names[0]), branches(answer, names[1])
+    return _pair(wanted, said, lambda w, s: _pair(w, s, _same_relation))
+
+
+def check(reference: str) -> None:
+    """Raises Unreadable where a reference answer cannot be compared."""
+    for relation in (r for branch in branches(reference, _variable(reference) or _ANY) for r in branch):
+        _difference(relation)
+
+
+def _variable(s: str) -> str:
+    """The variable that a relation is about; empty for a bare set."""
+    s = _builder(s)
+    if not SIGN.search(s) and not _MEMBER.search(s):
+        return ""
+    chains = [SIGN.split(_MEMBER.split(piece)[0])[::2] for piece in _AND.split(_OR.sub(",", s))]
+    middle = [sides[1] for sides in chains if len(sides) == 3]
+    alone = [side for side in [*middle, *(s for sides in chains for s in sides)] if _VARIABLE.fullmatch(side)]
+    inside = [v for v in _VARIABLE.findall(s) if v not in _CONSTANTS]
+    return next((v for v in alone if v not in _CONSTANTS), inside[0] if inside else "")
+
+
+def _builder(s: str) -> str:
+    """`\\{x \\mid x > 3\\}` -> `x > 3`."""
+    match = _BUILDER.fullmatch(s)
+    if match is None:
+        return s
+    head = match["head"].replace(" ", "")
+    if _MEMBER.sub("", head) != head:
+        head = _MEMBER.split(match["head"])[0].strip()
+        if not re.search(r"\\in\s*\\mathbb\{R\}", match["head"]):
+            raise Unreadable("a set within another set than the real numbers")
+    if not _VARIABLE.fullmatch(head):
+        raise Unreadable(f"set of {head!r}")
+    return re.sub(r"^\\\{.*", "", match["body"]).strip() or s
+
+
+@lru_cache(maxsize=1024)
+def branches(s: str, variable: str) -> Branches:
+    """The alternatives of a relation or set. Raises Unreadable."""
+    found: list[tuple[Relation, ...]] = []
+    for part in _OR.split(_builder(s)):
+        pieces = _MEMBER.split(part)
+        if len(pieces) == 2 and _VARIABLE.fullmatch(pieces[0].strip()):
+            found += _set(pieces[1].strip(), pieces[0].strip())
+        elif len(pieces) == 1 and SIGN.search(part):
+            found += _chains(part)
+        elif len(pieces) == 1:
+            found += _set(part.strip(), variable)
+        else:
+            raise Unreadable("a membership")
+    if len(found) > MAX_PARTS or any(len(b) > MAX_PARTS for b in found):
+        raise Unreadable("too many parts")
+    return _without_holes(tuple(found))
+
+
+def _without_holes(found: Branches) -> Branches:
+    """`x < 3 or x > 3` is `x \\ne 3`."""
+    if len(found) == 2 and all(len(b) == 1 and b[0].sign == ">" for b in found):
+        first, second = found[0][0], found[1][0]
+        if (first.left, first.right) == (second.right, second.left):
+            return ((Relation("\\ne", first.left, first.right),),)
+    return found
+
+
+def _chains(part: str) -> list[tuple[Relation, ...]]:
+    """The relations that all hold in `a < b \\le c`, `x > 1, x < 3`; two alternatives for `|x| > 1`."""
+    alternatives: list[list[Relation]] = [[]]
+    for chain in (c for piece in split_top(_AND.sub(",", part)) for c in [piece] if c):
+        pieces = SIGN.split(chain)
+        if len(pieces) < 3 or not all(pieces[::2]):
+            raise Unreadable("a relation without two sides")
+        if len(pieces) == 5 and (inside := _inside_bars(pieces[2])):  # 1 < |f| < 2
+            low, first, _, second, high = pieces
+            pieces = [low, first, inside, second, high]
+            turned = [f"-({high})", second, inside, first, f"-({low})"]
+            pairs = [[_oriented(*side[i : i + 3]) for i in (0, 2)] for side in (pieces, turned)]
+            alternatives = [a + [r for r in pair if r] for a in alternatives for pair in pairs]
+            continue
+        for left, sign, right in zip(pieces[:-2:2], pieces[1::2], pieces[2::2], strict=True):
+            options = [[_oriented(a, sign_, b) for a, sign_, b in option] for option in _absolute(left, sign, right)]
+            alternatives = [a + [r for r in o if r] for a in alternatives for o in options]
+    return [tuple(a) for a in alternatives]
+
+
+def _absolute(left: str, sign: str, right: str) -> list[list[tuple[str, str, str]]]:
+    if sign in (">", "\\ge"):
+        left, sign, right = right, {">": "<", "\\ge": "\\le"}[sign], left
+    inside = _inside_bars(left), _inside_bars(right)
+    if sign in ("<", "\\le") and inside[0]:  # |f| < g
+        return [[(f"-({right})", sign, inside[0]), (inside[0], sign, right)]]
+    if sign in ("<", "\\le") and inside[1]:  # g < |f|
+        return [[(left, sign, inside[1])], [(inside[1], sign, f"-({left})")]]
+    return [[(left, sign, right)]]
+
+
+def _inside_bars(s: str) -> str:
+    return s[1:-1] if len(s) > 2 and s[0] == s[-1] == "|" and "|" not in s[1:-1] else ""
+
+
+def _oriented(left: str, sign: str, right: str) -> Relation | None:
+    """None for `x < \\infty`, which says nothing."""
+    infinite = structures.infinite(left), structures.infinite(right)
+    if any(infinite) and sign not in ("=", "\\ne"):
+        below = infinite[0] == "-" or infinite[1] == "+"
+        if below == (sign in ("<", "\\le")) and not all(infinite):
+            return None
+        raise Unreadable("beyond infinity")
+    if sign in ("<", "\\le"):
+        return Relation({"<": ">", "\\le": "\\ge"}[sign], right, left)
+    return Relation(sign, left, right)
+
+
+def _set(s: str, variable: str) -> list[tuple[Relation, ...]]:
+    """Unions of intervals, the real numbers, the real numbers without some."""
+    whole, *taken = re.split(r"\s*(?:\\setminus(?![a-zA-Z])|(?<=\\mathbb\{R\})\s*[-\\])\s*", s)
+    if taken:
+        points = structures.parse(taken[0]) if len(taken) == 1 else None
+        if whole.strip() != "\\mathbb{R}" or points is None or points.kind != "set":
+            raise Unreadable("a difference of sets")
+        return [tuple(Relation("\\ne", variable, point) for point in points.parts)]
+    found: list[tuple[Relation, ...]] = []
+    for part in re.split(r"\s*\\cup(?![a-zA-Z])\s*", s):
+        part = part[1:-1] if part[:1] == "(" and part[-1:] == ")" and is_one_group(part) and "," not in part else part
+        if part == "\\mathbb{R}":
+            found.append(())
+            continue
+        interval = structures.parse(part)
+        if interval is None or len(interval.parts) != 2 or interval.kind in ("set", "list", "matrix"):
+            raise Unreadable(f"the set {part!r}")
+        signs = ["\\le" if bracket in "[]" else "<" for bracket in interval.kind]
+        low, high = interval.parts
+        ends = [_oriented(low, signs[0], variable), _oriented(variable, signs[1], high)]
+        found.append(tuple(e for e in ends if e is not None))
+    return found
+
+
+def _pair(these: Sequence, those: Sequence, same: Callable) -> bool:
+    """Whether each of these is one of those, one to one."""
+    left = list(those)
+    for this in these:
+        match = next((i for i, that in enumerate(left) if same(this, that)), None)
+        if match is None:
+            return False
+        del left[match]
+    return not left
+
+
+@lru_cache(maxsize=2048)
+def _difference(relation: Relation) -> Expression:
+    return expression.read(f"({relation.left}) - ({relation.right})")
+
+
+def _same_relation(first: Relation, second: Relation) -> bool:
+    if first.sign != second.sign:
+        return False
+    f, g = _difference(first), _difference(second)
+    if not g.symbols <= f.symbols:
+        return False
+    bases = expression.readings(f, g)
+    return any(expression.proportional(f, g, base, positive=first.sign in (">", "\\ge")) for base in bases)
