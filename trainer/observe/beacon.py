@@ -24,7 +24,8 @@ SIGNAL = signal.SIGUSR2
 RECORD = struct.Struct("!Q?dd48s")
 COLLECTIVES = (
     "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_gather_single", "all_to_all",
-    "all_to_all_single", "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object", "reduce", "reduce_scatter",
+    "all_to_all_single", "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object", "reduce",
+    "reduce_scatter",
     "reduce_scatter_single", "reduce_scatter_tensor", "scatter",
 )  # fmt: skip
 
