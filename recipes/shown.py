@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recipes.capabilities import targets_for
-from recipes.plan import choose, cost, memory
+from recipes.plan import choose, cost, memory, passes
 from recipes.plan.memory import GIB, MemoryPlan
 from recipes.presets import RECIPES, get
 from recipes.spec import Recipe
@@ -83,6 +83,7 @@ def plan(recipe: Recipe, offers: list[cost.Offer], left_out: list[str], console:
         console.print("no GPU memory plan: the recipe runs on CPU, or trains no model")
     else:
         _memory(recipe, need, console)
+        _passes(recipe, need, console)
     if offers:
         _offers(offers, console)
     for line in left_out:
@@ -133,6 +134,20 @@ def _memory(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
         advice = " ".join(f"--set {change}" for change in fix) if fix else "more nodes, or GPUs with more memory"
         console.print(f"[red]does not fit[/red]: {need.problem}. Cheapest change that makes it fit: {advice}")
     console.print()
+
+
+def _passes(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
+    if recipe.config.method != "grpo":
+        return
+    step = passes.of_step(recipe, need.shape)
+    forward, updates = passes.gathered_bytes(recipe.config, need.shape, step)
+    console.print(
+        f"passes per step: {len(step.updates)} in updates, {len(step.logprobs) * step.models} for log-probabilities; "
+        f"overhead of an update's: {cost.pass_overhead(recipe, need.shape):.2f} s\n"
+        f"a rank gathers {(forward + updates) / GIB:,.0f} GiB per step, {updates / GIB:,.0f} of them in updates "
+        "(perf/gathered_gib)\n",
+        highlight=False,
+    )
 
 
 def _offers(offers: list[cost.Offer], console: Console) -> None:

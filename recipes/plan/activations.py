@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from trainer.config import RunConfig
 from trainer.config.budget import decoder_layer, longest_sample, micro_batch_tokens, norm, tower
-from trainer.hardware.model_shapes import Shape
+from trainer.hardware.model_shapes import Shape, Vision
 
 LOGITS = 1 << 27
 """`LOGITS` of the trainer's head: so many exist at a time, and none is saved."""
@@ -43,8 +43,8 @@ def micro_batch(config: RunConfig, shape: Shape, tokens: int = 0) -> MicroBatch:
 
 
 def saved(config: RunConfig, shape: Shape) -> dict[str, float]:
-    """Bytes that the backward pass needs of the decoder's layers, of its head and of the pictures; under gradient
-    checkpointing only each layer's input."""
+    """Bytes that the backward pass needs of the decoder's layers, of its head and of the images; under gradient
+    checkpointing only each layer's input. All layers share the cosines and sines of the positions."""
     batch, w = micro_batch(config, shape), 2 if config.model.dtype == "bf16" else 4
     whole = not config.model.gradient_checkpointing
     per_token = decoder_layer(shape, w) if whole else w * shape.hidden
@@ -54,9 +54,9 @@ def saved(config: RunConfig, shape: Shape) -> dict[str, float]:
         block = tower(shape, w) if whole else w * v.hidden
         merger = norm(v.hidden, w) + w * 2 * v.hidden  # the activation's input and output, four patches to a token
         own_pixels = 0 if w == 4 else w * v.channels * v.temporal * v.patch**2
-        per_patch = v.depth * block + merger + own_pixels
-    vision = pictures(config, shape) + batch.patches * per_patch
-    return {"layers": float(batch.tokens * shape.layers * per_token), "head": float(head), "pictures": vision}
+        per_patch = v.depth * block + merger + own_pixels + rotary(v)
+    layers = batch.tokens * (shape.layers * per_token + w * 2 * shape.head_dim)
+    return {"layers": float(layers), "head": float(head), "images": images(config, shape) + batch.patches * per_patch}
 
 
 def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
@@ -70,25 +70,30 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
     per_token = w * 2 * shape.intermediate + config.model.gradient_checkpointing * again
     moments = [
         {"saved activations": sum(keep.values()), "logits": float(logits)},
-        {"saved activations": keep["layers"] + keep["pictures"], "layer at work": float(batch.tokens * per_token)},
+        {"saved activations": keep["layers"] + keep["images"], "layer at work": float(batch.tokens * per_token)},
     ]
     if (v := shape.vision) and not config.model.freeze_vision:
         again = tower(shape, w) - w * v.hidden
         per_patch = w * 2 * v.intermediate + config.model.gradient_checkpointing * again
-        moments.append({"saved activations": keep["pictures"], "layer at work": float(batch.patches * per_patch)})
+        moments.append({"saved activations": keep["images"], "layer at work": float(batch.patches * per_patch)})
     return max(moments, key=lambda parts: sum(parts.values()))
 
 
 def forward(config: RunConfig, shape: Shape, tokens: int = 0) -> float:
-    """Bytes of a forward pass without gradients: the pictures, and of the layer at work the residual stream, a norm's
-    output and three of the MLP's tensors."""
+    """Bytes of a forward pass without gradients: the images, and of the layer at work the residual stream, a norm's
+    output and three of the MLP's tensors; in the tower also cosines and sines in fp32."""
     batch, v = micro_batch(config, shape, tokens), shape.vision
-    text = batch.tokens * (2 * shape.hidden + 3 * shape.intermediate)
-    vision = batch.patches * (2 * v.hidden + 3 * v.intermediate) if v else 0
-    return pictures(config, shape, tokens) + batch.width * max(text, vision)
+    text = batch.width * batch.tokens * (2 * shape.hidden + 3 * shape.intermediate)
+    per_patch = batch.width * (2 * v.hidden + 3 * v.intermediate) + rotary(v) if v else 0
+    return images(config, shape, tokens) + max(text, batch.patches * per_patch)
 
 
-def pictures(config: RunConfig, shape: Shape, tokens: int = 0) -> float:
+def rotary(tower: Vision) -> int:
+    """Bytes of a patch's cosines and sines, in fp32 and shared by all blocks."""
+    return 4 * 2 * tower.hidden // tower.heads
+
+
+def images(config: RunConfig, shape: Shape, tokens: int = 0) -> float:
     """Bytes of the pixels, which come in fp32."""
     v = shape.vision
     return 4.0 * micro_batch(config, shape, tokens).patches * v.channels * v.temporal * v.patch**2 if v else 0.0
@@ -99,4 +104,4 @@ def logits(config: RunConfig, shape: Shape, tokens: int = 0) -> float:
     states, the rows that predict completions."""
     batch = micro_batch(config, shape, tokens)
     rows = 2 * batch.tokens * shape.hidden * batch.width
-    return pictures(config, shape, tokens) + rows + min(LOGITS, batch.tokens * shape.vocabulary) * LOGITS_FORWARD
+    return images(config, shape, tokens) + rows + min(LOGITS, batch.tokens * shape.vocabulary) * LOGITS_FORWARD

@@ -8,26 +8,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recipes.capabilities import CAPABILITIES, gpus_for, market, refusal, targets_for, uses_spot, variant
+from recipes.plan import passes
 from recipes.plan.memory import MemoryPlan, plan, trained, with_resources
+from recipes.plan.passes import Passes
 from recipes.plan.prices import Price, price
 from recipes.spec import Recipe
-from trainer.config.budget import logprob_tokens, micro_batch_tokens
 from trainer.hardware.gpus import Gpu, gpu_named
 from trainer.hardware.model_shapes import Shape
 from trainer.hardware.save_interval import save_interval_s
 
-MATMUL = 0.45
-"""Share of the peak that training's matrix products reach (recomputation counted as work)."""
-PREFILL = 0.45
-"""The same for the engine's prefill."""
+MATMUL = 0.4
+"""Share of the peak that training's matrix products reach, recomputation counted as work: what torchtitan's Llama-70B
+reaches on 256 H100 with all recomputed (30% of the peak without counting it)."""
+PREFILL = 0.4
+"""The same for the engine's prefill, and for decoding so many sequences that compute bounds it."""
 DECODE = 0.6
 """Share of memory bandwidth that decoding reaches."""
+ENGINE_STEP_S = 5e-3
+"""Scheduling, sampling and log-probabilities of a decode step, whatever the model (assumption)."""
 NETWORK = 0.7
 """Share of the link rate that collectives reach."""
 ALL_REDUCE_S = 25e-6
 """Latency of one tensor-parallel all-reduce of a decode step; two per layer."""
-LONGEST = 2.0
-"""The longest answer of a batch, in mean answers (capped by max_tokens)."""
+MODULE_S = 60e-6
+"""Python of a module call with ZeRO-3's hooks, in each direction (assumption)."""
 DOWNLOAD_BYTES_S = 500e6
 """Model download."""
 BOOT_S = 480.0
@@ -117,31 +121,39 @@ def steps_of(recipe: Recipe) -> int:
 def step_time(recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan) -> StepTime:
     """Seconds of one GRPO step on a GPU with so much network per node."""
     config, shape, card = recipe.config, need.shape, gpu_named(gpu)
-    world = config.placement.world_size
-    prompt, answer = recipe.dataset.prompt_tokens, min(recipe.dataset.answer_tokens, config.rollout.max_tokens)
-    gather = gather_seconds(recipe, shape, card, network_gbit_s)
-    rollout = _rollout(recipe, shape, card, need, prompt, answer)
-
-    # A rank's tokens of one update, each prompt once for its group; forward seconds; passes over gathered weights.
-    own = config.samples_per_update / world * (answer + prompt / config.rollout.samples_per_prompt)
-    forward = own * shape.flops_per_token(prompt + answer) / (card.bf16_tflops * 1e12 * MATMUL)
-    passes = math.ceil(own / micro_batch_tokens(config, shape))
-    updates = config.samples_per_step / config.samples_per_update
-    recompute = 1 if config.model.gradient_checkpointing else 0
-    update = updates * config.algorithm.epochs * max((3 + recompute) * forward, 3 * passes * gather)
-    # Old log-probabilities where the policy moves within the step, and the reference's.
-    models = (updates * config.algorithm.epochs > 1) + bool(config.algorithm.kl_coef)
-    logprobs = models * max(updates * forward, math.ceil(updates * own / logprob_tokens(config, shape)) * gather)
+    step, world = passes.of_step(recipe, shape), config.placement.world_size
+    gather, within = (gather_seconds(recipe, shape, card, network_gbit_s, hpz) for hpz in (False, True))
+    token, calls = token_seconds(shape, card), pass_overhead(recipe, shape)
+    again = config.model.gradient_checkpointing
+    # Collectives run beside the arithmetic. The gradients of every pass are reduced, the size of a gather.
+    wire = gather + passes.backward_gathers(config, shape) * within + gather * trained(config, shape) / shape.parameters
+    update = sum(max((3 + again) * cost * token, wire) + calls for cost in step.updates)
+    forward = calls / (2 + again)
+    logprobs = step.models * sum(max(cost * token, gather) + forward for cost in step.logprobs)
     states = (shape.parameters * 2 + trained(config, shape) * 14) / world
     move = 0.0 if config.optimizer.offload_optimizer else 2 * states / (card.pcie_gb_per_s * 1e9)
     sync = gather + shape.parameters * 2 / config.rollout.tensor_parallel / (card.hbm_gb_per_s * 1e9) + move
     every = config.checkpoint.every_steps or 1e9
+    rollout = _rollout(recipe, shape, card, need, step)
     return StepTime(rollout, logprobs, update, sync, stall_seconds(recipe, shape, card) / every)
 
 
-def gather_seconds(recipe: Recipe, shape: Shape, card: Gpu, network_gbit_s: float) -> float:
-    """Seconds until every rank has seen all weights once: the slower of NVLink and the nodes' network."""
+def token_seconds(shape: Shape, card: Gpu) -> float:
+    """Forward seconds of a token's worth of the schedule's costs; the backward pass takes twice as long."""
+    return 2 * shape.matmul_parameters / (card.bf16_tflops * 1e12 * MATMUL)
+
+
+def pass_overhead(recipe: Recipe, shape: Shape) -> float:
+    """Seconds of Python of a pass of the update: forward, again if layers are recomputed, backward."""
+    return (2 + recipe.config.model.gradient_checkpointing) * passes.module_calls(shape) * MODULE_S
+
+
+def gather_seconds(recipe: Recipe, shape: Shape, card: Gpu, network_gbit_s: float, hpz: bool = False) -> float:
+    """Seconds until every rank has seen all weights once: the slower of NVLink and the nodes' network; with `hpz` from
+    the node's second copy, where there is one."""
     world, nodes = recipe.config.placement.world_size, recipe.cluster.nodes
+    if hpz and recipe.config.optimizer.hpz_ranks > 1:
+        world, nodes = recipe.config.optimizer.hpz_ranks, 1
     volume = shape.parameters * 2.0
     inside = volume * (world - 1) / world / (card.nvlink_gb_per_s * 1e9 * NETWORK)
     between = volume * (nodes - 1) / nodes / (network_gbit_s / 8 * 1e9 * NETWORK) if nodes > 1 else 0.0
@@ -155,21 +167,23 @@ def stall_seconds(recipe: Recipe, shape: Shape, card: Gpu) -> float:
     return copy if recipe.config.checkpoint.asynchronous else copy + shard / recipe.cluster.nodes / UPLOAD_BYTES_S
 
 
-def _rollout(recipe: Recipe, shape: Shape, card: Gpu, need: MemoryPlan, prompt: int, answer: int) -> float:
+def _rollout(recipe: Recipe, shape: Shape, card: Gpu, need: MemoryPlan, step: Passes) -> float:
+    """An engine decodes until its longest completion is done, and reads all weights for every token of that one."""
     config = recipe.config
     tp = config.rollout.tensor_parallel
-    samples = config.samples_per_step * tp / config.placement.world_size
-    longest = min(config.rollout.max_tokens, LONGEST * answer)
-    waves = max(1.0, samples * (prompt + answer) / max(need.kv_cache_tokens, 1))
-    concurrent = samples / waves
-    weights = shape.matmul_parameters * 2.0 / tp
-    cache = concurrent / 2 * (prompt + answer) * shape.kv_bytes_per_token() / tp
-    read = (weights + cache) / (card.hbm_gb_per_s * 1e9 * DECODE)
-    compute = concurrent * 2 * shape.matmul_parameters / tp / (card.bf16_tflops * 1e12 * PREFILL)
-    latency = 2 * shape.layers * ALL_REDUCE_S if tp > 1 else 0.0
-    prompts = samples / config.rollout.samples_per_prompt if config.rollout.prefix_caching else samples
-    prefill = prompts * prompt * shape.flops_per_token(prompt) / tp / (card.bf16_tflops * 1e12 * PREFILL)
-    return prefill + waves * longest * (max(read, compute) + latency)
+    engines = config.placement.world_size / tp
+    flops, bandwidth = tp * card.bf16_tflops * 1e12 * PREFILL, tp * card.hbm_gb_per_s * 1e9 * DECODE
+    prompts = [x.prompt_tokens for x in step.lengths]
+    held = sum(x.prompt_tokens + x.completion_tokens for x in step.lengths) / engines
+    waves = max(1.0, held / max(need.kv_cache_tokens, 1))
+    steps = step.longest + (waves - 1) * step.mean
+    context = sum(x.completion_tokens * (x.prompt_tokens + x.completion_tokens / 2) for x in step.lengths) / engines
+    read = (steps * shape.matmul_parameters * 2.0 + context * shape.kv_bytes_per_token()) / bandwidth
+    compute = step.mean * len(prompts) / engines * 2 * shape.matmul_parameters / flops
+    latency = ENGINE_STEP_S + (2 * shape.layers * ALL_REDUCE_S if tp > 1 else 0.0)
+    once = config.rollout.samples_per_prompt if config.rollout.prefix_caching else 1
+    prefill = sum(n * shape.flops_per_token(n) for n in prompts) / once / engines / flops
+    return prefill + max(read, compute) + steps * latency
 
 
 def offers(recipe: Recipe, catalogs: Path | None = None, targets: list[str] | None = None) -> list[Offer]:

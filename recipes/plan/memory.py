@@ -272,8 +272,11 @@ def _disk(recipe: Recipe, shape: Shape) -> dict[str, float]:
 # --- the cheapest change that makes it fit ----------------------------------------------------------------------------
 
 REMEDIES: tuple[tuple[str, str], ...] = (
+    ("algorithm.logprob_tokens", "4096"),
     ("model.gradient_checkpointing", "true"),
     ("algorithm.micro_batch_tokens", "4096"),
+    ("optimizer.hpz_ranks", "1"),
+    ("optimizer.live_parameters", "0"),
     ("optimizer.offload_reference", "true"),
     ("optimizer.grad_accum_dtype", "bf16"),
     ("rollout.tensor_parallel", "2"),
@@ -286,7 +289,7 @@ REMEDIES: tuple[tuple[str, str], ...] = (
     ("cluster.nodes", "4"),
     ("cluster.nodes", "8"),
 )
-"""From what costs least (a recomputation) to what costs most (more machines)."""
+"""From what costs least (smaller passes, a recomputation) to what costs most (more machines)."""
 
 
 def cheapest_fix(recipe: Recipe, gpu: str = "") -> list[str]:

@@ -5,11 +5,15 @@ import math
 import random
 
 import pytest
+from published import LLAMA_8B, QWEN3_32B, nemo, with_shape
 
 from recipes import capabilities
-from recipes.plan import cost, memory, prices
+from recipes.plan import cost, memory, passes, prices
 from recipes.presets import get
 from recipes.spec import override
+from trainer.config.budget import attended_cost
+from trainer.hardware.gpus import gpu_named
+from trainer.hardware.model_shapes import KNOWN, Shape
 
 
 def simulate(work, interval, stall, restart, mtbp, rng):
@@ -113,9 +117,79 @@ def test_slow_networks_cost_time_in_multi_node_updates():
     assert need
     slow, fast = (cost.step_time(recipe, "A100-80GB", gbit, need) for gbit in (100.0, 1600.0))
     gather = 73_410_777_344 * 2 * 3 / 4 / (100 / 8 * 1e9 * cost.NETWORK)  # three of four parts come over the wire
-    assert slow.update == pytest.approx(4 * 3 * gather) and slow.update > 5 * fast.update
-    assert slow.logprobs == pytest.approx(2 * gather)
+    # Forward; backward, but for what is kept of the last layers, and some of each layer again; gradients.
+    backward = 1 - 1e9 / (2 * 73_410_777_344) + 1 - 1e9 / (2 * need.shape.layer_parameters)
+    overhead = cost.pass_overhead(recipe, need.shape)
+    assert slow.update == pytest.approx(4 * ((2 + backward) * gather + overhead)) and slow.update > 4 * fast.update
+    assert slow.logprobs == pytest.approx(2 * (gather + overhead / 3))
+    near = override(recipe, ["optimizer.hpz_ranks=8"])
+    assert slow.update - cost.step_time(near, "A100-80GB", 100.0, need).update > 4 * 0.9 * backward * gather
     assert slow.rollout == fast.rollout
+
+
+def test_weights_that_stay_are_gathered_once():
+    recipe = get("grpo-qwen2.5-vl-7b-mathv60k")
+    need = memory.plan(recipe)
+    assert need
+    step, whole = passes.of_step(recipe, need.shape), 8_292_166_656 * 2
+    forward, updates = passes.gathered_bytes(recipe.config, need.shape, step)
+    assert forward == len(step.logprobs) * whole and step.models == 1
+    assert 1.9 < updates / whole / len(step.updates) < 2
+    kept = override(recipe, [f"optimizer.live_parameters={2 * 8_292_166_656}"]).config
+    assert passes.gathered_bytes(kept, need.shape, step)[1] == len(step.updates) * whole
+    bare = override(recipe, ["optimizer.live_parameters=0"]).config
+    assert passes.gathered_bytes(bare, need.shape, step)[1] == 3 * len(step.updates) * whole
+
+
+def test_typical_lengths_have_the_means_of_the_dataset_and_keep_the_limits():
+    for name in ("grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-7b-gsm8k"):
+        recipe = get(name)
+        need = memory.plan(recipe)
+        assert need
+        step, limit = passes.of_step(recipe, need.shape), recipe.config.rollout.max_tokens
+        assert len(step.lengths) == recipe.config.samples_per_step and step.longest <= limit
+        assert step.mean == pytest.approx(recipe.dataset.answer_tokens, rel=0.01)
+        prompts = {x.prompt: x.prompt_tokens for x in step.lengths}
+        assert sum(prompts.values()) / len(prompts) == pytest.approx(recipe.dataset.prompt_tokens, rel=0.15)
+        assert step == passes._of_step.__wrapped__(recipe.config, recipe.dataset, need.shape)
+
+
+def test_a_72b_step_makes_an_eighth_of_the_passes_of_one_sample_each():
+    recipe = get("grpo-qwen2.5-vl-72b-mathv60k")
+    need = memory.plan(recipe)
+    assert need
+    packed = passes.of_step(recipe, need.shape)
+    alone = passes.of_step(
+        override(recipe, ["algorithm.micro_batch_tokens=1", "algorithm.logprob_tokens=1"]), need.shape
+    )
+    assert (len(packed.logprobs), packed.models, len(packed.updates)) == (1, 2, 4)
+    assert (len(alone.logprobs), len(alone.updates)) == (256 // 32, 4 * 64 // 32)
+
+
+@pytest.mark.parametrize(
+    ("shape", "nodes", "tensor_parallel", "mean_length", "seconds"),
+    [(LLAMA_8B, 2, 1, 1060, 97.7), (QWEN3_32B, 4, 4, 3206, 393.0)],
+)
+def test_steps_take_as_long_as_nemo_rl_measured(shape, nodes, tensor_parallel, mean_length, seconds):
+    """The same samples on the same GPUs, within a factor of 1.3: prompt lengths and the spread of lengths are not
+    published, and its training runs on Megatron. No constant was fitted to these two."""
+    recipe, need = with_shape(nemo(nodes, tensor_parallel, mean_length), shape)
+    step = cost.step_time(recipe, "H100", 3200.0, need)
+    assert 1 / 1.3 < step.total / seconds < 1.3
+
+
+def test_the_update_is_no_faster_than_what_others_train_at():
+    """Tokens per second and GPU of forward, recomputation and backward pass alone."""
+
+    def speed(shape, gpu, context):
+        return 1 / (4 * cost.token_seconds(shape, gpu_named(gpu)) * (1 + attended_cost(shape) * context))
+
+    # torchtitan, benchmarks/: Llama-70B on 256 H100, 8,192 tokens, all recomputed: 597, and 652 with async TP.
+    llama_70b = Shape(hidden=8192, layers=80, heads=64, kv_heads=8, intermediate=28672, vocabulary=128_256)
+    assert 597 / 1.2 < speed(llama_70b, "H100", 8192) < 652 * 1.2
+    # Together on 128 B300 (the peak of a B200): Qwen2.5-72B at 45 to 50% MFU, about 2,500, with TP and PP and without
+    # recomputing all: more than ours can reach, and less than twice as much.
+    assert 2500 / 2 < speed(KNOWN["Qwen/Qwen2.5-VL-72B-Instruct"], "B200", 4096) < 2500
 
 
 def test_spot_needs_more_hours_than_on_demand():

@@ -57,9 +57,9 @@ def test_72b_on_32_gpus_by_hand():
     assert update["policy shard"] == update["reference shard"] == p * 2 / 32  # 4.6 GB each
     assert update["gradients"] == p * 4 / 32, "they add up in fp32"
     assert update["fp32 master"] + update["Adam moments"] == p * 12 / 32  # 27.5 GB
-    layers = 80 * 12_096 * 8192 * 2  # every layer's input
+    layers = 12_096 * (80 * 8192 + 2 * 128) * 2  # every layer's input; cosines and sines
     merger, own_pixels = 1280 * 8 + 1280 * 4, 1176 * 2
-    tower = 5120 * (1176 * 4 + own_pixels + 32 * 1280 * 2 + merger)
+    tower = 5120 * (1176 * 4 + own_pixels + 32 * 1280 * 2 + 2 * 80 * 4 + merger)
     assert update["saved activations"] == layers + tower
     norms, attention, mlp = 2 * 8192 * 8, 2 * 2 * (64 + 8) * 128 + 4 * 64, 2 * 4 * 29568
     assert update["layer at work"] == 12_096 * (norms + attention + mlp - 2 * 8192 + 2 * 2 * 29568)
@@ -96,6 +96,9 @@ def test_recipes_for_one_gpu_ask_for_no_more_ram_than_is_rented_with_it():
         ("grpo-qwen2.5-vl-72b-mathv60k", ["model.gradient_checkpointing=false"], ["model.gradient_checkpointing=true"]),
         ("grpo-qwen2.5-vl-72b-mathv60k", ["cluster.nodes=1"], ["cluster.nodes=4"]),
         ("grpo-qwen2.5-vl-72b-mathv60k", ["rollout.tensor_parallel=2"], ["rollout.tensor_parallel=8"]),
+        ("grpo-qwen2.5-vl-72b-mathv60k", ["optimizer.hpz_ranks=8"], ["optimizer.hpz_ranks=1"]),
+        ("grpo-qwen2.5-vl-7b-mathv60k", ["algorithm.logprob_tokens=600000"], ["algorithm.logprob_tokens=4096"]),
+        ("grpo-qwen2.5-vl-72b-mathv60k", ["optimizer.live_parameters=9000000000"], ["optimizer.live_parameters=0"]),
         ("grpo-qwen2.5-vl-7b-mathv60k", ["algorithm.micro_batch_tokens=400000"], ["algorithm.micro_batch_tokens=4096"]),
         (
             "grpo-qwen2.5-vl-3b-mathv60k",

@@ -55,10 +55,10 @@ def decoder_layer(shape: Shape, w: int) -> int:
 
 
 def tower(shape: Shape, w: int) -> int:
-    """Per patch, a block of the vision tower: two norms; q, k, v as one tensor, rotated q and k, attention's output as
-    it comes and in order; gate, its activation, up and their product."""
+    """Per patch, a block of the vision tower: two norms; q, k and v as attention takes them, its output as it comes and
+    in order; gate, its activation, up and their product."""
     assert (v := shape.vision)
-    return 2 * norm(v.hidden, w) + w * (7 * v.hidden + 4 * v.intermediate) + 4 * v.heads
+    return 2 * norm(v.hidden, w) + w * (5 * v.hidden + 4 * v.intermediate) + 4 * v.heads
 
 
 def prefetch_parameters(config: RunConfig, shape: Shape) -> int:

@@ -1,0 +1,124 @@
+"""A step's passes: typical lengths of the dataset, dealt to ranks by the trainer's scheduler, and what they gather."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from functools import lru_cache
+
+from recipes.spec import Dataset, Recipe
+from trainer.algorithm.scheduling import Cost, Length, schedule
+from trainer.config import RunConfig
+from trainer.config.budget import attended_cost, image_token_cost, logprob_tokens, micro_batch_tokens
+from trainer.hardware.model_shapes import Shape
+
+COMPLETIONS, PROMPTS = 0.6, 0.4
+"""Standard deviation of the logarithm of lengths (planning figures); half of a completion's variance is its group's."""
+IMAGE_SHARE = 0.7
+"""Of a vision prompt's tokens: 289 of MathV60K's 420 (planning figure)."""
+MODULES_PER_LAYER = 14
+"""Module calls of a decoder layer or a block of the tower, containers and activations among them."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """One typical step. A pass costs, in tokens' worth of the layers' matrix products, what its slowest rank does."""
+
+    lengths: tuple[Length, ...]
+    """Of all samples."""
+    logprobs: tuple[float, ...]
+    """Passes without gradients over all samples, for one model."""
+    updates: tuple[float, ...]
+    """Passes of all updates."""
+    models: int
+    """Whose log-probabilities are computed before the updates: the policy's if it moves within the step, the
+    reference's."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest completion."""
+        return max(x.completion_tokens for x in self.lengths)
+
+    @property
+    def mean(self) -> float:
+        """Tokens of a completion."""
+        return sum(x.completion_tokens for x in self.lengths) / len(self.lengths)
+
+
+def of_step(recipe: Recipe, shape: Shape) -> Passes:
+    """The passes of one GRPO step. Equal recipes give equal passes."""
+    return _of_step(recipe.config, recipe.dataset, shape)
+
+
+@lru_cache(maxsize=32)
+def _of_step(config: RunConfig, dataset: Dataset, shape: Shape) -> Passes:
+    rng = random.Random(0)
+    lengths = typical(config, dataset, rng, vision=shape.vision is not None)
+    world, algorithm = config.placement.world_size, config.algorithm
+    cost = Cost(attended=attended_cost(shape), image_token=image_token_cost(shape))
+    updates: list[float] = []
+    for _ in range(algorithm.epochs):
+        order = rng.sample(lengths, len(lengths))
+        for start in range(0, len(order), config.samples_per_update):
+            part = order[start : start + config.samples_per_update]
+            updates += slowest(part, world, micro_batch_tokens(config, shape), cost)
+    moves = config.samples_per_update * algorithm.epochs != config.samples_per_step or algorithm.epochs > 1
+    models = moves + bool(algorithm.kl_coef)
+    logprobs = slowest(lengths, world, logprob_tokens(config, shape), cost) if models else []
+    return Passes(tuple(lengths), tuple(logprobs), tuple(updates), models)
+
+
+def typical(config: RunConfig, dataset: Dataset, rng: random.Random, vision: bool) -> list[Length]:
+    """Lengths of one step's samples: lognormal about the dataset's means, which the limits leave as they are."""
+    n, longest = config.rollout.samples_per_prompt, config.rollout.max_tokens
+    prompts, logs = [], []
+    for _ in range(config.rollout.prompts_per_step):
+        tokens = dataset.prompt_tokens * math.exp(rng.gauss(-(PROMPTS**2) / 2, PROMPTS))
+        prompts.append(max(1, min(round(tokens), config.data.prompt_max_tokens)))
+        group = rng.gauss()
+        logs += [COMPLETIONS * math.sqrt(0.5) * (group + rng.gauss()) for _ in range(n)]
+    mean = min(dataset.answer_tokens, 0.98 * longest)
+    scale = mean
+    for _ in range(30):  # what the limit cuts off is made up for by all
+        scale *= mean / (sum(min(scale * math.exp(x), longest) for x in logs) / len(logs))
+    share = IMAGE_SHARE if vision else 0.0
+    return [
+        Length(i // n, p := prompts[i // n], max(1, min(round(scale * math.exp(x)), longest)), round(share * p))
+        for i, x in enumerate(logs)
+    ]
+
+
+def slowest(lengths: list[Length], world: int, budget: int, cost: Cost) -> list[float]:
+    """Of each pass, the cost of the rank that the others wait for."""
+    plan = schedule(lengths, world, budget, cost)
+    return [max(_cost(rank[p], lengths, cost) for rank in plan) for p in range(len(plan[0]))]
+
+
+def _cost(members: list[int], lengths: list[Length], cost: Cost) -> float:
+    prompts = {lengths[i].prompt: lengths[i] for i in members}
+    return sum(map(cost.prompt, prompts.values())) + sum(cost.completion(lengths[i]) for i in members)
+
+
+def backward_gathers(config: RunConfig, shape: Shape) -> float:
+    """How often the backward pass gathers the weights. DeepSpeed keeps those that are used again before
+    `live_parameters` others were: of the model, the last of the forward pass; of a layer that is computed again, its
+    last, or all."""
+    live = config.optimizer.live_parameters
+    turned = max(0.0, 1 - live / (2 * shape.parameters))
+    again = max(0.0, 1 - live / (2 * shape.layer_parameters)) if config.model.gradient_checkpointing else 0.0
+    return turned + min(again, turned)
+
+
+def gathered_bytes(config: RunConfig, shape: Shape, passes: Passes) -> tuple[float, float]:
+    """Whole weights that a rank gathers in a step: for log-probabilities, and in the updates (`perf/gathered_gib`)."""
+    if config.placement.world_size == 1:
+        return 0.0, 0.0
+    whole = shape.parameters * (2.0 if config.model.dtype == "bf16" else 4.0)
+    forward = len(passes.logprobs) * passes.models * whole
+    return forward, len(passes.updates) * (1 + backward_gathers(config, shape)) * whole
+
+
+def module_calls(shape: Shape) -> int:
+    """Calls of modules in one pass through the model."""
+    return MODULES_PER_LAYER * (shape.layers + (shape.vision.depth if shape.vision else 0))
