@@ -48,10 +48,10 @@ def wrap(thought: str, content: str) -> str:
 # --- accuracy ---------------------------------------------------------------------------------------------------------
 
 
-def by_this_grader(text: str, gold: str) -> bool:
+def by_this_grader(text: str, reference: str, question: str = "") -> bool:
     from trainer.rewards.grading import grader
 
-    return grader.grade(text, gold, grader.classify(gold)) == "correct"
+    return grader.grade(text, reference, grader.classify(reference), question) == "correct"
 
 
 def by_math_verify(text: str, gold: str) -> bool:
@@ -74,16 +74,22 @@ def by_original(text: str, gold: str) -> bool:
 
 def accuracy(table_file: str) -> dict[str, dict[str, float]]:
     lines = (ROOT / "tests" / "rewards" / table_file).read_text().splitlines()[1:]
-    cases = [line.split("\t")[-3:] for line in lines]
+    cases = [(*line.split("\t")[table_file == "cases.tsv" :], "")[:4] for line in lines]
     table = {}
     for name, grade in (("this grader", by_this_grader), ("math-verify, defaults", by_math_verify),
                         ("TRL accuracy_reward", by_trl), ("original server's settings", by_original)):  # fmt: skip
-        said = [grade(wrap("Let me see.", answer), gold) for gold, answer, _ in cases]
-        truth = [equal == "1" for *_, equal in cases]
+        started = time.process_time()
+        said = [
+            grade(wrap("Let me see.", answer), reference, *([question] if grade is by_this_grader else []))
+            for reference, answer, _, question in cases
+        ]
+        cpu_s = time.process_time() - started
+        truth = [equal == "1" for _, _, equal, _ in cases]
         right = sum(s == t for s, t in zip(said, truth, strict=True))
         table[name] = {
             "cases": len(cases),
             "right": right,
+            "cpu_ms_per_case": round(1000 * cpu_s / len(cases), 2),
             "right_percent": round(100 * right / len(cases), 1),
             "false_positives": sum(s and not t for s, t in zip(said, truth, strict=True)),
             "false_negatives": sum(t and not s for s, t in zip(said, truth, strict=True)),
@@ -154,7 +160,7 @@ def thought(rng: random.Random) -> str:
     return " ".join(words)
 
 
-def needs_math_verify(make: Callable[[int, random.Random], Answers]) -> float:
+def needs_evaluation(make: Callable[[int, random.Random], Answers]) -> float:
     """Percent of such answers that are not decided by their form."""
     from trainer.rewards.grading import grader
     from trainer.rewards.grading.extraction import final_answer
@@ -290,9 +296,9 @@ def main() -> None:
     result = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     result["machine"] = {"cores": len(os.sched_getaffinity(0)), "load_average_at_start": round(os.getloadavg()[0], 1)}
     result["versions"] = {p: version(p) for p in ("math-verify", "trl", "sympy", "flask", "fastapi")}
-    result["needs math-verify, percent"] = {
-        "typical mix": needs_math_verify(typical_mix),
-        "expressions only": needs_math_verify(expressions_only),
+    result["needs evaluation, percent"] = {
+        "typical mix": needs_evaluation(typical_mix),
+        "expressions only": needs_evaluation(expressions_only),
     }
     for name, measure in sections.items():
         if options.only in name:

@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_prep.options import NAMES, parser
+from data_prep.options import GENERATED, NAMES, parser
 from trainer.config import ConfigError
 
 if TYPE_CHECKING:
     from data_prep.prepare import Progress
-    from data_prep.sources.own import RecordSource
     from trainer.data.schema import Manifest
 
 
@@ -100,7 +99,7 @@ def prepare(options: argparse.Namespace) -> int:
         return 0
     if not options.sources:
         raise ConfigError(
-            f"name a source: a file, a folder, OWNER/NAME on the hub, or one of {', '.join(NAMES)}, shapes"
+            f"name a source: a file, a folder, OWNER/NAME on the hub, or one of {', '.join(NAMES)}, generated"
         )
     if not 0 <= options.validation < 1:
         raise ConfigError(f"--validation {options.validation}: give a share from 0 to below 1")
@@ -154,7 +153,7 @@ def _prepare_local(
         for one in opened:
             one.weight = weight
         sources += opened
-        if source not in CATALOG:
+        if source not in CATALOG and source != GENERATED:
             print(show.detected(opened), file=sys.stderr)
     if options.dry_run:
         return None
@@ -182,14 +181,14 @@ def _prepare_local(
     )
 
 
-def _sources(
-    source: str, options: argparse.Namespace, name: str, evaluation: bool, show: Progress
-) -> Sequence[RecordSource]:
+def _sources(source: str, options: argparse.Namespace, name: str, evaluation: bool, show: Progress) -> Sequence[Any]:
     """One SOURCE of the command line: a name of the catalog, a file or folder, or a repository of the hub."""
     from data_prep.ingest.hub import Repository
     from data_prep.sources import catalog, records
     from data_prep.sources.own import own
 
+    if source == GENERATED:
+        return [_generated(options, evaluation)]
     if source in catalog.CATALOG:
         entry = catalog.CATALOG[source]
         return catalog.sources(source, Repository(entry.repo, options.revision or entry.revision, options.mirror), show)
@@ -199,8 +198,20 @@ def _sources(
     if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source) and Path(source).suffix not in records.ENDINGS:
         repository = Repository(source, options.revision, options.mirror)
         return catalog.any_repository(repository, mapping, show, options.split, keep=evaluation)
-    raise ConfigError(f"no file, folder or dataset {source!r}: the names are {', '.join(NAMES)}, shapes; on the hub a "
-                      "dataset is OWNER/NAME")  # fmt: skip
+    raise ConfigError(f"no file, folder or dataset {source!r}: the names are {', '.join(NAMES)}, generated; on the hub "
+                      "a dataset is OWNER/NAME")  # fmt: skip
+
+
+def _generated(options: argparse.Namespace, evaluation: bool) -> Any:
+    """Problems drawn here. Raises ConfigError for a difficulty that is none."""
+    from data_prep.generate.source import Generated
+
+    low, dots, high = options.difficulty.partition("..")
+    ends = low, high if dots else low
+    if not all(end in ("1", "2", "3", "4", "5") for end in ends) or ends[0] > ends[1] or options.rows < 1:
+        raise ConfigError(f"--rows {options.rows} --difficulty {options.difficulty}: give at least one row, and a "
+                          "difficulty or two ends, such as 3 or 1..5")  # fmt: skip
+    return Generated(options.rows, options.seed, (int(ends[0]), int(ends[1])), options.validation, evaluation)
 
 
 def _mapping(text: str) -> dict[str, str]:

@@ -8,6 +8,8 @@ from typing import Any
 NAMES = ("mathv60k", "mathv-geo", "geometry3k", "virl39k", "mmk12", "deepscaler", "gsm8k", "math", "mathvista",
          "mathverse", "mathvision", "mmmu-pro", "math-500")  # fmt: skip
 """The catalog's names; the catalog itself takes half a second to import."""
+GENERATED = "generated"
+"""The set that is drawn here; see `data_prep/generate`."""
 EPILOG = """
 your own data: a file or a folder (JSONL, JSON, CSV, TSV, Parquet; images beside, inside or in archives):
   uv run launch.py data prepare mine.jsonl --dry-run                  # 1. how will it be read? nothing is written
@@ -21,6 +23,7 @@ a published set:
   uv run launch.py data prepare --list                                # names, licenses, what was checked
   uv run launch.py data prepare geometry3k                            # or any repository: OWNER/NAME
   uv run launch.py data prepare mathvista                             # what you will evaluate on, all rows kept
+  uv run launch.py data prepare generated --rows 20000 --difficulty 1..5 --seed 0   # drawn here, without a download
   uv run launch.py data overlap data/geometry3k data/mathvista        # does the training set know it?
   uv run launch.py data mix data/mine=2 data/geometry3k=0.5 --out data/both
   uv run launch.py data filter data/virl39k --pass-rate 0.1..0.9 --out data/useful
@@ -40,7 +43,7 @@ forms that are recognized, by their columns:
 images may be paths (relative to the file, absolute, or endings of names inside --images), bytes, base64, data URLs, or
 structures of bytes and path as the datasets library writes them.
 
-named sets: {", ".join(NAMES)}
+named sets: {", ".join(NAMES)}, {GENERATED}
 
 examples:
   uv run launch.py data prepare mine.csv --map question=text,answer=solution.value,images=photo --images photos.zip
@@ -90,6 +93,10 @@ def _prepare_parser(commands: Any) -> None:
     where.add_argument("--revision", default="", help="branch, tag or commit on the hub (default: main, and the commit "
                        "that it meant is saved in the manifest)")  # fmt: skip
     where.add_argument("--mirror", default="", metavar="DIR", help="folder with OWNER/REPO/FILE instead of the hub")
+    drawn = make.add_argument_group("generated: problems drawn here")
+    drawn.add_argument("--rows", type=int, default=10_000, help="different problems (%(default)s)")
+    drawn.add_argument("--difficulty", default="1..5", metavar="LEVEL|LOW..HIGH", help="1 to 5 (%(default)s)")
+    drawn.add_argument("--seed", type=int, default=0, help="of the problems (%(default)s)")
     checks = make.add_argument_group("what is kept")
     checks.add_argument("--evaluation", action="store_true", help="an evaluation set: all rows stay as published")
     checks.add_argument("--tokenizer", default="", metavar="MODEL", help="count the text's tokens too, with this "

@@ -24,6 +24,9 @@ def catalog() -> str:
         lines.append(f"{name:<12}{kind}: {entry.about}")
         lines.append(f"{'':<12}{entry.repo}, {rows}, license {entry.license or 'not read here: look before use'}")
         lines.append(f"{'':<12}commit: {entry.revision or 'main, named in the manifest'}; checked: {entry.checked}")
+    lines.append(f"{'generated':<12}training: geometry, charts, counting, clocks, tables, functions; five difficulties")
+    lines.append(f"{'':<12}drawn here, as many rows as are asked for (--rows, --difficulty, --seed)")
+    lines.append(f"{'':<12}checked: every kind of question by an independent solver (tests)")
     return "\n".join(lines)
 
 

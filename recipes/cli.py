@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from recipes import commands
+from recipes import commands, recipe_files
 from trainer.config import ConfigError
 from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED
 
@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
         for argument in arguments:
             match argument:
                 case "recipe":
-                    command.add_argument("recipe", help="name of a recipe: see `list`")
+                    command.add_argument("recipe", help="its name, see `list`, or a file: FILE.yaml, FILE.py:FUNCTION")
                 case "target":
                     command.add_argument("--target", help="where: see docs/targets.md; default: the cheapest that can")
                 case "set":
@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
                         action="append",
                         default=[],
                         metavar="A.B=C",
-                        help="override a field, as often as you like; an unknown one is refused (docs/options.md)",
+                        help="override a field, or all of @FILE.yaml; an unknown one is refused (docs/options.md)",
                     )
                 case "run":
                     command.add_argument("run", help="id of a run launched from here: see `status`")
@@ -150,12 +150,14 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str]) -> int:
     """Runs one command and returns the exit code. Configuration errors are one line and exit 2."""
-    os.chdir(ROOT)
     # argparse leaves no option to a command's own parser, so the rest of a passed-on command never meets it.
     cut = 1 if arguments[:1] in (["data"], ["test"]) else len(arguments)
     args = parser().parse_args(arguments[:cut])
     args.arguments = arguments[cut:]
     try:
+        if "set" in args:
+            args.recipe, args.set = recipe_files.expand(getattr(args, "recipe", args.command), args.set)
+        os.chdir(ROOT)  # files of yours were named from where you stand
         return dispatch(args)
     except ConfigError as error:
         print(f"launch.py: {error}", file=sys.stderr)

@@ -90,7 +90,7 @@ def up(name: str, target: str | None, args: argparse.Namespace) -> int:
         run_id = run_record.interrupted(name, target or "local", overrides, Path(recipe.config.model.path).name)
         if run_id:
             print(f"going on with {run_id}, which was interrupted (--run-id NEW starts afresh)")
-    return launching.up(recipe, target, run_id, overrides, args)
+    return launching.up(name, recipe, target, run_id, overrides, args)
 
 
 def delegate(args: argparse.Namespace) -> int:
@@ -127,7 +127,7 @@ def resume(run: str, dry_run: bool) -> int:
     record = run_record.load(run)
     args = argparse.Namespace(dry_run=dry_run, reproducible=False, detach=False)
     recipe = resolve(record.recipe, record.overrides)
-    return launching.up(recipe, record.target, record.run_id, record.overrides, args)
+    return launching.up(record.recipe, recipe, record.target, record.run_id, record.overrides, args)
 
 
 def status(run: str | None) -> int:

@@ -108,7 +108,8 @@ def _gone(pid: int) -> bool:
 def new_run_id(recipe: str) -> str:
     """A fresh id: recipe, UTC minute and four hex digits; also a valid bucket prefix, cluster name and job name."""
     stamp = time.strftime("%m%d-%H%M", time.gmtime())
-    return f"{recipe.replace('.', '-')}-{stamp}-{secrets.token_hex(2)}"
+    name = re.sub(r"[^a-z0-9-]", "-", recipe.rpartition(":")[2].lower())  # of `file.py:function`, the function
+    return f"{name}-{stamp}-{secrets.token_hex(2)}"
 
 
 def check_run_id(run_id: str) -> str:

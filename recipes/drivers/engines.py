@@ -34,7 +34,7 @@ def commands(record: RunRecord, files: list[str], env: dict[str, str], secrets: 
         case "skypilot":
             return _sky(record, files, env, secrets, detach)
         case "dstack":
-            return _dstack(record, files, env, detach)
+            return _dstack(record, files, env, secrets, detach)
         case "slurm":
             return _slurm(record, files, detach)
         case "pbs":
@@ -70,10 +70,12 @@ def _sky(record: RunRecord, files: list[str], env: dict[str, str], secrets: list
     )
 
 
-def _dstack(record: RunRecord, files: list[str], env: dict[str, str], detach: bool) -> Commands:
+def _dstack(record: RunRecord, files: list[str], env: dict[str, str], secrets: list[str], detach: bool) -> Commands:
     task, before = files[0], [f for f in files[1:] if f.endswith(".volume.yaml")]
     before += [f for f in files[1:] if f.endswith(".fleet.yaml")]
     given = [part for name, value in env.items() for part in ("-e", f"{name}={value}")]
+    # Without a value dstack's client takes it from its own environment. The others are secrets of its server.
+    given += ["-e", "HF_TOKEN"] if "HF_TOKEN" in secrets else []
     away = ["-d"] if detach else []
     name = dstack_name(record.run_id)
     return Commands(

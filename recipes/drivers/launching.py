@@ -26,8 +26,13 @@ from recipes.targets.render import render
 from trainer.config import ConfigError
 
 
-def up(recipe: Recipe, target: str | None, run_id: str, overrides: list[str], args: argparse.Namespace) -> int:
-    """Checks, renders, then runs the engine's commands; with --dry-run prints both and starts nothing."""
+def up(
+    name: str, recipe: Recipe, target: str | None, run_id: str, overrides: list[str], args: argparse.Namespace
+) -> int:
+    """Checks, renders, then runs the engine's commands; with --dry-run prints both and starts nothing.
+
+    `name` and `overrides` are what `recipe` was resolved from: the record keeps them for `resume`.
+    """
     target = target or cheapest_target(recipe)
     files = render(recipe, target)
     run_id = run_record.check_run_id(run_id or run_record.new_run_id(recipe.name))
@@ -36,7 +41,7 @@ def up(recipe: Recipe, target: str | None, run_id: str, overrides: list[str], ar
     can = capabilities.capability(target)
     record = RunRecord(
         run_id=run_id,
-        recipe=recipe.name,
+        recipe=name,
         target=target,
         overrides=overrides,
         bucket=recipe.storage.bucket,

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from recipes.plan import activations
+from recipes.plan import activations, hub_config
 from recipes.spec import Recipe, override, placed, validate
 from trainer.config import ConfigError, RunConfig
 from trainer.config.budget import logprob_tokens, prefetch_parameters
 from trainer.hardware.gpus import gpu_named
 from trainer.hardware.host_memory import worker_bytes
-from trainer.hardware.model_shapes import Shape, shape_of
+from trainer.hardware.model_shapes import Shape
 
 GIB = 2**30
 CONTEXT = 1.5 * GIB
@@ -107,7 +107,7 @@ def plan(recipe: Recipe, gpu: str = "") -> MemoryPlan | None:
     gpu = gpu or recipe.cluster.gpu
     if recipe.kind != "train" or not recipe.cluster.gpus_per_node:
         return None
-    shape = shape_of(recipe.config.model.path)
+    shape = hub_config.shape(recipe.config.model)
     if shape is None:
         return None
     config = recipe.config

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 
+from recipes import recipe_files
 from recipes.presets import demo, gsm8k, preflight, vision
 from recipes.spec import Recipe, override, placed, validate
 from trainer.config import ConfigError
@@ -26,7 +27,11 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
 
 
 def get(name: str) -> Recipe:
-    """The recipe of that name. Raises ConfigError naming the nearest one."""
+    """The recipe of that name, or of `file.py:function`. Raises ConfigError naming the nearest one."""
+    if recipe_files.is_python(name):
+        recipe = placed(recipe_files.from_python(name))
+        validate(recipe)
+        return recipe
     if name not in RECIPES:
         near = difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.4)
         raise ConfigError(f"unknown recipe {name}: " + (f"did you mean {near[0]}?" if near else "see `launch.py list`"))

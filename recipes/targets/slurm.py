@@ -67,7 +67,8 @@ def directives(recipe: Recipe) -> list[str]:
     if cluster.gpus_per_node:
         options.insert(3, f"--gpus-per-node={cluster.gpus_per_node}")
     options += [f"--partition={site.partition}"] if site.partition else []
-    options += [f"--account={site.account}"] if site.account else []
+    named = ("account", "qos", "constraint", "reservation")
+    options += [f"--{name}={value}" for name in named if (value := getattr(site, name))]
     return [f"#SBATCH {option}" for option in options]
 
 

@@ -312,7 +312,7 @@ KILLED = """
 import sys
 sys.path[:0] = [{root!r}]
 from tests.checkpoint.synthetic import *
-config = override(configure({folder!r}), ["checkpoint.remote=s3://bucket/x"])
+config = override(configure({folder!r}), ["checkpoint.remote=s3://bucket/x", "checkpoint.max_losses=100"])
 checkpoints = attempt(config, [])
 found = checkpoints.find()
 step = found.step if found else 0

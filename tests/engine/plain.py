@@ -29,7 +29,7 @@ def prompts(image_token_id: int | None) -> list[Encoded]:
         g = torch.Generator().manual_seed(row)
         patches = sum(h * w for _, h, w in grids)
         pixels = torch.randn(patches, 3 * 2 * 14 * 14, generator=g) if grids else None
-        out.append(Encoded("", ids, [], pixels, torch.tensor(grids) if grids else None))
+        out.append(Encoded(ids, pixels, torch.tensor(grids) if grids else None))
     return out
 
 

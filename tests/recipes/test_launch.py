@@ -292,6 +292,21 @@ def test_dstack_applies_volume_then_fleet_then_task():
     assert [command[4] for command in commands.up] == ["t.volume.yaml", "t.fleet.yaml", "t.yaml"]
 
 
+def test_what_a_slurm_site_asks_for_is_in_its_directives(capsys):
+    plain = run(capsys, "render", "demo", "--target", "slurm")[1].splitlines()
+    wanted = {"account": "me", "qos": "high", "constraint": "a100&ib", "reservation": "week"}
+    given = [part for name, value in wanted.items() for part in ("--set", f"site.{name}={value}")]
+    lines = run(capsys, "render", "demo", "--target", "slurm", *given)[1].splitlines()
+    assert [line for line in lines if line not in plain] == [f"#SBATCH --{n}={v}" for n, v in wanted.items()]
+
+
+def test_dstack_takes_the_hubs_token_from_the_environment_where_there_is_one():
+    record = RunRecord(run_id="mine", recipe="r", target="dstack-runpod")
+    given = lambda secrets: engines.commands(record, ["t.yaml"], {"RUN_ID": "mine"}, secrets, False).up[-1][7:]  # noqa: E731
+    assert given(["HF_TOKEN", "AWS_ACCESS_KEY_ID"]) == ["-e", "RUN_ID=mine", "-e", "HF_TOKEN"]
+    assert given(["AWS_ACCESS_KEY_ID"]) == ["-e", "RUN_ID=mine"]
+
+
 def test_an_interrupted_demo_is_found_and_a_finished_or_other_one_is_not(monkeypatch, tmp_path):
     monkeypatch.setattr(run_record, "RUNS", tmp_path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,23 +116,54 @@ KNOWN = {
 """From the models' published config.json."""
 
 
-def shape_of(path: str) -> Shape | None:
-    """The shape of a known hub model or of a local directory; None for a directory that is not there yet.
+def shape_of(path: str, revision: str = "") -> Shape | None:
+    """The shape of a model: from the table, a local folder or the hub's cache; None for a folder that is not there yet.
 
-    Raises ConfigError for a hub model that is not known here, or of an architecture that is not supported.
+    Raises ConfigError for a hub model that none of them has, or of an architecture that is not supported.
     """
     if path in KNOWN:
         return KNOWN[path]
     architectures.check_path(path)
-    config = Path(path) / "config.json"
-    if config.exists():
-        return from_config(json.loads(config.read_text()))
-    if "${" in path or path.startswith(("/", ".")):
+    if config := config_file(path, revision):
+        return from_config_of(path, json.loads(config.read_text()))
+    if not is_hub_id(path):
         return None
     raise ConfigError(
-        f"the plan does not know the shape of {path}: download it and set model.path to its directory, or use one of "
+        f"the shape of {path} is not known here: download it and set model.path to its directory, or use one of "
         + ", ".join(KNOWN)
     )
+
+
+def known(path: str, revision: str = "") -> bool:
+    """Whether `shape_of` finds a model on this machine."""
+    return path in KNOWN or config_file(path, revision) is not None
+
+
+def is_hub_id(path: str) -> bool:
+    """Whether a path names a model on the hub (OWNER/NAME), and no folder."""
+    return "${" not in path and not path.startswith(("/", ".", "~")) and not Path(path).is_dir()
+
+
+def config_file(path: str, revision: str = "") -> Path | None:
+    """config.json in a local folder, or of a hub id in the hub's cache, found as huggingface_hub does."""
+    local = Path(path) / "config.json"
+    if local.is_file() or not is_hub_id(path):
+        return local if local.is_file() else None
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
+    model = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{path.replace('/', '--')}"
+    named = model / "refs" / (revision or "main")
+    commit = named.read_text().strip() if named.is_file() else revision
+    cached = model / "snapshots" / commit / "config.json"
+    return cached if commit and cached.is_file() else None
+
+
+def from_config_of(path: str, config: dict[str, Any]) -> Shape:
+    """`from_config` of a named model. Raises ConfigError for another architecture or a missing key."""
+    architectures.check(path, config)
+    try:
+        return from_config(config)
+    except KeyError as error:
+        raise ConfigError(f"model.path {path}: its config.json has no {error.args[0]}") from None
 
 
 def from_config(config: dict[str, Any]) -> Shape:

@@ -146,11 +146,8 @@ class HeadLauncher(Launcher):
         if 0 in orders:
             work = threading.Thread(target=lambda: answers.__setitem__(0, prober.obey(orders[0])), daemon=True)
             work.start()
-        for _ in self.until(
-            lambda: f"{self.names(orders.keys() - answers.keys())} did not finish the network checks",
-            EXIT_PREFLIGHT,
-            PROBE_S,
-        ):
+        late = lambda: f"{self.names(orders.keys() - answers.keys())} did not finish the network checks"  # noqa: E731
+        for _ in self.until(late, EXIT_PREFLIGHT, PROBE_S):
             answers.update((rank, message) for rank, message in self.check_others() if message["kind"] == "probed")
             if orders.keys() <= answers.keys():
                 break

@@ -23,9 +23,10 @@ FOLDER_VARIABLE = "SPOTRL_BEACONS"
 SIGNAL = signal.SIGUSR2
 RECORD = struct.Struct("!Q?dd48s")
 COLLECTIVES = (
-    "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all", "all_to_all_single",
-    "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object", "reduce", "reduce_scatter",
-    "reduce_scatter_tensor", "scatter",
+    "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_gather_single", "all_to_all",
+    "all_to_all_single", "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object", "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single", "reduce_scatter_tensor", "scatter",
 )  # fmt: skip
 
 
@@ -62,7 +63,7 @@ def start(rank: int) -> None:
     import torch.distributed as dist
 
     state = [0, 0.0]
-    for name in COLLECTIVES:
+    for name in (n for n in COLLECTIVES if hasattr(dist, n)):
         setattr(dist, name, _recorded(getattr(dist, name), name.encode(), memory, state))
 
 

@@ -28,7 +28,9 @@ NAMES: dict[str, Name] = {
     "reward/no_answer_rate": Name("fraction", "Share of completions in which it found no final answer."),
     "reward/timeout_rate": Name("fraction", "Share of completions whose grader was killed at its deadline."),
     "reward/error_rate": Name("fraction", "Share of completions on which the grader raised an error."),
-    "reward/algebra_fraction": Name("fraction", "Share of completions that needed symbolic algebra, the slow path."),
+    "reward/algebra_fraction": Name(
+        "fraction", "Share of completions whose expressions had to be evaluated, the slow path."
+    ),
     "group/zero_std_fraction": Name(
         "fraction", "Share of prompts whose completions all earned the same: they teach nothing."
     ),

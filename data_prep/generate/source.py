@@ -1,0 +1,110 @@
+"""Generated problems as a source: every row follows from the seed and its index, and any prefix stays what it is."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import PIL
+
+from data_prep.generate import charts, clocks, counting, functions, geometry, tables
+from data_prep.generate.scene import Problem
+from data_prep.ingest.archive import Member, Refused
+from data_prep.ingest.wanted import Wanted
+from data_prep.sources.source import Candidate, with_images
+from data_prep.sources.source import Problem as BadRow
+from trainer.config import ConfigError
+
+FAMILIES: dict[str, Callable[[random.Random, int], Problem]] = {
+    "geometry": geometry.make,
+    "charts": charts.make,
+    "counting": counting.make,
+    "clocks": clocks.make,
+    "tables": tables.make,
+    "functions": functions.make,
+}
+VERSION = 1
+"""Of the families: rows of the same seed differ between versions."""
+MAX_REPEATS = 10_000
+"""After so many problems in a row that were there before, there are no more."""
+PNG_BYTES = 20_000
+"""About one image."""
+
+
+def problem(seed: int, index: int, difficulty: tuple[int, int] = (1, 5)) -> Problem:
+    """The problem with this index: families take turns, all else is drawn from the seed."""
+    rng = random.Random(f"{VERSION}/{seed}/{index}")
+    return list(FAMILIES.values())[index % len(FAMILIES)](rng, rng.randint(*difficulty))
+
+
+def held_out(one: Problem, share: float) -> bool:
+    """Whether a problem is for validation: by its content alone, so that no seed has it for training."""
+    return int(one.key[:8], 16) < share * 2**32
+
+
+@dataclass
+class Generated:
+    """`rows` different problems, a share of them for validation."""
+
+    rows_wanted: int
+    seed: int = 0
+    difficulty: tuple[int, int] = (1, 5)
+    validation: float = 0.02
+    evaluation: bool = False
+    """All rows are of the split `test`, and such as no training set with the same share has."""
+    name: str = "generated"
+    revision: str = ""
+    weight: float = 1.0
+
+    @property
+    def files(self) -> list[dict[str, Any]]:
+        """No file is read; the recipe stands for one, with the version of Pillow, which draws the letters."""
+        low, high = self.difficulty
+        recipe = (
+            f"generated v{VERSION}: rows {self.rows_wanted}, seed {self.seed}, difficulty {low}..{high}, "
+            f"validation {self.validation:g}{', held out' if self.evaluation else ''}, Pillow {PIL.__version__}"
+        )
+        return [{"path": recipe, "bytes": 0, "sha256": hashlib.sha256(recipe.encode()).hexdigest()}]
+
+    def problems(self) -> Iterator[tuple[int, str, Problem]]:
+        """(index, family, problem) of every row; repeats of a question with the same image are passed over."""
+        seen: set[bytes] = set()
+        index = repeats = 0
+        while len(seen) < self.rows_wanted:
+            one = problem(self.seed, index, self.difficulty)
+            key = hashlib.sha256(f"{one.question}{one.scene.digest}".encode()).digest()[:16]
+            if key not in seen and (not self.evaluation or held_out(one, self.validation)):
+                seen.add(key)
+                repeats = 0
+                yield index, list(FAMILIES)[index % len(FAMILIES)], one
+            elif (repeats := repeats + 1) > MAX_REPEATS:
+                raise ConfigError(f"no more than {len(seen):,} different rows: ask for fewer, or more difficulties")
+            index += 1
+
+    def rows(self) -> Iterator[Candidate | BadRow]:
+        """All rows. The family is the sub-source; it and the kind are in `extra`."""
+        for index, family, one in self.problems():
+            split = "test" if self.evaluation else "validation" if held_out(one, self.validation) else "train"
+            yield Candidate(
+                index=index,
+                source=f"{self.name}/{family}",
+                messages=[{"role": "user", "content": with_images(one.question, 1)}],
+                images=[f"{index}.png"],
+                answer=one.answer,
+                split=split,
+                extra={"family": family, "kind": one.kind},
+            )
+
+    def members(self, refused: Refused, wanted: Wanted) -> Iterator[Member]:
+        """The images, drawn one at a time."""
+        for index, _, one in self.problems():
+            name = f"{index}.png"
+            if name in wanted.paths:
+                yield Member(name, PNG_BYTES, one.scene.png)
+
+    def image_bytes(self) -> int:
+        """An estimate."""
+        return self.rows_wanted * PNG_BYTES

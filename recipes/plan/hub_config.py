@@ -1,0 +1,59 @@
+"""config.json of a model on the hub: a few kB are all that a plan needs of it. Fetched once, kept in .cache/hub."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+from trainer.config import ConfigError, Model
+from trainer.hardware import architectures, model_shapes
+from trainer.hardware.model_shapes import Shape
+
+CACHE = Path(".cache/hub")
+TIMEOUT_S = 10.0
+
+
+def shape(model: Model) -> Shape | None:
+    """The shape of a recipe's model, its config.json fetched where neither table, folder nor the hub's cache has it.
+
+    None for a folder that is not there yet. Raises ConfigError, in one line, without a network.
+    """
+    path = model.path
+    if not model_shapes.is_hub_id(path) or model_shapes.known(path, model.revision):
+        return model_shapes.shape_of(path, model.revision)
+    architectures.check_path(path)  # what its name tells needs no network
+    kept = CACHE / path / (model.revision or "main") / "config.json"
+    if not kept.exists():
+        text = fetch(path, model.revision or "main", os.environ.get("HF_TOKEN", ""))
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        part = kept.with_name(f".{os.getpid()}.json")
+        part.write_bytes(text)
+        part.replace(kept)
+    return model_shapes.from_config_of(path, json.loads(kept.read_text()))
+
+
+def fetch(path: str, revision: str, token: str) -> bytes:
+    """config.json of a model, from HF_ENDPOINT. Raises ConfigError."""
+    advice = f"download config.json of {path} into a folder and set model.path to it"
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        raise ConfigError(f"the shape of {path} is not known and HF_HUB_OFFLINE is set: {advice}")
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    url = f"{endpoint}/{path}/resolve/{urllib.parse.quote(revision, safe='')}/config.json"
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            text = answer.read()
+        json.loads(text)
+        return text
+    except urllib.error.HTTPError as error:
+        hint = "export HF_TOKEN, or accept its terms" if error.code in (401, 403) else "look at its name and revision"
+        raise ConfigError(f"{url} said {error.code}: {hint}, or {advice}") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "reason", error)
+        raise ConfigError(
+            f"the shape of {path} is not known and {endpoint} cannot be asked ({why}): {advice}"
+        ) from None

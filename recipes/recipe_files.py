@@ -1,0 +1,107 @@
+"""Recipes and overrides in files of your own: `my.py:function`, `my.yaml` (base and overrides), `--set @more.yaml`.
+
+A YAML file is read once, where the command is given, and becomes plain overrides: the record of a run holds those, so
+`resume` and `reproduce` do not depend on the file. A Python file is read again, from where it was.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from recipes.spec import Recipe
+from trainer.config import ConfigError
+
+YAML = (".yaml", ".yml")
+
+
+def expand(recipe: str, assignments: list[str]) -> tuple[str, list[str]]:
+    """Recipe and `--set` arguments without relative paths: (preset or `/path/file.py:function`, `a.b=c` ...).
+
+    Overrides of a recipe file come before those of the command line, which win. Raises ConfigError.
+    """
+    given: list[str] = []
+    for assignment in assignments:
+        given += flatten(read(Path(assignment[1:]))) if assignment.startswith("@") else [assignment]
+    return _based(recipe, given, ())
+
+
+def _based(recipe: str, given: list[str], above: tuple[Path, ...]) -> tuple[str, list[str]]:
+    folder = above[-1].parent if above else Path()
+    if is_python(recipe):
+        return str((folder / recipe).absolute()), given
+    if not recipe.endswith(YAML):
+        return recipe, given
+    path = (folder / recipe).absolute()
+    if path in above:
+        raise ConfigError(f"{path}: its base leads back to it")
+    values = read(path)
+    base = values.pop("base", None)
+    if not isinstance(base, str):
+        raise ConfigError(f"{path}: base is missing: name the recipe that it changes, see `launch.py list`")
+    return _based(base, flatten(values) + given, (*above, path))
+
+
+def is_python(recipe: str) -> bool:
+    """Whether a recipe's name is that of a Python file."""
+    return recipe.endswith(".py") or ".py:" in recipe
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A YAML file that holds one mapping. Raises ConfigError."""
+    try:
+        values = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: write a mapping of sections, for example `rollout: {{max_tokens: 4096}}`")
+    return values
+
+
+def flatten(values: dict[Any, Any], above: str = "") -> list[str]:
+    """`{a: {b: c}}` as `a.b=c`; values are JSON, which is YAML too."""
+    found: list[str] = []
+    for key, value in values.items():
+        path = f"{above}{key}"
+        if isinstance(value, dict):
+            found += flatten(value, f"{path}.")
+        else:
+            found.append(f"{path}={json.dumps(value, default=str)}")
+    return found
+
+
+def from_python(reference: str) -> Recipe:
+    """Calls the function of `file.py:function`. The file's folder can be imported from. Raises ConfigError."""
+    name, _, function = reference.rpartition(":")
+    path = Path(name)
+    if not name or not function:
+        raise ConfigError(f"{reference}: name the function that returns the recipe, {reference}:FUNCTION")
+    if not path.is_file():
+        raise ConfigError(f"{path} is not there")
+    spec = importlib.util.spec_from_file_location(f"recipe_file_{path.stem}", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses of the file look themselves up there
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+        make = getattr(module, function, None)
+        recipe = make() if callable(make) else None
+    except ConfigError:
+        raise
+    except Exception as error:
+        what = " ".join(str(error).split())
+        raise ConfigError(f"{reference} failed: {type(error).__name__}: {what}") from error
+    if not callable(make):
+        raise ConfigError(f"{path} has no function {function}")
+    if not isinstance(recipe, Recipe):
+        raise ConfigError(f"{reference} returned {type(recipe).__name__}, and a recipe is recipes.spec.Recipe")
+    return recipe

@@ -1,0 +1,152 @@
+"""The node launcher of one node on this machine, with a small Ray job. Several hosts: tests/lab."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from trainer import config as c
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def tmp_path():
+    """A short path: the names of Ray's sockets may have 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="node-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def launch(tmp_path: Path, *command: str, run=("-m", "trainer.node"), **env: str) -> subprocess.Popen[str]:
+    config = c.RunConfig(run=c.Run(name="one", dir=str(tmp_path / "run")), model=c.Model(path=str(tmp_path)),
+                         data=c.Data(path=str(tmp_path)),
+                         placement=c.Placement(device="cpu", workers_per_node=2))  # fmt: skip
+    (tmp_path / "run.yaml").write_text(c.dump(config))
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SPOTRL_", "SLURM_", "RAY_"))}
+    clean |= {"SPOTRL_TMP": str(tmp_path), "SPOTRL_METADATA": "off"} | env
+    arguments = ["--config", str(tmp_path / "run.yaml"), *(["--", *command] if command else [])]
+    return subprocess.Popen([sys.executable, *run, *arguments], cwd=ROOT, env=clean, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+
+
+def leftovers(tmp_path: Path) -> list[str]:
+    """Command lines of processes that this launch left behind: all carry its folder in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("SPOTRL_TMP") == str(tmp_path) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.cmdline())[:200])
+        except psutil.Error:
+            continue
+    return found
+
+
+def until_line(process: subprocess.Popen[str], text: str, timeout_s: float = 120.0) -> list[str]:
+    timer = threading.Timer(timeout_s, process.kill)
+    timer.start()
+    lines: list[str] = []
+    assert process.stdout
+    for line in process.stdout:
+        lines.append(line)
+        if text in line:
+            timer.cancel()
+            return lines
+    raise AssertionError("".join(lines))
+
+
+SLEEPER = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(33))
+signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+print("working", flush=True)
+time.sleep(300)
+"""
+RESOURCES = """
+import os, ray
+ray.init(logging_level="ERROR")
+has = ray.cluster_resources()
+print(int(has["CPU"]), has.get("GPU"), flush=True)
+os._exit(35)
+"""
+
+
+def test_a_launch_leaves_with_the_jobs_code_and_leaves_nothing(tmp_path):
+    process = launch(tmp_path, sys.executable, "-c", RESOURCES)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 35, output
+    assert "2 None" in output.splitlines()
+    assert (tmp_path / "run" / "launch.log").read_text().splitlines()[-1] == "2 None"
+    assert leftovers(tmp_path) == []
+
+
+TAKEN_MEANWHILE = """
+import runpy, socket
+from dataclasses import replace
+from trainer.node.ray_node import Ports
+taken = socket.create_server(("", 0))
+choose, turns = Ports.choose, []
+def chosen(alone):
+    turns.append(alone)
+    return replace(choose(alone), **({"gcs": taken.getsockname()[1]} if len(turns) == 1 else {}))
+Ports.choose = chosen
+runpy.run_module("trainer.node", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_port_that_is_taken_after_it_was_chosen_costs_one_more_start(tmp_path):
+    process = launch(tmp_path, sys.executable, "-c", RESOURCES, run=("-c", TAKEN_MEANWHILE))
+    output, _ = process.communicate(timeout=180)
+    assert process.returncode == 35, output
+    assert output.count("again, on other ports") == 1
+    assert leftovers(tmp_path) == []
+
+
+def test_ctrl_c_reaches_the_job_and_leaves_nothing(tmp_path):
+    process = launch(tmp_path, sys.executable, "-c", SLEEPER)
+    until_line(process, "working")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_a_killed_launcher_takes_everything_with_it(tmp_path):
+    process = launch(tmp_path, sys.executable, "-c", SLEEPER)
+    until_line(process, "working")
+    process.kill()
+    process.wait(5)
+    deadline = time.monotonic() + 30
+    while left := leftovers(tmp_path):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
+
+
+@pytest.mark.slow
+def test_a_job_that_outlasts_the_notice_is_ended(tmp_path):
+    stubborn = SLEEPER.replace("sys.exit(33)", "None")
+    process = launch(tmp_path, sys.executable, "-c", stubborn, SPOTRL_NOTICE_S="3")
+    until_line(process, "working")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 33
+    assert leftovers(tmp_path) == []
+
+
+def test_a_missing_configuration_is_one_line(tmp_path):
+    done = subprocess.run([sys.executable, "-m", "trainer.node", "--config", str(tmp_path / "no.yaml")], cwd=ROOT,
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 2 and done.stderr == f"error: no configuration at {tmp_path / 'no.yaml'}\n"
+
+
+def test_another_number_of_nodes_than_asked_for_is_refused(tmp_path):
+    process = launch(tmp_path, SPOTRL_PEERS="10.0.0.1,10.0.0.2", SPOTRL_NODE_RANK="0")
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 2 and output == "error: placement.nodes is 1, and spotrl started 2: make them equal\n"

@@ -1,0 +1,101 @@
+"""The plan of a model that no table has: its config.json in a folder, in the hub's cache, or from the hub itself."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from desk import elsewhere as elsewhere
+from desk import run
+
+from recipes.plan import hub_config
+from trainer.hardware import model_shapes
+from trainer.hardware.model_shapes import KNOWN, shape_of
+
+RECIPE = "grpo-qwen2.5-7b-gsm8k"
+CODER = {"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
+         "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064}  # fmt: skip
+"""As Qwen2.5-Coder-7B has it: the shape of Qwen2.5-7B."""
+COMMIT = "a" * 40
+
+
+@pytest.fixture(autouse=True)
+def own_caches(tmp_path, monkeypatch):
+    monkeypatch.setattr(hub_config, "CACHE", tmp_path / "hub")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    for name in ("HF_HUB_CACHE", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """Serves config.json of me/coder at main, of me/other (not supported), and me/closed only with a token."""
+    asked = []
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            closed = "closed" in self.path and self.headers.get("Authorization") != "Bearer good"
+            config = CODER | ({"model_type": "llama"} if "other" in self.path else {})
+            known = any(name in self.path for name in ("coder", "other", "closed")) and "/main/" in self.path
+            self.send_response(401 if closed else 200 if known else 404)
+            self.end_headers()
+            self.wfile.write(json.dumps(config).encode())
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    yield asked
+    server.shutdown()
+    server.server_close()
+
+
+def plan(capsys, path, *more):
+    return run(capsys, "plan", RECIPE, "--target", "slurm", "--set", f"model.path={path}", *more)
+
+
+def test_a_folder_and_the_hubs_cache_give_the_shape(capsys, tmp_path):
+    published = plan(capsys, "Qwen/Qwen2.5-7B-Instruct")
+    assert published[0] == 0
+    model = tmp_path / "hf/hub/models--me--coder"
+    for folder in (tmp_path / "coder", model / "snapshots" / COMMIT):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(CODER))
+    (model / "refs").mkdir()
+    (model / "refs/main").write_text(COMMIT)
+    for path in (str(tmp_path / "coder"), "me/coder"):
+        assert plan(capsys, path) == published
+        assert shape_of(path) == KNOWN["Qwen/Qwen2.5-7B-Instruct"]
+    assert model_shapes.known("me/coder", COMMIT) and not model_shapes.known("me/coder", "b" * 40)
+
+
+def test_config_json_is_fetched_once(capsys, hub):
+    published = plan(capsys, "Qwen/Qwen2.5-7B-Instruct")
+    assert hub == []
+    assert plan(capsys, "me/coder") == plan(capsys, "me/coder") == published
+    assert hub == ["/me/coder/resolve/main/config.json"]
+
+
+def test_what_the_hub_refuses_is_one_line(capsys, hub, monkeypatch):
+    for path, more, message in (
+        ("me/other", [], "llama is not supported"),
+        ("me/nothing", [], "said 404: look at its name"),
+        ("me/coder", ["--set", "model.revision=v9"], "said 404"),
+        ("me/closed", [], "said 401: export HF_TOKEN"),
+    ):
+        code, out, err = plan(capsys, path, *more)
+        assert code == 2 and out == "" and err.count("\n") == 1 and message in err
+    monkeypatch.setenv("HF_TOKEN", "good")
+    assert plan(capsys, "me/closed")[0] == 0
+
+
+def test_without_a_network_the_line_says_what_to_do(capsys, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    for setting in ("", "1"):
+        monkeypatch.setenv("HF_HUB_OFFLINE", setting)
+        code, out, err = plan(capsys, "me/coder")
+        assert code == 2 and out == "" and err.count("\n") == 1
+        assert "download config.json of me/coder into a folder and set model.path to it" in err

@@ -1,0 +1,146 @@
+"""Recipes and overrides in files of one's own, named from where the command is given."""
+
+import json
+import os
+
+import pytest
+from desk import elsewhere as elsewhere
+from desk import run, stand_in
+
+from recipes import run_record
+from recipes.recipe_files import expand, flatten
+from recipes.reproduce import check_config
+from trainer.config import ConfigError
+
+BASE = "grpo-qwen2.5-vl-7b-mathv60k"
+PYTHON = f"""\
+from dataclasses import dataclass, replace
+from recipes.presets import get
+from beside import STEPS
+
+@dataclass
+class Mine:
+    steps: int = STEPS
+
+def mine():
+    recipe = get("{BASE}")
+    run = replace(recipe.config.run, max_steps=Mine().steps, name="mine")
+    return replace(recipe, name="mine", config=replace(recipe.config, run=run))
+
+def nothing():
+    return 3
+
+def broken():
+    raise KeyError("two\\nlines")
+
+VALUE = 1
+"""
+FILES = {
+    "mine.py": PYTHON,
+    "beside.py": "STEPS = 17\n",
+    "mine.yaml": f"base: {BASE}\ncluster: {{nodes: 2}}\nrollout:\n  max_tokens: 4321\n"
+    "optimizer: {learning_rate: 2e-6}\n",
+    "over.yaml": "base: mine.py:mine\nrun: {seed: 5}\n",
+    "more.yaml": "rollout: {max_tokens: 99}\nsite:\n  hosts: [a, 'b:2201']\n",
+    "typo.yaml": "rollout: {max_token: 99}\n",
+    "section.yaml": "rollout: 3\n",
+    "list.yaml": "- a\n",
+    "bad.yaml": "a: [\n",
+    "baseless.yaml": "rollout: {max_tokens: 9}\n",
+    "circle.yaml": "base: circle.yaml\n",
+    "syntax.py": "def mine(:\n",
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """A folder outside the repository with the files of a user; the command leaves the test where it was."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    before = os.getcwd()
+    os.chdir(folder)
+    yield folder
+    os.chdir(before)
+
+
+def rendered(capsys, *arguments):
+    code, out, err = run(capsys, "render", arguments[0], "--target", "slurm", *arguments[1:])
+    assert code == 0, err
+    return out
+
+
+def test_yaml_recipe_and_overrides_are_those_of_the_command_line(capsys, here):
+    plain = rendered(capsys, BASE, "--set", "cluster.nodes=2", "--set", "optimizer.learning_rate=2e-6", "--set",
+                     "rollout.max_tokens=4321")  # fmt: skip
+    os.chdir(here)
+    assert rendered(capsys, "mine.yaml") == plain and "max_tokens: 4321" in plain
+    os.chdir(here)
+    over = rendered(capsys, "mine.yaml", "--set", "@more.yaml", "--set", "run.seed=9")
+    assert "max_tokens: 99" in over and "seed: 9" in over and "--nodes=2" in over
+
+
+def test_python_recipe_imports_what_stands_beside_it(capsys, here):
+    assert "max_steps: 17" in rendered(capsys, "mine.py:mine")
+    os.chdir(here)
+    out = rendered(capsys, "over.yaml")
+    assert "max_steps: 17" in out and "seed: 5" in out
+
+
+def test_plan_takes_a_file(capsys):
+    code, out, err = run(capsys, "plan", "mine.yaml", "--target", "slurm")
+    assert code == 0 and "KV cache" in out, err
+
+
+def test_up_records_what_resume_and_reproduce_need(capsys, here, monkeypatch, tmp_path):
+    stand_in(tmp_path, monkeypatch, "sbatch", "echo 7")
+    up = ("--target", "slurm", "--detach", "--run-id")
+    assert run(capsys, "up", "mine.yaml", *up, "a")[0] == 0
+    os.chdir(here)
+    assert run(capsys, "up", "mine.py:mine", *up, "b", "--set", "run.seed=4")[0] == 0
+    assert run_record.load("a").recipe == BASE
+    assert run_record.load("b").recipe == f"{here}/mine.py:mine"
+    (here / "mine.yaml").unlink()
+    for name, text in (("a", "max_tokens: 4321"), ("b", "max_steps: 17")):
+        code, out, err = run(capsys, "resume", name, "--dry-run")
+        assert code == 0 and text in out, err
+    launch = json.loads((tmp_path / "runs/b/manifest.json").read_text())["launch"]
+    check_config(launch, run_record.Path.cwd())
+    (here / "beside.py").write_text("STEPS = 18\n")
+    with pytest.raises(ConfigError, match=r"another configuration than the manifest's: run\.max_steps"):
+        check_config(launch, run_record.Path.cwd())
+    assert run_record.check_run_id(run_record.new_run_id("/a/my_file.py:My_run"))
+
+
+BAD = [
+    (["nothing.yaml"], "nothing.yaml cannot be read: No such file"),
+    (["nothing.py:mine"], "nothing.py is not there"),
+    (["mine.py"], "name the function that returns the recipe"),
+    (["mine.py:other"], "has no function other"),
+    (["mine.py:VALUE"], "has no function VALUE"),
+    (["mine.py:nothing"], "returned int, and a recipe is recipes.spec.Recipe"),
+    (["mine.py:broken"], "failed: KeyError"),
+    (["syntax.py:mine"], "failed: SyntaxError"),
+    (["baseless.yaml"], "base is missing"),
+    (["circle.yaml"], "its base leads back to it"),
+    ([BASE, "--set", "@nothing.yaml"], "nothing.yaml cannot be read"),
+    ([BASE, "--set", "@typo.yaml"], "did you mean rollout.max_tokens?"),
+    ([BASE, "--set", "@section.yaml"], "rollout"),
+    ([BASE, "--set", "@list.yaml"], "write a mapping of sections"),
+    ([BASE, "--set", "@bad.yaml"], "bad.yaml is not YAML"),
+]
+
+
+@pytest.mark.parametrize("command", ["plan", "render", "up"])
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=[" ".join(a) for a, _ in BAD])
+def test_bad_files_are_one_line(command, arguments, message, capsys, tmp_path):
+    code, out, err = run(capsys, command, *arguments, "--target", "slurm")
+    assert code == 2 and out == "" and err.count("\n") == 1 and message in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_flattened_values_keep_their_types():
+    values = {"a": {"b": [1, "x"], "c": None}, "d": "1e-6", "e": True}
+    assert flatten(values) == ['a.b=[1, "x"]', "a.c=null", 'd="1e-6"', "e=true"]
+    assert expand("demo", ["a=1"]) == ("demo", ["a=1"])
