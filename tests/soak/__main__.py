@@ -1,0 +1,149 @@
+"""The long soak: `python -m tests.soak --minutes 60 --json benchmarks/soak.json`. Two cores, about 10 GB of memory.
+
+A run of at least two epochs that is killed after a quarter of its time and resumed, whose memory, descriptors, /dev/shm
+and folders must be flat from then on; then, a few steps each: two ranks per engine, a vocabulary of 152k, and
+supervised fine-tuning on the same rows. The exit code says whether all of it held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.loops.jobs import REWARD, ROOT, Job
+from tests.soak import model, rows
+from tests.soak.sampling import Sampler
+from tests.soak.settings import LONGEST, PROMPTS, settings
+from trainer import config as c
+from trainer.exit_codes import EXIT_PREEMPTED
+
+EPOCH_STEPS, GROUP, SEED = 12, 8, 1
+LONG_STEPS = (2, 5, 9, 12)
+MEAN_TOKENS, VOCABULARY, QWEN = 60, 49_152, 152_064
+SHARES = {"long": 0.7, "tensor_parallel": 0.1, "vocabulary": 0.1, "sft": 0.1}
+
+
+class Soak:
+    """The phases, each in a folder of its own under `folder`."""
+
+    def __init__(self, folder: Path, minutes: float, layers: int) -> None:
+        self.folder, self.seconds = folder, {name: 60 * minutes * share for name, share in SHARES.items()}
+        self.ray = Path(tempfile.mkdtemp(prefix="soak"))  # its sockets' names must be short
+        (folder / "reward.py").write_text(REWARD)
+        self.path = {
+            n: model.build(folder / f"model-{n}", layers, n, MEAN_TOKENS, rows.typical()) for n in (VOCABULARY, QWEN)
+        }
+        self.data = rows.write(folder / "data", EPOCH_STEPS * PROMPTS, PROMPTS, SEED, LONG_STEPS)
+        self.failed: list[str] = []
+
+    def job(self, name: str, vocabulary: int = VOCABULARY, method: str = "grpo", **rollout: int) -> Job:
+        config = settings(self.folder, self.path[vocabulary], self.data, name)
+        config = replace(
+            config,
+            method=method,
+            run=replace(config.run, max_steps=10**6, seed=SEED),
+            rollout=replace(config.rollout, **{"prompts_per_step": PROMPTS, "samples_per_prompt": GROUP} | rollout),
+            algorithm=replace(config.algorithm, samples_per_update=PROMPTS * GROUP // 4),
+            checkpoint=replace(config.checkpoint, keep_last=2),
+            evaluation=replace(config.evaluation, every_steps=0 if method == "sft" else EPOCH_STEPS // 2),
+            sft=c.SFT(batch_size=PROMPTS, max_tokens=8000),
+        )
+        return Job(config, self.folder / name, {"RAY_TMPDIR": str(self.ray)}, module=f"trainer.{method}")
+
+    def check(self, holds: bool, text: str) -> None:
+        if not holds:
+            self.failed.append(text)
+            print(f"FAILED: {text}", flush=True)
+
+    def until(self, job: Job, seconds: float, least_steps: int) -> None:
+        """Lets it run that long and that many steps, and has it end as a preempted one does."""
+        end = time.time() + seconds
+        job.until(lambda: time.time() > end and job.progress().get("step", 0) > least_steps, 10 * seconds, poll_s=1)
+        assert job.process
+        os.kill(job.process.pid, signal.SIGTERM)
+        self.check(job.wait(600) == EXIT_PREEMPTED, f"{job.path}: it did not end after the notice")
+        self.check(job.pids() == [], f"{job.path}: processes are left over")
+
+    def long(self) -> dict[str, Any]:
+        """Two epochs and more, one SIGKILL; what is held is compared from the first step after the resume on."""
+        job, seconds = self.job("long"), self.seconds["long"]
+        end = time.time() + seconds / 4
+        job.start().until(lambda: time.time() > end and job.in_phase("update", 4), 10 * seconds)
+        killed = job.progress()["step"]
+        job.kill()
+        sampler = Sampler(job, self.ray)
+        job.start().until(lambda: job.progress().get("step", 0) > killed, 10 * seconds)
+        start = time.time()
+        sampler.start()
+        self.until(job, 3 / 4 * seconds, 2 * EPOCH_STEPS)
+        sampler.stop()
+        grown = sampler.growth(start, sampler.series["shm_mib"][-1][0])
+        for name, held in grown.items():
+            self.check(held["flat"], f"{name}: {held['second_quarter']} -> {held['last_quarter']}")
+        return self.facts(job) | {"killed_in_step": killed, "held": grown}
+
+    def short(self, name: str, **options: Any) -> dict[str, Any]:
+        """A few steps of another kind."""
+        job = self.job(name, **options)
+        job.start()
+        self.until(job, self.seconds[name], 2)
+        return self.facts(job)
+
+    def facts(self, job: Job) -> dict[str, Any]:
+        """Steps, lengths, and whether engine and policy differ more where completions are long."""
+        lines = [line for line in job.metrics() if line["step"]]
+        out: dict[str, Any] = {"steps": len(lines), "tokens": sum(line["tokens/step"] for line in lines)}
+        if job.config.method == "sft":
+            return out | {"loss_first": lines[0]["sft/loss"], "loss_last": lines[-1]["sft/loss"]}
+        gaps: dict[str, list[float]] = {"long": [], "short": []}
+        for line in lines:
+            kind = "long" if line["tokens/response_max"] == LONGEST else "short"
+            gaps[kind].append(line["mismatch/logprob_abs_mean"])
+            self.check(line["mismatch/logprob_abs_max"] < 1e-2, f"{job.path}: mismatch in step {line['step']}")
+        medians = {kind: statistics.median(found) for kind, found in gaps.items() if found}
+        self.check(bool(gaps["long"]), f"{job.path}: no completion of {LONGEST} tokens")
+        self.check(medians.get("long", 0) < 10 * medians.get("short", 1), f"{job.path}: the mismatch grows with length")
+        return out | {"steps_with_long_completions": len(gaps["long"]), "mismatch_mean": medians}
+
+    def run(self) -> dict[str, Any]:
+        return {
+            "long": self.long(),
+            "tensor_parallel": self.short("tensor_parallel", tensor_parallel=2),
+            "vocabulary": self.short("vocabulary", vocabulary=QWEN),
+            "sft": self.short("sft", method="sft"),
+        }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--layers", type=int, default=36, help="of 3B: 36; of 7B: 28")
+    parser.add_argument("--json", type=Path, required=True)
+    options = parser.parse_args()
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40"]
+    with tempfile.TemporaryDirectory() as folder:
+        soak = Soak(Path(folder), options.minutes, options.layers)
+        found = soak.run()
+    about = {
+        "revision": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
+        "machine": {"cpus": os.cpu_count(), "processor": platform.processor() or platform.machine()},
+        "minutes": options.minutes,
+        "layers": options.layers,
+    }
+    options.json.write_text(json.dumps(about | {"phases": found, "failed": soak.failed}, indent=1) + "\n")
+    return 1 if soak.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""What the short and the long form have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainer import config as c
+
+LONGEST, PROMPT_TOKENS = 3_000, 3_500
+PROMPTS, GROUP = 4, 4
+
+
+def settings(folder: Path, model: Path, data: Path, name: str) -> c.RunConfig:
+    """Two CPU ranks, an engine each; `folder` holds reward.py."""
+    return c.RunConfig(
+        run=c.Run(name=name, dir=str(folder / name / "run")),
+        model=c.Model(path=str(model), dtype="fp32", gradient_checkpointing=True),
+        data=c.Data(path=str(data), prompt_max_tokens=PROMPT_TOKENS, episodes=10**6),
+        rollout=c.Rollout(
+            prompts_per_step=PROMPTS, samples_per_prompt=GROUP, max_tokens=LONGEST, kv_cache_gib=0.5, sleep_level=0
+        ),
+        algorithm=c.Algorithm(samples_per_update=PROMPTS * GROUP // 2, kl_coef=0.01),
+        # No weight stays gathered between two uses, as none of a model above DeepSpeed's limits does.
+        optimizer=c.Optimizer(learning_rate=1e-6, live_parameters=0),
+        rewards=c.Rewards(function=f"{folder / 'reward.py'}:reward", workers=1),
+        evaluation=c.Evaluation(every_steps=3, temperature=1.0),  # greedy, a completion might never end
+        checkpoint=c.Checkpoint(every_steps=2, export_hf="never"),
+        placement=c.Placement(workers_per_node=2, device="cpu"),
+        logging=c.Logging(tensorboard=False, samples_per_step=PROMPTS * GROUP, samples_every_steps=1),
+        guards=c.Guards(end=""),
+    )
