@@ -21,7 +21,7 @@ your own data: a file or a folder (JSONL, JSON, CSV, TSV, Parquet; images beside
 
 a published set:
   uv run launch.py data prepare --list                                # names, licenses, what was checked
-  uv run launch.py data prepare geometry3k                            # or any repository: OWNER/NAME
+  uv run launch.py data prepare mathv60k                              # or any repository: OWNER/NAME
   uv run launch.py data prepare mathvista                             # what you will evaluate on, all rows kept
   uv run launch.py data prepare generated --rows 20000 --difficulty 1..5 --seed 0   # drawn here, without a download
   uv run launch.py data overlap data/geometry3k data/mathvista        # does the training set know it?

@@ -131,8 +131,8 @@ def probe(bucket: str, env: dict[str, str]) -> None:
     if bucket.startswith("gs://") and "GOOGLE_SERVICE_ACCOUNT_KEY" not in env:
         print(f"{bucket} is not tried from here: the machines have their own account, this one has no key", flush=True)
         return
-    known = (Path(f".venvs/{name}/bin/python") for name in ("desk", "cpu", "test"))
-    python = next((path for path in known if path.exists()), None)
+    known = (Path(f".venvs/{name}") for name in ("desk", "cpu", "test"))
+    python = next((venv / "bin/python" for venv in known if (venv / ".stamp").exists()), None)
     if not python:
         if subprocess.run(["bash", "trainer/setup.sh", "desk"]).returncode:
             raise ConfigError("the environment that tries the bucket could not be made: the lines above say why")

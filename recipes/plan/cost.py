@@ -173,16 +173,14 @@ def _rollout(recipe: Recipe, shape: Shape, card: Gpu, need: MemoryPlan, step: Pa
     tp = config.rollout.tensor_parallel
     engines = config.placement.world_size / tp
     flops, bandwidth = tp * card.bf16_tflops * 1e12 * PREFILL, tp * card.hbm_gb_per_s * 1e9 * DECODE
-    prompts = [x.prompt_tokens for x in step.lengths]
-    held = sum(x.prompt_tokens + x.completion_tokens for x in step.lengths) / engines
-    waves = max(1.0, held / max(need.kv_cache_tokens, 1))
+    waves = max(1.0, step.tokens / engines / max(need.kv_cache_tokens, 1))
     steps = step.longest + (waves - 1) * step.mean
-    context = sum(x.completion_tokens * (x.prompt_tokens + x.completion_tokens / 2) for x in step.lengths) / engines
-    read = (steps * shape.matmul_parameters * 2.0 + context * shape.kv_bytes_per_token()) / bandwidth
-    compute = step.mean * len(prompts) / engines * 2 * shape.matmul_parameters / flops
+    read = (steps * shape.matmul_parameters * 2.0 + step.context / engines * shape.kv_bytes_per_token()) / bandwidth
+    compute = step.mean * len(step.lengths) / engines * 2 * shape.matmul_parameters / flops
     latency = ENGINE_STEP_S + (2 * shape.layers * ALL_REDUCE_S if tp > 1 else 0.0)
     once = config.rollout.samples_per_prompt if config.rollout.prefix_caching else 1
-    prefill = sum(n * shape.flops_per_token(n) for n in prompts) / once / engines / flops
+    prompts, seen = step.prompts
+    prefill = prompts * shape.flops_per_token(seen) / once / engines / flops
     return prefill + max(read, compute) + steps * latency
 
 

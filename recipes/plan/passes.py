@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from recipes.spec import Dataset, Recipe
 from trainer.algorithm.scheduling import Cost, Length, schedule
@@ -35,15 +35,31 @@ class Passes:
     """Whose log-probabilities are computed before the updates: the policy's if it moves within the step, the
     reference's."""
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """Tokens of the longest completion."""
         return max(x.completion_tokens for x in self.lengths)
 
-    @property
+    @cached_property
     def mean(self) -> float:
         """Tokens of a completion."""
         return sum(x.completion_tokens for x in self.lengths) / len(self.lengths)
+
+    @cached_property
+    def tokens(self) -> int:
+        """Of all samples, each with its prompt."""
+        return sum(x.prompt_tokens + x.completion_tokens for x in self.lengths)
+
+    @cached_property
+    def context(self) -> float:
+        """Cached tokens that decoding reads, over all completion tokens."""
+        return sum(x.completion_tokens * (x.prompt_tokens + x.completion_tokens / 2) for x in self.lengths)
+
+    @cached_property
+    def prompts(self) -> tuple[int, float]:
+        """Tokens of all samples' prompts, and the context that they see: the mean prompt, weighted by its length."""
+        total = sum(x.prompt_tokens for x in self.lengths)
+        return total, sum(x.prompt_tokens**2 for x in self.lengths) / total
 
 
 def of_step(recipe: Recipe, shape: Shape) -> Passes:
@@ -79,13 +95,13 @@ def typical(config: RunConfig, dataset: Dataset, rng: random.Random, vision: boo
         group = rng.gauss()
         logs += [COMPLETIONS * math.sqrt(0.5) * (group + rng.gauss()) for _ in range(n)]
     mean = min(dataset.answer_tokens, 0.98 * longest)
-    scale = mean
-    for _ in range(30):  # what the limit cuts off is made up for by all
-        scale *= mean / (sum(min(scale * math.exp(x), longest) for x in logs) / len(logs))
+    scale, spread = mean, [math.exp(x) for x in logs]
+    for _ in range(12):  # what the limit cuts off is made up for by all
+        scale *= mean / (sum(min(scale * x, longest) for x in spread) / len(spread))
     share = IMAGE_SHARE if vision else 0.0
     return [
-        Length(i // n, p := prompts[i // n], max(1, min(round(scale * math.exp(x)), longest)), round(share * p))
-        for i, x in enumerate(logs)
+        Length(i // n, p := prompts[i // n], max(1, min(round(scale * x), longest)), round(share * p))
+        for i, x in enumerate(spread)
     ]
 
 

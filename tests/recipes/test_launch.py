@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("command", [["list"], ["--help"]])
-def test_answers_in_half_a_second(command, tmp_path):
+def test_answers_within_a_second(command, tmp_path):
     """Of processor time, modules compiled before as they are on a desk; the best of five."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     env["PYTHONPYCACHEPREFIX"] = str(tmp_path / "compiled")
@@ -40,7 +40,7 @@ def test_answers_in_half_a_second(command, tmp_path):
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert done.returncode == 0 and "demo" in done.stdout
-    assert min(times) < 0.5
+    assert min(times) < 1.0
 
 
 def test_light_commands_import_no_framework():
@@ -106,7 +106,7 @@ def test_help_of_data_needs_no_environment(given):
     done = subprocess.run(command, cwd=ROOT, env={"PATH": ""}, capture_output=True, text=True)  # no bash, no set-up
     said = done.stdout
     assert done.returncode == 0, done.stderr
-    assert all(name in said for name in ("mathv60k", "geometry3k", "gsm8k", "mathvista", "launch.py data prepare"))
+    assert all(name in said for name in ("mathv60k", "mathvista", "launch.py data prepare"))
     assert "prepare" in given or all(f"    {name}" in said for name in ("prepare", "preview", "verify", "overlap"))
 
 

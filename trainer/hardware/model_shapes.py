@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ class Shape:
         h, q, kv = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
         return [h * q, q, h * kv, kv, h * kv, kv, q * h, *[h * self.intermediate] * 3, h, h]
 
-    @property
+    @cached_property
     def layer_parameters(self) -> int:
         """One decoder layer."""
         return sum(self.layer_sizes)
@@ -79,12 +80,12 @@ class Shape:
         """The token embedding; the largest single parameter."""
         return self.vocabulary * self.hidden
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """All parameters."""
         return sum(self.sizes())
 
-    @property
+    @cached_property
     def matmul_parameters(self) -> int:
         """Parameters that every text token is multiplied with: no embedding look-up, no vision tower."""
         return self.layers * self.layer_parameters + self.embedding_parameters
