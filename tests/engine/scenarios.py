@@ -71,7 +71,13 @@ def parity(config, rank, port):
     rows = [0, 1, 2, 3]
     for version in range(3):
         worker.sync(version)
-        samples = worker.generate(prompts_for(worker, rows), 4, config.rollout.temperature)
+        samples = worker.engine.generate(  # on every rank of an engine; `worker.generate` returns them on its first
+            prompts_for(worker, rows),
+            lambda prompt: worker._request(config.data.path, config.data.split, prompt.row),
+            samples_per_prompt=4,
+            temperature=config.rollout.temperature,
+            max_tokens=16,
+        )
         out["gaps"].append(gaps(worker, samples))
         worker.prepare_update()
         update(worker, fixed_items(worker), config.algorithm.micro_batch_tokens)
@@ -262,7 +268,8 @@ def skipping(config, rank, port):
     for batch in (items, spoiled, items):
         out["stats"].append(update(worker, batch, config.algorithm.micro_batch_tokens))
         out["shards"].append(shard_sums(worker))
-    out["model_gib"] = sum(p.ds_numel for p in worker.policy.names.values()) * 4 / 2**30
+    sharded = [p for p in worker.policy.names.values() if not p.ds_persist]  # the small ones stay whole
+    out["model_gib"] = sum(p.ds_numel for p in sharded) * 4 / 2**30
     out["update_gib"] = [update(worker, items, tokens)["perf/gathered_gib"] for tokens in (10_000, 1)]
     return out
 
