@@ -48,7 +48,8 @@ class Guards:
             if text:
                 streak = self._streak[guard]
                 end = guard in self._ends and streak >= self.limits.patience
-                found.append(Alarm(guard, f"step {step}: {text} (guard {guard}, {streak} in a row)", end))
+                if end or streak & (streak - 1) == 0:  # a lasting one at 1, 2, 4, 8, ... in a row
+                    found.append(Alarm(guard, f"step {step}: {text} (guard {guard}, {streak} in a row)", end))
         return found
 
     def _trips(self, stats: Mapping[str, float]) -> dict[str, str]:
