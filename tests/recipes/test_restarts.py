@@ -20,7 +20,7 @@ from trainer.exit_codes import FINAL_EXIT_CODES, RECOVER_EXIT_CODES
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / ".venvs/launch/bin/python"
 needs_launch = pytest.mark.skipif(not LAUNCH.exists(), reason="no .venvs/launch: bash trainer/setup.sh launch")
-CODES = (0, 1, 2, 33, 34, 35, 36, 37, 38, 130, 137, 139)
+CODES = (0, 1, 2, 33, 34, 35, 36, 37, 38, 39, 130, 137, 139)
 AGAIN = {33, 34, 35, 36, 39}
 BIG, ONE = "grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k"
 WAIT = (
