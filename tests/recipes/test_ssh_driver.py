@@ -32,6 +32,7 @@ target=${{@: -1}} host=${{target%%:*}}
 root={hosts}/$host/${{target#*:}}
 mkdir -p "$root/.cache" "$root/trainer" "$root/.venvs/gpu/bin"
 : > "$root/trainer/setup.sh"
+: > "$root/trainer/driver.sh"
 cp {python} "$root/.venvs/gpu/bin/python"
 """
 PYTHON = """#!/bin/bash
