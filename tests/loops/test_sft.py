@@ -100,8 +100,7 @@ def test_it_is_the_run_that_plain_torch_makes(config, tmp_path):
     AutoProcessor.from_pretrained(tmp_path / "a" / "run" / "hf")
     pairs = zip(exported.parameters(), model.parameters(), start.parameters(), strict=True)
     gaps = [((a - b).norm() / (b - s).norm().clamp(min=1e-6)).item() for a, b, s in pairs]
-    # Of the distance that each parameter went. Packed rows add up in another order, and Adam makes that larger.
-    assert sorted(gaps)[len(gaps) // 2] < 1e-3 and max(gaps) < 2e-3
+    assert max(gaps) < 1e-3  # of the distance that each parameter went
 
 
 @pytest.mark.slow
