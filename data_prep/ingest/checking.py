@@ -6,13 +6,14 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections import deque
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
-
-from pebble import ProcessExpired, ProcessPool
 
 from data_prep.ingest.images import ImageFacts, ImageLimits, inspect
 
@@ -29,6 +30,15 @@ def check(pack: str, places: list[tuple[int, int]], limits: ImageLimits) -> list
         os.close(descriptor)
 
 
+def _timed(timeout_s: float, function: Callable, *args):
+    """Runs in a worker: the kernel kills it, even inside a decoder, when the function takes longer."""
+    signal.setitimer(signal.ITIMER_REAL, timeout_s)
+    try:
+        return function(*args)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 @dataclass
 class _Task:
     places: list[tuple[int, int]]
@@ -38,21 +48,28 @@ class _Task:
 class Checks:
     """Batches of images go in by `submit`, their facts come out by `take` in the same order.
 
-    A batch whose worker dies or hangs is tried again image by image, so that only the one that did it is lost.
+    A worker that dies takes what is queued with it: those batches are decoded again image by image in a process of
+    their own, so that only the image that did it is lost.
     """
 
     def __init__(self, pack: Path, limits: ImageLimits, workers: int) -> None:
-        self._pack, self._limits = str(pack), limits
-        self._pool = ProcessPool(workers, context=_context(), initializer=_end_with_the_caller)
+        self._pack, self._limits, self._workers = str(pack), limits, workers
+        self._pool, self._single = _pool(workers), _pool(1)
         self._tasks: deque[_Task] = deque()
 
     def submit(self, places: list[tuple[int, int]]) -> None:
         """Queues the images at (offset, size) of the pack. There may be none."""
-        self._tasks.append(_Task(places, self._start(places)))
+        try:
+            future = self._start(self._pool, places)
+        except BrokenProcessPool:
+            self._pool.shutdown()
+            self._pool = _pool(self._workers)
+            future = self._start(self._pool, places)
+        self._tasks.append(_Task(places, future))
 
-    def _start(self, places: list[tuple[int, int]]) -> Future:
-        timeout = IMAGE_TIMEOUT_S * max(1, len(places))
-        return self._pool.schedule(check, args=(self._pack, places, self._limits), timeout=timeout)
+    def _start(self, pool: ProcessPoolExecutor, places: list[tuple[int, int]]) -> Future:
+        timeout_s = IMAGE_TIMEOUT_S * max(1, len(places))
+        return pool.submit(_timed, timeout_s, check, self._pack, places, self._limits)
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -67,23 +84,32 @@ class Checks:
         task = self._tasks.popleft()
         try:
             return task.future.result()
-        except (ProcessExpired, TimeoutError):
+        except BrokenProcessPool:
             return [self._alone(place) for place in task.places]
 
     def _alone(self, place: tuple[int, int]) -> ImageFacts:
+        why = ""
         for _ in range(2):  # once more: another hand may have killed the first worker
+            begun = time.monotonic()
             try:
-                return self._start([place]).result()[0]
-            except TimeoutError:
-                return ImageFacts(sha256="", error=f"image_crashed: not decoded within {IMAGE_TIMEOUT_S:g} s")
-            except ProcessExpired:
-                continue
-        return ImageFacts(sha256="", error="image_crashed: the decoder died on it")
+                return self._start(self._single, [place]).result()[0]
+            except BrokenProcessPool:
+                hung = time.monotonic() - begun >= IMAGE_TIMEOUT_S
+                why = f"not decoded within {IMAGE_TIMEOUT_S:g} s" if hung else "the decoder died on it"
+                self._single.shutdown()
+                self._single = _pool(1)
+                if hung:
+                    break
+        return ImageFacts(sha256="", error=f"image_crashed: {why}")
 
     def close(self) -> None:
         """Ends the processes, without what is still queued."""
-        self._pool.stop()
-        self._pool.join()
+        for pool in (self._pool, self._single):
+            pool.shutdown(cancel_futures=True)
+
+
+def _pool(workers: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(workers, mp_context=_context(), initializer=_end_with_the_caller)
 
 
 def _end_with_the_caller() -> None:

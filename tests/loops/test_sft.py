@@ -43,7 +43,11 @@ def config(small_config):
 
 
 def reference_losses(config, rows_of_step, learning_rates):
-    """The same run with plain transformers and torch, one sequence at a time."""
+    """The same run with plain transformers and torch, one sequence at a time; where Adam amplifies rounding.
+
+    Adam moves a weight by g / (|g| + 1e-8): where |g| is of the size of that constant, the rounding of g in float32
+    (1e-9 and less, plain torch's own against float64 too) is not small beside it. Such weights are returned as a mask.
+    """
     from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
     from trainer.data.dataset import Dataset
@@ -53,7 +57,7 @@ def reference_losses(config, rows_of_step, learning_rates):
     processor = AutoProcessor.from_pretrained(config.model.path)
     dataset = Dataset(config.data.path, "train")
     adam = torch.optim.AdamW(model.parameters(), betas=config.optimizer.betas, weight_decay=0.0)
-    losses = []
+    losses, unsteady = [], [torch.zeros_like(p, dtype=torch.bool) for p in model.parameters()]
     for rows, rate in zip(rows_of_step, learning_rates, strict=True):
         for group in adam.param_groups:
             group["lr"] = rate
@@ -70,13 +74,14 @@ def reference_losses(config, rows_of_step, learning_rates):
             picked = logprobs.gather(1, inputs["input_ids"][0, 1:, None])[-answer:, 0]
             (-picked.sum()).backward()
             total, tokens = total - float(picked.sum().detach()), tokens + answer
-        for p in model.parameters():
+        for p, mask in zip(model.parameters(), unsteady, strict=True):
             if p.grad is not None:
                 p.grad /= tokens
+                mask |= (p.grad != 0) & (p.grad.abs() < 1e-7)
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.max_grad_norm)
         adam.step()
         losses.append(total / tokens)
-    return losses, model
+    return losses, model, unsteady
 
 
 @pytest.mark.slow
@@ -91,16 +96,21 @@ def test_it_is_the_run_that_plain_torch_makes(config, tmp_path):
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     stream = PromptStream(range(64), config.sft.batch_size, config.run.seed)
     rows = [[p.row for p in stream.batch(step)] for step in range(1, 5)]
-    losses, model = reference_losses(config, rows, [2e-3] * 4)
+    losses, model, unsteady = reference_losses(config, rows, [2e-3] * 4)
     assert [line["sft/loss"] for line in lines] == pytest.approx(losses, rel=1e-4)
     assert losses[-1] < losses[0]
 
     exported = Qwen2_5_VLForConditionalGeneration.from_pretrained(tmp_path / "a" / "run" / "hf", dtype=torch.float32)
     start = Qwen2_5_VLForConditionalGeneration.from_pretrained(config.model.path, dtype=torch.float32)
     AutoProcessor.from_pretrained(tmp_path / "a" / "run" / "hf")
-    pairs = zip(exported.parameters(), model.parameters(), start.parameters(), strict=True)
-    gaps = [((a - b).norm() / (b - s).norm().clamp(min=1e-6)).item() for a, b, s in pairs]
-    assert max(gaps) < 1e-3  # of the distance that each parameter went
+    for (name, weight), b, s, mask in zip(
+        exported.named_parameters(), model.parameters(), start.parameters(), unsteady, strict=True
+    ):
+        difference, way = weight - b, b - s
+        gap = difference[~mask].norm() / way[~mask].norm().clamp(min=1e-6)
+        assert gap < 3e-4, name  # of the distance that the tensor went
+        assert difference.norm() / way.norm().clamp(min=1e-6) < 1e-2, name
+        assert mask.float().mean() < 0.1 or "bias" in name, name  # few
 
 
 @pytest.mark.slow
