@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import json
 import shutil
 import signal
 from dataclasses import replace
@@ -175,8 +176,9 @@ def test_damage_that_only_one_rank_sees(base, undisturbed, tmp_path):
     """A fresh node, and in the store one rank's file is damaged: all ranks fall back together, none waits for it."""
     store = tmp_path / "store/small/checkpoints"
     for step in (10, 11):
-        name = f"step-{step:08d}"
-        shutil.copytree(undisturbed.run_dir / "checkpoints" / name, store / name)
+        source = undisturbed.run_dir / f"checkpoints/step-{step:08d}"
+        attempt = json.loads((source / "manifest.json").read_text())["manifest"]["attempt"]
+        shutil.copytree(source, store / source.name / attempt)
     spoil(store / "step-00000011", "flip")
     job = Job(placed(base, tmp_path, remote=f"file://{tmp_path}/store"), tmp_path)
     assert job.start().wait(300) == 0, job.tail()
