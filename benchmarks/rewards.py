@@ -10,7 +10,7 @@ Throughput, medians of paired rounds on the same answers and cores:
 - servers: ours against a stand-in of the original (Flask's own server, 16 grading processes, math-verify on the whole
   text of each answer, `verify` in the original's order), both over HTTP in requests of 128 answers, 4 at a time;
 - in process on one core: `Rewards` with one worker against math-verify alone, both on whole answers.
-No answer is graded twice, so remembering verdicts helps nobody.
+No answer is graded twice, so caching verdicts has no effect.
 """
 
 from __future__ import annotations

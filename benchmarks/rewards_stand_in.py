@@ -1,4 +1,4 @@
-"""Stand-in of the original reward server for the benchmark: the same calls, written anew.
+"""Stand-in of the original reward server for the benchmark: the same calls, written again.
 
 Flask's own threaded server, a pool of 16 processes, and for each answer math-verify over the whole text with the
 original's settings and argument order. Labels come with the request here, which spares it the look-up by prompt text.

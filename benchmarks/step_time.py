@@ -26,8 +26,6 @@ sys.path.insert(0, str(ROOT))
 
 @dataclass(frozen=True)
 class Setting:
-    """One comparison."""
-
     model: str
     prompts: int
     samples: int
@@ -60,7 +58,7 @@ def build(setting: Setting, out: Path) -> None:
 
 
 def skew_lengths(model_dir: Path, mean_tokens: int) -> None:
-    """Gives the end token a probability of about 1 / mean_tokens at every position: answers become geometric in length.
+    """Gives the end token a probability of about 1 / mean_tokens at every position: lengths become geometric.
 
     The head has no bias, so the end token's row is fitted (ridge regression) to give that log-odds on hidden states.
     """
@@ -265,7 +263,6 @@ def compare(name: str, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--setting", choices=[*SETTINGS, "all"], default="all")
     parser.add_argument("--rounds", type=int, default=3)

@@ -265,7 +265,6 @@ class _Bars:
         return self
 
     def show(self, stage: str, done: int, total: int) -> None:
-        """Draws one stage."""
         if self._rich:
             if stage not in self._tasks:
                 self._tasks[stage] = self._rich.add_task(stage, total=total or None)

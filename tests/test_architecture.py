@@ -1,4 +1,4 @@
-"""The rooms and the arrows between them, as pyproject.toml states them."""
+"""The packages and the imports between them, as pyproject.toml states them."""
 
 import subprocess
 import sys

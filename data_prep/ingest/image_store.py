@@ -193,7 +193,6 @@ class ImageStore:
         return stored.facts if stored else None
 
     def read(self, name: str) -> bytes:
-        """The encoded image."""
         stored = self.stored[name]
         return os.pread(self._pack.fileno(), stored.size, stored.offset)
 

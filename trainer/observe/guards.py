@@ -22,8 +22,6 @@ REFERENCE = 10
 
 @dataclass(frozen=True)
 class Alarm:
-    """A guard that tripped."""
-
     guard: str
     text: str
     end: bool

@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 
 class Name(NamedTuple):
-    """One metric."""
-
     unit: str
     meaning: str
 

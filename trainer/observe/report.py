@@ -309,7 +309,6 @@ def _attempts(attempts: Sequence[dict[str, Any]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line."""
     parser = argparse.ArgumentParser(prog="python -m trainer.observe.report", description=write_report.__doc__)
     parser.add_argument("run_dir", type=Path)
     try:
