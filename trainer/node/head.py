@@ -21,6 +21,7 @@ from trainer.exit_codes import (
     EXIT_NODE_LOST,
     EXIT_OK,
     EXIT_PREFLIGHT,
+    EXIT_RAY,
     FINAL_EXIT_CODES,
     RECOVER_EXIT_CODES,
 )
@@ -210,7 +211,7 @@ class HeadLauncher(Launcher):
                 return
 
     def head_is_up(self, ray: RayNode, again: bool) -> bool:
-        """Waits for Ray's head. If it exits instead: raises RuntimeError, or cleans up when another try is left.
+        """Waits for Ray's head. If it exits instead: raises Ended, or cleans up if `again`.
 
         Between the choice of a port and its use, another run that starts on this machine may take it.
         """
@@ -218,9 +219,10 @@ class HeadLauncher(Launcher):
             try:
                 if ray.ready():
                     return True
-            except RuntimeError:
+            except RuntimeError as error:
                 if not again:
-                    raise
+                    why = f"{str(error).rstrip('.')}: the machine is too busy, or Ray is broken on it"
+                    raise Ended(EXIT_RAY, why) from None
                 self.say("Ray exited while starting: trying again, on other ports if one was taken meanwhile")
                 ray.close(keep_logs=False)
                 return False
