@@ -157,7 +157,7 @@ def trl_inside(setting: Setting, folder: Path, steps: int, out: Path) -> None:
             {
                 "prompt": [{"role": "user", "content": row.messages[0]["content"]}],
                 "image": Image.open(io.BytesIO(row.images[0])).convert("RGB"),
-                "gold": row.answer,
+                "reference": row.answer,
                 "kind": row.answer_type,
             }
             for row in rows
@@ -165,10 +165,10 @@ def trl_inside(setting: Setting, folder: Path, steps: int, out: Path) -> None:
     )
     lengths: list[int] = []
 
-    def reward(completions: list, completion_ids: list, gold: list, kind: list, **_: Any) -> list[float]:
+    def reward(completions: list, completion_ids: list, reference: list, kind: list, **_: Any) -> list[float]:
         texts = [c[0]["content"] if isinstance(c, list) else c for c in completions]
         lengths.extend(len(ids) for ids in completion_ids)
-        pairs = zip(texts, gold, kind, strict=True)
+        pairs = zip(texts, reference, kind, strict=True)
         return [(grade(t, g, k) == "correct") + 0.5 * format_reward(t) for t, g, k in pairs]
 
     class Clock(TrainerCallback):

@@ -1,4 +1,4 @@
-"""The images of a source, unpacked into one file and checked: `images.bin`, and a ledger from which to go on.
+"""The images of a source, unpacked into one file and checked: `images.bin`, and a ledger from which to continue.
 
 The archive is read once, as a stream. Each wanted image is appended to the pack; worker processes read it from there,
 decode it and return the facts; then a line of the ledger says where it lies. A preparation that was interrupted reads
