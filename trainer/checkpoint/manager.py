@@ -385,7 +385,7 @@ class Checkpoints:
         return found
 
     def restore(self, load: Callable[[Found], T]) -> tuple[Found, T] | None:
-        """Finds a checkpoint and loads it, falling back when `load` raises CorruptCheckpoint. None: start from scratch."""
+        """Finds and loads a checkpoint, falling back when `load` raises CorruptCheckpoint. None: start from scratch."""
         before = None
         while (found := self.find(before)) is not None:
             try:

@@ -47,7 +47,7 @@ class Metrics:
         history: bytes = b"",
         samples: bytes = b"",
     ) -> None:
-        """Opens the run's files, continuing after `resume_step` (0: a fresh start, which drops what an earlier one left).
+        """Opens the run's files, to resume after `resume_step` (0: a fresh start, which drops an earlier run's lines).
 
         history, samples: metrics.jsonl and samples.jsonl as saved with the checkpoint, for a new node whose disk lacks
         the lines up to `resume_step`; the samples' images are not restored. Raises ConfigError when W&B is asked to
