@@ -27,7 +27,7 @@ PULLED = "pulled"
 """Folder of a run's record that its files are fetched into."""
 
 
-def files(run: str, bucket: str = "", fetch: bool = True) -> Path:
+def files(run: str, bucket: str = "") -> Path:
     """The folder with a run's files, fetched if they are not here. Raises ConfigError where there are none."""
     for path in (Path(run), run_record.RUNS / run):
         if (path / "metrics.jsonl").exists() or (path / "config.yaml").exists():
@@ -38,7 +38,7 @@ def files(run: str, bucket: str = "", fetch: bool = True) -> Path:
         raise ConfigError(
             f"no run at {run}: give the id or the folder of a run, and --bucket for one that was not launched from here"
         )
-    if fetch and (code := mirror("pull", url, folder)) and not (folder / "metrics.jsonl").exists():
+    if (code := mirror("pull", url, folder)) and not (folder / "metrics.jsonl").exists():
         raise SystemExit(code)
     return folder
 
