@@ -52,6 +52,8 @@ def parser() -> argparse.ArgumentParser:
                     )
                 case "run":
                     command.add_argument("run", help="id of a run launched from here: see `status`")
+                case "stored":
+                    command.add_argument("--bucket", default="", help="of a run that was not launched from here")
                 case "dry":
                     command.add_argument("--dry-run", action="store_true", help="show what would run, start nothing")
                 case "launch":
@@ -119,14 +121,21 @@ def parser() -> argparse.ArgumentParser:
         example="--target ssh --hosts 10.0.0.1,10.0.0.2",
     )
     add("resume", "start a run again; it resumes from its last committed checkpoint", "run", "dry")
-    add("status", "state, cost so far and last step of the runs launched from here").add_argument(
-        "run", nargs="?", help="only this one"
+    status = add("status", "state, cost and last step of the runs launched from here; all there is of one", "stored")
+    status.add_argument("run", nargs="?", help="only this one")
+    status.add_argument("--watch", action="store_true", help="live, until it ends: step, phase, reward, speed, nodes")
+    logs = add("logs", "follow the log of a run", "run", "stored")
+    logs.add_argument("--stored", action="store_true", help="from its bucket: the machines are not asked")
+    add("pull", "fetch metrics, samples, log and configuration of a run from its bucket", "run", "stored").add_argument(
+        "--weights", action="store_true", help="the exported weights, too"
     )
-    add("logs", "follow the logs of a run", "run")
+    add("dashboard", "open a tunnel to Ray's dashboard and jobs of a running run", "run", "dry")
     add("down", "stop a run and give its machines back", "run", "dry")
-    add("report", "one HTML file: curves, samples, phases, configuration").add_argument(
-        "run", help="id of a run, or its folder"
-    )
+    add(
+        "report",
+        "one HTML file: curves, samples, phases, nodes, configuration; of several runs their curves over each other",
+        "stored",
+    ).add_argument("runs", nargs="+", metavar="run", help="id of a run, or its folder")
     add(
         "reproduce",
         "run again what a manifest describes; refuses where it cannot, and names what differs",
@@ -174,7 +183,7 @@ def dispatch(args: argparse.Namespace) -> int:
             return commands.plan(args.recipe, args.target, args.set, args.deadline, args.budget)
         case "render":
             return commands.render(args.recipe, args.target, args.set, args.out)
-        case "data" | "test" | "report":
+        case "data" | "test":
             return commands.delegate(args)
         case "demo":
             return commands.up("demo", "local", args)
@@ -185,9 +194,15 @@ def dispatch(args: argparse.Namespace) -> int:
         case "resume":
             return commands.resume(args.run, args.dry_run)
         case "status":
-            return commands.status(args.run)
+            return commands.status(args.run, args.bucket, args.watch)
         case "logs":
-            return commands.logs(args.run)
+            return commands.logs(args.run, args.bucket, args.stored)
+        case "report":
+            return commands.report(args.runs, args.bucket)
+        case "pull":
+            return commands.pull(args.run, args.bucket, args.weights)
+        case "dashboard":
+            return commands.dashboard(args.run, args.dry_run)
         case "down":
             return commands.down(args.run, args.dry_run)
         case "reproduce":

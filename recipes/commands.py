@@ -93,7 +93,7 @@ def up(name: str, target: str | None, args: argparse.Namespace) -> int:
 
 
 def delegate(args: argparse.Namespace) -> int:
-    """Commands that need the training environment: data (but not its help), report, test."""
+    """Commands that need the training environment: data (but not its help), test."""
     if args.command == "data" and (not args.arguments or {"-h", "--help"} & set(args.arguments)):
         return subprocess.run([sys.executable, "-m", "data_prep", *(args.arguments or ["--help"])]).returncode
     environment = "test" if args.command == "test" else "cpu"
@@ -101,22 +101,8 @@ def delegate(args: argparse.Namespace) -> int:
     if code:
         return code
     python = f".venvs/{environment}/bin/python"
-    match args.command:
-        case "data":
-            command = [python, "-m", "data_prep", *args.arguments]
-        case "report":
-            command = [python, "-m", "trainer.observe.report", str(run_directory(args.run))]
-        case _:
-            command = [python, "-m", "pytest", *args.arguments]
-    return subprocess.run(command).returncode
-
-
-def run_directory(run: str) -> Path:
-    """A run's directory by its id or its path. Raises ConfigError."""
-    for path in (Path(run), run_record.RUNS / run):
-        if (path / "metrics.jsonl").exists() or (path / "config.yaml").exists():
-            return path
-    raise ConfigError(f"no run at {run}: give the id or the directory of a run (one with a metrics.jsonl)")
+    module = "data_prep" if args.command == "data" else "pytest"
+    return subprocess.run([python, "-m", module, *args.arguments]).returncode
 
 
 def resume(run: str, dry_run: bool) -> int:
@@ -129,17 +115,51 @@ def resume(run: str, dry_run: bool) -> int:
     return launching.up(record.recipe, recipe, record.target, record.run_id, record.overrides, args)
 
 
-def status(run: str | None) -> int:
-    """The runs launched from here, or one with what its engine says."""
+def status(run: str | None, bucket: str, watch: bool) -> int:
+    """The runs launched from here, or one with what its engine and its files say; live with `watch`."""
+    from recipes.drivers import sight
     from recipes.drivers import status as status_table
 
-    return status_table.show(run)
+    if watch:
+        return sight.watch(run or sight.newest(), bucket)
+    if run and bucket and not run_record.known(run):
+        return sight.now(run, bucket)
+    try:
+        code = status_table.show(run)
+    except ConfigError as error:  # the engine's program is not installed here: the bucket is asked all the same
+        if not (run and sight.url_of(run, bucket)):
+            raise
+        print(f"warning: {error}", file=sys.stderr, flush=True)
+        code = 0
+    return (sight.now(run, bucket) or code) if run else code
 
 
-def logs(run: str) -> int:
-    from recipes.drivers import launching
+def logs(run: str, bucket: str, stored: bool) -> int:
+    """Follows a run's log."""
+    from recipes.drivers import sight
 
-    return launching.drive(run, "logs")
+    return sight.logs(run, bucket, stored)
+
+
+def report(runs: list[str], bucket: str) -> int:
+    """One HTML file of one run or several."""
+    from recipes.drivers import sight
+
+    return sight.report(runs, bucket)
+
+
+def pull(run: str, bucket: str, weights: bool) -> int:
+    """Fetches a run's files from its bucket."""
+    from recipes.drivers import sight
+
+    return sight.pull(run, bucket, weights)
+
+
+def dashboard(run: str, dry_run: bool) -> int:
+    """Opens a tunnel to Ray's dashboard."""
+    from recipes.drivers import dashboard as tunnel
+
+    return tunnel.open_tunnel(run, dry_run)
 
 
 def down(run: str, dry_run: bool) -> int:

@@ -12,11 +12,10 @@ import sys
 import time
 from collections.abc import Collection
 from dataclasses import replace
-from pathlib import Path
 from secrets import token_hex
 
 from recipes import capabilities, manifest, run_record
-from recipes.drivers import engine_state, engines, ssh_driver, tokens
+from recipes.drivers import desk_python, engine_state, engines, ssh_driver, tokens
 from recipes.drivers.engines import Commands
 from recipes.plan import cost, memory, prices
 from recipes.run_record import RunRecord
@@ -131,13 +130,7 @@ def probe(bucket: str, env: dict[str, str]) -> None:
     if bucket.startswith("gs://") and "GOOGLE_SERVICE_ACCOUNT_KEY" not in env:
         print(f"{bucket} is not tried from here: the machines have their own account, this one has no key", flush=True)
         return
-    known = (Path(f".venvs/{name}") for name in ("desk", "cpu", "test"))
-    python = next((venv / "bin/python" for venv in known if (venv / ".stamp").exists()), None)
-    if not python:
-        if subprocess.run(["bash", "trainer/setup.sh", "desk"]).returncode:
-            raise ConfigError("the environment that tries the bucket could not be made: the lines above say why")
-        python = Path(".venvs/desk/bin/python")
-    command = [str(python), "-m", "trainer.storage", "probe", bucket]
+    command = [desk_python.find(), "-m", "trainer.storage", "probe", bucket]
     done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
     if done.returncode:
         said = (done.stderr.strip() or "it said nothing").splitlines()[-1]

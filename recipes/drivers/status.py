@@ -11,6 +11,7 @@ from rich.table import Table
 
 from recipes import run_record
 from recipes.drivers import engine_state, launching
+from recipes.drivers.sight import PULLED
 from recipes.run_record import RUNS, RunRecord
 
 
@@ -39,9 +40,10 @@ def show(run: str | None) -> int:
 
 
 def last_step(record: RunRecord) -> str:
-    """The last line of the run's metrics, where they are on this machine."""
-    path = RUNS / record.run_id / "metrics.jsonl"
-    if not path.exists():
+    """The last line of the run's metrics, where they are on this machine or were fetched."""
+    folder = RUNS / record.run_id
+    path = next((f / "metrics.jsonl" for f in (folder, folder / PULLED) if (f / "metrics.jsonl").exists()), None)
+    if not path:
         return "-"
     lines = path.read_text().splitlines()
     if not lines:

@@ -23,6 +23,8 @@ from trainer.session import Session
 
 SHAPES = {f"model.layers.{i}.weight": (512, 512) for i in range(8)} | {"model.norm.weight": (511,)}
 STEP_S = float(os.environ.get("STANDIN_STEP_S", "0.15"))
+COLLAPSES = int(os.environ.get("STANDIN_COLLAPSES", "0"))
+"""Step from which on the policy says one thing only; 0: never."""
 
 
 class Ranks:
@@ -88,7 +90,11 @@ def train(config: RunConfig, run: Session) -> None:
         with run.phases("update"):
             (value,) = run.workers.all("update", step)
         norm["count"] += 1
-        run.log(step, {"loss/total": value, "reward/mean": norm["count"]}, [])
+        stats = {"loss/total": value, "reward/mean": norm["count"]}
+        if COLLAPSES:
+            gone = step >= COLLAPSES
+            stats |= {"entropy/mean": 0.02 if gone else 1.2, "group/zero_std_fraction": 1.0 if gone else 0.3}
+        run.log(step, stats, [])
         with run.phases("checkpoint"):
             run.saving.maybe_save(step, total, norm, step, None)
     run.finish(step, total, norm, step)

@@ -49,6 +49,7 @@ def start(base):
             base,
             run=replace(base.run, dir=f"{folder}/run"),
             checkpoint=replace(base.checkpoint, every_steps=4, remote=remote, export_hf="never"),
+            logging=replace(base.logging, push_every_s=1.0),
         )
         path = Path(folder) / "run.yaml"
         after = ("--", sys.executable, "-m", "tests.loops.standin", "--config", str(path))
@@ -130,8 +131,16 @@ def test_an_older_attempt_ends_when_a_newer_one_starts_elsewhere(start, tmp_path
         attempts = Attempts(Storage("s3://bucket/runs/drill/attempts", env=server.env))
         assert attempts.alive().epoch == 2
         while not any(key.split("/")[1].startswith("2-") for key, _ in store.list() if key.endswith("manifest.json")):
+            assert time.monotonic() - ended < 60, newer.tail()
+            time.sleep(0.2)
+        stream = Storage("s3://bucket/runs/drill/stream", env=server.env)
+        pushed = [(k, size) for k, size in stream.list() if k.startswith("1-")]
+        while not {"metrics.jsonl", "launch.log", "nodes.jsonl"} <= {
+            k.split("/")[1] for k, _ in stream.list() if k.startswith("2-")
+        }:
             assert time.monotonic() - ended < 60
             time.sleep(0.2)
+        assert pushed and [(k, size) for k, size in stream.list() if k.startswith("1-")] == pushed, "fenced: silent"
 
 
 @pytest.mark.slow

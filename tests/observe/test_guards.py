@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from tests.loops.drill import configure
+from trainer import config as c
 from trainer.config import Guards as Limits
+from trainer.exit_codes import EXIT_CONFIG
 from trainer.observe.guards import Guards
 
 GOOD = {
@@ -58,3 +66,23 @@ def test_nothing_is_known_of_usual_values_in_the_first_steps():
 
 def test_metrics_of_other_methods_are_not_missed():
     assert Guards(Limits()).look(1, {"sft/loss": 2.0}) == []
+
+
+@pytest.mark.slow
+def test_a_collapse_in_a_running_job_warns_at_its_first_step_and_ends_it_where_configured(tmp_path):
+    """The real process, session, metrics and checkpoints, around ranks that pretend."""
+    config = configure(tmp_path, 40, 2, standin=True)
+    config = dataclasses.replace(config, guards=Limits(end="entropy", patience=3))
+    (tmp_path / "run.yaml").write_text(c.dump(config))
+    command = [sys.executable, "-m", "tests.loops.standin", "--config", str(tmp_path / "run.yaml")]
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("SPOTRL_", "RAY_"))}
+    env |= {"STANDIN_COLLAPSES": "14", "STANDIN_STEP_S": "0.01", "SPOTRL_METADATA": "off"}
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=400)
+    said = (done.stdout + done.stderr).splitlines()
+    assert done.returncode == EXIT_CONFIG, said
+    collapse = "entropy collapsed to 0.02 from 1.2 at the start"
+    assert [line for line in said if line.startswith(f"warning: step 14: {collapse}")], said
+    assert [line for line in said if "warning: step 14: groups without variance teach nothing: share 1" in line]
+    last = [line for line in said if f"step 16: {collapse}" in line and "guards.end names this guard" in line]
+    assert len(last) == 1 and not [line for line in said if line.startswith("step 17")]

@@ -267,6 +267,8 @@ class Logging:
     """Sample generations written per step, with their grades."""
     samples_every_steps: int = within(5, least=1)
     """Steps between written samples."""
+    push_every_s: float = within(20.0, least=0)
+    """Seconds between two pushes of metrics, samples, log and node samples to `checkpoint.remote`; 0: never."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from trainer.config import ConfigError, RunConfig
 from trainer.exit_codes import EXIT_FENCED
 from trainer.node.run_lock import LAUNCHER_VARIABLE, RunLock
 from trainer.observe.history import read_progress
+from trainer.observe.stream import Stream
 from trainer.storage.probe import probe
 from trainer.storage.storage import Storage, StorageError
 from trainer.storage.stores import Retry
@@ -55,6 +56,7 @@ class AttemptHolder:
         self.fenced = ""
         """Why this attempt has to stop, once it has been replaced."""
         self._over = threading.Event()
+        self._stream: Stream | None = None
 
     def take(self) -> dict[str, str]:
         """Locks the run's folder, probes the store, starts an attempt. Returns environment variables for the driver.
@@ -69,6 +71,10 @@ class AttemptHolder:
         launch = os.environ.get(LAUNCH_VARIABLE) or ("" if self.counts else secrets.token_hex(4))
         self.attempt = start(self.config, launch)
         threading.Thread(target=self._watch, args=(self.attempt,), name="attempt", daemon=True).start()
+        if self.config.checkpoint.remote and self.config.logging.push_every_s:
+            store = Storage(url_of(self.config).removesuffix("/attempts"), retry=BRIEF)
+            every_s, fenced = self.config.logging.push_every_s, lambda: bool(self.fenced)
+            self._stream = Stream(self.config.run.dir, store, self.attempt.name, every_s, fenced)
         return {ATTEMPT_VARIABLE: self.attempt.name, LAUNCHER_VARIABLE: str(os.getpid())}
 
     def _watch(self, attempt: Attempt) -> None:
@@ -88,9 +94,13 @@ class AttemptHolder:
             self._over.wait(POLL_S)
 
     def close(self, code: int, why: str) -> int:
-        """Records how the job ended; returns the exit code."""
+        """Pushes the last of the stream, and records how the job ended; returns the exit code to leave with."""
         self._over.set()
         self.lock.ending()
+        if code == EXIT_FENCED:
+            self.fenced = self.fenced or why or "replaced"
+        if self._stream is not None:
+            self._stream.close()
         if self.attempt is None or code == EXIT_FENCED:
             mark(self.config.run.dir, "fenced" if code == EXIT_FENCED else "")
             return code

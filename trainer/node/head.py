@@ -25,7 +25,7 @@ from trainer.exit_codes import (
     FINAL_EXIT_CODES,
     RECOVER_EXIT_CODES,
 )
-from trainer.node import rendezvous, watchdog
+from trainer.node import dashboard, rendezvous, watchdog
 from trainer.node.attempt_holder import AttemptHolder
 from trainer.node.job_log import JobLog
 from trainer.node.launcher import MASTER_PORT, POLL_S, SPEED_FILE, STOPPED, Ended, Launcher
@@ -198,9 +198,7 @@ class HeadLauncher(Launcher):
             ray.start_head(os.environ.get("SPOTRL_DASHBOARD_HOST", self.address))
             if self.head_is_up(ray, again=self.links is None and attempts_left > 0):
                 break
-        self.say(
-            f"dashboard {ray.dashboard}  (RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={ray.env['RAY_AUTH_TOKEN_PATH']})"
-        )
+        self.say(dashboard.publish(self.config.run_id, ray.dashboard, ray.env["RAY_AUTH_TOKEN_PATH"]))
         if self.links is None:
             return
         self.links.send({"kind": "start", "ray": f"{self.address}:{ports.gcs}", "token": ray.token})
@@ -386,6 +384,8 @@ class HeadLauncher(Launcher):
         if self.links:
             self.links.send({"kind": "end", "code": code})
         self.close(code)
+        if self.ray is not None:
+            dashboard.withdraw(self.config.run_id)
         if self.holder:
             self.holder.lock.close()
         if self.links:

@@ -26,7 +26,7 @@ from trainer.exit_codes import (
 from trainer.node import preemption as preempt
 from trainer.node import rendezvous, watchdog
 from trainer.node import topology as environment
-from trainer.node.preflight import gpus, host, infiniband, speed
+from trainer.node.preflight import amd, gpus, host, infiniband, speed, tokens
 from trainer.node.preflight.probe import Prober
 from trainer.node.ray_node import ROOT, Ports, RayNode, end_descendants, session_of_its_own
 from trainer.node.topology import NodeEnvironment
@@ -127,9 +127,10 @@ class Launcher(ABC):
     def look_at_host(self) -> rendezvous.Message:
         """Findings of this machine alone."""
         alone, config = self.arguments.preflight, self.config
-        found = host.check(config, self.node, alone=alone)
+        found = host.check(config, self.node, alone=alone) + tokens.check(config, self.node.rank)
         if config.placement.device == "cuda":
-            found += gpus.check(self.node.rank, config.placement.workers_per_node)
+            mine = self.node.rank, config.placement.workers_per_node
+            found += gpus.check(*mine) or amd.check(*mine)
         ports = infiniband.ports()
         variables, reason = infiniband.variables(ports, os.environ)
         if reason:

@@ -14,7 +14,7 @@ def read_lines(path: str | Path) -> list[dict[str, Any]]:
     path = Path(path)
     if not path.exists():
         return []
-    return [r for r in map(_parse, path.read_bytes().splitlines(keepends=True)) if r is not None]
+    return [r for r in map(parse, path.read_bytes().splitlines(keepends=True)) if r is not None]
 
 
 def merge_lines(steps: dict[int, dict[str, Any]], lines: Iterable[bytes]) -> list[dict[str, Any]]:
@@ -23,7 +23,7 @@ def merge_lines(steps: dict[int, dict[str, Any]], lines: Iterable[bytes]) -> lis
     "NaN" and "Infinity" are floats again; a line that is torn or no record is passed over.
     """
     new = []
-    for record in map(_parse, lines):
+    for record in map(parse, lines):
         if record is not None:
             new.append({k: float(v) if isinstance(v, str) else v for k, v in record.items()})
             steps.setdefault(record["step"], {}).update(new[-1])
@@ -56,7 +56,7 @@ def truncate(path: Path, step: int) -> int:
     if not path.exists():
         return 0
     lines = path.read_bytes().splitlines(keepends=True)
-    keep = [line for line in lines if (r := _parse(line)) is not None and r["step"] <= step] if step > 0 else []
+    keep = [line for line in lines if (r := parse(line)) is not None and r["step"] <= step] if step > 0 else []
     if len(keep) < len(lines):
         replace(path, b"".join(keep))
     return len(lines) - len(keep)
@@ -67,7 +67,8 @@ def last_step(path: Path, limit: int) -> int:
     return max((r["step"] for r in read_lines(path) if r["step"] <= limit), default=-1)
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def parse(line: bytes) -> dict[str, Any] | None:
+    """One line's record; None where it is torn or no record."""
     if not line.endswith(b"\n"):
         return None
     try:

@@ -23,9 +23,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trainer.observe.history import merge_lines, read_progress
+from trainer.observe.history import merge_lines, parse, read_history, read_progress
+from trainer.observe.report_page import run_name
 
 REFRESH_S = 1.0
+NODES_TAIL_BYTES = 256 << 10
+"""Read of nodes.jsonl: the newest samples of some hundred nodes."""
+MAX_NODES = 16
 PHASE_COLORS = {
     "rollout": "dodger_blue2",
     "grade": "dark_orange",
@@ -100,7 +104,8 @@ def follow(
     if console.is_terminal:
         with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
             for progress, history, _ in _watch(run_dir, tail, began, stop, poll_s):
-                live.update(render(run_dir.name, progress, history, console.width), refresh=True)
+                shown = render(run_name(run_dir), progress, history, console.width, last_samples(run_dir))
+                live.update(shown, refresh=True)
     else:
         shown = began
         for progress, _, new in _watch(run_dir, tail, began, stop, poll_s):
@@ -189,13 +194,35 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(" " if math.isnan(m) else "▁▂▃▄▅▆▇█"[min(int((m - low) / span * 8), 7)] for m in means)
 
 
-def render(name: str, progress: dict[str, Any], history: Sequence[dict[str, Any]], width: int) -> RenderableType:
+def last_samples(run_dir: Path) -> list[dict[str, Any]]:
+    """The newest sample of every node, from the end of nodes.jsonl."""
+    path, newest = run_dir / "nodes.jsonl", {}
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - NODES_TAIL_BYTES))
+        for line in file.read().splitlines(keepends=True):
+            if (sample := parse(line)) is not None:
+                newest[sample["node"]] = sample
+    return [newest[node] for node in sorted(newest)]
+
+
+def render(
+    name: str,
+    progress: dict[str, Any],
+    history: Sequence[dict[str, Any]],
+    width: int,
+    nodes: Sequence[dict[str, Any]] = (),
+) -> RenderableType:
+    """The whole display. nodes: the newest sample of each (trainer/observe/node_monitor.py)."""
     inner = min(width, 110) - 6
     body: list[RenderableType] = [_headline(progress, history, inner)]
     if history:
         body += [Text(""), _values(history, inner)]
     if any("time/step_s" in r for r in history):
         body += [Text(""), _phase_bar(history[-20:], inner)]
+    if nodes:
+        body += [Text(""), _nodes(nodes)]
     status = progress.get("status", "starting")
     color = {"running": "cyan", "finished": "green", "failed": "red"}.get(status, "yellow")
     return Panel(
@@ -272,13 +299,39 @@ def _phase_bar(history: Sequence[dict[str, Any]], width: int) -> Group:
     return Group(bar, Columns(legend, padding=(0, 3)))
 
 
+def _nodes(nodes: Sequence[dict[str, Any]]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    for node in nodes[:MAX_NODES]:
+        gpus = node.get("gpus", [])
+        cells = []
+        if gpus:
+            busy = [g["busy_fraction"] for g in gpus]
+            memory, hot = max(g["memory_bytes"] for g in gpus) / 2**30, max(g["temperature_c"] for g in gpus)
+            cells = [f"{len(gpus)} GPUs {sum(busy) / len(busy):.0%} busy", f"{memory:.0f} GiB, {hot} °C at most"]
+        cells += [f"CPU {node.get('cpu_fraction', 0):.0%}", f"memory {node.get('memory_fraction', 0):.0%}"]
+        cells.append(f"disk {node.get('disk_free_bytes', 0) / 2**30:.0f} GiB free")
+        cells.append(f"{duration(max(0.0, time.time() - node['unix_s']))} ago")
+        table.add_row(f"node {node['node']}", *cells)
+    if len(nodes) > MAX_NODES:
+        table.add_row(f"and {len(nodes) - MAX_NODES} more")
+    return table
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer.observe.live", description=follow.__doc__)
     parser.add_argument("run_dir", type=Path)
-    run_dir = parser.parse_args(argv).run_dir
+    parser.add_argument("--once", action="store_true", help="show how it stands now, and end")
+    args = parser.parse_args(argv)
+    run_dir = args.run_dir
     if not run_dir.is_dir():
         print(f"no run at {run_dir}: give the directory that holds its metrics.jsonl", file=sys.stderr)
         return 2
+    if args.once:
+        console = Console()
+        console.print(render(run_name(run_dir), read_progress(run_dir), read_history(run_dir), max(console.width, 80),
+                             last_samples(run_dir)))  # fmt: skip
+        return 0
     try:
         follow(run_dir)
     except KeyboardInterrupt:

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from trainer.observe import beacon
+from trainer.observe.history import read_progress
 
 EVERY_S = 10.0
 FILE = "nodes.jsonl"
@@ -110,8 +111,9 @@ def _traffic(infiniband: Path = Path("/sys/class/infiniband")) -> dict[str, int]
 
 
 def append(run_dir: str | Path, sample: Mapping[str, Any]) -> None:
-    """Adds a sample to `nodes.jsonl` of the run, in one write."""
-    line = json.dumps(sample, sort_keys=True).encode() + b"\n"
+    """Adds a sample to `nodes.jsonl` of the run with the phase under way, in one write."""
+    phase = read_progress(run_dir).get("phase", "")
+    line = json.dumps({**sample, "phase": phase}, sort_keys=True).encode() + b"\n"
     descriptor = os.open(Path(run_dir) / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         os.write(descriptor, line)

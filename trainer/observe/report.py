@@ -1,4 +1,4 @@
-"""The report of a run: one self-contained HTML page, `python -m trainer.observe.report RUN_DIR`.
+"""The report of a run: one self-contained HTML page, `python -m trainer.observe.report RUN_DIR`. compare.py: several.
 
 Curves, phase times, samples with their images, the resolved configuration. The page loads nothing (its own
 content policy forbids it), and its size is bounded: curves are thinned, samples are chosen, images are inlined.
@@ -20,10 +20,12 @@ from typing import Any
 
 from trainer import config as configuration
 from trainer.config import ConfigError, RunConfig
+from trainer.observe import compare, report_nodes, report_page
 from trainer.observe.charts import Chart, Line, label, line_chart, series, stacked_bars
 from trainer.observe.history import read_history, read_lines, read_progress
 from trainer.observe.live import duration, phase_seconds
 from trainer.observe.report_charts import CHARTS, HELD_OUT, PHASE_COLORS
+from trainer.observe.report_page import page
 
 MAX_SAMPLES = 24
 MAX_PICTURE_BYTES = 6_000_000
@@ -40,31 +42,23 @@ def write_report(run_dir: str | Path) -> Path:
     marks = [a["resume_step"] for a in attempts if a["resume_step"] > 0]
     progress = read_progress(run_dir)
     config, config_html = _config(run_dir / "config.yaml")
-    name = config.run.name if config else run_dir.name
+    name = config.run.name if config else report_page.run_name(run_dir)
     sections = [
         _header(name, config, progress, history, attempts),
-        _tiles(history, progress, attempts),
+        _tiles(history, progress, attempts, report_page.cost(run_dir)),
         '<section class="charts">',
         line_chart(_hero(marks), history, marks),
         line_chart(_by_source(history), history, marks),
         *(line_chart(chart, history, marks) for chart in CHARTS),
         "</section>",
         _phases(history),
+        report_nodes.section(read_lines(run_dir / "nodes.jsonl")),
         _samples(run_dir, read_lines(run_dir / "samples.jsonl")),
         config_html,
         _attempts(attempts),
     ]
-    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-    page = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>{html.escape(name)}</title><style>{_asset('report.css')}</style></head><body><main>{''.join(sections)}</main>"
-        f"<script>{_asset('report.js')}</script></body></html>\n"
-    )
     path = run_dir / "report.html"
-    path.write_text(page, encoding="utf-8")
+    path.write_text(page(name, "".join(sections)), encoding="utf-8")
     return path
 
 
@@ -74,10 +68,6 @@ def _by_source(history: Sequence[dict[str, Any]]) -> Chart:
     lines = tuple(Line(n, n.removeprefix("eval/accuracy_"), i, dots=True) for i, n in enumerate(names[:8], 1))
     more = f" The first 8 of {len(names)}." if len(names) > 8 else ""
     return Chart("Held-out accuracy by source", lines, f"Sources of the held-out rows.{more}", percent=True, wide=True)
-
-
-def _asset(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def _hero(marks: Sequence[int]) -> Chart:
@@ -108,7 +98,12 @@ def _header(
     )
 
 
-def _tiles(history: Sequence[dict[str, Any]], progress: dict[str, Any], attempts: Sequence[dict[str, Any]]) -> str:
+def _tiles(
+    history: Sequence[dict[str, Any]],
+    progress: dict[str, Any],
+    attempts: Sequence[dict[str, Any]],
+    cost: dict[str, Any],
+) -> str:
     tiles = []
     held_out = series(history, "eval/accuracy")
     if held_out:
@@ -136,6 +131,9 @@ def _tiles(history: Sequence[dict[str, Any]], progress: dict[str, Any], attempts
         tiles.append(("seconds per step", f"{sorted(steps)[len(steps) // 2]:.2f}", "median"))
     if speed := [v for _, v in series(history, "perf/rollout_tokens_per_s")]:
         tiles.append(("rollout", f"{sorted(speed)[len(speed) // 2]:,.0f}", "tokens/s, median"))
+    if cost.get("usd"):
+        planned = f"${cost['planned_usd']:,.2f} planned" if cost.get("planned_usd") else "at most"
+        tiles.append(("cost", f"${cost['usd']:,.2f}", planned))
     if len(attempts) > 1:
         tiles.append(("resumed", f"{len(attempts) - 1}×", f"last after step {attempts[-1]['resume_step']:,}"))
     cells = "".join(
@@ -310,9 +308,12 @@ def _attempts(attempts: Sequence[dict[str, Any]]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer.observe.report", description=write_report.__doc__)
-    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("run_dir", type=Path, nargs="+")
+    parser.add_argument("--out", type=Path, default=Path("comparison.html"), help="of several runs: where it goes")
+    args = parser.parse_args(argv)
     try:
-        print(write_report(parser.parse_args(argv).run_dir))
+        several = len(args.run_dir) > 1
+        print(compare.write_comparison(args.run_dir, args.out) if several else write_report(args.run_dir[0]))
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2

@@ -129,7 +129,7 @@ def kernel_log() -> str:
 
 
 def check(rank: int, wanted: int) -> list[Finding]:
-    """Findings of this node; none where there is no NVIDIA driver (that is the count's finding) or an AMD GPU."""
+    """Findings of this node; none without an NVIDIA driver (that is the count's finding, or amd.py's)."""
     import pynvml
 
     try:

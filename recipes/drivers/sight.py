@@ -1,0 +1,152 @@
+"""Sight of a run from the desk: its files are read where they are here, else fetched from its bucket.
+
+Fetching needs obstore (the environment `desk`, a second to make); display and report run under this very Python.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from recipes import run_record
+from recipes.drivers import desk_python, engine_state, launching, tokens
+from recipes.plan import cost, prices
+from recipes.presets import resolve
+from recipes.run_record import RunRecord
+from trainer.config import ConfigError
+from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED
+
+EVERY_S = 10.0
+"""Between two looks into the bucket."""
+PULLED = "pulled"
+"""Folder of a run's record that its files are fetched into."""
+
+
+def files(run: str, bucket: str = "") -> Path:
+    """The folder with a run's files, fetched if they are not here. Raises ConfigError where there are none."""
+    for path in (Path(run), run_record.RUNS / run):
+        if (path / "metrics.jsonl").exists() or (path / "config.yaml").exists():
+            return path
+    url = url_of(run, bucket)
+    folder = run_record.RUNS / run / PULLED
+    if not url:
+        raise ConfigError(
+            f"no run at {run}: give the id or the folder of a run, and --bucket for one that was not launched from here"
+        )
+    if (code := mirror("pull", url, folder)) and not (folder / "metrics.jsonl").exists():
+        raise SystemExit(code)
+    return folder
+
+
+def url_of(run: str, bucket: str = "") -> str:
+    """Where a run's files are in its bucket; "" for a run without one."""
+    if not bucket and run_record.known(run):
+        bucket = run_record.load(run).bucket
+    return f"{bucket.rstrip('/')}/{run}" if bucket else ""
+
+
+def mirror(command: str, url: str, folder: Path, *flags: str) -> int:
+    """Runs trainer/observe/mirror.py; returns its exit code."""
+    return subprocess.run(_mirror(command, url, folder, *flags), env=_env()).returncode
+
+
+def _mirror(command: str, url: str, folder: Path, *flags: str) -> list[str]:
+    return [desk_python.find(), "-m", "trainer.observe.mirror", command, url, str(folder), *flags]
+
+
+def _env() -> dict[str, str]:
+    return os.environ | tokens.found() | tokens.settings()
+
+
+def pull(run: str, bucket: str, weights: bool) -> int:
+    """Fetches metrics, samples, log and configuration; the exported weights on request."""
+    if not (url := url_of(run, bucket)):
+        raise ConfigError(f"{run} has no bucket that this machine knows of: give --bucket")
+    folder = run_record.RUNS / run / PULLED
+    code = mirror("pull", url, folder, *(["--weights"] if weights else []))
+    if not code:
+        print(folder)
+    return code
+
+
+def now(run: str, bucket: str = "") -> int:
+    """Shows where a run stands: step, phase, reward, speed, nodes."""
+    try:
+        folder = files(run, bucket)
+    except ConfigError:  # launched from here, without bucket, on machines of its own: its engine knows, we do not
+        return 0
+    except SystemExit as refused:  # the mirror has said why
+        return int(refused.code or 0)
+    return subprocess.run([sys.executable, "-m", "trainer.observe.live", str(folder), "--once"]).returncode
+
+
+def watch(run: str, bucket: str) -> int:
+    """The same, live, until the run ends or Ctrl-C."""
+    folder = files(run, bucket)
+    fetching = None
+    if folder.name == PULLED:
+        command = _mirror("pull", url_of(run, bucket), folder, "--every", str(EVERY_S))
+        fetching = subprocess.Popen(command, env=_env(), stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        return subprocess.run([sys.executable, "-m", "trainer.observe.live", str(folder)]).returncode
+    finally:
+        if fetching:
+            fetching.terminate()
+            fetching.wait()
+
+
+def newest() -> str:
+    """The run that was launched last from here. Raises ConfigError without any."""
+    paths = sorted(run_record.RUNS.glob("*/launch.json"), key=lambda p: p.stat().st_mtime)
+    if not paths:
+        raise ConfigError("no run was launched from here: give the id of a run, and --bucket")
+    return paths[-1].parent.name
+
+
+def logs(run: str, bucket: str, stored: bool) -> int:
+    """Follows a run's log through its engine; from the bucket where that cannot, is over, or --stored asks for it."""
+    url = url_of(run, bucket)
+    if stored or bucket or not run_record.known(run):
+        if not url:
+            raise ConfigError(f"{run} has no bucket that this machine knows of: give --bucket")
+        return mirror("logs", url, run_record.RUNS / run / PULLED, "--follow")
+    if not (url and run_record.load(run).ended_s):
+        try:
+            code = launching.drive(run, "logs")
+        except ConfigError:  # the engine's program is not installed here
+            if not url:
+                raise
+            code = EXIT_CONFIG
+        if not url or code in (0, EXIT_INTERRUPTED):
+            return code
+    print(f"the engine has no log of {run} any more: this one is from {url}", file=sys.stderr, flush=True)
+    return mirror("logs", url, run_record.RUNS / run / PULLED, "--follow")
+
+
+def report(runs: list[str], bucket: str) -> int:
+    """One HTML file of a run, or of several over each other."""
+    folders = [files(run, bucket) for run in runs]
+    for run, folder in zip(runs, folders, strict=True):
+        if run_record.known(run):
+            (folder / "cost.json").write_text(json.dumps(costs(run_record.load(run))))
+    out = run_record.RUNS / f"report-{'-'.join(Path(run).name for run in runs)[:100]}.html"
+    command = [sys.executable, "-m", "trainer.observe.report", *map(str, folders), "--out", str(out)]
+    return subprocess.run(command).returncode
+
+
+def costs(record: RunRecord) -> dict[str, float]:
+    """Dollars and hours of a run: so far, and as planned for its target where it is planned with known prices."""
+    found = {"usd": record.usd(), "hours": record.hours(), "unix_s": time.time()}
+    if (said := engine_state.ask(record)) and said.usd is not None:
+        found["usd"] = record.earlier_usd + said.usd
+    try:
+        offers = cost.offers(resolve(record.recipe, record.overrides), prices.sky_catalogs(), [record.target])
+    except ConfigError:  # a recipe file that is gone
+        return found
+    planned = next((asdict(o) for o in offers if o.usd is not None), None)
+    return found | ({"planned_usd": planned["usd"], "planned_hours": planned["hours"]} if planned else {})

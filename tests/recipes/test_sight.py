@@ -1,0 +1,143 @@
+"""`status`, `logs`, `report`, `pull` and `dashboard` from the desk: the machine is gone, the bucket is a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from desk import elsewhere as elsewhere
+from desk import run, stand_in
+
+from recipes import run_record
+from recipes.drivers import dashboard, desk_python
+from recipes.run_record import RunRecord
+from tests.observe.written_run import write_run
+from trainer.checkpoint.attempt import Attempts
+from trainer.node import dashboard as published
+from trainer.observe.node_monitor import append
+from trainer.observe.stream import Stream
+from trainer.storage.storage import Storage
+
+
+@pytest.fixture
+def bucket(tmp_path, monkeypatch):
+    """A bucket with the run `far`, of 6 steps, whose machine is gone."""
+    monkeypatch.setattr(desk_python, "find", lambda: sys.executable)
+    monkeypatch.setenv("COLUMNS", "100")
+    url, machine = str(tmp_path / "bucket"), tmp_path / "machine"
+    machine.mkdir()
+    attempts = Attempts(Storage(f"{url}/far/attempts"))
+    attempt = attempts.take(0, "launch")
+    stream = Stream(machine, Storage(f"{url}/far"), attempt.name, 3600.0, lambda: False)
+    write_run(machine, 6)
+    (machine / "launch.log").write_text("the job's own words\n")
+    gpu = {"gpu": 0, "busy_fraction": 0.93, "memory_bytes": 70 << 30, "power_w": 600, "temperature_c": 71}
+    append(machine, {"node": 0, "unix_s": time.time(), "gpus": [gpu] * 8, "ranks": {}, "cpu_fraction": 0.2,
+                     "memory_fraction": 0.4, "disk_free_bytes": 900 << 30})  # fmt: skip
+    stream.close()
+    attempts.close(attempt, 0, "", 6)
+    return url
+
+
+def record(url, **values):
+    (run_record.RUNS / "far/task").mkdir(parents=True)
+    (run_record.RUNS / "far/task/demo.sbatch").touch()
+    return RunRecord(run_id="far", recipe="demo", target="slurm", bucket=url, started_s=time.time() - 60, **values)
+
+
+def test_a_run_of_another_desk_is_seen_in_its_bucket_alone(bucket, capfd):
+    code, out, err = run(capfd, "status", "far", "--bucket", bucket)
+    assert code == 0, err
+    for seen in ("far", "step 6", "finished", "held-out accuracy", "8 GPUs 93% busy", "70 GiB, 71 °C"):
+        assert seen in out
+    code, out, _ = run(capfd, "logs", "far", "--bucket", bucket)
+    assert code == 0 and "the job's own words" in out
+    code, out, _ = run(capfd, "status", "far", "--watch", "--bucket", bucket)
+    assert code == 0 and "step 6" in out
+    code, out, _ = run(capfd, "pull", "far", "--bucket", bucket)
+    folder = Path(out.strip().splitlines()[-1])
+    assert code == 0 and len((folder / "metrics.jsonl").read_text().splitlines()) == 7
+    code, out, _ = run(capfd, "report", "far", "--bucket", bucket)
+    assert code == 0 and "reward" in Path(out.strip().splitlines()[-1]).read_text()
+
+
+def test_a_run_launched_from_here_knows_its_bucket(bucket, capfd, monkeypatch, tmp_path):
+    record(bucket, ended_s=time.time()).save()
+    stand_in(tmp_path, monkeypatch, "squeue", "exit 0")
+    code, out, _ = run(capfd, "logs", "far")
+    assert code == 0 and "the job's own words" in out
+    code, out, err = run(capfd, "status", "far")
+    assert "step 6" in out, err
+    assert "6, reward" in run(capfd, "status")[1], "what was fetched is in the table"
+    code, out, _ = run(capfd, "report", "far")
+    assert code == 0 and json.loads((run_record.RUNS / "far/pulled/cost.json").read_text())["usd"] == 0
+
+
+def test_logs_fall_back_on_the_bucket_where_the_engine_has_none(bucket, capfd, monkeypatch, tmp_path):
+    record(bucket).save()
+    stand_in(tmp_path, monkeypatch, "sbatch", "exit 0")
+    stand_in(tmp_path, monkeypatch, "tail", "exit 1")
+    code, out, err = run(capfd, "logs", "far")
+    assert code == 0 and "the job's own words" in out and "the engine has no log of far any more" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["pull", "nothing"], "give --bucket"),
+        (["logs", "nothing"], "give --bucket"),
+        (["status", "--watch"], "no run was launched from here"),
+        (["report", "nothing"], "no run at nothing"),
+        (["dashboard", "nothing"], "no run nothing was launched from here"),
+    ],
+)
+def test_what_cannot_be_seen_is_one_line(arguments, message, capfd):
+    code, _, err = run(capfd, *arguments)
+    assert code == 2 and err.startswith("launch.py: ") and err.count("\n") == 1 and message in err
+
+
+def test_a_bucket_without_the_run_is_one_line(bucket, capfd):
+    code, _, err = run(capfd, "pull", "other", "--bucket", bucket)
+    assert code == 2 and "no stream of a run in" in err and err.count("\n") == 1
+
+
+def test_the_dashboard_is_found_through_ssh_and_its_token_kept_private(capfd, monkeypatch, tmp_path):
+    RunRecord(run_id="far", recipe="preflight", target="ssh", overrides=["site.hosts=[me@gpu1:2222]",
+              "cluster.nodes=1"]).save()  # fmt: skip
+    token = tmp_path / "token"
+    token.write_text("a-secret")
+    line = published.publish("far", "http://10.0.0.4:8265", str(token))
+    assert "dashboard http://10.0.0.4:8265" in line and "a-secret" not in line
+    stand_in(tmp_path, monkeypatch, "ssh", 'case "$*" in *cat*) cat "$HOME/.cache/spotrl/far.json" ;; esac')
+    code, out, _ = run(capfd, "dashboard", "far")
+    asked, tunnel = (tmp_path / "calls").read_text().splitlines()
+    assert code == 0 and "a-secret" not in out + asked + tunnel
+    assert asked.endswith("me@gpu1 cat .cache/spotrl/far.json") and "-p 2222" in tunnel
+    assert ":10.0.0.4:8265" in tunnel and tunnel.startswith("ssh -N") and tunnel.endswith("me@gpu1")
+    kept = run_record.RUNS / "far/ray.token"
+    assert kept.read_text() == "a-secret" and stat.S_IMODE(os.stat(kept).st_mode) == 0o600
+    assert f"RAY_AUTH_TOKEN_PATH={kept.absolute()}" in out and "ray job list" in out
+    assert stat.S_IMODE(os.stat(tmp_path / ".cache/spotrl/far.json").st_mode) == 0o600
+    published.withdraw("far")
+    stand_in(tmp_path, monkeypatch, "ssh", "echo 'cat: no such file' >&2; exit 1")
+    code, _, err = run(capfd, "dashboard", "far")
+    assert code == 2 and "is it running?" in err
+
+
+@pytest.mark.parametrize(
+    ("target", "managed", "login"),
+    [
+        ("skypilot-runpod", False, "far"),
+        ("dstack-runpod", False, "far"),
+        ("slurm", False, None),
+        ("local", False, None),
+    ],
+)
+def test_how_each_target_is_reached(target, managed, login):
+    found = dashboard.reach(RunRecord(run_id="far", recipe="demo", target=target, managed=managed))
+    assert found == [] if login is None else found[-1] == login

@@ -1,0 +1,82 @@
+"""The GPUs of an AMD node as AMD SMI's Python library (`amdsmi`, in ROCm's images) shows them, in the form of NVML's.
+
+Calls and fields: AMD SMI Python API reference, ROCm 6 and 7 (*read*; no AMD GPU has run this).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainer.node.preflight.findings import Finding
+from trainer.node.preflight.gpus import Gpu, Reading, judge
+
+UNKNOWN = "N/A"
+"""What the library answers where a GPU does not support a reading."""
+
+
+def check(rank: int, wanted: int) -> list[Finding]:
+    """Findings of this node; none where there is no AMD driver, or no amdsmi to ask."""
+    try:
+        amdsmi = importlib.import_module("amdsmi")
+    except (ImportError, OSError, KeyError):  # the last two: the package without the library that it loads
+        return []
+    try:
+        return judge(read(amdsmi), rank, wanted, 0, "")
+    except amdsmi.AmdSmiException:
+        return []
+
+
+def read(amdsmi: Any, env: Mapping[str, str] = os.environ) -> Reading:
+    """Reads every visible GPU. amdsmi: the module. Raises its AmdSmiException if there is no driver."""
+    amdsmi.amdsmi_init()
+    try:
+        handles = list(enumerate(amdsmi.amdsmi_get_processor_handles()))
+        visible = env.get("HIP_VISIBLE_DEVICES") or env.get("ROCR_VISIBLE_DEVICES") or ""
+        if re.fullmatch(r"\d+(,\d+)*", visible):
+            handles = [handles[int(i)] for i in visible.split(",") if int(i) < len(handles)]
+        version = ""
+        for _, handle in handles[:1]:
+            version = str(amdsmi.amdsmi_get_gpu_driver_info(handle)["driver_version"])
+        return Reading(driver=version, cuda=0, gpus=tuple(_read_one(amdsmi, i, h) for i, h in handles))
+    finally:
+        amdsmi.amdsmi_shut_down()
+
+
+def _read_one(amdsmi: Any, index: int, handle: Any) -> Gpu:
+    def ask(function: str, *arguments: Any, otherwise: Any = None) -> Any:
+        try:
+            answer = getattr(amdsmi, function)(handle, *arguments)
+        except amdsmi.AmdSmiException:
+            return otherwise
+        return otherwise if answer == UNKNOWN else answer
+
+    def number(value: Any) -> int | None:
+        return value if isinstance(value, int) else None
+
+    def hottest(metric: str) -> int | None:
+        kind = amdsmi.AmdSmiTemperatureType.HOTSPOT
+        return number(ask("amdsmi_get_temp_metric", kind, getattr(amdsmi.AmdSmiTemperatureMetric, metric)))
+
+    pcie: Callable[[str, str], Any] = lambda part, name: number((link.get(part) or {}).get(name))  # noqa: E731
+    link = ask("amdsmi_get_pcie_info", otherwise={})
+    pages = ask("amdsmi_get_gpu_bad_page_info", otherwise=[])
+    pages = pages if isinstance(pages, list) else []
+    asic = ask("amdsmi_get_gpu_asic_info", otherwise={})
+    processes = ask("amdsmi_get_gpu_process_list", otherwise=[])
+    return Gpu(
+        index=index,
+        name=str(asic.get("market_name") or "AMD GPU"),
+        memory_bytes=ask("amdsmi_get_gpu_memory_total", amdsmi.AmdSmiMemoryType.VRAM, otherwise=0),
+        uncorrected_ecc=number(ask("amdsmi_get_gpu_total_ecc_count", otherwise={}).get("uncorrectable_count")),
+        remap_pending=any(p["status"] == amdsmi.AmdSmiMemoryPageStatus.PENDING for p in pages),
+        remap_failed=any(p["status"] == amdsmi.AmdSmiMemoryPageStatus.UNRESERVABLE for p in pages),
+        pcie_width=pcie("pcie_metric", "pcie_width"),
+        pcie_width_max=pcie("pcie_static", "max_pcie_width"),
+        temperature_c=hottest("CURRENT"),
+        slowdown_c=hottest("CRITICAL"),
+        processes=tuple(p["pid"] for p in processes if isinstance(p, dict) and (p.get("mem") or 0) > 0),
+    )

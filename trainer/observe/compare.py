@@ -1,0 +1,135 @@
+"""Several runs in one report: their curves over each other, what they reached and cost, how their settings differ."""
+
+from __future__ import annotations
+
+import html
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer.config import ConfigError
+from trainer.observe.charts import Line, label, line_chart, series
+from trainer.observe.history import read_history
+from trainer.observe.live import duration
+from trainer.observe.report_charts import CHARTS, HELD_OUT
+from trainer.observe.report_page import money, page, run_name
+
+MAX_RUNS = 8
+"""As many as there are colors."""
+SUMMARY = (
+    ("held-out accuracy", "eval/accuracy", True),
+    ("reward", "reward/mean", False),
+    ("loss", "sft/loss", False),
+    ("KL", "kl/mean", False),
+    ("entropy", "entropy/mean", False),
+    ("completion tokens", "tokens/response_mean", False),
+    ("s/step", "time/step_s", False),
+    ("rollout tokens/s", "perf/rollout_tokens_per_s", False),
+)
+"""Column, metric, percent. Of `time/` and `perf/` the median, of the others the first and the last value."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One of the runs."""
+
+    name: str
+    folder: Path
+    history: list[dict[str, Any]]
+    config: dict[str, Any]
+    """Flat: {"optimizer.learning_rate": 1e-6, ...}."""
+
+
+def write_comparison(folders: Sequence[Path], out: Path) -> Path:
+    """Writes the page to `out`. Raises ConfigError for too many runs, or one without a step."""
+    if len(folders) > MAX_RUNS:
+        raise ConfigError(f"{len(folders)} runs in one report: give at most {MAX_RUNS}")
+    runs = [_read(folder) for folder in folders]
+    if len({run.name for run in runs}) < len(runs):
+        runs = [replace(run, name=f"{run.name} ({i})") for i, run in enumerate(runs, 1)]
+    charts = "".join(overlay(chart, runs) for chart in (HELD_OUT, *CHARTS))
+    body = (
+        f"<header><h1>{len(runs)} runs</h1><p>{html.escape(time.strftime('%-d %B %Y, %H:%M UTC', time.gmtime()))}</p>"
+        f'</header>{_summary(runs)}<section class="charts">{charts}</section>{_differences(runs)}'
+    )
+    out.write_text(page(" against ".join(run.name for run in runs), body), encoding="utf-8")
+    return out
+
+
+def _read(folder: Path) -> Run:
+    history = read_history(folder)
+    if not history:
+        raise ConfigError(f"no metrics in {folder}: give the directory of a run that has made at least one step")
+    path = folder / "config.yaml"
+    config = yaml.safe_load(path.read_text()) if path.exists() else {}
+    return Run(run_name(folder), folder, history, dict(_flat(config or {})))
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found = []
+    for key, value in values.items():
+        found += _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
+    return found
+
+
+def overlay(chart: Any, runs: Sequence[Run]) -> str:
+    """One drawing per metric of a chart, with a curve per run."""
+    drawn = []
+    for line in chart.lines:
+        merged: dict[int, dict[str, Any]] = {}
+        for i, run in enumerate(runs):
+            for step, value in series(run.history, line.name):
+                merged.setdefault(int(step), {"step": int(step)})[f"run {i}"] = value
+        lines = tuple(Line(f"run {i}", run.name, i + 1, line.dots) for i, run in enumerate(runs))
+        title = f"{chart.title}: {line.label}" if line.label and len(chart.lines) > 1 else chart.title
+        one = replace(chart, title=title, lines=lines, band=None, wide=False)
+        drawn.append(line_chart(one, [merged[step] for step in sorted(merged)]))
+    return "".join(drawn)
+
+
+def _summary(runs: Sequence[Run]) -> str:
+    columns = [c for c in SUMMARY if any(series(run.history, c[1]) for run in runs)]
+    rows = []
+    for i, run in enumerate(runs, 1):
+        stamps = [v for _, v in series(run.history, "time/unix_s")]
+        cells = [f"{run.history[-1]['step']:,}", duration(stamps[-1] - stamps[0]) if stamps else "–"]
+        cells += [_reached(run, name, percent) for _, name, percent in columns] + [money(run.folder)]
+        named = f'<td><span class="key s{i}"><i></i>{html.escape(run.name)}</span></td>'
+        rows.append(f"<tr>{named}{''.join(f'<td>{html.escape(c)}</td>' for c in cells)}</tr>")
+    head = "".join(f"<th>{html.escape(c)}</th>" for c in ("run", "steps", "time", *(c[0] for c in columns), "cost"))
+    return (
+        f'<section class="phases"><table class=wide><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></section>"
+    )
+
+
+def _reached(run: Run, name: str, percent: bool) -> str:
+    values = [v for _, v in series(run.history, name)]
+    if not values:
+        return "–"
+    if name.startswith(("time/", "perf/")):
+        return label(sorted(values)[len(values) // 2])
+    return f"{label(values[0], percent)} → {label(values[-1], percent)}"
+
+
+def _differences(runs: Sequence[Run]) -> str:
+    keys = dict.fromkeys(key for run in runs for key in run.config)
+    shown = [k for k in keys if len({repr(run.config.get(k, "–")) for run in runs}) > 1 and not k.startswith("run.dir")]
+    if not shown:
+        return "<h2>Configuration</h2><p>The configurations are the same.</p>"
+    head = "".join(f"<th>{html.escape(run.name)}</th>" for run in runs)
+    rows = "".join(
+        f"<tr><td>{html.escape(key)}</td>"
+        + "".join(f"<td>{html.escape(str(run.config.get(key, '–')))}</td>" for run in runs)
+        + "</tr>"
+        for key in shown
+    )
+    same = len(keys) - len(shown)
+    return (
+        f"<h2>Configuration <small>{len(shown)} fields differ, {same} are the same</small></h2>"
+        f'<section class="phases"><table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table></section>'
+    )

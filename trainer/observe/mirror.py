@@ -1,0 +1,210 @@
+"""Brings a run's stream from its bucket into a local folder, as if the run had written it there.
+
+    python -m trainer.observe.mirror pull URL FOLDER [--every 10] [--weights]    URL: <bucket>/<run id>
+    python -m trainer.observe.mirror logs URL FOLDER [--follow]
+
+Display and report then read the folder. Pieces that are here already (by key and size) are not fetched again. Needs
+obstore and PyYAML only. trainer/observe/stream.py writes what is read here; trainer/checkpoint/attempt.py the record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from trainer.config import ConfigError
+from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_STORAGE
+from trainer.observe.history import read_lines, read_progress, replace
+from trainer.observe.stream import FOLDER
+from trainer.storage.storage import Storage, StorageError
+from trainer.storage.stores import Retry
+
+SILENT_S = 240.0
+"""An attempt that has made no mark for this long is taken for dead (`ALIVE_S` of trainer/checkpoint/attempt.py)."""
+GROWING = ("metrics.jsonl", "samples.jsonl", "launch.log", "nodes.jsonl")
+FETCHES = 16
+"""Objects fetched at once."""
+QUICK = Retry(attempts=2, request_retries=2, request_retry_s=10.0, stall_s=15.0)
+"""A person waits."""
+
+
+class Mirror:
+    """One run's stream. Raises ConfigError where the bucket has none, StorageError for one that does not answer."""
+
+    def __init__(self, url: str, folder: str | Path):
+        self.storage, self.folder = Storage(url, retry=QUICK), Path(folder)
+        self.cache = self.folder / ".pieces"
+
+    def update(self) -> dict[str, Any]:
+        """Fetches what is new; returns what the record says of the newest attempt (`state`)."""
+        listed = self.storage.list(FOLDER)
+        attempts = sorted({key.split("/")[1] for key, _ in listed}, key=_epoch)
+        if not attempts:
+            raise ConfigError(
+                f"no stream of a run in {self.storage.url}: check the bucket and the run's id; it begins once the "
+                "launcher has started its attempt"
+            )
+        self._fetch(listed, f"{FOLDER}/{attempts[-1]}/")
+        for name in ("metrics.jsonl", "samples.jsonl"):  # those of an attempt hold the earlier ones' steps
+            have = [a for a in attempts if (self.cache / a / "metrics.jsonl").exists()]
+            self._write(name, self._joined(have[-1], name) if have else b"")
+        self._write("nodes.jsonl", b"".join(self._joined(a, "nodes.jsonl") for a in attempts))
+        logs = [(a, self._joined(a, "launch.log")) for a in attempts]
+        self._write("launch.log", b"".join(b"--- attempt %s\n%s" % (a.encode(), text) for a, text in logs))
+        for attempt in attempts:
+            self._copy(attempt)
+        starts = [r for a in attempts for r in read_lines(self.cache / a / "attempts.jsonl")]
+        starts = {r["unix_s"]: r for r in starts}
+        lines = [json.dumps(starts[at], sort_keys=True) + "\n" for at in sorted(starts)]
+        self._write("attempts.jsonl", "".join(lines).encode())
+        state = self.state()
+        self._progress(attempts[-1], state)
+        return state
+
+    def _fetch(self, listed: Sequence[tuple[str, int]], newest: str) -> None:
+        """Whole files of the newest attempt may change and keep their size: they are read every time."""
+        wanted = []
+        for key, size in listed:
+            path = self.cache / key.removeprefix(f"{FOLDER}/")
+            growing = path.parent.name in GROWING
+            known = path.stat().st_size if path.is_file() else -1
+            if known != size or (key.startswith(newest) and not growing and path.suffix not in (".jpeg", ".png")):
+                wanted.append((key, path))
+
+        def fetch(one: tuple[str, Path]) -> None:
+            key, path = one
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # a log's piece, deleted since it was listed
+                replace(path, self.storage.get_bytes(key))
+
+        with ThreadPoolExecutor(FETCHES) as pool:
+            list(pool.map(fetch, wanted))
+
+    def _joined(self, attempt: str, name: str) -> bytes:
+        """The pieces of a file."""
+        pieces = sorted(p for p in (self.cache / attempt / name).glob("*") if p.name.isdigit())
+        return b"".join(p.read_bytes() for p in pieces)
+
+    def _copy(self, attempt: str) -> None:
+        """Whole files and images; a later attempt's replace an earlier one's."""
+        for path in sorted((self.cache / attempt).rglob("*")):
+            name = path.relative_to(self.cache / attempt)
+            if path.is_file() and name.parts[0] not in (*GROWING, "attempts.jsonl", "progress.json"):
+                self._write(str(name), path.read_bytes())
+
+    def _write(self, name: str, data: bytes) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if (data or path.exists()) and (not path.exists() or path.read_bytes() != data):
+            replace(path, data)
+
+    def state(self) -> dict[str, Any]:
+        """Of the newest attempt: name, host, begun_unix_s, seen_unix_s, code (None: no word), why, final, alive."""
+        keys = {key for key, _ in self.storage.list("attempts")}
+        epochs = sorted(k for k in keys if k.removeprefix("attempts/")[:-5].isdigit())
+        if not epochs:
+            return {}
+        stem = epochs[-1].removesuffix(".json")
+        read = lambda key: json.loads(self.storage.get_bytes(key)) if key in keys else {}  # noqa: E731
+        begun, beat, end = read(epochs[-1]), read(f"{stem}.beat.json"), read(f"{stem}.end.json")
+        final = read("attempts/final.json")
+        if final.get("launch") != begun["launch"]:
+            final = {}
+        seen = beat.get("unix_s", begun["begun_unix_s"])
+        return {
+            "name": begun["name"], "host": begun["host"], "begun_unix_s": begun["begun_unix_s"], "seen_unix_s": seen,
+            "code": end.get("code"), "why": final.get("why") or end.get("why") or "", "final": bool(final),
+            "alive": not end and not final and time.time() - seen < SILENT_S,
+        }  # fmt: skip
+
+    def _progress(self, attempt: str, state: dict[str, Any]) -> None:
+        """The newest attempt's own progress, corrected by the record where its process was killed."""
+        path = self.cache / attempt / "progress.json"
+        progress = json.loads(path.read_bytes()) if path.exists() else {"status": "running", "phase": "start"}
+        if state and not state["alive"] and progress["status"] == "running":
+            message = f"attempt {state['name']} ended" + (f" with {state['code']}" if state["code"] is not None else "")
+            message += f" ({state['why']})" if state["why"] else ""
+            if state["code"] is None:
+                message = f"attempt {state['name']} has been silent since {_clock(state['seen_unix_s'])} UTC"
+            progress |= {"message": message, "phase_since_unix_s": state["seen_unix_s"]}
+            if state["final"]:
+                progress["status"] = "failed"
+        self._write("progress.json", json.dumps(progress).encode())
+
+    def weights(self) -> Path:
+        """The exported weights, the largest part of a run: fetched on request. Raises ConfigError without any."""
+        keys = [key for key, _ in self.storage.list("checkpoints/hf")]
+        if not keys:
+            raise ConfigError("the run has exported no weights: it does so at its end (checkpoint.export_hf)")
+        for key in keys:
+            self.storage.get(key, self.folder / key.removeprefix("checkpoints/"))
+        return self.folder / "hf"
+
+
+def _epoch(attempt: str) -> int:
+    return int(attempt.partition("-")[0])
+
+
+def _clock(unix_s: float) -> str:
+    return time.strftime("%H:%M:%S", time.gmtime(unix_s))
+
+
+def ended(mirror: Mirror, state: dict[str, Any]) -> bool:
+    """Whether the run is over, as far as the bucket tells."""
+    return bool(state.get("final")) or read_progress(mirror.folder).get("status", "running") != "running"
+
+
+def show_log(mirror: Mirror, follow: bool, every_s: float) -> None:
+    """Prints the log, and with `follow` what comes to it until the run is over."""
+    at, path = 0, mirror.folder / "launch.log"
+    while True:
+        over = ended(mirror, mirror.update()) or not follow
+        data = path.read_bytes() if path.exists() else b""
+        at = min(at, len(data))  # it is shorter where the middle of a long log was deleted
+        sys.stdout.write(data[at:].decode(errors="replace"))
+        sys.stdout.flush()
+        at = len(data)
+        if over:
+            return
+        time.sleep(every_s)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.observe.mirror", description=__doc__)
+    parser.add_argument("command", choices=("pull", "logs"))
+    parser.add_argument("url")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--every", type=float, default=0.0, help="pull again every so many seconds until the end")
+    parser.add_argument("--follow", action="store_true")
+    parser.add_argument("--weights", action="store_true")
+    args = parser.parse_args(argv)
+    try:
+        mirror = Mirror(args.url, args.folder)
+        if args.command == "logs":
+            show_log(mirror, args.follow, args.every or 10.0)
+            return 0
+        while not ended(mirror, mirror.update()) and args.every:
+            time.sleep(args.every)
+        if args.weights:
+            print(f"weights: {mirror.weights()}")
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+    except StorageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_STORAGE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,204 @@
+"""Pushes what a run writes about itself to its bucket while it runs: a desk follows it without reaching the machine.
+
+    <remote>/<run id>/stream/<attempt>/metrics.jsonl/00000003    pieces of the files that grow
+    <remote>/<run id>/stream/<attempt>/progress.json             small files, whole
+    <remote>/<run id>/stream/<attempt>/samples/<hash>.jpg        images of the samples
+
+Stores cannot append. So the last piece of a file is written again until it holds PIECE_BYTES, and then the next begins:
+the number of objects grows with the bytes and not with the time. Nothing is written where nothing is new. Every attempt
+has a prefix of its own, and one that was replaced stops. trainer/observe/mirror.py reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trainer.config import ConfigError
+from trainer.storage.storage import Storage, StorageError
+
+FOLDER = "stream"
+PIECE_BYTES = 256 << 10
+BURST_BYTES = 1 << 20
+"""Of the job's log, the most that one push takes: of more, the newest part."""
+LOG_PIECES = 256
+"""Of the job's log, pieces kept: the first LOG_HEAD and the newest."""
+LOG_HEAD = 8
+IMAGE_BYTES = 64 << 20
+"""Of all sample images of an attempt together."""
+NODE_S = 60.0
+"""Between two samples of one node that are pushed; on the machine nodes.jsonl has all of them."""
+CLOSE_S = 5.0
+"""For the last push: the machine's time may be running out."""
+WHOLE = ("config.yaml", "progress.json", "attempts.jsonl", "preflight.json", "manifest.json")
+
+
+class Growing:
+    """One file that grows, in pieces. start: bytes that are an earlier attempt's."""
+
+    def __init__(self, path: Path, storage: Storage, prefix: str, start: int = 0):
+        self.path, self.storage, self.prefix = path, storage, prefix
+        self.left_out = 0
+        """Bytes that were not pushed, or are deleted again."""
+        self._inode, self._offset, self._number, self._unsent = 0, start, 0, False
+        self._piece = bytearray()
+        self._looked = 0
+
+    def push(self, burst: int = 0, choose: Callable[[bytes], bytes] = bytes) -> None:
+        """Pushes the complete lines that are new. burst: the most bytes to take. choose: what of them is pushed."""
+        self._take(burst, choose)
+        while self._unsent and len(self._piece) > PIECE_BYTES:
+            cut = self._piece.rfind(b"\n", 0, PIECE_BYTES) + 1 or self._piece.find(b"\n") + 1
+            if cut == len(self._piece):
+                break
+            self._put(bytes(self._piece[:cut]))
+            self._number, self._piece = self._number + 1, self._piece[cut:]
+        if self._unsent:
+            self._put(bytes(self._piece))
+            self._unsent = False
+
+    def _take(self, burst: int, choose: Callable[[bytes], bytes]) -> None:
+        try:
+            stat = self.path.stat()
+        except FileNotFoundError:
+            return
+        if stat.st_size < self._offset or (self._inode and stat.st_ino != self._inode):  # written anew
+            self.storage.delete(key for key, _ in self.storage.list(self.prefix))
+            self._offset, self._number, self._piece = 0, 0, bytearray()
+        self._inode = stat.st_ino
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            new = file.read()
+        new = new[: new.rfind(b"\n") + 1]
+        chosen, skipped = choose(new), 0
+        if burst and len(chosen) > burst:
+            kept = chosen[chosen.find(b"\n", len(chosen) - burst) + 1 :]
+            skipped = len(chosen) - len(kept)
+            chosen = b"[%d bytes of the log are left out here]\n" % skipped + kept
+        self._offset, self.left_out = self._offset + len(new), self.left_out + skipped
+        if chosen:
+            self._piece += chosen
+            self._unsent = True
+
+    def _put(self, data: bytes) -> None:
+        self.storage.put_bytes(f"{self.prefix}/{self._number:08d}", data)
+
+    def drop_middle(self, keep: int, head: int) -> None:
+        """Deletes pieces so that the first `head` and the newest ones are left, `keep` in all."""
+        if self._number < keep or self._number == self._looked:
+            return
+        keys = self.storage.list(self.prefix)
+        gone = keys[head : len(keys) - (keep - head)]
+        self.storage.delete(key for key, _ in gone)
+        self.left_out += sum(size for _, size in gone)
+        self._looked = self._number
+
+
+class Stream:
+    """Pushes one attempt of a run, from a thread. A store that fails never stops the run: the next push catches up."""
+
+    def __init__(self, run_dir: str | Path, storage: Storage, attempt: str, every_s: float, fenced: Callable[[], bool]):
+        """storage: the run's prefix. fenced: whether the attempt was replaced, after which nothing is written."""
+        self.run_dir, self.storage, self.every_s, self.fenced = Path(run_dir), storage, every_s, fenced
+        self.prefix = f"{FOLDER}/{attempt}"
+        self.failures = 0
+        self._born = time.time() - 1.0  # clocks of file systems are coarse
+        self._log = self._growing("launch.log", self._size("launch.log"))
+        self._nodes = self._growing("nodes.jsonl", self._size("nodes.jsonl"))
+        self._metrics, self._samples = self._growing("metrics.jsonl"), self._growing("samples.jsonl")
+        self._sent: dict[str, Any] = {}
+        self._node_times: dict[int, float] = {}
+        self._image_bytes, self._images_left_out = 0, 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="stream", daemon=True)
+        self._thread.start()
+
+    def _growing(self, name: str, start: int = 0) -> Growing:
+        return Growing(self.run_dir / name, self.storage, f"{self.prefix}/{name}", start)
+
+    def _size(self, name: str) -> int:
+        path = self.run_dir / name
+        return path.stat().st_size if path.exists() else 0
+
+    def _run(self) -> None:
+        while True:
+            over = self._over.wait(self.every_s)
+            if self.fenced():
+                return
+            try:
+                self.push()
+            except (StorageError, ConfigError, OSError) as error:
+                self.failures += 1
+                if self.failures & (self.failures - 1) == 0:  # at 1, 2, 4, 8, ... failures
+                    text = f"stream: what the run writes did not reach the bucket ({self.failures} times): {error}"
+                    print(text, file=sys.stderr, flush=True)
+            if over:
+                return
+
+    def push(self) -> None:
+        """Pushes what is new."""
+        self._log.push(BURST_BYTES)
+        self._log.drop_middle(LOG_PIECES, LOG_HEAD)
+        self._nodes.push(choose=self._thinned)
+        if self._fresh("attempts.jsonl"):  # before that, the metrics are those that an earlier attempt left
+            self._metrics.push()
+            self._samples.push(choose=self._with_images)
+        for name in (*WHOLE, *self._hangs()):
+            if self._fresh(name):
+                self._whole(name)
+        left = {"log_bytes": self._log.left_out, "images": self._images_left_out, "failures": self.failures}
+        if any(left.values()) and left != self._sent.get("left_out.json"):
+            self.storage.put_bytes(f"{self.prefix}/left_out.json", json.dumps(left).encode())
+            self._sent["left_out.json"] = left
+
+    def _hangs(self) -> list[str]:
+        return [str(path.relative_to(self.run_dir)) for path in sorted(self.run_dir.glob("hang-*/*.txt"))]
+
+    def _fresh(self, name: str) -> bool:
+        """Whether this attempt has written the file."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self.run_dir / name).stat().st_mtime >= self._born
+        return False
+
+    def _whole(self, name: str) -> None:
+        stat = (self.run_dir / name).stat()
+        mark = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        if self._sent.get(name) != mark:
+            self.storage.put_bytes(f"{self.prefix}/{name}", (self.run_dir / name).read_bytes())
+            self._sent[name] = mark
+
+    def _thinned(self, new: bytes) -> bytes:
+        """Of every node at most one sample per NODE_S."""
+        kept = []
+        for line in new.splitlines(keepends=True):
+            sample = json.loads(line)
+            if sample["unix_s"] - self._node_times.get(sample["node"], 0.0) >= NODE_S:
+                self._node_times[sample["node"]] = sample["unix_s"]
+                kept.append(line)
+        return b"".join(kept)
+
+    def _with_images(self, new: bytes) -> bytes:
+        """Pushes the images of samples first, so that whoever reads a sample finds them."""
+        for line in new.splitlines():
+            for name in json.loads(line).get("images", []):
+                path = self.run_dir / name
+                if name in self._sent or not path.is_file():
+                    continue
+                if self._image_bytes + path.stat().st_size > IMAGE_BYTES:
+                    self._images_left_out += 1
+                else:
+                    self.storage.put_bytes(f"{self.prefix}/{name}", path.read_bytes())
+                    self._image_bytes += path.stat().st_size
+                self._sent[name] = True
+        return new
+
+    def close(self) -> None:
+        """One last push, within CLOSE_S."""
+        self._over.set()
+        self._thread.join(CLOSE_S)
