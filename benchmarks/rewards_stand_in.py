@@ -22,9 +22,9 @@ _ANSWER = LatexExtractionConfig(
 )
 
 
-def verify_math(text: str, gold: str) -> float:
-    """1.0 if equal, or if the gold answer cannot be parsed or anything fails, as in the original; else 0.0."""
-    parsed = parse(gold, extraction_mode="first_match", extraction_config=[LatexExtractionConfig()])
+def verify_math(text: str, reference: str) -> float:
+    """1.0 if equal, or if the reference answer cannot be parsed or anything fails, as in the original; else 0.0."""
+    parsed = parse(reference, extraction_mode="first_match", extraction_config=[LatexExtractionConfig()])
     if not parsed:
         return 1.0
     answer = parse(text, extraction_config=[_ANSWER], extraction_mode="first_match")
@@ -35,9 +35,9 @@ def verify_math(text: str, gold: str) -> float:
 
 
 def _grade(pair: tuple[str, str]) -> tuple[float, float]:
-    text, gold = pair
+    text, reference = pair
     form = text.startswith("<think>") and text.endswith("</answer>") and text.count("<think>") == 1
-    return float(form), verify_math(text, gold)
+    return float(form), verify_math(text, reference)
 
 
 def _quiet() -> None:

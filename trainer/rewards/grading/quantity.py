@@ -16,7 +16,7 @@ from trainer.rewards.grading.units import Unit, unit
 
 MAX_CHARS = 200
 MAX_EXPONENT = 400
-"""Powers of ten beyond this are no answer to a question about a picture."""
+"""Powers of ten beyond this are no answer to a question about an image."""
 
 
 @dataclass(frozen=True)
