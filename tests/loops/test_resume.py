@@ -101,19 +101,26 @@ def kill_and_resume(job, undisturbed, plan, before=lambda name: None, floor=1) -
     assert not list(job.run_dir.rglob("*.partial"))
 
 
-def test_killed_in_every_phase(base, undisturbed, tmp_path):
+def test_killed_in_an_update_on_a_node_that_is_lost(base, undisturbed, tmp_path):
+    with servers.rclone(tmp_path / "disk") as server:
+        job = Job(placed(base, tmp_path, remote="s3://bucket/runs", keep_last=2), tmp_path, server.env)
+        kill_and_resume(job, undisturbed, [("update", lambda: job.in_phase("update", 5), True)])
+
+
+@pytest.mark.long
+def test_killed_in_every_other_phase(base, undisturbed, tmp_path):
     with servers.rclone(tmp_path / "disk") as server:
         job = Job(placed(base, tmp_path, remote="s3://bucket/runs", keep_last=2), tmp_path, server.env)
         plan = [
             ("generation", lambda: job.in_phase("rollout", 2), False),
             ("grading", lambda: job.in_phase("grade", 4), True),
-            ("update", lambda: job.in_phase("update", 5), False),
             ("weight sync", lambda: job.in_phase("sync", 6), True),
             ("evaluation", lambda: job.in_phase("eval", 7), False),
         ]
         kill_and_resume(job, undisturbed, plan)
 
 
+@pytest.mark.long
 def test_killed_around_a_save(base, undisturbed, tmp_path):
     with servers.rclone(tmp_path / "disk") as server, servers.proxy(server.port) as relay:
         config = placed(base, tmp_path, remote="s3://bucket/runs", keep_last=2, keep_last_remote=2)
@@ -164,11 +171,9 @@ def test_no_logged_step_is_sampled_again(base, undisturbed, tmp_path):
     config = replace(config, rewards=replace(config.rewards, function=f"{tmp_path}/reward.py:reward"))
     job = Job(config, tmp_path)
     for step in (4, 8):
-        job.start().until(
-            lambda at=step: (
-                job.in_phase("update", at) and any(tmp_path.glob(f"store/small/rollouts/step-{at:08d}/*.npz"))
-            )
-        )
+        sent = f"store/small/rollouts/step-{step:08d}/*.npz"
+        updating = lambda at=step, sent=sent: job.in_phase("update", at) and any(tmp_path.glob(sent))  # noqa: E731
+        job.start().until(lambda updating=updating: updating() and job.frozen(updating))
         job.kill()
         assert job.progress()["step"] == step
         if step == 8:
@@ -186,6 +191,7 @@ def test_no_logged_step_is_sampled_again(base, undisturbed, tmp_path):
     assert not list((job.run_dir / "rollouts").glob("step-0000000[1-5].npz")), "no restart goes on from before step 5"
 
 
+@pytest.mark.long
 def test_after_a_long_notice_no_step_is_lost(base, undisturbed, tmp_path):
     """The step under way is finished and saved; nothing is left over, and the run ends as the undisturbed one."""
     job = Job(placed(base, tmp_path, every_steps=5), tmp_path, {"SPOTRL_NOTICE_S": "60"}).start()
@@ -217,6 +223,7 @@ def test_damage_that_only_one_rank_sees(base, undisturbed, tmp_path):
     assert weights_of(job) == weights_of(undisturbed)
 
 
+@pytest.mark.long
 def test_elastic(base, undisturbed, tmp_path):
     """Two ranks' checkpoint goes on with one rank, then two, then four: the same run but for rounding."""
     source = undisturbed.run_dir / "checkpoints"
