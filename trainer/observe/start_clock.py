@@ -8,6 +8,13 @@ from collections.abc import Mapping
 
 STARTED_VARIABLE = "SPOTRL_STARTED"
 """Carries the time (unix, s) at which the launcher began this attempt to the driver."""
+PARTS = {
+    "launch": "perf/start_launch_s",
+    "place": "perf/start_place_s",
+    "load": "perf/start_load_s",
+    "resume": "perf/start_resume_s",
+    "sync": "perf/start_sync_s",
+}
 
 
 class StartClock:
@@ -20,13 +27,13 @@ class StartClock:
         self.told = False
 
     def mark(self, part: str) -> None:
-        """Says that `part` ends here."""
+        """Says that `part`, of PARTS, ends here."""
         now = time.time()
         self.parts[part], self._last = now - self._last, now
 
     def metrics(self) -> dict[str, float]:
-        """`perf/start_s`, and `perf/start_{part}_s` of every part."""
-        return {"perf/start_s": self._last - self._began} | {f"perf/start_{p}_s": s for p, s in self.parts.items()}
+        """The whole, and every part."""
+        return {"perf/start_s": self._last - self._began} | {PARTS[part]: s for part, s in self.parts.items()}
 
     def tell(self) -> str:
         """The same as a line for the log."""
