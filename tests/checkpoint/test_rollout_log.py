@@ -81,6 +81,12 @@ def test_another_run_configuration_dataset_or_code_is_not_replayed(start, config
     assert log.read(1) is None and "code_fingerprint" in told[-1]
 
 
+def test_a_run_that_must_not_resume_replays_nothing(start, config):
+    write(start(), 1)
+    afresh = override(config, [f"run.dir={config.run.dir}-run", "checkpoint.resume=never"])
+    assert RolloutLog(afresh, "data").open(0) == []
+
+
 @pytest.mark.parametrize("damage", ["flip", "cut"])
 def test_damage_is_sampled_again_and_so_is_all_that_follows(start, told, damage):
     log = start()

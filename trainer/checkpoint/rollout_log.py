@@ -77,6 +77,7 @@ class RolloutLog:
     ):
         """held: the right to write for this run, as in `Checkpoints`."""
         self._say, self._held = say, held
+        self._resumes = config.checkpoint.resume != "never"
         self.folder = Path(config.run.dir) / "rollouts"
         url = f"{config.checkpoint.remote.rstrip('/')}/{config.run_id}/rollouts" if config.checkpoint.remote else ""
         self.storage = storage or (Storage(url, retry=RETRY) if url else None)
@@ -104,7 +105,7 @@ class RolloutLog:
         They are those of one history: of each step the newest attempt's, and never an older attempt's after a newer
         one's, which would be an attempt that went on beside the one that had replaced it.
         """
-        found = self._places(step)
+        found = self._places(step) if self._resumes else {}
         self._usable, epoch, at = {}, 0, step + 1
         while at in found and (newest := max(place.epoch for place in found[at])) >= epoch:
             self._usable[at] = [place for place in found[at] if place.epoch == newest]
