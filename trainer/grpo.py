@@ -3,7 +3,7 @@
     sample -> grade -> learn -> sync -> evaluate, save, log
 
 Every step is a function of (config, step, weights): a run that is stopped anywhere and resumed computes the
-same values.
+same values. What is graded is logged, so that a restart repeats updates and samples nothing twice.
 """
 
 from __future__ import annotations
@@ -37,33 +37,37 @@ def train(config: RunConfig, run: Session) -> None:
         with phases("eval"):
             run.metrics.log(0, evaluate(config, run))
 
+    graded = run.rollouts.read(step + 1)
     while step < total:
         step += 1
         phases.begin(step, total)
-        with phases("rollout"):
-            samples = workers.generate(
-                run.stream.batch(step),
-                run.prompt_tokens,
-                config.rollout.samples_per_prompt,
-                config.rollout.temperature,
-                upcoming=run.stream.batch(step + 1),
-            )
-        with phases("grade"):
-            outcomes = run.score(samples)
-            rewards = torch.tensor([o.reward for o in outcomes])
-            if config.algorithm.normalize_reward:
-                rewards = norm(rewards)
-            groups = torch.tensor([s.group for s in samples])
-            advantages = group_norm(rewards, groups, config.algorithm.advantage_eps)
+        if graded is None:
+            with phases("rollout"):
+                samples = workers.generate(
+                    run.stream.batch(step),
+                    run.prompt_tokens,
+                    config.rollout.samples_per_prompt,
+                    config.rollout.temperature,
+                    upcoming=run.stream.batch(step + 1),
+                )
+            with phases("grade"):
+                graded = run.grade(step, samples)
+        samples, outcomes = graded.samples, graded.outcomes
+        rewards = torch.tensor([o.reward for o in outcomes])
+        if config.algorithm.normalize_reward:
+            rewards = norm(rewards)
+        advantages = group_norm(rewards, torch.tensor([s.group for s in samples]), config.algorithm.advantage_eps)
         with phases("update"):
             workers.all("prepare_update")
             stats = learn(config, run, step, samples, advantages)
-        with phases("sync"):
-            workers.all("sync", step)
-        if run.due(config.evaluation.every_steps, step, total):
+        stats |= graded.stats | describe(samples, outcomes, advantages)
+        graded, evaluates = run.rollouts.read(step + 1), run.due(config.evaluation.every_steps, step, total)
+        if graded is None or evaluates:  # else nothing is sampled before the next update
+            with phases("sync"):
+                workers.all("sync", step)
+        if evaluates:
             with phases("eval"):
                 stats |= evaluate(config, run)
-        stats |= describe(samples, outcomes, advantages)
         run.log(step, stats, samples, sample_rows(config, run.train_set, step, samples, outcomes, advantages))
         with phases("checkpoint"):
             run.saving.maybe_save(step, total, norm.__dict__, step * per_step, stats.get("eval/accuracy"))

@@ -12,6 +12,7 @@ import numpy as np
 from trainer.algorithm.records import Outcome, Sample
 from trainer.checkpoint.attempt import of_this_job
 from trainer.checkpoint.manager import Checkpoints, Found, export_hf
+from trainer.checkpoint.rollout_log import Graded, RolloutLog
 from trainer.config import ConfigError, RunConfig
 from trainer.data import lengths
 from trainer.data.dataset import Dataset
@@ -26,6 +27,7 @@ from trainer.observe.guards import Guards
 from trainer.observe.metrics import Metrics, Phases
 from trainer.observe.node_monitor import host_stats
 from trainer.observe.report import write_report
+from trainer.observe.start_clock import StartClock
 from trainer.observe.step_stats import one_line, throughput, utilisation
 from trainer.rewards.scorer import Scorer
 from trainer.saving import ATTACHED, Saving
@@ -40,6 +42,8 @@ class Session:
     def __init__(self, config: RunConfig, total_updates: Callable[[RunConfig, int], int]) -> None:
         """total_updates: of (config, rows): optimizer steps of the whole run, for the learning-rate schedule."""
         self.config = config
+        self.clock = StartClock()
+        self.clock.mark("launch")
         self.datasets: dict[tuple[str, str], Dataset] = {}
         self.train_set = self.dataset(config.data.path, config.data.split)
         self.lock = RunLock(config.run.dir, "driver")
@@ -48,12 +52,17 @@ class Session:
         self.phases = Phases(config.run.dir, lambda phase: self.saving.on_boundary(phase))
         self.phases.note(message="loading model and engine")
         self.rewards = Scorer(config.rewards)
-        self.checkpoints = Checkpoints(config, self.train_set.fingerprint, held=of_this_job(config))
+        held = of_this_job(config)
+        self.checkpoints = Checkpoints(config, self.train_set.fingerprint, held=held)
+        self.rollouts = RolloutLog(config, self.train_set.fingerprint, held=held)
         self.workers = Workers(config)
         self._lengths: dict[tuple[str, str, int], np.ndarray] = {}
         self.rows, self.left_out = self._usable_rows()
         self.stream = PromptStream(self.rows, config.rows_per_step, config.run.seed)
-        facts = self.workers.start(total_updates(config, len(self.rows)))
+        self.clock.mark("place")
+        self._found = self.checkpoints.find()  # before the model: every rank fetches its files beside that
+        facts = self.workers.start(total_updates(config, len(self.rows)), self._found)
+        self.clock.mark("load")
         self._peak_flops = peak_flops(facts["device_name"])
         self._image_token_id = facts["image_token_id"]
         self._shape = shape_of(str(model_folder(config))) if self._peak_flops else None
@@ -67,6 +76,7 @@ class Session:
     def __exit__(self, *error: object) -> None:
         self.rewards.close()
         self.checkpoints.close()
+        self.rollouts.close()
         self.lock.close()
         if hasattr(self, "metrics"):
             self.metrics.close()
@@ -108,15 +118,17 @@ class Session:
             norm.update(found.state["reward_norm"])
 
         with self.phases("resume"):
-            restored = self.checkpoints.restore(load)
+            restored = self.checkpoints.restore(load, self._found)
         if restored is None and self.config.checkpoint.resume == "must":
             raise ConfigError(
                 "checkpoint.resume is `must` and there is no committed checkpoint: check run.id and remote"
             )
         step = restored[0].step if restored else 0
+        self.rollouts.open(step)
         history, shown = (_attached(restored[0], name) if restored else b"" for name in ATTACHED)
         self.metrics = Metrics(self.config.run.dir, self.config, step, history, shown)
         print(f"resumed from step {step}" if restored else "starting from scratch", flush=True)
+        self.clock.mark("resume")
         return step
 
     def check_first_sync(self) -> None:
@@ -130,6 +142,7 @@ class Session:
                 f"after the weight sync engine and policy differ by {mean:.2e} nats per token (limit {limit:.0e}): the "
                 "engine does not hold the policy's weights; training on it would be noise. See docs/failures.md"
             )
+        self.clock.mark("sync")
 
     def score(self, samples: list[Sample], dataset: Dataset | None = None) -> list[Outcome]:
         """Grades completions against the reference answers of their rows."""
@@ -143,6 +156,14 @@ class Session:
             [asked[s.row] for s in samples],
         )
 
+    def grade(self, step: int, samples: list[Sample]) -> Graded:
+        """Grades a step's completions and logs them, before the weights change."""
+        outcomes = self.score(samples)
+        stats = {name: value for name, value in self.rewards.stats().items() if not name.startswith("perf/")}
+        graded = Graded(samples, outcomes, stats)
+        self.rollouts.write(step, graded, self.checkpoints.floor)
+        return graded
+
     @staticmethod
     def due(every: int, step: int, total: int) -> bool:
         """Whether something done every `every` steps is due; the last step always is. 0: never."""
@@ -154,8 +175,12 @@ class Session:
         """Writes the step's metrics, and the samples to show. Comes before the save: its step is always logged."""
         times = self.phases.take()
         self.saving.stepped(times["time/step_s"])
-        stats = stats | self.rewards.stats() | {"data/left_out": self.left_out}
-        stats |= throughput(stats, times, self.workers.world_size) | self.checkpoints.metrics() | times
+        stats = self.rewards.stats() | stats | {"data/left_out": self.left_out}  # the loop's own before an evaluation's
+        stats |= throughput(stats, times, self.workers.world_size) | times
+        stats |= self.checkpoints.metrics() | self.rollouts.metrics()
+        if not self.clock.told:
+            print(self.clock.tell(), flush=True)
+            stats |= self.clock.metrics()
         if self._peak_flops and self._shape:
             stats |= utilisation(self.config, self._shape, self._peak_flops, self._image_token_id, samples, times)
         stats |= host_stats(self.config.run.dir)

@@ -109,14 +109,20 @@ def again(config: RunConfig, told: list[str], data: str = "data") -> Checkpoints
 def spoil(folder, damage: str) -> None:
     """Damages one file of a checkpoint."""
     path = inner(folder) / ("manifest.json" if damage == "manifest" else "rank-00001-of-00002.safetensors")
-    data = bytearray(path.read_bytes())
     if damage == "remove":
         path.unlink()
-    elif damage == "cut":
-        path.write_bytes(data[: len(data) // 2])
     else:
-        data[-5] ^= 1
-        path.write_bytes(data)
+        spoil_file(path, damage, -5)
+
+
+def spoil_file(path, damage: str, at: int) -> None:
+    """Cuts a file in half ("cut"), or flips a bit of its byte `at`."""
+    data = bytearray(path.read_bytes())
+    if damage == "cut":
+        del data[len(data) // 2 :]
+    else:
+        data[at] ^= 1
+    path.write_bytes(data)
 
 
 def steps_in(folder) -> list[int]:

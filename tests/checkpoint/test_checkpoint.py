@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import pickle
 import random
 import shutil
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,8 +27,9 @@ from tests.checkpoint.synthetic import (
     whole,
     writers,
 )
+from trainer.checkpoint import reader
 from trainer.checkpoint.format import decode, encode, pack, unpack
-from trainer.checkpoint.manager import CheckpointError, ShardReader, fetch_all
+from trainer.checkpoint.manager import CheckpointError, CorruptCheckpoint, ShardReader, fetch_all
 from trainer.config import ConfigError, override
 
 # --- format -----------------------------------------------------------------------------------------------------------
@@ -314,3 +317,20 @@ def test_resume_never_still_finds_its_own(tmp_path, told):
     assert checkpoints.find() is None
     save(checkpoints, writers(config, 1), 2)
     assert checkpoints.find().step == 2, "for the export at the end"
+
+
+def test_a_file_is_hashed_once_by_driver_and_ranks(run, told, monkeypatch):
+    config, checkpoints, ranks = run
+    save(checkpoints, ranks, 2)
+    found = again(config, told).find()
+    assert found is not None
+    shards = [p for p in place(checkpoints.folder, 2).iterdir() if p.name.startswith("rank-")]
+    monkeypatch.setattr(reader, "_verified", {})  # as a rank's process begins
+    rank = pickle.loads(pickle.dumps(found))
+    monkeypatch.setattr(reader.hashlib, "file_digest", lambda *_: pytest.fail("hashed again"))
+    assert {rank.local(p.name) for p in shards} == set(shards)
+    monkeypatch.undo()
+    monkeypatch.setattr(reader, "_verified", {})
+    spoil(checkpoints.folder / "step-00000002", "flip")
+    with pytest.raises(CorruptCheckpoint):
+        [replace(rank, url="").local(p.name) for p in shards]

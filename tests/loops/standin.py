@@ -44,7 +44,7 @@ class Ranks:
     def lengths(self, path: str, split: str, rows: int) -> np.ndarray:
         return np.ones((rows, 2), np.int32)
 
-    def start(self, total_updates: int) -> dict[str, Any]:
+    def start(self, total_updates: int, found: Found | None) -> dict[str, Any]:
         return {"device_name": "", "image_token_id": 0}
 
     def update(self, step: int) -> list[float]:

@@ -163,6 +163,34 @@ def test_killed_around_a_save(base, undisturbed, tmp_path):
         assert all(len(list(folder.glob("*/manifest.json"))) == 1 for folder in kept), "something is left over"
 
 
+def test_no_logged_step_is_sampled_again(base, undisturbed, tmp_path):
+    """Killed in updates far from a checkpoint, the node's disk lost once: updates are repeated, completions are not."""
+    count = f"    open({str(tmp_path / 'graded')!r}, 'a').write('.')\n    return"
+    (tmp_path / "reward.py").write_text(REWARD.replace("    return", count))
+    config = placed(base, tmp_path, every_steps=5, remote=f"file://{tmp_path}/store")
+    config = replace(config, rewards=replace(config.rewards, function=f"{tmp_path}/reward.py:reward"))
+    job = Job(config, tmp_path)
+    for step in (4, 8):
+        sent = f"store/small/rollouts/step-{step:08d}/*.npz"
+        updating = lambda at=step, sent=sent: job.in_phase("update", at) and any(tmp_path.glob(sent))  # noqa: E731
+        job.start().until(lambda updating=updating: updating() and job.frozen(updating))
+        job.kill()
+        assert job.progress()["step"] == step
+        if step == 8:
+            shutil.rmtree(job.run_dir)
+    assert job.start().wait(900) == 0, job.tail()
+    said = job.log.read_text()
+    assert "rollout log: steps 1 to 4 are replayed" in said
+    assert "rollout log: steps 6 to 8 are replayed" in said and "resumed from step 5" in said
+    assert len(re.findall(r"^ready [0-9.]+ s after the launch: launch .*, sync [0-9.]+$", said, re.MULTILINE)) == 3
+    samples, held_out = 16, 4
+    evaluated = 2 + 2 + 1  # before step 1 and after step 6 twice each, after step 12
+    assert len((tmp_path / "graded").read_text()) == STEPS * samples + evaluated * held_out
+    assert job.metrics() == undisturbed.metrics()
+    assert weights_of(job) == weights_of(undisturbed)
+    assert not list((job.run_dir / "rollouts").glob("step-0000000[1-5].npz")), "no restart goes on from before step 5"
+
+
 @pytest.mark.long
 def test_after_a_long_notice_no_step_is_lost(base, undisturbed, tmp_path):
     """The step under way is finished and saved; nothing is left over, and the run ends as the undisturbed one."""

@@ -183,3 +183,36 @@ def test_a_run_folder_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ConfigError, match=r"cannot be written \(.*\): choose another run\.dir"):
         RunLock(tmp_path / "file" / "run", "launcher").take()
+
+
+LOSES_A_RANK = """
+import os, pathlib, sys
+run = pathlib.Path(sys.argv[1])
+attempt = os.environ["SPOTRL_ATTEMPT"]
+print(f"attempt {attempt}", flush=True)
+folder = run / f"checkpoints/step-0000000{attempt[0]}"
+if attempt[0] < "3":  # two attempts get further, the third does not
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text("")
+sys.exit(34)
+"""
+
+
+@pytest.mark.slow
+def test_a_lost_rank_gives_the_machine_back_only_without_a_new_checkpoint(base):
+    """The launcher, Ray and the record are real; the job only makes a checkpoint and says that a rank was lost."""
+    with tempfile.TemporaryDirectory(prefix="one-", dir="/tmp") as folder:
+        config = replace(base, run=replace(base.run, dir=f"{folder}/run"))
+        after = ("--", sys.executable, "-c", LOSES_A_RANK, f"{folder}/run")
+        env = {"SPOTRL_TMP": folder, "SPOTRL_PEERS": "127.0.0.1", "SPOTRL_NODE_RANK": "0"}
+        job = Job(config, Path(folder), env, "trainer.node", after=after)
+        try:
+            assert job.start().wait(400) == EXIT_NODE_LOST, job.tail()
+        finally:
+            job.kill()
+        said = job.tail(10**6)
+        assert said.count("starting Ray") == 1 and said.count("the job starts again on them") == 2, said
+        record = Attempts(Storage(f"{folder}/run/attempts"))
+        for epoch in (1, 2, 3):
+            assert f"attempt {record.read(epoch)['name']}" in said
+        assert record.past()[-1].code == EXIT_NODE_LOST and record.final() is None

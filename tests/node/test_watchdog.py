@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 
 from trainer import config as c
+from trainer.checkpoint.attempt import Attempts
 from trainer.node import watchdog
 from trainer.node.watchdog import Rank, Watchdog, guilty
 from trainer.observe import beacon
 from trainer.observe.metrics import Phases
 from trainer.observe.node_monitor import NodeMonitor, Stragglers, straggler
+from trainer.storage.storage import Storage
 
 ROOT = Path(__file__).parents[2]
 STACKS = """Thread 0x1 (most recent call first):
@@ -163,13 +165,15 @@ def folder():
         yield Path(made)
 
 
-def run_with(fault: str, config: c.RunConfig, folder: Path, timeout_s: float = 400.0) -> tuple[int, str]:
+def run_with(
+    fault: str, config: c.RunConfig, folder: Path, timeout_s: float = 400.0, **variables: str
+) -> tuple[int, str]:
     """The launcher with the faulty loop; exit code and all that was printed."""
     path = folder / "run.yaml"
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=str(folder / "run")))
     path.write_text(c.dump(config))
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SPOTRL_", "RAY_"))}
-    env |= {"SPOTRL_TMP": str(folder), "SPOTRL_METADATA": "off", "FAULT": fault}
+    env |= {"SPOTRL_TMP": str(folder), "SPOTRL_METADATA": "off", "FAULT": fault} | variables
     command = [sys.executable, "-m", "trainer.node", "--config", str(path), "--",
                sys.executable, "-m", "tests.loops.faulty", "--config", str(path)]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout_s)
@@ -201,6 +205,19 @@ def test_a_deadlock_ends_the_job_and_names_the_rank(small_config, folder):
 def test_a_killed_rank_ends_the_job_at_once(small_config, folder):
     code, text = run_with("killed", watched(small_config), folder)
     assert code == 34 and "error: a worker or node was lost" in text, text
+
+
+@pytest.mark.long
+def test_a_killed_rank_is_started_again_on_the_same_machine(small_config, folder):
+    """Where an engine would restart the job, and there is a new checkpoint: neither Ray nor the machine is given up."""
+    config = watched(small_config, steps=5)
+    config = dataclasses.replace(config, checkpoint=dataclasses.replace(config.checkpoint, every_steps=1))
+    code, text = run_with("killed", config, folder, 600.0, SPOTRL_PEERS="127.0.0.1", SPOTRL_NODE_RANK="0")
+    assert code == 0, text
+    assert text.count("starting Ray") == 1 and text.count("the job starts again on them") == 1
+    assert "resumed from step 3" in text and "rollout log: steps 4 to 4 are replayed" in text
+    record = Attempts(Storage(folder / "run/attempts"))
+    assert [(past.epoch, past.code) for past in record.past()][-1] == (2, 0)
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainer.checkpoint.format import code_fingerprint, unpack
 from trainer.checkpoint.layout import MANIFEST, local_dir, remote_folder, remote_url, step_name, step_of
-from trainer.checkpoint.reader import CorruptCheckpoint, Found, matches, read_state
+from trainer.checkpoint.reader import CorruptCheckpoint, Found, damaged, read_state, verified_in
 from trainer.config import ConfigError, RunConfig, resume_view
 from trainer.storage.storage import Storage, StorageError
 
@@ -77,7 +77,7 @@ def find(
                 continue
             _refuse_other(config, data_fingerprint, manifest, say)
             try:
-                return replace(found, state=read_state(found)), passed
+                return replace(found, state=read_state(found), verified=verified_in(found.directory)), passed
             except CorruptCheckpoint as error:
                 reason = str(error)
         say(f"step {step} cannot be used ({reason}); falling back to the one before")
@@ -107,12 +107,10 @@ def _there(storage: Storage | None, have_local: bool, say: Callable[[str], None]
 
 def _wrong(found: Found, storage: Storage | None, inside: str, sizes: dict[str, int]) -> str:
     """Why a checkpoint cannot be used, or an empty string."""
-    for entry in found.manifest["files"]:
-        path = Path(found.directory) / entry["name"]
-        if matches(path, entry):
-            continue
+    for entry in damaged(found):
         if not found.url:
-            return f"{entry['name']} is {'damaged' if path.exists() else 'missing'}"
+            there = (Path(found.directory) / entry["name"]).exists()
+            return f"{entry['name']} is {'damaged' if there else 'missing'}"
         key = f"{inside}/{entry['name']}"
         if sizes.get(key) != entry["bytes"] and storage is not None and storage.size(key) != entry["bytes"]:
             return f"{entry['name']} is damaged or missing, in the store too"

@@ -21,12 +21,14 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from trainer.config import RunConfig, fingerprint, resume_view
 
 FILE_BYTES = 4 << 30
 """Largest shard file: a failed upload is repeated from the start of one file, and stores join small files quickly."""
@@ -117,6 +119,25 @@ def code_fingerprint() -> str:
     for path in sorted(root.rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
+
+
+def describe(
+    config: RunConfig, step: int, records: Sequence[FileRecord], score: float | None, about: dict[str, str]
+) -> dict[str, Any]:
+    """The manifest of a checkpoint. about: its attempt and the fingerprint of its data."""
+    ranks = {record.name.partition("-of-")[2][:5] for record in records if record.name.startswith("rank-")}
+    return about | {
+        "format": "spotrl-checkpoint-1",
+        "run_id": config.run_id,
+        "step": step,
+        "world_size": int(ranks.pop()) if len(ranks) == 1 else config.placement.world_size,
+        "bytes": sum(record.bytes for record in records),
+        "score": score,
+        "fingerprint": fingerprint(config),
+        "config": resume_view(config),
+        "code_fingerprint": code_fingerprint(),
+        "files": [{key: asdict(r)[key] for key in ("name", "bytes", "sha256")} for r in records],
+    }
 
 
 def pack(manifest: dict[str, Any]) -> bytes:

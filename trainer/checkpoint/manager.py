@@ -21,21 +21,31 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.checkpoint.attempt import Attempt
 from trainer.checkpoint.find import find, manifests_here
-from trainer.checkpoint.format import CheckpointError, FileRecord, Shard, code_fingerprint, encode, pack, write_file
+from trainer.checkpoint.format import (
+    CheckpointError,
+    FileRecord,
+    Shard,
+    code_fingerprint,
+    describe,
+    encode,
+    pack,
+    write_file,
+)
 from trainer.checkpoint.layout import MANIFEST, local_dir, remote_folder, remote_url, step_name, step_of
 from trainer.checkpoint.reader import CorruptCheckpoint, Found, ShardReader, export_hf, fetch_all
 from trainer.checkpoint.retention import make_room, prune_local, prune_remote
 from trainer.checkpoint.writer import RankStatus, ShardWriter, disk_room, upload
-from trainer.config import RunConfig, fingerprint, resume_view
+from trainer.config import RunConfig
 from trainer.hardware.save_interval import save_interval_s
 from trainer.storage.storage import Storage, StorageError
 
@@ -97,6 +107,8 @@ class Checkpoints:
         self._pending: dict[str, Any] = {}
         self._remote: Future | None = None
         self._found: Found | None = None
+        kept = max(config.checkpoint.keep_last, config.checkpoint.keep_last_remote)
+        self._commits: deque[int] = deque(maxlen=kept)
         self._stale: list[int] = []
         self._pool: ThreadPoolExecutor | None = None
 
@@ -201,7 +213,8 @@ class Checkpoints:
             own = [FileRecord("state.json", *write_file(folder / "state.json", [self._pending["state"]]))]
             for path, size in self._pending["attach"]:
                 own.append(FileRecord(path.name, *write_file(folder / path.name, [_head(path, size)])))
-            manifest = self._manifest(step, [*records, *own])
+            about = {"attempt": self.attempt, "data_fingerprint": self.data_fingerprint}
+            manifest = describe(self.config, step, [*records, *own], self._pending["score"], about)
             write_file(folder / "manifest.json", [pack(manifest)])
         except OSError as error:
             self.failed(f"the commit of step {step} failed: {error}")
@@ -210,6 +223,7 @@ class Checkpoints:
         self.in_flight, self.committed = None, step
         if not self.storage:
             self.save_s, self.failures_in_a_row = self.write_s, 0
+            self._commits.append(step)
         self._prune_local()
         return True
 
@@ -265,6 +279,11 @@ class Checkpoints:
         """Newest step that is committed where it has to be: in the store, or on the disk without one."""
         return self.stored if self.storage else self.committed or 0
 
+    @property
+    def floor(self) -> int:
+        """Oldest step that `keep_last` and `keep_last_remote` keep for a resume; 0: none."""
+        return self._commits[0] if len(self._commits) == self._commits.maxlen else 0
+
     def close(self) -> None:
         """Waits for what is being committed, and ends the commit thread (a later commit starts it again)."""
         if self._pool is not None:
@@ -284,23 +303,6 @@ class Checkpoints:
             "perf/checkpoint_gib": self._bytes / 2**30,
             "perf/checkpoint_failures": float(self.failures),
             "perf/checkpoint_interval_steps": float(self.interval_steps),
-        }
-
-    def _manifest(self, step: int, records: Sequence[FileRecord]) -> dict[str, Any]:
-        ranks = {record.name.partition("-of-")[2][:5] for record in records if record.name.startswith("rank-")}
-        return {
-            "format": "spotrl-checkpoint-1",
-            "run_id": self.config.run_id,
-            "attempt": self.attempt,
-            "step": step,
-            "world_size": int(ranks.pop()) if len(ranks) == 1 else self.config.placement.world_size,
-            "bytes": sum(record.bytes for record in records),
-            "score": self._pending["score"],
-            "fingerprint": fingerprint(self.config),
-            "config": resume_view(self.config),
-            "data_fingerprint": self.data_fingerprint,
-            "code_fingerprint": code_fingerprint(),
-            "files": [{key: asdict(r)[key] for key in ("name", "bytes", "sha256")} for r in records],
         }
 
     def _store(self, step: int, records: list[FileRecord]) -> None:
@@ -329,6 +331,7 @@ class Checkpoints:
         self._check()
         self.storage.put_bytes(f"{inside}/manifest.json", pack(manifest))
         self.stored = max(self.stored, step)
+        self._commits.append(step)
         self.failures_in_a_row = 0
         self._prune_local()
         last, best = self.config.checkpoint.keep_last_remote, self.config.checkpoint.keep_best
@@ -381,18 +384,20 @@ class Checkpoints:
             self.last_begun = self.committed = found.step
             self._found, self._bytes = found, found.manifest["bytes"]
             self.stored = found.step if found.url else 0
+            self._commits.clear()
+            self._commits.extend([found.step] if found.url or not self.storage else [])
             self.to_send()
         return found
 
-    def restore(self, load: Callable[[Found], T]) -> tuple[Found, T] | None:
-        """Finds and loads a checkpoint, falling back when `load` raises CorruptCheckpoint. None: start from scratch."""
-        before = None
-        while (found := self.find(before)) is not None:
+    def restore(self, load: Callable[[Found], T], first: Found | None = None) -> tuple[Found, T] | None:
+        """Loads `first` or what `find` finds; falls back when `load` raises CorruptCheckpoint. None: from scratch."""
+        found = first or self.find()
+        while found is not None:
             try:
                 return found, load(found)
             except CorruptCheckpoint as error:
                 self._say(f"{error}; falling back to the checkpoint before")
-                before = found.step
+                found = self.find(found.step)
         return None
 
     def _push(self, found: Found) -> None:

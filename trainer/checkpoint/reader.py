@@ -9,8 +9,9 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +35,8 @@ from trainer.storage.storage import Storage
 
 PARALLEL_FILES = 4
 """Files that one reader fetches and verifies at a time."""
+Identity = tuple[str, int, int, int]
+"""Path, bytes, time of the last change (ns) and inode: a file that is the same has the same content."""
 READ_ELEMENTS = 16 << 20
 """Elements of a parameter that an export holds at a time: 64 MiB of fp32."""
 
@@ -54,6 +57,8 @@ class Found:
     manifest: dict[str, Any]
     state: dict[str, Any] = field(default_factory=dict)
     """What the driver saved: `begin(step, state)`."""
+    verified: dict[Identity, str] = field(default_factory=dict)
+    """sha256 of the local files that the driver has compared: ranks that see the very same files need not."""
 
     @property
     def world_size(self) -> int:
@@ -70,7 +75,7 @@ class Found:
     def local(self, name: str) -> Path:
         """Path of a verified local copy, fetched if need be. Raises CorruptCheckpoint."""
         entry, path = self.file(name), Path(self.directory) / name
-        if matches(path, entry):
+        if matches(path, entry, self.verified):
             return path
         if not self.url:
             raise CorruptCheckpoint(f"checkpoint of step {self.step}: {path} is missing or damaged")
@@ -80,27 +85,46 @@ class Found:
             if not matches(path, entry):
                 try:
                     Storage(self.url).get(name, path, sha256=entry["sha256"])
+                    _verified[_identity(path)] = entry["sha256"]
                 except (ValueError, FileNotFoundError) as error:
                     raise CorruptCheckpoint(f"checkpoint of step {self.step}: {error}") from error
         return path
 
 
-_verified: dict[tuple[str, int, int], str] = {}
+_verified: dict[Identity, str] = {}
 
 
-def matches(path: Path, entry: dict[str, Any]) -> bool:
-    """Whether a file has the size and sha256 of its manifest entry. An unchanged file is hashed once per process."""
+def matches(path: Path, entry: dict[str, Any], verified: Mapping[Identity, str] = _verified) -> bool:
+    """Whether a file has the size and sha256 of its manifest entry. One that is in `verified` is not hashed again."""
     try:
-        status = path.stat()
+        identity = _identity(path)
     except FileNotFoundError:
         return False
-    if status.st_size != entry["bytes"]:
+    if identity[1] != entry["bytes"]:
         return False
-    key = (str(path), status.st_size, status.st_mtime_ns)
-    if key not in _verified:
+    known = verified.get(identity) or _verified.get(identity)
+    if known is None:
         with open(path, "rb") as file:
-            _verified[key] = hashlib.file_digest(file, "sha256").hexdigest()
-    return _verified[key] == entry["sha256"]
+            known = _verified[identity] = hashlib.file_digest(file, "sha256").hexdigest()
+    return known == entry["sha256"]
+
+
+def damaged(found: Found) -> list[dict[str, Any]]:
+    """Manifest entries of the files that are not whole in the local folder; they are hashed side by side."""
+    entries, folder = found.manifest["files"], Path(found.directory)
+    with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="hash") as pool:
+        whole = pool.map(lambda entry: matches(folder / entry["name"], entry), entries)
+        return [entry for entry, good in zip(entries, whole, strict=True) if not good]
+
+
+def verified_in(directory: str) -> dict[Identity, str]:
+    """What this process has hashed in a folder."""
+    return {key: sha256 for key, sha256 in _verified.items() if Path(key[0]).parent == Path(directory)}
+
+
+def _identity(path: Path) -> Identity:
+    status = path.stat()
+    return str(path), status.st_size, status.st_mtime_ns, status.st_ino
 
 
 @dataclass(frozen=True)
@@ -224,6 +248,19 @@ def read_state(found: Found) -> dict[str, Any]:
         if isinstance(error, CheckpointError):
             raise
         raise CorruptCheckpoint(f"checkpoint of step {found.step}: state.json is no state: {error}") from error
+
+
+def fetch_rank(found: Found, rank: int, world_size: int) -> None:
+    """Brings what a rank is going to read to its disk, verified. Raises CorruptCheckpoint, StorageError.
+
+    Of a checkpoint by another number of ranks nothing: only the policy knows which of their files it needs.
+    """
+    if found.world_size == world_size:
+        own = rank_stem(rank, world_size)
+        names = [entry["name"] for entry in found.manifest["files"]]
+        wanted = [name for name in names if name.startswith(own) or name.endswith(f"-of-{world_size:05d}.json")]
+        with ThreadPoolExecutor(PARALLEL_FILES, thread_name_prefix="fetch") as pool:
+            list(pool.map(found.local, wanted))
 
 
 def fetch_all(found: Found) -> Path:

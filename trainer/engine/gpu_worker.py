@@ -19,6 +19,7 @@ from trainer.algorithm.losses import discounted, token_weights
 from trainer.algorithm.records import Prompt, Sample
 from trainer.algorithm.scheduling import Cost
 from trainer.checkpoint.manager import Found, RankStatus, ShardReader, ShardWriter
+from trainer.checkpoint.reader import fetch_rank
 from trainer.config import RunConfig, budget
 from trainer.data import lengths
 from trainer.data.byte_cache import ByteCache
@@ -61,8 +62,15 @@ class Worker:
         gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
         return address, int(gpus[0]) if gpus else os.getpid(), port, os.getpid()
 
-    def start(self, rank: int, local_rank: int, master: str, port: int, total_updates: int) -> dict[str, Any]:
-        """Meets the other ranks, loads model and engine. Returns what the driver wants to know of them."""
+    def start(
+        self, rank: int, local_rank: int, master: str, port: int, total_updates: int, found: Found | None = None
+    ) -> dict[str, Any]:
+        """Meets the other ranks, loads model and engine. Returns what the driver wants to know of them.
+
+        found: a checkpoint whose files are fetched meanwhile; what fails there, `load` tells.
+        """
+        if found is not None:
+            self._ahead.submit(fetch_rank, found, rank, self.config.placement.world_size)
         beacon.start(rank)  # before DeepSpeed and vLLM bind torch.distributed's functions
         # Here, so that the driver, which only names this class, loads no DeepSpeed.
         from trainer.engine.policy import Policy, init_distributed

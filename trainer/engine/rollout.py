@@ -134,6 +134,7 @@ class Engine:
             key = "gpu_memory_utilization" if on_gpu else "kv_cache_gib"
             raise ConfigError(f"vLLM's memory, rollout.{key}: {str(error).splitlines()[0]}") from error
         self.version = -1
+        self._awake = True
 
     def call(self, method: str, *args: Any) -> Any:
         """Calls a method of vLLM's worker in this process."""
@@ -148,8 +149,9 @@ class Engine:
 
     def sleep(self) -> None:
         """Frees the engine's memory: KV cache, and weights by `rollout.sleep_level` (CUDA only)."""
-        if self._sleeps:
+        if self._sleeps and self._awake:
             self.llm.sleep(level=self.config.rollout.sleep_level)
+            self._awake = False
 
     def wake_weights(self) -> None:
         """First half of waking: memory for weights, which a sync must fill before anything is generated."""
@@ -163,6 +165,7 @@ class Engine:
         if self._sleeps:
             torch.cuda.empty_cache()  # what torch keeps of the policy's pass and of the sync, vLLM cannot use
             self.llm.wake_up(tags=[tag])
+            self._awake = True
 
     @property
     def _sleeps(self) -> bool:

@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from trainer.algorithm.batching import TrainItem
 from trainer.algorithm.records import Prompt, Sample
 from trainer.algorithm.scheduling import Plan, schedule
+from trainer.checkpoint.manager import Found
 from trainer.config import ConfigError, RunConfig
 from trainer.engine.dealing import deal
 from trainer.engine.gpu_worker import Worker, environment
@@ -59,12 +60,15 @@ class Workers:
         self.skipped = 0  # updates in a row
         self._places: list[tuple[Any, ...]] = places
 
-    def start(self, total_updates: int) -> dict[str, Any]:
-        """Loads model and engine on every rank; returns the first rank's description."""
+    def start(self, total_updates: int, found: Found | None = None) -> dict[str, Any]:
+        """Loads model and engine on every rank; returns the first rank's description.
+
+        found: the checkpoint that is going to replace the weights; its files are fetched meanwhile.
+        """
         hosts = [p[0] for p in self._places]
         local = [hosts[:i].count(host) for i, host in enumerate(hosts)]
         master, port = hosts[0], self._places[0][2]
-        starts = [(i, local[i], master, port, total_updates) for i in range(self.world_size)]
+        starts = [(i, local[i], master, port, total_updates, found) for i in range(self.world_size)]
         self.facts: dict[str, Any] = self.each("start", starts)[0]
         return self.facts
 

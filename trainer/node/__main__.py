@@ -17,12 +17,12 @@ import sys
 from trainer import config as configuration
 from trainer.checkpoint.attempt import Final
 from trainer.config import ConfigError, RunConfig
-from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST, EXIT_STORAGE
+from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST, EXIT_RAY, EXIT_STORAGE
 from trainer.node import rendezvous
 from trainer.node import topology as environment
 from trainer.node.head import HeadLauncher
 from trainer.node.launcher import Ended, Signals
-from trainer.node.ray_node import adopt_orphans
+from trainer.node.ray_node import RayEnded, adopt_orphans
 from trainer.node.topology import NodeEnvironment
 from trainer.node.worker import WorkerLauncher
 from trainer.storage.storage import StorageError
@@ -62,8 +62,8 @@ def main(argv: list[str] | None = None) -> int:
         code, launcher.why = final.code, str(final)
     except (StorageError, OSError) as error:
         code, launcher.why = EXIT_STORAGE, str(error)
-    except RuntimeError as error:  # of Ray, which did not start or has ended
-        code, launcher.why = EXIT_NODE_LOST, str(error)
+    except RayEnded as error:
+        code, launcher.why = EXIT_RAY, str(error)
     finally:
         code = launcher.settle(code)
         launcher.finish(code)

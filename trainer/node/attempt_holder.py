@@ -9,6 +9,7 @@ import secrets
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from trainer.checkpoint.attempt import (
@@ -18,12 +19,14 @@ from trainer.checkpoint.attempt import (
     Attempt,
     Attempts,
     Fenced,
+    Final,
     start,
     url_of,
 )
 from trainer.checkpoint.layout import newest_step, remote_url
 from trainer.config import ConfigError, RunConfig
-from trainer.exit_codes import EXIT_FENCED
+from trainer.exit_codes import EXIT_FENCED, EXIT_NODE_LOST
+from trainer.node import rendezvous
 from trainer.node.run_lock import LAUNCHER_VARIABLE, RunLock
 from trainer.observe.history import read_progress
 from trainer.observe.stream import Stream
@@ -40,6 +43,8 @@ def mark(run_dir: str, status: str) -> None:
             (Path(run_dir) / "progress.json").write_text(json.dumps(state | {"status": status}))
 
 
+RANKS_GONE_S = rendezvous.SILENCE_S + 1.0
+"""From a job's end until its ranks are gone, their GPUs' memory is free, and a silent node counts as lost."""
 POLL_S = 15.0
 """Seconds between two checks for a newer attempt."""
 BRIEF = Retry(attempts=1, request_retries=1, request_retry_s=3.0, stall_s=5.0)
@@ -69,17 +74,54 @@ class AttemptHolder:
             probe(url_of(self.config))
         # Where no engine restarts the job, a person started it: the run is reopened.
         launch = os.environ.get(LAUNCH_VARIABLE) or ("" if self.counts else secrets.token_hex(4))
-        self.attempt = start(self.config, launch)
-        threading.Thread(target=self._watch, args=(self.attempt,), name="attempt", daemon=True).start()
+        return self._begin(launch) | {LAUNCHER_VARIABLE: str(os.getpid())}
+
+    def after_a_lost_rank(self, stays: Callable[[], bool]) -> dict[str, str]:
+        """Ends this attempt, of which a rank's process died, and starts the next one here: variables for its driver.
+
+        {}: the machines are to be given back, since no engine would restart the job, or the attempt has brought no new
+        checkpoint (a broken GPU ends each before one). stays: asked until the ranks are gone, a silent node is known.
+        """
+        assert self.attempt is not None
+        deadline = time.monotonic() + RANKS_GONE_S
+        while time.monotonic() < deadline:
+            if not self.counts or not stays():
+                return {}
+            time.sleep(0.2)
+        try:
+            self.attempt.check()
+            begun, committed = self.attempt.record.read(self.attempt.epoch), self._committed()
+            if begun is None or committed <= begun["committed"]:
+                return {}
+            self.attempt.record.close(self.attempt, EXIT_NODE_LOST, "a rank's process died", committed)
+            self._over.set()
+            return self._begin(begun["launch"])
+        except Fenced as fenced:
+            self.fenced = str(fenced)
+            print(f"error: {fenced}", file=sys.stderr, flush=True)
+            return {}
+        except (ConfigError, StorageError, Final, OSError) as error:
+            print(f"attempt: no further one can be started here: {error}", file=sys.stderr, flush=True)
+            return {}
+
+    def _begin(self, launch: str) -> dict[str, str]:
+        if self._stream is not None:  # of the attempt before
+            self._stream.close()
+        self.attempt, self._over = start(self.config, launch), threading.Event()
         if self.config.checkpoint.remote and self.config.logging.push_every_s:
             store = Storage(url_of(self.config).removesuffix("/attempts"), retry=BRIEF)
             every_s, fenced = self.config.logging.push_every_s, lambda: bool(self.fenced)
             self._stream = Stream(self.config.run.dir, store, self.attempt.name, every_s, fenced)
-        return {ATTEMPT_VARIABLE: self.attempt.name, LAUNCHER_VARIABLE: str(os.getpid())}
+        threading.Thread(target=self._watch, args=(self.attempt, self._over), name="attempt", daemon=True).start()
+        return {ATTEMPT_VARIABLE: self.attempt.name}
 
-    def _watch(self, attempt: Attempt) -> None:
+    def _committed(self, retry: Retry | None = None) -> int:
+        remote = remote_url(self.config)
+        return newest_step(self.config, Storage(remote, retry=retry) if remote else None)
+
+    def _watch(self, attempt: Attempt, over: threading.Event) -> None:
         beaten = 0.0
-        while not self._over.is_set():
+        while not over.is_set():
             try:
                 if time.monotonic() - beaten > BEAT_S:
                     beaten = time.monotonic()
@@ -87,16 +129,18 @@ class AttemptHolder:
                 else:
                     attempt.check()
             except Fenced as fenced:
-                self.fenced = str(fenced)
+                if not over.is_set():
+                    self.fenced = str(fenced)
                 return
             except (ConfigError, StorageError) as error:  # the next check, or the next commit, will find it
                 print(f"attempt: {error}", file=sys.stderr, flush=True)
-            self._over.wait(POLL_S)
+            over.wait(POLL_S)
 
     def close(self, code: int, why: str) -> int:
         """Pushes the last of the stream, and records how the job ended; returns the exit code to leave with."""
         self._over.set()
         self.lock.ending()
+        code = EXIT_FENCED if self.fenced else code
         if code == EXIT_FENCED:
             self.fenced = self.fenced or why or "replaced"
         if self._stream is not None:
@@ -105,9 +149,7 @@ class AttemptHolder:
             mark(self.config.run.dir, "fenced" if code == EXIT_FENCED else "")
             return code
         try:
-            remote = remote_url(self.config)
-            committed = newest_step(self.config, Storage(remote, retry=BRIEF) if remote else None)
-            return Attempts.of(self.config, BRIEF).close(self.attempt, code, why, committed)
+            return Attempts.of(self.config, BRIEF).close(self.attempt, code, why, self._committed(BRIEF))
         except (ConfigError, StorageError, OSError) as error:
             print(f"attempt: its end is not recorded: {error}", file=sys.stderr, flush=True)
             return code

@@ -31,7 +31,7 @@ from trainer.node.job_log import JobLog
 from trainer.node.launcher import MASTER_PORT, POLL_S, SPEED_FILE, STOPPED, Ended, Launcher
 from trainer.node.preflight import findings, host, infiniband, network, speed
 from trainer.node.preflight.findings import Finding
-from trainer.node.ray_node import End, Job, Ports, RayNode
+from trainer.node.ray_node import End, Job, Ports, RayEnded, RayNode
 from trainer.observe.node_monitor import NodeMonitor, Stragglers, append
 
 PROBE_S = 60.0
@@ -69,19 +69,19 @@ class HeadLauncher(Launcher):
         self.holder = AttemptHolder(self.config, counts=self.node.engine != "local")
         self.env |= self.holder.take()
         self.start_ray()
-        assert self.ray is not None
         if self.links:
             self.gate()
-        loop = "trainer.sft" if self.config.method == "sft" else "trainer.grpo"
-        job_id = "".join(c if c.isalnum() or c in "-_" else "-" for c in self.config.run_id) + f"-{int(time.time())}"
-        command = self.arguments.command or [sys.executable, "-m", loop, "--config", self.arguments.config]
-        try:
-            job = self.ray.submit(job_id, command, self.wait_s, lambda: self.signals.number is not None)
-        except TimeoutError as error:
-            raise Ended(EXIT_NODE_LOST, str(error)) from None
-        except InterruptedError:
-            raise Ended(self.signals.code, STOPPED) from None
-        return self.watch(job)
+        code = self.watch(self.submit({}))
+        while code == EXIT_NODE_LOST and (attempt := self.holder.after_a_lost_rank(self.stays)):
+            self.say("a rank's process died and no machine did: the job starts again on them")
+            self.began_unix_s = time.time()
+            code = self.watch(self.submit(attempt))
+        return code
+
+    def stays(self) -> bool:
+        """Whether nothing speaks against going on with these machines. Raises Ended if a node is lost."""
+        self.check_others()
+        return self.signals.number is None
 
     def gather(self) -> None:
         """Waits for all nodes. Raises Ended naming the missing ones, and what is known of them."""
@@ -209,15 +209,15 @@ class HeadLauncher(Launcher):
                 return
 
     def head_is_up(self, ray: RayNode, again: bool) -> bool:
-        """Waits for Ray's head. If it exits instead: raises Ended, or cleans up if `again`.
+        """Waits for Ray's head. If it exits instead: raises RayEnded, or cleans up if `again`.
 
         Between the choice of a port and its use, another run that starts on this machine may take it.
         """
-        for _ in self.until(lambda: f"Ray's head did not start ({ray.complaint()})"):
+        for _ in self.until(lambda: f"Ray's head did not start ({ray.complaint()})", EXIT_RAY):
             try:
                 if ray.ready():
                     return True
-            except RuntimeError as error:
+            except RayEnded as error:
                 if not again:
                     why = f"{str(error).rstrip('.')}: the machine is too busy, or Ray is broken on it"
                     raise Ended(EXIT_RAY, why) from None

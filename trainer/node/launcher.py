@@ -21,6 +21,7 @@ from trainer.exit_codes import (
     EXIT_OK,
     EXIT_PREEMPTED,
     EXIT_PREFLIGHT,
+    EXIT_RAY,
     FINAL_EXIT_CODES,
 )
 from trainer.node import preemption as preempt
@@ -28,8 +29,9 @@ from trainer.node import rendezvous, watchdog
 from trainer.node import topology as environment
 from trainer.node.preflight import amd, gpus, host, infiniband, speed, tokens
 from trainer.node.preflight.probe import Prober
-from trainer.node.ray_node import ROOT, Ports, RayNode, end_descendants, session_of_its_own
+from trainer.node.ray_node import ROOT, Job, Ports, RayNode, end_descendants, session_of_its_own
 from trainer.node.topology import NodeEnvironment
+from trainer.observe.start_clock import STARTED_VARIABLE
 
 POLL_S = 0.2
 INTERRUPT_GRACE_S = 60.0
@@ -90,6 +92,7 @@ class Launcher(ABC):
         self.ray: RayNode | None = None
         self.prober: Prober | None = None
         self.why = ""
+        self.began_unix_s = time.time()
 
     def say(self, text: str) -> None:
         """One line of this node's progress."""
@@ -123,6 +126,24 @@ class Launcher(ABC):
         ray.env |= watchdog.variables(self.beacons(ray))
         self.ray = ray
         return ray
+
+    def submit(self, env: dict[str, str]) -> Job:
+        """Starts the job: the loop of the run's method, unless the command line names another command.
+
+        env: further variables for its driver. Raises Ended.
+        """
+        assert self.ray is not None
+        env = env | {STARTED_VARIABLE: str(self.began_unix_s)}
+        config, arguments = self.config, self.arguments
+        loop = "trainer.sft" if config.method == "sft" else "trainer.grpo"
+        job_id = "".join(c if c.isalnum() or c in "-_" else "-" for c in config.run_id) + f"-{int(time.time())}"
+        command = arguments.command or [sys.executable, "-m", loop, "--config", arguments.config]
+        try:
+            return self.ray.submit(job_id, command, env, self.wait_s, lambda: self.signals.number is not None)
+        except TimeoutError as error:
+            raise Ended(EXIT_RAY, str(error)) from None
+        except InterruptedError:
+            raise Ended(self.signals.code, STOPPED) from None
 
     def look_at_host(self) -> rendezvous.Message:
         """Findings of this machine alone."""

@@ -162,6 +162,10 @@ def temporary(env: Mapping[str, str]) -> Path:
     return Path(theirs) if theirs and len(theirs) <= longest and Path(theirs).is_dir() else Path("/tmp")
 
 
+class RayEnded(RuntimeError):
+    """Ray did not start on this machine, or ended while it did."""
+
+
 class RayNode:
     """Ray's processes on this node."""
 
@@ -213,9 +217,9 @@ class RayNode:
             )  # fmt: skip
 
     def ready(self) -> bool:
-        """Whether this node's part is up. Raises RuntimeError with the last lines of its log if it ended."""
+        """Whether this node's part is up. Raises RayEnded with the last lines of its log if it ended."""
         if not self.alive():
-            raise RuntimeError("Ray ended on this node: " + self.complaint())
+            raise RayEnded("Ray ended on this node: " + self.complaint())
         return b"Ray runtime started" in self.log.read_bytes()
 
     def alive(self) -> bool:
@@ -253,12 +257,13 @@ class RayNode:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:
             return json.loads(answer.read() or b"{}")
 
-    def submit(self, job_id: str, command: list[str], deadline_s: float, stop: Callable[[], bool]) -> Job:
-        """Submits `command`. Raises TimeoutError with Ray's last reply, InterruptedError at stop()."""
-        pid_file = self.temp / "job.pid"
-        entrypoint = (
-            f'cd "{ROOT}" && echo $$ > "{pid_file}" && exec {shlex.join([sys.executable, "-c", UNBLOCK, *command])}'
-        )
+    def submit(
+        self, job_id: str, command: list[str], env: Mapping[str, str], deadline_s: float, stop: Callable[[], bool]
+    ) -> Job:
+        """Submits `command` with further variables. Raises TimeoutError with Ray's last reply, InterruptedError."""
+        pid_file = self.temp / f"{job_id}.pid"
+        words = ["env", *(f"{name}={value}" for name, value in env.items()), sys.executable, "-c", UNBLOCK, *command]
+        entrypoint = f'cd "{ROOT}" && echo $$ > "{pid_file}" && exec {shlex.join(words)}'
         deadline, last = time.monotonic() + deadline_s, ""
         while time.monotonic() < deadline:
             if stop():

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from trainer.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST
+from trainer.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_RAY
 from trainer.node import preemption as preempt
 from trainer.node import rendezvous, topology, watchdog
 from trainer.node.launcher import POLL_S, STOPPED, Ended, Launcher
@@ -54,7 +54,7 @@ class WorkerLauncher(Launcher):
             return code
         ray = self.make_ray(self.link.local_address, Ports.choose(alone=False), order["token"])
         ray.start_worker(order["ray"])
-        for _ in self.until(lambda: f"Ray did not start on this node ({ray.complaint()})"):
+        for _ in self.until(lambda: f"Ray did not start on this node ({ray.complaint()})", EXIT_RAY):
             self.hear(0)
             if ray.ready():
                 break

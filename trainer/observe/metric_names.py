@@ -98,6 +98,16 @@ NAMES: dict[str, Name] = {
     "perf/checkpoint_gib": Name("GiB", "Its size over all ranks."),
     "perf/checkpoint_failures": Name("count", "Saves given up so far."),
     "perf/checkpoint_interval_steps": Name("steps", "Steps between saves, as chosen."),
+    "perf/start_s": Name("s", "Launch to ready for the first step; on the first line of every start, like its parts."),
+    "perf/start_launch_s": Name("s", "Of it: checks, the other nodes, Ray, the driver's own start."),
+    "perf/start_place_s": Name("s", "Workers placed, rows measured."),
+    "perf/start_load_s": Name("s", "Model and engine loaded; the checkpoint's files are fetched beside it."),
+    "perf/start_resume_s": Name("s", "The rest of the fetch, and the checkpoint read into the policy."),
+    "perf/start_sync_s": Name("s", "The first weight sync and its check."),
+    "perf/replayed_completions": Name(
+        "count", "Completions taken from the rollout log in place of sampling, since the start of the process."
+    ),
+    "perf/rollout_log_failures": Name("count", "Steps since then whose log could not be written, sent or used."),
 }
 
 PREFIXES = {"eval/accuracy_": "Held-out accuracy on one source of a data set that has several."}

@@ -1,0 +1,141 @@
+"""The rollout log: what comes back is what was sampled, of this run and history only, and nothing is kept for ever."""
+
+import math
+import struct
+
+import pytest
+
+from tests.checkpoint.synthetic import configure, spoil_file
+from trainer.algorithm.records import Outcome, Sample
+from trainer.checkpoint.attempt import Attempts
+from trainer.checkpoint.rollout_log import Graded, RolloutLog
+from trainer.config import override
+from trainer.storage.storage import Storage
+
+LOGPROBS = [struct.unpack("f", struct.pack("f", x))[0] for x in (-0.1, -1e-30, -17.25, 0.0)]
+
+
+def graded(step, groups=3, of=2):
+    """Ragged groups with images' placeholders, an empty completion, and text that no file encoding likes."""
+    samples = []
+    for group in range(groups):
+        prompt = [151652, *[151655] * (300 * group), 151653, step]
+        for index in range(of):
+            ids = list(range(step, step + 4 * index * (group + 1)))
+            logprobs = [LOGPROBS[i % 4] for i in range(len(ids))]
+            text = f"Ünï \ud83d {group}.{index}\n\0"
+            samples.append(Sample(group, 7 * group, index, prompt, ids, logprobs, text, bool(index), step - 1))
+    outcomes = [Outcome("correct", 1.0, 0.5, 1 / 3), *[Outcome("wrong", 0, -0.0, 1e-17)] * (len(samples) - 1)]
+    return Graded(samples, outcomes, {"reward/algebra_fraction": 1 / 7})
+
+
+@pytest.fixture
+def config(tmp_path):
+    return configure(tmp_path)
+
+
+@pytest.fixture
+def start(config, told):
+    """Starts the next attempt of the run; `disk` is the node's."""
+    logs = []
+
+    def started(disk="run", **others):
+        mine = override(config, [f"run.dir={config.run.dir}-{disk}"])
+        held = Attempts(Storage(f"{config.checkpoint.remote}/{config.run_id}/attempts")).take(0)
+        logs.append(RolloutLog(mine, others.get("data", "data"), held=held, say=told.append))
+        return logs[-1]
+
+    yield started
+    for log in logs:
+        log.close()
+
+
+def write(log, *steps, floor=0):
+    for step in steps:
+        log.write(step, graded(step), floor)
+        log._pool.submit(int).result()  # what was handed over before it is in the store
+
+
+def replayed(log, step):
+    return {at: log.read(at) for at in log.open(step)}
+
+
+@pytest.mark.parametrize("disk", ["run", "fresh"])
+def test_what_was_sampled_comes_back_to_the_bit(start, disk):
+    write(start(), 1, 2, 3)
+    log = start(disk)
+    assert replayed(log, 0) == {step: graded(step) for step in (1, 2, 3)}
+    assert math.copysign(1, graded(1).outcomes[1].format) == -1.0
+    assert log.metrics() == {"perf/replayed_completions": 18.0, "perf/rollout_log_failures": 0.0}
+    assert log.read(4) is None and log.open(2) == [3] and log.open(3) == []
+
+
+def test_another_run_configuration_dataset_or_code_is_not_replayed(start, config, told, monkeypatch):
+    write(start(), 1)
+    log = start("run", data="others")
+    assert log.open(0) == [1], "the store's are read when their turn comes"
+    assert log.read(1) is None and "data_fingerprint" in told[-1] and log.failures == 1
+    monkeypatch.setattr("trainer.checkpoint.rollout_log.code_fingerprint", lambda: "changed")
+    log = start()
+    log.open(0)
+    assert log.read(1) is None and "code_fingerprint" in told[-1]
+
+
+def test_a_run_that_must_not_resume_replays_nothing(start, config):
+    write(start(), 1)
+    afresh = override(config, [f"run.dir={config.run.dir}-run", "checkpoint.resume=never"])
+    assert RolloutLog(afresh, "data").open(0) == []
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut"])
+def test_damage_is_sampled_again_and_so_is_all_that_follows(start, told, damage):
+    log = start()
+    write(log, 1, 2, 3)
+    for path in (log.folder / "step-00000002.npz", *log.folder.parent.parent.rglob("step-00000002/*.npz")):
+        spoil_file(path, damage, 4000)
+    log = start()
+    log.open(0)
+    assert log.read(1) == graded(1)
+    assert log.read(2) is None and "step 2 cannot be replayed" in told[-1]
+    assert log.read(3) is None, "it was sampled after what is lost"
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut"])
+def test_damage_here_is_fetched_from_the_store(start, damage):
+    log = start()
+    write(log, 1)
+    spoil_file(log.folder / "step-00000001.npz", damage, 4000)
+    assert replayed(start(), 0) == {1: graded(1)}
+
+
+def test_an_attempt_that_was_replaced_is_no_part_of_the_history(start, config):
+    first = start("one")
+    write(first, 1, 2, 3)
+    second = start("two")
+    assert second.open(1) == [2, 3]
+    write(second, 2)  # it could not read the first one's, say
+    write(first, 4)  # fenced: its disk has it, the store does not
+    assert not list(Storage(first.storage.url).list("step-00000004"))
+    assert start("three").open(1) == [2], "step 3 was sampled by weights that are no longer this run's"
+    assert start("one").open(1) == [2]
+
+
+def test_what_no_restart_needs_goes_and_what_is_not_ours_stays(start):
+    log = start()
+    write(log, 1, 2, 3)
+    (log.folder / "step-00000001.npz.keep").write_text("mine")
+    log.storage.put_bytes("notes/step-1", b"mine")
+    write(log, 4, floor=2)
+    assert sorted(p.name for p in log.folder.iterdir()) == [
+        "step-00000001.npz.keep", "step-00000003.npz", "step-00000004.npz"
+    ]  # fmt: skip
+    keys = [key.partition("/")[0] for key, _ in log.storage.list()]
+    assert keys == ["notes", "step-00000003", "step-00000004"]
+
+
+def test_a_log_that_cannot_be_written_is_counted_and_costs_nothing_else(start, told):
+    log = start()
+    log.folder.parent.mkdir(parents=True, exist_ok=True)
+    log.folder.write_text("in the way")
+    log.write(1, graded(1))
+    assert log.failures == 1 and "step 1 is not logged" in told[-1]
