@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-NAMES = ("mathv60k", "mathv-geo", "geometry3k", "virl39k", "mmk12", "deepscaler", "gsm8k", "math", "mathvista",
-         "mathverse", "mathvision", "mmmu-pro", "math-500")  # fmt: skip
+NAMES = ("mathv60k", "mathv-geo", "geometry3k", "virl39k", "mmk12", "deepscaler", "openmmreasoner", "vero", "alpaca",
+         "gsm8k", "gsm8k-test", "math", "mathvista", "mathverse", "mathvision", "mmmu-pro", "math-500")  # fmt: skip
 """The catalog's names; the catalog itself takes half a second to import."""
 GENERATED = "generated"
 """The set that is drawn here; see `data_prep/generate`."""
@@ -99,6 +99,8 @@ def _prepare_parser(commands: Any) -> None:
     drawn.add_argument("--seed", type=int, default=0, help="of the problems (%(default)s)")
     checks = make.add_argument_group("what is kept")
     checks.add_argument("--evaluation", action="store_true", help="an evaluation set: all rows stay as published")
+    checks.add_argument("--sft", action="store_true", help="for supervised training (method: sft): replies are learned "
+                        "as they stand, and need no answer that can be graded")  # fmt: skip
     checks.add_argument("--tokenizer", default="", metavar="MODEL", help="count the text's tokens too, with this "
                         "model's tokenizer and chat template: directory, hub id, or id@revision")  # fmt: skip
     checks.add_argument("--max-tokens", type=int, default=4096, help="longest prompt, images included (%(default)s)")

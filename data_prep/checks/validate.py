@@ -39,6 +39,8 @@ class Settings:
     """Only the first this many rows of the source; 0: all."""
     evaluation: bool = False
     """Keep all rows as published; what the checks find is counted. A row that cannot be asked at all is an error."""
+    sft: bool = False
+    """For supervised training: no reference answer is needed, and no system prompt of ours is added."""
 
 
 @dataclass
@@ -132,7 +134,7 @@ def judge(
         text_tokens: of the rendered prompt, each image counted as one token; 0 where no tokenizer was given.
         settings: limits.
     """
-    kind, reason = reference
+    kind, reason = ("text", "") if settings.sft else reference
     asked = placeholders(row.messages)
     if asked != len(row.images):
         reason = f"image_count: {asked} placeholders, {len(row.images)} images"

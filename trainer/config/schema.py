@@ -54,6 +54,9 @@ class Data:
 
     path: str = ""
     """Prepared dataset (Parquet shards and manifest): local directory or object-store URL."""
+    source: str = ""
+    """Rows that are not prepared yet, with the options of `data prepare`: `mine.jsonl --map answer=gold`, a name, or
+    OWNER/NAME of the hub. A recipe prepares them before the run, and `data.path` follows unless it is set too."""
     split: str = "train"
     """Split of it that is trained on."""
     max_samples: int = within(0, least=0)
