@@ -71,6 +71,12 @@ def _with_dataset(options: argparse.Namespace) -> int:
             manifest, counts = keep_by_rate(options.dataset, options.out, *_range(options.pass_rate), rates)
             print(", ".join(f"{verdict}: {count:,}" for verdict, count in counts.items()))
             _summary(manifest, options.out)
+        case "worked":
+            from data_prep.write.derive import with_completions
+
+            manifest, unsolved = with_completions(options.dataset, options.out, options.log)
+            print(f"without a correct completion: {unsolved:,} rows, left out")
+            _summary(manifest, options.out)
         case "export":
             from data_prep.write.export import export
 

@@ -27,6 +27,8 @@ a published set:
   uv run launch.py data overlap data/geometry3k data/mathvista        # does the training set know it?
   uv run launch.py data mix data/mine=2 data/geometry3k=0.5 --out data/both
   uv run launch.py data filter data/virl39k --pass-rate 0.1..0.9 --out data/useful
+  uv run launch.py evaluate RECIPE --pass-rate --set data.path=data/mine    # or measure the rates: pass_rates.jsonl
+  uv run launch.py data worked data/mine --log runs/ID/pass_rates.jsonl --out data/mine-sft
   uv run launch.py data export data/mine --to trl --out data/mine-trl
 
 Every command explains itself: `data prepare --help`. Inside an environment, `python -m data_prep` is the same.
@@ -151,7 +153,9 @@ def _dataset_parsers(commands: Any) -> None:
     some.add_argument("--pass-rate", required=True, metavar="LOW..HIGH", help="both ends included: 0.1..0.9")
     some.add_argument("--rates", default="", metavar="FILE", help='lines of {"id", "pass_rate"} (default: the rates '
                       "that came with the rows)")  # fmt: skip
+    own = add("worked", "solved rows with a run's correct completions, for supervised training (method: sft)")
+    own.add_argument("--log", required=True, metavar="FILE", help="samples.jsonl or pass_rates.jsonl of a run on DIR")
     other = add("export", "write a dataset as another trainer loads it")
     other.add_argument("--to", required=True, choices=["trl", "verl"])
-    for one in (mixed, some, other):
+    for one in (mixed, some, own, other):
         one.add_argument("--out", required=True, metavar="DIR")

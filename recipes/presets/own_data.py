@@ -16,9 +16,9 @@ from trainer.config import ConfigError
 def prepared(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     """The recipe with a step that prepares `data.source`; `overrides` say what the user set besides.
 
-    Rows of files belong to one run, which a later change of the files does not touch; what is named (a set of the
-    catalog, a repository of the hub, generated problems) is prepared once and shared by runs. Held-out rows are those
-    of `validation`, where a source without splits has them. Raises ConfigError where the text cannot be split into words.
+    Rows of files belong to one run, which a later change of the files does not touch; what is named (a published set,
+    a repository of the hub, generated problems) is prepared once and shared by runs. Held-out rows are those
+    of `validation`, where a source without splits has them. Raises ConfigError where the text has no words.
     """
     data, given = recipe.config.data, {text.partition("=")[0].strip() for text in overrides}
     if not data.source:

@@ -206,6 +206,8 @@ class Evaluation:
     """0 is greedy."""
     samples_per_prompt: int = within(1, least=1)
     """Answers per prompt; accuracy is their mean."""
+    pass_rate_samples: int = within(0, least=0)
+    """Train nothing: ask every training row this often at rollout.temperature, into pass_rates.jsonl. 0: train."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,8 @@ def validate(config: RunConfig) -> None:
             f"a node: use a divisor of {c.placement.workers_per_node}"
         )
     if c.method == "sft":
+        if c.evaluation.pass_rate_samples:
+            raise ConfigError("evaluation.pass_rate_samples needs the engine: set method to grpo")
         return
     if c.evaluation.temperature == 0 and c.evaluation.samples_per_prompt > 1:
         raise ConfigError(

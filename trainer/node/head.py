@@ -72,6 +72,7 @@ class HeadLauncher(Launcher):
         if self.links:
             self.gate()
         loop = "trainer.sft" if self.config.method == "sft" else "trainer.grpo"
+        loop = "trainer.pass_rate" if self.config.evaluation.pass_rate_samples else loop
         job_id = "".join(c if c.isalnum() or c in "-_" else "-" for c in self.config.run_id) + f"-{int(time.time())}"
         command = self.arguments.command or [sys.executable, "-m", loop, "--config", self.arguments.config]
         try:
