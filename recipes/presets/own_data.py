@@ -12,6 +12,9 @@ from recipes.presets.parts import with_parts
 from recipes.spec import Recipe, Step
 from trainer.config import ConfigError
 
+DATA_FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+"""Endings that a name on the hub does not have."""
+
 
 def prepared(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     """The recipe with a step that prepares `data.source`; `overrides` say what the user set besides.
@@ -49,6 +52,8 @@ def words_of(source: str) -> list[str]:
         raise ConfigError(f"data.source {source!r}: {error}") from None
     if not words or words[0].startswith("-"):
         raise ConfigError(f"data.source {source!r}: name a source first, then its options: `mine.jsonl --map ...`")
+    if not words[0].startswith("/") and PurePosixPath(words[0].rpartition("=")[0] or words[0]).suffix in DATA_FILES:
+        raise ConfigError(f"data.source: there is no file {words[0]} where you are")
     if {"--out", "--name", "--dry-run", "--list"} & {word.partition("=")[0] for word in words}:
         raise ConfigError(f"data.source {source!r}: the run itself says where its rows go; set data.path")
     return words

@@ -111,6 +111,8 @@ def test_own_rows_take_the_place_of_the_dataset(tmp_path, monkeypatch):
     assert [step.module for step in demo.steps] == ["data_prep", "examples.demo.shapes", "examples.demo.warm_start"]
     with pytest.raises(ConfigError, match="nodes of skypilot-runpod do not have it: put the rows into a bucket"):
         launching.check(recipe, "skypilot-runpod", False, [])
+    with pytest.raises(ConfigError, match="there is no file other.jsonl where you are"):
+        resolve(name, ["data.source=other.jsonl"])
     with pytest.raises(ConfigError, match="the run itself says where its rows go"):
         resolve(name, ["data.source=me/mine --out x"])
     with pytest.raises(ConfigError, match="launch.py up RECIPE --set data.source="):
