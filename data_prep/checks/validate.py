@@ -156,7 +156,7 @@ def judge(
         split=row.split,
         answer_type=kind,
         images=tuple(p.sha256 for p in images),
-        question=hashlib.sha256(normal_question(question(row.messages)).encode()).digest()[:16],
+        question=question_hash(question(row.messages)),
         answer=row.answer,
         tokens=tokens,
         reason=reason,
@@ -170,6 +170,11 @@ def special_token(row: Candidate) -> str:
         content = message["content"]
         texts += [content] if isinstance(content, str) else [part.get("text", "") for part in content]
     return next((hit[0] for text in texts if (hit := _SPECIAL.search(text))), "")
+
+
+def question_hash(text: str) -> bytes:
+    """16 bytes that are equal for questions that count as the same."""
+    return hashlib.sha256(normal_question(text).encode()).digest()[:16]
 
 
 def normal_question(text: str) -> str:

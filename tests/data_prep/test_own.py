@@ -344,6 +344,18 @@ def _plain(folder: Path) -> Path:
     return folder / "plain"
 
 
+def test_questions_of_an_evaluation_set_without_images_are_left_out_too(tmp_path):
+    rows = [{"question": f"What is {i} + {i}?", "answer": 2 * i} for i in range(4)]
+    held_out = lines(tmp_path / "e.jsonl", [{"question": "WHAT is  2 + 2?", "answer": 4}])
+    assert run("prepare", held_out, "--evaluation", "--split", "test", "--out", tmp_path / "e") == 0
+    source = ("prepare", lines(tmp_path / "d.jsonl", rows), "--out", tmp_path / "out", "--validation", 0)
+    assert run(*source, "--exclude", tmp_path / "e") == 0
+    assert read_manifest(tmp_path / "out").quarantined == {"overlap": 1}
+    assert [row.answer for row in Dataset(tmp_path / "out")] == ["0", "2", "6"]
+    (report,) = read_manifest(tmp_path / "out").statistics["overlaps"]
+    assert report["evaluation_rows_touched"] == {"e": 1}
+
+
 def test_images_on_the_web_are_refused_with_what_to_do(tmp_path):
     rows = [{"question": "Q?", "answer": 1, "image": "https://example.org/a.png"}, {"question": "R?", "answer": 2}]
     assert run("prepare", lines(tmp_path / "d.jsonl", rows), "--out", tmp_path / "out", "--validation", 0) == 0
