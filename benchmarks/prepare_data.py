@@ -97,11 +97,18 @@ def child(variant: str, source: Path, out: Path) -> None:
 
 def measure(variant: str, source: Path, scratch: Path, sampled: bool = False) -> dict:
     """One run in its own process; `sampled`: its memory and processor time, and its children's, which slows it down."""
-    import psutil
-
     out = scratch / "out"
     out.mkdir(parents=True)
     command = [sys.executable, "-m", "benchmarks.prepare_data", "--child", variant, str(source), str(out)]
+    text, peak_mib, cpu_s = watch(command, sampled)
+    shutil.rmtree(scratch)
+    return json.loads(text.splitlines()[-1]) | {"peak_mib": peak_mib, "cpu_s": cpu_s}
+
+
+def watch(command: list[str], sampled: bool = True) -> tuple[str, float, float]:
+    """Runs a command. Returns its output, the largest sum of proportional shares (MiB) and CPU seconds, 0 unsampled."""
+    import psutil
+
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     peak, parent = 0, psutil.Process(process.pid)
     cpu: dict[int, float] = {}
@@ -117,9 +124,8 @@ def measure(variant: str, source: Path, scratch: Path, sampled: bool = False) ->
         time.sleep(0.1)
     text = process.communicate()[0]
     if process.returncode:
-        raise SystemExit(f"{variant} failed with {process.returncode}")
-    shutil.rmtree(scratch)
-    return json.loads(text.splitlines()[-1]) | {"peak_mib": peak / 2**20, "cpu_s": sum(cpu.values())}
+        raise SystemExit(f"{' '.join(command)} failed with {process.returncode}")
+    return text, peak / 2**20, sum(cpu.values())
 
 
 def _children(parent) -> list:

@@ -71,6 +71,12 @@ def _with_dataset(options: argparse.Namespace) -> int:
             manifest, counts = keep_by_rate(options.dataset, options.out, *_range(options.pass_rate), rates)
             print(", ".join(f"{verdict}: {count:,}" for verdict, count in counts.items()))
             _summary(manifest, options.out)
+        case "worked":
+            from data_prep.write.derive import with_completions
+
+            manifest, unsolved = with_completions(options.dataset, options.out, options.log)
+            print(f"without a correct completion: {unsolved:,} rows, left out")
+            _summary(manifest, options.out)
         case "export":
             from data_prep.write.export import export
 
@@ -147,6 +153,9 @@ def _prepare_local(
     if len(kinds) > 1:
         raise ConfigError("training and evaluation sets are prepared apart: two commands")
     evaluation = options.evaluation or kinds.pop()
+    learned = {CATALOG[source].sft if source in CATALOG else options.sft for source, _ in parts}
+    if len(learned) > 1 or (learned == {True} and evaluation):
+        raise ConfigError("sets for supervised training alone (--sft) are prepared apart from the others: two commands")
     sources = []
     for source, weight in parts:
         opened = _sources(source, options, name if len(parts) == 1 else "", evaluation, show_progress)
@@ -167,6 +176,7 @@ def _prepare_local(
         split_seed=options.split_seed,
         limit=options.limit,
         evaluation=evaluation,
+        sft=learned.pop(),
     )
     return run(
         sources,
@@ -194,7 +204,7 @@ def _sources(source: str, options: argparse.Namespace, name: str, evaluation: bo
         return catalog.sources(source, Repository(entry.repo, options.revision or entry.revision, options.mirror), show)
     mapping = _mapping(options.map)
     if Path(source).exists():
-        return own(source, name, options.images, mapping, options.split, keep=evaluation)
+        return own(source, name, options.images, mapping, options.split, keep=evaluation, sft=options.sft)
     if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source) and Path(source).suffix not in records.ENDINGS:
         repository = Repository(source, options.revision, options.mirror)
         return catalog.any_repository(repository, mapping, show, options.split, keep=evaluation)

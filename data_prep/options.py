@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-NAMES = ("mathv60k", "mathv-geo", "geometry3k", "virl39k", "mmk12", "deepscaler", "gsm8k", "math", "mathvista",
-         "mathverse", "mathvision", "mmmu-pro", "math-500")  # fmt: skip
+NAMES = ("mathv60k", "mathv-geo", "geometry3k", "virl39k", "mmk12", "deepscaler", "openmmreasoner", "vero", "alpaca",
+         "gsm8k", "gsm8k-test", "math", "mathvista", "mathverse", "mathvision", "mmmu-pro", "math-500")  # fmt: skip
 """The catalog's names; the catalog itself takes half a second to import."""
 GENERATED = "generated"
 """The set that is drawn here; see `data_prep/generate`."""
@@ -27,6 +27,8 @@ a published set:
   uv run launch.py data overlap data/geometry3k data/mathvista        # does the training set know it?
   uv run launch.py data mix data/mine=2 data/geometry3k=0.5 --out data/both
   uv run launch.py data filter data/virl39k --pass-rate 0.1..0.9 --out data/useful
+  uv run launch.py evaluate RECIPE --pass-rate --set data.path=data/mine    # or measure the rates: pass_rates.jsonl
+  uv run launch.py data worked data/mine --log runs/ID/pass_rates.jsonl --out data/mine-sft
   uv run launch.py data export data/mine --to trl --out data/mine-trl
 
 Every command explains itself: `data prepare --help`. Inside an environment, `python -m data_prep` is the same.
@@ -99,6 +101,8 @@ def _prepare_parser(commands: Any) -> None:
     drawn.add_argument("--seed", type=int, default=0, help="of the problems (%(default)s)")
     checks = make.add_argument_group("what is kept")
     checks.add_argument("--evaluation", action="store_true", help="an evaluation set: all rows stay as published")
+    checks.add_argument("--sft", action="store_true", help="for supervised training (method: sft): replies are learned "
+                        "as they stand, and need no answer that can be graded")  # fmt: skip
     checks.add_argument("--tokenizer", default="", metavar="MODEL", help="count the text's tokens too, with this "
                         "model's tokenizer and chat template: directory, hub id, or id@revision")  # fmt: skip
     checks.add_argument("--max-tokens", type=int, default=4096, help="longest prompt, images included (%(default)s)")
@@ -149,7 +153,9 @@ def _dataset_parsers(commands: Any) -> None:
     some.add_argument("--pass-rate", required=True, metavar="LOW..HIGH", help="both ends included: 0.1..0.9")
     some.add_argument("--rates", default="", metavar="FILE", help='lines of {"id", "pass_rate"} (default: the rates '
                       "that came with the rows)")  # fmt: skip
+    own = add("worked", "solved rows with a run's correct completions, for supervised training (method: sft)")
+    own.add_argument("--log", required=True, metavar="FILE", help="samples.jsonl or pass_rates.jsonl of a run on DIR")
     other = add("export", "write a dataset as another trainer loads it")
     other.add_argument("--to", required=True, choices=["trl", "verl"])
-    for one in (mixed, some, other):
+    for one in (mixed, some, own, other):
         one.add_argument("--out", required=True, metavar="DIR")

@@ -164,6 +164,8 @@ def prepare(
 def _asked(sources: Sequence[Source], settings: Settings, exclude: Sequence[str]) -> dict[str, Any]:
     """The settings as the manifest holds them: no path of this machine, so that equal data has an equal fingerprint."""
     asked = json.loads(json.dumps(dataclasses.asdict(settings)))
+    if not settings.sft:
+        del asked["sft"]  # as before there was such a thing: the same data keeps its fingerprint
     asked["tokenizer"] = Path(settings.tokenizer).name if os.path.isdir(settings.tokenizer) else settings.tokenizer
     asked["sources"] = [{"name": s.name, "revision": s.revision, "files": s.files, "weight": s.weight} for s in sources]
     asked["exclude"] = [read_manifest(path).fingerprint for path in exclude]
@@ -232,7 +234,7 @@ def _judge_all(
         problems.append([])
         rows = one.rows()
         while batch := list(islice(rows, BATCH_ROWS)):
-            candidates = [complete(row) for row in batch if isinstance(row, Candidate)]
+            candidates = [complete(row, settings.sft) for row in batch if isinstance(row, Candidate)]
             problems[-1] += [row for row in batch if isinstance(row, Problem)]
             counts = count_tokens([row.messages for row in candidates])
             answers = references.check([row.answer for row in candidates])
@@ -245,9 +247,9 @@ def _judge_all(
     return judged, problems
 
 
-def complete(row: Candidate) -> Candidate:
-    """The row with a system prompt, ours where its source has none."""
-    if row.messages and row.messages[0]["role"] == "system":
+def complete(row: Candidate, sft: bool = False) -> Candidate:
+    """The row with a system prompt, ours where its source has none; with `sft` it is learned as it stands."""
+    if sft or row.messages and row.messages[0]["role"] == "system":
         return row
     prompt = SYSTEM_PROMPT if row.images else TEXT_SYSTEM_PROMPT
     return dataclasses.replace(row, messages=[{"role": "system", "content": prompt}, *row.messages])
@@ -354,7 +356,7 @@ def _write(
                 if isinstance(item, Problem):
                     leave_out(f"{item.reason}: {item.detail}", source=one.source.name, index=item.index, raw=item.raw)
                     continue
-                row, result = complete(item), next(verdict)
+                row, result = complete(item, one.settings.sft), next(verdict)
                 if result.reason:
                     asked_text = question(row.messages)[:2000]
                     leave_out(

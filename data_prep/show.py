@@ -107,7 +107,8 @@ def answers(manifest: Manifest) -> str:
 def stats(path: str) -> str:
     """The tables of a dataset's manifest."""
     manifest = read_manifest(path)
-    lines = [f"{manifest.name}, fingerprint {manifest.fingerprint[:16]}"]
+    pin = f", revision {manifest.revision}" if manifest.revision else ""
+    lines = [f"{manifest.name}, fingerprint {manifest.fingerprint[:16]}{pin}"]
     lines += _table("rows", manifest.rows) + _table("left out", manifest.quarantined)
     if manifest.statistics:
         tokens = "tokens of the prompt" if manifest.settings.get("tokenizer") else "image tokens of the prompt"

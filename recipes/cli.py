@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from recipes import commands, recipe_files
 from trainer.config import ConfigError
@@ -19,6 +20,10 @@ python3 launch.py plan grpo-qwen2.5-vl-72b-mathv60k     memory, disk, time and d
 python3 launch.py up grpo-qwen2.5-vl-7b-mathv60k --target skypilot-runpod --bucket s3://mine
 """
 ROOT = Path(__file__).resolve().parents[1]
+EVALUATE: dict[str, dict[str, Any]] = {
+    "--pass-rate": {"action": "store_true", "required": True, "help": "of every training row, into pass_rates.jsonl"},
+    "--samples": {"type": int, "default": 8, "help": "completions per row (%(default)s)"},
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -103,6 +108,19 @@ def parser() -> argparse.ArgumentParser:
         example=f"{middle} --target skypilot-runpod --bucket s3://mine --set optimizer.learning_rate=1e-6",
     )
     add(
+        "evaluate",
+        "measure how often a recipe's model solves each training row, and train nothing",
+        "recipe",
+        "target",
+        "set",
+        "launch",
+        "remote",
+        "dry",
+        example=f"{middle} --pass-rate --samples 8 --set model.path=runs/mine/hf",
+    )
+    for flag, options in EVALUATE.items():
+        commands.choices["evaluate"].add_argument(flag, **options)
+    add(
         "demo",
         "the whole pipeline on this machine, on CPU; one that was killed resumes where it was",
         "set",
@@ -185,6 +203,9 @@ def dispatch(args: argparse.Namespace) -> int:
             return commands.render(args.recipe, args.target, args.set, args.out)
         case "data" | "test":
             return commands.delegate(args)
+        case "evaluate":
+            args.set.append(f"evaluation.pass_rate_samples={max(1, args.samples)}")
+            return commands.up(args.recipe, args.target, args)
         case "demo":
             return commands.up("demo", "local", args)
         case "preflight":

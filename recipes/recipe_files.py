@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,26 @@ def expand(recipe: str, assignments: list[str]) -> tuple[str, list[str]]:
     given: list[str] = []
     for assignment in assignments:
         given += flatten(read(Path(assignment[1:]))) if assignment.startswith("@") else [assignment]
-    return _based(recipe, given, ())
+    name, given = _based(recipe, given, ())
+    return name, [_absolute(assignment) for assignment in given]
+
+
+def _absolute(assignment: str) -> str:
+    """`data.source=mine.jsonl --images imgs` with absolute paths, where files of these names are here."""
+    key, _, text = assignment.partition("=")
+    if key.strip() != "data.source":
+        return assignment
+    try:
+        words = shlex.split(str(yaml.safe_load(text)))
+    except (ValueError, yaml.YAMLError):
+        return assignment  # refused where it is read
+    for i, word in enumerate(words):
+        path, equals, weight = ("", "", "") if Path(word).exists() else word.rpartition("=")
+        path = path or word
+        plain = i and words[i - 1].startswith("--") and words[i - 1] not in ("--images", "--exclude", "--mirror")
+        if not plain and Path(path).exists():
+            words[i] = f"{Path(path).absolute()}{equals}{weight}"
+    return f"{key}={json.dumps(shlex.join(words))}"
 
 
 def _based(recipe: str, given: list[str], above: tuple[Path, ...]) -> tuple[str, list[str]]:

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from data_prep.checks.split import near_pairs, stacked
-from data_prep.checks.validate import Judged
+from data_prep.checks.validate import Judged, question_hash
 from data_prep.ingest.images import ImageFacts, ImageLimits, inspect, levels
 from trainer.data.dataset import Dataset, read_manifest
 from trainer.data.images import decode
+from trainer.data.schema import question
 
 DETAIL = ((160, 64, 42), (0, 24, 22))
 """(shortest side in pixels, cells a side, levels): how a near pair is looked at again. Measured on drawings and tables:
@@ -41,10 +42,14 @@ class Evaluation:
         """(id, source) of the row of each image."""
         self.sources = Counter[str]()
         """Rows of each source, with images or without."""
+        self.texts: dict[bytes, tuple[str, str]] = {}
+        """Hash of the question -> (id, source), of rows without images."""
         looks: list[str] = []
         for split, dataset in self._splits.items():
             for number, row in enumerate(dataset):
                 self.sources[row.source] += 1
+                if not row.images:
+                    self.texts[question_hash(question(row.messages))] = row.id, row.source
                 for k, image in enumerate(row.images):
                     facts = inspect(image, ImageLimits())
                     if not facts.error:
@@ -75,7 +80,7 @@ class Evaluation:
 def mark_overlaps(
     rows: Sequence[Judged], facts: dict[str, ImageFacts], exclude: Sequence[str], read: Callable[[str], bytes]
 ) -> list[dict[str, Any]]:
-    """Marks kept rows with an image that an evaluation set has as `overlap`, and reports per set.
+    """Marks kept rows with an image (or, having none, the question) of an evaluation set as `overlap`; reports per set.
 
     `read` gives an image's content by its sha256.
     """
@@ -85,15 +90,18 @@ def mark_overlaps(
         ours = [sha for sha, image in facts.items() if image.look]
         found = evaluation.near([facts[sha].look for sha in ours], lambda i, ours=ours: read(ours[i]))
         matches = {ours[i]: evaluation.rows[hits[0]] for i, hits in found.items()}
-        marked = 0
+        marked, asked = 0, set[tuple[str, str]]()
         for row in rows:
             hit = next((matches[sha] for sha in row.images if sha in matches), None)
             if hit and not row.reason:
                 row.reason = f"overlap: its image is that of {hit[1]} row {hit[0]}"
                 marked += 1
-        report.append(
-            {"set": evaluation.name, "rows_excluded": marked, "evaluation_rows_touched": evaluation.touched(found)}
-        )
+            elif not row.images and not row.reason and (twin := evaluation.texts.get(row.question)):
+                row.reason = f"overlap: its question is that of {twin[1]} row {twin[0]}"
+                marked += 1
+                asked.add(twin)
+        touched = Counter(evaluation.touched(found)) + Counter(source for _, source in asked)
+        report.append({"set": evaluation.name, "rows_excluded": marked, "evaluation_rows_touched": dict(touched)})
     return report
 
 

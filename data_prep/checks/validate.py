@@ -39,6 +39,8 @@ class Settings:
     """Only the first this many rows of the source; 0: all."""
     evaluation: bool = False
     """Keep all rows as published; what the checks find is counted. A row that cannot be asked at all is an error."""
+    sft: bool = False
+    """For supervised training: no reference answer is needed, and no system prompt of ours is added."""
 
 
 @dataclass
@@ -131,7 +133,7 @@ def judge(
         text_tokens: of the rendered prompt, each image counted as one token; 0 where no tokenizer was given.
         settings: limits.
     """
-    kind, reason = reference
+    kind, reason = ("text", "") if settings.sft else reference
     asked = placeholders(row.messages)
     if asked != len(row.images):
         reason = f"image_count: {asked} placeholders, {len(row.images)} images"
@@ -153,7 +155,7 @@ def judge(
         split=row.split,
         answer_type=kind,
         images=tuple(p.sha256 for p in images),
-        question=hashlib.sha256(normal_question(question(row.messages)).encode()).digest()[:16],
+        question=question_hash(question(row.messages)),
         answer=row.answer,
         tokens=tokens,
         reason=reason,
@@ -167,6 +169,11 @@ def special_token(row: Candidate) -> str:
         content = message["content"]
         texts += [content] if isinstance(content, str) else [part.get("text", "") for part in content]
     return next((hit[0] for text in texts if (hit := _SPECIAL.search(text))), "")
+
+
+def question_hash(text: str) -> bytes:
+    """16 bytes that are equal for questions that count as the same."""
+    return hashlib.sha256(normal_question(text).encode()).digest()[:16]
 
 
 def normal_question(text: str) -> str:

@@ -41,12 +41,19 @@ class Entry:
     """Answers stand after `####` or in a box; a row without is left out."""
     evaluation: bool = False
     """All rows are kept as published, with their own fields."""
+    sft: bool = False
+    """For supervised training: replies are learned from as they stand."""
+    only: tuple[str, tuple[str, ...]] = ("", ())
+    """A column, and its values with which a row is taken."""
     checked: str = ""
     """What of this entry has been seen to work, and how."""
 
 
 LOOPBACK = "columns as published, from a loopback hub (tests)"
-DOCUMENTED = "columns as others' code reads them; not yet downloaded here"
+TRIED = "columns as its documentation or others' code states them, from a loopback hub (tests); never downloaded here"
+VERL = {"chat": "prompt", "answer": "reward_model.ground_truth"}
+GRADED = ("string_match", "multiple_choice", "numeric", "counting", "search")
+"""Rewards of Vero that compare an answer with a reference; the others want boxes on images, actions or a judge."""
 CATALOG = {
     "mathv60k": Entry(
         "VLM-Reasoner/VerMulti", "visual math from 24 sets, 2.4 GB", {"": ["mathv60k_message.jsonl"]},
@@ -60,18 +67,31 @@ CATALOG = {
         {"question": "problem", "answer": "answer", "images": "images"}, rows=3002, checked=LOOPBACK),
     "virl39k": Entry(
         "TIGER-Lab/ViRL39K", "visual reasoning with pass rates", {"": ["39Krelease.parquet"]},
-        QA | {"images": "image", "source": "category"}, ["images.zip"], rows=38870, license="MIT", checked=DOCUMENTED),
+        QA | {"images": "image", "source": "category"}, ["images.zip"], rows=38870, license="MIT", checked=TRIED),
     "mmk12": Entry(
         "FanqingM/MMK12", "school mathematics, physics, chemistry, biology",
         {"train": ["data/train-*.parquet"], "test": ["data/test-*.parquet"]},
-        QA | {"images": "image", "source": "subject"}, license="Apache-2.0", checked=DOCUMENTED),
+        QA | {"images": "image", "source": "subject"}, license="Apache-2.0", checked=TRIED),
     "deepscaler": Entry(
         "agentica-org/DeepScaleR-Preview-Dataset", "competition problems, text only", {"": ["deepscaler.json"]},
-        {"question": "problem", "answer": "answer", "solution": "solution"}, license="MIT", checked=DOCUMENTED),
+        {"question": "problem", "answer": "answer", "solution": "solution"}, license="MIT", checked=TRIED),
+    "openmmreasoner": Entry(
+        "OpenMMReasoner/OpenMMReasoner-RL-74K", "visual reasoning from eight sets, ViRL39K and MMK12 among them",
+        {"": ["*.parquet"]}, VERL | {"images": "images", "source": "data_source"}, checked=TRIED),
+    "vero": Entry(
+        "zlab-princeton/Vero-600k", "59 sets in six kinds of task; rows that our grader can judge are taken",
+        {"train": ["*train-*.parquet"], "validation": ["*val-*.parquet"]},
+        VERL | {"images": "image", "source": "data_source"}, only=("extra_info.reward_type", GRADED), checked=TRIED),
+    "alpaca": Entry(
+        "tatsu-lab/alpaca", "instructions with replies, text only, for method: sft", {"": ["data/train-*.parquet"]},
+        {"question": "instruction", "answer": "output"}, rows=52002, license="CC-BY-NC-4.0", sft=True, checked=TRIED),
     "gsm8k": Entry(
         "openai/gsm8k", "word problems, text only, with worked solutions",
         {"train": ["main/train-*.parquet"], "test": ["main/test-*.parquet"]}, QA, rows=8792, license="MIT",
         marked=True, checked=LOOPBACK),
+    "gsm8k-test": Entry(
+        "openai/gsm8k", "its test split alone, for evaluation", {"test": ["main/test-*.parquet"]}, QA, rows=1319,
+        license="MIT", evaluation=True, checked=TRIED),
     "math": Entry(
         "EleutherAI/hendrycks_math", "competition problems, text only, with worked solutions",
         {"train": ["*/train-*.parquet"], "test": ["*/test-*.parquet"]},
@@ -84,18 +104,18 @@ CATALOG = {
     "mathverse": Entry(
         "AI4Math/MathVerse", "testmini: 788 problems in five versions", {"test": ["testmini.parquet"]},
         {"question": "query_cot", "answer": "answer", "images": "image", "source": "problem_version"},
-        rows=3940, evaluation=True, checked=DOCUMENTED),
+        rows=3940, evaluation=True, checked=TRIED),
     "mathvision": Entry(
         "MathLLMs/MathVision", "competition problems with diagrams", {"test": ["data/test-*.parquet"]},
         QA | {"choices": "options", "images": "decoded_image", "source": "subject"}, rows=3040, evaluation=True,
-        checked=DOCUMENTED),
+        checked=TRIED),
     "mmmu-pro": Entry(
         "MMMU/MMMU_Pro", "college subjects, ten options", {"test": ["standard (10 options)/test-*.parquet"]},
-        QA | {"choices": "options", "images": MMMU_IMAGES, "source": "subject"}, evaluation=True, checked=DOCUMENTED),
+        QA | {"choices": "options", "images": MMMU_IMAGES, "source": "subject"}, evaluation=True, checked=TRIED),
     "math-500": Entry(
         "HuggingFaceH4/MATH-500", "500 problems of MATH's test split, text only", {"test": ["test.jsonl"]},
         {"question": "problem", "answer": "answer", "solution": "solution", "source": "subject"}, rows=500,
-        evaluation=True, checked=DOCUMENTED),
+        evaluation=True, checked=TRIED),
 }  # fmt: skip
 
 
@@ -110,7 +130,7 @@ def sources(name: str, repository: Repository, on_progress: Progress) -> Sequenc
             tables.append((fetched.local, split))
             records.append(fetched.record)
     archives = repository.fetch([path for one in entry.images for path in repository.matching(one)], on_progress)
-    form = Form(name, entry.columns, keep=entry.evaluation, marked=entry.marked)
+    form = Form(name, entry.columns, keep=entry.evaluation, marked=entry.marked, sft=entry.sft, only=entry.only)
     _check_columns(name, tables[0][0], form)
     vermulti = entry.columns is mathv60k.FORM.columns
     return [
@@ -142,8 +162,9 @@ def _check_columns(name: str, path: Path, form: Form) -> None:
 
 
 def any_repository(
-    repository: Repository, mapping: dict[str, str], on_progress: Progress, split: str = "", keep: bool = False
-) -> list[RecordSource]:
+    repository: Repository, mapping: dict[str, str], on_progress: Progress, split: str = "", keep: bool = False,
+    sft: bool = False,
+) -> list[RecordSource]:  # fmt: skip
     """Any dataset repository: its Parquet files, or else its other data files, and its archives."""
     data = [path for path in repository.files if path.endswith(".parquet")]
     data = data or [path for path in repository.files if path.endswith(ENDINGS)]
@@ -155,7 +176,7 @@ def any_repository(
     splits = [""] * len(data) if set(splits) == {"train"} and not split else splits
     tables = [(one.local, its) for one, its in zip(fetched, splits, strict=False)]
     roots = [one.local for one in fetched[len(data) :]]
-    sources = by_form(tables, repository.repo.partition("/")[2].lower(), roots, None, mapping, keep)
+    sources = by_form(tables, repository.repo.partition("/")[2].lower(), roots, None, mapping, keep, sft)
     for source in sources:
         source.revision, source.record = repository.revision, lambda: [one.record for one in fetched]
     return sources

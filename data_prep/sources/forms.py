@@ -66,9 +66,16 @@ class Form:
     """Whether columns without a role go into `extra` (an evaluation set's scorers want them); pass rates always do."""
     marked: bool = False
     """Whether an answer counts only after `####` or in a box."""
+    sft: bool = False
+    """Whether the reply is learned from as it stands, and no reference answer is needed."""
+    only: tuple[str, tuple[str, ...]] = ("", ())
+    """A column, and the values of it with which a row is taken; the others ask for graders that are not here."""
 
     def parse(self, record: dict[str, Any]) -> Parsed:
         """Reads one record. Raises BadRecord."""
+        column, accepted = self.only
+        if column and (value := text_of(_inside(record, column))) not in accepted:
+            raise BadRecord("other_reward", f"{column} is {value!r}, and the grader knows {', '.join(accepted)}")
         columns = self.columns.get("images", "").split(",")
         images = [image for column in columns for image in listed(_inside(record, column))]
         if "chat" in self.columns:
@@ -89,6 +96,19 @@ class Form:
                 messages.append({"role": "system", "content": system})
             content = with_images(asked, len(images)) if images else asked.strip()
             messages.append({"role": "user", "content": content})
+        answer, solution = self._learned(record, answer, reply) if self.sft else self._graded(record, answer, reply)
+        return Parsed(
+            messages=messages,
+            images=images,
+            answer=answer,
+            solution=solution,
+            source=text_of(self.value(record, "source")),
+            split=text_of(self.value(record, "split")),
+            extra=self._extra(record),
+        )
+
+    def _graded(self, record: dict[str, Any], answer: str, reply: str) -> tuple[str, str]:
+        """Reference answer, and worked answer (empty if there is none). Raises BadRecord."""
         solution = text_of(self.value(record, "solution")) or (reply if len(reply) > len(answer) + TERSE else "")
         answer = answer or ("" if solution else reply)
         if not answer and not solution:
@@ -100,15 +120,14 @@ class Form:
             solution = re.sub(r"<<[^>]*>>", "", given.rpartition("####")[0])
         if solution and "<answer>" not in solution:
             solution = "" if solution.strip() == answer else worked(solution.strip(), answer)
-        return Parsed(
-            messages=messages,
-            images=images,
-            answer=answer,
-            solution=solution,
-            source=text_of(self.value(record, "source")),
-            split=text_of(self.value(record, "split")),
-            extra=self._extra(record),
-        )
+        return answer, solution
+
+    def _learned(self, record: dict[str, Any], answer: str, reply: str) -> tuple[str, str]:
+        """The same for supervised training: all of the reply is learned, an answer beside it is kept."""
+        solution = text_of(self.value(record, "solution")) or reply
+        if not (solution or answer).strip():
+            raise BadRecord("no_reply", "there is no solution, no answer and no last reply to learn from")
+        return (stated_answer(answer), solution) if solution else ("", answer)
 
     def _answer(self, record: dict[str, Any]) -> str:
         value = self.value(record, "answer")
@@ -145,7 +164,7 @@ def _plain(value: Any) -> bool:
     return not isinstance(value, bytes) and "bytes" not in str(value)[:100] and len(str(value)) < 4000
 
 
-def detect(records: Sequence[dict[str, Any]], mapping: dict[str, str], keep: bool = False) -> Form:
+def detect(records: Sequence[dict[str, Any]], mapping: dict[str, str], keep: bool = False, sft: bool = False) -> Form:
     """The form of a file by its first records; `mapping` (role -> column) comes before what is found.
 
     Raises ValueError saying what was looked for.
@@ -174,7 +193,7 @@ def detect(records: Sequence[dict[str, Any]], mapping: dict[str, str], keep: boo
             "Name them: --map question=COLUMN,answer=COLUMN,images=COLUMN"
         )
     name = "verl" if chat and rewards else CHATS[chat] if chat else "question and answer"
-    return Form(name, columns, keep)
+    return Form(name, columns, keep, sft=sft)
 
 
 def _is_chat(records: Sequence[dict[str, Any]], column: str) -> bool:

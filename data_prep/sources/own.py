@@ -191,7 +191,7 @@ def split_of(path: str) -> str:
 
 def own(
     path: str | Path, name: str = "", images: Sequence[str | Path] = (), mapping: dict[str, str] | None = None,
-    split: str = "", keep: bool = False,
+    split: str = "", keep: bool = False, sft: bool = False,
 ) -> list[RecordSource]:  # fmt: skip
     """Sources of a local file or folder: one per form that its data files have.
 
@@ -202,6 +202,7 @@ def own(
         mapping: role -> column, before what is found.
         split: of all rows; default: by the files' names, or to be split.
         keep: columns without a role are kept in `extra`.
+        sft: replies are learned from as they stand.
 
     Raises ConfigError where there is no data file, or none in a known form.
     """
@@ -222,7 +223,7 @@ def own(
     if set(splits) == {"train"} and not split:
         splits = [""] * len(splits)  # nothing else is there to validate on
     tables = list(zip(files, splits, strict=True))
-    return by_form(tables, name or path.stem, roots, beside, mapping or {}, keep)
+    return by_form(tables, name or path.stem, roots, beside, mapping or {}, keep, sft)
 
 
 def by_form(
@@ -232,11 +233,12 @@ def by_form(
     beside: Path | None,
     mapping: dict[str, str],
     keep: bool,
+    sft: bool = False,
 ) -> list[RecordSource]:
     """One source for each form among the files. Raises ConfigError for a file in no known form."""
     groups: dict[str, tuple[Form, list[tuple[Path, str]]]] = {}
     for table in tables:
-        form = form_of(table[0], mapping, keep)
+        form = form_of(table[0], mapping, keep, sft)
         groups.setdefault(str(form), (form, []))[1].append(table)
     sources = []
     for form, files in groups.values():
@@ -247,14 +249,14 @@ def by_form(
     return sources
 
 
-def form_of(path: Path, mapping: dict[str, str], keep: bool = False) -> Form:
+def form_of(path: Path, mapping: dict[str, str], keep: bool = False, sft: bool = False) -> Form:
     """The form of a file. Raises ConfigError that shows its first records and what was looked for."""
     sample = list(islice(read(path), SAMPLE))
     good = [record for record in sample if isinstance(record, dict)]
     try:
         if not good:
             raise ValueError("it has no record that can be read")
-        return detect(good, mapping, keep)
+        return detect(good, mapping, keep, sft)
     except ValueError as error:
         shown = "".join(f"\n  record {i}: {_short(record)}" for i, record in enumerate(sample[:3]))
         raise ConfigError(f"{path}: {error}{shown}") from None

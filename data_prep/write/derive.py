@@ -1,4 +1,4 @@
-"""Datasets made from prepared ones: mixed by weights, filtered by pass rate. Rows keep their ids."""
+"""Datasets made from prepared ones: mixed by weights, filtered by pass rate, with a run's completions. Ids stay."""
 
 from __future__ import annotations
 
@@ -91,3 +91,42 @@ def keep_by_rate(
         split: chosen(split) if split == "train" else Dataset(path, split) for split in manifest.rows
     }
     return write_dataset(out, manifest.name, rows, settings, manifest.revision), dict(counts)
+
+
+def read_completions(path: str | Path, ids: Sequence[str]) -> dict[str, str]:
+    """Row id -> shortest correct completion, from a run's `samples.jsonl` or `pass_rates.jsonl`.
+
+    ids: of the rows of the split that the run trained on: `samples.jsonl` names rows by their position in it. Raises
+    ConfigError for another file, and where its rows are not these.
+    """
+    found: dict[str, str] = {}
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                record = json.loads(line)
+                row = record["id"] if "id" in record else ids[record["row"]]
+                text = record["completion"] if record.get("verdict", "correct") == "correct" else ""
+            except (ValueError, KeyError, TypeError, IndexError):
+                raise ConfigError(f"{path}, line {number}: no line of this dataset's samples.jsonl or pass_rates.jsonl"
+                                  ) from None  # fmt: skip
+            if text and len(text) < len(found.get(row, text + " ")):
+                found[row] = text
+    if unknown := found.keys() - set(ids):
+        raise ConfigError(f"{path} has {len(unknown)} rows that are not in the dataset: name the one that the run used")
+    return found
+
+
+def with_completions(path: str, out: str | Path, log: str | Path) -> tuple[Manifest, int]:
+    """The training rows that a run solved, its correct completion as their solution. Other splits as they are.
+
+    Returns the manifest, and how many training rows have no correct completion and are left out.
+    """
+    manifest, train = read_manifest(path), Dataset(path)
+    completions = read_completions(log, train.column("id"))
+    solved = (dataclasses.replace(row, solution=completions[row.id]) for row in train if row.id in completions)
+    rows: dict[str, Iterable[Row]] = {
+        split: solved if split == "train" else Dataset(path, split) for split in manifest.rows
+    }
+    settings = {"worked": manifest.fingerprint, "completions": sorted(completions.items())}
+    made = write_dataset(out, manifest.name, rows, settings, manifest.revision)
+    return made, len(train) - made.rows["train"]

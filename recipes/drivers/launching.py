@@ -18,6 +18,7 @@ from recipes import capabilities, manifest, run_record
 from recipes.drivers import desk_python, engine_state, engines, ssh_driver, tokens
 from recipes.drivers.engines import Commands
 from recipes.plan import cost, memory, prices
+from recipes.presets import own_data
 from recipes.run_record import RunRecord
 from recipes.spec import Recipe
 from recipes.targets import dstack, ssh
@@ -91,6 +92,12 @@ def cheapest_target(recipe: Recipe) -> str:
 def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[str]) -> None:
     """Everything that can be known before something is started. Raises ConfigError with the change to make."""
     can = capabilities.capability(target)
+    files = own_data.files_of(recipe.config.data.source) if recipe.config.data.source else []
+    if files and not can.shared_files:
+        raise ConfigError(
+            f"data.source names {files[0]}, and the nodes of {target} do not have it: put the rows into a bucket, "
+            f"`launch.py data prepare {files[0]} --out s3://...`, and set data.path to that"
+        )
     if recipe.cluster.gpus_per_node and recipe.kind == "train":
         _check_memory(recipe, target)
     _check_hourly(recipe, target)

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable
 
 from recipes import recipe_files
-from recipes.presets import demo, gsm8k, preflight, vision
+from recipes.presets import demo, gsm8k, own_data, preflight, vision
 from recipes.spec import Recipe, override, placed, validate
 from trainer.config import ConfigError
 
@@ -20,6 +20,8 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "grpo-qwen2.5-vl-7b-geometry3k": vision.qwen2_5_vl_7b_geometry3k,
     "grpo-qwen2.5-vl-32b-geometry3k": vision.qwen2_5_vl_32b_geometry3k,
     "grpo-qwen2.5-vl-72b-geometry3k": vision.qwen2_5_vl_72b_geometry3k,
+    "grpo-qwen2.5-vl-3b-generated": vision.qwen2_5_vl_3b_generated,
+    "grpo-qwen2.5-vl-7b-generated": vision.qwen2_5_vl_7b_generated,
     "grpo-qwen2.5-0.5b-gsm8k": gsm8k.qwen2_5_0_5b_gsm8k,
     "grpo-qwen2.5-7b-gsm8k": gsm8k.qwen2_5_7b_gsm8k,
     "preflight": preflight.preflight,
@@ -44,6 +46,6 @@ def get(name: str) -> Recipe:
 
 def resolve(name: str, overrides: list[str]) -> Recipe:
     """The recipe of that name with its overrides, validated."""
-    recipe = override(get(name), overrides)
+    recipe = own_data.prepared(override(get(name), overrides), overrides)
     validate(recipe)
     return recipe

@@ -15,6 +15,9 @@ DATASETS = {
         name="mathv60k", rows=60_000, held_out="validation", prompt_tokens=420, answer_tokens=400, disk_gib=8.0
     ),
     "geometry3k": Dataset(name="geometry3k", rows=2_101, prompt_tokens=360, answer_tokens=450, disk_gib=0.5),
+    "generated": Dataset(
+        name="generated", rows=20_000, held_out="validation", prompt_tokens=430, answer_tokens=300, disk_gib=1.0
+    ),
     "gsm8k": Dataset(name="gsm8k", rows=7_473, prompt_tokens=160, answer_tokens=220, disk_gib=0.1),
 }
 """Rows are those of the published sets; token counts are planning figures, replaced by measured ones in every run."""
@@ -27,12 +30,16 @@ CLUSTERS = {
 }
 
 
+GENERATED = ("--rows", "20500", "--difficulty", "1..5", "--seed", "0")
+"""Problems that are drawn, about 20,000 of them for training; see data_prep/generate."""
+
+
 def prepare(name: str) -> Step:
-    """The step that downloads, checks and converts a dataset."""
+    """The step that downloads (or draws), checks and converts a dataset."""
     return Step(
         creates=f"${{DATA}}/{name}/manifest.json",
         module="data_prep",
-        args=("prepare", name, "--out", f"${{DATA}}/{name}"),
+        args=("prepare", name, *(GENERATED if name == "generated" else ()), "--out", f"${{DATA}}/{name}"),
     )
 
 

@@ -1,4 +1,4 @@
-"""GRPO of Qwen2.5-VL on questions with images: MathV60K and Geometry3K, 3B on one GPU to 72B on four nodes."""
+"""GRPO of Qwen2.5-VL on MathV60K, Geometry3K and generated problems: 3B on one GPU to 72B on four nodes."""
 
 from __future__ import annotations
 
@@ -87,3 +87,13 @@ def qwen2_5_vl_32b_geometry3k() -> Recipe:
 def qwen2_5_vl_72b_geometry3k() -> Recipe:
     """Four nodes of 8."""
     return _grpo("72b", "geometry3k")
+
+
+def qwen2_5_vl_3b_generated() -> Recipe:
+    """One 80 GB GPU; the data is drawn on the machine, so that nothing but the model is downloaded."""
+    return _grpo("3b", "generated")
+
+
+def qwen2_5_vl_7b_generated() -> Recipe:
+    """One node of 8."""
+    return _grpo("7b", "generated")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
+import zipfile
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -116,6 +118,72 @@ def test_geometry3k(hub, tmp_path):
     assert row.images == [raw.image(69)] and row.answer == "2 \\sqrt { 221 }"
     assert row.messages[1]["content"] == [{"type": "image"}, {"type": "text", "text": "Find x69."}]
     assert row.messages[0]["role"] == "system"
+
+
+def chat(text: str, truth: str, **more) -> dict:
+    """A row of verl's columns, as OpenMMReasoner and Vero have them."""
+    prompt = [{"role": "user", "content": text}]
+    return {"prompt": prompt, "data_source": "tqa", "reward_model": {"style": "rule", "ground_truth": truth}, **more}
+
+
+def vero(truth: str, reward: str) -> dict:
+    return chat("<image>How many?", truth, image=image(4), extra_info={"reward_type": reward, "tolerance": None})
+
+
+ASKED = {"question": "<image>How many?", "answer": "7"}
+OPTIONS = {"question": "Which?", "answer": "B", "options": ["x", "y"]}
+PUBLISHED = {
+    "virl39k": {"39Krelease.parquet": [ASKED | {"image": ["images/1.png"], "category": "Geo", "PassRate_7BBase": 0.5}]},
+    "mmk12": {"data/train-00000-of-00001.parquet": [ASKED | {"image": image(1), "subject": "math"}],
+              "data/test-00000-of-00001.parquet": [ASKED | {"image": image(2), "subject": "physics"}]},
+    "deepscaler": {"deepscaler.json": [{"problem": "1+6?", "answer": "7", "solution": "It is $\\boxed{7}$"}]},
+    "openmmreasoner": {"tqa/train-00000-of-00001.parquet": [chat("<image>How many?", "7", images=[image(3)])]},
+    "vero": {"stem/train-00000-of-00001.parquet": [vero("7", "numeric"), vero("[[1, 2, 3, 4]]", "grounding")],
+             "stem/val-00000-of-00001.parquet": [vero("7", "string_match")]},
+    "alpaca": {"data/train-00000-of-00001-a0.parquet": [
+        {"instruction": "Add.", "input": "3 and 4", "output": "The sum is seven. " * 20, "text": "Below..."}]},
+    "gsm8k-test": {"main/test-00000-of-00001.parquet": [{"question": "3+4?", "answer": "<<3+4=7>>7\n#### 7"}] * 2},
+    "mathverse": {"testmini.parquet": [
+        {"query_cot": "How many?", "answer": "7", "image": image(1), "problem_version": "Text Lite"}]},
+    "mathvision": {"data/test-00000-of-00001.parquet": [
+        {"question": "How many?\n<image1>", "answer": "7", "options": [], "decoded_image": image(1),
+         "subject": "counting", "image": "images/1.jpg", "level": 2}]},
+    "mmmu-pro": {"standard (10 options)/test-00000-of-00001.parquet": [
+        OPTIONS | {"options": "['x', 'y']", "subject": "Art", "question": "Which in <image 1>?", "image_1": image(1)}
+        | {f"image_{i}": None for i in range(2, 8)}]},
+    "math-500": {"test.jsonl": [{"problem": "3+4?", "answer": "7", "solution": "$\\boxed{7}$", "subject": "Algebra",
+                                 "unique_id": "test/1.json", "level": 1}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_other_published_sets_by_their_columns(name, hub, tmp_path):
+    files = {path: parquet(rows) for path, rows in PUBLISHED[name].items() if path.endswith(".parquet")}
+    files |= {path: json.dumps(rows).encode() for path, rows in PUBLISHED[name].items() if path.endswith(".json")}
+    files |= {path: json.dumps(rows[0]).encode() for path, rows in PUBLISHED[name].items() if path.endswith(".jsonl")}
+    if name == "virl39k":
+        archive = io.BytesIO()
+        with zipfile.ZipFile(archive, "w") as zipped:
+            zipped.writestr("images/1.png", raw.image(1))
+        files["images.zip"] = archive.getvalue()
+    commit = hub.add(CATALOG[name].repo, files)
+    assert run("prepare", name, "--out", tmp_path / "out", "--validation", 0) == 0
+    manifest = read_manifest(tmp_path / "out")
+    assert manifest.revision == commit
+    rows = [row for split in manifest.rows for row in Dataset(tmp_path / "out", split)]
+    if name == "alpaca":
+        assert question(rows[0].messages) == "Add.\n\n3 and 4" and rows[0].solution == "The sum is seven. " * 20
+        assert rows[0].answer == "" and len(rows[0].messages) == 1
+        return
+    assert {row.answer for row in rows} == {"B" if name == "mmmu-pro" else "7"}
+    assert len(rows) == sum(map(len, PUBLISHED[name].values())) - (name == "vero")
+    assert manifest.quarantined == ({"other_reward": 1} if name == "vero" else {})
+    pictured = any("image" in column for record in next(iter(PUBLISHED[name].values())) for column in record)
+    assert all(len(row.images) == pictured for row in rows)
+    if CATALOG[name].evaluation:
+        assert set(manifest.rows) == {"test"}
+    if name == "mathvision":
+        assert rows[0].extra["level"] == 2
 
 
 def test_mathvista_and_the_overlap_with_it(hub, tmp_path, capsys):

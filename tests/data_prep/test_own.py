@@ -310,6 +310,60 @@ def test_show_stats_mix_and_filter(tmp_path, capsys):
     assert (sources.count("v"), sources.count("p")) == (12, 6) and sources != sorted(sources)
 
 
+def test_correct_completions_of_a_log_become_solutions(tmp_path, capsys):
+    assert run("prepare", plain(tmp_path / "raw"), "--out", tmp_path / "p", "--validation", 0) == 0
+    ids = Dataset(tmp_path / "p").column("id")
+    samples = [{"row": 1, "completion": "a long way to 1", "verdict": "correct"},
+               {"row": 1, "completion": "it is 1", "verdict": "correct"},
+               {"row": 2, "completion": "it is 3", "verdict": "wrong"}]  # fmt: skip
+    log = lines(tmp_path / "samples.jsonl", samples)
+    assert run("worked", tmp_path / "p", "--log", log, "--out", tmp_path / "s") == 0
+    assert [(row.id, row.solution) for row in Dataset(tmp_path / "s")] == [(ids[1], "it is 1")]
+    assert "without a correct completion: 5 rows" in capsys.readouterr().out
+    rates = [{"id": ids[4], "pass_rate": 0.5, "samples": 8, "completion": "it is 4"},
+             {"id": ids[5], "pass_rate": 0.0, "samples": 8, "completion": ""}]  # fmt: skip
+    log = lines(tmp_path / "pass_rates.jsonl", rates)
+    assert run("worked", tmp_path / "p", "--log", log, "--out", tmp_path / "t") == 0
+    assert [(row.id, row.solution) for row in Dataset(tmp_path / "t")] == [(ids[4], "it is 4")]
+    for bad in ({"row": 6, "completion": "x"}, {"id": "other", "completion": "x"}):
+        assert run("worked", tmp_path / "p", "--log", lines(log, [bad]), "--out", tmp_path / "u") == 2
+
+
+def test_rows_for_supervised_training_need_no_answer(tmp_path, capsys):
+    long = "Here is a poem that states nothing. " * 10
+    source = lines(tmp_path / "d.jsonl", [{"instruction": "Write.", "input": "", "output": long}])
+    assert run("prepare", source, "--out", tmp_path / "no") == 2 and "1 no_answer_field" in capsys.readouterr().err
+    assert run("prepare", source, "--sft", "--out", tmp_path / "out", "--validation", 0) == 0
+    (row,) = Dataset(tmp_path / "out")
+    assert (row.solution, row.answer, row.messages) == (long, "", [{"role": "user", "content": "Write."}])
+    assert read_manifest(tmp_path / "out").settings["sft"] and "sft" not in read_manifest(_plain(tmp_path)).settings
+
+
+def _plain(folder: Path) -> Path:
+    assert run("prepare", plain(folder / "raw"), "--out", folder / "plain", "--validation", 0) == 0
+    return folder / "plain"
+
+
+def test_questions_of_an_evaluation_set_without_images_are_left_out_too(tmp_path):
+    rows = [{"question": f"What is {i} + {i}?", "answer": 2 * i} for i in range(4)]
+    held_out = lines(tmp_path / "e.jsonl", [{"question": "WHAT is  2 + 2?", "answer": 4}])
+    assert run("prepare", held_out, "--evaluation", "--split", "test", "--out", tmp_path / "e") == 0
+    source = ("prepare", lines(tmp_path / "d.jsonl", rows), "--out", tmp_path / "out", "--validation", 0)
+    assert run(*source, "--exclude", tmp_path / "e") == 0
+    assert read_manifest(tmp_path / "out").quarantined == {"overlap": 1}
+    assert [row.answer for row in Dataset(tmp_path / "out")] == ["0", "2", "6"]
+    (report,) = read_manifest(tmp_path / "out").statistics["overlaps"]
+    assert report["evaluation_rows_touched"] == {"e": 1}
+
+
+def test_images_on_the_web_are_refused_with_what_to_do(tmp_path):
+    rows = [{"question": "Q?", "answer": 1, "image": "https://example.org/a.png"}, {"question": "R?", "answer": 2}]
+    assert run("prepare", lines(tmp_path / "d.jsonl", rows), "--out", tmp_path / "out", "--validation", 0) == 0
+    (line,) = (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()
+    assert json.loads(line)["reason"] == "image_url"
+    assert "https://example.org/a.png is not on this machine: download the images" in json.loads(line)["detail"]
+
+
 def test_exports_load_with_the_datasets_library_and_trl(tmp_path):
     datasets = pytest.importorskip("datasets")
     assert run("prepare", openai(tmp_path / "raw"), "--out", tmp_path / "d", "--validation", 0) == 0

@@ -4,8 +4,11 @@ import dataclasses
 
 import pytest
 
-from recipes.presets import RECIPES, get
+from recipes import recipe_files
+from recipes.drivers import launching
+from recipes.presets import RECIPES, get, resolve
 from recipes.spec import Recipe, override, validate
+from trainer import config as run_config
 from trainer.config import ConfigError
 
 
@@ -89,3 +92,28 @@ def test_every_field_is_documented():
         for field in dataclasses.fields(cls):
             after = source.split(f"\n    {field.name}: ")[1].split("\n", 1)[1]
             assert after.lstrip().startswith('"""'), f"{cls.__name__}.{field.name}"
+
+
+def test_own_rows_take_the_place_of_the_dataset(tmp_path, monkeypatch):
+    (tmp_path / "mine.jsonl").write_text('{"question": "1+1?", "answer": 2}\n')
+    monkeypatch.chdir(tmp_path)
+    name, given = recipe_files.expand("grpo-qwen2.5-vl-7b-mathv60k", ["data.source=mine.jsonl --map 'answer=answer'"])
+    recipe = resolve(name, given)
+    (step,) = recipe.steps
+    path = "${DATA}/${RUN_ID}"
+    assert step.args == ("prepare", f"{tmp_path}/mine.jsonl", "--map", "answer=answer", "--out", path)
+    assert (step.creates, recipe.config.data.path) == (f"{path}/manifest.json", path)
+    assert recipe.config.evaluation.split == "validation" and recipe.dataset.name == "mine"
+    assert resolve(name, [*given, "evaluation.split=test"]).config.evaluation.split == "test"
+    named = resolve(name, ["data.source=me/mine --revision main", "data.path=${DATA}/x"])
+    assert named.steps[0].args == ("prepare", "me/mine", "--revision", "main", "--out", "${DATA}/x")
+    demo = resolve("demo", ["data.source=generated --rows 50"])
+    assert [step.module for step in demo.steps] == ["data_prep", "examples.demo.shapes", "examples.demo.warm_start"]
+    with pytest.raises(ConfigError, match="nodes of skypilot-runpod do not have it: put the rows into a bucket"):
+        launching.check(recipe, "skypilot-runpod", False, [])
+    with pytest.raises(ConfigError, match="there is no file other.jsonl where you are"):
+        resolve(name, ["data.source=other.jsonl"])
+    with pytest.raises(ConfigError, match="the run itself says where its rows go"):
+        resolve(name, ["data.source=me/mine --out x"])
+    with pytest.raises(ConfigError, match="launch.py up RECIPE --set data.source="):
+        run_config.validate(run_config.override(run_config.RunConfig(), ["data.source=me/mine"]))

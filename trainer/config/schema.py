@@ -52,6 +52,9 @@ class Data:
 
     path: str = ""
     """Prepared dataset (Parquet shards and manifest): local directory or object-store URL."""
+    source: str = ""
+    """Rows that are not prepared yet, with the options of `data prepare`: `mine.jsonl --map answer=gold`, a name, or
+    OWNER/NAME of the hub. A recipe prepares them before the run, and `data.path` follows unless it is set too."""
     split: str = "train"
     """Split of it that is trained on."""
     max_samples: int = within(0, least=0)
@@ -199,6 +202,8 @@ class Evaluation:
     """0 is greedy."""
     samples_per_prompt: int = within(1, least=1)
     """Completions per prompt; accuracy is their mean."""
+    pass_rate_samples: int = within(0, least=0)
+    """Train nothing: ask every training row this often at rollout.temperature, into pass_rates.jsonl. 0: train."""
 
 
 @dataclass(frozen=True, kw_only=True)

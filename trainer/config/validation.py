@@ -13,6 +13,11 @@ def validate(config: RunConfig) -> None:
     check_ranges(c)
     if c.model.min_pixels > c.model.max_pixels:
         raise ConfigError(f"model.min_pixels {c.model.min_pixels} > model.max_pixels {c.model.max_pixels}: swap them")
+    if c.data.source and not c.data.path:
+        raise ConfigError(
+            "data.source is prepared by a recipe (`launch.py up RECIPE --set data.source=...`): without one, run "
+            f"`launch.py data prepare {c.data.source}`, and set data.path to what it made"
+        )
     if c.data.max_samples and c.data.max_samples < c.rows_per_step:
         key = "sft.batch_size" if c.method == "sft" else "rollout.prompts_per_step"
         raise ConfigError(
@@ -25,6 +30,8 @@ def validate(config: RunConfig) -> None:
             f"a node: use a divisor of {c.placement.workers_per_node}"
         )
     if c.method == "sft":
+        if c.evaluation.pass_rate_samples:
+            raise ConfigError("evaluation.pass_rate_samples needs the engine: set method to grpo")
         return
     if c.evaluation.temperature == 0 and c.evaluation.samples_per_prompt > 1:
         raise ConfigError(

@@ -29,6 +29,11 @@ def precheck(config: RunConfig) -> None:
     train = Dataset(config.data.path, config.data.split)
     if not len(train):
         raise ConfigError(f"{config.data.path} has no rows in split {config.data.split}: prepare it again")
+    if config.method == "grpo" and train.manifest.settings.get("sft"):
+        raise ConfigError(
+            f"{config.data.path} was prepared with --sft and has no answers to grade against: set method to sft, or "
+            "prepare it without"
+        )
     if len(train) < config.rows_per_step:
         key = "sft.batch_size" if config.method == "sft" else "rollout.prompts_per_step"
         raise ConfigError(

@@ -1,0 +1,44 @@
+"""What a run that measures pass rates writes, without engine."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from trainer.algorithm.records import Outcome, Sample
+from trainer.config import ConfigError
+from trainer.pass_rate import _whole_lines, records_of
+
+
+def sample(row, text, finished=True):
+    return Sample(row, row, 0, [1], [2], [0.0], text, finished, 0)
+
+
+def test_a_line_per_row_with_its_rate_and_the_shortest_correct_completion():
+    samples = [sample(3, "long 7"), sample(3, "7"), sample(3, "8"), sample(3, "", finished=False), sample(1, "no")]
+    verdicts = ["correct", "correct", "wrong", "correct", "wrong"]
+    outcomes = [Outcome(v, float(v == "correct"), 1.0, 1.0) for v in verdicts]  # ty: ignore[invalid-argument-type]
+    assert records_of(samples, outcomes, {1: "a", 3: "b"}) == [
+        {"id": "a", "pass_rate": 0.0, "samples": 1, "completion": ""},
+        {"id": "b", "pass_rate": 0.75, "samples": 4, "completion": "7"},
+    ]
+
+
+def test_it_goes_on_behind_the_last_whole_block(tmp_path):
+    run = SimpleNamespace(
+        checkpoints=SimpleNamespace(storage=None),
+        rows=[0, 2, 3, 4, 5],
+        train_set=[SimpleNamespace(id=str(i)) for i in range(6)],
+        config=SimpleNamespace(rows_per_step=2),
+    )
+    path = tmp_path / "pass_rates.jsonl"
+    assert _whole_lines(run, path) == []  # ty: ignore[invalid-argument-type]
+    written = [json.dumps({"id": i, "pass_rate": 1.0}) for i in "02345"]
+    path.write_text("\n".join(written[:3]) + '\n{"id": "4", "pa')
+    assert _whole_lines(run, path) == written[:2]  # ty: ignore[invalid-argument-type]
+    assert path.read_text().splitlines() == written[:2]
+    path.write_text("\n".join(written) + "\n")
+    assert _whole_lines(run, path) == written  # ty: ignore[invalid-argument-type]
+    path.write_text(written[1] + "\n")
+    with pytest.raises(ConfigError, match="measured on other rows"):
+        _whole_lines(run, path)  # ty: ignore[invalid-argument-type]
