@@ -319,7 +319,6 @@ def _nodes(nodes: Sequence[dict[str, Any]]) -> Table:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line."""
     parser = argparse.ArgumentParser(prog="python -m trainer.observe.live", description=follow.__doc__)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--once", action="store_true", help="show how it stands now, and end")
