@@ -129,12 +129,12 @@ def typical_mix(count: int, rng: random.Random) -> Answers:
 
 
 def expressions_only(count: int, rng: random.Random) -> Answers:
-    """Nothing but expressions, each of which needs math-verify: the grader's worst case."""
+    """Nothing but expressions, each of which must be evaluated: the grader's worst case."""
     return [expression(rng, rng.random() < 0.6, hard=True) for _ in range(count)]
 
 
 def expression(rng: random.Random, right: bool, hard: bool = False) -> tuple[str, str]:
-    """A reference expression and the same written otherwise. One in 20, or all that are `hard`, need math-verify."""
+    """A reference expression, and an answer that writes it otherwise; `hard` ones (or 1 in 20) must be evaluated."""
     a, b, c = rng.randint(2, 99), rng.randint(2, 99), rng.randint(2, 9)
     if hard or rng.random() < 0.05:
         kinds = [(f"\\log_{{{c}}} x + {a}", f"{a} + \\log_{{{c}}} x"), (f"\\frac{{{c}!}}{{{a}}}", f"{c}! / {a}")]
@@ -205,8 +205,8 @@ def over_http(url: str) -> Callable[[Answers], None]:
     """A client that sends requests of 128 answers, 4 at a time, and checks that as many rewards come back."""
 
     def post(batch: Answers) -> None:
-        texts, golds = map(list, zip(*batch, strict=True))
-        body = {"query": texts, "prompts": [f"{hash(t)}" for t in texts], "labels": [f"${g}$" for g in golds]}
+        texts, references = map(list, zip(*batch, strict=True))
+        body = {"query": texts, "prompts": [f"{hash(t)}" for t in texts], "labels": [f"${g}$" for g in references]}
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(f"{url}/get_reward", json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=600) as reply:
@@ -273,8 +273,8 @@ def in_process(rounds: int, count: int, make: Callable, ours_count: int) -> dict
     with Scorer(config.Rewards(workers=1, max_timeout_rate=1.0)) as scorer:
 
         def ours(answers: Answers) -> None:
-            golds = [g for _, g in answers]
-            scorer.score([t for t, _ in answers], golds, [grader.classify(g) for g in golds])
+            references = [g for _, g in answers]
+            scorer.score([t for t, _ in answers], references, [grader.classify(g) for g in references])
 
         try:
             names = "this grader, one worker", "math-verify alone"

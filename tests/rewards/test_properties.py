@@ -117,6 +117,26 @@ def test_hedges_and_denials_are_wrong(hedge):
         assert verdict(hedge.format(reference, "17"), reference) == "wrong", reference
 
 
+@pytest.mark.parametrize(
+    "wrap", ["\\log({0})", "\\sqrt{{{0}}}", "({0})^2", "\\sin({0})", "{0} + 10^{{-30}}", "\\ln({0})"]
+)
+def test_a_function_of_the_value_is_wrong(wrap):
+    for reference in EXPRESSIONS:
+        assert verdict(wrap.format(reference), reference) == "wrong", reference
+    for reference in ("y = 2x + 1", "F = ma", "x^2 + y^2 = 25", "x > 4", "y = -x", "F < 3ma"):
+        left, sign, right = reference.partition(next(c for c in "=<>" if c in reference))
+        assert verdict(f"{left}{sign} {wrap.format(right)}", reference) == "wrong", reference
+
+
+@pytest.mark.parametrize(
+    "tail", ["*", "(", ")", "/", "\\cdot", "\\times", "^", "_", "!", "?", "...", "x", "+", "=", "\\%0"]
+)
+def test_what_is_no_unit_behind_a_number_is_wrong(tail):
+    for reference in ("7", "12.5", "\\frac{3}{4}", "5 cm"):
+        for text in (f"{reference} {tail}", f"{reference} cm {tail}"):
+            assert verdict(text, reference) == "wrong", text
+
+
 SCALES = "thousand million billion lakh crore dozen hundred k M bn mega elevenths fifty never halves tens not score"
 
 

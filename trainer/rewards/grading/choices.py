@@ -16,12 +16,16 @@ MAX_CHARS = 400
 
 _LEAD = (
     r"(?:(?:so |thus |therefore )?(?:the )?(?:correct |final |best |right )*"
-    r"(?:answer|option|choice)s?(?: is| are)?\s*:?\s*){0,3}(?:答案|选项)?[是为选]?:?\s*"
+    r"(?:answer|option|choice)s?(?: is| are)?\s*:?\s*){0,3}(?:答案|选项)?(?:是|为|选择?)?:?\s*"
 )
-_BARE = re.compile(rf"{_LEAD}[\"{{]*(?P<letter>[A-Za-z])[\"}}]*(?P<rest>\s*\(.*\))?", re.ASCII | re.IGNORECASE)
+_BARE = re.compile(
+    rf"{_LEAD}[\"{{]*(?P<letter>[A-Za-z])[\"}}]*(?:项| is (?:correct|right|the (?:correct |right )?answer))?"
+    r"(?P<rest>\s*\(.*\))?",
+    re.ASCII | re.IGNORECASE,
+)
 _MARKED = re.compile(
     rf"{_LEAD}[\"{{]*(?:\(\s*(?P<a>[A-Za-z])\s*\)|\[\s*(?P<b>[A-Za-z])\s*\]|(?P<c>[A-Za-z])\s*[.:)])[.:]?[\"}}]*"
-    r"(?P<rest>(?![A-Za-z^+*/=_!'(]).*)",
+    r"(?P<rest>(?![A-Za-z^+*/=_!?'(]).*)",
     re.ASCII | re.IGNORECASE | re.DOTALL,
 )
 _MARK = re.compile(
@@ -30,7 +34,8 @@ _MARK = re.compile(
 )
 _OPTION = re.compile(r"(?<![A-Za-z\\])(?:([A-HJ-Z])(?![A-Za-z])|\(([a-h])\))", re.ASCII)
 _TAKEN_BACK = re.compile(
-    r"(?:or|and|,|/|\||&|=|\+|-|not|\\[a-zA-Z]+)?\s*[\"'{(\[]*([A-Za-z])[)\].:\"'}]*"
+    r"(?:(?:,|/|\||&|=|\+|-|\\[a-zA-Z]+|(?:or|and|not|no|maybe|perhaps|possibly|probably|actually|rather|instead|wait|sorry"
+    r"|also|even)(?![a-z]))\s*)*[\"'{(\[]*([A-Za-z])[)\].:\"'}]*"
     r"|is (?:not|wrong|incorrect|false)\b.*",
     re.ASCII | re.IGNORECASE | re.DOTALL,
 )
@@ -62,6 +67,7 @@ _TRANSLATED = {
     "是": "yes",
     "是的": "yes",
     "否": "no",
+    "不": "no",
     "不是": "no",
     "正确": "true",
     "对": "true",
@@ -83,12 +89,15 @@ def same_words(reference: str, answer: str) -> bool:
 
 
 def _labels(text: str) -> frozenset[str] | None:
-    """The members of `I, II and III` or `II only`; None for anything but a list of labels."""
-    members = re.split(r"\s*(?:,|;|&|(?<![A-Za-z])and(?![A-Za-z]))\s*", re.sub(r"\s+only$", "", text))
+    """The members of `I, II and III`, `II only` or `red and blue`; None for anything but such a list."""
+    text = re.sub(r"^(?:both|only)\s+|\s+only$", "", text)
+    members = re.split(r"\s*(?:,|;|&|(?<![A-Za-z])and(?![A-Za-z]))\s*", text)
     members = [m.strip("()") for m in members if m]
-    if len(members) < 2 or len(set(members)) < len(members) or not all(_LABEL.fullmatch(m) for m in members):
+    if len(set(members)) < len(members):
         return None
-    return frozenset(members)
+    if all(_LABEL.fullmatch(m) for m in members):
+        return frozenset(members)
+    return frozenset(map(words, members)) if len(members) == 2 and " and " in text else None
 
 
 @lru_cache(maxsize=8192)
@@ -99,6 +108,20 @@ def words(content: str) -> str:
     """
     s = clean(content[: 4 * MAX_CHARS]).casefold().strip(_EDGES)
     return _TRANSLATED.get(s) or re.sub(r"[\s_-]+", "", _ARTICLES.sub("", s))
+
+
+IN_WORDS = {
+    "\\mathbb{R}": re.compile(
+        r"(?:x is )?(?:all|any|every|the set of(?: all)?) (?:real numbers?|reals?)", re.IGNORECASE
+    ),
+    "\\emptyset": re.compile(r"(?:there (?:is|are) )?no (?:real )?solutions?|(?:the )?empty set", re.IGNORECASE),
+}
+
+
+def in_symbols(content: str) -> str:
+    """`all real numbers` and `no solution` as sets; anything else as it is."""
+    words = clean(content)
+    return next((symbol for symbol, pattern in IN_WORDS.items() if pattern.fullmatch(words)), content)
 
 
 _MATHS_TEXT = (

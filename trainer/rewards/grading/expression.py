@@ -71,21 +71,22 @@ def _gap(f: Node, g: Node, point: Point) -> tuple[Any, Any]:
 
 def proportional(first: Expression, second: Expression, base: int, positive: bool) -> bool:
     """Whether `first` is a number (a positive one) times `second`, the same one at every point."""
-    factor, context = None, CONTEXT
-    for point in points(first, second):
-        where = replace(point, log_base=base)
+    factor, seen, context = None, 0, CONTEXT
+    where = points(first, second)
+    for point in [*where, replace(where[0], seed=len(where))]:  # any two are proportional at a single point
+        at = replace(point, log_base=base)
         try:
-            f, g = value(first.value, where), value(second.value, where)
+            f, g = value(first.value, at), value(second.value, at)
         except Undefined:
             continue
         if abs(f) < context.mpf(10) ** -100 or abs(g) < context.mpf(10) ** -100:  # an identity states nothing
             return False
-        factor = f / g if factor is None else factor
+        factor, seen = f / g if factor is None else factor, seen + 1
         if abs(f / g - factor) > _EQUAL * abs(factor):
             return False
         if positive and not (factor.real > 0 and abs(factor.imag) <= _EQUAL * abs(factor)):
             return False
-    return factor is not None
+    return seen > 1 or (seen == 1 and not first.symbols)
 
 
 def rounds_to(expression: Expression, decimal: Fraction, decimals: int) -> bool:

@@ -112,8 +112,12 @@ def _equal(
         case "text":
             if not choices.words(reference):
                 raise BadReferenceError(f"the reference answer {reference[:80]!r} has no words")
-            return choices.same_words(reference, answer)
+            if choices.same_words(reference, answer):
+                return True
+            if (reference := choices.in_symbols(reference)) not in choices.IN_WORDS:
+                return False
     comparison = _Comparison(f"{question} {reference}", evaluate, by_spelling)
+    answer = choices.in_symbols(answer)
     if quantity.parse(reference, reference) is None:
         if answer_type == "number":
             raise BadReferenceError(f"the reference answer {reference[:80]!r} is no number")
@@ -139,10 +143,21 @@ _QUANTITIES_TEXT = (
     "distance speed velocity time cost price number mean median mode average range slope ratio ans the of "
 )
 _QUANTITIES = frozenset(_QUANTITIES_TEXT.split())
+_LEAD = re.compile(
+    r"\A(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:final |correct )?(?:answer|result|value) "
+    r"(?:is|equals)(?: equal to)?:? ",
+    re.ASCII | re.IGNORECASE,
+)
+_POINT = re.compile(r"[A-Z]\s*(\([^()]*,.*\))", re.ASCII)
+_FUNCTION = re.compile(r"(y|[a-zA-Z]\s*\(\s*[a-xz]\s*\))\s*=\s*([^=]+)", re.ASCII)
 _EQUALS = re.compile(r"\s*(?:=|\\approx(?![a-zA-Z]))\s*")
 _APPROXIMATELY = re.compile(r"\s*\\approx(?![a-zA-Z])\s*")
 _EMPTY_SET = re.compile(r"\\\{\s*\\\}|\\emptyset(?![a-zA-Z])")
 _INTERVALS = frozenset(("()", "[]", "(]", "[)"))
+
+
+def _is_one(structure: structures.Structure) -> bool:
+    return structure.kind == "set" and len(structure.parts) == 1
 
 
 @dataclass(frozen=True)
@@ -162,13 +177,16 @@ class _Comparison:
         if not reference:
             raise BadReferenceError("empty reference answer")
         reference, answer = self.unnamed(reference, answer), self.unnamed(answer, reference)
+        sides = _FUNCTION.fullmatch(reference), _FUNCTION.fullmatch(answer)
+        if sides[0] and sides[1] and (sides[0][1] == "y") != (sides[1][1] == "y") and "y" not in sides[0][2]:
+            reference, answer = sides[0][2], sides[1][2]
         r, a = quantity.parse(reference, self.context), quantity.parse(answer, self.context)
         if r is not None and a is not None:
             return quantity.equal(r, a)
         if (special := self.by_form(reference, answer)) is not None:
             return special
         wanted, said = structures.parse(reference), structures.parse(answer)
-        if wanted is not None and said is not None:
+        if wanted is not None and said is not None and _is_one(wanted) == _is_one(said):
             return self.parts(wanted, said, inner)
         if said is None and "=" not in reference and not relations.is_relation(reference):
             if "=" in answer:
@@ -181,10 +199,9 @@ class _Comparison:
             )
             return about and self.relations(reference, answer, relations.is_relation(answer) or said is not None)
         if wanted is not None or said is not None:  # one value is a set of one, and no other structure
-            one, other = (wanted, answer) if wanted is not None else (said, reference)
-            if one is None or one.kind != "set" or len(one.parts) != 1:
-                return False
-            return self.values(one.parts[0], other, True) if wanted else self.values(other, one.parts[0], True)
+            if wanted is not None and _is_one(wanted):
+                return self.values(wanted.parts[0], answer, True)
+            return said is not None and _is_one(said) and self.values(reference, said.parts[0], True)
         if r is not None:
             return self.expression_of_number(r, reference, answer, raw[1])
         return self.expressions(*self.without_units(raw, (reference, answer)))
@@ -196,6 +213,9 @@ class _Comparison:
             return (
                 ", ".join(f"{n} = {v}" for n, v in zip(names, values, strict=True)) if len(names) == len(values) else s
             )
+        s = _LEAD.sub("", s)
+        if other.startswith("(") and (point := _POINT.fullmatch(s)) is not None:
+            return point[1]
         sides = _EQUALS.split(s)
         if len(sides) != 2 or not sides[1] or "=" in other or "\\approx" in other:
             return s
@@ -223,6 +243,11 @@ class _Comparison:
             return _ratio_equal(ratio, answer)
         if (based := structures.based(reference)) is not None:
             return structures.based(answer) == based
+        if (wanted := structures.proportion(reference)) is not None:
+            (first, *rest), (head, *tail) = wanted, structures.proportion(answer) or ("",)
+            return len(rest) == len(tail) and all(
+                self.expressions(f"({w})/({first})", f"({s})/({head})") for w, s in zip(rest, tail, strict=True)
+            )
         if _EMPTY_SET.fullmatch(reference):
             return _EMPTY_SET.fullmatch(answer) is not None
         return None
@@ -231,17 +256,26 @@ class _Comparison:
         """`x = \\frac12 = 0.5` states one number; `61 = 60` and `A = B` state none."""
         sides = re.split(r"\s*=\s*", answer)
         sides = sides[1:] if self.names(sides[0]) else sides
-        return len(sides) <= 4 and all(side and self.values(reference, side, inner=True) for side in sides)
+        *exact, last = sides
+        if not all(sides) or len(sides) > 4 or not all(self.values(reference, side, inner=True) for side in exact):
+            return False
+        return self.approximation(reference, last) if "\\approx" in last else self.values(reference, last, inner=True)
 
     def approximation(self, reference: str, answer: str) -> bool:
-        r"""`\frac{1}{6} \approx 0.167`: the exact value counts, and the decimal must be its rounding."""
+        r"""`\frac{1}{6} \approx 0.167` states both, and the decimal must be the rounding of what is no decimal."""
         sides = _APPROXIMATELY.split(answer)
         decimal = quantity.parse(sides[1], self.context) if len(sides) == 2 else None
         if decimal is None or abs(decimal.value) * 10**decimal.decimals < 10 or decimal.decimals < 1:
             return False
-        if not self.values(reference, sides[0], inner=True):
+        value, unit = split_unit(sides[0], self.context)
+        number = quantity.parse(sides[0], self.context)
+        if unit and decimal.unit and unit != decimal.unit:
             return False
-        return self.evaluated(lambda: expression.rounds_to(_read(clean(sides[0])), decimal.value, decimal.decimals))
+        stated = sides[:1] if number and number.decimals >= 0 else sides
+        if not any(self.values(reference, side, inner=True) for side in stated):
+            return False
+        exact = f"{number.value.numerator}/{number.value.denominator}" if number else value
+        return self.evaluated(lambda: expression.rounds_to(expression.read(exact), decimal.value, decimal.decimals))
 
     def parts(self, reference: structures.Structure, answer: structures.Structure, inner: bool) -> bool:
         """Part by part. Sets within sets only by spelling: trying all pairs at every level takes exponential time."""

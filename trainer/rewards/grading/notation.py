@@ -26,23 +26,27 @@ _CHARACTERS = {
     "“": '"', "”": '"', "‘": "'", "’": "'", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u200b": "",
 } | dict(zip("₀₁₂₃₄₅₆₇₈₉", (f"_{{{n}}}" for n in range(10)), strict=True))  # fmt: skip
 _CHARACTERS |= {chr(c): chr(c - 0xFEE0) for c in range(0xFF01, 0xFF5F) if chr(c) != DOLLAR}  # full width
-_GREEK = (
+_GREEK_TEXT = (
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi "
-    "omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega "
+    "omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"
 )
+GREEK = tuple(_GREEK_TEXT.split())
 _LETTERS = "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩ"
-_CHARACTERS |= {letter: f"\\{name} " for letter, name in zip(_LETTERS, _GREEK.split(), strict=True)}
+_CHARACTERS |= {letter: f"\\{name} " for letter, name in zip(_LETTERS, GREEK, strict=True)}
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ", "0123456789-n")
 
 _RULES = [
     ("⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ", r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ]+", lambda m: "^{" + m[0].translate(_SUPERSCRIPTS) + "}"),
     ("\\", r"\\[hv]?phantom\s*\{(?:[^{}]|\{[^{}]*\})*\}|\\[hv]space\*?\s*\{[^{}]*\}", " "),
+    ("\\", r"\\(?:text)?color\s*\{[a-zA-Z]{3,20}\}", " "),
+    ("\\", r"\\dot\s*\{?([0-9])\}?([0-9]*)\\dot\s*\{?([0-9])\}?", r"\\overline{\1\2\3}"),
     ("\\", r"\\\\(?=[a-zA-Z])(?!.*\\begin)", r"\\"),
     ("\\", r"\\(?:left|right|big|Big|bigg|Bigg|displaystyle|textstyle|limits)(?![a-zA-Z])\.?", ""),
     ("\\{", r"\\!\s*|(?<![a-zA-Z\]}])\{\}", ""),
     ("\\~", r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-zA-Z])", " "),
     ("{", r"\{,\}", ","),
     ("\\", r"\\(?:d|t|c)frac(?![a-zA-Z])", r"\\frac"),
+    ("^", r"(\\[a-zA-Z]+|[a-zA-Z])\s*\^\s*([0-9n]|\{[^{}]*\})\s*_\s*(\w|\{[^{}]*\})", r"\1_\3^\2"),
     ("=", r"(\\(?:sum|prod)\s*_\s*\{\s*[a-zA-Z]\s*)=", r"\1≔"),
     ("\\", r"\\[dt]binom(?![a-zA-Z])", r"\\binom"),
     ("\\", r"\{([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}", r"\\binom{\1}{\2}"),
@@ -85,8 +89,10 @@ _COMPILED: list[tuple[frozenset[str], re.Pattern[str], Any]] = [
 _PLAIN_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?", re.ASCII)
 _WRAPPER = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|textsf|mathrm|mathbf|mathit|mathsf|mathtt|mbox|hbox|operatorname|bf|rm"
-    r"|bold|boldsymbol|underline|overline(?=\{[A-Z]{2}\}))\s*\{([^{}]*)\}"
+    r"|bold|boldsymbol|underline|overline(?=\{[A-Z]{2}\}))\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
 )
+_LONE_DOLLAR = re.compile(r"\A\$(?=-?\s*[0-9.][^$]*\Z)")
+_QUOTED = re.compile(r"\A([\"'`])([^\"'`]+)\1\Z")
 _OLD_FONT = re.compile(r"\{?\\(?:bf|rm|it|mathrm|mathbf)(?![a-zA-Z{])\s*([^{}\\]*)\}?")
 
 
@@ -99,7 +105,7 @@ def clean(content: str) -> str:
     s = "".join(_CHARACTERS.get(c, c) for c in s) if not s.isascii() else s
     while len(s) > 4 and s.startswith("**") and s.endswith("**"):
         s = s[2:-2].strip()
-    s = s.replace("\\$", DOLLAR).replace("$", " ")
+    s = _QUOTED.sub(r"\2", _LONE_DOLLAR.sub(DOLLAR, s.replace("\\$", DOLLAR))).replace("$", " ")
     s = s.replace("\\(", "(").replace("\\)", ")").replace("\\[", "[").replace("\\]", "]") if "\\" in s else s
     for _ in range(3):
         unwrapped = _WRAPPER.sub(r" \1 ", s)

@@ -16,7 +16,7 @@ from trainer.rewards.grading.units import Unit, unit
 
 MAX_CHARS = 200
 MAX_EXPONENT = 400
-"""Powers of ten beyond this are no answer to a question about a picture."""
+"""Powers of ten beyond this are no answer to a question about an image."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ _SIGN = r"(?:negative |minus |[-+])?"
 _NUMBER = re.compile(
     rf"(?P<sign>{_SIGN})\s*(?P<money>[＄€£¥₹])?\s*(?P<sign2>[-+]?)\s*(?:"
     rf"(?P<rn>[0-9]*)\.(?P<rh>[0-9]*?)(?:\\(?:overline|bar|dot|overset{{\.}})\s*\{{?\s*(?P<rp>[0-9]+)\s*\}}?|\((?P<rp2>[0-9]+)\)"
-    rf"|(?P<rp3>[0-9])(?P=rp3){{2,}}\s*(?:\.\.\.|\\l?dots))"
+    rf"|(?:(?P<rp3>[0-9])(?P=rp3){{2,}}|(?P<rp4>[0-9]{{2,6}}?)(?P=rp4)+)\s*(?:\.\.\.|\\l?dots))"
     rf"|(?P<mixed>[0-9]+)\s*\\frac\s*\{{\s*(?P<mn>[0-9]+)\s*\}}\s*\{{\s*(?P<md>[0-9]+)\s*\}}"
     rf"|\\frac\s*\{{\s*(?P<fsign>-?)\s*(?P<fn>{_D})\s*\}}\s*\{{\s*(?P<fdsign>-?)\s*(?P<fd>{_D})\s*\}}"
     rf"|(?P<sn>{_D})\s*/\s*(?P<sdsign>-?)\s*(?P<sd>{_D})"
@@ -115,7 +115,7 @@ def _value(g: dict[str, str | None]) -> tuple[Fraction | None, int]:
     if whole := g["mixed"]:
         top, bottom = int(g["mn"] or 0), int(g["md"] or 0)
         return (int(whole) + Fraction(top, bottom), -1) if bottom else (None, 0)
-    if period := g["rp"] or g["rp2"] or g["rp3"]:
+    if period := g["rp"] or g["rp2"] or g["rp3"] or g["rp4"]:
         head, nines = g["rh"] or "", 10 ** len(period) - 1
         return Fraction(int((g["rn"] or "0") + head) * nines + int(period), nines * 10 ** len(head)), -1
     for over, under, signs in (("fn", "fd", ("fsign", "fdsign")), ("sn", "sd", ("sdsign",))):

@@ -6,13 +6,14 @@ not a quotient. Whatever is not understood is Unreadable, never skipped.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from trainer.rewards.grading import values
+from trainer.rewards.grading.notation import GREEK
+from trainer.rewards.grading.tokens import FUNCTIONS, tokens
 from trainer.rewards.grading.values import Node, Point, Unreadable
 
 MAX_CHARS = 600
@@ -28,45 +29,17 @@ class Expression:
     bare_log: bool
 
 
-_GREEK = (
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi omega "
-    "Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar infty"
-)
-_SYMBOLS = {name: name for name in _GREEK.split()} | {
-    "varepsilon": "epsilon", "vartheta": "theta", "varphi": "phi", "varrho": "rho", "varsigma": "sigma",
+_SYMBOLS = {name: name for name in (*GREEK, "Upsilon", "hbar", "infty") if name != "pi"} | {
+    "ell": "l", "varepsilon": "epsilon", "vartheta": "theta", "varphi": "phi", "varrho": "rho", "varsigma": "sigma",
 }  # fmt: skip
 _ACCENT_NAMES = "vec hat bar overline tilde dot ddot overrightarrow widehat widetilde mathcal mathscr mathfrak mathbb"
 _ACCENTS = frozenset(_ACCENT_NAMES.split())
-_FUNCTIONS = {
-    "sin": "sin", "cos": "cos", "tan": "tan", "cot": "cot", "sec": "sec", "csc": "csc", "sinh": "sinh", "cosh": "cosh",
-    "tanh": "tanh", "coth": "coth", "arcsin": "asin", "arccos": "acos", "arctan": "atan", "asin": "asin",
-    "acos": "acos", "atan": "atan", "arccot": "acot", "arcsec": "asec", "arccsc": "acsc", "tg": "tan", "ctg": "cot",
-    "arctg": "atan", "arcsinh": "asinh", "arccosh": "acosh", "arctanh": "atanh", "ln": "ln", "log": "log", "lg": "lg",
-    "exp": "exp",
-}  # fmt: skip
+_VECTORS = ("\\vec", "\\overrightarrow", "\\hat")
 _TRIGONOMETRIC = frozenset(("sin", "cos", "tan", "cot", "sec", "csc"))
-_PLAIN_WORDS = frozenset([*_FUNCTIONS, "sqrt", "pi"])
 _GROUPS = {"(": ")", "[": "]", "{": "}", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
 _TIMES = ("*", "\\cdot", "\\times", "\\ast", "\\bullet")
 _OVER = ("/", "\\div")
 _ENDS = frozenset(("+", "-", ")", "]", "}", ",", "\\rfloor", "\\rceil"))
-
-_TOKEN = re.compile(
-    r"\s*(?:(?P<number>[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?(?![0-9,])|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
-    r"|(?P<command>\\[a-zA-Z]+)|(?P<word>[a-zA-Z]+)|(?P<symbol>⟪[^⟫]*⟫)|(?P<sign>[-+*/^_()\[\]{}|!',°%≔]))",
-    re.ASCII,
-)
-_ORDER = r"(?:\^\s*(?:\{\s*([0-9n])\s*\}|([0-9n])))?"
-_DERIVATIVE = re.compile(
-    rf"\\frac\s*\{{\s*(d|\\partial)\s*{_ORDER}\s*(\\?[a-zA-Z]*'*)\s*\}}\s*"
-    rf"\{{\s*\1\s*(\\?[a-zA-Z])\s*{_ORDER}\s*\}}|(?<![A-Za-z\\])(d)([a-zA-Z])\s*/\s*d([a-zA-Z])(?![a-zA-Z])",
-    re.ASCII,
-)
-
-
-def _derivative(m: re.Match[str]) -> str:
-    parts = (m[8], m[9], m[10], "1") if m[8] else (m[1], m[4].strip(), m[5], m[2] or m[3] or "1")
-    return "⟪" + " ".join(parts).replace("\\", "") + "⟫"
 
 
 @lru_cache(maxsize=2048)
@@ -74,7 +47,7 @@ def read(text: str) -> Expression:
     """Reads a cleaned expression. Raises Unreadable."""
     if len(text) > MAX_CHARS:
         raise Unreadable("too long")
-    reader = _Reader(_DERIVATIVE.sub(_derivative, text))
+    reader = _Reader(text)
     node = reader.sum()
     if reader.next is not None:
         raise Unreadable(f"unexpected {reader.next!r}")
@@ -85,7 +58,7 @@ class _Reader:
     """Recursive descent over the tokens: sum -> product -> signed -> power -> atom."""
 
     def __init__(self, text: str):
-        self.tokens: list[tuple[str, str]] = []
+        self.tokens = tokens(text)
         self.at = self.depth = 0
         self.symbols: set[str] = set()
         self.analytic, self.bare_log = True, False
@@ -93,15 +66,6 @@ class _Reader:
         """Inside of |…|: the next bar closes."""
         self.angle = False
         """Inside of a trigonometric function: degrees are radians."""
-        position = 0
-        while position < len(text):
-            match = _TOKEN.match(text, position)
-            if match is None or match.lastgroup is None:
-                if text[position:].isspace():
-                    break
-                raise Unreadable(f"unexpected {text[position:][:10]!r}")
-            self.tokens += _split_word(match["word"]) if match["word"] else [(match.lastgroup, match[match.lastgroup])]
-            position = match.end()
 
     @property
     def next(self) -> str | None:
@@ -126,19 +90,33 @@ class _Reader:
         return node
 
     def product(self) -> Node:
-        node = self.signed()
-        while (token := self.next) is not None and token not in _ENDS and not (token == "|" and self.bars):
-            if token in _TIMES:
-                self.take()
-                node = values.times(node, self.signed())
-            elif token in _OVER:
-                self.take()
-                node = values.over(node, self.signed())
+        start = self.at
+        node = self.factors(self.signed())
+        while (token := self.next) in _TIMES or token in _OVER:
+            middle = self.at
+            self.take()
+            if token == "\\times" and self.vectors(start, middle):
+                right = self.factors(self.signed())
+                node = (values.cross if self.vectors(middle, self.at) else values.times)(node, right)
             else:
-                if self.kind == "number":
-                    raise Unreadable("a number after a factor")  # 1 2, x2
-                node = values.times(node, self.power())
+                node = (values.times if token in _TIMES else values.over)(node, self.signed())
+            node = self.factors(node)
         return node
+
+    def factors(self, node: Node) -> Node:
+        """What follows without a sign."""
+        while (token := self.next) is not None and token not in _ENDS and not (token == "|" and self.bars):
+            if token in _TIMES or token in _OVER:
+                break
+            if self.kind == "number":
+                raise Unreadable("a number after a factor")  # 1 2
+            node = values.times(node, self.power())
+        return node
+
+    def vectors(self, start: int, end: int) -> bool:
+        """Whether these tokens are a vector: `2\\vec{a}`, not its length."""
+        tokens = [t for _, t in self.tokens[start:end]]
+        return "|" not in tokens and any(t in _VECTORS for t in tokens)
 
     def signed(self) -> Node:
         if self.next in ("+", "-"):
@@ -217,6 +195,15 @@ class _Reader:
             base += "_" + (self.raw() if self.next == "{" else self.take())
         while self.next == "'":
             base += self.take()
+        order = [t for _, t in self.tokens[self.at + 3 : self.at + 4]]
+        if (
+            base not in ("e", "i")
+            and order
+            and order[0] in "123456789n"
+            and self.next_is("^", "{", "(", *order, ")", "}")
+        ):
+            self.at += 6  # a third derivative
+            base += "^(n)" if order == ["n"] else "'" * int(order[0])
         return base
 
     def raw(self) -> str:
@@ -289,12 +276,13 @@ class _Reader:
         return lambda p: abs(node(p))
 
     def command(self, name: str) -> Node:
-        if name in _FUNCTIONS:
-            return self.function(_FUNCTIONS[name])
+        if name in FUNCTIONS:
+            return self.function(FUNCTIONS[name])
         if name in _SYMBOLS:
             return self.symbol(self.name(_SYMBOLS[name]))
         if name in _ACCENTS:
-            return self.symbol(self.name(f"{name} {self.raw() if self.next == '{' else self.take()}"))
+            accent = "vec" if name == "overrightarrow" else name
+            return self.symbol(self.name(f"{accent} {self.raw() if self.next == '{' else self.take()}"))
         match name:
             case "pi":
                 return lambda p: +p.context.pi
@@ -370,13 +358,3 @@ class _Reader:
         if not known:
             self.symbols.discard(index)
         return values.series(name, index, first, last, term)
-
-
-def _split_word(word: str) -> list[tuple[str, str]]:
-    """A known name is a command (`sin`, `2xsin`), other letters stand for themselves; a long word is no mathematics."""
-    for start in range(min(3, len(word))):
-        if word[start:] in _PLAIN_WORDS:
-            return [*(("letter", c) for c in word[:start]), ("command", "\\" + word[start:])]
-    if len(word) > 5:
-        raise Unreadable(f"the word {word!r}")
-    return [("letter", c) for c in word]

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from trainer.rewards.grading import expression, structures
 from trainer.rewards.grading.expression import Expression, Unreadable
-from trainer.rewards.grading.notation import is_one_group, split_top
+from trainer.rewards.grading.notation import GREEK, is_one_group, split_top
 
 MAX_PARTS = 8
 
@@ -26,7 +26,10 @@ _BUILDER = re.compile(
 )
 _OR = re.compile(r"\s*(?:(?<![A-Za-z\\])or(?![A-Za-z])|\\(?:lor|vee)(?![a-zA-Z]))\s*")
 _AND = re.compile(r"\s*(?:,|;|(?<![A-Za-z\\])and(?![A-Za-z])|\\(?:land|wedge)(?![a-zA-Z]))\s*")
-_VARIABLE = re.compile(r"[A-Za-z](?:_\{?\w{1,3}\}?)?(?:\([a-z]\))?|\\[a-z]+", re.ASCII)
+_VARIABLE = re.compile(
+    rf"(?:(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])|\\(?:{'|'.join(GREEK)})(?![A-Za-z]))(?:_\{{?\w{{1,3}}\}}?)?(?:\([a-z]\))?",
+    re.ASCII,
+)
 _CONSTANTS = (
     "\\pi",
     "\\infty",
@@ -97,12 +100,12 @@ def _builder(s: str) -> str:
     match = _BUILDER.fullmatch(s)
     if match is None:
         return s
-    head = match["head"].replace(" ", "")
+    head = match["head"].strip()
     if _MEMBER.sub("", head) != head:
         head = _MEMBER.split(match["head"])[0].strip()
         if not re.search(r"\\in\s*\\mathbb\{R\}", match["head"]):
             raise Unreadable("a set within another set than the real numbers")
-    if not _VARIABLE.fullmatch(head):
+    if not _VARIABLE.fullmatch(head) or head not in _VARIABLE.findall(match["body"]):
         raise Unreadable(f"set of {head!r}")
     return re.sub(r"^\\\{.*", "", match["body"]).strip() or s
 

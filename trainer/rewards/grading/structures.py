@@ -30,6 +30,7 @@ class Structure:
 
 _MEMBER = re.compile(r"^[A-Za-z]\s*\\in\s*(?=[(\[\\])", re.ASCII)
 _AND = re.compile(r"(?:,\s*)?(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])", re.ASCII)
+_OR = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])", re.ASCII)
 _NAMED = re.compile(r"([A-Za-z](?:_\{?\w{1,3}\}?)?)\s*=\s*([^=<>]+)", re.ASCII)
 
 
@@ -56,7 +57,8 @@ def parse(content: str) -> Structure | None:
             return None
         return Structure(s[0] + s[-1], parts)
     parts = _parts(s)
-    if len(parts) < 2:
+    names = {m[1] for m in map(_NAMED.fullmatch, parts) if m}
+    if len(parts) < 2 or (len(names) > 1 and _OR.search(s)):  # x = 1 or y = 2 has no two values
         return None
     unordered = ("=" in s and not any("=" in p for p in parts)) or (_AND.search(s) and "=" not in s) or "\\pm" in s
     return Structure("set" if unordered else "list", parts)
@@ -80,7 +82,8 @@ def _matrix(match: re.Match[str]) -> Structure | None:
 def _parts(s: str) -> tuple[str, ...]:
     if quantity.parse(s):  # the comma of 1,234
         return (s.strip(),)
-    parts = [sign for part in split_top(_AND.sub(",", s)) for sign in _signs(part)]
+    s = _AND.sub(lambda m: "," if _depth(s[: m.start()]) == 0 else m[0], s)
+    parts = [sign for part in split_top(s) for sign in _signs(part)]
     if not all(parts) or any(p.count("\\pm") for p in parts):
         return ()
     named = [_NAMED.fullmatch(p) for p in parts]
@@ -88,6 +91,10 @@ def _parts(s: str) -> tuple[str, ...]:
     if len(names) == 1 and (all(named) or named[0] and not any(named[1:])):  # x = 1, x = 2 or x = 1, 2
         return tuple(m[2].strip() if m else p for m, p in zip(named, parts, strict=True))
     return tuple(parts)
+
+
+def _depth(s: str) -> int:
+    return sum((c in "([{") - (c in ")]}") for c in s)
 
 
 def _signs(part: str) -> list[str]:
@@ -107,14 +114,16 @@ def values(structure: Structure, by_name: bool = False) -> Structure:
 def compatible(reference: Structure, answer: Structure) -> Literal["ordered", "unordered", "no"]:
     """How the parts of two structures are to be compared.
 
-    A bare list is taken for what the reference is; tuples and intervals are ordered, sets and bare lists are not.
+    A bare list is taken for what the reference is; tuples and intervals are ordered, sets and bare lists are not. A
+    column is the tuple of its entries.
     """
     same_length = len(reference.parts) == len(answer.parts)
     if {reference.kind, answer.kind} <= {"set", "list"}:
         distinct = [len({part.replace(" ", "") for part in s.parts}) for s in (reference, answer)]
         once = distinct[0] == distinct[1] and (same_length or distinct[0] == len(reference.parts))
         return "unordered" if once or "set" in (reference.kind, answer.kind) else "no"
-    same_kind = reference.kind == answer.kind or {reference.kind, answer.kind} == {"()", "list"}
+    pairs = {"()", "list"}, {"()", f"{len(reference.parts)}x1 matrix"}
+    same_kind = reference.kind == answer.kind or {reference.kind, answer.kind} in pairs
     return "ordered" if same_kind and same_length else "no"
 
 
@@ -138,6 +147,16 @@ def based(content: str) -> tuple[str, str] | None:
 
 
 _RATIO = re.compile(r"([0-9]+(?:\.[0-9]+)?)((?:\s*(?::|to)\s*[0-9]+(?:\.[0-9]+)?){1,4})", re.ASCII)
+
+
+def proportion(content: str) -> tuple[str, ...] | None:
+    r"""The parts of a ratio of expressions, `\sqrt{2}:1`; None if it is none."""
+    parts = split_top(content, ":")
+    if not 2 <= len(parts) <= 4 or not all(parts) or re.search(r"[=<>|,]|\\[{}]|\\in(?![a-z])", content):
+        return None
+    return tuple(parts)
+
+
 _CLOCK = re.compile(r"([0-9]{1,2}):([0-5][0-9])(?::([0-5][0-9]))?\s*(?:(a|p)\.?\s?m\.?)?", re.ASCII | re.IGNORECASE)
 
 

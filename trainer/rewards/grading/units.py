@@ -26,6 +26,8 @@ class Unit:
 
 
 _KNOWN: dict[str, Unit] = {}
+_CASED: set[str] = {"ml"}
+"""Small prefixed symbols, in lower case: `mg` must be written so, for `Mg` is another unit; `KM` can only be `km`."""
 
 
 def _define(size: str | int | Fraction, dimensions: str, names: str) -> None:
@@ -53,13 +55,14 @@ for _size, _dimensions, _names in (
     ("4.184", "kg m2 s-2", "cal calorie"), (4184, "kg m2 s-2", "kcal Cal kilocalorie"),
     (3600000, "kg m2 s-2", "kWh"), (101325, "kg m-1 s-2", "atm atmosphere"), (100000, "kg m-1 s-2", "bar"),
     ("133.322387415", "kg m-1 s-2", "mmHg torr"), (1, "bit", "bit"), (8, "bit", "byte"), (1, "decibel", "dB decibel"),
-    (1, "coulomb-per-volt", "farad"), (1, "A s", "coulomb"),
+    (1, "kg m2 s-2", "Nm"), (1, "kg m s-1", "Ns"), (3600, "kg m2 s-2", "Wh"), (3600, "A s", "Ah"),
+    ("3.6", "A s", "mAh"),
     (1, "", "unit sq.unit 个 只 条 本 张 人 辆 棵 支 块 次 岁 件 名 位 種 种"),
 ):  # fmt: skip
     _define(_size, _dimensions, _names)
 _PREFIXES = {
-    "": 0, "n nano": -9, "µ μ u micro": -6, "m milli": -3, "c centi": -2, "d deci": -1, "k kilo": 3, "M mega": 6,
-    "G giga": 9, "T tera": 12,
+    "": 0, "p pico": -12, "n nano": -9, "µ μ u micro": -6, "m milli": -3, "c centi": -2, "d deci": -1, "k kilo": 3,
+    "M mega": 6, "G giga": 9, "T tera": 12,
 }  # fmt: skip
 for _symbol, _long, _size, _dimensions, _chosen in (
     ("m", "meter metre", 1, "m", "numµckd"), ("g", "gram gramme gm", "0.001", "kg", "nuµmk"),
@@ -70,12 +73,15 @@ for _symbol, _long, _size, _dimensions, _chosen in (
     ("Ω", "ohm Ohm", 1, "kg m2 s-3 A-2", "mkMG"), ("eV", "electronvolt", "1.602176634e-19", "kg m2 s-2", "mkMG"),
     ("T", "tesla", 1, "kg s-2 A-1", "nuµm"), ("H", "henry", 1, "kg m2 s-2 A-2", "nuµm"),
     ("Wb", "weber", 1, "kg m2 s-2 A-1", "m"), ("lm", "lumen", 1, "lm", ""), ("cd", "candela", 1, "cd", ""),
+    ("C", "coulomb", 1, "A s", "pnuµm"), ("F", "farad", 1, "kg-1 m-2 s4 A2", "pnuµm"),  # a bare C, F: degrees
 ):  # fmt: skip
     for _prefix, _exponent in _PREFIXES.items():
         _short, _, _word = _prefix.rpartition(" ")
         _scaled = Fraction(_size) * Fraction(10) ** _exponent
         if not _prefix or any(letter in _chosen for letter in _short.split()):
-            _define(_scaled, _dimensions, " ".join(letter + _symbol for letter in _short.split() or [""]))
+            _names = [letter + _symbol for letter in _short.split() or [""]]
+            _define(_scaled, _dimensions, " ".join(name for name in _names if name not in _KNOWN))
+            _CASED.update(name.lower() for name in _names if _short and _short[0] in "pnuµm")
             _define(_scaled, _dimensions, " ".join(_word + name for name in _long.split()))
 for _name, _unit in (("厘米", "cm"), ("米", "m"), ("毫米", "mm"), ("分米", "dm"), ("千米", "km"), ("公里", "km"),
                      ("克", "g"), ("千克", "kg"), ("公斤", "kg"), ("秒", "s"), ("时", "h"), ("分", "min")):  # fmt: skip
@@ -98,7 +104,8 @@ _NEVER_TEXT = (
     "mod modulo remainder base power pi sqrt percent percentage point infinity inf log ln sin cos tan sec csc cot "
     "exp max min sum difference product quotient choose negative positive opposite inverse reciprocal wrong "
     "incorrect false true correct right maybe perhaps possibly probably approximately roughly nearly almost "
-    "exactly other otherwise except instead versus vs into am pm alpha beta gamma theta phi repeating recurring "
+    "exactly short shy away other otherwise except instead versus vs into am pm alpha beta gamma theta phi repeating "
+    "recurring "
     "impossible undefined unknown cannot can can't don't doesn't does did do has have had will would could should "
     "may might must "
 )
@@ -106,6 +113,8 @@ _NEVER = frozenset(_NEVER_TEXT.split()) | {c + s for c in _CARDINALS.split() for
     c.removesuffix("y") + "ieth" for c in _CARDINALS.split()
 }  # fmt: skip
 """Words that change a number, deny it or hedge, whatever the question says; compared in the singular."""
+_COUNTED = frozenset(("squares", "points", "roots", "sums", "differences", "products", "quotients", "cubes", "powers"))
+"""Of these, what a question may ask the number of: `12 squares`, `3 points`; only in the plural."""
 
 
 def singular(word: str) -> str:
@@ -116,8 +125,9 @@ def singular(word: str) -> str:
 @lru_cache(maxsize=4096)
 def nouns(text: str) -> frozenset[str]:
     """The words of a question or reference answer that may stand behind a number, lower case and singular."""
-    words = {singular(w) for w in re.findall(r"[a-z]{2,20}", text[:20_000].lower())}
-    return frozenset(w for w in words if w not in _NEVER and len(w) > 2)
+    found = frozenset(re.findall(r"[a-z]{2,20}", text[:20_000].lower()))
+    words = frozenset(w for w in map(singular, found) if w not in _NEVER and len(w) > 2)
+    return words | (found & _COUNTED)
 
 
 _PIECE = re.compile(
@@ -142,14 +152,17 @@ def unit(text: str, context: str = "") -> Unit | None:
         context: question and reference answer, for their nouns.
     """
     text = _CELSIUS.sub(lambda m: "°" + m[1].upper(), text)
-    text = _FRACTION.sub(r"\1/(\2)", text.strip(" .-~")).replace("\\Omega", "Ω").replace("\\mu ", "µ")
+    text = (
+        _FRACTION.sub(r"\1/(\2)", text.strip(" ~").removeprefix("-").strip()).replace("\\Omega", "Ω").replace("每", "/")
+    )
+    text = re.sub(r"\\mu\s*", "µ", text).replace("mm Hg", "mmHg")
     if text.startswith("(") and text.endswith(")") and text.count("(") == 1:
         text = text[1:-1]
     if not text or len(text) > 60:
         return None
     size, powers = Fraction(1), dict[str, int]()
     last: tuple[Unit, int] | None = None
-    sign, inside, next_power, at = 1, False, 1, 0
+    sign, inside, next_power, at, ended = 1, False, 1, 0, False
     while at < len(text):
         match = _PIECE.match(text, at)
         if match is None or match.end() == at:
@@ -157,6 +170,7 @@ def unit(text: str, context: str = "") -> Unit | None:
                 break
             return None
         at = match.end()
+        ended = bool(match["name"] or match["power"] or match["after"] or (inside and match["times"] == ")"))
         if match["over"]:
             if last is None or inside or sign < 0:
                 return None
@@ -187,7 +201,8 @@ def unit(text: str, context: str = "") -> Unit | None:
             size *= found.size**was
             for name, exponent in found.dimensions:
                 powers[name] = powers.get(name, 0) + exponent * was
-    return Unit(size, tuple(sorted((n, e) for n, e in powers.items() if e))) if next_power == 1 else None
+    whole = ended and next_power == 1 and text.count("(") == text.count(")")  # `5 *` and `5 (` have no unit
+    return Unit(size, tuple(sorted((n, e) for n, e in powers.items() if e))) if whole else None
 
 
 def _lookup(name: str, context: str) -> Unit | None:
@@ -195,10 +210,11 @@ def _lookup(name: str, context: str) -> Unit | None:
     word = singular(name.rstrip("."))
     if word in _SCALE_OR_UNIT and not _SCALE_OR_UNIT[word].search(context):
         return None
-    for form in (name.rstrip("."), word, *((name.lower().rstrip("."), word.lower()) if len(word) > 1 else ())):
+    any_case = len(word) > 1 and word.lower() not in _CASED
+    for form in (name.rstrip("."), word, *((name.lower().rstrip("."), word.lower()) if any_case else ())):
         if form in _KNOWN:
             return _KNOWN[form]
-    lowered = word.lower()
+    lowered = name.lower() if name.lower() in _COUNTED else word.lower()
     if lowered in _NEVER or lowered not in nouns(context):
         return None
     return Unit(Fraction(1), ((lowered, 1),))

@@ -49,12 +49,15 @@ class Point:
     r"""Of a bare `\log`: 0 is natural, else 10. Both conventions are in use."""
     bound: dict[str, Any] = field(default_factory=dict)
     """Values of the indices of sums."""
+    component: int = 0
+    """Of vectors, whose cross product has two factors in different components."""
 
     def symbol(self, name: str) -> Any:
         """The symbol's value, a function of its name and the seed."""
         if name in self.bound:
             return self.bound[name]
-        draw = random.Random(f"{self.seed} {name}")
+        component = f"{self.component} " if self.component and name.startswith(("vec ", "hat ")) else ""
+        draw = random.Random(f"{self.seed} {component}{name}")
         size = self.context.mpf(draw.randint(10**17, 4 * 10**17)) / 2**57
         if self.kind == "complex":
             return size * self.context.expjpi(self.context.mpf(draw.randint(-(10**17), 10**17)) / 10**18)
@@ -92,6 +95,16 @@ def minus(a: Node, b: Node) -> Node:
 
 def times(a: Node, b: Node) -> Node:
     return lambda p: a(p) * b(p)
+
+
+def cross(a: Node, b: Node) -> Node:
+    """The cross product of vectors: linear in both, and `-(b x a)`."""
+
+    def cross(p: Point) -> Any:
+        q = replace(p, component=p.component + 1)
+        return a(p) * b(q) - b(p) * a(q)
+
+    return cross
 
 
 def over(a: Node, b: Node) -> Node:

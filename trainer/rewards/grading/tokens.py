@@ -1,0 +1,64 @@
+r"""Splits LaTeX or plain mathematics into the tokens that `reader.py` reads."""
+
+from __future__ import annotations
+
+import re
+
+from trainer.rewards.grading.values import Unreadable
+
+FUNCTIONS = {
+    "sin": "sin", "cos": "cos", "tan": "tan", "cot": "cot", "sec": "sec", "csc": "csc", "sinh": "sinh", "cosh": "cosh",
+    "tanh": "tanh", "coth": "coth", "arcsin": "asin", "arccos": "acos", "arctan": "atan", "asin": "asin",
+    "acos": "acos", "atan": "atan", "arccot": "acot", "arcsec": "asec", "arccsc": "acsc", "tg": "tan", "ctg": "cot",
+    "arctg": "atan", "arcsinh": "asinh", "arccosh": "acosh", "arctanh": "atanh", "ln": "ln", "log": "log", "lg": "lg",
+    "exp": "exp",
+}  # fmt: skip
+_PLAIN_WORDS = frozenset([*FUNCTIONS, "sqrt", "pi"])
+
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?(?![0-9,])|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
+    r"|(?P<command>\\[a-zA-Z]+)|(?P<word>[a-zA-Z]+)|(?P<symbol>⟪[^⟫]*⟫)|(?P<sign>[-+*/^_()\[\]{}|!',°%≔]))",
+    re.ASCII,
+)
+_ORDER = r"(?:\^\s*(?:\{\s*([0-9n])\s*\}|([0-9n])))?"
+_DERIVATIVE = re.compile(
+    rf"\\frac\s*\{{\s*(d|\\partial)\s*{_ORDER}\s*(\\?[a-zA-Z]*'*)\s*\}}\s*"
+    rf"\{{\s*\1\s*(\\?[a-zA-Z])\s*{_ORDER}\s*\}}|(?<![A-Za-z\\])(d)([a-zA-Z])\s*/\s*d([a-zA-Z])(?![a-zA-Z])",
+    re.ASCII,
+)
+
+
+def _derivative(m: re.Match[str]) -> str:
+    if m[8]:
+        parts = m[8], m[9], m[10], "1", "1"
+    else:
+        parts = m[1], m[4].strip(), m[5], m[2] or m[3] or "1", m[6] or m[7] or "1"
+    return "⟪" + " ".join(parts).replace("\\", "") + "⟫"
+
+
+def tokens(text: str) -> list[tuple[str, str]]:
+    """(kind, text) of each: number, command, letter, symbol (a derivative) or sign. Raises Unreadable."""
+    found: list[tuple[str, str]] = []
+    text = _DERIVATIVE.sub(_derivative, text)
+    position = 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None or match.lastgroup is None:
+            if text[position:].isspace():
+                break
+            raise Unreadable(f"unexpected {text[position:][:10]!r}")
+        if match["number"] and match.start("number") == position and found and found[-1][0] == "letter":
+            found.append(("sign", "_"))  # x1
+        found += _split_word(match["word"]) if match["word"] else [(match.lastgroup, match[match.lastgroup])]
+        position = match.end()
+    return found
+
+
+def _split_word(word: str) -> list[tuple[str, str]]:
+    """A known name is a command (`sin`, `2xsin`), other letters stand for themselves; a long word is no mathematics."""
+    for start in range(min(3, len(word))):
+        if word[start:] in _PLAIN_WORDS:
+            return [*(("letter", c) for c in word[:start]), ("command", "\\" + word[start:])]
+    if len(word) > 5:
+        raise Unreadable(f"the word {word!r}")
+    return [("letter", c) for c in word]
