@@ -155,7 +155,7 @@ class Session:
         """Writes the step's metrics, and the samples to show. Comes before the save: its step is always logged."""
         times = self.phases.take()
         self.saving.stepped(times["time/step_s"])
-        stats = stats | self.rewards.stats() | {"data/left_out": self.left_out}
+        stats = self.rewards.stats() | stats | {"data/left_out": self.left_out}
         stats |= throughput(stats, times, self.workers.world_size) | self.checkpoints.metrics() | times
         if self._peak_flops and self._shape:
             stats |= utilisation(self.config, self._shape, self._peak_flops, self._image_token_id, samples, times)

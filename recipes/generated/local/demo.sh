@@ -16,7 +16,7 @@ fetch() { # prepared data from the bucket, if somebody put it there
     && [ -e "$DATA/.$1/manifest.json" ] && mv "$DATA/.$1" "$DATA/$1"
 }
 if missing "${DATA}/shapes-3f4c790b/manifest.json"; then fetch shapes-3f4c790b || .venvs/cpu/bin/python -m examples.demo.shapes --out "${DATA}/shapes-3f4c790b"; fi
-if missing "${MODELS}/demo-b949d342/config.json"; then .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-3f4c790b" --out "${MODELS}/demo-b949d342"; fi
+if missing "${MODELS}/demo-e5359701/config.json"; then .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-3f4c790b" --out "${MODELS}/demo-e5359701"; fi
 cat > ".cache/$RUN_ID.yaml" <<YAML
 method: grpo
 run:
@@ -25,7 +25,7 @@ run:
   dir: "${RUNS}/${RUN_ID}"
   max_steps: 60
 model:
-  path: "${MODELS}/demo-b949d342"
+  path: "${MODELS}/demo-e5359701"
   dtype: fp32
   gradient_checkpointing: false
   min_pixels: 784
