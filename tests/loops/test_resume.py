@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
-import json
 import shutil
 import signal
 from dataclasses import replace
@@ -110,19 +110,26 @@ def kill_and_resume(job, undisturbed, plan, before=lambda name: None, floor=1) -
     assert not list(job.run_dir.rglob("*.partial"))
 
 
-def test_killed_in_every_phase(base, undisturbed, tmp_path):
+def test_killed_in_an_update_on_a_node_that_is_lost(base, undisturbed, tmp_path):
+    with servers.rclone(tmp_path / "disk") as server:
+        job = Job(placed(base, tmp_path, remote="s3://bucket/runs", keep_last=2), tmp_path, server.env)
+        kill_and_resume(job, undisturbed, [("update", lambda: job.in_phase("update", 5), True)])
+
+
+@pytest.mark.long
+def test_killed_in_every_other_phase(base, undisturbed, tmp_path):
     with servers.rclone(tmp_path / "disk") as server:
         job = Job(placed(base, tmp_path, remote="s3://bucket/runs", keep_last=2), tmp_path, server.env)
         plan = [
             ("generation", lambda: job.in_phase("rollout", 2), False),
             ("grading", lambda: job.in_phase("grade", 4), True),
-            ("update", lambda: job.in_phase("update", 5), False),
             ("weight sync", lambda: job.in_phase("sync", 6), True),
             ("evaluation", lambda: job.in_phase("eval", 7), False),
         ]
         kill_and_resume(job, undisturbed, plan)
 
 
+@pytest.mark.long
 def test_killed_around_a_save(base, undisturbed, tmp_path):
     with servers.rclone(tmp_path / "disk") as server, servers.proxy(server.port) as relay:
         config = placed(base, tmp_path, remote="s3://bucket/runs", keep_last=2, keep_last_remote=2)
@@ -165,6 +172,7 @@ def test_killed_around_a_save(base, undisturbed, tmp_path):
         assert all(len(list(folder.glob("*/manifest.json"))) == 1 for folder in kept), "something is left over"
 
 
+@pytest.mark.long
 def test_after_a_long_notice_no_step_is_lost(base, undisturbed, tmp_path):
     """The step under way is finished and saved; nothing is left over, and the run ends as the undisturbed one."""
     job = Job(placed(base, tmp_path, every_steps=5), tmp_path, {"SPOTRL_NOTICE_S": "60"}).start()
@@ -196,6 +204,7 @@ def test_damage_that_only_one_rank_sees(base, undisturbed, tmp_path):
     assert weights_of(job) == weights_of(undisturbed)
 
 
+@pytest.mark.long
 def test_elastic(base, undisturbed, tmp_path):
     """Two ranks' checkpoint goes on with one rank, then two, then four: the same run but for rounding."""
     source = undisturbed.run_dir / "checkpoints"

@@ -113,7 +113,7 @@ def test_it_is_the_run_that_plain_torch_makes(config, tmp_path):
         assert mask.float().mean() < 0.1 or "bias" in name, name  # few
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_rank_learns_the_same_and_a_resumed_run_goes_on_bit_for_bit(config, tmp_path):
     whole, lines = sft(config, tmp_path / "two")
     assert whole.returncode == 0, whole.stderr[-3000:]

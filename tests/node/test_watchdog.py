@@ -197,13 +197,13 @@ def test_a_deadlock_ends_the_job_and_names_the_rank(small_config, folder):
     assert "deepspeed" in stacks.read_text() or "policy.py" in stacks.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_rank_ends_the_job_at_once(small_config, folder):
     code, text = run_with("killed", watched(small_config), folder)
     assert code == 34 and "error: a worker or node was lost" in text, text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_losses_that_are_not_finite_warn_and_then_end_the_run(small_config, folder):
     code, text = run_with("nan", watched(small_config), folder)
     assert code == 2, text
@@ -211,7 +211,7 @@ def test_losses_that_are_not_finite_warn_and_then_end_the_run(small_config, fold
     assert "error: step 6: loss/total not finite" in text and "guards.end names this guard" in text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_straggler_is_named_while_the_job_goes_on(small_config, folder):
     code, text = run_with("straggler", watched(small_config, steps=14), folder)
     assert code == 0, text

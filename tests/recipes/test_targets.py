@@ -85,7 +85,9 @@ def test_shellcheck():
         without = re.sub(r"<<YAML.*?^YAML$", "</dev/null", shell, flags=re.M | re.S)
         shells[re.sub(r"grpo-[\w.-]+|mathv60k|geometry3k|gsm8k|\d+", "x", without)] = f"{name} on {target}", shell
     for where, shell in shells.values():
-        done = subprocess.run([program, "-x", "-s", "bash", "-S", "style", "-"], input=shell, text=True, capture_output=True, cwd=ROOT)
+        done = subprocess.run(
+            [program, "-x", "-s", "bash", "-S", "style", "-"], input=shell, text=True, capture_output=True, cwd=ROOT
+        )
         assert done.returncode == 0, where + done.stdout
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from tests.loops.jobs import REWARD, ROOT, Job
 from tests.soak import model, rows
+from tests.soak.lengths import environment
 from tests.soak.sampling import Sampler
 from tests.soak.settings import LONGEST, PROMPTS, settings
 from trainer import config as c
@@ -41,10 +42,11 @@ class Soak:
         self.folder, self.seconds = folder, {name: 60 * minutes * share for name, share in SHARES.items()}
         self.ray = Path(tempfile.mkdtemp(prefix="soak"))  # its sockets' names must be short
         (folder / "reward.py").write_text(REWARD)
-        self.path = {
-            n: model.build(folder / f"model-{n}", layers, n, MEAN_TOKENS, rows.typical()) for n in (VOCABULARY, QWEN)
-        }
-        self.data = rows.write(folder / "data", EPOCH_STEPS * PROMPTS, PROMPTS, SEED, LONG_STEPS)
+        self.path = {n: model.build(folder / f"model-{n}", layers, n) for n in (VOCABULARY, QWEN)}
+        count = EPOCH_STEPS * PROMPTS
+        self.data = rows.write(folder / "data", count, PROMPTS, SEED)
+        long_rows = [rows.first(step, count, PROMPTS, SEED) for step in LONG_STEPS]
+        self.env = {"RAY_TMPDIR": str(self.ray), **environment(long_rows, LONGEST, MEAN_TOKENS)}
         self.failed: list[str] = []
 
     def job(self, name: str, vocabulary: int = VOCABULARY, method: str = "grpo", **rollout: int) -> Job:
@@ -59,7 +61,8 @@ class Soak:
             evaluation=replace(config.evaluation, every_steps=0 if method == "sft" else EPOCH_STEPS // 2),
             sft=c.SFT(batch_size=PROMPTS, max_tokens=8000),
         )
-        return Job(config, self.folder / name, {"RAY_TMPDIR": str(self.ray)}, module=f"trainer.{method}")
+        module = "trainer.sft" if method == "sft" else "tests.soak.lengths"
+        return Job(config, self.folder / name, self.env, module=module)
 
     def check(self, holds: bool, text: str) -> None:
         if not holds:

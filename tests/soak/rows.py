@@ -11,7 +11,6 @@ import numpy as np
 from PIL import Image
 
 from data_prep.write.shards import write_dataset
-from tests.soak.model import CALL
 from trainer.data.prompt_stream import PromptStream
 from trainer.data.schema import Row, row_id
 
@@ -46,12 +45,10 @@ def image(rng: random.Random, size: tuple[int, int], mode: str) -> bytes:
     return buffer.getvalue()
 
 
-def row(
-    rng: random.Random, shown: Sequence[tuple[tuple[int, int], str]], sentences: int = 1, call: bool = False
-) -> Row:
-    """A question with these images; `call`: its completions may be very long."""
+def row(rng: random.Random, shown: Sequence[Shown], sentences: int = 1) -> Row:
+    """A question with these images."""
     images = [image(rng, size, mode) for size, mode in shown]
-    text = TEXT * sentences + f"What is {rng.randrange(100)} plus {rng.randrange(100)}?" + CALL * call
+    text = TEXT * sentences + f"What is {rng.randrange(100)} plus {rng.randrange(100)}?"
     messages = [{"role": "user", "content": [*({"type": "image"} for _ in images), {"type": "text", "text": text}]}]
     solution = f"<think>{TEXT * rng.choice((1, 1, 4, 40))}</think><answer>$\\boxed{{1}}$</answer>"
     return Row(row_id("soak", messages, images), "soak", messages, images, "1", "number", solution)
@@ -61,22 +58,18 @@ def rows(rng: random.Random, count: int) -> Iterator[Row]:
     """Numbers of images, sizes and modes take turns; every ninth has a long text."""
     for i in range(count):
         shown = [(SIZES[(i + 2 * k) % len(SIZES[:4])], MODES[(i + k) % len(MODES)]) for k in range(i % 5)]
-        yield row(rng, shown, sentences=90 if i % 9 == 5 else 1 + i % 3)
+        yield row(rng, shown, sentences=60 if i % 9 == 5 else 1 + i % 3)
 
 
-def typical() -> list[Row]:
-    """Rows with and without images, with and without long completions, for lengths to be fitted on."""
-    rng, shown = random.Random(1), ((640, 480), "turned")
-    return [row(rng, [shown] * n, call=call) for n in (0, 1, 1, 2) for call in (False, True)]
-
-
-def write(out: Path, count: int, per_step: int, seed: int, long_steps: Sequence[int]) -> Path:
-    """A dataset of `count` training rows and 5 held-out ones. The first step has a prompt of about 3,000 tokens, and
-    each of `long_steps` a prompt whose completions may be long; the prompts of a step follow from the run's seed."""
+def write(out: Path, count: int, per_step: int, seed: int) -> Path:
+    """A dataset of `count` training rows and 5 held-out ones; the first step has a prompt of about 3,000 tokens."""
     rng = random.Random(0)
-    train, stream = list(rows(rng, count)), PromptStream(range(count), per_step, seed)
-    train[stream.batch(1)[0].row] = row(rng, list(zip(LARGE, ("RGBA", "turned", "P", "L"), strict=True)))
-    for step in long_steps:
-        train[stream.batch(step)[0].row] = row(rng, [((640, 480), "turned")], call=True)
+    train = list(rows(rng, count))
+    train[first(1, count, per_step, seed)] = row(rng, list(zip(LARGE, ("RGBA", "turned", "P", "L"), strict=True)))
     write_dataset(out, "soak", {"train": train, "test": list(rows(rng, 5))}, {})
     return out
+
+
+def first(step: int, count: int, per_step: int, seed: int) -> int:
+    """The row of a step's first prompt, which follows from the run's seed."""
+    return PromptStream(range(count), per_step, seed).batch(step)[0].row

@@ -13,6 +13,7 @@ import pytest
 
 from tests.loops.jobs import REWARD, Job
 from tests.soak import model, rows
+from tests.soak.lengths import environment
 from tests.soak.settings import GROUP, LONGEST, PROMPTS, settings
 from trainer.observe.history import read_history, read_lines
 
@@ -29,8 +30,8 @@ DEADLINE_S = 900
 def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("soak")
     (folder / "reward.py").write_text(REWARD)
-    built = model.build(folder / "model", LAYERS, VOCABULARY, MEAN_TOKENS, rows.typical())
-    data = rows.write(folder / "data", STEPS * PROMPTS, PROMPTS, SEED, [LONG_STEP])
+    built = model.build(folder / "model", LAYERS, VOCABULARY)
+    data = rows.write(folder / "data", STEPS * PROMPTS, PROMPTS, SEED)
     config = settings(folder, built, data, "whole")
     return replace(
         config,
@@ -39,16 +40,21 @@ def base(tmp_path_factory):
     )
 
 
+def job(config, folder) -> Job:
+    long_row = rows.first(LONG_STEP, STEPS * PROMPTS, PROMPTS, SEED)
+    return Job(config, folder, environment([long_row], LONGEST, MEAN_TOKENS), module="tests.soak.lengths")
+
+
 @pytest.fixture(scope="module")
 def whole(base, tmp_path_factory):
     """The run that nothing disturbs."""
-    job = Job(base, tmp_path_factory.mktemp("whole")).start()
+    started = job(base, tmp_path_factory.mktemp("whole")).start()
     try:
-        assert job.wait(DEADLINE_S) == 0, job.tail()
-        assert job.pids() == [], "processes are left over"
+        assert started.wait(DEADLINE_S) == 0, started.tail()
+        assert started.pids() == [], "processes are left over"
     finally:
-        job.kill()
-    return job
+        started.kill()
+    return started
 
 
 def test_real_lengths_on_a_deep_model(whole):
@@ -68,13 +74,13 @@ def test_real_lengths_on_a_deep_model(whole):
 
 def test_killed_and_resumed(base, whole, tmp_path):
     """The killed run starts from the other's checkpoint of step 2, so that the long step is computed once."""
-    job, name = Job(replace(base, run=replace(base.run, dir=str(tmp_path / "run"))), tmp_path), "step-00000002"
-    shutil.copytree(whole.run_dir / "checkpoints" / name, job.run_dir / "checkpoints" / name)
+    again, name = job(replace(base, run=replace(base.run, dir=str(tmp_path / "run"))), tmp_path), "step-00000002"
+    shutil.copytree(whole.run_dir / "checkpoints" / name, again.run_dir / "checkpoints" / name)
     try:
-        job.start().until(lambda: job.in_phase("update", KILLED_IN), DEADLINE_S)
-        job.kill()
-        assert job.start().wait(DEADLINE_S) == 0, job.tail()
+        again.start().until(lambda: again.in_phase("update", KILLED_IN), DEADLINE_S)
+        again.kill()
+        assert again.start().wait(DEADLINE_S) == 0, again.tail()
     finally:
-        job.kill()
-    assert job.tail(1_000_000).count("resumed from step 2") == 2
-    assert job.metrics() == whole.metrics()
+        again.kill()
+    assert again.tail(1_000_000).count("resumed from step 2") == 2
+    assert again.metrics() == whole.metrics()
