@@ -3,8 +3,8 @@
     python benchmarks/learning.py --seeds 0,1,2 --out benchmarks/learning.json
 
 For every seed: a warm start of its own (random weights, supervised phase), GRPO with the demo's settings, and the same
-run with learning rate 0 (shorter: nothing changes there). Accuracy is the mean over sampled answers at temperature 1 to
-the held-out rows, four answers each; `greedy` is that of the most likely answer, before and after.
+run with learning rate 0 (shorter: nothing changes there). Accuracy is the mean over four completions of every held-out
+row at temperature 1; `greedy` is that of greedy decoding, before and after.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def train(config: c.RunConfig, folder: Path, name: str) -> tuple[float, list[dic
 
 
 def greedy(config: c.RunConfig, folder: Path, name: str, model: Path) -> float:
-    """Held-out accuracy of a model's most likely answers: the evaluation before the first of no steps that learn."""
+    """Held-out greedy accuracy of a model: the evaluation before the first of no steps that learn."""
     config = replace(
         config,
         model=replace(config.model, path=str(model)),
@@ -63,7 +63,6 @@ def greedy(config: c.RunConfig, folder: Path, name: str, model: Path) -> float:
 
 
 def measure(seed: int, data: Path, folder: Path) -> dict:
-    """One seed."""
     model = folder / "model"
     load = os.getloadavg()[0]
     warm_s = call("examples.demo.warm_start", "--data", str(data), "--out", str(model), "--seed", str(seed))
@@ -121,7 +120,7 @@ def main() -> None:
             print(json.dumps(runs[-1]), flush=True)
             result = {
                 "machine": f"{os.cpu_count()} CPU cores, niceness {os.nice(0)}",
-                "metric": "held-out accuracy, 128 rows x 4 answers at temperature 1",
+                "metric": "held-out accuracy, 128 rows x 4 completions at temperature 1",
                 "data_s": round(data_s, 1),
                 "median_gain_points": statistics.median(r["gain_points"] for r in runs),
                 "worst_gain_points": min(r["gain_points"] for r in runs),

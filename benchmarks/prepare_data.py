@@ -33,7 +33,6 @@ VARIANTS = ("original", "original_parallel", "ours")
 
 
 def decode(path: str) -> None:
-    """Decodes one file fully."""
     from PIL import Image
 
     with Image.open(path) as image:
@@ -64,7 +63,6 @@ def original(source: Path, out: Path, workers: int) -> dict[str, float]:
 
 
 def ours(source: Path, out: Path, workers: int) -> dict[str, float]:
-    """The whole preparation."""
     from data_prep.prepare import prepare
     from data_prep.sources import mathv60k
 

@@ -4,13 +4,13 @@
 
 Accuracy: the tables `cases.tsv` and `held_out.tsv` of tests/rewards (the second written after the grader and not fitted
 to), each answer in the think/answer format, against math-verify as it comes
-(`parse` of the whole text, `verify(gold, answer)`), TRL's `accuracy_reward` and the original server's settings.
+(`parse` of the whole text, `verify(reference, answer)`), TRL's `accuracy_reward` and the original server's settings.
 
 Throughput, medians of paired rounds on the same answers and cores:
 - servers: ours against a stand-in of the original (Flask's own server, 16 grading processes, math-verify on the whole
   text of each answer, `verify` in the original's order), both over HTTP in requests of 128 answers, 4 at a time;
 - in process on one core: `Rewards` with one worker against math-verify alone, both on whole answers.
-No answer is graded twice, so remembering verdicts helps nobody.
+No answer is graded twice, so caching verdicts has no effect.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RESULT = Path(__file__).with_suffix(".json")
 STAND_IN = Path(__file__).with_name("rewards_stand_in.py")
 
 Answers = list[tuple[str, str]]
-"""(whole text of the answer, gold)."""
+"""(whole text of the answer, reference)."""
 
 
 def wrap(thought: str, content: str) -> str:
@@ -54,22 +54,22 @@ def by_this_grader(text: str, reference: str, question: str = "") -> bool:
     return grader.grade(text, reference, grader.classify(reference), question) == "correct"
 
 
-def by_math_verify(text: str, gold: str) -> bool:
+def by_math_verify(text: str, reference: str) -> bool:
     from math_verify import parse, verify
 
-    return verify(parse(f"${gold}$"), parse(text))
+    return verify(parse(f"${reference}$"), parse(text))
 
 
-def by_trl(text: str, gold: str) -> bool:
+def by_trl(text: str, reference: str) -> bool:
     from trl.rewards import accuracy_reward
 
-    return accuracy_reward([[{"content": text}]], [f"${gold}$"])[0] == 1.0
+    return accuracy_reward([[{"content": text}]], [f"${reference}$"])[0] == 1.0
 
 
-def by_original(text: str, gold: str) -> bool:
+def by_original(text: str, reference: str) -> bool:
     from benchmarks.rewards_stand_in import verify_math
 
-    return verify_math(text, f"${gold}$") == 1.0
+    return verify_math(text, f"${reference}$") == 1.0
 
 
 def accuracy(table_file: str) -> dict[str, dict[str, float]]:
@@ -104,19 +104,21 @@ def typical_mix(count: int, rng: random.Random) -> Answers:
     """45% option letters, 50% numbers, 5% expressions (see `expression`); 4 of 10 wrong; 100 to 250 words of thought.
 
     The training set was filtered to letters and numbers, so its share of expressions is rather lower. Half of the right
-    expressions are written as the gold answer is.
+    expressions are written as the reference answer is.
     """
     answers = []
     for i in range(count):
         right = rng.random() < 0.6
         if i % 20 == 0:
-            text, gold = expression(rng, right)
-            answers.append((wrap(thought(rng), gold), gold) if right and rng.random() < 0.5 else (text, gold))
+            text, reference = expression(rng, right)
+            answers.append(
+                (wrap(thought(rng), reference), reference) if right and rng.random() < 0.5 else (text, reference)
+            )
         elif i % 20 < 10:
-            gold = rng.choice("ABCDE")
-            letter = gold if right else rng.choice([c for c in "ABCDE" if c != gold])
+            reference = rng.choice("ABCDE")
+            letter = reference if right else rng.choice([c for c in "ABCDE" if c != reference])
             spelling = rng.choice(["{}", "{}", "{}", "{}.", "({})", "\\text{{{}}}"]).format(letter)
-            answers.append((wrap(thought(rng), spelling), gold))
+            answers.append((wrap(thought(rng), spelling), reference))
         else:
             value = rng.randint(1, 9999) / rng.choice([1, 1, 1, 10, 100])
             number = value if right else value + rng.randint(1, 9)
@@ -132,7 +134,7 @@ def expressions_only(count: int, rng: random.Random) -> Answers:
 
 
 def expression(rng: random.Random, right: bool, hard: bool = False) -> tuple[str, str]:
-    """A gold expression and an answer that writes it otherwise. One in 20, or all that are `hard`, need math-verify."""
+    """A reference expression and the same written otherwise. One in 20, or all that are `hard`, need math-verify."""
     a, b, c = rng.randint(2, 99), rng.randint(2, 99), rng.randint(2, 9)
     if hard or rng.random() < 0.05:
         kinds = [(f"\\log_{{{c}}} x + {a}", f"{a} + \\log_{{{c}}} x"), (f"\\frac{{{c}!}}{{{a}}}", f"{c}! / {a}")]
@@ -142,8 +144,8 @@ def expression(rng: random.Random, right: bool, hard: bool = False) -> tuple[str
             (f"\\frac{{{a}\\pi}}{{{c}}}", f"{a}\\pi / {c}"), (f"(x + {a})(x - {b})", f"(x - {b})(x + {a})"),
             (f"x > {a}", f"({a}, \\infty)"), (f"\\sin({a}x) + {b}", f"{b} + \\sin({a}x)"),
         ]  # fmt: skip
-    gold, same = rng.choice(kinds)
-    return wrap(thought(rng), same if right else same.replace(str(a), str(a + 1))), gold
+    reference, same = rng.choice(kinds)
+    return wrap(thought(rng), same if right else same.replace(str(a), str(a + 1))), reference
 
 
 WORDS = (
@@ -166,7 +168,10 @@ def needs_evaluation(make: Callable[[int, random.Random], Answers]) -> float:
     from trainer.rewards.grading.extraction import final_answer
 
     answers = make(8192, random.Random(0))
-    left = [grader.decide_fast(final_answer(text)[0] or "", gold, grader.classify(gold)) for text, gold in answers]
+    left = [
+        grader.decide_fast(final_answer(text)[0] or "", reference, grader.classify(reference))
+        for text, reference in answers
+    ]
     return round(100 * left.count(None) / len(left), 2)
 
 
@@ -262,8 +267,8 @@ def in_process(rounds: int, count: int, make: Callable, ours_count: int) -> dict
     os.sched_setaffinity(0, {min(cores)})
 
     def alone(answers: Answers) -> None:
-        for text, gold in answers:
-            verify(parse(f"${gold}$"), parse(text))
+        for text, reference in answers:
+            verify(parse(f"${reference}$"), parse(text))
 
     with Scorer(config.Rewards(workers=1, max_timeout_rate=1.0)) as scorer:
 

@@ -1,4 +1,4 @@
-"""Stand-in of the original reward server for the benchmark: the same calls, written anew.
+"""Stand-in of the original reward server for the benchmark: the same calls, written again.
 
 Flask's own threaded server, a pool of 16 processes, and for each answer math-verify over the whole text with the
 original's settings and argument order. Labels come with the request here, which spares it the look-up by prompt text.
@@ -22,9 +22,9 @@ _ANSWER = LatexExtractionConfig(
 )
 
 
-def verify_math(text: str, gold: str) -> float:
-    """1.0 if equal, or if the gold answer cannot be parsed or anything fails, as in the original; else 0.0."""
-    parsed = parse(gold, extraction_mode="first_match", extraction_config=[LatexExtractionConfig()])
+def verify_math(text: str, reference: str) -> float:
+    """1.0 if equal, or if the reference answer cannot be parsed or anything fails, as in the original; else 0.0."""
+    parsed = parse(reference, extraction_mode="first_match", extraction_config=[LatexExtractionConfig()])
     if not parsed:
         return 1.0
     answer = parse(text, extraction_config=[_ANSWER], extraction_mode="first_match")
@@ -35,9 +35,9 @@ def verify_math(text: str, gold: str) -> float:
 
 
 def _grade(pair: tuple[str, str]) -> tuple[float, float]:
-    text, gold = pair
+    text, reference = pair
     form = text.startswith("<think>") and text.endswith("</answer>") and text.count("<think>") == 1
-    return float(form), verify_math(text, gold)
+    return float(form), verify_math(text, reference)
 
 
 def _quiet() -> None:

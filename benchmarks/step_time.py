@@ -26,8 +26,6 @@ sys.path.insert(0, str(ROOT))
 
 @dataclass(frozen=True)
 class Setting:
-    """One comparison."""
-
     model: str
     prompts: int
     samples: int
@@ -60,7 +58,7 @@ def build(setting: Setting, out: Path) -> None:
 
 
 def skew_lengths(model_dir: Path, mean_tokens: int) -> None:
-    """Gives the end token a probability of about 1 / mean_tokens at every position: answers become geometric in length.
+    """Gives the end token a probability of about 1 / mean_tokens at every position: lengths become geometric.
 
     The head has no bias, so the end token's row is fitted (ridge regression) to give that log-odds on hidden states.
     """
@@ -159,7 +157,7 @@ def trl_inside(setting: Setting, folder: Path, steps: int, out: Path) -> None:
             {
                 "prompt": [{"role": "user", "content": row.messages[0]["content"]}],
                 "image": Image.open(io.BytesIO(row.images[0])).convert("RGB"),
-                "gold": row.answer,
+                "reference": row.answer,
                 "kind": row.answer_type,
             }
             for row in rows
@@ -167,10 +165,10 @@ def trl_inside(setting: Setting, folder: Path, steps: int, out: Path) -> None:
     )
     lengths: list[int] = []
 
-    def reward(completions: list, completion_ids: list, gold: list, kind: list, **_: Any) -> list[float]:
+    def reward(completions: list, completion_ids: list, reference: list, kind: list, **_: Any) -> list[float]:
         texts = [c[0]["content"] if isinstance(c, list) else c for c in completions]
         lengths.extend(len(ids) for ids in completion_ids)
-        pairs = zip(texts, gold, kind, strict=True)
+        pairs = zip(texts, reference, kind, strict=True)
         return [(grade(t, g, k) == "correct") + 0.5 * format_reward(t) for t, g, k in pairs]
 
     class Clock(TrainerCallback):
@@ -265,7 +263,6 @@ def compare(name: str, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--setting", choices=[*SETTINGS, "all"], default="all")
     parser.add_argument("--rounds", type=int, default=3)

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"data_prep: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("data_prep: interrupted; the same command goes on from here", file=sys.stderr)
+        print("data_prep: interrupted; the same command resumes from here", file=sys.stderr)
         return 130
 
 
@@ -128,7 +128,7 @@ def prepare(options: argparse.Namespace) -> int:
 
 
 def _staging(url: str) -> Path:
-    """Where a dataset for a URL is made first: the same place for the same URL, so that a second start goes on."""
+    """Where a dataset for a URL is made first: the same place for the same URL, so that a second start continues."""
     cache = Path(os.environ.get("SPOTRL_CACHE", "~/.cache/spotrl/data")).expanduser()
     return cache / f"staging-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
 
@@ -265,7 +265,6 @@ class _Bars:
         return self
 
     def show(self, stage: str, done: int, total: int) -> None:
-        """Draws one stage."""
         if self._rich:
             if stage not in self._tasks:
                 self._tasks[stage] = self._rich.add_task(stage, total=total or None)

@@ -53,7 +53,7 @@ examples:
   uv run launch.py data prepare mathv60k --exclude data/mathvista        # not on what is evaluated
   uv run launch.py data prepare gsm8k --revision COMMIT                  # the same again, months later
 
-An interrupted preparation is repeated with the same command: downloads go on where they stopped, images that were
+An interrupted preparation is repeated with the same command: downloads resume where they stopped, images that were
 unpacked and checked are not touched again. Rows that fail a check are in OUT/quarantine.jsonl, each with its reason.
 """
 

@@ -1,4 +1,4 @@
-"""What each target can do, as data, and the refusals that follow: each names a target that can."""
+"""What each target can do, as data; a refused recipe gets the name of a target that can run it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,10 @@ NIC = {"A100-80GB": 100.0, "A100": 100.0, "H100": 800.0, "H200": 3200.0, "B200":
 
 @dataclass(frozen=True, kw_only=True)
 class Capability:
-    """One target."""
-
     engine: str
     """Program that drives it: sky, dstack, sbatch, qsub, ssh or none."""
     cloud: str
-    """Whose machines, as the price list knows it; empty: yours."""
+    """Whose machines, by the price list's name; empty: yours."""
     max_nodes: int = 1
     spot: bool = False
     cpu_only: bool = True

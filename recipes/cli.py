@@ -11,7 +11,7 @@ from recipes import commands, recipe_files
 from trainer.config import ConfigError
 from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED
 
-DESCRIPTION = """SpotRL's front door: recipes for post-training vision-language models, and where to run them.
+DESCRIPTION = """SpotRL: recipes for post-training vision-language models, and where to run them.
 
 python3 launch.py list                                  every recipe: model, data, shape, targets, memory, cost
 python3 launch.py demo                                  the whole pipeline on this machine, without a GPU
@@ -22,7 +22,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
     top = argparse.ArgumentParser(
         prog="launch.py", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -103,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add(
         "demo",
-        "the whole pipeline on this machine, on CPU; one that was killed goes on where it was",
+        "the whole pipeline on this machine, on CPU; one that was killed resumes where it was",
         "set",
         "launch",
         "dry",
@@ -119,7 +118,7 @@ def parser() -> argparse.ArgumentParser:
         "dry",
         example="--target ssh --hosts 10.0.0.1,10.0.0.2",
     )
-    add("resume", "start a run again; it goes on from its last committed checkpoint", "run", "dry")
+    add("resume", "start a run again; it resumes from its last committed checkpoint", "run", "dry")
     add("status", "state, cost so far and last step of the runs launched from here").add_argument(
         "run", nargs="?", help="only this one"
     )

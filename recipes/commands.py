@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def list_recipes() -> int:
-    """A table of all recipes."""
     from recipes import shown
 
     shown.recipes(_wide())
@@ -89,7 +88,7 @@ def up(name: str, target: str | None, args: argparse.Namespace) -> int:
     if name == "demo" and not run_id:
         run_id = run_record.interrupted(name, target or "local", overrides, Path(recipe.config.model.path).name)
         if run_id:
-            print(f"going on with {run_id}, which was interrupted (--run-id NEW starts afresh)")
+            print(f"resuming {run_id}, which was interrupted (--run-id NEW starts from scratch)")
     return launching.up(name, recipe, target, run_id, overrides, args)
 
 
@@ -121,7 +120,7 @@ def run_directory(run: str) -> Path:
 
 
 def resume(run: str, dry_run: bool) -> int:
-    """Starts a run again with its own id; the trainer goes on from the last committed checkpoint."""
+    """Starts a run again with its own id; the trainer resumes from the last committed checkpoint."""
     from recipes.drivers import launching
 
     record = run_record.load(run)
@@ -138,7 +137,6 @@ def status(run: str | None) -> int:
 
 
 def logs(run: str) -> int:
-    """Follows a run's logs."""
     from recipes.drivers import launching
 
     return launching.drive(run, "logs")

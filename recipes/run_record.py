@@ -19,8 +19,6 @@ GOING_DOWN_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """One launch."""
-
     run_id: str
     recipe: str
     target: str
@@ -87,7 +85,7 @@ def interrupted(recipe: str, target: str, overrides: list[str], model: str) -> s
             progress = json.loads((path.parent / "progress.json").read_text())
             same_model = model in (path.parent / "config.yaml").read_text()
         except (OSError, ValueError):
-            continue  # it ended before its first step: there is nothing to go on from
+            continue  # it ended before its first step: there is nothing to resume from
         if progress["status"] == "finished":
             return ""
         if same_model and _gone(progress["pid"]):

@@ -20,8 +20,6 @@ PLACEHOLDERS = ("RUN_ID", "RUNS", "DATA", "MODELS", "BUCKET")
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """The machines."""
-
     nodes: int = 1
     """Nodes, all alike."""
     gpus_per_node: int = 8
@@ -99,7 +97,7 @@ class Budget:
     max_restarts: int = 3
     """Attempts in a row that may fail without a new checkpoint before the run ends for good."""
     max_losses: int = 10
-    """The same for attempts whose machines were taken away or lost; it begins anew with every checkpoint."""
+    """The same for attempts whose machines were taken away or lost; it begins again with every checkpoint."""
     max_requeues: int = 20
     """Restarts of one batch job (Slurm, PBS), whatever the reason; `resume` submits a new one."""
     idle_minutes: int = 10

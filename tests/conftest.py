@@ -65,20 +65,20 @@ class Recorder:
 
 
 def make_rows(split: str, count: int, text_only_every: int = 0):
-    """Rows of the synthetic set; every `text_only_every`-th has no picture."""
+    """Rows of the synthetic set; every `text_only_every`-th has no image."""
     from examples.demo import shapes
     from trainer.data.schema import Row
 
     for i, e in enumerate(shapes.unique(0, split, count)):
         data = io.BytesIO()
         e.image.save(data, "PNG")
-        with_picture = not text_only_every or i % text_only_every
-        content = [{"type": "text", "text": e.question}] + ([{"type": "image"}] if with_picture else [])
+        with_image = not text_only_every or i % text_only_every
+        content = [{"type": "text", "text": e.question}] + ([{"type": "image"}] if with_image else [])
         yield Row(
             id=hashlib.sha256(data.getvalue()).hexdigest()[:16],
             source=f"shapes/{e.kind}",
             messages=[{"role": "user", "content": content}],
-            images=[data.getvalue()] if with_picture else [],
+            images=[data.getvalue()] if with_image else [],
             answer=e.answer,
             answer_type="letter" if e.answer.isalpha() else "number",
             solution=e.solution,
@@ -95,7 +95,7 @@ def tiny_model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def mixed_dataset(tmp_path_factory) -> Path:
-    """64 training rows, every third without a picture, and 16 held-out ones."""
+    """64 training rows, every third without an image, and 16 held-out ones."""
     from data_prep.write.shards import write_dataset
 
     out = tmp_path_factory.mktemp("data") / "mixed"
@@ -105,11 +105,11 @@ def mixed_dataset(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def picture_dataset(tmp_path_factory) -> Path:
-    """8 training rows that all have a picture."""
+    """8 training rows that all have an image."""
     from data_prep.write.shards import write_dataset
 
-    out = tmp_path_factory.mktemp("data") / "pictures"
-    write_dataset(out, "pictures", {"train": make_rows("train", 8)}, {})
+    out = tmp_path_factory.mktemp("data") / "images"
+    write_dataset(out, "images", {"train": make_rows("train", 8)}, {})
     return out
 
 

@@ -1,11 +1,11 @@
-"""The rooms and the arrows between them, as pyproject.toml states them."""
+"""The packages and the imports between them, as pyproject.toml states them."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LONGER = {"trainer/checkpoint/manager.py": 410, "tests/recipes/test_targets.py": 430}
+LONGER = {"trainer/checkpoint/manager.py": 410}
 """Files that are still to be cut; the limit is 400."""
 
 
@@ -15,7 +15,7 @@ def test_imports_keep_the_contracts():
     assert done.returncode == 0, done.stdout
 
 
-def test_no_file_outgrows_its_room():
+def test_no_file_is_longer_than_400_lines():
     files = [p for top in ("trainer", "recipes", "data_prep", "examples", "tests") for p in (ROOT / top).rglob("*.py")]
     lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in files}
     assert not {name: n for name, n in lines.items() if n > LONGER.get(name, 400)}

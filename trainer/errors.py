@@ -1,4 +1,4 @@
-"""The error that every room may raise for what a person can change."""
+"""The error that any package may raise for what a user can change."""
 
 
 class ConfigError(ValueError):

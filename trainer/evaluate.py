@@ -1,4 +1,4 @@
-"""Held-out accuracy with the engine that is awake anyway."""
+"""Held-out accuracy, with the engine awake from the rollout."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def evaluate(config: RunConfig, run: Session) -> dict[str, float]:
-    """Answers every held-out row and grades it. The same rows and seeds each time, so that scores compare.
+    """Generates and grades completions of every held-out row, each time with the same rows and seeds.
 
-    A prompt that is too long for the engine is not asked, and counts as wrong: it never leaves the denominator.
+    A prompt that is too long for the engine is skipped and counts as wrong: it stays in the denominator.
     """
     e, path = config.evaluation, config.evaluation_path
     dataset = run.dataset(path, e.split)

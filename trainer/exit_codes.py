@@ -1,19 +1,19 @@
 """Exit codes of the trainer's processes, and what an engine may do after each. Standard library only.
 
-Every node of a job leaves with the same code. How each engine is told which codes to restart after (a list, a mapping
-to 0, no requeue) is data of recipes.
+Every node of a job exits with the same code. How each engine learns which codes to restart after (a list, a mapping to
+0, no requeue) is data in recipes.
 """
 
 from __future__ import annotations
 
 EXIT_OK = 0
-"""The run came to its end."""
+"""The run finished."""
 EXIT_ERROR = 1
-"""A defect, or anything that nobody foresaw. Starting again would most likely fail again."""
+"""A defect, or anything not foreseen. Starting again would most likely fail again."""
 EXIT_CONFIG = 2
 """The configuration, the data, the credentials or the bucket cannot work; the last line says what to change."""
 EXIT_PREEMPTED = 33
-"""The node was told to go away; the run goes on from its last committed checkpoint."""
+"""The node received a preemption notice; the run resumes from its last committed checkpoint."""
 EXIT_NODE_LOST = 34
 """Another node, or a worker, vanished."""
 EXIT_STORAGE = 35
@@ -21,11 +21,11 @@ EXIT_STORAGE = 35
 EXIT_PREFLIGHT = 36
 """This node failed its checks (GPU, network, disk): try another."""
 EXIT_FENCED = 37
-"""A newer attempt of the same run has taken over: this one has stopped for good and must not be started again."""
+"""A newer attempt of the same run replaced this one, which must not be started again."""
 EXIT_GAVE_UP = 38
-"""The run has spent its restarts without a new checkpoint: it ends for good; `resume` starts it again."""
+"""The restart budget is used up without a new checkpoint; only `resume` starts the run again."""
 EXIT_RAY = 39
-"""Ray did not start on this machine, or broke down in it, several times in a row; the machine is too busy or broken."""
+"""Ray did not start on this machine, or failed, several times in a row; the machine is too busy or broken."""
 EXIT_INTERRUPTED = 130
 """A person pressed Ctrl-C, or the engine's stop command was used."""
 

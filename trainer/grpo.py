@@ -2,8 +2,8 @@
 
     sample -> grade -> learn -> sync -> evaluate, save, log
 
-Every step is a function of (config, step, weights): stopped anywhere and started again, the run goes on as if nothing
-had happened.
+Every step is a function of (config, step, weights): a run that is stopped anywhere and resumed computes the
+same values.
 """
 
 from __future__ import annotations
@@ -57,7 +57,6 @@ def train(config: RunConfig, run: Session) -> None:
 
 
 def updates_per_step(config: RunConfig) -> int:
-    """Optimizer steps per rollout."""
     return config.algorithm.epochs * config.samples_per_step // config.samples_per_update
 
 

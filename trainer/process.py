@@ -1,4 +1,4 @@
-"""The process around a loop: its command line, its Ray cluster, and the exit code that says how it ended."""
+"""The process around a loop: its command line, its Ray cluster, its exit code."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int
                 session.saving.flush()
                 session.mark("interrupted" if session.notice.reason == "interrupted" else "preempted")
                 step = session.checkpoints.committed or 0
-                print(f"stopping: {notice}; the run goes on from step {step}", file=sys.stderr, flush=True)
+                print(f"stopping: {notice}; the run resumes from step {step}", file=sys.stderr, flush=True)
                 return session.notice.exit_code
         return 0
     except KeyboardInterrupt:

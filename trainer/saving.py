@@ -1,4 +1,4 @@
-"""When the run's state is saved, and what a notice means for the step under way."""
+"""When the run's state is saved, and what a notice means for the current step."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ CHANGES_STATE = "update"
 """The phase after which the weights are no longer those of the step before."""
 
 STEP_MEMORY = 8
-"""Steps whose slowest is what a step is taken to need when a notice leaves little time."""
+"""After a notice, a step is expected to take as long as the slowest of this many last steps."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where the run stands between two steps: what a checkpoint of this moment holds besides the ranks' shards."""
+    """The run's state between two steps: what a checkpoint holds besides the ranks' shards."""
 
     step: int
     norm: dict[str, float]
@@ -34,7 +34,7 @@ class Position:
 
 
 class Preempted(Exception):
-    """The node was told to go away, or a person pressed Ctrl-C; raised between phases."""
+    """A preemption notice, or Ctrl-C; raised between phases."""
 
 
 class Saving:
@@ -48,7 +48,7 @@ class Saving:
         self._announced = False
 
     def stepped(self, step_s: float) -> None:
-        """Notes that a step has ended, and how long it took."""
+        """Records the duration of a finished step."""
         self._step_times.append(step_s)
         self._stepped_at = time.monotonic()
 
@@ -87,7 +87,7 @@ class Saving:
                 time.sleep(0.05)
 
     def on_boundary(self, phase: str) -> None:
-        """After every phase: commits what is written, and after a notice decides whether to go on to the step's end."""
+        """After every phase: commits written checkpoints, and after a notice decides whether to finish the step."""
         if phase == CHANGES_STATE:
             self._position = None
         self._advance()
@@ -95,9 +95,9 @@ class Saving:
             raise Preempted(reason)
 
     def _goes_on(self, phase: str) -> bool:
-        """After a notice: whether the step under way can be finished and saved in what is left of it.
+        """After a notice: whether the current step can be finished and saved in the time left.
 
-        One decision for all ranks: a notice on any node reaches this process, and the ranks do what it calls.
+        One decision for all ranks: a notice on any node reaches this process, which drives all ranks.
         """
         if phase == "checkpoint" or self.notice.reason == "interrupted" or not self._step_times:
             return False
@@ -112,7 +112,7 @@ class Saving:
         return True
 
     def flush(self) -> None:
-        """After a notice: saves where the run stands if that fits, and lets the store commit what it can."""
+        """After a notice: saves the run's state if the time suffices, and waits for uploads as long as it can."""
         checkpoints, at = self.checkpoints, self._position
         try:
             while (left_s := self.notice.left_s()) > 0:

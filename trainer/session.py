@@ -1,4 +1,4 @@
-"""What a training loop stands on: workers, data, grading, metrics, checkpoints, notices; opened and closed together."""
+"""What a training loop uses: workers, data, grading, metrics, checkpoints, notices; opened and closed together."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from trainer.rewards.scorer import Scorer
 from trainer.saving import ATTACHED, Saving
 
 SYNC_TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2}
-"""Mean |log-probability difference| of engine and policy above which the first sync is taken for broken."""
+"""Mean |log-probability difference| of engine and policy above which the first sync counts as broken."""
 
 
 class Session:
-    """Use as a context manager. The loop calls the methods in the order in which they stand here."""
+    """Use as a context manager. The loop calls the methods in the order below."""
 
     def __init__(self, config: RunConfig, total_updates: Callable[[RunConfig, int], int]) -> None:
         """total_updates: of (config, rows): optimizer steps of the whole run, for the learning-rate schedule."""
@@ -72,7 +72,6 @@ class Session:
             self.metrics.close()
 
     def dataset(self, path: str, split: str) -> Dataset:
-        """A split, opened once."""
         if (path, split) not in self.datasets:
             self.datasets[path, split] = Dataset(path, split)
         return self.datasets[path, split]
@@ -101,10 +100,10 @@ class Session:
         return rows, len(measured) - len(rows)
 
     def resume(self, norm: dict[str, float]) -> int:
-        """Takes over the newest whole checkpoint and returns its step; 0 for a fresh start. Fills `norm`."""
+        """Loads the newest complete checkpoint and returns its step, 0 if there is none. Fills `norm`."""
 
         def load(found: Found) -> None:
-            self.workers.all("load", found)  # all of them, before any goes on: one may find its files damaged
+            self.workers.all("load", found)  # all of them, before any resumes: one may find its files damaged
             self.workers.all("loaded", found.state["updates"])
             norm.update(found.state["reward_norm"])
 
@@ -117,7 +116,7 @@ class Session:
         step = restored[0].step if restored else 0
         history, shown = (_attached(restored[0], name) if restored else b"" for name in ATTACHED)
         self.metrics = Metrics(self.config.run.dir, self.config, step, history, shown)
-        print(f"resumed from step {step}" if restored else "starting afresh", flush=True)
+        print(f"resumed from step {step}" if restored else "starting from scratch", flush=True)
         return step
 
     def check_first_sync(self) -> None:
@@ -192,7 +191,7 @@ class Session:
         return out
 
     def mark(self, status: str) -> None:
-        """Tells other processes how the run ended, where the disk takes it."""
+        """Writes for other processes how the run ended, if the disk allows it."""
         with contextlib.suppress(OSError):
             self.phases.finish(status)
 

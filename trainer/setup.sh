@@ -2,6 +2,7 @@
 # Makes .venvs/NAME from the hashed requirements/NAME.txt: bash trainer/setup.sh cpu|gpu|rocm|test|launch|desk
 # desk: what talks to an object store and nothing else, in a second or two.
 # Laptops and nodes run the same file. A second call with the same requirements returns at once.
+# SPOTRL_PYTHON=3.12 makes a new one with that Python; default 3.11.
 # An environment with a file `.pinned` in it is yours and is left as it is.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -59,7 +60,7 @@ if [ "$name" = rocm ]; then
     awk -v image="$image" '/^[A-Za-z0-9]/ {skip = ($0 ~ image)} !skip' "$lock" >".venvs/.rocm.txt"
     uv pip install --quiet --python "$venv/bin/python" --no-deps --require-hashes -r .venvs/.rocm.txt
 else
-    [ -x "$venv/bin/python" ] || uv venv --quiet --python 3.11 "$venv"
+    [ -x "$venv/bin/python" ] || uv venv --quiet --python "${SPOTRL_PYTHON:-3.11}" "$venv"
     if [ "$name" = desk ]; then
         awk '/^[A-Za-z0-9]/ {keep = ($0 ~ /^(obstore|pyyaml|typing-extensions)==/)} keep' "$lock" >".venvs/.desk.txt"
         lock=".venvs/.desk.txt"

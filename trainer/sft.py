@@ -50,7 +50,6 @@ def item(prompter: Prompter, index: int, row: Row) -> TrainItem:
 
 
 def describe(items: Sequence[TrainItem], stats: dict[str, float]) -> dict[str, float]:
-    """The step's metrics."""
     n, answers = len(items), [len(i.token_ids) for i in items]
     return {
         "sft/loss": stats["loss/nll"],

@@ -100,7 +100,6 @@ class References:
         return self._rewards.score([text], [first.answer], [first.answer_type])[0].verdict == "correct"
 
     def close(self) -> None:
-        """Ends the processes."""
         self._rewards.close()
 
 

@@ -80,7 +80,6 @@ class Scene:
         return hashlib.sha256(repr((self.width, self.height, self.marks)).encode()).hexdigest()
 
     def png(self) -> bytes:
-        """The encoded image."""
         image = Image.new("RGB", (self.width * SMOOTH, self.height * SMOOTH), WHITE)
         draw = ImageDraw.Draw(image)
         for mark in self.marks:

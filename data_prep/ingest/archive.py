@@ -34,7 +34,6 @@ class Refused:
     """(name, reason)."""
 
     def add(self, name: str, reason: str) -> None:
-        """Notes one member."""
         self.members.append((name[:300], reason))
 
     def reason(self, path: str) -> str:

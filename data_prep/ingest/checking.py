@@ -126,7 +126,7 @@ def _end_with_the_caller() -> None:
 
 
 def warm_up() -> None:
-    """Begins to load what the workers need, while the caller goes on."""
+    """Begins to load what the workers need, while the caller continues."""
     _context()
     resource_tracker.ensure_running()  # unblocks what is blocked while it starts
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for the caller, who ends the others

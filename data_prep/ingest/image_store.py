@@ -1,4 +1,4 @@
-"""The images of a source, unpacked into one file and checked: `images.bin`, and a ledger from which to go on.
+"""The images of a source, unpacked into one file and checked: `images.bin`, and a ledger from which to continue.
 
 The archive is read once, as a stream. Each wanted image is appended to the pack; worker processes read it from there,
 decode it and return the facts; then a line of the ledger says where it lies. A preparation that was interrupted reads
@@ -193,7 +193,6 @@ class ImageStore:
         return stored.facts if stored else None
 
     def read(self, name: str) -> bytes:
-        """The encoded image."""
         stored = self.stored[name]
         return os.pread(self._pack.fileno(), stored.size, stored.offset)
 

@@ -46,8 +46,6 @@ class BadRecord(Exception):
 
 @dataclass
 class Parsed:
-    """What a record says."""
-
     messages: list[dict[str, Any]]
     images: list[Any]
     """Paths, bytes, data URLs or structures of these, in the order of the placeholders."""

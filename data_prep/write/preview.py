@@ -61,7 +61,6 @@ class Samples:
             self._drawn[split].append(self._threads.submit(_row, row))
 
     def sections(self) -> list[str]:
-        """HTML of all splits."""
         sections = []
         for split, drawn in self._drawn.items():
             rows = [future.result() for future in drawn]

@@ -80,7 +80,6 @@ class SplitWriter:
         self._shards: list[dict[str, Any]] = []
 
     def add(self, row: Row) -> None:
-        """Appends one row."""
         self._buffer.append(row)
         self._buffered += sum(map(len, row.images))
         self.images_per_row = max(self.images_per_row, len(row.images))

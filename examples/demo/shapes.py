@@ -1,7 +1,7 @@
 """A synthetic visual-math set in MathV60K's raw format: small images, questions with letter and number answers.
 
     shapes_message.jsonl    one row per line: question, answer (`$\\boxed{3}$`), message (a JSON list as a string);
-                            besides, `solution`: a worked answer for supervised training
+                            and `solution`: a worked solution for supervised training
     shapes_img.tar.gz       the images, under shapes_img/
 
 Every row is a pure function of (seed, split, index), so any prefix of a split is stable. No question can be answered
@@ -30,7 +30,7 @@ from data_prep.sources import mathv60k
 from trainer.data.schema import Manifest
 
 SYSTEM_PROMPT = "Think first, then answer in a box."
-"""Short, because on a CPU every prompt token of a tiny model is felt."""
+"""Short, because on a CPU prompt tokens dominate the time of a tiny model."""
 
 COLORS = {"red": (220, 40, 40), "green": (30, 160, 60), "blue": (40, 70, 220), "black": (20, 20, 20)}
 ANGLES = (30, 60, 90, 120, 150)
@@ -51,20 +51,19 @@ class Example:
     kind: str
     question: str
     think: str
-    """What a worked answer says before the result."""
+    """Reasoning of the worked solution, before the result."""
     answer: str
     choices: tuple[str, ...]
-    """All answers that its kind can have; each is right equally often."""
+    """All answers that its kind can have, equally likely."""
     image: Image.Image
 
     @property
     def solution(self) -> str:
-        """The worked answer."""
         return f"<think>{self.think}</think><answer>{boxed(self.answer)}</answer>"
 
     @property
     def slipped(self) -> str:
-        """A worked answer whose reasoning is right and whose result is the next one of the choices."""
+        """A worked solution with correct reasoning and a wrong result (the next of the choices)."""
         wrong = self.choices[(self.choices.index(self.answer) + 1) % len(self.choices)]
         return f"<think>{self.think}</think><answer>{boxed(wrong)}</answer>"
 
@@ -189,7 +188,7 @@ def write(
 
     As in MathV60K, image paths are absolute ones of the machine that made the set; only their end, from the archive's
     top folder on, means anything. Contents in `taken` are left out, so that splits stay disjoint. `slips` is the share
-    of worked solutions that end on a wrong result: what a model learns from them leaves something to be rewarded.
+    of worked solutions that end on a wrong result: a model that learns from them can still improve by reward.
     """
     out = Path(out_dir)
     out.mkdir(parents=True, exist_ok=True)

@@ -80,7 +80,7 @@ def _dstack(record: RunRecord) -> Said | None:
     run = max(mine, key=lambda row: row["submitted_at"])
     why = run.get("error") or run.get("termination_reason") or ""
     if run["status"] == "done" and (line := _final_line(name)):
-        # dstack is told 0 so that it does not start the run again: its own word says nothing about success.
+        # dstack gets 0 so that it does not start the run again: its own status does not show success.
         return Said(text=f"dstack run {name}: FAILED: {line}", ended_s=_ended(run), usd=run.get("cost"))
     text = f"dstack run {name}: {run['status']}" + (f" ({why})" if why else "")
     return Said(text=text, ended_s=_ended(run) if _over(run["status"]) else 0.0, usd=run.get("cost"))

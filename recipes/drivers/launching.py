@@ -80,7 +80,7 @@ def up(
 
 
 def cheapest_target(recipe: Recipe) -> str:
-    """Where a recipe runs if nobody says: this machine without GPUs, else the cheapest offer."""
+    """The default target of a recipe: this machine without GPUs, else the cheapest offer."""
     if not recipe.cluster.gpus_per_node:
         return "local"
     found = [offer for offer in cost.offers(recipe, prices.sky_catalogs()) if offer.usd is not None]
@@ -216,7 +216,7 @@ def _run(commands: Commands, record: RunRecord, env: dict[str, str]) -> int:
             continue
         code, interrupted = _foreground(argv, os.environ | env)
         if interrupted and command[0] in ("tail", "sky"):
-            print(f"\nthe run goes on: `launch.py logs {record.run_id}` follows it, `down` ends it")
+            print(f"\nthe run continues: `launch.py logs {record.run_id}` follows it, `down` ends it")
         if code or interrupted:
             return 130 if interrupted else code
     return 0

@@ -107,7 +107,7 @@ def start(record: RunRecord) -> int:
     """Starts all nodes and leaves them to themselves."""
     code = up(record, follow=False)
     if not code:
-        print(f"the run goes on: `launch.py logs {record.run_id}` follows it, `down` ends it")
+        print(f"the run continues: `launch.py logs {record.run_id}` follows it, `down` ends it")
     return code
 
 
@@ -175,7 +175,7 @@ def status(record: RunRecord) -> int:
 
 
 def logs(record: RunRecord) -> int:
-    """Follows the logs of all machines until Ctrl-C; the run goes on."""
+    """Follows the logs of all machines until Ctrl-C; the run continues."""
     recipe = resolve(record.recipe, record.overrides)
     hosts = ssh.hosts_of(recipe)
     nodes = [Node(i, h, ssh.log_command(recipe, h, record.run_id), "", Path(os.devnull)) for i, h in enumerate(hosts)]

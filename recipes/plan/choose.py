@@ -32,7 +32,6 @@ class Judged:
 
 
 def simulate(offer: Offer, rng: random.Random) -> float:
-    """Hours of one run."""
     clock, done, down = offer.start_s, 0.0, 0.0
     interval = min(offer.interval_s, offer.work_s) or offer.work_s
     while done < offer.work_s:

@@ -52,7 +52,6 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        """Seconds."""
         return self.rollout + self.logprobs + self.update + self.sync + self.checkpoint
 
 

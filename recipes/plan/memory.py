@@ -52,14 +52,11 @@ class Phase:
 
     @property
     def total(self) -> float:
-        """Bytes."""
         return sum(self.parts.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """What a recipe needs."""
-
     shape: Shape
     gpu: str
     gpu_bytes: float
@@ -93,12 +90,10 @@ class MemoryPlan:
 
     @property
     def host_bytes(self) -> float:
-        """Host RAM per node."""
         return sum(self.host.values())
 
     @property
     def disk_bytes(self) -> float:
-        """Disk per node."""
         return sum(self.disk.values())
 
 

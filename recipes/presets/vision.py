@@ -1,4 +1,4 @@
-"""GRPO of Qwen2.5-VL on pictures with questions: MathV60K and Geometry3K, 3B on one GPU to 72B on four nodes."""
+"""GRPO of Qwen2.5-VL on questions with images: MathV60K and Geometry3K, 3B on one GPU to 72B on four nodes."""
 
 from __future__ import annotations
 

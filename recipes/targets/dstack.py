@@ -53,7 +53,7 @@ def _head(recipe: Recipe, target: str) -> str:
         *(f"  dstack secret set {name.lower()} ..." for name in known),
         f"  dstack apply -f {folder}.fleet.yaml",
         f"  dstack apply -f {folder}.yaml -e RUN_ID=my-run{env}",
-        "The same RUN_ID goes on from its last committed checkpoint; a new one starts afresh.",
+        "The same RUN_ID resumes from its last committed checkpoint; a new one starts from scratch.",
     ]
     return "\n".join(lines)
 

@@ -70,7 +70,7 @@ def render(recipe: Recipe) -> dict[str, str]:
             *directives(recipe),
             f"# {recipe.description}.",
             f"# qsub -v RUN_ID=my-run recipes/generated/pbs/{recipe.name}.pbs   (from the repository's root, on a file",
-            "# system that all nodes see; the same RUN_ID goes on from its last committed checkpoint)",
+            "# system that all nodes see; the same RUN_ID resumes from its last committed checkpoint)",
             'cd "${PBS_O_WORKDIR:?}"',
             f'export RUN_ID="${{RUN_ID:-{job_name(recipe)}-${{PBS_JOBID%%.*}}}}" # keeps its number when run again',
             script.preamble(recipe.site.shared_dir or "$PWD/.cache", bucket=False, runs=runs(recipe)).rstrip("\n"),

@@ -1,4 +1,4 @@
-"""One door to all targets, and the committed output: `python -m recipes.targets.render` writes recipes/generated."""
+"""Renders a recipe for any target; `python -m recipes.targets.render` writes the committed recipes/generated."""
 
 from __future__ import annotations
 

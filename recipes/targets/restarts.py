@@ -8,7 +8,7 @@ every engine obey that code, and bounds what happens before the run can count:
     dstack    restarts after every non-zero code, and its clock starts again with each machine: final codes become 0.
     Slurm     restarts when asked (`scontrol requeue`), when it preempts and when a node fails; it counts, in
               SLURM_RESTART_COUNT, and limits nothing.
-    PBS       restarts when it preempts and when a node fails; it tells the job nothing of it.
+    PBS       restarts when it preempts and when a node fails; the job cannot see it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from recipes.targets import script
 from trainer.exit_codes import EXIT_CONFIG, RECOVER_EXIT_CODES
 
 FINAL = "spotrl: ended for good"
-"""How the line begins that says so: `status` looks for it where an engine knows success and failure by 0 alone."""
+"""Start of the final line: `status` looks for it where an engine distinguishes success and failure by 0 alone."""
 CAPACITY_HOURS = 8.0
 """How long dstack looks for machines before it gives up, hours."""
 
@@ -31,7 +31,6 @@ def codes(recipe: Recipe) -> tuple[int, ...]:
 
 
 def sky(recipe: Recipe) -> dict[str, Any]:
-    """SkyPilot's `job_recovery`."""
     rule = {"strategy": "EAGER_NEXT_REGION", "max_restarts_on_errors": 0}
     return rule | ({"recover_on_exit_codes": list(codes(recipe))} if codes(recipe) else {})
 
@@ -105,7 +104,7 @@ exit "$code"
 
 
 def pbs_begin(recipe: Recipe) -> str:
-    """Counts the starts of this job in a file, since PBS says nothing of them, and ends one that has had too many."""
+    """Counts the starts of this job in a file, since PBS does not report them, and ends one that has had too many."""
     return f"""\
 starts=".cache/$RUN_ID.$PBS_JOBID.starts"
 echo >> "$starts"

@@ -33,7 +33,7 @@ outlast() { # waits for a child, also through the signals that interrupt `wait`;
 """
 """For batch scripts, which trap the signal that tells of a preemption."""
 FETCH = """\
-fetch() { # prepared data from the bucket, if somebody put it there
+fetch() { # prepared data from the bucket, if it is there
   [ -n "$BUCKET" ] && rm -rf "$DATA/.$1" && PYTHON -m trainer.storage cp "$BUCKET/data/$1" "$DATA/.$1" 2>/dev/null \\
     && [ -e "$DATA/.$1/manifest.json" ] && mv "$DATA/.$1" "$DATA/$1"
 }"""

@@ -26,7 +26,6 @@ class Dumper(yaml.SafeDumper):
     """Shell blocks as blocks, no anchors."""
 
     def ignore_aliases(self, data: object) -> bool:
-        """Always."""
         return True
 
 
@@ -91,7 +90,7 @@ def _head(recipe: Recipe, target: str, path: str) -> str:
         f"{recipe.description}.\n"
         f"Written by `launch.py render {recipe.name} --target {target}`; run from the repository's root:\n"
         f"  {command} {path} --env RUN_ID=my-run{bucket}{secrets}\n"
-        "The same RUN_ID goes on from its last committed checkpoint; a new one starts afresh."
+        "The same RUN_ID resumes from its last committed checkpoint; a new one starts from scratch."
     )
 
 

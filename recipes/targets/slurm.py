@@ -21,7 +21,7 @@ def render(recipe: Recipe) -> dict[str, str]:
         *directives(recipe),
         f"# {recipe.description}.",
         f"# RUN_ID=my-run sbatch recipes/generated/slurm/{recipe.name}.sbatch   (from the repository's root, on a file",
-        "# system that all nodes see; the same RUN_ID goes on from its last committed checkpoint)",
+        "# system that all nodes see; the same RUN_ID resumes from its last committed checkpoint)",
         'cd "${SLURM_SUBMIT_DIR:?}"',
         restarts.slurm_begin(recipe).rstrip("\n"),
         f'export RUN_ID="${{RUN_ID:-{job_name(recipe)}-${{SLURM_JOB_ID:?}}}}" # a requeued job keeps its number',
@@ -49,7 +49,6 @@ def runs(recipe: Recipe) -> str:
 
 
 def directives(recipe: Recipe) -> list[str]:
-    """The #SBATCH lines."""
     cluster, site = recipe.cluster, recipe.site
     hours = recipe.budget.max_hours
     options = [

@@ -79,8 +79,8 @@ def copy_command(recipe: Recipe, host: str) -> list[str]:
 def run_command(recipe: Recipe, rank: int, env: dict[str, str], run_id: str, follow: bool = True) -> list[str]:
     """ssh command that starts a node, shows its log and leaves with its exit code; without `follow` it only starts it.
 
-    The node writes its log to a file of its own machine, so a desk that falls asleep does not end the run. Its process
-    group stands beside that, so that `stop_command` ends exactly this run.
+    The node writes its log to its own disk, so a laptop that goes to sleep does not end the run. Its process group is
+    written next to it, so that `stop_command` ends exactly this run.
     """
     hosts = hosts_of(recipe)
     login, _, port = address(hosts[rank])

@@ -75,7 +75,7 @@ def objects(store: Storage) -> dict[str, str]:
 
 @pytest.mark.parametrize("server_name", ["rclone", "moto"])
 def test_two_attempts_of_other_world_sizes_at_once(request, tmp_path, told, server_name, monkeypatch):
-    """The older one goes on on its own disk while the newer one works: it commits and deletes nothing any more."""
+    """The older one continues on its own disk while the newer one works: it commits and deletes nothing any more."""
     server = request.getfixturevalue(server_name)
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
@@ -173,7 +173,7 @@ def end(record: Attempts, committed_before: int, code: int | None, committed_aft
 def test_failures_without_progress_end_the_run(record, capsys):
     record.max_restarts = 2
     assert end(record, 0, EXIT_ERROR) == EXIT_ERROR
-    assert end(record, 0, EXIT_ERROR, committed_after=4) == EXIT_ERROR, "it got further: the count starts anew"
+    assert end(record, 0, EXIT_ERROR, committed_after=4) == EXIT_ERROR, "it got further: the count starts again"
     assert end(record, 4, EXIT_ERROR) == EXIT_ERROR
     assert end(record, 4, EXIT_ERROR) == EXIT_ERROR
     assert end(record, 4, EXIT_ERROR) == EXIT_GAVE_UP, "the first, and two restarts"

@@ -52,7 +52,7 @@ def test_keeps_the_last_and_the_best_local_and_remote_apart(tmp_path, told):
 
 
 def test_old_ones_stay_until_the_store_has_the_new_one(tmp_path, told, monkeypatch):
-    """While the store is away the disk goes on committing, and holds no more than it must."""
+    """While the store is away the disk continues committing, and holds no more than it must."""
     config = configure(tmp_path, "checkpoint.keep_last=1", "checkpoint.keep_last_remote=1")
     config = override(config, ["checkpoint.remote=s3://bucket/x"])
     with servers.rclone(tmp_path / "disk") as server:

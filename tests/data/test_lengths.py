@@ -57,7 +57,7 @@ def test_rows_are_chosen_by_their_lengths(small_config, capsys):
     assert usable_rows(sft, lengths) == [2]
     out = capsys.readouterr().out
     assert "1 prompts over 300 tokens, 2 no solution, 1 over 310 tokens with their solution" in out
-    with pytest.raises(ConfigError, match="SFT needs worked answers"):
+    with pytest.raises(ConfigError, match="SFT needs worked solutions"):
         usable_rows(sft, lengths[:1])
 
 

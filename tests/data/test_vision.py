@@ -9,7 +9,7 @@ from trainer.data.processor import Prompter
 
 @pytest.mark.parametrize("pixels", [(784, 1280 * 784), (4 * 784, 4 * 784), (64 * 784, 1280 * 784)])
 def test_ids_from_headers_are_the_processors(small_config, mixed_dataset, pixels):
-    """With and without pictures, and with pictures that are made smaller and larger."""
+    """With and without images, and with images that are resized down and up."""
     from trainer.data.dataset import Dataset
 
     prompter = Prompter(replace(small_config.model, min_pixels=pixels[0], max_pixels=pixels[1]))

@@ -1,4 +1,4 @@
-"""The store of checked images: one pass, a ledger to go on from, workers that may die."""
+"""The store of checked images: one pass, a ledger to resume from, workers that may die."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def gaps(worker: Worker, samples) -> list[float]:
 
 
 def fixed_items(worker: Worker, count: int = 8) -> list[TrainItem]:
-    """Answers that do not depend on any engine, of unequal lengths, with pictures and without."""
+    """Completions that do not depend on any engine, of unequal lengths, with images and without."""
     g = torch.Generator().manual_seed(0)
     allowed = [i for i in range(200) if i not in worker.prompter.banned_token_ids()]
     items = []
@@ -122,7 +122,7 @@ def invariance(config, rank, port):
 
 
 def imageless(config, rank, port):
-    """All pictures on one rank, none on the other: must not hang, and must equal the mixed order."""
+    """All images on one rank, none on the other: must not hang, and must equal the mixed order."""
     config = replace(config, method="sft")
     out = {}
     for name in ("mixed", "apart"):

@@ -148,7 +148,7 @@ def test_moving_states_away_and_back_changes_nothing(run_ranks, gpu_config):
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_sleep_gives_memory_back_and_a_sync_restores_the_engine(run_ranks, gpu_config, figure, level):
-    """Weights and buffers to the bit, and what is neither (positions, masks) by what the engine says of pictures."""
+    """Weights and buffers to the bit, and what is neither (positions, masks) by what the engine computes for images."""
     result = run_ranks("sleeping", changed(gpu_config, rollout={"sleep_level": level}), timeout_s=600)[0]
     awake, asleep, tokens = result["awake_gib"], result["asleep_gib"], result["tokens"]
     figure(f"GPU memory used, sleep level {level}, awake", max(awake), "GiB")

@@ -102,7 +102,6 @@ class Host:
 
     @property
     def alive(self) -> bool:
-        """Whether it has power."""
         return self._init.poll() is None
 
     def kill(self) -> None:

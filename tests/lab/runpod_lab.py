@@ -180,11 +180,9 @@ class Desk:
         return done
 
     def launch(self, *arguments: str, check: bool = True, timeout_s: float = 600) -> subprocess.CompletedProcess[str]:
-        """launch.py there."""
         return self.call(sys.executable, "launch.py", *arguments, check=check, timeout_s=timeout_s)
 
     def provider(self, path: str = "", **body: object) -> dict:
-        """The stand-in's own doors."""
         data = ["-d", json.dumps(body)] if body else []
         return json.loads(self.host.run("curl", "-sf", *data, f"http://{API}/lab{path}"))
 

@@ -60,8 +60,6 @@ printf '127.0.0.1 localhost\\n{address} {name}\\n' > etc/hosts
 
 @dataclass
 class Pod:
-    """A rented machine."""
-
     id: str
     host: hosts.Host
     asked: dict[str, str]
@@ -206,15 +204,12 @@ def gpu(name: str) -> dict:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """HTTP to a RunPod."""
-
     provider: RunPod
 
     def log_message(self, format: str, *args: object) -> None:
         """Not to the console."""
 
     def do_GET(self) -> None:
-        """The lab's view."""
         pods = [pod.view for pod in list(self.provider.pods.values())]
         self._reply({"pods": pods, "calls": self.provider.calls})
 
@@ -245,13 +240,10 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Probe(BaseHTTPRequestHandler):
-    """There is a network."""
-
     def log_message(self, format: str, *args: object) -> None:
         """Not to the console."""
 
     def do_HEAD(self) -> None:
-        """Yes."""
         self.send_response(200)
         self.end_headers()
 

@@ -153,7 +153,7 @@ def test_ctrl_c_on_the_head_ends_all(lab, tmp_path):
 def test_a_node_that_does_not_come_is_named(lab, tmp_path):
     launch = Launch(lab, plain(tmp_path, start_timeout_s=4.0), tmp_path, "--", *JOB, absent=1)
     assert launch.codes(30.0) == [34]
-    assert "node 1 (10.50.0.12) did not come within 4 s" in launch.text()
+    assert "node 1 (10.50.0.12) did not connect within 4 s" in launch.text()
 
 
 def test_what_one_node_lacks_is_said_by_the_head_and_nothing_starts(lab, tmp_path):

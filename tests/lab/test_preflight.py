@@ -164,7 +164,7 @@ def test_a_fault_is_named(lab, tmp_path, mixed_dataset, figure, fault):
 @pytest.mark.parametrize(
     ("fault", "code", "text"),
     [
-        ("dead node", 34, "node 2 (10.50.0.13) did not come within 60 s"),
+        ("dead node", 34, "node 2 (10.50.0.13) did not connect within 60 s"),
         ("blocked from the head", 36, "node 2 (10.50.0.13) -> node 0: it is up and cannot connect to the head's port"),
         ("head's address on the wrong interface", 2, "the head's address 172.17.0.2 is this node's own"),
     ],

@@ -49,7 +49,7 @@ def test_sky_launch_of_a_generated_file_runs_to_the_end_and_gives_the_machine_ba
     ]
     tokens = ["--secret", "AWS_ACCESS_KEY_ID", "--secret", "AWS_SECRET_ACCESS_KEY"]
     done = desk.call("sky", "launch", "-y", "-c", "by-hand", "small.yaml", *given, *tokens)
-    assert "starting afresh" in done.stdout and desk.commits("by-hand")[-1] == 3, done.stdout[-4000:]
+    assert "starting from scratch" in done.stdout and desk.commits("by-hand")[-1] == 3, done.stdout[-4000:]
     (pod,) = desk.rented
     assert not pod["spot"] and pod["vcpuCount"] == 4
     desk.call("sky", "down", "-y", "by-hand")

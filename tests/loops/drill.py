@@ -9,7 +9,7 @@ faults have struck, the supervisor lets the job live for a random time and then 
 (the next node is a fresh one, or the same), SIGTERM with a short notice, the store's network cut for some seconds, the
 store's server killed and started again, the disk full for some seconds (needs root, for a small tmpfs), a byte flipped
 in the newest checkpoint before a kill. Prints work lost per preemption and time to resume; exits with 1 if metrics or
-weights differ in a single bit from those of the run that nobody disturbed, or if anything is left over.
+weights differ in a single bit from those of the undisturbed run, or if anything is left over.
 """
 
 from __future__ import annotations
@@ -63,8 +63,6 @@ class Strike:
 
 @dataclass
 class Drill:
-    """The supervisor."""
-
     folder: Path
     config: c.RunConfig
     job: Job
@@ -123,7 +121,7 @@ class Drill:
 
     def _note_resume(self) -> None:
         """Fills in what the last start cost, once it shows."""
-        found = re.search(r"resumed from step (\d+)|starting afresh", self.job.tail(10**9)[self.reported :])
+        found = re.search(r"resumed from step (\d+)|starting from scratch", self.job.tail(10**9)[self.reported :])
         waiting = [s for s in self.strikes if s.start_to_step_s is None and s.resumed_step == -1]
         if not found or not waiting:
             return
@@ -251,7 +249,6 @@ def weights_of(job: Job) -> str:
 
 
 def shared_memory() -> set[str]:
-    """Names in /dev/shm."""
     return {path.name for path in Path("/dev/shm").iterdir()}
 
 

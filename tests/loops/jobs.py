@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[2]
 MARK = "SPOTRL_TEST_JOB"
 
 REWARD = '''
-def reward(text, gold, answer_type):
-    """Varies among the answers of an untrained model, so that every step has a gradient."""
+def reward(text, reference, answer_type):
+    """Varies among the completions of an untrained model, so that every step has a gradient."""
     return (sum(map(ord, text)) % 17) / 17
 '''
 
@@ -126,7 +126,7 @@ class Job:
             time.sleep(poll_s)
 
     def frozen(self, condition: Callable[[], object]) -> bool:
-        """Stops all processes and says whether the condition holds still; if not, lets them go on."""
+        """Stops all processes and says whether the condition holds still; if not, lets them continue."""
         for pid in self._known:  # looking for them takes longer than some moments last
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)

@@ -77,7 +77,7 @@ def train(config: RunConfig, run: Session) -> None:
     """The shape of the real loop."""
     norm: dict[str, float] = {"count": 0.0}
     if os.environ.get("STANDIN_FAILS"):
-        raise RuntimeError("told to fail")
+        raise RuntimeError("injected failure")
     step, total = run.resume(norm), config.run.max_steps
     while step < total:
         step += 1

@@ -98,7 +98,7 @@ def kill_and_resume(job, undisturbed, plan, before=lambda name: None, floor=1) -
             shutil.rmtree(job.run_dir)
     before("")
     assert job.start().wait(900) == 0, job.tail()
-    starts = re.findall(r"^(?:resumed from step (\d+)|starting afresh)$", job.log.read_text(), re.MULTILINE)
+    starts = re.findall(r"^(?:resumed from step (\d+)|starting from scratch)$", job.log.read_text(), re.MULTILINE)
     begun = [int(step or 0) for step in starts]
     assert len(begun) == len(plan) + 1 and sum(step > 0 for step in begun) >= len(plan) - 1
     for (name, _, fresh), before_it, after_it in zip(plan, begun, begun[1:], strict=False):
@@ -181,7 +181,7 @@ def test_after_a_long_notice_no_step_is_lost(base, undisturbed, tmp_path):
     assert job.process
     os.kill(job.process.pid, signal.SIGTERM)
     assert job.wait(60) == EXIT_PREEMPTED, job.tail()
-    assert f"the run goes on from step {step}" in job.tail()
+    assert f"the run resumes from step {step}" in job.tail()
     assert job.pids() == [], "processes are left over"
     assert job.start().wait(900) == 0, job.tail()
     assert f"resumed from step {step}" in job.tail(100_000)
@@ -206,7 +206,7 @@ def test_damage_that_only_one_rank_sees(base, undisturbed, tmp_path):
 
 @pytest.mark.long
 def test_elastic(base, undisturbed, tmp_path):
-    """Two ranks' checkpoint goes on with one rank, then two, then four: the same run but for rounding."""
+    """Two ranks' checkpoint continues with one rank, then two, then four: the same run but for rounding."""
     source = undisturbed.run_dir / "checkpoints"
     for step in (1, 2):
         shutil.copytree(source / f"step-{step:08d}", tmp_path / f"run/checkpoints/step-{step:08d}")

@@ -86,7 +86,7 @@ def reference_losses(config, rows_of_step, learning_rates):
 
 @pytest.mark.slow
 def test_it_is_the_run_that_plain_torch_makes(config, tmp_path):
-    """Two ranks, rows with and without pictures: losses of every step and the exported weights."""
+    """Two ranks, rows with and without images: losses of every step and the exported weights."""
     from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
     from trainer.data.prompt_stream import PromptStream
@@ -139,4 +139,4 @@ def test_data_without_worked_answers_is_refused_in_one_line(config, tmp_path):
     done, _ = sft(config, tmp_path / "run", f"data.path={bare}", "placement.workers_per_node=1")
     assert done.returncode == 2
     errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-    assert errors == [f"error: {bare} has no `solution` in split train: SFT needs worked answers"]
+    assert errors == [f"error: {bare} has no `solution` in split train: SFT needs worked solutions"]

@@ -82,5 +82,5 @@ def test_refused_machines_are_counted_in_the_bucket_and_come_to_an_end(tmp_path)
     done = [start() for _ in range(4)]
     assert [d.returncode for d in done] == [36, 36, 38, 38], done[-1].stderr
     assert "max_losses" in done[-1].stderr and "resume" in done[-1].stderr
-    assert start("resumed").returncode == 36, "a new launch starts counting anew"
+    assert start("resumed").returncode == 36, "a new launch starts counting again"
     assert start(BUCKET="").returncode == 36

@@ -69,9 +69,9 @@ def test_nodes_meet_in_any_order_and_the_head_knows_who_is_missing():
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        (hello(1), "both say that they are node 1"),
-        (hello(3), "says node 3 of 3"),
-        (hello(2, nodes=4), "says node 2 of 4"),
+        (hello(1), "both claim to be node 1"),
+        (hello(3), "claims to be node 3 of 3"),
+        (hello(2, nodes=4), "claims to be node 2 of 4"),
         (hello(2, run="other"), "belongs to run 'other'"),
     ],
 )

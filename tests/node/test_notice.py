@@ -52,9 +52,9 @@ def told_to_go(job: Job, number: int = signal.SIGTERM) -> tuple[int, float]:
 
 
 def resumes_from(job: Job) -> int:
-    """The step that the next start goes on from."""
+    """The step that the next start resumes from."""
     job.start().until(
-        lambda: re.search(r"resumed from step \d+|starting afresh", job.tail(10**6).split("stopping:")[-1])
+        lambda: re.search(r"resumed from step \d+|starting from scratch", job.tail(10**6).split("stopping:")[-1])
     )
     job.kill()
     return int((re.findall(r"resumed from step (\d+)", job.tail(10**6)) or ["0"])[-1])
@@ -68,7 +68,7 @@ def test_a_long_notice_lets_the_step_end_and_be_saved(start):
     assert "finishing the step" in job.tail()
     last = job.metrics()[-1]["step"]
     assert last % 4, "not one of those that are saved anyway"
-    assert f"goes on from step {last}" in job.tail()
+    assert f"resumes from step {last}" in job.tail()
     assert resumes_from(job) == last, "nothing is lost"
 
 

@@ -107,8 +107,8 @@ def test_a_second_start_is_refused_and_waits_for_one_that_is_ending(start):
     again = start(folder=str(job.path.parent))
     again.log = job.log
     assert again.wait(200) == EXIT_CONFIG
-    assert f"is already at work as process {job.process.pid} on" in job.tail()
-    assert job.process.poll() is None, "the first one goes on"
+    assert f"is already held by process {job.process.pid} on" in job.tail()
+    assert job.process.poll() is None, "the first one continues"
     os.kill(job.process.pid, signal.SIGTERM)
     third = start(folder=str(job.path.parent))
     third.until(lambda: "resumed from step" in third.tail(10**6).split("stopping:")[-1], 400)
@@ -161,7 +161,7 @@ def test_a_lock_ends_with_its_process(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", code + "; print('held', flush=True); time.sleep(60)"],
                                cwd=ROOT, stdout=subprocess.PIPE, text=True)  # fmt: skip
     assert process.stdout and process.stdout.readline() == "held\n"
-    with pytest.raises(ConfigError, match=f"already at work as process {process.pid}"):
+    with pytest.raises(ConfigError, match=f"already held by process {process.pid}"):
         RunLock(tmp_path, "launcher").take()
     process.kill()
     process.wait()

@@ -60,7 +60,7 @@ def at(
             [at(0, 7, False, stacks=STACKS), at(1, 7, False)],
             "all ranks are outside of collectives: rank 0 at policy.py",
         ),
-        ([], "no rank wrote where it is"),
+        ([], "no rank reported where it is"),
     ],
 )
 def test_the_rank_that_has_not_entered_is_the_guilty_one(ranks, line):

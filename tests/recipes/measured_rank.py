@@ -101,8 +101,8 @@ def main(path: str, rank: int, port: int, out: str) -> None:
     worker.start(rank, rank, "127.0.0.1", port, 10)
     found = {"load": settled()}
     mine, tokens, size = batches(worker, config.sft.max_tokens)
-    pictures = [worker._prompt(item.row).pixel_values for micro in mine for item in micro]
-    patches = sum(len(pixels) for pixels in pictures if pixels is not None)
+    images = [worker._prompt(item.row).pixel_values for micro in mine for item in micro]
+    patches = sum(len(pixels) for pixels in images if pixels is not None)
     worker.update(mine, tokens, size)  # Adam's moments, and the pages of the buckets
     found["save"] = settled()
     step = worker.policy.engine.step

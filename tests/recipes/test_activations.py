@@ -45,7 +45,7 @@ class Live(TorchDispatchMode):
 
 
 def measure(model_dir, data, dtype: Literal["bf16", "fp32"], again: bool):
-    """(the configuration, with pictures as large as they came out; bytes saved for the backward pass; peaks of a pass
+    """(the configuration, with images as large as they came out; bytes saved for the backward pass; peaks of a pass
     without gradients and of a backward pass)."""
     from transformers import AutoModelForImageTextToText
 

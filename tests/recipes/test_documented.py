@@ -11,7 +11,7 @@ import pytest
 
 from recipes import cli, run_record
 from recipes.drivers import engines
-from recipes.presets import RECIPES
+from recipes.presets import RECIPES, resolve
 from recipes.targets.script import SECRETS
 
 ROOT = Path(__file__).parents[2]
@@ -195,3 +195,21 @@ def test_inline_commands_name_commands_and_options_that_exist():
                 assert options <= set(known[inline[0]]._option_string_actions), f"{page.name}: {inline}"
             for name in re.findall(r"\b(grpo-\S+)", inline[1]):
                 assert name in RECIPES, f"{page.name}: {name}"
+
+
+def test_the_figures_of_the_72b_page_are_those_of_the_plan():
+    from recipes.plan import cost, memory
+
+    page, recipe = (ROOT / "docs/72b.md").read_text(), resolve("grpo-qwen2.5-vl-72b-mathv60k", [])
+    need = memory.plan(recipe)
+    assert need is not None
+    peak, ram, disk = (n / 2**30 for n in (need.peak.total, need.host_bytes, need.disk_bytes))
+    for figure in (f"{peak:.1f} of 79.2 GiB", f"host RAM ({ram:.0f} GiB", f"disk ({disk:.0f} GiB"):
+        assert figure in page
+    rows = re.findall(r"^\| (\S+) \| (\S+) \| (spot|on demand) \| (.+) \|$", page, re.M)
+    assert len(rows) == 4
+    offers = {(o.target, o.gpu, o.spot): o for o in cost.offers(recipe)}  # at the snapshot's prices
+    for target, gpu, market, figures in rows:
+        offer = offers[target, gpu, market == "spot"]
+        shown = f"{offer.usd_per_hour:.2f} | {offer.step.total:.0f} | {offer.hours:.1f} | {offer.usd:.0f}"
+        assert figures == shown, (target, gpu)

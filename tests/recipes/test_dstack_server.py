@@ -51,7 +51,6 @@ def answer(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def said(answer):
-    """Its plans."""
     return answer["plans"]
 
 

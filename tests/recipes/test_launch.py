@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -329,6 +330,31 @@ def test_an_interrupted_demo_is_found_and_a_finished_or_other_one_is_not(monkeyp
     assert find() == "demo-a" and find(["run.seed=1"]) == "demo-e"
     run("demo-f", "finished")
     assert find() == ""
+
+
+@pytest.mark.parametrize(("killed", "found"), [(True, "demo-a"), (False, "")])
+def test_a_demo_waits_for_the_processes_of_a_killed_one_and_leaves_a_running_one_alone(
+    killed, found, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(run_record, "RUNS", tmp_path)
+    monkeypatch.setattr(run_record, "GOING_DOWN_S", 30.0 if killed else 0.3)
+    run_record.RunRecord(run_id="demo-a", recipe="demo", target="local").save()
+    (tmp_path / "demo-a/config.yaml").write_text("path: /x/demo-abc\n")
+    with subprocess.Popen(["sleep", "60"]) as driver:
+        (tmp_path / "demo-a/progress.json").write_text(json.dumps({"status": "running", "pid": driver.pid}))
+
+        def end():
+            driver.kill()
+            driver.wait()  # until then its entry in /proc stays
+
+        timer = threading.Timer(0.5, end)
+        if killed:
+            timer.start()
+        began = time.monotonic()
+        assert run_record.interrupted("demo", "local", [], "demo-abc") == found
+        waited = time.monotonic() - began
+        assert 0.4 < waited < 30 if killed else 0.3 <= waited < 30
+        end()
 
 
 def test_dry_run_over_ssh_shows_what_every_machine_gets(capsys, monkeypatch):

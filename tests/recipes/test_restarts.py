@@ -170,7 +170,7 @@ def test_pbs_that_starts_a_job_for_ever_is_stopped_by_its_own_count(checkout):
 
 @pytest.mark.parametrize("target", ["slurm", "pbs"])
 def test_a_batch_job_without_a_run_id_is_named_by_its_number(target, checkout):
-    """Two jobs of one file are two runs; a job that is started again goes on with its own."""
+    """Two jobs of one file are two runs; a job that is started again resumes with its own."""
     text = main_file(ONE, target)
     line = next(line for line in text.splitlines() if line.startswith("export RUN_ID="))
     env = {"SLURM_JOB_ID": "77", "PBS_JOBID": "77.server"}

@@ -97,7 +97,7 @@ def test_a_cluster_that_is_gone_costs_nothing_more(capsys, monkeypatch, tmp_path
 
 
 def test_a_run_that_dstack_calls_done_and_that_ended_for_good_is_shown_as_failed(capsys, monkeypatch, tmp_path):
-    """dstack is told 0 for what it must not start again, so its "done" alone is no success."""
+    """dstack gets 0 for what it must not start again, so its "done" alone is no success."""
     RunRecord(run_id="mine", recipe="r", target="dstack-runpod", started_s=time.time() - 60, usd_per_hour=9.0).save()
     done = {"run_spec": {"run_name": "mine"}, "submitted_at": "2026-01-01T00:00:00", "status": "done", "cost": 2.0,
             "last_processed_at": "2026-01-01T01:00:00Z"}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Errors of a store that no retry can cure are told within seconds, with their cure; those that pass are outlived."""
+"""Permanent errors of a store end within seconds, with their fix; transient ones are retried."""
 
 import contextlib
 import hashlib

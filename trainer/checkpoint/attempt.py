@@ -42,7 +42,7 @@ ATTEMPT_VARIABLE = "SPOTRL_ATTEMPT"
 """Carries the attempt's name from the launcher to the driver."""
 LAUNCH_VARIABLE = "SPOTRL_LAUNCH"
 """Names one launch from the desk. Restarts by the engine keep it; `resume` and a new `up` set another, which opens a
-run that was over and starts its budget anew."""
+run that was over and starts its budget again."""
 BEAT_S = 60.0
 """Seconds between a living attempt's marks."""
 ALIVE_S = 4 * BEAT_S

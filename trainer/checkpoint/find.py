@@ -82,11 +82,11 @@ def find(
                 reason = str(error)
         say(f"step {step} cannot be used ({reason}); falling back to the one before")
         passed.append(step)
-    if newest_first:  # starting afresh over them would throw the run away
+    if newest_first:  # starting from scratch over them would throw the run away
         steps = ", ".join(map(str, sorted(newest_first)))
         raise ConfigError(
             f"run {config.run_id} has checkpoints of steps {steps} in {folder} {url} and none is whole: "
-            "bring back what is missing (every node's files, or the store), or remove them to start afresh"
+            "bring back what is missing (every node's files, or the store), or remove them to start from scratch"
         )
     if mode == "must":
         raise ConfigError(f"checkpoint.resume is must, but there is no checkpoint in {folder} {url}".rstrip())
@@ -100,7 +100,7 @@ def _there(storage: Storage | None, have_local: bool, say: Callable[[str], None]
         return manifests_there(storage)
     except StorageError as error:
         if not have_local:
-            raise  # starting afresh because the store is away would throw the run away
+            raise  # starting from scratch because the store is away would throw the run away
         say(f"{error}: looking at local checkpoints only")
         return {}, {}
 
@@ -137,4 +137,4 @@ def _refuse_other(
             f"{data_fingerprint[:12]!r}, not {manifest['data_fingerprint'][:12]!r}); choose another run.id"
         )
     if manifest["code_fingerprint"] != code_fingerprint():
-        say("the trainer's code has changed since the checkpoint: the run goes on, but perhaps not bit for bit")
+        say("the trainer's code has changed since the checkpoint: the run continues, but perhaps not bit for bit")

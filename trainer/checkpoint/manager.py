@@ -44,7 +44,7 @@ __all__ += ["RankStatus", "ShardWriter", "code_fingerprint", "export_hf", "fetch
 
 T = TypeVar("T")
 MAX_FAILURES = 3
-"""Checkpoints that may fail in a row before the run stops: it would go on unprotected."""
+"""Checkpoints that may fail in a row before the run stops: it would continue unprotected."""
 
 
 def _say(text: str) -> None:
@@ -385,7 +385,7 @@ class Checkpoints:
         return found
 
     def restore(self, load: Callable[[Found], T]) -> tuple[Found, T] | None:
-        """Finds a checkpoint and loads it, falling back when `load` raises CorruptCheckpoint. None: start afresh."""
+        """Finds and loads a checkpoint, falling back when `load` raises CorruptCheckpoint. None: start from scratch."""
         before = None
         while (found := self.find(before)) is not None:
             try:

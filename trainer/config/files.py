@@ -63,7 +63,8 @@ RESUME_IGNORES = (
     "algorithm.micro_batch_tokens",
     "algorithm.logprob_tokens",
 )
-"""What may differ between a checkpoint and the run that resumes from it: where and how fast, never what is computed."""
+"""Fields that may differ between a checkpoint and the run that resumes from it: they change where and how fast, not
+what is computed."""
 
 
 def resume_view(config: RunConfig) -> dict[str, Any]:

@@ -15,8 +15,6 @@ from trainer.config.ranges import within
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Identity of the run."""
-
     name: str = "run"
     """Human-readable name; shown in W&B, reports and job names."""
     id: str = ""
@@ -31,7 +29,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """The policy, and how it is held in memory."""
+    """The policy and its memory."""
 
     path: str = "Qwen/Qwen2.5-VL-3B-Instruct"
     """Local directory or hub id of the pretrained model (the original's --pretrain)."""
@@ -51,7 +49,7 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """What is trained on: a directory or URL written by `launch.py data prepare`."""
+    """Training data: a directory or URL written by `launch.py data prepare`."""
 
     path: str = ""
     """Prepared dataset (Parquet shards and manifest): local directory or object-store URL."""
@@ -76,7 +74,7 @@ class Rollout:
     samples_per_prompt: int = within(4, least=1)
     """Group size (the original's --n_samples_per_prompt)."""
     temperature: float = within(1.0, above=0, most=2)
-    """Sampling temperature; top_p is 1 and top_k off, so that engine and policy speak of the same distribution."""
+    """Sampling temperature; top_p is 1 and top_k off, so that engine and policy use the same distribution."""
     max_tokens: int = within(1024, least=1)
     """Longest completion, in tokens (the original's --generate_max_len)."""
     tensor_parallel: int = within(1, least=1)
@@ -99,8 +97,6 @@ class Rollout:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """AdamW under ZeRO."""
-
     learning_rate: float = within(5e-7, least=0)
     """Peak learning rate."""
     warmup_steps: int = within(0, least=0)
@@ -117,12 +113,12 @@ class Optimizer:
     """Global gradient norm clip."""
     grad_accum_dtype: Literal["fp32", "bf16"] = "fp32"
     """Type in which gradients add up over micro-batches. bf16 saves 2 bytes per trained parameter of the shard, and
-    loses what is small beside the sum: 0.3% of the norm after 64 equal parts. A model in fp32 always adds in fp32."""
+    loses addends small against the sum: 0.3% of the norm after 64 equal parts. A model in fp32 always adds in fp32."""
     zero_stage: Literal[3] = 3
     """ZeRO stage of the policy."""
     live_parameters: int = within(1_000_000_000, least=0)
-    """Elements of gathered weights that may stay whole on a GPU from the forward to the backward pass; 0: all are let
-    go at once. At the size of the model or more, a micro-batch gathers it once, and not for each of the two."""
+    """Elements of gathered weights that may stay whole on a GPU from the forward to the backward pass; 0: all are freed
+    at once. At the model's size or more, a micro-batch gathers it once instead of twice."""
     hpz_ranks: int = within(1, least=1)
     """Ranks of a node that together keep a second copy of the weights, so that the backward pass gathers within it
     (ZeRO++'s hpZ); its memory is weights / this per GPU. 1: none."""
@@ -169,12 +165,12 @@ class Evaluation:
     temperature: float = within(0.0, least=0, most=2)
     """0 is greedy."""
     samples_per_prompt: int = within(1, least=1)
-    """Answers per prompt; accuracy is their mean."""
+    """Completions per prompt; accuracy is their mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """When and where the run is saved."""
+    """When and where checkpoints are saved."""
 
     every_steps: int = within(50, least=0)
     """Steps between checkpoints (--save_steps); 0: chosen by Young and Daly's formula from the measured save time."""
@@ -191,9 +187,9 @@ class Checkpoint:
     keep_last_remote: int = within(2, least=1)
     """Newest checkpoints kept in the object store."""
     asynchronous: bool = True
-    """Write and upload beside training."""
+    """Write and upload while training continues."""
     resume: Literal["auto", "never", "must"] = "auto"
-    """auto: go on from the newest committed checkpoint if there is one. must: refuse to start without one."""
+    """auto: resume from the newest committed checkpoint if there is one. must: refuse to start without one."""
     export_hf: Literal["never", "end"] = "end"
     """Write the final weights in Hugging Face format (--save_hf_ckpt); any checkpoint can be exported afterwards."""
     max_disk_gib: float = within(0.0, least=0)
@@ -221,7 +217,6 @@ class Placement:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
         return self.nodes * self.workers_per_node
 
 
@@ -243,10 +238,10 @@ class Logging:
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """The launcher's watchdog: when a run that makes no progress is taken to hang."""
+    """The launcher's watchdog: when a run without progress counts as hung."""
 
     on_hang: Literal["end", "warn", "off"] = "end"
-    """end: all ranks' stacks are written, the guilty one is named, and the job ends with a code that restarts it."""
+    """end: writes all ranks' stacks, names the rank at fault, and ends the job with a code that restarts it."""
     factor: float = within(3.0, above=1)
     """A phase hangs when it takes this many times its median over the last 20 steps, ..."""
     floor_s: float = within(120.0, above=0)
@@ -259,7 +254,7 @@ class Watch:
 
 @dataclass(frozen=True, kw_only=True)
 class Guards:
-    """Warnings about a run that goes on and learns nothing, and which of them end it."""
+    """Warnings about a run that continues and learns nothing, and which of them end it."""
 
     end: str = "nonfinite"
     """Guards that end the run, separated by commas: nonfinite, spike, skipped, kl, truncated, variance, entropy,

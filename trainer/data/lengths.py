@@ -21,7 +21,7 @@ from trainer.data.processor import Prompter
 
 
 def measure(prompter: Prompter, dataset: Dataset, start: int, stop: int, solutions: bool) -> np.ndarray:
-    """Tokens of rows `start` to `stop`, [rows, 2] int32: prompt with its image tokens, and worked answer (0: none).
+    """Tokens of rows `start` to `stop`, [rows, 2] int32: prompt with its image tokens, and worked solution (0: none).
 
     Image headers are read, nothing is decoded. solutions: tokenize these too, which only supervised training needs.
     """
@@ -67,7 +67,7 @@ def usable_rows(config: RunConfig, lengths: np.ndarray) -> list[int]:
         solved = fits & (solutions > 0)
         if not solved.any():
             raise ConfigError(
-                f"{config.data.path} has no `solution` in split {config.data.split}: SFT needs worked answers"
+                f"{config.data.path} has no `solution` in split {config.data.split}: SFT needs worked solutions"
             )
         whole = solved & (prompts + solutions <= config.sft.max_tokens)
         reasons["no solution"] = int((fits & ~solved).sum())

@@ -178,7 +178,7 @@ def mrope_positions(
     """Multimodal rotary positions [3, T] of Qwen2-VL (arXiv 2409.12191, section 2.1), still images only.
 
     Text counts up by one on all three axes; an image's tokens share a start and add their merged row and column; the
-    text after it goes on from the largest position used plus one.
+    text after it continues from the largest position used plus one.
     """
     positions = torch.empty(3, len(token_ids), dtype=torch.long)
     at = cursor = 0

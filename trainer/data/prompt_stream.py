@@ -12,7 +12,7 @@ from trainer.config import ConfigError
 
 
 class PromptStream:
-    """The rows, shuffled anew every epoch, cut into batches that run on across epochs."""
+    """The rows, reshuffled every epoch, cut into batches that run on across epochs."""
 
     def __init__(self, rows: Sequence[int], per_step: int, seed: int) -> None:
         """rows: dataset indices that may be trained on. Raises ConfigError if they are too few for one step."""

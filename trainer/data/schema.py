@@ -54,7 +54,7 @@ class Row:
     answer_type: AnswerType
     """Route of the grader."""
     solution: str = ""
-    """Worked answer for supervised training (`<think>…</think><answer>…</answer>`), empty where there is none."""
+    """Worked solution for supervised training (`<think>…</think><answer>…</answer>`), empty where there is none."""
     extra: dict[str, Any] = field(default_factory=dict)
     """The dataset's own fields of the row: `precision`, `choices`, `pass_rate`... JSON values."""
 

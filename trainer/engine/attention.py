@@ -1,6 +1,6 @@
 """One attention for text and vision tower over packed rows: torch's variable-length kernel, or SDPA where it has none.
 
-Registered with transformers under a name that contains "flash": then the tower hands over whole rows with their
+Registered with transformers under a name that contains "flash": then the tower passes whole rows with their
 boundaries (no call per window) and the text model makes no mask. Text layers get the `layout` as an argument.
 """
 

@@ -115,7 +115,6 @@ class Worker:
 
     @cached_property
     def train_set(self) -> Dataset:
-        """What is trained on."""
         return self._dataset(self.config.data.path, self.config.data.split)
 
     def _images_per_prompt(self) -> int:
@@ -299,7 +298,7 @@ class Worker:
         self.policy.load(ShardReader(found).read)
 
     def loaded(self, updates: int) -> None:
-        """Goes on from what all ranks have loaded."""
+        """Resumes from the loaded checkpoint, after all ranks have loaded it."""
         self.policy.loaded(updates)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class States:
-    """Moves fp32 weights and Adam's moments to host memory and back; gradients' memory is given up and taken again.
+    """Moves fp32 weights and Adam's moments to host memory and back; gradient memory is freed and allocated again.
 
     The low-precision shards stay: the weight sync gathers them. DeepSpeed's own `offload_states` moves fp32 states for
     its FusedAdam only, and copies gradients, which mean nothing between two steps, to the host and back.
@@ -24,8 +24,8 @@ class States:
         self._scratch_bytes: list[int] = []
 
     @torch.no_grad()
-    def leave(self) -> None:
-        """Frees the GPU of them. Nothing may be under way in the policy."""
+    def offload(self) -> None:
+        """Moves them to host memory. Nothing may be under way in the policy."""
         if self.away:
             return
         self.zero.empty_partition_cache()
@@ -47,8 +47,8 @@ class States:
         self.away = True
 
     @torch.no_grad()
-    def come_back(self) -> None:
-        """Takes them back to the GPU."""
+    def reload(self) -> None:
+        """Moves them back to the GPU."""
         if not self.away:
             return
         for tensor in self._states():

@@ -1,6 +1,6 @@
 """The policy under DeepSpeed ZeRO-3, and its frozen reference.
 
-`Policy` shards the model inside a `LogprobModel`, updates it, hands out full weights group by group, and gives up its
+`Policy` shards the model inside a `LogprobModel`, updates it, yields full weights group by group, and offloads its
 shards to save.
 """
 
@@ -208,13 +208,13 @@ class Policy:
                 yield [(name, p.data) for name, p in bucket]
 
     def offload(self) -> None:
-        """Moves fp32 weights and Adam's moments to host memory to make room for the engine (CUDA only)."""
+        """Moves fp32 weights and Adam's moments to host memory to free GPU memory for the engine (CUDA only)."""
         if self._moves:
-            self._states.leave()
+            self._states.offload()
 
     def reload(self) -> None:
         """Takes back what `offload` moved away."""
-        self._states.come_back()
+        self._states.reload()
 
     # --- shards in and out
 
@@ -240,7 +240,7 @@ class Policy:
 
     @torch.no_grad()
     def loaded(self, updates: int) -> None:
-        """After every rank's `load`: goes on from optimizer step `updates`."""
+        """After every rank's `load`: resumes from optimizer step `updates`."""
         for state in self.zero.optimizer.state.values():
             state["step"].fill_(float(updates))
         if persistent := self.zero.persistent_parameters:

@@ -1,7 +1,7 @@
 """Weights from the policy's shards into the engine that lives in the same process, through vLLM's weight-transfer API.
 
 `push` streams one group of layers at a time: all ranks gather it, each loads its own tensor-parallel part of it, and
-it is let go again. vLLM's layerwise reloading re-packs what its kernels had packed; `load_weights` alone would not.
+it is freed. vLLM's layerwise reloading re-packs what its kernels had packed; `load_weights` alone would not.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Engine(Protocol):
 
 @dataclass
 class NoInit(WeightTransferInitInfo):
-    """Nothing to agree on: sender and receiver share a process."""
+    """Empty: sender and receiver share a process."""
 
 
 @dataclass
@@ -95,7 +95,7 @@ class InProcessEngine(WeightTransferEngine[NoInit, Weights]):
 
     @staticmethod
     def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
-        """Demanded by vLLM 0.26; nothing is sent from anywhere else."""
+        """Required by vLLM 0.26; not used here."""
         raise NotImplementedError
 
 

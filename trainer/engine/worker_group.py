@@ -60,7 +60,7 @@ class Workers:
         self._places: list[tuple[Any, ...]] = places
 
     def start(self, total_updates: int) -> dict[str, Any]:
-        """Loads model and engine on every rank; returns what the first says of them."""
+        """Loads model and engine on every rank; returns the first rank's description."""
         hosts = [p[0] for p in self._places]
         local = [hosts[:i].count(host) for i, host in enumerate(hosts)]
         master, port = hosts[0], self._places[0][2]
@@ -95,7 +95,7 @@ class Workers:
         lengths: prompt tokens by row, [rows]. upcoming: the next call's prompts (of the training split), whose images
         the workers decode while their engines sample.
         """
-        # Half of the longest completion stands for those that nobody knows yet; it weighs prompts against completions.
+        # The length of unsampled completions is taken as half of the longest; it weighs prompts against completions.
         unknown = samples_per_prompt * self.config.rollout.max_tokens / 2
 
         def shares(dealt: Sequence[Prompt]) -> list[list[Prompt]]:
@@ -169,7 +169,7 @@ class Workers:
         return schedule([i.scheduled(image) for i in items], self.world_size, budget, self.facts["cost"])
 
     def stop(self) -> None:
-        """Ends the workers and gives their places back."""
+        """Ends the workers and releases their placement group."""
         for a in self.actors:
             ray.kill(a)
         remove_placement_group(self.group)

@@ -51,7 +51,6 @@ def attention_flops(s: Shape, first: int, last: int) -> int:
 
 
 def head_flops(s: Shape, tokens: int) -> int:
-    """Logits of `tokens` tokens."""
     return 2 * s.hidden * s.vocabulary * tokens
 
 

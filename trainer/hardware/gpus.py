@@ -11,8 +11,6 @@ from trainer.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One kind of GPU."""
-
     driver: str
     """Regular expression for what the driver calls it, between word boundaries."""
     memory_gib: float

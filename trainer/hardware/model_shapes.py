@@ -39,7 +39,6 @@ class Vision:
         return [self.channels * self.temporal * self.patch**2 * h, *block * self.depth, *merger]
 
     def parameters(self, out: int) -> int:
-        """Elements of all of them."""
         return sum(self.sizes(out))
 
 
@@ -66,7 +65,6 @@ class Shape:
 
     @cached_property
     def layer_parameters(self) -> int:
-        """One decoder layer."""
         return sum(self.layer_sizes)
 
     def sizes(self) -> list[int]:
@@ -82,7 +80,6 @@ class Shape:
 
     @cached_property
     def parameters(self) -> int:
-        """All parameters."""
         return sum(self.sizes())
 
     @cached_property

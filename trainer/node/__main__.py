@@ -1,9 +1,9 @@
 """One process per node, the same under every engine: `python -m trainer.node --config run.yaml`.
 
-    place -> checks -> meet the other nodes -> network -> Ray -> a real transfer between all nodes -> the job
+    topology -> checks -> rendezvous -> network -> Ray -> a real transfer between all nodes -> the job
 
-The head submits the training loop as a Ray job and every node leaves with its exit code (trainer/exit_codes.py).
-Every wait has a deadline that names who is missing; a node that vanishes ends the job on all others. Nothing is left
+The head submits the training loop as a Ray job and every node exits with its exit code (trainer/exit_codes.py).
+Every wait has a deadline and names the missing nodes; a lost node ends the job on all others. No process is left
 running.
 """
 
@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def check_shape(config: RunConfig, node: NodeEnvironment) -> None:
-    """Raises ConfigError where the engine started another number of nodes than the run asks for."""
+    """Raises ConfigError if the engine started a different number of nodes than `placement.nodes`."""
     if config.placement.nodes != node.nodes:
         raise ConfigError(
             f"placement.nodes is {config.placement.nodes}, and {node.engine} started {node.nodes}: make them equal"
@@ -81,7 +81,7 @@ def check_shape(config: RunConfig, node: NodeEnvironment) -> None:
 
 
 def raise_file_limit() -> None:
-    """As many open files as the system allows: each Ray worker, engine and rank holds hundreds."""
+    """Raises the limit of open files to the hard limit: each Ray worker, engine and rank holds hundreds."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

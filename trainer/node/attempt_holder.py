@@ -1,4 +1,4 @@
-"""The head's part in the record of attempts: takes one, sees to it that it is the newest, records how it ended."""
+"""The head's part in the record of attempts: starts one, checks that it stays the newest, records how it ended."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from trainer.storage.stores import Retry
 
 
 def mark(run_dir: str, status: str) -> None:
-    """Tells `status` on this machine how the run ended, where its driver could not."""
+    """Read by `status` on this machine: how the run ended, if its driver could not write it."""
     state = read_progress(run_dir)
     if state and status:
         with contextlib.suppress(OSError):
@@ -40,13 +40,13 @@ def mark(run_dir: str, status: str) -> None:
 
 
 POLL_S = 15.0
-"""Seconds between two looks for a newer attempt."""
+"""Seconds between two checks for a newer attempt."""
 BRIEF = Retry(attempts=1, request_retries=1, request_retry_s=3.0, stall_s=5.0)
-"""For the last words of a process whose time may be running out."""
+"""Retries of the last record, written when little time may be left."""
 
 
 class AttemptHolder:
-    """One attempt from its start to its end. counts: whether an engine restarts this job, so that a budget applies."""
+    """One attempt from start to end. counts: whether an engine restarts this job; the restart budget then applies."""
 
     def __init__(self, config: RunConfig, counts: bool):
         self.config, self.counts = config, counts
@@ -57,15 +57,15 @@ class AttemptHolder:
         self._over = threading.Event()
 
     def take(self) -> dict[str, str]:
-        """Locks the run's folder, tries the store, and starts an attempt. Returns variables for the driver.
+        """Locks the run's folder, probes the store, starts an attempt. Returns environment variables for the driver.
 
-        Raises ConfigError for a folder, a store or rights that cannot work, StorageError for a store that stays away,
+        Raises ConfigError for a folder, store or permission that cannot work, StorageError for an unreachable store,
         Final where the run is over.
         """
         self.lock.take()
         if self.config.checkpoint.remote:
             probe(url_of(self.config))
-        # Where no engine restarts the job, every start is a person's, and opens the run again.
+        # Where no engine restarts the job, a person started it: the run is reopened.
         launch = os.environ.get(LAUNCH_VARIABLE) or ("" if self.counts else secrets.token_hex(4))
         self.attempt = start(self.config, launch)
         threading.Thread(target=self._watch, args=(self.attempt,), name="attempt", daemon=True).start()
@@ -83,12 +83,12 @@ class AttemptHolder:
             except Fenced as fenced:
                 self.fenced = str(fenced)
                 return
-            except (ConfigError, StorageError) as error:  # the next look, or the next commit, will tell
+            except (ConfigError, StorageError) as error:  # the next check, or the next commit, will find it
                 print(f"attempt: {error}", file=sys.stderr, flush=True)
             self._over.wait(POLL_S)
 
     def close(self, code: int, why: str) -> int:
-        """Records how the job ended; returns the exit code to leave with."""
+        """Records how the job ended; returns the exit code."""
         self._over.set()
         self.lock.ending()
         if self.attempt is None or code == EXIT_FENCED:

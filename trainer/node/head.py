@@ -1,4 +1,4 @@
-"""The head's launcher: gathers the other nodes, runs Ray's head and the job, and tells everyone how it ended."""
+"""The head's launcher: waits for the other nodes, runs Ray's head and the job, and sends every node the exit code."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from trainer.exit_codes import (
     EXIT_NODE_LOST,
     EXIT_OK,
     EXIT_PREFLIGHT,
+    EXIT_RAY,
     FINAL_EXIT_CODES,
     RECOVER_EXIT_CODES,
 )
@@ -36,7 +37,7 @@ from trainer.observe.node_monitor import NodeMonitor, Stragglers, append
 PROBE_S = 60.0
 """Longest wait for one probe of a pair."""
 DIAGNOSE_S = 15.0
-"""How often the head looks for nodes that have not come."""
+"""Seconds between two diagnoses of missing nodes."""
 
 
 class HeadLauncher(Launcher):
@@ -83,7 +84,7 @@ class HeadLauncher(Launcher):
         return self.watch(job)
 
     def gather(self) -> None:
-        """Waits for all nodes. Raises Ended naming those that do not come, and what is known of them."""
+        """Waits for all nodes. Raises Ended naming the missing ones, and what is known of them."""
         assert self.links is not None
         self.say(f"waiting for {self.node.nodes - 1} more nodes ({self.node.engine}) on port {self.port}")
         deadline, told, blocked = time.monotonic() + self.wait_s, time.monotonic(), ""
@@ -92,7 +93,7 @@ class HeadLauncher(Launcher):
             if self.signals.number is not None:
                 raise Ended(self.signals.code, STOPPED)
             if time.monotonic() > deadline:
-                raise Ended(EXIT_NODE_LOST, f"{names} did not come within {self.wait_s:.0f} s: is it up?")
+                raise Ended(EXIT_NODE_LOST, f"{names} did not connect within {self.wait_s:.0f} s: is it up?")
             if time.monotonic() - told > min(DIAGNOSE_S, self.wait_s / 3):
                 why = self.blocked(missing)
                 if why and why == blocked:
@@ -102,13 +103,13 @@ class HeadLauncher(Launcher):
                 told = time.monotonic()
             if (rank := self.links.accept(0.5)) is not None:
                 self.say(
-                    f"node {rank} is here: {self.links.hellos[rank]['host']} {self.links.links[rank].peer_address}"
+                    f"node {rank} connected: {self.links.hellos[rank]['host']} {self.links.links[rank].peer_address}"
                 )
         for rank, why in self.links.lost().items():
             raise Ended(EXIT_NODE_LOST, f"{self.node.name_of(rank)} {why}")
 
     def blocked(self, missing: list[int]) -> str:
-        """What keeps a missing node away, if it is up: who reaches it. "" if nobody does."""
+        """What blocks a missing node that is up: which nodes reach it. "" if none does."""
         assert self.links is not None
         peers = {rank: (self.node.peers[rank], [self.port]) for rank in missing if rank < len(self.node.peers)}
         here = [0, *self.links.links]
@@ -122,7 +123,7 @@ class HeadLauncher(Launcher):
         return ""
 
     def compare_nodes(self, own: rendezvous.Message) -> None:
-        """Adds what the other nodes found, what differs between the nodes, and what the network between them does."""
+        """Adds what the other nodes found, what differs between nodes, and the measurements of the network."""
         assert self.links is not None and self.prober is not None
         hellos = self.links.hellos
         for rank, hello in sorted(hellos.items()):
@@ -138,7 +139,7 @@ class HeadLauncher(Launcher):
         self.fabric = sum(p.gbit_per_s for p in infiniband.fastest(infiniband.ports()))
 
     def ask(self, orders: network.Orders) -> dict[int, rendezvous.Message]:
-        """Has nodes carry out one order each, this one in a thread; returns their answers. Raises Ended."""
+        """Sends each node one order (this node's runs in a thread) and returns the replies. Raises Ended."""
         assert self.links is not None and self.prober is not None
         began, answers, prober = time.time(), {}, self.prober
         for rank in orders.keys() - {0}:
@@ -189,7 +190,7 @@ class HeadLauncher(Launcher):
         return reached.pop()
 
     def start_ray(self) -> None:
-        """Ray's head, then every worker."""
+        """Starts Ray's head, then waits for every worker."""
         self.say("starting Ray")
         for attempts_left in (2, 1, 0):
             ports = Ports.choose(alone=self.links is None)
@@ -210,7 +211,7 @@ class HeadLauncher(Launcher):
                 return
 
     def head_is_up(self, ray: RayNode, again: bool) -> bool:
-        """Waits for Ray's head. Where it ends instead, raises RuntimeError, or clears it away if it is tried again.
+        """Waits for Ray's head. If it exits instead: raises Ended, or cleans up if `again`.
 
         Between the choice of a port and its use, another run that starts on this machine may take it.
         """
@@ -218,16 +219,16 @@ class HeadLauncher(Launcher):
             try:
                 if ray.ready():
                     return True
-            except RuntimeError:
+            except RuntimeError as error:
                 if not again:
-                    raise
-                self.say("Ray ended before it was up: again, on other ports if one was taken meanwhile")
+                    why = f"{str(error).rstrip('.')}: the machine is too busy, or Ray is broken on it"
+                    raise Ended(EXIT_RAY, why) from None
+                self.say("Ray exited while starting: trying again, on other ports if one was taken meanwhile")
                 ray.close(keep_logs=False)
                 return False
         raise AssertionError("`until` ends by raising")
 
     def names(self, ranks: Iterable[int]) -> str:
-        """Nodes in a message."""
         return ", ".join(self.node.name_of(rank) for rank in sorted(ranks))
 
     def check_others(self) -> list[tuple[int, rendezvous.Message]]:
@@ -263,7 +264,7 @@ class HeadLauncher(Launcher):
         return EXIT_OK
 
     def gate(self) -> None:
-        """A real transfer between all nodes: a Ray on the wrong network shows all nodes alive and then hangs."""
+        """A real transfer between all nodes: Ray on the wrong network shows all nodes alive and then hangs."""
         assert self.ray is not None and self.links is not None
         addresses = [self.address, *(link.peer_address for _, link in sorted(self.links.links.items()))]
         env = self.ray.env | {"RAY_ADDRESS": f"{self.address}:{self.ray.ports.gcs}"}
@@ -302,8 +303,8 @@ class HeadLauncher(Launcher):
                     if self.holder:
                         self.holder.lock.ending()
                     interrupted = self.signals.number == signal.SIGINT
-                    self.say("stopping after the phase under way; Ctrl-C again ends it at once" if interrupted else
-                             "told to go away: saving what can be saved")  # fmt: skip
+                    self.say("stopping after the current phase; press Ctrl-C again to end at once" if interrupted else
+                             "preemption notice: saving what can be saved")  # fmt: skip
                     self.pass_on("interrupted" if interrupted else "SIGTERM", job, self.signals.number)
                 if self.signals.expired:
                     raise Ended(self.signals.code, "the time after the notice is over")
@@ -321,7 +322,7 @@ class HeadLauncher(Launcher):
                 display.join(5.0)
 
     def hung(self, why: str) -> None:
-        """Writes where all ranks are and names the guilty one. Raises Ended unless the run is only to be warned of."""
+        """Writes the stacks of all ranks and names the rank at fault. Raises Ended unless `watch` only warns."""
         assert self.ray is not None
         if self.links:
             self.links.send({"kind": "dump"})
@@ -341,7 +342,7 @@ class HeadLauncher(Launcher):
         self.say(f"warning: {text}")
 
     def pass_on(self, reason: str, job: Job, number: int) -> None:
-        """A notice on one node is a notice for all."""
+        """A preemption notice on one node applies to all."""
         if number == signal.SIGTERM:
             self.announce(reason)
             if self.links:
@@ -362,14 +363,14 @@ class HeadLauncher(Launcher):
             return code
         quiet_since = time.monotonic()
         while self.links and self.links.quiet() and time.monotonic() - quiet_since < rendezvous.SILENCE_S:
-            self.check_others()  # the job may have died of a lost node before we know that it is lost
+            self.check_others()  # the job may fail because of a lost node before the heartbeat shows the loss
             time.sleep(POLL_S)
         if self.signals.number is not None:
             return self.signals.code
         if code is None:
             raise Ended(EXIT_ERROR, f"Ray ended the job: {end.message}")
         if code < 0:
-            lost = -code in (signal.SIGKILL, signal.SIGTERM)  # by the system or the provider; others are a defect
+            lost = -code in (signal.SIGKILL, signal.SIGTERM)  # others than these are a defect
             raise Ended(
                 EXIT_NODE_LOST if lost else EXIT_ERROR,
                 f"the job was killed by signal {-code}{': out of memory? See docs/failures.md' if lost else ''}",
@@ -377,11 +378,11 @@ class HeadLauncher(Launcher):
         return code if code < 126 else EXIT_ERROR
 
     def settle(self, code: int) -> int:
-        """Records how it ended; returns the code for every node to leave with."""
+        """Records how it ended; returns the exit code for every node."""
         return self.holder.close(code, self.why) if self.holder else code
 
     def finish(self, code: int) -> None:
-        """Tells every node how it ended, then cleans up."""
+        """Sends every node the exit code, then cleans up."""
         if self.links:
             self.links.send({"kind": "end", "code": code})
         self.close(code)

@@ -1,4 +1,4 @@
-"""The job's log as it grows: shown line by line where nobody watches a display, and kept with the run."""
+"""The job's log as it grows: copied to standard output where there is no live display, and kept with the run."""
 
 from __future__ import annotations
 
@@ -45,11 +45,9 @@ class JobLog:
         self._copy.flush()
 
     def tail(self) -> str:
-        """The last lines."""
         return "\n".join(self._last)
 
     def close(self) -> None:
-        """Takes the rest."""
         self.pump(last=True)
         self._copy.close()
         sys.stdout.flush()

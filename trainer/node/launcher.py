@@ -33,12 +33,12 @@ from trainer.node.topology import NodeEnvironment
 
 POLL_S = 0.2
 INTERRUPT_GRACE_S = 60.0
-"""Ctrl-C: time for the checkpoint under way. A second Ctrl-C ends everything at once."""
+"""Seconds after Ctrl-C for the current checkpoint. A second Ctrl-C ends everything at once."""
 
 
 STOPPED = "stopped while starting"
 MASTER_PORT = 6389
-"""Where the ranks of the preflight meet."""
+"""Rendezvous port of the preflight's ranks."""
 SPEED_FILE = ".speed.json"
 
 
@@ -51,7 +51,7 @@ class Ended(Exception):
 
 
 class Signals:
-    """SIGTERM is a notice of preemption, SIGINT a person; what to do about it is decided in the loops."""
+    """SIGTERM is a preemption notice, SIGINT is Ctrl-C; the loops decide what to do."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -70,7 +70,7 @@ class Signals:
 
     @property
     def code(self) -> int:
-        """The exit code that the signal asks for."""
+        """The exit code for the signal."""
         return EXIT_INTERRUPTED if self.number == signal.SIGINT else EXIT_PREEMPTED
 
     @property
@@ -96,7 +96,7 @@ class Launcher(ABC):
         print(f"[node {self.node.rank}] {text}" if self.node.nodes > 1 else text, flush=True)
 
     def until(self, what: Callable[[], str], code: int = EXIT_NODE_LOST, deadline_s: float = 0.0) -> Iterator[None]:
-        """Turns of a wait. Raises Ended on a signal, and after the deadline with `what()`: who or what is missing."""
+        """Yields while waiting. Raises Ended on a signal, and after the deadline with `what()`: what is missing."""
         deadline_s = deadline_s or self.wait_s
         deadline = time.monotonic() + deadline_s
         while time.monotonic() < deadline:
@@ -112,20 +112,20 @@ class Launcher(ABC):
         interface = environment.interface_of(address, known)
         self.env |= environment.network_variables(interface, os.environ, known)
         placement = self.config.placement
-        # Exactly what the ranks need: with more, Ray would pack the ranks of two nodes onto one.
+        # Exactly the ranks' CPUs: with more, Ray would pack the ranks of two nodes onto one.
         gpus = 0 if placement.device == "cpu" else placement.workers_per_node
         cpus = placement.workers_per_node * (placement.threads_per_worker if placement.device == "cpu" else 1)
         if self.node.nodes > 1:
             self.say(f"network: {interface.name} {address}")
         ray = RayNode(address=address, ports=ports, cpus=cpus, gpus=gpus, env=self.env, token=token)
-        # The node's first process tells every worker on it of a notice through this file.
+        # The node's first process passes a notice to its workers through this file.
         ray.env[preempt.FLAG_VARIABLE] = str(ray.temp / "notice")
         ray.env |= watchdog.variables(self.beacons(ray))
         self.ray = ray
         return ray
 
     def look_at_host(self) -> rendezvous.Message:
-        """What is found and measured on this machine alone."""
+        """Findings of this machine alone."""
         alone, config = self.arguments.preflight, self.config
         found = host.check(config, self.node, alone=alone)
         if config.placement.device == "cuda":
@@ -167,11 +167,11 @@ class Launcher(ABC):
 
     @staticmethod
     def beacons(ray: RayNode) -> Path:
-        """Where this node's ranks say where they are."""
+        """Where this node's ranks report the collective they are in."""
         return ray.temp / "beacons"
 
     def announce(self, reason: str) -> None:
-        """Tells this node's workers that the run is to save and stop."""
+        """Passes the notice to this node's workers: save and stop."""
         if self.ray is not None:
             preempt.announce(reason, Path(self.ray.env[preempt.FLAG_VARIABLE]))
 
@@ -180,15 +180,15 @@ class Launcher(ABC):
         """The whole launch; returns the job's exit code. Raises Ended, ConfigError, RendezvousError."""
 
     def settle(self, code: int) -> int:
-        """Records how the launch ended; returns the exit code to leave with."""
+        """Records how the launch ended; returns the exit code."""
         return code
 
     @abstractmethod
     def finish(self, code: int) -> None:
-        """Tells the other nodes and ends everything that was started here."""
+        """Notifies the other nodes and ends every process started here."""
 
     def close(self, code: int) -> None:
-        """Ends everything that this launcher started. Ray's logs stay where something went wrong."""
+        """Ends every process that this launcher started. Keeps Ray's logs after a failure."""
         if self.prober is not None:
             self.prober.close()
         if self.ray is not None:
@@ -227,7 +227,7 @@ def end_descendants_of(process: subprocess.Popen[str]) -> None:
 
 
 def cache_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Caches on the large volume (SPOTRL_CACHE, else WORK of the generated scripts) where nothing else is said."""
+    """Puts caches on the large volume (SPOTRL_CACHE, else WORK of the generated scripts) unless they are set."""
     root = env.get("SPOTRL_CACHE") or env.get("WORK")
     if not root:
         return {}

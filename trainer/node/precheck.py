@@ -1,4 +1,4 @@
-"""What can be known to fail before anything is started: model, data, memory, disk. Each failure is one line."""
+"""Checks before anything is started: model, data, memory, disk. Each failure is one line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHECKPOINT_BYTES_PER_PARAMETER = 12
 
 
 def precheck(config: RunConfig) -> None:
-    """Raises ConfigError with the change to make. Touches disk, never a device or the network."""
+    """Raises ConfigError naming the change to make. Reads the disk, never a device or the network."""
     validate_saving(config)
     weights = _model(config)
     train = Dataset(config.data.path, config.data.split)
@@ -83,7 +83,7 @@ def _disk(config: RunConfig, weights: int) -> None:
     parameters = weights / (2 if config.model.dtype == "bf16" else 4)
     kept = config.checkpoint.keep_last + config.checkpoint.keep_best + 1
     need = parameters * CHECKPOINT_BYTES_PER_PARAMETER * kept / config.placement.nodes
-    held = held_bytes(local_dir(config))  # those of a run that goes on are among the kept ones
+    held = held_bytes(local_dir(config))  # a resumed run's own are among the kept ones
     free = shutil.disk_usage(folder).free
     if need > free + held:
         raise ConfigError(

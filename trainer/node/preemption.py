@@ -1,4 +1,4 @@
-"""Preemption: the notices that providers give, and what a process does with the time they leave.
+"""Preemption: providers' notices, and what a process does in the time left.
 
 Standard library only, so that recipes and the node's first process can import it before anything is installed.
 """
@@ -34,7 +34,7 @@ NOTICE_S: dict[Provider, float] = {
 """Seconds between the notice and the kill. Kubernetes and Slurm: the defaults; state your own in SPOTRL_NOTICE_S."""
 
 FLAG_VARIABLE = "SPOTRL_NOTICE_FILE"
-"""Names the node-local file through which the node's first process tells every worker on it of a notice."""
+"""Names the node-local file through which the node's first process passes a notice to its workers."""
 
 
 def provider(env: Mapping[str, str] = os.environ, dmi: Path = Path("/sys/class/dmi/id")) -> Provider:
@@ -63,7 +63,7 @@ def _text(path: Path) -> str:
 
 
 def notice_s(env: Mapping[str, str] = os.environ) -> float:
-    """Seconds that this provider leaves after its notice: SPOTRL_NOTICE_S, else the table above."""
+    """Seconds between this provider's notice and the kill: SPOTRL_NOTICE_S, else the table above."""
     stated = env.get("SPOTRL_NOTICE_S", "")
     return float(stated) if stated else NOTICE_S[provider(env)]
 
@@ -73,14 +73,14 @@ def notice_s(env: Mapping[str, str] = os.environ) -> float:
 
 @dataclass(frozen=True)
 class MetadataServer:
-    """A cloud's metadata server, asked once every few seconds."""
+    """A cloud's metadata server, polled every few seconds."""
 
     kind: Literal["gcp", "aws"]
     base_url: str
     timeout_s: float = 2.0
 
     def ask(self) -> str | None:
-        """The reason if this machine is about to be taken away, else None. Raises OSError if the server is away."""
+        """The reason if this machine is about to be preempted, else None. Raises OSError if it is unreachable."""
         match self.kind:
             case "gcp":
                 value = self._get("/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"})
@@ -126,7 +126,7 @@ def flag_file(env: Mapping[str, str] = os.environ) -> Path:
 
 
 def announce(reason: str, path: Path | None = None) -> None:
-    """Tells every process of this job on this node: the node's first process calls it when it gets SIGTERM."""
+    """Writes the notice for every process of this job on this node; called by the node's first process on SIGTERM."""
     path = path or flag_file()
     scratch = path.with_name(f"{path.name}.{os.getpid()}")
     scratch.write_text(reason)
@@ -134,7 +134,7 @@ def announce(reason: str, path: Path | None = None) -> None:
 
 
 def agree(reasons: Iterable[str | None]) -> str | None:
-    """The one decision from what every rank has seen: any notice is a notice for all. None if nobody has one."""
+    """The decision from every rank's notice: one rank's notice applies to all. None if there is none."""
     return next((reason for reason in reasons if reason), None)
 
 
@@ -144,7 +144,7 @@ class Notice:
     Make it after `ray.init`, which installs a SIGTERM handler of its own. `signals` only works in the main thread.
     When a notice comes, `on_notice(reason)` runs once in a thread of its own (flush, mark), so that a phase that
     outlasts the notice loses nothing; with `exit_at_deadline` the process leaves with EXIT_PREEMPTED shortly before
-    the provider would kill it, because after SIGKILL the engine could not tell a preemption from a crash.
+    the provider would kill it, because after SIGKILL the engine cannot distinguish a preemption from a crash.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Notice:
         self.exit_code = EXIT_PREEMPTED
         self.notice_s = notice_s(env)
         self.margin_s = min(1.0, 0.2 * self.notice_s)
-        """How long before the provider's kill the process leaves by itself."""
+        """Seconds before the provider's kill at which the process exits by itself."""
         self._deadline = math.inf
         self._on_notice, self._exit_at_deadline = on_notice, exit_at_deadline
         self._flag, self._server = flag_file(env), metadata_server(env)
@@ -189,7 +189,7 @@ class Notice:
         return self._deadline - time.monotonic()
 
     def left_s(self) -> float:
-        """Seconds that may be planned with: what remains, less what leaving takes."""
+        """Seconds that can be used: those left, minus the margin for exiting."""
         return self.remaining_s() - 1.5 * self.margin_s
 
     def close(self) -> None:
@@ -220,7 +220,7 @@ class Notice:
             try:
                 reason = self._server.ask()
             except (OSError, ValueError, KeyError):
-                reason = None  # the server is away for a moment, or speaks nonsense: SIGTERM still comes
+                reason = None  # unreachable for a moment, or a malformed reply: SIGTERM still comes
             if reason:
                 return self._notice(reason)
             self._stop.wait(poll_s)

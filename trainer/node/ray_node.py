@@ -1,6 +1,6 @@
-"""Ray on one node, and the training job on the head: processes of our own, ended by pid.
+"""Ray on one node, and the training job on the head, as processes ended by pid.
 
-Beside us there may be another Ray (SkyPilot's listens on 6380): `ray stop` would end it too, so it is never called.
+Another Ray may run on the machine (SkyPilot's listens on 6380): `ray stop` would end it too, so it is never called.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from trainer.config import ConfigError
 ROOT = Path(__file__).resolve().parents[2]
 
 TUNING = {
-    # A node that is gone is known after about 9 s; Ray's own settings take 64 s (measured with the link down).
+    # A lost node is detected after about 9 s; Ray's own settings take 64 s (measured with the link down).
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_failure_threshold": "3",
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # `ray job stop` gives the job the time that a checkpoint under way may need.
+    # `ray job stop` waits as long as a checkpoint may need.
     "RAY_JOB_STOP_WAIT_TIME_S": "60",
-    # Ray would run the ranks at the lowest priority but one (15); they are what the machine is for.
+    # Ray would run the ranks at niceness 15.
     "RAY_worker_niceness": "0",
     "RAY_AUTH_MODE": "token",
     "PYTHONUNBUFFERED": "1",
@@ -79,9 +79,9 @@ class Ports:
 
     @classmethod
     def choose(cls, alone: bool) -> Ports:
-        """The fixed ports, so that a firewall can be opened for them; on a single node free ones in place of taken.
+        """Fixed ports, so that a firewall can open them; on a single node free ones replace those taken.
 
-        Raises ConfigError naming the port that is taken where other nodes must know it.
+        With several nodes, raises ConfigError naming a port that is taken.
         """
         chosen = {}
         for f in fields(cls):
@@ -92,7 +92,7 @@ class Ports:
                 chosen[f.name] = _free_port()
             else:
                 raise ConfigError(f"port {port} ({f.name}) is taken on {socket.gethostname()}: end what listens there")
-        if alone and chosen["gcs"] != 6379:  # another run is on this machine: stay out of its workers' range too
+        if alone and chosen["gcs"] != 6379:  # another run is on this machine: avoid its workers' port range too
             start = 28000 + 1000 * (chosen["gcs"] % 4)
             chosen |= {"first_worker": start, "last_worker": start + 999}
         return cls(**chosen)
@@ -115,18 +115,18 @@ def _free_port() -> int:
 
 
 def session_of_its_own() -> None:
-    """For a new child process: no signal of our terminal reaches it, and it is told to end if we are killed."""
+    """For a new child process: no signal of our terminal reaches it, and the kernel ends it if we are killed."""
     os.setsid()
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of descendants whose own parent ends, so that none can be lost from sight."""
+    """Makes this process the parent of orphaned descendants, so that all of them can be ended."""
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
 def end_descendants(grace_s: float = 5.0) -> int:
-    """Ends every process that this one started, directly or not; returns how many had to be killed."""
+    """Ends every descendant of this process; returns how many had to be killed."""
     everyone = psutil.Process().children(recursive=True)
     for process in everyone:
         _signal(process, signal.SIGTERM)
@@ -219,16 +219,16 @@ class RayNode:
         return b"Ray runtime started" in self.log.read_bytes()
 
     def alive(self) -> bool:
-        """Whether Ray is running; it ends itself when one of its parts dies."""
+        """Whether Ray is running; it exits when one of its parts dies."""
         return self.process is not None and self.process.poll() is None
 
     def complaint(self) -> str:
-        """The last line of Ray's own log that says anything."""
+        """The last line of Ray's own log that is not empty."""
         lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         return lines[-1][-300:] if lines else "it wrote nothing"
 
     def close(self, keep_logs: bool) -> None:
-        """Ends Ray and all that it started. Its logs stay only if something went wrong."""
+        """Ends Ray and its descendants. Keeps its logs only after a failure."""
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -254,7 +254,7 @@ class RayNode:
             return json.loads(answer.read() or b"{}")
 
     def submit(self, job_id: str, command: list[str], deadline_s: float, stop: Callable[[], bool]) -> Job:
-        """Submits `command`. Raises TimeoutError with what Ray answered last, InterruptedError at stop()."""
+        """Submits `command`. Raises TimeoutError with Ray's last reply, InterruptedError at stop()."""
         pid_file = self.temp / "job.pid"
         entrypoint = (
             f'cd "{ROOT}" && echo $$ > "{pid_file}" && exec {shlex.join([sys.executable, "-c", UNBLOCK, *command])}'
@@ -266,7 +266,7 @@ class RayNode:
             try:
                 self.request("POST", "/api/jobs/", {"entrypoint": entrypoint, "submission_id": job_id}, 60.0)
                 return Job(self, job_id, pid_file)
-            except urllib.error.HTTPError as error:  # the head's agent is not up yet
+            except urllib.error.HTTPError as error:  # the head's agent is not ready yet
                 last = error.read().decode(errors="replace").strip().splitlines()[-1][:300]
             except OSError as error:
                 last = str(error)
@@ -276,13 +276,11 @@ class RayNode:
 
 @dataclass(frozen=True)
 class End:
-    """How a job ended."""
-
     status: Literal["SUCCEEDED", "FAILED", "STOPPED"]
     code: int | None
     """Exit code of the driver, negative for a signal; None if Ray itself ended or never started it."""
     message: str
-    """The first line of what Ray says of it."""
+    """The first line of Ray's message."""
 
 
 class Job:
@@ -300,7 +298,7 @@ class Job:
             return None
 
     def signal(self, number: int) -> bool:
-        """Sends a signal to the driver; False if it does not run yet or no more."""
+        """Sends a signal to the driver; False if it is not running."""
         pid = self.pid()
         try:
             return pid is not None and os.kill(pid, number) is None

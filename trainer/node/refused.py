@@ -1,7 +1,7 @@
-"""Counts a machine that was refused before anything was installed: `python -m trainer.node.refused LOSSES`.
+"""Counts a machine that was refused before installation: `python -m trainer.node.refused LOSSES`.
 
-The engine gives another machine after exit code 36, and another, without an end: this run's record of attempts has one.
-Needs RUN_ID, BUCKET and an object-store client; leaves with the code that the machine should leave with.
+The engine replaces a machine after exit code 36 without limit; the run's record of attempts has a limit.
+Needs RUN_ID, BUCKET and an object-store client; exits with the code that the machine should exit with.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trainer.storage.storage import Storage, StorageError
 
 
 def refused(losses: int) -> int:
-    """Records an attempt that this machine lost; returns EXIT_PREFLIGHT, or the final code once all are spent."""
+    """Records an attempt lost to this machine; returns EXIT_PREFLIGHT, or the final code when the budget is used up."""
     record = Attempts(Storage(f"{os.environ['BUCKET'].rstrip('/')}/{os.environ['RUN_ID']}/attempts"), max_losses=losses)
     past = record.past()
     committed = past[-1].committed if past else 0

@@ -1,7 +1,7 @@
-"""The node launchers of one job meet before anything heavy starts, and each knows at once when another is gone.
+"""Connects the node launchers of one job before anything heavy starts, and detects at once when one is gone.
 
-The head listens, the others connect: so the address that they have in common is one that carried real packets. Lines of
-JSON over TCP, with a heartbeat; independent of Ray, which would take minutes to notice that a machine never came.
+The head listens and the others connect, so the shared address is one that carried real packets. Lines of JSON over TCP
+with a heartbeat; independent of Ray, which takes minutes to notice that a machine never connected.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 Message = dict[str, Any]
 
 PORT = 6381
-"""Ray's own 6379 and SkyPilot's Ray on 6380 are beside it."""
+"""Next to Ray's 6379 and SkyPilot's Ray on 6380."""
 HEARTBEAT_S = 1.0
 SILENCE_S = 15.0
-"""A node that has said nothing for this long is lost (a cut cable; a dead process is known at once)."""
+"""A node silent for this long is lost (a cut cable; a dead process closes the connection at once)."""
 
 
 class RendezvousError(RuntimeError):
-    """A node did not come, came twice or is of another run. The message names it."""
+    """A node did not connect, connected twice or belongs to another run. The message names it."""
 
 
 class Link:
@@ -47,7 +47,7 @@ class Link:
             threading.Thread(target=work, daemon=True).start()
 
     def send(self, message: Message) -> None:
-        """Sends a message; a broken connection is seen by `lost`, not here."""
+        """Sends a message; a broken connection is reported by `lost`, not here."""
         with self._lock, contextlib.suppress(OSError):
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
@@ -59,7 +59,7 @@ class Link:
             return None
 
     def lost(self) -> str | None:
-        """Why the other side is gone, or None. Messages that came before are still in the inbox."""
+        """Why the other side is gone, or None. Earlier messages stay in the inbox."""
         if self._closed.is_set():
             return "closed the connection"
         silent = time.monotonic() - self._heard
@@ -67,11 +67,10 @@ class Link:
 
     @property
     def quiet(self) -> bool:
-        """Whether heartbeats fail to come: it may be lost soon."""
+        """Whether heartbeats are late: the node may be lost soon."""
         return time.monotonic() - self._heard > 2.5 * HEARTBEAT_S
 
     def close(self) -> None:
-        """Ends the connection."""
         self._closed.set()
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
@@ -84,7 +83,7 @@ class Link:
                 if message := json.loads(line):
                     self.inbox.put(message)
         self._closed.set()
-        self.inbox.put({})  # wakes who waits
+        self.inbox.put({})  # wakes up a waiting reader
 
     def _beat(self) -> None:
         while not self._closed.wait(HEARTBEAT_S):
@@ -109,11 +108,11 @@ class Head:
         self.port: int = self._server.getsockname()[1]
 
     def missing(self) -> list[int]:
-        """Ranks that have not come yet."""
+        """Ranks that have not connected yet."""
         return [rank for rank in range(1, self.nodes) if rank not in self.links]
 
     def accept(self, timeout_s: float) -> int | None:
-        """Takes in one node and returns its rank, or None after `timeout_s`. Raises RendezvousError for a wrong one."""
+        """Accepts one node and returns its rank, or None after `timeout_s`. Raises RendezvousError for a wrong node."""
         self._server.settimeout(timeout_s)
         try:
             connection, (address, _) = self._server.accept()
@@ -129,9 +128,11 @@ class Head:
         if hello.get("run") != self.run_id:
             problem = f"{host} ({address}) belongs to run {hello.get('run')!r}, this head to {self.run_id!r}"
         elif not 0 < rank < self.nodes or hello.get("nodes") != self.nodes:
-            problem = f"{host} ({address}) says node {rank} of {hello.get('nodes')}, the head knows {self.nodes} nodes"
+            problem = (
+                f"{host} ({address}) claims to be node {rank} of {hello.get('nodes')}, the head expects {self.nodes}"
+            )
         elif rank in self.links and self.links[rank].lost() is None:
-            problem = f"{host} ({address}) and {self.hellos[rank].get('host')} both say that they are node {rank}"
+            problem = f"{host} ({address}) and {self.hellos[rank].get('host')} both claim to be node {rank}"
         if problem:
             link.send({"kind": "refused", "why": problem})
             raise RendezvousError(problem)
@@ -144,7 +145,7 @@ class Head:
             link.send(message)
 
     def receive(self) -> list[tuple[int, Message]]:
-        """Messages that have come, with the ranks that sent them."""
+        """Received messages, with the ranks that sent them."""
         found = []
         for rank, link in self.links.items():
             while (message := link.receive(0)) is not None:
@@ -156,11 +157,10 @@ class Head:
         return {rank: why for rank, link in self.links.items() if (why := link.lost())}
 
     def quiet(self) -> bool:
-        """Whether the heartbeats of any node fail to come."""
+        """Whether any node's heartbeats are late."""
         return any(link.quiet for link in self.links.values())
 
     def close(self) -> None:
-        """Ends all connections."""
         for link in self.links.values():
             link.close()
         self._server.close()
@@ -174,7 +174,7 @@ def join(
     silence_s: float = SILENCE_S,
     stop: Callable[[], bool] = lambda: False,
 ) -> Link:
-    """Connects to the head and says hello. Raises RendezvousError naming the head at the deadline or at `stop()`."""
+    """Connects to the head and sends the hello message. Raises RendezvousError at the deadline or at `stop()`."""
     deadline, why = time.monotonic() + deadline_s, "not tried"
     while time.monotonic() < deadline and not stop():
         try:

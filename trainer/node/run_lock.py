@@ -1,4 +1,4 @@
-"""One launcher and one driver at a time in a run's folder, and no process that outlives the one it works for."""
+"""One launcher and one driver at a time in a run's folder, and no driver that outlives its launcher."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pathlib import Path
 from trainer.config import ConfigError
 
 LAUNCHER_VARIABLE = "SPOTRL_LAUNCHER_PID"
-"""Tells the driver whose end is its own end."""
+"""Names the launcher's process id to the driver, which ends with it."""
 ENDING_S = 60.0
-"""How long a start waits for another one that is on its way out."""
+"""How long a start waits for another one that is ending."""
 
 
 class RunLock:
@@ -32,7 +32,7 @@ class RunLock:
     def take(self, wait: bool = False) -> None:
         """Takes the lock. Waits for a holder that is ending, and with `wait` for any, at most ENDING_S.
 
-        Raises ConfigError naming the process that has it, or where the folder cannot be written.
+        Raises ConfigError naming the process that holds it, or if the folder cannot be written.
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ class RunLock:
                 if not (wait or holder.get("ending")) or time.monotonic() > deadline:
                     os.close(file)
                     raise ConfigError(
-                        f"the run in {self.path.parent} is already at work as {who}: wait for it, or end that process"
+                        f"the run in {self.path.parent} is already held by {who}: wait for it, or end that process"
                     ) from None
                 if not told:
                     told = True
@@ -63,13 +63,12 @@ class RunLock:
         self._write(ending=False)
 
     def ending(self) -> None:
-        """Says that this process is on its way out: a second start then waits for it."""
+        """Marks this process as ending: a second start then waits for it."""
         if self._file >= 0:
             with contextlib.suppress(OSError):
                 self._write(ending=True)
 
     def close(self) -> None:
-        """Gives the lock back."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -87,7 +86,7 @@ class RunLock:
 
 
 def die_with_launcher(env: Mapping[str, str] = os.environ) -> None:
-    """For the driver: ends this process at once when the launcher is gone. Between the two stands Ray, which stays."""
+    """For the driver: ends this process at once when the launcher is gone. Ray, its parent, would keep it alive."""
     if pid := env.get(LAUNCHER_VARIABLE):
         threading.Thread(target=_watch, args=(int(pid),), name="launcher", daemon=True).start()
 
@@ -101,7 +100,7 @@ def _watch(pid: int) -> None:
 
 
 def _born(pid: int) -> str:
-    """Start time of a living process in clock ticks; empty if there is none. A number alone may be used again."""
+    """Start time of a running process in clock ticks; empty if there is none. A process id alone may be reused."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,10 +1,10 @@
-"""Where this node stands in the job: rank, peers and head, from whatever engine started it; and the network they share.
+"""This node's place in the job: rank, peers and head, from the engine's variables; and the network they share.
 
 `read` is a pure function of the environment variables. Explicit SPOTRL_* variables win over the engines':
 
     SPOTRL_NODES, SPOTRL_NODE_RANK, SPOTRL_HEAD    number of nodes, this node's place, the head's address
     SPOTRL_PEERS                                   or: all addresses, head first, separated by commas
-    SPOTRL_GPUS_PER_NODE                           0 for none; counted by nvidia-smi or rocm-smi where nothing says it
+    SPOTRL_GPUS_PER_NODE                           0 for none; by default counted by nvidia-smi or rocm-smi
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class NodeEnvironment:
     """One node of the job."""
 
     engine: Engine
-    """Who started it."""
+    """The engine that started it."""
     rank: int
     """0 is the head."""
     nodes: int
@@ -36,7 +36,7 @@ class NodeEnvironment:
     peers: tuple[str, ...]
     """Addresses by rank where the engine gives them all, else empty."""
     gpus_per_node: int | None
-    """None where the engine does not say."""
+    """None if the engine does not set it."""
 
     @property
     def is_head(self) -> bool:
@@ -44,7 +44,7 @@ class NodeEnvironment:
         return self.rank == 0
 
     def name_of(self, rank: int) -> str:
-        """How to call a node in a message."""
+        """A node's name in a message."""
         return f"node {rank} ({self.peers[rank]})" if rank < len(self.peers) else f"node {rank}"
 
 
@@ -173,7 +173,7 @@ def _int(env: Mapping[str, str], *names: str, default: int | None = None) -> int
 
 
 def _gpus(text: str | None) -> int | None:
-    """GPUs from "8", "a100:8" or "a100:4,h100:4"; None if nothing is said."""
+    """GPUs from "8", "a100:8" or "a100:4,h100:4"; None if empty."""
     if not text:
         return None
     counts = [part.rpartition(":")[2].partition("(")[0] for part in text.split(",")]
@@ -234,7 +234,7 @@ def interfaces() -> list[Interface]:
 
 
 def route_address(peer: str) -> str:
-    """This machine's address on the route to `peer` (asked of the kernel, nothing is sent). Raises OSError."""
+    """This machine's address on the route to `peer`, from the kernel; nothing is sent. Raises OSError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((peer, 9))
         return probe.getsockname()[0]
@@ -253,7 +253,7 @@ def interface_of(address: str, known: Iterable[Interface]) -> Interface:
 def network_variables(interface: Interface, env: Mapping[str, str], known: Iterable[Interface]) -> dict[str, str]:
     """Every variable that must agree with the interface on which the nodes reach each other.
 
-    What is set already stays if that interface is here (a faster fabric may have a name of its own), else ConfigError.
+    A variable that is set stays if that interface exists (a faster fabric may have its own name), else ConfigError.
     NCCL matches prefixes unless the name begins with "="; Gloo and TensorPipe take exact names only.
     """
     names = {i.name for i in known}

@@ -1,7 +1,7 @@
-"""Notices a job that makes no progress while every process lives and every socket is open, and names the rank at fault.
+"""Detects a job that makes no progress while all processes and connections are alive, and names the rank at fault.
 
-The head's launcher compares the phase under way with how long that phase takes. Every launcher makes its ranks write
-their stacks; the rank that has not entered the collective in which the others wait is the guilty one.
+The head's launcher compares the current phase with its usual duration. Every launcher makes its ranks write their
+stacks; the rank at fault is the one that has not entered the collective in which the others wait.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainer.observe.history import read_history, read_progress
 
 LOOK_S = 1.0
 STEPS = 20
-"""Last steps whose median a phase is held against."""
+"""Last steps whose median duration a phase is compared with."""
 STACKS_S = 3.0
 """Longest wait for the stacks."""
 
@@ -50,14 +50,14 @@ class Rank:
 
 
 class Watchdog:
-    """Judges the run's own progress file; lives in the head's launcher."""
+    """Reads the run's progress file; part of the head's launcher."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config, self._looked, self._born = config, 0.0, time.time()
         self._told: tuple[Any, ...] = ()
 
     def overdue(self) -> str:
-        """What has not gone on for too long, once per phase; "" while all is well. Looks once a second."""
+        """The phase that makes no progress, once per phase, else "". Checks once a second."""
         watch = self.config.watch
         if watch.on_hang == "off" or time.monotonic() - self._looked < LOOK_S:
             return ""
@@ -74,7 +74,7 @@ class Watchdog:
         return f"no progress in phase {phase} of step {state['step']} for {since:.0f} s (limit {limit:.0f})"
 
     def limit_s(self, phase: str) -> float:
-        """Seconds that a phase may take: a multiple of its median, or what is allowed to one never seen before."""
+        """Seconds that a phase may take: a multiple of its median, or the limit of a phase that never ended before."""
         watch = self.config.watch
         if phase == "start":
             return watch.start_s
@@ -85,7 +85,7 @@ class Watchdog:
 
 
 def variables(folder: Path) -> dict[str, str]:
-    """What the ranks need in their environment so that they can be looked at."""
+    """Environment variables that let the ranks report where they are."""
     folder.mkdir(exist_ok=True)
     return {
         beacon.FOLDER_VARIABLE: str(folder),
@@ -96,7 +96,7 @@ def variables(folder: Path) -> dict[str, str]:
 
 
 def dump(folder: Path, node: int) -> list[dict[str, Any]]:
-    """Makes this node's ranks write their stacks (and NCCL its flight recorder), and says where each rank is."""
+    """Makes this node's ranks write their stacks (and NCCL its flight recorder); returns where each rank is."""
     found = beacon.read(folder)
     for one in found:
         with contextlib.suppress(ProcessLookupError):
@@ -139,7 +139,7 @@ def write(ranks: Sequence[Rank], why: str, run_dir: str | Path) -> Path:
 def guilty(ranks: Sequence[Rank]) -> str:
     """One line that names the rank at fault, from where all ranks are."""
     if not ranks:
-        return "no rank wrote where it is"
+        return "no rank reported where it is"
     for r in ranks:
         if r.state in ("", "Z", "T", "t"):
             what = "is stopped (state T)" if r.state in ("T", "t") else "is gone"

@@ -1,4 +1,4 @@
-"""The launcher of every node but the head: joins, lends its GPUs to Ray, and leaves with the head's exit code."""
+"""The launcher of every node but the head: joins, adds its GPUs to Ray, and exits with the head's exit code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.observe.node_monitor import NodeMonitor
 
 
 class WorkerLauncher(Launcher):
-    """Any other node: joins, lends its GPUs, and leaves with the head's exit code."""
+    """Any other node: joins, adds its GPUs to Ray, and exits with the head's exit code."""
 
     link: rendezvous.Link | None = None
     cloud: preempt.Notice | None = None
@@ -49,7 +49,7 @@ class WorkerLauncher(Launcher):
         if order["kind"] == "allreduce":
             code = self.measure_speed(order["head"], order["port"], lambda: self.hear(0))
             if not code:
-                # Stays until the head has said how it ended: to leave first is to be lost.
+                # Waits for the head's exit code: a node that exits first counts as lost.
                 self.hear(self.wait_s, "verdict")
             return code
         ray = self.make_ray(self.link.local_address, Ports.choose(alone=False), order["token"])
@@ -60,7 +60,7 @@ class WorkerLauncher(Launcher):
                 break
         self.link.send({"kind": "ready"})
         told = False
-        # This machine's own metadata server: the head asks only its own.
+        # This machine's metadata server: the head polls only its own.
         cloud = self.cloud = preempt.Notice(signals=False)
         monitor = NodeMonitor(self.node.rank, self.config.run.dir, self.beacons(ray))
         while True:
@@ -101,11 +101,11 @@ class WorkerLauncher(Launcher):
                 raise Ended(self.signals.code, STOPPED)
             if time.monotonic() >= deadline:
                 if wanted:
-                    raise Ended(EXIT_NODE_LOST, f"the head {self.node.head} did not go on within {timeout_s:.0f} s")
+                    raise Ended(EXIT_NODE_LOST, f"the head {self.node.head} sent nothing within {timeout_s:.0f} s")
                 return {}
 
     def finish(self, code: int) -> None:
-        """Tells the head why, if it was not the head that said so, then cleans up."""
+        """Sends the head the reason unless the head sent it, then cleans up."""
         if self.link and code:
             self.link.send({"kind": "failed", "code": code, "why": self.why})
         self.close(code)

@@ -38,8 +38,6 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """What a chart shows."""
-
     title: str
     lines: tuple[Line, ...]
     note: str = ""

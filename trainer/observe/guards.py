@@ -1,4 +1,4 @@
-"""Guards against a run that goes on and learns nothing: pure functions of each step's metrics.
+"""Guards against a run that continues and learns nothing: pure functions of each step's metrics.
 
 A guard that trips warns; one that is named in `guards.end` ends the run when it has tripped `guards.patience` steps in
 a row.
@@ -22,8 +22,6 @@ REFERENCE = 10
 
 @dataclass(frozen=True)
 class Alarm:
-    """A guard that tripped."""
-
     guard: str
     text: str
     end: bool

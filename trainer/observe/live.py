@@ -190,7 +190,6 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def render(name: str, progress: dict[str, Any], history: Sequence[dict[str, Any]], width: int) -> RenderableType:
-    """The whole display."""
     inner = min(width, 110) - 6
     body: list[RenderableType] = [_headline(progress, history, inner)]
     if history:
@@ -274,7 +273,6 @@ def _phase_bar(history: Sequence[dict[str, Any]], width: int) -> Group:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line."""
     parser = argparse.ArgumentParser(prog="python -m trainer.observe.live", description=follow.__doc__)
     parser.add_argument("run_dir", type=Path)
     run_dir = parser.parse_args(argv).run_dir

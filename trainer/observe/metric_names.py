@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 
 class Name(NamedTuple):
-    """One metric."""
-
     unit: str
     meaning: str
 
@@ -94,7 +92,7 @@ NAMES: dict[str, Name] = {
     "time/update_s": Name("s", "Log-probabilities, forward, backward, optimizer; moving states in before it."),
     "time/sync_s": Name("s", "New weights into the engine."),
     "time/checkpoint_s": Name(
-        "s", "What the save after the step before held the loop up; the writing goes on beside it."
+        "s", "What the save after the step before held the loop up; the writing continues beside it."
     ),
     "time/eval_s": Name("s", "Held-out evaluation."),
     "time/unix_s": Name("s", "Wall clock when the line was written, seconds since 1970. Written by `Metrics` itself."),

@@ -47,7 +47,7 @@ class Metrics:
         history: bytes = b"",
         samples: bytes = b"",
     ) -> None:
-        """Opens the run's files, going on after `resume_step` (0: a fresh start, which drops what an earlier one left).
+        """Opens the run's files, to resume after `resume_step` (0: a fresh start, which drops an earlier run's lines).
 
         history, samples: metrics.jsonl and samples.jsonl as saved with the checkpoint, for a new node whose disk lacks
         the lines up to `resume_step`; the samples' images are not restored. Raises ConfigError when W&B is asked to
@@ -201,7 +201,7 @@ class Phases:
         self._write()
 
     def take(self) -> dict[str, float]:
-        """Seconds per phase since the last call, and `time/step_s`; starts anew."""
+        """Seconds per phase since the last call, and `time/step_s`; starts again."""
         self._charge()
         now = time.monotonic()
         taken = {f"time/{name}_s": seconds for name, seconds in self._seconds.items()}

@@ -304,12 +304,11 @@ def _attempts(attempts: Sequence[dict[str, Any]]) -> str:
     )
     return (
         '<h2>Attempts</h2><section class="phases"><table class="attempts"><thead><tr><th></th><th>started (UTC)</th>'
-        f"<th>host</th><th>went on after step</th></tr></thead><tbody>{rows}</tbody></table></section>"
+        f"<th>host</th><th>continued after step</th></tr></thead><tbody>{rows}</tbody></table></section>"
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line."""
     parser = argparse.ArgumentParser(prog="python -m trainer.observe.report", description=write_report.__doc__)
     parser.add_argument("run_dir", type=Path)
     try:

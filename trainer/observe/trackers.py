@@ -45,7 +45,6 @@ class TensorBoard:
         """Samples are in samples.jsonl and the report."""
 
     def close(self) -> None:
-        """Closes the event file."""
         self._writer.close()
 
 

@@ -88,7 +88,6 @@ def work(connection: Connection, user_function: str, memory_bytes: int) -> None:
 
 
 def main() -> None:
-    """Entry of the process."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     descriptor, parent, memory_bytes, *user_function = sys.argv[1:]

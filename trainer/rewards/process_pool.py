@@ -89,7 +89,7 @@ class ProcessPool:
             self._end(worker)
 
     def _grade(self, worker: _Worker | None, task: list[str]) -> tuple[_Worker | None, Any]:
-        """One task to its end. Returns the worker to go on with, and the result.
+        """One task to its end. Returns the worker to continue with, and the result.
 
         A worker that is gone may have been killed from outside or by this very task: one more try tells.
         """

@@ -143,7 +143,6 @@ class Scorer:
         return {**self._last, "perf/grader_restarts": float(self._pool.restarts)}
 
     def close(self) -> None:
-        """Ends all processes."""
         self._pool.close()
 
     def __enter__(self) -> Scorer:

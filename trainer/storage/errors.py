@@ -11,8 +11,8 @@ import re
 CURES = {
     "SignatureDoesNotMatch": "the secret key is wrong: check AWS_SECRET_ACCESS_KEY (R2: R2_SECRET_ACCESS_KEY)",
     "InvalidAccessKeyId": "the store does not know the access key: check AWS_ACCESS_KEY_ID (R2: R2_ACCESS_KEY_ID)",
-    "InvalidToken": "the session token is wrong: set AWS_SESSION_TOKEN anew, or unset it",
-    "ExpiredToken": "the session token has expired: set AWS_SESSION_TOKEN anew",
+    "InvalidToken": "the session token is wrong: set AWS_SESSION_TOKEN again, or unset it",
+    "ExpiredToken": "the session token has expired: set AWS_SESSION_TOKEN again",
     "RequestTimeTooSkewed": "this machine's clock is off: set it (chronyc makestep, or ntpdate)",
     "RequestExpired": "this machine's clock is off: set it (chronyc makestep, or ntpdate)",
     "NoSuchBucket": "there is no such bucket: create it, or correct its name",
@@ -48,7 +48,7 @@ TEXTS = {
 
 
 def status_of(error: BaseException) -> int:
-    """HTTP status of the reply that an obstore error tells of; 0 if there was none."""
+    """HTTP status of the reply in an obstore error; 0 if there was none."""
     found = re.search(r"status code: (\d{3})", str(error))
     return int(found[1]) if found else 0
 

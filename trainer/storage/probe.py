@@ -14,9 +14,9 @@ from trainer.storage.storage import Storage
 from trainer.storage.stores import Retry
 
 PATIENT = Retry()
-"""On a node: an outage that passes is outlived."""
+"""On a node: waits through a passing outage."""
 QUICK = Retry(attempts=2, first_wait_s=0.5, request_retries=1, request_retry_s=5.0, stall_s=8.0)
-"""At the desk: somebody is waiting."""
+"""On a user's machine: gives up early."""
 
 
 def probe(url: str, *, write: bool = True, env: Mapping[str, str] = os.environ, retry: Retry = PATIENT) -> None:

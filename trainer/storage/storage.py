@@ -1,8 +1,8 @@
 """Object storage behind one small class: s3://, gs://, r2://, file:// and plain paths, through obstore.
 
 What it adds to obstore: whole-file retry with backoff (obstore retries requests, but an upload whose server went away
-is lost), uploads that skip what is already there, downloads that go on from where they were cut off and are verified
-while they stream, and permanent errors told at once with their cure. Nothing here rests on ETags or conditional writes:
+is lost), uploads that skip what is already there, downloads that resume from where they were cut off and are verified
+while they stream, and permanent errors raised at once with their fix. ETags and conditional writes are not needed:
 stores disagree about both.
 
 `python -m trainer.storage cp SOURCE TARGET` copies a file or a folder either way with a progress bar; `ls URL` lists.
@@ -32,11 +32,11 @@ T = TypeVar("T")
 Listing = list[tuple[str, int]]
 """(key, bytes) pairs."""
 Progress = Callable[[int], None]
-"""Called with the number of bytes that have just been handed over."""
+"""Called with the number of bytes just transferred."""
 TELL_S = 30.0
-"""A download that takes longer than this tells where it stands, this often."""
+"""Seconds between progress lines of a long download."""
 CHUNK_BYTES = 256 << 10
-"""Least bytes that a download hands over at a time."""
+"""Smallest chunk of a download, bytes."""
 
 
 class StorageError(RuntimeError):
@@ -94,7 +94,7 @@ class Storage:
     def get(self, key: str, path: str | Path, progress: Progress | None = None, *, sha256: str = "") -> int:
         """Downloads one file to `path`, in place only when it is whole. Returns its bytes.
 
-        There is no deadline for the whole, however slow the link: a download that stalls or breaks goes on from the
+        There is no deadline for the whole, however slow the link: a download that stalls or breaks resumes from the
         byte that it has reached. Raises ValueError if `sha256` is given and the bytes have another sum.
         """
         path = Path(path)
@@ -119,7 +119,7 @@ class Storage:
             partial.unlink(missing_ok=True)
 
     def _download(self, key: str, take: Callable[[Any], None]) -> int:
-        """Hands every byte of an object to `take`, in order. Returns their number."""
+        """Passes every byte of an object to `take`, in order. Returns their number."""
         at, size, began = 0, -1, time.monotonic()
         told = began
 
@@ -188,11 +188,10 @@ class Storage:
             return False
 
     def get_bytes(self, key: str) -> bytes:
-        """Reads a small object."""
         return self._try(f"download of {key}", lambda: bytes(obstore.get(self._store, key).bytes()))
 
     def get_range(self, key: str, start: int, stop: int) -> bytes:
-        """Bytes [start, stop) of an object; of a store that knows no ranges the whole object is read."""
+        """Bytes [start, stop) of an object; from a store without ranges the whole object is read."""
 
         def fetch() -> bytes:
             if self._ranges:
@@ -253,7 +252,7 @@ class Storage:
                 self._failed(what, error, attempt, whole)
 
     def _failed(self, what: str, error: BaseException, attempt: int, whole: bool = False) -> None:
-        """Raises what no further attempt can cure, or what has had its attempts; else tells it, and waits."""
+        """Raises a permanent error, or the last attempt's; else prints the error and waits."""
         if cure := permanent(error, bucket_missing_is_404=whole):
             reply = f"{status_of(error) or ''} {code_of(error)}".strip() or _first(error)
             raise ConfigError(f"{what} at {self.url}: {cure} ({reply})") from error
@@ -288,7 +287,7 @@ def _first(error: BaseException) -> str:
 class _Counted:
     """A file that reports what is read from it, and takes the report back if the upload fails.
 
-    Reading through Python costs a third of the speed: only where somebody watches.
+    Reading through Python costs a third of the speed: used only for a progress bar.
     """
 
     def __init__(self, path: Path, progress: Progress):

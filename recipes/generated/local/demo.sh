@@ -11,12 +11,12 @@ export RUN_ID BUCKET
 mkdir -p "$WORK" .cache
 bash trainer/setup.sh cpu
 missing() { case "$1" in *://*) return 1 ;; *) [ ! -e "$1" ] ;; esac; }
-fetch() { # prepared data from the bucket, if somebody put it there
+fetch() { # prepared data from the bucket, if it is there
   [ -n "$BUCKET" ] && rm -rf "$DATA/.$1" && .venvs/cpu/bin/python -m trainer.storage cp "$BUCKET/data/$1" "$DATA/.$1" 2>/dev/null \
     && [ -e "$DATA/.$1/manifest.json" ] && mv "$DATA/.$1" "$DATA/$1"
 }
-if missing "${DATA}/shapes-3f4c790b/manifest.json"; then fetch shapes-3f4c790b || .venvs/cpu/bin/python -m examples.demo.shapes --out "${DATA}/shapes-3f4c790b"; fi
-if missing "${MODELS}/demo-e5359701/config.json"; then .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-3f4c790b" --out "${MODELS}/demo-e5359701"; fi
+if missing "${DATA}/shapes-e76c5c5c/manifest.json"; then fetch shapes-e76c5c5c || .venvs/cpu/bin/python -m examples.demo.shapes --out "${DATA}/shapes-e76c5c5c"; fi
+if missing "${MODELS}/demo-3789a009/config.json"; then .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-e76c5c5c" --out "${MODELS}/demo-3789a009"; fi
 cat > ".cache/$RUN_ID.yaml" <<YAML
 method: grpo
 run:
@@ -25,12 +25,12 @@ run:
   dir: "${RUNS}/${RUN_ID}"
   max_steps: 60
 model:
-  path: "${MODELS}/demo-e5359701"
+  path: "${MODELS}/demo-3789a009"
   dtype: fp32
   gradient_checkpointing: false
   min_pixels: 784
 data:
-  path: "${DATA}/shapes-3f4c790b"
+  path: "${DATA}/shapes-e76c5c5c"
   prompt_max_tokens: 512
   image_cache_gib: 0.1
 rollout:

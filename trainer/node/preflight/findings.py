@@ -18,21 +18,21 @@ FILE = "preflight.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was measured and what it was held against."""
+    """One measurement and its limit."""
 
     check: str
-    """What was looked at, such as `disk` or `bandwidth`."""
+    """The check's name, such as `disk` or `bandwidth`."""
     nodes: tuple[int, ...] = ()
     """Ranks of the nodes: none for the whole job, one for a node, two for a pair (from the first to the second)."""
     level: Level = "pass"
     figure: str
-    """What was measured; for a failure the sentence that says what is wrong."""
+    """What was measured; for a failure, a sentence that states the problem."""
     target: str = ""
-    """What it was held against."""
+    """The limit."""
     remedy: str = ""
     """What to change. Every warning and failure has one."""
     machine: bool = True
-    """Another machine would cure it (exit code 36); else only the user can (exit code 2)."""
+    """Another machine would fix it (exit code 36); else only the user can (exit code 2)."""
 
     def line(self, name_of: Callable[[int], str]) -> str:
         """The finding in one line that names the node or the pair; `name_of` gives "" where there is one node only."""
@@ -41,7 +41,7 @@ class Finding:
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """0 if nothing failed, 36 if another machine would cure any failure, 2 if only the user can."""
+    """0 if nothing failed, 36 if another machine would fix any failure, 2 if only the user can."""
     failed = [f for f in findings if f.level == "fail"]
     if not failed:
         return EXIT_OK
@@ -86,7 +86,7 @@ def write(findings: Sequence[Finding], measured: dict[str, Any], run_dir: str | 
 
 
 def received(message: dict[str, Any]) -> Finding:
-    """A finding that came as JSON from another node."""
+    """A finding from another node's JSON."""
     return replace(Finding(**message), nodes=tuple(message["nodes"]))
 
 

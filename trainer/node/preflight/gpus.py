@@ -1,4 +1,4 @@
-"""The GPUs of this node as NVML shows them: read once, then judged by a pure function.
+"""The GPUs of this node as NVML reports them: read once, then checked by a pure function.
 
 Field meanings and thresholds: NVIDIA's NVML API reference; Xid numbers: NVIDIA's "XID Errors" guide.
 """
@@ -17,7 +17,7 @@ from trainer.node.preflight import targets
 from trainer.node.preflight.findings import Finding
 
 SLOWDOWNS = {8: "hardware slowdown", 32: "thermal slowdown", 64: "hardware thermal slowdown", 128: "power brake"}
-"""Bits of the clocks' event reasons that stand for a fault; idle, power cap and application clocks do not."""
+"""Bits of the clocks' event reasons that mean a fault; idle, power cap and application clocks do not."""
 XIDS = {48: "double-bit ECC error", 62: "internal controller halted", 64: "row remapping failed", 74: "NVLink error",
         79: "fallen off the bus", 94: "contained ECC error", 95: "uncontained ECC error", 119: "GSP timeout",
         120: "GSP error"}  # fmt: skip
@@ -50,7 +50,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What NVML says of a node."""
+    """NVML's readings of a node."""
 
     driver: str
     cuda: int
@@ -114,7 +114,7 @@ def _text(value: str | bytes) -> str:
 
 
 def kernel_log() -> str:
-    """What the kernel has said since the machine started; "" where a container may not read it."""
+    """The kernel log since boot; "" where a container may not read it."""
     text = b""
     with contextlib.suppress(OSError):
         descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
@@ -122,7 +122,7 @@ def kernel_log() -> str:
             while True:
                 try:
                     text += os.read(descriptor, 8192)
-                except BrokenPipeError:  # overwritten while it was read: go on with the next
+                except BrokenPipeError:  # overwritten while it was read: skip to the next
                     continue
         os.close(descriptor)
     return text.decode(errors="replace")

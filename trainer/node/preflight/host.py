@@ -1,4 +1,4 @@
-"""The host itself: memory, shared memory, limits, disks, packages and data. Measures, then judges by pure functions."""
+"""The host itself: memory, shared memory, limits, disks, packages and data. Measures, then checks by pure functions."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Host:
 
 
 def measure(config: RunConfig, env: Mapping[str, str] = os.environ, alone: bool = False) -> Host:
-    """Looks at this machine. alone: without a model or data, as in a preflight."""
+    """Measures this machine. alone: without a model or data, as in a preflight."""
     shm = Path("/dev/shm")
     return Host(
         gpus=count_gpus(env) if config.placement.device == "cuda" else 0,
@@ -118,7 +118,7 @@ def count_gpus(env: Mapping[str, str] = os.environ) -> int | None:
 
 
 def parameters_of(path: str) -> int:
-    """Parameters of a known hub model or of a local folder with a config.json; 0 where nothing tells them."""
+    """Parameters of a known hub model or of a local folder with a config.json; 0 if unknown."""
     try:
         shape = shape_of(path)
     except (ConfigError, KeyError, ValueError):
@@ -169,7 +169,7 @@ def write_speed(folder: Path) -> float:
         return 0.0
 
 
-# --- judgement --------------------------------------------------------------------------------------------------------
+# --- checks -----------------------------------------------------------------------------------------------------------
 
 
 def check(config: RunConfig, node: NodeEnvironment, host: Host | None = None, alone: bool = False) -> list[Finding]:

@@ -48,7 +48,7 @@ def fastest(found: list[Port]) -> list[Port]:
 
 
 def variables(found: list[Port], env: Mapping[str, str]) -> tuple[dict[str, str], str]:
-    """Variables for NCCL, and why. Nothing where it would choose the same by itself, or somebody has chosen already."""
+    """Variables for NCCL, and why. Nothing where it would choose the same by itself, or the variable is set already."""
     used = fastest(found)
     if len(used) == len(found) or "NCCL_IB_HCA" in env or not used:
         return {}, ""

@@ -1,4 +1,4 @@
-"""The network between the nodes: every pair is measured in rounds, and the node or the pair that is bad is named.
+"""The network between the nodes: measures every pair in rounds and names a bad node or pair.
 
 `survey` measures, `judge` is a pure function of what was measured.
 """
@@ -16,7 +16,7 @@ from trainer.node.preflight.probe import rounds
 
 Orders = Mapping[int, dict[str, Any]]
 Ask = Callable[[Orders], dict[int, dict[str, Any]]]
-"""Gives every named node its order and returns the answers by rank; `offset_s` is added to those about the clock."""
+"""Sends every named node its order and returns the replies by rank; `offset_s` is added to those about the clock."""
 
 PAIR_SECONDS = 16.0
 """Of streaming over all rounds, shared between them: 1 s a direction for 4 nodes, less for many."""
@@ -41,8 +41,6 @@ class Pair:
 
 @dataclass
 class Survey:
-    """All that was measured."""
-
     hellos: dict[int, dict[str, Any]]
     """`Prober.hello` of every node."""
     addresses: dict[int, str]
@@ -76,14 +74,14 @@ def survey(hellos: dict[int, dict[str, Any]], addresses: dict[int, str], ask: As
     seconds = min(1.0, PAIR_SECONDS / 2 / len(plan))
     for pairs in plan:
         found.pairs += measure_pairs(pairs, found, ask, seconds)
-    for pair in sorted(_doubtful(found.pairs), key=lambda p: (p.a, p.b)):  # once more, alone: noise is no fault
+    for pair in sorted(_doubtful(found.pairs), key=lambda p: (p.a, p.b)):  # measured again, alone: noise is not a fault
         again = measure_pairs([(pair.a, pair.b)], found, ask, seconds)
         found.pairs = [better(p, again[0]) if again and p == pair else p for p in found.pairs]
     return found
 
 
 def _doors(rank: int, found: Survey) -> dict[int, tuple[str, list[int]]]:
-    """What a node is to knock at: every port of every other node, and the addresses chosen for NCCL and Gloo."""
+    """What a node connects to: every port of every other node, and the addresses chosen for NCCL and Gloo."""
     doors: dict[int, tuple[str, list[int]]] = {}
     for other, hello in found.hellos.items():
         if other != rank:
@@ -139,7 +137,7 @@ def better(one: Pair, two: Pair) -> Pair:
                    carries=one.carries or two.carries, udp=one.udp or two.udp)  # fmt: skip
 
 
-# --- judgement --------------------------------------------------------------------------------------------------------
+# --- checks -----------------------------------------------------------------------------------------------------------
 
 
 def judge(found: Survey, gpus: bool) -> list[Finding]:
@@ -261,7 +259,6 @@ def _mtus(found: Survey) -> list[Finding]:
 
 
 def _quality(found: Survey) -> list[Finding]:
-    """Loss and round trip."""
     out, count, limit = [], len(found.hellos), targets.LOSS_WARN.value
     levels = {(p.a, p.b): _level(max(p.loss), limit, targets.LOSS_FAIL.value) for p in found.pairs}
     loss = {(p.a, p.b): p.loss for p in found.pairs}

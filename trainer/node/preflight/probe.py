@@ -1,7 +1,7 @@
-"""One node's part of the network checks: it answers its peers' probes and, when the head asks, probes them.
+"""One node's part of the network checks: it replies to its peers' probes and, on the head's order, probes them.
 
 Our own sockets and no root: TCP connections to every port that the job will use, datagrams for round trip, loss and
-MTU, and streams for bandwidth. Every connection begins by asking who is there: the address may lead somewhere else.
+MTU, and streams for bandwidth. Every connection starts with an identity check: the address may lead somewhere else.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Prober:
         return server.getsockname()[1]
 
     def hello(self, env: Mapping[str, str] = os.environ) -> dict[str, Any]:
-        """What the head must know of this node's network."""
+        """Facts of this node's network for the head."""
         known = {i.name: i.address for i in topology.interfaces()}
         chosen = {}
         for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
@@ -98,14 +98,13 @@ class Prober:
             return False
 
     def close(self) -> None:
-        """Frees every port."""
         self._closed.set()
         for key in list(self._selector.get_map().values()):
             self._selector.unregister(key.fileobj)
             key.fileobj.close()  # ty: ignore[missing-attribute]
         self._udp.close()
 
-    # --- what it answers ----------------------------------------------------------------------------------------------
+    # --- replies -----------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         while not self._closed.is_set():
@@ -138,10 +137,10 @@ class Prober:
                     self._echoed[address, port] = self._echoed.get((address, port), 0) + 1
                     self._udp.sendto(data, (address, port))
 
-    # --- what it does -------------------------------------------------------------------------------------------------
+    # --- orders ------------------------------------------------------------------------------------------------------
 
     def obey(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Carries out one order of the head; bounded in time, raises nothing."""
+        """Carries out one order of the head; bounded in time, never raises."""
         match order["stage"]:
             case "clock":
                 return {"time": time.time()}

@@ -145,7 +145,7 @@ def _memory_gb_per_s(device: Any) -> float:
     return 2 * source.numel() / _timed(lambda: copy.copy_(source), 30) / 1e9
 
 
-# --- judgement --------------------------------------------------------------------------------------------------------
+# --- checks -----------------------------------------------------------------------------------------------------------
 
 
 def judge(ranks: list[dict[str, Any]], fabric_gbit_per_s: float) -> list[Finding]:

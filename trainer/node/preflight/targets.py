@@ -1,4 +1,4 @@
-"""What the measurements are held against, with where each number comes from. Standard library only."""
+"""The limits of the measurements, with the source of each number. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ OURS = "our own choice"
 
 @dataclass(frozen=True)
 class Target:
-    """One limit."""
-
     value: float
     source: str
 
@@ -45,11 +43,11 @@ CLOCK_FAIL_S = Target(60.0, "object stores refuse signatures that are 15 minutes
 CLOCK_WARN_S = Target(5.0, OURS)
 
 GPU_SPREAD = Target(0.10, "fleet median, as the issue trackers of large runs use it")
-"""A GPU whose matmul rate or memory bandwidth is this far below the job's median."""
+"""A GPU is flagged if its matmul rate or memory bandwidth is this far below the job's median."""
 GPU_TEMPERATURE_MARGIN_C = Target(5.0, OURS)
-"""Degrees below the slowdown temperature of the GPU at which it is warned of."""
+"""Degrees below the GPU's slowdown temperature at which a warning is given."""
 GPU_BUSY = Target(0.70, TOGETHER)
-"""Utilization below which the report says that a configuration is worth looking at."""
+"""Utilization below which the report flags the configuration."""
 
 CHECKPOINT_WRITE_S = Target(900.0, OURS)
 """Longest time that a node should need to write its part of one checkpoint."""

@@ -8,7 +8,7 @@ MAX_TEXT_CHARS = 4_000_000
 """Longer answers hold no answer: no engine writes them, and scanning them is not free."""
 
 MAX_BOX_CHARS = 2_000
-"""A longer box is wrong: no gold answer comes near it, and it bounds every later step."""
+"""A longer box is wrong: no reference answer comes near it, and it bounds every later step."""
 
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
@@ -62,7 +62,7 @@ def closing_brace(text: str, opening: int) -> int | None:
 
 
 def unbox(content: str) -> str:
-    r"""Takes dollar signs and `\boxed{…}` off a gold answer or a nested box: `$\boxed{5}$` -> `5`."""
+    r"""Takes dollar signs and `\boxed{…}` off a reference answer or a nested box: `$\boxed{5}$` -> `5`."""
     for _ in range(4):
         content = content.strip()
         if len(content) > 1 and content[0] == content[-1] == "$" and not content.endswith("\\$"):

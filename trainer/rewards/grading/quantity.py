@@ -21,8 +21,6 @@ MAX_EXPONENT = 400
 
 @dataclass(frozen=True)
 class Quantity:
-    """One number."""
-
     value: Fraction
     """Exact value, a percentage not yet divided by 100."""
     decimals: int = -1

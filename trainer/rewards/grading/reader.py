@@ -21,8 +21,6 @@ MAX_DEPTH = 40
 
 @dataclass(frozen=True)
 class Expression:
-    """What was read."""
-
     value: Node
     symbols: frozenset[str]
     analytic: bool

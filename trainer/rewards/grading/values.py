@@ -79,27 +79,22 @@ def value(node: Node, point: Point) -> Any:
 
 
 def constant(digits: str) -> Node:
-    """A decimal number."""
     return lambda p: p.context.mpf(digits)
 
 
 def plus(a: Node, b: Node) -> Node:
-    """`a + b`."""
     return lambda p: a(p) + b(p)
 
 
 def minus(a: Node, b: Node) -> Node:
-    """`a - b`."""
     return lambda p: a(p) - b(p)
 
 
 def times(a: Node, b: Node) -> Node:
-    """`a b`."""
     return lambda p: a(p) * b(p)
 
 
 def over(a: Node, b: Node) -> Node:
-    """`a / b`."""
     return lambda p: a(p) / b(p)
 
 
@@ -201,7 +196,6 @@ def series(name: str, index: str, first: Node, last: Node, term: Node) -> Node:
 
 
 def factorial(argument: Node) -> Node:
-    """`n!`."""
     return lambda p: p.context.factorial(small(argument(p), p, MAX_FACTORIAL))
 
 

@@ -1,0 +1,120 @@
+"""The batch scripts of Slurm and PBS: their directives, containers and bodies, the latter run under stand-ins."""
+
+import os
+import re
+import subprocess
+
+import pytest
+
+from recipes.presets import get
+from recipes.spec import override
+from recipes.targets.render import render
+
+
+def test_slurm_directives():
+    recipe = override(get("grpo-qwen2.5-vl-72b-mathv60k"), ["site.partition=gpu", "site.account=me", "site.grace_s=60"])
+    text = next(iter(render(recipe, "slurm").values()))
+    lines = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
+    assert {"--nodes=4", "--ntasks-per-node=1", "--gpus-per-node=8", "--requeue", "--time=3-00:00:00"} <= set(lines)
+    assert {"--partition=gpu", "--account=me", "--signal=TERM@60", "--open-mode=append"} <= set(lines)
+    first = next(i for i, line in enumerate(text.splitlines()) if line and not line.startswith("#"))
+    assert all(
+        i < first for i, line in enumerate(text.splitlines()) if line.startswith("#SBATCH")
+    )  # later ones are ignored
+
+
+@pytest.mark.parametrize(
+    ("container", "inside"),
+    [("pyxis", "--container-image=pytorch/pytorch:2.13.0"), ("apptainer", "apptainer exec --nv"), ("", "inside=()")],
+)
+def test_slurm_containers(container, inside):
+    recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), [f"site.container={container}"])
+    text = next(iter(render(recipe, "slurm").values()))
+    assert inside in text
+    assert ("UV_PYTHON_INSTALL_DIR" in text) == bool(container), "uv's Python would be lost with the first container"
+    assert container != "pyxis" or "$DATA:$DATA" in text
+
+
+def test_pyxis_sets_a_registry_apart():
+    from recipes.targets.slurm import pyxis_name
+
+    assert pyxis_name("nvcr.io/nvidia/pytorch:25.01-py3") == "nvcr.io#nvidia/pytorch:25.01-py3"
+    assert pyxis_name("localhost:5000/mine") == "localhost:5000#mine"
+    assert pyxis_name("pytorch/pytorch:2.13.0") == "pytorch/pytorch:2.13.0"
+    assert pyxis_name("nvcr.io#nvidia/pytorch:1") == "nvcr.io#nvidia/pytorch:1"
+
+
+def test_slurm_body_sets_up_before_it_runs(tmp_path):
+    """The body under stand-ins for srun and scontrol, from a checkout where no environment stands yet."""
+    python = tmp_path / ".venvs/gpu/bin/python"
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer/setup.sh").write_text(f"mkdir -p {python.parent} && cp node {python}\n")
+    (tmp_path / "trainer/driver.sh").write_text("")
+    (tmp_path / "node").write_text('#!/bin/bash\necho "$2 $RUN_ID"\n')
+    (tmp_path / "node").chmod(0o755)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/srun").write_text('#!/bin/bash\nwhile [[ "$1" == -* ]]; do shift; done\nexec "$@"\n')
+    (tmp_path / "bin/srun").chmod(0o755)
+    env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7",
+           "RUN_ID": "run", "HOME": str(tmp_path)}  # fmt: skip
+    text = next(iter(render(get("preflight"), "slurm").values()))
+    done = subprocess.run(["bash"], input=text, text=True, capture_output=True, env=env)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["recipes.manifest run", "trainer.node run"]
+
+
+def test_amd_gpus_change_environment_and_variables():
+    recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), ["cluster.gpu=MI300X", "cluster.alternatives=[]"])
+    text = next(iter(render(recipe, "slurm").values()))
+    assert "trainer/setup.sh rocm" in text and "HSA_NO_SCRATCH_RECLAIM=1" in text and ".venvs/rocm/bin/python" in text
+
+
+@pytest.mark.parametrize(
+    ("dialect", "request_"), [("pro", "select=4:ncpus=72:ngpus=8:mem="), ("torque", "nodes=4:ppn=72:gpus=8")]
+)
+def test_pbs_dialects(dialect, request_):
+    recipe = override(get("grpo-qwen2.5-vl-72b-mathv60k"), [f"site.pbs={dialect}"])
+    text = next(iter(render(recipe, "pbs").values()))
+    options = [line for line in text.splitlines() if line.startswith("#PBS -")]
+    assert any(request_ in option for option in options)
+    assert all(re.fullmatch(r"#PBS -(N \S{1,15}|l \S+|j oe|r y|q \S+|A \S+)", option) for option in options)
+
+
+def test_pbs_body_starts_one_launcher_per_node(tmp_path):
+    """The body under a stand-in for PBS: two hosts in the node file, pbsdsh that runs here, a launcher that reports."""
+    recipe = get("preflight")
+    text = next(iter(render(recipe, "pbs").values()))
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer/setup.sh").write_text("exit 0\n")
+    (tmp_path / "trainer/driver.sh").write_text("")
+    python = tmp_path / ".venvs/gpu/bin/python"
+    python.parent.mkdir(parents=True)
+    report = 'echo "$SPOTRL_NODE_RANK/$SPOTRL_NODES peers=$SPOTRL_PEERS run=$RUN_ID token=${HF_TOKEN:-}"'
+    python.write_text(f'#!/bin/bash\n[ "$2" = trainer.node ] || exit 0\n{report}\n')
+    python.chmod(0o755)
+    pbsdsh = tmp_path / "bin/pbsdsh"
+    pbsdsh.parent.mkdir()
+    pbsdsh.write_text('#!/bin/bash\n[ "$1" = -n ] && [ "$3" = -- ] || exit 9\nshift 3\nexec env -i PATH="$PATH" "$@"\n')
+    pbsdsh.chmod(0o755)
+    (tmp_path / "nodes").write_text("alpha\nalpha\nbeta\n")
+    env = {"PATH": f"{pbsdsh.parent}:{os.environ['PATH']}", "PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_JOBID": "7.x",
+           "PBS_O_WORKDIR": str(tmp_path), "RUN_ID": "run", "HF_TOKEN": "a b'c", "HOME": str(tmp_path)}  # fmt: skip
+    done = subprocess.run(["bash"], input=text, text=True, capture_output=True, env=env)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"{rank}/2 peers=alpha beta run=run token=a b'c" for rank in (0, 1)]
+    assert not list((tmp_path / ".cache").glob("*.sh")), "the node's script holds tokens and must be gone"
+
+
+def test_pbs_refuses_a_node_file_of_the_wrong_length(tmp_path):
+    text = next(iter(render(get("preflight"), "pbs").values()))
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer/setup.sh").write_text("exit 0\n")
+    (tmp_path / "trainer/driver.sh").write_text("")
+    python = tmp_path / ".venvs/gpu/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/bash\n")
+    python.chmod(0o755)
+    (tmp_path / "nodes").write_text("alpha\n")
+    env = os.environ | {"PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_JOBID": "7", "PBS_O_WORKDIR": str(tmp_path)}
+    done = subprocess.run(["bash"], input=text, text=True, capture_output=True, env=env)
+    assert done.returncode == 2 and "PBS gave 1 nodes, the recipe wants 2" in done.stderr
