@@ -156,9 +156,8 @@ class Session:
             [asked[s.row] for s in samples],
         )
 
-    def grade(self, step: int, samples: list[Sample]) -> Graded:
-        """Grades a step's completions and logs them, before the weights change."""
-        outcomes = self.score(samples)
+    def keep(self, step: int, samples: list[Sample], outcomes: list[Outcome]) -> Graded:
+        """Logs a step's graded completions, before the weights change."""
         stats = {name: value for name, value in self.rewards.stats().items() if not name.startswith("perf/")}
         graded = Graded(samples, outcomes, stats)
         self.rollouts.write(step, graded, self.checkpoints.floor)

@@ -46,14 +46,13 @@ def total_updates(config: RunConfig, rows: int) -> int:
 def item(prompter: Prompter, index: int, row: Row) -> TrainItem:
     """The row's solution, closed by the end token, as something to learn from."""
     answer = prompter.tokenizer(row.solution, add_special_tokens=False)["input_ids"] + [prompter.eos_token_id]
-    # An engine that gave each of its tokens log-probability 0 makes the reported mismatch the cross-entropy.
-    return TrainItem(index, prompter.token_ids(row), answer, 1.0, [0.0] * len(answer))
+    return TrainItem(index, prompter.token_ids(row), answer, 1.0)
 
 
 def describe(items: Sequence[TrainItem], stats: dict[str, float]) -> dict[str, float]:
     n, answers = len(items), [len(i.token_ids) for i in items]
     return {
-        "sft/loss": stats["mismatch/logprob_abs_mean"],
+        "sft/loss": stats["loss/nll"],
         "entropy/mean": stats["entropy/mean"],
         "tokens/response_mean": sum(answers) / n,
         "tokens/prompt_mean": sum(len(i.prompt_token_ids) for i in items) / n,

@@ -79,8 +79,7 @@ def _of_step(config: RunConfig, dataset: Dataset, shape: Shape) -> Passes:
         for start in range(0, len(order), config.samples_per_update):
             part = order[start : start + config.samples_per_update]
             updates += slowest(part, world, micro_batch_tokens(config, shape), cost)
-    moves = config.samples_per_update * algorithm.epochs != config.samples_per_step or algorithm.epochs > 1
-    models = moves + bool(algorithm.kl_coef)
+    models = config.old_logprobs + bool(algorithm.kl_coef)
     logprobs = slowest(lengths, world, logprob_tokens(config, shape), cost) if models else []
     return Passes(tuple(lengths), tuple(logprobs), tuple(updates), models)
 

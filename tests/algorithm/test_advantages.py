@@ -1,35 +1,111 @@
-"""Group normalisation against hand-computed numbers."""
+"""Every estimator against hand-computed numbers."""
 
 import pytest
 import torch
 
-from trainer.algorithm.advantages import RunningNorm, group_norm
+from trainer.algorithm.advantages import (
+    Rewards,
+    RunningNorm,
+    batch_norm,
+    estimate,
+    flat_groups,
+    gdpo,
+    group_mean,
+    group_norm,
+    leave_one_out,
+    returns,
+    whiten,
+)
+from trainer.config import Algorithm
+
+REWARDS, GROUPS = torch.tensor([1.0, 0.0, 0.0, 1.0, 3.0, 1.0]), torch.tensor([0, 0, 0, 0, 1, 1])
 
 
-def test_by_hand():
-    out = group_norm(torch.tensor([1.0, 0.0, 0.0, 1.0, 3.0, 1.0]), torch.tensor([0, 0, 0, 0, 1, 1]), eps=0.0)
+def test_group_norm_by_hand():
     s = (1 / 3) ** 0.5  # unbiased std of 1, 0, 0, 1
-    assert out.values.tolist() == pytest.approx([0.5 / s, -0.5 / s, -0.5 / s, 0.5 / s, 2**-0.5, -(2**-0.5)])
-    assert (out.zero_std_groups, out.groups) == (0, 2)
+    out = group_norm(REWARDS, GROUPS, eps=0.0)
+    assert out.tolist() == pytest.approx([0.5 / s, -0.5 / s, -0.5 / s, 0.5 / s, 2**-0.5, -(2**-0.5)])
+
+
+def test_mean_only_leave_one_out_and_batch_norm_by_hand():
+    assert group_mean(REWARDS, GROUPS).tolist() == [0.5, -0.5, -0.5, 0.5, 1, -1]
+    assert leave_one_out(REWARDS, GROUPS).tolist() == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3, 2, -2])
+    assert leave_one_out(REWARDS, GROUPS)[0] == pytest.approx(1 - (0 + 0 + 1) / 3)
+    std = (6 / 5) ** 0.5  # of all six about their mean 1
+    assert batch_norm(REWARDS, GROUPS, 0.0).tolist() == pytest.approx([x / std for x in (0.5, -0.5, -0.5, 0.5, 1, -1)])
+
+
+def test_gdpo_lets_a_reward_of_small_spread_count_as_much_as_a_large_one():
+    parts = torch.tensor([[1.0, 0.0], [0.0, 0.01], [1.0, 0.01], [0.0, 0.0]], dtype=torch.float64)
+    groups = torch.zeros(4, dtype=torch.long)
+    both = gdpo(parts, torch.ones(2), groups, 0.0)
+    assert both.tolist() == pytest.approx([0, 0, 1.5**0.5, -(1.5**0.5)], abs=1e-12)  # 2 z, 0, 0, -2 z, normalized
+    tilted = gdpo(parts, torch.tensor([3.0, 1.0]), groups, 0.0)
+    assert tilted[0] == pytest.approx(-float(tilted[1])) and float(tilted[2] / tilted[0]) == pytest.approx(2)
+
+
+def test_returns_to_go_by_hand():
+    """Two sequences of 3 and 1 tokens; each token's KL is subtracted from its own return and the earlier ones'."""
+    lengths, kl = torch.tensor([3, 1]), torch.tensor([0.1, 0.2, 0.3, 0.5])
+    assert returns(torch.tensor([1.0, 2.0]), lengths).tolist() == [1, 1, 1, 2]
+    assert returns(torch.tensor([1.0, 2.0]), lengths, 1.0, kl).tolist() == pytest.approx([0.4, 0.5, 0.7, 1.5])
+    discounted = returns(torch.tensor([1.0, 2.0]), lengths, 0.5, kl).tolist()
+    assert discounted == pytest.approx([-0.1 + 0.5 * (-0.2 + 0.5 * 0.7), -0.2 + 0.5 * 0.7, 0.7, 1.5])
+
+
+def test_reinforce_pp_is_whitened_over_tokens_not_sequences():
+    """Rewards 1 and 0 on 3 tokens and 1: mean 3/4, variance 3/16 over the tokens."""
+    rewards = Rewards(("accuracy",), torch.tensor([[1.0], [0.0]], dtype=torch.float64), torch.ones(1))
+    lengths, groups = torch.tensor([3, 1]), torch.tensor([0, 0])
+    out = estimate(Algorithm(advantage="reinforce_pp"), rewards, rewards.total, groups, lengths)
+    third = 3**-0.5
+    assert out.tokens == [pytest.approx([third] * 3), pytest.approx([-3 * third])]
+    assert out.values.tolist() == pytest.approx([third, -3 * third])
+    paired = estimate(Algorithm(advantage="reinforce_pp_baseline"), rewards, rewards.total, groups, lengths)
+    assert paired.tokens is not None and out.tokens is not None  # 0.5 and -0.5: the same once whitened
+    assert paired.tokens[0] == pytest.approx(out.tokens[0])
+    assert whiten(torch.tensor([2.0, 2.0])).tolist() == [0, 0]
+
+
+def test_the_kl_of_a_sequence_is_subtracted_from_its_reward():
+    rewards = Rewards(("accuracy",), torch.tensor([[1.0], [0.0]], dtype=torch.float64), torch.ones(1))
+    kl, lengths = torch.tensor([0.1, 0.2, 0.3, 0.0]), torch.tensor([3, 1])
+    out = estimate(Algorithm(advantage="rloo"), rewards, rewards.total, torch.tensor([0, 0]), lengths, kl)
+    assert out.values.tolist() == pytest.approx([0.4, -0.4])
+
+
+@pytest.mark.parametrize("kind", ["group_norm", "group_mean", "batch_norm", "rloo", "gdpo"])
+def test_flat_groups_get_exactly_zero_and_order_does_not_matter(kind):
+    g = torch.Generator().manual_seed(0)
+    parts = torch.rand(24, 2, generator=g, dtype=torch.float64)
+    groups = torch.arange(24) % 6
+    parts[groups == 3] = torch.tensor([0.7, 0.1], dtype=torch.float64)
+    rewards = Rewards(("a", "b"), parts, torch.tensor([1.0, 0.5], dtype=torch.float64))
+    ask = lambda r, at: estimate(Algorithm(advantage=kind), r, r.total, at, torch.ones(len(at), dtype=torch.long))  # noqa: E731
+    out, order = ask(rewards, groups), torch.randperm(24, generator=g)
+    again = ask(Rewards(rewards.names, parts[order], rewards.weights), groups[order])
+    assert torch.allclose(out.values[order], again.values, atol=1e-6)
+    if kind != "gdpo":  # the mean over the batch moves all
+        assert out.values[groups == 3].tolist() == [0] * 4
 
 
 def test_groups_are_ids_not_positions():
     rewards, groups = torch.tensor([1.0, 5.0, 0.0, 7.0]), torch.tensor([9, 4, 9, 4])
-    interleaved = group_norm(rewards, groups).values
-    sorted_ = group_norm(rewards[[0, 2, 1, 3]], groups[[0, 2, 1, 3]]).values
+    interleaved = group_norm(rewards, groups)
+    sorted_ = group_norm(rewards[[0, 2, 1, 3]], groups[[0, 2, 1, 3]])
     assert interleaved[[0, 2, 1, 3]].tolist() == sorted_.tolist()
 
 
 def test_equal_rewards_and_singletons_teach_nothing_and_are_counted():
-    out = group_norm(torch.tensor([0.7, 0.7, 0.7, 2.0]), torch.tensor([0, 0, 0, 1]))
-    assert out.values.tolist() == [0, 0, 0, 0]
-    assert (out.zero_std_groups, out.groups) == (2, 2)
+    rewards, groups = torch.tensor([0.7, 0.7, 0.7, 2.0]), torch.tensor([0, 0, 0, 1])
+    assert group_norm(rewards, groups).tolist() == leave_one_out(rewards, groups).tolist() == [0, 0, 0, 0]
+    assert flat_groups(rewards, groups).tolist() == [True, True]
 
 
 def test_unequal_group_sizes():
     out = group_norm(torch.tensor([1.0, 0.0, 1.0, 0.0, 0.0]), torch.tensor([0, 0, 1, 1, 1]), eps=0.0)
-    assert out.values[:2].tolist() == pytest.approx([2**-0.5, -(2**-0.5)])
-    assert out.values[2:].sum().item() == pytest.approx(0.0, abs=1e-6)
+    assert out[:2].tolist() == pytest.approx([2**-0.5, -(2**-0.5)])
+    assert out[2:].sum().item() == pytest.approx(0.0, abs=1e-6)
 
 
 def test_wrong_shapes_are_refused():

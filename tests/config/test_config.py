@@ -64,6 +64,13 @@ def test_an_unknown_key_in_a_file_names_the_nearest(tmp_path):
         (["sft.epochs=0"], "sft.epochs is 0"),
         (["evaluation.samples_per_prompt=4"], "greedy completions"),
         (["data.max_samples=63"], "less than the 64 rows of one step"),
+        (["algorithm.surrogate=gspo"], "loss_denominator is tokens: use sequences"),
+        (["algorithm.kl_estimator=k1"], "use k2 or k3, or set algorithm.kl_in to reward"),
+        (["algorithm.kl_coef=0", "algorithm.kl_target=0.1"], "there is no reference"),
+        (["algorithm.surrogate=cispo", "algorithm.dual_clip=3"], "does nothing to algorithm.surrogate cispo"),
+        (["algorithm.dual_clip=0.5"], "above 1"),
+        (["algorithm=gmpo", "algorithm.gamma=0.9"], "one advantage per sequence"),
+        (["algorithm=gdpo", "algorithm.normalize_reward=true"], "normalizes each reward by itself"),
         (["method=sft", "sft.batch_size=8", "data.max_samples=7"], "lower sft.batch_size"),
     ],
 )
@@ -71,6 +78,22 @@ def test_validation_says_what_to_change(changes, message):
     with pytest.raises(c.ConfigError, match=message) as error:
         c.validate(c.override(c.RunConfig(), changes))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", c.Algorithm.PRESETS)
+def test_a_preset_sets_the_objective_and_nothing_else(name):
+    config = c.override(c.RunConfig(), ["algorithm.samples_per_update=64", f"algorithm={name}"])
+    c.validate(config)
+    assert config.algorithm.samples_per_update == 64 and config.algorithm.rollout_correction == "truncate"
+    assert c.override(config, ["algorithm=dapo", f"algorithm={name}"]) == config, "what one sets, all set"
+    assert c.from_dict(c.RunConfig, {"algorithm": name}).algorithm == c.Algorithm(**c.Algorithm.PRESETS[name])
+
+
+def test_an_unknown_preset_is_refused_by_name():
+    with pytest.raises(c.ConfigError, match="algorithm: 'grop' must be one of grpo, dr_grpo, dapo"):
+        c.override(c.RunConfig(), ["algorithm=grop"])
+    with pytest.raises(c.ConfigError, match="it has no named sets"):
+        c.override(c.RunConfig(), ["rollout=dapo"])
 
 
 def test_every_number_has_a_range():

@@ -37,7 +37,7 @@ def items(encoded: list[Encoded]) -> list[TrainItem]:
     rng, out = random.Random(1), []
     for row, lengths in enumerate(LENGTHS):
         for n in lengths:
-            out.append(TrainItem(row, encoded[row].token_ids, text(rng, n), rng.gauss(0, 1), [-5.0] * n))
+            out.append(TrainItem(row, encoded[row].token_ids, text(rng, n), rng.gauss(0, 1)))
     return out
 
 

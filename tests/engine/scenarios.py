@@ -43,7 +43,7 @@ def fixed_items(worker: Worker, count: int = 8) -> list[TrainItem]:
         n = int(torch.randint(2, 12, (1,), generator=g))
         answer = [allowed[int(k)] for k in torch.randint(0, len(allowed), (n,), generator=g)]
         prompt = worker._prompt(i).token_ids
-        items.append(TrainItem(i, prompt, answer, float(torch.randn(1, generator=g)), [-5.0] * n))
+        items.append(TrainItem(i, prompt, answer, float(torch.randn(1, generator=g))))
     return items
 
 
@@ -99,13 +99,24 @@ def parity(config, rank, port):
 
 
 def invariance(config, rank, port):
-    """The same step by several token budgets: metrics, gradient norm and resulting weights."""
+    """The same steps by several token budgets, one per objective: metrics, gradient norms and resulting weights."""
     config = replace(config, method="sft")  # no engine
     out = {}
     for budget in (1, 120, 10_000):
         worker = start(config, rank, port)
-        worker.policy.config = replace(config, method="grpo")
-        stats = update(worker, fixed_items(worker), budget)
+        items, stats = fixed_items(worker), {}
+        g = torch.Generator().manual_seed(1)
+        for name in ("", "dr_grpo", "gspo", "cispo", "gmpo"):
+            options = {**configuration.Algorithm.PRESETS[name], "correction_level": "geometric"} if name else {}
+            worker.config = replace(config, method="grpo", algorithm=replace(config.algorithm, **options))
+            worker.policy.config = worker.config
+            if name:  # ratios on both sides of the bounds
+                near = [(torch.randn(2, len(item.token_ids), generator=g) - 5).tolist() for item in items]
+                items = [
+                    replace(item, rollout_logprobs=rollout, old_logprobs=old)
+                    for item, (rollout, old) in zip(items, near, strict=True)
+                ]
+            stats[name or "grpo"] = update(worker, items, budget)
         out[str(budget)] = {"stats": stats, "weights": weights(worker)}
     return out
 
@@ -144,7 +155,7 @@ def unequal(config, rank, port):
     items = []
     for row, n in enumerate(lengths):
         completion = [allowed[int(k)] for k in torch.randint(0, len(allowed), (n,), generator=g)]
-        items.append(TrainItem(row, worker._prompt(row).token_ids, completion, 1.0, [-5.0] * n))
+        items.append(TrainItem(row, worker._prompt(row).token_ids, completion, 1.0))
     out: dict = {"forward": [], "backward": []}
     for _ in range(2):
         before = GATHERS.calls

@@ -19,17 +19,19 @@ def test_step_is_invariant_to_micro_batch_and_ranks(run_ranks, small_config):
         ranks = run_ranks("invariance", replace(config, placement=replace(config.placement, workers_per_node=world)))
         for micro in ranks[0]:
             stats = {
-                k: sum(r[micro]["stats"][k] for r in ranks)
-                for k in ("loss/policy", "loss/total", "kl/mean", "entropy/mean")
+                f"{objective}: {k}": sum(r[micro]["stats"][objective][k] for r in ranks)
+                for objective in ranks[0][micro]["stats"]
+                for k in ("loss/policy", "loss/total", "kl/mean", "entropy/mean", "ratio/mean", "mismatch/kl")
             }
             results.append((world, micro, stats, ranks[0][micro]))
     assert [(w, m) for w, m, _, _ in results] == [(w, m) for w in (1, 2) for m in ("1", "120", "10000")]
-    assert [d["stats"]["perf/passes"] for w, _, _, d in results if w == 1][0::2] == [8, 1]
+    assert [d["stats"]["grpo"]["perf/passes"] for w, _, _, d in results if w == 1][0::2] == [8, 1]
     _, _, stats, first = results[0]
-    assert first["stats"]["grad/norm"] > 0.01
+    assert len(first["stats"]) == 5 and all(s["grad/norm"] > 0.01 for s in first["stats"].values())
     for _, _, other, detail in results[1:]:
         same(stats, other, 1e-5)
-        assert detail["stats"]["grad/norm"] == pytest.approx(first["stats"]["grad/norm"], rel=1e-5)
+        for objective, s in detail["stats"].items():
+            assert s["grad/norm"] == pytest.approx(first["stats"][objective]["grad/norm"], rel=1e-5), objective
         same(first["weights"], detail["weights"], 1e-5)
 
 

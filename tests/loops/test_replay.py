@@ -52,7 +52,7 @@ class Ranks:
     def with_logprobs(self, items, old, reference):
         return items
 
-    def update(self, items):
+    def update(self, items, kl_coef):
         if self.step == self.dies_in:
             raise Killed
         self.weights = zlib.crc32(repr((self.weights, items)).encode())
@@ -73,7 +73,7 @@ class Phases:
 class Run:
     """What the loop asks of a session."""
 
-    due, grade = staticmethod(Session.due), Session.grade
+    due, keep = staticmethod(Session.due), Session.keep
 
     def __init__(self, config, saved=(0, 0, None), dies_in=0) -> None:
         self.config, self.rows, self.saved = config, list(range(40)), saved

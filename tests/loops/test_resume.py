@@ -29,14 +29,21 @@ STEPS = 12
 def base(tiny_model, mixed_dataset, tmp_path_factory):
     """The configuration that every run of this file shares, but for its folder."""
     folder = tmp_path_factory.mktemp("resume")
-    (folder / "reward.py").write_text(REWARD)
+    (folder / "reward.py").write_text(REWARD.replace("% 17) / 17", "% 2)"))  # one group of eight is flat
     return c.RunConfig(
         run=c.Run(name="small", dir=str(folder / "undisturbed/run"), max_steps=STEPS),
         model=c.Model(path=str(tiny_model), dtype="fp32", gradient_checkpointing=False, min_pixels=784),
         data=c.Data(path=str(mixed_dataset), prompt_max_tokens=300),
         rollout=c.Rollout(prompts_per_step=4, samples_per_prompt=4, max_tokens=12, kv_cache_gib=0.25, sleep_level=0),
         algorithm=c.Algorithm(
-            micro_batch_tokens=400, kl_coef=0.01, normalize_reward=True, samples_per_update=16, epochs=2
+            micro_batch_tokens=400,
+            kl_coef=0.01,
+            kl_target=1e-3,
+            kl_horizon=100,
+            normalize_reward=True,
+            refill_rounds=2,
+            samples_per_update=16,
+            epochs=2,
         ),
         optimizer=c.Optimizer(learning_rate=1e-3, schedule="cosine", warmup_steps=3, weight_decay=0.01),
         rewards=c.Rewards(function=f"{folder}/reward.py:reward", workers=1),
@@ -63,6 +70,8 @@ def undisturbed(base, tmp_path_factory):
     lines = job.metrics()
     assert [line["step"] for line in lines] == list(range(STEPS + 1))
     assert all(line["grad/norm"] > 0 for line in lines[1:]), "a run that learns nothing proves nothing"
+    assert any(line["group/sampled"] > 4 for line in lines[1:]), "no group was replaced"
+    assert len({line["kl/coef"] for line in lines[1:]}) > 1
     return job
 
 

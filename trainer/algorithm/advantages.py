@@ -1,11 +1,21 @@
-"""Advantage estimators: pure functions of rewards and explicit group ids."""
+"""Advantage estimators: pure functions of rewards and explicit group ids, in float64.
+
+rewards: [N]. groups: [N] integer ids, in any order, of any sizes. A group of one, or of equal rewards, gets 0 wherever
+the estimator compares within groups; the order of the samples does not matter beyond the last bit.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
+
+from trainer.config import Algorithm
+
+VARIANCE = 1e-8
+"""Smallest variance that token-level advantages are divided by, as in OpenRLHF."""
 
 
 @dataclass(frozen=True)
@@ -13,32 +23,137 @@ class Advantages:
     """Advantages of one step's samples."""
 
     values: Tensor
-    """[N] float32."""
-    zero_std_groups: int
-    """Groups whose rewards are all equal: they teach nothing."""
-    groups: int
-    """Number of groups."""
+    """[N] float32; means over tokens where they differ within a sample."""
+    tokens: list[list[float]] | None = None
+    """Of each token of each sample, where they differ; None: `values`, discounted by gamma."""
 
 
-def group_norm(rewards: Tensor, groups: Tensor, eps: float = 1e-6) -> Advantages:
-    """(r - mean of its group) / (unbiased std of its group + eps), as in DeepSeekMath (arXiv 2402.03300, eq. 3).
+@dataclass(frozen=True)
+class Rewards:
+    """Rewards of one step's samples by name."""
 
-    rewards: [N] float. groups: [N] integer ids, in any order, of any sizes. A group of one, or of equal
-    rewards, gets 0. Computed in float64: the order of the samples does not matter beyond the last bit.
+    names: tuple[str, ...]
+    parts: Tensor
+    """[N, K] float64."""
+    weights: Tensor
+    """[K]"""
+
+    @property
+    def total(self) -> Tensor:
+        """Weighted sums, [N]; rows of equal parts have equal sums, which a matrix product does not promise."""
+        return sum((w * self.parts[:, k] for k, w in enumerate(self.weights)), self.parts.new_zeros(len(self.parts)))
+
+
+def estimate(
+    algorithm: Algorithm, rewards: Rewards, total: Tensor, groups: Tensor, lengths: Tensor, kl: Tensor | None = None
+) -> Advantages:
+    """Advantages by `algorithm.advantage`.
+
+    total: [N], the weighted rewards, normalized if so configured. lengths: completion tokens, [N]. kl: [sum of
+    lengths], what each token's KL costs (`kl_in: reward`).
     """
+    eps, tokens = algorithm.advantage_eps, None
+    earned = total.double() if kl is None else total.double() - _sums(kl, lengths)
+    match algorithm.advantage:
+        case "group_norm":
+            values = group_norm(earned, groups, eps)
+        case "group_mean":
+            values = group_mean(earned, groups)
+        case "batch_norm":
+            values = batch_norm(earned, groups, eps)
+        case "rloo":
+            values = leave_one_out(earned, groups)
+        case "gdpo":
+            values = gdpo(rewards.parts, rewards.weights, groups, eps)
+        case "reinforce_pp" | "reinforce_pp_baseline":
+            start = total.double() if algorithm.advantage == "reinforce_pp" else group_mean(total, groups)
+            flat = whiten(returns(start, lengths, algorithm.gamma, kl))
+            values, tokens = _sums(flat, lengths) / lengths.clamp(min=1), [x.tolist() for x in _split(flat, lengths)]
+    return Advantages(values.float(), tokens)
+
+
+def flat_groups(rewards: Tensor, groups: Tensor) -> Tensor:
+    """Whether each group's rewards are all equal, by ascending id, [groups]."""
+    ids, index = _index(rewards, groups)
+    least, most = (rewards.new_zeros(len(ids)).scatter_reduce(0, index, rewards, end, include_self=False)
+                   for end in ("amin", "amax"))  # fmt: skip
+    return least == most
+
+
+def group_norm(rewards: Tensor, groups: Tensor, eps: float = 1e-6) -> Tensor:
+    """(r - mean of its group) / (unbiased std of its group + eps), as in DeepSeekMath (arXiv 2402.03300, eq. 3)."""
+    ids, index = _index(rewards, groups)
+    centered = group_mean(rewards, groups)
+    counts = torch.bincount(index, minlength=len(ids))
+    squares = centered.new_zeros(len(ids)).index_add(0, index, centered.square())
+    std = (squares / (counts - 1).clamp(min=1)).sqrt() + eps
+    return torch.where(centered == 0, 0.0, centered / std[index])
+
+
+def group_mean(rewards: Tensor, groups: Tensor) -> Tensor:
+    """r - mean of its group: no division, which favors prompts that are easy or hard (Dr. GRPO, arXiv 2503.20783)."""
+    ids, index = _index(rewards, groups)
+    r = rewards.double()
+    means = r.new_zeros(len(ids)).index_add(0, index, r) / torch.bincount(index, minlength=len(ids))
+    return torch.where(flat_groups(rewards, groups)[index], 0.0, r - means[index])
+
+
+def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
+    """r - mean of the others in its group (RLOO, arXiv 2402.14740): (r - mean) n / (n - 1)."""
+    ids, index = _index(rewards, groups)
+    counts = torch.bincount(index, minlength=len(ids))
+    return group_mean(rewards, groups) * (counts / (counts - 1).clamp(min=1))[index]
+
+
+def batch_norm(rewards: Tensor, groups: Tensor, eps: float = 1e-6) -> Tensor:
+    """(r - mean of its group) / (unbiased std of all rewards + eps) (arXiv 2508.08221; TRL's scale_rewards "batch")."""
+    r = rewards.double()
+    return group_mean(rewards, groups) / (r.std() + eps if len(r) > 1 else 1.0)
+
+
+def gdpo(parts: Tensor, weights: Tensor, groups: Tensor, eps: float = 1e-6) -> Tensor:
+    """Each reward normalized in its group by itself, their weighted sum normalized over the batch (arXiv 2601.05242;
+    TRL's normalize_then_sum), so that a reward of small spread is not drowned. parts: [N, K], weights: [K]."""
+    summed = sum(w * group_norm(parts[:, k], groups, eps) for k, w in enumerate(weights.tolist()))
+    assert isinstance(summed, Tensor)
+    if len(summed) < 2 or not summed.any():
+        return torch.zeros_like(summed)
+    return (summed - summed.mean()) / (summed.std() + eps)
+
+
+def returns(rewards: Tensor, lengths: Tensor, gamma: float = 1.0, kl: Tensor | None = None) -> Tensor:
+    """Returns to go of every token, [sum of lengths]: the reward comes with the last token, and every token costs its
+    `kl`; G_t = gamma G_t+1 - kl_t."""
+    out = []
+    costs = [torch.zeros(int(n), dtype=torch.float64) for n in lengths] if kl is None else _split(kl.double(), lengths)
+    for reward, cost in zip(rewards.tolist(), costs, strict=True):
+        steps = [-x for x in cost.tolist()]
+        if steps:
+            steps[-1] += reward
+        out += reversed(list(accumulate(reversed(steps), lambda later, now: now + gamma * later)))
+    return torch.tensor(out, dtype=torch.float64)
+
+
+def whiten(values: Tensor) -> Tensor:
+    """(x - mean) / std over all tokens of the step, [N] -> [N] (REINFORCE++, arXiv 2501.03262; OpenRLHF)."""
+    if not len(values):
+        return values
+    centered = values - values.mean()
+    return centered / centered.square().mean().clamp(min=VARIANCE).sqrt()
+
+
+def _index(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
     if rewards.shape != groups.shape or rewards.dim() != 1:
         raise ValueError(f"rewards {tuple(rewards.shape)} and groups {tuple(groups.shape)} must both be [N]")
-    values = torch.zeros(rewards.shape, dtype=torch.float64)
-    ids = groups.unique().tolist()
-    flat = 0
-    for group in ids:
-        members = groups == group
-        r = rewards[members].double()
-        if len(r) < 2 or bool((r == r[0]).all()):
-            flat += 1
-            continue
-        values[members] = (r - r.mean()) / (r.std(unbiased=True) + eps)
-    return Advantages(values.float(), flat, len(ids))
+    return groups.unique(return_inverse=True)
+
+
+def _split(flat: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
+    return flat.split(lengths.tolist())
+
+
+def _sums(flat: Tensor, lengths: Tensor) -> Tensor:
+    return torch.stack([x.double().sum() for x in _split(flat, lengths)]) if len(lengths) else flat.double()
 
 
 @dataclass

@@ -35,8 +35,11 @@ class TrainItem:
     token_ids: list[int]
     """The completion, [T]."""
     advantage: float
-    rollout_logprobs: list[float]
-    """Of the engine, [T]."""
+    """Of the sequence; where its tokens' differ, their mean."""
+    rollout_logprobs: list[float] | None = None
+    """Of the engine, [T]; None: no engine sampled it."""
+    token_advantages: list[float] | None = None
+    """[T]; None: `advantage`, discounted by gamma."""
     old_logprobs: list[float] | None = None
     """Of the policy before the step's first update, [T]; None: it has not moved since, so its own are the old ones."""
     ref_logprobs: list[float] | None = None

@@ -1,5 +1,6 @@
 """The typed configuration of one run. `from trainer.config import RunConfig`; standard library and PyYAML only."""
 
+from trainer.config.algorithm import Algorithm as Algorithm
 from trainer.config.files import RESUME_IGNORES as RESUME_IGNORES
 from trainer.config.files import dump as dump
 from trainer.config.files import fingerprint as fingerprint
@@ -10,7 +11,6 @@ from trainer.config.overrides import override as override
 from trainer.config.overrides import to_dict as to_dict
 from trainer.config.overrides import unknown_key as unknown_key
 from trainer.config.schema import SFT as SFT
-from trainer.config.schema import Algorithm as Algorithm
 from trainer.config.schema import Checkpoint as Checkpoint
 from trainer.config.schema import Data as Data
 from trainer.config.schema import Evaluation as Evaluation

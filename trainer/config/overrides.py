@@ -39,7 +39,8 @@ def unknown_key(path: str, key: str, known: list[str]) -> str:
 def _coerce(hint: Any, value: Any, where: str) -> Any:
     origin = typing.get_origin(hint)
     if is_dataclass(hint):
-        return from_dict(typing.cast(type, hint), value, where + ".")
+        cls = typing.cast(type, hint)
+        return _preset(cls(), value, where) if isinstance(value, str) else from_dict(cls, value, where + ".")
     if origin is Literal:
         choices = typing.get_args(hint)
         for choice in choices:
@@ -94,10 +95,21 @@ def _set(config: Any, keys: list[str], value: Any, path: str) -> Any:
     known = [f.name for f in fields(config)]
     if keys[0] not in known:
         raise ConfigError(unknown_key(path, keys[0], known) if len(keys) == 1 else unknown_key(keys[0], keys[0], known))
+    child = getattr(config, keys[0])
+    if len(keys) == 1 and isinstance(value, str) and is_dataclass(child):
+        return replace(config, **{keys[0]: _preset(child, value, path)})
     if len(keys) == 1:
         hint = typing.get_type_hints(type(config))[keys[0]]
         return replace(config, **{keys[0]: _coerce(hint, value, path)})
-    child = getattr(config, keys[0])
     if not is_dataclass(child):
         raise ConfigError(f"{path}: {keys[0]} has no keys of its own")
     return replace(config, **{keys[0]: _set(child, keys[1:], value, path)})
+
+
+def _preset(section: Any, name: str, where: str) -> Any:
+    """A section with the options of one of its named sets; what the set leaves out stays as it is."""
+    presets = getattr(section, "PRESETS", {})
+    if name not in presets:
+        known = f"one of {', '.join(presets)}" if presets else "a mapping; it has no named sets"
+        raise ConfigError(f"{where}: {name!r} must be {known}")
+    return replace(section, **presets[name])

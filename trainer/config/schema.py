@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from trainer.config.algorithm import Algorithm
 from trainer.config.ranges import within
 
 
@@ -95,40 +96,6 @@ class Rollout:
     """Largest mean |log-prob difference| of engine and policy at the first sync; 0: 1e-3 for fp32, 5e-2 for bf16."""
     sync_bucket_bytes: int = within(1 << 30, least=1)
     """Layer groups are streamed in buckets of about this size (a single larger parameter goes alone)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Algorithm:
-    """GRPO."""
-
-    advantage: Literal["group_norm"] = "group_norm"
-    """Advantage estimator: (r - group mean) / (group std + eps)."""
-    advantage_eps: float = within(1e-6, least=0)
-    """Added to the group's standard deviation (unbiased)."""
-    normalize_reward: bool = False
-    """Divide rewards by their running standard deviation after subtracting the running mean (--normalize_reward)."""
-    clip_low: float = within(0.2, least=0, most=1)
-    """Lower clip of the probability ratio: 1 - clip_low."""
-    clip_high: float = within(0.2, least=0)
-    """Upper clip of the probability ratio: 1 + clip_high."""
-    loss_denominator: Literal["tokens", "sequences"] = "tokens"
-    """Sum over tokens / all tokens of the optimizer step, or mean of per-sequence means; always global."""
-    kl_coef: float = within(1e-3, least=0)
-    """Weight of KL(policy || reference) in the loss; 0 builds no reference model."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the KL, per token."""
-    gamma: float = within(1.0, above=0, most=1)
-    """Discount of the advantage towards earlier tokens: A_t = gamma^(T-1-t) A."""
-    samples_per_update: int = within(0, least=0)
-    """Samples per optimizer step (the original's --train_batch_size); 0: all of the step's."""
-    epochs: int = within(1, least=1)
-    """Passes over each step's samples (the original's --max_epochs)."""
-    micro_batch_tokens: int = within(0, least=0)
-    """Tokens per forward and backward pass on one rank, a prompt counted once for its completions in the pass; changes
-    neither loss nor gradient. 0: as many as 8 GiB of saved activations allow, at most 16,384, at least the longest
-    sample (trainer/config/budget.py)."""
-    logprob_tokens: int = within(0, least=0)
-    """The same for passes without gradients (old and reference log-probabilities); 0: twice micro_batch_tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,10 +336,21 @@ class RunConfig:
 
     @property
     def samples_per_step(self) -> int:
-        """Completions generated per step."""
+        """Completions that a step trains on."""
         return self.rollout.prompts_per_step * self.rollout.samples_per_prompt
 
     @property
     def samples_per_update(self) -> int:
         """Completions per optimizer step."""
         return self.algorithm.samples_per_update or self.samples_per_step
+
+    @property
+    def old_logprobs(self) -> bool:
+        """Whether the policy's own log-probabilities are computed before a step's first update."""
+        several = self.algorithm.epochs > 1 or self.samples_per_update < self.samples_per_step
+        return several or self.kl_in_reward
+
+    @property
+    def kl_in_reward(self) -> bool:
+        """Whether rewards are known only with the log-probabilities of policy and reference."""
+        return bool(self.algorithm.kl_coef) and self.algorithm.kl_in == "reward"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainer.config.algorithm import Algorithm
 from trainer.config.overrides import ConfigError
 from trainer.config.ranges import check_ranges
 from trainer.config.schema import RunConfig
@@ -56,6 +57,49 @@ def validate(config: RunConfig) -> None:
             f"algorithm.samples_per_update {c.samples_per_update} does not divide the {c.samples_per_step} samples of "
             f"a step (prompts_per_step x samples_per_prompt): use a divisor of {c.samples_per_step}"
         )
+    for wrong, change in _refused(c.algorithm):
+        if wrong:
+            raise ConfigError(change)
+
+
+def _refused(a: Algorithm) -> list[tuple[bool, str]]:
+    """Combinations of the objective's options that mean nothing, and what to change."""
+    of_sequences, reward_kl = a.surrogate in ("gspo", "gmpo"), bool(a.kl_coef) and a.kl_in == "reward"
+    return [
+        (
+            of_sequences and a.loss_denominator != "sequences",
+            f"algorithm.surrogate {a.surrogate} is an objective of sequences and algorithm.loss_denominator is "
+            f"{a.loss_denominator}: use sequences",
+        ),
+        (
+            bool(a.kl_coef) and a.kl_in == "loss" and a.kl_estimator == "k1",
+            "algorithm.kl_estimator k1 in the loss has a gradient of mean zero: use k2 or k3, or set "
+            "algorithm.kl_in to reward",
+        ),
+        (
+            bool(a.kl_target) and not a.kl_coef,
+            "algorithm.kl_target is set and algorithm.kl_coef is 0, so there is no reference: give kl_coef its first "
+            "value, such as 1e-3",
+        ),
+        (
+            bool(a.dual_clip) and a.surrogate not in ("ppo", "gspo"),
+            f"algorithm.dual_clip does nothing to algorithm.surrogate {a.surrogate}: set it to 0",
+        ),
+        (
+            bool(a.dual_clip) and a.dual_clip <= 1,
+            f"algorithm.dual_clip is {a.dual_clip}: it must be above 1 (3 in the paper), or 0 for none",
+        ),
+        (
+            a.surrogate == "gmpo" and (a.gamma < 1 or (a.advantage.startswith("reinforce_pp") and reward_kl)),
+            "algorithm.surrogate gmpo has one advantage per sequence: use algorithm.gamma 1, and another "
+            "algorithm.advantage or algorithm.kl_in loss",
+        ),
+        (
+            a.advantage == "gdpo" and (a.normalize_reward or reward_kl),
+            "algorithm.advantage gdpo normalizes each reward by itself: set algorithm.normalize_reward to false and "
+            "algorithm.kl_in to loss",
+        ),
+    ]
 
 
 def validate_saving(config: RunConfig) -> None:

@@ -30,10 +30,14 @@ class PromptStream:
         return order
 
     def batch(self, step: int) -> list[Prompt]:
-        """The prompts of step `step`, counted from 1."""
+        """The prompts of step `step`, counted from 1, where every step takes `size` of them."""
+        return self.draw((step - 1) * self.size, self.size, step)
+
+    def draw(self, start: int, count: int, step: int, group: int = 0) -> list[Prompt]:
+        """`count` prompts for step `step` after the first `start` of the run; their groups count from `group`."""
         prompts = []
-        for group in range(self.size):
-            epoch, offset = divmod((step - 1) * self.size + group, len(self.rows))
+        for i in range(count):
+            epoch, offset = divmod(start + i, len(self.rows))
             row = self._order(epoch)[offset]
-            prompts.append(Prompt(group=group, row=row, seed=seed_of(self.seed, "sample", step, row, epoch)))
+            prompts.append(Prompt(group=group + i, row=row, seed=seed_of(self.seed, "sample", step, row, epoch)))
         return prompts

@@ -233,24 +233,33 @@ class Worker:
         found = self.policy.logprobs(ahead(self._batch, passes), old, reference)
         return {name: [x.tolist() for x in parts] for name, parts in found.items()}
 
-    def update(self, passes: list[list[TrainItem]], tokens: int, sequences: int) -> dict[str, float]:
-        """One optimizer step over this rank's passes; tokens and sequences are counts over all ranks."""
+    def update(
+        self, passes: list[list[TrainItem]], tokens: int, sequences: int, kl_coef: float | None = None
+    ) -> dict[str, float]:
+        """One optimizer step over this rank's passes; tokens and sequences are counts over all ranks.
+
+        kl_coef: weight of the KL in the loss; None: the configured one.
+        """
         batches = ahead(lambda items: self._train_batch(items, tokens, sequences), passes)
-        return self.policy.update(batches, len(passes)) | {"perf/peak_memory_gib": self._peak_memory_gib()}
+        kl_coef = self.config.algorithm.kl_coef if kl_coef is None else kl_coef
+        return self.policy.update(batches, len(passes), kl_coef) | {"perf/peak_memory_gib": self._peak_memory_gib()}
 
     def _train_batch(self, items: list[TrainItem], tokens: int, sequences: int) -> TrainMicroBatch:
         from trainer.engine.policy import TrainMicroBatch
 
         algorithm = self.config.algorithm
         lengths = torch.tensor([len(item.token_ids) for item in items], dtype=torch.long)
-        values = torch.tensor([item.advantage for item in items])
+        denominator, longest = algorithm.loss_denominator, self.config.rollout.max_tokens
+        mean = "sequences" if denominator == "sequences" else "tokens"
         flat = lambda name: torch.tensor([x for item in items for x in getattr(item, name)])  # noqa: E731
         known = lambda name: not any(getattr(item, name) is None for item in items)  # noqa: E731
         return TrainMicroBatch(
             batch=self._batch(items),
-            advantages=discounted(values, lengths, algorithm.gamma),
-            weights=token_weights(lengths, algorithm.loss_denominator, tokens, sequences),
-            rollout_logprobs=flat("rollout_logprobs"),
+            advantages=_advantages(items, lengths, algorithm.gamma),
+            weights=token_weights(lengths, denominator, tokens, sequences, longest),
+            shares=token_weights(lengths, mean, tokens, sequences),
+            lengths=lengths,
+            rollout_logprobs=flat("rollout_logprobs") if known("rollout_logprobs") else None,
             old_logprobs=flat("old_logprobs") if known("old_logprobs") else None,
             ref_logprobs=flat("ref_logprobs") if known("ref_logprobs") else None,
         )
@@ -299,6 +308,13 @@ class Worker:
     def loaded(self, updates: int) -> None:
         """Resumes from the loaded checkpoint, after all ranks have loaded it."""
         self.policy.loaded(updates)
+
+
+def _advantages(items: list[TrainItem], lengths: torch.Tensor, gamma: float) -> torch.Tensor:
+    """Of all completion tokens, [sum of lengths]."""
+    if items and items[0].token_advantages is not None:
+        return torch.tensor([a for item in items for a in item.token_advantages or ()])
+    return discounted(torch.tensor([item.advantage for item in items]), lengths, gamma)
 
 
 def environment(config: RunConfig) -> dict[str, str]:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from transformers.integrations import HfDeepSpeedConfig
 
 from trainer.algorithm.batching import MicroBatch, moved
-from trainer.algorithm.losses import grpo_loss, kl_divergence
+from trainer.algorithm.correction import mismatch, rollout_weights
+from trainer.algorithm.losses import LOG_RATIO, grpo_loss
 from trainer.algorithm.lr_schedule import learning_rate
 from trainer.checkpoint.manager import Shard
 from trainer.config import RunConfig
@@ -42,7 +43,12 @@ class TrainMicroBatch:
     advantages: Tensor
     weights: Tensor
     """Hold the global denominator."""
-    rollout_logprobs: Tensor
+    shares: Tensor
+    """Weights of the metrics' means; those of all micro-batches of all ranks sum to 1."""
+    lengths: Tensor
+    """[completions]: tokens of each."""
+    rollout_logprobs: Tensor | None = None
+    """None: no engine sampled these."""
     old_logprobs: Tensor | None = None
     """None: the policy has not moved since the rollout, so its own detached log-probabilities are the old ones."""
     ref_logprobs: Tensor | None = None
@@ -120,54 +126,75 @@ class Policy:
         return {name: [x.cpu() for x in parts] for name, parts in found.items()}
 
     @frugal
-    def update(self, batches: Iterable[TrainMicroBatch], count: int) -> dict[str, float]:
+    def update(self, batches: Iterable[TrainMicroBatch], count: int, kl_coef: float) -> dict[str, float]:
         """One optimizer step over this rank's `count` micro-batches. Returns sums that add up over ranks to global
         means, largest values, and facts of the step; they are read from the device once.
 
-        `weights` of all micro-batches of all ranks must sum to 1.
+        kl_coef: weight of the KL in the loss.
         """
         rate = learning_rate(self.config.optimizer, self.updates, self.total_updates)
         for group in self.zero.param_groups:
             group["lr"] = rate
         gathered, sums = GATHERS.bytes, torch.zeros(len(SUMS), device=self.device, dtype=torch.float64)
-        largest = torch.zeros(1, device=self.device)
+        largest = torch.zeros(len(LARGEST), device=self.device)
         for i, item in enumerate(batches):
             self.engine.set_gradient_accumulation_boundary(i == count - 1)
             item = moved(item, self.device)
-            loss, stats, gap = self._loss(item)
+            loss, stats, most = self._loss(item, kl_coef)
             self.engine.backward(loss * self.world_size)  # DeepSpeed averages over ranks; our loss is a sum
             self.engine.step()
             sums += stats
-            largest = torch.cat([largest, gap]).amax(0, keepdim=True)
+            largest = torch.maximum(largest, most)
         self.updates += 1
         values = torch.cat([sums, largest.double()]).tolist()
-        out = dict(zip((*SUMS, "mismatch/logprob_abs_max"), values, strict=True))
+        out = dict(zip((*SUMS, *LARGEST), values, strict=True))
         out |= {"optim/lr": rate, "optim/skipped_updates": float(self.zero.overflow)}
         out |= {"perf/gathered_gib": (GATHERS.bytes - gathered) / 2**30, "perf/passes": float(count)}
         if self.zero.overflow:  # not finite: DeepSpeed has left weights and moments as they were
             return out
         return out | {"grad/norm": float(self.engine.get_global_grad_norm() or 0.0)}
 
-    def _loss(self, item: TrainMicroBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss, the values of `SUMS`, and |engine - policy| of every token [N]; all on the device."""
-        algorithm, w = self.config.algorithm, item.weights
+    def _loss(self, item: TrainMicroBatch, kl_coef: float) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss, the values of `SUMS`, and those of `LARGEST`; all on the device."""
+        a, shares = self.config.algorithm, item.shares
         logprobs, entropy = self.engine(item.batch)
         old = logprobs.detach() if item.old_logprobs is None else item.old_logprobs
+        gap = torch.zeros_like(old) if item.rollout_logprobs is None else old - item.rollout_logprobs
+        correction, beyond = None, torch.zeros_like(gap)
+        if a.rollout_correction != "off" and item.rollout_logprobs is not None:
+            correction, beyond = rollout_weights(
+                gap, item.lengths, a.rollout_correction, a.correction_level, a.correction_low, a.correction_high
+            )
         loss = grpo_loss(
             logprobs,
             old,
             item.advantages,
-            w,
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
+            item.weights,
+            clip_low=a.clip_low,
+            clip_high=a.clip_high,
             ref_logprobs=item.ref_logprobs,
-            kl_coef=algorithm.kl_coef,
-            kl_estimator=algorithm.kl_estimator,
+            kl_coef=kl_coef,
+            kl_estimator=a.kl_estimator,
+            kind=a.surrogate,
+            dual_clip=a.dual_clip,
+            lengths=item.lengths,
+            correction=correction,
+            shares=shares,
         )
-        gap = old - item.rollout_logprobs
-        mismatch = (w * gap.abs()).sum(), (w * kl_divergence(-gap, torch.zeros_like(gap), "k3")).sum()
-        values = (loss.policy, loss.total.detach(), loss.kl, loss.clip_fraction, loss.clamped, loss.ratio)
-        return loss.total, torch.stack([*values, (w * entropy).sum(), *mismatch]).double(), gap.abs()
+        values = {
+            "loss/policy": loss.policy,
+            "loss/total": loss.total.detach(),
+            "loss/nll": -(shares * logprobs.detach()).sum(),
+            "kl/mean": loss.kl,
+            "ratio/clip_fraction": loss.clip_fraction,
+            "ratio/clamped_fraction": loss.clamped,
+            "ratio/mean": loss.ratio,
+            "entropy/mean": (shares * entropy).sum(),
+            "mismatch/corrected_fraction": (shares * beyond).sum(),
+            **mismatch(gap, shares),
+        }
+        most = [x.amax() if len(x) else x.sum() for x in (gap.abs(), gap.clamp(-LOG_RATIO, LOG_RATIO).exp())]
+        return loss.total, torch.stack([values[name] for name in SUMS]).double(), torch.stack(most)
 
     # --- weights out, states away
 
@@ -247,6 +274,7 @@ class Policy:
 SUMS = (
     "loss/policy",
     "loss/total",
+    "loss/nll",
     "kl/mean",
     "ratio/clip_fraction",
     "ratio/clamped_fraction",
@@ -254,8 +282,14 @@ SUMS = (
     "entropy/mean",
     "mismatch/logprob_abs_mean",
     "mismatch/kl",
+    "mismatch/kl_reverse",
+    "mismatch/ratio_mean",
+    "ratio_square",
+    "mismatch/corrected_fraction",
 )
-"""Metrics whose per-rank values add up to the global mean, in the order of `Policy._loss`."""
+"""Metrics whose per-rank values add up to the global mean."""
+LARGEST = ("mismatch/logprob_abs_max", "mismatch/ratio_max")
+"""Metrics whose per-rank values give the global one as their largest."""
 
 
 def _decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

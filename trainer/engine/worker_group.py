@@ -151,11 +151,14 @@ class Workers:
                         fields[i][FIELDS[name]] = list(islice(values, len(items[i].token_ids)))
         return [replace(item, **fields[i]) for i, item in enumerate(items)]
 
-    def update(self, items: Sequence[TrainItem]) -> dict[str, float]:
-        """One optimizer step over all items, by all ranks. Raises ConfigError when too many in a row are skipped."""
+    def update(self, items: Sequence[TrainItem], kl_coef: float = 0.0) -> dict[str, float]:
+        """One optimizer step over all items, by all ranks. Raises ConfigError when too many in a row are skipped.
+
+        kl_coef: weight of the KL in the loss.
+        """
         tokens = sum(len(i.token_ids) for i in items)
         plan = self._schedule(items, self.facts["micro_batch_tokens"])
-        calls = [([[items[i] for i in members] for members in rank], tokens, len(items)) for rank in plan]
+        calls = [([[items[i] for i in members] for members in rank], tokens, len(items), kl_coef) for rank in plan]
         stats = over_ranks(self.each("update", calls))
         self.skipped = self.skipped + 1 if stats["optim/skipped_updates"] else 0
         if self.skipped > self.config.optimizer.max_skipped_updates:
@@ -177,13 +180,19 @@ class Workers:
 
 
 def over_ranks(stats: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Joins the ranks' statistics of one update: largest by max, what all agree on from the first, the rest adds up."""
+    """Joins the ranks' statistics of one update: largest by max, what all agree on from the first, the rest adds up.
+
+    The two moments of the engine's ratios become their effective sample size.
+    """
     agreed = ("grad/norm", "optim/lr", *COUNTS)
-    return {
+    out = {
         name: max(values) if _is_largest(name) else values[0] if name in agreed else sum(values)
         for name in stats[0]
         if (values := [s[name] for s in stats])
     }
+    if square := out.pop("ratio_square", 0.0):
+        out["mismatch/ess"] = out["mismatch/ratio_mean"] ** 2 / square
+    return out
 
 
 def over_updates(stats: Sequence[dict[str, float]], tokens: Sequence[int]) -> dict[str, float]:
@@ -199,7 +208,7 @@ def over_updates(stats: Sequence[dict[str, float]], tokens: Sequence[int]) -> di
         elif name in COUNTS:
             out[name] = sum(values)
         else:
-            out[name] = sum(v * n for v, n in zip(values, weights, strict=True)) / sum(weights)
+            out[name] = sum(v * n for v, n in zip(values, weights, strict=True)) / (sum(weights) or 1)
     return out
 
 

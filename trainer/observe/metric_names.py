@@ -32,10 +32,18 @@ NAMES: dict[str, Name] = {
     "group/zero_std_fraction": Name(
         "fraction", "Share of prompts whose completions all earned the same: they teach nothing."
     ),
+    "reward/overlong": Name(
+        "reward", "Mean of the overlong penalty, 0 to -1, before its weight (`algorithm.overlong_buffer`)."
+    ),
+    "group/sampled": Name("prompts", "Prompts asked in the step, over all rounds of dynamic sampling."),
+    "group/surplus": Name("prompts", "Those of them whose completions earned unequal rewards and were not trained on."),
+    "group/trained_zero_std": Name("prompts", "Groups of equal reward trained on: no round was left to replace them."),
     # --- the update
     "loss/total": Name("loss", "What was minimised: policy + kl_coef * KL. Mean over the step's updates."),
-    "loss/policy": Name("loss", "The clipped surrogate. Near 0 by construction where each step is one update."),
-    "kl/mean": Name("nats/token", "The estimate of the KL from policy to reference in the loss, before kl_coef."),
+    "loss/nll": Name("nats/token", "Mean negative log-probability of the completion tokens under the policy."),
+    "loss/policy": Name("loss", "The surrogate. With PPO's, near 0 by construction where each step is one update."),
+    "kl/mean": Name("nats/token", "The estimate of the KL from policy to reference, before kl_coef."),
+    "kl/coef": Name("", "`algorithm.kl_coef` as steered towards `algorithm.kl_target`; absent where it is fixed."),
     "entropy/mean": Name("nats/token", "Entropy of the policy's next-token distribution; its collapse ends learning."),
     "ratio/mean": Name("ratio", "Mean probability ratio of policy to the policy that the update started from."),
     "ratio/clip_fraction": Name("fraction", "Share of tokens whose surrogate was clipped."),
@@ -49,6 +57,13 @@ NAMES: dict[str, Name] = {
     ),
     "mismatch/logprob_abs_max": Name("nats", "Largest of the same."),
     "mismatch/kl": Name("nats/token", "KL from engine to policy on the sampled tokens, k3 estimator."),
+    "mismatch/kl_reverse": Name("nats/token", "KL from policy to engine on the same tokens."),
+    "mismatch/ratio_mean": Name("ratio", "Mean ratio of policy to engine probability over them; 1 in expectation."),
+    "mismatch/ratio_max": Name("ratio", "Largest of the same."),
+    "mismatch/ess": Name(
+        "fraction", "Effective sample size by these ratios, mean^2 / mean square, as a share of the tokens."
+    ),
+    "mismatch/corrected_fraction": Name("fraction", "Share of tokens whose correction was truncated or masked."),
     # --- the completions
     "tokens/prompt_mean": Name("tokens", "Mean prompt length, image tokens included."),
     "tokens/prompt_max": Name("tokens", "Longest prompt."),
@@ -56,6 +71,9 @@ NAMES: dict[str, Name] = {
     "tokens/response_min": Name("tokens", "Shortest completion."),
     "tokens/response_max": Name("tokens", "Longest completion."),
     "tokens/truncated_fraction": Name("fraction", "Share of completions cut at `rollout.max_tokens`."),
+    "tokens/masked_fraction": Name(
+        "fraction", "Share of completions left out of the loss because they were cut (`algorithm.mask_truncated`)."
+    ),
     "tokens/step": Name("tokens", "Prompt and completion tokens of the step, over all ranks."),
     # --- the data
     "data/left_out": Name("rows", "Rows of the split left out: too long, or without a solution where one is needed."),

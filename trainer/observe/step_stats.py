@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, get_args
 
-from trainer.algorithm.advantages import Advantages
+from trainer.algorithm.credit import Batch
 from trainer.algorithm.records import Outcome, Sample, Verdict
 from trainer.config import RunConfig
 from trainer.data.dataset import Dataset
@@ -14,8 +14,8 @@ from trainer.hardware.flops import Completed, image_grids, step_metrics
 from trainer.hardware.model_shapes import Shape
 
 
-def describe(samples: list[Sample], outcomes: list[Outcome], advantages: Advantages) -> dict[str, float]:
-    """Rewards, verdicts, lengths and group statistics of one step."""
+def describe(samples: list[Sample], outcomes: list[Outcome]) -> dict[str, float]:
+    """Rewards, verdicts and lengths of all completions of one step."""
     n = len(samples)
     lengths = [len(s.token_ids) for s in samples]
     rewards = [o.reward for o in outcomes]
@@ -34,7 +34,6 @@ def describe(samples: list[Sample], outcomes: list[Outcome], advantages: Advanta
         "tokens/prompt_max": max(len(s.prompt_token_ids) for s in samples),
         "tokens/step": sum(lengths) + sum(len(s.prompt_token_ids) for s in samples),
         "tokens/truncated_fraction": sum(not s.finished for s in samples) / n,
-        "group/zero_std_fraction": advantages.zero_std_groups / advantages.groups,
     }
 
 
@@ -67,29 +66,23 @@ def utilisation(
         peak,
         epochs=algorithm.epochs,
         reference=bool(algorithm.kl_coef),
-        old_logprobs=config.samples_per_update < config.samples_per_step or algorithm.epochs > 1,
+        old_logprobs=config.old_logprobs,
         recompute=config.model.gradient_checkpointing,
         freeze_vision=config.model.freeze_vision,
         shared_prompts=config.rollout.prefix_caching,
     )
 
 
-def sample_rows(
-    config: RunConfig,
-    dataset: Dataset,
-    step: int,
-    samples: list[Sample],
-    outcomes: list[Outcome],
-    advantages: Advantages,
-) -> list[dict[str, Any]]:
-    """A few of the step's completions with their images, spread over its groups; [] where none are due."""
+def sample_rows(config: RunConfig, dataset: Dataset, step: int, batch: Batch) -> list[dict[str, Any]]:
+    """A few of the completions trained on with their images, spread over the groups; [] where none are due."""
     log = config.logging
     if not log.samples_per_step or (step - 1) % max(log.samples_every_steps, 1):
         return []
+    samples, advantages = batch.samples, batch.advantages
     stride = max(len(samples) // log.samples_per_step, 1)
     rows = []
     for i in list(range(0, len(samples), stride))[: log.samples_per_step]:
-        sample, outcome, row = samples[i], outcomes[i], dataset[samples[i].row]
+        sample, outcome, row = samples[i], batch.outcomes[i], dataset[samples[i].row]
         rows.append(
             {
                 "row": sample.row,
