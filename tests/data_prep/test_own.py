@@ -290,45 +290,6 @@ def test_weights_take_training_rows_more_or_less_often(tmp_path):
     assert read_manifest(tmp_path / "out").quarantined == {"not_sampled": 40 - sources.count("b")}
 
 
-def test_show_stats_mix_and_filter(tmp_path, capsys):
-    assert run("prepare", virl39k(tmp_path / "raw"), "--name", "v", "--out", tmp_path / "v", "--validation", 0) == 0
-    assert run("prepare", plain(tmp_path / "raw2"), "--name", "p", "--out", tmp_path / "p", "--validation", 0) == 0
-    capsys.readouterr()
-    assert run("show", tmp_path / "v", "--row", 2, "-n", 1) == 0
-    shown = capsys.readouterr().out
-    assert "row 2 of train" in shown and "[image 160x120, " in shown and "reference answer: 2 (number)" in shown
-    assert run("stats", tmp_path / "v") == 0 and "PNG RGB" in capsys.readouterr().out
-    assert run("filter", tmp_path / "v", "--pass-rate", "0.1..0.9", "--out", tmp_path / "f") == 0
-    assert "too hard: 1, kept: 4, too easy: 1" in capsys.readouterr().out
-    kept = list(Dataset(tmp_path / "f"))
-    assert [row.extra["pass_rate"] for row in kept] == [0.2, 0.4, 0.6, 0.8]
-    rates = lines(tmp_path / "rates.jsonl", [{"id": kept[0].id, "pass_rate": 0.5}])
-    assert run("filter", tmp_path / "f", "--pass-rate", "0..1", "--rates", rates, "--out", tmp_path / "g") == 0
-    assert [row.id for row in Dataset(tmp_path / "g")] == [kept[0].id] and "no rate: 3" in capsys.readouterr().out
-    assert run("mix", f"{tmp_path}/v=2", tmp_path / "p", "--out", tmp_path / "m") == 0
-    sources = Dataset(tmp_path / "m").column("source")
-    assert (sources.count("v"), sources.count("p")) == (12, 6) and sources != sorted(sources)
-
-
-def test_correct_completions_of_a_log_become_solutions(tmp_path, capsys):
-    assert run("prepare", plain(tmp_path / "raw"), "--out", tmp_path / "p", "--validation", 0) == 0
-    ids = Dataset(tmp_path / "p").column("id")
-    samples = [{"row": 1, "completion": "a long way to 1", "verdict": "correct"},
-               {"row": 1, "completion": "it is 1", "verdict": "correct"},
-               {"row": 2, "completion": "it is 3", "verdict": "wrong"}]  # fmt: skip
-    log = lines(tmp_path / "samples.jsonl", samples)
-    assert run("worked", tmp_path / "p", "--log", log, "--out", tmp_path / "s") == 0
-    assert [(row.id, row.solution) for row in Dataset(tmp_path / "s")] == [(ids[1], "it is 1")]
-    assert "without a correct completion: 5 rows" in capsys.readouterr().out
-    rates = [{"id": ids[4], "pass_rate": 0.5, "samples": 8, "completion": "it is 4"},
-             {"id": ids[5], "pass_rate": 0.0, "samples": 8, "completion": ""}]  # fmt: skip
-    log = lines(tmp_path / "pass_rates.jsonl", rates)
-    assert run("worked", tmp_path / "p", "--log", log, "--out", tmp_path / "t") == 0
-    assert [(row.id, row.solution) for row in Dataset(tmp_path / "t")] == [(ids[4], "it is 4")]
-    for bad in ({"row": 6, "completion": "x"}, {"id": "other", "completion": "x"}):
-        assert run("worked", tmp_path / "p", "--log", lines(log, [bad]), "--out", tmp_path / "u") == 2
-
-
 def test_rows_for_supervised_training_need_no_answer(tmp_path, capsys):
     long = "Here is a poem that states nothing. " * 10
     source = lines(tmp_path / "d.jsonl", [{"instruction": "Write.", "input": "", "output": long}])
@@ -362,26 +323,6 @@ def test_images_on_the_web_are_refused_with_what_to_do(tmp_path):
     (line,) = (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()
     assert json.loads(line)["reason"] == "image_url"
     assert "https://example.org/a.png is not on this machine: download the images" in json.loads(line)["detail"]
-
-
-def test_exports_load_with_the_datasets_library_and_trl(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    assert run("prepare", openai(tmp_path / "raw"), "--out", tmp_path / "d", "--validation", 0) == 0
-
-    def load(target: str):
-        assert run("export", tmp_path / "d", "--to", target, "--out", tmp_path / target) == 0
-        return datasets.load_dataset(
-            "parquet", data_files=str(tmp_path / target / "train.parquet"), cache_dir=str(tmp_path / "cache" / target)
-        )["train"]
-
-    trl, verl_rows = load("trl"), load("verl")
-    assert trl[0]["images"][0].size == verl_rows[0]["images"][0].size == (160, 120)
-    data_utils = pytest.importorskip("trl.data_utils")
-    assert data_utils.is_conversational({"prompt": trl[0]["prompt"]})
-    assert trl[4]["solution"] == "4" and trl[4]["completion"][0]["role"] == "assistant"
-    one = verl_rows[4]
-    assert one["prompt"][1] == {"role": "user", "content": "Q4?<image>"}
-    assert one["reward_model"] == {"style": "rule", "ground_truth": "4"} and one["extra_info"]["index"] == 4
 
 
 def test_another_language_of_the_machine_changes_nothing(tmp_path):
