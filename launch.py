@@ -11,9 +11,11 @@ itself again under uv, which brings both; where there is no uv, pip installs it 
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +29,8 @@ def main(arguments: list[str]) -> int:
     """Runs one command and returns its exit code."""
     if not ready():
         return restart(arguments)
-    os.environ.pop(RESTARTED, None)
+    if os.environ.pop(RESTARTED, None):
+        end_with_uv()
     from recipes import cli  # ty: ignore[import-not-found]
 
     return cli.main(arguments)
@@ -48,6 +51,14 @@ def restart(arguments: list[str]) -> int:
     os.environ[RESTARTED] = "1"
     os.environ["PATH"] = os.pathsep.join([str(Path(uv).parent), os.environ.get("PATH", os.defpath)])
     os.execv(uv, [uv, "run", "--quiet", "--script", str(ROOT / "launch.py"), *arguments])
+
+
+def end_with_uv() -> None:
+    """Has the kernel end this process when uv, which stays its parent and is what a person's shell knows, is killed."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def find_uv() -> str:

@@ -77,8 +77,8 @@ def load(run_id: str) -> RunRecord:
 
 def interrupted(recipe: str, target: str, overrides: list[str], model: str) -> str:
     """The newest run of this very recipe and model that neither finished nor is running now; empty if there is none."""
-    for path in sorted(RUNS.glob("*/launch.json"), key=lambda p: p.stat().st_mtime, reverse=True):
-        record = RunRecord(**json.loads(path.read_text()))
+    records = [(RunRecord(**json.loads(path.read_text())), path) for path in RUNS.glob("*/launch.json")]
+    for record, path in sorted(records, key=lambda one: one[0].started_s, reverse=True):
         if (record.recipe, record.target, record.overrides) != (recipe, target, overrides):
             continue
         try:

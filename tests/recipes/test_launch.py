@@ -312,12 +312,14 @@ def test_an_interrupted_demo_is_found_and_a_finished_or_other_one_is_not(monkeyp
     monkeypatch.setattr(run_record, "RUNS", tmp_path)
 
     def run(name, status, overrides=(), pid=2**30, model="demo-abc", config=True):
-        run_record.RunRecord(run_id=name, recipe="demo", target="local", overrides=list(overrides)).save()
+        started = float(len(list(tmp_path.iterdir())))
+        run_record.RunRecord(
+            run_id=name, recipe="demo", target="local", overrides=list(overrides), started_s=started
+        ).save()
         if config:
             (tmp_path / name / "config.yaml").write_text(f"path: /x/{model}\n")
             (tmp_path / name / "progress.json").write_text(json.dumps({"status": status, "pid": pid}))
-        stamp = time.time() + len(list(tmp_path.iterdir()))
-        os.utime(tmp_path / name / "launch.json", (stamp, stamp))
+        os.utime(tmp_path / name / "launch.json", (-started, -started))  # written again when a run ends
 
     find = lambda overrides=(): run_record.interrupted("demo", "local", list(overrides), "demo-abc")  # noqa: E731
     assert find() == ""
