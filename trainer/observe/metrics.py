@@ -195,7 +195,7 @@ class Phases:
         """
         if not self._taken:
             self._seconds, self._began = {}, time.monotonic()
-        self._state |= {"step": step, "step_since_unix_s": time.time()}
+        self._state |= {"step": step, "step_since_unix_s": time.time(), "message": ""}
         if total_steps is not None:
             self._state["total_steps"] = total_steps
         self._write()
@@ -210,7 +210,7 @@ class Phases:
         return taken
 
     def note(self, **fields: Any) -> None:
-        """Puts more into `progress.json`, for example `message="loading the model"`."""
+        """Puts more into `progress.json`, for example `message="loading the model"`, which lasts until a step begins."""
         self._state |= fields
         self._write()
 
