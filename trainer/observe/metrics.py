@@ -210,7 +210,7 @@ class Phases:
         return taken
 
     def note(self, **fields: Any) -> None:
-        """Puts more into `progress.json`, for example `message="loading the model"`, which lasts until a step begins."""
+        """Puts more into `progress.json`; a `message`, such as "loading the model", lasts until a step begins."""
         self._state |= fields
         self._write()
 
