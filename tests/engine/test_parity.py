@@ -6,7 +6,7 @@ import pytest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world", "tp"), [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize(("world", "tp"), [(1, 1), pytest.param(2, 1, marks=pytest.mark.long), (2, 2)])
 def test_engine_agrees_with_policy(run_ranks, small_config, world, tp):
     config = replace(
         small_config,

@@ -9,7 +9,7 @@ from tests.loops.jobs import REWARD, Job
 from trainer.exit_codes import EXIT_ERROR
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_broken_sync_stops_the_run(small_config, tmp_path):
     config = replace(small_config, rollout=replace(small_config.rollout, sync_tolerance=1e-12))
     job = Job(config, tmp_path / "job").start()

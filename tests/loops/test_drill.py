@@ -5,7 +5,7 @@ import pytest
 from tests.loops.drill import play
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_small_drill_ends_as_the_undisturbed_run(tmp_path):
     figures = play(tmp_path, kills=5, steps=24, ranks=2, seed=3, standin=True)

@@ -112,6 +112,7 @@ def kill_and_resume(job, undisturbed, plan, before=lambda name: None, floor=1) -
     assert not list(job.run_dir.rglob("*.partial"))
 
 
+@pytest.mark.long
 def test_killed_in_an_update_on_a_node_that_is_lost(base, undisturbed, tmp_path):
     with servers.rclone(tmp_path / "disk") as server:
         job = Job(placed(base, tmp_path, remote="s3://bucket/runs", keep_last=2), tmp_path, server.env)
