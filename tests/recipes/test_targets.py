@@ -271,6 +271,30 @@ def test_what_dstack_uploads_stays_under_its_limit():
     assert int(done.stdout) < 2 * 2**20, "add what a node does not need to .dstackignore"
 
 
+def test_dstack_uploads_what_a_node_imports(tmp_path):
+    """The archive, unpacked, runs the modules that the generated files call."""
+    code = (
+        "import sys; from dstack._internal.utils.files import create_file_archive as archive;"
+        "archive(sys.argv[1], open(sys.argv[2], 'w+b'))"
+    )
+    subprocess.run([LAUNCH, "-c", code, str(ROOT), str(tmp_path / "code.tar")], check=True)
+    shutil.unpack_archive(tmp_path / "code.tar", tmp_path / "node")
+    (node,) = (tmp_path / "node").iterdir()
+    called = set(
+        re.findall(
+            r"bin/python -m ([\w.]+)",
+            "".join(p.read_text() for p in (ROOT / "recipes/generated").glob("dstack-*/*.yaml")),
+        )
+    )
+    assert {"trainer.node", "recipes.manifest", "data_prep"} <= called
+    code = "import importlib, sys; assert all(importlib.import_module(m) for m in sys.argv[1:])"
+    subprocess.run(
+        [sys.executable, "-c", code, *sorted(m for m in called if m != "data_prep"), "data_prep.cli"],
+        cwd=node,
+        check=True,
+    )
+
+
 def test_an_environment_that_comes_with_the_image_is_taken_if_it_is_the_same(tmp_path):
     work, image = tmp_path / "work", tmp_path / "image"
     for folder in (work, image):
