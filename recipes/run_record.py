@@ -67,23 +67,32 @@ def known(run_id: str) -> bool:
     return (RUNS / run_id / "launch.json").exists()
 
 
+def names() -> list[str]:
+    """Ids of all runs that were launched from here, sorted."""
+    return sorted(path.parent.name for path in RUNS.glob("*/launch.json"))
+
+
+def newest_first() -> list[RunRecord]:
+    """All records by their launch. The files' times would not do: a record is written again when its run ends."""
+    return sorted(map(load, names()), key=lambda record: record.started_s, reverse=True)
+
+
 def load(run_id: str) -> RunRecord:
     """The record of a run. Raises ConfigError naming the runs that are known."""
     if not known(run_id):
-        names = ", ".join(sorted(p.parent.name for p in RUNS.glob("*/launch.json")))
-        raise ConfigError(f"no run {run_id} was launched from here: " + (f"known: {names}" if names else "none"))
+        others = ", ".join(names())
+        raise ConfigError(f"no run {run_id} was launched from here: " + (f"known: {others}" if others else "none"))
     return RunRecord(**json.loads((RUNS / run_id / "launch.json").read_text()))
 
 
 def interrupted(recipe: str, target: str, overrides: list[str], model: str) -> str:
     """The newest run of this very recipe and model that neither finished nor is running now; empty if there is none."""
-    records = [(RunRecord(**json.loads(path.read_text())), path) for path in RUNS.glob("*/launch.json")]
-    for record, path in sorted(records, key=lambda one: one[0].started_s, reverse=True):
+    for record in newest_first():
         if (record.recipe, record.target, record.overrides) != (recipe, target, overrides):
             continue
         try:
-            progress = json.loads((path.parent / "progress.json").read_text())
-            same_model = model in (path.parent / "config.yaml").read_text()
+            progress = json.loads((RUNS / record.run_id / "progress.json").read_text())
+            same_model = model in (RUNS / record.run_id / "config.yaml").read_text()
         except (OSError, ValueError):
             continue  # it ended before its first step: there is nothing to resume from
         if progress["status"] == "finished":

@@ -102,10 +102,10 @@ def watch(run: str, bucket: str) -> int:
 
 def newest() -> str:
     """The run that was launched last from here. Raises ConfigError without any."""
-    paths = sorted(run_record.RUNS.glob("*/launch.json"), key=lambda p: p.stat().st_mtime)
-    if not paths:
+    records = run_record.newest_first()
+    if not records:
         raise ConfigError("no run was launched from here: give the id of a run, and --bucket")
-    return paths[-1].parent.name
+    return records[0].run_id
 
 
 def logs(run: str, bucket: str, stored: bool) -> int:

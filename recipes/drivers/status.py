@@ -17,7 +17,7 @@ from recipes.run_record import RUNS, RunRecord
 
 def show(run: str | None) -> int:
     """One line per run; of a single run also what its engine says."""
-    names = [run] if run else sorted(p.parent.name for p in RUNS.glob("*/launch.json"))
+    names = [run] if run else run_record.names()
     said = engine_state.ask(run_record.load(run)) if run else None
     if run and said:
         record = run_record.load(run)
