@@ -62,12 +62,10 @@ def greedy(config: c.RunConfig, folder: Path, name: str, model: Path) -> float:
     return train(config, folder, name)[1][0]["eval/accuracy"]
 
 
-def measure(seed: int, data: Path, folder: Path) -> dict:
-    model = folder / "model"
-    load = os.getloadavg()[0]
-    warm_s = call("examples.demo.warm_start", "--data", str(data), "--out", str(model), "--seed", str(seed))
+def demo_config(seed: int, data: Path, model: Path) -> c.RunConfig:
+    """The demo's run of a warm-started model, without a store and without logged samples."""
     base = demo().config
-    config = replace(
+    return replace(
         base,
         run=replace(base.run, seed=seed),
         model=replace(base.model, path=str(model)),
@@ -75,6 +73,13 @@ def measure(seed: int, data: Path, folder: Path) -> dict:
         checkpoint=replace(base.checkpoint, remote=""),
         logging=replace(base.logging, samples_per_step=0),
     )
+
+
+def measure(seed: int, data: Path, folder: Path) -> dict:
+    model = folder / "model"
+    load = os.getloadavg()[0]
+    warm_s = call("examples.demo.warm_start", "--data", str(data), "--out", str(model), "--seed", str(seed))
+    config = demo_config(seed, data, model)
     grpo_s, lines = train(config, folder, "grpo")
     still = replace(
         config,

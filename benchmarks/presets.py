@@ -16,8 +16,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.learning import ROOT, call, train
-from recipes.presets.demo import demo
+from benchmarks.learning import ROOT, call, demo_config, train
 from trainer import config as c
 
 PLOT = ROOT / "docs" / "presets.svg"
@@ -27,15 +26,8 @@ COLORS = ("#3b6fb6", "#c8553d", "#588157")
 
 def settings(name: str, seed: int, data: Path, model: Path) -> c.RunConfig:
     """The demo's run with one set of options."""
-    base = demo().config
-    config = replace(
-        base,
-        run=replace(base.run, seed=seed),
-        model=replace(base.model, path=str(model)),
-        data=replace(base.data, path=str(data)),
-        checkpoint=replace(base.checkpoint, remote="", export_hf="never"),
-        logging=replace(base.logging, samples_per_step=0),
-    )
+    config = demo_config(seed, data, model)
+    config = replace(config, checkpoint=replace(config.checkpoint, export_hf="never"))
     return c.override(config, [f"algorithm={name}"])
 
 

@@ -20,6 +20,8 @@ python3 launch.py plan grpo-qwen2.5-vl-72b-mathv60k     memory, disk, time and d
 python3 launch.py up grpo-qwen2.5-vl-7b-mathv60k --target skypilot-runpod --bucket s3://mine
 """
 ROOT = Path(__file__).resolve().parents[1]
+LAUNCHED = ("recipe", "target", "set", "launch", "remote", "dry")
+"""Arguments of the commands that start a recipe."""
 EVALUATE: dict[str, dict[str, Any]] = {
     "--pass-rate": {"action": "store_true", "required": True, "help": "of every training row, into pass_rates.jsonl"},
     "--samples": {"type": int, "default": 8, "help": "completions per row (%(default)s)"},
@@ -99,23 +101,13 @@ def parser() -> argparse.ArgumentParser:
     add(
         "up",
         "run a recipe; Ctrl-C stops following the logs",
-        "recipe",
-        "target",
-        "set",
-        "launch",
-        "remote",
-        "dry",
+        *LAUNCHED,
         example=f"{middle} --target skypilot-runpod --bucket s3://mine --set optimizer.learning_rate=1e-6",
     )
     add(
         "evaluate",
         "measure how often a recipe's model solves each training row, and train nothing",
-        "recipe",
-        "target",
-        "set",
-        "launch",
-        "remote",
-        "dry",
+        *LAUNCHED,
         example=f"{middle} --pass-rate --samples 8 --set model.path=runs/mine/hf",
     )
     for flag, options in EVALUATE.items():

@@ -63,7 +63,8 @@ def main(argv: list[str] | None = None) -> int:
     except (StorageError, OSError) as error:
         code, launcher.why = EXIT_STORAGE, str(error)
     except RayEnded as error:
-        code, launcher.why = EXIT_RAY, str(error)
+        why = str(error).rstrip(".")
+        code, launcher.why = EXIT_RAY, f"{why}: the machine is too busy, or Ray is broken on it"
     finally:
         code = launcher.settle(code)
         launcher.finish(code)

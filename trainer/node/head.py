@@ -217,10 +217,9 @@ class HeadLauncher(Launcher):
             try:
                 if ray.ready():
                     return True
-            except RayEnded as error:
+            except RayEnded:
                 if not again:
-                    why = f"{str(error).rstrip('.')}: the machine is too busy, or Ray is broken on it"
-                    raise Ended(EXIT_RAY, why) from None
+                    raise
                 self.say("Ray exited while starting: trying again, on other ports if one was taken meanwhile")
                 ray.close(keep_logs=False)
                 return False
