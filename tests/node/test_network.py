@@ -215,6 +215,30 @@ def test_losses_are_counted_by_direction(probers, monkeypatch):
     assert answer["loss_out"] == 0.0 and answer["loss_back"] == pytest.approx(0.02)
 
 
+def test_an_echo_that_stalls_is_late_and_loses_nothing(probers, monkeypatch):
+    """Its process gets no processor, again and again for 0.2 s, then for longer than LATE_S."""
+    monkeypatch.setattr(probe, "DATAGRAMS", 500)
+    echo, stalls = probers[1]._udp, iter([0.2] * 8 + [2.5])
+
+    class Stalling:
+        count = 0
+
+        def __getattr__(self, name):
+            return getattr(echo, name)
+
+        def sendto(self, data, to):
+            self.count += 1
+            if self.count > probe.PINGS and not self.count % 47:
+                time.sleep(next(stalls, 0))
+            echo.sendto(data, to)
+
+    probers[1]._udp = Stalling()
+    time.sleep(0.6)
+    order = {"stage": "datagrams", "address": "127.0.0.1", "port": probers[1].port, "udp": probers[1].udp_port}
+    answer = probers[0].obey(order | {"mtu": 1500})
+    assert (answer["loss_out"], answer["loss_back"]) == (0, 0)
+
+
 def test_a_prober_frees_its_ports(free_port):
     prober = Prober(0, "run", free_port, [])
     assert prober.port == free_port

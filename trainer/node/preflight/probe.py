@@ -26,7 +26,13 @@ PINGS = 50
 DATAGRAMS = 3000
 """Datagrams counted for loss: a loss of 1% shows as 30 of them, and 13 are called a failure."""
 WINDOW = 32
-"""Datagrams under way: too few to fill any socket's buffer, so that none is lost but by the network."""
+"""Datagrams under way: too few to fill a socket's buffer, so that none is lost but by the network."""
+LATE_S = 1.0
+"""A datagram is called lost after this long, and back if it still comes: busy machines are late, not lossy."""
+VOLLEY_S = 10.0
+"""Longest that the datagrams of one pair are sent: on a link that loses half, fewer tell enough."""
+BUFFER_BYTES = 4 << 20
+"""Of the sockets' buffers, as far as the system grants it: holds some windows of an echo that gets no processor."""
 DATAGRAM_BYTES = 1000
 MTU_TRIES = 8
 STREAMS = 4
@@ -51,6 +57,7 @@ class Prober:
         self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._udp.bind(("", 0))
         self._udp.settimeout(0.5)
+        self._udp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
         self._udp.setsockopt(socket.IPPROTO_IP, 10, PMTUDISC_PROBE)  # IP_MTU_DISCOVER
         self.udp_port: int = self._udp.getsockname()[1]
         self._echoed: dict[tuple[str, int], int] = {}
@@ -190,26 +197,26 @@ class Prober:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mine:
             mine.bind(("", 0))
             mine.setsockopt(socket.IPPROTO_IP, 10, PMTUDISC_PROBE)
+            mine.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
             flight = _Flight(mine, (address, udp), self.mark)
             trips = sorted(t for _ in range(PINGS) if (t := flight.ping(64)) is not None)
             if not trips:
                 return {"udp": False}
-            wait_s = 0.02 + 10 * trips[len(trips) // 2]
             flight.sent = flight.back = 0
             flight.seen.clear()
             with contextlib.suppress(OSError, ValueError), self._connect(address, port, "count", source=flight.port):
                 pass  # begins to count at zero
-            flight.volley(DATAGRAMS, wait_s)
-            arrived = flight.sent
+            flight.volley(DATAGRAMS)
+            sent = arrived = flight.sent
             with (
                 contextlib.suppress(OSError, ValueError),
                 self._connect(address, port, "count", source=flight.port) as (_, reply),
             ):
                 arrived = reply["count"]
-            out, back = flight.sent - arrived, max(0, arrived - flight.back)
+            out, back = (sent - arrived) / sent, max(0, arrived - flight.back) / sent
             carries = any(flight.ping(largest - 28) is not None for _ in range(MTU_TRIES))
         return {"udp": True, "min_s": trips[0], "median_s": trips[len(trips) // 2], "carries": carries,
-                "loss_out": out / DATAGRAMS, "loss_back": back / DATAGRAMS}  # fmt: skip
+                "loss_out": out, "loss_back": back}  # fmt: skip
 
     def _stream(self, address: str, port: int, seconds: float) -> dict[str, Any]:
         """Bytes per second to a peer over several streams, as the peer counted them."""
@@ -273,16 +280,18 @@ class _Flight:
                 return time.perf_counter() - began
         return None
 
-    def volley(self, count: int, wait_s: float) -> None:
-        """Sends `count` datagrams, never more than WINDOW under way; one that is late still counts as back."""
-        lost = 0
-        for start in range(0, count, WINDOW):
-            for _ in range(min(WINDOW, count - start)):
-                self.send(DATAGRAM_BYTES)
-            while self.sent - self.back > lost:
-                if self.receive(wait_s) is None:
-                    lost = self.sent - self.back
-        while self.receive(0.5) is not None:
+    def volley(self, count: int) -> None:
+        """Sends up to `count` datagrams, never more than WINDOW under way."""
+        under_way: dict[int, float] = {}
+        end = time.monotonic() + VOLLEY_S
+        while self.sent < count and (now := time.monotonic()) < end:
+            if len(under_way) < WINDOW:
+                under_way[self.send(DATAGRAM_BYTES)] = now
+                continue
+            oldest = next(iter(under_way))
+            returned = self.receive(under_way[oldest] + LATE_S - now)
+            under_way.pop(oldest if returned is None else returned, None)
+        while self.receive(LATE_S) is not None and self.back < self.sent:
             pass
 
 
