@@ -63,7 +63,7 @@ _ASSISTANT = re.compile(
     r"<\|im_start\|>assistant\n|<\|start_header_id\|>assistant<\|end_header_id\|>\s*|<start_of_turn>model\n|<\|assistant\|>\s*"
 )
 _SPECIAL = r"(?:<[|｜][^<>|｜\s]{1,40}[|｜]>|</?s>|<(?:pad|eos|bos|unk|end_of_turn)>|\[(?:PAD|EOS|SEP)\])"
-_TRAILING = re.compile(rf"(?:\s*{_SPECIAL})+\s*\Z")
+_TOKEN, _TOKEN_LENGTH = re.compile(_SPECIAL), 44  # at most
 _LEADING = re.compile(rf"\A(?:\s*{_SPECIAL})+\s*")
 
 
@@ -71,8 +71,24 @@ def response_of(query: str) -> str:
     """The completion: after the last assistant turn of a chat, else all; special tokens at both ends off."""
     turns = [match.end() for match in _ASSISTANT.finditer(query)]
     completion = query[turns[-1] :] if turns else query
-    tail = max(0, len(completion) - 65_536)  # enough padding for anybody, and linear time
-    return _LEADING.sub("", completion[:tail] + _TRAILING.sub("", completion[tail:]), count=1)
+    return _LEADING.sub("", completion[: _content_end(completion)], count=1)
+
+
+def _content_end(completion: str) -> int:
+    """Where the special tokens at the end begin, with the space around them. Read backwards, in linear time."""
+    content, end = len(completion), _spaces_begin(completion, len(completion))
+    while end:
+        first = max(completion.rfind(mark, max(0, end - _TOKEN_LENGTH), end) for mark in "<[")
+        if first < 0 or not _TOKEN.fullmatch(completion, first, end):
+            break
+        end = content = _spaces_begin(completion, first)
+    return content
+
+
+def _spaces_begin(text: str, end: int) -> int:
+    while end and text[end - 1].isspace():
+        end -= 1
+    return end
 
 
 @dataclass(frozen=True)
