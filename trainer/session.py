@@ -11,7 +11,8 @@ import numpy as np
 
 from trainer.algorithm.records import Outcome, Sample
 from trainer.checkpoint.attempt import of_this_job
-from trainer.checkpoint.manager import Checkpoints, Found, export_hf
+from trainer.checkpoint.export import export_adapter, export_hf
+from trainer.checkpoint.manager import Checkpoints, Found
 from trainer.checkpoint.rollout_log import Graded, RolloutLog
 from trainer.config import ConfigError, RunConfig
 from trainer.data import lengths
@@ -204,10 +205,14 @@ class Session:
         print(f"report: {write_report(self.config.run.dir)}", flush=True)
 
     def export(self) -> Path:
-        """Writes the newest checkpoint as a Hugging Face model folder, and pushes it beside the checkpoints."""
-        found = self.checkpoints.find()
+        """Writes the newest checkpoint as a Hugging Face model folder, or its adapter as peft's, and pushes it beside
+        the checkpoints."""
+        found, out = self.checkpoints.find(), Path(self.config.run.dir) / "hf"
         assert found is not None
-        out = export_hf(found, Path(self.config.run.dir) / "hf", model_folder(self.config), self.config.model.dtype)
+        if self.config.lora.rank:
+            export_adapter(found, out, self.config)
+        else:
+            export_hf(found, out, model_folder(self.config), self.config.model.dtype)
         if self.checkpoints.storage:
             for path in sorted(out.iterdir()):
                 self.checkpoints.storage.put(path, f"hf/{path.name}")

@@ -48,16 +48,21 @@ def reference_losses(config, rows_of_step, learning_rates):
     Adam moves a weight by g / (|g| + 1e-8): where |g| is of the size of that constant, the rounding of g in float32
     (1e-9 and less, plain torch's own against float64 too) is not small beside it. Such weights are returned as a mask.
     """
+    import peft
     from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
     from trainer.data.dataset import Dataset
     from trainer.data.images import decode
 
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(config.model.path, dtype=torch.float32)
+    if config.lora.rank:
+        torch.manual_seed(config.run.seed)
+        model = peft.get_peft_model(model, peft.LoraConfig(**config.lora.peft()))
+    trained = [p for p in model.parameters() if p.requires_grad]
     processor = AutoProcessor.from_pretrained(config.model.path)
     dataset = Dataset(config.data.path, "train")
-    adam = torch.optim.AdamW(model.parameters(), betas=config.optimizer.betas, weight_decay=0.0)
-    losses, unsteady = [], [torch.zeros_like(p, dtype=torch.bool) for p in model.parameters()]
+    adam = torch.optim.AdamW(trained, betas=config.optimizer.betas, weight_decay=0.0)
+    losses, unsteady = [], [torch.zeros_like(p, dtype=torch.bool) for p in trained]
     for rows, rate in zip(rows_of_step, learning_rates, strict=True):
         for group in adam.param_groups:
             group["lr"] = rate
@@ -74,11 +79,11 @@ def reference_losses(config, rows_of_step, learning_rates):
             picked = logprobs.gather(1, inputs["input_ids"][0, 1:, None])[-answer:, 0]
             (-picked.sum()).backward()
             total, tokens = total - float(picked.sum().detach()), tokens + answer
-        for p, mask in zip(model.parameters(), unsteady, strict=True):
+        for p, mask in zip(trained, unsteady, strict=True):
             if p.grad is not None:
                 p.grad /= tokens
                 mask |= (p.grad != 0) & (p.grad.abs() < 1e-7)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.max_grad_norm)
+        torch.nn.utils.clip_grad_norm_(trained, config.optimizer.max_grad_norm)
         adam.step()
         losses.append(total / tokens)
     return losses, model, unsteady
@@ -111,6 +116,31 @@ def test_it_is_the_run_that_plain_torch_makes(config, tmp_path):
         assert gap < 3e-4, name  # of the distance that the tensor went
         assert difference.norm() / way.norm().clamp(min=1e-6) < 1e-2, name
         assert mask.float().mean() < 0.1 or "bias" in name, name  # few
+
+
+@pytest.mark.long
+def test_adapters_learn_what_plain_peft_learns(config, tmp_path):
+    """Two ranks, gradient checkpointing: losses of every step, and the exported adapter."""
+    import peft
+    from transformers import Qwen2_5_VLForConditionalGeneration
+
+    from trainer.data.prompt_stream import PromptStream
+
+    config = replace(config, lora=c.LoRA(rank=4, alpha=16))
+    done, lines = sft(config, tmp_path / "a", "model.gradient_checkpointing=true")
+    assert done.returncode == 0, done.stderr[-3000:]
+    stream = PromptStream(range(64), config.sft.batch_size, config.run.seed)
+    rows = [[p.row for p in stream.batch(step)] for step in range(1, 5)]
+    losses, model, unsteady = reference_losses(config, rows, [2e-3] * 4)
+    assert [line["sft/loss"] for line in lines] == pytest.approx(losses, rel=1e-4)
+    assert losses[-1] < losses[0]
+    start = Qwen2_5_VLForConditionalGeneration.from_pretrained(config.model.path, dtype=torch.float32)
+    exported = peft.PeftModel.from_pretrained(start, str(tmp_path / "a" / "run" / "hf"))
+    mine = {name: p for name, p in exported.named_parameters() if "lora_" in name}
+    theirs = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert mine.keys() == theirs.keys()
+    for (name, p), mask in zip(theirs.items(), unsteady, strict=True):
+        assert (mine[name] - p)[~mask].norm() < 1e-3 * p[~mask].norm(), name
 
 
 @pytest.mark.long

@@ -37,7 +37,7 @@ def saved_per_token(config: RunConfig, shape: Shape) -> float:
     """Bytes that the backward pass needs of the layers for an image token; of a layer its input if it is recomputed."""
     w, again = 2 if config.model.dtype == "bf16" else 4, config.model.gradient_checkpointing
     text = shape.layers * (w * shape.hidden if again else decoder_layer(shape, w))
-    if not (v := shape.vision) or config.model.freeze_vision:
+    if not (v := shape.vision) or not config.tower_trained:
         return text
     return text + v.merge**2 * v.depth * (w * v.hidden if again else tower(shape, w))
 

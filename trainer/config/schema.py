@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trainer.config.algorithm import Algorithm
+from trainer.config.lora import LoRA
 from trainer.config.ranges import within
 
 
@@ -306,6 +307,7 @@ class RunConfig:
     """Which loop runs."""
     run: Run = field(default_factory=Run)
     model: Model = field(default_factory=Model)
+    lora: LoRA = field(default_factory=LoRA)
     data: Data = field(default_factory=Data)
     rollout: Rollout = field(default_factory=Rollout)
     algorithm: Algorithm = field(default_factory=Algorithm)
@@ -323,6 +325,11 @@ class RunConfig:
     def run_id(self) -> str:
         """The id that keys the bucket prefix, the resume and the logs."""
         return self.run.id or self.run.name
+
+    @property
+    def tower_trained(self) -> bool:
+        """Whether anything of the vision tower is trained."""
+        return self.lora.vision if self.lora.rank else not self.model.freeze_vision
 
     @property
     def rows_per_step(self) -> int:

@@ -68,7 +68,8 @@ def utilisation(
         reference=bool(algorithm.kl_coef),
         old_logprobs=config.old_logprobs,
         recompute=config.model.gradient_checkpointing,
-        freeze_vision=config.model.freeze_vision,
+        freeze_vision=not config.tower_trained,
+        adapters=bool(config.lora.rank),
         shared_prompts=config.rollout.prefix_caching,
     )
 
