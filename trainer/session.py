@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer.algorithm.batching import TrainItem
 from trainer.algorithm.records import Outcome, Sample
 from trainer.checkpoint.attempt import of_this_job
 from trainer.checkpoint.export import export_adapter, export_hf
@@ -40,8 +41,13 @@ SYNC_TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2}
 class Session:
     """Use as a context manager. The loop calls the methods in the order below."""
 
-    def __init__(self, config: RunConfig, total_updates: Callable[[RunConfig, int], int]) -> None:
-        """total_updates: of (config, rows): optimizer steps of the whole run, for the learning-rate schedule."""
+    def __init__(
+        self, config: RunConfig, total_updates: Callable[[RunConfig, int], int], workers: Workers | None = None
+    ) -> None:
+        """total_updates: of (config, rows): optimizer steps of the whole run, for the learning-rate schedule.
+
+        workers: those that are there already; None: Ray places them.
+        """
         self.config = config
         self.clock = StartClock()
         self.clock.mark("launch")
@@ -56,7 +62,7 @@ class Session:
         held = of_this_job(config)
         self.checkpoints = Checkpoints(config, self.train_set.fingerprint, held=held)
         self.rollouts = RolloutLog(config, self.train_set.fingerprint, held=held)
-        self.workers = Workers(config)
+        self.workers = workers or Workers(config)
         self._lengths: dict[tuple[str, str, int], np.ndarray] = {}
         self.rows, self.left_out = self._usable_rows()
         self.stream = PromptStream(self.rows, config.rows_per_step, config.run.seed)
@@ -170,9 +176,16 @@ class Session:
         return bool(every) and (step % every == 0 or step == total)
 
     def log(
-        self, step: int, stats: dict[str, float], samples: list[Sample], shown: Sequence[dict[str, Any]] = ()
+        self,
+        step: int,
+        stats: dict[str, float],
+        samples: Sequence[Sample | TrainItem],
+        shown: Sequence[dict[str, Any]] = (),
     ) -> None:
-        """Writes the step's metrics, and the samples to show. Comes before the save: its step is always logged."""
+        """Writes the step's metrics, and the samples to show. Comes before the save: its step is always logged.
+
+        samples: all that was trained on, for the utilization.
+        """
         times = self.phases.take()
         self.saving.stepped(times["time/step_s"])
         stats = self.rewards.stats() | stats | {"data/left_out": self.left_out}  # the loop's own before an evaluation's

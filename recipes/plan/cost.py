@@ -9,10 +9,11 @@ from pathlib import Path
 
 from recipes.capabilities import CAPABILITIES, gpus_for, market, refusal, targets_for, uses_spot, variant
 from recipes.plan import passes
-from recipes.plan.memory import MemoryPlan, plan, trained, with_resources
+from recipes.plan.memory import MemoryPlan, plan, with_resources
 from recipes.plan.passes import Passes
 from recipes.plan.prices import Price, price
 from recipes.spec import Recipe
+from trainer.config.budget import trained
 from trainer.hardware.gpus import Gpu, gpu_named
 from trainer.hardware.model_shapes import Shape
 from trainer.hardware.save_interval import save_interval_s

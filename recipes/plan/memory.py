@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from recipes.plan import activations, hub_config
 from recipes.spec import Recipe, override, placed, validate
 from trainer.config import ConfigError, RunConfig
-from trainer.config.budget import logprob_tokens, prefetch_parameters
+from trainer.config.budget import logprob_tokens, prefetch_parameters, trained
 from trainer.hardware import adapters
 from trainer.hardware.gpus import gpu_named
 from trainer.hardware.host_memory import worker_bytes
@@ -131,14 +131,6 @@ def _width(config: RunConfig) -> int:
 
 def _gradient_width(config: RunConfig) -> int:
     return 4 if config.optimizer.grad_accum_dtype == "fp32" else _width(config)
-
-
-def trained(config: RunConfig, shape: Shape) -> int:
-    """Parameters that the optimizer holds."""
-    if config.lora.rank:
-        return sum(adapters.sizes(shape, config.lora.rank, config.lora.vision))
-    frozen = shape.vision.parameters(shape.hidden) if config.model.freeze_vision and shape.vision else 0
-    return shape.parameters - frozen
 
 
 def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:

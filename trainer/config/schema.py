@@ -105,8 +105,12 @@ class Optimizer:
     """Peak learning rate."""
     warmup_steps: int = within(0, least=0)
     """Optimizer steps of linear warm-up."""
+    warmup_ratio: float = within(0.0, least=0, below=1)
+    """The same as a share of all optimizer steps, rounded up; in place of warmup_steps."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
-    """Decay to zero over the run after the warm-up (or none)."""
+    """Decay over the run after the warm-up (or none)."""
+    floor: float = within(0.0, least=0, most=1)
+    """Share of learning_rate that cosine and linear end on."""
     betas: tuple[float, float] = within((0.9, 0.95), least=0, below=1)
     """Adam's betas."""
     eps: float = within(1e-8, above=0)
@@ -156,7 +160,7 @@ class Rewards:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Held-out accuracy while training."""
+    """Held-out accuracy while training; with method sft the loss on the solutions of a held-out split."""
 
     every_steps: int = within(0, least=0)
     """Steps between evaluations; 0: none. One is also made before the first step and after the last."""

@@ -33,9 +33,16 @@ def validate(config: RunConfig) -> None:
     for wrong, change in _refused_adapters(c):
         if wrong:
             raise ConfigError(change)
+    if c.optimizer.warmup_steps and c.optimizer.warmup_ratio:
+        raise ConfigError("optimizer.warmup_steps and optimizer.warmup_ratio are both set: set one to 0")
     if c.method == "sft":
         if c.evaluation.pass_rate_samples:
             raise ConfigError("evaluation.pass_rate_samples needs the engine: set method to grpo")
+        if c.sft.batch_size < world:
+            raise ConfigError(
+                f"sft.batch_size {c.sft.batch_size} leaves some of the {world} ranks without a row in every step: use "
+                f"at least {world}"
+            )
         return
     if c.evaluation.temperature == 0 and c.evaluation.samples_per_prompt > 1:
         raise ConfigError(

@@ -164,7 +164,7 @@ class Policy:
     def _loss(self, item: TrainMicroBatch, kl_coef: float) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, the values of `SUMS`, and those of `LARGEST`; all on the device."""
         a, shares = self.config.algorithm, item.shares
-        logprobs, entropy = self.engine(item.batch)
+        logprobs, entropy, greedy = self.engine(item.batch)
         old = logprobs.detach() if item.old_logprobs is None else item.old_logprobs
         gap = torch.zeros_like(old) if item.rollout_logprobs is None else old - item.rollout_logprobs
         correction, beyond = None, torch.zeros_like(gap)
@@ -197,6 +197,7 @@ class Policy:
             "ratio/clamped_fraction": loss.clamped,
             "ratio/mean": loss.ratio,
             "entropy/mean": (shares * entropy).sum(),
+            "loss/token_accuracy": (shares * greedy).sum(),
             "mismatch/corrected_fraction": (shares * beyond).sum(),
             **mismatch(gap, shares),
         }
@@ -290,6 +291,7 @@ SUMS = (
     "ratio/clamped_fraction",
     "ratio/mean",
     "entropy/mean",
+    "loss/token_accuracy",
     "mismatch/logprob_abs_mean",
     "mismatch/kl",
     "mismatch/kl_reverse",
