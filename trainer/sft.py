@@ -81,18 +81,17 @@ def total_updates(config: RunConfig, rows: int) -> int:
 
 
 def item(prompter: Prompter, index: int, row: Row) -> TrainItem:
-    """The row's solution, closed by the end token, as something to learn from."""
-    answer = prompter.tokenizer(row.solution, add_special_tokens=False)["input_ids"] + [prompter.eos_token_id]
-    return TrainItem(index, prompter.token_ids(row), answer, 1.0)
+    """The row's solution as something to learn from."""
+    return TrainItem(index, prompter.token_ids(row), prompter.solution_ids(row), 1.0)
 
 
 def describe(items: Sequence[TrainItem], stats: dict[str, float]) -> dict[str, float]:
-    n, answers = len(items), [len(i.token_ids) for i in items]
+    n, solutions = len(items), [len(i.token_ids) for i in items]
     return {
         "sft/loss": stats["loss/nll"],
         "loss/token_accuracy": stats["loss/token_accuracy"],
         "entropy/mean": stats["entropy/mean"],
-        "tokens/response_mean": sum(answers) / n,
+        "tokens/response_mean": sum(solutions) / n,
         "tokens/prompt_mean": sum(len(i.prompt_token_ids) for i in items) / n,
         "tokens/step": sum(i.length for i in items),
     } | {name: value for name, value in stats.items() if name.startswith(("grad/", "optim/", "perf/", "time/"))}
