@@ -51,7 +51,7 @@ def update(worker: Worker, items: list[TrainItem], tokens: int, order=None) -> d
     lengths = [i.scheduled(worker.prompter.image_token_id or -1) for i in items]
     plan = order or schedule(lengths, worker.config.placement.world_size, tokens)
     mine = [[items[i] for i in members] for members in plan[worker.rank]]
-    return worker.update(mine, sum(len(i.token_ids) for i in items), len(items))
+    return worker.update(mine, sum(len(i.token_ids) for i in items), len(items), worker.config.algorithm.kl_coef)
 
 
 def weights(worker: Worker) -> dict[str, list[float]]:
@@ -161,7 +161,7 @@ def unequal(config, rank, port):
         before = GATHERS.calls
         (found,) = worker.logprobs([[items[rank]]], old=True, reference=False)["old"]
         out["forward"].append(GATHERS.calls - before)
-        before, stats = GATHERS.calls, worker.update([[items[rank]]], sum(lengths), 2)
+        before, stats = GATHERS.calls, worker.update([[items[rank]]], sum(lengths), 2, config.algorithm.kl_coef)
         out["backward"].append(GATHERS.calls - before)
         if "gap" not in out:
             prompt = worker._prompt(rank)
