@@ -11,20 +11,20 @@ from trainer.hardware import adapters
 from trainer.hardware.model_shapes import shape_of
 
 
-def lora(config, ranks, method, **options):
+def lora(config, world, method, **options):
     return replace(
         config,
         method=method,
         lora=c.LoRA(**options),
-        placement=replace(config.placement, workers_per_node=ranks),
-        rollout=replace(config.rollout, tensor_parallel=ranks),
-        optimizer=replace(config.optimizer, learning_rate=0.01),
+        placement=replace(config.placement, workers_per_node=world),
+        rollout=replace(config.rollout, tensor_parallel=world),
+        optimizer=replace(config.optimizer, learning_rate=0.01, hpz_ranks=world if method == "sft" else 1),
     )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("ranks", "method", "options"),
+    ("world", "method", "options"),
     [
         (1, "sft", {"rank": 4, "alpha": 8}),
         (2, "grpo", {"rank": 3, "alpha": 4, "vision": True, "rslora": True}),
@@ -32,9 +32,9 @@ def lora(config, ranks, method, **options):
         pytest.param(1, "grpo", {"rank": 8}, marks=pytest.mark.long),
     ],
 )
-def test_adapters_are_those_of_plain_peft(run_ranks, small_config, ranks, method, options):
-    config = lora(small_config, ranks, method, **options)
-    config = replace(config, model=replace(config.model, gradient_checkpointing=ranks == 1))
+def test_adapters_are_those_of_plain_peft(run_ranks, small_config, world, method, options):
+    config = lora(small_config, world, method, **options)
+    config = replace(config, model=replace(config.model, gradient_checkpointing=world == 1))
     shape = shape_of(config.model.path)
     for result in run_ranks("adapters", config):
         assert result["trained"] == sum(adapters.sizes(shape, config.lora.rank, config.lora.vision))
