@@ -105,12 +105,12 @@ def delegate(args: argparse.Namespace) -> int:
     return subprocess.run([python, "-m", module, *args.arguments]).returncode
 
 
-def resume(run: str, dry_run: bool) -> int:
+def resume(args: argparse.Namespace) -> int:
     """Starts a run again with its own id; the trainer resumes from the last committed checkpoint."""
     from recipes.drivers import launching
 
-    record = run_record.load(run)
-    args = argparse.Namespace(dry_run=dry_run, reproducible=False, detach=False)
+    record = run_record.load(args.run)
+    args.reproducible, args.flags = False, args.flags or record.flags
     recipe = resolve(record.recipe, record.overrides)
     return launching.up(record.recipe, recipe, record.target, record.run_id, record.overrides, args)
 

@@ -26,6 +26,8 @@ class RunRecord:
     bucket: str = ""
     cluster: str = ""
     """The engine's name for it: SkyPilot cluster or managed job, dstack run, Slurm or PBS job id, ssh hosts."""
+    flags: list[str] = field(default_factory=list)
+    """Passed on to the engine's program as they are: what stood after `--`."""
     managed: bool = False
     """SkyPilot managed job (spot, recovered by the jobs controller)."""
     started_s: float = 0.0

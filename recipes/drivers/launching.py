@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import json
 import os
 import shlex
 import signal
@@ -44,6 +45,7 @@ def up(
         recipe=name,
         target=target,
         overrides=overrides,
+        flags=args.flags,
         bucket=recipe.storage.bucket,
         managed=can.engine == "sky" and capabilities.uses_spot(recipe, target) and recipe.cluster.gpus_per_node > 0,
         started_s=time.time(),
@@ -64,6 +66,15 @@ def up(
         _check_secrets(recipe, target)
     if recipe.storage.bucket and recipe.kind == "train":
         probe(recipe.storage.bucket, env | secrets)
+    if recipe.kind == "train" and (lives := alive(record, env | secrets)):
+        if not args.takeover:
+            raise ConfigError(
+                f"run {run_id} is alive ({lives}): `launch.py logs {run_id}` follows it, `down` ends it; --takeover "
+                "replaces it, which loses what it has done since its last committed checkpoint"
+            )
+        print(f"replacing run {run_id} ({lives}), which stops within a minute", flush=True)
+        if run_record.known(run_id):
+            drive(run_id, "down")
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (directory / name).write_text(text)
@@ -142,6 +153,25 @@ def probe(bucket: str, env: dict[str, str]) -> None:
     if done.returncode:
         said = (done.stderr.strip() or "it said nothing").splitlines()[-1]
         raise ConfigError(said.removeprefix("error: "))
+
+
+def alive(record: RunRecord, env: dict[str, str]) -> str:
+    """What is known of an earlier launch of this run that has not ended; "" if there is none.
+
+    Two attempts at once never write to one checkpoint (trainer/checkpoint/attempt.py); but both cost.
+    """
+    before = run_record.load(record.run_id) if run_record.known(record.run_id) else None
+    said = engine_state.ask(before) if before and not before.ended_s else None
+    if said and said.whole and not said.ended_s:
+        return said.text
+    if not record.bucket or (record.bucket.startswith("gs://") and "GOOGLE_SERVICE_ACCOUNT_KEY" not in env):
+        return ""
+    command = [desk_python.find(), "-m", "trainer.checkpoint", f"{record.bucket.rstrip('/')}/{record.run_id}"]
+    done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
+    told = json.loads(done.stdout) if done.returncode == 0 else {}
+    if not told.get("alive") or (before and before.ended_s > told["seen_unix_s"]):  # our own `down` has ended it
+        return ""
+    return f"attempt {told['attempt']} on {told['host']}, seen {time.time() - told['seen_unix_s']:.0f} s ago"
 
 
 def _check_memory(recipe: Recipe, target: str) -> None:

@@ -242,7 +242,7 @@ def test_whether_a_run_is_alive(record, monkeypatch):
 def test_the_desk_asks_the_record(tmp_path, capsys):
     assert main([str(tmp_path)]) == 0
     assert json.loads(capsys.readouterr().out) == {
-        "attempt": None, "host": None, "code": None, "alive": False, "final": None
+        "attempt": None, "host": None, "code": None, "seen_unix_s": None, "alive": False, "final": None
     }  # fmt: skip
     record = Attempts(Storage(tmp_path / "attempts"))
     name = record.take(0, "launch").name

@@ -237,11 +237,13 @@ class Attempts:
     def alive(self) -> Past | None:
         """The newest attempt if it has neither ended nor been silent for ALIVE_S: ask before a second launch."""
         past = self.past()
-        if not past or past[-1].code is not None:
-            return None
-        beat = self._read(f"{past[-1].epoch:08d}.beat")
-        seen = beat["unix_s"] if beat else past[-1].begun_unix_s
-        return past[-1] if time.time() - seen < ALIVE_S else None
+        newest = past[-1] if past and past[-1].code is None else None
+        return newest if newest and time.time() - self.seen(newest) < ALIVE_S else None
+
+    def seen(self, attempt: Past) -> float:
+        """Unix time of an attempt's last mark."""
+        beat = self._read(f"{attempt.epoch:08d}.beat")
+        return beat["unix_s"] if beat else attempt.begun_unix_s
 
     def past(self) -> list[Past]:
         """The attempts since the last that got further than the one before it, oldest first; the newest at least."""
