@@ -28,6 +28,8 @@ class RunRecord:
     """The engine's name for it: SkyPilot cluster or managed job, dstack run, Slurm or PBS job id, ssh hosts."""
     flags: list[str] = field(default_factory=list)
     """Passed on to the engine's program as they are: what stood after `--`."""
+    uploads: dict[str, str] = field(default_factory=dict)
+    """Fields that name a folder of this machine, and where that was uploaded to below the bucket."""
     managed: bool = False
     """SkyPilot managed job (spot, recovered by the jobs controller)."""
     started_s: float = 0.0

@@ -54,6 +54,35 @@ class Step:
     """Arguments; ${NAME} placeholders are filled in."""
 
 
+MARKS = {"models": "config.json", "data": "manifest.json"}
+"""The file that every folder of a kind has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upload:
+    """A folder of this machine that a rented node fetches from the bucket."""
+
+    field: str
+    """Field of the configuration that names it: `model.path`."""
+    local: str
+    """Absolute path here."""
+    key: str
+    """Where it is below the bucket: `models/mine-1a2b3c4d`."""
+
+    @property
+    def there(self) -> str:
+        """Where the nodes find it."""
+        kind, _, name = self.key.partition("/")
+        return f"${{{kind.upper()}}}/{name}"
+
+    @property
+    def step(self) -> Step:
+        """What a node does for it."""
+        mark = MARKS[self.key.partition("/")[0]]
+        args = ("fetch", f"${{BUCKET}}/{self.key}", self.there)
+        return Step(creates=f"{self.there}/{mark}", module="trainer.storage", args=args)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
     """The data, as the plan and the list speak of it."""
@@ -162,6 +191,8 @@ class Recipe:
     """The data, for the plan."""
     steps: tuple[Step, ...] = ()
     """Preparation, in order."""
+    uploads: tuple[Upload, ...] = ()
+    """Folders of this machine; the plan reads them here, the nodes there."""
     storage: Storage = field(default_factory=Storage)
     """Bucket and volume."""
     budget: Budget = field(default_factory=Budget)

@@ -15,7 +15,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from secrets import token_hex
 
-from recipes import capabilities, manifest, run_record
+from recipes import capabilities, manifest, run_record, uploads
 from recipes.drivers import desk_python, engine_state, engines, ssh_driver, tokens
 from recipes.drivers.engines import Commands
 from recipes.plan import cost, memory, prices
@@ -35,8 +35,10 @@ def up(
     `name` and `overrides` are what `recipe` was resolved from: the record keeps them for `resume`.
     """
     target = target or cheapest_target(recipe)
-    files = render(recipe, target)
     run_id = run_record.check_run_id(run_id or run_record.new_run_id(recipe.name))
+    before = run_record.load(run_id) if run_record.known(run_id) else None
+    recipe = uploads.planned(recipe, target, before.uploads if before else {})
+    files = render(recipe, target)
     secrets = tokens.found()
     check(recipe, target, args.reproducible, secrets)
     can = capabilities.capability(target)
@@ -46,11 +48,12 @@ def up(
         target=target,
         overrides=overrides,
         flags=args.flags,
+        uploads={upload.field: upload.key for upload in recipe.uploads},
         bucket=recipe.storage.bucket,
         managed=can.engine == "sky" and capabilities.uses_spot(recipe, target) and recipe.cluster.gpus_per_node > 0,
         started_s=time.time(),
         usd_per_hour=cost.usd_per_hour(recipe, target, prices.sky_catalogs()),
-        earlier_usd=run_record.load(run_id).usd() if run_record.known(run_id) else 0.0,
+        earlier_usd=before.usd() if before else 0.0,
     )
     directory = run_record.RUNS / run_id / "task"
     env = {"RUN_ID": run_id} | ({"BUCKET": recipe.storage.bucket} if recipe.storage.bucket else {})
@@ -75,6 +78,8 @@ def up(
         print(f"replacing run {run_id} ({lives}), which stops within a minute", flush=True)
         if run_record.known(run_id):
             drive(run_id, "down")
+    if recipe.uploads:
+        uploads.send(recipe, desk_python.find(), env | secrets)
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (directory / name).write_text(text)
@@ -109,6 +114,8 @@ def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[s
             f"data.source names {files[0]}, and the nodes of {target} do not have it: put the rows into a bucket, "
             f"`launch.py data prepare {files[0]} --out s3://...`, and set data.path to that"
         )
+    if recipe.uploads and not recipe.storage.bucket:
+        raise ConfigError(f"{recipe.uploads[0].local} goes to the nodes of {target} through a bucket: give --bucket")
     if recipe.cluster.gpus_per_node and recipe.kind == "train":
         _check_memory(recipe, target)
     _check_hourly(recipe, target)
@@ -225,6 +232,8 @@ def _show(recipe: Recipe, record: RunRecord, files: dict[str, str], commands: Co
     for name, text in files.items():
         print(f"# --- {directory / name}\n{text}")
     exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
+    for line in uploads.lines(recipe):
+        print(f"# --- would upload {line}")
     print("# --- would run")
     for command in commands.up:
         print(f"{exports} {shlex.join(command)}")

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 
 import yaml
 
 from recipes.spec import PLACEHOLDERS, Recipe
-from trainer.config import RunConfig, to_dict
+from trainer.config import RunConfig, override, to_dict
 from trainer.exit_codes import EXIT_CONFIG
 
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
@@ -39,6 +40,16 @@ fetch() { # prepared data from the bucket, if it is there
 }"""
 
 
+def on_node(recipe: Recipe) -> Recipe:
+    """The recipe as its nodes see it: uploaded folders where they are fetched to, and no data that it does not use."""
+    config = recipe.config
+    for upload in recipe.uploads:
+        config = override(config, [f"{upload.field}={upload.there}"])
+    used = {f"{path}/manifest.json" for path in (config.data.path, config.evaluation_path)}
+    steps = [step for step in recipe.steps if step.module != "data_prep" or step.creates in used]
+    return replace(recipe, config=config, steps=(*(upload.step for upload in recipe.uploads), *steps))
+
+
 def sparse_config(config: RunConfig) -> dict:
     """The configuration without the fields that have their default value."""
     default, values = to_dict(RunConfig()), to_dict(config)
@@ -53,7 +64,7 @@ def sparse_config(config: RunConfig) -> dict:
 
 def config_text(recipe: Recipe) -> str:
     """YAML of the run's configuration, placeholders left in."""
-    return yaml.dump(sparse_config(recipe.config), Dumper=_Quoting, sort_keys=False, width=1000)
+    return yaml.dump(sparse_config(on_node(recipe).config), Dumper=_Quoting, sort_keys=False, width=1000)
 
 
 class _Quoting(yaml.SafeDumper):
@@ -116,6 +127,7 @@ def driver_check(recipe: Recipe, code: int = EXIT_CONFIG) -> str:
 
 def setup_commands(recipe: Recipe, bad_driver: int = EXIT_CONFIG) -> str:
     """Driver's check, environment and preparation; a second run of it does nothing."""
+    recipe = on_node(recipe)
     lines = [driver_check(recipe, bad_driver).rstrip("\n")] if recipe.environment == "gpu" else []
     lines.append(f"bash trainer/setup.sh {recipe.environment}")
     if recipe.storage.volume and recipe.cluster.nodes == 1:  # the next machine need not download the packages again
