@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 from trainer.config import ConfigError
-from trainer.exit_codes import EXIT_CONFIG, EXIT_STORAGE
+from trainer.storage.command import exit_code
 from trainer.storage.probe import QUICK, probe
-from trainer.storage.storage import Storage, StorageError
+from trainer.storage.storage import Storage
 from trainer.storage.transfer import download, fetch, size, upload
 
 
@@ -27,29 +27,26 @@ def move(how: str, source: str, target: str) -> tuple[int, int]:
     return fetch(source, Path(target)) if how == "fetch" else download(source, Path(target))
 
 
+def run(arguments: list[str]) -> None:
+    """The command line. Raises ConfigError, FileNotFoundError, StorageError."""
+    match arguments:
+        case ["cp" | "send" | "fetch" as how, source, target]:
+            began = time.monotonic()
+            count, moved = move(how, source, target)
+            print(f"{count} files, {size(moved)} in {time.monotonic() - began:.0f} s")
+        case ["ls", url]:
+            for key, count in Storage(url).list():
+                print(f"{count:>14} {key}")
+        case ["probe", url, *rest] if rest in ([], ["--read-only"]):
+            probe(url, write=not rest, retry=QUICK)
+            print(f"{url} can be {'listed' if rest else 'written, listed, read and cleared'}")
+        case _:
+            raise ConfigError("usage: " + (__doc__ or "").splitlines()[2])
+
+
 def main(arguments: list[str]) -> int:
     """The command line. Returns the exit code."""
-    try:
-        match arguments:
-            case ["cp" | "send" | "fetch" as how, source, target]:
-                began = time.monotonic()
-                count, moved = move(how, source, target)
-                print(f"{count} files, {size(moved)} in {time.monotonic() - began:.0f} s")
-            case ["ls", url]:
-                for key, count in Storage(url).list():
-                    print(f"{count:>14} {key}")
-            case ["probe", url, *rest] if rest in ([], ["--read-only"]):
-                probe(url, write=not rest, retry=QUICK)
-                print(f"{url} can be {'listed' if rest else 'written, listed, read and cleared'}")
-            case _:
-                raise ConfigError("usage: " + (__doc__ or "").splitlines()[2])
-    except (ConfigError, FileNotFoundError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_CONFIG
-    except StorageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_STORAGE
-    return 0
+    return exit_code(lambda: run(arguments))
 
 
 if __name__ == "__main__":
