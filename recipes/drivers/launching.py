@@ -42,6 +42,7 @@ def up(
     secrets = tokens.found()
     check(recipe, target, args.reproducible, secrets)
     can = capabilities.capability(target)
+    plan = cost.planned(recipe, target, prices.sky_catalogs())
     record = RunRecord(
         run_id=run_id,
         recipe=name,
@@ -53,6 +54,8 @@ def up(
         managed=can.engine == "sky" and capabilities.uses_spot(recipe, target) and recipe.cluster.gpus_per_node > 0,
         started_s=time.time(),
         usd_per_hour=cost.usd_per_hour(recipe, target, prices.sky_catalogs()),
+        planned_usd=(plan.usd or 0.0) if plan else 0.0,
+        planned_hours=plan.hours if plan else 0.0,
         earlier_usd=before.usd() if before else 0.0,
     )
     directory = run_record.RUNS / run_id / "task"
@@ -86,7 +89,9 @@ def up(
     manifest.write_launch(recipe, record)
     record.save()
     print(
-        f"run {run_id} on {target}" + (f", ${record.usd_per_hour:.2f} per hour" if record.usd_per_hour else ""),
+        f"run {run_id} on {target}"
+        + (f", ${record.usd_per_hour:.2f} per hour" if record.usd_per_hour else "")
+        + (f", planned: {record.planned_hours:.1f} h and ${record.planned_usd:,.0f}" if record.planned_usd else ""),
         flush=True,
     )
     code = _run(commands, record, env | secrets)
