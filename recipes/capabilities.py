@@ -187,6 +187,17 @@ def _nearness(target: str, other: str) -> tuple[bool, bool]:
     return (cloud != theirs or not cloud, not CAPABILITIES[other].cloud)
 
 
+def managed(recipe: Recipe, target: str) -> bool:
+    """Whether SkyPilot's jobs controller runs it, and starts it again when a node is taken away, evicted or drained."""
+    can = capability(target)
+    return (
+        can.engine == "sky"
+        and recipe.cluster.gpus_per_node > 0
+        and recipe.kind == "train"
+        and (uses_spot(recipe, target) or can.cloud == "kubernetes")
+    )
+
+
 def uses_spot(recipe: Recipe, target: str) -> bool:
     """Whether a rendered task asks for preemptible nodes."""
     return recipe.cluster.spot != "never" and capability(target).spot

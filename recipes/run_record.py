@@ -79,7 +79,7 @@ class RunRecord:
     def task_files(self) -> list[Path]:
         """The rendered files of the launch, main one first."""
         files = sorted((RUNS / self.run_id / "task").glob("*"))
-        return sorted(files, key=lambda p: p.name.endswith((".fleet.yaml", ".volume.yaml")))
+        return sorted(files, key=lambda p: p.name.endswith((".fleet.yaml", ".volume.yaml", ".setup.sh")))
 
     def save(self) -> Path:
         """Writes the record and returns its path."""

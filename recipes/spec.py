@@ -143,6 +143,10 @@ class Site:
     """Context of your kubeconfig."""
     node_pool: str = ""
     """Node pool label (GKE: cloud.google.com/gke-nodepool)."""
+    queue: str = ""
+    """Kueue's local queue that the pods wait in (SkyPilot on Kubernetes)."""
+    storage_class: str = ""
+    """Storage class of the claim `storage.volume`; several nodes need one that many can write to (ReadWriteMany)."""
     rdma: str = ""
     """Extended resource of the InfiniBand devices (rdma/ib) and how many: `rdma/ib:8`."""
     hosts: tuple[str, ...] = ()
@@ -161,6 +165,12 @@ class Site:
     """Slurm node features: `a100&ib`."""
     reservation: str = ""
     """Slurm reservation."""
+    gres: str = ""
+    """Slurm's generic resource per node, where the site wants it in the place of --gpus-per-node: `gpu:h100:8`."""
+    prelude: tuple[str, ...] = ()
+    """Lines of shell that the batch script begins with on every node: `module load cuda/13`."""
+    offline: bool = False
+    """Compute nodes have no internet (Slurm, PBS): `up` prepares environment, data and model where it is called."""
     container: Literal["", "pyxis", "apptainer"] = ""
     """Run inside cluster.image by this container runtime (Slurm)."""
     pbs: Literal["pro", "torque"] = "pro"

@@ -103,7 +103,7 @@ def _slurm(record: RunRecord, files: list[str], detach: bool) -> Commands:
     job, log = record.cluster or "JOBID", _batch_log(record, "slurm")
     submit = ["sbatch", "--parsable", f"--output={log}", *record.flags, files[0]]
     return Commands(
-        up=[submit] + ([] if detach else [["tail", "-n", "+1", "--retry", "-F", log]]),
+        up=[*_prepare(files), submit] + ([] if detach else [["tail", "-n", "+1", "--retry", "-F", log]]),
         status=[["squeue", "-j", job]],
         logs=[["tail", "-n", "100", "-F", log]],
         down=[["scancel", job]],
@@ -116,7 +116,7 @@ def _pbs(record: RunRecord, files: list[str], env: dict[str, str], secrets: list
     job, log = record.cluster or "JOBID", _batch_log(record, "pbs")
     names = ",".join([*env, *secrets])
     return Commands(
-        up=[["qsub", "-v", names, "-o", log, *record.flags, files[0]]]
+        up=[*_prepare(files), ["qsub", "-v", names, "-o", log, *record.flags, files[0]]]
         + ([] if detach else [["tail", "--retry", "-n", "+1", "-F", log]]),
         status=[["qstat", job]],
         logs=[["tail", "-n", "100", "-F", log]],
@@ -124,6 +124,11 @@ def _pbs(record: RunRecord, files: list[str], env: dict[str, str], secrets: list
         tool="qsub",
         hint="submit from a login node of the cluster",
     )
+
+
+def _prepare(files: list[str]) -> list[list[str]]:
+    """Set-up on this node, where the compute nodes have no internet."""
+    return [["bash", file] for file in files[1:]]
 
 
 def _ssh(record: RunRecord, detach: bool) -> Commands:

@@ -51,7 +51,7 @@ def up(
         flags=args.flags,
         uploads={upload.field: upload.key for upload in recipe.uploads},
         bucket=recipe.storage.bucket,
-        managed=can.engine == "sky" and capabilities.uses_spot(recipe, target) and recipe.cluster.gpus_per_node > 0,
+        managed=capabilities.managed(recipe, target),
         started_s=time.time(),
         usd_per_hour=cost.usd_per_hour(recipe, target, prices.sky_catalogs()),
         planned_usd=(plan.usd or 0.0) if plan else 0.0,
