@@ -180,7 +180,8 @@ class Site:
 
 
 Target = Literal["local", "ssh", "slurm", "pbs", "skypilot", "skypilot-runpod", "skypilot-gcp", "skypilot-kubernetes",
-                 "dstack-runpod", "dstack-gcp", "dstack-kubernetes", "dstack-ssh"]  # fmt: skip
+                 "skypilot-aws", "skypilot-lambda", "skypilot-nebius", "dstack-runpod", "dstack-gcp",
+                 "dstack-kubernetes", "dstack-ssh"]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

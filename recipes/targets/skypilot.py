@@ -70,7 +70,7 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
     if can.cloud == "kubernetes":
         queue = {"kueue": {"local_queue_name": recipe.site.queue}} if recipe.site.queue else {}
         task["config"] = {"kubernetes": {"provision_timeout": 900, **queue, "pod_config": _pod(recipe)}}
-    if can.cloud in ("gcp", "") and recipe.cluster.nodes > 1:
+    if recipe.cluster.nodes > 1 and (target == "skypilot" or (can.fast and can.cloud != "kubernetes")):
         # With `network_tier: best` SkyPilot gives a container 1 GiB of /dev/shm; the host's goes before.
         task["config"] = {"docker": {"run_options": ["--ipc=host"]}}
     work = "/workspace" if can.cloud == "runpod" or recipe.storage.volume else "$HOME/spotrl"
@@ -150,8 +150,8 @@ def _place(recipe: Recipe, target: str, gpu: str) -> dict[str, Any]:
         entry["accelerators"] = (
             f"{engine_gpu(target, gpu, recipe.cluster.gpus_per_node)}:{recipe.cluster.gpus_per_node}"
         )
-    fast = can.cloud == "gcp" and gpu == "H100" and recipe.cluster.gpus_per_node == 8
-    if recipe.cluster.nodes > 1 and (fast or can.cloud == "kubernetes"):
+    whole = recipe.cluster.gpus_per_node == 8 or can.cloud == "kubernetes"
+    if recipe.cluster.nodes > 1 and whole and gpu in can.fast:
         entry["network_tier"] = "best"
     return entry
 

@@ -190,6 +190,11 @@ for name, text in json.load(sys.stdin).items():
         given = [("RUN_ID", "r")] + ([] if name.startswith("no-bucket") else [("BUCKET", "gs://bucket")])
         task = sky.Task.from_yaml_config(yaml.safe_load(text), env_overrides=given)
         out[name] = [task.num_nodes, sorted(str(r) for r in task.resources)]
+        for resources in task.resources:
+            wanted = resources.get_required_cloud_features()
+            if task.num_nodes > 1: wanted.add(sky.clouds.CloudImplementationFeatures.MULTI_NODE)
+            if resources.cloud.canonical_name() != "kubernetes":
+                resources.cloud.check_features_are_supported(resources, wanted)
         if name.startswith("skypilot-kubernetes"):
             from sky.utils import config_utils
             mounts = [{"mountPath": "/dev/shm", "name": "dshm"}]
