@@ -195,7 +195,8 @@ def test_no_logged_step_is_sampled_again(base, undisturbed, tmp_path, killed):
     said = job.log.read_text()
     assert ("rollout log: steps 1 to 4 are replayed" in said) == (4 in killed)
     assert "rollout log: steps 6 to 8 are replayed" in said and "resumed from step 5" in said
-    assert len(re.findall(r"^ready [0-9.]+ s after the launch: launch .*, sync [0-9.]+$", said, re.MULTILINE)) == 1 + len(killed)
+    starts = re.findall(r"^ready [0-9.]+ s after the launch: launch .*, sync [0-9.]+$", said, re.MULTILINE)
+    assert len(starts) == 1 + len(killed)
     groups = sum(line["group/sampled"] for line in undisturbed.metrics()[1:])
     evaluated = 3 + len(killed)  # before step 1, after step 6 twice, after step 12; once more if killed before
     assert len((tmp_path / "graded").read_text()) == 4 * groups + 4 * evaluated
