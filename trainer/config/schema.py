@@ -42,7 +42,7 @@ class Model:
     freeze_vision: bool = False
     """Train the language model only."""
     min_pixels: int = within(4 * 28 * 28, least=1)
-    """Smallest image area after resizing, in pixels (one image token is 28x28)."""
+    """Smallest image area after resizing, in pixels (one image token is 28x28, of Qwen3-VL 32x32)."""
     max_pixels: int = within(1280 * 28 * 28, least=1)
     """Largest image area after resizing, in pixels."""
 

@@ -268,7 +268,7 @@ class Worker:
         return self._collate([(item.row, item.prompt_token_ids, item.token_ids) for item in items])
 
     def _collate(self, parts: list[tuple[int, list[int], list[int]]]) -> MicroBatch:
-        return collate(parts, self._prompt, self.prompter.positions, self.prompter.image_token_id)
+        return collate(parts, self._prompt, self.prompter.positions)
 
     def _peak_memory_gib(self) -> float:
         if self.device.type == "cuda":

@@ -103,7 +103,7 @@ class Policy:
             hf = AutoModelForCausalLM.from_pretrained(model.path, **kwargs)
         exact_frequencies(hf)
         scorer = LogprobModel(hf, banned, temperature, model.freeze_vision)
-        if model.freeze_vision and scorer.visual:
+        if model.freeze_vision and scorer.has_vision:
             hf.model.visual.requires_grad_(False)
         return scorer.to(self.device)  # its buffers; DeepSpeed leaves a model that it sharded where it is
 
