@@ -141,6 +141,14 @@ class Rewards:
     """Weight of the accuracy reward (1 for a correct answer, else 0)."""
     format_weight: float = within(0.5, least=0)
     """Weight of the format reward (exactly one think and one answer block)."""
+    tags_weight: float = within(0.0, least=0)
+    """Weight of the share of the four think and answer tags that stand exactly once: part of the form's credit."""
+    length_weight: float = within(0.0, least=0)
+    """Weight of brevity within the group: 0.5 for the shortest to -0.5 for the longest, at most 0 if not correct."""
+    repetition_weight: float = within(0.0, least=0)
+    """Weight of the repetition penalty: minus the share of a completion's n-grams of tokens that stood before."""
+    repetition_ngram: int = within(40, least=1)
+    """Tokens of such an n-gram."""
     workers: int = within(2, least=1)
     """Grader processes on the head node."""
     deadline_s: float = within(5.0, above=0)
@@ -151,6 +159,16 @@ class Rewards:
     """Grade over HTTP at this /get_reward URL in place of local processes (the original's --remote_rm_url)."""
     function: str = ""
     """`path/to/file.py:function` of a user's reward, run under the same deadline; replaces the accuracy reward."""
+    judge_url: str = ""
+    """OpenAI-compatible endpoint (https://HOST/v1) that decides what the rules call wrong among `judge_types`."""
+    judge_model: str = ""
+    """Name of the model that it serves."""
+    judge_types: str = "text"
+    """Answer types that it decides, separated by commas: text, math, number, letter."""
+    judge_timeout_s: float = within(30.0, above=0)
+    """For one reply; after 3 further tries the outcome is `timeout`."""
+    judge_requests: int = within(0, least=0)
+    """Budget: requests of one start of the run, which ends when they are spent; 0: no limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +189,7 @@ class Evaluation:
     """Completions per prompt; accuracy is their mean."""
     pass_rate_samples: int = within(0, least=0)
     """Train nothing: ask every training row this often at rollout.temperature, into pass_rates.jsonl. 0: train."""
+
 
 
 @dataclass(frozen=True, kw_only=True)

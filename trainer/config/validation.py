@@ -30,6 +30,8 @@ def validate(config: RunConfig) -> None:
             f"optimizer.hpz_ranks {c.optimizer.hpz_ranks} does not divide the {c.placement.workers_per_node} ranks of "
             f"a node: use a divisor of {c.placement.workers_per_node}"
         )
+    if unknown := set(c.rewards.judge_types.split(",")) - {"text", "math", "number", "letter"}:
+        raise ConfigError(f"rewards.judge_types: {min(unknown)!r} is none of text, math, number, letter")
     if c.method == "sft":
         if c.evaluation.pass_rate_samples:
             raise ConfigError("evaluation.pass_rate_samples needs the engine: set method to grpo")
