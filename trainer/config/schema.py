@@ -189,7 +189,8 @@ class Evaluation:
     """Completions per prompt; accuracy is their mean."""
     pass_rate_samples: int = within(0, least=0)
     """Train nothing: ask every training row this often at rollout.temperature, into pass_rates.jsonl. 0: train."""
-
+    benchmarks: bool = False
+    """These rows are of benchmarks: ask at evaluation.temperature, count what is too long as wrong, and score."""
 
 
 @dataclass(frozen=True, kw_only=True)

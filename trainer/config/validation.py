@@ -41,6 +41,8 @@ def validate(config: RunConfig) -> None:
             f"evaluation.samples_per_prompt is {c.evaluation.samples_per_prompt} at evaluation.temperature 0: greedy "
             "completions of a prompt are all the same; use 1, or a temperature above 0"
         )
+    if c.evaluation.benchmarks and c.evaluation.temperature == 0 and c.evaluation.pass_rate_samples > 1:
+        raise ConfigError("several greedy completions of a prompt are all the same: use one, or a temperature above 0")
     if c.rollout.samples_per_prompt < 2:
         raise ConfigError("rollout.samples_per_prompt is 1: a group of one has no advantage; use at least 2")
     if world % c.rollout.tensor_parallel:
