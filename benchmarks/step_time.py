@@ -1,16 +1,18 @@
 """Seconds per GRPO step, ours and TRL's `GRPOTrainer`, side by side on CPU: `python benchmarks/step_time.py`.
 
-Same model, prompts, batch, generation limit, reward, KL and micro-batches; two cores for each (ours: two ranks of one
-thread; TRL: the faster of one process with two threads and two processes with one). They take turns, so that a slow
-spell of the machine falls on all. Writes step_time.json: medians, phases, tokens/s, peak memory, ratios.
+Same model, prompts, batch, generation limit, reward and KL; two cores for each (ours: two ranks of one thread). TRL
+runs in each setting of TRLS; the fastest counts. They take turns, so that a slow spell of the machine falls on all.
+Writes step_time.json: medians, phases, tokens/s, peak memory of all processes together, ratios per round.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -33,13 +35,33 @@ class Setting:
     mean_tokens: int
     """The end token is given this mean waiting time, so that lengths are skewed; 0: as the model comes."""
     micro_batch: int
-    """Sequences per forward pass of TRL over both cores together; ours packs by tokens."""
+    """Sequences per forward pass of TRL over both cores together, but for the other settings of TRLS; ours packs."""
     steps: int
+    image: tuple[int, int] | None = None
+    """Width and height of each prompt's image; None: the demo's own."""
 
 
 SETTINGS = {
     "demo": Setting("tiny", 32, 8, 32, 0, 64, 8),
     "medium": Setting("medium", 8, 8, 256, 64, 16, 2),
+    "real lengths": Setting("tiny", 4, 4, 1024, 250, 8, 2, (640, 480)),
+}
+
+
+@dataclass(frozen=True)
+class Trl:
+    processes: int
+    batch: str = "micro"
+    """Sequences per pass: `micro` of the setting, `all` of a step, or `default` of GRPOConfig."""
+    recompute: bool = False
+    """Gradient checkpointing, which GRPOConfig has on."""
+
+
+TRLS = {
+    "trl, 1 process": Trl(1),
+    "trl, 2 processes": Trl(2),
+    "trl, largest batch": Trl(2, "all"),
+    "trl, defaults": Trl(2, "default", True),
 }
 WARM_UP = 1
 LEARNING_RATE, KL = 1e-5, 1e-3
@@ -50,11 +72,16 @@ def build(setting: Setting, out: Path) -> None:
     from data_prep.write.shards import write_dataset
     from examples.demo import tiny_model
     from tests.conftest import make_rows
+    from tests.soak import rows
 
     model = tiny_model.build(out / "model", 0, setting.model)
     if setting.mean_tokens:
         skew_lengths(model, setting.mean_tokens)
-    write_dataset(out / "data", "bench", {"train": make_rows("train", 128)}, {})
+    made = make_rows("train", 128)
+    if setting.image:
+        rng = random.Random(0)
+        made = (rows.row(rng, [(setting.image, "RGB")], sentences=3) for _ in range(32))
+    write_dataset(out / "data", "bench", {"train": made}, {})
 
 
 def skew_lengths(model_dir: Path, mean_tokens: int) -> None:
@@ -88,7 +115,7 @@ def ours(setting: Setting, folder: Path, steps: int) -> dict[str, Any]:
     config = c.RunConfig(
         run=c.Run(name="bench", dir=str(run), max_steps=steps),
         model=c.Model(path=str(folder / "model"), dtype="fp32", gradient_checkpointing=False, min_pixels=784),
-        data=c.Data(path=str(folder / "data"), prompt_max_tokens=300, episodes=100),
+        data=c.Data(path=str(folder / "data"), prompt_max_tokens=1000, episodes=100),
         rollout=c.Rollout(
             prompts_per_step=setting.prompts,
             samples_per_prompt=setting.samples,
@@ -105,7 +132,7 @@ def ours(setting: Setting, folder: Path, steps: int) -> dict[str, Any]:
     path = folder / "ours.yaml"
     path.write_text(c.dump(config))
     command = [sys.executable, "-m", "trainer.grpo", "--config", str(path)]
-    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    memory = measured(command, dict(os.environ), folder / "ours.log")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][WARM_UP:]
     return {
         "step_s": [x["time/step_s"] for x in lines],
@@ -114,27 +141,45 @@ def ours(setting: Setting, folder: Path, steps: int) -> dict[str, Any]:
         },
         "rollout_tokens_per_s": statistics.median(x["perf/rollout_tokens_per_s"] for x in lines),
         "train_tokens_per_s": statistics.median(x["perf/train_tokens_per_s"] for x in lines),
-        "peak_memory_gib": max(x["perf/peak_memory_gib"] for x in lines),
+        "peak_memory_gib": memory,
         "response_tokens_mean": statistics.mean(x["tokens/response_mean"] for x in lines),
         "response_tokens_max": max(x["tokens/response_max"] for x in lines),
     }
 
 
-def trl(setting: Setting, folder: Path, steps: int, processes: int) -> dict[str, Any]:
+def trl(setting: Setting, folder: Path, steps: int, kind: str) -> dict[str, Any]:
     """Runs TRL in processes of its own; returns its seconds per step."""
-    out = folder / f"trl-{processes}-{time.time_ns()}.json"
+    out, processes = folder / f"trl-{time.time_ns()}.json", TRLS[kind].processes
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if processes == 2 else []
     name = next(k for k, v in SETTINGS.items() if v == setting)
-    command = [sys.executable, *launcher, __file__, "--inside", name, str(folder), str(steps), str(out)]
+    command = [sys.executable, *launcher, __file__, "--inside", name, kind, str(folder), str(steps), str(out)]
     env = os.environ | {"OMP_NUM_THREADS": str(2 // processes), "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    with open(out.with_suffix(".log"), "w") as log:
-        code = subprocess.run(command, cwd=ROOT, env=env, stdout=log, stderr=log).returncode
-    if code:
-        raise RuntimeError(f"TRL failed:\n{out.with_suffix('.log').read_text()[-3000:]}")
-    return json.loads(out.read_text())
+    memory = measured(command, env, out.with_suffix(".log"))
+    return json.loads(out.read_text()) | {"peak_memory_gib": memory}
 
 
-def trl_inside(setting: Setting, folder: Path, steps: int, out: Path) -> None:
+def measured(command: list[str], env: dict[str, str], log: Path) -> float:
+    """Runs a command; returns the most memory that it and its descendants held, GiB (PSS, sampled every second)."""
+    import psutil
+
+    with open(log, "w") as stream:
+        process, most = subprocess.Popen(command, cwd=ROOT, env=env, stdout=stream, stderr=stream), 0
+    while process.poll() is None:
+        time.sleep(1)
+        held = 0
+        try:
+            for one in (process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))):
+                lines = Path(f"/proc/{one}/smaps_rollup").read_text().splitlines()
+                held += next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
+        except (OSError, psutil.Error):  # a process ended meanwhile: this sample is low
+            pass
+        most = max(most, held)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command[:4])} failed:\n{log.read_text()[-3000:]}")
+    return most / 2**20
+
+
+def trl_inside(setting: Setting, kind: Trl, folder: Path, steps: int, out: Path) -> None:
     """The process that runs TRL."""
     import io
 
@@ -182,12 +227,14 @@ def trl_inside(setting: Setting, folder: Path, steps: int, out: Path) -> None:
 
     processor = AutoProcessor.from_pretrained(folder / "model")
     processor.image_processor.size = {"shortest_edge": 784, "longest_edge": 1280 * 784}
-    accumulate = setting.prompts * setting.samples // setting.micro_batch
+    total = setting.prompts * setting.samples
+    per_pass = {"micro": setting.micro_batch // processes, "all": total // processes, "default": 8}[kind.batch]
+    accumulate = total // (per_pass * processes)
     arguments = GRPOConfig(
         output_dir=str(out.with_suffix("")),
         use_cpu=True,
         bf16=False,
-        per_device_train_batch_size=setting.micro_batch // processes,
+        per_device_train_batch_size=per_pass,
         gradient_accumulation_steps=accumulate,
         steps_per_generation=accumulate,
         num_generations=setting.samples,
@@ -196,7 +243,7 @@ def trl_inside(setting: Setting, folder: Path, steps: int, out: Path) -> None:
         beta=KL,
         learning_rate=LEARNING_RATE,
         max_steps=steps,
-        gradient_checkpointing=False,
+        gradient_checkpointing=kind.recompute,
         save_strategy="no",
         report_to="none",
         logging_steps=10**6,
@@ -214,12 +261,9 @@ def trl_inside(setting: Setting, folder: Path, steps: int, out: Path) -> None:
     )
     trainer.train()
     if int(os.environ.get("RANK", "0")) == 0:
-        import resource
-
         skip = WARM_UP * setting.prompts * setting.samples // processes
         result = {
             "step_s": Clock.seconds[WARM_UP:],
-            "peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
             "response_tokens_mean": statistics.mean(lengths[skip:]),
             "response_tokens_max": max(lengths[skip:]),
         }
@@ -235,8 +279,7 @@ def compare(name: str, rounds: int) -> dict[str, Any]:
         build(setting, folder)
         contenders = {
             "ours": lambda: ours(setting, folder, steps),
-            "trl, 1 process": lambda: trl(setting, folder, steps, 1),
-            "trl, 2 processes": lambda: trl(setting, folder, steps, 2),
+            **{kind: functools.partial(trl, setting, folder, steps, kind) for kind in TRLS},
         }
         runs: dict[str, list[dict[str, Any]]] = {k: [] for k in contenders}
         for i in range(rounds):
@@ -258,6 +301,8 @@ def compare(name: str, rounds: int) -> dict[str, Any]:
         "fastest_trl": best,
         "ratio_ours_to_trl_per_round": ratios,
         "ratio_ours_to_trl": statistics.median(ratios),
+        "peak_memory_ours_to_trl": statistics.median(r["peak_memory_gib"] for r in runs["ours"])
+        / statistics.median(r["peak_memory_gib"] for r in runs[best]),
         "runs": runs,
     }
 
@@ -267,11 +312,11 @@ def main() -> None:
     parser.add_argument("--setting", choices=[*SETTINGS, "all"], default="all")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
-    parser.add_argument("--inside", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--inside", nargs=5, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.inside:
-        name, folder, steps, out = arguments.inside
-        return trl_inside(SETTINGS[name], Path(folder), int(steps), Path(out))
+        name, kind, folder, steps, out = arguments.inside
+        return trl_inside(SETTINGS[name], TRLS[kind], Path(folder), int(steps), Path(out))
     chosen = list(SETTINGS) if arguments.setting == "all" else [arguments.setting]
     result = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     for name in chosen:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -164,31 +161,39 @@ def small_config(tiny_model, mixed_dataset, tmp_path):
     )
 
 
+@pytest.fixture(scope="session")
+def ranks():
+    """Calls the process that forks ranks with the environment of a configuration; one for each environment."""
+    from tests.engine.ranks import Ranks
+    from trainer.engine.gpu_worker import environment
+
+    running: dict[tuple, Ranks] = {}
+
+    def started(config) -> Ranks:
+        key = tuple(environment(config).items())
+        if key not in running:
+            running[key] = Ranks(dict(key))
+        return running[key]
+
+    yield started
+    for one in running.values():
+        one.close()
+
+
 @pytest.fixture
-def run_ranks(tmp_path, free_port):
+def run_ranks(tmp_path, free_port, ranks):
     """Runs a scenario of tests/engine/scenarios.py on real ranks and returns what each wrote."""
 
     def run(scenario: str, config, timeout_s: float = 900) -> list[dict]:
         from trainer import config as c
-        from trainer.engine.gpu_worker import environment
 
-        path = tmp_path / f"{scenario}-{config.placement.world_size}.yaml"
+        stem = f"{scenario}-{config.placement.world_size}"
+        path = tmp_path / f"{stem}.yaml"
         path.write_text(c.dump(config))
-        script = str(ROOT / "tests" / "engine" / "scenarios.py")
-        ranks = []
-        for rank in range(config.placement.world_size):
-            out = tmp_path / f"{scenario}-{config.placement.world_size}-{rank}.json"
-            command = [sys.executable, script, scenario, str(path), str(rank), str(free_port), str(out)]
-            env = os.environ | environment(config) | {"PYTHONPATH": str(ROOT)}
-            log = open(out.with_suffix(".log"), "w")  # noqa: SIM115
-            ranks.append((subprocess.Popen(command, env=env, stdout=log, stderr=log), out))
-        try:
-            for process, out in ranks:
-                code = process.wait(timeout_s)
-                assert code == 0, out.with_suffix(".log").read_text()[-3000:]
-        finally:
-            for process, _ in ranks:
-                process.kill()
-        return [json.loads(out.read_text()) for _, out in ranks]
+        outs = [tmp_path / f"{stem}-{rank}.json" for rank in range(config.placement.world_size)]
+        codes = ranks(config).run(scenario, path, free_port, outs, timeout_s)
+        said = [out.with_suffix(".log").read_text()[-3000:] for out, code in zip(outs, codes, strict=True) if code]
+        assert not said, "\n".join(said)
+        return [json.loads(out.read_text()) for out in outs]
 
     return run

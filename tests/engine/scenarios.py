@@ -1,4 +1,4 @@
-"""What one rank does in a test: `python scenarios.py NAME config.yaml RANK PORT OUT`. Not a test itself."""
+"""What one rank does in a test, in a process of its own (`ranks.py`). Not a test itself."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -51,7 +52,7 @@ def update(worker: Worker, items: list[TrainItem], tokens: int, order=None) -> d
     lengths = [i.scheduled(worker.prompter.image_token_id or -1) for i in items]
     plan = order or schedule(lengths, worker.config.placement.world_size, tokens)
     mine = [[items[i] for i in members] for members in plan[worker.rank]]
-    return worker.update(mine, sum(len(i.token_ids) for i in items), len(items))
+    return worker.update(mine, sum(len(i.token_ids) for i in items), len(items), worker.config.algorithm.kl_coef)
 
 
 def weights(worker: Worker) -> dict[str, list[float]]:
@@ -168,7 +169,7 @@ def unequal(config, rank, port):
         before = GATHERS.calls
         (found,) = worker.logprobs([[items[rank]]], old=True, reference=False)["old"]
         out["forward"].append(GATHERS.calls - before)
-        before, stats = GATHERS.calls, worker.update([[items[rank]]], sum(lengths), 2)
+        before, stats = GATHERS.calls, worker.update([[items[rank]]], sum(lengths), 2, config.algorithm.kl_coef)
         out["backward"].append(GATHERS.calls - before)
         if "gap" not in out:
             prompt = worker._prompt(rank)
@@ -325,13 +326,13 @@ def sleeping(config, rank, port):
     return out
 
 
-if __name__ == "__main__":
-    name, path, rank, port, out = sys.argv[1:6]
+def run(name: str, path: Path, rank: int, port: int, out: Path) -> NoReturn:
+    """Writes what the scenario returns, and ends the process."""
     config = configuration.load(path)
     if config.placement.device == "cuda":  # one GPU each, as Ray shows them
         seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-        os.environ["CUDA_VISIBLE_DEVICES"] = seen.split(",")[int(rank)] if seen else rank
-    result = globals()[name](config, int(rank), int(port))
-    Path(out).write_text(json.dumps(result))
+        os.environ["CUDA_VISIBLE_DEVICES"] = seen.split(",")[rank] if seen else str(rank)
+    result = globals()[name](config, rank, port)
+    out.write_text(json.dumps(result))
     sys.stdout.flush()
     os._exit(0)  # torch and gloo threads of a finished rank need no further ceremony

@@ -11,29 +11,25 @@ import sys
 
 from trainer.checkpoint.attempt import Attempts
 from trainer.config import ConfigError
-from trainer.exit_codes import EXIT_CONFIG, EXIT_STORAGE
+from trainer.storage.command import exit_code
 from trainer.storage.probe import QUICK
-from trainer.storage.storage import Storage, StorageError
+from trainer.storage.storage import Storage
+
+
+def run(arguments: list[str]) -> None:
+    """The command line. Raises ConfigError, StorageError."""
+    if len(arguments) != 1:
+        raise ConfigError("usage: python -m trainer.checkpoint URL")
+    record = Attempts(Storage(f"{arguments[0].rstrip('/')}/attempts", retry=QUICK))
+    past, alive = record.past(), record.alive()
+    newest = past[-1] if past else None
+    shown = {"attempt": newest and newest.name, "host": newest and newest.host, "code": newest and newest.code}
+    print(json.dumps(shown | {"alive": alive is not None, "final": record.final()}))
 
 
 def main(arguments: list[str]) -> int:
     """The command line. Returns the exit code."""
-    if len(arguments) != 1:
-        print("usage: python -m trainer.checkpoint URL", file=sys.stderr)
-        return EXIT_CONFIG
-    try:
-        record = Attempts(Storage(f"{arguments[0].rstrip('/')}/attempts", retry=QUICK))
-        past, alive = record.past(), record.alive()
-        newest = past[-1] if past else None
-        shown = {"attempt": newest and newest.name, "host": newest and newest.host, "code": newest and newest.code}
-        print(json.dumps(shown | {"alive": alive is not None, "final": record.final()}))
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_CONFIG
-    except StorageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_STORAGE
-    return 0
+    return exit_code(lambda: run(arguments))
 
 
 if __name__ == "__main__":

@@ -233,15 +233,11 @@ class Worker:
         found = self.policy.logprobs(ahead(self._batch, passes), old, reference)
         return {name: [x.tolist() for x in parts] for name, parts in found.items()}
 
-    def update(
-        self, passes: list[list[TrainItem]], tokens: int, sequences: int, kl_coef: float | None = None
-    ) -> dict[str, float]:
-        """One optimizer step over this rank's passes; tokens and sequences are counts over all ranks.
-
-        kl_coef: weight of the KL in the loss; None: the configured one.
+    def update(self, passes: list[list[TrainItem]], tokens: int, sequences: int, kl_coef: float) -> dict[str, float]:
+        """One optimizer step over this rank's passes; tokens and sequences are counts over all ranks, kl_coef the
+        weight of the KL in the loss.
         """
         batches = ahead(lambda items: self._train_batch(items, tokens, sequences), passes)
-        kl_coef = self.config.algorithm.kl_coef if kl_coef is None else kl_coef
         return self.policy.update(batches, len(passes), kl_coef) | {"perf/peak_memory_gib": self._peak_memory_gib()}
 
     def _train_batch(self, items: list[TrainItem], tokens: int, sequences: int) -> TrainMicroBatch:

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
-from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_STORAGE
 from trainer.observe.history import read_lines, read_progress, replace
 from trainer.observe.stream import FOLDER
-from trainer.storage.storage import Storage, StorageError
+from trainer.storage.command import exit_code
+from trainer.storage.storage import Storage
 from trainer.storage.stores import Retry
 
 SILENT_S = 240.0
@@ -176,8 +176,8 @@ def show_log(mirror: Mirror, follow: bool, every_s: float) -> None:
         time.sleep(every_s)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line."""
+def run(arguments: Sequence[str] | None = None) -> None:
+    """The command line. Raises ConfigError, StorageError."""
     parser = argparse.ArgumentParser(prog="python -m trainer.observe.mirror", description=__doc__)
     parser.add_argument("command", choices=("pull", "logs"))
     parser.add_argument("url")
@@ -185,26 +185,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--every", type=float, default=0.0, help="pull again every so many seconds until the end")
     parser.add_argument("--follow", action="store_true")
     parser.add_argument("--weights", action="store_true")
-    args = parser.parse_args(argv)
-    try:
-        mirror = Mirror(args.url, args.folder)
-        if args.command == "logs":
-            show_log(mirror, args.follow, args.every or 10.0)
-            return 0
-        while not ended(mirror, mirror.update()) and args.every:
-            time.sleep(args.every)
-        if args.weights:
-            print(f"weights: {mirror.weights()}")
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_CONFIG
-    except StorageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_STORAGE
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    return 0
+    args = parser.parse_args(arguments)
+    mirror = Mirror(args.url, args.folder)
+    if args.command == "logs":
+        show_log(mirror, args.follow, args.every or 10.0)
+        return
+    while not ended(mirror, mirror.update()) and args.every:
+        time.sleep(args.every)
+    if args.weights:
+        print(f"weights: {mirror.weights()}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line. Returns the exit code."""
+    return exit_code(lambda: run(arguments))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

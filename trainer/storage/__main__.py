@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from trainer.config import ConfigError
-from trainer.exit_codes import EXIT_CONFIG, EXIT_STORAGE
+from trainer.storage.command import exit_code
 from trainer.storage.probe import QUICK, probe
-from trainer.storage.storage import Storage, StorageError
+from trainer.storage.storage import Storage
 
 
 def copy(source: str, target: str) -> tuple[int, int]:
@@ -46,28 +46,25 @@ def copy(source: str, target: str) -> tuple[int, int]:
     return len(jobs), sum(size for _, size in jobs)
 
 
+def run(arguments: list[str]) -> None:
+    """The command line. Raises ConfigError, FileNotFoundError, StorageError."""
+    match arguments:
+        case ["cp", source, target]:
+            count, size = copy(source, target)
+            print(f"{count} files, {size} bytes")
+        case ["ls", url]:
+            for key, size in Storage(url).list():
+                print(f"{size:>14} {key}")
+        case ["probe", url, *rest] if rest in ([], ["--read-only"]):
+            probe(url, write=not rest, retry=QUICK)
+            print(f"{url} can be {'listed' if rest else 'written, listed, read and cleared'}")
+        case _:
+            raise ConfigError("usage: " + (__doc__ or "").splitlines()[2])
+
+
 def main(arguments: list[str]) -> int:
     """The command line. Returns the exit code."""
-    try:
-        match arguments:
-            case ["cp", source, target]:
-                count, size = copy(source, target)
-                print(f"{count} files, {size} bytes")
-            case ["ls", url]:
-                for key, size in Storage(url).list():
-                    print(f"{size:>14} {key}")
-            case ["probe", url, *rest] if rest in ([], ["--read-only"]):
-                probe(url, write=not rest, retry=QUICK)
-                print(f"{url} can be {'listed' if rest else 'written, listed, read and cleared'}")
-            case _:
-                raise ConfigError("usage: " + (__doc__ or "").splitlines()[2])
-    except (ConfigError, FileNotFoundError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_CONFIG
-    except StorageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_STORAGE
-    return 0
+    return exit_code(lambda: run(arguments))
 
 
 if __name__ == "__main__":
