@@ -114,7 +114,8 @@ class LogprobModel(nn.Module):
         return self.model.lm_head(hidden[0].index_select(0, batch.logits_at), batch.targets)
 
     def _hidden(self, batch: MicroBatch) -> Tensor:
-        """Last hidden states [1, T, H]. Tower first, then the language model, in this order on every rank.
+        """Last hidden states [1, T, H]. Modules are called in one order on every rank, with an image or without: ZeRO-3
+        gathers by that order.
 
         The library's forward pass puts the features where the architecture wants them: into the embeddings, and with
         DeepStack into the first layers too.
@@ -133,7 +134,7 @@ class LogprobModel(nn.Module):
             features = inner.get_image_features(pixels, grid, return_dict=True)
         if batch.pixel_values is not None:
             return inner(batch.input_ids, mm_encoder_outputs={"image": features}, **packed)[0]
-        # Every parameter of the tower gets a gradient, if a zero one: ranks reduce the same ones.
+        # Every parameter of the tower gets a gradient, if a zero one, and after the language model's, as with an image.
         outputs = (features.pooler_output, *getattr(features, "deepstack_features", ()))
         nothing = 0.0 * sum(part.sum() for output in outputs for part in output)
-        return inner(inputs_embeds=inner.get_input_embeddings()(batch.input_ids) + nothing, **packed)[0]
+        return inner(batch.input_ids, **packed)[0] + nothing
