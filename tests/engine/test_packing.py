@@ -63,6 +63,25 @@ def test_positions_are_transformers(family_model, family):
         assert torch.equal(batch.position_ids, want)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_frequencies_that_were_rounded_are_exact_again(family_model, family):
+    """Of text and tower, scaled as Llama's or not, as `zero.Init` leaves them in bf16."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    from trainer.engine.zero3 import exact_frequencies
+
+    loader = AutoModelForImageTextToText if family.endswith("vl") else AutoModelForCausalLM
+    model = loader.from_pretrained(family_model(family))
+    want = {name: buffer.clone() for name, buffer in model.named_buffers() if "inv_freq" in name}
+    for name in want:
+        module, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(module), leaf, want[name].bfloat16())
+    exact_frequencies(model)
+    found = dict(model.named_buffers())
+    assert want and all(torch.equal(found[name], values) for name, values in want.items())
+    assert len(want) == (4 if family.endswith("vl") else 2)
+
+
 def dense(q, k, v, rows, causal, scale):
     """One softmax over the whole row under a mask."""
     mask = torch.zeros(len(q), len(q), dtype=torch.bool)
