@@ -103,7 +103,7 @@ def test_benchmarks_are_scored_from_files_to_the_table(small_config, tmp_path):
     evaluation = c.Evaluation(benchmarks=True, pass_rate_samples=2, temperature=1.0)
     config = replace(small_config, evaluation=evaluation, data=replace(small_config.data, split="test"))
     source = test_own.plain(tmp_path / "raw")
-    _, job = trained(config, tmp_path, source, "--evaluation", module="trainer.pass_rate")
+    _, job = trained(config, tmp_path, source, "--evaluation", "--split", "test", module="trainer.pass_rate")
     found = json.loads((job.run_dir / "benchmarks.json").read_text())
     rows = Dataset(job.config.data.path, "test")
     (figures,) = found["benchmarks"].values()
