@@ -96,14 +96,15 @@ taken = socket.create_server(("", 0))
 choose, turns = Ports.choose, []
 def chosen(alone):
     turns.append(alone)
-    return replace(choose(alone), **({"gcs": taken.getsockname()[1]} if len(turns) == 1 else {}))
+    return replace(choose(alone), **({"TAKEN": taken.getsockname()[1]} if len(turns) == 1 else {}))
 Ports.choose = chosen
 runpy.run_module("trainer.node", run_name="__main__", alter_sys=True)
 """
 
 
-def test_a_port_that_is_taken_after_it_was_chosen_costs_one_more_start(tmp_path):
-    process = launch(tmp_path, sys.executable, "-c", RESOURCES, run=("-c", TAKEN_MEANWHILE))
+@pytest.mark.parametrize("port", [pytest.param("gcs", marks=pytest.mark.long), "dashboard"])
+def test_a_port_that_is_taken_after_it_was_chosen_costs_one_more_start(tmp_path, port):
+    process = launch(tmp_path, sys.executable, "-c", RESOURCES, run=("-c", TAKEN_MEANWHILE.replace("TAKEN", port)))
     output, _ = process.communicate(timeout=180)
     assert process.returncode == 35, output
     assert output.count("again, on other ports") == 1

@@ -220,7 +220,7 @@ class HeadLauncher(Launcher):
             except RayEnded:
                 if not again:
                     raise
-                self.say("Ray exited while starting: trying again, on other ports if one was taken meanwhile")
+                self.say("Ray did not start: trying again, on other ports if one was taken meanwhile")
                 ray.close(keep_logs=False)
                 return False
         raise AssertionError("`until` ends by raising")
