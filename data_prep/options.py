@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-NAMES = ("mathv60k", "mathv-geo", "geometry3k", "virl39k", "mmk12", "deepscaler", "openmmreasoner", "vero", "alpaca",
-         "gsm8k", "gsm8k-test", "math", "mathvista", "mathverse", "mathvision", "mmmu-pro", "math-500")  # fmt: skip
+NAMES = ("mathv60k", "mathv-geo", "geometry3k", "geometry3k-test", "virl39k", "mmk12", "deepscaler",
+         "openmmreasoner", "vero", "alpaca", "gsm8k", "gsm8k-test", "math", "mathvista", "mathverse", "mathvision",
+         "mmmu-pro", "math-500")  # fmt: skip
 """The catalog's names; the catalog itself takes half a second to import."""
 GENERATED = "generated"
 """The set that is drawn here; see `data_prep/generate`."""
