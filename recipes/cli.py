@@ -20,11 +20,12 @@ python3 launch.py plan grpo-qwen2.5-vl-72b-mathv60k     memory, disk, time and d
 python3 launch.py up grpo-qwen2.5-vl-7b-mathv60k --target skypilot-runpod --bucket s3://mine
 """
 ROOT = Path(__file__).resolve().parents[1]
-LAUNCHED = ("recipe", "target", "set", "launch", "remote", "dry")
+LAUNCHED = ("recipe", "target", "set", "launch", "takeover", "remote", "dry")
 """Arguments of the commands that start a recipe."""
 EVALUATE: dict[str, dict[str, Any]] = {
-    "--pass-rate": {"action": "store_true", "required": True, "help": "of every training row, into pass_rates.jsonl"},
-    "--samples": {"type": int, "default": 8, "help": "completions per row (%(default)s)"},
+    "--samples": {"type": int, "help": "completions per row (8; of benchmarks 1)"},
+    "--temperature": {"type": float, "help": "of benchmarks: default 0 for one completion, 1 for several"},
+    "--limit": {"type": int, "default": 0, "metavar": "N", "help": "of benchmarks: only the first N rows of each"},
 }
 
 
@@ -71,6 +72,10 @@ def parser() -> argparse.ArgumentParser:
                         "--bucket", default="", help="s3://, gs:// or r2:// URL that checkpoints are pushed to"
                     )
                     command.add_argument("--reproducible", action="store_true", help="refuse a dirty git tree")
+                case "takeover":
+                    command.add_argument(
+                        "--takeover", action="store_true", help="end the run of this id that is alive, and replace it"
+                    )
                 case "remote":
                     command.add_argument(
                         "--hosts", default="", help="machines for the target ssh: [user@]address[:port],..."
@@ -79,7 +84,9 @@ def parser() -> argparse.ArgumentParser:
         return command
 
     big, middle = "grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k"
-    add("list", "recipes, what they need and cost, and where they can run")
+    add("list", "recipes, what they need and cost, and where they can run").add_argument(
+        "--model", default="", metavar="TEXT", help="only those of models with this in their name: qwen3-vl"
+    )
     plan = add(
         "plan",
         "memory per phase, disk, time per step and dollars",
@@ -100,16 +107,23 @@ def parser() -> argparse.ArgumentParser:
     ).add_argument("--out", default="", help="folder to write them to")
     add(
         "up",
-        "run a recipe; Ctrl-C stops following the logs",
+        "run a recipe; Ctrl-C stops following the logs; what stands after `--` goes to sky, dstack, sbatch or qsub",
         *LAUNCHED,
-        example=f"{middle} --target skypilot-runpod --bucket s3://mine --set optimizer.learning_rate=1e-6",
+        example=f"{middle} --target skypilot-runpod --bucket s3://mine --set optimizer.learning_rate=1e-6\n"
+        f"  python3 launch.py up {middle} --target slurm -- --exclude=gpu-7 --mail-type=END",
     )
     add(
         "evaluate",
-        "measure how often a recipe's model solves each training row, and train nothing",
+        "score a recipe, a model or a run on benchmarks, or measure the pass rate of each training row",
         *LAUNCHED,
-        example=f"{middle} --pass-rate --samples 8 --set model.path=runs/mine/hf",
+        example=f"Qwen/Qwen3-VL-8B-Instruct --benchmarks mathvista,math-500 --samples 8\n"
+        f"  python3 launch.py evaluate {middle} --pass-rate --set model.path=runs/mine/hf",
     )
+    what = commands.choices["evaluate"].add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--benchmarks", default="", metavar="NAME,...", help="scores into benchmarks.json and benchmarks.md"
+    )
+    what.add_argument("--pass-rate", action="store_true", help="of every training row, into pass_rates.jsonl")
     for flag, options in EVALUATE.items():
         commands.choices["evaluate"].add_argument(flag, **options)
     add(
@@ -117,6 +131,7 @@ def parser() -> argparse.ArgumentParser:
         "the whole pipeline on this machine, on CPU; one that was killed resumes where it was",
         "set",
         "launch",
+        "takeover",
         "dry",
         example="--set run.max_steps=20 --run-id short",
     )
@@ -126,11 +141,12 @@ def parser() -> argparse.ArgumentParser:
         "target",
         "set",
         "launch",
+        "takeover",
         "remote",
         "dry",
         example="--target ssh --hosts 10.0.0.1,10.0.0.2",
     )
-    add("resume", "start a run again; it resumes from its last committed checkpoint", "run", "dry")
+    add("resume", "start a run again; it resumes from its last committed checkpoint", "run", "takeover", "dry")
     status = add("status", "state, cost and last step of the runs launched from here; all there is of one", "stored")
     status.add_argument("run", nargs="?", help="only this one")
     status.add_argument("--watch", action="store_true", help="live, until it ends: step, phase, reward, speed, nodes")
@@ -151,6 +167,7 @@ def parser() -> argparse.ArgumentParser:
         "run again what a manifest describes; refuses where it cannot, and names what differs",
         "target",
         "launch",
+        "takeover",
         "remote",
         "dry",
         example="runs/demo-x/manifest.json",
@@ -169,12 +186,17 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str]) -> int:
     """Runs one command and returns the exit code. Configuration errors are one line and exit 2."""
     # argparse leaves no option to a command's own parser, so the rest of a passed-on command never meets it.
-    cut = 1 if arguments[:1] in (["data"], ["test"]) else len(arguments)
+    passed_on = arguments[:1] in (["data"], ["test"])
+    cut = 1 if passed_on else arguments.index("--") if "--" in arguments else len(arguments)
     args = parser().parse_args(arguments[:cut])
-    args.arguments = arguments[cut:]
+    args.arguments, args.flags = arguments[cut:], [] if passed_on else arguments[cut + 1 :]
     try:
+        if args.flags and "takeover" not in args:
+            raise ConfigError(f"`{args.command}` starts no engine that {' '.join(args.flags)} could be passed on to")
         if "set" in args:
             args.recipe, args.set = recipe_files.expand(getattr(args, "recipe", args.command), args.set)
+            if args.command == "evaluate" and Path(args.recipe).is_dir():
+                args.recipe = str(Path(args.recipe).absolute())
         os.chdir(ROOT)  # files of yours were named from where you stand
         return dispatch(args)
     except ConfigError as error:
@@ -188,7 +210,7 @@ def dispatch(args: argparse.Namespace) -> int:
     """Calls the command's function. recipes.commands imports only what each needs: `list` must answer at once."""
     match args.command:
         case "list":
-            return commands.list_recipes()
+            return commands.list_recipes(args.model)
         case "plan":
             return commands.plan(args.recipe, args.target, args.set, args.deadline, args.budget)
         case "render":
@@ -196,8 +218,7 @@ def dispatch(args: argparse.Namespace) -> int:
         case "data" | "test":
             return commands.delegate(args)
         case "evaluate":
-            args.set.append(f"evaluation.pass_rate_samples={max(1, args.samples)}")
-            return commands.up(args.recipe, args.target, args)
+            return commands.evaluate(args)
         case "demo":
             return commands.up("demo", "local", args)
         case "preflight":
@@ -205,7 +226,7 @@ def dispatch(args: argparse.Namespace) -> int:
         case "up":
             return commands.up(args.recipe, args.target, args)
         case "resume":
-            return commands.resume(args.run, args.dry_run)
+            return commands.resume(args)
         case "status":
             return commands.status(args.run, args.bucket, args.watch)
         case "logs":

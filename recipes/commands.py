@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def list_recipes() -> int:
+def list_recipes(model: str) -> int:
     from recipes import shown
 
-    shown.recipes(_wide())
+    shown.recipes(_wide(), model)
     return 0
 
 
@@ -56,13 +56,17 @@ def plan(name: str, target: str | None, overrides: list[str], deadline: str = ""
 
 def render(name: str, target: str | None, overrides: list[str], out: str) -> int:
     """Writes or prints the task files of a recipe."""
+    from recipes import uploads
     from recipes.capabilities import targets_for
     from recipes.targets.render import render as render_files
 
     recipe = resolve(name, overrides)
     if not target:
         raise ConfigError(f"name a target with --target: {recipe.name} runs on {', '.join(targets_for(recipe))}")
+    recipe = uploads.planned(recipe, target, {})
     files = render_files(recipe, target)
+    for line in uploads.lines(recipe):
+        print(f"`launch.py up` would upload {line}: do so before you launch this file", file=sys.stderr)
     for file, text in files.items():
         if out:
             path = Path(out) / file
@@ -92,6 +96,19 @@ def up(name: str, target: str | None, args: argparse.Namespace) -> int:
     return launching.up(name, recipe, target, run_id, overrides, args)
 
 
+def evaluate(args: argparse.Namespace) -> int:
+    """Scores on benchmarks, or pass rates of the training rows. What the user sets wins."""
+    from recipes.presets import benchmarks
+
+    if not args.benchmarks:
+        args.set.append(f"evaluation.pass_rate_samples={max(1, args.samples or 8)}")
+        return up(args.recipe, args.target, args)
+    name, own = benchmarks.subject(args.recipe)
+    asked = benchmarks.settings(args.benchmarks, max(1, args.samples or 1), args.temperature, args.limit)
+    args.set = [*own, *asked, *args.set]
+    return up(name, args.target, args)
+
+
 def delegate(args: argparse.Namespace) -> int:
     """Commands that need the training environment: data (but not its help), test."""
     if args.command == "data" and (not args.arguments or {"-h", "--help"} & set(args.arguments)):
@@ -105,12 +122,12 @@ def delegate(args: argparse.Namespace) -> int:
     return subprocess.run([python, "-m", module, *args.arguments]).returncode
 
 
-def resume(run: str, dry_run: bool) -> int:
+def resume(args: argparse.Namespace) -> int:
     """Starts a run again with its own id; the trainer resumes from the last committed checkpoint."""
     from recipes.drivers import launching
 
-    record = run_record.load(run)
-    args = argparse.Namespace(dry_run=dry_run, reproducible=False, detach=False)
+    record = run_record.load(args.run)
+    args.reproducible, args.flags = False, args.flags or record.flags
     recipe = resolve(record.recipe, record.overrides)
     return launching.up(record.recipe, recipe, record.target, record.run_id, record.overrides, args)
 

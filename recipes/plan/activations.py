@@ -1,7 +1,7 @@
 """What a training step makes beside weights and states: activations that autograd saves, work in progress, logits.
 
-Counted from the modules' code (transformers 5.19, modeling_qwen2_5_vl.py; trainer/engine/logprobs.py), per token or
-per patch; tests/recipes/test_activations.py holds the sums against the tensors that are really saved and really live.
+Counted per token or per patch from the modules (transformers 5.19, modeling_qwen2_5_vl.py and modeling_qwen3_vl.py, and
+trainer/engine/logprobs.py); tests/recipes/test_activations.py holds the sums against tensors really saved and live.
 `w` is the width of the model's dtype in bytes.
 """
 
@@ -52,9 +52,8 @@ def saved(config: RunConfig, shape: Shape) -> dict[str, float]:
     per_patch = 0.0
     if (v := shape.vision) and config.tower_trained:
         block = tower(shape, w) if whole else w * v.hidden
-        merger = norm(v.hidden, w) + w * 2 * v.hidden  # the activation's input and output, four patches to a token
         own_pixels = 0 if w == 4 else w * v.channels * v.temporal * v.patch**2
-        per_patch = v.depth * block + merger + own_pixels + rotary(v)
+        per_patch = v.depth * block + mergers(v, w) + own_pixels + rotary(v)
     layers = batch.tokens * (shape.layers * per_token + w * 2 * shape.head_dim)
     return {"layers": float(layers), "head": float(head), "images": images(config, shape) + batch.patches * per_patch}
 
@@ -86,7 +85,7 @@ def forward(config: RunConfig, shape: Shape, tokens: int = 0) -> float:
     batch, v = micro_batch(config, shape, tokens), shape.vision
     text = batch.width * batch.tokens * (2 * shape.hidden + 3 * shape.intermediate)
     text += batch.tokens * beside(config, shape, batch.width)
-    per_patch = batch.width * (2 * v.hidden + 3 * v.intermediate) + rotary(v) if v else 0
+    per_patch = batch.width * (2 * v.hidden + (3 if v.gated else 2) * v.intermediate) + rotary(v) if v else 0
     return images(config, shape, tokens) + max(text, batch.patches * per_patch)
 
 
@@ -99,6 +98,14 @@ def adapted(config: RunConfig, shape: Shape, w: int) -> int:
 def beside(config: RunConfig, shape: Shape, w: int) -> int:
     """Bytes per token of what an adapter adds to its layer's output, before and after it is scaled."""
     return w * 2 * shape.intermediate if config.lora.rank else 0
+
+
+def mergers(tower: Vision, w: int) -> int:
+    """Per patch: the norm, and the activation's input and output, four patches to a token. DeepStack's begin at a
+    block's output, which the next block keeps."""
+    if tower.gated:
+        return norm(tower.hidden, w) + w * 2 * tower.hidden
+    return w * tower.hidden * (1 + 3 * (1 + tower.deepstack))
 
 
 def rotary(tower: Vision) -> int:

@@ -19,9 +19,11 @@ LENGTHS = [[17, 3, 60, 1], [9, 30], [25, 25, 5], [44], [2, 70, 33, 8, 21]]
 """Completions per prompt."""
 
 
-def prompts(image_token_id: int | None) -> list[Encoded]:
-    """One per entry of SIDES; text alone for a model that reads nothing else."""
+def prompts(config: Any) -> list[Encoded]:
+    """One per entry of SIDES; text alone for a model that reads nothing else. config: transformers' own."""
     rng, out = random.Random(0), []
+    image_token_id = getattr(config, "image_token_id", None)
+    patch = config.vision_config.patch_size if image_token_id is not None else 0
     for row, sides in enumerate(SIDES):
         ids, grids = text(rng, 8), []
         for h, w in sides if image_token_id is not None else []:
@@ -30,7 +32,7 @@ def prompts(image_token_id: int | None) -> list[Encoded]:
         ids += text(rng, rng.randint(5, 40))
         g = torch.Generator().manual_seed(row)
         patches = sum(h * w for _, h, w in grids)
-        pixels = torch.randn(patches, 3 * 2 * 14 * 14, generator=g) if grids else None
+        pixels = torch.randn(patches, 3 * 2 * patch**2, generator=g) if grids else None
         out.append(Encoded(ids, pixels, torch.tensor(grids) if grids else None))
     return out
 
@@ -95,16 +97,3 @@ def differences(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) 
     whole = sum(float(g.double().square().sum()) for g in theirs.values())
     worst = max(float((ours[n] - g).norm() / g.norm()) for n, g in theirs.items())
     return (total / whole) ** 0.5, worst
-
-
-def text_model(folder: Path, tokenizer_from: Path) -> Path:
-    """A Qwen2 language model, tied head, with the tiny model's tokenizer."""
-    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
-
-    torch.manual_seed(1)
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_from)
-    config = Qwen2Config(hidden_size=96, intermediate_size=160, num_hidden_layers=3, num_attention_heads=6,
-                         num_key_value_heads=2, vocab_size=len(tokenizer) + 6, tie_word_embeddings=True)  # fmt: skip
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder

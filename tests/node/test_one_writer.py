@@ -85,7 +85,7 @@ def gone_within(job: Job, seconds: float) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("who", ["front door", "launcher", "driver"])
+@pytest.mark.parametrize("who", ["front door", "launcher", pytest.param("driver", marks=pytest.mark.long)])
 def test_a_killed_process_takes_all_the_others_with_it(start, who):
     job = start(front=who == "front door")
     running(job)
@@ -144,23 +144,26 @@ def test_an_older_attempt_ends_when_a_newer_one_starts_elsewhere(start, tmp_path
 
 
 @pytest.mark.slow
-def test_an_engine_that_restarts_for_ever_is_stopped_by_the_run(start, tmp_path):
+def test_an_engine_that_restarts_for_ever_is_stopped_by_the_run(base, tmp_path):
     """A job that fails without a new checkpoint: three restarts, then the code that ends it, then nothing more."""
-    with servers.rclone(tmp_path / "store") as server:
-        env = server.env | {"SPOTRL_PEERS": "127.0.0.1", "SPOTRL_NODE_RANK": "0", "STANDIN_FAILS": "1"}
-        job = start("s3://bucket/runs", **env)
-        codes = [job.wait(400)]
-        while codes[-1] not in (EXIT_GAVE_UP,) and len(codes) < 8:
-            codes.append(job.start().wait(400))
-        assert codes == [1, 1, 1, EXIT_GAVE_UP], job.tail()
-        assert "gives up at step 0: 4 attempts failed with no new checkpoint" in job.tail()
-        begun = time.monotonic()
-        assert job.start().wait(200) == EXIT_GAVE_UP
-        assert "starting Ray" not in job.tail(600), "a run that is over starts nothing"
-        print(f"refused after {time.monotonic() - begun:.1f} s")
-        job.env["SPOTRL_LAUNCH"] = "resumed by a person"
-        job.env.pop("STANDIN_FAILS")
-        running(job.start())
+    fails = "import os, sys; sys.exit(0 if os.environ['SPOTRL_LAUNCH'] == 'resumed' else 1)"
+    with servers.rclone(tmp_path / "store") as server, tempfile.TemporaryDirectory(prefix="one-", dir="/tmp") as folder:
+        config = replace(
+            base,
+            run=replace(base.run, dir=f"{folder}/run"),
+            checkpoint=replace(base.checkpoint, remote="s3://bucket/runs"),
+        )
+        env = {"SPOTRL_TMP": folder, "SPOTRL_PEERS": "127.0.0.1", "SPOTRL_NODE_RANK": "0", "SPOTRL_LAUNCH": "first"}
+        job = Job(config, Path(folder), server.env | env, "trainer.node", after=("--", sys.executable, "-c", fails))
+        try:
+            assert [job.start().wait(400) for _ in range(4)] == [1, 1, 1, EXIT_GAVE_UP], job.tail()
+            assert "gives up at step 0: 4 attempts failed with no new checkpoint" in job.tail()
+            assert job.start().wait(200) == EXIT_GAVE_UP
+            assert job.tail(10**6).count("starting Ray") == 4, "a run that is over starts nothing"
+            job.env["SPOTRL_LAUNCH"] = "resumed"
+            assert job.start().wait(400) == 0, job.tail()
+        finally:
+            job.kill()
 
 
 def test_a_lock_ends_with_its_process(tmp_path):
@@ -198,7 +201,7 @@ sys.exit(34)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_lost_rank_gives_the_machine_back_only_without_a_new_checkpoint(base):
     """The launcher, Ray and the record are real; the job only makes a checkpoint and says that a rank was lost."""
     with tempfile.TemporaryDirectory(prefix="one-", dir="/tmp") as folder:

@@ -15,7 +15,7 @@ from trainer.observe.metrics import Metrics, Phases
 
 
 def text_console(terminal: bool, width: int = 100) -> Console:
-    return Console(file=io.StringIO(), force_terminal=terminal, width=width, color_system=None)
+    return Console(file=io.StringIO(), force_terminal=terminal, width=width, color_system=None, _environ={})
 
 
 def test_a_finished_run_gives_one_line_per_step_where_there_is_no_terminal(tmp_path):

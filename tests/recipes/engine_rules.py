@@ -13,7 +13,7 @@ from datetime import timedelta
 
 import yaml
 
-STARTS = 50
+STARTS = 12
 """Where counting ends: an engine that starts a job again so often does it for ever."""
 
 

@@ -19,6 +19,9 @@ GIB = 2**30
         ("Qwen/Qwen2.5-VL-3B-Instruct", 3_754_622_976),
         ("Qwen/Qwen2.5-VL-7B-Instruct", 8_292_166_656),
         ("Qwen/Qwen2.5-VL-72B-Instruct", 73_410_777_344),
+        ("Qwen/Qwen3-VL-2B-Instruct", 2_127_532_032),
+        ("Qwen/Qwen3-VL-4B-Instruct", 4_437_815_808),
+        ("Qwen/Qwen3-VL-8B-Instruct", 8_767_123_696),
         ("Qwen/Qwen2.5-0.5B-Instruct", 494_032_768),
         ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
     ],
@@ -27,15 +30,17 @@ def test_parameters_of_published_models(model, parameters):
     assert KNOWN[model].parameters == parameters
 
 
-def test_parameters_of_a_built_model(tiny_model):
-    from transformers import Qwen2_5_VLForConditionalGeneration
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen2", "qwen3", "llama"])
+def test_parameters_of_a_built_model(family_model, family):
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    built = Qwen2_5_VLForConditionalGeneration.from_pretrained(tiny_model)
-    shape = shape_of(str(tiny_model))
-    assert shape and shape.parameters == sum(p.numel() for p in built.parameters())
-    assert shape.vision and shape.vision.parameters(shape.hidden) == sum(
-        p.numel() for p in built.model.visual.parameters()
-    )
+    loader = AutoModelForImageTextToText if family.endswith("vl") else AutoModelForCausalLM
+    built = loader.from_pretrained(family_model(family))
+    shape = shape_of(str(family_model(family)))
+    assert shape and sorted(shape.sizes()) == sorted(p.numel() for p in built.parameters())
+    if family.endswith("vl"):
+        tower = sorted(p.numel() for p in built.model.visual.parameters())
+        assert shape.vision and sorted(shape.vision.sizes(shape.hidden)) == tower
 
 
 def test_flops_of_72b_per_token():

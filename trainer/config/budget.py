@@ -58,16 +58,19 @@ def norm(hidden: int, w: int) -> int:
 
 def decoder_layer(shape: Shape, w: int) -> int:
     """Per token: two norms; rotated q, rotated k, v, attention's output and its log-sum-exp; gate, its activation, up
-    and their product."""
-    attended = w * 2 * (shape.heads + shape.kv_heads) * shape.head_dim + 4 * shape.heads
+    and their product. Of norms of q and k, whose output is not kept, the rest."""
+    heads = (shape.heads + shape.kv_heads) * shape.head_dim
+    attended = w * 2 * heads + 4 * shape.heads + shape.qk_norm * (4 + w) * heads
     return 2 * norm(shape.hidden, w) + attended + w * 4 * shape.intermediate
 
 
 def tower(shape: Shape, w: int) -> int:
     """Per patch, a block of the vision tower: two norms; q, k and v as attention takes them, its output as it comes and
-    in order; gate, its activation, up and their product."""
+    in order; gate, its activation, up and their product. Of a Qwen3-VL: LayerNorms' inputs and outputs; the first
+    matrix's output and its activation."""
     assert (v := shape.vision)
-    return 2 * norm(v.hidden, w) + w * (5 * v.hidden + 4 * v.intermediate) + 4 * v.heads
+    norms, mlp = (norm(v.hidden, w), 4) if v.gated else (w * 2 * v.hidden, 2)
+    return 2 * norms + w * (5 * v.hidden + mlp * v.intermediate) + 4 * v.heads
 
 
 def prefetch_parameters(config: RunConfig, shape: Shape) -> int:

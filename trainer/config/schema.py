@@ -43,7 +43,7 @@ class Model:
     freeze_vision: bool = False
     """Train the language model only."""
     min_pixels: int = within(4 * 28 * 28, least=1)
-    """Smallest image area after resizing, in pixels (one image token is 28x28)."""
+    """Smallest image area after resizing, in pixels (one image token is 28x28, of Qwen3-VL 32x32)."""
     max_pixels: int = within(1280 * 28 * 28, least=1)
     """Largest image area after resizing, in pixels."""
 
@@ -146,6 +146,14 @@ class Rewards:
     """Weight of the accuracy reward (1 for a correct answer, else 0)."""
     format_weight: float = within(0.5, least=0)
     """Weight of the format reward (exactly one think and one answer block)."""
+    tags_weight: float = within(0.0, least=0)
+    """Weight of the share of the four think and answer tags that stand exactly once: part of the form's credit."""
+    length_weight: float = within(0.0, least=0)
+    """Weight of brevity within the group: 0.5 for the shortest to -0.5 for the longest, at most 0 if not correct."""
+    repetition_weight: float = within(0.0, least=0)
+    """Weight of the repetition penalty: minus the share of a completion's n-grams of tokens that stood before."""
+    repetition_ngram: int = within(40, least=1)
+    """Tokens of such an n-gram."""
     workers: int = within(2, least=1)
     """Grader processes on the head node."""
     deadline_s: float = within(5.0, above=0)
@@ -156,6 +164,16 @@ class Rewards:
     """Grade over HTTP at this /get_reward URL in place of local processes (the original's --remote_rm_url)."""
     function: str = ""
     """`path/to/file.py:function` of a user's reward, run under the same deadline; replaces the accuracy reward."""
+    judge_url: str = ""
+    """OpenAI-compatible endpoint (https://HOST/v1) that decides what the rules call wrong among `judge_types`."""
+    judge_model: str = ""
+    """Name of the model that it serves."""
+    judge_types: str = "text"
+    """Answer types that it decides, separated by commas: text, math, number, letter."""
+    judge_timeout_s: float = within(30.0, above=0)
+    """For one reply; after 3 further tries the outcome is `timeout`."""
+    judge_requests: int = within(0, least=0)
+    """Budget: requests of one start of the run, which ends when they are spent; 0: no limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +194,8 @@ class Evaluation:
     """Completions per prompt; accuracy is their mean."""
     pass_rate_samples: int = within(0, least=0)
     """Train nothing: ask every training row this often at rollout.temperature, into pass_rates.jsonl. 0: train."""
+    benchmarks: bool = False
+    """These rows are of benchmarks: ask at evaluation.temperature, count what is too long as wrong, and score."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,6 +266,8 @@ class Logging:
     """Steps between written samples."""
     push_every_s: float = within(20.0, least=0)
     """Seconds between two pushes of metrics, samples, log and node samples to `checkpoint.remote`; 0: never."""
+    keep_rollouts: bool = False
+    """Keep every step's graded completions, here and in the bucket (else: those that a restart may need)."""
 
 
 @dataclass(frozen=True, kw_only=True)

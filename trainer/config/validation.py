@@ -35,6 +35,8 @@ def validate(config: RunConfig) -> None:
             raise ConfigError(change)
     if c.optimizer.warmup_steps and c.optimizer.warmup_ratio:
         raise ConfigError("optimizer.warmup_steps and optimizer.warmup_ratio are both set: set one to 0")
+    if unknown := set(c.rewards.judge_types.split(",")) - {"text", "math", "number", "letter"}:
+        raise ConfigError(f"rewards.judge_types: {min(unknown)!r} is none of text, math, number, letter")
     if c.method == "sft":
         if c.evaluation.pass_rate_samples:
             raise ConfigError("evaluation.pass_rate_samples needs the engine: set method to grpo")
@@ -49,6 +51,8 @@ def validate(config: RunConfig) -> None:
             f"evaluation.samples_per_prompt is {c.evaluation.samples_per_prompt} at evaluation.temperature 0: greedy "
             "completions of a prompt are all the same; use 1, or a temperature above 0"
         )
+    if c.evaluation.benchmarks and c.evaluation.temperature == 0 and c.evaluation.pass_rate_samples > 1:
+        raise ConfigError("several greedy completions of a prompt are all the same: use one, or a temperature above 0")
     if c.rollout.samples_per_prompt < 2:
         raise ConfigError("rollout.samples_per_prompt is 1: a group of one has no advantage; use at least 2")
     if world % c.rollout.tensor_parallel:

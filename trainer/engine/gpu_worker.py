@@ -271,7 +271,7 @@ class Worker:
 
     def _collate(self, parts: list[tuple[int, list[int], list[int]]], path: str = "", split: str = "") -> MicroBatch:
         encoded = partial(self._prompt, path=path, split=split) if path else self._prompt
-        return collate(parts, encoded, self.prompter.positions, self.prompter.image_token_id)
+        return collate(parts, encoded, self.prompter.positions)
 
     def _peak_memory_gib(self) -> float:
         if self.device.type == "cuda":

@@ -106,7 +106,7 @@ class LogprobModel(nn.Module):
         super().__init__()
         self.model = model
         self.freeze_vision = freeze_vision
-        self.visual = getattr(model.model, "visual", None) and model.model.visual.__class__
+        self.has_vision = hasattr(model.model, "visual")
         attention.use(model)
         model.lm_head = LogprobHead(model.lm_head, banned_token_ids, temperature)
 
@@ -116,21 +116,27 @@ class LogprobModel(nn.Module):
         return self.model.lm_head(hidden[0].index_select(0, batch.logits_at), batch.targets)
 
     def _hidden(self, batch: MicroBatch) -> Tensor:
-        """Last hidden states [1, T, H]. Every rank runs the tower, if need be on `dummy_image`."""
+        """Last hidden states [1, T, H]. Modules are called in one order on every rank, with an image or without: ZeRO-3
+        gathers by that order.
+
+        The library's forward pass puts the features where the architecture wants them: into the embeddings, and with
+        DeepStack into the first layers too.
+        """
         inner = self.model.model
         packed: Any = {"attention_mask": None, "use_cache": False, "layout": batch.layout}
-        if not self.visual:
+        if not self.has_vision:
             return inner(batch.input_ids, position_ids=batch.position_ids[0], **packed)[0]
-        embeds = inner.language_model.embed_tokens(batch.input_ids)
+        packed["position_ids"] = batch.position_ids
         pixels, grid = batch.pixel_values, batch.grid_thw
         if pixels is None:
             tower = self.model.config.vision_config
             dim = tower.in_channels * tower.temporal_patch_size * tower.patch_size**2
-            pixels, grid = (t.to(embeds.device) for t in dummy_image(dim, tower.spatial_merge_size))
+            pixels, grid = (t.to(batch.input_ids.device) for t in dummy_image(dim, tower.spatial_merge_size))
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.freeze_vision):
-            features = inner.visual(pixels.to(embeds.dtype), grid_thw=grid).pooler_output.to(embeds.dtype)
-        if batch.image_at is None:
-            embeds = embeds + 0.0 * features.sum()
-        else:
-            embeds = embeds[0].index_copy(0, batch.image_at, features)[None]
-        return inner.language_model(inputs_embeds=embeds, position_ids=batch.position_ids, **packed)[0]
+            features = inner.get_image_features(pixels, grid, return_dict=True)
+        if batch.pixel_values is not None:
+            return inner(batch.input_ids, mm_encoder_outputs={"image": features}, **packed)[0]
+        # Every parameter of the tower gets a gradient, if a zero one, and after the language model's, as with an image.
+        outputs = (features.pooler_output, *getattr(features, "deepstack_features", ()))
+        nothing = 0.0 * sum(part.sum() for output in outputs for part in output)
+        return inner(batch.input_ids, **packed)[0] + nothing

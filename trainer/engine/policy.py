@@ -108,7 +108,7 @@ class Policy:
         if self.config.lora.rank:
             lora.inject(hf, self.config.lora, self.config.run.seed)
         scorer = LogprobModel(hf, banned, temperature, not self.config.tower_trained)
-        if model.freeze_vision and scorer.visual:
+        if model.freeze_vision and scorer.has_vision:
             hf.model.visual.requires_grad_(False)
         return scorer.to(self.device)  # its buffers; DeepSpeed leaves a model that it sharded where it is
 

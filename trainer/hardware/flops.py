@@ -1,4 +1,4 @@
-"""FLOPs of Qwen2.5 and Qwen2.5-VL per phase, and what share of the GPUs' peak that is. Pure arithmetic, no torch.
+"""FLOPs of a model per phase, and what share of the GPUs' peak that is. Pure arithmetic, no torch.
 
 Counted are matrix multiplications (2 FLOPs per multiply-add) with causal attention, as in PaLM's appendix B (arXiv
 2204.02311) less the half of the attention that a causal kernel skips. Not counted: norms, activations, softmax, rotary
@@ -62,9 +62,9 @@ def language_flops(s: Shape, tokens: int) -> int:
 def vision_flops(s: Shape, grids: Iterable[Grid]) -> int:
     """Forward pass of the vision tower.
 
-    Per patch: the embedding, and in every block qkv, the output projection and a gated MLP. Attention is not causal:
-    all patches of a frame in `full`, in the others a window of window / patch per side, smaller at the edges.
-    The merger maps merge^2 patches together through two matrices.
+    Per patch: the embedding, and in every block qkv, the output projection and the MLP. Attention is not causal: all
+    patches of a frame in `full`, in the others a window of window / patch per side, smaller at the edges. The merger,
+    and those of DeepStack, map merge^2 patches together through two matrices.
     """
     v = s.vision
     if v is None:
@@ -73,14 +73,14 @@ def vision_flops(s: Shape, grids: Iterable[Grid]) -> int:
     for frames, height, width in grids:
         patches = frames * height * width
         embed = 2 * v.channels * v.temporal * v.patch**2 * v.hidden
-        block = 2 * (4 * v.hidden**2 + 3 * v.hidden * v.intermediate)
+        block = 2 * (4 * v.hidden**2 + (3 if v.gated else 2) * v.hidden * v.intermediate)
         total += patches * (embed + v.depth * block)
         side = v.window // v.patch // v.merge * v.merge
         windows = _squares(height, side) * _squares(width, side)
         seen = v.full * (height * width) ** 2 + (v.depth - v.full) * windows
         total += 4 * v.hidden * frames * seen
         merged = v.hidden * v.merge**2
-        total += patches // v.merge**2 * 2 * merged * (merged + s.hidden)
+        total += (1 + v.deepstack) * patches // v.merge**2 * 2 * merged * (merged + s.hidden)
     return total
 
 

@@ -185,6 +185,7 @@ class RayNode:
         self.env.pop("RAY_ADDRESS", None)
         self.process: subprocess.Popen[bytes] | None = None
         self.log = self.temp / "ray-start.log"
+        self.dashboard_host = ""
 
     def start_head(self, dashboard_host: str) -> None:
         """Starts the head with its dashboard; returns at once."""
@@ -220,7 +221,20 @@ class RayNode:
         """Whether this node's part is up. Raises RayEnded with the last lines of its log if it ended."""
         if not self.alive():
             raise RayEnded("Ray ended on this node: " + self.complaint())
-        return b"Ray runtime started" in self.log.read_bytes()
+        said = self.log.read_bytes()
+        dashboard_log = self.temp / "session_latest" / "logs" / "dashboard.log"
+        later = dashboard_log.read_bytes() if dashboard_log.exists() else b""
+        # Ray itself would run without its dashboard.
+        if b"already occupied" in said or b"Failed to find a valid port" in later:
+            raise RayEnded(f"port {self.ports.dashboard} was taken before Ray's dashboard listened")
+        return b"Ray runtime started" in said and (not self.dashboard_host or self._takes_jobs())
+
+    def _takes_jobs(self) -> bool:
+        """Whether the head's dashboard answers."""
+        try:
+            return bool(self.request("GET", "/api/version"))
+        except OSError:
+            return False
 
     def alive(self) -> bool:
         """Whether Ray is running; it exits when one of its parts dies."""

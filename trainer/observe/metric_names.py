@@ -35,6 +35,12 @@ NAMES: dict[str, Name] = {
     "reward/overlong": Name(
         "reward", "Mean of the overlong penalty, 0 to -1, before its weight (`algorithm.overlong_buffer`)."
     ),
+    "reward/tags": Name(
+        "fraction", "Mean share of the four think and answer tags that stand exactly once (`rewards.tags_weight`)."
+    ),
+    "reward/length": Name("reward", "Mean of brevity within the group, 0.5 to -0.5 (`rewards.length_weight`)."),
+    "reward/repetition": Name("reward", "Mean of the repetition penalty, 0 to -1 (`rewards.repetition_weight`)."),
+    "reward/judged_fraction": Name("fraction", "Share of completions that the judge decided (`rewards.judge_url`)."),
     "group/sampled": Name("prompts", "Prompts asked in the step, over all rounds of dynamic sampling."),
     "group/surplus": Name("prompts", "Those of them whose completions earned unequal rewards and were not trained on."),
     "group/trained_zero_std": Name("prompts", "Groups of equal reward trained on: no round was left to replace them."),
@@ -114,6 +120,8 @@ NAMES: dict[str, Name] = {
     "perf/host_memory_fraction": Name("fraction", "Share of the head node's memory in use."),
     "perf/peak_memory_gib": Name("GiB", "Largest memory of a worker so far: of its GPU, or of its process on CPU."),
     "perf/grader_restarts": Name("count", "Grader processes killed and replaced so far."),
+    "perf/judge_requests": Name("count", "Requests sent to the judge since the start of the process."),
+    "perf/judge_remembered": Name("count", "Answers that it had judged before, since then."),
     "perf/checkpoint_save_s": Name("s", "The last save from start to commit, upload included."),
     "perf/checkpoint_stall_s": Name("s", "What it held the loop up."),
     "perf/checkpoint_gib": Name("GiB", "Its size over all ranks."),
