@@ -25,13 +25,28 @@ def main(arguments: Sequence[str]) -> int:
     """Runs one command. Exit code 0, 2 for a configuration that cannot work (one line on stderr), 130 for Ctrl-C."""
     options = parser().parse_args(arguments)
     try:
-        return prepare(options) if options.command == "prepare" else _with_dataset(options)
+        match options.command:
+            case "prepare":
+                return prepare(options)
+            case "from-run":
+                return _from_run(options)
+        return _with_dataset(options)
     except ConfigError as error:
         print(f"data_prep: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("data_prep: interrupted; the same command resumes from here", file=sys.stderr)
         return 130
+
+
+def _from_run(options: argparse.Namespace) -> int:
+    """The rollout log of a run as rows."""
+    from data_prep import from_run
+
+    out = options.out or f"data/{Path(options.run).name}.jsonl"
+    counts = from_run.write(options.run, options.bucket, out, options.tokens)
+    print(f"{out}: {', '.join(f'{name}: {count:,}' for name, count in counts.items())}")
+    return 0
 
 
 def _with_dataset(options: argparse.Namespace) -> int:

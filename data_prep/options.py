@@ -30,6 +30,7 @@ a published set:
   uv run launch.py data filter data/virl39k --pass-rate 0.1..0.9 --out data/useful
   uv run launch.py evaluate RECIPE --pass-rate --set data.path=data/mine    # or measure the rates: pass_rates.jsonl
   uv run launch.py data worked data/mine --log runs/ID/pass_rates.jsonl --out data/mine-sft
+  uv run launch.py data from-run RUN --out data/run.jsonl             # what a run sampled: text, rewards, advantages
   uv run launch.py data export data/mine --to trl --out data/mine-trl
 
 Every command explains itself: `data prepare --help`. Inside an environment, `python -m data_prep` is the same.
@@ -156,6 +157,13 @@ def _dataset_parsers(commands: Any) -> None:
                       "that came with the rows)")  # fmt: skip
     own = add("worked", "solved rows with a run's correct completions, for supervised training (method: sft)")
     own.add_argument("--log", required=True, metavar="FILE", help="samples.jsonl or pass_rates.jsonl of a run on DIR")
+    run = commands.add_parser("from-run", help="the completions of a run as rows: text, verdict, rewards, advantage",
+                              description="Writes one line of JSON per completion of the run's rollout log. A run "
+                              "keeps what a restart may need; with logging.keep_rollouts all of it.")  # fmt: skip
+    run.add_argument("run", metavar="RUN", help="id or folder of a run")
+    run.add_argument("--bucket", default="", help="of a run that was not launched from here")
+    run.add_argument("--tokens", action="store_true", help="token ids and log-probabilities, too")
+    run.add_argument("--out", default="", metavar="FILE", help="default: data/RUN.jsonl")
     other = add("export", "write a dataset as another trainer loads it")
     other.add_argument("--to", required=True, choices=["trl", "verl"])
     for one in (mixed, some, own, other):

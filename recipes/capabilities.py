@@ -15,6 +15,9 @@ LABELLED = {name: name for name in ("L4", "L40S", "A100", "A100-80GB", "H100", "
 DSTACK = {name: "A100" if name == "A100-80GB" else name for name in LABELLED}
 DSTACK_RUNPOD = {name: DSTACK[name] for name in RUNPOD if name in DSTACK}
 DSTACK_GCP = {name: DSTACK[name] for name in GCP}
+AWS = {name: name for name in ("L4", "L40S", "A100", "A100-80GB", "H100", "H200", "B200")}
+LAMBDA = {name: name for name in ("A100", "A100-80GB", "H100", "B200")}
+NEBIUS = {name: name for name in ("L40S", "H100", "H200", "B200")}
 ANY = {name: name for name in (*LABELLED, "MI300X")}
 NIC = {"A100-80GB": 100.0, "A100": 100.0, "H100": 800.0, "H200": 3200.0, "B200": 3200.0, "L4": 50.0}
 
@@ -33,6 +36,8 @@ class Capability:
     """Our name of a GPU -> the engine's."""
     network_gbit_s: dict[str, float]
     """Between nodes, Gbit/s per node, by GPU; "" is the default. Planning figures: the providers' or common ones."""
+    fast: tuple[str, ...] = ()
+    """GPUs of which nodes of eight take SkyPilot's `network_tier: best`."""
     bucket_mount: bool = False
     """The engine can mount a bucket on the node (FUSE)."""
     shared_files: bool = False
@@ -71,10 +76,12 @@ CAPABILITIES: dict[str, Capability] = {
     ),
     "skypilot-gcp": Capability(
         engine="sky", cloud="gcp", max_nodes=16, spot=True, gpus=GCP, network_gbit_s=NIC | {"": 100}, bucket_mount=True,
+        fast=("H100",),
         note="H100 with GPUDirect-TCPX (network_tier: best)",
     ),
     "skypilot-kubernetes": Capability(
         engine="sky", cloud="kubernetes", max_nodes=64, gpus=LABELLED, network_gbit_s={"": 400}, bucket_mount=True,
+        fast=tuple(LABELLED),
         note="your cluster's own node pools; spot only as the pool you name",
     ),
     "dstack-runpod": Capability(
@@ -93,6 +100,19 @@ CAPABILITIES: dict[str, Capability] = {
         engine="dstack", cloud="", max_nodes=64, gpus=DSTACK, network_gbit_s={"": 100}, asks_bucket=False,
         note="own machines as an SSH fleet: --hosts",
     ),
+    "skypilot-aws": Capability(
+        engine="sky", cloud="aws", max_nodes=16, spot=True, gpus=AWS, network_gbit_s={"": 100}, bucket_mount=True,
+        note="between nodes TCP: EFA is not set up",
+    ),
+    "skypilot-lambda": Capability(
+        engine="sky", cloud="lambda", max_nodes=16, gpus=LAMBDA, network_gbit_s={"": 100}, bucket_mount=True,
+        note="on demand; machines go down, never stop",
+    ),
+    "skypilot-nebius": Capability(
+        engine="sky", cloud="nebius", max_nodes=16, spot=True, gpus=NEBIUS, bucket_mount=True,
+        network_gbit_s={"H100": 3200, "H200": 3200, "B200": 3200, "": 100}, fast=("H100", "H200", "B200"),
+        note="InfiniBand between nodes of eight (network_tier: best)",
+    ),
 }  # fmt: skip
 
 COUNTS = {
@@ -100,6 +120,21 @@ COUNTS = {
     ("gcp", "H200"): (8,),
     ("gcp", "B200"): (8,),
     ("gcp", "A100-80GB"): (1, 2, 4, 8),
+    ("aws", "A100"): (8,),
+    ("aws", "A100-80GB"): (8,),
+    ("aws", "H100"): (1, 8),
+    ("aws", "H200"): (8,),
+    ("aws", "B200"): (8,),
+    ("aws", "L4"): (1, 4, 8),
+    ("aws", "L40S"): (1, 4, 8),
+    ("lambda", "A100"): (1, 2, 4, 8),
+    ("lambda", "A100-80GB"): (8,),
+    ("lambda", "H100"): (1, 2, 4, 8),
+    ("lambda", "B200"): (1, 2, 4, 8),
+    ("nebius", "L40S"): (1, 2, 4),
+    ("nebius", "H100"): (1, 8),
+    ("nebius", "H200"): (1, 8),
+    ("nebius", "B200"): (1, 8),
 }
 """GPUs per node that a cloud sells, where it is not every number up to 8."""
 
@@ -185,6 +220,17 @@ def _nearness(target: str, other: str) -> tuple[bool, bool]:
     """Sorts alternatives: the same cloud first, then machines for rent, then your own."""
     cloud, theirs = target.partition("-")[2], other.partition("-")[2]
     return (cloud != theirs or not cloud, not CAPABILITIES[other].cloud)
+
+
+def managed(recipe: Recipe, target: str) -> bool:
+    """Whether SkyPilot's jobs controller runs it, and starts it again when a node is taken away, evicted or drained."""
+    can = capability(target)
+    return (
+        can.engine == "sky"
+        and recipe.cluster.gpus_per_node > 0
+        and recipe.kind == "train"
+        and (uses_spot(recipe, target) or can.cloud == "kubernetes")
+    )
 
 
 def uses_spot(recipe: Recipe, target: str) -> bool:

@@ -20,7 +20,7 @@ python3 launch.py plan grpo-qwen2.5-vl-72b-mathv60k     memory, disk, time and d
 python3 launch.py up grpo-qwen2.5-vl-7b-mathv60k --target skypilot-runpod --bucket s3://mine
 """
 ROOT = Path(__file__).resolve().parents[1]
-LAUNCHED = ("recipe", "target", "set", "launch", "remote", "dry")
+LAUNCHED = ("recipe", "target", "set", "launch", "takeover", "remote", "dry")
 """Arguments of the commands that start a recipe."""
 EVALUATE: dict[str, dict[str, Any]] = {
     "--samples": {"type": int, "help": "completions per row (8; of benchmarks 1)"},
@@ -72,6 +72,10 @@ def parser() -> argparse.ArgumentParser:
                         "--bucket", default="", help="s3://, gs:// or r2:// URL that checkpoints are pushed to"
                     )
                     command.add_argument("--reproducible", action="store_true", help="refuse a dirty git tree")
+                case "takeover":
+                    command.add_argument(
+                        "--takeover", action="store_true", help="end the run of this id that is alive, and replace it"
+                    )
                 case "remote":
                     command.add_argument(
                         "--hosts", default="", help="machines for the target ssh: [user@]address[:port],..."
@@ -103,9 +107,10 @@ def parser() -> argparse.ArgumentParser:
     ).add_argument("--out", default="", help="folder to write them to")
     add(
         "up",
-        "run a recipe; Ctrl-C stops following the logs",
+        "run a recipe; Ctrl-C stops following the logs; what stands after `--` goes to sky, dstack, sbatch or qsub",
         *LAUNCHED,
-        example=f"{middle} --target skypilot-runpod --bucket s3://mine --set optimizer.learning_rate=1e-6",
+        example=f"{middle} --target skypilot-runpod --bucket s3://mine --set optimizer.learning_rate=1e-6\n"
+        f"  python3 launch.py up {middle} --target slurm -- --exclude=gpu-7 --mail-type=END",
     )
     add(
         "evaluate",
@@ -126,6 +131,7 @@ def parser() -> argparse.ArgumentParser:
         "the whole pipeline on this machine, on CPU; one that was killed resumes where it was",
         "set",
         "launch",
+        "takeover",
         "dry",
         example="--set run.max_steps=20 --run-id short",
     )
@@ -135,11 +141,12 @@ def parser() -> argparse.ArgumentParser:
         "target",
         "set",
         "launch",
+        "takeover",
         "remote",
         "dry",
         example="--target ssh --hosts 10.0.0.1,10.0.0.2",
     )
-    add("resume", "start a run again; it resumes from its last committed checkpoint", "run", "dry")
+    add("resume", "start a run again; it resumes from its last committed checkpoint", "run", "takeover", "dry")
     status = add("status", "state, cost and last step of the runs launched from here; all there is of one", "stored")
     status.add_argument("run", nargs="?", help="only this one")
     status.add_argument("--watch", action="store_true", help="live, until it ends: step, phase, reward, speed, nodes")
@@ -160,6 +167,7 @@ def parser() -> argparse.ArgumentParser:
         "run again what a manifest describes; refuses where it cannot, and names what differs",
         "target",
         "launch",
+        "takeover",
         "remote",
         "dry",
         example="runs/demo-x/manifest.json",
@@ -178,10 +186,13 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str]) -> int:
     """Runs one command and returns the exit code. Configuration errors are one line and exit 2."""
     # argparse leaves no option to a command's own parser, so the rest of a passed-on command never meets it.
-    cut = 1 if arguments[:1] in (["data"], ["test"]) else len(arguments)
+    passed_on = arguments[:1] in (["data"], ["test"])
+    cut = 1 if passed_on else arguments.index("--") if "--" in arguments else len(arguments)
     args = parser().parse_args(arguments[:cut])
-    args.arguments = arguments[cut:]
+    args.arguments, args.flags = arguments[cut:], [] if passed_on else arguments[cut + 1 :]
     try:
+        if args.flags and "takeover" not in args:
+            raise ConfigError(f"`{args.command}` starts no engine that {' '.join(args.flags)} could be passed on to")
         if "set" in args:
             args.recipe, args.set = recipe_files.expand(getattr(args, "recipe", args.command), args.set)
             if args.command == "evaluate" and Path(args.recipe).is_dir():
@@ -215,7 +226,7 @@ def dispatch(args: argparse.Namespace) -> int:
         case "up":
             return commands.up(args.recipe, args.target, args)
         case "resume":
-            return commands.resume(args.run, args.dry_run)
+            return commands.resume(args)
         case "status":
             return commands.status(args.run, args.bucket, args.watch)
         case "logs":

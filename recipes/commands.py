@@ -56,13 +56,17 @@ def plan(name: str, target: str | None, overrides: list[str], deadline: str = ""
 
 def render(name: str, target: str | None, overrides: list[str], out: str) -> int:
     """Writes or prints the task files of a recipe."""
+    from recipes import uploads
     from recipes.capabilities import targets_for
     from recipes.targets.render import render as render_files
 
     recipe = resolve(name, overrides)
     if not target:
         raise ConfigError(f"name a target with --target: {recipe.name} runs on {', '.join(targets_for(recipe))}")
+    recipe = uploads.planned(recipe, target, {})
     files = render_files(recipe, target)
+    for line in uploads.lines(recipe):
+        print(f"`launch.py up` would upload {line}: do so before you launch this file", file=sys.stderr)
     for file, text in files.items():
         if out:
             path = Path(out) / file
@@ -118,12 +122,12 @@ def delegate(args: argparse.Namespace) -> int:
     return subprocess.run([python, "-m", module, *args.arguments]).returncode
 
 
-def resume(run: str, dry_run: bool) -> int:
+def resume(args: argparse.Namespace) -> int:
     """Starts a run again with its own id; the trainer resumes from the last committed checkpoint."""
     from recipes.drivers import launching
 
-    record = run_record.load(run)
-    args = argparse.Namespace(dry_run=dry_run, reproducible=False, detach=False)
+    record = run_record.load(args.run)
+    args.reproducible, args.flags = False, args.flags or record.flags
     recipe = resolve(record.recipe, record.overrides)
     return launching.up(record.recipe, recipe, record.target, record.run_id, record.overrides, args)
 

@@ -36,6 +36,8 @@ def expand(recipe: str, assignments: list[str]) -> tuple[str, list[str]]:
 def _absolute(assignment: str) -> str:
     """`data.source=mine.jsonl --images imgs` with absolute paths, where files of these names are here."""
     key, _, text = assignment.partition("=")
+    if key.strip() in ("model.path", "data.path", "evaluation.path") and Path(text).is_dir() and text.strip():
+        return f"{key}={Path(text).absolute()}"
     if key.strip() != "data.source":
         return assignment
     try:

@@ -7,7 +7,8 @@ import json
 import re
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 from trainer.config import ConfigError
@@ -26,12 +27,22 @@ class RunRecord:
     bucket: str = ""
     cluster: str = ""
     """The engine's name for it: SkyPilot cluster or managed job, dstack run, Slurm or PBS job id, ssh hosts."""
+    flags: list[str] = field(default_factory=list)
+    """Passed on to the engine's program as they are: what stood after `--`."""
+    uploads: dict[str, str] = field(default_factory=dict)
+    """Fields that name a folder of this machine, and where that was uploaded to below the bucket."""
     managed: bool = False
     """SkyPilot managed job (spot, recovered by the jobs controller)."""
     started_s: float = 0.0
     """Unix time of the launch."""
     usd_per_hour: float = 0.0
     """Price of all nodes at launch; 0 where nothing is billed to you."""
+    planned_usd: float = 0.0
+    """Expected dollars of the whole run as planned at the launch; 0: no plan with known prices."""
+    planned_hours: float = 0.0
+    """Expected hours of the whole run as planned at the launch; 0: no plan."""
+    rented: list[tuple[float, float, str]] = field(default_factory=list)
+    """(Unix time, dollars per hour of all nodes, what) of each kind of machine that the engine was seen to rent."""
     ended_s: float = 0.0
     """Unix time from which on nothing is billed any more; 0: not known to have ended."""
     earlier_usd: float = 0.0
@@ -41,18 +52,34 @@ class RunRecord:
 
     def hours(self) -> float:
         """Since the launch, up to its end."""
-        until = min(self.ended_s or time.time(), time.time())
-        return max(0.0, until - self.started_s) / 3600
+        return max(0.0, self._until() - self.started_s) / 3600
 
     def usd(self) -> float:
-        """Dollars so far, all launches together; at most, because machines are billed only once they are there."""
-        mine = self.hours() * self.usd_per_hour if self.counted_usd is None else self.counted_usd
-        return self.earlier_usd + mine
+        """Dollars so far, all launches together; at most, because machines are billed only once they are there.
+
+        At the prices of what the engine was seen to rent, each from when it was seen; else at the launch's.
+        """
+        if self.counted_usd is not None:
+            return self.earlier_usd + self.counted_usd
+        until = self._until()
+        rates = [usd for _, usd, _ in self.rented] or [self.usd_per_hour]
+        begins = [self.started_s, *(seen for seen, _, _ in self.rented[1:]), until]
+        spans = (max(0.0, min(end, until) - begin) for begin, end in pairwise(begins))
+        return self.earlier_usd + sum(rate * span / 3600 for rate, span in zip(rates, spans, strict=True))
+
+    def seen(self, usd_per_hour: float, what: str) -> RunRecord:
+        """The record with what its engine rents now."""
+        if not usd_per_hour or (self.rented and tuple(self.rented[-1][1:]) == (usd_per_hour, what)):
+            return self
+        return replace(self, rented=[*self.rented, (time.time(), usd_per_hour, what)])
+
+    def _until(self) -> float:
+        return min(self.ended_s or time.time(), time.time())
 
     def task_files(self) -> list[Path]:
         """The rendered files of the launch, main one first."""
         files = sorted((RUNS / self.run_id / "task").glob("*"))
-        return sorted(files, key=lambda p: p.name.endswith((".fleet.yaml", ".volume.yaml")))
+        return sorted(files, key=lambda p: p.name.endswith((".fleet.yaml", ".volume.yaml", ".setup.sh")))
 
     def save(self) -> Path:
         """Writes the record and returns its path."""

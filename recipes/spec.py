@@ -54,6 +54,35 @@ class Step:
     """Arguments; ${NAME} placeholders are filled in."""
 
 
+MARKS = {"models": "config.json", "data": "manifest.json"}
+"""The file that every folder of a kind has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upload:
+    """A folder of this machine that a rented node fetches from the bucket."""
+
+    field: str
+    """Field of the configuration that names it: `model.path`."""
+    local: str
+    """Absolute path here."""
+    key: str
+    """Where it is below the bucket: `models/mine-1a2b3c4d`."""
+
+    @property
+    def there(self) -> str:
+        """Where the nodes find it."""
+        kind, _, name = self.key.partition("/")
+        return f"${{{kind.upper()}}}/{name}"
+
+    @property
+    def step(self) -> Step:
+        """What a node does for it."""
+        mark = MARKS[self.key.partition("/")[0]]
+        args = ("fetch", f"${{BUCKET}}/{self.key}", self.there)
+        return Step(creates=f"{self.there}/{mark}", module="trainer.storage", args=args)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
     """The data, as the plan and the list speak of it."""
@@ -114,6 +143,10 @@ class Site:
     """Context of your kubeconfig."""
     node_pool: str = ""
     """Node pool label (GKE: cloud.google.com/gke-nodepool)."""
+    queue: str = ""
+    """Kueue's local queue that the pods wait in (SkyPilot on Kubernetes)."""
+    storage_class: str = ""
+    """Storage class of the claim `storage.volume`; several nodes need one that many can write to (ReadWriteMany)."""
     rdma: str = ""
     """Extended resource of the InfiniBand devices (rdma/ib) and how many: `rdma/ib:8`."""
     hosts: tuple[str, ...] = ()
@@ -132,6 +165,12 @@ class Site:
     """Slurm node features: `a100&ib`."""
     reservation: str = ""
     """Slurm reservation."""
+    gres: str = ""
+    """Slurm's generic resource per node, where the site wants it in the place of --gpus-per-node: `gpu:h100:8`."""
+    prelude: tuple[str, ...] = ()
+    """Lines of shell that the batch script begins with on every node: `module load cuda/13`."""
+    offline: bool = False
+    """Compute nodes have no internet (Slurm, PBS): `up` prepares environment, data and model where it is called."""
     container: Literal["", "pyxis", "apptainer"] = ""
     """Run inside cluster.image by this container runtime (Slurm)."""
     pbs: Literal["pro", "torque"] = "pro"
@@ -141,7 +180,8 @@ class Site:
 
 
 Target = Literal["local", "ssh", "slurm", "pbs", "skypilot", "skypilot-runpod", "skypilot-gcp", "skypilot-kubernetes",
-                 "dstack-runpod", "dstack-gcp", "dstack-kubernetes", "dstack-ssh"]  # fmt: skip
+                 "skypilot-aws", "skypilot-lambda", "skypilot-nebius", "dstack-runpod", "dstack-gcp",
+                 "dstack-kubernetes", "dstack-ssh"]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +202,8 @@ class Recipe:
     """The data, for the plan."""
     steps: tuple[Step, ...] = ()
     """Preparation, in order."""
+    uploads: tuple[Upload, ...] = ()
+    """Folders of this machine; the plan reads them here, the nodes there."""
     storage: Storage = field(default_factory=Storage)
     """Bucket and volume."""
     budget: Budget = field(default_factory=Budget)

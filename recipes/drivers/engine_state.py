@@ -10,8 +10,11 @@ from datetime import datetime
 from typing import Any
 
 from recipes.drivers import engines
+from recipes.plan import cost, prices
+from recipes.presets import resolve
 from recipes.run_record import RunRecord
 from recipes.targets import restarts
+from trainer.config import ConfigError
 
 OVER = ("SUCCEEDED", "CANCELLED", "FAILED", "DONE", "TERMINATED", "GONE")
 
@@ -26,6 +29,10 @@ class Said:
     """Unix time from which on it costs nothing; 0: it may still cost."""
     usd: float | None = None
     """What the engine itself has counted."""
+    usd_per_hour: float = 0.0
+    """Of all nodes that it has rented now; 0: not known."""
+    rented: str = ""
+    """What these are."""
     name: str = ""
     """The engine's own name for it, where it is not ours."""
     whole: bool = True
@@ -58,7 +65,20 @@ def _job(record: RunRecord) -> Said | None:
     moved = f"recovered {job.get('recovery_count') or 0} times"
     text = f"managed job {job['job_id']}: {job['status']}{why}, {place or 'no machine yet'}, {moved}"
     end = (job.get("end_at") or time.time()) if _over(job["status"]) else 0.0
-    return Said(text=text, ended_s=end, name=str(job["job_id"]))
+    usd, what = (0.0, "") if end else _rented(record, job)
+    return Said(text=text, ended_s=end, name=str(job["job_id"]), usd_per_hour=usd, rented=what)
+
+
+def _rented(record: RunRecord, job: dict[str, Any]) -> tuple[float, str]:
+    """(dollars per hour, what) of a managed job's machines, from SkyPilot's description and our price list."""
+    gpu = next(iter(job.get("accelerators") or {}), "")
+    spot, cloud = "[spot]" in (job.get("cluster_resources") or ""), (job.get("cloud") or "").lower()
+    try:
+        recipe = resolve(record.recipe, record.overrides)
+    except ConfigError:  # a recipe file that is gone
+        return 0.0, ""
+    usd = cost.rented_usd(recipe, record.target, cloud, gpu, spot, prices.sky_catalogs()) if gpu else 0.0
+    return usd, f"{job.get('infra') or cloud}, {job['cluster_resources']}" if usd else ""
 
 
 def _cluster(record: RunRecord) -> Said | None:
@@ -83,7 +103,13 @@ def _dstack(record: RunRecord) -> Said | None:
         # dstack gets 0 so that it does not start the run again: its own status does not show success.
         return Said(text=f"dstack run {name}: FAILED: {line}", ended_s=_ended(run), usd=run.get("cost"))
     text = f"dstack run {name}: {run['status']}" + (f" ({why})" if why else "")
-    return Said(text=text, ended_s=_ended(run) if _over(run["status"]) else 0.0, usd=run.get("cost"))
+    if _over(run["status"]):
+        return Said(text=text, ended_s=_ended(run), usd=run.get("cost"))
+    nodes = [job["job_submissions"][-1].get("job_provisioning_data") for job in run.get("jobs", [])]
+    found = [node for node in nodes if node]
+    what = f"{len(found)} x {found[0]['instance_type']['name']} in {found[0]['region']}" if found else ""
+    per_hour = sum(node["price"] for node in found)
+    return Said(text=text, usd=run.get("cost"), usd_per_hour=per_hour, rented=what)
 
 
 def _ended(run: dict[str, Any]) -> float:

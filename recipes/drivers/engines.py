@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recipes.run_record import RunRecord
+from trainer.config import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,8 @@ LAUNCHERS = "run `bash trainer/setup.sh launch`, or install it yourself (require
 
 def commands(record: RunRecord, files: list[str], env: dict[str, str], secrets: list[str], detach: bool) -> Commands:
     """The commands for a launch. `files`: rendered task files, main one first; `secrets`: names, never values."""
+    if record.flags and record.target in ("local", "ssh"):
+        raise ConfigError(f"{record.target} has no engine that {' '.join(record.flags)} could be passed on to")
     match record.target.partition("-")[0]:
         case "skypilot":
             return _sky(record, files, env, secrets, detach)
@@ -53,7 +56,7 @@ def _sky(record: RunRecord, files: list[str], env: dict[str, str], secrets: list
     volume = [["sky", "volumes", "apply", "-y", file] for file in files[1:]]
     if record.managed:
         return Commands(
-            up=[*volume, ["sky", "jobs", "launch", "-y", "-n", record.run_id, *away, files[0], *given]],
+            up=[*volume, ["sky", "jobs", "launch", "-y", "-n", record.run_id, *away, *record.flags, files[0], *given]],
             status=[["sky", "jobs", "queue"]],
             logs=[["sky", "jobs", "logs", *([record.cluster] if record.cluster else ["-n", record.run_id])]],
             down=[["sky", "jobs", "cancel", "-y", "-n", record.run_id]],
@@ -61,7 +64,7 @@ def _sky(record: RunRecord, files: list[str], env: dict[str, str], secrets: list
             hint=LAUNCHERS,
         )
     return Commands(
-        up=[*volume, ["sky", "launch", "-y", "-c", record.run_id, *away, files[0], *given]],
+        up=[*volume, ["sky", "launch", "-y", "-c", record.run_id, *away, *record.flags, files[0], *given]],
         status=[["sky", "queue", record.run_id]],
         logs=[["sky", "logs", record.run_id]],
         down=[["sky", "down", "-y", record.run_id]],
@@ -81,7 +84,7 @@ def _dstack(record: RunRecord, files: list[str], env: dict[str, str], secrets: l
     return Commands(
         up=[
             *[["dstack", "apply", "-y", "-f", f] for f in before],
-            ["dstack", "apply", "-y", "-f", task, "-n", name, *given, *away],
+            ["dstack", "apply", "-y", "-f", task, "-n", name, *given, *away, *record.flags],
         ],
         status=[["dstack", "ps", "-a"]],
         logs=[["dstack", "logs", name]],
@@ -98,9 +101,9 @@ def dstack_name(run_id: str) -> str:
 
 def _slurm(record: RunRecord, files: list[str], detach: bool) -> Commands:
     job, log = record.cluster or "JOBID", _batch_log(record, "slurm")
-    submit = ["sbatch", "--parsable", f"--output={log}", files[0]]
+    submit = ["sbatch", "--parsable", f"--output={log}", *record.flags, files[0]]
     return Commands(
-        up=[submit] + ([] if detach else [["tail", "-n", "+1", "--retry", "-F", log]]),
+        up=[*_prepare(files), submit] + ([] if detach else [["tail", "-n", "+1", "--retry", "-F", log]]),
         status=[["squeue", "-j", job]],
         logs=[["tail", "-n", "100", "-F", log]],
         down=[["scancel", job]],
@@ -113,7 +116,7 @@ def _pbs(record: RunRecord, files: list[str], env: dict[str, str], secrets: list
     job, log = record.cluster or "JOBID", _batch_log(record, "pbs")
     names = ",".join([*env, *secrets])
     return Commands(
-        up=[["qsub", "-v", names, "-o", log, files[0]]]
+        up=[*_prepare(files), ["qsub", "-v", names, "-o", log, *record.flags, files[0]]]
         + ([] if detach else [["tail", "--retry", "-n", "+1", "-F", log]]),
         status=[["qstat", job]],
         logs=[["tail", "-n", "100", "-F", log]],
@@ -121,6 +124,11 @@ def _pbs(record: RunRecord, files: list[str], env: dict[str, str], secrets: list
         tool="qsub",
         hint="submit from a login node of the cluster",
     )
+
+
+def _prepare(files: list[str]) -> list[list[str]]:
+    """Set-up on this node, where the compute nodes have no internet."""
+    return [["bash", file] for file in files[1:]]
 
 
 def _ssh(record: RunRecord, detach: bool) -> Commands:

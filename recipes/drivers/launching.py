@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import json
 import os
 import shlex
 import signal
@@ -14,7 +15,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from secrets import token_hex
 
-from recipes import capabilities, manifest, run_record
+from recipes import capabilities, manifest, run_record, uploads
 from recipes.drivers import desk_python, engine_state, engines, ssh_driver, tokens
 from recipes.drivers.engines import Commands
 from recipes.plan import cost, memory, prices
@@ -34,21 +35,28 @@ def up(
     `name` and `overrides` are what `recipe` was resolved from: the record keeps them for `resume`.
     """
     target = target or cheapest_target(recipe)
-    files = render(recipe, target)
     run_id = run_record.check_run_id(run_id or run_record.new_run_id(recipe.name))
+    before = run_record.load(run_id) if run_record.known(run_id) else None
+    recipe = uploads.planned(recipe, target, before.uploads if before else {})
+    files = render(recipe, target)
     secrets = tokens.found()
     check(recipe, target, args.reproducible, secrets)
     can = capabilities.capability(target)
+    plan = cost.planned(recipe, target, prices.sky_catalogs())
     record = RunRecord(
         run_id=run_id,
         recipe=name,
         target=target,
         overrides=overrides,
+        flags=args.flags,
+        uploads={upload.field: upload.key for upload in recipe.uploads},
         bucket=recipe.storage.bucket,
-        managed=can.engine == "sky" and capabilities.uses_spot(recipe, target) and recipe.cluster.gpus_per_node > 0,
+        managed=capabilities.managed(recipe, target),
         started_s=time.time(),
         usd_per_hour=cost.usd_per_hour(recipe, target, prices.sky_catalogs()),
-        earlier_usd=run_record.load(run_id).usd() if run_record.known(run_id) else 0.0,
+        planned_usd=(plan.usd or 0.0) if plan else 0.0,
+        planned_hours=plan.hours if plan else 0.0,
+        earlier_usd=before.usd() if before else 0.0,
     )
     directory = run_record.RUNS / run_id / "task"
     env = {"RUN_ID": run_id} | ({"BUCKET": recipe.storage.bucket} if recipe.storage.bucket else {})
@@ -64,13 +72,26 @@ def up(
         _check_secrets(recipe, target)
     if recipe.storage.bucket and recipe.kind == "train":
         probe(recipe.storage.bucket, env | secrets)
+    if recipe.kind == "train" and (lives := alive(record, env | secrets)):
+        if not args.takeover:
+            raise ConfigError(
+                f"run {run_id} is alive ({lives}): `launch.py logs {run_id}` follows it, `down` ends it; --takeover "
+                "replaces it, which loses what it has done since its last committed checkpoint"
+            )
+        print(f"replacing run {run_id} ({lives}), which stops within a minute", flush=True)
+        if run_record.known(run_id):
+            drive(run_id, "down")
+    if recipe.uploads:
+        uploads.send(recipe, desk_python.find(), env | secrets)
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (directory / name).write_text(text)
     manifest.write_launch(recipe, record)
     record.save()
     print(
-        f"run {run_id} on {target}" + (f", ${record.usd_per_hour:.2f} per hour" if record.usd_per_hour else ""),
+        f"run {run_id} on {target}"
+        + (f", ${record.usd_per_hour:.2f} per hour" if record.usd_per_hour else "")
+        + (f", planned: {record.planned_hours:.1f} h and ${record.planned_usd:,.0f}" if record.planned_usd else ""),
         flush=True,
     )
     code = _run(commands, record, env | secrets)
@@ -98,6 +119,8 @@ def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[s
             f"data.source names {files[0]}, and the nodes of {target} do not have it: put the rows into a bucket, "
             f"`launch.py data prepare {files[0]} --out s3://...`, and set data.path to that"
         )
+    if recipe.uploads and not recipe.storage.bucket:
+        raise ConfigError(f"{recipe.uploads[0].local} goes to the nodes of {target} through a bucket: give --bucket")
     if recipe.cluster.gpus_per_node and recipe.kind == "train":
         _check_memory(recipe, target)
     _check_hourly(recipe, target)
@@ -142,6 +165,25 @@ def probe(bucket: str, env: dict[str, str]) -> None:
     if done.returncode:
         said = (done.stderr.strip() or "it said nothing").splitlines()[-1]
         raise ConfigError(said.removeprefix("error: "))
+
+
+def alive(record: RunRecord, env: dict[str, str]) -> str:
+    """What is known of an earlier launch of this run that has not ended; "" if there is none.
+
+    Two attempts at once never write to one checkpoint (trainer/checkpoint/attempt.py); but both cost.
+    """
+    before = run_record.load(record.run_id) if run_record.known(record.run_id) else None
+    said = engine_state.ask(before) if before and not before.ended_s else None
+    if said and said.whole and not said.ended_s:
+        return said.text
+    if not record.bucket or (record.bucket.startswith("gs://") and "GOOGLE_SERVICE_ACCOUNT_KEY" not in env):
+        return ""
+    command = [desk_python.find(), "-m", "trainer.checkpoint", f"{record.bucket.rstrip('/')}/{record.run_id}"]
+    done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
+    told = json.loads(done.stdout) if done.returncode == 0 else {}
+    if not told.get("alive") or (before and before.ended_s > told["seen_unix_s"]):  # our own `down` has ended it
+        return ""
+    return f"attempt {told['attempt']} on {told['host']}, seen {time.time() - told['seen_unix_s']:.0f} s ago"
 
 
 def _check_memory(recipe: Recipe, target: str) -> None:
@@ -195,6 +237,8 @@ def _show(recipe: Recipe, record: RunRecord, files: dict[str, str], commands: Co
     for name, text in files.items():
         print(f"# --- {directory / name}\n{text}")
     exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
+    for line in uploads.lines(recipe):
+        print(f"# --- would upload {line}")
     print("# --- would run")
     for command in commands.up:
         print(f"{exports} {shlex.join(command)}")

@@ -10,13 +10,10 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 from recipes import run_record
 from recipes.drivers import desk_python, engine_state, launching, tokens
-from recipes.plan import cost, prices
-from recipes.presets import resolve
 from recipes.run_record import RunRecord
 from trainer.config import ConfigError
 from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED
@@ -140,13 +137,10 @@ def report(runs: list[str], bucket: str) -> int:
 
 
 def costs(record: RunRecord) -> dict[str, float]:
-    """Dollars and hours of a run: so far, and as planned for its target where it is planned with known prices."""
+    """Dollars and hours of a run: so far, and of the whole run as planned at the launch, where prices were known."""
     found = {"usd": record.usd(), "hours": record.hours(), "unix_s": time.time()}
     if (said := engine_state.ask(record)) and said.usd is not None:
         found["usd"] = record.earlier_usd + said.usd
-    try:
-        offers = cost.offers(resolve(record.recipe, record.overrides), prices.sky_catalogs(), [record.target])
-    except ConfigError:  # a recipe file that is gone
-        return found
-    planned = next((asdict(o) for o in offers if o.usd is not None), None)
-    return found | ({"planned_usd": planned["usd"], "planned_hours": planned["hours"]} if planned else {})
+    if record.planned_usd:
+        found |= {"planned_usd": record.planned_usd, "planned_hours": record.planned_hours}
+    return found

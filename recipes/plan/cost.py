@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.capabilities import CAPABILITIES, gpus_for, market, refusal, targets_for, uses_spot, variant
+from recipes.capabilities import CAPABILITIES, engine_gpu, gpus_for, market, refusal, targets_for, uses_spot, variant
 from recipes.plan import passes
 from recipes.plan.memory import MemoryPlan, plan, trained, with_resources
 from recipes.plan.passes import Passes
@@ -217,11 +217,28 @@ def node_prices(recipe: Recipe, target: str, catalogs: Path | None = None) -> li
 
 
 def usd_per_hour(recipe: Recipe, target: str, catalogs: Path | None = None) -> float:
-    """What all nodes of the cheapest offer cost per hour; without a plan, at the cheapest known price. 0: not known."""
-    found = [offer.usd_per_hour for offer in offers(recipe, catalogs, members(recipe, target)) if offer.usd_per_hour]
-    if found:
-        return found[0]
+    """What all nodes cost per hour at the cheapest known price, of one whose RAM is enough first. 0: not known."""
+    if found := planned(recipe, target, catalogs):
+        return found.usd_per_hour or 0.0
     return next((usd * recipe.cluster.nodes for usd, _, _ in node_prices(recipe, target, catalogs)), 0.0)
+
+
+def planned(recipe: Recipe, target: str, catalogs: Path | None = None) -> Offer | None:
+    """The offer that a launch is expected to get: the cheapest with a known price; None without any."""
+    return next((offer for offer in offers(recipe, catalogs, members(recipe, target)) if offer.usd_per_hour), None)
+
+
+def rented_usd(
+    recipe: Recipe, target: str, cloud: str, engine_name: str, spot: bool, catalogs: Path | None = None
+) -> float:
+    """What all nodes cost per hour of what an engine says that it has rented. 0: not known."""
+    count = recipe.cluster.gpus_per_node
+    for name in members(recipe, target):
+        for gpu in gpus_for(recipe, name) if CAPABILITIES[name].cloud == cloud else []:
+            row = price(market(recipe, name), gpu, catalogs, variant(recipe, name, gpu))
+            if row and engine_gpu(name, gpu, count) == engine_name:
+                return ((row.spot if spot else row.on_demand) or 0.0) * count * recipe.cluster.nodes
+    return 0.0
 
 
 def members(recipe: Recipe, target: str) -> list[str]:

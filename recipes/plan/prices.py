@@ -44,9 +44,9 @@ def price(cloud: str, gpu: str, catalogs: Path | None = None, variant: str = "")
     """
     rows = (row for row in snapshot() if (row.cloud, row.gpu) == (cloud, gpu))
     known = next((row for row in rows if variant in ("", row.engine_gpu)), None)
-    if known is None or catalogs is None:
+    if catalogs is None:
         return known
-    return from_catalog(known, catalogs) or known
+    return from_catalog(known or Price(cloud, gpu, variant or gpu, 0.0, None, "", ""), catalogs) or known
 
 
 def sky_catalogs() -> Path:
@@ -68,7 +68,10 @@ def from_catalog(known: Price, catalogs: Path) -> Price | None:
             if f",{known.engine_gpu}," in line
             or (known.cloud == "gcp" and line.startswith(("a2-ultragpu-1g", "a3-highgpu-1g")))
         ]
-    gpus = [r for r in rows if r["AcceleratorName"] == known.engine_gpu and float(r["AcceleratorCount"]) == 1]
+    gpus = [r for r in rows if r["AcceleratorName"] == known.engine_gpu]
+    # Some clouds (AWS) sell eight at a time only: then their eighth.
+    fewest = min((float(r["AcceleratorCount"]) for r in gpus), default=0.0)
+    gpus = [r for r in gpus if float(r["AcceleratorCount"]) == fewest]
     if not gpus:
         return None
     hosts = {
@@ -80,14 +83,14 @@ def from_catalog(known: Price, catalogs: Path) -> Price | None:
         for row in gpus:
             host = hosts.get(row["AvailabilityZone"])
             if row[column] and (known.cloud != "gcp" or host):
-                values.append(float(row[column]) + (float(host[column]) if host else 0.0))
+                values.append(float(row[column]) / fewest + (float(host[column]) if host else 0.0))
         return min(values, default=None)
 
     on_demand = cheapest("Price")
     if on_demand is None:
         return None
     date = time.strftime("%Y-%m-%d", time.gmtime(path.stat().st_mtime))
-    ram = max((float(row["MemoryGiB"]) for row in [*gpus, *hosts.values()] if row["MemoryGiB"]), default=None)
+    ram = max((float(row["MemoryGiB"]) / fewest for row in [*gpus, *hosts.values()] if row["MemoryGiB"]), default=None)
     source = f"SkyPilot catalog {path}"
     return Price(known.cloud, known.gpu, known.engine_gpu, on_demand, cheapest("SpotPrice"), date, source, ram)
 

@@ -20,7 +20,8 @@ install -m 700 /dev/null "$script" # it holds the tokens that you exported
   echo "#!/usr/bin/env bash"
   echo "set -euo pipefail"
   printf 'hosts=(%s)\\n' "${hosts[*]}"
-  for name in RUN_ID BUCKET WORK DATA MODELS RUNS HF_HOME PBS_JOBID PATH VARIABLES "${!SPOTRL_@}"; do
+  for name in RUN_ID BUCKET WORK DATA MODELS RUNS HF_HOME HF_HUB_OFFLINE PBS_JOBID PATH LD_LIBRARY_PATH \\
+    VARIABLES "${!SPOTRL_@}"; do
     if [ -n "${!name:-}" ]; then printf 'export %s=%q\\n' "$name" "${!name}"; fi
   done
   printf 'cd %q\\n' "$PWD"
@@ -75,6 +76,7 @@ def render(recipe: Recipe) -> dict[str, str]:
             f'export RUN_ID="${{RUN_ID:-{job_name(recipe)}-${{PBS_JOBID%%.*}}}}" # keeps its number when run again',
             script.preamble(recipe.site.shared_dir or "$PWD/.cache", bucket=False, runs=runs(recipe)).rstrip("\n"),
             restarts.pbs_begin(recipe).rstrip("\n"),
+            *script.site_lines(recipe),
             script.setup_commands(recipe).rstrip("\n"),
             script.write_config(recipe).rstrip("\n"),
             node.rstrip("\n"),
@@ -82,7 +84,7 @@ def render(recipe: Recipe) -> dict[str, str]:
             launch.rstrip("\n"),
         ]
     )
-    return {f"{recipe.name}.pbs": text + "\n"}
+    return {f"{recipe.name}.pbs": text + "\n"} | script.login_files(recipe, runs(recipe))
 
 
 def directives(recipe: Recipe) -> list[str]:

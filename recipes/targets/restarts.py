@@ -17,7 +17,7 @@ from typing import Any
 
 from recipes.spec import Recipe
 from recipes.targets import script
-from trainer.exit_codes import EXIT_CONFIG, RECOVER_EXIT_CODES
+from trainer.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT, RECOVER_EXIT_CODES
 
 FINAL = "spotrl: ended for good"
 """Start of the final line: `status` looks for it where an engine distinguishes success and failure by 0 alone."""
@@ -96,6 +96,11 @@ case "$code" in
     fi
     echo "the run asks to be started again (exit $code): requeueing"
     scontrol requeue "$SLURM_JOB_ID" || true
+    if [ "$code" -eq {EXIT_PREFLIGHT} ] && [ -s "$RUNS/$RUN_ID/refused" ]; then # possible only once it is pending
+      bad="$(sort -u "$RUNS/$RUN_ID/refused" | paste -sd,)"
+      echo "machines that failed their checks are excluded: $bad"
+      scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$bad" || true
+    fi
     sleep {recipe.site.grace_s + 30} # until Slurm ends this script: one that exits by itself is FAILED
     ;;
 esac

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 
 import yaml
 
 from recipes.spec import PLACEHOLDERS, Recipe
-from trainer.config import RunConfig, to_dict
+from trainer.config import RunConfig, override, to_dict
 from trainer.exit_codes import EXIT_CONFIG
 
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
@@ -39,6 +40,16 @@ fetch() { # prepared data from the bucket, if it is there
 }"""
 
 
+def on_node(recipe: Recipe) -> Recipe:
+    """The recipe as its nodes see it: uploaded folders where they are fetched to, and no data that it does not use."""
+    config = recipe.config
+    for upload in recipe.uploads:
+        config = override(config, [f"{upload.field}={upload.there}"])
+    used = {f"{path}/manifest.json" for path in (config.data.path, config.evaluation_path)}
+    steps = [step for step in recipe.steps if step.module != "data_prep" or step.creates in used]
+    return replace(recipe, config=config, steps=(*(upload.step for upload in recipe.uploads), *steps))
+
+
 def sparse_config(config: RunConfig) -> dict:
     """The configuration without the fields that have their default value."""
     default, values = to_dict(RunConfig()), to_dict(config)
@@ -53,7 +64,7 @@ def sparse_config(config: RunConfig) -> dict:
 
 def config_text(recipe: Recipe) -> str:
     """YAML of the run's configuration, placeholders left in."""
-    return yaml.dump(sparse_config(recipe.config), Dumper=_Quoting, sort_keys=False, width=1000)
+    return yaml.dump(sparse_config(on_node(recipe).config), Dumper=_Quoting, sort_keys=False, width=1000)
 
 
 class _Quoting(yaml.SafeDumper):
@@ -114,9 +125,10 @@ def driver_check(recipe: Recipe, code: int = EXIT_CONFIG) -> str:
     return f". trainer/driver.sh {code} {recipe.budget.max_losses}\n" if recipe.environment == "gpu" else ""
 
 
-def setup_commands(recipe: Recipe, bad_driver: int = EXIT_CONFIG) -> str:
+def setup_commands(recipe: Recipe, bad_driver: int = EXIT_CONFIG, check_driver: bool = True) -> str:
     """Driver's check, environment and preparation; a second run of it does nothing."""
-    lines = [driver_check(recipe, bad_driver).rstrip("\n")] if recipe.environment == "gpu" else []
+    recipe = on_node(recipe)
+    lines = [driver_check(recipe, bad_driver).rstrip("\n")] if recipe.environment == "gpu" and check_driver else []
     lines.append(f"bash trainer/setup.sh {recipe.environment}")
     if recipe.storage.volume and recipe.cluster.nodes == 1:  # the next machine need not download the packages again
         lines.insert(0, 'export UV_CACHE_DIR="$WORK/uv" UV_LINK_MODE=copy')
@@ -129,6 +141,32 @@ def setup_commands(recipe: Recipe, bad_driver: int = EXIT_CONFIG) -> str:
         fetched = f"fetch {name} || " if step.creates.startswith("${DATA}/") else ""
         lines.append(f"if missing {word(step.creates)}; then {fetched}{command}; fi")
     return "\n".join(lines) + "\n"
+
+
+def site_lines(recipe: Recipe) -> list[str]:
+    """What the batch scripts of a site begin with: its own lines, and no way to the hub where there is none."""
+    offline = ["export HF_HUB_OFFLINE=1 UV_OFFLINE=1 # prepared where the job was submitted"]
+    return [*recipe.site.prelude, *(offline if recipe.site.offline else [])]
+
+
+def login_files(recipe: Recipe, runs: str) -> dict[str, str]:
+    """For compute nodes without internet: environment, data and model, prepared on a node that has it (login node).
+
+    The job does the same and finds everything there. The driver is checked in the job: this node may have no GPU.
+    """
+    if not recipe.site.offline:
+        return {}
+    model = recipe.config.model
+    head = (
+        f"#!/usr/bin/env bash\n# Before the job, where there is internet: RUN_ID=my-run bash {recipe.name}.setup.sh\n"
+    )
+    text = head + preamble(recipe.site.shared_dir or "$PWD/.cache", bucket=False, runs=runs)
+    text += "\n".join(recipe.site.prelude) + "\n" if recipe.site.prelude else ""
+    text += setup_commands(recipe, check_driver=False)
+    if recipe.kind == "train" and re.fullmatch(r"[\w.-]+/[\w.-]+", model.path):
+        revision = f" --revision {shlex.quote(model.revision)}" if model.revision else ""
+        text += f".venvs/{recipe.environment}/bin/hf download {model.path}{revision}\n"
+    return {f"{recipe.name}.setup.sh": text}
 
 
 def write_config(recipe: Recipe) -> str:

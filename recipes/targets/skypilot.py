@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from recipes.capabilities import CAPABILITIES, capability, engine_gpu, gpus_for, uses_spot
+from recipes.capabilities import CAPABILITIES, capability, engine_gpu, gpus_for, managed
 from recipes.plan import cost
 from recipes.spec import Recipe
 from recipes.targets import restarts, script
@@ -20,6 +20,8 @@ from trainer.config import ConfigError
 from trainer.exit_codes import EXIT_PREFLIGHT
 
 DASHBOARD_PORT = 8265
+ENVIRONMENT_GIB = 60
+"""Of a pod's own disk, where a claim holds models, data and runs: environment, repository, Ray's files."""
 
 
 class Dumper(yaml.SafeDumper):
@@ -66,8 +68,9 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
         cached = {"source": recipe.storage.bucket or "${BUCKET}", "mode": "MOUNT_CACHED"}
         task["file_mounts"] = {recipe.storage.mount: cached}
     if can.cloud == "kubernetes":
-        task["config"] = {"kubernetes": {"provision_timeout": 900, "pod_config": _pod(recipe)}}
-    if can.cloud in ("gcp", "") and recipe.cluster.nodes > 1:
+        queue = {"kueue": {"local_queue_name": recipe.site.queue}} if recipe.site.queue else {}
+        task["config"] = {"kubernetes": {"provision_timeout": 900, **queue, "pod_config": _pod(recipe)}}
+    if recipe.cluster.nodes > 1 and (target == "skypilot" or (can.fast and can.cloud != "kubernetes")):
         # With `network_tier: best` SkyPilot gives a container 1 GiB of /dev/shm; the host's goes before.
         task["config"] = {"docker": {"run_options": ["--ipc=host"]}}
     work = "/workspace" if can.cloud == "runpod" or recipe.storage.volume else "$HOME/spotrl"
@@ -77,14 +80,14 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
     task["run"] = begin + check + script.write_config(recipe) + f"exec {script.node_command(recipe)}\n"
     name = f"{recipe.name}.yaml"
     files = {name: to_yaml(task, _head(recipe, target, f"recipes/generated/{target}/{name}"))}
-    if recipe.storage.volume and can.cloud == "runpod":
-        files[f"{recipe.name}.volume.yaml"] = _volume(recipe)
+    if recipe.storage.volume and can.cloud in ("runpod", "kubernetes"):
+        files[f"{recipe.name}.volume.yaml"] = _volume(recipe) if can.cloud == "runpod" else _claim(recipe)
     return files
 
 
 def _head(recipe: Recipe, target: str, path: str) -> str:
     bucket = "" if recipe.storage.bucket or recipe.kind != "train" else " --env BUCKET=s3://..."
-    command = "sky jobs launch" if uses_spot(recipe, target) else "sky launch"
+    command = "sky jobs launch" if managed(recipe, target) else "sky launch"
     secrets = " --secret AWS_ACCESS_KEY_ID --secret AWS_SECRET_ACCESS_KEY" if recipe.kind == "train" else ""
     return (
         f"{recipe.description}.\n"
@@ -147,8 +150,8 @@ def _place(recipe: Recipe, target: str, gpu: str) -> dict[str, Any]:
         entry["accelerators"] = (
             f"{engine_gpu(target, gpu, recipe.cluster.gpus_per_node)}:{recipe.cluster.gpus_per_node}"
         )
-    fast = can.cloud == "gcp" and gpu == "H100" and recipe.cluster.gpus_per_node == 8
-    if recipe.cluster.nodes > 1 and (fast or can.cloud == "kubernetes"):
+    whole = recipe.cluster.gpus_per_node == 8 or can.cloud == "kubernetes"
+    if recipe.cluster.nodes > 1 and whole and gpu in can.fast:
         entry["network_tier"] = "best"
     return entry
 
@@ -158,17 +161,32 @@ def _pod(recipe: Recipe) -> dict[str, Any]:
     site = recipe.site
     memory = {"medium": "Memory", "sizeLimit": f"{recipe.cluster.shm_gib}Gi"}
     spec: dict[str, Any] = {"volumes": [{"name": "dshm", "emptyDir": memory}]}
-    container: dict[str, Any] = {}
+    # Else pods go to nodes whose disk is too small, and are evicted amid training. With a claim the data are there.
+    disk = ENVIRONMENT_GIB if recipe.storage.volume else recipe.cluster.disk_gib
+    requests: dict[str, Any] = {"ephemeral-storage": f"{disk}Gi"}
+    resources = {"requests": requests}
+    container: dict[str, Any] = {"resources": resources}
     if recipe.cluster.nodes > 1:
         container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
     if site.rdma:
         name, _, count = site.rdma.rpartition(":")
-        container["resources"] = {"limits": {name: int(count)}, "requests": {name: int(count)}}
-    if container:
-        spec = {"containers": [container]} | spec
+        resources["limits"] = {name: int(count)}
+        requests[name] = int(count)
+    spec = {"containers": [container]} | spec
     if site.node_pool:
         spec["nodeSelector"] = {"cloud.google.com/gke-nodepool": site.node_pool}
     return {"spec": spec}
+
+
+def _claim(recipe: Recipe) -> str:
+    """The claim at /workspace, which outlives the pods: models, data and packages are there after a recovery."""
+    size = str(recipe.storage.volume_gib or recipe.cluster.disk_gib)
+    where = f"k8s/{recipe.site.kubernetes_context}" if recipe.site.kubernetes_context else "k8s"
+    data: dict[str, Any] = {"name": recipe.storage.volume, "type": "k8s-pvc", "infra": where, "size": size}
+    data["config"] = {"access_mode": "ReadWriteMany" if recipe.cluster.nodes > 1 else "ReadWriteOnce"}
+    if recipe.site.storage_class:
+        data["config"]["storage_class_name"] = recipe.site.storage_class
+    return to_yaml(data, f"The claim at /workspace; once: sky volumes apply {recipe.name}.volume.yaml")
 
 
 def _volume(recipe: Recipe) -> str:

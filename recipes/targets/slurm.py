@@ -27,6 +27,9 @@ def render(recipe: Recipe) -> dict[str, str]:
         f'export RUN_ID="${{RUN_ID:-{job_name(recipe)}-${{SLURM_JOB_ID:?}}}}" # a requeued job keeps its number',
         f'export SPOTRL_NOTICE_S="${{SPOTRL_NOTICE_S:-{recipe.site.grace_s}}}"',
         script.preamble(recipe.site.shared_dir or "$PWD/.cache", bucket=False, runs=runs(recipe)).rstrip("\n"),
+        # Since Slurm 22.05 srun takes one CPU per task unless it is told, whatever the job has.
+        '[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
+        *script.site_lines(recipe),
     ]
     if recipe.environment == "rocm":
         body.append(ROCM.rstrip("\n"))
@@ -40,7 +43,7 @@ def render(recipe: Recipe) -> dict[str, str]:
         LAUNCH.rstrip("\n"),
         restarts.slurm_end(recipe).rstrip("\n"),
     ]
-    return {f"{recipe.name}.sbatch": "\n".join(body) + "\n"}
+    return {f"{recipe.name}.sbatch": "\n".join(body) + "\n"} | script.login_files(recipe, runs(recipe))
 
 
 def runs(recipe: Recipe) -> str:
@@ -64,7 +67,7 @@ def directives(recipe: Recipe) -> list[str]:
         f"--signal=TERM@{site.grace_s}",
     ]
     if cluster.gpus_per_node:
-        options.insert(3, f"--gpus-per-node={cluster.gpus_per_node}")
+        options.insert(3, f"--gres={site.gres}" if site.gres else f"--gpus-per-node={cluster.gpus_per_node}")
     options += [f"--partition={site.partition}"] if site.partition else []
     named = ("account", "qos", "constraint", "reservation")
     options += [f"--{name}={value}" for name in named if (value := getattr(site, name))]

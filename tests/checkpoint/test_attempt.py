@@ -11,10 +11,18 @@ import pytest
 from tests import servers
 from tests.checkpoint.synthetic import attempt, configure, cut, finish, holds, save, steps_in, whole, writers
 from trainer.checkpoint.__main__ import main
-from trainer.checkpoint.attempt import ALIVE_S, Attempts, Fenced, Final
+from trainer.checkpoint.attempt import ALIVE_S, Attempts, Fenced, Final, Machine
 from trainer.checkpoint.manager import Checkpoints
 from trainer.config import override
-from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_FENCED, EXIT_GAVE_UP, EXIT_NODE_LOST, EXIT_PREEMPTED
+from trainer.exit_codes import (
+    EXIT_CONFIG,
+    EXIT_ERROR,
+    EXIT_FENCED,
+    EXIT_GAVE_UP,
+    EXIT_NODE_LOST,
+    EXIT_PREEMPTED,
+    EXIT_PREFLIGHT,
+)
 from trainer.storage.storage import Storage
 
 
@@ -234,7 +242,7 @@ def test_whether_a_run_is_alive(record, monkeypatch):
 def test_the_desk_asks_the_record(tmp_path, capsys):
     assert main([str(tmp_path)]) == 0
     assert json.loads(capsys.readouterr().out) == {
-        "attempt": None, "host": None, "code": None, "alive": False, "final": None
+        "attempt": None, "host": None, "code": None, "seen_unix_s": None, "alive": False, "final": None
     }  # fmt: skip
     record = Attempts(Storage(tmp_path / "attempts"))
     name = record.take(0, "launch").name
@@ -260,3 +268,23 @@ def test_the_commit_waits_for_a_store_that_is_away(tmp_path, told):
         threading.Timer(2.0, relay.restore).start()
         save(checkpoints, ranks, 2)
         assert (checkpoints.failures, checkpoints.safe) == (0, 2)
+
+
+def test_a_machine_that_fails_its_checks_again_and_again_ends_the_run(record, capsys):
+    bad = [Machine("pod-1", ("GPU-a", "GPU-b")), Machine("pod-2", ("GPU-c",)), Machine("pod-3", ("GPU-b",))]
+    left = [record.count(0, "first", EXIT_PREFLIGHT, "NVLink 3 of 18 down", [machine]) for machine in bad]
+    assert left == [EXIT_PREFLIGHT] * 3, "three machines by their names; two by their GPUs"
+    assert record.count(0, "first", EXIT_PREFLIGHT, "NVLink 3 of 18 down", bad[:2]) == EXIT_GAVE_UP
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1 and "machine pod-1 has failed its checks 3 times" in said and "NVLink" in said
+    assert record.count(0, "second", EXIT_PREFLIGHT, "", bad[:1]) == EXIT_PREFLIGHT, "a new launch counts anew"
+
+
+def test_a_start_that_fails_early_replaces_only_what_its_engine_has_ended(record):
+    held = record.take(0, "first")
+    held.beat()
+    assert record.count(0, "second", EXIT_PREFLIGHT, "port 6379 is taken") == EXIT_PREFLIGHT
+    held.check()
+    assert record.count(0, "first", EXIT_PREFLIGHT, "") == EXIT_PREFLIGHT
+    with pytest.raises(Fenced):
+        held.check()

@@ -53,6 +53,7 @@ def arguments_of(form, folder) -> list[str]:
     return ["--images", str(folder)] if form is test_own.mathv60k else []
 
 
+@pytest.mark.long
 def test_two_steps_on_chats_with_data_urls(small_config, tmp_path, capsys):
     lines, job = trained(small_config, tmp_path, test_own.openai(tmp_path / "raw"))
     check(lines, Dataset(job.config.data.path))

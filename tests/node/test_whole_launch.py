@@ -26,10 +26,12 @@ def tmp_path():
         yield Path(folder)
 
 
-def launch(tmp_path: Path, *command: str, run=("-m", "trainer.node"), **env: str) -> subprocess.Popen[str]:
+def launch(
+    tmp_path: Path, *command: str, run=("-m", "trainer.node"), device="cpu", **env: str
+) -> subprocess.Popen[str]:
     config = c.RunConfig(run=c.Run(name="one", dir=str(tmp_path / "run")), model=c.Model(path=str(tmp_path)),
                          data=c.Data(path=str(tmp_path)),
-                         placement=c.Placement(device="cpu", workers_per_node=2))  # fmt: skip
+                         placement=c.Placement(device=device, workers_per_node=2))  # fmt: skip
     (tmp_path / "run.yaml").write_text(c.dump(config))
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SPOTRL_", "SLURM_", "RAY_"))}
     clean |= {"SPOTRL_TMP": str(tmp_path), "SPOTRL_METADATA": "off"} | env
@@ -151,3 +153,16 @@ def test_another_number_of_nodes_than_asked_for_is_refused(tmp_path):
     process = launch(tmp_path, SPOTRL_PEERS="10.0.0.1,10.0.0.2", SPOTRL_NODE_RANK="0")
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 2 and output == "error: placement.nodes is 1, and spotrl started 2: make them equal\n"
+
+
+def test_a_machine_that_fails_its_checks_is_counted_until_the_run_ends(tmp_path):
+    """An engine that restarts after 36 and gets this machine, which has no GPU, again and again."""
+    env = {"SPOTRL_NODES": "1", "SPOTRL_GPUS_PER_NODE": "2", "SPOTRL_LAUNCH": "one"}
+    left = []
+    for _ in range(4):
+        process = launch(tmp_path, device="cuda", **env)
+        output, _ = process.communicate(timeout=120)
+        left.append(process.returncode)
+    assert left == [36, 36, 38, 38], output
+    assert "has failed its checks 3 times" in output and "resume" in output
+    assert len((tmp_path / "run/refused").read_text().split()) == 4

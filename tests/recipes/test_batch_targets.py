@@ -6,7 +6,9 @@ import subprocess
 
 import pytest
 
+from recipes.drivers import engines
 from recipes.presets import get
+from recipes.run_record import RunRecord
 from recipes.spec import override
 from recipes.targets.render import render
 
@@ -61,6 +63,40 @@ def test_slurm_body_sets_up_before_it_runs(tmp_path):
     done = subprocess.run(["bash"], input=text, text=True, capture_output=True, env=env)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["recipes.manifest run", "trainer.node run"]
+
+
+def test_what_a_site_asks_for_besides():
+    site = ["site.gres=gpu:h100:8", "site.prelude=[module purge, module load cuda/13.0]"]
+    for target in ("slurm", "pbs"):
+        text = next(iter(render(override(get("grpo-qwen2.5-vl-72b-mathv60k"), site), target).values()))
+        assert text.index("module purge\nmodule load cuda/13.0\n") < text.index("trainer/setup.sh")
+    text = next(iter(render(override(get("grpo-qwen2.5-vl-72b-mathv60k"), site), "slurm").values()))
+    assert "#SBATCH --gres=gpu:h100:8\n" in text and "--gpus-per-node" not in text
+    assert 'SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"' in text
+
+
+@pytest.mark.parametrize("target", ["slurm", "pbs"])
+def test_where_compute_nodes_have_no_internet_all_is_prepared_where_the_job_is_submitted(target, tmp_path):
+    """The set-up under stand-ins for the environment's programs: what it runs, in order."""
+    recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), ["site.offline=true", "site.prelude=[echo module load]"])
+    job, setup = render(recipe, target).items()
+    assert setup[0].endswith(".setup.sh") and "HF_HUB_OFFLINE=1" in job[1] and "driver.sh" not in setup[1]
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer/setup.sh").write_text("echo setup $1\n")
+    for name in ("python", "hf"):
+        program = tmp_path / ".venvs/gpu/bin" / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(f'#!/bin/bash\necho "{name} $*"\n')
+        program.chmod(0o755)
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "RUN_ID": "run"}
+    done = subprocess.run(["bash"], input=setup[1], text=True, capture_output=True, env=env, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["module load", "setup gpu"] and "data_prep prepare mathv60k" in lines[2]
+    assert lines[3] == "hf download Qwen/Qwen2.5-VL-7B-Instruct"
+    record = RunRecord(run_id="r", recipe="r", target=target)
+    up = engines.commands(record, ["a", "a.setup.sh"], {}, [], True).up
+    assert [command[0] for command in up] == ["bash", {"slurm": "sbatch", "pbs": "qsub"}[target]]
 
 
 def test_amd_gpus_change_environment_and_variables():

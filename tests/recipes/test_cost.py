@@ -221,6 +221,25 @@ def test_snapshot_is_dated_and_sourced():
     assert all(row.spot is None or row.spot <= row.on_demand for row in prices.snapshot())
 
 
+def test_a_cloud_that_sells_eight_at_a_time_is_priced_from_its_catalog(tmp_path):
+    """AWS has no row in the snapshot; its catalog's machines have one H100 or eight, or eight H200."""
+    (tmp_path / "aws").mkdir()
+    (tmp_path / "aws/vms.csv").write_text(
+        "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,SpotPrice,AvailabilityZone\n"
+        "p5.4xlarge,H100,1.0,16.0,256.0,6.88,us-east-1,3.4,us-east-1a\n"
+        "p5.48xlarge,H100,8.0,192.0,2048.0,55.04,us-east-1,20.8,us-east-1a\n"
+        "p5en.48xlarge,H200,8.0,192.0,2048.0,63.2,us-east-1,24.0,us-east-1a\n"
+    )
+    assert prices.price("aws", "H200") is None
+    row = prices.price("aws", "H200", tmp_path)
+    assert (row.on_demand, row.spot, row.host_gib) == (63.2 / 8, 3.0, 256.0)
+    found = cost.offers(get("grpo-qwen2.5-vl-7b-mathv60k"), tmp_path, ["skypilot-aws"])
+    assert {(o.gpu, o.spot) for o in found} == {("H100", True), ("H100", False)}
+    assert cost.rented_usd(get("grpo-qwen2.5-vl-7b-mathv60k"), "skypilot-aws", "aws", "H100", False, tmp_path) == (
+        pytest.approx(8 * 6.88)
+    )
+
+
 def write_catalogs(root):
     (root / "runpod").mkdir(parents=True)
     (root / "runpod/vms.csv").write_text(

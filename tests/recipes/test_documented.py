@@ -160,7 +160,8 @@ def test_engines_take_every_command_of_docs_generated_files_and_drivers():
         taken += [words for words, _ in commands("\n" + re.sub("^  ", "    ", head, flags=re.M) + "\n")]
     for target in ("skypilot-runpod", "skypilot-gcp", "dstack-runpod"):
         for managed in (True, False):
-            record = run_record.RunRecord(run_id="r", recipe="r", target=target, managed=managed)
+            flags = ["--max-offers", "3", "--gpu", "H100:8"] if target == "dstack-runpod" else ["--cpus", "64+"]
+            record = run_record.RunRecord(run_id="r", recipe="r", target=target, managed=managed, flags=flags)
             files, env = ["t.yaml", "t.fleet.yaml", "t.volume.yaml"], {"RUN_ID": "r", "SPOTRL_LAUNCH": "x"}
             driven = engines.commands(record, files, env, ["HF_TOKEN"], True)
             taken += [*driven.up, *driven.status, *driven.logs, *driven.down]

@@ -152,6 +152,16 @@ def test_slurm_is_asked_for_a_requeue_after_our_codes_while_its_own_count_allows
         assert (restarts.FINAL in said) == (not started or (code in AGAIN and restarted == 20))
 
 
+def test_slurm_excludes_machines_that_failed_their_checks(checkout):
+    (checkout / "job").write_text(main_file(BIG, "slurm"))
+    (checkout / "runs/r").mkdir(parents=True)
+    (checkout / "runs/r/refused").write_text("gpu-7\ngpu-3\ngpu-7\n")
+    for code in (34, 36):
+        given = {"SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": str(checkout)}
+        said = ends_with(checkout, ["bash", "job"], code, **given)[1]
+        assert ("scontrol update JobId=7 ExcNodeList=gpu-3,gpu-7" in said) == (code == 36)
+
+
 def test_slurm_never_requeues_a_preflight(checkout):
     (checkout / "job").write_text(main_file("preflight", "slurm"))
     given = {"SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": str(checkout)}

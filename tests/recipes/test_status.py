@@ -10,6 +10,7 @@ from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
 from recipes import run_record
+from recipes.drivers import sight
 from recipes.run_record import RunRecord
 
 ROOT = Path(__file__).parents[2]
@@ -87,6 +88,38 @@ def test_secrets_that_the_server_lacks_are_refused_before_machines_are_rented(
     code, _, err = run(capsys, "up", "grpo-qwen2.5-vl-72b-mathv60k", "--target", "dstack-runpod", "--bucket", "s3://b")
     assert code == 2 and message in err and err.count("\n") == 1
     assert (tmp_path / "calls").read_text() == "dstack secret list\n" and not (tmp_path / "runs").exists()
+
+
+def test_what_was_rented_and_what_was_planned_stand_beside_each_other(capsys, monkeypatch, tmp_path):
+    """Planned on RunPod; the engine got GCP's spot, then its on-demand machines."""
+    record = RunRecord(
+        run_id="mine", recipe="grpo-qwen2.5-vl-7b-mathv60k", target="skypilot", managed=True, usd_per_hour=11.0,
+        started_s=time.time() - 3600, planned_usd=321.0, planned_hours=25.5,
+    )  # fmt: skip
+    record.save()
+    job = {"job_id": 1, "job_name": "mine", "status": "RUNNING", "recovery_count": 0, "infra": "GCP (us-central1)"}
+    job |= {"cloud": "GCP", "accelerators": {"A100-80GB": 8}, "cluster_resources": "1x[spot](gpus=A100-80GB:8)"}
+    answers(tmp_path, monkeypatch, "sky", [job])
+    out = " ".join(run(capsys, "status", "mine")[1].split())
+    assert "rented: GCP (us-central1), 1x[spot](gpus=A100-80GB:8): $16.22 per hour (at the launch the cheapest" in out
+    assert " 1.0 (25.5) 16.22 (321) " in out, "hours and planned hours, dollars and planned dollars"
+    answers(tmp_path, monkeypatch, "sky", [job | {"cluster_resources": "1x(gpus=A100-80GB:8)"}])
+    run(capsys, "status", "mine")
+    known = run_record.load("mine")
+    assert [round(usd, 2) for _, usd, _ in known.rented] == [16.22, 40.55]
+    begun = time.time() - 7200
+    past = [(begun, 16.0, "spot"), (begun + 3600, 40.0, "on demand")]
+    assert replace(known, started_s=begun, rented=past).usd() == pytest.approx(56.0, abs=0.1)
+    assert sight.costs(known)["planned_usd"] == 321.0
+
+
+def test_dstack_says_what_each_node_costs(capsys, monkeypatch, tmp_path):
+    RunRecord(run_id="mine", recipe="r", target="dstack-runpod", started_s=time.time() - 60, usd_per_hour=100.0).save()
+    node = {"price": 28.7, "instance_type": {"name": "H100 x8"}, "region": "US-KS-2"}
+    jobs = [{"job_submissions": [{"job_provisioning_data": node}]}] * 4
+    now = {"run_spec": {"run_name": "mine"}, "submitted_at": "2026-01-01T00:00:00", "status": "running", "cost": 3.25}
+    answers(tmp_path, monkeypatch, "dstack", {"project": "main", "runs": [now | {"jobs": jobs}]})
+    assert "rented: 4 x H100 x8 in US-KS-2: $114.80 per hour" in run(capsys, "status", "mine")[1]
 
 
 def test_a_cluster_that_is_gone_costs_nothing_more(capsys, monkeypatch, tmp_path):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from recipes import capabilities
 from recipes.capabilities import targets_for
 from recipes.presets import RECIPES, get
 from recipes.spec import override
@@ -155,6 +156,19 @@ def test_kubernetes_pods_get_shared_memory_and_infiniband():
     assert spec["nodeSelector"] == {"cloud.google.com/gke-nodepool": "h100"}
 
 
+def test_kubernetes_pods_can_have_a_claim_and_wait_in_kueue():
+    claim = ["storage.volume=cache", "site.storage_class=shared", "site.queue=research"]
+    recipe = override(get("grpo-qwen2.5-vl-32b-mathv60k"), claim)
+    task, volume = map(yaml.safe_load, render(recipe, "skypilot-kubernetes").values())
+    assert task["volumes"] == {"/workspace": "cache"}
+    assert (volume["type"], volume["config"]["access_mode"]) == ("k8s-pvc", "ReadWriteMany"), "two nodes write to it"
+    assert task["config"]["kubernetes"]["kueue"] == {"local_queue_name": "research"}
+    own = task["config"]["kubernetes"]["pod_config"]["spec"]["containers"][0]["resources"]["requests"]
+    assert own == {"ephemeral-storage": "60Gi"}, "of the pod's own disk: the rest lies on the claim"
+    assert capabilities.managed(recipe, "skypilot-kubernetes"), "evicted pods come back"
+    assert not capabilities.managed(get("preflight"), "skypilot-kubernetes")
+
+
 def test_runpod_volume_is_written_beside_the_task():
     recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), ["storage.volume=data", "site.region=US/US-KS-2"])
     files = render(recipe, "skypilot-runpod")
@@ -176,9 +190,15 @@ for name, text in json.load(sys.stdin).items():
         given = [("RUN_ID", "r")] + ([] if name.startswith("no-bucket") else [("BUCKET", "gs://bucket")])
         task = sky.Task.from_yaml_config(yaml.safe_load(text), env_overrides=given)
         out[name] = [task.num_nodes, sorted(str(r) for r in task.resources)]
+        for resources in task.resources:
+            wanted = resources.get_required_cloud_features()
+            if task.num_nodes > 1: wanted.add(sky.clouds.CloudImplementationFeatures.MULTI_NODE)
+            if resources.cloud.canonical_name() != "kubernetes":
+                resources.cloud.check_features_are_supported(resources, wanted)
         if name.startswith("skypilot-kubernetes"):
             from sky.utils import config_utils
-            pod = {"spec": {"containers": [{"volumeMounts": [{"mountPath": "/dev/shm", "name": "dshm"}]}],
+            mounts = [{"mountPath": "/dev/shm", "name": "dshm"}]
+            pod = {"spec": {"containers": [{"resources": {"requests": {"cpu": 72}}, "volumeMounts": mounts}],
                             "volumes": [{"name": "dshm", "emptyDir": {"medium": "Memory"}}]}}
             config_utils.merge_k8s_configs(pod, yaml.safe_load(text)["config"]["kubernetes"]["pod_config"])
             out[name].append(pod["spec"])
@@ -193,6 +213,9 @@ def test_skypilot_parses_every_task():
     files = {f"{t}/{n}": x for n0, t in PAIRS if t.startswith("skypilot") for n, x in render(get(n0), t).items()}
     recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), ["storage.volume=data", "site.region=US/US-KS-2"])
     files |= {f"volume/{n}": x for n, x in render(recipe, "skypilot-runpod").items()}
+    claim = ["storage.volume=cache", "site.storage_class=shared", "site.queue=research", "site.kubernetes_context=a"]
+    pods = render(override(get("grpo-qwen2.5-vl-32b-mathv60k"), claim), "skypilot-kubernetes")
+    files |= {f"skypilot-kubernetes/claim/{n}": x for n, x in pods.items()}
     files["no-bucket"] = files["skypilot-gcp/grpo-qwen2.5-vl-72b-mathv60k.yaml"]
     env = os.environ | {"SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
     done = subprocess.run([LAUNCH, "-c", CHECK_SKY], input=json.dumps(files), text=True, capture_output=True, env=env)
@@ -202,6 +225,8 @@ def test_skypilot_parses_every_task():
     assert {name: error for name, error in found.items() if isinstance(error, str)} == {}
     assert len(found) > 30 and found["skypilot-gcp/grpo-qwen2.5-vl-72b-mathv60k.yaml"][0] == 4
     pod = found["skypilot-kubernetes/grpo-qwen2.5-vl-72b-mathv60k.yaml"][2]  # merged into SkyPilot's own
+    asked = pod["containers"][0]["resources"]["requests"]
+    assert asked["cpu"] == 72 and re.fullmatch(r"\d+Gi", asked["ephemeral-storage"])
     assert pod["containers"][0]["volumeMounts"] == [{"mountPath": "/dev/shm", "name": "dshm"}]
     assert pod["volumes"] == [{"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": "24Gi"}}]
 

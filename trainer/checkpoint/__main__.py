@@ -1,7 +1,7 @@
 """What the record of a run's attempts says, as JSON: `python -m trainer.checkpoint s3://bucket/prefix/RUN_ID`.
 
-{"attempt": "7-3f2c1a", "host": ..., "alive": true, "code": null, "final": null}; "final" is [exit code, why] of a run
-that is over for good. "attempt" is null before the first. For the desk: before a second launch, and for `status`.
+{"attempt": "7-3f2c1a", "host": ..., "seen_unix_s": ..., "alive": true, "code": null, "final": null}; "final" is [exit
+code, why] of a run that is over for good. "attempt" is null before the first. For the desk, before a second launch.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from trainer.storage.command import exit_code
 from trainer.storage.probe import QUICK
 from trainer.storage.storage import Storage
 
+SHOWN = {"attempt": "name", "host": "host", "code": "code"}
+
 
 def run(arguments: list[str]) -> None:
     """The command line. Raises ConfigError, StorageError."""
@@ -23,7 +25,8 @@ def run(arguments: list[str]) -> None:
     record = Attempts(Storage(f"{arguments[0].rstrip('/')}/attempts", retry=QUICK))
     past, alive = record.past(), record.alive()
     newest = past[-1] if past else None
-    shown = {"attempt": newest and newest.name, "host": newest and newest.host, "code": newest and newest.code}
+    shown = {name: newest and getattr(newest, key) for name, key in SHOWN.items()}
+    shown["seen_unix_s"] = newest and record.seen(newest)
     print(json.dumps(shown | {"alive": alive is not None, "final": record.final()}))
 
 

@@ -4,6 +4,7 @@
     <remote>/<run id>/attempts/00000007.beat.json   rewritten by its launcher while it lives
     <remote>/<run id>/attempts/00000007.end.json    how it ended; nothing after a kill
     <remote>/<run id>/attempts/final.json           the run is over for good: no attempt may start
+    <remote>/<run id>/attempts/machines.json        machines that failed their checks, and how often each
 
 Without a store the record lies in the run's folder. The number is the fencing epoch: whoever finds a higher one, or
 another name under its own, has been replaced and never writes or deletes again. Numbers have no gaps, so that "is there
@@ -17,7 +18,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,9 @@ LOST = (None, EXIT_PREEMPTED, EXIT_NODE_LOST, EXIT_PREFLIGHT, EXIT_RAY)
 FREE = (EXIT_OK, EXIT_INTERRUPTED, EXIT_FENCED, EXIT_GAVE_UP)
 """Ends that cost nothing of the budget."""
 
+SAME_MACHINE = 3
+"""Times that one machine may fail its checks in one launch: an engine that gives it again has no other."""
+
 
 class Fenced(RuntimeError):
     """A newer attempt of the run has started: this one may neither write nor delete any more."""
@@ -80,6 +84,16 @@ class Past:
     begun_unix_s: float
     code: int | None = None
     """Exit code; None while it lives, and after a kill."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One machine, whatever its address is today."""
+
+    name: str
+    """Its host name."""
+    marks: tuple[str, ...]
+    """What no other machine has: its GPUs' numbers, else its name."""
 
 
 @dataclass(frozen=True)
@@ -160,11 +174,22 @@ class Attempts:
                 return Attempt(self, name)
             epoch += 1
 
-    def close(self, attempt: Attempt, code: int, why: str, committed: int) -> int:
+    def count(self, committed: int, launch: str, code: int, why: str, machines: Collection[Machine] = ()) -> int:
+        """Counts a start that failed before it could take an attempt; returns the exit code to leave with.
+
+        machines: those that failed their checks. Raises Final where the run is over. Replaces nothing that lives: a
+        second launch that fails leaves the first alone; in one launch the engine starts again what has ended.
+        """
+        other = self.alive()
+        if other is not None and (not launch or other.launch != launch):
+            return code
+        return self.close(self.take(committed, launch), code, why, committed, machines)
+
+    def close(self, attempt: Attempt, code: int, why: str, committed: int, machines: Collection[Machine] = ()) -> int:
         """Records how an attempt ended; returns the exit code to leave with.
 
         Where no restart can help, or none is left, the run is over for good, so that the engine need not start once
-        more to find out. A fenced attempt writes nothing.
+        more to find out. machines: those that failed their checks. A fenced attempt writes nothing.
         """
         if code == EXIT_FENCED:
             return code
@@ -175,11 +200,30 @@ class Attempts:
             self.finish(code, why, launch)
         elif code not in FREE:
             try:
+                self._remember(machines, why, launch)
                 self._refuse_spent(past, launch, committed)
             except Final as final:
                 print(f"error: {final}", flush=True)
                 return final.code
         return code
+
+    def _remember(self, machines: Collection[Machine], why: str, launch: str) -> None:
+        """Counts machines that failed their checks. Raises Final, and ends the run, where one came too often."""
+        if not machines:
+            return
+        known = self._read("machines") or {}
+        times: dict[str, int] = known.get("times", {}) if known.get("launch") == launch else {}
+        counted = {machine.name: 1 + max(times.get(mark, 0) for mark in machine.marks) for machine in machines}
+        times |= {mark: counted[machine.name] for machine in machines for mark in machine.marks}
+        self.write("machines", {"launch": launch, "times": times})
+        name, most = max(counted.items(), key=lambda item: item[1])
+        if most >= SAME_MACHINE:
+            why = (
+                f"the run gives up: machine {name} has failed its checks {most} times and comes again and again "
+                f"({why or 'see its lines above'}): exclude it, or take another region or GPU"
+            )
+            self.finish(EXIT_GAVE_UP, why, launch)
+            raise Final(EXIT_GAVE_UP, why)
 
     def finish(self, code: int, why: str, launch: str) -> None:
         """Ends the run for good."""
@@ -193,11 +237,13 @@ class Attempts:
     def alive(self) -> Past | None:
         """The newest attempt if it has neither ended nor been silent for ALIVE_S: ask before a second launch."""
         past = self.past()
-        if not past or past[-1].code is not None:
-            return None
-        beat = self._read(f"{past[-1].epoch:08d}.beat")
-        seen = beat["unix_s"] if beat else past[-1].begun_unix_s
-        return past[-1] if time.time() - seen < ALIVE_S else None
+        newest = past[-1] if past and past[-1].code is None else None
+        return newest if newest and time.time() - self.seen(newest) < ALIVE_S else None
+
+    def seen(self, attempt: Past) -> float:
+        """Unix time of an attempt's last mark."""
+        beat = self._read(f"{attempt.epoch:08d}.beat")
+        return beat["unix_s"] if beat else attempt.begun_unix_s
 
     def past(self) -> list[Past]:
         """The attempts since the last that got further than the one before it, oldest first; the newest at least."""

@@ -77,7 +77,7 @@ class RolloutLog:
     ):
         """held: the right to write for this run, as in `Checkpoints`."""
         self._say, self._held = say, held
-        self._resumes = config.checkpoint.resume != "never"
+        self._resumes, self._keeps = config.checkpoint.resume != "never", config.logging.keep_rollouts
         self.folder = Path(config.run.dir) / "rollouts"
         url = f"{config.checkpoint.remote.rstrip('/')}/{config.run_id}/rollouts" if config.checkpoint.remote else ""
         self.storage = storage or (Storage(url, retry=RETRY) if url else None)
@@ -161,8 +161,10 @@ class RolloutLog:
     def write(self, step: int, graded: Graded, floor: int = 0) -> None:
         """Makes a step's completions durable here, and sends them to the store beside what follows.
 
-        floor: oldest step that a restart may go on from; what is logged up to it is dropped, here and there.
+        floor: oldest step that a restart may go on from; what is logged up to it is dropped, here and there, unless
+        the run keeps all of it (`logging.keep_rollouts`).
         """
+        floor = 0 if self._keeps else floor
         about = self._about | {"step": step, "epoch": self._epoch, "stats": graded.stats}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -207,6 +209,36 @@ class RolloutLog:
     def close(self) -> None:
         """Waits for the upload under way; those that have not begun are left."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def history(folder: Path, storage: Storage | None) -> Iterator[tuple[int, Graded]]:
+    """All that is logged of one run, by step: the newest attempt's of each, and none that a newer one has replaced.
+
+    What cannot be read is left out, with a line that says so.
+    """
+    found: dict[int, list[tuple[int, Path | str]]] = {}
+    for path in folder.glob("step-*.npz"):
+        if match := LOCAL.fullmatch(path.name):
+            with contextlib.suppress(*DAMAGED), np.load(path, allow_pickle=False) as archive:
+                epoch = json.loads(archive["about"].tobytes())["epoch"]
+                found.setdefault(int(match[1]), []).append((epoch, path))
+    for key, _ in storage.list() if storage else ():
+        if match := OBJECT.fullmatch(key):
+            found.setdefault(int(match[1]), []).append((int(match[3]), key))
+    newest = 0
+    for step, places in sorted(found.items()):
+        epoch = max(epoch for epoch, _ in places)
+        if epoch < newest:
+            continue  # sampled by an attempt beside the one that had replaced it, or before it went back
+        newest = epoch
+        place = next(place for at, place in places if at == epoch)
+        try:
+            source = io.BytesIO(storage.get_bytes(place)) if isinstance(place, str) and storage else place
+            with np.load(source, allow_pickle=False) as archive:
+                arrays = dict(archive)
+            yield step, _graded(json.loads(arrays["about"].tobytes()), arrays)
+        except DAMAGED as error:
+            _say(f"step {step} is left out: {error}")
 
 
 def _archive(about: dict[str, Any], graded: Graded) -> bytes:

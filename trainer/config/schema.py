@@ -261,6 +261,8 @@ class Logging:
     """Steps between written samples."""
     push_every_s: float = within(20.0, least=0)
     """Seconds between two pushes of metrics, samples, log and node samples to `checkpoint.remote`; 0: never."""
+    keep_rollouts: bool = False
+    """Keep every step's graded completions, here and in the bucket (else: those that a restart may need)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,17 +9,19 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from trainer.checkpoint.attempt import (
     ATTEMPT_VARIABLE,
     BEAT_S,
     LAUNCH_VARIABLE,
+    LOST,
     Attempt,
     Attempts,
     Fenced,
     Final,
+    Machine,
     start,
     url_of,
 )
@@ -27,6 +29,8 @@ from trainer.checkpoint.layout import newest_step, remote_url
 from trainer.config import ConfigError, RunConfig
 from trainer.exit_codes import EXIT_FENCED, EXIT_NODE_LOST
 from trainer.node import rendezvous
+from trainer.node.preflight import findings
+from trainer.node.preflight.findings import Finding
 from trainer.node.run_lock import LAUNCHER_VARIABLE, RunLock
 from trainer.observe.history import read_progress
 from trainer.observe.stream import Stream
@@ -47,8 +51,35 @@ RANKS_GONE_S = rendezvous.SILENCE_S + 1.0
 """From a job's end until its ranks are gone, their GPUs' memory is free, and a silent node counts as lost."""
 POLL_S = 15.0
 """Seconds between two checks for a newer attempt."""
+REFUSED = "refused"
+"""File in the run's folder: host names of machines that failed their checks. Slurm's script excludes them."""
 BRIEF = Retry(attempts=1, request_retries=1, request_retry_s=3.0, stall_s=5.0)
 """Retries of the last record, written when little time may be left."""
+
+
+def count(config: RunConfig, code: int, why: str, found: list[Finding], machines: Mapping[int, Machine]) -> int:
+    """Counts a start that failed before it took an attempt; returns the exit code to leave with.
+
+    Else an engine that gets bad machines would rent and give them back without end. machines: by rank.
+    """
+    if code not in LOST:
+        return code
+    bad = [machines[rank] for rank in findings.machines(found) if rank in machines]
+    why = why or next((finding.figure for finding in found if finding.level == "fail" and finding.machine), "")
+    try:
+        if bad:
+            with (Path(config.run.dir) / REFUSED).open("a") as file:
+                file.writelines(f"{machine.name}\n" for machine in bad)
+        remote = remote_url(config)
+        committed = newest_step(config, Storage(remote, retry=BRIEF) if remote else None)
+        launch = os.environ.get(LAUNCH_VARIABLE, "")
+        return Attempts.of(config, BRIEF).count(committed, launch, code, why, bad)
+    except Final as final:
+        print(f"error: {final}", file=sys.stderr, flush=True)
+        return final.code
+    except (ConfigError, StorageError, OSError) as error:
+        print(f"attempt: this start is not counted: {error}", file=sys.stderr, flush=True)
+        return code
 
 
 class AttemptHolder:

@@ -25,7 +25,7 @@ from trainer.exit_codes import (
     FINAL_EXIT_CODES,
     RECOVER_EXIT_CODES,
 )
-from trainer.node import dashboard, rendezvous, watchdog
+from trainer.node import attempt_holder, dashboard, machine, rendezvous, watchdog
 from trainer.node.attempt_holder import AttemptHolder
 from trainer.node.job_log import JobLog
 from trainer.node.launcher import MASTER_PORT, POLL_S, SPEED_FILE, STOPPED, Ended, Launcher
@@ -49,6 +49,7 @@ class HeadLauncher(Launcher):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.found: list[Finding] = []
+        self.machines: dict[int, machine.Machine] = {}
         self.measured: dict[str, Any] = {}
         self.fabric, self.told = 0.0, 0
 
@@ -58,6 +59,7 @@ class HeadLauncher(Launcher):
             self.links = rendezvous.Head(self.node.nodes, self.config.run_id, self.port)
         own = self.look_at_host()
         self.found = [findings.received(f) for f in own["findings"]]
+        self.machines = {0: machine.received(own["machine"])}
         if self.links:
             self.prober = self.make_prober(0)
             self.gather()
@@ -128,6 +130,7 @@ class HeadLauncher(Launcher):
         hellos = self.links.hellos
         for rank, hello in sorted(hellos.items()):
             self.found += map(findings.received, hello["findings"])
+            self.machines[rank] = machine.received(hello["machine"])
             self.found += host.compare(own["facts"], hello["facts"], rank)
         self.found += infiniband.judge({0: own["infiniband"]} | {r: h["infiniband"] for r, h in hellos.items()})
         addresses = {0: self.address} | {r: link.peer_address for r, link in self.links.links.items()}
@@ -157,14 +160,9 @@ class HeadLauncher(Launcher):
 
     def refuse(self, last: bool = False) -> None:
         """Shows and writes what was found. Raises Ended if any check failed."""
-
-        def name_of(rank: int) -> str:
-            return self.node.name_of(rank) if self.node.nodes > 1 else ""
-
-        for finding in self.found[self.told :]:
-            if finding.level != "pass":
-                kind = "error" if finding.level == "fail" else "warning"
-                print(f"{kind}: {finding.line(name_of)}", file=sys.stderr, flush=True)
+        name_of = self.node.name_of if self.node.nodes > 1 else lambda rank: ""
+        for line in findings.lines(self.found[self.told :], name_of):
+            print(line, file=sys.stderr, flush=True)
         self.told = len(self.found)
         path, code = findings.write(self.found, self.measured, self.config.run.dir), findings.exit_code(self.found)
         if self.arguments.preflight and (last or code):
@@ -376,7 +374,9 @@ class HeadLauncher(Launcher):
 
     def settle(self, code: int) -> int:
         """Records how it ended; returns the exit code for every node."""
-        return self.holder.close(code, self.why) if self.holder else code
+        if self.holder or self.arguments.preflight or self.node.engine == "local":
+            return self.holder.close(code, self.why) if self.holder else code  # the others are never restarted
+        return attempt_holder.count(self.config, code, self.why, self.found, self.machines)
 
     def finish(self, code: int) -> None:
         """Sends every node the exit code, then cleans up."""

@@ -24,8 +24,8 @@ from trainer.exit_codes import (
     EXIT_RAY,
     FINAL_EXIT_CODES,
 )
+from trainer.node import machine, rendezvous, watchdog
 from trainer.node import preemption as preempt
-from trainer.node import rendezvous, watchdog
 from trainer.node import topology as environment
 from trainer.node.preflight import amd, gpus, host, infiniband, speed, tokens
 from trainer.node.preflight.probe import Prober
@@ -161,6 +161,7 @@ class Launcher(ABC):
         return {
             "findings": [asdict(f) for f in found],
             "facts": host.facts(config),
+            "machine": asdict(machine.this()),
             "infiniband": [asdict(p) for p in ports],
         }
 

@@ -7,12 +7,12 @@ Needs RUN_ID, BUCKET and an object-store client; exits with the code that the ma
 from __future__ import annotations
 
 import os
-import socket
 import sys
 
 from trainer.checkpoint.attempt import LAUNCH_VARIABLE, Attempts, Final
 from trainer.config import ConfigError
 from trainer.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT
+from trainer.node import machine
 from trainer.storage.storage import Storage, StorageError
 
 
@@ -21,8 +21,8 @@ def refused(losses: int) -> int:
     record = Attempts(Storage(f"{os.environ['BUCKET'].rstrip('/')}/{os.environ['RUN_ID']}/attempts"), max_losses=losses)
     past = record.past()
     committed = past[-1].committed if past else 0
-    attempt = record.take(committed, os.environ.get(LAUNCH_VARIABLE, ""))
-    return record.close(attempt, EXIT_PREFLIGHT, f"{socket.gethostname()} cannot run the environment", committed)
+    launch, here = os.environ.get(LAUNCH_VARIABLE, ""), machine.this()
+    return record.count(committed, launch, EXIT_PREFLIGHT, f"{here.name} cannot run the environment", [here])
 
 
 if __name__ == "__main__":

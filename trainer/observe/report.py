@@ -126,7 +126,9 @@ def _tiles(
     stamps = [v for _, v in series(history, "time/unix_s")]
     if stamps:
         began = min(attempts[0]["unix_s"], stamps[0]) if attempts else stamps[0]
-        tiles.append(("wall clock", duration(stamps[-1] - began), f"{duration(sum(steps))} in steps" if steps else ""))
+        note = f"{duration(sum(steps))} in steps" if steps else ""
+        note = f"{cost['planned_hours']:.1f} h planned" if cost.get("planned_hours") else note
+        tiles.append(("wall clock", duration(stamps[-1] - began), note))
     if steps:
         tiles.append(("seconds per step", f"{sorted(steps)[len(steps) // 2]:.2f}", "median"))
     if speed := [v for _, v in series(history, "perf/rollout_tokens_per_s")]:

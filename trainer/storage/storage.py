@@ -5,7 +5,7 @@ is lost), uploads that skip what is already there, downloads that resume from wh
 while they stream, and permanent errors raised at once with their fix. ETags and conditional writes are not needed:
 stores disagree about both.
 
-`python -m trainer.storage cp SOURCE TARGET` copies a file or a folder either way with a progress bar; `ls URL` lists.
+`python -m trainer.storage cp SOURCE TARGET` copies a file or a folder either way; `ls URL` lists.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ def _first(error: BaseException) -> str:
 class _Counted:
     """A file that reports what is read from it, and takes the report back if the upload fails.
 
-    Reading through Python costs a third of the speed: used only for a progress bar.
+    Reading through Python costs a third of the speed: used only to tell the progress.
     """
 
     def __init__(self, path: Path, progress: Progress):

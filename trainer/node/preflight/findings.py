@@ -48,6 +48,17 @@ def exit_code(findings: Iterable[Finding]) -> int:
     return EXIT_PREFLIGHT if any(f.machine for f in failed) else EXIT_CONFIG
 
 
+def lines(findings: Iterable[Finding], name_of: Callable[[int], str]) -> list[str]:
+    """Every warning and failure in one line."""
+    words = {"warn": "warning", "fail": "error"}
+    return [f"{words[f.level]}: {f.line(name_of)}" for f in findings if f.level in words]
+
+
+def machines(findings: Iterable[Finding]) -> list[int]:
+    """Ranks of the nodes whose machines failed a check by themselves; of a pair nobody knows which one it is."""
+    return sorted({f.nodes[0] for f in findings if f.level == "fail" and f.machine and len(f.nodes) == 1})
+
+
 def table(findings: Sequence[Finding], name_of: Callable[[int], str]) -> str:
     """All findings: what is wrong first, then one row for every check that all nodes passed."""
     rows = []

@@ -1,0 +1,105 @@
+"""The completions that a run was trained on, as rows: text, verdict, rewards, advantage. From its rollout log."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer import config as configuration
+from trainer.algorithm.advantages import RunningNorm
+from trainer.algorithm.batching import TrainItem
+from trainer.algorithm.credit import credited
+from trainer.checkpoint.rollout_log import Graded, history
+from trainer.config import ConfigError, RunConfig
+from trainer.observe.mirror import Mirror
+from trainer.storage.storage import Storage
+
+
+def write(run: str, bucket: str, out: str, tokens: bool) -> dict[str, int]:
+    """Writes one line of JSON per completion. Returns counts. Raises ConfigError where nothing of the run is found.
+
+    run: its id, or its folder. tokens: token ids and log-probabilities, too.
+    """
+    folder, url = _place(run, bucket)
+    config = _config(folder, url)
+    counts = {"steps": 0, "completions": 0, "without advantage": 0}
+    norm, next_step = RunningNorm(), 1
+    part = Path(f"{out}.{os.getpid()}.part")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            for step, graded in history(folder / "rollouts", Storage(f"{url}/rollouts") if url else None):
+                # Normalized rewards rest on all steps before: without those nobody knows them.
+                whole = next_step == step
+                next_step = step + 1 if whole else 0
+                for line in rows(config, step, graded, norm if whole else None, tokens):
+                    counts["completions"] += 1
+                    counts["without advantage"] += line["advantage"] is None
+                    file.write(json.dumps(line) + "\n")
+                counts["steps"] += 1
+        if not counts["steps"]:
+            raise ConfigError(f"{run} has no rollout log here or in its bucket" + ("" if url else ": give --bucket"))
+        part.replace(out)
+    finally:
+        part.unlink(missing_ok=True)
+    return counts
+
+
+def rows(
+    config: RunConfig, step: int, graded: Graded, norm: RunningNorm | None, tokens: bool = False
+) -> Iterator[dict[str, Any]]:
+    """A step's completions. advantage: as the update had it; None for groups that it left out, and where it rested on
+    what the log has not (the KL in the reward; normalized rewards without the steps before, `norm` None)."""
+    samples, outcomes = graded.samples, graded.outcomes
+    credit = credited(config, samples, outcomes)
+    known: dict[int, float] = {}
+    total = credit.rewards.total
+    if config.algorithm.normalize_reward and norm is not None:
+        total = norm(total)
+    if not config.kl_in_reward and (norm is not None or not config.algorithm.normalize_reward):
+        members = credit.members(config.rollout.prompts_per_step)
+        mine = [samples[i] for i in members]
+        items = [TrainItem(s.row, s.prompt_token_ids, s.token_ids, 0.0, s.logprobs) for s in mine]
+        found, _ = credit.advantages(config, total, members, items, 0.0)
+        known = dict(zip(members, torch.as_tensor(found.values).tolist(), strict=True))
+    for i, (sample, outcome) in enumerate(zip(samples, outcomes, strict=True)):
+        line: dict[str, Any] = {
+            "step": step, "row": sample.row, "group": sample.group, "index": sample.index, "completion": sample.text,
+            "verdict": outcome.verdict, "accuracy": outcome.accuracy, "format": outcome.format,
+            "reward": outcome.reward, "advantage": known.get(i), "tokens": len(sample.token_ids),
+            "prompt_tokens": len(sample.prompt_token_ids), "finished": sample.finished,
+            "weight_version": sample.weight_version,
+        }  # fmt: skip
+        if tokens:
+            line |= {"prompt_token_ids": sample.prompt_token_ids, "token_ids": sample.token_ids,
+                     "logprobs": sample.logprobs}  # fmt: skip
+        yield line
+
+
+def _place(run: str, bucket: str) -> tuple[Path, str]:
+    """(the run's folder here, its URL in the bucket or "")."""
+    folder = Path(run) if Path(run).is_dir() else Path("runs") / run
+    launched = folder / "launch.json"
+    if not bucket and launched.is_file():
+        bucket = json.loads(launched.read_text()).get("bucket", "")
+    if not bucket and not folder.is_dir():
+        raise ConfigError(
+            f"no run at {run}: give the id or the folder of a run, and --bucket for one of another machine"
+        )
+    return folder, f"{bucket.rstrip('/')}/{folder.name}" if bucket else ""
+
+
+def _config(folder: Path, url: str) -> RunConfig:
+    for path in (folder / "config.yaml", folder / "pulled/config.yaml"):
+        if path.is_file():
+            return configuration.load(path)
+    if url:
+        Mirror(url, folder / "pulled").update()
+    if not (folder / "pulled/config.yaml").is_file():
+        raise ConfigError(f"{folder} has no config.yaml, and neither has the run's bucket")
+    return configuration.load(folder / "pulled/config.yaml")

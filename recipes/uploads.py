@@ -1,0 +1,77 @@
+"""Models and datasets of this machine that a rented node must have: put into the bucket before anything is rented."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+from recipes import capabilities
+from recipes.spec import MARKS, Recipe, Upload
+from trainer.config import ConfigError
+
+FIELDS = {"model.path": "models", "data.path": "data", "evaluation.path": "data"}
+"""Fields that may name a folder, and where that goes below the bucket."""
+
+
+def planned(recipe: Recipe, target: str, earlier: dict[str, str]) -> Recipe:
+    """The recipe with what has to be uploaded for the target. Raises ConfigError where a folder is not here.
+
+    earlier: field -> key of an earlier launch of the run, which stays with what it began with.
+    """
+    if capabilities.capability(target).engine not in ("sky", "dstack"):
+        return recipe
+    found = []
+    for field, kind in FIELDS.items():
+        section, _, name = field.partition(".")
+        path = getattr(getattr(recipe.config, section), name)
+        if not path.startswith(("/", "~")):
+            continue
+        local = str(Path(path).expanduser())
+        key = earlier.get(field, "")
+        mark = MARKS[kind]
+        if not key and not (Path(local) / mark).is_file():
+            raise ConfigError(f"{field} {path} has no {mark} on this machine, and the nodes of {target} have no {path}")
+        found.append(Upload(field=field, local=local, key=key or f"{kind}/{Path(local).name.lower()}-{content(local)}"))
+    function = recipe.config.rewards.function.partition(":")[0]
+    if function.startswith(("/", "~")):
+        raise ConfigError(
+            f"rewards.function {function} is not on the nodes of {target}: put it into the repository, which is "
+            "copied there, and name it from its root"
+        )
+    return replace(recipe, uploads=tuple(found))
+
+
+def content(folder: str) -> str:
+    """Eight hex digits of a folder's names, sizes and times: two states of one folder never share a key."""
+    parts = sorted((str(p.relative_to(folder)), p.stat()) for p in Path(folder).rglob("*") if p.is_file())
+    text = "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in parts)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def lines(recipe: Recipe) -> list[str]:
+    """What is uploaded, with its size, for a person."""
+    bucket = recipe.storage.bucket.rstrip("/") or "BUCKET"
+    return [
+        f"{u.local} ({_gib(u.local):.2f} GiB) to {bucket}/{u.key}" for u in recipe.uploads if Path(u.local).is_dir()
+    ]
+
+
+def send(recipe: Recipe, python: str, env: dict[str, str]) -> None:
+    """Uploads what is not there yet, with its size, speed and time on the screen. Raises ConfigError."""
+    for upload, line in zip(_here(recipe), lines(recipe), strict=True):
+        print(f"uploading {line}", flush=True)
+        url = f"{recipe.storage.bucket.rstrip('/')}/{upload.key}"
+        done = subprocess.run([python, "-m", "trainer.storage", "send", upload.local, url], env=os.environ | env)
+        if done.returncode:
+            raise ConfigError(f"{upload.field} {upload.local} could not be uploaded, so nothing was rented")
+
+
+def _here(recipe: Recipe) -> list[Upload]:
+    return [upload for upload in recipe.uploads if Path(upload.local).is_dir()]
+
+
+def _gib(folder: str) -> float:
+    return sum(p.stat().st_size for p in Path(folder).rglob("*") if p.is_file()) / 2**30

@@ -1,0 +1,88 @@
+"""A run's rollout log as rows: the advantages of the update, one history, what `worked` takes."""
+
+import json
+
+import pytest
+
+from data_prep.cli import main
+from data_prep.from_run import rows
+from data_prep.write.derive import read_completions
+from trainer import config as configuration
+from trainer.algorithm.records import Outcome, Sample
+from trainer.checkpoint.attempt import Attempts
+from trainer.checkpoint.rollout_log import Graded, RolloutLog
+from trainer.config import override
+from trainer.storage.storage import Storage
+
+
+def graded(step: int, text: str = "so") -> Graded:
+    """Two groups of two: one told right from wrong, one flat."""
+    samples = [
+        Sample(g, 10 * step + g, i, [1] * 5, [7, 8, 9][: 1 + i], [-0.5] * (1 + i), f"{text} {step}.{g}.{i}", True, step)
+        for g in range(2)
+        for i in range(2)
+    ]
+    right, wrong = Outcome("correct", 1.0, 1.0, 1.5), Outcome("wrong", 0.0, 1.0, 0.5)
+    return Graded(samples, [right, wrong, wrong, wrong], {})
+
+
+@pytest.fixture
+def config(tmp_path):
+    given = [f"run.dir={tmp_path}/runs/mine", "run.id=mine", f"checkpoint.remote=file://{tmp_path}/bucket"]
+    given += ["rollout.prompts_per_step=2", "rollout.samples_per_prompt=2", "logging.keep_rollouts=true"]
+    given += ["rewards.accuracy_weight=1", "rewards.format_weight=0.5", "algorithm.kl_coef=0"]
+    found = override(configuration.RunConfig(), [*given, "algorithm.advantage=group_norm"])
+    (tmp_path / "runs/mine").mkdir(parents=True)
+    (tmp_path / "runs/mine/config.yaml").write_text(configuration.dump(found))
+    (tmp_path / "runs/mine/launch.json").write_text(json.dumps({"bucket": found.checkpoint.remote}))
+    return found
+
+
+def log(config, *steps, text="so", disk="mine"):
+    """The next attempt logs these steps, on a node whose disk is gone afterwards unless it is `mine`."""
+    mine = override(config, [f"run.dir={config.run.dir}-{disk}"]) if disk != "mine" else config
+    held = Attempts(Storage(f"{config.checkpoint.remote}/mine/attempts")).take(0)
+    one = RolloutLog(mine, held=held)
+    for step in steps:
+        one.write(step, graded(step, text), floor=step - 1)
+        one._pool.submit(int).result()
+    one.close()
+
+
+def test_a_run_becomes_rows_of_one_history_with_the_advantages_of_the_update(config, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    log(config, 1, 2, 3, 4, 5, disk="lost")
+    log(config, 3, 4, text="again")
+    assert main(["from-run", "mine", "--out", "out/mine.jsonl"]) == 0
+    assert capsys.readouterr().out == "out/mine.jsonl: steps: 4, completions: 16, without advantage: 0\n"
+    lines = [json.loads(line) for line in (tmp_path / "out/mine.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines[::4]] == [1, 2, 3, 4], "5 is of the attempt that was replaced"
+    assert [line["completion"] for line in lines[::4]] == ["so 1.0.0", "so 2.0.0", "again 3.0.0", "again 4.0.0"]
+    first = lines[:4]
+    assert [line["advantage"] for line in first] == pytest.approx([2**-0.5, -(2**-0.5), 0.0, 0.0], rel=1e-5)
+    assert [(line["row"], line["reward"], line["verdict"], line["tokens"]) for line in first[:2]] == [
+        (10, 1.5, "correct", 1),
+        (10, 0.5, "wrong", 2),
+    ]
+    assert read_completions("out/mine.jsonl", [str(i) for i in range(60)])["20"] == "so 2.0.0", "`worked` takes it"
+
+
+def test_token_ids_on_request_and_no_guess_where_the_log_does_not_tell(config):
+    (line, *_) = rows(config, 1, graded(1), None, tokens=True)
+    assert (line["token_ids"], line["logprobs"], line["prompt_token_ids"]) == ([7], [-0.5], [1] * 5)
+    normalized = override(config, ["algorithm.normalize_reward=true"])
+    assert {line["advantage"] for line in rows(normalized, 7, graded(7), None)} == {None}
+
+
+def test_without_keeping_only_what_a_restart_needs_is_there(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    log(override(config, ["logging.keep_rollouts=false"]), 1, 2, 3)
+    assert main(["from-run", "mine"]) == 0
+    assert {json.loads(line)["step"] for line in (tmp_path / "data/mine.jsonl").read_text().splitlines()} == {3}
+
+
+def test_what_is_not_there_is_one_line(config, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["from-run", "other"]) == 2 and "no run at other" in capsys.readouterr().err
+    assert main(["from-run", "mine"]) == 2 and "mine has no rollout log" in capsys.readouterr().err
+    assert not list(tmp_path.glob("data/*"))

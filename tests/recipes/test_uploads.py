@@ -1,0 +1,104 @@
+"""Models and datasets of this machine on rented nodes: uploaded before, fetched whole, or refused."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from desk import elsewhere as elsewhere
+from desk import run, stand_in
+
+from recipes import run_record, uploads
+from recipes.presets import resolve
+from recipes.targets.render import render
+from trainer.config import ConfigError
+
+ROOT = Path(__file__).parents[2]
+SEVEN = "grpo-qwen2.5-vl-7b-mathv60k"
+CONFIG = """{"model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"], "hidden_size": 3584,
+ "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+ "vocab_size": 152064, "tie_word_embeddings": false, "vision_config": {"hidden_size": 1280, "depth": 32,
+ "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 3584, "patch_size": 14, "spatial_merge_size": 2,
+ "temporal_patch_size": 2, "in_chans": 3, "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31]}}"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """A model and a dataset of this machine."""
+    for folder, files in {
+        "Mine": {"config.json": CONFIG, "model.safetensors": "w" * 5000},
+        "rows": {"manifest.json": "{}", "train/0.parquet": "rows"},
+    }.items():
+        for name, text in files.items():
+            path = tmp_path / folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize("target", ["skypilot-runpod", "dstack-runpod", "skypilot"])
+def test_nodes_fetch_what_the_desk_uploads(mine, target):
+    recipe = resolve(SEVEN, [f"model.path={mine}/Mine", f"data.path={mine}/rows"])
+    staged = uploads.planned(recipe, target, {})
+    keys = {upload.field: upload.key for upload in staged.uploads}
+    assert set(keys) == {"model.path", "data.path"} and keys["model.path"].startswith("models/mine-")
+    task = next(iter(render(staged, target).values()))
+    name = keys["model.path"].partition("/")[2]
+    assert f'-m trainer.storage fetch "${{BUCKET}}/models/{name}" "${{MODELS}}/{name}"' in task
+    assert f'path: "${{MODELS}}/{name}"' in task and str(mine) not in task
+    assert "data_prep prepare mathv60k" not in task, "60,000 rows that nobody reads"
+    (mine / "Mine/model.safetensors").write_text("other")
+    assert uploads.planned(recipe, target, {}).uploads[0].key != keys["model.path"], "another state has another key"
+    assert {u.field: u.key for u in uploads.planned(recipe, target, keys).uploads} == keys, "a run keeps its own"
+
+
+def test_targets_that_see_the_folder_are_left_alone(mine):
+    recipe = resolve(SEVEN, [f"model.path={mine}/Mine"])
+    for target in ("slurm", "pbs", "ssh", "local"):
+        assert uploads.planned(recipe, target, {}) is recipe
+
+
+@pytest.mark.parametrize(
+    ("assignment", "why"),
+    [
+        ("model.path=/nowhere/model", "model.path /nowhere/model has no config.json on this machine"),
+        ("data.path=/nowhere/rows", "data.path /nowhere/rows has no manifest.json"),
+        ("rewards.function=/home/me/reward.py:score", "rewards.function /home/me/reward.py is not on the nodes"),
+    ],
+)
+def test_what_nodes_could_not_have_is_refused(assignment, why):
+    with pytest.raises(ConfigError, match=why):
+        uploads.planned(resolve(SEVEN, [assignment]), "skypilot-runpod", {})
+
+
+def test_a_folder_goes_to_the_bucket_before_anything_is_rented_and_is_fetched_whole(mine, capfd, monkeypatch):
+    bucket = mine / "bucket"
+    found = f"find {bucket} -name config.json | grep -q . && echo uploaded-before >> {mine}/calls"
+    stand_in(mine, monkeypatch, "sky", found)
+    monkeypatch.chdir(mine)
+    up = ["up", SEVEN, "--target", "skypilot-runpod", "--detach", "--run-id", "mine", "--bucket", f"file://{bucket}"]
+    code, out, err = run(capfd, *up, "--set", "model.path=Mine")
+    assert code == 0, err
+    assert f"uploading {mine}/Mine (0.00 GiB) to file://{bucket}/models/mine-" in out
+    assert "uploaded-before" in (mine / "calls").read_text()
+    assert "2 files, " in out, "how much, and how long it took"
+    key = run_record.load("mine").uploads["model.path"]
+    (mine / "Mine/config.json").unlink()
+    code, out, err = run(capfd, "resume", "mine", "--dry-run")
+    assert code == 0 and key.partition("/")[2] in out, "the bucket has it"
+    target = mine / "node/model"
+    fetch = [sys.executable, "-m", "trainer.storage", "fetch"]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    assert subprocess.run([*fetch, f"file://{bucket}/{key}", str(target)], env=env).returncode == 0
+    assert (target / "model.safetensors").read_text() == "w" * 5000
+    assert [p.name for p in target.parent.iterdir()] == ["model"]
+    missing = subprocess.run([*fetch, f"file://{bucket}/models/x", str(mine / "x")], env=env, capture_output=True)
+    assert missing.returncode == 2 and not (mine / "x").exists()
+
+
+def test_without_a_bucket_it_is_refused(mine, capsys):
+    code, _, err = run(
+        capsys, "up", SEVEN, "--target", "dstack-ssh", "--hosts", "a", "--set", f"model.path={mine}/Mine"
+    )
+    assert code == 2 and "give --bucket" in err and err.count("\n") == 1

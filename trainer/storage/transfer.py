@@ -1,0 +1,102 @@
+"""Whole folders between this machine and a store, with a line every few seconds. Needs nothing but obstore."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+from trainer.config import ConfigError
+from trainer.storage.storage import Storage
+
+TELL_S = 10.0
+"""Seconds between two lines."""
+
+
+class Told:
+    """Says how far a transfer has come, and how long the rest will take at this speed."""
+
+    def __init__(self, what: str, total: int):
+        self.what, self.total, self.done = what, total, 0
+        self.began = self.told = time.monotonic()
+        self._lock = threading.Lock()
+
+    def __call__(self, count: int) -> None:
+        with self._lock:
+            self.done += count
+            if (now := time.monotonic()) - self.told < TELL_S:
+                return
+            self.told = now
+        rate = self.done / (now - self.began)
+        left = f"{(self.total - self.done) / rate:.0f} s left" if rate else "no end in sight"
+        print(
+            f"{self.what}: {size(self.done)} of {size(self.total)}, {size(rate)}/s, {left}", file=sys.stderr, flush=True
+        )
+
+
+def size(count: float) -> str:
+    """Bytes in a unit that fits."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def files_of(path: Path) -> list[tuple[str, int]]:
+    """(key, bytes) of a folder's files; of one file its name."""
+    if path.is_file():
+        return [(path.name, path.stat().st_size)]
+    return sorted((p.relative_to(path).as_posix(), p.stat().st_size) for p in path.rglob("*") if p.is_file())
+
+
+LAST = ("config.json", "manifest.json")
+"""Sent after all others: a folder that has one is whole."""
+
+
+def upload(source: Path, url: str, resume: bool = False) -> tuple[int, int]:
+    """Uploads a file or folder. Returns (files, bytes) sent.
+
+    resume: what is there with the same size is not sent again; for a URL under which only these bytes are ever put.
+    """
+    if not source.exists():
+        raise ConfigError(f"nothing at {source}")
+    store, root = Storage(url), source.parent if source.is_file() else source
+    there = dict(store.list()) if resume else {}
+    wanted = [(key, count) for key, count in files_of(source) if there.get(key) != count]
+    told = Told(f"upload to {url}", sum(count for _, count in wanted))
+    for key, _ in sorted(wanted, key=lambda file: file[0] in LAST):
+        store.put(root / key, key, told)
+    return len(wanted), told.total
+
+
+def download(url: str, target: Path) -> tuple[int, int]:
+    """Downloads a folder, or one object, below a folder of this machine. Returns (files, bytes)."""
+    store = Storage(url)
+    found = store.list()
+    if not found:  # not a folder: one object
+        folder, _, name = url.rstrip("/").rpartition("/")
+        store = Storage(folder)
+        found = [(name, store.size(name) or 0)]
+    told = Told(f"download of {url}", sum(count for _, count in found))
+    for key, _ in found:
+        store.get(key, target / key, told)
+    return len(found), told.total
+
+
+def fetch(url: str, target: Path) -> tuple[int, int]:
+    """Downloads a folder, whole or not at all. Raises ConfigError where the store has none."""
+    if not Storage(url).list():
+        raise ConfigError(f"nothing at {url}: `launch.py up` uploads it before anything is rented")
+    part = target.with_name(f".{target.name}.{socket.gethostname()}.{os.getpid()}")
+    try:
+        moved = download(url, part)
+        if not target.exists():  # nodes may share the disk
+            part.rename(target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return moved
