@@ -138,6 +138,7 @@ def _dataset_parsers(commands: Any) -> None:
     show.add_argument("--row", type=int, default=0, help="first row shown (%(default)s)")
     show.add_argument("-n", type=int, default=3, help="rows shown (%(default)s)")
     show.add_argument("--tokenizer", default="", metavar="MODEL", help="count the text's tokens too")
+    show.add_argument("--mask", action="store_true", help="every token by MODEL's template; + marks what SFT learns")
     _pixels(show)
     add("stats", "print counts: rows, sources, answer types, lengths, sizes, reasons for leaving rows out")
     add("preview", "write DIR/preview.html: samples with their images, and tables", "`prepare` writes it too.", "DIR")

@@ -47,10 +47,10 @@ def saved(config: RunConfig, shape: Shape) -> dict[str, float]:
     checkpointing only each layer's input. All layers share the cosines and sines of the positions."""
     batch, w = micro_batch(config, shape), 2 if config.model.dtype == "bf16" else 4
     whole = not config.model.gradient_checkpointing
-    per_token = decoder_layer(shape, w) if whole else w * shape.hidden
-    head = batch.tokens * shape.hidden * (4 + 2 * w)  # the last norm; the rows that predict completions
+    per_token = decoder_layer(shape, w) + adapted(config, shape, w) if whole else w * shape.hidden
+    head = batch.tokens * shape.hidden * (4 + (1 if config.lora.rank else 2) * w)  # last norm; rows of completions
     per_patch = 0.0
-    if (v := shape.vision) and not config.model.freeze_vision:
+    if (v := shape.vision) and config.tower_trained:
         block = tower(shape, w) if whole else w * v.hidden
         own_pixels = 0 if w == 4 else w * v.channels * v.temporal * v.patch**2
         per_patch = v.depth * block + mergers(v, w) + own_pixels + rotary(v)
@@ -63,15 +63,16 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
     batch, w = micro_batch(config, shape), 2 if config.model.dtype == "bf16" else 4
     keep = saved(config, shape)
     block = min(LOGITS, batch.tokens * shape.vocabulary)
-    logits = block * (4 + w if w < 4 else 4) + batch.tokens * shape.hidden * (4 + w) + shape.embedding_parameters * w
+    gradient = 0 if config.lora.rank else shape.embedding_parameters * w
+    logits = block * (4 + w if w < 4 else 4) + batch.tokens * shape.hidden * (4 + w) + gradient
     # Gradients of gate and up; under checkpointing the layer's activations too, but for its input, which was saved.
-    again = decoder_layer(shape, w) - w * shape.hidden
-    per_token = w * 2 * shape.intermediate + config.model.gradient_checkpointing * again
+    again = decoder_layer(shape, w) + adapted(config, shape, w) - w * shape.hidden
+    per_token = w * 2 * shape.intermediate + config.model.gradient_checkpointing * again + beside(config, shape, w)
     moments = [
         {"saved activations": sum(keep.values()), "logits": float(logits)},
         {"saved activations": keep["layers"] + keep["images"], "layer at work": float(batch.tokens * per_token)},
     ]
-    if (v := shape.vision) and not config.model.freeze_vision:
+    if (v := shape.vision) and config.tower_trained:
         again = tower(shape, w) - w * v.hidden
         per_patch = w * 2 * v.intermediate + config.model.gradient_checkpointing * again
         moments.append({"saved activations": keep["images"], "layer at work": float(batch.patches * per_patch)})
@@ -83,8 +84,20 @@ def forward(config: RunConfig, shape: Shape, tokens: int = 0) -> float:
     output and three of the MLP's tensors; in the tower also cosines and sines in fp32."""
     batch, v = micro_batch(config, shape, tokens), shape.vision
     text = batch.width * batch.tokens * (2 * shape.hidden + 3 * shape.intermediate)
+    text += batch.tokens * beside(config, shape, batch.width)
     per_patch = batch.width * (2 * v.hidden + (3 if v.gated else 2) * v.intermediate) + rotary(v) if v else 0
     return images(config, shape, tokens) + max(text, batch.patches * per_patch)
+
+
+def adapted(config: RunConfig, shape: Shape, w: int) -> int:
+    """Bytes per token that a decoder layer with adapters saves more: the seven outputs of A, less what the gradients of
+    two norms' weights would need."""
+    return w * (7 * config.lora.rank - 2 * shape.hidden) if config.lora.rank else 0
+
+
+def beside(config: RunConfig, shape: Shape, w: int) -> int:
+    """Bytes per token of what an adapter adds to its layer's output, before and after it is scaled."""
+    return w * 2 * shape.intermediate if config.lora.rank else 0
 
 
 def mergers(tower: Vision, w: int) -> int:

@@ -29,6 +29,7 @@ DATASETS = {
 
 CLUSTERS = {
     "1x1": Cluster(nodes=1, gpus_per_node=1, gpu="A100-80GB", alternatives=("H100",)),
+    "1x4": Cluster(nodes=1, gpus_per_node=4, gpu="A100-80GB", alternatives=("H100",)),
     "1x8": Cluster(nodes=1, gpus_per_node=8, gpu="A100-80GB", alternatives=("H100",)),
     "2x8": Cluster(nodes=2, gpus_per_node=8, gpu="H100", alternatives=("A100-80GB",)),
     "4x8": Cluster(nodes=4, gpus_per_node=8, gpu="A100-80GB", alternatives=("H100",)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +50,21 @@ def text(rng: random.Random, n: int) -> list[int]:
 
 
 def padded_gradients(
-    folder: Path | str, encoded: list[Encoded], samples: list[TrainItem], temperature: float = 1.0
+    folder: Path | str,
+    encoded: list[Encoded],
+    samples: list[TrainItem],
+    temperature: float = 1.0,
+    adapt: Callable[[Any], Any] = lambda model: model,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """(log-probabilities [N], gradients by name) of sum(-advantage log p) / N; one process, one padded batch, none of
-    the trainer's code: transformers' own positions, masks and attention."""
+    the trainer's code: transformers' own positions, masks and attention. adapt: what is done to the model first."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     try:
         model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
     except ValueError:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    model = adapt(model)
     rows = [torch.tensor(s.prompt_token_ids + s.token_ids) for s in samples]
     ids = pad_sequence(rows, batch_first=True)
     mask = pad_sequence([torch.ones_like(r) for r in rows], batch_first=True)
@@ -79,7 +85,7 @@ def padded_gradients(
     count = sum(len(s.token_ids) for s in samples)
     loss = -sum(s.advantage * x.sum() for s, x in zip(samples, found, strict=True)) / count
     loss.backward()
-    gradients = {n: p.grad for n, p in model.named_parameters()}
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
     assert all(g is not None for g in gradients.values())
     return torch.cat(found).detach(), gradients
 

@@ -215,6 +215,13 @@ def gradients(config, rank, port):
     return out
 
 
+def adapters(config, rank, port):
+    """tests/engine/adapted.py."""
+    from tests.engine import adapted
+
+    return adapted.against_peft(config, rank, port)
+
+
 def elastic(config, rank, port):
     """Takes over a checkpoint if there is one, updates once, and shows the weights; saves first where asked."""
     from trainer.checkpoint.manager import open_folder

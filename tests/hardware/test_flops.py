@@ -70,6 +70,10 @@ def test_training_is_three_forward_passes_and_checkpointing_runs_the_blocks_once
     assert plain.model == plain.hardware == 2 * 3 * (tower + layers + head)
     again = flops.train_flops(SEEING, [q], recompute=True, freeze_vision=False)
     assert again.hardware - again.model == tower + layers
+    adapted = flops.train_flops(SEEING, [q], recompute=False, freeze_vision=True, adapters=True)
+    frozen_base = flops.train_flops(SEEING, [q], recompute=False, freeze_vision=True)
+    linear = q.prompt + q.completion, SEEING.layers * flops.layer_flops_per_token(SEEING)
+    assert frozen_base.model - adapted.model == linear[0] * linear[1] + flops.head_flops(SEEING, q.completion)
     frozen = flops.train_flops(SEEING, [q], recompute=True, freeze_vision=True)
     assert frozen.model == tower + 3 * (layers + head) and frozen.hardware - frozen.model == layers
 

@@ -195,7 +195,8 @@ def test_no_logged_step_is_sampled_again(base, undisturbed, tmp_path, killed):
     said = job.log.read_text()
     assert ("rollout log: steps 1 to 4 are replayed" in said) == (4 in killed)
     assert "rollout log: steps 6 to 8 are replayed" in said and "resumed from step 5" in said
-    assert len(re.findall(r"^ready [0-9.]+ s after the launch: launch .*, sync [0-9.]+$", said, re.MULTILINE)) == 1 + len(killed)
+    starts = re.findall(r"^ready [0-9.]+ s after the launch: launch .*, sync [0-9.]+$", said, re.MULTILINE)
+    assert len(starts) == 1 + len(killed)
     groups = sum(line["group/sampled"] for line in undisturbed.metrics()[1:])
     evaluated = 3 + len(killed)  # before step 1, after step 6 twice, after step 12; once more if killed before
     assert len((tmp_path / "graded").read_text()) == 4 * groups + 4 * evaluated
@@ -264,3 +265,18 @@ def test_elastic(base, undisturbed, tmp_path):
         assert line["step"] == other["step"] == last
         for key in ("reward/mean", "loss/total", "grad/norm", "kl/mean", "optim/lr", "tokens/response_mean"):
             assert line[key] == pytest.approx(other[key], rel=1e-3, abs=1e-6), (ranks, key)
+
+
+@pytest.mark.long
+def test_a_killed_run_with_adapters_resumes_bit_for_bit(base, tmp_path):
+    """Killed while it learns, it comes from its committed adapters to the metrics and the adapter of a whole run."""
+    config = replace(base, lora=c.LoRA(rank=4), run=replace(base.run, max_steps=4))
+    whole, cut = (Job(placed(config, tmp_path / name), tmp_path / name) for name in ("whole", "cut"))
+    assert whole.start().wait(900) == 0, whole.tail()
+    cut.start().until(lambda: cut.in_phase("update", 3))
+    cut.kill()
+    assert cut.start().wait(900) == 0, cut.tail()
+    assert "resumed from step" in cut.log.read_text()
+    assert cut.metrics() == whole.metrics()
+    adapters = [(job.run_dir / "hf/adapter_model.safetensors").read_bytes() for job in (whole, cut)]
+    assert adapters[0] == adapters[1]

@@ -79,6 +79,24 @@ def test_72b_on_32_gpus_by_hand():
     assert need.kv_cache_tokens == int((0.4 * 79.2 * GIB - p * 2 / 8 - 2 * GIB) / (327_680 / 8))
 
 
+def test_72b_with_adapters_on_one_node_by_hand():
+    recipe = get("grpo-qwen2.5-vl-72b-lora-mathv60k")
+    need = memory.plan(recipe)
+    assert need and recipe.config.placement.world_size == 8
+    p, h, i, kv = 73_410_777_344, 8192, 29568, 1024
+    adapter = 16 * 80 * (2 * (h + h) + 2 * (h + kv) + 3 * (h + i))  # q and o, k and v, the MLP's three
+    assert need.checkpoint_bytes == 12 * adapter == pytest.approx(2.4 * GIB, rel=0.02)
+    update = next(phase for phase in need.phases if phase.name == "update").parts
+    assert update["policy shard"] == (p + adapter) * 2 / 8 and "reference shard" not in update
+    assert update["fp32 master"] + update["Adam moments"] + update["gradients"] == adapter * 16 / 8
+    sync = next(phase for phase in need.phases if phase.name == "sync").parts
+    group = h * 152_064 * 2
+    assert sync["merging adapters"] == h * i * (4 + 4 + 2) + group, "fp32 of one layer twice, and the merged bucket"
+    assert need.fits and max(phase.total for phase in need.phases) < 55 * GIB
+    full = memory.plan(override(recipe, ["lora.rank=0"]))
+    assert full and not full.fits
+
+
 def test_every_recipe_fits_every_gpu_it_names():
     for name in RECIPES:
         recipe = get(name)

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from trainer.config.schema import RunConfig
+from trainer.hardware import adapters
 from trainer.hardware.model_shapes import Shape
 
 SAVED_BYTES, MOST_TOKENS = {"cuda": 8 << 30, "cpu": 1 << 30}, {"cuda": 16_384, "cpu": 4_096}
 """Of a pass: what the backward pass needs of the layers, and where more tokens make its products no faster."""
 PREFETCH = 50_000_000, 500_000_000
 """Elements gathered ahead of their use: DeepSpeed's default, less than one matrix of 72B, and 1 GB in bf16."""
+
+
+def trained(config: RunConfig, shape: Shape) -> int:
+    """Parameters that the optimizer holds, and a checkpoint."""
+    if config.lora.rank:
+        return sum(adapters.sizes(shape, config.lora.rank, config.lora.vision))
+    frozen = shape.vision.parameters(shape.hidden) if config.model.freeze_vision and shape.vision else 0
+    return shape.parameters - frozen
 
 
 def micro_batch_tokens(config: RunConfig, shape: Shape) -> int:
@@ -37,7 +46,7 @@ def saved_per_token(config: RunConfig, shape: Shape) -> float:
     """Bytes that the backward pass needs of the layers for an image token; of a layer its input if it is recomputed."""
     w, again = 2 if config.model.dtype == "bf16" else 4, config.model.gradient_checkpointing
     text = shape.layers * (w * shape.hidden if again else decoder_layer(shape, w))
-    if not (v := shape.vision) or config.model.freeze_vision:
+    if not (v := shape.vision) or not config.tower_trained:
         return text
     return text + v.merge**2 * v.depth * (w * v.hidden if again else tower(shape, w))
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trainer.config.algorithm import Algorithm
+from trainer.config.lora import LoRA
 from trainer.config.ranges import within
 
 
@@ -104,8 +105,12 @@ class Optimizer:
     """Peak learning rate."""
     warmup_steps: int = within(0, least=0)
     """Optimizer steps of linear warm-up."""
+    warmup_ratio: float = within(0.0, least=0, below=1)
+    """The same as a share of all optimizer steps, rounded up; in place of warmup_steps."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
-    """Decay to zero over the run after the warm-up (or none)."""
+    """Decay over the run after the warm-up (or none)."""
+    floor: float = within(0.0, least=0, most=1)
+    """Share of learning_rate that cosine and linear end on."""
     betas: tuple[float, float] = within((0.9, 0.95), least=0, below=1)
     """Adam's betas."""
     eps: float = within(1e-8, above=0)
@@ -173,7 +178,7 @@ class Rewards:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Held-out accuracy while training."""
+    """Held-out accuracy while training; with method sft the loss on the solutions of a held-out split."""
 
     every_steps: int = within(0, least=0)
     """Steps between evaluations; 0: none. One is also made before the first step and after the last."""
@@ -328,6 +333,7 @@ class RunConfig:
     """Which loop runs."""
     run: Run = field(default_factory=Run)
     model: Model = field(default_factory=Model)
+    lora: LoRA = field(default_factory=LoRA)
     data: Data = field(default_factory=Data)
     rollout: Rollout = field(default_factory=Rollout)
     algorithm: Algorithm = field(default_factory=Algorithm)
@@ -345,6 +351,11 @@ class RunConfig:
     def run_id(self) -> str:
         """The id that keys the bucket prefix, the resume and the logs."""
         return self.run.id or self.run.name
+
+    @property
+    def tower_trained(self) -> bool:
+        """Whether anything of the vision tower is trained."""
+        return self.lora.vision if self.lora.rank else not self.model.freeze_vision
 
     @property
     def rows_per_step(self) -> int:

@@ -16,7 +16,8 @@ LOGITS = 1 << 27
 
 
 class ChunkedLogprobs(torch.autograd.Function):
-    """(hidden [N, H], weight [V, H], targets [N]) -> log-probabilities [N], entropies [N] without gradient; fp32.
+    """(hidden [N, H], weight [V, H], targets [N]) -> log-probabilities [N]; without gradient entropies [N] and whether
+    the target is the most probable token [N], 1 or 0; fp32.
 
     Never more than `limit` logits at a time: the forward pass goes over tokens. The backward pass computes them again
     and goes over the vocabulary, so that each block's weight gradient is one product, written once, in the weight's own
@@ -26,27 +27,28 @@ class ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, banned: Tensor, temperature: float, limit: int
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """banned: bool [V]."""
         n, vocabulary = len(hidden), len(weight)
-        logprobs, entropies = hidden.new_empty((2, n), dtype=torch.float32)
+        logprobs, entropies, greedy = hidden.new_empty((3, n), dtype=torch.float32)
         log_z = torch.empty_like(logprobs)
         step = max(1, limit // vocabulary)
         for at in range(0, n, step):
             part = slice(at, at + step)
             logits = _logits(hidden[part], weight, banned, temperature)
             log_z[part] = z = logits.logsumexp(-1)
-            logprobs[part] = logits.gather(1, targets[part, None])[:, 0] - z
+            picked = logits.gather(1, targets[part, None])[:, 0]
+            logprobs[part], greedy[part] = picked - z, (picked >= logits.amax(-1)).float()
             p = (logits - z[:, None]).exp_()
             entropies[part] = z - p.mul_(logits.masked_fill_(banned, 0)).sum(-1)
         # The parameter itself is saved: ZeRO-3 lets go of its content and gathers it again before the backward pass.
         ctx.save_for_backward(hidden, weight, targets, banned, log_z)
         ctx.temperature, ctx.limit = temperature, limit
-        ctx.mark_non_differentiable(entropies)
-        return logprobs, entropies
+        ctx.mark_non_differentiable(entropies, greedy)
+        return logprobs, entropies, greedy
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Any) -> Any:  # ty: ignore[incompatible-method-override]
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:  # ty: ignore[incompatible-method-override]
         """[N] -> those of hidden and weight."""
         hidden, weight, targets, banned, log_z = ctx.saved_tensors
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
@@ -89,13 +91,13 @@ class LogprobHead(nn.Module):
         banned[banned_token_ids] = True
         self.register_buffer("banned", banned, persistent=False)
 
-    def forward(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden states [N, H] that predict `targets` [N] -> log-probabilities and entropies [N]."""
+    def forward(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Hidden states [N, H] that predict `targets` [N] -> log-probabilities, entropies, greedy hits [N]."""
         return ChunkedLogprobs.apply(hidden, self.weight, targets, self.banned, self.temperature, self.limit)
 
 
 class LogprobModel(nn.Module):
-    """forward(MicroBatch) -> log-probabilities and entropies [N] of the completion tokens, in float32.
+    """forward(MicroBatch) -> log-probabilities, entropies and greedy hits [N] of the completion tokens, in float32.
 
     The distribution is the one that the engine samples from: temperature applied, banned ids left out.
     """
@@ -108,8 +110,8 @@ class LogprobModel(nn.Module):
         attention.use(model)
         model.lm_head = LogprobHead(model.lm_head, banned_token_ids, temperature)
 
-    def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """[N], [N]."""
+    def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """[N], [N], [N]."""
         hidden = self._hidden(batch)
         return self.model.lm_head(hidden[0].index_select(0, batch.logits_at), batch.targets)
 

@@ -134,17 +134,22 @@ class Work:
     """With what is computed again: HFU."""
 
 
-def train_flops(s: Shape, sequences: Iterable[Completed], recompute: bool, freeze_vision: bool) -> Work:
-    """Forward and backward pass; backward costs twice the forward.
+def train_flops(
+    s: Shape, sequences: Iterable[Completed], recompute: bool, freeze_vision: bool, adapters: bool = False
+) -> Work:
+    """Forward and backward pass; backward costs twice the forward, once for weights that only carry adapters (their own
+    products, a percent or so, are not counted).
 
     recompute: gradient checkpointing runs the forward pass of every block again, the logits not. freeze_vision: the
     tower runs forward only.
     """
     model = hardware = 0
     for q in sequences:
-        tower, layers = vision_flops(s, q.grids), language_flops(s, q.prompt + q.completion)
-        tower_passes, again = (1, 0) if freeze_vision else (3, int(recompute))
-        model += tower_passes * tower + 3 * (layers + head_flops(s, q.completion))
+        tokens = q.prompt + q.completion
+        tower, layers, attention = vision_flops(s, q.grids), language_flops(s, tokens), attention_flops(s, 1, tokens)
+        passes = 2 if adapters else 3
+        tower_passes, again = (1, 0) if freeze_vision else (passes, int(recompute))
+        model += tower_passes * tower + passes * (layers - attention + head_flops(s, q.completion)) + 3 * attention
         hardware += again * tower + int(recompute) * layers
     return Work(model, model + hardware)
 
@@ -186,6 +191,7 @@ def step_metrics(
     old_logprobs: bool = False,
     recompute: bool = True,
     freeze_vision: bool = False,
+    adapters: bool = False,
     shared_prompts: bool = True,
 ) -> dict[str, float]:
     """`perf/mfu_rollout`, `perf/mfu_train` and `perf/hfu_train` of a GRPO step; {} where the peak is not known.
@@ -194,7 +200,7 @@ def step_metrics(
     where `old_logprobs`. times: as `Phases.take` gives them.
     """
     rollout = rollout_flops(s, sequences, shared_prompts)
-    train, forward = train_flops(s, sequences, recompute, freeze_vision), logprob_flops(s, sequences)
+    train, forward = train_flops(s, sequences, recompute, freeze_vision, adapters), logprob_flops(s, sequences)
     passes = forward * (epochs * reference + old_logprobs)
     found = {
         "perf/mfu_rollout": utilisation(rollout, times.get("time/rollout_s", 0.0), devices, peak),

@@ -47,6 +47,7 @@ NAMES: dict[str, Name] = {
     # --- the update
     "loss/total": Name("loss", "What was minimised: policy + kl_coef * KL. Mean over the step's updates."),
     "loss/nll": Name("nats/token", "Mean negative log-probability of the completion tokens under the policy."),
+    "loss/token_accuracy": Name("fraction", "Share of completion tokens that are the policy's most probable ones."),
     "loss/policy": Name("loss", "The surrogate. With PPO's, near 0 by construction where each step is one update."),
     "kl/mean": Name("nats/token", "The estimate of the KL from policy to reference, before kl_coef."),
     "kl/coef": Name("", "`algorithm.kl_coef` as steered towards `algorithm.kl_target`; absent where it is fixed."),
@@ -89,6 +90,8 @@ NAMES: dict[str, Name] = {
     "eval/too_long": Name("rows", "Prompts on it that are too long for the engine: not asked, counted as wrong."),
     "eval/response_tokens_mean": Name("tokens", "Mean completion length on it."),
     "eval/truncated_fraction": Name("fraction", "Share of completions on it cut at their longest."),
+    "eval/loss": Name("nats/token", "Mean cross-entropy of the solutions on the held-out split; method sft."),
+    "eval/left_out": Name("rows", "Rows of it left out: too long, or without a solution; method sft."),
     # --- supervised fine-tuning
     "sft/loss": Name("nats/token", "Mean cross-entropy of the completion tokens."),
     # --- time
