@@ -24,7 +24,7 @@ def lora(config, ranks, method, **options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("ranks", "method", "options"),
+    ("world", "method", "options"),
     [
         (1, "sft", {"rank": 4, "alpha": 8}),
         (2, "grpo", {"rank": 3, "alpha": 4, "vision": True, "rslora": True}),
@@ -32,9 +32,9 @@ def lora(config, ranks, method, **options):
         pytest.param(1, "grpo", {"rank": 8}, marks=pytest.mark.long),
     ],
 )
-def test_adapters_are_those_of_plain_peft(run_ranks, small_config, ranks, method, options):
-    config = lora(small_config, ranks, method, **options)
-    config = replace(config, model=replace(config.model, gradient_checkpointing=ranks == 1))
+def test_adapters_are_those_of_plain_peft(run_ranks, small_config, world, method, options):
+    config = lora(small_config, world, method, **options)
+    config = replace(config, model=replace(config.model, gradient_checkpointing=world == 1))
     shape = shape_of(config.model.path)
     for result in run_ranks("adapters", config):
         assert result["trained"] == sum(adapters.sizes(shape, config.lora.rank, config.lora.vision))
