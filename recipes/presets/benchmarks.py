@@ -41,7 +41,8 @@ def settings(names: str, samples: int, temperature: float | None, limit: int) ->
     return [
         f"data.source={json.dumps(source)}", "data.split=test", "data.max_samples=0",
         "evaluation.benchmarks=true", f"evaluation.pass_rate_samples={samples}",
-        f"evaluation.temperature={temperature}", "evaluation.every_steps=0", "algorithm.kl_coef=0",
+        f"evaluation.temperature={temperature}", "evaluation.samples_per_prompt=1", "evaluation.every_steps=0",
+        "algorithm.kl_coef=0",
     ]  # fmt: skip
 
 

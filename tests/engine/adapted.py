@@ -35,7 +35,7 @@ def against_peft(config, rank, port):
     def load():
         return AutoModelForImageTextToText.from_pretrained(config.model.path, dtype=torch.float32)
 
-    encoded = plain.prompts(AutoConfig.from_pretrained(config.model.path).image_token_id)
+    encoded = plain.prompts(AutoConfig.from_pretrained(config.model.path))
     items = plain.items(encoded)
     theirs = plain.padded_gradients(config.model.path, encoded, items, adapt=adapted)[1]  # before models come sharded
     theirs = {name.removeprefix("base_model.model."): g for name, g in theirs.items()}

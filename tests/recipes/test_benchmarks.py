@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.presets import benchmarks, resolve
+from recipes.presets import RECIPES, benchmarks, resolve
 from trainer.config import ConfigError
 
 
@@ -20,6 +20,9 @@ def test_a_recipe_becomes_an_evaluation_of_its_model():
     assert c.algorithm.kl_coef == 0 and c.evaluation.every_steps == 0, "no reference, no further split"
     greedy = resolve("grpo-qwen2.5-7b-gsm8k", benchmarks.settings("math-500", 1, None, 0)).config
     assert greedy.evaluation.temperature == 0.0
+    for name in RECIPES:
+        if RECIPES[name]().kind == "train":
+            resolve(name, benchmarks.settings("math-500", 1, None, 0))
     with pytest.raises(ConfigError, match="all the same"):
         resolve("grpo-qwen2.5-7b-gsm8k", benchmarks.settings("math-500", 2, 0.0, 0))
 
