@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recipes.capabilities import CAPABILITIES, engine_gpu, gpus_for, market, refusal, targets_for, uses_spot, variant
 from recipes.plan import boot, passes
-from recipes.plan.memory import MemoryPlan, plan, trained, with_resources
+from recipes.plan.memory import MemoryPlan, plan, with_resources
 from recipes.plan.passes import Passes
 from recipes.plan.prices import Price, price
 from recipes.spec import Recipe
