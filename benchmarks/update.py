@@ -57,7 +57,7 @@ def measure(kind: str, size: int) -> dict[str, float]:
     def update() -> int:
         model.zero_grad()
         if scorer is not None:
-            batch = collate([(0, prompt, c) for c in completions], lambda _: encoded, places, image)
+            batch = collate([(0, prompt, c) for c in completions], lambda _: encoded, places)
             scorer(batch)[0].sum().backward()
             return batch.input_ids.numel()
         for c in completions:

@@ -57,8 +57,11 @@ def _with_dataset(options: argparse.Namespace) -> int:
     match options.command:
         case "show":
             dataset = Dataset(options.dataset, options.split or next(iter(read_manifest(options.dataset).rows)))
+            if options.mask and not options.tokenizer:
+                raise ConfigError("--mask needs the model whose chat template is used: give --tokenizer MODEL")
+            shown = show.mask if options.mask else show.row
             for index in range(options.row, min(options.row + options.n, len(dataset))):
-                print(show.row(dataset, index, options.tokenizer, options.min_pixels, options.max_pixels))
+                print(shown(dataset, index, options.tokenizer, options.min_pixels, options.max_pixels))
         case "stats":
             print(show.stats(options.dataset))
         case "preview":

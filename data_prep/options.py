@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-NAMES = ("mathv60k", "mathv-geo", "geometry3k", "virl39k", "mmk12", "deepscaler", "openmmreasoner", "vero", "alpaca",
-         "gsm8k", "gsm8k-test", "math", "mathvista", "mathverse", "mathvision", "mmmu-pro", "math-500")  # fmt: skip
+NAMES = ("mathv60k", "mathv-geo", "geometry3k", "geometry3k-test", "virl39k", "mmk12", "deepscaler",
+         "openmmreasoner", "vero", "alpaca", "gsm8k", "gsm8k-test", "math", "mathvista", "mathverse", "mathvision",
+         "mmmu-pro", "math-500")  # fmt: skip
 """The catalog's names; the catalog itself takes half a second to import."""
 GENERATED = "generated"
 """The set that is drawn here; see `data_prep/generate`."""
@@ -137,6 +138,7 @@ def _dataset_parsers(commands: Any) -> None:
     show.add_argument("--row", type=int, default=0, help="first row shown (%(default)s)")
     show.add_argument("-n", type=int, default=3, help="rows shown (%(default)s)")
     show.add_argument("--tokenizer", default="", metavar="MODEL", help="count the text's tokens too")
+    show.add_argument("--mask", action="store_true", help="every token by MODEL's template; + marks what SFT learns")
     _pixels(show)
     add("stats", "print counts: rows, sources, answer types, lengths, sizes, reasons for leaving rows out")
     add("preview", "write DIR/preview.html: samples with their images, and tables", "`prepare` writes it too.", "DIR")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,22 @@ def row(dataset: Dataset, index: int, tokenizer: str, min_pixels: int, max_pixel
     if one.extra:
         lines.append(f"  extra: {one.extra}")
     lines.append(f"  tokens: {_tokens(one, tokenizer, min_pixels, max_pixels)}")
+    return "\n".join(lines)
+
+
+def mask(dataset: Dataset, index: int, model: str, min_pixels: int, max_pixels: int) -> str:
+    """One row token by token as supervised training reads it: `+` is learned, the rest is context."""
+    from trainer.config import Model
+    from trainer.data.processor import Prompter
+
+    prompter, one = Prompter(Model(path=model, min_pixels=min_pixels, max_pixels=max_pixels)), dataset[index]
+    ids = prompter.token_ids(one)
+    learned = prompter.solution_ids(one) if one.solution else []
+    lines = [f"row {index} of {dataset.split}: {one.id}, {len(ids)} tokens of context, {len(learned)} learned"]
+    for sign, part in ((" ", ids), ("+", learned)):
+        for token, run in groupby(part):
+            times = f" x {count}" if (count := len(list(run))) > 1 else ""
+            lines.append(f"{sign} {token:>6} {prompter.tokenizer.decode([token])!r}{times}")
     return "\n".join(lines)
 
 

@@ -23,8 +23,9 @@ ROOT = Path(__file__).resolve().parents[1]
 LAUNCHED = ("recipe", "target", "set", "launch", "takeover", "remote", "dry")
 """Arguments of the commands that start a recipe."""
 EVALUATE: dict[str, dict[str, Any]] = {
-    "--pass-rate": {"action": "store_true", "required": True, "help": "of every training row, into pass_rates.jsonl"},
-    "--samples": {"type": int, "default": 8, "help": "completions per row (%(default)s)"},
+    "--samples": {"type": int, "help": "completions per row (8; of benchmarks 1)"},
+    "--temperature": {"type": float, "help": "of benchmarks: default 0 for one completion, 1 for several"},
+    "--limit": {"type": int, "default": 0, "metavar": "N", "help": "of benchmarks: only the first N rows of each"},
 }
 
 
@@ -83,7 +84,9 @@ def parser() -> argparse.ArgumentParser:
         return command
 
     big, middle = "grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k"
-    add("list", "recipes, what they need and cost, and where they can run")
+    add("list", "recipes, what they need and cost, and where they can run").add_argument(
+        "--model", default="", metavar="TEXT", help="only those of models with this in their name: qwen3-vl"
+    )
     plan = add(
         "plan",
         "memory per phase, disk, time per step and dollars",
@@ -111,10 +114,16 @@ def parser() -> argparse.ArgumentParser:
     )
     add(
         "evaluate",
-        "measure how often a recipe's model solves each training row, and train nothing",
+        "score a recipe, a model or a run on benchmarks, or measure the pass rate of each training row",
         *LAUNCHED,
-        example=f"{middle} --pass-rate --samples 8 --set model.path=runs/mine/hf",
+        example=f"Qwen/Qwen3-VL-8B-Instruct --benchmarks mathvista,math-500 --samples 8\n"
+        f"  python3 launch.py evaluate {middle} --pass-rate --set model.path=runs/mine/hf",
     )
+    what = commands.choices["evaluate"].add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--benchmarks", default="", metavar="NAME,...", help="scores into benchmarks.json and benchmarks.md"
+    )
+    what.add_argument("--pass-rate", action="store_true", help="of every training row, into pass_rates.jsonl")
     for flag, options in EVALUATE.items():
         commands.choices["evaluate"].add_argument(flag, **options)
     add(
@@ -186,6 +195,8 @@ def main(arguments: list[str]) -> int:
             raise ConfigError(f"`{args.command}` starts no engine that {' '.join(args.flags)} could be passed on to")
         if "set" in args:
             args.recipe, args.set = recipe_files.expand(getattr(args, "recipe", args.command), args.set)
+            if args.command == "evaluate" and Path(args.recipe).is_dir():
+                args.recipe = str(Path(args.recipe).absolute())
         os.chdir(ROOT)  # files of yours were named from where you stand
         return dispatch(args)
     except ConfigError as error:
@@ -199,7 +210,7 @@ def dispatch(args: argparse.Namespace) -> int:
     """Calls the command's function. recipes.commands imports only what each needs: `list` must answer at once."""
     match args.command:
         case "list":
-            return commands.list_recipes()
+            return commands.list_recipes(args.model)
         case "plan":
             return commands.plan(args.recipe, args.target, args.set, args.deadline, args.budget)
         case "render":
@@ -207,8 +218,7 @@ def dispatch(args: argparse.Namespace) -> int:
         case "data" | "test":
             return commands.delegate(args)
         case "evaluate":
-            args.set.append(f"evaluation.pass_rate_samples={max(1, args.samples)}")
-            return commands.up(args.recipe, args.target, args)
+            return commands.evaluate(args)
         case "demo":
             return commands.up("demo", "local", args)
         case "preflight":

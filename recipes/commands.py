@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def list_recipes() -> int:
+def list_recipes(model: str) -> int:
     from recipes import shown
 
-    shown.recipes(_wide())
+    shown.recipes(_wide(), model)
     return 0
 
 
@@ -94,6 +94,19 @@ def up(name: str, target: str | None, args: argparse.Namespace) -> int:
         if run_id:
             print(f"resuming {run_id}, which was interrupted (--run-id NEW starts from scratch)")
     return launching.up(name, recipe, target, run_id, overrides, args)
+
+
+def evaluate(args: argparse.Namespace) -> int:
+    """Scores on benchmarks, or pass rates of the training rows. What the user sets wins."""
+    from recipes.presets import benchmarks
+
+    if not args.benchmarks:
+        args.set.append(f"evaluation.pass_rate_samples={max(1, args.samples or 8)}")
+        return up(args.recipe, args.target, args)
+    name, own = benchmarks.subject(args.recipe)
+    asked = benchmarks.settings(args.benchmarks, max(1, args.samples or 1), args.temperature, args.limit)
+    args.set = [*own, *asked, *args.set]
+    return up(name, args.target, args)
 
 
 def delegate(args: argparse.Namespace) -> int:

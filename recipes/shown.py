@@ -12,14 +12,23 @@ from recipes.plan import boot, choose, cost, memory, passes
 from recipes.plan.memory import GIB, MemoryPlan
 from recipes.presets import RECIPES, get
 from recipes.spec import Recipe
+from trainer.config import ConfigError
+from trainer.hardware.architectures import SUPPORTED
 
 
-def recipes(console: Console) -> None:
-    """Every recipe on one line: model, method, data, shape, targets, memory and cost."""
+def recipes(console: Console, model: str = "") -> None:
+    """Every recipe on one line: model, method, data, shape, targets, memory and cost. model: only those of models with
+    this in their name. Raises ConfigError where there is none."""
+    names = [name for name in RECIPES if model.lower() in RECIPES[name]().config.model.path.lower()]
+    if not names:
+        raise ConfigError(
+            f"no recipe trains a model called {model}: give one of {', '.join(SUPPORTED.values())} to any recipe, as "
+            "--set model.path=OWNER/NAME"
+        )
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("recipe", "model", "method", "data", "shape", "GPU peak", "run", "targets"):
         table.add_column(column, overflow="fold", no_wrap=column == "recipe")
-    for name in RECIPES:
+    for name in names:
         recipe = get(name)
         need = memory.plan(recipe)
         offers = cost.offers(recipe)

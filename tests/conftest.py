@@ -7,6 +7,8 @@ import io
 import json
 import signal
 import socket
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -88,6 +90,30 @@ def tiny_model(tmp_path_factory) -> Path:
     from examples.demo import tiny_model
 
     return Path(tiny_model.build(tmp_path_factory.mktemp("models") / "tiny", 0))
+
+
+@pytest.fixture(scope="session")
+def family_model(tiny_model, tmp_path_factory) -> Callable[[str], Path]:
+    """As small a model of any supported family, by `model_type`."""
+    from examples.demo import tiny_model as builder
+
+    folder = tmp_path_factory.mktemp("families")
+
+    @cache
+    def built(family) -> Path:
+        return tiny_model if family == "qwen2_5_vl" else builder.build(folder / family, 0, "tiny", family)
+
+    return built
+
+
+@pytest.fixture(scope="session")
+def text_dataset(tmp_path_factory) -> Path:
+    """16 training rows without images."""
+    from data_prep.write.shards import write_dataset
+
+    out = tmp_path_factory.mktemp("data") / "text"
+    write_dataset(out, "text", {"train": make_rows("train", 16, 1)}, {})
+    return out
 
 
 @pytest.fixture(scope="session")

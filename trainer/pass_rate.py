@@ -1,9 +1,10 @@
 """How often the model solves each training row: `python -m trainer.pass_rate --config run.yaml`. Nothing is trained.
 
 Rows are asked `evaluation.pass_rate_samples` times each, at the run's temperature. `pass_rates.jsonl` in the run's
-directory gets a line per row: {"id", "pass_rate", "samples", "completion"}, the last its shortest correct completion
-(empty if there is none). `data filter --rates` keeps rows by it, `data worked` learns from its completions. A run that
-was stopped goes on behind the last whole block of rows; with `checkpoint.remote` the file is pushed there too.
+directory gets a line per row: id, pass rate, its shortest correct completion (empty if there is none), and of every
+completion the boxed answer and its accuracy. `data filter --rates` keeps rows by it, `data worked` learns from its
+completions. A run that was stopped goes on behind the last whole block of rows; with `checkpoint.remote` the file is
+pushed there too. With `evaluation.benchmarks` the rows are scored at the end: `benchmarks.json`, `benchmarks.md`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Any
 from trainer.algorithm.records import Outcome, Prompt, Sample
 from trainer.algorithm.seeding import seed_of
 from trainer.config import ConfigError, RunConfig
+from trainer.observe import scores
 from trainer.process import main
+from trainer.rewards.grading.extraction import final_answer
 from trainer.session import Session
 
 FILE = "pass_rates.jsonl"
@@ -33,7 +36,8 @@ def measure(config: RunConfig, run: Session) -> None:
         workers.all("prepare_update")
         workers.all("sync", 0)
         run.check_first_sync()
-    size = config.rows_per_step
+    size, evaluation = config.rows_per_step, config.evaluation
+    temperature = evaluation.temperature if evaluation.benchmarks else config.rollout.temperature
     blocks = [run.rows[start : start + size] for start in range(0, len(run.rows), size)]
     written = _whole_lines(run, path)
     rates = [json.loads(line)["pass_rate"] for line in written]
@@ -43,7 +47,7 @@ def measure(config: RunConfig, run: Session) -> None:
         phases.begin(number, len(blocks))
         prompts = [Prompt(group=row, row=row, seed=seed_of(config.run.seed, "pass rate", row)) for row in rows]
         with phases("rollout"):
-            samples = workers.generate(prompts, run.prompt_tokens, n, config.rollout.temperature)
+            samples = workers.generate(prompts, run.prompt_tokens, n, temperature)
         with phases("grade"):
             outcomes = run.score(samples)
         records = records_of(samples, outcomes, {row: run.train_set[row].id for row in rows})
@@ -53,8 +57,32 @@ def measure(config: RunConfig, run: Session) -> None:
             run.checkpoints.storage.put(path, FILE)
         rates += [record["pass_rate"] for record in records]
         print(f"{len(rates)} of {len(run.rows)} rows: {_summary(rates)}", flush=True)
+    if evaluation.benchmarks:
+        _score(config, run, path)
     phases.finish()
     print(f"{path}: {len(rates)} rows, {run.left_out} left out; {_summary(rates)}", flush=True)
+
+
+def _score(config: RunConfig, run: Session, path: Path) -> None:
+    """Writes the scores of all rows, those included that were too long to be asked."""
+    n, sources = config.evaluation.pass_rate_samples, run.train_set.column("source")
+    rows = {row: scores.Row(sources[row], [(None, 0.0)] * n, asked=False) for row in range(len(run.train_set))}
+    for row, line in zip(run.rows, path.read_text(encoding="utf-8").splitlines(), strict=True):
+        found = json.loads(line)
+        rows[row] = scores.Row(sources[row], found["answers"], found["tokens"], found["truncated"])
+    judge = config.rewards.judge_model if config.rewards.judge_url else ""
+    asked = {"model": config.model.path, "samples": n, "temperature": config.evaluation.temperature, "judge": judge}
+    figures = scores.scores(list(rows.values()))
+    table = scores.table(figures, judge)
+    for name, text in (
+        ("benchmarks.json", json.dumps(asked | {"benchmarks": figures}, indent=1)),
+        ("benchmarks.md", table),
+    ):
+        written = path.with_name(name)
+        written.write_text(text + "\n", encoding="utf-8")
+        if run.checkpoints.storage:
+            run.checkpoints.storage.put(written, name)
+    print(table, flush=True)
 
 
 def records_of(samples: Sequence[Sample], outcomes: Sequence[Outcome], ids: dict[int, str]) -> list[dict[str, Any]]:
@@ -67,8 +95,17 @@ def records_of(samples: Sequence[Sample], outcomes: Sequence[Outcome], ids: dict
         right = [sample.text for sample, outcome in pairs if outcome.verdict == "correct" and sample.finished]
         rate = sum(outcome.accuracy for _, outcome in pairs) / len(pairs)
         shortest = min(right, key=len, default="")
-        lines.append({"id": ids[row], "pass_rate": rate, "samples": len(pairs), "completion": shortest})
+        answers = [(_voted(sample.text), outcome.accuracy) for sample, outcome in pairs]
+        tokens, cut = sum(len(s.token_ids) for s, _ in pairs), sum(not s.finished for s, _ in pairs)
+        lines.append({"id": ids[row], "pass_rate": rate, "samples": len(pairs), "completion": shortest,
+                      "answers": answers, "tokens": tokens, "truncated": cut})  # fmt: skip
     return lines
+
+
+def _voted(text: str) -> str | None:
+    """The boxed answer, unless there are several."""
+    answer, hedged = final_answer(text)
+    return None if hedged else answer
 
 
 def _whole_lines(run: Session, path: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""The process around a loop: its command line, its Ray cluster, its exit code."""
+"""The process around a loop: its command line, its Ray cluster or torchrun's ranks, its exit code."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import ray.exceptions
 from trainer import config as configuration
 from trainer.checkpoint.attempt import Fenced, Final
 from trainer.config import ConfigError, RunConfig
+from trainer.engine import torchrun
 from trainer.exit_codes import (
     EXIT_CONFIG,
     EXIT_ERROR,
@@ -54,13 +55,21 @@ def main(train: Callable[[RunConfig, Session], None], total_updates: Callable[[R
 
 def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int:
     session: Session | None = None
+    ranks: torchrun.Ranks | None = None
     try:
         config = configuration.override(configuration.load(path), overrides)
         configuration.validate(config)
+        if torchrun.here():
+            store = torchrun.join(config)
+            if store.rank:
+                torchrun.serve(config, store)
+                return 0
+            ranks = torchrun.Ranks(config, store)
         precheck(config)
         die_with_launcher()
-        connect(config)
-        session = Session(config, total_updates)
+        if ranks is None:
+            connect(config)
+        session = Session(config, total_updates, ranks)
         with session:
             try:
                 train(config, session)
@@ -82,6 +91,8 @@ def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int
             session.mark("fenced" if code == EXIT_FENCED else "failed")
         return code
     finally:
+        if ranks is not None:
+            ranks.stop()
         if ray.is_initialized():
             ray.shutdown()
         if session is not None:

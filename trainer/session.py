@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from trainer.algorithm.batching import TrainItem
 from trainer.algorithm.records import Outcome, Sample
 from trainer.checkpoint.attempt import of_this_job
-from trainer.checkpoint.manager import Checkpoints, Found, export_hf
+from trainer.checkpoint.export import export_adapter, export_hf
+from trainer.checkpoint.manager import Checkpoints, Found
 from trainer.checkpoint.rollout_log import Graded, RolloutLog
 from trainer.config import ConfigError, RunConfig
 from trainer.data import lengths
@@ -39,8 +41,13 @@ SYNC_TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2}
 class Session:
     """Use as a context manager. The loop calls the methods in the order below."""
 
-    def __init__(self, config: RunConfig, total_updates: Callable[[RunConfig, int], int]) -> None:
-        """total_updates: of (config, rows): optimizer steps of the whole run, for the learning-rate schedule."""
+    def __init__(
+        self, config: RunConfig, total_updates: Callable[[RunConfig, int], int], workers: Workers | None = None
+    ) -> None:
+        """total_updates: of (config, rows): optimizer steps of the whole run, for the learning-rate schedule.
+
+        workers: those that are there already; None: Ray places them.
+        """
         self.config = config
         self.clock = StartClock()
         self.clock.mark("launch")
@@ -55,7 +62,7 @@ class Session:
         held = of_this_job(config)
         self.checkpoints = Checkpoints(config, self.train_set.fingerprint, held=held)
         self.rollouts = RolloutLog(config, self.train_set.fingerprint, held=held)
-        self.workers = Workers(config)
+        self.workers = workers or Workers(config)
         self._lengths: dict[tuple[str, str, int], np.ndarray] = {}
         self.rows, self.left_out = self._usable_rows()
         self.stream = PromptStream(self.rows, config.rows_per_step, config.run.seed)
@@ -169,9 +176,16 @@ class Session:
         return bool(every) and (step % every == 0 or step == total)
 
     def log(
-        self, step: int, stats: dict[str, float], samples: list[Sample], shown: Sequence[dict[str, Any]] = ()
+        self,
+        step: int,
+        stats: dict[str, float],
+        samples: Sequence[Sample | TrainItem],
+        shown: Sequence[dict[str, Any]] = (),
     ) -> None:
-        """Writes the step's metrics, and the samples to show. Comes before the save: its step is always logged."""
+        """Writes the step's metrics, and the samples to show. Comes before the save: its step is always logged.
+
+        samples: all that was trained on, for the utilization.
+        """
         times = self.phases.take()
         self.saving.stepped(times["time/step_s"])
         stats = self.rewards.stats() | stats | {"data/left_out": self.left_out}  # the loop's own before an evaluation's
@@ -204,10 +218,14 @@ class Session:
         print(f"report: {write_report(self.config.run.dir)}", flush=True)
 
     def export(self) -> Path:
-        """Writes the newest checkpoint as a Hugging Face model folder, and pushes it beside the checkpoints."""
-        found = self.checkpoints.find()
+        """Writes the newest checkpoint as a Hugging Face model folder, or its adapter as peft's, and pushes it beside
+        the checkpoints."""
+        found, out = self.checkpoints.find(), Path(self.config.run.dir) / "hf"
         assert found is not None
-        out = export_hf(found, Path(self.config.run.dir) / "hf", model_folder(self.config), self.config.model.dtype)
+        if self.config.lora.rank:
+            export_adapter(found, out, self.config)
+        else:
+            export_hf(found, out, model_folder(self.config), self.config.model.dtype)
         if self.checkpoints.storage:
             for path in sorted(out.iterdir()):
                 self.checkpoints.storage.put(path, f"hf/{path.name}")

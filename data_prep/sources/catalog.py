@@ -65,6 +65,9 @@ CATALOG = {
         "hiyouga/geometry3k", "geometry with diagrams, free-form answers",
         {split: [f"data/{split}-*.parquet"] for split in ("train", "validation", "test")},
         {"question": "problem", "answer": "answer", "images": "images"}, rows=3002, checked=LOOPBACK),
+    "geometry3k-test": Entry(
+        "hiyouga/geometry3k", "its test split alone, for evaluation", {"test": ["data/test-*.parquet"]},
+        {"question": "problem", "answer": "answer", "images": "images"}, rows=601, evaluation=True, checked=TRIED),
     "virl39k": Entry(
         "TIGER-Lab/ViRL39K", "visual reasoning with pass rates", {"": ["39Krelease.parquet"]},
         QA | {"images": "image", "source": "category"}, ["images.zip"], rows=38870, license="MIT", checked=TRIED),

@@ -1,8 +1,8 @@
-"""Builds small Qwen2.5-VL models with random weights: the real transformers classes, a byte-level BPE tokenizer of our
-own with Qwen's special tokens, the real processor and a chat template of the same form.
+"""Builds small models with random weights: the real transformers classes, a byte-level BPE tokenizer of our own with
+Qwen's special tokens, the real processor and a chat template of the same form.
 
-`AutoProcessor`, `Qwen2_5_VLForConditionalGeneration` and vLLM load the result like any other model directory. It is
-what the demo trains and what the tests and benchmarks run on; nothing of it is downloaded.
+transformers and vLLM load the result like any other model directory. The Qwen2.5-VL is what the demo trains; tests and
+benchmarks run on every family that is supported. Nothing of it is downloaded.
 """
 
 from __future__ import annotations
@@ -12,18 +12,26 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     GenerationConfig,
+    LlamaConfig,
+    PreTrainedConfig,
     Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
     Qwen2_5_VLProcessor,
+    Qwen2Config,
     Qwen2Tokenizer,
     Qwen2VLImageProcessor,
     Qwen2VLVideoProcessor,
+    Qwen3Config,
+    Qwen3VLConfig,
+    Qwen3VLProcessor,
+    Qwen3VLVideoProcessor,
 )
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
@@ -31,6 +39,8 @@ from examples.demo.shapes import corpus
 from trainer.data.schema import SYSTEM_PROMPT
 
 Size = Literal["tiny", "medium"]
+Family = Literal["qwen2_5_vl", "qwen3_vl", "qwen2", "qwen3", "llama"]
+"""`model_type` of config.json."""
 
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>",
                   "<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>",
@@ -125,50 +135,91 @@ def token_ids(tokenizer: Qwen2Tokenizer) -> dict[str, int]:
     return {token: vocabulary[token] for token in SPECIAL_TOKENS}
 
 
-def build_config(shape: Shape, tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLConfig:
+def build_config(shape: Shape, tokenizer: Qwen2Tokenizer, family: Family = "qwen2_5_vl") -> PreTrainedConfig:
     """The configuration of a model of this shape. Its vocabulary is padded to a multiple of 64, as the real one is.
 
     Weights start at 1/sqrt(width): the usual 0.02 is meant for widths of thousands, and learns nothing here for long.
     """
     ids = token_ids(tokenizer)
     pad = ids["<|endoftext|>"]
-    return Qwen2_5_VLConfig(
-        architectures=["Qwen2_5_VLForConditionalGeneration"],
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
-        tie_word_embeddings=shape.tie_embeddings,
-        dtype="float32",
-        text_config={
-            "vocab_size": (len(tokenizer) // 64 + 1) * 64,
-            "hidden_size": shape.hidden,
-            "intermediate_size": shape.intermediate,
-            "num_hidden_layers": shape.layers,
-            "num_attention_heads": shape.heads,
-            "num_key_value_heads": shape.kv_heads,
-            "max_position_embeddings": 4096,
-            "initializer_range": shape.hidden**-0.5,
-            "tie_word_embeddings": shape.tie_embeddings,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]},
-            "dtype": "float32",
-            "bos_token_id": pad,
-            "eos_token_id": ids["<|im_end|>"],
-            "pad_token_id": pad,
-        },
-        vision_config={
-            "depth": shape.vision_depth,
-            "hidden_size": shape.vision_hidden,
-            "intermediate_size": shape.vision_intermediate,
-            "num_heads": shape.vision_hidden // HEAD,
-            "out_hidden_size": shape.hidden,
-            "fullatt_block_indexes": [shape.vision_depth - 1],
-            "initializer_range": shape.vision_hidden**-0.5,
-        },
-    )
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
+    text: dict[str, Any] = {
+        "vocab_size": (len(tokenizer) // 64 + 1) * 64,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "max_position_embeddings": 4096,
+        "initializer_range": shape.hidden**-0.5,
+        "tie_word_embeddings": shape.tie_embeddings,
+        "rope_parameters": rope,
+        "dtype": "float32",
+        "bos_token_id": pad,
+        "eos_token_id": ids["<|im_end|>"],
+        "pad_token_id": pad,
+    }
+    vision = {
+        "depth": shape.vision_depth,
+        "hidden_size": shape.vision_hidden,
+        "intermediate_size": shape.vision_intermediate,
+        "num_heads": shape.vision_hidden // HEAD,
+        "out_hidden_size": shape.hidden,
+        "initializer_range": shape.vision_hidden**-0.5,
+    }
+    both: dict[str, Any] = {
+        "image_token_id": ids["<|image_pad|>"],
+        "video_token_id": ids["<|video_pad|>"],
+        "vision_start_token_id": ids["<|vision_start|>"],
+        "vision_end_token_id": ids["<|vision_end|>"],
+        "tie_word_embeddings": shape.tie_embeddings,
+        "dtype": "float32",
+        "text_config": text,
+        "vision_config": vision,
+    }
+    match family:
+        case "qwen2_5_vl":
+            rope["mrope_section"] = [4, 6, 6]
+            vision["fullatt_block_indexes"] = [shape.vision_depth - 1]
+            return Qwen2_5_VLConfig(architectures=["Qwen2_5_VLForConditionalGeneration"], **both)
+        case "qwen3_vl":
+            rope |= {"mrope_section": [6, 5, 5], "mrope_interleaved": True}
+            text["head_dim"] = HEAD
+            vision |= {"patch_size": 16, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
+            return Qwen3VLConfig(architectures=["Qwen3VLForConditionalGeneration"], **both)
+        case "qwen2":
+            return Qwen2Config(architectures=["Qwen2ForCausalLM"], **text)
+        case "qwen3":
+            return Qwen3Config(architectures=["Qwen3ForCausalLM"], head_dim=HEAD, **text)
+        case "llama":  # frequencies as in Llama 3.1
+            rope |= {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                     "original_max_position_embeddings": 512}  # fmt: skip
+            return LlamaConfig(architectures=["LlamaForCausalLM"], head_dim=HEAD, **text)
 
 
-def build(out_dir: str | Path, seed: int = 0, size: Size = "tiny") -> Path:
+def build_processor(tokenizer: Qwen2Tokenizer, family: Family) -> Any:
+    """What turns a chat into the model's inputs; of a text model its tokenizer."""
+    match family:
+        case "qwen2_5_vl":
+            return Qwen2_5_VLProcessor(
+                image_processor=Qwen2VLImageProcessor(),
+                tokenizer=tokenizer,
+                video_processor=Qwen2VLVideoProcessor(),
+                chat_template=CHAT_TEMPLATE,
+            )
+        case "qwen3_vl":
+            half = [0.5, 0.5, 0.5]
+            return Qwen3VLProcessor(
+                image_processor=Qwen2VLImageProcessor(patch_size=16, image_mean=half, image_std=half),
+                tokenizer=tokenizer,
+                video_processor=Qwen3VLVideoProcessor(),
+                chat_template=CHAT_TEMPLATE,
+            )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def build(out_dir: str | Path, seed: int = 0, size: Size = "tiny", family: Family = "qwen2_5_vl") -> Path:
     """Writes a model directory (safetensors in fp32, configuration, tokenizer, processor, chat template).
 
     The weights follow from the seed alone. The directory appears complete or not at all; one that is there is replaced.
@@ -176,10 +227,11 @@ def build(out_dir: str | Path, seed: int = 0, size: Size = "tiny") -> Path:
     out = Path(out_dir)
     staging = out.with_name(f".{out.name}.{os.getpid()}")
     tokenizer = build_tokenizer()
-    config = build_config(SHAPES[size], tokenizer)
+    config = build_config(SHAPES[size], tokenizer, family)
+    loader = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen2_5_VLForConditionalGeneration(config)
+        model = loader.from_config(config)
     ids = token_ids(tokenizer)
     model.generation_config = GenerationConfig(
         bos_token_id=ids["<|endoftext|>"],
@@ -187,14 +239,8 @@ def build(out_dir: str | Path, seed: int = 0, size: Size = "tiny") -> Path:
         pad_token_id=ids["<|endoftext|>"],
         do_sample=True,
     )
-    processor = Qwen2_5_VLProcessor(
-        image_processor=Qwen2VLImageProcessor(),
-        tokenizer=tokenizer,
-        video_processor=Qwen2VLVideoProcessor(),
-        chat_template=CHAT_TEMPLATE,
-    )
     model.save_pretrained(staging)
-    processor.save_pretrained(staging)
+    build_processor(tokenizer, family).save_pretrained(staging)
     shutil.rmtree(out, ignore_errors=True)
     os.replace(staging, out)
     return out

@@ -1,7 +1,7 @@
 """What a training step makes beside weights and states: activations that autograd saves, work in progress, logits.
 
-Counted from the modules' code (transformers 5.19, modeling_qwen2_5_vl.py; trainer/engine/logprobs.py), per token or
-per patch; tests/recipes/test_activations.py holds the sums against the tensors that are really saved and really live.
+Counted per token or per patch from the modules (transformers 5.19, modeling_qwen2_5_vl.py and modeling_qwen3_vl.py, and
+trainer/engine/logprobs.py); tests/recipes/test_activations.py holds the sums against tensors really saved and live.
 `w` is the width of the model's dtype in bytes.
 """
 
@@ -47,14 +47,13 @@ def saved(config: RunConfig, shape: Shape) -> dict[str, float]:
     checkpointing only each layer's input. All layers share the cosines and sines of the positions."""
     batch, w = micro_batch(config, shape), 2 if config.model.dtype == "bf16" else 4
     whole = not config.model.gradient_checkpointing
-    per_token = decoder_layer(shape, w) if whole else w * shape.hidden
-    head = batch.tokens * shape.hidden * (4 + 2 * w)  # the last norm; the rows that predict completions
+    per_token = decoder_layer(shape, w) + adapted(config, shape, w) if whole else w * shape.hidden
+    head = batch.tokens * shape.hidden * (4 + (1 if config.lora.rank else 2) * w)  # last norm; rows of completions
     per_patch = 0.0
-    if (v := shape.vision) and not config.model.freeze_vision:
+    if (v := shape.vision) and config.tower_trained:
         block = tower(shape, w) if whole else w * v.hidden
-        merger = norm(v.hidden, w) + w * 2 * v.hidden  # the activation's input and output, four patches to a token
         own_pixels = 0 if w == 4 else w * v.channels * v.temporal * v.patch**2
-        per_patch = v.depth * block + merger + own_pixels + rotary(v)
+        per_patch = v.depth * block + mergers(v, w) + own_pixels + rotary(v)
     layers = batch.tokens * (shape.layers * per_token + w * 2 * shape.head_dim)
     return {"layers": float(layers), "head": float(head), "images": images(config, shape) + batch.patches * per_patch}
 
@@ -64,15 +63,16 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
     batch, w = micro_batch(config, shape), 2 if config.model.dtype == "bf16" else 4
     keep = saved(config, shape)
     block = min(LOGITS, batch.tokens * shape.vocabulary)
-    logits = block * (4 + w if w < 4 else 4) + batch.tokens * shape.hidden * (4 + w) + shape.embedding_parameters * w
+    gradient = 0 if config.lora.rank else shape.embedding_parameters * w
+    logits = block * (4 + w if w < 4 else 4) + batch.tokens * shape.hidden * (4 + w) + gradient
     # Gradients of gate and up; under checkpointing the layer's activations too, but for its input, which was saved.
-    again = decoder_layer(shape, w) - w * shape.hidden
-    per_token = w * 2 * shape.intermediate + config.model.gradient_checkpointing * again
+    again = decoder_layer(shape, w) + adapted(config, shape, w) - w * shape.hidden
+    per_token = w * 2 * shape.intermediate + config.model.gradient_checkpointing * again + beside(config, shape, w)
     moments = [
         {"saved activations": sum(keep.values()), "logits": float(logits)},
         {"saved activations": keep["layers"] + keep["images"], "layer at work": float(batch.tokens * per_token)},
     ]
-    if (v := shape.vision) and not config.model.freeze_vision:
+    if (v := shape.vision) and config.tower_trained:
         again = tower(shape, w) - w * v.hidden
         per_patch = w * 2 * v.intermediate + config.model.gradient_checkpointing * again
         moments.append({"saved activations": keep["images"], "layer at work": float(batch.patches * per_patch)})
@@ -84,8 +84,28 @@ def forward(config: RunConfig, shape: Shape, tokens: int = 0) -> float:
     output and three of the MLP's tensors; in the tower also cosines and sines in fp32."""
     batch, v = micro_batch(config, shape, tokens), shape.vision
     text = batch.width * batch.tokens * (2 * shape.hidden + 3 * shape.intermediate)
-    per_patch = batch.width * (2 * v.hidden + 3 * v.intermediate) + rotary(v) if v else 0
+    text += batch.tokens * beside(config, shape, batch.width)
+    per_patch = batch.width * (2 * v.hidden + (3 if v.gated else 2) * v.intermediate) + rotary(v) if v else 0
     return images(config, shape, tokens) + max(text, batch.patches * per_patch)
+
+
+def adapted(config: RunConfig, shape: Shape, w: int) -> int:
+    """Bytes per token that a decoder layer with adapters saves more: the seven outputs of A, less what the gradients of
+    two norms' weights would need."""
+    return w * (7 * config.lora.rank - 2 * shape.hidden) if config.lora.rank else 0
+
+
+def beside(config: RunConfig, shape: Shape, w: int) -> int:
+    """Bytes per token of what an adapter adds to its layer's output, before and after it is scaled."""
+    return w * 2 * shape.intermediate if config.lora.rank else 0
+
+
+def mergers(tower: Vision, w: int) -> int:
+    """Per patch: the norm, and the activation's input and output, four patches to a token. DeepStack's begin at a
+    block's output, which the next block keeps."""
+    if tower.gated:
+        return norm(tower.hidden, w) + w * 2 * tower.hidden
+    return w * tower.hidden * (1 + 3 * (1 + tower.deepstack))
 
 
 def rotary(tower: Vision) -> int:

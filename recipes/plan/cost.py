@@ -9,10 +9,11 @@ from pathlib import Path
 
 from recipes.capabilities import CAPABILITIES, engine_gpu, gpus_for, market, refusal, targets_for, uses_spot, variant
 from recipes.plan import boot, passes
-from recipes.plan.memory import MemoryPlan, plan, trained, with_resources
+from recipes.plan.memory import MemoryPlan, plan, with_resources
 from recipes.plan.passes import Passes
 from recipes.plan.prices import Price, price
 from recipes.spec import Recipe
+from trainer.config.budget import trained
 from trainer.hardware.gpus import Gpu, gpu_named
 from trainer.hardware.model_shapes import Shape
 from trainer.hardware.save_interval import save_interval_s
@@ -122,9 +123,10 @@ def step_time(recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan)
     gather, within = (gather_seconds(recipe, shape, card, network_gbit_s, hpz) for hpz in (False, True))
     token, calls = token_seconds(shape, card), pass_overhead(recipe, shape)
     again = config.model.gradient_checkpointing
+    passes_of = 3 + again - bool(config.lora.rank)  # weights that are not trained need no gradients
     # Collectives run beside the arithmetic. The gradients of every pass are reduced, the size of a gather.
     wire = gather + passes.backward_gathers(config, shape) * within + gather * trained(config, shape) / shape.parameters
-    update = sum(max((3 + again) * cost * token, wire) + calls for cost in step.updates)
+    update = sum(max(passes_of * cost * token, wire) + calls for cost in step.updates)
     forward = calls / (2 + again)
     logprobs = step.models * sum(max(cost * token, gather) + forward for cost in step.logprobs)
     states = (shape.parameters * 2 + trained(config, shape) * 14) / world

@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from recipes.plan import activations, hub_config
 from recipes.spec import Recipe, override, placed, validate
 from trainer.config import ConfigError, RunConfig
-from trainer.config.budget import logprob_tokens, prefetch_parameters
+from trainer.config.budget import logprob_tokens, prefetch_parameters, trained
+from trainer.hardware import adapters
 from trainer.hardware.gpus import gpu_named
 from trainer.hardware.host_memory import worker_bytes
 from trainer.hardware.model_shapes import Shape
@@ -132,27 +133,22 @@ def _gradient_width(config: RunConfig) -> int:
     return 4 if config.optimizer.grad_accum_dtype == "fp32" else _width(config)
 
 
-def trained(config: RunConfig, shape: Shape) -> int:
-    """Parameters that the optimizer holds."""
-    frozen = shape.vision.parameters(shape.hidden) if config.model.freeze_vision and shape.vision else 0
-    return shape.parameters - frozen
-
-
 def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
     """All phases of one rank. `engine_bytes` is the engine's share of the GPU while awake."""
     world, width = config.placement.world_size, _width(config)
-    p, t = shape.parameters, trained(config, shape)
-    shard = p * width / world
+    p, t, lora = shape.parameters, trained(config, shape), config.lora
+    adapter = adapters.sizes(shape, lora.rank, lora.vision)
+    shard = (p + sum(adapter)) * width / world
     master, adam = 4.0 * t / world, 8.0 * t / world
     if config.optimizer.offload_optimizer:
         master = adam = 0.0
-    reference_used = bool(config.algorithm.kl_coef) and config.method == "grpo"
+    reference_used = bool(config.algorithm.kl_coef) and config.method == "grpo" and not lora.rank
     reference = shard if reference_used else 0.0
     if config.optimizer.offload_reference:
         reference = 0.0
     on_gpu = config.placement.device == "cuda"
     grpo = config.method == "grpo"
-    persistent = sum(n for n in shape.sizes() if n < PERSISTENT) * width
+    persistent = sum(n for n in shape.sizes() + adapter if n < PERSISTENT) * width
     base = {"CUDA context": CONTEXT if on_gpu else 0.0, "policy shard": shard, "reference shard": reference}
     base |= {"small parameters": float(persistent)}
     if config.optimizer.hpz_ranks > 1:
@@ -189,7 +185,9 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
     out.append(Phase("optimizer step", all_held | _step(config, t / world)))
     if grpo:
         group = float(max(config.rollout.sync_bucket_bytes, shape.embedding_parameters * width))
-        out.append(Phase("sync", base | {"engine weights": weights, "bucket and its copy": 2.0 * group}))
+        merged = (width + 8) * max(a * b for a, b in adapters.linears(shape, False)) + group if lora.rank else 0.0
+        parts = {"engine weights": weights, "bucket and its copy": 2.0 * group, "merging adapters": merged}
+        out.append(Phase("sync", base | parts))
     out.append(Phase("save", all_held))
     return [Phase(phase.name, {k: v for k, v in phase.parts.items() if v}) for phase in out]
 
@@ -253,12 +251,13 @@ def _disk(recipe: Recipe, shape: Shape) -> dict[str, float]:
     config, nodes = recipe.config, recipe.cluster.nodes
     checkpoint = 12.0 * trained(config, shape) / nodes
     model = shape.parameters * 2.0
+    exported = 2.0 * trained(config, shape) if config.lora.rank else model
     parts = {
         "environment": ENVIRONMENT_DISK,
         "model download": model,
         "data": recipe.dataset.disk_gib * GIB,
         "checkpoints": checkpoint * (config.checkpoint.keep_last + 1),
-        "exported weights": model if config.checkpoint.export_hf != "never" else 0.0,
+        "exported weights": exported if config.checkpoint.export_hf != "never" else 0.0,
         "Ray session and logs": SPILL_DISK,
     }
     return {name: value for name, value in parts.items() if value}

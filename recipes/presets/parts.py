@@ -7,7 +7,12 @@ from dataclasses import replace
 from recipes.spec import Cluster, Dataset, Step
 from trainer.config import Checkpoint, Data, Logging, Model, Rewards, Run, RunConfig
 
-VISION_MODELS = {size: f"Qwen/Qwen2.5-VL-{size.upper()}-Instruct" for size in ("3b", "7b", "32b", "72b")}
+VISION_MODELS = {
+    "qwen2.5-vl": {size: f"Qwen/Qwen2.5-VL-{size.upper()}-Instruct" for size in ("3b", "7b", "32b", "72b")},
+    "qwen3-vl": {size: f"Qwen/Qwen3-VL-{size.upper()}-Instruct" for size in ("2b", "4b", "8b", "32b")},
+}
+IMAGE_TOKEN = {"qwen2.5-vl": 28 * 28, "qwen3-vl": 32 * 32}
+"""Pixels of one."""
 TEXT_MODELS = {size: f"Qwen/Qwen2.5-{size.upper()}-Instruct" for size in ("0.5b", "7b")}
 
 DATASETS = {
@@ -24,6 +29,7 @@ DATASETS = {
 
 CLUSTERS = {
     "1x1": Cluster(nodes=1, gpus_per_node=1, gpu="A100-80GB", alternatives=("H100",)),
+    "1x4": Cluster(nodes=1, gpus_per_node=4, gpu="A100-80GB", alternatives=("H100",)),
     "1x8": Cluster(nodes=1, gpus_per_node=8, gpu="A100-80GB", alternatives=("H100",)),
     "2x8": Cluster(nodes=2, gpus_per_node=8, gpu="H100", alternatives=("A100-80GB",)),
     "4x8": Cluster(nodes=4, gpus_per_node=8, gpu="A100-80GB", alternatives=("H100",)),

@@ -1,26 +1,30 @@
-"""GRPO of Qwen2.5-VL on MathV60K, Geometry3K and generated problems: 3B on one GPU to 72B on four nodes."""
+"""GRPO of Qwen2.5-VL and Qwen3-VL on MathV60K, Geometry3K and generated problems: one GPU to four nodes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from recipes.presets.parts import CLUSTERS, DATASETS, VISION_MODELS, cloud_run, prepare, with_parts
+from recipes.presets.parts import CLUSTERS, DATASETS, IMAGE_TOKEN, VISION_MODELS, cloud_run, prepare, with_parts
 from recipes.spec import Budget, Recipe
 
 SHAPES = {
+    "2b": ("1x1", {"prompts_per_step": 32, "samples_per_prompt": 8, "max_tokens": 2048}, 1, 1e-6, 24),
     "3b": ("1x1", {"prompts_per_step": 32, "samples_per_prompt": 8, "max_tokens": 2048}, 1, 1e-6, 24),
+    "4b": ("1x8", {"prompts_per_step": 64, "samples_per_prompt": 8, "max_tokens": 2048}, 1, 1e-6, 24),
     "7b": ("1x8", {"prompts_per_step": 64, "samples_per_prompt": 8, "max_tokens": 2048}, 2, 1e-6, 24),
+    "8b": ("1x8", {"prompts_per_step": 64, "samples_per_prompt": 8, "max_tokens": 2048}, 2, 1e-6, 24),
     "32b": ("2x8", {"prompts_per_step": 64, "samples_per_prompt": 4, "max_tokens": 4096}, 4, 5e-7, 48),
     "72b": ("4x8", {"prompts_per_step": 64, "samples_per_prompt": 4, "max_tokens": 8000}, 8, 5e-7, 72),
 }
 """Size: cluster, rollout, tensor-parallel ranks of an engine, learning rate, hours allowed."""
 
 
-def _grpo(size: str, dataset: str) -> Recipe:
+def _grpo(size: str, dataset: str, family: str = "qwen2.5-vl") -> Recipe:
     cluster, rollout, tensor_parallel, rate, hours = SHAPES[size]
-    name = f"grpo-qwen2.5-vl-{size}-{dataset}"
+    name, model, token = f"grpo-{family}-{size}-{dataset}", VISION_MODELS[family][size], IMAGE_TOKEN[family]
     config = with_parts(
-        cloud_run(name, VISION_MODELS[size], dataset),
+        cloud_run(name, model, dataset),
+        model={"min_pixels": 4 * token, "max_pixels": 1280 * token},
         rollout=rollout | {"tensor_parallel": tensor_parallel},
         # one GPU holds all optimizer states: gradients in bf16 leave it 7 GiB of room
         optimizer={"learning_rate": rate, "grad_accum_dtype": "bf16" if cluster == "1x1" else "fp32"},
@@ -30,7 +34,7 @@ def _grpo(size: str, dataset: str) -> Recipe:
     gpus = f"{shape.nodes} x {shape.gpus_per_node}" if shape.gpus_per_node > 1 else "one GPU"
     return Recipe(
         name=name,
-        description=f"GRPO of Qwen2.5-VL-{size.upper()} on {DATASETS[dataset].name} ({gpus})",
+        description=f"GRPO of {model.partition('/')[2].removesuffix('-Instruct')} on {dataset} ({gpus})",
         config=config,
         cluster=shape,
         dataset=DATASETS[dataset],
@@ -69,6 +73,31 @@ def qwen2_5_vl_72b_mathv60k() -> Recipe:
     return replace(recipe, config=config)
 
 
+def _lora(recipe: Recipe, cluster: str, rank: int) -> Recipe:
+    """The recipe with adapters on fewer GPUs, at ten times the learning rate: docs/lora.md."""
+    name, shape = recipe.name.replace("-mathv60k", "-lora-mathv60k"), CLUSTERS[cluster]
+    config = with_parts(
+        recipe.config,
+        run={"name": name},
+        lora={"rank": rank},
+        optimizer={"learning_rate": 10 * recipe.config.optimizer.learning_rate},
+    )
+    description = (
+        f"{recipe.description.partition(' (')[0]}, LoRA of rank {rank} ({shape.nodes} x {shape.gpus_per_node})"
+    )
+    return replace(recipe, name=name, description=description, config=config, cluster=shape)
+
+
+def qwen2_5_vl_7b_lora_mathv60k() -> Recipe:
+    """Half a node."""
+    return _lora(qwen2_5_vl_7b_mathv60k(), "1x4", 16)
+
+
+def qwen2_5_vl_72b_lora_mathv60k() -> Recipe:
+    """One node of 8, which full training does not fit."""
+    return _lora(qwen2_5_vl_72b_mathv60k(), "1x8", 16)
+
+
 def qwen2_5_vl_3b_geometry3k() -> Recipe:
     """One 80 GB GPU."""
     return _grpo("3b", "geometry3k")
@@ -97,3 +126,23 @@ def qwen2_5_vl_3b_generated() -> Recipe:
 def qwen2_5_vl_7b_generated() -> Recipe:
     """One node of 8."""
     return _grpo("7b", "generated")
+
+
+def qwen3_vl_2b_mathv60k() -> Recipe:
+    """One 80 GB GPU."""
+    return _grpo("2b", "mathv60k", "qwen3-vl")
+
+
+def qwen3_vl_4b_mathv60k() -> Recipe:
+    """One node of 8."""
+    return _grpo("4b", "mathv60k", "qwen3-vl")
+
+
+def qwen3_vl_8b_mathv60k() -> Recipe:
+    """One node of 8."""
+    return _grpo("8b", "mathv60k", "qwen3-vl")
+
+
+def qwen3_vl_32b_mathv60k() -> Recipe:
+    """Two nodes of 8."""
+    return _grpo("32b", "mathv60k", "qwen3-vl")

@@ -8,10 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainer import config as c
 from trainer.algorithm.correction import mismatch, rollout_weights
+from trainer.algorithm.credit import credited
 from trainer.algorithm.losses import grpo_loss, token_weights
+from trainer.algorithm.records import Outcome, Sample
 from trainer.algorithm.refill import chosen, shortfall
-from trainer.algorithm.shaping import Carried, next_kl_coef, overlong
+from trainer.algorithm.shaping import Carried, brevity, next_kl_coef, overlong, repetition, tags
 from trainer.config import RunConfig
 
 LENGTHS = torch.tensor([2, 1])
@@ -141,6 +144,45 @@ def test_overlong_punishment_by_hand():
     """DAPO's own: 20,480 tokens of which the last 4,096 are punished."""
     lengths = torch.tensor([100, 16_384, 18_432, 20_480])
     assert overlong(lengths, 20_480, 0.2).tolist() == pytest.approx([0, 0, -0.5, -1])
+
+
+def test_brevity_compares_within_a_group_and_rewards_no_wrong_answer():
+    lengths, groups = torch.tensor([10, 30, 20, 10, 7, 7]), torch.tensor([0, 0, 0, 0, 1, 1])
+    found = brevity(lengths, groups, torch.tensor([True, True, True, False, True, False]))
+    assert found.tolist() == [0.5, -0.5, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_repetition_is_trl_s():
+    from trl.rewards import get_repetition_penalty_reward
+
+    rows = [[1, 2, 3, 4], [5] * 5, [1, 2], [1, 2, 3, 1, 2, 3, 1, 2, 3], []]
+    for n in (1, 2, 3):
+        theirs = get_repetition_penalty_reward(ngram_size=n)(rows)
+        assert [repetition(ids, n) for ids in rows] == pytest.approx(theirs)
+    assert repetition([5] * 5, 2) == -0.75
+
+
+def test_tags_count_where_they_stand_once():
+    assert tags("<think>a</think><answer>b</answer>") == 1.0
+    assert tags("<think>a</think>b</answer></answer>") == 0.5 and tags("") == 0.0
+
+
+def test_rewards_of_the_form_join_the_grader_s_with_their_weights():
+    config = c.RunConfig(
+        rollout=c.Rollout(max_tokens=10),
+        rewards=c.Rewards(tags_weight=0.2, repetition_weight=0.5, repetition_ngram=1, length_weight=0.1),
+        algorithm=c.Algorithm(overlong_buffer=0.5),
+    )
+    texts, ids = ["<think>", "</think>"], [[1] * 10, [1, 2]]
+    samples = [Sample(0, 0, i, [1], ids[i], [], text, True, 0) for i, text in enumerate(texts)]
+    credit = credited(config, samples, [Outcome("correct", 1.0, 0.0, 1.0), Outcome("correct", 1.0, 0.0, 1.0)])
+    names = [name.removeprefix("reward/") for name in credit.rewards.names]
+    assert names == ["accuracy", "format", "tags", "length", "repetition", "overlong"]
+    assert credit.rewards.parts.tolist() == [[1, 0, 0.25, -0.5, -0.9, -1], [1, 0, 0.25, 0.5, 0, 0]]
+    assert credit.rewards.total.tolist() == pytest.approx([1 + 0.05 - 0.05 - 0.45 - 1, 1 + 0.05 + 0.05])
+    assert credit.flat == [True], "groups are told apart by the grader alone"
+    described = credit.describe(config, [0, 1])
+    assert described["reward/length"] == 0.0 and described["reward/overlong"] == -0.5
 
 
 def test_the_kl_coefficient_is_steered_by_at_most_a_fifth_per_horizon():

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests.checkpoint.synthetic import again, configure, finish, save, spoil, writers
-from trainer.checkpoint.manager import CorruptCheckpoint, Shard, export_hf
+from trainer.checkpoint.export import export_adapter, export_hf
+from trainer.checkpoint.manager import CorruptCheckpoint, Shard
 from trainer.config import ConfigError
 
 
@@ -73,10 +74,51 @@ def test_export_takes_frozen_weights_from_the_base_model(tmp_path, told):
     assert torch.equal(weights["visual.patch"], tensors["visual.patch"])
 
 
+def test_an_adapter_is_exported_for_peft_and_merged_as_peft_merges(tmp_path, told):
+    from dataclasses import replace
+
+    import peft
+    from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+    from trainer.config import LoRA
+    from trainer.engine import lora
+
+    torch.manual_seed(0)
+    small = Qwen2Config(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, tie_word_embeddings=True,
+    )  # fmt: skip
+    Qwen2ForCausalLM(small).save_pretrained(tmp_path / "base")
+    config = replace(configure(tmp_path), lora=LoRA(rank=3, alpha=5, rslora=True))
+    config = replace(config, model=replace(config.model, path=str(tmp_path / "base"), dtype="fp32"))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    lora.inject(model, config.lora, 0)
+    factors = {n: torch.randn_like(p) for n, p in model.named_parameters() if p.requires_grad}
+    checkpoints, ranks = again(config, told), writers(config, 2)
+    checkpoints.begin(2, {})
+    for rank, writer in enumerate(ranks):
+        pieces = {}
+        for name, value in factors.items():
+            start, stop = rank * value.numel() // 2, (rank + 1) * value.numel() // 2
+            piece = value.flatten()[start:stop].clone()
+            pieces[name] = Shard(tuple(value.shape), start, stop, {"master": piece, "exp_avg": piece})
+        writer.start(2, pieces, {})
+    finish(checkpoints, ranks)
+    found = checkpoints.find()
+    folder = export_adapter(found, tmp_path / "adapter", config)
+    loaded = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), str(folder))
+    named = {n.removeprefix("base_model.model."): p for n, p in loaded.named_parameters() if "lora_" in n}
+    assert named.keys() == factors.keys() and all(torch.equal(named[n], v) for n, v in factors.items())
+    merged = load_file(export_hf(found, tmp_path / "hf", tmp_path / "base", "fp32") / "model.safetensors")
+    want = dict(loaded.merge_and_unload().named_parameters())
+    assert all(torch.allclose(merged[name], value, atol=1e-6) for name, value in want.items() if name in merged)
+    assert merged.keys() >= want.keys() - {"lm_head.weight"}
+
+
 EXPORT = """
 import resource, sys
 sys.path[:0] = [{root!r}]
-from trainer.checkpoint.manager import export_hf
+from trainer.checkpoint.export import export_hf
 def anonymous():
     return int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("RssAnon"))) // 1024
 import threading, time

@@ -143,6 +143,8 @@ PUBLISHED = {
     "alpaca": {"data/train-00000-of-00001-a0.parquet": [
         {"instruction": "Add.", "input": "3 and 4", "output": "The sum is seven. " * 20, "text": "Below..."}]},
     "gsm8k-test": {"main/test-00000-of-00001.parquet": [{"question": "3+4?", "answer": "<<3+4=7>>7\n#### 7"}] * 2},
+    "geometry3k-test": {"data/test-00000-of-00001.parquet": [
+        {"images": [image(1)], "problem": "<image>How many?", "answer": "7"}]},
     "mathverse": {"testmini.parquet": [
         {"query_cot": "How many?", "answer": "7", "image": image(1), "problem_version": "Text Lite"}]},
     "mathvision": {"data/test-00000-of-00001.parquet": [

@@ -28,6 +28,32 @@ def test_show_stats_mix_and_filter(tmp_path, capsys):
     assert (sources.count("v"), sources.count("p")) == (12, 6) and sources != sorted(sources)
 
 
+def test_the_mask_shows_every_token_of_the_whole_chat_and_which_are_learned(mixed_dataset, tiny_model, capsys):
+    from transformers import AutoProcessor
+
+    from trainer.data.images import decode
+
+    processor = AutoProcessor.from_pretrained(tiny_model)
+    options = ("--tokenizer", tiny_model, "--min-pixels", 784, "--max-pixels", 50176, "-n", 4, "--mask")
+    assert run("show", mixed_dataset, *options) == 0
+    shown = capsys.readouterr().out.split("row ")[1:]
+    for text, row in zip(shown, Dataset(str(mixed_dataset)), strict=False):
+        ids: dict[str, list[int]] = {" ": [], "+": []}
+        for line in text.splitlines()[1:]:
+            times = line.rpartition(" x ")[2] if line.rpartition("'")[2].startswith(" x ") else "1"
+            ids[line[0]] += [int(line[1:].split()[0])] * int(times)
+        chat = processor.apply_chat_template(row.messages, add_generation_prompt=True) + row.solution + "<|im_end|>"
+        images = {"images": [decode(data, row.id) for data in row.images]} if row.images else {}
+        size = {"images_kwargs": {"size": {"shortest_edge": 784, "longest_edge": 50176}}} if images else {}
+        assert (
+            ids[" "] + ids["+"]
+            == processor(text=[chat], return_tensors="pt", **images, **size)["input_ids"][0].tolist()
+        )
+        assert processor.tokenizer.decode(ids["+"]) == row.solution + "<|im_end|>"
+    assert len(shown) == 4 and any(" x " in text for text in shown), "no row with an image"
+    assert run("show", mixed_dataset, "--mask") == 2 and "--tokenizer MODEL" in capsys.readouterr().err
+
+
 def test_correct_completions_of_a_log_become_solutions(tmp_path, capsys):
     assert run("prepare", plain(tmp_path / "raw"), "--out", tmp_path / "p", "--validation", 0) == 0
     ids = Dataset(tmp_path / "p").column("id")

@@ -27,7 +27,7 @@ def trained(config, tmp_path, source, *arguments, module="trainer.grpo") -> tupl
     config = replace(
         config,
         run=replace(config.run, max_steps=2),
-        data=c.Data(path=out, prompt_max_tokens=1024),
+        data=replace(config.data, path=out, prompt_max_tokens=1024),
         rollout=replace(config.rollout, prompts_per_step=2, samples_per_prompt=2),
         algorithm=replace(config.algorithm, kl_coef=0.0),
         rewards=c.Rewards(workers=1, function=f"{tmp_path / 'reward.py'}:reward"),
@@ -53,6 +53,7 @@ def arguments_of(form, folder) -> list[str]:
     return ["--images", str(folder)] if form is test_own.mathv60k else []
 
 
+@pytest.mark.long
 def test_two_steps_on_chats_with_data_urls(small_config, tmp_path, capsys):
     lines, job = trained(small_config, tmp_path, test_own.openai(tmp_path / "raw"))
     check(lines, Dataset(job.config.data.path))
@@ -95,3 +96,17 @@ def test_pass_rates_are_measured_and_go_on_where_they_were_stopped(small_config,
     assert path.read_text() == whole, "the same seeds must give the same completions"
     rates = ["--rates", str(path), "--pass-rate", "0..1", "--out", str(tmp_path / "kept")]
     assert cli.main(["filter", job.config.data.path, *rates]) == 0 and len(Dataset(tmp_path / "kept")) == len(records)
+
+
+@pytest.mark.long
+def test_benchmarks_are_scored_from_files_to_the_table(small_config, tmp_path):
+    """Two evaluation sets as one dataset, as `evaluate --benchmarks` asks for them."""
+    evaluation = c.Evaluation(benchmarks=True, pass_rate_samples=2, temperature=1.0)
+    config = replace(small_config, evaluation=evaluation, data=replace(small_config.data, split="test"))
+    source = test_own.plain(tmp_path / "raw")
+    _, job = trained(config, tmp_path, source, "--evaluation", "--split", "test", module="trainer.pass_rate")
+    found = json.loads((job.run_dir / "benchmarks.json").read_text())
+    rows = Dataset(job.config.data.path, "test")
+    (figures,) = found["benchmarks"].values()
+    assert figures["problems"] == len(rows) and {"pass@1", "pass@2", "maj@2", "interval"} <= figures.keys()
+    assert found["samples"] == 2 and (job.run_dir / "benchmarks.md").read_text().startswith("| benchmark |")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -17,9 +19,11 @@ LENGTHS = [[17, 3, 60, 1], [9, 30], [25, 25, 5], [44], [2, 70, 33, 8, 21]]
 """Completions per prompt."""
 
 
-def prompts(image_token_id: int | None) -> list[Encoded]:
-    """One per entry of SIDES; text alone for a model that reads nothing else."""
+def prompts(config: Any) -> list[Encoded]:
+    """One per entry of SIDES; text alone for a model that reads nothing else. config: transformers' own."""
     rng, out = random.Random(0), []
+    image_token_id = getattr(config, "image_token_id", None)
+    patch = config.vision_config.patch_size if image_token_id is not None else 0
     for row, sides in enumerate(SIDES):
         ids, grids = text(rng, 8), []
         for h, w in sides if image_token_id is not None else []:
@@ -28,7 +32,7 @@ def prompts(image_token_id: int | None) -> list[Encoded]:
         ids += text(rng, rng.randint(5, 40))
         g = torch.Generator().manual_seed(row)
         patches = sum(h * w for _, h, w in grids)
-        pixels = torch.randn(patches, 3 * 2 * 14 * 14, generator=g) if grids else None
+        pixels = torch.randn(patches, 3 * 2 * patch**2, generator=g) if grids else None
         out.append(Encoded(ids, pixels, torch.tensor(grids) if grids else None))
     return out
 
@@ -46,16 +50,21 @@ def text(rng: random.Random, n: int) -> list[int]:
 
 
 def padded_gradients(
-    folder: Path | str, encoded: list[Encoded], samples: list[TrainItem], temperature: float = 1.0
+    folder: Path | str,
+    encoded: list[Encoded],
+    samples: list[TrainItem],
+    temperature: float = 1.0,
+    adapt: Callable[[Any], Any] = lambda model: model,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """(log-probabilities [N], gradients by name) of sum(-advantage log p) / N; one process, one padded batch, none of
-    the trainer's code: transformers' own positions, masks and attention."""
+    the trainer's code: transformers' own positions, masks and attention. adapt: what is done to the model first."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     try:
         model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
     except ValueError:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    model = adapt(model)
     rows = [torch.tensor(s.prompt_token_ids + s.token_ids) for s in samples]
     ids = pad_sequence(rows, batch_first=True)
     mask = pad_sequence([torch.ones_like(r) for r in rows], batch_first=True)
@@ -76,7 +85,7 @@ def padded_gradients(
     count = sum(len(s.token_ids) for s in samples)
     loss = -sum(s.advantage * x.sum() for s, x in zip(samples, found, strict=True)) / count
     loss.backward()
-    gradients = {n: p.grad for n, p in model.named_parameters()}
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
     assert all(g is not None for g in gradients.values())
     return torch.cat(found).detach(), gradients
 
@@ -88,16 +97,3 @@ def differences(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) 
     whole = sum(float(g.double().square().sum()) for g in theirs.values())
     worst = max(float((ours[n] - g).norm() / g.norm()) for n, g in theirs.items())
     return (total / whole) ** 0.5, worst
-
-
-def text_model(folder: Path, tokenizer_from: Path) -> Path:
-    """A Qwen2 language model, tied head, with the tiny model's tokenizer."""
-    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
-
-    torch.manual_seed(1)
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_from)
-    config = Qwen2Config(hidden_size=96, intermediate_size=160, num_hidden_layers=3, num_attention_heads=6,
-                         num_key_value_heads=2, vocab_size=len(tokenizer) + 6, tie_word_embeddings=True)  # fmt: skip
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder

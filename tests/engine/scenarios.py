@@ -70,7 +70,14 @@ def parity(config, rank, port):
     worker = start(config, rank, port)
     out: dict = {"gaps": []}
     rows = [0, 1, 2, 3]
+
+    def lose_scratch(model) -> None:
+        """As sleep level 2 does on a GPU."""
+        for scratch in getattr(model, "deepstack_input_embeds", None) or ():
+            scratch.fill_(1.0)
+
     for version in range(3):
+        worker.engine.llm.apply_model(lose_scratch)
         worker.sync(version)
         samples = worker.engine.generate(  # on every rank of an engine; `worker.generate` returns them on its first
             prompts_for(worker, rows),
@@ -180,16 +187,12 @@ def unequal(config, rank, port):
 def gradients(config, rank, port):
     """Full gradients of an update, as ZeRO-3 has reduced them, against the padded computation of one process."""
     from deepspeed.utils import safe_get_full_grad
+    from transformers import AutoConfig
 
     from tests.engine import plain
 
-    image = None if "text" in config.model.path else 0
     config = replace(config, method="sft", optimizer=replace(config.optimizer, max_grad_norm=0.0))
-    if image is not None:
-        from transformers import AutoConfig
-
-        image = AutoConfig.from_pretrained(config.model.path).image_token_id
-    encoded = plain.prompts(image)
+    encoded = plain.prompts(AutoConfig.from_pretrained(config.model.path))
     items = plain.items(encoded)
     theirs = plain.padded_gradients(config.model.path, encoded, items)[1]  # before models come sharded
     out = {}
@@ -210,6 +213,13 @@ def gradients(config, rank, port):
         stats = update(worker, items, budget)
         out[str(budget)] = (*plain.differences(ours, theirs), stats["perf/passes"])
     return out
+
+
+def adapters(config, rank, port):
+    """tests/engine/adapted.py."""
+    from tests.engine import adapted
+
+    return adapted.against_peft(config, rank, port)
 
 
 def elastic(config, rank, port):

@@ -1,20 +1,36 @@
-"""Engine and policy are the same model, for every layout, before and after updates."""
+"""Engine and policy are the same model, for every family and layout, before and after updates."""
 
 from dataclasses import replace
 
 import pytest
 
+LONG = pytest.mark.long
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world", "tp"), [(1, 1), pytest.param(2, 1, marks=pytest.mark.long), (2, 2)])
-def test_engine_agrees_with_policy(run_ranks, small_config, world, tp):
+@pytest.mark.parametrize(
+    ("family", "world", "tp"),
+    [
+        ("qwen2_5_vl", 2, 2),
+        ("qwen3_vl", 1, 1),
+        pytest.param("qwen2_5_vl", 1, 1, marks=LONG),
+        pytest.param("qwen2_5_vl", 2, 1, marks=LONG),
+        pytest.param("qwen3_vl", 2, 2, marks=LONG),
+        *(pytest.param(family, n, n, marks=LONG) for family in ("qwen2", "qwen3", "llama") for n in (1, 2)),
+    ],
+)
+def test_engine_agrees_with_policy(run_ranks, small_config, family_model, text_dataset, family, world, tp):
+    data = small_config.data if family.endswith("vl") else replace(small_config.data, path=str(text_dataset))
     config = replace(
         small_config,
+        data=data,
+        model=replace(small_config.model, path=str(family_model(family))),
         placement=replace(small_config.placement, workers_per_node=world),
         rollout=replace(small_config.rollout, tensor_parallel=tp),
         optimizer=replace(small_config.optimizer, learning_rate=0.01),
     )
     for result in run_ranks("parity", config):
+        print(family, world, tp, result["gaps"])
         for worst, mean in result["gaps"]:
             assert worst < 1e-4 and mean < 1e-5
         assert result["stale"][1] > 1e-2, "the updates moved the policy, so an unsynced engine must differ"

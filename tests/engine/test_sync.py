@@ -22,14 +22,17 @@ def test_a_broken_sync_stops_the_run(small_config, tmp_path):
 
 
 @pytest.mark.slow
-def test_export_loads_everywhere(small_config, run_ranks, tmp_path):
+@pytest.mark.parametrize("family", ["qwen3_vl", pytest.param("qwen2_5_vl", marks=pytest.mark.long)])
+def test_export_loads_everywhere(small_config, run_ranks, family_model, family, tmp_path):
     """Gradient checkpointing on; the vision tower frozen, so that the export must take it from the original."""
     (tmp_path / "reward.py").write_text(REWARD)
     config = replace(
         small_config,
         run=replace(small_config.run, max_steps=2),
         rewards=replace(small_config.rewards, function=f"{tmp_path / 'reward.py'}:reward"),
-        model=replace(small_config.model, gradient_checkpointing=True, freeze_vision=True),
+        model=replace(
+            small_config.model, path=str(family_model(family)), gradient_checkpointing=True, freeze_vision=True
+        ),
         optimizer=replace(small_config.optimizer, learning_rate=0.01),
         checkpoint=replace(small_config.checkpoint, every_steps=2, export_hf="end"),
     )

@@ -115,7 +115,7 @@ def test_packed_gradients_in_bf16(tiny_model, figure, again):
 
     hf = AutoModelForImageTextToText.from_pretrained(tiny_model, dtype=torch.bfloat16).cuda()
     image = hf.config.image_token_id
-    encoded = plain.prompts(image)
+    encoded = plain.prompts(hf.config)
     samples = plain.items(encoded)
     if again:
         hf.gradient_checkpointing_enable({"use_reentrant": False})
@@ -124,7 +124,7 @@ def test_packed_gradients_in_bf16(tiny_model, figure, again):
         tuple(i), () if g is None else tuple(map(tuple, g.tolist())), image, 2
     )
     rows = [(s.row, s.prompt_token_ids, s.token_ids) for s in samples]
-    logp = model(moved(collate(rows, encoded.__getitem__, places, image), torch.device("cuda")))[0]
+    logp = model(moved(collate(rows, encoded.__getitem__, places), torch.device("cuda")))[0]
     weights = torch.tensor([s.advantage for s in samples for _ in s.token_ids], device="cuda") / len(logp)
     (-weights * logp).sum().backward()
     want, gradients = plain.padded_gradients(tiny_model, encoded, samples)

@@ -70,6 +70,10 @@ def test_training_is_three_forward_passes_and_checkpointing_runs_the_blocks_once
     assert plain.model == plain.hardware == 2 * 3 * (tower + layers + head)
     again = flops.train_flops(SEEING, [q], recompute=True, freeze_vision=False)
     assert again.hardware - again.model == tower + layers
+    adapted = flops.train_flops(SEEING, [q], recompute=False, freeze_vision=True, adapters=True)
+    frozen_base = flops.train_flops(SEEING, [q], recompute=False, freeze_vision=True)
+    linear = q.prompt + q.completion, SEEING.layers * flops.layer_flops_per_token(SEEING)
+    assert frozen_base.model - adapted.model == linear[0] * linear[1] + flops.head_flops(SEEING, q.completion)
     frozen = flops.train_flops(SEEING, [q], recompute=True, freeze_vision=True)
     assert frozen.model == tower + 3 * (layers + head) and frozen.hardware - frozen.model == layers
 
@@ -95,24 +99,24 @@ def test_shapes_are_read_from_both_layouts_of_the_configuration(tmp_path):
 
 
 @pytest.mark.parametrize("grid", [(1, 8, 8), (1, 12, 20), (2, 10, 6)])
-def test_the_counts_are_those_of_the_real_model(grid):
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_the_counts_are_those_of_the_real_model(family, grid):
     """PyTorch's own counter over a forward pass of transformers' model."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+    from transformers import AutoModelForImageTextToText
 
-    config = Qwen2_5_VLConfig(
-        text_config={"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
-                     "num_key_value_heads": 2, "vocab_size": 128,
-                     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}},
-        vision_config={"depth": 4, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64,
-                       "fullatt_block_indexes": [1, 3]},
-    )  # fmt: skip
+    from examples.demo import tiny_model
+
+    sizes = tiny_model.Shape(128, 96, 3, 4, 2, 32, 48, 4, False)
+    config = tiny_model.build_config(sizes, tiny_model.build_tokenizer(), family)
     config._attn_implementation = "eager"
-    model = Qwen2_5_VLForConditionalGeneration(config)
+    model = AutoModelForImageTextToText.from_config(config)
     shape, patches, tokens = from_config(config.to_dict()), grid[0] * grid[1] * grid[2], 11
+    v = shape.vision
+    assert v and (v.full, v.deepstack) == ((1, 0) if family == "qwen2_5_vl" else (4, 2))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model.model.visual(torch.zeros(patches, 3 * 2 * 14 * 14), grid_thw=torch.tensor([grid]))
+        model.model.visual(torch.zeros(patches, 3 * 2 * v.patch**2), grid_thw=torch.tensor([grid]))
     assert counter.get_total_flops() == pytest.approx(flops.vision_flops(shape, [grid]), rel=1e-3)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(input_ids=torch.ones(1, tokens, dtype=torch.long))

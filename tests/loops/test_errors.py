@@ -43,15 +43,15 @@ def test_model_without_weights(small_config, capsys, tmp_path):
 
 
 def test_an_architecture_without_parity_tests(small_config, tiny_model, capsys, tmp_path):
-    """It would load and train: a Qwen3-VL has everything that the policy reads, and more."""
+    """It might load and train. Refused from its config.json, or by its name where that is enough."""
     other = tmp_path / "other"
     shutil.copytree(tiny_model, other)
-    text = (other / "config.json").read_text().replace('"model_type": "qwen2_5_vl"', '"model_type": "qwen3_vl"')
+    text = (other / "config.json").read_text().replace('"model_type": "qwen2_5_vl"', '"model_type": "qwen3_5"')
     (other / "config.json").write_text(text)
     config = replace(small_config, model=replace(small_config.model, path=str(other)))
     message = refuse(config, capsys, tmp_path)
-    assert "qwen3_vl is not supported" in message and "DeepStack" in message and "Qwen2.5-VL" in message
-    for path in (str(other), "Qwen/Qwen3-VL-8B-Instruct", "Qwen/Qwen2-VL-7B-Instruct"):
+    assert "qwen3_5 is not supported" in message and "gated delta-net" in message and "Qwen3-VL" in message
+    for path in (str(other), "Qwen/Qwen3.5-9B", "Qwen/Qwen2-VL-7B-Instruct"):
         with pytest.raises(c.ConfigError, match="is not supported"):
             shape_of(path)
 

@@ -15,12 +15,34 @@ def sample(row, text, finished=True):
 
 
 def test_a_line_per_row_with_its_rate_and_the_shortest_correct_completion():
-    samples = [sample(3, "long 7"), sample(3, "7"), sample(3, "8"), sample(3, "", finished=False), sample(1, "no")]
+    samples = [
+        sample(3, "<answer>\\boxed{7}</answer>"),
+        sample(3, "7"),
+        sample(3, "8"),
+        sample(3, "", finished=False),
+        sample(1, "no"),
+    ]
     verdicts = ["correct", "correct", "wrong", "correct", "wrong"]
     outcomes = [Outcome(v, float(v == "correct"), 1.0, 1.0) for v in verdicts]  # ty: ignore[invalid-argument-type]
     assert records_of(samples, outcomes, {1: "a", 3: "b"}) == [
-        {"id": "a", "pass_rate": 0.0, "samples": 1, "completion": ""},
-        {"id": "b", "pass_rate": 0.75, "samples": 4, "completion": "7"},
+        {
+            "id": "a",
+            "pass_rate": 0.0,
+            "samples": 1,
+            "completion": "",
+            "answers": [(None, 0.0)],
+            "tokens": 1,
+            "truncated": 0,
+        },
+        {
+            "id": "b",
+            "pass_rate": 0.75,
+            "samples": 4,
+            "completion": "7",
+            "tokens": 4,
+            "truncated": 1,
+            "answers": [("7", 1.0), (None, 1.0), (None, 0.0), (None, 1.0)],
+        },
     ]
 
 

@@ -175,14 +175,15 @@ def test_killed_around_a_save(base, undisturbed, tmp_path):
         assert all(len(list(folder.glob("*/manifest.json"))) == 1 for folder in kept), "something is left over"
 
 
-def test_no_logged_step_is_sampled_again(base, undisturbed, tmp_path):
+@pytest.mark.parametrize("killed", [(8,), pytest.param((4, 8), marks=pytest.mark.long)])
+def test_no_logged_step_is_sampled_again(base, undisturbed, tmp_path, killed):
     """Killed in updates far from a checkpoint, the node's disk lost once: updates are repeated, completions are not."""
     count = f"    open({str(tmp_path / 'graded')!r}, 'a').write('.')\n    return"
     (tmp_path / "reward.py").write_text(TWO_VALUES.replace("    return", count))
     config = placed(base, tmp_path, every_steps=5, remote=f"file://{tmp_path}/store")
     config = replace(config, rewards=replace(config.rewards, function=f"{tmp_path}/reward.py:reward"))
     job = Job(config, tmp_path)
-    for step in (4, 8):
+    for step in killed:
         sent = f"store/small/rollouts/step-{step:08d}/*.npz"
         updating = lambda at=step, sent=sent: job.in_phase("update", at) and any(tmp_path.glob(sent))  # noqa: E731
         job.start().until(lambda updating=updating: updating() and job.frozen(updating))
@@ -192,11 +193,12 @@ def test_no_logged_step_is_sampled_again(base, undisturbed, tmp_path):
             shutil.rmtree(job.run_dir)
     assert job.start().wait(900) == 0, job.tail()
     said = job.log.read_text()
-    assert "rollout log: steps 1 to 4 are replayed" in said
+    assert ("rollout log: steps 1 to 4 are replayed" in said) == (4 in killed)
     assert "rollout log: steps 6 to 8 are replayed" in said and "resumed from step 5" in said
-    assert len(re.findall(r"^ready [0-9.]+ s after the launch: launch .*, sync [0-9.]+$", said, re.MULTILINE)) == 3
+    starts = re.findall(r"^ready [0-9.]+ s after the launch: launch .*, sync [0-9.]+$", said, re.MULTILINE)
+    assert len(starts) == 1 + len(killed)
     groups = sum(line["group/sampled"] for line in undisturbed.metrics()[1:])
-    evaluated = 2 + 2 + 1  # before step 1 and after step 6 twice each, after step 12
+    evaluated = 3 + len(killed)  # before step 1, after step 6 twice, after step 12; once more if killed before
     assert len((tmp_path / "graded").read_text()) == 4 * groups + 4 * evaluated
     assert groups > 4 * STEPS, "none was replaced"
     assert job.metrics() == undisturbed.metrics()
@@ -221,6 +223,7 @@ def test_after_a_long_notice_no_step_is_lost(base, undisturbed, tmp_path):
     assert weights_of(job) == weights_of(undisturbed)
 
 
+@pytest.mark.long
 def test_damage_that_only_one_rank_sees(base, undisturbed, tmp_path):
     """A fresh node, and in the store one rank's file is damaged: all ranks fall back together, none waits for it."""
     store = tmp_path / "store/small/checkpoints"
@@ -262,3 +265,18 @@ def test_elastic(base, undisturbed, tmp_path):
         assert line["step"] == other["step"] == last
         for key in ("reward/mean", "loss/total", "grad/norm", "kl/mean", "optim/lr", "tokens/response_mean"):
             assert line[key] == pytest.approx(other[key], rel=1e-3, abs=1e-6), (ranks, key)
+
+
+@pytest.mark.long
+def test_a_killed_run_with_adapters_resumes_bit_for_bit(base, tmp_path):
+    """Killed while it learns, it comes from its committed adapters to the metrics and the adapter of a whole run."""
+    config = replace(base, lora=c.LoRA(rank=4), run=replace(base.run, max_steps=4))
+    whole, cut = (Job(placed(config, tmp_path / name), tmp_path / name) for name in ("whole", "cut"))
+    assert whole.start().wait(900) == 0, whole.tail()
+    cut.start().until(lambda: cut.in_phase("update", 3))
+    cut.kill()
+    assert cut.start().wait(900) == 0, cut.tail()
+    assert "resumed from step" in cut.log.read_text()
+    assert cut.metrics() == whole.metrics()
+    adapters = [(job.run_dir / "hf/adapter_model.safetensors").read_bytes() for job in (whole, cut)]
+    assert adapters[0] == adapters[1]

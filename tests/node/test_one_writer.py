@@ -85,7 +85,7 @@ def gone_within(job: Job, seconds: float) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("who", ["front door", "launcher", "driver"])
+@pytest.mark.parametrize("who", ["front door", "launcher", pytest.param("driver", marks=pytest.mark.long)])
 def test_a_killed_process_takes_all_the_others_with_it(start, who):
     job = start(front=who == "front door")
     running(job)
@@ -159,7 +159,7 @@ def test_an_engine_that_restarts_for_ever_is_stopped_by_the_run(base, tmp_path):
             assert [job.start().wait(400) for _ in range(4)] == [1, 1, 1, EXIT_GAVE_UP], job.tail()
             assert "gives up at step 0: 4 attempts failed with no new checkpoint" in job.tail()
             assert job.start().wait(200) == EXIT_GAVE_UP
-            assert "starting Ray" not in job.tail(600), "a run that is over starts nothing"
+            assert job.tail(10**6).count("starting Ray") == 4, "a run that is over starts nothing"
             job.env["SPOTRL_LAUNCH"] = "resumed"
             assert job.start().wait(400) == 0, job.tail()
         finally:
@@ -201,7 +201,7 @@ sys.exit(34)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_lost_rank_gives_the_machine_back_only_without_a_new_checkpoint(base):
     """The launcher, Ray and the record are real; the job only makes a checkpoint and says that a rank was lost."""
     with tempfile.TemporaryDirectory(prefix="one-", dir="/tmp") as folder:

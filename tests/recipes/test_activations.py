@@ -44,7 +44,7 @@ class Live(TorchDispatchMode):
         self.now -= size
 
 
-def measure(model_dir, data, dtype: Literal["bf16", "fp32"], again: bool):
+def measure(model_dir, data, dtype: Literal["bf16", "fp32"], again: bool, rank: int = 0):
     """(the configuration, with images as large as they came out; bytes saved for the backward pass; peaks of a pass
     without gradients and of a backward pass)."""
     from transformers import AutoModelForImageTextToText
@@ -52,6 +52,7 @@ def measure(model_dir, data, dtype: Literal["bf16", "fp32"], again: bool):
     from trainer.algorithm.batching import collate
     from trainer.data.dataset import Dataset
     from trainer.data.processor import Prompter
+    from trainer.engine import lora
     from trainer.engine.logprobs import LogprobModel
 
     config = c.RunConfig(
@@ -61,23 +62,26 @@ def measure(model_dir, data, dtype: Literal["bf16", "fp32"], again: bool):
         data=c.Data(path=str(data)),
         algorithm=c.Algorithm(micro_batch_tokens=SIZE * LENGTH, logprob_tokens=SIZE * LENGTH),
         sft=c.SFT(max_tokens=LENGTH),
+        lora=c.LoRA(rank=rank),
     )  # fmt: skip
     torch_dtype = torch.bfloat16 if dtype == "bf16" else torch.float32
     model = AutoModelForImageTextToText.from_pretrained(model_dir, dtype=torch_dtype)
+    if rank:
+        lora.inject(model, config.lora, 0)
     if again:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    scorer = LogprobModel(model, [], 1.0, False).train()
+    scorer = LogprobModel(model, [], 1.0, not config.tower_trained).train()
     prompter, rows = Prompter(config.model), Dataset(str(data), "train")
     prompts = [prompter.encode(rows[i]) for i in range(SIZE)]
     items = [(i, p.token_ids, [100] * (LENGTH - len(p.token_ids))) for i, p in enumerate(prompts)]
-    batch = collate(items, prompts.__getitem__, prompter.positions, prompter.image_token_id)
+    batch = collate(items, prompts.__getitem__, prompter.positions)
     everywhere = torch.arange(SIZE * LENGTH)  # the worst that the plan reckons with: every token is a completion's
     batch = dataclasses.replace(batch, logits_at=everywhere, targets=torch.zeros_like(everywhere))
-    for parameter in model.parameters():
+    for parameter in (p for p in model.parameters() if p.requires_grad):
         parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
     known = [*model.parameters(), *model.buffers()]
     assert batch.pixel_values is not None
-    patches = len(batch.pixel_values)
+    patches, patch = len(batch.pixel_values), model.config.vision_config.patch_size
     with torch.no_grad(), Live(known) as live:
         live._note(batch.pixel_values)  # as it comes from the host
         scorer(batch)
@@ -87,18 +91,19 @@ def measure(model_dir, data, dtype: Literal["bf16", "fp32"], again: bool):
         saved = learning.now
         learning.peak = saved
         logprobs.sum().backward()
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, max_pixels=patches * 14**2 // SIZE))
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, max_pixels=patches * patch**2 // SIZE))
     return config, saved, live.peak, learning.peak
 
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_activations_are_those_of_the_real_model(tiny_model, picture_dataset, dtype, again):
-    config, saved, forward, backward = measure(tiny_model, picture_dataset, dtype, again)
-    shape = shape_of(str(tiny_model))
+@pytest.mark.parametrize(("family", "rank"), [("qwen2_5_vl", 0), ("qwen2_5_vl", 8), ("qwen3_vl", 0)])
+def test_activations_are_those_of_the_real_model(family_model, picture_dataset, family, dtype, again, rank):
+    config, saved, forward, backward = measure(family_model(family), picture_dataset, dtype, again, rank)
+    shape = shape_of(str(family_model(family)))
     assert shape
     assert saved == pytest.approx(sum(activations.saved(config, shape).values()), rel=0.06)
-    assert backward == pytest.approx(sum(activations.backward(config, shape).values()), rel=0.08)
+    assert backward == pytest.approx(sum(activations.backward(config, shape).values()), rel=0.12)
     assert forward == pytest.approx(
         max(activations.forward(config, shape), activations.logits(config, shape)), rel=0.10
     )

@@ -36,7 +36,7 @@ def hub(monkeypatch):
         def do_GET(self):
             asked.append(self.path)
             closed = "closed" in self.path and self.headers.get("Authorization") != "Bearer good"
-            config = CODER | ({"model_type": "llama"} if "other" in self.path else {})
+            config = CODER | ({"model_type": "mistral"} if "other" in self.path else {})
             known = any(name in self.path for name in ("coder", "other", "closed")) and "/main/" in self.path
             self.send_response(401 if closed else 200 if known else 404)
             self.end_headers()
@@ -81,7 +81,7 @@ def test_config_json_is_fetched_once(capsys, hub):
 
 def test_what_the_hub_refuses_is_one_line(capsys, hub, monkeypatch):
     for path, more, message in (
-        ("me/other", [], "llama is not supported"),
+        ("me/other", [], "mistral is not supported"),
         ("me/nothing", [], "said 404: look at its name"),
         ("me/coder", ["--set", "model.revision=v9"], "said 404"),
         ("me/closed", [], "said 401: export HF_TOKEN"),

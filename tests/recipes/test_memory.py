@@ -19,6 +19,9 @@ GIB = 2**30
         ("Qwen/Qwen2.5-VL-3B-Instruct", 3_754_622_976),
         ("Qwen/Qwen2.5-VL-7B-Instruct", 8_292_166_656),
         ("Qwen/Qwen2.5-VL-72B-Instruct", 73_410_777_344),
+        ("Qwen/Qwen3-VL-2B-Instruct", 2_127_532_032),
+        ("Qwen/Qwen3-VL-4B-Instruct", 4_437_815_808),
+        ("Qwen/Qwen3-VL-8B-Instruct", 8_767_123_696),
         ("Qwen/Qwen2.5-0.5B-Instruct", 494_032_768),
         ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
     ],
@@ -27,15 +30,17 @@ def test_parameters_of_published_models(model, parameters):
     assert KNOWN[model].parameters == parameters
 
 
-def test_parameters_of_a_built_model(tiny_model):
-    from transformers import Qwen2_5_VLForConditionalGeneration
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen2", "qwen3", "llama"])
+def test_parameters_of_a_built_model(family_model, family):
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    built = Qwen2_5_VLForConditionalGeneration.from_pretrained(tiny_model)
-    shape = shape_of(str(tiny_model))
-    assert shape and shape.parameters == sum(p.numel() for p in built.parameters())
-    assert shape.vision and shape.vision.parameters(shape.hidden) == sum(
-        p.numel() for p in built.model.visual.parameters()
-    )
+    loader = AutoModelForImageTextToText if family.endswith("vl") else AutoModelForCausalLM
+    built = loader.from_pretrained(family_model(family))
+    shape = shape_of(str(family_model(family)))
+    assert shape and sorted(shape.sizes()) == sorted(p.numel() for p in built.parameters())
+    if family.endswith("vl"):
+        tower = sorted(p.numel() for p in built.model.visual.parameters())
+        assert shape.vision and sorted(shape.vision.sizes(shape.hidden)) == tower
 
 
 def test_flops_of_72b_per_token():
@@ -72,6 +77,24 @@ def test_72b_on_32_gpus_by_hand():
     assert need.checkpoint_bytes == p * 12
     assert need.fits and need.peak.name == "update"
     assert need.kv_cache_tokens == int((0.4 * 79.2 * GIB - p * 2 / 8 - 2 * GIB) / (327_680 / 8))
+
+
+def test_72b_with_adapters_on_one_node_by_hand():
+    recipe = get("grpo-qwen2.5-vl-72b-lora-mathv60k")
+    need = memory.plan(recipe)
+    assert need and recipe.config.placement.world_size == 8
+    p, h, i, kv = 73_410_777_344, 8192, 29568, 1024
+    adapter = 16 * 80 * (2 * (h + h) + 2 * (h + kv) + 3 * (h + i))  # q and o, k and v, the MLP's three
+    assert need.checkpoint_bytes == 12 * adapter == pytest.approx(2.4 * GIB, rel=0.02)
+    update = next(phase for phase in need.phases if phase.name == "update").parts
+    assert update["policy shard"] == (p + adapter) * 2 / 8 and "reference shard" not in update
+    assert update["fp32 master"] + update["Adam moments"] + update["gradients"] == adapter * 16 / 8
+    sync = next(phase for phase in need.phases if phase.name == "sync").parts
+    group = h * 152_064 * 2
+    assert sync["merging adapters"] == h * i * (4 + 4 + 2) + group, "fp32 of one layer twice, and the merged bucket"
+    assert need.fits and max(phase.total for phase in need.phases) < 55 * GIB
+    full = memory.plan(override(recipe, ["lora.rank=0"]))
+    assert full and not full.fits
 
 
 def test_every_recipe_fits_every_gpu_it_names():

@@ -117,3 +117,19 @@ def test_own_rows_take_the_place_of_the_dataset(tmp_path, monkeypatch):
         resolve(name, ["data.source=me/mine --out x"])
     with pytest.raises(ConfigError, match="launch.py up RECIPE --set data.source="):
         run_config.validate(run_config.override(run_config.RunConfig(), ["data.source=me/mine"]))
+
+
+def test_the_list_of_one_family_of_models(capsys):
+    from recipes import commands
+
+    assert commands.list_recipes("Qwen3-VL") == 0
+    shown = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("grpo")]
+    assert shown == [f"grpo-qwen3-vl-{size}-mathv60k" for size in ("2b", "4b", "8b", "32b")]
+    with pytest.raises(ConfigError, match="no recipe trains a model called gemma: give one of Qwen2.5-VL, Qwen3-VL"):
+        commands.list_recipes("gemma")
+
+
+@pytest.mark.parametrize("size", ["2b", "8b"])
+def test_an_image_token_of_qwen3_vl_is_32_pixels_wide(size):
+    model = get(f"grpo-qwen3-vl-{size}-mathv60k").config.model
+    assert (model.min_pixels, model.max_pixels) == (4 * 32 * 32, 1280 * 32 * 32)

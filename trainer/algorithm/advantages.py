@@ -33,6 +33,7 @@ class Rewards:
     """Rewards of one step's samples by name."""
 
     names: tuple[str, ...]
+    """As they are logged."""
     parts: Tensor
     """[N, K] float64."""
     weights: Tensor

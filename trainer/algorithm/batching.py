@@ -88,9 +88,7 @@ class MicroBatch:
     pixel_values: Tensor | None = None
     """[patches, dim] of the distinct prompts; None: no image"""
     grid_thw: Tensor | None = None
-    """[images, 3]"""
-    image_at: Tensor | None = None
-    """[K]: the position of every image token; the vision tower's output goes there in its own order"""
+    """[images, 3]; in the order of the row, whose image tokens are theirs"""
 
 
 def moved(record: Any, device: torch.device) -> Any:
@@ -110,7 +108,6 @@ def collate(
     items: Sequence[tuple[int, list[int], list[int]]],
     encoded: Callable[[int], Encoded],
     positions: Callable[[list[int], Tensor | None], Tensor],
-    image_token_id: int | None,
 ) -> MicroBatch:
     """Packs (row, prompt ids, completion ids) into one row; each prompt stands in it once, with its first completion.
 
@@ -120,7 +117,7 @@ def collate(
     ids, at, targets, places, keys = [], [], [], [], []
     q, k = [], []
     seen: dict[int, tuple[int, int, int]] = {}  # row -> start, length, first position of a completion
-    pixels, grids, image_at = [], [], []
+    pixels, grids = [], []
     for row, prompt, completion in items:
         n = len(completion)
         if row not in seen:
@@ -132,7 +129,6 @@ def collate(
             if enc.pixel_values is not None and enc.grid_thw is not None:
                 pixels.append(enc.pixel_values)
                 grids.append(enc.grid_thw)
-                image_at += [start + i for i, token in enumerate(prompt) if token == image_token_id]
             q.append(len(prompt) + n)
             keys.append(torch.arange(start, start + len(prompt) + n))
         elif n:
@@ -158,7 +154,6 @@ def collate(
         layout=layout(q, k, torch.cat(keys) if q != k else None),
         pixel_values=torch.cat(pixels) if pixels else None,
         grid_thw=torch.cat(grids) if grids else None,
-        image_at=torch.tensor(image_at) if pixels else None,
     )
 
 

@@ -13,7 +13,7 @@ from trainer.algorithm.batching import TrainItem
 from trainer.algorithm.losses import kl_divergence
 from trainer.algorithm.records import Outcome, Sample
 from trainer.algorithm.refill import chosen
-from trainer.algorithm.shaping import graded, with_overlong
+from trainer.algorithm.shaping import graded, shaped
 from trainer.config import RunConfig
 
 
@@ -62,8 +62,8 @@ class Credit:
         """Rewards that are none of the grader's, groups, and what the update left out."""
         groups, size = len(self.flat), config.rollout.prompts_per_step
         out = {"group/zero_std_fraction": sum(self.flat) / groups}
-        if config.algorithm.overlong_buffer:
-            out["reward/overlong"] = float(self.rewards.parts[:, self.rewards.names.index("overlong")].mean())
+        for name, values in list(zip(self.rewards.names, self.rewards.parts.T, strict=True))[2:]:
+            out[name] = float(values.mean())
         if config.algorithm.refill_rounds:
             kept = chosen(self.flat, size)
             out |= {"group/sampled": groups, "group/trained_zero_std": sum(self.flat[g] for g in kept)}
@@ -76,8 +76,7 @@ class Credit:
 def credited(config: RunConfig, samples: Sequence[Sample], outcomes: Sequence[Outcome]) -> Credit:
     """Rewards of a step's completions."""
     found, groups = graded(outcomes, config), torch.tensor([s.group for s in samples])
-    lengths = torch.tensor([len(s.token_ids) for s in samples])
-    rewards = with_overlong(found, lengths, config.algorithm, config.rollout.max_tokens)
+    rewards = shaped(found, samples, groups, config)
     return Credit(rewards, groups, flat_groups(found.total, groups).tolist(), [s.finished for s in samples])
 
 

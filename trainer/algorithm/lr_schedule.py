@@ -8,14 +8,16 @@ from trainer.config import Optimizer
 
 
 def learning_rate(optimizer: Optimizer, update: int, total_updates: int) -> float:
-    """Rate of optimizer step `update` (from 0): linear warm-up, then constant, or to 0 at `total_updates`."""
-    if update < optimizer.warmup_steps:
-        return optimizer.learning_rate * (update + 1) / optimizer.warmup_steps
-    progress = (update - optimizer.warmup_steps) / max(total_updates - optimizer.warmup_steps, 1)
+    """Rate of optimizer step `update` (from 0): linear warm-up, then constant, or to its floor at `total_updates`."""
+    warmup = optimizer.warmup_steps or math.ceil(optimizer.warmup_ratio * total_updates)
+    if update < warmup:
+        return optimizer.learning_rate * (update + 1) / warmup
+    progress = min((update - warmup) / max(total_updates - warmup, 1), 1.0)
     match optimizer.schedule:
         case "constant":
             return optimizer.learning_rate
         case "linear":
-            return optimizer.learning_rate * max(1 - progress, 0.0)
+            left = 1 - progress
         case "cosine":
-            return optimizer.learning_rate * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+            left = 0.5 * (1 + math.cos(math.pi * progress))
+    return optimizer.learning_rate * (optimizer.floor + (1 - optimizer.floor) * left)

@@ -22,7 +22,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Sample:
-    """One answer of the engine."""
+    """One completion of the engine."""
 
     group: int
     row: int
@@ -31,11 +31,11 @@ class Sample:
     prompt_token_ids: list[int]
     """Image placeholders expanded."""
     token_ids: list[int]
-    """The answer's tokens, the end token included where it was sampled."""
+    """The completion's tokens, the end token included where it was sampled."""
     logprobs: list[float]
-    """Log-probability of each answer token under the engine, after temperature."""
+    """Log-probability of each of them under the engine, after temperature."""
     text: str
-    """The answer, special tokens left out."""
+    """The completion, special tokens left out."""
     finished: bool
     """False where max_tokens cut it."""
     weight_version: int

@@ -1,16 +1,19 @@
-"""What is made of the graded rewards before the advantages, and what of it the run carries from step to step."""
+"""Rewards that follow from a completion's form alone, and what of the rewards a run carries from step to step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trainer.algorithm.advantages import Rewards, RunningNorm
-from trainer.algorithm.records import Outcome
-from trainer.config import Algorithm, RunConfig
+from trainer.algorithm.records import Outcome, Sample
+from trainer.config import RunConfig
+
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
 @dataclass
@@ -31,7 +34,7 @@ class Carried(RunningNorm):
 def graded(outcomes: Sequence[Outcome], config: RunConfig) -> Rewards:
     """What the grader gave, by name, with the weights."""
     return Rewards(
-        ("accuracy", "format"),
+        ("reward/accuracy", "reward/format"),
         torch.tensor([[o.accuracy, o.format] for o in outcomes], dtype=torch.float64).reshape(-1, 2),
         torch.tensor([config.rewards.accuracy_weight, config.rewards.format_weight], dtype=torch.float64),
     )
@@ -43,15 +46,51 @@ def overlong(lengths: Tensor, max_tokens: int, buffer: float) -> Tensor:
     return -((lengths.double() - start) / (max_tokens * buffer)).clamp(0, 1)
 
 
-def with_overlong(rewards: Rewards, lengths: Tensor, algorithm: Algorithm, max_tokens: int) -> Rewards:
-    """The rewards with the soft punishment as one more of them, where it is on."""
-    if not algorithm.overlong_buffer:
-        return rewards
-    penalty = overlong(lengths, max_tokens, algorithm.overlong_buffer)
+def brevity(lengths: Tensor, groups: Tensor, correct: Tensor) -> Tensor:
+    """0.5 for a group's shortest completion, linear to -0.5 for its longest, at most 0 for one that is not correct; 0
+    where all are as long; [N] (Kimi k1.5, arXiv 2501.12599, section 2.3.3)."""
+    out = torch.zeros(len(lengths), dtype=torch.float64)
+    for group in groups.unique():
+        members = groups == group
+        own = lengths[members].double()
+        least, most = own.min(), own.max()
+        if most > least:
+            value = 0.5 - (own - least) / (most - least)
+            out[members] = torch.where(correct[members], value, value.clamp(max=0))
+    return out
+
+
+def repetition(token_ids: Sequence[int], n: int) -> float:
+    """Minus the share of n-grams of tokens that stood before, 0 to -1 (arXiv 2502.03373, appendix C.2)."""
+    total = len(token_ids) - n + 1
+    if total < 1:
+        return 0.0
+    return len({tuple(token_ids[i : i + n]) for i in range(total)}) / total - 1
+
+
+def tags(text: str) -> float:
+    """Share of the four tags that stand exactly once."""
+    return sum(text.count(tag) == 1 for tag in TAGS) / len(TAGS)
+
+
+def shaped(rewards: Rewards, samples: Sequence[Sample], groups: Tensor, config: RunConfig) -> Rewards:
+    """The grader's rewards and those of the form that have a weight, in this order."""
+    r, algorithm, longest = config.rewards, config.algorithm, config.rollout.max_tokens
+    lengths = torch.tensor([len(s.token_ids) for s in samples])
+    double: Any = {"dtype": torch.float64}
+    further: list[tuple[str, float, Callable[[], Tensor]]] = [
+        ("reward/tags", r.tags_weight, lambda: torch.tensor([tags(s.text) for s in samples], **double)),
+        ("reward/length", r.length_weight, lambda: brevity(lengths, groups, rewards.parts[:, 0] > 0)),
+        ("reward/repetition", r.repetition_weight,
+         lambda: torch.tensor([repetition(s.token_ids, r.repetition_ngram) for s in samples], **double)),
+        ("reward/overlong", algorithm.overlong_penalty * bool(algorithm.overlong_buffer),
+         lambda: overlong(lengths, longest, algorithm.overlong_buffer)),
+    ]  # fmt: skip
+    on = [(name, weight, values()) for name, weight, values in further if weight]
     return Rewards(
-        (*rewards.names, "overlong"),
-        torch.cat([rewards.parts, penalty[:, None]], 1),
-        torch.cat([rewards.weights, rewards.weights.new_tensor([algorithm.overlong_penalty])]),
+        (*rewards.names, *(name for name, _, _ in on)),
+        torch.cat([rewards.parts, *(values[:, None] for _, _, values in on)], 1),
+        torch.cat([rewards.weights, rewards.weights.new_tensor([weight for _, weight, _ in on])]),
     )
 
 

@@ -42,7 +42,7 @@ from trainer.checkpoint.format import (
     write_file,
 )
 from trainer.checkpoint.layout import MANIFEST, local_dir, remote_folder, remote_url, step_name, step_of
-from trainer.checkpoint.reader import CorruptCheckpoint, Found, ShardReader, export_hf, fetch_all
+from trainer.checkpoint.reader import CorruptCheckpoint, Found, ShardReader, fetch_all
 from trainer.checkpoint.retention import make_room, prune_local, prune_remote
 from trainer.checkpoint.writer import RankStatus, ShardWriter, disk_room, upload
 from trainer.config import RunConfig
@@ -50,7 +50,7 @@ from trainer.hardware.save_interval import save_interval_s
 from trainer.storage.storage import Storage, StorageError
 
 __all__ = ["CheckpointError", "Checkpoints", "CorruptCheckpoint", "FileRecord", "Found", "Shard", "ShardReader"]
-__all__ += ["RankStatus", "ShardWriter", "code_fingerprint", "export_hf", "fetch_all"]
+__all__ += ["RankStatus", "ShardWriter", "code_fingerprint", "fetch_all"]
 
 T = TypeVar("T")
 MAX_FAILURES = 3

@@ -1,4 +1,4 @@
-"""Reading checkpoints: any number of ranks from shards of any number, and Hugging Face weights without the whole model.
+"""Reading checkpoints: any number of ranks from shards of any number.
 
 Files come from the local folder where they are whole, else from the store, one by one as they are needed; every file's
 sha256 is compared with the manifest's before it is used.
@@ -10,11 +10,9 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +23,7 @@ from trainer.checkpoint.format import (
     CheckpointError,
     decode,
     rank_stem,
-    raw_bytes,
-    safetensors_header,
     unpack,
-    write_file,
 )
 from trainer.config import ConfigError
 from trainer.storage.storage import Storage
@@ -37,8 +32,6 @@ PARALLEL_FILES = 4
 """Files that one reader fetches and verifies at a time."""
 Identity = tuple[str, int, int, int]
 """Path, bytes, time of the last change (ns) and inode: a file that is the same has the same content."""
-READ_ELEMENTS = 16 << 20
-"""Elements of a parameter that an export holds at a time: 64 MiB of fp32."""
 
 
 class CorruptCheckpoint(CheckpointError):
@@ -268,86 +261,3 @@ def fetch_all(found: Found) -> Path:
     with ThreadPoolExecutor(PARALLEL_FILES) as pool:
         list(pool.map(found.local, [entry["name"] for entry in found.manifest["files"]]))
     return Path(found.directory)
-
-
-# --- Hugging Face weights ---------------------------------------------------------------------------------------------
-
-EXPORT_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-Sources = dict[str, tuple[tuple[int, ...], Callable[[int, int], torch.Tensor]]]
-"""name -> (shape, read(start, stop) of the flattened tensor)."""
-WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json", ".*")
-"""What an export does not take over from the model's own folder."""
-
-
-def export_hf(
-    source: Found | str | Path,
-    out_dir: str | Path,
-    model_dir: str | Path,
-    dtype: str = "bf16",
-    *,
-    file_bytes: int = 5 << 30,
-) -> Path:
-    """Writes the master weights as a Hugging Face model folder, streamed: no rank ever holds the model.
-
-    model_dir gives config, tokenizer, processor, chat template, and the weights that were frozen. dtype: "bf16" or
-    "fp32". The folder appears whole or not at all. Raises ConfigError if model_dir is no model's folder,
-    CorruptCheckpoint for a damaged checkpoint.
-    """
-    reader, out, model = ShardReader(source), Path(out_dir), Path(model_dir)
-    if not (model / "config.json").is_file():
-        raise ConfigError(f"{model} has no config.json: give the folder of the model that was trained")
-    kind = EXPORT_DTYPES[dtype]
-    scratch = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(scratch, ignore_errors=True)
-    shutil.copytree(model, scratch, ignore=shutil.ignore_patterns(*WEIGHTS))
-    sources: Sources = {name: (reader.shape(name), partial(reader.read, "master", name)) for name in reader.names()}
-    sources |= _frozen(model, sources.keys())
-    files: list[list[str]] = [[]]
-    filled = 0
-    for name, (shape, _) in sources.items():
-        size = torch.Size(shape).numel() * kind.itemsize
-        if filled and filled + size > file_bytes:
-            files.append([])
-            filled = 0
-        filled += size
-        files[-1].append(name)
-    weight_map = {}
-    for number, names in enumerate(files, 1):
-        file_name = f"model-{number:05d}-of-{len(files):05d}.safetensors" if len(files) > 1 else "model.safetensors"
-        write_file(scratch / file_name, _weights({name: sources[name] for name in names}, kind))
-        weight_map |= dict.fromkeys(names, file_name)
-    if len(files) > 1:
-        total = sum(torch.Size(shape).numel() * kind.itemsize for shape, _ in sources.values())
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        (scratch / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
-    shutil.rmtree(out, ignore_errors=True)
-    scratch.replace(out)
-    return out
-
-
-def _frozen(model: Path, trained: Iterable[str]) -> Sources:
-    """The base model's tensors that were not trained. Older files name a parameter otherwise than the module does."""
-    sources: Sources = {}
-    trained = set(trained)
-    tied = json.loads((model / "config.json").read_text()).get("tie_word_embeddings", False)
-    for path in sorted(model.glob("*.safetensors")):
-        file = safe_open(path, framework="pt")
-        for name in file.keys():  # noqa: SIM118
-            names = {name, f"model.{name}", name.replace("model.", "model.language_model.", 1)}
-            if names & trained or (tied and name == "lm_head.weight"):
-                continue
-            shape = tuple(file.get_slice(name).get_shape())
-            sources[name] = (shape, partial(_read_tensor, file, name))
-    return sources
-
-
-def _read_tensor(file: Any, name: str, start: int, stop: int) -> torch.Tensor:
-    return file.get_tensor(name).reshape(-1)[start:stop]
-
-
-def _weights(sources: Sources, dtype: torch.dtype) -> Iterator[Any]:
-    yield safetensors_header({name: (dtype, shape) for name, (shape, _) in sources.items()}, {"format": "pt"})
-    for shape, read in sources.values():
-        total = torch.Size(shape).numel()
-        for start in range(0, total, READ_ELEMENTS):
-            yield raw_bytes(read(start, min(total, start + READ_ELEMENTS)).to(dtype))

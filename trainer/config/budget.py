@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from trainer.config.schema import RunConfig
+from trainer.hardware import adapters
 from trainer.hardware.model_shapes import Shape
 
 SAVED_BYTES, MOST_TOKENS = {"cuda": 8 << 30, "cpu": 1 << 30}, {"cuda": 16_384, "cpu": 4_096}
 """Of a pass: what the backward pass needs of the layers, and where more tokens make its products no faster."""
 PREFETCH = 50_000_000, 500_000_000
 """Elements gathered ahead of their use: DeepSpeed's default, less than one matrix of 72B, and 1 GB in bf16."""
+
+
+def trained(config: RunConfig, shape: Shape) -> int:
+    """Parameters that the optimizer holds, and a checkpoint."""
+    if config.lora.rank:
+        return sum(adapters.sizes(shape, config.lora.rank, config.lora.vision))
+    frozen = shape.vision.parameters(shape.hidden) if config.model.freeze_vision and shape.vision else 0
+    return shape.parameters - frozen
 
 
 def micro_batch_tokens(config: RunConfig, shape: Shape) -> int:
@@ -37,7 +46,7 @@ def saved_per_token(config: RunConfig, shape: Shape) -> float:
     """Bytes that the backward pass needs of the layers for an image token; of a layer its input if it is recomputed."""
     w, again = 2 if config.model.dtype == "bf16" else 4, config.model.gradient_checkpointing
     text = shape.layers * (w * shape.hidden if again else decoder_layer(shape, w))
-    if not (v := shape.vision) or config.model.freeze_vision:
+    if not (v := shape.vision) or not config.tower_trained:
         return text
     return text + v.merge**2 * v.depth * (w * v.hidden if again else tower(shape, w))
 
@@ -49,16 +58,19 @@ def norm(hidden: int, w: int) -> int:
 
 def decoder_layer(shape: Shape, w: int) -> int:
     """Per token: two norms; rotated q, rotated k, v, attention's output and its log-sum-exp; gate, its activation, up
-    and their product."""
-    attended = w * 2 * (shape.heads + shape.kv_heads) * shape.head_dim + 4 * shape.heads
+    and their product. Of norms of q and k, whose output is not kept, the rest."""
+    heads = (shape.heads + shape.kv_heads) * shape.head_dim
+    attended = w * 2 * heads + 4 * shape.heads + shape.qk_norm * (4 + w) * heads
     return 2 * norm(shape.hidden, w) + attended + w * 4 * shape.intermediate
 
 
 def tower(shape: Shape, w: int) -> int:
     """Per patch, a block of the vision tower: two norms; q, k and v as attention takes them, its output as it comes and
-    in order; gate, its activation, up and their product."""
+    in order; gate, its activation, up and their product. Of a Qwen3-VL: LayerNorms' inputs and outputs; the first
+    matrix's output and its activation."""
     assert (v := shape.vision)
-    return 2 * norm(v.hidden, w) + w * (5 * v.hidden + 4 * v.intermediate) + 4 * v.heads
+    norms, mlp = (norm(v.hidden, w), 4) if v.gated else (w * 2 * v.hidden, 2)
+    return 2 * norms + w * (5 * v.hidden + mlp * v.intermediate) + 4 * v.heads
 
 
 def prefetch_parameters(config: RunConfig, shape: Shape) -> int:

@@ -70,15 +70,15 @@ what is computed."""
 def resume_view(config: RunConfig) -> dict[str, Any]:
     """The part of a configuration that a resumed run must share with its checkpoint, flat: {"section.key": value}.
 
-    The length of the run belongs to it where the learning rate decays over it; with a constant one it may change.
+    The length of the run belongs to it where the learning rate goes by it; with a constant one it may change.
     """
-    flat = {}
+    flat, constant = {}, config.optimizer.schedule == "constant" and not config.optimizer.warmup_ratio
     for section, values in to_dict(config).items():
         if not isinstance(values, dict):
             flat[section] = values
             continue
         flat |= {f"{section}.{key}": value for key, value in values.items()}
-    ignores = RESUME_IGNORES + (("run.max_steps",) if config.optimizer.schedule == "constant" else ())
+    ignores = RESUME_IGNORES + (("run.max_steps",) if constant else ())
     ignored = lambda key: any(key == p or key.startswith(p + ".") for p in ignores)  # noqa: E731
     return {key: value for key, value in flat.items() if not ignored(key)}
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trainer.config.algorithm import Algorithm
+from trainer.config.lora import LoRA
 from trainer.config.ranges import within
 
 
@@ -42,7 +43,7 @@ class Model:
     freeze_vision: bool = False
     """Train the language model only."""
     min_pixels: int = within(4 * 28 * 28, least=1)
-    """Smallest image area after resizing, in pixels (one image token is 28x28)."""
+    """Smallest image area after resizing, in pixels (one image token is 28x28, of Qwen3-VL 32x32)."""
     max_pixels: int = within(1280 * 28 * 28, least=1)
     """Largest image area after resizing, in pixels."""
 
@@ -104,8 +105,12 @@ class Optimizer:
     """Peak learning rate."""
     warmup_steps: int = within(0, least=0)
     """Optimizer steps of linear warm-up."""
+    warmup_ratio: float = within(0.0, least=0, below=1)
+    """The same as a share of all optimizer steps, rounded up; in place of warmup_steps."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
-    """Decay to zero over the run after the warm-up (or none)."""
+    """Decay over the run after the warm-up (or none)."""
+    floor: float = within(0.0, least=0, most=1)
+    """Share of learning_rate that cosine and linear end on."""
     betas: tuple[float, float] = within((0.9, 0.95), least=0, below=1)
     """Adam's betas."""
     eps: float = within(1e-8, above=0)
@@ -141,6 +146,14 @@ class Rewards:
     """Weight of the accuracy reward (1 for a correct answer, else 0)."""
     format_weight: float = within(0.5, least=0)
     """Weight of the format reward (exactly one think and one answer block)."""
+    tags_weight: float = within(0.0, least=0)
+    """Weight of the share of the four think and answer tags that stand exactly once: part of the form's credit."""
+    length_weight: float = within(0.0, least=0)
+    """Weight of brevity within the group: 0.5 for the shortest to -0.5 for the longest, at most 0 if not correct."""
+    repetition_weight: float = within(0.0, least=0)
+    """Weight of the repetition penalty: minus the share of a completion's n-grams of tokens that stood before."""
+    repetition_ngram: int = within(40, least=1)
+    """Tokens of such an n-gram."""
     workers: int = within(2, least=1)
     """Grader processes on the head node."""
     deadline_s: float = within(5.0, above=0)
@@ -151,11 +164,21 @@ class Rewards:
     """Grade over HTTP at this /get_reward URL in place of local processes (the original's --remote_rm_url)."""
     function: str = ""
     """`path/to/file.py:function` of a user's reward, run under the same deadline; replaces the accuracy reward."""
+    judge_url: str = ""
+    """OpenAI-compatible endpoint (https://HOST/v1) that decides what the rules call wrong among `judge_types`."""
+    judge_model: str = ""
+    """Name of the model that it serves."""
+    judge_types: str = "text"
+    """Answer types that it decides, separated by commas: text, math, number, letter."""
+    judge_timeout_s: float = within(30.0, above=0)
+    """For one reply; after 3 further tries the outcome is `timeout`."""
+    judge_requests: int = within(0, least=0)
+    """Budget: requests of one start of the run, which ends when they are spent; 0: no limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Held-out accuracy while training."""
+    """Held-out accuracy while training; with method sft the loss on the solutions of a held-out split."""
 
     every_steps: int = within(0, least=0)
     """Steps between evaluations; 0: none. One is also made before the first step and after the last."""
@@ -171,6 +194,8 @@ class Evaluation:
     """Completions per prompt; accuracy is their mean."""
     pass_rate_samples: int = within(0, least=0)
     """Train nothing: ask every training row this often at rollout.temperature, into pass_rates.jsonl. 0: train."""
+    benchmarks: bool = False
+    """These rows are of benchmarks: ask at evaluation.temperature, count what is too long as wrong, and score."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,6 +333,7 @@ class RunConfig:
     """Which loop runs."""
     run: Run = field(default_factory=Run)
     model: Model = field(default_factory=Model)
+    lora: LoRA = field(default_factory=LoRA)
     data: Data = field(default_factory=Data)
     rollout: Rollout = field(default_factory=Rollout)
     algorithm: Algorithm = field(default_factory=Algorithm)
@@ -325,6 +351,11 @@ class RunConfig:
     def run_id(self) -> str:
         """The id that keys the bucket prefix, the resume and the logs."""
         return self.run.id or self.run.name
+
+    @property
+    def tower_trained(self) -> bool:
+        """Whether anything of the vision tower is trained."""
+        return self.lora.vision if self.lora.rank else not self.model.freeze_vision
 
     @property
     def rows_per_step(self) -> int:

@@ -30,15 +30,29 @@ def validate(config: RunConfig) -> None:
             f"optimizer.hpz_ranks {c.optimizer.hpz_ranks} does not divide the {c.placement.workers_per_node} ranks of "
             f"a node: use a divisor of {c.placement.workers_per_node}"
         )
+    for wrong, change in _refused_adapters(c):
+        if wrong:
+            raise ConfigError(change)
+    if c.optimizer.warmup_steps and c.optimizer.warmup_ratio:
+        raise ConfigError("optimizer.warmup_steps and optimizer.warmup_ratio are both set: set one to 0")
+    if unknown := set(c.rewards.judge_types.split(",")) - {"text", "math", "number", "letter"}:
+        raise ConfigError(f"rewards.judge_types: {min(unknown)!r} is none of text, math, number, letter")
     if c.method == "sft":
         if c.evaluation.pass_rate_samples:
             raise ConfigError("evaluation.pass_rate_samples needs the engine: set method to grpo")
+        if c.sft.batch_size < world:
+            raise ConfigError(
+                f"sft.batch_size {c.sft.batch_size} leaves some of the {world} ranks without a row in every step: use "
+                f"at least {world}"
+            )
         return
     if c.evaluation.temperature == 0 and c.evaluation.samples_per_prompt > 1:
         raise ConfigError(
             f"evaluation.samples_per_prompt is {c.evaluation.samples_per_prompt} at evaluation.temperature 0: greedy "
             "completions of a prompt are all the same; use 1, or a temperature above 0"
         )
+    if c.evaluation.benchmarks and c.evaluation.temperature == 0 and c.evaluation.pass_rate_samples > 1:
+        raise ConfigError("several greedy completions of a prompt are all the same: use one, or a temperature above 0")
     if c.rollout.samples_per_prompt < 2:
         raise ConfigError("rollout.samples_per_prompt is 1: a group of one has no advantage; use at least 2")
     if world % c.rollout.tensor_parallel:
@@ -60,6 +74,30 @@ def validate(config: RunConfig) -> None:
     for wrong, change in _refused(c.algorithm):
         if wrong:
             raise ConfigError(change)
+
+
+def _refused_adapters(c: RunConfig) -> list[tuple[bool, str]]:
+    """Adapters that would be trained or merged wrongly, and what to change."""
+    return [
+        (
+            c.lora.dora,
+            "lora.dora is not supported: its merge is not W + scale B A, which is what the engine is sent: set it to "
+            "false; lora.rslora is supported",
+        ),
+        (
+            bool(c.lora.dropout) and c.method == "grpo",
+            f"lora.dropout is {c.lora.dropout} with method grpo: the engine samples without it, so its logprobs would "
+            "not be the policy's; set it to 0",
+        ),
+        (
+            not c.lora.rank and (c.lora.vision or bool(c.lora.dropout)),
+            "lora.rank is 0, so there is no adapter for lora.vision and lora.dropout: set lora.rank, such as 16",
+        ),
+        (
+            bool(c.lora.rank) and c.lora.vision and c.model.freeze_vision,
+            "lora.vision trains adapters in the vision tower and model.freeze_vision freezes it: set one to false",
+        ),
+    ]
 
 
 def _refused(a: Algorithm) -> list[tuple[bool, str]]:

@@ -55,10 +55,11 @@ def cached(key: object, compute: Callable[[], np.ndarray], folder: Path | None =
     return values
 
 
-def usable_rows(config: RunConfig, lengths: np.ndarray) -> list[int]:
+def usable_rows(config: RunConfig, lengths: np.ndarray, path: str = "", split: str = "") -> list[int]:
     """Indices of the rows that can be trained on: the prompt fits, and with SFT there is a solution and both fit.
 
-    lengths: [rows, 2] of `measure`. Says how many are left out, and why. Raises ConfigError if none has a solution.
+    lengths: [rows, 2] of `measure`. path, split: whose, if not the training rows'. Says how many are left out, and why.
+    Raises ConfigError if none has a solution.
     """
     prompts, solutions = lengths[:, 0], lengths[:, 1]
     fits = prompts <= config.data.prompt_max_tokens
@@ -67,7 +68,8 @@ def usable_rows(config: RunConfig, lengths: np.ndarray) -> list[int]:
         solved = fits & (solutions > 0)
         if not solved.any():
             raise ConfigError(
-                f"{config.data.path} has no `solution` in split {config.data.split}: SFT needs worked solutions"
+                f"{path or config.data.path} has no `solution` in split {split or config.data.split}: SFT needs worked "
+                "solutions"
             )
         whole = solved & (prompts + solutions <= config.sft.max_tokens)
         reasons["no solution"] = int((fits & ~solved).sum())

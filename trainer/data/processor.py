@@ -133,6 +133,10 @@ class Prompter:
             ids += [token] * (next(counts, 0) if token == self.image_token_id else 1)
         return ids
 
+    def solution_ids(self, row: Row) -> list[int]:
+        """What supervised training learns of a row: its solution, closed by the end token."""
+        return self.tokenizer(row.solution, add_special_tokens=False)["input_ids"] + [self.eos_token_id]
+
     def lengths(
         self, chats: Sequence[list[dict[str, Any]]], images: Sequence[Sequence[bytes]], row_ids: Sequence[str]
     ) -> list[int]:

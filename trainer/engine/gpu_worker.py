@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -148,14 +148,15 @@ class Worker:
         size = lambda images: sum(3 * image.width * image.height for image in images)  # noqa: E731
         return self.images.get(("decoded", path, split, index), read, size)
 
-    def _prompt(self, index: int) -> Encoded:
-        """A training row as the policy reads it."""
+    def _prompt(self, index: int, path: str = "", split: str = "") -> Encoded:
+        """A row as the policy reads it, of the training split if no other is named."""
+        path, split = path or self.config.data.path, split or self.config.data.split
 
         def encode() -> Encoded:
-            row = self.train_set[index]
-            return self.prompter.encode(row, self._decoded(self.config.data.path, self.config.data.split, index, row))
+            row = self._dataset(path, split)[index]
+            return self.prompter.encode(row, self._decoded(path, split, index, row))
 
-        return self.images.get(("encoded", index), encode, lambda encoded: encoded.size_bytes)
+        return self.images.get(("encoded", path, split, index), encode, lambda encoded: encoded.size_bytes)
 
     def _request(self, path: str, split: str, index: int) -> Request:
         """A row as the engine reads it."""
@@ -228,9 +229,14 @@ class Worker:
             self.engine.sleep()
         self.policy.reload()
 
-    def logprobs(self, passes: list[list[TrainItem]], old: bool, reference: bool) -> dict[str, list[list[float]]]:
-        """Log-probabilities of the completions under policy and reference: `old`, `reference`; flat, per pass."""
-        found = self.policy.logprobs(ahead(self._batch, passes), old, reference)
+    def logprobs(
+        self, passes: list[list[TrainItem]], old: bool, reference: bool, path: str = "", split: str = ""
+    ) -> dict[str, list[list[float]]]:
+        """Log-probabilities of the completions under policy and reference: `old`, `reference`; flat, per pass.
+
+        path, split: where the items' rows are, if not in the training split.
+        """
+        found = self.policy.logprobs(ahead(lambda items: self._batch(items, path, split), passes), old, reference)
         return {name: [x.tolist() for x in parts] for name, parts in found.items()}
 
     def update(self, passes: list[list[TrainItem]], tokens: int, sequences: int, kl_coef: float) -> dict[str, float]:
@@ -260,11 +266,12 @@ class Worker:
             ref_logprobs=flat("ref_logprobs") if known("ref_logprobs") else None,
         )
 
-    def _batch(self, items: list[TrainItem]) -> MicroBatch:
-        return self._collate([(item.row, item.prompt_token_ids, item.token_ids) for item in items])
+    def _batch(self, items: list[TrainItem], path: str = "", split: str = "") -> MicroBatch:
+        return self._collate([(item.row, item.prompt_token_ids, item.token_ids) for item in items], path, split)
 
-    def _collate(self, parts: list[tuple[int, list[int], list[int]]]) -> MicroBatch:
-        return collate(parts, self._prompt, self.prompter.positions, self.prompter.image_token_id)
+    def _collate(self, parts: list[tuple[int, list[int], list[int]]], path: str = "", split: str = "") -> MicroBatch:
+        encoded = partial(self._prompt, path=path, split=split) if path else self._prompt
+        return collate(parts, encoded, self.prompter.positions)
 
     def _peak_memory_gib(self) -> float:
         if self.device.type == "cuda":

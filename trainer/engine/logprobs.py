@@ -16,7 +16,8 @@ LOGITS = 1 << 27
 
 
 class ChunkedLogprobs(torch.autograd.Function):
-    """(hidden [N, H], weight [V, H], targets [N]) -> log-probabilities [N], entropies [N] without gradient; fp32.
+    """(hidden [N, H], weight [V, H], targets [N]) -> log-probabilities [N]; without gradient entropies [N] and whether
+    the target is the most probable token [N], 1 or 0; fp32.
 
     Never more than `limit` logits at a time: the forward pass goes over tokens. The backward pass computes them again
     and goes over the vocabulary, so that each block's weight gradient is one product, written once, in the weight's own
@@ -26,27 +27,28 @@ class ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, banned: Tensor, temperature: float, limit: int
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """banned: bool [V]."""
         n, vocabulary = len(hidden), len(weight)
-        logprobs, entropies = hidden.new_empty((2, n), dtype=torch.float32)
+        logprobs, entropies, greedy = hidden.new_empty((3, n), dtype=torch.float32)
         log_z = torch.empty_like(logprobs)
         step = max(1, limit // vocabulary)
         for at in range(0, n, step):
             part = slice(at, at + step)
             logits = _logits(hidden[part], weight, banned, temperature)
             log_z[part] = z = logits.logsumexp(-1)
-            logprobs[part] = logits.gather(1, targets[part, None])[:, 0] - z
+            picked = logits.gather(1, targets[part, None])[:, 0]
+            logprobs[part], greedy[part] = picked - z, (picked >= logits.amax(-1)).float()
             p = (logits - z[:, None]).exp_()
             entropies[part] = z - p.mul_(logits.masked_fill_(banned, 0)).sum(-1)
         # The parameter itself is saved: ZeRO-3 lets go of its content and gathers it again before the backward pass.
         ctx.save_for_backward(hidden, weight, targets, banned, log_z)
         ctx.temperature, ctx.limit = temperature, limit
-        ctx.mark_non_differentiable(entropies)
-        return logprobs, entropies
+        ctx.mark_non_differentiable(entropies, greedy)
+        return logprobs, entropies, greedy
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Any) -> Any:  # ty: ignore[incompatible-method-override]
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:  # ty: ignore[incompatible-method-override]
         """[N] -> those of hidden and weight."""
         hidden, weight, targets, banned, log_z = ctx.saved_tensors
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
@@ -89,13 +91,13 @@ class LogprobHead(nn.Module):
         banned[banned_token_ids] = True
         self.register_buffer("banned", banned, persistent=False)
 
-    def forward(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden states [N, H] that predict `targets` [N] -> log-probabilities and entropies [N]."""
+    def forward(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Hidden states [N, H] that predict `targets` [N] -> log-probabilities, entropies, greedy hits [N]."""
         return ChunkedLogprobs.apply(hidden, self.weight, targets, self.banned, self.temperature, self.limit)
 
 
 class LogprobModel(nn.Module):
-    """forward(MicroBatch) -> log-probabilities and entropies [N] of the completion tokens, in float32.
+    """forward(MicroBatch) -> log-probabilities, entropies and greedy hits [N] of the completion tokens, in float32.
 
     The distribution is the one that the engine samples from: temperature applied, banned ids left out.
     """
@@ -104,31 +106,37 @@ class LogprobModel(nn.Module):
         super().__init__()
         self.model = model
         self.freeze_vision = freeze_vision
-        self.visual = getattr(model.model, "visual", None) and model.model.visual.__class__
+        self.has_vision = hasattr(model.model, "visual")
         attention.use(model)
         model.lm_head = LogprobHead(model.lm_head, banned_token_ids, temperature)
 
-    def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """[N], [N]."""
+    def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """[N], [N], [N]."""
         hidden = self._hidden(batch)
         return self.model.lm_head(hidden[0].index_select(0, batch.logits_at), batch.targets)
 
     def _hidden(self, batch: MicroBatch) -> Tensor:
-        """Last hidden states [1, T, H]. Every rank runs the tower, if need be on `dummy_image`."""
+        """Last hidden states [1, T, H]. Modules are called in one order on every rank, with an image or without: ZeRO-3
+        gathers by that order.
+
+        The library's forward pass puts the features where the architecture wants them: into the embeddings, and with
+        DeepStack into the first layers too.
+        """
         inner = self.model.model
         packed: Any = {"attention_mask": None, "use_cache": False, "layout": batch.layout}
-        if not self.visual:
+        if not self.has_vision:
             return inner(batch.input_ids, position_ids=batch.position_ids[0], **packed)[0]
-        embeds = inner.language_model.embed_tokens(batch.input_ids)
+        packed["position_ids"] = batch.position_ids
         pixels, grid = batch.pixel_values, batch.grid_thw
         if pixels is None:
             tower = self.model.config.vision_config
             dim = tower.in_channels * tower.temporal_patch_size * tower.patch_size**2
-            pixels, grid = (t.to(embeds.device) for t in dummy_image(dim, tower.spatial_merge_size))
+            pixels, grid = (t.to(batch.input_ids.device) for t in dummy_image(dim, tower.spatial_merge_size))
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.freeze_vision):
-            features = inner.visual(pixels.to(embeds.dtype), grid_thw=grid).pooler_output.to(embeds.dtype)
-        if batch.image_at is None:
-            embeds = embeds + 0.0 * features.sum()
-        else:
-            embeds = embeds[0].index_copy(0, batch.image_at, features)[None]
-        return inner.language_model(inputs_embeds=embeds, position_ids=batch.position_ids, **packed)[0]
+            features = inner.get_image_features(pixels, grid, return_dict=True)
+        if batch.pixel_values is not None:
+            return inner(batch.input_ids, mm_encoder_outputs={"image": features}, **packed)[0]
+        # Every parameter of the tower gets a gradient, if a zero one, and after the language model's, as with an image.
+        outputs = (features.pooler_output, *getattr(features, "deepstack_features", ()))
+        nothing = 0.0 * sum(part.sum() for output in outputs for part in output)
+        return inner(batch.input_ids, **packed)[0] + nothing

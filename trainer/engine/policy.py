@@ -1,4 +1,4 @@
-"""The policy under DeepSpeed ZeRO-3, and its frozen reference.
+"""The policy under DeepSpeed ZeRO-3, and its frozen reference: a second model, or the first without its adapters.
 
 `Policy` shards the model inside a `LogprobModel`, updates it, yields full weights group by group, and offloads its
 shards to save.
@@ -20,8 +20,10 @@ from trainer.algorithm.batching import MicroBatch, moved
 from trainer.algorithm.correction import mismatch, rollout_weights
 from trainer.algorithm.losses import LOG_RATIO, grpo_loss
 from trainer.algorithm.lr_schedule import learning_rate
+from trainer.algorithm.seeding import seed_of
 from trainer.checkpoint.manager import Shard
 from trainer.config import RunConfig
+from trainer.engine import lora
 from trainer.engine.logprobs import LogprobModel
 from trainer.engine.offload import States
 from trainer.engine.zero3 import FUNCTIONAL, GATHERS, LINEAR, exact_frequencies, frugal, quietly, zero3_config
@@ -81,8 +83,9 @@ class Policy:
         self.engine, self.zero = quietly(deepspeed.initialize, model=scorer, optimizer=optimizer, config=ds_config)[:2]
         self._states = States(self.zero, device)
         self.names: dict[str, Any] = {n.removeprefix("model."): p for n, p in scorer.named_parameters()}
-        self.reference: Any = None
-        if config.method == "grpo" and config.algorithm.kl_coef:
+        self._base, self._adapters = lora.adapters(self.names, scorer.model)
+        self.reference: Any = lora.Base(self.engine, list(self._adapters.values())) if config.lora.rank else None
+        if config.method == "grpo" and config.algorithm.kl_coef and not config.lora.rank:
             frozen = zero3_config(config, shape, inference=True)
             reference = self._scorer(frozen, banned_token_ids, temperature).requires_grad_(False).eval()
             self.reference = quietly(deepspeed.initialize, model=reference, config=frozen)[0]
@@ -102,8 +105,10 @@ class Policy:
         except ValueError:  # not a vision-language architecture
             hf = AutoModelForCausalLM.from_pretrained(model.path, **kwargs)
         exact_frequencies(hf)
-        scorer = LogprobModel(hf, banned, temperature, model.freeze_vision)
-        if model.freeze_vision and scorer.visual:
+        if self.config.lora.rank:
+            lora.inject(hf, self.config.lora, self.config.run.seed)
+        scorer = LogprobModel(hf, banned, temperature, not self.config.tower_trained)
+        if model.freeze_vision and scorer.has_vision:
             hf.model.visual.requires_grad_(False)
         return scorer.to(self.device)  # its buffers; DeepSpeed leaves a model that it sharded where it is
 
@@ -135,6 +140,8 @@ class Policy:
         rate = learning_rate(self.config.optimizer, self.updates, self.total_updates)
         for group in self.zero.param_groups:
             group["lr"] = rate
+        if self.config.lora.dropout:  # a resumed run drops the same
+            torch.manual_seed(seed_of(self.config.run.seed, "dropout", self.updates, self.rank))
         gathered, sums = GATHERS.bytes, torch.zeros(len(SUMS), device=self.device, dtype=torch.float64)
         largest = torch.zeros(len(LARGEST), device=self.device)
         for i, item in enumerate(batches):
@@ -157,7 +164,7 @@ class Policy:
     def _loss(self, item: TrainMicroBatch, kl_coef: float) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, the values of `SUMS`, and those of `LARGEST`; all on the device."""
         a, shares = self.config.algorithm, item.shares
-        logprobs, entropy = self.engine(item.batch)
+        logprobs, entropy, greedy = self.engine(item.batch)
         old = logprobs.detach() if item.old_logprobs is None else item.old_logprobs
         gap = torch.zeros_like(old) if item.rollout_logprobs is None else old - item.rollout_logprobs
         correction, beyond = None, torch.zeros_like(gap)
@@ -190,6 +197,7 @@ class Policy:
             "ratio/clamped_fraction": loss.clamped,
             "ratio/mean": loss.ratio,
             "entropy/mean": (shares * entropy).sum(),
+            "loss/token_accuracy": (shares * greedy).sum(),
             "mismatch/corrected_fraction": (shares * beyond).sum(),
             **mismatch(gap, shares),
         }
@@ -199,13 +207,16 @@ class Policy:
     # --- weights out, states away
 
     def weight_groups(self, bucket_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-        """Full weights in the model's own dtype and Hugging Face names, a group of layers at a time, on every rank.
+        """Full weights in the model's own dtype and Hugging Face names, a group of layers at a time, on every rank;
+        adapters are merged in.
 
         A group's tensors are only valid until the next one is asked for. Peak: a bucket, or the largest parameter.
         """
-        for bucket in _buckets(list(self.names.items()), bucket_bytes):
-            with deepspeed.zero.GatheredParameters([p for _, p in bucket], modifier_rank=None):
-                yield [(name, p.data) for name, p in bucket]
+        for bucket in _buckets(self._base, bucket_bytes):
+            layers = [(name, p, self._adapters.get(name)) for name, p in bucket]
+            parts = [part for _, p, layer in layers for part in (p, *lora.factors(layer))]
+            with deepspeed.zero.GatheredParameters(parts, modifier_rank=None):
+                yield [(name, lora.merged(p.data, layer)) for name, p, layer in layers]
 
     def offload(self) -> None:
         """Moves fp32 weights and Adam's moments to host memory to free GPU memory for the engine (CUDA only)."""
@@ -280,6 +291,7 @@ SUMS = (
     "ratio/clamped_fraction",
     "ratio/mean",
     "entropy/mean",
+    "loss/token_accuracy",
     "mismatch/logprob_abs_mean",
     "mismatch/kl",
     "mismatch/kl_reverse",

@@ -77,6 +77,9 @@ class InProcessEngine(WeightTransferEngine[NoInit, Weights]):
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
+        # Qwen3-VL adds these to tokens without an image too. They are no buffers: sleep level 2 loses their zeros.
+        for scratch in getattr(self.model, "deepstack_input_embeds", None) or ():
+            scratch.zero_()
         if not self._head_came:
             self._retie()
 

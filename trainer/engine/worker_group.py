@@ -136,12 +136,18 @@ class Workers:
                 print(f"data: {done} of {rows} rows of {split} measured", flush=True)
         return out
 
-    def with_logprobs(self, items: Sequence[TrainItem], *, old: bool, reference: bool) -> list[TrainItem]:
-        """The items with log-probabilities of the policy as it stands and of the reference, in large passes."""
+    def with_logprobs(
+        self, items: Sequence[TrainItem], *, old: bool, reference: bool, path: str = "", split: str = ""
+    ) -> list[TrainItem]:
+        """The items with log-probabilities of the policy as it stands and of the reference, in large passes.
+
+        path, split: where the items' rows are, if not in the training split.
+        """
         if not (old or reference):
             return list(items)
         plan = self._schedule(items, self.facts["logprob_tokens"])
-        parts = self.each("logprobs", [([[items[i] for i in p] for p in rank], old, reference) for rank in plan])
+        passes = [[[items[i] for i in p] for p in rank] for rank in plan]
+        parts = self.each("logprobs", [(mine, old, reference, path, split) for mine in passes])
         fields: dict[int, dict[str, list[float]]] = {i: {} for i in range(len(items))}
         for rank, found in zip(plan, parts, strict=True):
             for name, passes in found.items():

@@ -1,7 +1,7 @@
 """Which models are trained. Any other is refused by name: it may load and train and still be computed wrongly.
 
-Qwen2.5-VL is the same in policy and engine by tests/engine/test_parity.py; the text models are its language model
-without the tower, and have no case of their own there yet. A new row of `SUPPORTED` takes such a case.
+A row of `SUPPORTED` takes a case in tests/engine/test_parity.py (policy and engine are the same model) and one in
+tests/engine/test_packing.py (packed gradients are those of the padded computation).
 """
 
 from __future__ import annotations
@@ -12,14 +12,27 @@ from typing import Any
 
 from trainer.errors import ConfigError
 
-SUPPORTED = {"qwen2_5_vl": "Qwen2.5-VL", "qwen2": "Qwen2 and Qwen2.5 (text)"}
+SUPPORTED = {
+    "qwen2_5_vl": "Qwen2.5-VL",
+    "qwen3_vl": "Qwen3-VL",
+    "qwen2": "Qwen2 and Qwen2.5 (text)",
+    "qwen3": "Qwen3 (text)",
+    "llama": "Llama (text)",
+}
 """By `model_type` of config.json."""
+_GATED_DELTA = (
+    "its gated delta-net layers carry their state from one packed sample into the next, and parity with the engine is "
+    "not shown"
+)
 MISSING = {
-    "qwen3_vl": "the policy drops its DeepStack features, so every hidden state is wrong",
-    "qwen3_vl_moe": "the policy drops its DeepStack features, and experts are not trained",
+    "qwen3_5": _GATED_DELTA,
+    "qwen3_5_text": _GATED_DELTA,
+    "qwen3_5_moe": f"{_GATED_DELTA}, and experts have no parity test",
+    "qwen3_next": f"{_GATED_DELTA}, and experts have no parity test",
+    "qwen3_vl_moe": "its experts have no parity test",
+    "qwen3_moe": "its experts have no parity test",
     "qwen2_vl": "its vision tower has no parity test",
     "qwen2_5_omni": "its audio tower is not fed, and there is no parity test",
-    "qwen3": "it has no parity test",
 }
 """What is known to be lacking; any other architecture has just not been tested."""
 
@@ -29,10 +42,12 @@ def check(path: str, config: dict[str, Any]) -> None:
     kind = str(config.get("model_type", ""))
     if kind and kind not in SUPPORTED:
         _refuse(path, kind)
+    if (config.get("text_config") or config).get("use_sliding_window"):
+        raise ConfigError(f"model.path {path}: layers with sliding windows are not supported; use a model without")
 
 
 def check_path(path: str) -> None:
-    """The same for a local folder that has a config.json, or by name for a hub id such as `Qwen/Qwen3-VL-8B`."""
+    """The same for a local folder that has a config.json, or by name for a hub id such as `Qwen/Qwen3.5-9B`."""
     file = Path(path) / "config.json"
     if file.is_file():
         return check(path, json.loads(file.read_text()))

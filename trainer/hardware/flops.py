@@ -1,4 +1,4 @@
-"""FLOPs of Qwen2.5 and Qwen2.5-VL per phase, and what share of the GPUs' peak that is. Pure arithmetic, no torch.
+"""FLOPs of a model per phase, and what share of the GPUs' peak that is. Pure arithmetic, no torch.
 
 Counted are matrix multiplications (2 FLOPs per multiply-add) with causal attention, as in PaLM's appendix B (arXiv
 2204.02311) less the half of the attention that a causal kernel skips. Not counted: norms, activations, softmax, rotary
@@ -62,9 +62,9 @@ def language_flops(s: Shape, tokens: int) -> int:
 def vision_flops(s: Shape, grids: Iterable[Grid]) -> int:
     """Forward pass of the vision tower.
 
-    Per patch: the embedding, and in every block qkv, the output projection and a gated MLP. Attention is not causal:
-    all patches of a frame in `full`, in the others a window of window / patch per side, smaller at the edges.
-    The merger maps merge^2 patches together through two matrices.
+    Per patch: the embedding, and in every block qkv, the output projection and the MLP. Attention is not causal: all
+    patches of a frame in `full`, in the others a window of window / patch per side, smaller at the edges. The merger,
+    and those of DeepStack, map merge^2 patches together through two matrices.
     """
     v = s.vision
     if v is None:
@@ -73,14 +73,14 @@ def vision_flops(s: Shape, grids: Iterable[Grid]) -> int:
     for frames, height, width in grids:
         patches = frames * height * width
         embed = 2 * v.channels * v.temporal * v.patch**2 * v.hidden
-        block = 2 * (4 * v.hidden**2 + 3 * v.hidden * v.intermediate)
+        block = 2 * (4 * v.hidden**2 + (3 if v.gated else 2) * v.hidden * v.intermediate)
         total += patches * (embed + v.depth * block)
         side = v.window // v.patch // v.merge * v.merge
         windows = _squares(height, side) * _squares(width, side)
         seen = v.full * (height * width) ** 2 + (v.depth - v.full) * windows
         total += 4 * v.hidden * frames * seen
         merged = v.hidden * v.merge**2
-        total += patches // v.merge**2 * 2 * merged * (merged + s.hidden)
+        total += (1 + v.deepstack) * patches // v.merge**2 * 2 * merged * (merged + s.hidden)
     return total
 
 
@@ -134,17 +134,22 @@ class Work:
     """With what is computed again: HFU."""
 
 
-def train_flops(s: Shape, sequences: Iterable[Completed], recompute: bool, freeze_vision: bool) -> Work:
-    """Forward and backward pass; backward costs twice the forward.
+def train_flops(
+    s: Shape, sequences: Iterable[Completed], recompute: bool, freeze_vision: bool, adapters: bool = False
+) -> Work:
+    """Forward and backward pass; backward costs twice the forward, once for weights that only carry adapters (their own
+    products, a percent or so, are not counted).
 
     recompute: gradient checkpointing runs the forward pass of every block again, the logits not. freeze_vision: the
     tower runs forward only.
     """
     model = hardware = 0
     for q in sequences:
-        tower, layers = vision_flops(s, q.grids), language_flops(s, q.prompt + q.completion)
-        tower_passes, again = (1, 0) if freeze_vision else (3, int(recompute))
-        model += tower_passes * tower + 3 * (layers + head_flops(s, q.completion))
+        tokens = q.prompt + q.completion
+        tower, layers, attention = vision_flops(s, q.grids), language_flops(s, tokens), attention_flops(s, 1, tokens)
+        passes = 2 if adapters else 3
+        tower_passes, again = (1, 0) if freeze_vision else (passes, int(recompute))
+        model += tower_passes * tower + passes * (layers - attention + head_flops(s, q.completion)) + 3 * attention
         hardware += again * tower + int(recompute) * layers
     return Work(model, model + hardware)
 
@@ -186,6 +191,7 @@ def step_metrics(
     old_logprobs: bool = False,
     recompute: bool = True,
     freeze_vision: bool = False,
+    adapters: bool = False,
     shared_prompts: bool = True,
 ) -> dict[str, float]:
     """`perf/mfu_rollout`, `perf/mfu_train` and `perf/hfu_train` of a GRPO step; {} where the peak is not known.
@@ -194,7 +200,7 @@ def step_metrics(
     where `old_logprobs`. times: as `Phases.take` gives them.
     """
     rollout = rollout_flops(s, sequences, shared_prompts)
-    train, forward = train_flops(s, sequences, recompute, freeze_vision), logprob_flops(s, sequences)
+    train, forward = train_flops(s, sequences, recompute, freeze_vision, adapters), logprob_flops(s, sequences)
     passes = forward * (epochs * reference + old_logprobs)
     found = {
         "perf/mfu_rollout": utilisation(rollout, times.get("time/rollout_s", 0.0), devices, peak),

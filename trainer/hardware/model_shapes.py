@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trainer.errors import ConfigError
 from trainer.hardware import architectures
@@ -15,8 +15,10 @@ from trainer.hardware import architectures
 
 @dataclass(frozen=True, kw_only=True)
 class Vision:
-    """Qwen2.5-VL's vision tower."""
+    """A vision tower of Qwen2.5-VL: windows, gated MLPs, RMSNorms; or of Qwen3-VL: learned positions, MLPs of two
+    matrices, LayerNorms, DeepStack."""
 
+    kind: Literal["qwen2_5_vl", "qwen3_vl"] = "qwen2_5_vl"
     hidden: int = 1280
     depth: int = 32
     intermediate: int = 3420
@@ -28,15 +30,28 @@ class Vision:
     window: int = 112
     """Side of the squares within which most blocks attend, pixels."""
     full: int = 4
-    """Blocks that attend to the whole image."""
+    """Blocks that attend to the whole image; of a Qwen3-VL all do."""
+    positions: int = 0
+    """Learned ones."""
+    deepstack: int = 0
+    """Blocks whose output a merger of its own brings to the language model."""
+
+    @property
+    def gated(self) -> bool:
+        return self.kind == "qwen2_5_vl"
 
     def sizes(self, out: int) -> list[int]:
-        """Elements of each parameter: patch embedding, blocks (norms, qkv, attention's output and gated MLP, with
-        biases), merger to width `out`."""
+        """Elements of each parameter: patch embedding, positions, blocks (norms, qkv, attention's output and MLP, with
+        biases), mergers to width `out`."""
         h, i, merged = self.hidden, self.intermediate, self.hidden * self.merge**2
-        block = [h, h, 3 * h * h, 3 * h, h * h, h, h * i, i, h * i, i, h * i, h]
-        merger = [h, merged * merged, merged, merged * out, out]
-        return [self.channels * self.temporal * self.patch**2 * h, *block * self.depth, *merger]
+        patches, attention = self.channels * self.temporal * self.patch**2 * h, [3 * h * h, 3 * h, h * h, h]
+        merger = [merged * merged, merged, merged * out, out]
+        if self.gated:
+            block = [h, h, *attention, h * i, i, h * i, i, h * i, h]
+            return [patches, *block * self.depth, h, *merger]
+        block = [h, h, h, h, *attention, h * i, i, i * h, h]
+        deepstack = [merged, merged, *merger] * self.deepstack
+        return [patches, h, self.positions * h, *block * self.depth, h, h, *merger, *deepstack]
 
     def parameters(self, out: int) -> int:
         return sum(self.sizes(out))
@@ -44,7 +59,7 @@ class Vision:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A Qwen2.5 language model, with or without a vision tower."""
+    """A dense language model of Qwen2.5, Qwen3 or Llama, with or without a vision tower."""
 
     hidden: int
     layers: int
@@ -55,13 +70,18 @@ class Shape:
     tied: bool = False
     """Output layer shares the embedding's weights."""
     head_dim: int = 128
+    qkv_bias: bool = True
+    """As Qwen2.5 has."""
+    qk_norm: bool = False
+    """Norms of each head's queries and keys, as Qwen3 has."""
     vision: Vision | None = None
 
     @property
     def layer_sizes(self) -> list[int]:
-        """Elements of each parameter of a decoder layer: q, k, v with biases, o, gated MLP, two norms."""
+        """Elements of each parameter of a decoder layer: q, k, v, o, gated MLP, norms."""
         h, q, kv = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return [h * q, q, h * kv, kv, h * kv, kv, q * h, *[h * self.intermediate] * 3, h, h]
+        extra = [q, kv, kv] * self.qkv_bias + [self.head_dim] * 2 * self.qk_norm
+        return [h * q, h * kv, h * kv, q * h, *[h * self.intermediate] * 3, h, h, *extra]
 
     @cached_property
     def layer_parameters(self) -> int:
@@ -97,7 +117,17 @@ class Shape:
 
 
 _TOWER, _LARGE_TOWER = Vision(), Vision(intermediate=3456)
+_QWEN3_VL = Vision(kind="qwen3_vl", patch=16, hidden=1024, depth=24, intermediate=4096, positions=2304, deepstack=3)
+_LARGE_QWEN3_VL = replace(_QWEN3_VL, hidden=1152, depth=27, intermediate=4304)
+_QWEN3 = Shape(hidden=2048, layers=28, heads=16, kv_heads=8, intermediate=6144, vocabulary=151936, tied=True,
+               qkv_bias=False, qk_norm=True)  # fmt: skip
 KNOWN = {
+    "Qwen/Qwen3-VL-2B-Instruct": replace(_QWEN3, vision=_QWEN3_VL),
+    "Qwen/Qwen3-VL-4B-Instruct": replace(_QWEN3, hidden=2560, layers=36, heads=32, intermediate=9728, vision=_QWEN3_VL),
+    "Qwen/Qwen3-VL-8B-Instruct": replace(_QWEN3, hidden=4096, layers=36, heads=32, intermediate=12288, tied=False,
+                                         vision=_LARGE_QWEN3_VL),
+    "Qwen/Qwen3-VL-32B-Instruct": replace(_QWEN3, hidden=5120, layers=64, heads=64, intermediate=25600, tied=False,
+                                          vision=_LARGE_QWEN3_VL),
     "Qwen/Qwen2.5-VL-3B-Instruct": Shape(hidden=2048, layers=36, heads=16, kv_heads=2, intermediate=11008,
                                          vocabulary=151936, tied=True, vision=_TOWER),
     "Qwen/Qwen2.5-VL-7B-Instruct": Shape(hidden=3584, layers=28, heads=28, kv_heads=4, intermediate=18944,
@@ -165,9 +195,9 @@ def from_config_of(path: str, config: dict[str, Any]) -> Shape:
 
 
 def from_config(config: dict[str, Any]) -> Shape:
-    """The shape in a Hugging Face config.json of Qwen2.5 or Qwen2.5-VL, the text model's keys nested or at the top."""
-    text = config.get("text_config") or config
-    vision = config.get("vision_config")
+    """The shape in a Hugging Face config.json of a supported model, the text model's keys nested or at the top."""
+    text, vision, kind = config.get("text_config") or config, config.get("vision_config"), config.get("model_type", "")
+    qwen3 = kind.startswith("qwen3")
     return Shape(
         hidden=text["hidden_size"],
         layers=text["num_hidden_layers"],
@@ -177,8 +207,11 @@ def from_config(config: dict[str, Any]) -> Shape:
         vocabulary=text["vocab_size"],
         tied=config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)),
         head_dim=text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"],
+        qkv_bias=not qwen3 and (kind != "llama" or bool(text.get("attention_bias"))),
+        qk_norm=qwen3,
         vision=vision
         and Vision(
+            kind="qwen3_vl" if qwen3 else "qwen2_5_vl",
             hidden=vision["hidden_size"],
             depth=vision["depth"],
             intermediate=vision["intermediate_size"],
@@ -188,6 +221,8 @@ def from_config(config: dict[str, Any]) -> Shape:
             temporal=vision.get("temporal_patch_size", 2),
             heads=vision.get("num_heads", 16),
             window=vision.get("window_size", 112),
-            full=len(vision.get("fullatt_block_indexes", (7, 15, 23, 31))),
+            full=vision["depth"] if qwen3 else len(vision.get("fullatt_block_indexes", (7, 15, 23, 31))),
+            positions=vision.get("num_position_embeddings", 0),
+            deepstack=len(vision.get("deepstack_visual_indexes", ())),
         ),
     )

@@ -12,9 +12,11 @@ import psutil
 from trainer.checkpoint.layout import local_dir
 from trainer.checkpoint.writer import held_bytes
 from trainer.config import ConfigError, RunConfig, validate_saving
+from trainer.config.budget import trained
 from trainer.data.dataset import Dataset
 from trainer.hardware import architectures
 from trainer.hardware.host_memory import worker_bytes
+from trainer.hardware.model_shapes import shape_of
 
 BYTES_PER_PARAMETER = 32
 """Of a CPU worker in fp32, one rank: weights, master, two moments, gradient, reference, engine, gathered copy."""
@@ -86,6 +88,8 @@ def _disk(config: RunConfig, weights: int) -> None:
     while not folder.exists():
         folder = folder.parent
     parameters = weights / (2 if config.model.dtype == "bf16" else 4)
+    if config.lora.rank and weights and (shape := shape_of(config.model.path)):
+        parameters = trained(config, shape)
     kept = config.checkpoint.keep_last + config.checkpoint.keep_best + 1
     need = parameters * CHECKPOINT_BYTES_PER_PARAMETER * kept / config.placement.nodes
     held = held_bytes(local_dir(config))  # a resumed run's own are among the kept ones

@@ -35,12 +35,19 @@ NAMES: dict[str, Name] = {
     "reward/overlong": Name(
         "reward", "Mean of the overlong penalty, 0 to -1, before its weight (`algorithm.overlong_buffer`)."
     ),
+    "reward/tags": Name(
+        "fraction", "Mean share of the four think and answer tags that stand exactly once (`rewards.tags_weight`)."
+    ),
+    "reward/length": Name("reward", "Mean of brevity within the group, 0.5 to -0.5 (`rewards.length_weight`)."),
+    "reward/repetition": Name("reward", "Mean of the repetition penalty, 0 to -1 (`rewards.repetition_weight`)."),
+    "reward/judged_fraction": Name("fraction", "Share of completions that the judge decided (`rewards.judge_url`)."),
     "group/sampled": Name("prompts", "Prompts asked in the step, over all rounds of dynamic sampling."),
     "group/surplus": Name("prompts", "Those of them whose completions earned unequal rewards and were not trained on."),
     "group/trained_zero_std": Name("prompts", "Groups of equal reward trained on: no round was left to replace them."),
     # --- the update
     "loss/total": Name("loss", "What was minimised: policy + kl_coef * KL. Mean over the step's updates."),
     "loss/nll": Name("nats/token", "Mean negative log-probability of the completion tokens under the policy."),
+    "loss/token_accuracy": Name("fraction", "Share of completion tokens that are the policy's most probable ones."),
     "loss/policy": Name("loss", "The surrogate. With PPO's, near 0 by construction where each step is one update."),
     "kl/mean": Name("nats/token", "The estimate of the KL from policy to reference, before kl_coef."),
     "kl/coef": Name("", "`algorithm.kl_coef` as steered towards `algorithm.kl_target`; absent where it is fixed."),
@@ -83,6 +90,8 @@ NAMES: dict[str, Name] = {
     "eval/too_long": Name("rows", "Prompts on it that are too long for the engine: not asked, counted as wrong."),
     "eval/response_tokens_mean": Name("tokens", "Mean completion length on it."),
     "eval/truncated_fraction": Name("fraction", "Share of completions on it cut at their longest."),
+    "eval/loss": Name("nats/token", "Mean cross-entropy of the solutions on the held-out split; method sft."),
+    "eval/left_out": Name("rows", "Rows of it left out: too long, or without a solution; method sft."),
     # --- supervised fine-tuning
     "sft/loss": Name("nats/token", "Mean cross-entropy of the completion tokens."),
     # --- time
@@ -111,6 +120,8 @@ NAMES: dict[str, Name] = {
     "perf/host_memory_fraction": Name("fraction", "Share of the head node's memory in use."),
     "perf/peak_memory_gib": Name("GiB", "Largest memory of a worker so far: of its GPU, or of its process on CPU."),
     "perf/grader_restarts": Name("count", "Grader processes killed and replaced so far."),
+    "perf/judge_requests": Name("count", "Requests sent to the judge since the start of the process."),
+    "perf/judge_remembered": Name("count", "Answers that it had judged before, since then."),
     "perf/checkpoint_save_s": Name("s", "The last save from start to commit, upload included."),
     "perf/checkpoint_stall_s": Name("s", "What it held the loop up."),
     "perf/checkpoint_gib": Name("GiB", "Its size over all ranks."),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, get_args
 
+from trainer.algorithm.batching import TrainItem
 from trainer.algorithm.credit import Batch
 from trainer.algorithm.records import Outcome, Sample, Verdict
 from trainer.config import RunConfig
@@ -50,13 +52,19 @@ def throughput(stats: dict[str, float], times: dict[str, float], world_size: int
 
 
 def utilisation(
-    config: RunConfig, shape: Shape, peak: float, image_token_id: int, samples: list[Sample], times: dict[str, float]
+    config: RunConfig,
+    shape: Shape,
+    peak: float,
+    image_token_id: int,
+    samples: Sequence[Sample | TrainItem],
+    times: dict[str, float],
 ) -> dict[str, float]:
     """Model and hardware FLOPs utilisation per phase. peak: of one GPU, FLOP/s."""
     sequences = [
-        Completed(len(s.prompt_token_ids), len(s.token_ids), image_grids(s.prompt_token_ids, image_token_id), s.group)
+        Completed(len(s.prompt_token_ids), len(s.token_ids), image_grids(s.prompt_token_ids, image_token_id), s.row)
         for s in samples
     ]
+    grpo = config.method == "grpo"
     algorithm = config.algorithm
     return step_metrics(
         shape,
@@ -64,11 +72,12 @@ def utilisation(
         times,
         config.placement.world_size,
         peak,
-        epochs=algorithm.epochs,
-        reference=bool(algorithm.kl_coef),
-        old_logprobs=config.old_logprobs,
+        epochs=algorithm.epochs if grpo else 1,
+        reference=grpo and bool(algorithm.kl_coef),
+        old_logprobs=grpo and config.old_logprobs,
         recompute=config.model.gradient_checkpointing,
-        freeze_vision=config.model.freeze_vision,
+        freeze_vision=not config.tower_trained,
+        adapters=bool(config.lora.rank),
         shared_prompts=config.rollout.prefix_caching,
     )
 
@@ -111,6 +120,7 @@ def one_line(step: int, stats: dict[str, float]) -> str:
         ("len", "tokens/response_mean", ".1f"),
         ("mismatch", "mismatch/logprob_abs_mean", ".1e"),
         ("eval", "eval/accuracy", ".3f"),
+        ("eval", "eval/loss", ".4f"),
         ("s", "time/step_s", ".2f"),
     ):
         if name in stats:

@@ -17,7 +17,8 @@ from trainer.algorithm.records import Outcome, Verdict
 from trainer.config import ConfigError
 from trainer.rewards import remote
 from trainer.rewards.grading import grader
-from trainer.rewards.grading.extraction import final_answer, format_reward
+from trainer.rewards.grading.extraction import MAX_BOX_CHARS, final_answer, format_reward
+from trainer.rewards.judge import Case, Judge
 from trainer.rewards.process_pool import ProcessPool
 
 MAX_REMEMBERED = 100_000
@@ -40,6 +41,8 @@ class Batch:
     futures: dict[tuple[str, ...], Future[Any]] = field(default_factory=dict)
     members: dict[tuple[str, ...], list[int]] = field(default_factory=dict)
     """Task -> the rows that wait for it."""
+    cases: dict[int, Case] = field(default_factory=dict)
+    """By row, what the judge is asked if the rules call it wrong."""
 
 
 class Scorer:
@@ -54,7 +57,12 @@ class Scorer:
     def __init__(self, config: configuration.Rewards):
         if config.function and config.remote_url:
             raise ConfigError("rewards.function and rewards.remote_url are both set: unset one")
+        if config.judge_url and (config.function or config.remote_url):
+            other = "function" if config.function else "remote_url"
+            raise ConfigError(f"rewards.judge_url and rewards.{other} are both set: unset one (a server has its own)")
         self.config = config
+        self._judge = Judge(config) if config.judge_url else None
+        self._judged_types = config.judge_types.split(",")
         self._remote = remote.Client(config) if config.remote_url else None
         self._pool = ProcessPool(config.workers, config.deadline_s, config.function)
         self._known: dict[tuple[str, ...], Verdict] = {}
@@ -88,7 +96,7 @@ class Scorer:
             raise ValueError(f"{lengths}, {len(questions)} questions: lengths must agree")
         if self._remote is not None:
             graded = self._remote.grade(texts, references, answer_types, questions)
-            return self._outcomes(texts, graded, 0)
+            return self._outcomes(texts, graded, 0, 0)
         return self.finish(self.begin(texts, references, answer_types, questions))
 
     def begin(
@@ -102,6 +110,8 @@ class Scorer:
                 continue
             content, hedged = final_answer(row[0])
             verdict: Verdict | None = "no_answer"
+            if self._judge and content and not hedged and row[2] in self._judged_types:
+                batch.cases[i] = (content[:MAX_BOX_CHARS], row[1], row[3])
             if content is not None:
                 verdict = grader.decide_fast("" if hedged else content, *row[1:])  # ty: ignore[invalid-argument-type]
                 verdict = verdict or self._known.get((content, *row[1:]))
@@ -113,7 +123,7 @@ class Scorer:
         return batch
 
     def finish(self, batch: Batch) -> list[Outcome]:
-        """Waits for the processes. Raises TimeoutRateError."""
+        """Waits for the processes, then asks the judge. Raises TimeoutRateError, and ConfigError as the judge does."""
         for task, members in batch.members.items():
             verdict, accuracy = batch.futures[task].result()
             if task[0] == "grade" and verdict in ("correct", "wrong"):
@@ -123,7 +133,12 @@ class Scorer:
             for i in members:
                 batch.graded[i] = (verdict, accuracy)
         slow = sum(map(len, batch.members.values()))
-        return self._outcomes(batch.texts, [g for g in batch.graded if g is not None], slow)
+        graded = [g for g in batch.graded if g is not None]
+        if self._judge is not None:
+            asked = [i for i in batch.cases if graded[i][0] == "wrong"]
+            for i, verdict in zip(asked, self._judge.verdicts([batch.cases[i] for i in asked]), strict=True):
+                graded[i] = (verdict, float(verdict == "correct"))
+        return self._outcomes(batch.texts, graded, slow, len(asked) if self._judge else 0)
 
     def reference_errors(
         self, references: Sequence[str], answer_types: Sequence[str], questions: Sequence[str] | None = None
@@ -140,7 +155,10 @@ class Scorer:
 
     def stats(self) -> dict[str, float]:
         """Shares of the last batch by verdict, and how many workers had to be replaced since the start."""
-        return {**self._last, "perf/grader_restarts": float(self._pool.restarts)}
+        found = {**self._last, "perf/grader_restarts": float(self._pool.restarts)}
+        if self._judge is not None:
+            found |= {"perf/judge_requests": self._judge.requests, "perf/judge_remembered": self._judge.remembered}
+        return found
 
     def close(self) -> None:
         self._pool.close()
@@ -151,22 +169,24 @@ class Scorer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _outcomes(self, texts: Sequence[str], graded: Sequence[Graded], slow: int) -> list[Outcome]:
+    def _outcomes(self, texts: Sequence[str], graded: Sequence[Graded], slow: int, judged: int) -> list[Outcome]:
         outcomes = []
         for text, (verdict, accuracy) in zip(texts, graded, strict=True):
             form = format_reward(text)
             reward = self.config.accuracy_weight * accuracy + self.config.format_weight * form
             outcomes.append(Outcome(verdict, accuracy, form, reward))
-        self._count(outcomes, slow)
+        self._count(outcomes, slow, judged)
         return outcomes
 
-    def _count(self, outcomes: list[Outcome], slow: int) -> None:
+    def _count(self, outcomes: list[Outcome], slow: int, judged: int) -> None:
         if not outcomes:
             return
         counts = Counter(o.verdict for o in outcomes)
         share = {v: counts[v] / len(outcomes) for v in ("timeout", "error", "no_answer")}
         self._last = {f"reward/{v}_rate": s for v, s in share.items()}
         self._last["reward/algebra_fraction"] = slow / len(outcomes)
+        if self._judge is not None:
+            self._last["reward/judged_fraction"] = judged / len(outcomes)
         if share["timeout"] > self.config.max_timeout_rate:
             raise TimeoutRateError(
                 f"{counts['timeout']} of {len(outcomes)} completions timed out in the grader, more than "

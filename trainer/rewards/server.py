@@ -230,7 +230,7 @@ def create_app(settings: config.Rewards, limits: Limits | None = None, token: st
             columns = asked.completions, asked.references, asked.answer_types, asked.questions
             batch = await run_in_threadpool(scorer.begin, *columns)
             await asyncio.gather(*map(asyncio.wrap_future, batch.futures.values()))
-            outcomes = scorer.finish(batch)
+            outcomes = await run_in_threadpool(scorer.finish, batch)
         finally:
             held["completions"] -= len(asked.completions)
         verdicts.update(o.verdict for o in outcomes)

@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from trainer.config import ConfigError, RunConfig
+from trainer.config.budget import trained
 from trainer.hardware.host_memory import worker_bytes
 from trainer.hardware.model_shapes import shape_of
 from trainer.node.preflight import targets
@@ -117,20 +118,20 @@ def count_gpus(env: Mapping[str, str] = os.environ) -> int | None:
 # --- disks ------------------------------------------------------------------------------------------------------------
 
 
-def parameters_of(path: str) -> int:
-    """Parameters of a known hub model or of a local folder with a config.json; 0 if unknown."""
+def parameters_of(config: RunConfig) -> tuple[int, int]:
+    """Parameters of a known hub model or of a local folder with a config.json, and how many are trained; 0: unknown."""
     try:
-        shape = shape_of(path)
+        shape = shape_of(config.model.path)
     except (ConfigError, KeyError, ValueError):
-        return 0
-    return shape.parameters if shape else 0
+        return 0, 0
+    return (shape.parameters, trained(config, shape)) if shape else (0, 0)
 
 
 def disk_needs(config: RunConfig, env: Mapping[str, str], alone: bool) -> list[tuple[str, Path, int]]:
     """(purpose, folder, bytes) that the run will write on a node. What earlier attempts wrote counts as free."""
-    run_dir, parameters = Path(config.run.dir).absolute(), 0 if alone else parameters_of(config.model.path)
+    run_dir, (parameters, learning) = Path(config.run.dir).absolute(), (0, 0) if alone else parameters_of(config)
     kept = config.checkpoint.keep_last + config.checkpoint.keep_best + 1
-    checkpoints = parameters * CHECKPOINT_BYTES_PER_PARAMETER * kept // config.placement.nodes
+    checkpoints = learning * CHECKPOINT_BYTES_PER_PARAMETER * kept // config.placement.nodes
     held = sum(f.stat().st_size for f in (run_dir / "checkpoints").rglob("*") if f.is_file())
     needs = [("run", run_dir, int(targets.FREE_DISK_GIB.value * GIB) + max(0, checkpoints - held))]
     if parameters and not Path(config.model.path).exists():
@@ -256,7 +257,7 @@ def _disks(config: RunConfig, node: NodeEnvironment, disks: tuple[Disk, ...], al
 
 
 def _disk_speed(config: RunConfig, disk: Disk, rank: tuple[int, ...], alone: bool) -> Finding:
-    parameters = 0 if alone else parameters_of(config.model.path)
+    parameters = 0 if alone else parameters_of(config)[1]
     size = parameters * CHECKPOINT_BYTES_PER_PARAMETER / config.placement.nodes
     speed, limit = disk.write_bytes_per_s, targets.CHECKPOINT_WRITE_S.value
     figure, target = f"{speed / 1e6:.0f} MB/s", f"a checkpoint in {limit:.0f} s"

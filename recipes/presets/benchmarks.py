@@ -1,0 +1,73 @@
+"""`launch.py evaluate`: a recipe, a model or a run on published benchmarks."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from pathlib import Path
+
+from recipes.presets import RECIPES
+from recipes.presets.parts import TEXT_MODELS, VISION_MODELS
+from trainer.config import ConfigError
+from trainer.hardware import model_shapes
+
+BENCHMARKS = {
+    "mathvista": "mathvista",
+    "mathverse": "mathverse",
+    "mathvision": "mathvision",
+    "mmmu-pro": "mmmu-pro",
+    "geometry3k": "geometry3k-test",
+    "gsm8k": "gsm8k-test",
+    "math-500": "math-500",
+}
+"""By name, what `data prepare` calls their rows."""
+FALLBACK = "grpo-qwen2.5-vl-3b-mathv60k"
+"""Its machine, one 80 GB GPU, for a model that no recipe trains."""
+
+
+def settings(names: str, samples: int, temperature: float | None, limit: int) -> list[str]:
+    """The overrides that turn any recipe into an evaluation. Raises ConfigError for an unknown benchmark."""
+    chosen = [name.strip() for name in names.split(",") if name.strip()]
+    for name in chosen:
+        if name not in BENCHMARKS:
+            near = difflib.get_close_matches(name, BENCHMARKS, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(BENCHMARKS)}"
+            raise ConfigError(f"unknown benchmark {name}: {hint}")
+    if not chosen:
+        raise ConfigError(f"--benchmarks: name some of {', '.join(BENCHMARKS)}, separated by commas")
+    if temperature is None:
+        temperature = 0.0 if samples == 1 else 1.0
+    source = " ".join(BENCHMARKS[name] for name in chosen) + (f" --limit {limit}" if limit else "")
+    return [
+        f"data.source={json.dumps(source)}", "data.split=test", "data.max_samples=0",
+        "evaluation.benchmarks=true", f"evaluation.pass_rate_samples={samples}",
+        f"evaluation.temperature={temperature}", "evaluation.every_steps=0", "algorithm.kl_coef=0",
+    ]  # fmt: skip
+
+
+def subject(name: str) -> tuple[str, list[str]]:
+    """(recipe, overrides) of what is evaluated: a recipe's model, a run's weights, a model's folder or hub id. Raises
+    ConfigError."""
+    if name in RECIPES or name.endswith(".py") or ".py:" in name:
+        return name, []
+    weights = next((path for path in (Path(name), Path("runs") / name) if (path / "hf/config.json").is_file()), None)
+    if weights is not None:
+        return _recipe_of(str((weights / "hf").absolute()))
+    if (Path("runs") / name / "launch.json").is_file():
+        raise ConfigError(f"run {name} has no weights here: `launch.py pull {name} --weights` fetches them")
+    if (Path(name) / "config.json").is_file():
+        return _recipe_of(str(Path(name).absolute()))
+    if name.count("/") == 1 and model_shapes.is_hub_id(name):
+        return _recipe_of(name)
+    raise ConfigError(
+        f"{name} is no recipe, run with weights, folder of a model or OWNER/NAME of the hub: see `launch.py list`"
+    )
+
+
+def _recipe_of(model: str) -> tuple[str, list[str]]:
+    """The recipe whose machine suits a model: the one that trains it or one of its shape, else `FALLBACK`."""
+    shape = model_shapes.shape_of(model) if model_shapes.known(model) else None
+    paths = [*(path for sizes in VISION_MODELS.values() for path in sizes.values()), *TEXT_MODELS.values()]
+    alike = [path for path in paths if path == model or (shape and model_shapes.KNOWN.get(path) == shape)]
+    recipe = next((name for name, make in RECIPES.items() if make().config.model.path in alike), FALLBACK)
+    return recipe, [f"model.path={model}"]

@@ -1,0 +1,113 @@
+"""What one rank of a LoRA policy is held to. Runs inside scenarios.py; not a test itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import peft
+import torch
+from deepspeed.utils import safe_get_full_grad
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from tests.engine import plain
+from tests.engine.scenarios import gaps, prompts_for, shard_sums, start, update
+from trainer.algorithm.batching import TrainItem
+from trainer.engine.gpu_worker import Worker
+
+
+def against_peft(config, rank, port):
+    """Against plain peft in one process, at factors A and B that are not zero: the gradients of an update, and the
+    merged weights; the reference against the model without adapters; the engine, where there is one; a resume."""
+
+    def value(name, shape):
+        g = torch.Generator().manual_seed(sum(map(ord, name)))
+        return torch.randn(shape, generator=g) * 0.1
+
+    def adapted(model):
+        out = peft.get_peft_model(model, peft.LoraConfig(**config.lora.peft()))
+        with torch.no_grad():
+            for name, p in out.named_parameters():
+                if p.requires_grad:
+                    p.copy_(value(name.removeprefix("base_model.model."), p.shape))
+        return out
+
+    def load():
+        return AutoModelForImageTextToText.from_pretrained(config.model.path, dtype=torch.float32)
+
+    encoded = plain.prompts(AutoConfig.from_pretrained(config.model.path).image_token_id)
+    items = plain.items(encoded)
+    theirs = plain.padded_gradients(config.model.path, encoded, items, adapt=adapted)[1]  # before models come sharded
+    theirs = {name.removeprefix("base_model.model."): g for name, g in theirs.items()}
+    want = dict(adapted(load()).merge_and_unload().named_parameters())
+    base = plain.padded_gradients(config.model.path, encoded, items)[0]
+
+    worker = start(config, rank, port)
+    policy, prompt = worker.policy, worker._prompt
+    shapes = {name: tuple(p.ds_shape) for name, p in policy.names.items() if p.requires_grad}
+
+    def first(kind, name, start, stop):
+        whole = value(name, shapes[name]) if kind == "master" else torch.zeros(shapes[name])
+        return whole.flatten()[start:stop]
+
+    policy.load(first)
+    policy.loaded(0)
+    policy.reload()
+    out: dict = {"trained": sum(math.prod(shape) for shape in shapes.values())}
+    full = {name: p.clone() for group in policy.weight_groups(1 << 16) for name, p in group}
+    out["names"] = sorted(want.keys() ^ full.keys())
+    out["merged"] = max(float((full[name] - p).abs().max()) for name, p in want.items() if name in full)
+
+    head = policy.engine.module.model.lm_head
+    banned, worker._prompt = head.banned.clone(), encoded.__getitem__
+    head.banned.zero_()  # plain transformers bans nothing
+    out["reference"] = [reference(worker, items, base)] if config.method == "grpo" else []
+    ours, step = {}, policy.engine.step
+
+    def stepping():
+        if policy.engine.is_gradient_accumulation_boundary():
+            ours.update({name: safe_get_full_grad(policy.names[name]).float() for name in shapes})
+        step()
+
+    policy.engine.step = stepping
+    policy.config = replace(config, method="grpo", optimizer=replace(config.optimizer, max_grad_norm=0.0))
+    update(worker, items, 150)
+    policy.engine.step = step
+    out["gradients"] = plain.differences(ours, theirs)
+
+    kept = {name: (shard, shard.start) for name, shard in policy.shards(lambda key, t: t.detach().clone()).items()}
+    if config.method == "grpo":
+        out["reference"].append(reference(worker, items, base))
+        worker._prompt = prompt
+        head.banned.copy_(banned)
+        worker.sync(1)
+        samples = worker.engine.generate(
+            prompts_for(worker, [0, 1, 2, 3]),
+            lambda prompt: worker._request(config.data.path, config.data.split, prompt.row),
+            samples_per_prompt=2,
+            temperature=1.0,
+            max_tokens=16,
+        )
+        out["engine"] = gaps(worker, samples)
+        worker.prepare_update()
+        worker._prompt = encoded.__getitem__
+    update(worker, items, 150)
+    if config.method == "grpo":
+        worker._prompt = prompt
+        out["stale"] = gaps(worker, samples)
+        worker._prompt = encoded.__getitem__
+    after = shard_sums(worker)
+    policy.load(
+        lambda kind, name, start, stop: kept[name][0].tensors[kind][start - kept[name][1] : stop - kept[name][1]]
+    )
+    policy.loaded(1)
+    policy.reload()
+    update(worker, items, 150)
+    out["resumed"] = shard_sums(worker) == after
+    return out
+
+
+def reference(worker: Worker, items: list[TrainItem], base: torch.Tensor) -> list[float]:
+    """The reference's log-probabilities of all items, one pass; and their largest distance to `base`."""
+    found = worker.logprobs([items], old=False, reference=True)["reference"][0]
+    return [float((torch.tensor(found) - base).abs().max()), *found]

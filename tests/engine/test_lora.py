@@ -1,0 +1,81 @@
+"""Adapters are those of plain peft: gradients, merged weights, reference, engine, resume; and what is refused."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from trainer import config as c
+from trainer.config import ConfigError
+from trainer.hardware import adapters
+from trainer.hardware.model_shapes import shape_of
+
+
+def lora(config, ranks, method, **options):
+    return replace(
+        config,
+        method=method,
+        lora=c.LoRA(**options),
+        placement=replace(config.placement, workers_per_node=ranks),
+        rollout=replace(config.rollout, tensor_parallel=ranks),
+        optimizer=replace(config.optimizer, learning_rate=0.01),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "method", "options"),
+    [
+        (1, "sft", {"rank": 4, "alpha": 8}),
+        (2, "grpo", {"rank": 3, "alpha": 4, "vision": True, "rslora": True}),
+        pytest.param(2, "sft", {"rank": 8}, marks=pytest.mark.long),
+        pytest.param(1, "grpo", {"rank": 8}, marks=pytest.mark.long),
+    ],
+)
+def test_adapters_are_those_of_plain_peft(run_ranks, small_config, ranks, method, options):
+    config = lora(small_config, ranks, method, **options)
+    config = replace(config, model=replace(config.model, gradient_checkpointing=ranks == 1))
+    shape = shape_of(config.model.path)
+    for result in run_ranks("adapters", config):
+        assert result["trained"] == sum(adapters.sizes(shape, config.lora.rank, config.lora.vision))
+        together, worst = result["gradients"]
+        assert together < 1e-5 and worst < 1e-4
+        assert result["names"] in ([], ["lm_head.weight"]) and result["merged"] < 1e-6
+        assert result["resumed"], "a resumed run must go on bit for bit"
+        if method == "grpo":
+            (before, *first), (_, *second) = result["reference"]
+            assert before < 1e-4, "the reference is the model without adapters"
+            assert first == second, "bit for bit, whatever the adapters are"
+            assert result["engine"][0] < 1e-4 and result["stale"][1] > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": 8, "dora": True}, "lora.dora is not supported: its merge is not W"),
+        ({"rank": 8, "dropout": 0.1}, "lora.dropout is 0.1 with method grpo"),
+        ({"vision": True}, "lora.rank is 0, so there is no adapter"),
+    ],
+)
+def test_what_would_be_trained_wrongly_is_refused_by_name(options, message):
+    with pytest.raises(ConfigError, match=message):
+        c.validate(c.RunConfig(lora=c.LoRA(**options)))
+
+
+def test_frozen_and_adapted_tower_exclude_each_other():
+    config = c.RunConfig(lora=c.LoRA(rank=8, vision=True), model=c.Model(freeze_vision=True))
+    with pytest.raises(ConfigError, match="model.freeze_vision"):
+        c.validate(config)
+    assert json.dumps(config.lora.peft())
+
+
+def test_a_layer_without_an_adapter_is_refused(tiny_model):
+    from torch import nn
+    from transformers import AutoModelForImageTextToText
+
+    from trainer.engine import lora
+
+    model = AutoModelForImageTextToText.from_pretrained(tiny_model)
+    model.model.language_model.layers[0].extra_proj = nn.Linear(4, 4)
+    with pytest.raises(ConfigError, match=r"layers\.0\.extra_proj"):
+        lora.inject(model, c.LoRA(rank=2), 0)

@@ -1,0 +1,57 @@
+"""Scores of benchmarks, by hand and by enumeration."""
+
+from itertools import combinations
+
+import pytest
+
+from trainer.observe.scores import Row, interval, majority, pass_at_k, score, scores, table
+
+
+@pytest.mark.parametrize(("n", "correct"), [(1, 0), (1, 1), (5, 2), (6, 0), (6, 6), (8, 3)])
+def test_pass_at_k_is_the_share_of_all_draws_with_a_correct_one(n, correct):
+    outcomes = [True] * correct + [False] * (n - correct)
+    for k in range(1, n + 1):
+        draws = list(combinations(outcomes, k))
+        assert pass_at_k(n, correct, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+
+
+def test_the_majority_decides_and_a_tie_is_shared():
+    assert majority([("7", 1.0), ("8", 0.0), ("7", 1.0), (None, 0.0)]) == 1.0
+    assert majority([("7", 1.0), ("8", 0.0), ("8", 0.0)]) == 0.0
+    assert majority([("7", 1.0), ("8", 0.0), (None, 0.0), (None, 0.0)]) == 0.5
+    assert majority([(None, 0.0)] * 3) == 0.0
+
+
+def test_intervals_are_wilson_s_or_by_the_standard_error():
+    low, high = interval([1.0] * 7 + [0.0] * 3)  # Wilson 1927, as statsmodels' proportion_confint gives it
+    assert (low, high) == (pytest.approx(0.396778, abs=1e-5), pytest.approx(0.892209, abs=1e-5))
+    assert interval([1.0] * 10)[1] == pytest.approx(1.0) and interval([1.0] * 10)[0] == pytest.approx(0.7225, abs=1e-4)
+    low, high = interval([0.25, 0.75] * 8)  # deviation 0.2582 of 16 problems
+    assert low == pytest.approx(0.5 - 1.96 * 0.2582 / 4, abs=1e-4) and high == pytest.approx(1 - low)
+
+
+def test_a_prompt_that_was_too_long_counts_as_wrong():
+    rows = [
+        Row("set/a", [("7", 1.0), ("7", 1.0)], tokens=30, truncated=0),
+        Row("set/b", [("7", 1.0), ("9", 0.0)], tokens=50, truncated=1),
+        Row("set/b", [(None, 0.0)] * 2, asked=False),
+        Row("gsm8k", [(None, 0.0), ("1", 0.0)], tokens=10, truncated=0),
+    ]
+    found = scores(rows)
+    assert list(found) == ["set", "gsm8k"] and "categories" not in found["gsm8k"]
+    whole = found["set"]
+    assert (whole["problems"], whole["too_long"], whole["accuracy"]) == (3, 1, 0.5)
+    assert (whole["pass@1"], whole["pass@2"], whole["maj@2"]) == (0.5, pytest.approx(2 / 3), 0.5)
+    assert (whole["tokens"], whole["truncated"], whole["no_answer"]) == (20, 0.25, 0.0)
+    assert whole["categories"]["a"]["accuracy"] == 1.0 and whole["categories"]["b"]["accuracy"] == 0.25
+    text = table(found, "").splitlines()
+    assert text[0].startswith("| benchmark | problems | accuracy | 95% | pass@1 | pass@2 | maj@2 |")
+    assert [line.split("|")[1].strip() for line in text[2:]] == ["set", "- a", "- b", "gsm8k"]
+    assert all(line.count("|") == text[0].count("|") for line in text)
+
+
+def test_what_is_published_by_a_judge_says_so():
+    found = scores([Row("mathvista/x", [("7", 1.0)])])
+    assert "rules (published: a judge)" in table(found, "") and "judge big" in table(found, "big")
+    assert "@" not in table(found, ""), "one completion has no pass@k"
+    assert score([Row("a", [("7", 1.0)] * 3)])["pass@3"] == 1.0

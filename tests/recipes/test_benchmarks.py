@@ -1,0 +1,55 @@
+"""What `evaluate --benchmarks` runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from recipes.presets import benchmarks, resolve
+from trainer.config import ConfigError
+
+
+def test_a_recipe_becomes_an_evaluation_of_its_model():
+    asked = benchmarks.settings("mathvista, gsm8k", 8, None, 50)
+    recipe = resolve("grpo-qwen3-vl-8b-mathv60k", asked)
+    (step,) = (step for step in recipe.steps if step.module == "data_prep")
+    assert step.args[1:5] == ("mathvista", "gsm8k-test", "--limit", "50")
+    c = recipe.config
+    assert step.creates == f"{c.data.path}/manifest.json" and c.data.split == "test"
+    assert (c.evaluation.pass_rate_samples, c.evaluation.temperature, c.evaluation.benchmarks) == (8, 1.0, True)
+    assert c.algorithm.kl_coef == 0 and c.evaluation.every_steps == 0, "no reference, no further split"
+    greedy = resolve("grpo-qwen2.5-7b-gsm8k", benchmarks.settings("math-500", 1, None, 0)).config
+    assert greedy.evaluation.temperature == 0.0
+    with pytest.raises(ConfigError, match="all the same"):
+        resolve("grpo-qwen2.5-7b-gsm8k", benchmarks.settings("math-500", 2, 0.0, 0))
+
+
+def test_every_benchmark_is_a_set_of_the_catalog():
+    from data_prep.sources.catalog import CATALOG
+
+    assert all(CATALOG[name].evaluation for name in benchmarks.BENCHMARKS.values())
+    with pytest.raises(ConfigError, match="did you mean mathvista"):
+        benchmarks.settings("mathvist", 1, None, 0)
+    with pytest.raises(ConfigError, match="name some of"):
+        benchmarks.settings("", 1, None, 0)
+
+
+def test_a_model_runs_on_the_machine_of_its_recipe(tmp_path, monkeypatch):
+    assert benchmarks.subject("demo") == ("demo", [])
+    hub = "Qwen/Qwen3-VL-32B-Instruct"
+    assert benchmarks.subject(hub) == ("grpo-qwen3-vl-32b-mathv60k", [f"model.path={hub}"])
+    assert benchmarks.subject("me/mine")[0] == benchmarks.FALLBACK
+    trained = tmp_path / "runs/mine/hf"
+    trained.mkdir(parents=True)
+    text = {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+            "intermediate_size": 18944, "vocab_size": 152064, "model_type": "qwen2"}  # fmt: skip
+    (trained / "config.json").write_text(json.dumps(text))
+    monkeypatch.chdir(tmp_path)
+    want = ("grpo-qwen2.5-7b-gsm8k", [f"model.path={trained}"])
+    assert benchmarks.subject("mine") == benchmarks.subject("runs/mine") == benchmarks.subject(str(trained)) == want
+    Path("runs/away").mkdir()
+    Path("runs/away/launch.json").write_text("{}")
+    with pytest.raises(ConfigError, match="pull away --weights"):
+        benchmarks.subject("away")
+    with pytest.raises(ConfigError, match="no recipe, run with weights"):
+        benchmarks.subject("nothing")

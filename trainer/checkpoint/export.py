@@ -1,0 +1,146 @@
+"""A checkpoint's weights for elsewhere: a Hugging Face model folder or a peft adapter, streamed in small pieces."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from trainer.checkpoint.format import raw_bytes, safetensors_header, write_file
+from trainer.checkpoint.reader import Found, ShardReader
+from trainer.config import ConfigError, LoRA, RunConfig
+
+ADAPTER = ".default."
+"""peft's name for the only adapter, in the names of its parameters; adapter files leave it out."""
+READ_ELEMENTS = 16 << 20
+"""Elements of a parameter that an export holds at a time: 64 MiB of fp32."""
+EXPORT_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+Sources = dict[str, tuple[tuple[int, ...], Callable[[int, int], torch.Tensor]]]
+"""name -> (shape, read(start, stop) of the flattened tensor)."""
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json", ".*")
+"""What an export does not take over from the model's own folder."""
+
+
+def export_hf(
+    source: Found | str | Path,
+    out_dir: str | Path,
+    model_dir: str | Path,
+    dtype: str = "bf16",
+    *,
+    file_bytes: int = 5 << 30,
+) -> Path:
+    """Writes the master weights as a Hugging Face model folder, streamed: no rank ever holds the model.
+
+    model_dir gives config, tokenizer, processor, chat template, and the weights that were frozen; adapters are merged
+    into these in fp32 and rounded once. dtype: "bf16" or "fp32". The folder appears whole or not at all. Raises
+    ConfigError if model_dir is no model's folder, CorruptCheckpoint for a damaged checkpoint.
+    """
+    reader, out, model = ShardReader(source), Path(out_dir), Path(model_dir)
+    if not (model / "config.json").is_file():
+        raise ConfigError(f"{model} has no config.json: give the folder of the model that was trained")
+    kind = EXPORT_DTYPES[dtype]
+    scratch = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(scratch, ignore_errors=True)
+    shutil.copytree(model, scratch, ignore=shutil.ignore_patterns(*WEIGHTS))
+    own = [name for name in reader.names() if ".lora_" not in name]
+    sources: Sources = {name: (reader.shape(name), partial(reader.read, "master", name)) for name in own}
+    sources |= _frozen(model, reader)
+    files: list[list[str]] = [[]]
+    filled = 0
+    for name, (shape, _) in sources.items():
+        size = torch.Size(shape).numel() * kind.itemsize
+        if filled and filled + size > file_bytes:
+            files.append([])
+            filled = 0
+        filled += size
+        files[-1].append(name)
+    weight_map = {}
+    for number, names in enumerate(files, 1):
+        file_name = f"model-{number:05d}-of-{len(files):05d}.safetensors" if len(files) > 1 else "model.safetensors"
+        write_file(scratch / file_name, _weights({name: sources[name] for name in names}, kind))
+        weight_map |= dict.fromkeys(names, file_name)
+    if len(files) > 1:
+        total = sum(torch.Size(shape).numel() * kind.itemsize for shape, _ in sources.values())
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (scratch / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+    shutil.rmtree(out, ignore_errors=True)
+    scratch.replace(out)
+    return out
+
+
+def export_adapter(source: Found | str | Path, out_dir: str | Path, config: RunConfig) -> Path:
+    """Writes the adapter of a LoRA run as peft's folder, which `PeftModel.from_pretrained` and vLLM load, and
+    transformers' `from_pretrained` too where the base model is found under config.model.path.
+
+    The folder appears whole or not at all. Raises ConfigError if the checkpoint has no adapter.
+    """
+    reader, out = ShardReader(source), Path(out_dir)
+    names = [name for name in reader.names() if ".lora_" in name]
+    if not names:
+        raise ConfigError(f"the checkpoint of step {reader.found.step} has no adapter: all weights were trained")
+    scratch = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    sources: Sources = {
+        f"base_model.model.{name.replace(ADAPTER, '.')}": (reader.shape(name), partial(reader.read, "master", name))
+        for name in names
+    }
+    kind = EXPORT_DTYPES[config.model.dtype]
+    write_file(scratch / "adapter_model.safetensors", _weights(sources, kind))
+    base = {"base_model_name_or_path": config.model.path, "revision": config.model.revision or None}
+    about = {"peft_type": "LORA", "inference_mode": True} | base | config.lora.peft()
+    (scratch / "adapter_config.json").write_text(json.dumps(about, indent=2))
+    shutil.rmtree(out, ignore_errors=True)
+    scratch.replace(out)
+    return out
+
+
+def _frozen(model: Path, reader: ShardReader) -> Sources:
+    """The base model's tensors that were not trained, with their adapters. Older files name a parameter otherwise than
+    the module does."""
+    sources: Sources = {}
+    trained = set(reader.names())
+    stems = [name.partition("lora_A.")[0] for name in trained if ".lora_A." in name]
+    adapted = {f"{stem}weight": stem for stem in stems}
+    tied = json.loads((model / "config.json").read_text()).get("tie_word_embeddings", False)
+    for path in sorted(model.glob("*.safetensors")):
+        file = safe_open(path, framework="pt")
+        for name in file.keys():  # noqa: SIM118
+            names = {name, f"model.{name}", name.replace("model.", "model.language_model.", 1)}
+            if names & trained or (tied and name == "lm_head.weight"):
+                continue
+            shape, read = tuple(file.get_slice(name).get_shape()), partial(_read_tensor, file, name)
+            stem = next((adapted[n] for n in names if n in adapted), "")
+            sources[name] = (shape, partial(_read_merged, read, reader, stem, shape[-1]) if stem else read)
+    return sources
+
+
+def _read_merged(
+    read: Callable[[int, int], torch.Tensor], reader: ShardReader, stem: str, inputs: int, start: int, stop: int
+) -> torch.Tensor:
+    """Elements [start, stop) of W + scale B A, flattened; of B only the rows that they lie in."""
+    settings = {key.removeprefix("lora."): value for key, value in reader.found.manifest["config"].items()
+                if key.startswith("lora.")}  # fmt: skip
+    lora, first, last = LoRA(**settings), start // inputs, -(-stop // inputs)
+    a = reader.read("master", f"{stem}lora_A{ADAPTER}weight").view(lora.rank, inputs)
+    b = reader.read("master", f"{stem}lora_B{ADAPTER}weight", first * lora.rank, last * lora.rank).view(-1, lora.rank)
+    delta = (b @ a).reshape(-1)[start - first * inputs : stop - first * inputs]
+    return read(start, stop).float().add(delta, alpha=lora.scale)
+
+
+def _read_tensor(file: Any, name: str, start: int, stop: int) -> torch.Tensor:
+    return file.get_tensor(name).reshape(-1)[start:stop]
+
+
+def _weights(sources: Sources, dtype: torch.dtype) -> Iterator[Any]:
+    yield safetensors_header({name: (dtype, shape) for name, (shape, _) in sources.items()}, {"format": "pt"})
+    for shape, read in sources.values():
+        total = torch.Size(shape).numel()
+        for start in range(0, total, READ_ELEMENTS):
+            yield raw_bytes(read(start, min(total, start + READ_ELEMENTS)).to(dtype))

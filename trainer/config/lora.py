@@ -1,0 +1,48 @@
+"""Low-rank adapters: which layers get one, how it is scaled, and the description that peft and vLLM read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.config.ranges import within
+
+TEXT = r"(?:.*\.)?layers\.\d+\.(?:self_attn|mlp)\.(?:q|k|v|o|gate|up|down)_proj"
+TOWER = r"(?:.*\.)?visual\.blocks\.\d+\.(?:attn\.(?:qkv|proj)|mlp\.(?:gate_proj|up_proj|down_proj|linear_fc[12]))"
+"""Names of the linear layers of Qwen's decoder layers, and of its vision tower's blocks; peft matches them whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRA:
+    """Low-rank adapters (arXiv 2106.09685): W + scale B A, of which B and A are trained. Advice: docs/lora.md."""
+
+    rank: int = within(0, least=0, most=1024)
+    """Rows of A and columns of B; 0: no adapter, all weights are trained."""
+    alpha: int = within(32, least=1)
+    """scale = alpha / rank, or alpha / sqrt(rank) with rslora."""
+    rslora: bool = False
+    """Rank-stabilized scale (arXiv 2312.03732)."""
+    dropout: float = within(0.0, least=0, below=1)
+    """Of the adapters' inputs; method sft only."""
+    vision: bool = False
+    """Adapters in the vision tower's blocks too; without them the tower stays as it is."""
+    dora: bool = False
+    """Refused: its merge rescales each row of W + scale B A, which the weight sync does not compute."""
+
+    @property
+    def scale(self) -> float:
+        """What B A is multiplied by."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+    def peft(self) -> dict[str, Any]:
+        """Arguments of `peft.LoraConfig`; with `peft_type` the content of adapter_config.json."""
+        return {
+            "r": self.rank,
+            "lora_alpha": self.alpha,
+            "lora_dropout": self.dropout,
+            "use_rslora": self.rslora,
+            "target_modules": f"{TEXT}|{TOWER}" if self.vision else TEXT,
+            "bias": "none",
+            "task_type": "CAUSAL_LM",
+        }

@@ -1,0 +1,20 @@
+"""Sizes of LoRA's matrices, from a model's shape."""
+
+from __future__ import annotations
+
+from trainer.hardware.model_shapes import Shape
+
+
+def linears(shape: Shape, vision: bool) -> list[tuple[int, int]]:
+    """(inputs, outputs) of every linear layer that gets an adapter."""
+    h, i, q, kv = shape.hidden, shape.intermediate, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    found = [(h, q), (h, kv), (h, kv), (q, h), (h, i), (h, i), (i, h)] * shape.layers
+    if vision and (v := shape.vision):
+        found += [(v.hidden, 3 * v.hidden), (v.hidden, v.hidden)] * v.depth
+        found += [(v.hidden, v.intermediate)] * 2 * v.depth + [(v.intermediate, v.hidden)] * v.depth
+    return found
+
+
+def sizes(shape: Shape, rank: int, vision: bool) -> list[int]:
+    """Elements of every A [rank, inputs] and B [outputs, rank]."""
+    return [rank * n for pair in linears(shape, vision) for n in pair]
