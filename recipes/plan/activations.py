@@ -48,7 +48,8 @@ def saved(config: RunConfig, shape: Shape) -> dict[str, float]:
     batch, w = micro_batch(config, shape), 2 if config.model.dtype == "bf16" else 4
     whole = not config.model.gradient_checkpointing
     per_token = decoder_layer(shape, w) + adapted(config, shape, w) if whole else w * shape.hidden
-    head = batch.tokens * shape.hidden * (4 + (1 if config.lora.rank else 2) * w)  # last norm; rows of completions
+    rows = 1 if config.lora.rank and whole else 2
+    head = batch.tokens * shape.hidden * (4 + rows * w)  # last norm; rows of completions
     per_patch = 0.0
     if (v := shape.vision) and config.tower_trained:
         block = tower(shape, w) if whole else w * v.hidden
