@@ -22,6 +22,7 @@ from typing import Any
 
 from recipes.capabilities import CAPABILITIES
 from recipes.plan import cost
+from recipes.plan.boot import BOOT_S
 from recipes.plan.memory import plan
 from recipes.presets import get
 from recipes.presets.parts import with_parts
@@ -129,7 +130,7 @@ def job_of(recipe: Recipe, gpu: str) -> Job:
     step = cost.step_time(recipe, gpu, network.get(gpu, network[""]) or 100.0, need)
     upload = need.checkpoint_bytes / recipe.cluster.nodes / cost.UPLOAD_BYTES_S
     stall = cost.stall_seconds(recipe, need.shape, gpu_named(gpu))
-    boot = cost.BOOT_S + need.shape.parameters * 2 / cost.DOWNLOAD_BYTES_S
+    boot = BOOT_S + need.shape.parameters * 2 / cost.DOWNLOAD_BYTES_S
     return Job(cost.steps_of(recipe), step.total - step.checkpoint, stall, upload, boot, upload)
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recipes.capabilities import targets_for
-from recipes.plan import choose, cost, memory, passes
+from recipes.plan import boot, choose, cost, memory, passes
 from recipes.plan.memory import GIB, MemoryPlan
 from recipes.presets import RECIPES, get
 from recipes.spec import Recipe
@@ -175,6 +175,10 @@ def _offers(offers: list[cost.Offer], console: Console) -> None:
             f"{offer.usd:,.0f}" if offer.usd is not None else "-",
         )  # fmt: skip
     console.print(table)
+    starts = {offer.target: boot.seconds(offer.target) for offer in offers}
+    told = [f"{name} {took:.0f} s ({runs} runs launched from here)" for name, (took, runs) in starts.items() if runs]
+    told.append(f"{'else ' * bool(told)}{boot.BOOT_S:.0f} s assumed, and the model's download")
+    console.print(f"Launch to first step: {', '.join(told)}.", highlight=False)
     console.print(
         "Times are a model (recipes/plan/cost.py states every assumption), prices a snapshot or SkyPilot's catalog."
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recipes.capabilities import CAPABILITIES, engine_gpu, gpus_for, market, refusal, targets_for, uses_spot, variant
-from recipes.plan import passes
+from recipes.plan import boot, passes
 from recipes.plan.memory import MemoryPlan, plan, with_resources
 from recipes.plan.passes import Passes
 from recipes.plan.prices import Price, price
@@ -35,8 +35,6 @@ MODULE_S = 60e-6
 """Python of a module call with ZeRO-3's hooks, in each direction (assumption)."""
 DOWNLOAD_BYTES_S = 500e6
 """Model download."""
-BOOT_S = 480.0
-"""Machines, environment and engine start; a restart after a preemption pays it again."""
 UPLOAD_BYTES_S = 1e9
 """Checkpoint upload per node."""
 
@@ -202,7 +200,9 @@ def offers(recipe: Recipe, catalogs: Path | None = None, targets: list[str] | No
             hourly = (row.spot if spot else row.on_demand) if row else None
             if (row and hourly is None) or (hourly or 0.0) * recipe.cluster.gpus_per_node > most:
                 continue
-            found.append(_offer(recipe, target, gpu, spot, hourly, step, need))
+            # What is rendered rests on nothing of this machine, neither its catalogs nor its runs.
+            ready = boot.seconds(target) if catalogs else (boot.BOOT_S, 0)
+            found.append(_offer(recipe, target, gpu, spot, hourly, step, need, ready))
     return sorted(found, key=lambda o: (o.usd is None, o.usd or o.hours))
 
 
@@ -288,7 +288,14 @@ def _lacks_ram(recipe: Recipe, row: Price) -> bool:
 
 
 def _offer(
-    recipe: Recipe, target: str, gpu: str, spot: bool, hourly: float | None, step: StepTime, need: MemoryPlan
+    recipe: Recipe,
+    target: str,
+    gpu: str,
+    spot: bool,
+    hourly: float | None,
+    step: StepTime,
+    need: MemoryPlan,
+    ready: tuple[float, int],
 ) -> Offer:
     config, cluster = recipe.config, recipe.cluster
     steps = steps_of(recipe)
@@ -301,8 +308,9 @@ def _offer(
     else:
         best = save_interval_s(stall, config.checkpoint.mean_time_between_preemptions_s)
         interval = max(step.total, best, upload)
-    start = BOOT_S + need.shape.parameters * 2 / DOWNLOAD_BYTES_S
-    restart = BOOT_S + 2 * upload  # what was being uploaded is lost, and the last checkpoint is fetched
+    until_ready, measured = ready  # a restart after a preemption pays it again
+    start = until_ready + (0.0 if measured else need.shape.parameters * 2 / DOWNLOAD_BYTES_S)
+    restart = until_ready + 2 * upload  # what was being uploaded is lost, and the last checkpoint is fetched
     seconds = start + expected_seconds(work, interval, stall, restart, between)
     usd_per_hour = None if hourly is None else hourly * cluster.gpus_per_node * cluster.nodes
     preemptions = 0.0 if math.isinf(between) else seconds / between

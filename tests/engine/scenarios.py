@@ -222,21 +222,6 @@ def adapters(config, rank, port):
     return adapted.against_peft(config, rank, port)
 
 
-def elastic(config, rank, port):
-    """Takes over a checkpoint if there is one, updates once, and shows the weights; saves first where asked."""
-    from trainer.checkpoint.manager import open_folder
-
-    config = replace(config, method="sft")
-    worker = start(config, rank, port)
-    folder = os.environ.get("RESUME_FROM")
-    if folder:
-        found = open_folder(folder)
-        worker.load(found)
-        worker.loaded(found.state["updates"])
-    update(worker, fixed_items(worker), 200)
-    return {"weights": weights(worker), "updates": worker.policy.updates}
-
-
 def exported(config, rank, port):
     """The engine as it loads from disk, before any sync, against the policy; and the policy's weights."""
     worker = start(config, rank, port)

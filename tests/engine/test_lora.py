@@ -2,23 +2,25 @@
 
 import json
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
+from examples.demo import tiny_model as tiny_model_module
 from trainer import config as c
 from trainer.config import ConfigError
 from trainer.hardware import adapters
 from trainer.hardware.model_shapes import shape_of
 
 
-def lora(config, ranks, method, **options):
+def lora(config, world, method, **options):
     return replace(
         config,
         method=method,
         lora=c.LoRA(**options),
-        placement=replace(config.placement, workers_per_node=ranks),
-        rollout=replace(config.rollout, tensor_parallel=ranks),
-        optimizer=replace(config.optimizer, learning_rate=0.01),
+        placement=replace(config.placement, workers_per_node=world),
+        rollout=replace(config.rollout, tensor_parallel=world),
+        optimizer=replace(config.optimizer, learning_rate=0.01, hpz_ranks=world if method == "sft" else 1),
     )
 
 
@@ -79,3 +81,18 @@ def test_a_layer_without_an_adapter_is_refused(tiny_model):
     model.model.language_model.layers[0].extra_proj = nn.Linear(4, 4)
     with pytest.raises(ConfigError, match=r"layers\.0\.extra_proj"):
         lora.inject(model, c.LoRA(rank=2), 0)
+
+
+@pytest.mark.parametrize("family", get_args(tiny_model_module.Family))
+def test_every_linear_layer_of_every_family_gets_an_adapter(family, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    from trainer.engine import lora
+
+    folder = tiny_model_module.build(tmp_path / family, 0, family=family)
+    shape = shape_of(str(folder))
+    loader = AutoModelForImageTextToText if shape.vision else AutoModelForCausalLM
+    model = loader.from_pretrained(folder)
+    lora.inject(model, c.LoRA(rank=2, vision=bool(shape.vision)), 0)
+    trained = sorted(p.numel() for p in model.parameters() if p.requires_grad)
+    assert trained == sorted(adapters.sizes(shape, 2, bool(shape.vision)))

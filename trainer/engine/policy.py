@@ -254,6 +254,7 @@ class Policy:
         """After every rank's `load`: resumes from optimizer step `updates`."""
         for state in self.zero.optimizer.state.values():
             state["step"].fill_(float(updates))
+        self.zero.invalidate_secondary_tensor()  # hpZ's copy within the node is of the weights before
         if persistent := self.zero.persistent_parameters:
             persistent[0].partition(persistent)
             persistent[0].all_gather(persistent)

@@ -11,7 +11,7 @@ def linears(shape: Shape, vision: bool) -> list[tuple[int, int]]:
     found = [(h, q), (h, kv), (h, kv), (q, h), (h, i), (h, i), (i, h)] * shape.layers
     if vision and (v := shape.vision):
         found += [(v.hidden, 3 * v.hidden), (v.hidden, v.hidden)] * v.depth
-        found += [(v.hidden, v.intermediate)] * 2 * v.depth + [(v.intermediate, v.hidden)] * v.depth
+        found += [(v.hidden, v.intermediate)] * (1 + v.gated) * v.depth + [(v.intermediate, v.hidden)] * v.depth
     return found
 
 

@@ -1,0 +1,46 @@
+"""What a launch takes is measured by the runs that were launched from here."""
+
+import json
+
+import pytest
+from desk import elsewhere as elsewhere
+from desk import run
+
+from recipes.plan import boot, cost
+from recipes.presets import get
+from recipes.run_record import RunRecord
+
+SEVEN = "grpo-qwen2.5-vl-7b-mathv60k"
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    boot.seconds.cache_clear()
+    yield
+    boot.seconds.cache_clear()
+
+
+def launched(tmp_path, name, target, took, step=1, pulled=""):
+    RunRecord(run_id=name, recipe=SEVEN, target=target, started_s=1000.0).save()
+    row = {"step": step, "time/unix_s": 1000.0 + took + 30.0, "time/step_s": 30.0}
+    folder = tmp_path / "runs" / name / pulled
+    folder.mkdir(exist_ok=True)
+    (folder / "metrics.jsonl").write_text(json.dumps({"step": 0}) + "\n" + json.dumps(row) + "\n")
+
+
+def test_the_plan_takes_what_earlier_launches_took(tmp_path, capsys):
+    before = {o.target: o.start_s for o in cost.offers(get(SEVEN), tmp_path)}
+    assert boot.seconds("skypilot-runpod") == (boot.BOOT_S, 0)
+    boot.seconds.cache_clear()
+    for i, took in enumerate((200.0, 260.0, 900.0)):
+        launched(tmp_path, f"a{i}", "skypilot-runpod", took, pulled="pulled" if i else "")
+    launched(tmp_path, "b", "skypilot-gcp", -50.0)  # resumed: the record is of a later launch
+    launched(tmp_path, "c", "skypilot-gcp", 9000.0)  # waited for machines
+    launched(tmp_path, "d", "skypilot-gcp", 300.0, step=9)  # its first steps are not here
+    RunRecord(run_id="e", recipe=SEVEN, target="skypilot-runpod").save()
+    assert boot.seconds("skypilot-runpod") == (260.0, 3) and boot.seconds("skypilot-gcp")[1] == 0
+    after = {o.target: o.start_s for o in cost.offers(get(SEVEN), tmp_path)}
+    assert after["skypilot-runpod"] == 260.0 < before["skypilot-runpod"]
+    assert after["skypilot-gcp"] == before["skypilot-gcp"]
+    assert {o.start_s for o in cost.offers(get(SEVEN))} == {before["skypilot-gcp"]}, "files are rendered without it"
+    assert "skypilot-runpod 260 s (3 runs launched from here)" in " ".join(run(capsys, "plan", SEVEN)[1].split())
