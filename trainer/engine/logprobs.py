@@ -136,7 +136,12 @@ class LogprobModel(nn.Module):
             features = inner.get_image_features(pixels, grid, return_dict=True)
         if batch.pixel_values is not None:
             return inner(batch.input_ids, mm_encoder_outputs={"image": features}, **packed)[0]
-        # Every parameter of the tower gets a gradient, if a zero one, and after the language model's, as with an image.
+        # Every parameter of the tower gets a gradient, if a zero one, and by the way that an image's would take: with
+        # adapters on frozen weights, only what it passes through has a backward pass.
         outputs = (features.pooler_output, *getattr(features, "deepstack_features", ()))
         nothing = 0.0 * sum(part.sum() for output in outputs for part in output)
-        return inner(batch.input_ids, **packed)[0] + nothing
+        adding = inner.get_input_embeddings().register_forward_hook(lambda _module, _inputs, embeds: embeds + nothing)
+        try:
+            return inner(batch.input_ids, **packed)[0]
+        finally:
+            adding.remove()
