@@ -103,7 +103,7 @@ def main(path: str, rank: int, port: int, out: str) -> None:
     mine, tokens, size = batches(worker, config.sft.max_tokens)
     images = [worker._prompt(item.row).pixel_values for micro in mine for item in micro]
     patches = sum(len(pixels) for pixels in images if pixels is not None)
-    worker.update(mine, tokens, size)  # Adam's moments, and the pages of the buckets
+    worker.update(mine, tokens, size, 0.0)  # Adam's moments, and the pages of the buckets
     found["save"] = settled()
     step = worker.policy.engine.step
     peaks = Peaks("update")
@@ -113,7 +113,7 @@ def main(path: str, rank: int, port: int, out: str) -> None:
         step()
 
     worker.policy.engine.step = measured_step
-    worker.update(mine, tokens, size)
+    worker.update(mine, tokens, size, 0.0)
     peaks.phase = "between"
     settled()
     peaks.phase = "logprobs"
