@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 
 from trainer.algorithm.records import Verdict
 from trainer.data.schema import AnswerType
@@ -20,6 +21,10 @@ from trainer.rewards.grading.notation import clean, split_top
 from trainer.rewards.grading.units import nouns, split_unit
 
 __all__ = ["BadReferenceError", "classify", "decide", "decide_fast", "format_reward", "grade", "reference_error"]
+
+
+PLAIN = re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?")
+"""Most numbers: nothing but sign, digits and point."""
 
 
 class BadReferenceError(ValueError):
@@ -69,6 +74,8 @@ def decide_fast(content: str, reference: str, answer_type: AnswerType, question:
 def classify(reference: str) -> AnswerType:
     """The route for a reference answer."""
     reference = unbox(reference)
+    if PLAIN.fullmatch(reference):
+        return "number"
     if choices.letter(reference) and not reference.strip().islower():
         return "letter"
     if quantity.parse(reference, reference) is not None:
@@ -116,6 +123,8 @@ def _equal(
                 return True
             if (reference := choices.in_symbols(reference)) not in choices.IN_WORDS:
                 return False
+    if answer_type == "number" and PLAIN.fullmatch(reference) and PLAIN.fullmatch(answer):
+        return Decimal(reference) == Decimal(answer)
     comparison = _Comparison(f"{question} {reference}", evaluate, by_spelling)
     answer = choices.in_symbols(answer)
     if quantity.parse(reference, reference) is None:
