@@ -17,6 +17,7 @@ from trainer.algorithm.credit import credited
 from trainer.checkpoint.rollout_log import Graded, history
 from trainer.config import ConfigError, RunConfig
 from trainer.observe.mirror import Mirror
+from trainer.observe.report_page import PULLED
 from trainer.storage.storage import Storage
 
 
@@ -95,11 +96,12 @@ def _place(run: str, bucket: str) -> tuple[Path, str]:
 
 
 def _config(folder: Path, url: str) -> RunConfig:
-    for path in (folder / "config.yaml", folder / "pulled/config.yaml"):
+    pulled = folder / PULLED
+    for path in (folder / "config.yaml", pulled / "config.yaml"):
         if path.is_file():
             return configuration.load(path)
     if url:
-        Mirror(url, folder / "pulled").update()
-    if not (folder / "pulled/config.yaml").is_file():
+        Mirror(url, pulled).update()
+    if not (pulled / "config.yaml").is_file():
         raise ConfigError(f"{folder} has no config.yaml, and neither has the run's bucket")
-    return configuration.load(folder / "pulled/config.yaml")
+    return configuration.load(pulled / "config.yaml")

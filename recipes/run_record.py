@@ -14,6 +14,8 @@ from pathlib import Path
 from trainer.config import ConfigError
 
 RUNS = Path("runs")
+PULLED = "pulled"
+"""Folder of a run's record that its files are fetched into."""
 GOING_DOWN_S = 5.0
 """Until the processes of a killed run are gone: a second start in that time resumes it."""
 
@@ -92,6 +94,11 @@ class RunRecord:
 def known(run_id: str) -> bool:
     """Whether a run of that id was launched from here."""
     return (RUNS / run_id / "launch.json").exists()
+
+
+def metrics_of(folder: Path) -> Path | None:
+    """The metrics of the run whose record is in `folder`, where they are here or were fetched."""
+    return next((f / "metrics.jsonl" for f in (folder, folder / PULLED) if (f / "metrics.jsonl").is_file()), None)
 
 
 def names() -> list[str]:

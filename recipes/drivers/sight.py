@@ -14,14 +14,12 @@ from pathlib import Path
 
 from recipes import run_record
 from recipes.drivers import desk_python, engine_state, launching, tokens
-from recipes.run_record import RunRecord
+from recipes.run_record import PULLED, RunRecord
 from trainer.config import ConfigError
 from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED
 
 EVERY_S = 10.0
 """Between two looks into the bucket."""
-PULLED = "pulled"
-"""Folder of a run's record that its files are fetched into."""
 
 
 def files(run: str, bucket: str = "") -> Path:

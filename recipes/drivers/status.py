@@ -11,7 +11,6 @@ from rich.table import Table
 
 from recipes import run_record
 from recipes.drivers import engine_state, launching
-from recipes.drivers.sight import PULLED
 from recipes.run_record import RUNS, RunRecord
 
 
@@ -50,8 +49,7 @@ def _expected(record: RunRecord) -> str:
 
 def last_step(record: RunRecord) -> str:
     """The last line of the run's metrics, where they are on this machine or were fetched."""
-    folder = RUNS / record.run_id
-    path = next((f / "metrics.jsonl" for f in (folder, folder / PULLED) if (f / "metrics.jsonl").exists()), None)
+    path = run_record.metrics_of(RUNS / record.run_id)
     if not path:
         return "-"
     lines = path.read_text().splitlines()

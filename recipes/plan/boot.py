@@ -12,7 +12,6 @@ BOOT_S = 480.0
 """Machines, environment and engine start, where no run has measured it (assumption)."""
 LONGEST_S = 2 * 3600.0
 """Above it machines were waited for, or data prepared."""
-PULLED = "pulled"
 
 
 @functools.cache
@@ -26,9 +25,8 @@ def _of(name: str, target: str) -> float | None:
     """Of one run: its launch to the begin of its first step, from its metrics where they are here or were fetched."""
     try:
         record = run_record.load(name)
-        folder = run_record.RUNS / name
-        path = next(f / "metrics.jsonl" for f in (folder, folder / PULLED) if (f / "metrics.jsonl").is_file())
-        lines = (json.loads(line) for line in path.read_text().splitlines())
+        path = run_record.metrics_of(run_record.RUNS / name)
+        lines = (json.loads(line) for line in path.read_text().splitlines()) if path else iter(())
         first = next(line for line in lines if line.get("step") == 1)
         took = first["time/unix_s"] - first["time/step_s"] - record.started_s
     except (OSError, ValueError, KeyError, TypeError, StopIteration):  # another format, or nothing to measure yet

@@ -14,8 +14,9 @@ from trainer.checkpoint.manager import CorruptCheckpoint, Shard
 from trainer.config import ConfigError
 
 
-def test_export_writes_what_from_pretrained_reads(tmp_path, told):
-    from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+def saved_model(folder):
+    """A small text model with random weights, and its folder."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
     small = Qwen2Config(
@@ -23,7 +24,14 @@ def test_export_writes_what_from_pretrained_reads(tmp_path, told):
         num_key_value_heads=1, tie_word_embeddings=True,
     )  # fmt: skip
     model = Qwen2ForCausalLM(small)
-    model.save_pretrained(tmp_path / "base")
+    model.save_pretrained(folder)
+    return model
+
+
+def test_export_writes_what_from_pretrained_reads(tmp_path, told):
+    from transformers import AutoModelForCausalLM
+
+    model = saved_model(tmp_path / "base")
     (tmp_path / "base/tokenizer_note.txt").write_text("kept")
     with torch.no_grad():
         for parameter in model.parameters():
@@ -78,17 +86,12 @@ def test_an_adapter_is_exported_for_peft_and_merged_as_peft_merges(tmp_path, tol
     from dataclasses import replace
 
     import peft
-    from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoModelForCausalLM
 
     from trainer.config import LoRA
     from trainer.engine import lora
 
-    torch.manual_seed(0)
-    small = Qwen2Config(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, tie_word_embeddings=True,
-    )  # fmt: skip
-    Qwen2ForCausalLM(small).save_pretrained(tmp_path / "base")
+    saved_model(tmp_path / "base")
     config = replace(configure(tmp_path), lora=LoRA(rank=3, alpha=5, rslora=True))
     config = replace(config, model=replace(config.model, path=str(tmp_path / "base"), dtype="fp32"))
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")

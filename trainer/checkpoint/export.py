@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,8 @@ from safetensors import safe_open
 from trainer.checkpoint.format import raw_bytes, safetensors_header, write_file
 from trainer.checkpoint.reader import Found, ShardReader
 from trainer.config import ConfigError, LoRA, RunConfig
+from trainer.config.lora import ADAPTER
 
-ADAPTER = ".default."
-"""peft's name for the only adapter, in the names of its parameters; adapter files leave it out."""
 READ_ELEMENTS = 16 << 20
 """Elements of a parameter that an export holds at a time: 64 MiB of fp32."""
 EXPORT_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -45,9 +46,6 @@ def export_hf(
     if not (model / "config.json").is_file():
         raise ConfigError(f"{model} has no config.json: give the folder of the model that was trained")
     kind = EXPORT_DTYPES[dtype]
-    scratch = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(scratch, ignore_errors=True)
-    shutil.copytree(model, scratch, ignore=shutil.ignore_patterns(*WEIGHTS))
     own = [name for name in reader.names() if ".lora_" not in name]
     sources: Sources = {name: (reader.shape(name), partial(reader.read, "master", name)) for name in own}
     sources |= _frozen(model, reader)
@@ -60,17 +58,17 @@ def export_hf(
             filled = 0
         filled += size
         files[-1].append(name)
-    weight_map = {}
-    for number, names in enumerate(files, 1):
-        file_name = f"model-{number:05d}-of-{len(files):05d}.safetensors" if len(files) > 1 else "model.safetensors"
-        write_file(scratch / file_name, _weights({name: sources[name] for name in names}, kind))
-        weight_map |= dict.fromkeys(names, file_name)
-    if len(files) > 1:
-        total = sum(torch.Size(shape).numel() * kind.itemsize for shape, _ in sources.values())
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        (scratch / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
-    shutil.rmtree(out, ignore_errors=True)
-    scratch.replace(out)
+    with _whole(out) as scratch:
+        shutil.copytree(model, scratch, ignore=shutil.ignore_patterns(*WEIGHTS))
+        weight_map = {}
+        for number, names in enumerate(files, 1):
+            file_name = f"model-{number:05d}-of-{len(files):05d}.safetensors" if len(files) > 1 else "model.safetensors"
+            write_file(scratch / file_name, _weights({name: sources[name] for name in names}, kind))
+            weight_map |= dict.fromkeys(names, file_name)
+        if len(files) > 1:
+            total = sum(torch.Size(shape).numel() * kind.itemsize for shape, _ in sources.values())
+            index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+            (scratch / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
     return out
 
 
@@ -84,21 +82,27 @@ def export_adapter(source: Found | str | Path, out_dir: str | Path, config: RunC
     names = [name for name in reader.names() if ".lora_" in name]
     if not names:
         raise ConfigError(f"the checkpoint of step {reader.found.step} has no adapter: all weights were trained")
-    scratch = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    sources: Sources = {
-        f"base_model.model.{name.replace(ADAPTER, '.')}": (reader.shape(name), partial(reader.read, "master", name))
-        for name in names
-    }
-    kind = EXPORT_DTYPES[config.model.dtype]
-    write_file(scratch / "adapter_model.safetensors", _weights(sources, kind))
+    sources: Sources = {}
+    for name in names:
+        key = f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}"
+        sources[key] = (reader.shape(name), partial(reader.read, "master", name))
     base = {"base_model_name_or_path": config.model.path, "revision": config.model.revision or None}
     about = {"peft_type": "LORA", "inference_mode": True} | base | config.lora.peft()
-    (scratch / "adapter_config.json").write_text(json.dumps(about, indent=2))
+    with _whole(out) as scratch:
+        scratch.mkdir(parents=True)
+        write_file(scratch / "adapter_model.safetensors", _weights(sources, EXPORT_DTYPES[config.model.dtype]))
+        (scratch / "adapter_config.json").write_text(json.dumps(about, indent=2))
+    return out
+
+
+@contextlib.contextmanager
+def _whole(out: Path) -> Generator[Path]:
+    """The name of a folder to make, which then takes the place of `out`; after an error `out` is as it was."""
+    scratch = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(scratch, ignore_errors=True)
+    yield scratch
     shutil.rmtree(out, ignore_errors=True)
     scratch.replace(out)
-    return out
 
 
 def _frozen(model: Path, reader: ShardReader) -> Sources:
@@ -108,7 +112,9 @@ def _frozen(model: Path, reader: ShardReader) -> Sources:
     trained = set(reader.names())
     stems = [name.partition("lora_A.")[0] for name in trained if ".lora_A." in name]
     adapted = {f"{stem}weight": stem for stem in stems}
-    tied = json.loads((model / "config.json").read_text()).get("tie_word_embeddings", False)
+    settings = {key.removeprefix("lora."): value for key, value in reader.found.manifest["config"].items()
+                if key.startswith("lora.")}  # fmt: skip
+    lora, tied = LoRA(**settings), json.loads((model / "config.json").read_text()).get("tie_word_embeddings", False)
     for path in sorted(model.glob("*.safetensors")):
         file = safe_open(path, framework="pt")
         for name in file.keys():  # noqa: SIM118
@@ -117,25 +123,35 @@ def _frozen(model: Path, reader: ShardReader) -> Sources:
                 continue
             shape, read = tuple(file.get_slice(name).get_shape()), partial(_read_tensor, file, name)
             stem = next((adapted[n] for n in names if n in adapted), "")
-            sources[name] = (shape, partial(_read_merged, read, reader, stem, shape[-1]) if stem else read)
+            sources[name] = (shape, partial(_read_merged, read, reader, lora, stem, shape[-1]) if stem else read)
     return sources
 
 
 def _read_merged(
-    read: Callable[[int, int], torch.Tensor], reader: ShardReader, stem: str, inputs: int, start: int, stop: int
+    read: Callable[[int, int], torch.Tensor],
+    reader: ShardReader,
+    lora: LoRA,
+    stem: str,
+    inputs: int,
+    start: int,
+    stop: int,
 ) -> torch.Tensor:
     """Elements [start, stop) of W + scale B A, flattened; of B only the rows that they lie in."""
-    settings = {key.removeprefix("lora."): value for key, value in reader.found.manifest["config"].items()
-                if key.startswith("lora.")}  # fmt: skip
-    lora, first, last = LoRA(**settings), start // inputs, -(-stop // inputs)
-    a = reader.read("master", f"{stem}lora_A{ADAPTER}weight").view(lora.rank, inputs)
-    b = reader.read("master", f"{stem}lora_B{ADAPTER}weight", first * lora.rank, last * lora.rank).view(-1, lora.rank)
+    first, last = start // inputs, -(-stop // inputs)
+    a = reader.read("master", f"{stem}lora_A.{ADAPTER}.weight").view(lora.rank, inputs)
+    b = reader.read("master", f"{stem}lora_B.{ADAPTER}.weight", first * lora.rank, last * lora.rank).view(-1, lora.rank)
     delta = (b @ a).reshape(-1)[start - first * inputs : stop - first * inputs]
     return read(start, stop).float().add(delta, alpha=lora.scale)
 
 
 def _read_tensor(file: Any, name: str, start: int, stop: int) -> torch.Tensor:
-    return file.get_tensor(name).reshape(-1)[start:stop]
+    """Elements [start, stop) of a tensor, flattened; only the rows that they lie in are read."""
+    rows = file.get_slice(name)
+    if not (shape := rows.get_shape()):
+        return file.get_tensor(name).reshape(1)[start:stop]
+    row = math.prod(shape[1:])
+    first = start // row
+    return rows[first : -(-stop // row)].reshape(-1)[start - first * row : stop - first * row]
 
 
 def _weights(sources: Sources, dtype: torch.dtype) -> Iterator[Any]:

@@ -8,6 +8,8 @@ from typing import Any
 
 from trainer.config.ranges import within
 
+ADAPTER = "default"
+"""peft's name for the only adapter, in the names of its parameters; adapter files leave it out."""
 TEXT = r"(?:.*\.)?layers\.\d+\.(?:self_attn|mlp)\.(?:q|k|v|o|gate|up|down)_proj"
 TOWER = r"(?:.*\.)?visual\.blocks\.\d+\.(?:attn\.(?:qkv|proj)|mlp\.(?:gate_proj|up_proj|down_proj|linear_fc[12]))"
 """Names of the linear layers of Qwen's decoder layers, and of its vision tower's blocks; peft matches them whole."""

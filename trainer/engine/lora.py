@@ -9,9 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import ConfigError, LoRA
-
-ADAPTER = "default"
-"""peft's name for the only adapter."""
+from trainer.config.lora import ADAPTER
 
 
 def inject(model: nn.Module, lora: LoRA, seed: int) -> None:

@@ -54,11 +54,8 @@ class Prober:
         self._selector = selectors.DefaultSelector()
         self.port = self._listen(port) or self._listen(0)
         self.ports = [p for p in dict.fromkeys(ports) if p != self.port and self._listen(p)]
-        self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._udp.bind(("", 0))
+        self._udp = _datagram_socket()
         self._udp.settimeout(0.5)
-        self._udp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
-        self._udp.setsockopt(socket.IPPROTO_IP, 10, PMTUDISC_PROBE)  # IP_MTU_DISCOVER
         self.udp_port: int = self._udp.getsockname()[1]
         self._echoed: dict[tuple[str, int], int] = {}
         self._closed = threading.Event()
@@ -194,10 +191,7 @@ class Prober:
 
     def _datagrams(self, address: str, port: int, udp: int, largest: int) -> dict[str, Any]:
         """Round trip, loss each way, and whether packets of `largest` bytes pass."""
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mine:
-            mine.bind(("", 0))
-            mine.setsockopt(socket.IPPROTO_IP, 10, PMTUDISC_PROBE)
-            mine.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        with _datagram_socket() as mine:
             flight = _Flight(mine, (address, udp), self.mark)
             trips = sorted(t for _ in range(PINGS) if (t := flight.ping(64)) is not None)
             if not trips:
@@ -293,6 +287,15 @@ class _Flight:
             under_way.pop(oldest if returned is None else returned, None)
         while self.receive(LATE_S) is not None and self.back < self.sent:
             pass
+
+
+def _datagram_socket() -> socket.socket:
+    """On a free port; for datagrams that are never fragmented."""
+    bound = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+    bound.setsockopt(socket.IPPROTO_IP, 10, PMTUDISC_PROBE)  # IP_MTU_DISCOVER
+    bound.bind(("", 0))
+    return bound
 
 
 def rounds(nodes: int) -> list[list[tuple[int, int]]]:
