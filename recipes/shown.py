@@ -42,7 +42,7 @@ def recipes(console: Console, model: str = "") -> None:
 
 def _model(recipe: Recipe) -> str:
     path = recipe.config.model.path
-    if recipe.kind != "train":
+    if recipe.kind == "preflight":
         return "-"
     return "tiny, built here" if "${" in path else path.partition("/")[2].removesuffix("-Instruct")
 
@@ -146,7 +146,7 @@ def _memory(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
 
 
 def _passes(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
-    if recipe.config.method != "grpo":
+    if recipe.config.method != "grpo" or recipe.kind != "train":
         return
     step = passes.of_step(recipe, need.shape)
     forward, updates = passes.gathered_bytes(recipe.config, need.shape, step)

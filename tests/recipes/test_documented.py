@@ -161,14 +161,16 @@ def test_engines_take_every_command_of_docs_generated_files_and_drivers():
     for target in ("skypilot-runpod", "skypilot-gcp", "dstack-runpod"):
         for managed in (True, False):
             flags = ["--max-offers", "3", "--gpu", "H100:8"] if target == "dstack-runpod" else ["--cpus", "64+"]
-            record = run_record.RunRecord(run_id="r", recipe="r", target=target, managed=managed, flags=flags)
+            name = "r" if managed else "serve"
+            record = run_record.RunRecord(run_id="r", recipe=name, target=target, managed=managed, flags=flags)
             files, env = ["t.yaml", "t.fleet.yaml", "t.volume.yaml"], {"RUN_ID": "r", "SPOTRL_LAUNCH": "x"}
-            driven = engines.commands(record, files, env, ["HF_TOKEN"], True)
+            driven = engines.commands(record, files, env, ["HF_TOKEN", "VLLM_API_KEY"], True)
             taken += [*driven.up, *driven.status, *driven.logs, *driven.down]
     assert len(taken) > 60
     env = os.environ | {
         "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
         "HF_TOKEN": "x",
+        "VLLM_API_KEY": "x",
         "AWS_ACCESS_KEY_ID": "x",
         "AWS_SECRET_ACCESS_KEY": "x",
     }
