@@ -111,6 +111,7 @@ def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
         task["utilization_policy"] = {"min_gpu_utilization": 5, "time_window": "1h"}
     begin = script.preamble("/workspace", bucket=recipe.kind == "train", data=script.data_directory(recipe))
     body = begin + script.setup_commands(recipe, EXIT_PREFLIGHT) + script.write_config(recipe)
+    body += script.keep_commands(recipe)
     task["commands"] = [restarts.dstack_command(recipe, body)]
     return task
 

@@ -45,6 +45,14 @@ fetch() { # prepared data from the bucket, if it is there
   [ -n "$BUCKET" ] && rm -rf "$DATA/.$1" && PYTHON -m trainer.storage cp "$BUCKET/data/$1" "$DATA/.$1" 2>/dev/null \\
     && [ -e "$DATA/.$1/manifest.json" ] && mv "$DATA/.$1" "$DATA/$1"
 }"""
+KEEP = """\
+keep() { # what was prepared here, into the bucket beside the run: the next machine takes it from there
+  if [ -e ".cache/made-$1" ] && PYTHON -m trainer.storage send "$DATA/$1" "$BUCKET/data/$1"; then
+    rm ".cache/made-$1"
+  fi
+}
+if [ "${SKYPILOT_NODE_RANK:-${DSTACK_NODE_RANK:-0}}" = 0 ]; then CALLS fi
+"""
 
 
 def on_node(recipe: Recipe) -> Recipe:
@@ -160,10 +168,22 @@ def setup_commands(recipe: Recipe, bad_driver: int = EXIT_CONFIG, check_driver: 
         lines += [MISSING, FETCH.replace("PYTHON", python)]
     for step in recipe.steps:
         command = " ".join([python, "-m", step.module, *map(word, step.args)])
-        name = step.creates.removeprefix("${DATA}/").partition("/")[0]
-        fetched = f"fetch {name} || " if step.creates.startswith("${DATA}/") else ""
-        lines.append(f"if missing {word(step.creates)}; then {fetched}{command}; fi")
+        if name := _data_name(step):
+            command = f'fetch {name} || {{ {command}; touch ".cache/made-{name}"; }}'
+        lines.append(f"if missing {word(step.creates)}; then {command}; fi")
     return "\n".join(lines) + "\n"
+
+
+def _data_name(step: Step) -> str:
+    """What a prepared dataset is called below $DATA and in the bucket; "" for another step."""
+    return step.creates.removeprefix("${DATA}/").partition("/")[0] if step.creates.startswith("${DATA}/") else ""
+
+
+def keep_commands(recipe: Recipe) -> str:
+    """For machines that are thrown away: the head puts what it has prepared into the bucket, while training begins."""
+    names = [name for step in on_node(recipe).steps if (name := _data_name(step))]
+    python = f".venvs/{recipe.environment}/bin/python"
+    return KEEP.replace("PYTHON", python).replace("CALLS", " ".join(f"keep {n} &" for n in names)) if names else ""
 
 
 def site_lines(recipe: Recipe) -> list[str]:

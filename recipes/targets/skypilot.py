@@ -77,7 +77,8 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
     begin = script.preamble(work, bucket=recipe.kind == "train", data=script.data_directory(recipe))
     task["setup"] = begin + script.setup_commands(recipe, EXIT_PREFLIGHT)
     check = script.driver_check(recipe, EXIT_PREFLIGHT)
-    task["run"] = begin + check + script.write_config(recipe) + f"exec {script.node_command(recipe, '0.0.0.0')}\n"
+    ready = check + script.write_config(recipe) + script.keep_commands(recipe)
+    task["run"] = begin + ready + f"exec {script.node_command(recipe, '0.0.0.0')}\n"
     name = f"{recipe.name}.yaml"
     files = {name: to_yaml(task, _head(recipe, target, f"recipes/generated/{target}/{name}"))}
     if recipe.storage.volume and can.cloud in ("runpod", "kubernetes"):
