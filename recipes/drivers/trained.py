@@ -40,9 +40,9 @@ def evaluated(name: str, bucket: str, target: str | None) -> tuple[str, list[str
     if run_record.known(name) and run.config.method == "grpo":
         record = run_record.load(name)
         own = [text for text in record.overrides if text.partition("=")[0].partition(".")[0].strip() in KEPT]
-        return record.recipe, [*own, *run.overrides]
+        return record.recipe, [*own, *run.overrides, f"run.name={record.run_id}"]
     recipe, own = benchmarks.recipe_of(run.config.model.path)
-    return recipe, [*own, *_seen(run.config), *run.overrides]
+    return recipe, [*own, *_seen(run.config), *run.overrides, f"run.name={Path(name).name}"]
 
 
 def served(name: str, bucket: str, target: str | None) -> list[str]:
