@@ -266,6 +266,10 @@ class Logging:
     """Steps between written samples."""
     push_every_s: float = within(20.0, least=0)
     """Seconds between two pushes of metrics, samples, log and node samples to `checkpoint.remote`; 0: never."""
+    profile_step: int = within(0, least=0)
+    """Step whose phases are profiled on every rank (docs/debugging.md); 0: none but on request."""
+    profile_s: float = within(20.0, above=0)
+    """Seconds of each call of a rank that are recorded: a rollout of thousands of tokens would fill the disk."""
     keep_rollouts: bool = False
     """Keep every step's graded completions, here and in the bucket (else: those that a restart may need)."""
 
@@ -282,8 +286,10 @@ class Watch:
     """... and at least this long."""
     first_s: float = within(900.0, above=0)
     """Limit of a phase that has never ended before."""
-    start_s: float = within(1800.0, above=0)
-    """Limit of the start, which downloads and loads the model."""
+    start_s: float = within(900.0, above=0)
+    """Limit of the start. Reading and writing files stops this clock, as in the phases of checkpoints and exports."""
+    post_mortem: bool = False
+    """A rank that raises waits for a debugger in place of ending the run (docs/debugging.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from trainer.algorithm.batching import MicroBatch, TrainItem, collate
 from trainer.algorithm.losses import discounted, token_weights
 from trainer.algorithm.records import Prompt, Sample
 from trainer.algorithm.scheduling import Cost
+from trainer.checkpoint.format import CheckpointError
 from trainer.checkpoint.manager import Found, RankStatus, ShardReader, ShardWriter
 from trainer.checkpoint.reader import fetch_rank
 from trainer.config import RunConfig, budget
@@ -30,7 +31,7 @@ from trainer.data.schema import Row
 from trainer.engine import cpu_matmul
 from trainer.engine.prefetch import ahead
 from trainer.hardware import model_shapes
-from trainer.observe import beacon
+from trainer.observe import beacon, post_mortem
 
 if TYPE_CHECKING:
     from trainer.engine.policy import TrainMicroBatch
@@ -72,6 +73,7 @@ class Worker:
         if found is not None:
             self._ahead.submit(fetch_rank, found, rank, self.config.placement.world_size)
         beacon.start(rank)  # before DeepSpeed and vLLM bind torch.distributed's functions
+        post_mortem.install(handled=(CheckpointError,))
         # Here, so that the driver, which only names this class, loads no DeepSpeed.
         from trainer.engine.policy import Policy, init_distributed
 

@@ -158,7 +158,7 @@ class Stream:
             self._sent["left_out.json"] = left
 
     def _hangs(self) -> list[str]:
-        return [str(path.relative_to(self.run_dir)) for path in sorted(self.run_dir.glob("hang-*/*.txt"))]
+        return [str(path.relative_to(self.run_dir)) for path in sorted(self.run_dir.glob("hang-*/*"))]
 
     def _fresh(self, name: str) -> bool:
         """Whether this attempt has written the file."""
