@@ -30,6 +30,7 @@ from trainer.observe.metrics import Metrics, Phases
 from trainer.observe.node_monitor import host_stats
 from trainer.observe.report import write_report
 from trainer.observe.start_clock import StartClock
+from trainer.observe.step_profile import StepProfiles
 from trainer.observe.step_stats import one_line, throughput, utilisation
 from trainer.rewards.scorer import Scorer
 from trainer.saving import ATTACHED, Saving
@@ -76,6 +77,7 @@ class Session:
         self.metrics: Metrics
         self.guards = Guards(config.guards)
         self.saving = Saving(config.run.dir, self.checkpoints, self.workers, self.notice)
+        self.profiles = StepProfiles(config, self.workers)
 
     def __enter__(self) -> Session:
         return self
@@ -138,6 +140,11 @@ class Session:
         self.clock.mark("resume")
         return step
 
+    def begin(self, step: int, total: int) -> None:
+        """Before every step."""
+        self.phases.begin(step, total)
+        self.profiles.begin(step)
+
     def check_first_sync(self) -> None:
         """Compares engine and policy on fixed prompts. Raises RuntimeError if they are not the same model."""
         gaps = self.workers.all("probe", self.rows)
@@ -187,6 +194,7 @@ class Session:
         samples: all that was trained on, for the utilization.
         """
         times = self.phases.take()
+        self.profiles.end()
         self.saving.stepped(times["time/step_s"])
         stats = self.rewards.stats() | stats | {"data/left_out": self.left_out}  # the loop's own before an evaluation's
         stats |= throughput(stats, times, self.workers.world_size) | times
