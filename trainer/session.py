@@ -27,7 +27,7 @@ from trainer.node.preemption import Notice
 from trainer.node.run_lock import RunLock
 from trainer.observe.guards import Guards
 from trainer.observe.metrics import Metrics, Phases
-from trainer.observe.node_monitor import host_stats
+from trainer.observe.node_monitor import NodeStats
 from trainer.observe.report import write_report
 from trainer.observe.start_clock import StartClock
 from trainer.observe.step_profile import StepProfiles
@@ -76,6 +76,7 @@ class Session:
         self._shape = shape_of(str(model_folder(config))) if self._peak_flops else None
         self.metrics: Metrics
         self.guards = Guards(config.guards)
+        self.nodes = NodeStats(config.run.dir)
         self.saving = Saving(config.run.dir, self.checkpoints, self.workers, self.notice)
         self.profiles = StepProfiles(config, self.workers)
 
@@ -204,7 +205,7 @@ class Session:
             stats |= self.clock.metrics()
         if self._peak_flops and self._shape:
             stats |= utilisation(self.config, self._shape, self._peak_flops, self._image_token_id, samples, times)
-        stats |= host_stats(self.config.run.dir)
+        stats |= self.nodes.take()
         self.metrics.log(step, stats)
         for alarm in self.guards.look(step, stats):
             if alarm.end:

@@ -303,6 +303,8 @@ class Guards:
     """Steps in a row before one of them does."""
     spike_factor: float = within(10.0, above=1)
     """Gradient norm, in multiples of its median."""
+    loss_factor: float = within(2.0, above=1)
+    """Cross-entropy of supervised fine-tuning, in multiples of its median."""
     kl_max: float = within(1.0, above=0)
     """KL to the reference, nats per token."""
     truncated_max: float = within(0.5, above=0)
@@ -316,7 +318,9 @@ class Guards:
     disk_free_gib: float = within(5.0, least=0)
     """Free where the run is written, GiB."""
     host_memory_max: float = within(0.95, above=0)
-    """Share of the host's memory in use."""
+    """Share of a host's memory in use."""
+    host_memory_growth: float = within(0.2, above=0)
+    """The same, above what it was in the first ten steps."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from trainer.observe import beacon
-from trainer.observe.history import read_progress
+from trainer.observe.history import SLOWED, STRAGGLES, newest_samples, read_progress
 
 EVERY_S = 10.0
 FILE = "nodes.jsonl"
@@ -23,17 +23,35 @@ WINDOW_S = 30.0
 """Shortest time over which ranks are compared."""
 RAYS_OWN = ("ray::Dash", "ray::Runtime", "ray::IDLE")
 """Names of Ray's processes that are no actor's; the kernel keeps 15 characters."""
-STRAGGLES = 0.3
-"""A rank straggles where it waits in collectives for a share of time that is this much below the others' median."""
 
 
-def host_stats(run_dir: str | Path) -> dict[str, float]:
-    """Disk and memory of this node, for the step's metrics."""
-    memory = psutil.virtual_memory()
-    return {
-        "perf/disk_free_gib": shutil.disk_usage(run_dir).free / 2**30,
-        "perf/host_memory_fraction": 1 - memory.available / memory.total,
-    }
+class NodeStats:
+    """What the machines did in a step, for its metrics: all nodes where their launchers sample them, else this one."""
+
+    def __init__(self, run_dir: str | Path) -> None:
+        self.run_dir, self._since = Path(run_dir), time.time()
+
+    def take(self) -> dict[str, float]:
+        """Of the time since the last call. Disk and memory are those of the node that has the least left."""
+        samples = [s for s in newest_samples(self.run_dir) if s["unix_s"] >= self._since]
+        self._since = time.time()
+        memory = psutil.virtual_memory()
+        free = [shutil.disk_usage(self.run_dir).free, *(s["disk_free_bytes"] for s in samples)]
+        used = [1 - memory.available / memory.total, *(s["memory_fraction"] for s in samples)]
+        found = {"perf/disk_free_gib": min(free) / 2**30, "perf/host_memory_fraction": max(used)}
+        if samples:
+            found["perf/shm_free_gib"] = min(s["shm_free_bytes"] for s in samples) / 2**30
+            sent = [s["bytes_per_s"].get(f"{fabric}_out", 0) for s in samples for fabric in ("network", "infiniband")]
+            found["perf/network_gbit_per_s"] = sum(sent) / len(samples) * 8e-9
+        if gpus := [gpu for s in samples for gpu in s["gpus"]]:
+            found |= {
+                "perf/gpu_busy_fraction": statistics.mean(g["busy_fraction"] for g in gpus),
+                "perf/gpu_memory_gib_max": max(g["memory_bytes"] for g in gpus) / 2**30,
+                "perf/gpu_power_w": statistics.mean(g["power_w"] for g in gpus),
+                "perf/gpu_temperature_c_max": max(g["temperature_c"] for g in gpus),
+                "perf/gpu_slowed_fraction": statistics.mean(bool(g["slowdown"] & SLOWED) for g in gpus),
+            }
+        return found
 
 
 class NodeMonitor:
