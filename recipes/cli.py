@@ -164,6 +164,9 @@ def parser() -> argparse.ArgumentParser:
     add("pull", "fetch metrics, samples, log and configuration of a run from its bucket", "run", "stored").add_argument(
         "--weights", action="store_true", help="the exported weights, too"
     )
+    add(
+        "profile", "ask a running run for a profile of its next step (docs/debugging.md)", "run", "stored"
+    ).add_argument("--fetch", action="store_true", help="fetch the profiles that it has taken")
     add("dashboard", "open a tunnel to Ray's dashboard and jobs of a running run", "run", "dry")
     add("down", "stop a run and give its machines back", "run", "dry")
     add(
@@ -246,6 +249,8 @@ def dispatch(args: argparse.Namespace) -> int:
             return commands.report(args.runs, args.bucket)
         case "pull":
             return commands.pull(args.run, args.bucket, args.weights)
+        case "profile":
+            return commands.profile(args.run, args.bucket, args.fetch)
         case "dashboard":
             return commands.dashboard(args.run, args.dry_run)
         case "down":

@@ -197,6 +197,13 @@ def pull(run: str, bucket: str, weights: bool) -> int:
     return sight.pull(run, bucket, weights)
 
 
+def profile(run: str, bucket: str, fetch: bool) -> int:
+    """Asks a running run for a profile of its next step, or fetches those that it has taken."""
+    from recipes.drivers import sight
+
+    return sight.profile(run, bucket, fetch)
+
+
 def dashboard(run: str, dry_run: bool) -> int:
     """Opens a tunnel to Ray's dashboard."""
     from recipes.drivers import dashboard as tunnel
