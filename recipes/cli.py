@@ -95,6 +95,13 @@ def parser() -> argparse.ArgumentParser:
         "set",
         example=f"{big} --target dstack-runpod --set rollout.tensor_parallel=8",
     )
+    plan.add_argument(
+        "--network-gbit",
+        type=float,
+        default=0.0,
+        metavar="G",
+        help="Gb/s between nodes, as stated or as preflight found",
+    )
     plan.add_argument("--deadline", default="", metavar="24h", help="choose an offer that ends in time (90m, 24h, 3d)")
     plan.add_argument("--budget", type=float, default=0.0, metavar="USD", help="choose an offer that costs no more")
     add(
@@ -212,7 +219,7 @@ def dispatch(args: argparse.Namespace) -> int:
         case "list":
             return commands.list_recipes(args.model)
         case "plan":
-            return commands.plan(args.recipe, args.target, args.set, args.deadline, args.budget)
+            return commands.plan(args.recipe, args.target, args.set, args.deadline, args.budget, args.network_gbit)
         case "render":
             return commands.render(args.recipe, args.target, args.set, args.out)
         case "data" | "test":
