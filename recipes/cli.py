@@ -142,6 +142,9 @@ def parser() -> argparse.ArgumentParser:
         "dry",
         example="--set run.max_steps=20 --run-id short",
     )
+    commands.choices["demo"].add_argument(
+        "--method", choices=("grpo", "sft-lora"), default="grpo", help="what is shown (%(default)s)"
+    )
     add(
         "preflight",
         "check a cluster: every node, and a collective between all of them",
@@ -227,7 +230,7 @@ def dispatch(args: argparse.Namespace) -> int:
         case "evaluate":
             return commands.evaluate(args)
         case "demo":
-            return commands.up("demo", "local", args)
+            return commands.up("demo" if args.method == "grpo" else f"demo-{args.method}", "local", args)
         case "preflight":
             return commands.up("preflight", args.target, args)
         case "up":

@@ -100,7 +100,7 @@ def up(name: str, target: str | None, args: argparse.Namespace) -> int:
     if args.bucket:
         overrides.append(f"storage.bucket={args.bucket}")
     recipe, run_id = resolve(name, overrides), args.run_id
-    if name == "demo" and not run_id:
+    if name.startswith("demo") and not run_id:
         run_id = run_record.interrupted(name, target or "local", overrides, Path(recipe.config.model.path).name)
         if run_id:
             print(f"resuming {run_id}, which was interrupted (--run-id NEW starts from scratch)")

@@ -71,7 +71,8 @@ def batch(config: RunConfig, total: int, tokens: int) -> str:
     rows, place = config.sft.batch_size, config.placement
     return (
         f"batch: {rows} rows per optimizer step = {rows / place.world_size:g} per rank x {place.workers_per_node} x "
-        f"{place.nodes} nodes, in passes of up to {tokens} tokens; {total} steps"
+        f"{place.nodes} nodes, in passes of up to {tokens} tokens; {total} steps under "
+        f"ZeRO-{config.optimizer.zero_stage}"
     )
 
 

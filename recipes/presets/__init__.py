@@ -12,6 +12,7 @@ from trainer.config import ConfigError
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "demo": demo.demo,
+    "demo-sft-lora": demo.sft_lora,
     "grpo-qwen2.5-vl-3b-mathv60k": vision.qwen2_5_vl_3b_mathv60k,
     "grpo-qwen2.5-vl-7b-mathv60k": vision.qwen2_5_vl_7b_mathv60k,
     "grpo-qwen2.5-vl-32b-mathv60k": vision.qwen2_5_vl_32b_mathv60k,
