@@ -98,6 +98,13 @@ def parser() -> argparse.ArgumentParser:
         "set",
         example=f"{big} --target dstack-runpod --set rollout.tensor_parallel=8",
     )
+    plan.add_argument(
+        "--network-gbit",
+        type=float,
+        default=0.0,
+        metavar="G",
+        help="Gb/s between nodes, as stated or as preflight found",
+    )
     plan.add_argument("--deadline", default="", metavar="24h", help="choose an offer that ends in time (90m, 24h, 3d)")
     plan.add_argument("--budget", type=float, default=0.0, metavar="USD", help="choose an offer that costs no more")
     add(
@@ -144,6 +151,9 @@ def parser() -> argparse.ArgumentParser:
         "dry",
         example="--set run.max_steps=20 --run-id short",
     )
+    commands.choices["demo"].add_argument(
+        "--method", choices=("grpo", "sft-lora"), default="grpo", help="what is shown (%(default)s)"
+    )
     add(
         "preflight",
         "check a cluster: every node, and a collective between all of them",
@@ -164,6 +174,9 @@ def parser() -> argparse.ArgumentParser:
     add("pull", "fetch metrics, samples, log and configuration of a run from its bucket", "run", "stored").add_argument(
         "--weights", action="store_true", help="the exported weights, too"
     )
+    add(
+        "profile", "ask a running run for a profile of its next step (docs/debugging.md)", "run", "stored"
+    ).add_argument("--fetch", action="store_true", help="fetch the profiles that it has taken")
     add("dashboard", "open a tunnel to Ray's dashboard and jobs of a running run", "run", "dry")
     add("down", "stop a run and give its machines back", "run", "dry")
     add(
@@ -221,7 +234,7 @@ def dispatch(args: argparse.Namespace) -> int:
         case "list":
             return commands.list_recipes(args.model)
         case "plan":
-            return commands.plan(args.recipe, args.target, args.set, args.deadline, args.budget)
+            return commands.plan(args.recipe, args.target, args.set, args.deadline, args.budget, args.network_gbit)
         case "render":
             return commands.render(args.recipe, args.target, args.set, args.out)
         case "data" | "test":
@@ -231,7 +244,7 @@ def dispatch(args: argparse.Namespace) -> int:
         case "serve":
             return commands.serve(args)
         case "demo":
-            return commands.up("demo", "local", args)
+            return commands.up("demo" if args.method == "grpo" else f"demo-{args.method}", "local", args)
         case "preflight":
             return commands.up("preflight", args.target, args)
         case "up":
@@ -246,6 +259,8 @@ def dispatch(args: argparse.Namespace) -> int:
             return commands.report(args.runs, args.bucket)
         case "pull":
             return commands.pull(args.run, args.bucket, args.weights)
+        case "profile":
+            return commands.profile(args.run, args.bucket, args.fetch)
         case "dashboard":
             return commands.dashboard(args.run, args.dry_run)
         case "down":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -71,6 +72,14 @@ class Workers:
         starts = [(i, local[i], master, port, total_updates, found) for i in range(self.world_size)]
         self.facts: dict[str, Any] = self.each("start", starts)[0]
         return self.facts
+
+    def named(self, text: str) -> str:
+        """The rank that Ray's message on a dead worker is about, by its process and address; "" where it names none."""
+        pid = re.search(r"\bpid[:=]\s*(\d+)", text)
+        for rank, (address, _, _, mine) in enumerate(self._places):
+            if pid and mine == int(pid[1]) and address in text:
+                return f"rank {rank} (process {mine} on {address})"
+        return ""
 
     def all(self, method: str, *args: Any) -> list[Any]:
         """Calls `method(*args)` on every rank; results by rank."""
@@ -154,7 +163,7 @@ class Workers:
                 for members, flat in zip(rank, passes, strict=True):
                     values = iter(flat)
                     for i in members:
-                        fields[i][FIELDS[name]] = list(islice(values, len(items[i].token_ids)))
+                        fields[i][FIELDS[name]] = list(islice(values, items[i].targets))
         return [replace(item, **fields[i]) for i, item in enumerate(items)]
 
     def update(self, items: Sequence[TrainItem], kl_coef: float = 0.0) -> dict[str, float]:
@@ -162,7 +171,7 @@ class Workers:
 
         kl_coef: weight of the KL in the loss.
         """
-        tokens = sum(len(i.token_ids) for i in items)
+        tokens = sum(i.targets for i in items)
         plan = self._schedule(items, self.facts["micro_batch_tokens"])
         calls = [([[items[i] for i in members] for members in rank], tokens, len(items), kl_coef) for rank in plan]
         stats = over_ranks(self.each("update", calls))
