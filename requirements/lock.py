@@ -1,5 +1,6 @@
 """`python requirements/lock.py` writes the hashed requirement files from pyproject.toml; none names an index."""
 
+import gzip
 import subprocess
 from pathlib import Path
 
@@ -26,3 +27,5 @@ if __name__ == "__main__":
             command += ["--constraint", "requirements/cpu.txt"]
         subprocess.run(command, check=True, cwd=HERE.parent)
         print(f"requirements/{name}.txt")
+    packed = gzip.compress((HERE / "gpu.txt").read_bytes(), 9, mtime=0)  # dstack uploads it: .dstackignore
+    (HERE / "gpu.txt.gz").write_bytes(packed)
