@@ -13,7 +13,6 @@ case "$name" in
     rocm | desk) lock="requirements/gpu.txt" ;;
     *) echo "unknown environment $name: choose cpu, gpu, rocm, test, launch or desk" >&2; exit 2 ;;
 esac
-[ -f "$lock" ] || [ ! -f "$lock.gz" ] || gzip -dc "$lock.gz" >"$lock" # where uploads are small: .dstackignore
 [ -f "$lock" ] || { echo "$lock is missing: check out the whole repository" >&2; exit 2; }
 
 venv=".venvs/$name"
