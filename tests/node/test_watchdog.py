@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import faulthandler
 import json
 import os
 import pickle
@@ -73,6 +74,29 @@ def test_the_rank_that_has_not_entered_is_the_guilty_one(ranks, line):
     assert guilty(ranks).startswith(line)
 
 
+def test_the_driver_is_named_where_no_rank_is_at_work():
+    idle = 'Current thread 0x1 (most recent call first):\n  File "/x/ray/_private/worker.py", line 982 in main_loop\n'
+    ranks = [at(0, 7, False, stacks=idle), at(1, 7, False, stacks=idle)]
+    assert guilty(ranks, "scorer.py:88 in score") == "no rank is at work: the driver is at scorer.py:88 in score"
+    busy = [ranks[0], at(1, 7, False, stacks=STACKS)]
+    assert guilty(busy, "worker.py:1 in get").startswith("all ranks are outside of collectives")
+
+
+def test_a_gpu_that_is_gone_or_stays_slow_is_told_of_once(tmp_path):
+    dog = Watchdog(config(tmp_path))
+    cool = {"gpu": 0, "slowdown": 4, "temperature_c": 60}
+    hot = {"gpu": 1, "slowdown": 64 | 4, "temperature_c": 88}
+
+    def sample(*gpus: dict) -> dict:
+        return {"node": 1, "unix_s": 1.0, "ranks": {}, "paused": {}, "bytes_per_s": {}, "gpus": list(gpus)}
+
+    said = [dog.look(sample(cool, hot)) for _ in range(9)]
+    assert [len(lines) for lines in said] == [0] * 5 + [1] + [0] * 3
+    assert said[5] == ["warning: GPU 1 on node 1 is slowed down by heat or power, at 88 C"]
+    gone = [dog.look(sample(hot)) for _ in range(2)]
+    assert gone == [["warning: 1 of 2 GPUs on node 1 answer: look for an Xid in its kernel log"], []]
+
+
 def config(tmp_path: Path, **watch) -> c.RunConfig:
     return c.RunConfig(run=c.Run(dir=str(tmp_path)), watch=c.Watch(**watch))
 
@@ -118,7 +142,10 @@ dist.barrier()
 """
 
 
-def test_real_ranks_say_where_they_are(tmp_path):
+def test_real_ranks_say_where_they_are(tmp_path, monkeypatch):
+    """This process is the driver."""
+    monkeypatch.setenv(beacon.FOLDER_VARIABLE, str(tmp_path))
+    beacon.start_driver()
     env = os.environ | {beacon.FOLDER_VARIABLE: str(tmp_path), "PYTHONPATH": str(ROOT)}
     ranks = [subprocess.Popen([sys.executable, "-c", RANK, str(r), str(tmp_path)], env=env) for r in (0, 1)]
     try:
@@ -133,8 +160,10 @@ def test_real_ranks_say_where_they_are(tmp_path):
             "rank 1 on node 0 has not entered barrier (collective 2); it is at <string>:11 in stuck; "
         )
         assert "; rank 0 waits for it in barrier since" in line
-        folder = watchdog.write(found, line, tmp_path / "run")
-        assert "barrier" in (folder / "rank-0.txt").read_text()
+        text = watchdog.told(tmp_path, found, "why", tmp_path / "run")
+        (folder,) = (tmp_path / "run").iterdir()
+        assert text.startswith(f"why: {line}") and "barrier" in (folder / "rank-0.txt").read_text()
+        assert "in test_real_ranks_say_where_they_are" in (folder / "driver.txt").read_text()
         sample = NodeMonitor(0, tmp_path / "run", tmp_path).sample()
         assert sample["ranks"]["0"][0] == 2 and sample["memory_fraction"] > 0 and sample["disk_free_bytes"] > 0
         ranks[1].send_signal(signal.SIGSTOP)
@@ -143,6 +172,7 @@ def test_real_ranks_say_where_they_are(tmp_path):
             "rank 1 on node 0 is stopped (state T)"
         )
     finally:
+        faulthandler.unregister(beacon.SIGNAL)
         for rank in ranks:
             rank.kill()
 

@@ -54,8 +54,7 @@ def start(rank: int) -> None:
     if not folder:
         return
     stem = Path(folder) / f"rank-{rank}-{os.getpid()}"
-    stacks = stem.with_suffix(".stacks").open("w")
-    faulthandler.register(SIGNAL, file=stacks, all_threads=True)
+    _answer(stem.with_suffix(".stacks"))
     path = stem.with_suffix(".beacon")
     path.write_bytes(RECORD.pack(0, False, time.time(), 0.0, b""))
     with path.open("r+b") as file:
@@ -65,6 +64,16 @@ def start(rank: int) -> None:
     state = [0, 0.0]
     for name in (n for n in COLLECTIVES if hasattr(dist, n)):
         setattr(dist, name, _recorded(getattr(dist, name), name.encode(), memory, state))
+
+
+def start_driver() -> None:
+    """In the driver's process, which is in no collective."""
+    if folder := os.environ.get(FOLDER_VARIABLE):
+        _answer(Path(folder) / f"driver-{os.getpid()}.stacks")
+
+
+def _answer(stacks: Path) -> None:
+    faulthandler.register(SIGNAL, file=stacks.open("w"), all_threads=True)
 
 
 def pause(what: str) -> None:
