@@ -88,7 +88,7 @@ def test_a_gpu_that_is_gone_or_stays_slow_is_told_of_once(tmp_path):
     hot = {"gpu": 1, "slowdown": 64 | 4, "temperature_c": 88}
 
     def sample(*gpus: dict) -> dict:
-        return {"node": 1, "unix_s": 1.0, "ranks": {}, "paused": {}, "bytes_per_s": {}, "gpus": list(gpus)}
+        return {"node": 1, "unix_s": 1.0, "ranks": {}, "paused": {}, "pieces": 0, "bytes_per_s": {}, "gpus": list(gpus)}
 
     said = [dog.look(sample(cool, hot)) for _ in range(9)]
     assert [len(lines) for lines in said] == [0] * 5 + [1] + [0] * 3
@@ -134,6 +134,7 @@ beacon.start(rank)
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}/meet", rank=rank, world_size=2)
 import torch
 dist.all_reduce(torch.ones(1))
+beacon.tick()
 def stuck():
     time.sleep(600)
 if rank == 1:
@@ -157,7 +158,7 @@ def test_real_ranks_say_where_they_are(tmp_path, monkeypatch):
         found = [Rank(**r) for r in watchdog.dump(tmp_path, 0)]
         line = guilty(found)
         assert line.startswith(
-            "rank 1 on node 0 has not entered barrier (collective 2); it is at <string>:11 in stuck; "
+            "rank 1 on node 0 has not entered barrier (collective 2); it is at <string>:12 in stuck; "
         )
         assert "; rank 0 waits for it in barrier since" in line
         text = watchdog.told(tmp_path, found, "why", tmp_path / "run")
@@ -165,7 +166,12 @@ def test_real_ranks_say_where_they_are(tmp_path, monkeypatch):
         assert text.startswith(f"why: {line}") and "barrier" in (folder / "rank-0.txt").read_text()
         assert "in test_real_ranks_say_where_they_are" in (folder / "driver.txt").read_text()
         sample = NodeMonitor(0, tmp_path / "run", tmp_path).sample()
-        assert sample["ranks"]["0"][0] == 2 and sample["memory_fraction"] > 0 and sample["disk_free_bytes"] > 0
+        assert (
+            sample["ranks"]["0"][0] == 2
+            and sample["pieces"] == 2
+            and sample["memory_fraction"] > 0
+            and sample["disk_free_bytes"] > 0
+        )
         ranks[1].send_signal(signal.SIGSTOP)
         time.sleep(0.2)
         assert guilty([Rank(**r) for r in watchdog.dump(tmp_path, 0)]).startswith(
@@ -215,7 +221,7 @@ def test_reading_and_writing_files_is_progress_where_that_is_the_work(tmp_path, 
     dog = Watchdog(config(tmp_path, first_s=0.2), attach="ray debug")
     phases = Phases(tmp_path)
     phases.begin(1, 9)
-    busy = {"node": 1, "unix_s": 1.0, "ranks": {}, "paused": {}, "bytes_per_s": {"files": 50_000_000}}
+    busy = {"node": 1, "unix_s": 1.0, "ranks": {}, "paused": {}, "pieces": 0, "bytes_per_s": {"files": 50_000_000}}
     idle = busy | {"bytes_per_s": {"files": 20_000}}
     with phases("export"):
         time.sleep(0.3)
@@ -223,9 +229,12 @@ def test_reading_and_writing_files_is_progress_where_that_is_the_work(tmp_path, 
         time.sleep(0.3)
         dog.look(idle)
         assert dog.overdue().startswith("no progress in phase export")
-    with phases("update"):  # there it is none
+    with phases("update"):  # there it is none, but a finished pass is
         time.sleep(0.3)
-        dog.look(busy)
+        dog.look(busy | {"pieces": 4})
+        assert dog.overdue() == ""
+        time.sleep(0.3)
+        dog.look(busy | {"pieces": 4})
         assert dog.overdue().startswith("no progress in phase update")
 
 
@@ -291,14 +300,15 @@ def test_nccl_s_flight_recorder_is_asked_for_and_lies_beside_the_stacks(tmp_path
 def test_a_rank_that_waits_for_a_debugger_is_told_of_once(tmp_path, monkeypatch):
     monkeypatch.setenv(beacon.FOLDER_VARIABLE, str(tmp_path))
     mine = tmp_path / f"rank-3-{os.getpid()}.beacon"
-    mine.write_bytes(beacon.RECORD.pack(0, False, time.time(), 0.0, b""))
+    mine.write_bytes(beacon.record(pieces=0))
     monitor, dog = NodeMonitor(2, tmp_path, tmp_path), Watchdog(config(tmp_path), attach="ray debug")
     assert dog.look(monitor.sample()) == []
     beacon.pause("ValueError: row 7 is broken")
     line = "rank 3 on node 2 has raised ValueError: row 7 is broken and waits for a debugger; on node 2: ray debug"
     assert [dog.look(monitor.sample()), dog.look(monitor.sample())] == [[line], []]
     beacon.pause("")
-    assert monitor.sample()["paused"] == {}
+    mine.write_bytes(beacon.record(pieces=5))
+    assert monitor.sample()["paused"] == {} and monitor.sample()["pieces"] == 5
 
 
 # --- a real job of two ranks ------------------------------------------------------------------------------------------

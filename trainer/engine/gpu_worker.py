@@ -290,6 +290,7 @@ class Worker:
         return self._collate([(item.row, item.prompt_token_ids, item.token_ids) for item in items], path, split)
 
     def _collate(self, parts: list[tuple[int, list[int], list[int]]], path: str = "", split: str = "") -> MicroBatch:
+        beacon.tick()
         encoded = partial(self._prompt, path=path, split=split) if path else self._prompt
         return collate(parts, encoded, self.prompter.positions)
 

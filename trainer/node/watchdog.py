@@ -83,6 +83,7 @@ class Watchdog:
         """attach: the command that attaches a debugger to a rank, on the rank's own node."""
         self.config, self.attach, self._looked, self._born = config, attach, 0.0, time.time()
         self._told: tuple[Any, ...] = ()
+        self._pieces, self._worked = dict[int, int](), 0.0
         self._moved, self._stragglers, self._paused = 0.0, Stragglers(), set[tuple[str, str]]()
         self._gpus, self._hot = dict[int, int](), dict[tuple[int, int], int]()
 
@@ -91,6 +92,8 @@ class Watchdog:
         GPUs that are slowed down or gone."""
         if sample["bytes_per_s"].get("files", 0) >= MOVES:
             self._moved = time.time()
+        if sample["pieces"] != self._pieces.get(sample["node"], 0):
+            self._pieces[sample["node"]], self._worked = sample["pieces"], time.time()
         new = [one for one in sample["paused"].items() if one not in self._paused]
         self._paused.update(new)
         where, warning = f"on node {sample['node']}", self._stragglers.look(sample)
@@ -120,7 +123,7 @@ class Watchdog:
         if state.get("status") != "running" or state["started_unix_s"] < self._born:
             return ""
         phase, began = state["phase"], state["phase_since_unix_s"]
-        since = time.time() - (max(began, self._moved) if phase in MOVING else began)
+        since = time.time() - max(began, self._worked, self._moved if phase in MOVING else 0.0)
         limit = self.limit_s(phase)
         key = (phase, state["step"], state["phase_since_unix_s"])
         if since <= limit or key == self._told:
