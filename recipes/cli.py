@@ -47,7 +47,10 @@ def parser() -> argparse.ArgumentParser:
         for argument in arguments:
             match argument:
                 case "recipe":
-                    command.add_argument("recipe", help="its name, see `list`, or a file: FILE.yaml, FILE.py:FUNCTION")
+                    named = "its name, see `list`, or a file: FILE.yaml, FILE.py:FUNCTION"
+                    trained = "id of a run, folder of a model, or OWNER/NAME of the hub"
+                    what = {"serve": trained, "evaluate": f"{trained}; or a recipe"}
+                    command.add_argument("recipe", help=what.get(name, named))
                 case "target":
                     command.add_argument("--target", help="where: see docs/targets.md; default: the cheapest that can")
                 case "set":
@@ -95,6 +98,13 @@ def parser() -> argparse.ArgumentParser:
         "set",
         example=f"{big} --target dstack-runpod --set rollout.tensor_parallel=8",
     )
+    plan.add_argument(
+        "--network-gbit",
+        type=float,
+        default=0.0,
+        metavar="G",
+        help="Gb/s between nodes, as stated or as preflight found",
+    )
     plan.add_argument("--deadline", default="", metavar="24h", help="choose an offer that ends in time (90m, 24h, 3d)")
     plan.add_argument("--budget", type=float, default=0.0, metavar="USD", help="choose an offer that costs no more")
     add(
@@ -127,6 +137,12 @@ def parser() -> argparse.ArgumentParser:
     for flag, options in EVALUATE.items():
         commands.choices["evaluate"].add_argument(flag, **options)
     add(
+        "serve",
+        "serve a run's weights, or a model, with vLLM's OpenAI-compatible server",
+        *LAUNCHED,
+        example="RUN --target skypilot-runpod\n  python3 launch.py serve Qwen/Qwen2.5-VL-7B-Instruct --target local",
+    )
+    add(
         "demo",
         "the whole pipeline on this machine, on CPU; one that was killed resumes where it was",
         "set",
@@ -134,6 +150,9 @@ def parser() -> argparse.ArgumentParser:
         "takeover",
         "dry",
         example="--set run.max_steps=20 --run-id short",
+    )
+    commands.choices["demo"].add_argument(
+        "--method", choices=("grpo", "sft-lora"), default="grpo", help="what is shown (%(default)s)"
     )
     add(
         "preflight",
@@ -198,7 +217,7 @@ def main(arguments: list[str]) -> int:
             raise ConfigError(f"`{args.command}` starts no engine that {' '.join(args.flags)} could be passed on to")
         if "set" in args:
             args.recipe, args.set = recipe_files.expand(getattr(args, "recipe", args.command), args.set)
-            if args.command == "evaluate" and Path(args.recipe).is_dir():
+            if args.command in ("evaluate", "serve") and Path(args.recipe).is_dir():
                 args.recipe = str(Path(args.recipe).absolute())
         os.chdir(ROOT)  # files of yours were named from where you stand
         return dispatch(args)
@@ -215,15 +234,17 @@ def dispatch(args: argparse.Namespace) -> int:
         case "list":
             return commands.list_recipes(args.model)
         case "plan":
-            return commands.plan(args.recipe, args.target, args.set, args.deadline, args.budget)
+            return commands.plan(args.recipe, args.target, args.set, args.deadline, args.budget, args.network_gbit)
         case "render":
             return commands.render(args.recipe, args.target, args.set, args.out)
         case "data" | "test":
             return commands.delegate(args)
         case "evaluate":
             return commands.evaluate(args)
+        case "serve":
+            return commands.serve(args)
         case "demo":
-            return commands.up("demo", "local", args)
+            return commands.up("demo" if args.method == "grpo" else f"demo-{args.method}", "local", args)
         case "preflight":
             return commands.up("preflight", args.target, args)
         case "up":

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+NO_TRAINING = ("lora.rank=1", "lora.vision=false", "lora.dropout=0")
+"""An adapter that changes nothing, B being 0: a model that is only asked then needs no optimizer states, and a fraction
+of the GPUs."""
+
+
 def list_recipes(model: str) -> int:
     from recipes import shown
 
@@ -32,17 +37,28 @@ def _wide() -> Console:
     return console if console.is_terminal else Console(width=170)
 
 
-def plan(name: str, target: str | None, overrides: list[str], deadline: str = "", budget_usd: float = 0.0) -> int:
-    """Memory, disk, time and dollars of a recipe. Exit code 2 where it does not fit, or no offer keeps the limits."""
+def plan(
+    name: str,
+    target: str | None,
+    overrides: list[str],
+    deadline: str = "",
+    budget_usd: float = 0.0,
+    network_gbit_s: float = 0.0,
+) -> int:
+    """Memory, disk, time and dollars of a recipe. Exit code 2 where it does not fit, or no offer keeps the limits.
+
+    network_gbit_s: between nodes, for the comparison of ZeRO stages; 0: the target's.
+    """
     from recipes import capabilities, shown
-    from recipes.plan import choose, cost, memory, prices
+    from recipes.plan import choose, cost, memory, prices, zero_stages
 
     recipe = resolve(name, overrides)
     if target:
         capabilities.check(recipe, target)
     where = prices.sky_catalogs(), [target] if target else None
     offers = cost.offers(recipe, *where)
-    shown.plan(recipe, offers, cost.short_of_ram(recipe, *where), _wide())
+    network = network_gbit_s or zero_stages.network_of(recipe, target)
+    shown.plan(recipe, offers, cost.short_of_ram(recipe, *where), _wide(), network)
     if deadline or budget_usd:
         try:
             hours = choose.hours_of(deadline) if deadline else math.inf
@@ -89,7 +105,7 @@ def up(name: str, target: str | None, args: argparse.Namespace) -> int:
     if args.bucket:
         overrides.append(f"storage.bucket={args.bucket}")
     recipe, run_id = resolve(name, overrides), args.run_id
-    if name == "demo" and not run_id:
+    if name.startswith("demo") and not run_id:
         run_id = run_record.interrupted(name, target or "local", overrides, Path(recipe.config.model.path).name)
         if run_id:
             print(f"resuming {run_id}, which was interrupted (--run-id NEW starts from scratch)")
@@ -98,15 +114,34 @@ def up(name: str, target: str | None, args: argparse.Namespace) -> int:
 
 def evaluate(args: argparse.Namespace) -> int:
     """Scores on benchmarks, or pass rates of the training rows. What the user sets wins."""
+    from recipes.drivers import trained
     from recipes.presets import benchmarks
 
     if not args.benchmarks:
         args.set.append(f"evaluation.pass_rate_samples={max(1, args.samples or 8)}")
         return up(args.recipe, args.target, args)
-    name, own = benchmarks.subject(args.recipe)
+    name, own = trained.evaluated(args.recipe, args.bucket, args.target)
     asked = benchmarks.settings(args.benchmarks, max(1, args.samples or 1), args.temperature, args.limit)
-    args.set = [*own, *asked, *args.set]
+    args.set = _sized(name, [*own, *asked, *NO_TRAINING], args.set)
     return up(name, args.target, args)
+
+
+def serve(args: argparse.Namespace) -> int:
+    """Serves a run's weights, or a model, with vLLM."""
+    from recipes.drivers import trained
+
+    args.set = _sized("serve", trained.served(args.recipe, args.bucket, args.target), args.set)
+    return up("serve", args.target, args)
+
+
+def _sized(name: str, own: list[str], given: list[str]) -> list[str]:
+    """All overrides, with the fewest GPUs that do where the user names no number."""
+    from recipes.plan import sizing
+
+    keys = {text.partition("=")[0].strip() for text in given}
+    if keys & {"cluster.nodes", "cluster.gpus_per_node"}:
+        return [*own, *given]
+    return [*own, *sizing.fewest_gpus(resolve(name, [*own, *given])), *given]
 
 
 def delegate(args: argparse.Namespace) -> int:

@@ -54,6 +54,7 @@ RESUME_IGNORES = (
     "rollout.sleep_level",
     "rollout.eager",
     "rollout.prefix_caching",
+    "optimizer.zero_stage",
     "optimizer.offload_optimizer",
     "optimizer.offload_reference",
     "optimizer.live_parameters",

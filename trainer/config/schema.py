@@ -122,8 +122,9 @@ class Optimizer:
     grad_accum_dtype: Literal["fp32", "bf16"] = "fp32"
     """Type in which gradients add up over micro-batches. bf16 saves 2 bytes per trained parameter of the shard, and
     loses addends small against the sum: 0.3% of the norm after 64 equal parts. A model in fp32 always adds in fp32."""
-    zero_stage: Literal[3] = 3
-    """ZeRO stage of the policy."""
+    zero_stage: Literal[1, 2, 3] = 3
+    """What is sharded over all ranks. 1: Adam's states and fp32 weights. 2: gradients too. 3: weights too (method grpo
+    needs it). Stage 0 is left out: it sends what stage 1 sends, and keeps all states on every GPU."""
     live_parameters: int = within(1_000_000_000, least=0)
     """Elements of gathered weights that may stay whole on a GPU from the forward to the backward pass; 0: all are freed
     at once. At the model's size or more, a micro-batch gathers it once instead of twice."""

@@ -270,7 +270,7 @@ class Worker:
         from trainer.engine.policy import TrainMicroBatch
 
         algorithm = self.config.algorithm
-        lengths = torch.tensor([len(item.token_ids) for item in items], dtype=torch.long)
+        lengths = torch.tensor([item.targets for item in items], dtype=torch.long)
         denominator, longest = algorithm.loss_denominator, self.config.rollout.max_tokens
         mean = "sequences" if denominator == "sequences" else "tokens"
         flat = lambda name: torch.tensor([x for item in items for x in getattr(item, name)])  # noqa: E731
@@ -287,12 +287,19 @@ class Worker:
         )
 
     def _batch(self, items: list[TrainItem], path: str = "", split: str = "") -> MicroBatch:
-        return self._collate([(item.row, item.prompt_token_ids, item.token_ids) for item in items], path, split)
+        parts = [(item.row, item.prompt_token_ids, item.token_ids) for item in items]
+        return self._collate(parts, path, split, [item.learned for item in items])
 
-    def _collate(self, parts: list[tuple[int, list[int], list[int]]], path: str = "", split: str = "") -> MicroBatch:
+    def _collate(
+        self,
+        parts: list[tuple[int, list[int], list[int]]],
+        path: str = "",
+        split: str = "",
+        learned: Sequence[Sequence[int]] = (),
+    ) -> MicroBatch:
         beacon.tick()
         encoded = partial(self._prompt, path=path, split=split) if path else self._prompt
-        return collate(parts, encoded, self.prompter.positions)
+        return collate(parts, encoded, self.prompter.positions, learned)
 
     def _peak_memory_gib(self) -> float:
         if self.device.type == "cuda":
