@@ -359,11 +359,17 @@ def test_a_deadlock_ends_the_job_and_names_the_rank(small_config, folder):
 
 @pytest.mark.long
 def test_a_killed_rank_ends_the_job_at_once(small_config, folder):
-    code, text = run_with("killed", watched(small_config), folder)
+    """It is named; the step before it was profiled on both ranks."""
+    config = watched(small_config)
+    config = dataclasses.replace(config, logging=dataclasses.replace(config.logging, profile_step=2))
+    code, text = run_with("killed", config, folder)
     assert code == 34, text
     assert re.search(
         r"error: a worker or node was lost: rank 1 \(process \d+ on [\d.]+\): out of memory\? See", text
     ), text
+    assert "profile of step 2: " in text
+    traces = {tuple(p.name.split(".")[0].split("-")[1::2]) for p in (folder / "run/profile/step-00000002").iterdir()}
+    assert traces >= {(rank, call) for rank in "01" for call in ("generate", "update", "sync")}
 
 
 @pytest.mark.long
