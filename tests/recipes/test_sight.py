@@ -78,6 +78,20 @@ def test_a_run_of_another_desk_is_served_and_scored_from_its_bucket(bucket, tmp_
     assert recipe == "grpo-qwen3-vl-8b-mathv60k" and "model.max_pixels=99999" in own
 
 
+def test_a_profile_is_asked_for_on_this_machine_or_through_the_bucket(bucket, capfd):
+    code, _, err = run(capfd, "profile", "far", "--bucket", bucket)
+    assert code == 2 and "the run is over" in err
+    code, _, err = run(capfd, "profile", "far", "--fetch", "--bucket", bucket)
+    assert code == 2 and "has profiled no step yet" in err
+    folder = run_record.RUNS / "near"
+    folder.mkdir(parents=True)
+    for status, left in (("running", 0), ("finished", 2)):
+        (folder / "progress.json").write_text(json.dumps({"status": status}))
+        code, out, err = run(capfd, "profile", "near")
+        assert code == left and (folder / "profile.request").exists() is (not left), err
+        (folder / "profile.request").unlink(missing_ok=True)
+
+
 def test_a_run_launched_from_here_knows_its_bucket(bucket, capfd, monkeypatch, tmp_path):
     record(bucket, ended_s=time.time()).save()
     stand_in(tmp_path, monkeypatch, "squeue", "exit 0")
