@@ -126,6 +126,8 @@ class Session:
 
         with self.phases("resume"):
             restored = self.checkpoints.restore(load, self._found)
+        if restored is None and self._found is not None:  # the ranks may hold no weights at all
+            raise ConfigError(f"the checkpoint of step {self._found.step} is gone since the start: bring it back")
         if restored is None and self.config.checkpoint.resume == "must":
             raise ConfigError(
                 "checkpoint.resume is `must` and there is no committed checkpoint: check run.id and remote"

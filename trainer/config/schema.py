@@ -358,6 +358,12 @@ class RunConfig:
         return self.lora.vision if self.lora.rank else not self.model.freeze_vision
 
     @property
+    def checkpoint_suffices(self) -> bool:
+        """Whether a resume needs no base weights: all are trained, and no reference keeps the first ones."""
+        reference = self.method == "grpo" and self.algorithm.kl_coef
+        return not (reference or self.lora.rank or self.model.freeze_vision)
+
+    @property
     def rows_per_step(self) -> int:
         """Rows of the training split that one step takes."""
         return self.sft.batch_size if self.method == "sft" else self.rollout.prompts_per_step

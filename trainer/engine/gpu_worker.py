@@ -92,7 +92,8 @@ class Worker:
         init_distributed(self.device.type)
         banned = self.prompter.banned_token_ids() if self.config.method == "grpo" else []
         shape = model_shapes.from_config(self.prompter.hf_config.to_dict())
-        self.policy = Policy(self.config, shape, banned, self.device, total_updates)
+        empty = found is not None and self.config.checkpoint_suffices
+        self.policy = Policy(self.config, shape, banned, self.device, total_updates, empty)
         self.writer = ShardWriter(self.config, rank, world)
         self.engine: Any = None
         if self.config.method == "grpo":
@@ -306,7 +307,7 @@ class Worker:
 
         Waits for no other rank: one whose files are damaged must not leave the others in a collective.
         """
-        self.policy.load(ShardReader(found).read)
+        self.policy.load(ShardReader(found, ranged=found.world_size != self.config.placement.world_size).stream)
 
     def loaded(self, updates: int) -> None:
         """Resumes from the loaded checkpoint, after all ranks have loaded it."""

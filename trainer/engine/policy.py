@@ -29,6 +29,9 @@ from trainer.engine.offload import States
 from trainer.engine.zero3 import FUNCTIONAL, GATHERS, LINEAR, exact_frequencies, frugal, quietly, zero3_config
 from trainer.hardware.model_shapes import Shape
 
+KINDS = ("master", "exp_avg", "exp_avg_sq")
+"""What a checkpoint holds of a parameter."""
+
 
 def init_distributed(device: str) -> None:
     """Meets the other ranks at MASTER_ADDR. `device`: cuda or cpu."""
@@ -61,15 +64,22 @@ class Policy:
     """One rank's part of the ZeRO-3 policy. Every method but `load` is collective: all ranks call it, in order."""
 
     def __init__(
-        self, config: RunConfig, shape: Shape, banned_token_ids: list[int], device: torch.device, total_updates: int
+        self,
+        config: RunConfig,
+        shape: Shape,
+        banned_token_ids: list[int],
+        device: torch.device,
+        total_updates: int,
+        empty: bool = False,
     ) -> None:
+        """empty: `load` will bring every weight, so that no base weights are read, nor downloaded."""
         self.config, self.device, self.total_updates = config, device, total_updates
         self.world_size, self.rank = dist.get_world_size(), dist.get_rank()
         self.updates = 0
         self._moves = device.type == "cuda" and not config.optimizer.offload_optimizer
         ds_config = zero3_config(config, shape)
         temperature = config.rollout.temperature if config.method == "grpo" else 1.0
-        scorer = self._scorer(ds_config, banned_token_ids, temperature)
+        scorer = self._scorer(ds_config, banned_token_ids, temperature, empty)
         if config.model.gradient_checkpointing:
             scorer.model.gradient_checkpointing_enable({"use_reentrant": False})
         scorer.train()
@@ -91,19 +101,26 @@ class Policy:
             self.reference = quietly(deepspeed.initialize, model=reference, config=frozen)[0]
         FUNCTIONAL.linear = LINEAR  # see `frugal`
 
-    def _scorer(self, ds_config: dict[str, Any], banned: list[int], temperature: float) -> LogprobModel:
-        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    def _scorer(
+        self, ds_config: dict[str, Any], banned: list[int], temperature: float, empty: bool = False
+    ) -> LogprobModel:
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
         model = self.config.model
         self._hf_ds_config = HfDeepSpeedConfig(ds_config)  # while alive, from_pretrained shards as it loads
         dtype = torch.bfloat16 if model.dtype == "bf16" else torch.float32
         kwargs: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa"}
-        if model.revision:
-            kwargs["revision"] = model.revision
+        revision = {"revision": model.revision} if model.revision else {}
+
+        def build(kind: Any) -> Any:
+            if empty:
+                return kind.from_config(AutoConfig.from_pretrained(model.path, **revision), **kwargs)
+            return kind.from_pretrained(model.path, **revision, **kwargs)
+
         try:
-            hf = AutoModelForImageTextToText.from_pretrained(model.path, **kwargs)
+            hf = build(AutoModelForImageTextToText)
         except ValueError:  # not a vision-language architecture
-            hf = AutoModelForCausalLM.from_pretrained(model.path, **kwargs)
+            hf = build(AutoModelForCausalLM)
         exact_frequencies(hf)
         if self.config.lora.rank:
             lora.inject(hf, self.config.lora, self.config.run.seed)
@@ -240,14 +257,18 @@ class Policy:
         return Shard(shape=tuple(p.ds_shape), start=start, stop=stop, tensors=tensors)
 
     @torch.no_grad()
-    def load(self, read: Callable[[str, str, int, int], Tensor]) -> None:
-        """Takes over weights and moments: `read(kind, name, start, stop)` gives [stop - start] of a flat parameter."""
+    def load(self, stream: Callable[[Iterable[tuple[str, str, int, int]]], Iterable[Tensor]]) -> None:
+        """Takes over weights and moments: `stream` gives [stop - start] of every (kind, name, start, stop) of a flat
+        parameter.
+        """
         self.reload()
-        for name, p in ((n, p) for n, p in self.names.items() if p.requires_grad):
-            start, stop = self._range(p)
-            for kind, view in self._views(p).items():
-                view[: stop - start].copy_(read(kind, name, start, stop))
-            p.ds_tensor.data.view(-1).copy_(self._views(p)["master"])
+        views = {name: self._views(p) for name, p in self.names.items() if p.requires_grad}
+        wanted = [(kind, name) for kind in sorted(KINDS) for name in views]  # as they lie in the files
+        pieces = stream((kind, name, *self._range(self.names[name])) for kind, name in wanted)
+        for (kind, name), piece in zip(wanted, pieces, strict=True):
+            views[name][kind][: len(piece)].copy_(piece)
+        for name, view in views.items():
+            self.names[name].ds_tensor.data.view(-1).copy_(view["master"])
 
     @torch.no_grad()
     def loaded(self, updates: int) -> None:
@@ -275,8 +296,8 @@ class Policy:
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=self.device if self._fused else "cpu")
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(flat), torch.zeros_like(flat)
-        whole = {"master": flat.detach(), "exp_avg": state["exp_avg"], "exp_avg_sq": state["exp_avg_sq"]}
-        return {kind: tensor.narrow(0, at, size) for kind, tensor in whole.items()}
+        whole = flat.detach(), state["exp_avg"], state["exp_avg_sq"]
+        return {kind: tensor.narrow(0, at, size) for kind, tensor in zip(KINDS, whole, strict=True)}
 
     @property
     def _fused(self) -> bool:
