@@ -4,7 +4,8 @@ Rows are asked `evaluation.pass_rate_samples` times each, at the run's temperatu
 directory gets a line per row: id, pass rate, its shortest correct completion (empty if there is none), and of every
 completion the boxed answer and its accuracy. `data filter --rates` keeps rows by it, `data worked` learns from its
 completions. A run that was stopped goes on behind the last whole block of rows; with `checkpoint.remote` the file is
-pushed there too. With `evaluation.benchmarks` the rows are scored at the end: `benchmarks.json`, `benchmarks.md`.
+pushed there too. With `evaluation.benchmarks` the rows are scored at the end: `benchmarks.json`, `benchmarks.md` and
+`report.html`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from typing import Any
 from trainer.algorithm.records import Outcome, Prompt, Sample
 from trainer.algorithm.seeding import seed_of
 from trainer.config import ConfigError, RunConfig
+from trainer.hardware import model_shapes
 from trainer.observe import scores
+from trainer.observe.report_scores import scores_page
 from trainer.process import main
 from trainer.rewards.grading.extraction import final_answer
 from trainer.session import Session
@@ -72,11 +75,12 @@ def _score(config: RunConfig, run: Session, path: Path) -> None:
         rows[row] = scores.Row(sources[row], found["answers"], found["tokens"], found["truncated"])
     judge = config.rewards.judge_model if config.rewards.judge_url else ""
     asked = {"model": config.model.path, "samples": n, "temperature": config.evaluation.temperature, "judge": judge}
-    figures = scores.scores(list(rows.values()))
-    table = scores.table(figures, judge)
+    figures = scores.scores(list(rows.values()), model_shapes.known_as(config.model.path))
+    table, found = scores.table(figures, judge), asked | {"benchmarks": figures}
     for name, text in (
-        ("benchmarks.json", json.dumps(asked | {"benchmarks": figures}, indent=1)),
+        ("benchmarks.json", json.dumps(found, indent=1)),
         ("benchmarks.md", table),
+        ("report.html", scores_page(config.run.name, found)),
     ):
         written = path.with_name(name)
         written.write_text(text + "\n", encoding="utf-8")

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable
 
 from recipes import recipe_files
-from recipes.presets import demo, gsm8k, own_data, preflight, vision
+from recipes.presets import demo, gsm8k, own_data, preflight, serving, vision
 from recipes.spec import Recipe, override, placed, validate
 from trainer.config import ConfigError
 
@@ -31,6 +31,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "grpo-qwen2.5-0.5b-gsm8k": gsm8k.qwen2_5_0_5b_gsm8k,
     "grpo-qwen2.5-7b-gsm8k": gsm8k.qwen2_5_7b_gsm8k,
     "preflight": preflight.preflight,
+    "serve": serving.serve,
 }
 
 

@@ -1,9 +1,12 @@
 """Scores of benchmarks, by hand and by enumeration."""
 
+import json
 from itertools import combinations
 
 import pytest
 
+from trainer.hardware.model_shapes import known_as
+from trainer.observe.report import write_report
 from trainer.observe.scores import Row, interval, majority, pass_at_k, score, scores, table
 
 
@@ -55,3 +58,26 @@ def test_what_is_published_by_a_judge_says_so():
     assert "rules (published: a judge)" in table(found, "") and "judge big" in table(found, "big")
     assert "@" not in table(found, ""), "one completion has no pass@k"
     assert score([Row("a", [("7", 1.0)] * 3)])["pass@3"] == 1.0
+
+
+def test_the_report_of_an_evaluation_shows_intervals_categories_and_what_is_published(tmp_path):
+    rows = [Row(f"mathvista/set {i % 3}", [("7", float(i % 4 > 0))], tokens=9) for i in range(40)]
+    rows += [Row("gsm8k", [("7", 1.0)], tokens=9)]
+    base = "Qwen/Qwen2.5-VL-7B-Instruct"
+    found = scores(rows, base)
+    head, first = table(found, "").splitlines()[::2][:2]
+    assert f"published ({base})" in head and "| 68.2% |" in first
+    asked = {"model": "runs/mine/hf", "samples": 1, "temperature": 0.0, "judge": ""}
+    (tmp_path / "benchmarks.json").write_text(json.dumps(asked | {"benchmarks": found}))
+    text = write_report(tmp_path).read_text()
+    assert text.count('class="interval"') == 1 + 3 + 1 and text.count('class="published"') == 1
+    assert f"published for {base}" in text and "75.0% of 40" in text and "greedy" in text
+
+
+def test_a_trained_model_is_known_by_its_shape(tmp_path):
+    published = dict(hidden_size=896, num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2)
+    sizes = {"intermediate_size": 4864, "vocab_size": 151936, "tie_word_embeddings": True}
+    kind = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(published | sizes | kind))
+    assert known_as(str(tmp_path)) == known_as("Qwen/Qwen2.5-0.5B-Instruct") == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert known_as(str(tmp_path / "none")) == ""

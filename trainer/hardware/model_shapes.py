@@ -167,6 +167,12 @@ def known(path: str, revision: str = "") -> bool:
     return path in KNOWN or config_file(path, revision) is not None
 
 
+def known_as(path: str) -> str:
+    """The hub id in the table whose shape a model has, as what was trained from it does; "" where there is none."""
+    shape = shape_of(path) if known(path) else None
+    return path if path in KNOWN else next((name for name, one in KNOWN.items() if one == shape), "")
+
+
 def is_hub_id(path: str) -> bool:
     """Whether a path names a model on the hub (OWNER/NAME), and no folder."""
     return "${" not in path and not path.startswith(("/", ".", "~")) and not Path(path).is_dir()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import base64
 import html
+import json
 import math
 import re
 import sys
@@ -26,6 +27,7 @@ from trainer.observe.history import read_history, read_lines, read_progress
 from trainer.observe.live import duration, phase_seconds
 from trainer.observe.report_charts import CHARTS, HELD_OUT, PHASE_COLORS
 from trainer.observe.report_page import page
+from trainer.observe.report_scores import scores_page
 
 MAX_SAMPLES = 24
 MAX_PICTURE_BYTES = 6_000_000
@@ -36,6 +38,11 @@ def write_report(run_dir: str | Path) -> Path:
     """Writes `report.html` into the run directory and returns its path. Raises ConfigError where there is no run."""
     run_dir = Path(run_dir)
     history = read_history(run_dir)
+    if not history and (scored := run_dir / "benchmarks.json").exists():
+        (run_dir / "report.html").write_text(
+            scores_page(report_page.run_name(run_dir), json.loads(scored.read_text())), encoding="utf-8"
+        )
+        return run_dir / "report.html"
     if not history:
         raise ConfigError(f"no metrics in {run_dir}: give the directory of a run that has made at least one step")
     attempts = read_lines(run_dir / "attempts.jsonl")

@@ -17,6 +17,15 @@ ASKED_A_MODEL = ("mathvista", "mathverse")
 """Benchmarks whose published figures come from a judge model: ours by rules alone is another figure."""
 
 
+PUBLISHED = {
+    "Qwen/Qwen2.5-VL-3B-Instruct": {"mathvista": 0.623, "mathvision": 0.212},
+    "Qwen/Qwen2.5-VL-7B-Instruct": {"mathvista": 0.682, "mathvision": 0.251},
+    "Qwen/Qwen2.5-VL-72B-Instruct": {"mathvista": 0.748, "mathvision": 0.381},
+}
+"""Accuracy by the model's authors: what a base model should come near to, and a trained one be held against."""
+PUBLISHED_BY = "Qwen2.5-VL's README"
+
+
 @dataclass(frozen=True)
 class Row:
     """One problem with its completions."""
@@ -82,21 +91,26 @@ def score(rows: Sequence[Row]) -> dict[str, Any]:
     return found
 
 
-def scores(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """By benchmark: its figures, and under `categories` those of its parts where it has several."""
+def scores(rows: Sequence[Row], base: str = "") -> dict[str, dict[str, Any]]:
+    """By benchmark: its figures, under `categories` those of its parts where it has several, and under `published`
+    what the authors of `base` say. base: hub id of the model that is evaluated or was trained."""
     found = {}
     for name in dict.fromkeys(row.source.partition("/")[0] for row in rows):
         own = [row for row in rows if row.source.partition("/")[0] == name]
         parts = sorted({row.source.partition("/")[2] for row in own})
         by_part = {part: score([row for row in own if row.source.partition("/")[2] == part]) for part in parts}
         found[name] = score(own) | ({"categories": by_part} if len(parts) > 1 else {})
+        if name in PUBLISHED.get(base, {}):
+            found[name]["published"] = {"model": base, "accuracy": PUBLISHED[base][name]}
     return found
 
 
 def table(found: dict[str, dict[str, Any]], judge: str) -> str:
     """Markdown. judge: the model that decided free text; empty: rules alone."""
     columns = [key for key in next(iter(found.values())) if "@" in key]
-    head = ["benchmark", "problems", "accuracy", "95%", *columns, "no answer", "cut", "too long", "tokens", "by"]
+    published = [f"published ({one['published']['model']})" for one in found.values() if "published" in one][:1]
+    head = ["benchmark", "problems", "accuracy", "95%", *published, *columns, "no answer", "cut", "too long", "tokens",
+            "by"]  # fmt: skip
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, figures in found.items():
         by = f"judge {judge}" if judge else "rules" + " (published: a judge)" * (name in ASKED_A_MODEL)
@@ -105,7 +119,8 @@ def table(found: dict[str, dict[str, Any]], judge: str) -> str:
         for label, one, how in parts:
             low, high = one["interval"]
             shares = [f"{one[column]:.1%}" for column in (*columns, "no_answer", "truncated")]
-            cells = [label, one["problems"], f"{one['accuracy']:.1%}", f"{low:.1%} to {high:.1%}", *shares,
+            theirs = [f"{one['published']['accuracy']:.1%}" if "published" in one else ""] * len(published)
+            cells = [label, one["problems"], f"{one['accuracy']:.1%}", f"{low:.1%} to {high:.1%}", *theirs, *shares,
                      one["too_long"], f"{one['tokens']:.0f}", how]  # fmt: skip
             lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)

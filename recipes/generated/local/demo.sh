@@ -15,8 +15,8 @@ fetch() { # prepared data from the bucket, if it is there
   [ -n "$BUCKET" ] && rm -rf "$DATA/.$1" && .venvs/cpu/bin/python -m trainer.storage cp "$BUCKET/data/$1" "$DATA/.$1" 2>/dev/null \
     && [ -e "$DATA/.$1/manifest.json" ] && mv "$DATA/.$1" "$DATA/$1"
 }
-if missing "${DATA}/shapes-e76c5c5c/manifest.json"; then fetch shapes-e76c5c5c || .venvs/cpu/bin/python -m examples.demo.shapes --out "${DATA}/shapes-e76c5c5c"; fi
-if missing "${MODELS}/demo-d006ecd2/config.json"; then .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-e76c5c5c" --out "${MODELS}/demo-d006ecd2"; fi
+if missing "${DATA}/shapes-e76c5c5c/manifest.json"; then fetch shapes-e76c5c5c || { .venvs/cpu/bin/python -m examples.demo.shapes --out "${DATA}/shapes-e76c5c5c"; touch ".cache/made-shapes-e76c5c5c"; }; fi
+if missing "${MODELS}/demo-53b13d7c/config.json"; then .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-e76c5c5c" --out "${MODELS}/demo-53b13d7c"; fi
 cat > ".cache/$RUN_ID.yaml" <<YAML
 method: grpo
 run:
@@ -25,7 +25,7 @@ run:
   dir: "${RUNS}/${RUN_ID}"
   max_steps: 60
 model:
-  path: "${MODELS}/demo-d006ecd2"
+  path: "${MODELS}/demo-53b13d7c"
   dtype: fp32
   gradient_checkpointing: false
   min_pixels: 784

@@ -1,0 +1,59 @@
+"""Scores on benchmarks in the report: accuracy, its interval, categories, and what the authors published."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+from trainer.observe.report_page import page
+from trainer.observe.scores import PUBLISHED_BY
+
+WIDTH, NAME, ROW, FIGURES = 1140, 250, 24, 200
+MOST_CATEGORIES = 40
+
+
+def scores_page(name: str, found: dict[str, Any]) -> str:
+    """The report of an evaluation. found: what `benchmarks.json` holds."""
+    how = "greedy" if found["samples"] == 1 and not found["temperature"] else f"temperature {found['temperature']:g}"
+    facts = [found["model"], f"{found['samples']} completion{'s' * (found['samples'] > 1)} per problem, {how}"]
+    facts += [f"judged by {found['judge']}"] if found["judge"] else []
+    head = f"<header><h1>{html.escape(name)}</h1><p>{html.escape(' · '.join(facts))}</p></header>"
+    note = "Accuracy; the line is its 95% interval over problems."
+    if published := [one["published"] for one in found["benchmarks"].values() if "published" in one]:
+        note += f" Triangle: published for {published[0]['model']} ({PUBLISHED_BY}), with another prompt and scorer."
+    charts = "".join(_chart(benchmark, one) for benchmark, one in found["benchmarks"].items())
+    return page(name, f'{head}<p>{html.escape(note)}</p><section class="charts">{charts}</section>')
+
+
+def _chart(benchmark: str, one: dict[str, Any]) -> str:
+    """One benchmark's bars: the whole, then its categories from the best to the worst."""
+    parts = sorted(one.get("categories", {}).items(), key=lambda part: -part[1]["accuracy"])
+    rows = [("all", one), *((part or "(none)", figures) for part, figures in parts[:MOST_CATEGORIES])]
+    height = ROW * (len(rows) + 1)
+    x = lambda share: NAME + share * (WIDTH - NAME - FIGURES)  # noqa: E731
+    shapes = [
+        f'<path class="grid" d="M{x(t / 4):.1f} 0V{height - ROW}"/>'
+        f'<text class="xtick" x="{x(t / 4):.1f}" y="{height - 6}">{25 * t}%</text>'
+        for t in range(5)
+    ]
+    for i, (label, figures) in enumerate(rows):
+        y, (low, high) = ROW * i, figures["interval"]
+        value = f"{figures['accuracy']:.1%} of {figures['problems']:,}"
+        shapes.append(
+            f'<text class="ytick" x="{NAME - 10}" y="{y + 16}">{html.escape(label[:36])}</text>'
+            f'<rect class="f{1 if i else 3}" x="{NAME}" y="{y + 5}" width="{x(figures["accuracy"]) - NAME:.1f}" '
+            f'height="{ROW - 10}"/><path class="interval" d="M{x(low):.1f} {y + ROW / 2}H{x(high):.1f}"/>'
+            f'<text class="value" x="{x(1) + 12}" y="{y + 16}">{value}</text>'
+        )
+    if "published" in one:
+        at = x(one["published"]["accuracy"])
+        shapes.append(f'<path class="published" d="M{at:.1f} 6l-5 -6h10z"/>')
+    more = f" {len(parts) - MOST_CATEGORIES} more categories in benchmarks.md." if len(parts) > MOST_CATEGORIES else ""
+    extra = [f"{key} {one[key]:.1%}" for key in one if "@" in key]
+    extra += [f"published {one['published']['accuracy']:.1%}"] if "published" in one else []
+    note = f"<p>{html.escape(', '.join(extra))}.{more}</p>" if extra or more else ""
+    return (
+        f'<figure class="chart wide"><figcaption><h3>{html.escape(benchmark)}</h3></figcaption>{note}'
+        f'<svg viewBox="0 -4 {WIDTH} {height + 4}" role="img" aria-label="{html.escape(benchmark)}">'
+        f"{''.join(shapes)}</svg></figure>"
+    )
