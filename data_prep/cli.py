@@ -225,7 +225,7 @@ def _sources(source: str, options: argparse.Namespace, name: str, evaluation: bo
         return own(source, name, options.images, mapping, options.split, keep=evaluation, sft=options.sft)
     if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source) and Path(source).suffix not in records.ENDINGS:
         repository = Repository(source, options.revision, options.mirror)
-        return catalog.any_repository(repository, mapping, show, options.split, keep=evaluation)
+        return catalog.any_repository(repository, mapping, show, options.split, keep=evaluation, sft=options.sft)
     raise ConfigError(f"no file, folder or dataset {source!r}: the names are {', '.join(NAMES)}, generated; on the hub "
                       "a dataset is OWNER/NAME")  # fmt: skip
 

@@ -74,12 +74,13 @@ def mask(dataset: Dataset, index: int, model: str, min_pixels: int, max_pixels: 
 
     prompter, one = Prompter(Model(path=model, min_pixels=min_pixels, max_pixels=max_pixels)), dataset[index]
     ids = prompter.token_ids(one)
-    learned = prompter.solution_ids(one) if one.solution else []
-    lines = [f"row {index} of {dataset.split}: {one.id}, {len(ids)} tokens of context, {len(learned)} learned"]
-    for sign, part in ((" ", ids), ("+", learned)):
-        for token, run in groupby(part):
-            times = f" x {count}" if (count := len(list(run))) > 1 else ""
-            lines.append(f"{sign} {token:>6} {prompter.tokenizer.decode([token])!r}{times}")
+    solution, earlier = prompter.solution_ids(one) if one.solution else [], set(prompter.learned_positions(one))
+    marked = [("+" if at in earlier else " ", token) for at, token in enumerate(ids)] + [("+", t) for t in solution]
+    count = len(earlier) + len(solution)
+    lines = [f"row {index} of {dataset.split}: {one.id}, {len(marked) - count} tokens of context, {count} learned"]
+    for (sign, token), run in groupby(marked):
+        times = f" x {n}" if (n := len(list(run))) > 1 else ""
+        lines.append(f"{sign} {token:>6} {prompter.tokenizer.decode([token])!r}{times}")
     return "\n".join(lines)
 
 

@@ -98,6 +98,13 @@ def parser() -> argparse.ArgumentParser:
         "set",
         example=f"{big} --target dstack-runpod --set rollout.tensor_parallel=8",
     )
+    plan.add_argument(
+        "--network-gbit",
+        type=float,
+        default=0.0,
+        metavar="G",
+        help="Gb/s between nodes, as stated or as preflight found",
+    )
     plan.add_argument("--deadline", default="", metavar="24h", help="choose an offer that ends in time (90m, 24h, 3d)")
     plan.add_argument("--budget", type=float, default=0.0, metavar="USD", help="choose an offer that costs no more")
     add(
@@ -143,6 +150,9 @@ def parser() -> argparse.ArgumentParser:
         "takeover",
         "dry",
         example="--set run.max_steps=20 --run-id short",
+    )
+    commands.choices["demo"].add_argument(
+        "--method", choices=("grpo", "sft-lora"), default="grpo", help="what is shown (%(default)s)"
     )
     add(
         "preflight",
@@ -224,7 +234,7 @@ def dispatch(args: argparse.Namespace) -> int:
         case "list":
             return commands.list_recipes(args.model)
         case "plan":
-            return commands.plan(args.recipe, args.target, args.set, args.deadline, args.budget)
+            return commands.plan(args.recipe, args.target, args.set, args.deadline, args.budget, args.network_gbit)
         case "render":
             return commands.render(args.recipe, args.target, args.set, args.out)
         case "data" | "test":
@@ -234,7 +244,7 @@ def dispatch(args: argparse.Namespace) -> int:
         case "serve":
             return commands.serve(args)
         case "demo":
-            return commands.up("demo", "local", args)
+            return commands.up("demo" if args.method == "grpo" else f"demo-{args.method}", "local", args)
         case "preflight":
             return commands.up("preflight", args.target, args)
         case "up":

@@ -37,17 +37,28 @@ def _wide() -> Console:
     return console if console.is_terminal else Console(width=170)
 
 
-def plan(name: str, target: str | None, overrides: list[str], deadline: str = "", budget_usd: float = 0.0) -> int:
-    """Memory, disk, time and dollars of a recipe. Exit code 2 where it does not fit, or no offer keeps the limits."""
+def plan(
+    name: str,
+    target: str | None,
+    overrides: list[str],
+    deadline: str = "",
+    budget_usd: float = 0.0,
+    network_gbit_s: float = 0.0,
+) -> int:
+    """Memory, disk, time and dollars of a recipe. Exit code 2 where it does not fit, or no offer keeps the limits.
+
+    network_gbit_s: between nodes, for the comparison of ZeRO stages; 0: the target's.
+    """
     from recipes import capabilities, shown
-    from recipes.plan import choose, cost, memory, prices
+    from recipes.plan import choose, cost, memory, prices, zero_stages
 
     recipe = resolve(name, overrides)
     if target:
         capabilities.check(recipe, target)
     where = prices.sky_catalogs(), [target] if target else None
     offers = cost.offers(recipe, *where)
-    shown.plan(recipe, offers, cost.short_of_ram(recipe, *where), _wide())
+    network = network_gbit_s or zero_stages.network_of(recipe, target)
+    shown.plan(recipe, offers, cost.short_of_ram(recipe, *where), _wide(), network)
     if deadline or budget_usd:
         try:
             hours = choose.hours_of(deadline) if deadline else math.inf
@@ -94,7 +105,7 @@ def up(name: str, target: str | None, args: argparse.Namespace) -> int:
     if args.bucket:
         overrides.append(f"storage.bucket={args.bucket}")
     recipe, run_id = resolve(name, overrides), args.run_id
-    if name == "demo" and not run_id:
+    if name.startswith("demo") and not run_id:
         run_id = run_record.interrupted(name, target or "local", overrides, Path(recipe.config.model.path).name)
         if run_id:
             print(f"resuming {run_id}, which was interrupted (--run-id NEW starts from scratch)")

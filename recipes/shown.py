@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recipes.capabilities import targets_for
-from recipes.plan import boot, choose, cost, memory, passes
+from recipes.plan import boot, choose, cost, memory, passes, zero_stages
 from recipes.plan.memory import GIB, MemoryPlan
 from recipes.presets import RECIPES, get
 from recipes.spec import Recipe
@@ -84,8 +84,11 @@ def _families(targets: Iterable[str]) -> str:
     return " ".join(words)
 
 
-def plan(recipe: Recipe, offers: list[cost.Offer], left_out: list[str], console: Console) -> None:
-    """Memory per phase, host and disk, then every way to run it, and what was left out."""
+def plan(
+    recipe: Recipe, offers: list[cost.Offer], left_out: list[str], console: Console, network_gbit_s: float
+) -> None:
+    """Memory per phase, host and disk, then every way to run it, and what was left out. network_gbit_s: between nodes,
+    for the comparison of ZeRO stages."""
     console.print(f"[bold]{recipe.name}[/bold]: {recipe.description}; {shape(recipe)}\n")
     need = memory.plan(recipe)
     if need is None:
@@ -93,6 +96,7 @@ def plan(recipe: Recipe, offers: list[cost.Offer], left_out: list[str], console:
     else:
         _memory(recipe, need, console)
         _passes(recipe, need, console)
+        _stages(recipe, network_gbit_s, console)
     if offers:
         _offers(offers, console)
     for line in left_out:
@@ -131,7 +135,8 @@ def _memory(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
         table.add_row(part, *cells)
     table.add_row("[bold]sum[/bold]", *[f"[bold]{phase.total / GIB:.1f}[/bold]" for phase in need.phases])
     console.print(table)
-    console.print(f"\nKV cache: {need.kv_cache_tokens:,} tokens per engine")
+    if any(phase.name == "rollout" for phase in need.phases):
+        console.print(f"\nKV cache: {need.kv_cache_tokens:,} tokens per engine")
     for name, values in (("host RAM per node", need.host), ("disk per node", need.disk)):
         inside = ", ".join(f"{part} {value / GIB:.0f}" for part, value in values.items())
         console.print(f"{name}: {sum(values.values()) / GIB:.0f} GiB ({inside})", highlight=False)
@@ -157,6 +162,29 @@ def _passes(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
         "(perf/gathered_gib)\n",
         highlight=False,
     )
+
+
+def _stages(recipe: Recipe, network_gbit_s: float, console: Console) -> None:
+    stages = zero_stages.compare(recipe, network_gbit_s) if recipe.kind == "train" else []
+    if len(stages) < 2:
+        return
+    where = f", {network_gbit_s:g} Gb/s between nodes" if recipe.cluster.nodes > 1 else ""
+    table = Table(
+        title=f"ZeRO stages on {shape(recipe)}, updates of a step in seconds{where}", box=None, title_justify="left"
+    )
+    for column in ("ZeRO", "peak GiB", "fits", "compute", "collectives", "waited for", "gather after", "Python", "sum"):
+        table.add_column(column, justify="left" if column == "ZeRO" else "right")
+    for stage in stages:
+        t = stage.time
+        name, fits = stage.name + (" (recipe)" if stage.ours else ""), "yes" if stage.fits else "no"
+        table.add_row(
+            name, f"{stage.peak_bytes / GIB:.1f}", fits,
+            *[f"{value:.2f}" for value in (t.compute, t.wire, t.waited, t.after, t.overhead, t.total)],
+        )  # fmt: skip
+    console.print(table)
+    if said := zero_stages.advice(recipe, stages, network_gbit_s):
+        console.print(said, highlight=False)
+    console.print()
 
 
 def _offers(offers: list[cost.Offer], console: Console) -> None:

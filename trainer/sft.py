@@ -71,7 +71,8 @@ def batch(config: RunConfig, total: int, tokens: int) -> str:
     rows, place = config.sft.batch_size, config.placement
     return (
         f"batch: {rows} rows per optimizer step = {rows / place.world_size:g} per rank x {place.workers_per_node} x "
-        f"{place.nodes} nodes, in passes of up to {tokens} tokens; {total} steps"
+        f"{place.nodes} nodes, in passes of up to {tokens} tokens; {total} steps under "
+        f"ZeRO-{config.optimizer.zero_stage}"
     )
 
 
@@ -81,17 +82,18 @@ def total_updates(config: RunConfig, rows: int) -> int:
 
 
 def item(prompter: Prompter, index: int, row: Row) -> TrainItem:
-    """The row's solution as something to learn from."""
-    return TrainItem(index, prompter.token_ids(row), prompter.solution_ids(row), 1.0)
+    """The row's solution as something to learn from, and earlier replies that it asks for."""
+    learned = tuple(prompter.learned_positions(row))
+    return TrainItem(index, prompter.token_ids(row), prompter.solution_ids(row), 1.0, learned=learned)
 
 
 def describe(items: Sequence[TrainItem], stats: dict[str, float]) -> dict[str, float]:
-    n, solutions = len(items), [len(i.token_ids) for i in items]
+    n = len(items)
     return {
         "sft/loss": stats["loss/nll"],
         "loss/token_accuracy": stats["loss/token_accuracy"],
         "entropy/mean": stats["entropy/mean"],
-        "tokens/response_mean": sum(solutions) / n,
+        "tokens/response_mean": sum(i.targets for i in items) / n,
         "tokens/prompt_mean": sum(len(i.prompt_token_ids) for i in items) / n,
         "tokens/step": sum(i.length for i in items),
     } | {name: value for name, value in stats.items() if name.startswith(("grad/", "optim/", "perf/", "time/"))}

@@ -10,6 +10,7 @@ from typing import Any
 
 from data_prep.sources.records import parse_json
 from data_prep.sources.source import SHORT, stated_answer, text_of, with_images, worked
+from trainer.data.schema import LEARNED
 
 ROLES = {
     "question": ("question", "problem", "query", "prompt", "instruction", "input"),
@@ -79,7 +80,10 @@ class Form:
         columns = self.columns.get("images", "").split(",")
         images = [image for column in columns for image in listed(_inside(record, column))]
         if "chat" in self.columns:
-            messages, inside, reply = _chat(self.value(record, "chat"), images)
+            turns, learned = self.value(record, "chat"), []
+            if self.sft:
+                turns, learned = flagged(turns)
+            messages, inside, reply = _chat(turns, images)
             images = [*inside, *images] if inside else images
             answer = self._answer(record)
         else:
@@ -88,7 +92,7 @@ class Form:
             asked = f"{asked}\n\n{more}" if more else asked
             asked, inside = _tagged(asked)
             images = [*inside, *images]
-            messages, reply, answer = [], "", self._answer(record)
+            messages, reply, answer, learned = [], "", self._answer(record), []
             choices = listed(self.value(record, "choices"))
             if choices:
                 asked, answer = _with_choices(asked, choices, self.value(record, "answer"), self.keep)
@@ -104,7 +108,7 @@ class Form:
             solution=solution,
             source=text_of(self.value(record, "source")),
             split=text_of(self.value(record, "split")),
-            extra=self._extra(record),
+            extra=self._extra(record) | ({LEARNED: learned} if learned else {}),
         )
 
     def _graded(self, record: dict[str, Any], answer: str, reply: str) -> tuple[str, str]:
@@ -226,10 +230,7 @@ def _chat(turns: Any, given: list[Any]) -> tuple[list[dict[str, Any]], list[Any]
     Images `given` beside the conversation go where it says `<image>`, or before the first question if it nowhere does.
     """
     if isinstance(turns, str):
-        try:
-            turns = parse_json(turns)
-        except ValueError as error:
-            raise BadRecord("bad_message", f"the conversation is not JSON: {error}") from None
+        turns = _read(turns)
     if not isinstance(turns, list) or not turns:
         raise BadRecord("bad_message", "the conversation is no list of turns")
     spoken = [_turn(turn) for turn in turns]
@@ -270,6 +271,33 @@ def _chat(turns: Any, given: list[Any]) -> tuple[list[dict[str, Any]], list[Any]
 
 def _texts(content: Any) -> list[str]:
     return [content] if isinstance(content, str) else []
+
+
+def flagged(turns: Any) -> tuple[Any, list[int]]:
+    """(turns up to the last reply that is learned, numbers of the earlier ones that are), by flags on assistant turns.
+
+    `loss: true` or false, or `weight: 1` or 0 as in OpenAI's files. Without a flag the last reply is learned, and no
+    other. Raises BadRecord where none is.
+    """
+    if isinstance(turns, str):
+        turns = _read(turns)
+    if not isinstance(turns, list):
+        return turns, []
+    replies = [n for n, turn in enumerate(turns) if isinstance(turn, dict) and _turn(turn)[0] == "assistant"]
+    flags = {n: turns[n].get("loss", turns[n].get("weight")) for n in replies}
+    if all(flag is None for flag in flags.values()):
+        return turns, []
+    learned = [n for n, flag in flags.items() if flag or (flag is None and n == replies[-1])]
+    if not learned:
+        raise BadRecord("no_reply", "every assistant turn says that it is not to be learned")
+    return turns[: learned[-1] + 1], learned[:-1]
+
+
+def _read(turns: str) -> Any:
+    try:
+        return parse_json(turns)
+    except ValueError as error:
+        raise BadRecord("bad_message", f"the conversation is not JSON: {error}") from None
 
 
 def _turn(turn: Any) -> tuple[str, Any]:

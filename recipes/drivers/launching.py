@@ -144,6 +144,12 @@ def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[s
             f"data.source names {files[0]}, and the nodes of {target} do not have it: put the rows into a bucket, "
             f"`launch.py data prepare {files[0]} --out s3://...`, and set data.path to that"
         )
+    data, made = recipe.config.data.path, {step.creates for step in recipe.steps}
+    if recipe.kind == "train" and data.startswith("${DATA}") and f"{data}/manifest.json" not in made:
+        raise ConfigError(
+            f"{recipe.name} trains on rows that nobody publishes: make them from a run of yours (docs/sft.md), and set "
+            "data.path to the folder"
+        )
     if recipe.uploads and not recipe.storage.bucket:
         raise ConfigError(f"{recipe.uploads[0].local} goes to the nodes of {target} through a bucket: give --bucket")
     if recipe.cluster.gpus_per_node and recipe.kind == "train":

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from recipes.capabilities import CAPABILITIES, engine_gpu, gpus_for, market, refusal, targets_for, uses_spot, variant
 from recipes.plan import boot, passes
+from recipes.plan.exchange import update_time
 from recipes.plan.memory import MemoryPlan, plan, with_resources
 from recipes.plan.passes import Passes
 from recipes.plan.prices import Price, price
@@ -113,28 +114,27 @@ def steps_of(recipe: Recipe) -> int:
     if config.run.max_steps:
         return config.run.max_steps
     rows = min(config.data.max_samples or recipe.dataset.rows, recipe.dataset.rows or 1)
-    return max(1, rows * config.data.episodes // config.rollout.prompts_per_step)
+    passes_over = config.sft.epochs if config.method == "sft" else config.data.episodes
+    return max(1, rows * passes_over // config.rows_per_step)
 
 
 def step_time(recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan) -> StepTime:
-    """Seconds of one GRPO step on a GPU with so much network per node."""
+    """Seconds of one step on a GPU with so much network per node."""
     config, shape, card = recipe.config, need.shape, gpu_named(gpu)
     step, world = passes.of_step(recipe, shape), config.placement.world_size
     gather, within = (gather_seconds(recipe, shape, card, network_gbit_s, hpz) for hpz in (False, True))
     token, calls = token_seconds(shape, card), pass_overhead(recipe, shape)
-    again = config.model.gradient_checkpointing
-    passes_of = 3 + again - bool(config.lora.rank)  # weights that are not trained need no gradients
-    # Collectives run beside the arithmetic. The gradients of every pass are reduced, the size of a gather.
-    wire = gather + passes.backward_gathers(config, shape) * within + gather * trained(config, shape) / shape.parameters
-    update = sum(max(passes_of * cost * token, wire) + calls for cost in step.updates)
-    forward = calls / (2 + again)
+    update = update_time(config, shape, step.updates, token, gather, within, calls).total
+    every = config.checkpoint.every_steps or 1e9
+    stall = stall_seconds(recipe, shape, card) / every
+    if config.method == "sft":
+        return StepTime(0.0, 0.0, update, 0.0, stall)
+    forward = calls / (2 + config.model.gradient_checkpointing)
     logprobs = step.models * sum(max(cost * token, gather) + forward for cost in step.logprobs)
     states = (shape.parameters * 2 + trained(config, shape) * 14) / world
     move = 0.0 if config.optimizer.offload_optimizer else 2 * states / (card.pcie_gb_per_s * 1e9)
     sync = gather + shape.parameters * 2 / config.rollout.tensor_parallel / (card.hbm_gb_per_s * 1e9) + move
-    every = config.checkpoint.every_steps or 1e9
-    rollout = _rollout(recipe, shape, card, need, step)
-    return StepTime(rollout, logprobs, update, sync, stall_seconds(recipe, shape, card) / every)
+    return StepTime(_rollout(recipe, shape, card, need, step), logprobs, update, sync, stall)
 
 
 def token_seconds(shape: Shape, card: Gpu) -> float:

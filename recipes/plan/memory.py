@@ -2,7 +2,7 @@
 
 What stands where, by phase (policy.py and rollout.py are the code that this describes):
 
-    load      weights arrive in shards, the fp32 master copy is made
+    load      weights arrive in shards (below ZeRO-3 whole), the fp32 master copy is made
     rollout   ZeRO-3's states are in host memory, the engine holds its weights and KV cache
     logprobs  engine asleep; forward passes over gathered layers
     update    the same, with gradients, saved activations and the optimizer's step
@@ -85,7 +85,7 @@ class MemoryPlan:
     @property
     def problem(self) -> str:
         """Why it does not fit; empty if it does."""
-        if self.kv_cache_tokens <= 0:
+        if any(phase.name == "rollout" for phase in self.phases) and self.kv_cache_tokens <= 0:
             return "the engine's share of memory leaves nothing for the KV cache"
         if self.peak.total > self.gpu_bytes:
             return f"{self.peak.name} needs {self.peak.total / GIB:.1f} GiB of {self.gpu_bytes / GIB:.1f} GiB"
@@ -145,7 +145,8 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
     world, width = config.placement.world_size, _width(config)
     p, t, lora = shape.parameters, trained(config, shape), config.lora
     adapter = adapters.sizes(shape, lora.rank, lora.vision)
-    shard = (p + sum(adapter)) * width / world
+    stage = config.optimizer.zero_stage
+    shard = (p + sum(adapter)) * width / (world if stage == 3 else 1)
     master, adam = 4.0 * t / world, 8.0 * t / world
     if config.optimizer.offload_optimizer:
         master = adam = 0.0
@@ -155,8 +156,9 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
         reference = 0.0
     on_gpu = config.placement.device == "cuda"
     grpo = config.method == "grpo"
-    persistent = sum(n for n in shape.sizes() + adapter if n < PERSISTENT) * width
-    base = {"CUDA context": CONTEXT if on_gpu else 0.0, "policy shard": shard, "reference shard": reference}
+    persistent = sum(n for n in shape.sizes() + adapter if n < PERSISTENT) * width if stage == 3 else 0
+    policy = "policy shard" if stage == 3 else "policy, whole"
+    base = {"CUDA context": CONTEXT if on_gpu else 0.0, policy: shard, "reference shard": reference}
     base |= {"small parameters": float(persistent)}
     if config.optimizer.hpz_ranks > 1:
         base["second copy within the node"] = p * width / config.optimizer.hpz_ranks
@@ -165,11 +167,17 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
     # DeepSpeed allocates gradients and the reduce bucket once and keeps them; `offload` moves them away too.
     # On CPU only the pages of the bucket that gradients have touched are resident.
     bucket = float((REDUCE_BUCKET if on_gpu else min(REDUCE_BUCKET, t)) * width)
-    held = {"gradients": t * _gradient_width(config) / world, "reduce bucket": bucket}
+    # Stages 1 and 2 fill one bucket while the other is reduced; at stage 1 in the type that gradients add up in.
+    bucket *= 1 if stage == 3 or not on_gpu else 2 if stage == 2 else 2 * _gradient_width(config) // width
+    gradients = (
+        t * _gradient_width(config) * (1 / world + (stage == 1))
+    )  # stage 1 has all of them until they are reduced
+    held = {"gradients": gradients, "reduce bucket": bucket}
     all_held = base | states | held | asleep
     # Adam's moments are made in the first step; DeepSpeed tries that step out with fp32 gradients of a sub-group.
     loaded = held if on_gpu else {"gradients": held["gradients"]}
-    sub_group = 0.0 if config.optimizer.offload_optimizer else 4.0 * min(SUB_GROUP, t / world)
+    group_size = SUB_GROUP if stage == 3 else t  # the other stages step all of a rank's share at once
+    sub_group = 0.0 if config.optimizer.offload_optimizer else 4.0 * min(group_size, t / world)
     out = [Phase("load", base | {"fp32 master": master} | loaded | {"fp32 gradients": sub_group})]
     weights = p * width / config.rollout.tensor_parallel
     if grpo:
@@ -179,7 +187,7 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
     # DeepSpeed goes by the order that it has recorded. The reference has its own. One rank's shard is the weights.
     bucket_ahead = prefetch_parameters(config, shape)
     live = config.optimizer.live_parameters
-    kept = gathering(shape, width, persistent, live, bucket_ahead) if world > 1 else {}
+    kept = gathering(shape, width, persistent, live, bucket_ahead) if world > 1 and stage == 3 else {}
     tokens = logprob_tokens(config, shape)
     pass_ = _larger(
         {"layer at work": activations.forward(config, shape, tokens)},
@@ -189,7 +197,7 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
     backward = _backward(config, shape, bucket, flushed_midway=t > REDUCE_BUCKET)
     moments = [kept | backward, _scattered(config, bucket)]
     out.append(Phase("update", all_held | max(moments, key=lambda parts: sum(parts.values()))))
-    out.append(Phase("optimizer step", all_held | _step(config, t / world)))
+    out.append(Phase("optimizer step", all_held | _step(config, t / world, group_size)))
     if grpo:
         group = float(max(config.rollout.sync_bucket_bytes, shape.embedding_parameters * width))
         merged = (width + 8) * max(a * b for a, b in adapters.linears(shape, False)) + group if lora.rank else 0.0
@@ -218,11 +226,12 @@ def _scattered(config: RunConfig, bucket: float) -> dict[str, float]:
     return {"bucket being scattered": bucket * (1 if config.placement.device == "cuda" else 2)}
 
 
-def _step(config: RunConfig, shard: float) -> dict[str, float]:
-    """Of a sub-group: gradients flattened, and in fp32 if they are not; what AdamW makes unless it is fused."""
-    if config.optimizer.offload_optimizer:
-        return {}
-    group, width = min(SUB_GROUP, shard), _gradient_width(config)
+def _step(config: RunConfig, shard: float, most: int) -> dict[str, float]:
+    """Of a sub-group of at most `most` elements: gradients flattened, and in fp32 if they are not; what AdamW makes
+    unless it is fused."""
+    group, width = min(most, shard), _gradient_width(config)
+    if config.optimizer.offload_optimizer or (config.optimizer.zero_stage < 3 and width > _width(config)):
+        return {}  # stages 1 and 2 add up in the flat fp32 buffer that the step reads
     gradients = {"flat gradients": float(width * group), "fp32 gradients": 4.0 * group if width < 4 else 0.0}
     if config.placement.device == "cuda":
         return gradients
@@ -237,7 +246,9 @@ def _larger(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
 def _host(recipe: Recipe, shape: Shape) -> dict[str, float]:
     config, nodes, gpus = recipe.config, recipe.cluster.nodes, recipe.cluster.gpus_per_node
     width, t = _width(config), trained(config, shape)
-    states = (shape.parameters * width + t * (12 + width)) / nodes
+    grpo, offloaded = config.method == "grpo", config.optimizer.offload_optimizer
+    states = (shape.parameters * width * grpo + t * (12 + width)) / nodes if grpo or offloaded else 0.0
+    whole = shape.parameters * width * gpus if config.optimizer.zero_stage < 3 else 0.0
     staging = 12.0 * t / nodes if config.checkpoint.asynchronous else 12.0 * t / nodes / gpus
     reference = shape.parameters * width / nodes if config.optimizer.offload_reference else 0.0
     level_1 = (
@@ -246,7 +257,8 @@ def _host(recipe: Recipe, shape: Shape) -> dict[str, float]:
     parts = {
         "system, Ray, graders": HOST_SYSTEM + gpus * GIB,
         "worker processes": gpus * worker_bytes(config.placement.device, config.data.image_cache_gib),
-        "ZeRO-3 states while the engine is awake": states,
+        "ZeRO-3 states while the engine is awake" if grpo else "optimizer states": states,
+        "weights that every rank loads": whole,
         "checkpoint being written": staging,
         "reference shards": reference,
         "engine weights at sleep level 1": level_1,

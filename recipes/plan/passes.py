@@ -63,7 +63,7 @@ class Passes:
 
 
 def of_step(recipe: Recipe, shape: Shape) -> Passes:
-    """The passes of one GRPO step. Equal recipes give equal passes."""
+    """The passes of one step. Equal recipes give equal passes."""
     return _of_step(recipe.config, recipe.dataset, shape)
 
 
@@ -74,6 +74,9 @@ def _of_step(config: RunConfig, dataset: Dataset, shape: Shape) -> Passes:
     world, algorithm = config.placement.world_size, config.algorithm
     cost = Cost(attended=attended_cost(shape), image_token=image_token_cost(shape))
     updates: list[float] = []
+    if config.method == "sft":
+        updates = slowest(lengths, world, micro_batch_tokens(config, shape), cost)
+        return Passes(tuple(lengths), (), tuple(updates), 0)
     for _ in range(algorithm.epochs):
         order = rng.sample(lengths, len(lengths))
         for start in range(0, len(order), config.samples_per_update):
@@ -87,8 +90,10 @@ def _of_step(config: RunConfig, dataset: Dataset, shape: Shape) -> Passes:
 def typical(config: RunConfig, dataset: Dataset, rng: random.Random, vision: bool) -> list[Length]:
     """Lengths of one step's samples: lognormal about the dataset's means, which the limits leave as they are."""
     n, longest = config.rollout.samples_per_prompt, config.rollout.max_tokens
+    if config.method == "sft":
+        n, longest = 1, max(1, config.sft.max_tokens - dataset.prompt_tokens)
     prompts, logs = [], []
-    for _ in range(config.rollout.prompts_per_step):
+    for _ in range(config.rows_per_step):
         tokens = dataset.prompt_tokens * math.exp(rng.gauss(-(PROMPTS**2) / 2, PROMPTS))
         prompts.append(max(1, min(round(tokens), config.data.prompt_max_tokens)))
         group = rng.gauss()

@@ -6,12 +6,13 @@ import difflib
 from collections.abc import Callable
 
 from recipes import recipe_files
-from recipes.presets import demo, gsm8k, own_data, preflight, serving, vision
+from recipes.presets import demo, gsm8k, own_data, preflight, serving, sft, vision
 from recipes.spec import Recipe, override, placed, validate
 from trainer.config import ConfigError
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "demo": demo.demo,
+    "demo-sft-lora": demo.sft_lora,
     "grpo-qwen2.5-vl-3b-mathv60k": vision.qwen2_5_vl_3b_mathv60k,
     "grpo-qwen2.5-vl-7b-mathv60k": vision.qwen2_5_vl_7b_mathv60k,
     "grpo-qwen2.5-vl-32b-mathv60k": vision.qwen2_5_vl_32b_mathv60k,
@@ -30,6 +31,11 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "grpo-qwen3-vl-32b-mathv60k": vision.qwen3_vl_32b_mathv60k,
     "grpo-qwen2.5-0.5b-gsm8k": gsm8k.qwen2_5_0_5b_gsm8k,
     "grpo-qwen2.5-7b-gsm8k": gsm8k.qwen2_5_7b_gsm8k,
+    "sft-qwen2.5-7b-lora": sft.qwen2_5_7b_lora,
+    "sft-qwen2.5-14b-full": sft.qwen2_5_14b_full,
+    "sft-qwen2.5-72b-full": sft.qwen2_5_72b_full,
+    "sft-qwen2.5-vl-7b-lora": sft.qwen2_5_vl_7b_lora,
+    "sft-qwen2.5-vl-7b-full": sft.qwen2_5_vl_7b_full,
     "preflight": preflight.preflight,
     "serve": serving.serve,
 }

@@ -6,9 +6,11 @@ The settings are those of benchmarks/learning.py: held-out accuracy about double
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from recipes.presets.parts import with_parts
 from recipes.spec import Cluster, Dataset, Recipe, Step
 from trainer.config import Algorithm, Checkpoint, Data, Evaluation, Model, Optimizer, Placement, Rollout, Run, RunConfig
 
@@ -53,4 +55,24 @@ def demo() -> Recipe:
                 creates=f"{model}/config.json", module="examples.demo.warm_start", args=("--data", data, "--out", model)
             ),
         ),
+    )
+
+
+def sft_lora() -> Recipe:
+    """The same model and images: an adapter learns the right results from worked solutions; the rest stays frozen."""
+    recipe = demo()
+    config = with_parts(
+        recipe.config,
+        run={"name": "demo-sft-lora", "max_steps": 40},
+        lora={"rank": 16},
+        optimizer={"learning_rate": 1e-2, "schedule": "cosine", "floor": 0.1, "zero_stage": 2},
+        sft={"batch_size": 64, "epochs": 2, "max_tokens": 512},
+        evaluation={"every_steps": 10, "max_samples": 128},
+    )
+    return replace(
+        recipe,
+        name="demo-sft-lora",
+        description="SFT of the demo's model with a LoRA adapter under ZeRO-2, on this machine without a GPU",
+        config=replace(config, method="sft"),
+        targets=("local",),
     )

@@ -25,7 +25,9 @@ def prepared(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     """
     data, given = recipe.config.data, {text.partition("=")[0].strip() for text in overrides}
     if not data.source:
-        return recipe
+        used = {data.path, recipe.config.evaluation_path}
+        mine = lambda step: step.module != "data_prep" or step.creates.removesuffix("/manifest.json") in used  # noqa: E731
+        return replace(recipe, steps=tuple(filter(mine, recipe.steps))) if "data.path" in given else recipe
     words = words_of(data.source)
     kept = hashlib.sha256(data.source.encode()).hexdigest()[:8]
     path = data.path if "data.path" in given else "${DATA}/" + ("${RUN_ID}" if files_of(data.source) else f"own-{kept}")

@@ -13,7 +13,7 @@ VISION_MODELS = {
 }
 IMAGE_TOKEN = {"qwen2.5-vl": 28 * 28, "qwen3-vl": 32 * 32}
 """Pixels of one."""
-TEXT_MODELS = {size: f"Qwen/Qwen2.5-{size.upper()}-Instruct" for size in ("0.5b", "7b")}
+TEXT_MODELS = {size: f"Qwen/Qwen2.5-{size.upper()}-Instruct" for size in ("0.5b", "7b", "14b", "72b")}
 
 DATASETS = {
     "mathv60k": Dataset(
@@ -22,6 +22,12 @@ DATASETS = {
     "geometry3k": Dataset(name="geometry3k", rows=2_101, prompt_tokens=360, answer_tokens=450, disk_gib=0.5),
     "generated": Dataset(
         name="generated", rows=20_000, held_out="validation", prompt_tokens=430, answer_tokens=300, disk_gib=1.0
+    ),
+    "mathv60k-worked": Dataset(
+        name="mathv60k-worked", rows=40_000, held_out="train", prompt_tokens=420, answer_tokens=400, disk_gib=4.0
+    ),
+    "alpaca": Dataset(
+        name="alpaca", rows=51_000, held_out="validation", prompt_tokens=60, answer_tokens=90, disk_gib=0.2
     ),
     "gsm8k": Dataset(name="gsm8k", rows=7_473, prompt_tokens=160, answer_tokens=220, disk_gib=0.1),
 }
@@ -32,6 +38,7 @@ CLUSTERS = {
     "1x4": Cluster(nodes=1, gpus_per_node=4, gpu="A100-80GB", alternatives=("H100",)),
     "1x8": Cluster(nodes=1, gpus_per_node=8, gpu="A100-80GB", alternatives=("H100",)),
     "2x8": Cluster(nodes=2, gpus_per_node=8, gpu="H100", alternatives=("A100-80GB",)),
+    "16x8": Cluster(nodes=16, gpus_per_node=8, gpu="H100"),
     "4x8": Cluster(nodes=4, gpus_per_node=8, gpu="A100-80GB", alternatives=("H100",)),
 }
 

@@ -177,7 +177,7 @@ def unequal(config, rank, port):
     """One rank's completion is longer than a chunk of logits and the other's is not, and no weight stays gathered."""
     from transformers import AutoModelForImageTextToText
 
-    from trainer.engine.zero3 import GATHERS
+    from trainer.engine.zero import GATHERS
 
     lengths = [int(n) for n in config.run.name.split("-")]
     plain = AutoModelForImageTextToText.from_pretrained(config.model.path, dtype=torch.float32)  # not sharded yet
@@ -250,6 +250,13 @@ def adapters(config, rank, port):
     return adapted.against_peft(config, rank, port)
 
 
+def stages(config, rank, port):
+    """tests/engine/staged.py."""
+    from tests.engine import staged
+
+    return staged.stages(config, rank, port)
+
+
 def exported(config, rank, port):
     """The engine as it loads from disk, before any sync, against the policy; and the policy's weights."""
     worker = start(config, rank, port)
@@ -258,7 +265,7 @@ def exported(config, rank, port):
 
 def moving(config, rank, port):
     """The same updates with the states moved to the host and back before each, and without; and the constants."""
-    from trainer.engine import zero3
+    from trainer.engine import zero
 
     out: dict = {}
     for name in ("kept", "moved"):
@@ -277,7 +284,7 @@ def moving(config, rank, port):
     rotary = [m for m in model.modules() if isinstance(getattr(m, "inv_freq", None), torch.Tensor)]
     out["rotary"] = [bool(torch.equal(m.inv_freq.cpu(), type(m)(m.config).inv_freq)) for m in rotary]
     out["buffers"] = sorted({b.device.type for b in worker.policy.engine.module.buffers()})
-    out["linear"] = torch.nn.functional.linear is zero3.LINEAR and "deepspeed" not in str(zero3.LINEAR)
+    out["linear"] = torch.nn.functional.linear is zero.LINEAR and "deepspeed" not in str(zero.LINEAR)
     return out
 
 

@@ -55,6 +55,7 @@ def test_adapters_are_those_of_plain_peft(run_ranks, small_config, world, method
     ("options", "message"),
     [
         ({"rank": 8, "dora": True}, "lora.dora is not supported: its merge is not W"),
+        ({"rank": 8, "qlora": True}, "lora.qlora is not supported: a base in 4 bits needs bitsandbytes"),
         ({"rank": 8, "dropout": 0.1}, "lora.dropout is 0.1 with method grpo"),
         ({"vision": True}, "lora.rank is 0, so there is no adapter"),
     ],

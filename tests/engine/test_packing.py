@@ -68,7 +68,7 @@ def test_frequencies_that_were_rounded_are_exact_again(family_model, family):
     """Of text and tower, scaled as Llama's or not, as `zero.Init` leaves them in bf16."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    from trainer.engine.zero3 import exact_frequencies
+    from trainer.engine.zero import exact_frequencies
 
     loader = AutoModelForImageTextToText if family.endswith("vl") else AutoModelForCausalLM
     model = loader.from_pretrained(family_model(family))

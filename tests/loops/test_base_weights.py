@@ -30,7 +30,7 @@ def test_a_resume_asks_the_hub_for_no_weights(tiny_model, mixed_dataset, tmp_pat
         placement=c.Placement(device="cpu"),
         logging=c.Logging(tensorboard=False, samples_per_step=0),
     )
-    assert config.checkpoint_suffices
+    assert c.checkpoint_suffices(config)
     four = replace(config.run, max_steps=4)
     with hub_server.serve() as hub:
         hub.add("owner/tiny", {path.name: path.read_bytes() for path in tiny_model.iterdir()})

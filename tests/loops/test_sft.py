@@ -186,6 +186,16 @@ def test_one_rank_learns_the_same_and_a_resumed_run_goes_on_bit_for_bit(config, 
     assert [[x[k] for k in compared] for x in resumed] == [[x[k] for k in compared] for x in lines]
 
 
+@pytest.mark.long
+def test_a_run_goes_on_at_another_stage_and_with_another_number_of_ranks(config, tmp_path):
+    whole, lines = sft(config, tmp_path / "whole", "optimizer.zero_stage=2")
+    first, _ = sft(config, tmp_path / "cut", "optimizer.zero_stage=1", "run.max_steps=2")
+    again, resumed = sft(config, tmp_path / "cut", "optimizer.zero_stage=3", "placement.workers_per_node=1")
+    assert whole.returncode == first.returncode == again.returncode == 0, again.stderr[-3000:]
+    assert "resumed from step 2" in again.stdout and "under ZeRO-3" in again.stdout
+    assert [x["sft/loss"] for x in resumed] == pytest.approx([x["sft/loss"] for x in lines], rel=1e-4)
+
+
 def test_data_without_worked_answers_is_refused_in_one_line(config, tmp_path):
     from data_prep.write.shards import write_dataset
     from trainer.data.dataset import Dataset

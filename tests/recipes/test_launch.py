@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -135,6 +136,15 @@ def test_reproducible_refuses_a_dirty_tree(capsys, monkeypatch):
     monkeypatch.setattr(launching.manifest, "dirty_files", lambda: ["a.py", "b.py"])
     code, _, err = run(capsys, "demo", "--reproducible", "--dry-run")
     assert code == 2 and "commit or drop a.py, b.py" in err
+
+
+def test_the_demo_of_sft_trains_an_adapter_on_the_other_demos_model(capsys):
+    shown = {}
+    for method in ("grpo", "sft-lora"):
+        code, shown[method], _ = run(capsys, "demo", "--method", method, "--run-id", "mine", "--dry-run")
+        assert code == 0 and f"method: {method.partition('-')[0]}" in shown[method]
+    models = [re.findall(r"demo-[0-9a-f]{8}", text)[0] for text in shown.values()]
+    assert models[0] == models[1] and "rank: 16" in shown["sft-lora"] and "zero_stage: 2" in shown["sft-lora"]
 
 
 def test_dry_run_shows_task_and_commands_and_starts_nothing(capsys, monkeypatch, tmp_path):

@@ -44,6 +44,13 @@ class TrainItem:
     """Of the policy before the step's first update, [T]; None: it has not moved since, so its own are the old ones."""
     ref_logprobs: list[float] | None = None
     """Of the reference, [T]; None: no KL term."""
+    learned: tuple[int, ...] = ()
+    """Positions of the prompt that supervised training learns too, before the completion."""
+
+    @property
+    def targets(self) -> int:
+        """Tokens that are learned."""
+        return len(self.learned) + len(self.token_ids)
 
     @property
     def length(self) -> int:
@@ -108,17 +115,19 @@ def collate(
     items: Sequence[tuple[int, list[int], list[int]]],
     encoded: Callable[[int], Encoded],
     positions: Callable[[list[int], Tensor | None], Tensor],
+    learned: Sequence[Sequence[int]] = (),
 ) -> MicroBatch:
     """Packs (row, prompt ids, completion ids) into one row; each prompt stands in it once, with its first completion.
 
-    encoded: row -> Encoded. positions: prompt ids and grid -> [3, P]. No items: a row of one token without targets,
-    for a rank that must make the pass with the others.
+    encoded: row -> Encoded. positions: prompt ids and grid -> [3, P]. learned: of each item, positions of its prompt
+    that are targets before its completion's tokens. No items: a row of one token without targets, for a rank that must
+    make the pass with the others.
     """
     ids, at, targets, places, keys = [], [], [], [], []
     q, k = [], []
     seen: dict[int, tuple[int, int, int]] = {}  # row -> start, length, first position of a completion
     pixels, grids = [], []
-    for row, prompt, completion in items:
+    for (row, prompt, completion), also in zip(items, learned or [()] * len(items), strict=True):
         n = len(completion)
         if row not in seen:
             start, enc = len(ids), encoded(row)
@@ -140,10 +149,11 @@ def collate(
             k.append(size + n)
         elif len(k) < len(q):
             k.append(size)
+        at += [start + j - 1 for j in also]
         at += [start + size - 1, *range(len(ids), len(ids) + n - 1)][:n]
         places.append((torch.arange(n) + first).expand(3, n))
         ids += completion
-        targets += completion
+        targets += [*(prompt[j] for j in also), *completion]
     if not items:
         ids, places, q, k = [0], [torch.zeros(3, 1, dtype=torch.long)], [1], [1]
     return MicroBatch(

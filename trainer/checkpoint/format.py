@@ -11,8 +11,9 @@ The driver adds `state.json` and, last, `manifest.json` (sizes and sha256 of eve
 them): without it there is no checkpoint. In the store every attempt of a run has a folder of its own in a step's,
 `step-00000020/7-3f2c1a`, so that no committed object is ever overwritten.
 
-ZeRO-3 cuts every flattened parameter into world_size equal pieces and pads the tail; padding is not stored, so that the
-pieces can be read back by any number of ranks.
+ZeRO-3 cuts every flattened parameter into world_size equal pieces and pads the tail; stages 1 and 2 cut a whole group
+of parameters, so that a rank's piece of one may be all of it or nothing. Padding is not stored, so that the pieces can
+be read back by any number of ranks, at any stage.
 """
 
 from __future__ import annotations

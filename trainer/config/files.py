@@ -54,6 +54,7 @@ RESUME_IGNORES = (
     "rollout.sleep_level",
     "rollout.eager",
     "rollout.prefix_caching",
+    "optimizer.zero_stage",
     "optimizer.offload_optimizer",
     "optimizer.offload_reference",
     "optimizer.live_parameters",
@@ -81,6 +82,12 @@ def resume_view(config: RunConfig) -> dict[str, Any]:
     ignores = RESUME_IGNORES + (("run.max_steps",) if constant else ())
     ignored = lambda key: any(key == p or key.startswith(p + ".") for p in ignores)  # noqa: E731
     return {key: value for key, value in flat.items() if not ignored(key)}
+
+
+def checkpoint_suffices(config: RunConfig) -> bool:
+    """Whether a resume needs no base weights: all are trained, and no reference keeps the first ones."""
+    reference = config.method == "grpo" and config.algorithm.kl_coef
+    return not (reference or config.lora.rank or config.model.freeze_vision)
 
 
 def fingerprint(config: RunConfig) -> str:

@@ -31,6 +31,8 @@ class LoRA:
     """Adapters in the vision tower's blocks too; without them the tower stays as it is."""
     dora: bool = False
     """Refused: its merge rescales each row of W + scale B A, which the weight sync does not compute."""
+    qlora: bool = False
+    """Refused: a base in 4 bits (NF4) needs bitsandbytes, which the locked environments do not have."""
 
     @property
     def scale(self) -> float:

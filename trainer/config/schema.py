@@ -122,8 +122,9 @@ class Optimizer:
     grad_accum_dtype: Literal["fp32", "bf16"] = "fp32"
     """Type in which gradients add up over micro-batches. bf16 saves 2 bytes per trained parameter of the shard, and
     loses addends small against the sum: 0.3% of the norm after 64 equal parts. A model in fp32 always adds in fp32."""
-    zero_stage: Literal[3] = 3
-    """ZeRO stage of the policy."""
+    zero_stage: Literal[1, 2, 3] = 3
+    """What is sharded over all ranks. 1: Adam's states and fp32 weights. 2: gradients too. 3: weights too (method grpo
+    needs it). Stage 0 is left out: it sends what stage 1 sends, and keeps all states on every GPU."""
     live_parameters: int = within(1_000_000_000, least=0)
     """Elements of gathered weights that may stay whole on a GPU from the forward to the backward pass; 0: all are freed
     at once. At the model's size or more, a micro-batch gathers it once instead of twice."""
@@ -366,12 +367,6 @@ class RunConfig:
     def tower_trained(self) -> bool:
         """Whether anything of the vision tower is trained."""
         return self.lora.vision if self.lora.rank else not self.model.freeze_vision
-
-    @property
-    def checkpoint_suffices(self) -> bool:
-        """Whether a resume needs no base weights: all are trained, and no reference keeps the first ones."""
-        reference = self.method == "grpo" and self.algorithm.kl_coef
-        return not (reference or self.lora.rank or self.model.freeze_vision)
 
     @property
     def rows_per_step(self) -> int:

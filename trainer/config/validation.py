@@ -30,6 +30,16 @@ def validate(config: RunConfig) -> None:
             f"optimizer.hpz_ranks {c.optimizer.hpz_ranks} does not divide the {c.placement.workers_per_node} ranks of "
             f"a node: use a divisor of {c.placement.workers_per_node}"
         )
+    if c.optimizer.zero_stage < 3 and c.method == "grpo":
+        raise ConfigError(
+            f"optimizer.zero_stage is {c.optimizer.zero_stage} with method grpo: reference, offload and weight sync go "
+            "by ZeRO-3's shards; set it to 3"
+        )
+    if c.optimizer.zero_stage < 3 and c.optimizer.hpz_ranks > 1:
+        raise ConfigError(
+            f"optimizer.hpz_ranks is {c.optimizer.hpz_ranks} at optimizer.zero_stage {c.optimizer.zero_stage}, where "
+            "every GPU has all weights: set it to 1"
+        )
     for wrong, change in _refused_adapters(c):
         if wrong:
             raise ConfigError(change)
@@ -83,6 +93,11 @@ def _refused_adapters(c: RunConfig) -> list[tuple[bool, str]]:
             c.lora.dora,
             "lora.dora is not supported: its merge is not W + scale B A, which is what the engine is sent: set it to "
             "false; lora.rslora is supported",
+        ),
+        (
+            c.lora.qlora,
+            "lora.qlora is not supported: a base in 4 bits needs bitsandbytes, which is in none of the locked "
+            "environments: set it to false; 72B with adapters on bf16 takes 18 GiB of states per GPU on 8 under ZeRO-3",
         ),
         (
             bool(c.lora.dropout) and c.method == "grpo",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trainer.config import ConfigError, Model
 from trainer.data.images import decode, size_of
-from trainer.data.schema import Row
+from trainer.data.schema import LEARNED, Row
 from trainer.hardware import architectures
 
 
@@ -136,6 +136,28 @@ class Prompter:
     def solution_ids(self, row: Row) -> list[int]:
         """What supervised training learns of a row: its solution, closed by the end token."""
         return self.tokenizer(row.solution, add_special_tokens=False)["input_ids"] + [self.eos_token_id]
+
+    def learned_positions(self, row: Row) -> list[int]:
+        """Positions in `token_ids(row)` that supervised training learns: earlier replies that the row asks for, each
+        with its end token. Raises ConfigError where the template writes a reply otherwise once others follow.
+        """
+        if not (turns := row.extra.get(LEARNED)):
+            return []
+        (text,) = self.texts([row.messages])
+        spans = []
+        for turn, before in zip(turns, self.texts([row.messages[:turn] for turn in turns]), strict=True):
+            end = text.find(self.tokenizer.eos_token, len(before))
+            if not text.startswith(before) or end < 0:
+                raise ConfigError(f"row {row.id}: the chat template changes message {turn} when others follow: without "
+                                  "loss flags only the last reply is learned")  # fmt: skip
+            spans.append((len(before), end + len(self.tokenizer.eos_token)))
+        found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        positions, at, counts = [], 0, iter([self._image_tokens(data, row.id) for data in row.images])
+        for token, (start, end) in zip(found["input_ids"], found["offset_mapping"], strict=True):
+            if any(first <= start and end <= last for first, last in spans):
+                positions.append(at)
+            at += next(counts, 0) if token == self.image_token_id else 1
+        return positions
 
     def lengths(
         self, chats: Sequence[list[dict[str, Any]]], images: Sequence[Sequence[bytes]], row_ids: Sequence[str]

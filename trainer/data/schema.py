@@ -26,6 +26,8 @@ AnswerType = Literal["letter", "number", "text", "math"]
 
 COLUMNS = ("id", "source", "messages", "images", "answer", "answer_type", "solution", "extra")
 FORMAT = 2
+LEARNED = "learned_turns"
+"""Key of `Row.extra`."""
 
 SYSTEM_PROMPT = (
     "Answer the question about the picture. Reason first, inside <think> </think>. Then give the final answer inside "
@@ -56,7 +58,8 @@ class Row:
     solution: str = ""
     """Worked solution for supervised training (`<think>…</think><answer>…</answer>`), empty where there is none."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """The dataset's own fields of the row: `precision`, `choices`, `pass_rate`... JSON values."""
+    """The dataset's own fields of the row: `precision`, `choices`, `pass_rate`... JSON values. `LEARNED`: numbers of
+    the messages that supervised training learns besides the solution."""
 
 
 @dataclass(frozen=True)

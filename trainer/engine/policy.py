@@ -1,4 +1,4 @@
-"""The policy under DeepSpeed ZeRO-3, and its frozen reference: a second model, or the first without its adapters.
+"""The policy under DeepSpeed ZeRO, and its frozen reference: a second model, or the first without its adapters.
 
 `Policy` shards the model inside a `LogprobModel`, updates it, yields full weights group by group, and offloads its
 shards to save.
@@ -6,6 +6,7 @@ shards to save.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -26,11 +27,9 @@ from trainer.config import RunConfig
 from trainer.engine import lora
 from trainer.engine.logprobs import LogprobModel
 from trainer.engine.offload import States
-from trainer.engine.zero3 import FUNCTIONAL, GATHERS, LINEAR, exact_frequencies, frugal, quietly, zero3_config
+from trainer.engine.partition import Partition, whole_shape
+from trainer.engine.zero import FUNCTIONAL, GATHERS, LINEAR, exact_frequencies, frugal, quietly, zero_config
 from trainer.hardware.model_shapes import Shape
-
-KINDS = ("master", "exp_avg", "exp_avg_sq")
-"""What a checkpoint holds of a parameter."""
 
 
 def init_distributed(device: str) -> None:
@@ -61,7 +60,7 @@ class TrainMicroBatch:
 
 
 class Policy:
-    """One rank's part of the ZeRO-3 policy. Every method but `load` is collective: all ranks call it, in order."""
+    """One rank's part of the policy. Every method but `load` is collective: all ranks call it, in order."""
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class Policy:
         self.world_size, self.rank = dist.get_world_size(), dist.get_rank()
         self.updates = 0
         self._moves = device.type == "cuda" and not config.optimizer.offload_optimizer
-        ds_config = zero3_config(config, shape)
+        ds_config = zero_config(config, shape)
         temperature = config.rollout.temperature if config.method == "grpo" else 1.0
         scorer = self._scorer(ds_config, banned_token_ids, temperature, empty)
         if config.model.gradient_checkpointing:
@@ -93,10 +92,11 @@ class Policy:
         self.engine, self.zero = quietly(deepspeed.initialize, model=scorer, optimizer=optimizer, config=ds_config)[:2]
         self._states = States(self.zero, device)
         self.names: dict[str, Any] = {n.removeprefix("model."): p for n, p in scorer.named_parameters()}
+        self.partition = Partition(self.zero, self.names, config.optimizer.zero_stage, device)
         self._base, self._adapters = lora.adapters(self.names, scorer.model)
         self.reference: Any = lora.Base(self.engine, list(self._adapters.values())) if config.lora.rank else None
         if config.method == "grpo" and config.algorithm.kl_coef and not config.lora.rank:
-            frozen = zero3_config(config, shape, inference=True)
+            frozen = zero_config(config, shape, inference=True)
             reference = self._scorer(frozen, banned_token_ids, temperature).requires_grad_(False).eval()
             self.reference = quietly(deepspeed.initialize, model=reference, config=frozen)[0]
         FUNCTIONAL.linear = LINEAR  # see `frugal`
@@ -248,60 +248,21 @@ class Policy:
 
     def shards(self, host: Callable[[str, Tensor], Tensor]) -> dict[str, Shard]:
         """This rank's part of the fp32 weights and Adam's moments; `host(key, tensor)` copies it off the device."""
-        return {name: self._shard(name, p, host) for name, p in self.names.items() if p.requires_grad}
+        return self.partition.shards(host)
 
-    def _shard(self, name: str, p: Any, host: Callable[[str, Tensor], Tensor]) -> Shard:
-        start, stop = self._range(p)
-        views = self._views(p)
-        tensors = {kind: host(f"{kind}/{name}", view[: stop - start]) for kind, view in views.items()}
-        return Shard(shape=tuple(p.ds_shape), start=start, stop=stop, tensors=tensors)
-
-    @torch.no_grad()
     def load(self, stream: Callable[[Iterable[tuple[str, str, int, int]]], Iterable[Tensor]]) -> None:
         """Takes over weights and moments: `stream` gives [stop - start] of every (kind, name, start, stop) of a flat
         parameter.
         """
         self.reload()
-        views = {name: self._views(p) for name, p in self.names.items() if p.requires_grad}
-        wanted = [(kind, name) for kind in sorted(KINDS) for name in views]  # as they lie in the files
-        pieces = stream((kind, name, *self._range(self.names[name])) for kind, name in wanted)
-        for (kind, name), piece in zip(wanted, pieces, strict=True):
-            views[name][kind][: len(piece)].copy_(piece)
-        for name, view in views.items():
-            self.names[name].ds_tensor.data.view(-1).copy_(view["master"])
+        self.partition.load(stream)
 
-    @torch.no_grad()
     def loaded(self, updates: int) -> None:
         """After every rank's `load`: resumes from optimizer step `updates`."""
-        for state in self.zero.optimizer.state.values():
-            state["step"].fill_(float(updates))
-        self.zero.invalidate_secondary_tensor()  # hpZ's copy within the node is of the weights before
-        if persistent := self.zero.persistent_parameters:
-            persistent[0].partition(persistent)
-            persistent[0].all_gather(persistent)
+        self.partition.publish(updates)
         self.updates = updates
         if self.config.method == "grpo":
             self.offload()
-
-    def _range(self, p: Any) -> tuple[int, int]:
-        size = p.ds_tensor.numel()
-        start = min(self.rank * size, p.ds_numel)
-        return start, min(start + size, p.ds_numel)
-
-    def _views(self, p: Any) -> dict[str, Tensor]:
-        """Views [padded shard] of the flat fp32 buffers that hold `p`; Adam's are made here before the first step."""
-        group, at, size = self.zero.grad_position[self.zero.get_param_id(p)]
-        flat = self.zero.fp32_partitioned_groups_flat[group]
-        state = self.zero.optimizer.state[flat]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=self.device if self._fused else "cpu")
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(flat), torch.zeros_like(flat)
-        whole = flat.detach(), state["exp_avg"], state["exp_avg_sq"]
-        return {kind: tensor.narrow(0, at, size) for kind, tensor in zip(KINDS, whole, strict=True)}
-
-    @property
-    def _fused(self) -> bool:
-        return bool(self.zero.optimizer.defaults.get("fused"))
 
 
 SUMS = (
@@ -328,7 +289,7 @@ LARGEST = ("mismatch/logprob_abs_max", "mismatch/ratio_max")
 
 def _decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     trained = [p for p in module.parameters() if p.requires_grad]
-    dims = lambda p: len(getattr(p, "ds_shape", p.shape))  # noqa: E731
+    dims = lambda p: len(whole_shape(p))  # noqa: E731
     groups = [
         {"params": [p for p in trained if dims(p) > 1], "weight_decay": weight_decay},
         {"params": [p for p in trained if dims(p) <= 1], "weight_decay": 0.0},
@@ -341,7 +302,7 @@ def _buckets(named: list[tuple[str, Any]], limit: int) -> Iterator[list[tuple[st
     bucket: list[tuple[str, Any]] = []
     size = 0
     for name, p in named:
-        n = p.ds_numel * p.element_size()
+        n = math.prod(whole_shape(p)) * p.element_size()
         if bucket and size + n > limit:
             yield bucket
             bucket, size = [], 0

@@ -163,7 +163,7 @@ class Workers:
                 for members, flat in zip(rank, passes, strict=True):
                     values = iter(flat)
                     for i in members:
-                        fields[i][FIELDS[name]] = list(islice(values, len(items[i].token_ids)))
+                        fields[i][FIELDS[name]] = list(islice(values, items[i].targets))
         return [replace(item, **fields[i]) for i, item in enumerate(items)]
 
     def update(self, items: Sequence[TrainItem], kl_coef: float = 0.0) -> dict[str, float]:
@@ -171,7 +171,7 @@ class Workers:
 
         kl_coef: weight of the KL in the loss.
         """
-        tokens = sum(len(i.token_ids) for i in items)
+        tokens = sum(i.targets for i in items)
         plan = self._schedule(items, self.facts["micro_batch_tokens"])
         calls = [([[items[i] for i in members] for members in rank], tokens, len(items), kl_coef) for rank in plan]
         stats = over_ranks(self.each("update", calls))

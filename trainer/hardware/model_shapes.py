@@ -140,6 +140,10 @@ KNOWN = {
                                         vocabulary=151936, tied=True),
     "Qwen/Qwen2.5-7B-Instruct": Shape(hidden=3584, layers=28, heads=28, kv_heads=4, intermediate=18944,
                                       vocabulary=152064),
+    "Qwen/Qwen2.5-14B-Instruct": Shape(hidden=5120, layers=48, heads=40, kv_heads=8, intermediate=13824,
+                                       vocabulary=152064),
+    "Qwen/Qwen2.5-72B-Instruct": Shape(hidden=8192, layers=80, heads=64, kv_heads=8, intermediate=29568,
+                                       vocabulary=152064),
 }  # fmt: skip
 """From the models' published config.json."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trainer import config as configuration
 from trainer.checkpoint.layout import newest_step, remote_url
-from trainer.config import ConfigError, RunConfig
+from trainer.config import ConfigError, RunConfig, checkpoint_suffices
 from trainer.storage.storage import Storage, StorageError
 
 PARALLEL_FILES = 4
@@ -30,7 +30,7 @@ def from_hub(config: RunConfig) -> bool:
 
 def needed(config: RunConfig) -> bool:
     """Whether this start reads base weights. True where the store cannot tell."""
-    if not config.checkpoint_suffices or config.checkpoint.resume == "never":
+    if not checkpoint_suffices(config) or config.checkpoint.resume == "never":
         return True
     try:
         remote = remote_url(config)

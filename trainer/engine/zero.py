@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO-3 as this trainer sets it up: configuration, a count of gathers, its logging and patches tamed."""
+"""DeepSpeed's ZeRO as this trainer sets it up: configuration, a count of gathers, its logging and patches tamed."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ LINEAR = FUNCTIONAL.linear
 
 
 def frugal(method: Any) -> Any:
-    """Lets a method run on DeepSpeed's `linear`, which keeps no gathered weight for the backward pass.
+    """Lets a policy's method run on DeepSpeed's `linear` at stage 3: it keeps no gathered weight for the backward pass.
 
     `zero.Init` puts it in the place of torch's for good, and vLLM compiles its own calls of `linear` in this process.
     """
 
     @wraps(method)
-    def wrapped(*args: Any) -> Any:
+    def wrapped(policy: Any, *args: Any) -> Any:
+        if policy.config.optimizer.zero_stage < 3:
+            return method(policy, *args)
         FUNCTIONAL.linear = zero3_linear_wrap
         try:
-            return method(*args)
+            return method(policy, *args)
         finally:
             FUNCTIONAL.linear = LINEAR
 
@@ -68,16 +70,16 @@ class Gathers:
 GATHERS = Gathers()
 
 
-def zero3_config(config: RunConfig, shape: Shape, inference: bool = False) -> dict[str, Any]:
-    """DeepSpeed's configuration: ZeRO-3, our gradient accumulation, our optimizer."""
+def zero_config(config: RunConfig, shape: Shape, inference: bool = False) -> dict[str, Any]:
+    """DeepSpeed's configuration: the ZeRO stage, our gradient accumulation, our optimizer."""
     o = config.optimizer
-    zero: dict[str, Any] = {
-        "stage": 3,
-        "overlap_comm": config.placement.device == "cuda",
-        "stage3_max_live_parameters": o.live_parameters,
-        "stage3_max_reuse_distance": o.live_parameters,
-        "stage3_prefetch_bucket_size": prefetch_parameters(config, shape),
-    }
+    zero: dict[str, Any] = {"stage": o.zero_stage, "overlap_comm": config.placement.device == "cuda"}
+    if o.zero_stage == 3:
+        zero |= {
+            "stage3_max_live_parameters": o.live_parameters,
+            "stage3_max_reuse_distance": o.live_parameters,
+            "stage3_prefetch_bucket_size": prefetch_parameters(config, shape),
+        }
     if inference and o.offload_reference:
         zero["offload_param"] = {"device": "cpu", "pin_memory": config.placement.device == "cuda"}
     if not inference and o.offload_optimizer:
@@ -107,7 +109,8 @@ def quietly(initialize: Callable[..., Any], **kwargs: Any) -> Any:
         return initialize(**kwargs)
     except torch.OutOfMemoryError as error:
         raise ConfigError(
-            "the policy does not fit this GPU: use more GPUs, a smaller model, or optimizer.offload_optimizer=true"
+            "the policy does not fit this GPU: use more GPUs, a smaller model, optimizer.zero_stage=3, or "
+            "optimizer.offload_optimizer=true"
         ) from error
     finally:
         logger.setLevel(level)

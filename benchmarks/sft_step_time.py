@@ -1,0 +1,237 @@
+"""Seconds per step of supervised fine-tuning, ours and TRL's `SFTTrainer`, side by side on CPU.
+
+    python benchmarks/sft_step_time.py            # writes sft_step_time.json; quiet machine
+
+Same model, rows with images, batch, loss on the solutions alone, AdamW; two cores for each (ours: two ranks of one
+thread under ZeRO-2). TRL runs in each setting of TRLS; the fastest counts. They take turns, so that a slow spell of the
+machine falls on all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import io
+import json
+import math
+import os
+import platform
+import random
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.step_time import WARM_UP, measured  # noqa: E402
+
+LEARNING_RATE, ROWS = 1e-5, 128
+
+
+@dataclass(frozen=True)
+class Setting:
+    model: Literal["tiny", "medium"]
+    batch: int
+    """Rows per optimizer step."""
+    sentences: int
+    """Of a solution, in the mean; lengths are lognormal."""
+    image: tuple[int, int]
+    """Width and height."""
+    micro_batch: int
+    """Rows per forward pass of TRL over both cores together; ours packs."""
+    steps: int
+    lora: int = 0
+
+
+SETTINGS = {
+    "tiny": Setting("tiny", 32, 2, (84, 84), 16, 8),
+    "tiny, real lengths": Setting("tiny", 16, 40, (640, 480), 4, 3),
+    "medium": Setting("medium", 16, 10, (168, 168), 8, 3),
+    "medium, LoRA": Setting("medium", 16, 10, (168, 168), 8, 3, lora=16),
+}
+TRLS = {"trl, 1 process": (1, False), "trl, 2 processes": (2, False), "trl, 2 processes, whole batch": (2, True)}
+"""(processes, whether all rows of a step are one pass)."""
+
+
+def build(setting: Setting, out: Path) -> None:
+    """Model and dataset of a setting."""
+    from data_prep.write.shards import write_dataset
+    from examples.demo import tiny_model
+    from tests.soak import rows
+
+    tiny_model.build(out / "model", 0, setting.model)
+    rng = random.Random(0)
+
+    def solved() -> Any:
+        one = rows.row(rng, [(setting.image, "RGB")], sentences=2)
+        count = max(1, round(setting.sentences * math.exp(rng.gauss(-0.18, 0.6))))
+        return replace(one, solution=" ".join(f"The sum of {rng.randrange(99)} and {i} is it." for i in range(count)))
+
+    write_dataset(out / "data", "bench", {"train": (solved() for _ in range(ROWS))}, {})
+
+
+def ours(setting: Setting, folder: Path) -> dict[str, Any]:
+    """Runs our trainer; returns its seconds per step."""
+    from trainer import config as c
+
+    run = folder / f"ours-{time.time_ns()}"
+    config = c.RunConfig(
+        method="sft",
+        run=c.Run(name="bench", dir=str(run), max_steps=setting.steps + WARM_UP),
+        model=c.Model(path=str(folder / "model"), dtype="fp32", gradient_checkpointing=False, min_pixels=784),
+        lora=c.LoRA(rank=setting.lora),
+        data=c.Data(path=str(folder / "data")),
+        optimizer=c.Optimizer(learning_rate=LEARNING_RATE, zero_stage=2),
+        sft=c.SFT(batch_size=setting.batch, epochs=100),
+        checkpoint=c.Checkpoint(every_steps=10**6, export_hf="never"),
+        placement=c.Placement(workers_per_node=2, device="cpu"),
+        logging=c.Logging(tensorboard=False),
+        rewards=c.Rewards(workers=1),
+    )
+    path = folder / "ours.yaml"
+    path.write_text(c.dump(config))
+    memory = measured([sys.executable, "-m", "trainer.sft", "--config", str(path)], dict(os.environ), folder / "log")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][WARM_UP:]
+    tokens = statistics.mean(line["tokens/step"] for line in lines)
+    loss = [line["sft/loss"] for line in lines]
+    return {"step_s": [x["time/step_s"] for x in lines], "tokens": tokens, "loss": loss, "peak_memory_gib": memory}
+
+
+def trl(name: str, folder: Path, kind: str) -> dict[str, Any]:
+    """Runs TRL in processes of its own; returns its seconds per step."""
+    out, (processes, _) = folder / f"trl-{time.time_ns()}.json", TRLS[kind]
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if processes == 2 else []
+    command = [sys.executable, *launcher, __file__, "--inside", name, kind, str(folder), str(out)]
+    env = os.environ | {"OMP_NUM_THREADS": str(2 // processes), "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    memory = measured(command, env, out.with_suffix(".log"))
+    return json.loads(out.read_text()) | {"peak_memory_gib": memory}
+
+
+def trl_inside(setting: Setting, kind: str, folder: Path, out: Path) -> None:
+    """The process that runs TRL."""
+    import torch
+    from datasets import Dataset as HFDataset
+    from peft import LoraConfig
+    from PIL import Image
+    from transformers import AutoModelForImageTextToText, AutoProcessor, TrainerCallback
+    from trl import SFTConfig, SFTTrainer
+
+    from trainer.config import LoRA
+    from trainer.data.dataset import Dataset
+
+    processes, whole = TRLS[kind]
+    torch.set_num_threads(2 // processes)
+    parts = [
+        {
+            "prompt": row.messages,
+            "completion": [{"role": "assistant", "content": [{"type": "text", "text": row.solution}]}],
+            "images": [Image.open(io.BytesIO(image)).convert("RGB") for image in row.images],
+        }
+        for row in Dataset(folder / "data", "train")
+    ]
+    for part in parts:
+        part["prompt"] = [
+            m if isinstance(m["content"], list) else m | {"content": [{"type": "text", "text": m["content"]}]}
+            for m in part["prompt"]
+        ]
+
+    class Clock(TrainerCallback):
+        seconds: list[float] = []
+        losses: list[float] = []
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self.began = time.monotonic()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            self.seconds.append(time.monotonic() - self.began)
+
+        def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
+            if "loss" in logs:
+                self.losses.append(logs["loss"])
+
+    processor = AutoProcessor.from_pretrained(folder / "model")
+    processor.image_processor.size = {"shortest_edge": 784, "longest_edge": 1280 * 784}
+    per_pass = (setting.batch if whole else setting.micro_batch) // processes
+    arguments = SFTConfig(
+        output_dir=str(out.with_suffix("")),
+        use_cpu=True,
+        bf16=False,
+        max_length=None,
+        per_device_train_batch_size=per_pass,
+        gradient_accumulation_steps=setting.batch // (per_pass * processes),
+        learning_rate=LEARNING_RATE,
+        lr_scheduler_type="constant",
+        max_steps=setting.steps + WARM_UP,
+        gradient_checkpointing=False,
+        save_strategy="no",
+        report_to="none",
+        logging_steps=1,
+        disable_tqdm=True,
+        ddp_backend="gloo" if processes > 1 else None,
+    )
+    trainer = SFTTrainer(
+        model=AutoModelForImageTextToText.from_pretrained(folder / "model", dtype=torch.float32),
+        args=arguments,
+        train_dataset=HFDataset.from_list(parts),
+        processing_class=processor,
+        peft_config=LoraConfig(**LoRA(rank=setting.lora).peft()) if setting.lora else None,
+        callbacks=[Clock()],
+    )
+    trainer.train()
+    if int(os.environ.get("RANK", "0")) == 0:
+        out.write_text(json.dumps({"step_s": Clock.seconds[WARM_UP:], "loss": Clock.losses[WARM_UP:]}))
+
+
+def compare(name: str, rounds: int) -> dict[str, Any]:
+    """Runs one setting; all contenders take turns."""
+    setting = SETTINGS[name]
+    with tempfile.TemporaryDirectory() as tmp:
+        folder = Path(tmp)
+        build(setting, folder)
+        contenders = {"ours": functools.partial(ours, setting, folder)}
+        contenders |= {kind: functools.partial(trl, name, folder, kind) for kind in TRLS}
+        runs: dict[str, list[dict[str, Any]]] = {contender: [] for contender in contenders}
+        for i in range(rounds):
+            for contender, run in contenders.items():
+                runs[contender].append(run())
+                took = statistics.median(runs[contender][-1]["step_s"])
+                print(f"{name} round {i + 1}: {contender}: {took:.2f} s", flush=True)
+    medians = {k: statistics.median(s for r in v for s in r["step_s"]) for k, v in runs.items()}
+    best = min((k for k in medians if k != "ours"), key=lambda k: medians[k])
+    memory = {k: statistics.median(r["peak_memory_gib"] for r in v) for k, v in runs.items()}
+    return {
+        "setting": setting.__dict__,
+        "median_step_s": medians,
+        "fastest_trl": best,
+        "ratio_ours_to_trl": medians["ours"] / medians[best],
+        "peak_memory_ours_to_trl": memory["ours"] / memory[best],
+        "runs": runs,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--setting", choices=[*SETTINGS, "all"], default="all")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+    parser.add_argument("--inside", nargs=4, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.inside:
+        name, kind, folder, out = arguments.inside
+        return trl_inside(SETTINGS[name], kind, Path(folder), Path(out))
+    result = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    for name in SETTINGS if arguments.setting == "all" else [arguments.setting]:
+        result[name] = compare(name, arguments.rounds)
+        ratio, memory = result[name]["ratio_ours_to_trl"], result[name]["peak_memory_ours_to_trl"]
+        print(f"{name}: ours / TRL = {ratio:.2f} of the time, {memory:.2f} of the memory", flush=True)
+    result["machine"] = {"cpus": os.cpu_count(), "processor": platform.processor() or platform.machine()}
+    arguments.out.write_text(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""What the ranks send each other in an update at each ZeRO stage, and how long the update takes: pure arithmetic.
+
+Of P weights and T trained ones, per optimizer step of n passes (a gather is everybody's all-gather of P):
+
+    stage 1   gradients all-reduced in the last pass; afterwards the trained weights are gathered
+    stage 2   gradients all-reduced in every pass; afterwards the trained weights are gathered
+    stage 3   in every pass weights gathered, forward and again backward, and gradients reduce-scattered
+
+DeepSpeed's stages 1 and 2 all-reduce buckets (use_multi_rank_bucket_allreduce), which sends twice what a reduce-scatter
+does. Only the gather after the step waits; the rest runs beside the arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from recipes.plan.passes import backward_gathers
+from trainer.config import RunConfig
+from trainer.config.budget import trained
+from trainer.hardware.model_shapes import Shape
+
+HOOKS = 0.75
+"""Share of a module call's Python that is ZeRO-3's hooks, which the other stages do without (assumption)."""
+
+
+@dataclass(frozen=True)
+class UpdateTime:
+    """Seconds of one optimizer step, and its terms."""
+
+    compute: float
+    """Matrix products of all passes."""
+    wire: float
+    """Collectives beside them: what is longer, this or `compute`, pass by pass, is waited for."""
+    waited: float
+    """Of the passes: the longer of the two, summed."""
+    after: float
+    """Gather of the updated weights."""
+    overhead: float
+    """Python of the modules."""
+
+    @property
+    def total(self) -> float:
+        return self.waited + self.after + self.overhead
+
+
+def update_time(
+    config: RunConfig, shape: Shape, costs: Sequence[float], token_s: float, gather_s: float, within_s: float,
+    overhead_s: float,
+) -> UpdateTime:  # fmt: skip
+    """costs: of each pass, in tokens' worth of matrix products. token_s: forward seconds of one. gather_s: until every
+    rank has seen all weights; within_s: the same in the backward pass, which hpZ keeps inside the node. overhead_s:
+    Python of a pass under ZeRO-3.
+    """
+    stage, reduced = config.optimizer.zero_stage, gather_s * trained(config, shape) / shape.parameters
+    # Weights that are not trained need no gradients.
+    flops = 3 + config.model.gradient_checkpointing - bool(config.lora.rank)
+    compute = [flops * cost * token_s for cost in costs]
+    match stage:
+        case 3:
+            wire = [gather_s + backward_gathers(config, shape) * within_s + reduced] * len(costs)
+        case 2:
+            wire = [2 * reduced] * len(costs)
+        case _:
+            wire = [0.0] * (len(costs) - 1) + [2 * reduced]
+    waited = sum(map(max, compute, wire))
+    python = len(costs) * overhead_s * (1.0 if stage == 3 else 1 - HOOKS)
+    return UpdateTime(sum(compute), sum(wire), waited, reduced if stage < 3 else 0.0, python)

@@ -1,0 +1,90 @@
+"""ZeRO stages side by side: their bytes and seconds by hand, what fits, and the warning for a slow network."""
+
+import pytest
+
+from recipes import commands
+from recipes.plan import cost, memory, zero_stages
+from recipes.plan.exchange import HOOKS, update_time
+from recipes.presets import RECIPES, get
+from recipes.spec import override
+from trainer.config import LoRA, Optimizer, RunConfig
+from trainer.hardware.model_shapes import KNOWN
+
+GIB = 2**30
+SHAPE = KNOWN["Qwen/Qwen2.5-14B-Instruct"]
+FULL = "sft-qwen2.5-14b-full"
+
+
+def at(stage, costs=(1000.0, 1000.0), gather=2.0, lora=0):
+    config = RunConfig(method="sft", optimizer=Optimizer(zero_stage=stage), lora=LoRA(rank=lora))
+    return update_time(config, SHAPE, costs, 1e-3, gather, gather, 0.4)
+
+
+def test_terms_by_hand():
+    """Two passes of 4 s of products (layers are computed again), a gather of 2 s."""
+    one, two, three = (at(stage) for stage in (1, 2, 3))
+    assert one.compute == two.compute == three.compute == 8.0
+    assert (one.wire, two.wire) == (4.0, 8.0), "all-reduced, twice a gather: in the last pass, in both"
+    assert (one.after, two.after, three.after) == (2.0, 2.0, 0.0)
+    assert three.wire > 2 * (2.0 + 2.0), "forward, most of backward, and gradients"
+    assert three.overhead == pytest.approx(0.8) and one.overhead == pytest.approx(0.8 * (1 - HOOKS))
+    assert one.total == pytest.approx(8 + 2 + one.overhead)
+    slow = at(2, gather=10.0)
+    assert slow.waited == slow.wire == 40.0 and slow.total == pytest.approx(40 + 10 + slow.overhead)
+
+
+def test_adapters_send_next_to_nothing_below_stage_3():
+    assert at(2, lora=16).wire < 0.05 < 4 < at(3, lora=16).wire
+
+
+def test_memory_of_each_stage_by_hand():
+    p, ranks = SHAPE.parameters, 8
+    parts = {}
+    for stage in (1, 2, 3):
+        need = memory.plan(override(get(FULL), [f"optimizer.zero_stage={stage}"]))
+        assert need is not None
+        parts[stage] = next(phase.parts for phase in need.phases if phase.name == "optimizer step")
+        assert parts[stage]["fp32 master"] + parts[stage]["Adam moments"] == pytest.approx(12 * p / ranks)
+    assert parts[1]["policy, whole"] == parts[2]["policy, whole"] == 2 * p
+    assert parts[3]["policy shard"] == 2 * p / ranks
+    assert parts[2]["gradients"] == parts[3]["gradients"] == 4 * p / ranks
+    assert parts[1]["gradients"] == 4 * p + 4 * p / ranks
+
+
+def test_stages_part_ways_as_the_network_slows():
+    """Four passes a step: ZeRO-3 sends the weights in each of them, ZeRO-1 and 2 once after the last."""
+    recipe = override(get("sft-qwen2.5-vl-7b-full"), ["cluster.nodes=4", "sft.batch_size=2048"])
+    fast, slow = ({s.name: s for s in zero_stages.compare(recipe, gbit)} for gbit in (3200.0, 10.0))
+    assert list(fast) == ["1", "2", "3", "3, hpZ 8"]
+    assert fast["3"].time.total == pytest.approx(fast["2"].time.total, rel=0.2)
+    assert slow["3"].time.total > 1.25 * slow["2"].time.total > 1.5 * slow["1"].time.total
+    assert slow["3, hpZ 8"].time.total < slow["3"].time.total
+    assert [s.ours for s in slow.values()] == [False, True, False, False]
+
+
+def test_zero_3_over_a_slow_network_is_warned_about(capsys):
+    recipe = override(get("sft-qwen2.5-vl-7b-full"), ["cluster.nodes=2", "optimizer.zero_stage=3"])
+    for gbit, said in ((50.0, True), (100.0, False)):
+        found = zero_stages.advice(recipe, zero_stages.compare(recipe, gbit), gbit)
+        assert found.startswith("warning: ZeRO-3 gathers the weights in each of") is said
+    assert commands.plan("sft-qwen2.5-72b-full", "slurm", [], network_gbit_s=50.0) == 0
+    shown = capsys.readouterr().out
+    assert "warning: ZeRO-3" in shown and "3, hpZ 8 (recipe)" in shown
+
+
+def test_grpo_has_stage_3_alone():
+    names = [s.name for s in zero_stages.compare(get("grpo-qwen2.5-vl-72b-mathv60k"), 400.0)]
+    assert names == ["3", "3, hpZ 8"]
+    assert not zero_stages.compare(get("preflight"), 400.0)
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith("sft-")])
+def test_sft_recipes_are_planned_as_such(name):
+    recipe = get(name)
+    need = memory.plan(recipe)
+    assert need is not None and need.fits
+    assert {phase.name for phase in need.phases}.isdisjoint({"rollout", "sync"})
+    step = cost.step_time(recipe, recipe.cluster.gpu, 400.0, need)
+    assert step.rollout == step.logprobs == step.sync == 0 < step.update
+    rows = recipe.dataset.rows * recipe.config.sft.epochs
+    assert cost.steps_of(recipe) == rows // recipe.config.sft.batch_size
