@@ -255,9 +255,10 @@ def _attached(found: Found, name: str) -> bytes:
 
 
 def model_folder(config: RunConfig) -> Path:
-    """The local folder of the pretrained model; a hub id is looked up in the hub's cache."""
+    """The local folder of the pretrained model; of a hub id what the hub's cache has, which may lack the weights."""
     if Path(config.model.path).is_dir():
         return Path(config.model.path)
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import hf_hub_download
 
-    return Path(snapshot_download(config.model.path, revision=config.model.revision or None, local_files_only=True))
+    revision = config.model.revision or None
+    return Path(str(hf_hub_download(config.model.path, "config.json", revision=revision, local_files_only=True))).parent

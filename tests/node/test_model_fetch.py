@@ -3,11 +3,13 @@
 import json
 from dataclasses import replace
 
+import huggingface_hub
 import pytest
 
 from tests.data_prep import hub_server
 from trainer import config as c
 from trainer.node import model_fetch
+from trainer.session import model_folder
 
 FILES = {"config.json": b"{}", "consolidated.safetensors": b"another format", "tokenizer.json": b"{}"}
 
@@ -47,6 +49,16 @@ def test_a_resume_that_needs_none_downloads_none(tmp_path):
     for other in ({"model": c.Model(path="owner/model", freeze_vision=True)}, {"lora": c.LoRA(rank=4)}):
         assert model_fetch.needed(replace(all_trained, **other))
     assert model_fetch.needed(replace(all_trained, checkpoint=replace(all_trained.checkpoint, resume="never")))
+
+
+def test_a_cache_without_the_weights_is_a_models_folder(tmp_path, monkeypatch):
+    """For the shape of the model, and for the export of a run whose checkpoint held every weight."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    with hub_server.serve() as hub:
+        hub.add("owner/model", FILES | {"model.safetensors": b"w" * 2000})
+        huggingface_hub.hf_hub_download("owner/model", "config.json", endpoint=hub.url)
+        folder = model_folder(config(tmp_path))
+    assert (folder / "config.json").read_bytes() == b"{}" and not (folder / "model.safetensors").exists()
 
 
 def test_a_model_on_this_disk_is_not_looked_for(tmp_path, monkeypatch):
