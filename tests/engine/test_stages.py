@@ -53,9 +53,8 @@ def sends(stage, sent, passes, trained):
     """What recipes/plan/exchange.py counts with, in elements; padding and small tensors aside."""
     assert passes > 1
     near = lambda count: pytest.approx(count * trained, rel=0.02, abs=0.01 * trained)  # noqa: E731
-    if stage == 3:  # nothing is freed between forward and backward pass: the model is smaller than live_parameters
+    if stage == 3:  # its gathers: tests/engine/test_invariance.py
         assert (sent["all_reduce"], sent["reduce_scatter"]) == (near(0), near(passes))
-        assert (1 - 0.02) * passes * trained <= sent["all_gather"] <= 2.02 * passes * trained
     else:
         assert (sent["all_reduce"], sent["all_gather"]) == (near(1 if stage == 1 else passes), near(1))
 
