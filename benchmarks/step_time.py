@@ -11,19 +11,20 @@ import argparse
 import functools
 import json
 import os
-import platform
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True)
@@ -270,8 +271,8 @@ def trl_inside(setting: Setting, kind: Trl, folder: Path, steps: int, out: Path)
         out.write_text(json.dumps(result))
 
 
-def compare(name: str, rounds: int) -> dict[str, Any]:
-    """Runs one setting; all contenders take turns."""
+def compare(name: str, rounds: int, save: Callable[[dict[str, Any]], None]) -> None:
+    """Runs one setting; all contenders take turns. What was measured is saved after every round."""
     setting = SETTINGS[name]
     steps = setting.steps + WARM_UP
     with tempfile.TemporaryDirectory() as tmp:
@@ -285,10 +286,14 @@ def compare(name: str, rounds: int) -> dict[str, Any]:
         for i in range(rounds):
             for contender, run in contenders.items():
                 runs[contender].append(run())
-                print(
-                    f"{name} round {i + 1}: {contender}: {statistics.median(runs[contender][-1]['step_s']):.2f} s",
-                    flush=True,
-                )
+                found = runs[contender][-1]
+                figures = f"{statistics.median(found['step_s']):.2f} s, {found['peak_memory_gib']:.2f} GiB"
+                print(f"{name} round {i + 1}: {contender}: {figures}", flush=True)
+            save(summary(setting, runs))
+
+
+def summary(setting: Setting, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Medians and ratios of the rounds so far."""
     medians = {k: statistics.median(s for r in v for s in r["step_s"]) for k, v in runs.items()}
     best = min((k for k in medians if k != "ours"), key=lambda k: medians[k])
     ratios = [
@@ -297,6 +302,8 @@ def compare(name: str, rounds: int) -> dict[str, Any]:
     ]
     return {
         "setting": setting.__dict__,
+        "processor": next(x.split(":")[1].strip() for x in CPUINFO.read_text().splitlines() if "model name" in x),
+        "load_average": os.getloadavg(),
         "median_step_s": medians,
         "fastest_trl": best,
         "ratio_ours_to_trl_per_round": ratios,
@@ -317,14 +324,15 @@ def main() -> None:
     if arguments.inside:
         name, kind, folder, steps, out = arguments.inside
         return trl_inside(SETTINGS[name], TRLS[kind], Path(folder), int(steps), Path(out))
-    chosen = list(SETTINGS) if arguments.setting == "all" else [arguments.setting]
     result = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    for name in chosen:
-        result[name] = compare(name, arguments.rounds)
-    result["machine"] = {"cpus": os.cpu_count(), "processor": platform.processor() or platform.machine()}
-    arguments.out.write_text(json.dumps(result, indent=1))
-    for name in chosen:
-        print(f"{name}: ours / TRL = {result[name]['ratio_ours_to_trl']:.2f}")
+    for name in list(SETTINGS) if arguments.setting == "all" else [arguments.setting]:
+
+        def save(found: dict[str, Any], name: str = name) -> None:
+            arguments.out.write_text(json.dumps(result | {name: found}, indent=1) + "\n")
+            print(f"{name}: ours / TRL = {found['ratio_ours_to_trl']:.2f}", flush=True)
+            result[name] = found
+
+        compare(name, arguments.rounds, save)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,10 @@ def parser() -> argparse.ArgumentParser:
         for argument in arguments:
             match argument:
                 case "recipe":
-                    command.add_argument("recipe", help="its name, see `list`, or a file: FILE.yaml, FILE.py:FUNCTION")
+                    named = "its name, see `list`, or a file: FILE.yaml, FILE.py:FUNCTION"
+                    trained = "id of a run, folder of a model, or OWNER/NAME of the hub"
+                    what = {"serve": trained, "evaluate": f"{trained}; or a recipe"}
+                    command.add_argument("recipe", help=what.get(name, named))
                 case "target":
                     command.add_argument("--target", help="where: see docs/targets.md; default: the cheapest that can")
                 case "set":
@@ -142,6 +145,12 @@ def parser() -> argparse.ArgumentParser:
     sizes.add_argument("--nodes", default="1,2,4,8", metavar="N,...", help="numbers of nodes (%(default)s)")
     sizes.add_argument("--steps", type=int, default=20, metavar="N", help="of each run (%(default)s)")
     add(
+        "serve",
+        "serve a run's weights, or a model, with vLLM's OpenAI-compatible server",
+        *LAUNCHED,
+        example="RUN --target skypilot-runpod\n  python3 launch.py serve Qwen/Qwen2.5-VL-7B-Instruct --target local",
+    )
+    add(
         "demo",
         "the whole pipeline on this machine, on CPU; one that was killed resumes where it was",
         "set",
@@ -173,6 +182,9 @@ def parser() -> argparse.ArgumentParser:
     add("pull", "fetch metrics, samples, log and configuration of a run from its bucket", "run", "stored").add_argument(
         "--weights", action="store_true", help="the exported weights, too"
     )
+    add(
+        "profile", "ask a running run for a profile of its next step (docs/debugging.md)", "run", "stored"
+    ).add_argument("--fetch", action="store_true", help="fetch the profiles that it has taken")
     add("dashboard", "open a tunnel to Ray's dashboard and jobs of a running run", "run", "dry")
     add("down", "stop a run and give its machines back", "run", "dry")
     add(
@@ -213,7 +225,7 @@ def main(arguments: list[str]) -> int:
             raise ConfigError(f"`{args.command}` starts no engine that {' '.join(args.flags)} could be passed on to")
         if "set" in args:
             args.recipe, args.set = recipe_files.expand(getattr(args, "recipe", args.command), args.set)
-            if args.command == "evaluate" and Path(args.recipe).is_dir():
+            if args.command in ("evaluate", "serve") and Path(args.recipe).is_dir():
                 args.recipe = str(Path(args.recipe).absolute())
         os.chdir(ROOT)  # files of yours were named from where you stand
         return dispatch(args)
@@ -241,6 +253,8 @@ def dispatch(args: argparse.Namespace) -> int:
             from recipes.scaling import scaling
 
             return scaling(args)
+        case "serve":
+            return commands.serve(args)
         case "demo":
             return commands.up("demo" if args.method == "grpo" else f"demo-{args.method}", "local", args)
         case "preflight":
@@ -257,6 +271,8 @@ def dispatch(args: argparse.Namespace) -> int:
             return commands.report(args.runs, args.bucket)
         case "pull":
             return commands.pull(args.run, args.bucket, args.weights)
+        case "profile":
+            return commands.profile(args.run, args.bucket, args.fetch)
         case "dashboard":
             return commands.dashboard(args.run, args.dry_run)
         case "down":

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+NO_TRAINING = ("lora.rank=1", "lora.vision=false", "lora.dropout=0")
+"""An adapter that changes nothing, B being 0: a model that is only asked then needs no optimizer states, and a fraction
+of the GPUs."""
+
+
 def list_recipes(model: str) -> int:
     from recipes import shown
 
@@ -111,15 +116,34 @@ def up(name: str, target: str | None, args: argparse.Namespace) -> int:
 
 def evaluate(args: argparse.Namespace) -> int:
     """Scores on benchmarks, or pass rates of the training rows. What the user sets wins."""
+    from recipes.drivers import trained
     from recipes.presets import benchmarks
 
     if not args.benchmarks:
         args.set.append(f"evaluation.pass_rate_samples={max(1, args.samples or 8)}")
         return up(args.recipe, args.target, args)
-    name, own = benchmarks.subject(args.recipe)
+    name, own = trained.evaluated(args.recipe, args.bucket, args.target)
     asked = benchmarks.settings(args.benchmarks, max(1, args.samples or 1), args.temperature, args.limit)
-    args.set = [*own, *asked, *args.set]
+    args.set = _sized(name, [*own, *asked, *NO_TRAINING], args.set)
     return up(name, args.target, args)
+
+
+def serve(args: argparse.Namespace) -> int:
+    """Serves a run's weights, or a model, with vLLM."""
+    from recipes.drivers import trained
+
+    args.set = _sized("serve", trained.served(args.recipe, args.bucket, args.target), args.set)
+    return up("serve", args.target, args)
+
+
+def _sized(name: str, own: list[str], given: list[str]) -> list[str]:
+    """All overrides, with the fewest GPUs that do where the user names no number."""
+    from recipes.plan import sizing
+
+    keys = {text.partition("=")[0].strip() for text in given}
+    if keys & {"cluster.nodes", "cluster.gpus_per_node"}:
+        return [*own, *given]
+    return [*own, *sizing.fewest_gpus(resolve(name, [*own, *given])), *given]
 
 
 def delegate(args: argparse.Namespace) -> int:
@@ -130,9 +154,10 @@ def delegate(args: argparse.Namespace) -> int:
     code = subprocess.run(["bash", "trainer/setup.sh", environment]).returncode
     if code:
         return code
-    python = f".venvs/{environment}/bin/python"
-    module = "data_prep" if args.command == "data" else "pytest"
-    return subprocess.run([python, "-m", module, *args.arguments]).returncode
+    command = [f".venvs/{environment}/bin/python", "-m", "data_prep" if args.command == "data" else "pytest"]
+    # All tests: the quick ones on all cores, then those that bring processes of their own.
+    parts = [["--fast"], ["--rest"]] if args.command == "test" and not args.arguments else [args.arguments]
+    return max((subprocess.run([*command, *part]).returncode for part in parts), key=abs)
 
 
 def resume(args: argparse.Namespace) -> int:
@@ -183,6 +208,13 @@ def pull(run: str, bucket: str, weights: bool) -> int:
     from recipes.drivers import sight
 
     return sight.pull(run, bucket, weights)
+
+
+def profile(run: str, bucket: str, fetch: bool) -> int:
+    """Asks a running run for a profile of its next step, or fetches those that it has taken."""
+    from recipes.drivers import sight
+
+    return sight.profile(run, bucket, fetch)
 
 
 def dashboard(run: str, dry_run: bool) -> int:

@@ -102,7 +102,14 @@ def run_half(config: run_config.RunConfig) -> dict[str, Any]:
         "fingerprint": run_config.fingerprint(config),
         "data": data_facts(config.data.path),
         "hardware": hardware(),
+        "setup": setup(),
     }
+
+
+def setup() -> dict[str, float]:
+    """What the environment's set-up took on this machine: seconds, bytes downloaded; {} where it came otherwise."""
+    told = Path(sys.prefix) / ".setup.json"
+    return json.loads(told.read_text()) if told.is_file() else {}
 
 
 def data_facts(path: str) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from recipes.spec import Recipe
 from trainer.config import ConfigError
 
 YAML = (".yaml", ".yml")
+FOLDERS = ("model.path", "data.path", "evaluation.path", "storage.weights")
+"""Fields that may name a folder from where the command is given."""
 
 
 def expand(recipe: str, assignments: list[str]) -> tuple[str, list[str]]:
@@ -36,7 +38,7 @@ def expand(recipe: str, assignments: list[str]) -> tuple[str, list[str]]:
 def _absolute(assignment: str) -> str:
     """`data.source=mine.jsonl --images imgs` with absolute paths, where files of these names are here."""
     key, _, text = assignment.partition("=")
-    if key.strip() in ("model.path", "data.path", "evaluation.path") and Path(text).is_dir() and text.strip():
+    if key.strip() in FOLDERS and Path(text).is_dir() and text.strip():
         return f"{key}={Path(text).absolute()}"
     if key.strip() != "data.source":
         return assignment

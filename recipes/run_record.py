@@ -101,6 +101,17 @@ def metrics_of(folder: Path) -> Path | None:
     return next((f / "metrics.jsonl" for f in (folder, folder / PULLED) if (f / "metrics.jsonl").is_file()), None)
 
 
+def setup_of(folder: Path) -> dict[str, float]:
+    """What the environment's set-up took on the run's head: seconds, bytes; {} where that is not known here."""
+    for path in (folder / PULLED / "manifest.json", folder / "manifest.json"):
+        try:
+            if told := json.loads(path.read_text())["run"]["setup"]:
+                return told
+        except (OSError, ValueError, KeyError):
+            continue
+    return {}
+
+
 def names() -> list[str]:
     """Ids of all runs that were launched from here, sorted."""
     return sorted(path.parent.name for path in RUNS.glob("*/launch.json"))

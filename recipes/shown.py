@@ -42,7 +42,7 @@ def recipes(console: Console, model: str = "") -> None:
 
 def _model(recipe: Recipe) -> str:
     path = recipe.config.model.path
-    if recipe.kind != "train":
+    if recipe.kind == "preflight":
         return "-"
     return "tiny, built here" if "${" in path else path.partition("/")[2].removesuffix("-Instruct")
 
@@ -151,7 +151,7 @@ def _memory(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
 
 
 def _passes(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
-    if recipe.config.method != "grpo":
+    if recipe.config.method != "grpo" or recipe.kind != "train":
         return
     step = passes.of_step(recipe, need.shape)
     forward, updates = passes.gathered_bytes(recipe.config, need.shape, step)
@@ -206,7 +206,9 @@ def _offers(offers: list[cost.Offer], console: Console) -> None:
     starts = {offer.target: boot.seconds(offer.target) for offer in offers}
     told = [f"{name} {took:.0f} s ({runs} runs launched from here)" for name, (took, runs) in starts.items() if runs]
     told.append(f"{'else ' * bool(told)}{boot.BOOT_S:.0f} s assumed, and the model's download")
-    console.print(f"Launch to first step: {', '.join(told)}.", highlight=False)
+    took, received, runs = boot.setup()
+    part = f" Of that the environment: {took:.0f} s, {received / 1e9:.1f} GB downloaded ({runs} runs)." if runs else ""
+    console.print(f"Launch to first step: {', '.join(told)}.{part}", highlight=False)
     console.print(
         "Times are a model (recipes/plan/cost.py states every assumption), prices a snapshot or SkyPilot's catalog."
     )

@@ -113,6 +113,9 @@ class Storage:
     """Where the bucket is mounted for looking into it (targets with FUSE); checkpoints never go through it."""
     volume_gib: int = 0
     """Size of that volume, GiB; 0: from the memory plan."""
+    weights: str = ""
+    """What a run exported (BUCKET/RUN/checkpoints/hf, or a folder where the nodes are this machine's) in the place of
+    model.path's weights; an adapter is merged into these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,8 +195,9 @@ class Recipe:
     """Also the default run name; lower-case letters, digits, dots and dashes."""
     description: str
     """One line for the list."""
-    kind: Literal["train", "preflight"] = "train"
-    """preflight runs the node launcher's checks and a collective between all nodes, and no model."""
+    kind: Literal["train", "preflight", "serve"] = "train"
+    """preflight runs the node launcher's checks and a collective between all nodes, and no model; serve runs vLLM's
+    server on one node."""
     config: RunConfig = field(default_factory=RunConfig)
     """What the trainer runs."""
     cluster: Cluster = field(default_factory=Cluster)
@@ -275,6 +279,10 @@ def validate(recipe: Recipe) -> None:
     scheme = recipe.storage.bucket.partition("://")[0]
     if recipe.storage.bucket and ("://" not in recipe.storage.bucket or scheme not in ("s3", "gs", "r2", "file")):
         raise ConfigError(f"storage.bucket {recipe.storage.bucket!r}: write it as s3://, gs://, r2:// or file://name")
+    if (weights := recipe.storage.weights) and not weights.startswith("/") and "://" not in weights:
+        raise ConfigError(f"storage.weights {weights!r}: write it as s3://, gs:// or r2:// URL, or as an absolute path")
+    if recipe.kind == "serve" and cluster.nodes > 1:
+        raise ConfigError(f"cluster.nodes is {cluster.nodes}, and one server runs on one node: set it to 1")
     if recipe.kind == "train":
         run_config.validate(recipe.config)
         run_config.validate_saving(recipe.config)

@@ -35,6 +35,10 @@ def planned(recipe: Recipe, target: str, earlier: dict[str, str]) -> Recipe:
         if not key and not (Path(local) / mark).is_file():
             raise ConfigError(f"{field} {path} has no {mark} on this machine, and the nodes of {target} have no {path}")
         found.append(Upload(field=field, local=local, key=key or f"{kind}/{Path(local).name.lower()}-{content(local)}"))
+    if recipe.storage.weights.startswith("/"):
+        raise ConfigError(
+            f"the nodes of {target} have no {recipe.storage.weights}: give the run's bucket, or --target local"
+        )
     function = recipe.config.rewards.function.partition(":")[0]
     if function.startswith(("/", "~")):
         raise ConfigError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import signal
 import socket
 from collections.abc import Callable
@@ -24,12 +25,22 @@ FAST_S = 3.0
 
 def pytest_addoption(parser):
     parser.addoption("--fast", action="store_true", help="only tests without engine, Ray and ranks, of a few seconds")
+    parser.addoption("--rest", action="store_true", help="only what --fast leaves out")
     parser.addoption("--record-durations", action="store_true", help=f"write tests over a second to {DURATIONS.name}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config):
+    """The fast tier runs on all cores; the others bring ranks and servers of their own."""
+    worker = hasattr(config, "workerinput")  # one that started workers of its own would never end
+    if config.getoption("--fast") and config.option.numprocesses is None and not worker:
+        config.option.numprocesses, config.option.dist = len(os.sched_getaffinity(0)), "loadfile"
 
 
 def pytest_collection_modifyitems(config, items):
     """The fast tier: what is not marked slow, starts no ranks, and was not recorded to be slow."""
-    if not config.getoption("--fast"):
+    wanted = config.getoption("--fast")
+    if not wanted and not config.getoption("--rest"):
         return
     recorded = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
     left_out = {"slow", "long", "lab", "gpu"}
@@ -38,12 +49,12 @@ def pytest_collection_modifyitems(config, items):
         marked = left_out & {mark.name for mark in item.iter_markers()}
         return not marked and "run_ranks" not in item.fixturenames and recorded.get(item.nodeid, 0) <= FAST_S
 
-    config.hook.pytest_deselected(items=[item for item in items if not fast(item)])
-    items[:] = [item for item in items if fast(item)]
+    config.hook.pytest_deselected(items=[item for item in items if fast(item) != wanted])
+    items[:] = [item for item in items if fast(item) == wanted]
 
 
 def pytest_configure(config):
-    if config.getoption("--record-durations"):
+    if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Recorder())
 
 

@@ -42,7 +42,7 @@ def train(config: RunConfig, run: Session) -> None:
     graded = run.rollouts.read(step + 1)
     while step < total:
         step += 1
-        phases.begin(step, total)
+        run.begin(step, total)
         graded = graded or collect(config, run, step, carried)
         with phases("update"):
             workers.all("prepare_update")

@@ -19,6 +19,7 @@ from trainer import config as configuration
 from trainer.checkpoint.attempt import Fenced, Final
 from trainer.config import ConfigError, RunConfig
 from trainer.engine import torchrun
+from trainer.engine.worker_group import Workers
 from trainer.exit_codes import (
     EXIT_CONFIG,
     EXIT_ERROR,
@@ -34,6 +35,12 @@ from trainer.saving import Preempted
 from trainer.session import Session
 from trainer.storage.storage import StorageError
 
+DEAD = (
+    ray.exceptions.ActorDiedError,
+    ray.exceptions.NodeDiedError,
+    ray.exceptions.OutOfMemoryError,
+    ConnectionError,
+)
 RAY_ATTEMPTS = 3
 RAY_PAUSE_S = 5.0
 """Before the second attempt to start Ray; twice as long before the third."""
@@ -85,7 +92,7 @@ def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int
             session.mark("interrupted")
         return 130
     except Exception as error:
-        code, text = explain(error)
+        code, text = explain(error, ranks or (session.workers if session else None))
         print(text, file=sys.stderr, flush=True)
         if session is not None:
             session.mark("fenced" if code == EXIT_FENCED else "failed")
@@ -99,7 +106,7 @@ def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int
             session.notice.close()  # last: until here it ends the process before the provider does
 
 
-def explain(error: Exception) -> tuple[int, str]:
+def explain(error: Exception, workers: Workers | None = None) -> tuple[int, str]:
     """Exit code and what to print: one line for what a person can change, the traceback for a defect."""
     if isinstance(error, Fenced):
         return EXIT_FENCED, f"error: {error}"
@@ -112,8 +119,11 @@ def explain(error: Exception) -> tuple[int, str]:
     full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
     if isinstance(error, StorageError) or full:
         return EXIT_STORAGE, f"error: {error}"
-    if isinstance(error, ray.exceptions.ActorDiedError | ray.exceptions.NodeDiedError | ConnectionError):
-        return EXIT_NODE_LOST, f"error: a worker or node was lost: {str(error).splitlines()[0]}"
+    if isinstance(error, DEAD):
+        said, who = str(error), workers.named(str(error)) if workers else ""
+        memory = "low on memory" in said or "OOM" in said
+        why = "out of memory? See docs/failures.md" if who and memory else (said.splitlines() or ["no reason given"])[0]
+        return EXIT_NODE_LOST, f"error: a worker or node was lost: {f'{who}: ' if who else ''}{why}"
     infrastructure = RayError | ray.exceptions.LocalRayletDiedError | ray.exceptions.RuntimeEnvSetupError
     if isinstance(error, infrastructure):
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -27,9 +27,10 @@ from trainer.node.preemption import Notice
 from trainer.node.run_lock import RunLock
 from trainer.observe.guards import Guards
 from trainer.observe.metrics import Metrics, Phases
-from trainer.observe.node_monitor import host_stats
+from trainer.observe.node_monitor import NodeStats
 from trainer.observe.report import write_report
 from trainer.observe.start_clock import StartClock
+from trainer.observe.step_profile import StepProfiles
 from trainer.observe.step_stats import one_line, throughput, utilisation
 from trainer.rewards.scorer import Scorer
 from trainer.saving import ATTACHED, Saving
@@ -75,7 +76,9 @@ class Session:
         self._shape = shape_of(str(model_folder(config))) if self._peak_flops else None
         self.metrics: Metrics
         self.guards = Guards(config.guards)
+        self.nodes = NodeStats(config.run.dir)
         self.saving = Saving(config.run.dir, self.checkpoints, self.workers, self.notice)
+        self.profiles = StepProfiles(config, self.workers)
 
     def __enter__(self) -> Session:
         return self
@@ -138,6 +141,11 @@ class Session:
         self.clock.mark("resume")
         return step
 
+    def begin(self, step: int, total: int) -> None:
+        """Before every step."""
+        self.phases.begin(step, total)
+        self.profiles.begin(step)
+
     def check_first_sync(self) -> None:
         """Compares engine and policy on fixed prompts. Raises RuntimeError if they are not the same model."""
         gaps = self.workers.all("probe", self.rows)
@@ -187,6 +195,7 @@ class Session:
         samples: all that was trained on, for the utilization.
         """
         times = self.phases.take()
+        self.profiles.end()
         self.saving.stepped(times["time/step_s"])
         stats = self.rewards.stats() | stats | {"data/left_out": self.left_out}  # the loop's own before an evaluation's
         stats |= throughput(stats, times, self.workers.world_size) | times
@@ -196,7 +205,7 @@ class Session:
             stats |= self.clock.metrics()
         if self._peak_flops and self._shape:
             stats |= utilisation(self.config, self._shape, self._peak_flops, self._image_token_id, samples, times)
-        stats |= host_stats(self.config.run.dir)
+        stats |= self.nodes.take()
         self.metrics.log(step, stats)
         for alarm in self.guards.look(step, stats):
             if alarm.end:

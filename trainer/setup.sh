@@ -48,7 +48,10 @@ if [ "$free_kib" -lt $((need_gib * 1024 * 1024)) ]; then
     exit 2
 fi
 
-started="$SECONDS"
+received() { # bytes from the network since boot; 0 where the system does not count them
+    sed 's/:/ /' /proc/net/dev 2>/dev/null | awk '$1 != "lo" && $2 + 0 > 0 {sum += $2} END {printf "%.0f", sum}' || true
+}
+started="$SECONDS" before="$(received)"
 echo "preparing environment $name (once; later starts are instant)"
 rm -f "$venv/.stamp"
 if [ "$name" = rocm ]; then
@@ -67,5 +70,7 @@ else
     fi
     uv pip sync --quiet --python "$venv/bin/python" --require-hashes "$lock"
 fi
+took="$((SECONDS - started))" bytes="$(($(received) - before))"
+echo "{\"seconds\": $took, \"bytes\": $bytes}" >"$venv/.setup.json" # recipes/manifest.py takes it to the plan
 echo "$stamp" >"$venv/.stamp"
-echo "environment $name is ready after $((SECONDS - started)) s: $(du -sh "$venv" | cut -f1) on disk"
+echo "environment $name is ready after $took s: $((bytes / 1000000)) MB downloaded, $(du -sh "$venv" | cut -f1) on disk"

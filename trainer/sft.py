@@ -33,7 +33,7 @@ def train(config: RunConfig, run: Session) -> None:
     upcoming = reader.submit(read, step + 1)
     while step < total:
         step += 1
-        phases.begin(step, total)
+        run.begin(step, total)
         with phases("update"):
             items = upcoming.result()
             upcoming = reader.submit(read, step + 1)

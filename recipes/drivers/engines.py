@@ -8,7 +8,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from recipes import run_record
 from recipes.run_record import RunRecord
+from recipes.targets import script
 from trainer.config import ConfigError
 
 
@@ -63,9 +65,10 @@ def _sky(record: RunRecord, files: list[str], env: dict[str, str], secrets: list
             tool="sky",
             hint=LAUNCHERS,
         )
+    endpoint = [["sky", "status", "--endpoint", str(script.PORT), record.run_id]] if record.recipe == "serve" else []
     return Commands(
         up=[*volume, ["sky", "launch", "-y", "-c", record.run_id, *away, *record.flags, files[0], *given]],
-        status=[["sky", "queue", record.run_id]],
+        status=[["sky", "queue", record.run_id], *endpoint],
         logs=[["sky", "logs", record.run_id]],
         down=[["sky", "down", "-y", record.run_id]],
         tool="sky",
@@ -78,7 +81,7 @@ def _dstack(record: RunRecord, files: list[str], env: dict[str, str], secrets: l
     before += [f for f in files[1:] if f.endswith(".fleet.yaml")]
     given = [part for name, value in env.items() for part in ("-e", f"{name}={value}")]
     # Without a value dstack's client takes it from its own environment. The others are secrets of its server.
-    given += ["-e", "HF_TOKEN"] if "HF_TOKEN" in secrets else []
+    given += [part for name in ("HF_TOKEN", script.API_KEY) if name in secrets for part in ("-e", name)]
     away = ["-d"] if detach else []
     name = dstack_name(record.run_id)
     return Commands(
@@ -91,6 +94,20 @@ def _dstack(record: RunRecord, files: list[str], env: dict[str, str], secrets: l
         down=[["dstack", "stop", "-y", name]],
         tool="dstack",
         hint=LAUNCHERS,
+    )
+
+
+def how_to_call(record: RunRecord, model: str) -> str:
+    """What a person types to reach a server."""
+    where = f"http://127.0.0.1:{script.PORT}"
+    if record.target.startswith("skypilot"):
+        where = f"http://$(sky status --endpoint {script.PORT} {record.run_id})"
+    attach = f" (`dstack attach {dstack_name(record.run_id)}` opens the port)" * record.target.startswith("dstack")
+    key = f"$(cat {run_record.RUNS / record.run_id / 'api.key'})"
+    return (
+        f"once it says `serving`{attach}:\n"
+        f'  curl {where}/v1/chat/completions -H "Authorization: Bearer {key}" -H "Content-Type: application/json" \\\n'
+        f'    -d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "What is 2 + 2?"}}]}}\''
     )
 
 

@@ -22,7 +22,7 @@ from recipes.plan import cost, memory, prices
 from recipes.presets import own_data
 from recipes.run_record import RunRecord
 from recipes.spec import Recipe
-from recipes.targets import dstack, ssh
+from recipes.targets import dstack, script, ssh
 from recipes.targets.render import render
 from trainer.config import ConfigError
 
@@ -64,12 +64,17 @@ def up(
     # The same through all restarts by the engine; a new one opens a run that had ended for good (trainer/checkpoint).
     env |= {"SPOTRL_SOURCE": manifest.source_id(), "SPOTRL_LAUNCH": token_hex(4)}
     paths = [str(directory / name) for name in files]
-    commands = engines.commands(record, paths, env, list(secrets), args.detach)
+    names = [*secrets, *([script.API_KEY] if recipe.kind == "serve" else [])]
+    commands = engines.commands(record, paths, env, names, args.detach)
     if args.dry_run:
         return _show(recipe, record, files, commands, env)
     tool(commands)
     if can.engine == "dstack":
         _check_secrets(recipe, target)
+    if recipe.kind == "serve":
+        secrets |= {script.API_KEY: tokens.api_key(run_id)}
+    if recipe.storage.weights:
+        weights_there(recipe.storage.weights, env | secrets)
     if recipe.storage.bucket and recipe.kind == "train":
         probe(recipe.storage.bucket, env | secrets)
     if recipe.kind == "train" and (lives := alive(record, env | secrets)):
@@ -94,6 +99,8 @@ def up(
         + (f", planned: {record.planned_hours:.1f} h and ${record.planned_usd:,.0f}" if record.planned_usd else ""),
         flush=True,
     )
+    if recipe.kind == "serve":
+        print(engines.how_to_call(record, recipe.config.run.name), flush=True)
     code = _run(commands, record, env | secrets)
     if not code and not args.detach:
         over(run_id, recipe.budget.idle_minutes if can.engine == "sky" and not record.managed else 0)
@@ -107,7 +114,25 @@ def cheapest_target(recipe: Recipe) -> str:
     found = [offer for offer in cost.offers(recipe, prices.sky_catalogs()) if offer.usd is not None]
     if found:
         return found[0].target
+    rented = [(prices_of[0][0], name) for name in capabilities.targets_for(recipe) if name != "skypilot" if
+              (prices_of := cost.node_prices(recipe, name, prices.sky_catalogs()))]  # fmt: skip
+    if recipe.kind != "train" and rented:
+        return min(rented)[1]
     raise ConfigError(f"no target with known prices can run {recipe.name}: name one with --target (docs/targets.md)")
+
+
+def weights_there(url: str, env: dict[str, str]) -> None:
+    """Raises ConfigError where a run has exported nothing that could be served or scored, before anything is rented."""
+    if url.startswith(("/", "gs://")) and "GOOGLE_SERVICE_ACCOUNT_KEY" not in env:
+        return  # the node's step says it; of Google's stores only machines with an account can tell
+    command = [desk_python.find(), "-m", "trainer.storage", "ls", url]
+    done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
+    if done.returncode:
+        raise ConfigError((done.stderr.strip() or "no answer").splitlines()[-1].removeprefix("error: "))
+    if not {line.split()[-1] for line in done.stdout.splitlines()} & {"config.json", "adapter_config.json"}:
+        raise ConfigError(
+            f"no exported weights at {url}: a run writes them at its end (checkpoint.export_hf), see `launch.py status`"
+        )
 
 
 def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[str]) -> None:

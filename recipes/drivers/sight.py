@@ -69,6 +69,19 @@ def pull(run: str, bucket: str, weights: bool) -> int:
     return code
 
 
+def profile(run: str, bucket: str, fetch: bool) -> int:
+    """Asks a running run for a profile of its next step, or fetches those that it has taken."""
+    here = run_record.RUNS / run
+    if not bucket and (here / "progress.json").exists():
+        if not fetch:
+            (here / "profile.request").touch()
+        print(f"{here / 'profile'}" + ("" if fetch else ": the next step is profiled"))
+        return 0
+    if not (url := url_of(run, bucket)):
+        raise ConfigError(f"{run} has no bucket that this machine knows of: give --bucket")
+    return mirror("profile", url, here / PULLED, *(["--fetch"] if fetch else []))
+
+
 def now(run: str, bucket: str = "") -> int:
     """Shows where a run stands: step, phase, reward, speed, nodes."""
     try:

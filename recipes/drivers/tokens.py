@@ -10,9 +10,11 @@ import configparser
 import json
 import netrc
 import os
+import secrets
 from pathlib import Path
 
-from recipes.targets.script import SECRETS, SETTINGS
+from recipes import run_record
+from recipes.targets.script import API_KEY, SECRETS, SETTINGS
 
 AWS_FIELDS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 R2_FIELDS = {"R2_ACCESS_KEY_ID": "aws_access_key_id", "R2_SECRET_ACCESS_KEY": "aws_secret_access_key"}
@@ -49,6 +51,16 @@ def settings() -> dict[str, str]:
     kept = {"R2_ACCOUNT_ID": account.read_text().strip()} if account.is_file() else {}
     given = {name: os.environ[name] for name in SETTINGS if os.environ.get(name)}
     return kept | given
+
+
+def api_key(run: str) -> str:
+    """The key of a server: yours, the one that it began with, or a new one; kept in the run's record, for you alone."""
+    path = run_record.RUNS / run / "api.key"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+            file.write(os.environ.get(API_KEY) or secrets.token_urlsafe(24))
+    return path.read_text()
 
 
 def _section(file: Path, name: str) -> dict[str, str]:

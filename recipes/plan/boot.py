@@ -21,6 +21,13 @@ def seconds(target: str) -> tuple[float, int]:
     return (statistics.median(found), len(found)) if found else (BOOT_S, 0)
 
 
+def setup() -> tuple[float, float, int]:
+    """(seconds, bytes, runs) of the environment's set-up on nodes of runs launched here: medians, 0 without any."""
+    told = [told for name in run_record.names() if (told := run_record.setup_of(run_record.RUNS / name))]
+    seconds, received = ([t[key] for t in told] or [0.0] for key in ("seconds", "bytes"))
+    return statistics.median(seconds), statistics.median(received), len(told)
+
+
 def _of(name: str, target: str) -> float | None:
     """Of one run: its launch to the begin of its first step, from its metrics where they are here or were fetched."""
     try:

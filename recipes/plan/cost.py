@@ -185,7 +185,9 @@ def _rollout(recipe: Recipe, shape: Shape, card: Gpu, need: MemoryPlan, step: Pa
 
 def offers(recipe: Recipe, catalogs: Path | None = None, targets: list[str] | None = None) -> list[Offer]:
     """Every target, GPU and market that can run the recipe within its hourly limit, in order of the expected dollars of
-    the run; machines of your own last."""
+    the run; machines of your own last. None of what trains nothing: `node_prices` is all that it costs."""
+    if recipe.kind != "train":
+        return []
     found, recipe = [], with_resources(recipe)
     most = recipe.budget.max_hourly_usd or math.inf
     for target, gpu, need, row in _places(recipe, catalogs, targets):

@@ -38,6 +38,8 @@ SUB_GROUP = 1_000_000_000
 """DeepSpeed's sub_group_size: so many elements have an fp32 gradient at a time in the optimizer's step."""
 HOST_SYSTEM = 8 * GIB
 """Ray, graders and the system, and one more GiB per GPU."""
+SERVER = 16 * GIB
+"""vLLM's server and its front end, and one more GiB per GPU (planning figure)."""
 ENVIRONMENT_DISK = 25 * GIB
 """Locked environment, uv's cache, image layers."""
 SPILL_DISK = 20 * GIB
@@ -99,14 +101,14 @@ class MemoryPlan:
 
 
 def plan(recipe: Recipe, gpu: str = "") -> MemoryPlan | None:
-    """The memory of a training recipe on its GPU (or another); None where there is no GPU or no model to speak of."""
+    """The memory of a recipe on its GPU (or another); None where there is no GPU or no model to speak of."""
     gpu = gpu or recipe.cluster.gpu
-    if recipe.kind != "train" or not recipe.cluster.gpus_per_node:
+    if recipe.kind == "preflight" or not recipe.cluster.gpus_per_node:
         return None
     shape = hub_config.shape(recipe.config.model)
     if shape is None:
         return None
-    config = recipe.config
+    config, gpus = recipe.config, recipe.cluster.gpus_per_node
     gpu_bytes = gpu_named(gpu).memory_gib * GIB
     engine_bytes = config.rollout.gpu_memory_utilization * gpu_bytes
     weights = shape.parameters * _width(config) / config.rollout.tensor_parallel
@@ -116,13 +118,18 @@ def plan(recipe: Recipe, gpu: str = "") -> MemoryPlan | None:
         shape=shape,
         gpu=gpu,
         gpu_bytes=gpu_bytes,
-        phases=phases(config, shape, engine_bytes),
+        phases=phases(config, shape, engine_bytes) if recipe.kind == "train" else [_serving(weights, engine_bytes)],
         kv_cache_tokens=int(kv_bytes / per_token) if kv_bytes > 0 else 0,
-        host=_host(recipe, shape),
+        host=_host(recipe, shape) if recipe.kind == "train" else {"system": HOST_SYSTEM, "server": SERVER + gpus * GIB},
         shm_bytes=(8 + 2 * recipe.cluster.gpus_per_node) * GIB,
         disk=_disk(recipe, shape),
-        checkpoint_bytes=12.0 * trained(config, shape),
+        checkpoint_bytes=12.0 * trained(config, shape) if recipe.kind == "train" else 0.0,
     )
+
+
+def _serving(weights: float, engine_bytes: float) -> Phase:
+    cache = max(0.0, engine_bytes - weights)
+    return Phase("serve", {"CUDA context": CONTEXT, "engine weights": weights, "engine KV cache": cache})
 
 
 def _width(config: RunConfig) -> int:
@@ -261,15 +268,16 @@ def _host(recipe: Recipe, shape: Shape) -> dict[str, float]:
 
 def _disk(recipe: Recipe, shape: Shape) -> dict[str, float]:
     config, nodes = recipe.config, recipe.cluster.nodes
-    checkpoint = 12.0 * trained(config, shape) / nodes
+    checkpoint = 12.0 * trained(config, shape) / nodes if recipe.kind == "train" else 0.0
     model = shape.parameters * 2.0
     exported = 2.0 * trained(config, shape) if config.lora.rank else model
     parts = {
         "environment": ENVIRONMENT_DISK,
         "model download": model,
+        "weights of another run": model if recipe.storage.weights else 0.0,
         "data": recipe.dataset.disk_gib * GIB,
         "checkpoints": checkpoint * (config.checkpoint.keep_last + 1),
-        "exported weights": exported if config.checkpoint.export_hf != "never" else 0.0,
+        "exported weights": exported if recipe.kind == "train" and config.checkpoint.export_hf != "never" else 0.0,
         "Ray session and logs": SPILL_DISK,
     }
     return {name: value for name, value in parts.items() if value}

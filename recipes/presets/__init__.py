@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable
 
 from recipes import recipe_files
-from recipes.presets import demo, gsm8k, own_data, preflight, sft, vision
+from recipes.presets import demo, gsm8k, own_data, preflight, serving, sft, vision
 from recipes.spec import Recipe, override, placed, validate
 from trainer.config import ConfigError
 
@@ -37,6 +37,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "sft-qwen2.5-vl-7b-lora": sft.qwen2_5_vl_7b_lora,
     "sft-qwen2.5-vl-7b-full": sft.qwen2_5_vl_7b_full,
     "preflight": preflight.preflight,
+    "serve": serving.serve,
 }
 
 

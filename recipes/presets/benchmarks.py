@@ -1,10 +1,9 @@
-"""`launch.py evaluate`: a recipe, a model or a run on published benchmarks."""
+"""`launch.py evaluate`: what a recipe becomes on published benchmarks."""
 
 from __future__ import annotations
 
 import difflib
 import json
-from pathlib import Path
 
 from recipes.presets import RECIPES
 from recipes.presets.parts import TEXT_MODELS, VISION_MODELS
@@ -46,26 +45,7 @@ def settings(names: str, samples: int, temperature: float | None, limit: int) ->
     ]  # fmt: skip
 
 
-def subject(name: str) -> tuple[str, list[str]]:
-    """(recipe, overrides) of what is evaluated: a recipe's model, a run's weights, a model's folder or hub id. Raises
-    ConfigError."""
-    if name in RECIPES or name.endswith(".py") or ".py:" in name:
-        return name, []
-    weights = next((path for path in (Path(name), Path("runs") / name) if (path / "hf/config.json").is_file()), None)
-    if weights is not None:
-        return _recipe_of(str((weights / "hf").absolute()))
-    if (Path("runs") / name / "launch.json").is_file():
-        raise ConfigError(f"run {name} has no weights here: `launch.py pull {name} --weights` fetches them")
-    if (Path(name) / "config.json").is_file():
-        return _recipe_of(str(Path(name).absolute()))
-    if name.count("/") == 1 and model_shapes.is_hub_id(name):
-        return _recipe_of(name)
-    raise ConfigError(
-        f"{name} is no recipe, run with weights, folder of a model or OWNER/NAME of the hub: see `launch.py list`"
-    )
-
-
-def _recipe_of(model: str) -> tuple[str, list[str]]:
+def recipe_of(model: str) -> tuple[str, list[str]]:
     """The recipe whose machine suits a model: the one that trains it or one of its shape, else `FALLBACK`."""
     shape = model_shapes.shape_of(model) if model_shapes.known(model) else None
     paths = [*(path for sizes in VISION_MODELS.values() for path in sizes.values()), *TEXT_MODELS.values()]

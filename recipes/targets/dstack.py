@@ -46,6 +46,7 @@ def fleet_name(target: str, name: str) -> str:
 def _head(recipe: Recipe, target: str) -> str:
     folder = f"recipes/generated/{target}/{recipe.name}"
     env = "" if recipe.storage.bucket or recipe.kind != "train" else " -e BUCKET=s3://..."
+    env += f" -e {script.API_KEY}" if recipe.kind == "serve" else ""
     known = secrets(recipe, target)
     lines = [
         f"{recipe.description}.",
@@ -53,7 +54,7 @@ def _head(recipe: Recipe, target: str) -> str:
         *(f"  dstack secret set {name.lower()} ..." for name in known),
         f"  dstack apply -f {folder}.fleet.yaml",
         f"  dstack apply -f {folder}.yaml -e RUN_ID=my-run{env}",
-        "The same RUN_ID resumes from its last committed checkpoint; a new one starts from scratch.",
+        script.again(recipe),
     ]
     return "\n".join(lines)
 
@@ -63,9 +64,10 @@ def secrets(recipe: Recipe, target: str) -> tuple[str, ...]:
 
     A secret that the task names and the server does not have ends the run, once the machines are there: no others.
     """
-    if recipe.kind != "train":
+    if recipe.kind != "train" and not recipe.storage.weights:
         return ()
-    scheme = recipe.storage.bucket.partition("://")[0] or ("gs" if capability(target).cloud == "gcp" else "s3")
+    url = recipe.storage.bucket or recipe.storage.weights
+    scheme = url.partition("://")[0] or ("gs" if capability(target).cloud == "gcp" else "s3")
     match scheme:
         case "gs":
             names = ("GOOGLE_SERVICE_ACCOUNT_KEY",)
@@ -91,7 +93,7 @@ def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
         "working_dir": CODE,
         "files": [{"local_path": "../../..", "path": CODE}],
         "env": _env(recipe, target),
-        "ports": [8265],
+        "ports": [script.PORT if recipe.kind == "serve" else 8265],
         "resources": _resources(recipe, target),
     }
     if can.cloud:
@@ -105,10 +107,11 @@ def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
         "startup_order": "master-first",
         "stop_criteria": "master-done",
     }
-    if recipe.cluster.gpus_per_node:
+    if recipe.cluster.gpus_per_node and recipe.kind != "serve":
         task["utilization_policy"] = {"min_gpu_utilization": 5, "time_window": "1h"}
     begin = script.preamble("/workspace", bucket=recipe.kind == "train", data=script.data_directory(recipe))
     body = begin + script.setup_commands(recipe, EXIT_PREFLIGHT) + script.write_config(recipe)
+    body += script.keep_commands(recipe)
     task["commands"] = [restarts.dstack_command(recipe, body)]
     return task
 
@@ -116,7 +119,7 @@ def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
 def _env(recipe: Recipe, target: str) -> list[str]:
     bucket = [f"BUCKET={recipe.storage.bucket}" if recipe.storage.bucket else "BUCKET"] * (recipe.kind == "train")
     tokens = [f"{key}=${{{{ secrets.{key.lower()} }}}}" for key in secrets(recipe, target)]
-    return ["RUN_ID", *bucket, *tokens]
+    return ["RUN_ID", *bucket, *([script.API_KEY] if recipe.kind == "serve" else []), *tokens]
 
 
 def _resources(recipe: Recipe, target: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import yaml
 
-from recipes.spec import PLACEHOLDERS, Recipe
+from recipes.spec import PLACEHOLDERS, Recipe, Step
 from trainer.config import RunConfig, override, to_dict
 from trainer.exit_codes import EXIT_CONFIG
 
@@ -22,6 +22,12 @@ SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_
 """Tokens that a run may need. They come from your environment or the engine's secret store, never from a file."""
 SETTINGS = ("AWS_ENDPOINT_URL", "AWS_REGION", "R2_ACCOUNT_ID")
 """Settings of the object store and the node launcher that may be given besides."""
+PORT = 8000
+"""Of a server."""
+API_KEY = "VLLM_API_KEY"
+"""What a server asks its callers for."""
+WEIGHTS = "${MODELS}/${RUN_ID}"
+"""Where a node puts `storage.weights`: a launch's own, so that an older export is never taken for a newer one."""
 
 
 MISSING = 'missing() { case "$1" in *://*) return 1 ;; *) [ ! -e "$1" ] ;; esac; }'
@@ -39,6 +45,14 @@ fetch() { # prepared data from the bucket, if it is there
   [ -n "$BUCKET" ] && rm -rf "$DATA/.$1" && PYTHON -m trainer.storage cp "$BUCKET/data/$1" "$DATA/.$1" 2>/dev/null \\
     && [ -e "$DATA/.$1/manifest.json" ] && mv "$DATA/.$1" "$DATA/$1"
 }"""
+KEEP = """\
+keep() { # what was prepared here, into the bucket beside the run: the next machine takes it from there
+  if [ -e ".cache/made-$1" ] && PYTHON -m trainer.storage send "$DATA/$1" "$BUCKET/data/$1"; then
+    rm ".cache/made-$1"
+  fi
+}
+if [ "${SKYPILOT_NODE_RANK:-${DSTACK_NODE_RANK:-0}}" = 0 ]; then CALLS fi
+"""
 
 
 def on_node(recipe: Recipe) -> Recipe:
@@ -48,7 +62,23 @@ def on_node(recipe: Recipe) -> Recipe:
         config = override(config, [f"{upload.field}={upload.there}"])
     used = {f"{path}/manifest.json" for path in (config.data.path, config.evaluation_path)}
     steps = [step for step in recipe.steps if step.module != "data_prep" or step.creates in used]
+    if weights := recipe.storage.weights:
+        made = (weights, WEIGHTS, config.model.path, *([config.model.revision] if config.model.revision else []))
+        steps.append(Step(creates=f"{WEIGHTS}/config.json", module="trainer.checkpoint.weights", args=made))
+        config = override(config, [f"model.path={WEIGHTS}", "model.revision="])
     return replace(recipe, config=config, steps=(*(upload.step for upload in recipe.uploads), *steps))
+
+
+def again(recipe: Recipe) -> str:
+    """What RUN_ID means, for the head of a file."""
+    if recipe.kind == "serve":
+        return f"Callers give the key of {API_KEY}. The server ends after {recipe.budget.max_hours:g} hours."
+    return "The same RUN_ID resumes from its last committed checkpoint; a new one starts from scratch."
+
+
+def secret_names(recipe: Recipe) -> tuple[str, ...]:
+    """Tokens that a recipe's task may need."""
+    return (*SECRETS, API_KEY) if recipe.kind == "serve" else SECRETS
 
 
 def sparse_config(config: RunConfig) -> dict:
@@ -138,10 +168,22 @@ def setup_commands(recipe: Recipe, bad_driver: int = EXIT_CONFIG, check_driver: 
         lines += [MISSING, FETCH.replace("PYTHON", python)]
     for step in recipe.steps:
         command = " ".join([python, "-m", step.module, *map(word, step.args)])
-        name = step.creates.removeprefix("${DATA}/").partition("/")[0]
-        fetched = f"fetch {name} || " if step.creates.startswith("${DATA}/") else ""
-        lines.append(f"if missing {word(step.creates)}; then {fetched}{command}; fi")
+        if name := _data_name(step):
+            command = f'fetch {name} || {{ {command}; touch ".cache/made-{name}"; }}'
+        lines.append(f"if missing {word(step.creates)}; then {command}; fi")
     return "\n".join(lines) + "\n"
+
+
+def _data_name(step: Step) -> str:
+    """What a prepared dataset is called below $DATA and in the bucket; "" for another step."""
+    return step.creates.removeprefix("${DATA}/").partition("/")[0] if step.creates.startswith("${DATA}/") else ""
+
+
+def keep_commands(recipe: Recipe) -> str:
+    """For machines that are thrown away: the head puts what it has prepared into the bucket, while training begins."""
+    names = [name for step in on_node(recipe).steps if (name := _data_name(step))]
+    python = f".venvs/{recipe.environment}/bin/python"
+    return KEEP.replace("PYTHON", python).replace("CALLS", " ".join(f"keep {n} &" for n in names)) if names else ""
 
 
 def site_lines(recipe: Recipe) -> list[str]:
@@ -185,7 +227,11 @@ def manifest_command(recipe: Recipe) -> str:
     return f'.venvs/{recipe.environment}/bin/python -m recipes.manifest ".cache/$RUN_ID.yaml"\n'
 
 
-def node_command(recipe: Recipe) -> str:
-    """What runs once on every node."""
+def node_command(recipe: Recipe, host: str = "127.0.0.1") -> str:
+    """What runs once on every node. host: address that a server listens on."""
+    python = f".venvs/{recipe.environment}/bin/python"
+    if recipe.kind == "serve":
+        where = f"--host {host} --port {PORT} --hours {recipe.budget.max_hours:g}"
+        return f'{python} -m trainer.serve --config ".cache/$RUN_ID.yaml" {where}'
     flag = " --preflight" if recipe.kind == "preflight" else ""
-    return f'.venvs/{recipe.environment}/bin/python -m trainer.node{flag} --config ".cache/$RUN_ID.yaml"'
+    return f'{python} -m trainer.node{flag} --config ".cache/$RUN_ID.yaml"'

@@ -60,7 +60,7 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
         "num_nodes": recipe.cluster.nodes,
         "resources": _resources(recipe, target),
         "envs": _envs(recipe, target),
-        "secrets": dict.fromkeys(script.SECRETS, ""),
+        "secrets": dict.fromkeys(script.secret_names(recipe), ""),
     }
     if recipe.storage.volume:
         task["volumes"] = {"/workspace": recipe.storage.volume}
@@ -77,7 +77,8 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
     begin = script.preamble(work, bucket=recipe.kind == "train", data=script.data_directory(recipe))
     task["setup"] = begin + script.setup_commands(recipe, EXIT_PREFLIGHT)
     check = script.driver_check(recipe, EXIT_PREFLIGHT)
-    task["run"] = begin + check + script.write_config(recipe) + f"exec {script.node_command(recipe)}\n"
+    ready = check + script.write_config(recipe) + script.keep_commands(recipe)
+    task["run"] = begin + ready + f"exec {script.node_command(recipe, '0.0.0.0')}\n"
     name = f"{recipe.name}.yaml"
     files = {name: to_yaml(task, _head(recipe, target, f"recipes/generated/{target}/{name}"))}
     if recipe.storage.volume and can.cloud in ("runpod", "kubernetes"):
@@ -88,12 +89,13 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
 def _head(recipe: Recipe, target: str, path: str) -> str:
     bucket = "" if recipe.storage.bucket or recipe.kind != "train" else " --env BUCKET=s3://..."
     command = "sky jobs launch" if managed(recipe, target) else "sky launch"
-    secrets = " --secret AWS_ACCESS_KEY_ID --secret AWS_SECRET_ACCESS_KEY" if recipe.kind == "train" else ""
+    needs = {"train": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "serve": (script.API_KEY,)}
+    secrets = "".join(f" --secret {name}" for name in needs.get(recipe.kind, ()))
     return (
         f"{recipe.description}.\n"
         f"Written by `launch.py render {recipe.name} --target {target}`; run from the repository's root:\n"
         f"  {command} {path} --env RUN_ID=my-run{bucket}{secrets}\n"
-        "The same RUN_ID resumes from its last committed checkpoint; a new one starts from scratch."
+        f"{script.again(recipe)}"
     )
 
 
@@ -111,7 +113,7 @@ def _resources(recipe: Recipe, target: str) -> dict[str, Any]:
         "image_id": f"docker:{cluster.image}",
         "memory": f"{cluster.memory_gib}+",
         "disk_size": cluster.disk_gib,
-        "ports": [DASHBOARD_PORT],
+        "ports": [script.PORT if recipe.kind == "serve" else DASHBOARD_PORT],
         "autostop": {"idle_minutes": budget.idle_minutes, "down": True},
         "job_recovery": restarts.sky(recipe),
     }
@@ -128,10 +130,12 @@ def _resources(recipe: Recipe, target: str) -> dict[str, Any]:
 
 
 def _choices(recipe: Recipe, target: str) -> list[dict[str, Any]]:
-    """Places to try, in order of what the run is expected to cost there, preemptions and restarts included; then those
-    whose price or memory is not known, spot before on-demand."""
+    """Places to try, in order of what the run is expected to cost there, preemptions and restarts included (what trains
+    nothing: per hour); then those whose price or memory is not known, spot before on-demand."""
     names = cost.members(recipe, target)
     expected = {(o.target, o.gpu, o.spot): o.usd for o in cost.offers(recipe, targets=names) if o.usd is not None}
+    if recipe.kind != "train":
+        expected = {(name, gpu, spot): usd for name in names for usd, gpu, spot in cost.node_prices(recipe, name)}
     found: list[tuple[float, bool, int, dict[str, Any]]] = []
     for name in names:
         for gpu in gpus_for(recipe, name) if recipe.cluster.gpus_per_node else [""]:

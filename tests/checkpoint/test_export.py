@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.checkpoint.synthetic import again, configure, finish, save, spoil, writers
+from trainer.checkpoint import weights
 from trainer.checkpoint.export import export_adapter, export_hf
 from trainer.checkpoint.manager import CorruptCheckpoint, Shard
 from trainer.config import ConfigError
@@ -76,10 +77,10 @@ def test_export_takes_frozen_weights_from_the_base_model(tmp_path, told):
     name = "model.language_model.layers.0.w"
     writer.start(2, {name: Shard((2, 2), 0, 4, {"master": torch.arange(4.0)})}, {})
     finish(checkpoints, [writer])
-    weights = load_file(export_hf(checkpoints.find(), tmp_path / "hf", base, "fp32") / "model.safetensors")
-    assert torch.equal(weights.pop(name), torch.tensor([[0.0, 1.0], [2.0, 3.0]]))
-    assert weights.keys() == {"visual.patch", "lm_head.weight"}
-    assert torch.equal(weights["visual.patch"], tensors["visual.patch"])
+    written = load_file(export_hf(checkpoints.find(), tmp_path / "hf", base, "fp32") / "model.safetensors")
+    assert torch.equal(written.pop(name), torch.tensor([[0.0, 1.0], [2.0, 3.0]]))
+    assert written.keys() == {"visual.patch", "lm_head.weight"}
+    assert torch.equal(written["visual.patch"], tensors["visual.patch"])
 
 
 def test_an_adapter_is_exported_for_peft_and_merged_as_peft_merges(tmp_path, told):
@@ -116,6 +117,15 @@ def test_an_adapter_is_exported_for_peft_and_merged_as_peft_merges(tmp_path, tol
     want = dict(loaded.merge_and_unload().named_parameters())
     assert all(torch.allclose(merged[name], value, atol=1e-6) for name, value in want.items() if name in merged)
     assert merged.keys() >= want.keys() - {"lm_head.weight"}
+    whole = weights.make(str(folder), tmp_path / "again", str(tmp_path / "base"))
+    again_merged = load_file(whole / "model.safetensors")
+    assert again_merged.keys() == merged.keys() and all(torch.equal(merged[n], again_merged[n]) for n in merged)
+    assert weights.make(str(whole), tmp_path / "linked", "unused").resolve() == whole, "a whole model is left as it is"
+    (tmp_path / "base/model.safetensors").rename(tmp_path / "base/other.bin")
+    with pytest.raises(ConfigError, match=r"has no model\.layers.*give the model it was trained on"):
+        weights.make(str(folder), tmp_path / "wrong", str(tmp_path / "base"))
+    with pytest.raises(ConfigError, match=r"no config\.json and no adapter_config\.json"):
+        weights.make(str(tmp_path), tmp_path / "wrong", str(tmp_path / "base"))
 
 
 EXPORT = """

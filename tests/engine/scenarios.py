@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -11,6 +12,7 @@ from typing import NoReturn
 
 import torch
 
+from tests.engine.rates import bare, rates  # noqa: F401
 from trainer import config as configuration
 from trainer.algorithm.batching import TrainItem
 from trainer.algorithm.records import Prompt
@@ -65,10 +67,36 @@ def weights(worker: Worker) -> dict[str, list[float]]:
     return out
 
 
+def held_bytes() -> int:
+    """Of all tensors that Python knows; each storage once."""
+    tensors = (o for o in gc.get_objects() if issubclass(type(o), torch.Tensor))
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.device.type == "cpu"}
+    return sum(storages.values())
+
+
+def sync_memory(worker: Worker) -> list[int]:
+    """Extra bytes held while each bucket of a sync is loaded: the engine's own weights and the policy's not counted."""
+    call, held = worker.engine.call, []
+
+    def watched(method, *args):
+        result = call(method, *args)
+        if method == "update_weights":
+            held.append(held_bytes())
+        return result
+
+    before = held_bytes()
+    worker.engine.call = watched
+    worker.sync(0)
+    worker.engine.call = call
+    return [now - before for now in held]
+
+
 def parity(config, rank, port):
-    """Engine against policy before and after updates; bans; determinism."""
+    """Engine against policy before and after updates; bans; determinism; memory of a sync."""
     worker = start(config, rank, port)
-    out: dict = {"gaps": []}
+    out: dict = {"gaps": [], "sync_bytes": sync_memory(worker)}
+    largest = max(getattr(p, "ds_numel", 0) * p.element_size() for p in worker.policy.names.values())
+    out["bucket_bytes"] = max(config.rollout.sync_bucket_bytes, largest)
     rows = [0, 1, 2, 3]
 
     def lose_scratch(model) -> None:

@@ -54,7 +54,7 @@ def test_a_bad_gradient_leaves_weights_alone_and_gathers_are_counted(run_ranks, 
         assert [gib / result["model_gib"] for gib in result["update_gib"]] == [once, 4 * once]
 
 
-@pytest.mark.parametrize("accumulate", ["fp32", "bf16"])
+@pytest.mark.parametrize("accumulate", [pytest.param("fp32", marks=pytest.mark.long), "bf16"])
 def test_gradients_add_up_without_loss(run_ranks, small_config, accumulate):
     """64 equal shares of a gradient are the gradient, in fp32; in bf16 the later ones are small beside the sum."""
     config = replace(

@@ -1,8 +1,10 @@
 """The engine's parts that need no engine."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 
@@ -33,3 +35,20 @@ def test_the_transfer_engine_is_whole_in_both_versions_of_vllm():
     from trainer.engine.weight_sync import InProcessEngine
 
     assert not InProcessEngine.__abstractmethods__ and "trainer_send_weights" in vars(InProcessEngine)
+
+
+@pytest.mark.long
+def test_what_gpus_are_measured_by_runs_here_too(run_ranks, small_config):
+    """tests/gpu's rates, on the tiny model: both engines answer the same prompts, and every figure is there."""
+    config = replace(
+        small_config,
+        placement=replace(small_config.placement, workers_per_node=1),
+        rollout=replace(small_config.rollout, max_tokens=64),
+    )
+    ours, bare = run_ranks("rates", config)[0], run_ranks("bare", config)[0]
+    assert set(ours["seconds"]) == {"sync", "rollout", "update"} and min(ours["seconds"].values()) > 0
+    assert ours["tokens"] > 0.8 * 32 * 8 * 64 and bare["tokens"] > 0.8 * 32 * 8 * 64
+    # Two products per parameter and token forward, twice that backward; some 4,096 tokens in each of 8 packs.
+    parameters = 700_000
+    assert ours["model_flops"] > 6 * parameters * 8 * 3_000
+    print(ours, bare)

@@ -12,7 +12,7 @@ import hosts
 
 from recipes.commands import resolve
 from recipes.spec import Recipe
-from recipes.targets.render import render
+from recipes.targets.render import GENERATED, render
 
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = {".venvs", ".cache", "runs", ".git", "wandb"}
@@ -43,12 +43,23 @@ def small(steps: int) -> Recipe:
     return dataclasses.replace(recipe, config=dataclasses.replace(recipe.config, placement=placement))
 
 
-def batch(folder: Path, target: str, steps: int, data: Path, model: Path) -> tuple[Path, dict[str, str], Path]:
-    """A checkout with the batch script of `small`: (the script, what to set for it, the run's directory)."""
-    recipe = small(steps)
+def committed_file(target: str, steps: int) -> tuple[str, str]:
+    """(name, text) of the demo's committed file, but for its number of steps."""
+    (path,) = (GENERATED / target).glob("demo.*")
+    text = path.read_text()
+    assert text.count("max_steps: 60\n") == 1
+    return path.name, text.replace("max_steps: 60\n", f"max_steps: {steps}\n")
+
+
+def batch(
+    folder: Path, target: str, steps: int, data: Path, model: Path, as_committed: bool = False
+) -> tuple[Path, dict[str, str], Path]:
+    """A checkout with the batch script of `small`, or the committed one: (the script, what to set for it, the run's
+    directory)."""
+    recipe = resolve("demo", []) if as_committed else small(steps)
     repository = make(folder / "repository")
     env = stock(folder / "work", recipe, data, model) | {"RUN_ID": "lab", "SPOTRL_METADATA": "off"} | hosts.SHARED
-    ((name, text),) = render(recipe, target).items()
+    ((name, text),) = [committed_file(target, steps)] if as_committed else render(recipe, target).items()
     script = repository / ".cache" / name
     script.parent.mkdir()
     script.write_text(text)

@@ -47,8 +47,8 @@ mkdir -p usr opt dev proc sys tmp run home etc var root workspace
 for name in bin sbin lib lib64; do [ ! -e /$name ] || ln -s usr/$name $name; done
 for name in usr opt sys; do mount --rbind -o ro /$name $name; done
 {overlays}
-{binds}
 mount --bind {folder}/tmp tmp
+{binds}
 mount --rbind /dev dev
 mount -t tmpfs -o size=4g tmpfs dev/shm
 mount -t devpts -o newinstance,ptmxmode=0666,mode=620,gid=5 devpts dev/pts

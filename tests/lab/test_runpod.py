@@ -6,11 +6,11 @@ import re
 import shutil
 import time
 
+import checkout
 import pytest
 import runpod_lab
 
 from recipes.commands import resolve
-from recipes.targets.render import render
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(1700),
               pytest.mark.skipif(bool(runpod_lab.missing()), reason=runpod_lab.missing())]  # fmt: skip
@@ -36,8 +36,8 @@ def options(*assignments):
     return [part for assignment in assignments for part in ("--set", assignment)]
 
 
-def test_sky_launch_of_a_generated_file_runs_to_the_end_and_gives_the_machine_back(desk):
-    (text,) = render(resolve("demo", [*SMALL, "run.max_steps=3"]), "skypilot-runpod").values()
+def test_sky_launch_of_a_committed_file_runs_to_the_end_and_gives_the_machine_back(desk):
+    _, text = checkout.committed_file("skypilot-runpod", 3)
     (desk.repository / "small.yaml").write_text(text)
     given = [
         "--env",

@@ -1,4 +1,4 @@
-"""The generated batch script on a real Slurm of two nodes: to the end, and through a preemption with a requeue."""
+"""Batch scripts on a real Slurm of two nodes: the committed one to the end; of two nodes through a preemption."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def cluster(tmp_path):
         yield made
 
 
-def submit(cluster, tmp_path, steps: int, data: Path, model: Path) -> tuple[str, Path, Path]:
+def submit(cluster, tmp_path, steps: int, data: Path, model: Path, as_committed=False) -> tuple[str, Path, Path]:
     """(job id, the job's log, the run's directory)."""
-    script, env, run = checkout.batch(tmp_path, "slurm", steps, data, model)
+    script, env, run = checkout.batch(tmp_path, "slurm", steps, data, model, as_committed)
     repository = tmp_path / "repository"
     job = cluster.command("sbatch", "--parsable", str(script), cwd=repository, **env).strip()
     return job, repository / f"slurm-demo-{job}.log", run
 
 
-def test_the_generated_script_runs_to_the_end(cluster, tmp_path, tiny_model, mixed_dataset):
-    job, log, run = submit(cluster, tmp_path, 3, mixed_dataset, tiny_model)
+def test_the_committed_script_runs_to_the_end(cluster, tmp_path, tiny_model, mixed_dataset):
+    job, log, run = submit(cluster, tmp_path, 3, mixed_dataset, tiny_model, as_committed=True)
     cluster.until(lambda: cluster.state(job)["JobState"] in ("COMPLETED", "FAILED"), 600, "end of the job", log)
     assert cluster.state(job)["JobState"] == "COMPLETED", log.read_text()
     assert steps_of(run) == [1, 2, 3]

@@ -196,6 +196,7 @@ def test_a_run_goes_on_at_another_stage_and_with_another_number_of_ranks(config,
     assert [x["sft/loss"] for x in resumed] == pytest.approx([x["sft/loss"] for x in lines], rel=1e-4)
 
 
+@pytest.mark.long
 def test_data_without_worked_answers_is_refused_in_one_line(config, tmp_path):
     from data_prep.write.shards import write_dataset
     from trainer.data.dataset import Dataset

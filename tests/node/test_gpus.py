@@ -16,7 +16,8 @@ from trainer.node.preflight import gpus, infiniband, speed
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
 H100 = dict(name="NVIDIA H100 80GB HBM3", total=80 * GIB, ecc=0, rows=(0, 0, False, False), links=18, width=16,
-                 reasons=pynvml.nvmlClocksEventReasonGpuIdle, temperature=40, slowdown=90, pids=())  # fmt: skip
+            generation=5, reasons=pynvml.nvmlClocksEventReasonGpuIdle, temperature=40, slowdown=90,
+            pids=())  # fmt: skip
 
 
 class Recorded:
@@ -78,6 +79,9 @@ class Recorded:
     def nvmlDeviceGetMaxPcieLinkWidth(self, card):
         return 16
 
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, card):
+        return self._or_refuse(card["generation"])
+
     def nvmlDeviceGetCurrentClocksEventReasons(self, card):
         return self._or_refuse(card["reasons"])
 
@@ -111,11 +115,12 @@ def test_eight_good_gpus_pass():
         ({"rows": (0, 2, True, True)}, ("fail", "ECC", "GPU 5 has failed to remap a memory row")),
         ({"down": (3, 7)}, ("fail", "NVLink", "GPU 5 has NVLink 3, 7 of 18 down")),
         ({"width": 8}, ("warn", "PCIe", "GPU 5 is on PCIe x8, it can do x16")),
+        ({"generation": 4}, ("warn", "PCIe", "GPU 5 is on PCIe 4, others here on PCIe 5")),
         ({"reasons": 8 | 64}, ("fail", "clocks", "GPU 5 is slowed down: hardware slowdown, hardware thermal slowdown")),
         ({"temperature": 87}, ("warn", "temperature", "GPU 5 is at 87 C and slows down at 90")),
         ({"pids": (11, 12)}, ("warn", "processes on the GPU", "GPU 5 is used by 2 other processes")),
-        ({"name": "NVIDIA A100-SXM4-80GB"}, ("fail", "GPU model", "its GPUs are not alike: NVIDIA A100-SXM4-80GB, "
-                                             "NVIDIA H100 80GB HBM3")),
+        ({"name": "NVIDIA A100-SXM4-80GB"}, ("fail", "GPU model", "its GPUs are not alike: NVIDIA A100-SXM4-80GB "
+                                             "of 80 GiB, NVIDIA H100 80GB HBM3 of 80 GiB")),
     ],
 )  # fmt: skip
 def test_each_fault_of_a_gpu_is_named(change, finding):
@@ -123,8 +128,22 @@ def test_each_fault_of_a_gpu_is_named(change, finding):
 
 
 def test_what_a_gpu_does_not_support_is_no_fault():
-    bare = {"ecc": None, "rows": None, "links": 0, "width": None, "reasons": None, "slowdown": None}
+    bare = {"ecc": None, "rows": None, "links": 0, "width": None, "generation": None, "reasons": None, "slowdown": None}
     assert wrong(Recorded(**{f"gpu{i}": bare for i in range(8)})) == []
+
+
+def test_a_node_with_other_gpus_or_another_driver_than_the_rest_is_named():
+    def of(rank: int, **changes) -> list:
+        nvml = Recorded(**{f"gpu{i}": {k: v for k, v in changes.items() if k != "driver"} for i in range(8)},
+                        driver=changes.get("driver", "580.95.05"))  # fmt: skip
+        return gpus.judge(gpus.read(nvml, {}), rank, 8, 13, "booted")
+
+    same = [f for rank in range(4) for f in of(rank)]
+    assert gpus.compare(same) == [] == gpus.compare([])
+    small = [*of(0), *of(1), *of(2, total=40 * GIB), *of(3, driver="590.10")]
+    model, other = gpus.compare(small)
+    assert (model.level, model.nodes) == ("fail", (2,)) and "of 40 GiB, theirs 8 x NVIDIA H100" in model.figure
+    assert (other.level, other.nodes, other.check) == ("warn", (3,), "driver") and model.remedy and model.target
 
 
 def test_only_visible_gpus_are_read():

@@ -93,6 +93,23 @@ def test_slow_ethernet_fails_only_where_gpus_would_wait_for_it():
     assert wrong(measured(**slow), gpus=False) == []
 
 
+def test_a_link_of_ten_gigabits_passes_with_what_tcp_leaves_of_it():
+    speed = (9.2 * GBIT, 9.0 * GBIT)
+    even = {f"p{a}{b}": Pair(a, b, 0.2, bytes_per_s=speed) for a in range(4) for b in range(a + 1, 4)}
+    assert wrong(measured(**even)) == []
+
+
+def test_every_finding_that_is_no_pass_has_a_target_and_a_remedy():
+    found = measured(p02=Pair(0, 2, 30.0, (0.01, 0.0), carries=False, bytes_per_s=(GBIT, GBIT)))
+    found.hellos[1]["chosen"] = {"NCCL_SOCKET_IFNAME": ["eth0", "172.17.0.2"]}
+    found.hellos[2] |= {"taken": [6383], "resolves": False, "mtu": {"eth1": 1200}}
+    found.reached[3] = [(1, "10.0.0.1", 6384, "connection refused")]
+    found.offsets_s[2] = 90.0
+    bad = [f for f in judge(found, True) if f.level != "pass"]
+    assert {f.check for f in bad} >= {"interface", "ports", "MTU", "loss", "bandwidth", "clock", "round trip"}
+    assert all(f.target and f.remedy for f in bad)
+
+
 def test_blocks_are_named_by_direction():
     found = measured()
     found.reached[1] = [(3, "10.0.0.3", port, "no answer") for port in (6381, 6383, 6384)]

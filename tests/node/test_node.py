@@ -142,6 +142,8 @@ def disks(**change) -> dict:
             False,
         ),
         (disks(write_bytes_per_s=1e6), "/runs takes 1 MB/s: a checkpoint would take 45", False),
+        (disks(purpose="model cache", need_bytes=140 * GIB, write_bytes_per_s=2e7), "20 MB/s: the model would", False),
+        ({"disks": (dataclasses.replace(TEMPORARY, write_bytes_per_s=1e7),)}, "/tmp takes 10 MB/s: what is", False),
         ({"disks": (dataclasses.replace(TEMPORARY, filesystem="nfs4"),)}, "is on nfs4, over the network", False),
         ({"files": 1024}, "only 1024 files may be open", True),
         ({"processes": 100}, "only 100 processes may be started", True),
@@ -179,8 +181,11 @@ def test_a_hub_model_is_planned_for_by_its_shape_and_a_preflight_plans_for_none(
 
 
 def test_a_disk_is_measured_where_it_will_be(tmp_path):
-    disk = preflight.measure_disk("run", tmp_path / "not" / "there", 7)
-    assert disk.free_bytes > 0 and disk.write_bytes_per_s > 1e5 and disk.filesystem and disk.need_bytes == 7
+    place, needs = tmp_path / "not" / "there", [("run", 7), ("model cache", 0), ("Ray's temporary folder", 1)]
+    disks = list(preflight.measure_disks((purpose, place, need) for purpose, need in needs))
+    assert [d.need_bytes for d in disks] == [7, 0, 1]
+    assert all(d.free_bytes > 0 and d.write_bytes_per_s > 1e5 and d.filesystem for d in disks)
+    assert len({d.write_bytes_per_s for d in disks}) == 1  # of one file system once
 
 
 def test_versions_and_data_are_compared(tmp_path, mixed_dataset):

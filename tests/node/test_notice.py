@@ -72,6 +72,7 @@ def test_a_long_notice_lets_the_step_end_and_be_saved(start):
     assert resumes_from(job) == last, "nothing is lost"
 
 
+@pytest.mark.long
 def test_before_anything_was_measured_it_is_tried(start):
     job = start(60, every=1000)
     job.until(lambda: job.in_phase("grade", 3))
@@ -79,6 +80,7 @@ def test_before_anything_was_measured_it_is_tried(start):
     assert resumes_from(job) == job.metrics()[-1]["step"] >= 3
 
 
+@pytest.mark.long
 def test_too_short_for_the_step_but_not_for_a_save(start):
     """The notice comes while the answers of a step are sampled: the weights are still those of the step before."""
     job = start(4, step_s=6)
@@ -92,6 +94,7 @@ def test_too_short_for_the_step_but_not_for_a_save(start):
     assert resumes_from(job) == 1, "only the step under way is lost"
 
 
+@pytest.mark.long
 def test_a_phase_longer_than_the_notice_is_left(start):
     job = start(3, step_s=120)
     job.until(lambda: job.in_phase("rollout", 1))
@@ -100,6 +103,7 @@ def test_a_phase_longer_than_the_notice_is_left(start):
     assert seconds < 3
 
 
+@pytest.mark.long
 def test_what_the_store_cannot_take_in_time_is_on_the_disk(start, tmp_path):
     with servers.rclone(tmp_path / "store") as server, servers.proxy(server.port) as relay:
         job = start(5, remote="s3://bucket/runs", every=2, **servers.s3_environment(relay.port))

@@ -85,7 +85,9 @@ def gone_within(job: Job, seconds: float) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("who", ["front door", "launcher", pytest.param("driver", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "who", ["front door", *(pytest.param(who, marks=pytest.mark.long) for who in ("launcher", "driver"))]
+)
 def test_a_killed_process_takes_all_the_others_with_it(start, who):
     job = start(front=who == "front door")
     running(job)

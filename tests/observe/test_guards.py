@@ -20,7 +20,7 @@ from trainer.observe.guards import Guards
 GOOD = {
     "loss/total": 0.01, "grad/norm": 0.5, "kl/mean": 0.02, "entropy/mean": 1.2, "tokens/truncated_fraction": 0.1,
     "group/zero_std_fraction": 0.3, "mismatch/logprob_abs_mean": 0.01, "perf/disk_free_gib": 500.0,
-    "perf/host_memory_fraction": 0.4,
+    "perf/host_memory_fraction": 0.4, "sft/loss": 0.8,
 }  # fmt: skip
 
 
@@ -45,6 +45,8 @@ def run(*steps: dict[str, float], **limits):
         ({"mismatch/logprob_abs_mean": 0.2}, "mismatch", "engine and policy drift apart: 0.2 nats"),
         ({"perf/disk_free_gib": 1.0}, "disk", "the disk fills up: GiB free 1"),
         ({"perf/host_memory_fraction": 0.97}, "memory", "host memory fills up: share used 0.97"),
+        ({"perf/host_memory_fraction": 0.65}, "memory", "host memory grows: 65% in use, 40% at the start"),
+        ({"sft/loss": 1.7}, "spike", "loss 1.7, usually 0.8"),
     ],
 )
 def test_each_sign_trips_its_guard_only(stats, guard, text):

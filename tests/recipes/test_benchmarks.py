@@ -1,10 +1,10 @@
 """What `evaluate --benchmarks` runs."""
 
 import json
-from pathlib import Path
 
 import pytest
 
+from recipes.drivers import trained
 from recipes.presets import RECIPES, benchmarks, resolve
 from trainer.config import ConfigError
 
@@ -38,21 +38,18 @@ def test_every_benchmark_is_a_set_of_the_catalog():
 
 
 def test_a_model_runs_on_the_machine_of_its_recipe(tmp_path, monkeypatch):
-    assert benchmarks.subject("demo") == ("demo", [])
+    assert trained.evaluated("demo", "", None) == ("demo", [])
     hub = "Qwen/Qwen3-VL-32B-Instruct"
-    assert benchmarks.subject(hub) == ("grpo-qwen3-vl-32b-mathv60k", [f"model.path={hub}"])
-    assert benchmarks.subject("me/mine")[0] == benchmarks.FALLBACK
-    trained = tmp_path / "runs/mine/hf"
-    trained.mkdir(parents=True)
+    assert trained.evaluated(hub, "", None) == ("grpo-qwen3-vl-32b-mathv60k", [f"model.path={hub}"])
+    assert trained.evaluated("me/mine", "s3://results", None)[0] == benchmarks.FALLBACK
+    weights = tmp_path / "runs/mine/hf"
+    weights.mkdir(parents=True)
     text = {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
             "intermediate_size": 18944, "vocab_size": 152064, "model_type": "qwen2"}  # fmt: skip
-    (trained / "config.json").write_text(json.dumps(text))
+    (weights / "config.json").write_text(json.dumps(text))
     monkeypatch.chdir(tmp_path)
-    want = ("grpo-qwen2.5-7b-gsm8k", [f"model.path={trained}"])
-    assert benchmarks.subject("mine") == benchmarks.subject("runs/mine") == benchmarks.subject(str(trained)) == want
-    Path("runs/away").mkdir()
-    Path("runs/away/launch.json").write_text("{}")
-    with pytest.raises(ConfigError, match="pull away --weights"):
-        benchmarks.subject("away")
+    for name in ("mine", "runs/mine", str(tmp_path / "runs/mine"), str(weights)):
+        recipe, own = trained.evaluated(name, "", None)
+        assert recipe == "grpo-qwen2.5-7b-gsm8k" and f"model.path={weights}" in own
     with pytest.raises(ConfigError, match="no recipe, run with weights"):
-        benchmarks.subject("nothing")
+        trained.evaluated("nothing", "", None)

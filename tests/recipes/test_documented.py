@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,13 +76,17 @@ def test_our_command_is_taken_and_its_dry_run_ends_well(page, words, refusal, mo
     if "..." in arguments[-1]:  # hosts that the page leaves to the reader
         arguments[-1] = arguments[-1].replace("...", "root@203.0.113.9/10.65.0.4,root@203.0.113.10/10.65.0.5")
     args = cli.parser().parse_args(arguments)
-    if args.command not in ("list", "plan", "render", "up", "demo", "preflight"):
+    if args.command not in ("list", "plan", "render", "up", "demo", "preflight", "serve", "evaluate"):
         return
+    seven = run_record.RunRecord(run_id="RUN", recipe="grpo-qwen2.5-vl-7b-mathv60k", target="skypilot-runpod")
+    replace(seven, bucket="s3://mine", overrides=["storage.bucket=s3://mine"]).save()  # what pages call yours
+    if args.command in ("serve", "evaluate"):
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "stand-in")
     bucket = getattr(args, "bucket", "")
     if bucket.startswith("s3://"):
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "stand-in")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "stand-in")
-    if args.command in ("up", "demo", "preflight") and "--dry-run" not in arguments:
+    if args.command in ("up", "demo", "preflight", "serve", "evaluate") and "--dry-run" not in arguments:
         arguments.append("--dry-run")
     code = cli.main(arguments)
     said = capsys.readouterr()
@@ -161,14 +166,16 @@ def test_engines_take_every_command_of_docs_generated_files_and_drivers():
     for target in ("skypilot-runpod", "skypilot-gcp", "dstack-runpod"):
         for managed in (True, False):
             flags = ["--max-offers", "3", "--gpu", "H100:8"] if target == "dstack-runpod" else ["--cpus", "64+"]
-            record = run_record.RunRecord(run_id="r", recipe="r", target=target, managed=managed, flags=flags)
+            name = "r" if managed else "serve"
+            record = run_record.RunRecord(run_id="r", recipe=name, target=target, managed=managed, flags=flags)
             files, env = ["t.yaml", "t.fleet.yaml", "t.volume.yaml"], {"RUN_ID": "r", "SPOTRL_LAUNCH": "x"}
-            driven = engines.commands(record, files, env, ["HF_TOKEN"], True)
+            driven = engines.commands(record, files, env, ["HF_TOKEN", "VLLM_API_KEY"], True)
             taken += [*driven.up, *driven.status, *driven.logs, *driven.down]
     assert len(taken) > 60
     env = os.environ | {
         "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
         "HF_TOKEN": "x",
+        "VLLM_API_KEY": "x",
         "AWS_ACCESS_KEY_ID": "x",
         "AWS_SECRET_ACCESS_KEY": "x",
     }

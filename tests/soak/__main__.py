@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -138,9 +137,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         soak = Soak(Path(folder), options.minutes, options.layers)
         found = soak.run()
+    cpuinfo = Path("/proc/cpuinfo").read_text().splitlines()
+    processor = next(line.split(":")[1].strip() for line in cpuinfo if "model name" in line)
     about = {
         "revision": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
-        "machine": {"cpus": os.cpu_count(), "processor": platform.processor() or platform.machine()},
+        "machine": {"cpus": os.cpu_count(), "processor": processor},
         "minutes": options.minutes,
         "layers": options.layers,
     }

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
@@ -28,8 +28,18 @@ WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json", 
 """What an export does not take over from the model's own folder."""
 
 
+class Adapter(Protocol):
+    """An adapter's factors, wherever they are kept."""
+
+    lora: LoRA
+
+    def names(self) -> list[str]: ...
+
+    def read(self, kind: str, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor: ...
+
+
 def export_hf(
-    source: Found | str | Path,
+    source: Found | str | Path | Adapter,
     out_dir: str | Path,
     model_dir: str | Path,
     dtype: str = "bf16",
@@ -42,7 +52,8 @@ def export_hf(
     into these in fp32 and rounded once. dtype: "bf16" or "fp32". The folder appears whole or not at all. Raises
     ConfigError if model_dir is no model's folder, CorruptCheckpoint for a damaged checkpoint.
     """
-    reader, out, model = ShardReader(source), Path(out_dir), Path(model_dir)
+    reader: Any = ShardReader(source) if isinstance(source, Found | str | Path) else source
+    out, model = Path(out_dir), Path(model_dir)
     if not (model / "config.json").is_file():
         raise ConfigError(f"{model} has no config.json: give the folder of the model that was trained")
     kind = EXPORT_DTYPES[dtype]
@@ -105,16 +116,14 @@ def _whole(out: Path) -> Generator[Path]:
     scratch.replace(out)
 
 
-def _frozen(model: Path, reader: ShardReader) -> Sources:
+def _frozen(model: Path, reader: ShardReader | Adapter) -> Sources:
     """The base model's tensors that were not trained, with their adapters. Older files name a parameter otherwise than
     the module does."""
     sources: Sources = {}
     trained = set(reader.names())
     stems = [name.partition("lora_A.")[0] for name in trained if ".lora_A." in name]
     adapted = {f"{stem}weight": stem for stem in stems}
-    settings = {key.removeprefix("lora."): value for key, value in reader.found.manifest["config"].items()
-                if key.startswith("lora.")}  # fmt: skip
-    lora, tied = LoRA(**settings), json.loads((model / "config.json").read_text()).get("tie_word_embeddings", False)
+    lora, tied = _lora(reader), json.loads((model / "config.json").read_text()).get("tie_word_embeddings", False)
     for path in sorted(model.glob("*.safetensors")):
         file = safe_open(path, framework="pt")
         for name in file.keys():  # noqa: SIM118
@@ -124,12 +133,22 @@ def _frozen(model: Path, reader: ShardReader) -> Sources:
             shape, read = tuple(file.get_slice(name).get_shape()), partial(_read_tensor, file, name)
             stem = next((adapted[n] for n in names if n in adapted), "")
             sources[name] = (shape, partial(_read_merged, read, reader, lora, stem, shape[-1]) if stem else read)
+            adapted = {n: s for n, s in adapted.items() if s != stem}
+    if adapted:
+        raise ConfigError(f"{model} has no {min(adapted)}, which the adapter changes: give the model it was trained on")
     return sources
+
+
+def _lora(reader: ShardReader | Adapter) -> LoRA:
+    if not isinstance(reader, ShardReader):
+        return reader.lora
+    settings = reader.found.manifest["config"].items()
+    return LoRA(**{key.removeprefix("lora."): value for key, value in settings if key.startswith("lora.")})
 
 
 def _read_merged(
     read: Callable[[int, int], torch.Tensor],
-    reader: ShardReader,
+    reader: ShardReader | Adapter,
     lora: LoRA,
     stem: str,
     inputs: int,

@@ -267,6 +267,10 @@ class Logging:
     """Steps between written samples."""
     push_every_s: float = within(20.0, least=0)
     """Seconds between two pushes of metrics, samples, log and node samples to `checkpoint.remote`; 0: never."""
+    profile_step: int = within(0, least=0)
+    """Step whose phases are profiled on every rank (docs/debugging.md); 0: none but on request."""
+    profile_s: float = within(20.0, above=0)
+    """Seconds of each call of a rank that are recorded: a rollout of thousands of tokens would fill the disk."""
     keep_rollouts: bool = False
     """Keep every step's graded completions, here and in the bucket (else: those that a restart may need)."""
 
@@ -283,8 +287,10 @@ class Watch:
     """... and at least this long."""
     first_s: float = within(900.0, above=0)
     """Limit of a phase that has never ended before."""
-    start_s: float = within(1800.0, above=0)
-    """Limit of the start, which downloads and loads the model."""
+    start_s: float = within(900.0, above=0)
+    """Limit of the start. Reading and writing files stops this clock, as in the phases of checkpoints and exports."""
+    post_mortem: bool = False
+    """A rank that raises waits for a debugger in place of ending the run (docs/debugging.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,6 +304,8 @@ class Guards:
     """Steps in a row before one of them does."""
     spike_factor: float = within(10.0, above=1)
     """Gradient norm, in multiples of its median."""
+    loss_factor: float = within(2.0, above=1)
+    """Cross-entropy of supervised fine-tuning, in multiples of its median."""
     kl_max: float = within(1.0, above=0)
     """KL to the reference, nats per token."""
     truncated_max: float = within(0.5, above=0)
@@ -311,7 +319,9 @@ class Guards:
     disk_free_gib: float = within(5.0, least=0)
     """Free where the run is written, GiB."""
     host_memory_max: float = within(0.95, above=0)
-    """Share of the host's memory in use."""
+    """Share of a host's memory in use."""
+    host_memory_growth: float = within(0.2, above=0)
+    """The same, above what it was in the first ten steps."""
 
 
 @dataclass(frozen=True, kw_only=True)

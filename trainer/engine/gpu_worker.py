@@ -18,6 +18,7 @@ from trainer.algorithm.batching import MicroBatch, TrainItem, collate
 from trainer.algorithm.losses import discounted, token_weights
 from trainer.algorithm.records import Prompt, Sample
 from trainer.algorithm.scheduling import Cost
+from trainer.checkpoint.format import CheckpointError
 from trainer.checkpoint.manager import Found, RankStatus, ShardReader, ShardWriter
 from trainer.checkpoint.reader import fetch_rank
 from trainer.config import RunConfig, budget
@@ -30,7 +31,8 @@ from trainer.data.schema import Row
 from trainer.engine import cpu_matmul
 from trainer.engine.prefetch import ahead
 from trainer.hardware import model_shapes
-from trainer.observe import beacon
+from trainer.observe import beacon, post_mortem
+from trainer.observe.step_profile import Recorder, Taken, profiled
 
 if TYPE_CHECKING:
     from trainer.engine.policy import TrainMicroBatch
@@ -47,6 +49,7 @@ class Worker:
         self.datasets: dict[tuple[str, str], Dataset] = {}
         self.images = ByteCache(int(config.data.image_cache_gib * 2**30))
         self._ahead = ThreadPoolExecutor(1, "images")
+        self.recorder: Recorder | None = None
         if self.device.type == "cpu":
             torch.set_num_threads(config.placement.threads_per_worker)
             self._matmul = cpu_matmul.install()
@@ -72,6 +75,7 @@ class Worker:
         if found is not None:
             self._ahead.submit(fetch_rank, found, rank, self.config.placement.world_size)
         beacon.start(rank)  # before DeepSpeed and vLLM bind torch.distributed's functions
+        post_mortem.install(handled=(CheckpointError,))
         # Here, so that the driver, which only names this class, loads no DeepSpeed.
         from trainer.engine.policy import Policy, init_distributed
 
@@ -170,8 +174,21 @@ class Worker:
             if self.images.held_bytes < min(full, self.images.limit_bytes):
                 self._decoded(self.config.data.path, self.config.data.split, row)
 
+    # --- the profile of one step
+
+    def record(self, step: int) -> None:
+        """Records the calls that follow, until `recorded`."""
+        self.recorder = Recorder(self.config, step, self.rank)
+
+    def recorded(self) -> Taken:
+        """Ends that and pushes what was recorded."""
+        assert self.recorder is not None
+        taken, self.recorder = self.recorder.push(), None
+        return taken
+
     # --- generation
 
+    @profiled
     def generate(
         self,
         prompts: Sequence[Prompt],
@@ -196,6 +213,7 @@ class Worker:
         )
         return samples if self.rank % self.config.rollout.tensor_parallel == 0 else []
 
+    @profiled
     def sync(self, version: int) -> None:
         """Brings the policy's weights into the engine. Before: engine asleep. After: awake, policy's states away."""
         from trainer.engine import weight_sync
@@ -229,6 +247,7 @@ class Worker:
             self.engine.sleep()
         self.policy.reload()
 
+    @profiled
     def logprobs(
         self, passes: list[list[TrainItem]], old: bool, reference: bool, path: str = "", split: str = ""
     ) -> dict[str, list[list[float]]]:
@@ -239,6 +258,7 @@ class Worker:
         found = self.policy.logprobs(ahead(lambda items: self._batch(items, path, split), passes), old, reference)
         return {name: [x.tolist() for x in parts] for name, parts in found.items()}
 
+    @profiled
     def update(self, passes: list[list[TrainItem]], tokens: int, sequences: int, kl_coef: float) -> dict[str, float]:
         """One optimizer step over this rank's passes; tokens and sequences are counts over all ranks, kl_coef the
         weight of the KL in the loss.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -71,6 +72,14 @@ class Workers:
         starts = [(i, local[i], master, port, total_updates, found) for i in range(self.world_size)]
         self.facts: dict[str, Any] = self.each("start", starts)[0]
         return self.facts
+
+    def named(self, text: str) -> str:
+        """The rank that Ray's message on a dead worker is about, by its process and address; "" where it names none."""
+        pid = re.search(r"\bpid[:=]\s*(\d+)", text)
+        for rank, (address, _, _, mine) in enumerate(self._places):
+            if pid and mine == int(pid[1]) and address in text:
+                return f"rank {rank} (process {mine} on {address})"
+        return ""
 
     def all(self, method: str, *args: Any) -> list[Any]:
         """Calls `method(*args)` on every rank; results by rank."""

@@ -32,8 +32,12 @@ def main(argv: list[str] | None = None) -> int:
     """Runs this node's part; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m trainer.node", description=__doc__)
     parser.add_argument("--config", required=True, help="resolved configuration of the run (YAML)")
-    parser.add_argument("--preflight", action="store_true", help="checks and two minutes of all-reduce, no training")
-    parser.add_argument("--seconds", type=float, default=120.0, help="length of the all-reduce")
+    parser.add_argument(
+        "--preflight", action="store_true", help="checks and collectives, no training: two minutes at most"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=40.0, help="length of the all-reduce between all nodes (%(default)s)"
+    )
     parser.add_argument("command", nargs="*", help="run this in place of the training loop (after --)")
     arguments = parser.parse_args(argv)
     try:

@@ -29,10 +29,10 @@ from trainer.node import attempt_holder, dashboard, machine, rendezvous, watchdo
 from trainer.node.attempt_holder import AttemptHolder
 from trainer.node.job_log import JobLog
 from trainer.node.launcher import MASTER_PORT, POLL_S, SPEED_FILE, STOPPED, Ended, Launcher
-from trainer.node.preflight import findings, host, infiniband, network, speed
+from trainer.node.preflight import findings, gpus, host, infiniband, network, speed
 from trainer.node.preflight.findings import Finding
 from trainer.node.ray_node import End, Job, Ports, RayEnded, RayNode
-from trainer.observe.node_monitor import NodeMonitor, Stragglers, append
+from trainer.observe.node_monitor import NodeMonitor, append
 
 PROBE_S = 60.0
 """Longest wait for one probe of a pair."""
@@ -132,14 +132,16 @@ class HeadLauncher(Launcher):
             self.found += map(findings.received, hello["findings"])
             self.machines[rank] = machine.received(hello["machine"])
             self.found += host.compare(own["facts"], hello["facts"], rank)
-        self.found += infiniband.judge({0: own["infiniband"]} | {r: h["infiniband"] for r, h in hellos.items()})
+        fabrics = {0: own["infiniband"]} | {r: h["infiniband"] for r, h in hellos.items()}
+        self.found += gpus.compare(self.found) + infiniband.judge(fabrics)
         addresses = {0: self.address} | {r: link.peer_address for r, link in self.links.links.items()}
         networks = {0: self.prober.hello()} | {r: h["network"] for r, h in hellos.items()}
         self.say("measuring the network between all nodes")
         survey = network.survey({r: networks[r] for r in sorted(networks)}, addresses, self.ask)
-        self.found += network.judge(survey, gpus=self.config.placement.device == "cuda")
-        self.measured = {"pairs": [asdict(p) for p in survey.pairs], "nodes": networks, "addresses": addresses}
         self.fabric = sum(p.gbit_per_s for p in infiniband.fastest(infiniband.ports()))
+        # With InfiniBand or RoCE, NCCL leaves TCP to the rendezvous.
+        self.found += network.judge(survey, gpus=self.config.placement.device == "cuda" and not self.fabric)
+        self.measured = {"pairs": [asdict(p) for p in survey.pairs], "nodes": networks, "addresses": addresses}
 
     def ask(self, orders: network.Orders) -> dict[int, rendezvous.Message]:
         """Sends each node one order (this node's runs in a thread) and returns the replies. Raises Ended."""
@@ -240,6 +242,7 @@ class HeadLauncher(Launcher):
 
     def preflight(self) -> int:
         """The speed of GPUs and collectives, in place of Ray and a job."""
+        code = EXIT_OK
         if self.arguments.seconds > 0:
             out = Path(self.config.run.dir) / SPEED_FILE
             out.unlink(missing_ok=True)
@@ -251,12 +254,9 @@ class HeadLauncher(Launcher):
                 self.found += speed.judge(ranks, self.fabric)
                 self.measured["speed"] = ranks
                 out.unlink()
-            if code:
-                self.say("preflight failed")
-                return code
         self.refuse(last=True)
-        self.say("preflight passed")
-        return EXIT_OK
+        self.say("preflight failed" if code else "preflight passed")
+        return code
 
     def gate(self) -> None:
         """A real transfer between all nodes: Ray on the wrong network shows all nodes alive and then hangs."""
@@ -276,7 +276,7 @@ class HeadLauncher(Launcher):
         assert self.ray is not None
         log = JobLog(job.log, Path(self.config.run.dir), show=not sys.stdout.isatty())
         display = None if log.show else _display(self.config.run.dir, over := threading.Event())
-        told, dog, stragglers = False, watchdog.Watchdog(self.config), Stragglers()
+        told, dog = False, watchdog.Watchdog(self.config, self.ray.debug_command())
         monitor = NodeMonitor(0, self.config.run.dir, self.beacons(self.ray))
         try:
             while True:
@@ -291,8 +291,8 @@ class HeadLauncher(Launcher):
                         samples.append(message["sample"])
                 for sample in samples:
                     append(self.config.run.dir, sample)
-                    if warning := stragglers.look(sample):
-                        self.say(f"warning: {warning}")
+                    for line in dog.look(sample):
+                        self.say(line)
                 if self.signals.number is not None and not told:
                     told = True
                     if self.holder:
@@ -317,12 +317,12 @@ class HeadLauncher(Launcher):
                 display.join(5.0)
 
     def hung(self, why: str) -> None:
-        """Writes the stacks of all ranks and names the rank at fault. Raises Ended unless `watch` only warns."""
+        """Writes all ranks' stacks, names the rank at fault. Raises Ended unless told to warn, or a rank waits."""
         assert self.ray is not None
         if self.links:
             self.links.send({"kind": "dump"})
         ranks = [watchdog.Rank(**r) for r in watchdog.dump(self.beacons(self.ray), 0)]
-        waiting, deadline = set(self.links.links if self.links else ()), time.monotonic() + 3 * watchdog.STACKS_S
+        waiting, deadline = set(self.links.links if self.links else ()), time.monotonic() + watchdog.DUMPED_S
         while waiting and time.monotonic() < deadline:
             for rank, message in self.check_others():
                 if message["kind"] == "dumped":
@@ -332,7 +332,7 @@ class HeadLauncher(Launcher):
         line = f"{why}: {watchdog.guilty(sorted(ranks, key=lambda r: r.rank))}"
         folder = watchdog.write(ranks, line, self.config.run.dir)
         text = f"{line} (all stacks: {folder})"
-        if self.config.watch.on_hang == "end":
+        if self.config.watch.on_hang == "end" and not any(r.paused for r in ranks):
             raise Ended(EXIT_NODE_LOST, text)
         self.say(f"warning: {text}")
 

@@ -123,7 +123,7 @@ class Launcher(ABC):
         ray = RayNode(address=address, ports=ports, cpus=cpus, gpus=gpus, env=self.env, token=token)
         # The node's first process passes a notice to its workers through this file.
         ray.env[preempt.FLAG_VARIABLE] = str(ray.temp / "notice")
-        ray.env |= watchdog.variables(self.beacons(ray))
+        ray.env |= watchdog.variables(self.beacons(ray), self.config.watch.post_mortem)
         self.ray = ray
         return ray
 

@@ -255,6 +255,13 @@ class RayNode:
         if not keep_logs:
             shutil.rmtree(self.temp, ignore_errors=True)
 
+    def debug_command(self) -> str:
+        """What attaches a debugger to a rank, on the rank's own node, where the token's folder has another name."""
+        token = f"$(ls -t {self.temp.parent}/spotrl-*/token | head -1)"
+        ray = Path(sys.executable).with_name("ray")
+        address = f"{self.address}:{self.ports.gcs}"
+        return f"RAY_DEBUG=legacy RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={token} {ray} debug --address {address}"
+
     # --- the job, on the head -----------------------------------------------------------------------------------------
 
     @property

@@ -6,25 +6,39 @@ stacks; the rank at fault is the one that has not entered the collective in whic
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import re
 import statistics
 import time
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer.config import RunConfig
 from trainer.observe import beacon
+from trainer.observe import post_mortem as debugger
 from trainer.observe.history import read_history, read_progress
+from trainer.observe.node_monitor import Stragglers
 
 LOOK_S = 1.0
 STEPS = 20
 """Last steps whose median duration a phase is compared with."""
 STACKS_S = 3.0
 """Longest wait for the stacks."""
+TRACE_S = 5.0
+"""Longest wait for NCCL's flight recorder, whose thread looks at its pipe about once a second."""
+DUMPED_S = 2 * (STACKS_S + TRACE_S)
+"""Longest wait for the other nodes' dumps."""
+TRACE_BYTES = 4 << 20
+"""Largest trace, compressed, that a node sends to the head; 2,000 entries are well under it."""
+MOVING = ("start", "resume", "checkpoint", "export")
+"""Phases that mostly read and write files: while they do, they make progress, however long a large model takes."""
+MOVES = 1e6
+"""Bytes per second, of the ranks and the driver of any node, that count as progress."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +54,10 @@ class Rank:
     state: str
     """As in /proc: R, S, D, T; empty where the process is gone."""
     stacks: str
+    paused: str = ""
+    """The exception for which it waits for a debugger (docs/debugging.md)."""
+    trace: str = ""
+    """NCCL's flight recorder: its file, compressed, in base64."""
 
     @property
     def place(self) -> str:
@@ -50,11 +68,25 @@ class Rank:
 
 
 class Watchdog:
-    """Reads the run's progress file; part of the head's launcher."""
+    """Reads the run's progress file and the nodes' samples; part of the head's launcher."""
 
-    def __init__(self, config: RunConfig) -> None:
-        self.config, self._looked, self._born = config, 0.0, time.time()
+    def __init__(self, config: RunConfig, attach: str = "") -> None:
+        """attach: the command that attaches a debugger to a rank, on the rank's own node."""
+        self.config, self.attach, self._looked, self._born = config, attach, 0.0, time.time()
         self._told: tuple[Any, ...] = ()
+        self._moved, self._stragglers, self._paused = 0.0, Stragglers(), set[tuple[str, str]]()
+
+    def look(self, sample: Mapping[str, Any]) -> list[str]:
+        """Takes in a node's sample; returns what is new in it, as lines: ranks that straggle or wait for a debugger."""
+        if sample["bytes_per_s"].get("files", 0) >= MOVES:
+            self._moved = time.time()
+        new = [one for one in sample["paused"].items() if one not in self._paused]
+        self._paused.update(new)
+        where, warning = f"on node {sample['node']}", self._stragglers.look(sample)
+        lines = [
+            f"rank {r} {where} has raised {why} and waits for a debugger; {where}: {self.attach}" for r, why in new
+        ]
+        return lines + ([f"warning: {warning}"] if warning else [])
 
     def overdue(self) -> str:
         """The phase that makes no progress, once per phase, else "". Checks once a second."""
@@ -65,7 +97,8 @@ class Watchdog:
         state = read_progress(self.config.run.dir)
         if state.get("status") != "running" or state["started_unix_s"] < self._born:
             return ""
-        phase, since = state["phase"], time.time() - state["phase_since_unix_s"]
+        phase, began = state["phase"], state["phase_since_unix_s"]
+        since = time.time() - (max(began, self._moved) if phase in MOVING else began)
         limit = self.limit_s(phase)
         key = (phase, state["step"], state["phase_since_unix_s"])
         if since <= limit or key == self._told:
@@ -84,10 +117,10 @@ class Watchdog:
         return max(watch.floor_s, watch.factor * statistics.median(times))
 
 
-def variables(folder: Path) -> dict[str, str]:
-    """Environment variables that let the ranks report where they are."""
+def variables(folder: Path, post_mortem: bool = False) -> dict[str, str]:
+    """Environment variables that let the ranks report where they are, and wait for a debugger where asked to."""
     folder.mkdir(exist_ok=True)
-    return {
+    return (debugger.variables() if post_mortem else {}) | {
         beacon.FOLDER_VARIABLE: str(folder),
         "TORCH_FR_BUFFER_SIZE": "2000",
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(folder / "nccl_pipe_"),
@@ -101,20 +134,42 @@ def dump(folder: Path, node: int) -> list[dict[str, Any]]:
     for one in found:
         with contextlib.suppress(ProcessLookupError):
             os.kill(one.pid, beacon.SIGNAL)
-    for pipe in folder.glob("nccl_pipe_*"):
-        with contextlib.suppress(OSError):
-            descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-            os.write(descriptor, b"1\n")
-            os.close(descriptor)
+    traces = _traces(folder)
     deadline = time.monotonic() + STACKS_S
     stacks = {b.rank: folder / f"rank-{b.rank}-{b.pid}.stacks" for b in found}
     while time.monotonic() < deadline and not all(p.stat().st_size for p in stacks.values()):
         time.sleep(0.05)
     time.sleep(0.1)
     return [
-        asdict(Rank(node, b.rank, b.calls, b.inside, b.since_s, b.name, _state(b.pid), stacks[b.rank].read_text()))
+        asdict(Rank(node, b.rank, b.calls, b.inside, b.since_s, b.name, _state(b.pid), stacks[b.rank].read_text(),
+                    beacon.paused(folder, b), traces.get(b.rank, "")))
         for b in found
-    ]
+    ]  # fmt: skip
+
+
+def _traces(folder: Path) -> dict[int, str]:
+    """NCCL's flight recorder of every rank that has one, by rank: torch writes it when asked through its pipe."""
+    asked = []
+    for pipe in folder.glob("nccl_pipe_*.pipe"):
+        trace = folder / f"nccl_trace_{pipe.stem.removeprefix('nccl_pipe_')}"
+        trace.unlink(missing_ok=True)  # an earlier one
+        with contextlib.suppress(OSError):
+            descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            os.write(descriptor, b"1\n")
+            os.close(descriptor)
+            asked.append(trace)
+    sizes, deadline = [-1], time.monotonic() + TRACE_S
+    while asked and time.monotonic() < deadline:
+        before, sizes = sizes, [path.stat().st_size if path.exists() else 0 for path in asked]
+        if sizes == before and all(sizes):
+            break
+        time.sleep(0.3)
+    found = {}
+    for path in asked:
+        packed = zlib.compress(path.read_bytes()) if path.exists() else b""
+        if packed and len(packed) <= TRACE_BYTES:
+            found[int(path.name.removeprefix("nccl_trace_"))] = base64.b64encode(packed).decode()
+    return found
 
 
 def _state(pid: int) -> str:
@@ -133,6 +188,8 @@ def write(ranks: Sequence[Rank], why: str, run_dir: str | Path) -> Path:
             f"{why}\nrank {r.rank}, node {r.node}, state {r.state or 'gone'}: {r.calls} collectives, last {r.name}\n\n"
         )
         (folder / f"rank-{r.rank}.txt").write_text(head + r.stacks)
+        if r.trace:
+            (folder / f"nccl_trace_{r.rank}").write_bytes(zlib.decompress(base64.b64decode(r.trace)))
     return folder
 
 

@@ -67,6 +67,20 @@ def start(rank: int) -> None:
         setattr(dist, name, _recorded(getattr(dist, name), name.encode(), memory, state))
 
 
+def pause(what: str) -> None:
+    """Says that this rank waits for a debugger, and why; "": no longer."""
+    if not (folder := os.environ.get(FOLDER_VARIABLE)):
+        return
+    for path in Path(folder).glob(f"rank-*-{os.getpid()}.beacon"):
+        path.with_suffix(".paused").write_text(what)
+
+
+def paused(folder: Path, one: Beacon) -> str:
+    """For what a rank waits for a debugger; "" where it does not."""
+    path = folder / f"rank-{one.rank}-{one.pid}.paused"
+    return path.read_text() if path.exists() else ""
+
+
 def _recorded(function: Callable[..., Any], name: bytes, memory: mmap.mmap, state: list[Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def recorded(*args: Any, **kwargs: Any) -> Any:

@@ -34,7 +34,7 @@ class Guards:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._ends = [name.strip() for name in limits.end.split(",")]
-        self._norms: deque[float] = deque(maxlen=WINDOW)
+        self._usual: dict[str, deque[float]] = {}
         self._first: dict[str, list[float]] = {}
         self._streak: dict[str, int] = {}
 
@@ -68,7 +68,8 @@ class Guards:
             "disk": self._below(stats, "perf/disk_free_gib", limits.disk_free_gib, "the disk fills up: GiB free"),
             "memory": self._above(
                 stats, "perf/host_memory_fraction", limits.host_memory_max, "host memory fills up: share used"
-            ),
+            )
+            or self._leaking(stats),
         }  # fmt: skip
 
     @staticmethod
@@ -80,12 +81,20 @@ class Guards:
         )
 
     def _spike(self, stats: Mapping[str, float]) -> str:
-        norm = stats.get("grad/norm")
-        if norm is None or not math.isfinite(norm):
-            return ""
-        usual = statistics.median(self._norms) if len(self._norms) >= REFERENCE else math.inf
-        self._norms.append(norm)
-        return f"gradient norm {norm:.3g}, usually {usual:.3g}" if norm > self.limits.spike_factor * usual else ""
+        """Of the gradient's norm, and of the cross-entropy; a policy's loss is near 0 and means nothing by its size."""
+        found = []
+        for name, what, factor in (
+            ("grad/norm", "gradient norm", self.limits.spike_factor),
+            ("sft/loss", "loss", self.limits.loss_factor),
+        ):
+            now, known = stats.get(name, math.nan), self._usual.setdefault(name, deque(maxlen=WINDOW))
+            if not math.isfinite(now):
+                continue
+            usual = statistics.median(known) if len(known) >= REFERENCE else math.inf
+            known.append(now)
+            if now > factor * usual:
+                found.append(f"{what} {now:.3g}, usually {usual:.3g}")
+        return "; ".join(found)
 
     @staticmethod
     def _above(stats: Mapping[str, float], name: str, limit: float, text: str) -> str:
@@ -104,6 +113,13 @@ class Guards:
             first.append(stats[name])
             return None
         return statistics.median(first)
+
+    def _leaking(self, stats: Mapping[str, float]) -> str:
+        name = "perf/host_memory_fraction"
+        usual, now = self._reference(stats, name), stats.get(name, 0.0)
+        if usual is None or now - usual <= self.limits.host_memory_growth:
+            return ""
+        return f"host memory grows: {now:.0%} in use, {usual:.0%} at the start"
 
     def _shrunk(self, stats: Mapping[str, float]) -> str:
         usual, now = self._reference(stats, "entropy/mean"), stats.get("entropy/mean", 0.0)

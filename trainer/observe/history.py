@@ -8,6 +8,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+SLOWED = 8 | 32 | 64 | 128
+"""Bits of a GPU's clocks' event reasons that stand for a fault (trainer/node/preflight/gpus.py)."""
+STRAGGLES = 0.3
+"""A rank straggles where it waits in collectives for a share of time that is this much below the others' median."""
+NODES_TAIL_BYTES = 256 << 10
+"""Read of nodes.jsonl: the newest samples of some hundred nodes."""
+
 
 def read_lines(path: str | Path) -> list[dict[str, Any]]:
     """The records of one of the run's `.jsonl` files, a torn last line left out; [] where there is no file."""
@@ -44,6 +51,16 @@ def read_progress(run_dir: str | Path) -> dict[str, Any]:
         return json.loads((Path(run_dir) / "progress.json").read_text())
     except (FileNotFoundError, json.JSONDecodeError):
         return {}
+
+
+def newest_samples(run_dir: str | Path) -> list[dict[str, Any]]:
+    """The newest samples of the nodes (trainer/observe/node_monitor.py), from the end of nodes.jsonl."""
+    path = Path(run_dir) / "nodes.jsonl"
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - NODES_TAIL_BYTES))
+        return [s for line in file.read().splitlines(keepends=True) if (s := parse(line)) is not None]
 
 
 def reproducible(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,12 +23,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trainer.observe.history import merge_lines, parse, read_history, read_progress
+from trainer.observe.history import merge_lines, newest_samples, read_history, read_progress
 from trainer.observe.report_page import run_name
 
 REFRESH_S = 1.0
-NODES_TAIL_BYTES = 256 << 10
-"""Read of nodes.jsonl: the newest samples of some hundred nodes."""
 MAX_NODES = 16
 PHASE_COLORS = {
     "rollout": "dodger_blue2",
@@ -195,15 +193,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def last_samples(run_dir: Path) -> list[dict[str, Any]]:
-    """The newest sample of every node, from the end of nodes.jsonl."""
-    path, newest = run_dir / "nodes.jsonl", {}
-    if not path.exists():
-        return []
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - NODES_TAIL_BYTES))
-        for line in file.read().splitlines(keepends=True):
-            if (sample := parse(line)) is not None:
-                newest[sample["node"]] = sample
+    """The newest sample of every node."""
+    newest = {sample["node"]: sample for sample in newest_samples(run_dir)}
     return [newest[node] for node in sorted(newest)]
 
 

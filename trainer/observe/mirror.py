@@ -2,6 +2,7 @@
 
     python -m trainer.observe.mirror pull URL FOLDER [--every 10] [--weights]    URL: <bucket>/<run id>
     python -m trainer.observe.mirror logs URL FOLDER [--follow]
+    python -m trainer.observe.mirror profile URL FOLDER [--fetch]    asks for a profile of the next step; fetches all
 
 Display and report then read the folder. Pieces that are here already (by key and size) are not fetched again. Needs
 obstore and PyYAML only. trainer/observe/stream.py writes what is read here; trainer/checkpoint/attempt.py the record.
@@ -21,7 +22,8 @@ from typing import Any
 
 from trainer.config import ConfigError
 from trainer.observe.history import read_lines, read_progress, replace
-from trainer.observe.stream import FOLDER
+from trainer.observe.step_profile import FOLDER as PROFILES
+from trainer.observe.stream import FOLDER, PROFILE_REQUEST
 from trainer.storage.command import exit_code
 from trainer.storage.storage import Storage
 from trainer.storage.stores import Retry
@@ -147,6 +149,23 @@ class Mirror:
             self.storage.get(key, self.folder / key.removeprefix("checkpoints/"))
         return self.folder / "hf"
 
+    def request_profile(self) -> str:
+        """Asks the run for a profile of its next step. Raises ConfigError where it is over."""
+        if ended(self, self.update()):
+            raise ConfigError("the run is over: set logging.profile_step and start it again")
+        self.storage.put_bytes(PROFILE_REQUEST, b"")
+        return "the next step is profiled once the run has seen the request (logging.push_every_s): see its log"
+
+    def profiles(self) -> str:
+        """Fetches every profile that there is; returns the folder. Raises ConfigError without any."""
+        keys = [key for key, _ in self.storage.list(PROFILES)]
+        if not keys:
+            raise ConfigError("the run has profiled no step yet: `launch.py profile RUN` asks it to")
+        for key in keys:
+            if not (self.folder / key).exists():
+                self.storage.get(key, self.folder / key)
+        return str(self.folder / PROFILES)
+
 
 def _epoch(attempt: str) -> int:
     return int(attempt.partition("-")[0])
@@ -179,14 +198,18 @@ def show_log(mirror: Mirror, follow: bool, every_s: float) -> None:
 def run(arguments: Sequence[str] | None = None) -> None:
     """The command line. Raises ConfigError, StorageError."""
     parser = argparse.ArgumentParser(prog="python -m trainer.observe.mirror", description=__doc__)
-    parser.add_argument("command", choices=("pull", "logs"))
+    parser.add_argument("command", choices=("pull", "logs", "profile"))
     parser.add_argument("url")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--every", type=float, default=0.0, help="pull again every so many seconds until the end")
     parser.add_argument("--follow", action="store_true")
     parser.add_argument("--weights", action="store_true")
+    parser.add_argument("--fetch", action="store_true")
     args = parser.parse_args(arguments)
     mirror = Mirror(args.url, args.folder)
+    if args.command == "profile":
+        print(mirror.profiles() if args.fetch else mirror.request_profile())
+        return
     if args.command == "logs":
         show_log(mirror, args.follow, args.every or 10.0)
         return

@@ -15,23 +15,43 @@ from typing import Any
 import psutil
 
 from trainer.observe import beacon
-from trainer.observe.history import read_progress
+from trainer.observe.history import SLOWED, STRAGGLES, newest_samples, read_progress
 
 EVERY_S = 10.0
 FILE = "nodes.jsonl"
 WINDOW_S = 30.0
 """Shortest time over which ranks are compared."""
-STRAGGLES = 0.3
-"""A rank straggles where it waits in collectives for a share of time that is this much below the others' median."""
+RAYS_OWN = ("ray::Dash", "ray::Runtime", "ray::IDLE")
+"""Names of Ray's processes that are no actor's; the kernel keeps 15 characters."""
 
 
-def host_stats(run_dir: str | Path) -> dict[str, float]:
-    """Disk and memory of this node, for the step's metrics."""
-    memory = psutil.virtual_memory()
-    return {
-        "perf/disk_free_gib": shutil.disk_usage(run_dir).free / 2**30,
-        "perf/host_memory_fraction": 1 - memory.available / memory.total,
-    }
+class NodeStats:
+    """What the machines did in a step, for its metrics: all nodes where their launchers sample them, else this one."""
+
+    def __init__(self, run_dir: str | Path) -> None:
+        self.run_dir, self._since = Path(run_dir), time.time()
+
+    def take(self) -> dict[str, float]:
+        """Of the time since the last call. Disk and memory are those of the node that has the least left."""
+        samples = [s for s in newest_samples(self.run_dir) if s["unix_s"] >= self._since]
+        self._since = time.time()
+        memory = psutil.virtual_memory()
+        free = [shutil.disk_usage(self.run_dir).free, *(s["disk_free_bytes"] for s in samples)]
+        used = [1 - memory.available / memory.total, *(s["memory_fraction"] for s in samples)]
+        found = {"perf/disk_free_gib": min(free) / 2**30, "perf/host_memory_fraction": max(used)}
+        if samples:
+            found["perf/shm_free_gib"] = min(s["shm_free_bytes"] for s in samples) / 2**30
+            sent = [s["bytes_per_s"].get(f"{fabric}_out", 0) for s in samples for fabric in ("network", "infiniband")]
+            found["perf/network_gbit_per_s"] = sum(sent) / len(samples) * 8e-9
+        if gpus := [gpu for s in samples for gpu in s["gpus"]]:
+            found |= {
+                "perf/gpu_busy_fraction": statistics.mean(g["busy_fraction"] for g in gpus),
+                "perf/gpu_memory_gib_max": max(g["memory_bytes"] for g in gpus) / 2**30,
+                "perf/gpu_power_w": statistics.mean(g["power_w"] for g in gpus),
+                "perf/gpu_temperature_c_max": max(g["temperature_c"] for g in gpus),
+                "perf/gpu_slowed_fraction": statistics.mean(bool(g["slowdown"] & SLOWED) for g in gpus),
+            }
+        return found
 
 
 class NodeMonitor:
@@ -39,7 +59,7 @@ class NodeMonitor:
 
     def __init__(self, rank: int, run_dir: str | Path, beacons: Path) -> None:
         self.rank, self.run_dir, self.beacons = rank, Path(run_dir), beacons
-        self._next, self._bytes = 0.0, _traffic()
+        self._next, self._bytes, self._files = 0.0, _traffic(), dict[int, int]()
         self._at = time.monotonic()
         self._nvml: Any = None
         with contextlib.suppress(Exception):  # no driver, or none that this library knows
@@ -60,7 +80,10 @@ class NodeMonitor:
         now, traffic = time.monotonic(), _traffic()
         seconds = max(now - self._at, 1e-3)
         rates = {name: round((traffic[name] - self._bytes.get(name, 0)) / seconds) for name in traffic}
-        self._at, self._bytes = now, traffic
+        files = _file_bytes()
+        rates["files"] = round(sum(n - self._files.get(pid, 0) for pid, n in files.items()) / seconds)
+        self._at, self._bytes, self._files = now, traffic, files
+        ranks = beacon.read(self.beacons)
         existing = next(p for p in (self.run_dir.absolute(), *self.run_dir.absolute().parents) if p.exists())
         memory, shm = psutil.virtual_memory(), Path("/dev/shm")
         return {
@@ -72,7 +95,8 @@ class NodeMonitor:
             "disk_free_bytes": shutil.disk_usage(existing).free,
             "bytes_per_s": rates,
             "gpus": self._gpus(),
-            "ranks": {str(b.rank): [b.calls, b.waited_s] for b in beacon.read(self.beacons)},
+            "ranks": {str(b.rank): [b.calls, b.waited_s] for b in ranks},
+            "paused": {str(b.rank): why for b in ranks if (why := beacon.paused(self.beacons, b))},
         }
 
     def _gpus(self) -> list[dict[str, Any]]:
@@ -107,6 +131,27 @@ def _traffic(infiniband: Path = Path("/sys/class/infiniband")) -> dict[str, int]
                 words += int(path.read_text())
         if words:
             found[name] = 4 * words  # the counters count words of four bytes
+    return found
+
+
+def _file_bytes() -> dict[int, int]:
+    """Bytes that the job's processes here have read and written in files so far, by process id. Ray names its actors
+    after what they run; the driver is a child of the one that supervises the job."""
+    found: dict[int, int] = {}
+
+    def count(processes: list[psutil.Process]) -> None:
+        for process in processes:
+            with contextlib.suppress(psutil.Error, OSError):
+                io = process.io_counters()
+                found[process.pid] = io.read_chars + io.write_chars + io.read_bytes
+
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            name = process.name()
+            if name.startswith("ray::") and not name.startswith(RAYS_OWN):
+                count([process])
+            if name.startswith("ray::Job"):
+                count(process.children(recursive=True))
     return found
 
 

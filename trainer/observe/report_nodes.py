@@ -7,12 +7,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from trainer.observe.history import SLOWED, STRAGGLES
+
 GIB = 2**30
-SLOWED = 8 | 32 | 64 | 128
-"""Bits of the clocks' event reasons that stand for a fault (trainer/node/preflight/gpus.py)."""
 MAX_RANKS = 64
-STRAGGLES = 0.3
-"""As in trainer/observe/node_monitor.py."""
 
 Waits = dict[str, dict[int, float]]
 """Phase -> rank -> share of the phase's time that the rank waited in collectives."""

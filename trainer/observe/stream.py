@@ -21,9 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
+from trainer.observe.step_profile import REQUEST
 from trainer.storage.storage import Storage, StorageError
 
 FOLDER = "stream"
+PROFILE_REQUEST = "requests/profile"
+"""Object below the run's prefix that asks for a profile of the next step."""
 PIECE_BYTES = 256 << 10
 BURST_BYTES = 1 << 20
 """Of the job's log, the most that one push takes: of more, the newest part."""
@@ -133,6 +136,7 @@ class Stream:
                 return
             try:
                 self.push()
+                self.requested()
             except (StorageError, ConfigError, OSError) as error:
                 self.failures += 1
                 if self.failures & (self.failures - 1) == 0:  # at 1, 2, 4, 8, ... failures
@@ -157,8 +161,15 @@ class Stream:
             self.storage.put_bytes(f"{self.prefix}/left_out.json", json.dumps(left).encode())
             self._sent["left_out.json"] = left
 
+    def requested(self) -> None:
+        """Hands on what a desk has asked for: a profile of the next step."""
+        with contextlib.suppress(FileNotFoundError):
+            self.storage.get_bytes(PROFILE_REQUEST)
+            (self.run_dir / REQUEST).touch()
+            self.storage.delete([PROFILE_REQUEST])
+
     def _hangs(self) -> list[str]:
-        return [str(path.relative_to(self.run_dir)) for path in sorted(self.run_dir.glob("hang-*/*.txt"))]
+        return [str(path.relative_to(self.run_dir)) for path in sorted(self.run_dir.glob("hang-*/*"))]
 
     def _fresh(self, name: str) -> bool:
         """Whether this attempt has written the file."""

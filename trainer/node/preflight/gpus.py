@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,8 @@ class Gpu:
     """State of each link that the GPU has."""
     pcie_width: int | None = None
     pcie_width_max: int | None = None
+    pcie_generation: int | None = None
+    """The most that GPU and slot can do together; the current one falls when the GPU is idle."""
     slowdown: int = 0
     """Bits of the clocks' event reasons."""
     temperature_c: int | None = None
@@ -102,6 +105,7 @@ def _read_one(nvml: Any, index: int) -> Gpu:
         nvlinks=tuple(links),
         pcie_width=ask(nvml.nvmlDeviceGetCurrPcieLinkWidth),
         pcie_width_max=ask(nvml.nvmlDeviceGetMaxPcieLinkWidth),
+        pcie_generation=ask(nvml.nvmlDeviceGetMaxPcieLinkGeneration),
         slowdown=ask(nvml.nvmlDeviceGetCurrentClocksEventReasons, otherwise=0),
         temperature_c=ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
         slowdown_c=ask(nvml.nvmlDeviceGetTemperatureThreshold, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
@@ -148,13 +152,14 @@ def judge(reading: Reading, rank: int, wanted: int, cuda: int, log: str) -> list
     wrong = drivers.problem(reading.driver, cuda)
     driver = f"driver {reading.driver}, CUDA {reading.cuda}"
     found = [_found("driver", rank, wrong, driver, f"CUDA {cuda}", "")] if cuda else []
-    names = sorted({g.name for g in used})
+    names = sorted({f"{g.name} of {g.memory_bytes / 2**30:.0f} GiB" for g in used})
     mixed = f"its GPUs are not alike: {', '.join(names)}" if len(names) > 1 else ""
     models = f"{len(used)} x {', '.join(names)}"
+    fastest = max((g.pcie_generation or 0 for g in used), default=0)
     found.append(_found("GPU model", rank, mixed, models, "all alike", "take a machine with one kind of GPU"))
     for gpu in used:
         found += [_found(check, rank, f"GPU {gpu.index} {text}" if text else "", figure, target, remedy, level)
-                  for check, text, figure, target, remedy, level in _complaints(gpu)]  # fmt: skip
+                  for check, text, figure, target, remedy, level in _complaints(gpu, fastest)]  # fmt: skip
     xids = sorted({int(n) for n in re.findall(r"NVRM: Xid \([^)]*\): (\d+)", log)} & XIDS.keys())
     text = "the kernel log has " + ", ".join(f"Xid {n} ({XIDS[n]})" for n in xids) if xids else ""
     figure = "no Xid" if log else "the kernel log is not readable here"
@@ -162,8 +167,24 @@ def judge(reading: Reading, rank: int, wanted: int, cuda: int, log: str) -> list
     return found
 
 
-def _complaints(gpu: Gpu) -> list[tuple[str, str, str, str, str, Any]]:
-    """(check, what is wrong or "", figure, target, remedy, level) of one GPU."""
+def compare(found: Iterable[Finding]) -> list[Finding]:
+    """Nodes whose findings tell of other GPUs, or another driver, than most nodes have; in a tie the head counts."""
+    out, findings = [], [f for f in found if f.level == "pass"]
+    for check, level, text, remedy in (
+        ("GPU model", "fail", "its GPUs are not the other nodes'", "ask for one kind: the slowest sets the pace"),
+        ("driver", "warn", "its driver is not the other nodes'", "take nodes of one image"),
+    ):
+        figures = {f.nodes[0]: f.figure for f in findings if f.check == check}
+        usual = statistics.mode(figures[rank] for rank in sorted(figures)) if figures else ""
+        for rank, figure in figures.items():
+            if figure != usual:
+                line = f"{text}: {figure}, theirs {usual}"
+                out.append(_found(check, rank, line, "", "alike on all nodes", remedy, level))
+    return out
+
+
+def _complaints(gpu: Gpu, fastest: int) -> list[tuple[str, str, str, str, str, Any]]:
+    """(check, what is wrong or "", figure, target, remedy, level) of one GPU. fastest: PCIe generation of the node."""
     ecc = f"has {gpu.uncorrected_ecc} uncorrectable memory errors" if gpu.uncorrected_ecc else ""
     rows = "has failed to remap a memory row" if gpu.remap_failed else ""
     pending = "" if rows or not gpu.remap_pending else "waits for a reset to remap a memory row"
@@ -171,6 +192,8 @@ def _complaints(gpu: Gpu) -> list[tuple[str, str, str, str, str, Any]]:
     links = f"has NVLink {', '.join(down)} of {len(gpu.nvlinks)} down" if down else ""
     narrow = gpu.pcie_width and gpu.pcie_width_max and gpu.pcie_width < gpu.pcie_width_max
     pcie = f"is on PCIe x{gpu.pcie_width}, it can do x{gpu.pcie_width_max}" if narrow else ""
+    if not pcie and (gpu.pcie_generation or fastest) < fastest:
+        pcie = f"is on PCIe {gpu.pcie_generation}, others here on PCIe {fastest}"
     reasons = [name for bit, name in SLOWDOWNS.items() if gpu.slowdown & bit]
     slow = f"is slowed down: {', '.join(reasons)}" if reasons else ""
     margin = targets.GPU_TEMPERATURE_MARGIN_C.value
@@ -182,7 +205,7 @@ def _complaints(gpu: Gpu) -> list[tuple[str, str, str, str, str, Any]]:
         ("ECC", ecc or rows, "no error", "no uncorrectable error", another, "fail"),
         ("row remapping", pending, "none pending", "", "restart the machine or take another", "warn"),
         ("NVLink", links, f"{len(gpu.nvlinks)} links", "all up", another, "fail"),
-        ("PCIe", pcie, f"x{gpu.pcie_width}", "its full width", another, "warn"),
+        ("PCIe", pcie, f"x{gpu.pcie_width}, PCIe {gpu.pcie_generation}", "its full width, all alike", another, "warn"),
         ("clocks", slow, "not slowed", "no slowdown", "power or cooling: " + another, "fail"),
         ("temperature", heat, "cool", f"{margin:.0f} C below slowdown", "cooling: " + another, "warn"),
         ("processes on the GPU", busy, "none", "none", "end them (nvidia-smi), or take a machine of your own", "warn"),

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ def measure(config: RunConfig, env: Mapping[str, str] = os.environ, alone: bool 
         gpus=count_gpus(env) if config.placement.device == "cuda" else 0,
         shm_bytes=shutil.disk_usage(shm).free if shm.is_dir() else 0,
         memory_bytes=available_memory(),
-        disks=tuple(measure_disk(*wanted) for wanted in disk_needs(config, env, alone)),
+        disks=tuple(measure_disks(disk_needs(config, env, alone))),
         files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         processes=resource.getrlimit(resource.RLIMIT_NPROC)[1],
         locked_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[1],
@@ -142,17 +142,20 @@ def disk_needs(config: RunConfig, env: Mapping[str, str], alone: bool) -> list[t
     return needs
 
 
-def measure_disk(purpose: str, path: Path, need_bytes: int) -> Disk:
-    """Space and speed of the file system that holds `path`, which need not exist yet."""
-    existing = next(p for p in (path, *path.parents) if p.exists())
-    free = shutil.disk_usage(existing).free
-    speed = write_speed(existing) if purpose == "run" and free > 4 * SPEED_BYTES else 0.0
-    mounts = [m for m in psutil.disk_partitions(all=True) if existing.resolve().is_relative_to(m.mountpoint)]
-    kind = max(mounts, key=lambda m: len(m.mountpoint)).fstype if mounts else ""
-    return Disk(
-        purpose=purpose, path=str(path), device=existing.stat().st_dev, filesystem=kind,
-        free_bytes=free, need_bytes=need_bytes, write_bytes_per_s=speed,
-    )  # fmt: skip
+def measure_disks(needs: Iterable[tuple[str, Path, int]]) -> Iterator[Disk]:
+    """Space and speed of the file systems that hold the folders, which need not exist yet; of each the speed once."""
+    speeds: dict[int, float] = {}
+    for purpose, path, need_bytes in needs:
+        existing = next(p for p in (path, *path.parents) if p.exists())
+        free, device = shutil.disk_usage(existing).free, existing.stat().st_dev
+        if device not in speeds:
+            speeds[device] = write_speed(existing) if free > 4 * SPEED_BYTES else 0.0
+        mounts = [m for m in psutil.disk_partitions(all=True) if existing.resolve().is_relative_to(m.mountpoint)]
+        kind = max(mounts, key=lambda m: len(m.mountpoint)).fstype if mounts else ""
+        yield Disk(
+            purpose=purpose, path=str(path), device=device, filesystem=kind, free_bytes=free, need_bytes=need_bytes,
+            write_bytes_per_s=speeds[device],
+        )  # fmt: skip
 
 
 def write_speed(folder: Path) -> float:
@@ -207,7 +210,8 @@ def _at_least(check: str, have: int, need: int, rank: int, text: str, remedy: st
     figures = {"have": f"{have / GIB:.1f} GiB", "need": f"{need / GIB:.1f}"}
     if have >= need:
         return Finding(check=check, nodes=(rank,), figure=f"{have / GIB:.1f} GiB", target=f"{need / GIB:.1f} GiB")
-    return Finding(check=check, nodes=(rank,), level="fail", figure=text.format(**figures), remedy=remedy)
+    figure, target = text.format(**figures), f"{need / GIB:.1f} GiB"
+    return Finding(check=check, nodes=(rank,), level="fail", figure=figure, target=target, remedy=remedy)
 
 
 def _limit(check: str, have: int, need: int, rank: int, text: str, remedy: str) -> Finding:
@@ -257,14 +261,21 @@ def _disks(config: RunConfig, node: NodeEnvironment, disks: tuple[Disk, ...], al
 
 
 def _disk_speed(config: RunConfig, disk: Disk, rank: tuple[int, ...], alone: bool) -> Finding:
-    parameters = 0 if alone else parameters_of(config)[1]
-    size = parameters * CHECKPOINT_BYTES_PER_PARAMETER / config.placement.nodes
     speed, limit = disk.write_bytes_per_s, targets.CHECKPOINT_WRITE_S.value
-    figure, target = f"{speed / 1e6:.0f} MB/s", f"a checkpoint in {limit:.0f} s"
+    what, size = "a checkpoint", 0.0
+    match disk.purpose:
+        case "run":
+            parameters = 0 if alone else parameters_of(config)[1]
+            size = parameters * CHECKPOINT_BYTES_PER_PARAMETER / config.placement.nodes
+        case "model cache":
+            what, size = "the model", disk.need_bytes
+        case _:
+            what, size = "what is spilled in that time", targets.SPILL_MB_PER_S.value * 1e6 * limit
+    figure, target = f"{disk.purpose}: {speed / 1e6:.0f} MB/s", f"{what} in {limit:.0f} s"
     if size <= speed * limit:
         return Finding(check="disk speed", nodes=rank, figure=figure, target=target)
-    figure = f"{disk.path} takes {speed / 1e6:.0f} MB/s: a checkpoint would take {size / speed:.0f} s to write"
-    remedy = "set run.dir to a local disk"
+    figure = f"{disk.path} takes {speed / 1e6:.0f} MB/s: {what} would take {size / speed:.0f} s to write"
+    remedy = "set run.dir, HF_HOME or SPOTRL_TMP to a faster, local disk"
     return Finding(
         check="disk speed", nodes=rank, level="warn", figure=figure, target=target, remedy=remedy, machine=False
     )

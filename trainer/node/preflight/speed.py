@@ -40,7 +40,7 @@ def command(
 def main() -> int:
     """One rank. Rank 0 prints one line per size and writes what was measured; 1 if a sum was wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", default="", help="file for what was measured, written by rank 0")
     arguments = parser.parse_args()
@@ -176,10 +176,10 @@ def judge(ranks: list[dict[str, Any]], fabric_gbit_per_s: float) -> list[Finding
 
 
 def _inside(node: int, ranks: list[dict[str, Any]]) -> list[Finding]:
-    kind = next(
-        (k for k in targets.NVLINK_GB_PER_S if k in ranks[0]["gpu"] and "PCIE" not in ranks[0]["gpu"].upper()), ""
-    )
-    if not kind or len(ranks) < 2:
+    model = ranks[0]["gpu"].upper()
+    bridged = "PCIE" in model or "NVL" in model.split()  # at most pairs of these are linked
+    kind = next((k for k in targets.NVLINK_GB_PER_S if k in model), "")
+    if not kind or bridged or len(ranks) < 2:
         return []
     limit = targets.NVLINK_GB_PER_S[kind].value * targets.NVLINK_SHARE_OF_BUS
     bus = min(r["inside_gb_per_s"] for r in ranks)

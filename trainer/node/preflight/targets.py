@@ -29,7 +29,9 @@ NVLINK_SHARE_OF_BUS = 0.5
 FABRIC_SHARE = Target(0.8, TOGETHER)
 """All-reduce between nodes: share of the InfiniBand or RoCE rate of the node."""
 ETHERNET_GBIT_PER_S = Target(10.0, QWEN)
-"""Between any two nodes that train on GPUs over TCP."""
+"""Rate of the link between any two nodes that train on GPUs over TCP."""
+ETHERNET_SHARE = Target(0.85, "94% is the most that TCP over a 1,500-byte MTU leaves of a link; ours")
+"""Of that rate, what must be measured."""
 
 SLOW_PAIR_FAIL = Target(1 / 3, OURS)
 """A pair's bandwidth as a share of what the faster pairs of the same job reach."""
@@ -46,10 +48,9 @@ GPU_SPREAD = Target(0.10, "fleet median, as the issue trackers of large runs use
 """A GPU is flagged if its matmul rate or memory bandwidth is this far below the job's median."""
 GPU_TEMPERATURE_MARGIN_C = Target(5.0, OURS)
 """Degrees below the GPU's slowdown temperature at which a warning is given."""
-GPU_BUSY = Target(0.70, TOGETHER)
-"""Utilization below which the report flags the configuration."""
-
 CHECKPOINT_WRITE_S = Target(900.0, OURS)
-"""Longest time that a node should need to write its part of one checkpoint."""
+"""Longest time that a node should need to write its part of one checkpoint, or the model into its cache."""
+SPILL_MB_PER_S = Target(25.0, OURS)
+"""Of the disk that Ray spills its object store to."""
 FREE_DISK_GIB = Target(2.0, OURS)
 """Free where the run is written, beside what the plan needs."""

@@ -1,0 +1,110 @@
+"""What `evaluate` and `serve` are given: a run with its exported weights, a model's folder, or its name on the hub."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from recipes import run_record
+from recipes.drivers import sight
+from recipes.presets import RECIPES, benchmarks, resolve
+from recipes.recipe_files import is_python
+from trainer import config as run_config
+from trainer.config import ConfigError, RunConfig
+from trainer.hardware import model_shapes
+
+EXPORT = "checkpoints/hf"
+"""Where a run's bucket holds its exported weights."""
+SHARED = ("local", "slurm", "pbs")
+"""Targets that see this machine's files."""
+KEPT = ("model", "rollout", "rewards", "placement", "cluster", "storage", "site", "setup")
+"""Sections of a run's overrides that its evaluation keeps: its data, schedule and checkpoints are another thing."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run."""
+
+    config: RunConfig
+    overrides: list[str]
+    """That put its weights in the place of its model's, and say where its bucket is."""
+
+
+def evaluated(name: str, bucket: str, target: str | None) -> tuple[str, list[str]]:
+    """(recipe, overrides) of what is evaluated. Raises ConfigError."""
+    if name in RECIPES or is_python(name):
+        return name, []
+    run = of_run(name, bucket, target)
+    if run is None:
+        return benchmarks.recipe_of(model(name))
+    if run_record.known(name) and run.config.method == "grpo":
+        record = run_record.load(name)
+        own = [text for text in record.overrides if text.partition("=")[0].partition(".")[0].strip() in KEPT]
+        return record.recipe, [*own, *run.overrides, f"run.name={record.run_id}"]
+    recipe, own = benchmarks.recipe_of(run.config.model.path)
+    return recipe, [*own, *_seen(run.config), *run.overrides, f"run.name={Path(name).name}"]
+
+
+def served(name: str, bucket: str, target: str | None) -> list[str]:
+    """Overrides of the recipe `serve`. Raises ConfigError."""
+    run = of_run(name, bucket, target)
+    if run is None:
+        return [f"model.path={model(name)}", f"run.name={Path(name).name}"]
+    cpu = ["setup=cpu"] if run.config.placement.device == "cpu" else []
+    return [f"model.path={run.config.model.path}", f"run.name={Path(name).name}", *cpu, *_seen(run.config),
+            f"rollout.max_tokens={run.config.rollout.max_tokens}", *run.overrides]  # fmt: skip
+
+
+def _seen(config: RunConfig) -> list[str]:
+    """What the model was trained to see, so that it sees the same."""
+    model, longest = config.model, config.data.prompt_max_tokens
+    fields = [f"model.{name}={getattr(model, name)}" for name in ("revision", "dtype", "min_pixels", "max_pixels")]
+    return [*fields, f"data.prompt_max_tokens={longest}"]
+
+
+def of_run(name: str, bucket: str, target: str | None) -> Trained | None:
+    """The run of that name, with its weights from here where the target sees them, else from its bucket; None where it
+    is no run. Raises ConfigError where it has no weights."""
+    known = run_record.known(name)
+    name = run_record.load(name).run_id if known else name  # of its folder, too
+    folders = [Path(name), run_record.RUNS / name, run_record.RUNS / name / run_record.PULLED]
+    exported = [folder / "hf" for folder in folders]
+    whole = next((path.absolute() for path in exported if (path / "config.json").is_file()), None)
+    adapter = next((path.absolute() for path in exported if (path / "adapter_config.json").is_file()), None)
+    url = sight.url_of(name, bucket) if known or "/" not in name else ""
+    if not (whole or adapter or url or known):
+        return None
+    config = _config(name, bucket, folders)
+    here = [f"model.path={whole}", "model.revision="] if whole else [f"storage.weights={adapter}"] if adapter else []
+    stored = [f"storage.weights={url}/{EXPORT}", f"storage.bucket={url.rpartition('/')[0]}"] if url else []
+    if not (found := here if target in SHARED and here else stored or here):
+        raise ConfigError(
+            f"run {name} has no bucket and no {run_record.RUNS / name / 'hf'}: a run exports them at its end"
+        )
+    return Trained(config, found)
+
+
+def _config(name: str, bucket: str, folders: list[Path]) -> RunConfig:
+    """Of a run that was launched from here with the desk's paths; else as the run has saved it."""
+    if run_record.known(name):
+        record = run_record.load(name)
+        return resolve(record.recipe, record.overrides).config
+    saved = next((folder for folder in folders if (folder / "config.yaml").is_file()), None)
+    if saved is None and not bucket:  # a folder of a run with nothing but its weights
+        (whole,) = [str((f / "hf").absolute()) for f in folders if (f / "hf/config.json").is_file()][:1] or [""]
+        return run_config.override(RunConfig(), [f"model.path={whole}"])
+    return run_config.load(str((saved or sight.files(name, bucket)) / "config.yaml"))
+
+
+def model(name: str) -> str:
+    """The path or hub id of a model. Raises ConfigError."""
+    if (Path(name) / "config.json").is_file():
+        return str(Path(name).absolute())
+    if (Path(name) / "adapter_config.json").is_file():
+        raise ConfigError(f"{name} is an adapter: give the run that trained it, or --set storage.weights={name}")
+    if name.count("/") == 1 and model_shapes.is_hub_id(name):
+        return name
+    raise ConfigError(
+        f"{name} is no recipe, run with weights, folder of a model or OWNER/NAME of the hub: see `launch.py list`, "
+        "`launch.py status`"
+    )

@@ -1,0 +1,159 @@
+"""A profile of one step: of each call of each rank torch.profiler's trace and, on CUDA, the allocator's history.
+
+    RUN_DIR/profile/step-00000012/rank-3-02-update.json.gz          for ui.perfetto.dev or chrome://tracing
+    RUN_DIR/profile/step-00000012/rank-3-02-update.memory.pickle    for pytorch.org/memory_viz
+
+`logging.profile_step` names the step; while a run runs, a file in its folder asks for the next one. Every rank writes
+on its own node and pushes its files to the bucket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import signal
+import threading
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+
+from trainer.config import ConfigError, RunConfig
+from trainer.storage.storage import Storage, StorageError
+
+FOLDER = "profile"
+"""In the run's folder, and below the run's prefix in the bucket."""
+REQUEST = "profile.request"
+"""File in the run's folder that asks for a profile of the next step."""
+M = TypeVar("M", bound=Callable[..., Any])
+ALLOCATIONS = 100_000
+"""Newest allocations and frees that a memory snapshot tells of."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What one rank recorded."""
+
+    files: int
+    size_bytes: int
+    failed: str = ""
+    """Why the files are not in the bucket."""
+
+
+class Recorder:
+    """Records calls of one rank."""
+
+    def __init__(self, config: RunConfig, step: int, rank: int) -> None:
+        self.seconds, self.cuda = config.logging.profile_s, config.placement.device == "cuda"
+        self.folder, self.rank, self.calls = Path(config.run.dir) / FOLDER / f"step-{step:08d}", rank, 0
+        remote = config.checkpoint.remote.rstrip("/")
+        self.url = f"{remote}/{config.run_id}/{FOLDER}/step-{step:08d}" if remote else ""
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Generator[None]:
+        """Records the body, or its first `logging.profile_s` seconds; writes the files once it has ended well."""
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        stem, self.calls = str(self.folder / f"rank-{self.rank}-{self.calls:02d}-{name}"), self.calls + 1
+        recording = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.cuda else [])])
+        if self.cuda:
+            torch.cuda.memory._record_memory_history(max_entries=ALLOCATIONS)
+        recording.start()
+        try:
+            with _alarm(self.seconds, recording.stop) as stop:
+                yield
+                stop()
+            recording.export_chrome_trace(f"{stem}.json.gz")
+            if self.cuda:
+                torch.cuda.memory._dump_snapshot(f"{stem}.memory.pickle")
+        finally:
+            if self.cuda:
+                torch.cuda.memory._record_memory_history(enabled=None)
+
+    def push(self) -> Taken:
+        """Pushes what was recorded. A store that fails costs the copy, never the run."""
+        files = sorted(self.folder.glob(f"rank-{self.rank}-*"))
+        failed = ""
+        try:
+            if self.url:
+                storage = Storage(self.url)
+                for path in files:
+                    storage.put(path, path.name)
+        except (StorageError, ConfigError, OSError) as error:
+            failed = str(error)
+        return Taken(len(files), sum(path.stat().st_size for path in files), failed)
+
+
+@contextlib.contextmanager
+def _alarm(seconds: float, action: Callable[[], None]) -> Generator[Callable[[], None]]:
+    """Calls `action` once: when the seconds are over, or when the body calls what it is given, or with the body.
+
+    By a signal, since a profiler must stop in the thread that it started in; in other threads the seconds do not count.
+    """
+    pending = [action]
+
+    def once(*_: Any) -> None:
+        if pending:
+            pending.pop()()
+
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGALRM, once) if main else None
+    if main:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield once
+    finally:
+        if main:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        once()
+
+
+def profiled(method: M) -> M:
+    """A method of an object with a `recorder`: recorded while there is one, under the method's name."""
+    function: Any = method
+
+    @functools.wraps(function)
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.recorder is None:
+            return function(self, *args, **kwargs)
+        with self.recorder(function.__name__):
+            return function(self, *args, **kwargs)
+
+    return cast("M", called)
+
+
+class Ranks(Protocol):
+    def all(self, method: str, *args: Any) -> list[Any]: ...
+
+
+class StepProfiles:
+    """The driver's part: has the ranks record the step that is configured, or the next one after a request."""
+
+    def __init__(self, config: RunConfig, ranks: Ranks) -> None:
+        self.config, self.ranks, self.step = config, ranks, 0
+        self.request = Path(config.run.dir) / REQUEST
+
+    def begin(self, step: int) -> None:
+        """Before a step."""
+        asked = self.request.exists()
+        if not asked and step != self.config.logging.profile_step:
+            return
+        self.request.unlink(missing_ok=True)
+        self.step = step
+        self.ranks.all("record", step)
+
+    def end(self) -> None:
+        """After it. Prints where the profile is."""
+        if not self.step:
+            return
+        taken = self.ranks.all("recorded")
+        folder = f"{Path(self.config.run.dir) / FOLDER}/step-{self.step:08d}"
+        size = max(t.size_bytes for t in taken) / 2**20
+        memory = "" if self.config.placement.device == "cuda" else "; no memory snapshot: that is CUDA's"
+        print(f"profile of step {self.step}: {folder}, up to {size:.1f} MiB a rank{memory}", flush=True)
+        for failed in sorted({t.failed for t in taken} - {""}):
+            print(f"warning: the profile did not reach the bucket: {failed}", flush=True)
+        self.step = 0
