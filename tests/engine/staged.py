@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 
 import peft
 import torch
 import torch.distributed as dist
-from deepspeed.comm import comm
 from deepspeed.utils import safe_get_full_grad
 from transformers import AutoConfig
 
@@ -40,11 +38,7 @@ def stages(config, rank, port):
             found["gradients"].append(plain.differences(ours, theirs))
             found["norm"] = stats["grad/norm"]
             put(worker, before, worker.policy.updates - 1)
-        with sent() as found["sent"]:
-            found["passes"] = step(worker, items, BUDGETS[0])["perf/passes"]
-        out["trained"] = sum(
-            p.shape.numel() if stage < 3 else p.ds_numel for p in worker.policy.partition.trained.values()
-        )
+        step(worker, items, BUDGETS[0])
         saved[stage] = pieces(worker)
         step(worker, items, BUDGETS[0])
         after = pieces(worker)
@@ -123,32 +117,6 @@ def step(worker: Worker, items, budget, gradients=None, stop=False) -> dict:
     if stop:
         put(worker, before, policy.updates - 1)
     return stats
-
-
-@contextlib.contextmanager
-def sent():
-    """Elements that this rank hands to each kind of collective, whole tensors; of scalars nothing."""
-    backend, counts = comm.cdb, {"all_reduce": 0, "all_gather": 0, "reduce_scatter": 0}
-    sizes = {
-        "all_reduce": lambda tensor, *_: tensor.numel(),
-        "all_gather_into_tensor": lambda out, *_: out.numel(),
-        "all_gather": lambda out, *_: sum(t.numel() for t in out),
-        "reduce_scatter_tensor": lambda out, tensor, *_: tensor.numel(),
-    }
-
-    def counted(name, kept):
-        def wrapper(*args, **kwargs):
-            size = sizes[name](*args, *kwargs.values())
-            counts[name.removesuffix("_into_tensor").removesuffix("_tensor")] += size if size > 1 else 0
-            return kept(*args, **kwargs)
-
-        return wrapper
-
-    for name in sizes:
-        setattr(backend, name, counted(name, getattr(backend, name)))
-    yield counts
-    for name in sizes:
-        delattr(backend, name)
 
 
 def pieces(worker: Worker) -> dict:

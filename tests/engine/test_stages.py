@@ -41,22 +41,10 @@ def test_every_stage_learns_what_plain_torch_learns(run_ranks, small_config, wor
                 assert together < (1e-5 if exact else near) and (worst < near or not exact), (stage, together, worst)
             assert found["norm"] == pytest.approx(result["stages"]["3"]["norm"], rel=loose)
             assert found["moved"] and found["resumed"] and found["again"], stage
-            if world > 1 and not lora:
-                sends(int(stage), found["sent"], found["passes"], result["trained"])
         assert len(result["elsewhere"]) == 9
         for where, (whole, loss) in result["elsewhere"].items():
             origin = where.split()[0]
             assert whole and loss == pytest.approx(result["elsewhere"][f"{origin} at {origin}"][1], rel=loose), where
-
-
-def sends(stage, sent, passes, trained):
-    """What recipes/plan/exchange.py counts with, in elements; padding and small tensors aside."""
-    assert passes > 1
-    near = lambda count: pytest.approx(count * trained, rel=0.02, abs=0.01 * trained)  # noqa: E731
-    if stage == 3:  # its gathers: tests/engine/test_invariance.py
-        assert (sent["all_reduce"], sent["reduce_scatter"]) == (near(0), near(passes))
-    else:
-        assert (sent["all_reduce"], sent["all_gather"]) == (near(1 if stage == 1 else passes), near(1))
 
 
 @pytest.mark.parametrize(
