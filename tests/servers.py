@@ -115,6 +115,8 @@ class Proxy:
         """Towards the target, and back."""
         self.passed = 0
         """Bytes that went towards the target."""
+        self.returned = 0
+        """Bytes that came back."""
         self._mode = "open"
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._listener: socket.socket | None = None
@@ -178,7 +180,9 @@ class Proxy:
                     self.passed += len(data)
                     if self.bytes_per_s:
                         time.sleep(len(data) / self.bytes_per_s)
-                elif self.down_bytes_per_s:
+                    continue
+                self.returned += len(data)
+                if self.down_bytes_per_s:
                     time.sleep(len(data) / self.down_bytes_per_s)
         for end in (source, target):
             with contextlib.suppress(OSError):

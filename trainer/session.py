@@ -129,6 +129,8 @@ class Session:
 
         with self.phases("resume"):
             restored = self.checkpoints.restore(load, self._found)
+        if restored is None and self._found is not None:  # the ranks may hold no weights at all
+            raise ConfigError(f"the checkpoint of step {self._found.step} is gone since the start: bring it back")
         if restored is None and self.config.checkpoint.resume == "must":
             raise ConfigError(
                 "checkpoint.resume is `must` and there is no committed checkpoint: check run.id and remote"
@@ -253,9 +255,10 @@ def _attached(found: Found, name: str) -> bytes:
 
 
 def model_folder(config: RunConfig) -> Path:
-    """The local folder of the pretrained model; a hub id is looked up in the hub's cache."""
+    """The local folder of the pretrained model; of a hub id what the hub's cache has, which may lack the weights."""
     if Path(config.model.path).is_dir():
         return Path(config.model.path)
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import hf_hub_download
 
-    return Path(snapshot_download(config.model.path, revision=config.model.revision or None, local_files_only=True))
+    revision = config.model.revision or None
+    return Path(str(hf_hub_download(config.model.path, "config.json", revision=revision, local_files_only=True))).parent

@@ -4,6 +4,7 @@ import hashlib
 import json
 import pickle
 import random
+import re
 import shutil
 import time
 from dataclasses import replace
@@ -19,6 +20,7 @@ from tests.checkpoint.synthetic import (
     attempt,
     configure,
     cut,
+    cut_whole,
     finish,
     holds,
     place,
@@ -27,6 +29,7 @@ from tests.checkpoint.synthetic import (
     whole,
     writers,
 )
+from tests.conftest import ROOT
 from trainer.checkpoint import reader
 from trainer.checkpoint.format import decode, encode, pack, unpack
 from trainer.checkpoint.manager import CheckpointError, CorruptCheckpoint, ShardReader, fetch_all
@@ -104,6 +107,14 @@ def test_n_ranks_write_and_m_ranks_read(tmp_path, told, n, m):
     assert torch.equal(ShardReader(found).extra(n - 1)["rng"], torch.tensor([2, n - 1]))
     with pytest.raises(CheckpointError, match="no rank"):
         ShardReader(found).extra(n)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_pieces_of_stages_1_and_2_are_read_by_stage_3(tmp_path, told, n):
+    config = configure(tmp_path)
+    save(attempt(config, told), writers(config, n), 2, cut=cut_whole)
+    folder = tmp_path / "run/checkpoints/step-00000002"
+    assert holds(folder, 2) and holds(folder, 2, world_size=3)
 
 
 def test_a_rank_fetches_only_the_files_it_reads(tmp_path, told):
@@ -334,3 +345,13 @@ def test_a_file_is_hashed_once_by_driver_and_ranks(run, told, monkeypatch):
     spoil(checkpoints.folder / "step-00000002", "flip")
     with pytest.raises(CorruptCheckpoint):
         [replace(rank, url="").local(p.name) for p in shards]
+
+
+def test_every_guarantee_names_a_test_that_exists():
+    rows = [line for line in (ROOT / "docs/checkpoints.md").read_text().splitlines() if "`tests/" in line]
+    assert len(rows) > 10
+    for row in rows:
+        path, *names = re.findall(r"`(tests/\S+\.py|test_\w+)`", row)
+        files = [name for name in (path, *names) if name.endswith(".py")]
+        text = "".join((ROOT / file).read_text() for file in files)
+        assert all(f"def {name}(" in text for name in (path, *names) if name.startswith("test_")), row

@@ -75,6 +75,12 @@ class _Handler(BaseHTTPRequestHandler):
                 self.describe(f"{owner}/{name}", revision)
             case ["datasets", owner, name, "resolve", revision, *rest]:
                 self.resolve(f"{owner}/{name}", revision, "/".join(rest), body)
+            case ["api", "models", owner, name, *rest] if rest[:1] in ([], ["revision"]):
+                self.describe(f"{owner}/{name}", rest[1] if rest else "main")
+            case ["api", "models", owner, name, "tree", revision]:
+                self.tree(f"{owner}/{name}", revision)
+            case [owner, name, "resolve", revision, *rest]:
+                self.resolve(f"{owner}/{name}", revision, "/".join(rest), body)
             case ["cdn", owner, name, commit, *rest]:
                 self.send_file("/".join(rest), self.hub.repos[f"{owner}/{name}"][commit]["/".join(rest)], {}, body)
             case _:
@@ -95,6 +101,12 @@ class _Handler(BaseHTTPRequestHandler):
             siblings.append(entry)
         info = {"_id": "0", "id": repo, "sha": commit, "private": False, "tags": [], "downloads": 0, "likes": 0}
         self.send(200, json.dumps(info | {"siblings": siblings}).encode(), {"Content-Type": "application/json"})
+
+    def tree(self, repo: str, revision: str) -> None:
+        found = self.hub.find(repo, revision)
+        files = sorted(found[1].items()) if found else ()
+        entries = [{"type": "file", "path": path, "size": len(data), "oid": "0" * 40} for path, data in files]
+        self.send(200, json.dumps(entries).encode(), {"Content-Type": "application/json"})
 
     def resolve(self, repo: str, revision: str, path: str, body: bool) -> None:
         found = self.hub.find(repo, revision)

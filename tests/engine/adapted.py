@@ -50,7 +50,7 @@ def against_peft(config, rank, port):
         whole = value(name, shapes[name]) if kind == "master" else torch.zeros(shapes[name])
         return whole.flatten()[start:stop]
 
-    policy.load(first)
+    policy.load(lambda wanted: (first(*one) for one in wanted))
     policy.loaded(0)
     policy.reload()
     out: dict = {"trained": sum(math.prod(shape) for shape in shapes.values())}
@@ -75,7 +75,7 @@ def against_peft(config, rank, port):
     policy.engine.step = step
     out["gradients"] = plain.differences(ours, theirs)
 
-    kept = {name: (shard, shard.start) for name, shard in policy.shards(lambda key, t: t.detach().clone()).items()}
+    kept = policy.shards(lambda key, t: t.detach().clone())
     if config.method == "grpo":
         out["reference"].append(reference(worker, items, base))
         worker._prompt = prompt
@@ -97,9 +97,7 @@ def against_peft(config, rank, port):
         out["stale"] = gaps(worker, samples)
         worker._prompt = encoded.__getitem__
     after = shard_sums(worker)
-    policy.load(
-        lambda kind, name, start, stop: kept[name][0].tensors[kind][start - kept[name][1] : stop - kept[name][1]]
-    )
+    policy.load(lambda wanted: (kept[name].tensors[kind] for kind, name, _, _ in wanted))
     policy.loaded(1)
     policy.reload()
     update(worker, items, 150)

@@ -89,7 +89,7 @@ def begin(config, rank, port, stage, encoded) -> Worker:
             whole = factor(name, shape) if kind == "master" else torch.zeros(shape)
             return whole.flatten()[start:stop]
 
-        worker.policy.load(first)
+        worker.policy.load(lambda wanted: (first(*one) for one in wanted))
         worker.policy.loaded(0)
     return worker
 
@@ -137,7 +137,7 @@ def pieces(worker: Worker) -> dict:
 
 
 def put(worker: Worker, whole: dict, updates: int) -> None:
-    worker.policy.load(lambda kind, name, start, stop: whole[kind, name][start:stop])
+    worker.policy.load(lambda wanted: (whole[kind, name][start:stop] for kind, name, start, stop in wanted))
     worker.policy.loaded(updates)
 
 

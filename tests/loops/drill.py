@@ -23,42 +23,22 @@ import random
 import re
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Generator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests import servers
+from tests.loops.drill_figures import FAULTS, Strike, summary
 from tests.loops.jobs import REWARD, Job
 from trainer import config as c
 from trainer.exit_codes import EXIT_CONFIG, RECOVER_EXIT_CODES
 from trainer.storage.storage import Storage
 
-FAULTS = ("kill, fresh node", "kill, same node", "notice", "network cut", "server killed", "disk full", "byte flipped")
 DISK_BYTES = 192 << 20
-
-
-@dataclass
-class Strike:
-    """One fault and what it cost."""
-
-    fault: str
-    step: int
-    """Step under way when it struck; 0 while the job was starting."""
-    phase: str
-    resumed_step: int | None = None
-    """Step that the next start resumed from; None where the job lived on."""
-    start_to_step_s: float | None = None
-    """Seconds from the next start of the process to its first resumed step."""
-
-    @property
-    def lost_steps(self) -> int | None:
-        """Steps whose work was thrown away, the one under way included."""
-        return None if self.resumed_step is None or not self.step else max(0, self.step - self.resumed_step)
 
 
 @dataclass
@@ -76,6 +56,9 @@ class Drill:
     flipped: dict[str, int] = field(default_factory=dict)
     deadline: float = float("inf")
     """When the faults end, on the monotonic clock."""
+    recovering: Strike | None = None
+    """The last kill, until something new is committed."""
+    killed_at: float = 0.0
 
     def run(self, kills: int) -> None:
         """Strikes `kills` times, then lets the job end."""
@@ -83,7 +66,7 @@ class Drill:
             self._start()
             if self._struck_down(kills):
                 continue
-            code, said = self._wait(), self.job.tail(10**9)[self.reported :]
+            code, said = self._wait(), self._said()
             if code == 0:
                 return
             print(f"  the job ended with {code}: started again", flush=True)
@@ -121,7 +104,7 @@ class Drill:
 
     def _note_resume(self) -> None:
         """Fills in what the last start cost, once it shows."""
-        found = re.search(r"resumed from step (\d+)|starting from scratch", self.job.tail(10**9)[self.reported :])
+        found = re.search(r"resumed from step (\d+)|starting from scratch", self._said())
         waiting = [s for s in self.strikes if s.start_to_step_s is None and s.resumed_step == -1]
         if not found or not waiting:
             return
@@ -129,10 +112,28 @@ class Drill:
             strike.resumed_step = int(found.group(1) or 0)
             strike.start_to_step_s = round(time.time() - self.job.started, 2)
             print(f"  resumed from step {strike.resumed_step} after {strike.start_to_step_s} s", flush=True)
+        self.recovering = waiting[-1]
+
+    def _note_commit(self) -> None:
+        """Fills in when the recovery was over, and the parts of its start."""
+        strike = self.recovering
+        if strike is None or strike.resumed_step is None:
+            return
+        committed = (int(p.parent.name[5:]) for p in self.job.run_dir.glob("checkpoints/step-*/manifest.json"))
+        if max(committed, default=0) > strike.resumed_step:
+            strike.kill_to_commit_s = round(time.monotonic() - self.killed_at, 2)
+            if told := re.search(r"^ready .* after the launch: (.*)$", self._said(), re.MULTILINE):
+                strike.start_parts_s = {k: float(s) for k, s in (part.split() for part in told[1].split(", "))}
+            self.recovering = None
+
+    def _said(self) -> str:
+        """The output of this start."""
+        return self.job.tail(10**9)[self.reported :]
 
     def _live(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         while time.monotonic() < end and self.job.process is not None and self.job.process.poll() is None:
+            self._note_commit()
             time.sleep(0.01)
 
     def _wait(self) -> int:
@@ -141,6 +142,7 @@ class Drill:
         while self.job.process.poll() is None:
             if self._running_step():
                 self._note_resume()
+            self._note_commit()
             assert time.monotonic() < end, f"the job hangs\n{self.job.tail()}"
             time.sleep(0.05)
         self._note_resume()
@@ -173,19 +175,22 @@ class Drill:
                 filler.unlink()
                 return False
             case "notice":
-                strike.resumed_step = -1
+                self._kills(strike)
                 if self.job.process is not None and self.job.process.poll() is None:
                     os.kill(self.job.process.pid, signal.SIGTERM)
                     self._live(10)
                 self.job.kill()
             case _:
-                strike.resumed_step = -1
+                self._kills(strike)
                 self.job.kill()
                 if fault == "byte flipped":
                     self._flip()
         if fault == "kill, fresh node":
             shutil.rmtree(self.job.run_dir, ignore_errors=True)
         return True
+
+    def _kills(self, strike: Strike) -> None:
+        strike.resumed_step, self.recovering, self.killed_at = -1, None, time.monotonic()
 
     def _flip(self) -> None:
         store = self.folder / "store/bucket/runs" / self.config.run_id / "checkpoints"
@@ -221,7 +226,10 @@ def configure(folder: Path, steps: int, ranks: int, standin: bool) -> c.RunConfi
     from examples.demo import shapes
 
     shapes.prepare(folder / "data", 64, 16, seed=0)
-    (folder / "reward.py").write_text(REWARD)
+    for run in ("calm", "job"):  # each counts what it grades
+        (folder / run).mkdir()
+        count = f"    open({str(folder / run / 'graded')!r}, 'a').write('.')\n    return"
+        (folder / run / "reward.py").write_text(REWARD.replace("    return", count))
     if standin:
         (folder / "model").mkdir()
         (folder / "model/config.json").write_text("{}")
@@ -236,7 +244,7 @@ def configure(folder: Path, steps: int, ranks: int, standin: bool) -> c.RunConfi
         rollout=c.Rollout(prompts_per_step=4, samples_per_prompt=4, max_tokens=12, kv_cache_gib=0.25, sleep_level=0),
         algorithm=c.Algorithm(micro_batch_tokens=400, kl_coef=0.01, normalize_reward=True),
         optimizer=c.Optimizer(learning_rate=1e-3),
-        rewards=c.Rewards(function=f"{folder}/reward.py:reward", workers=1),
+        rewards=c.Rewards(function=f"{folder}/calm/reward.py:reward", workers=1),
         checkpoint=c.Checkpoint(every_steps=2, keep_last=2, keep_last_remote=2),
         placement=c.Placement(workers_per_node=ranks, device="cpu"),
         logging=c.Logging(tensorboard=False, samples_per_step=0),
@@ -271,6 +279,7 @@ def play(
             config,
             run=replace(config.run, dir=str(folder / "disk/run")),
             checkpoint=replace(config.checkpoint, remote="s3://bucket/runs"),
+            rewards=replace(config.rewards, function=f"{folder}/job/reward.py:reward"),
         )
         env = servers.s3_environment(relay.port) | {"SPOTRL_NOTICE_S": "5"}
         job = Job(disturbed, folder / "job", env, module)
@@ -293,31 +302,20 @@ def play(
         assert not list(job.run_dir.rglob("*.partial")), "partial files are left over"
         segments = {name for name in shared_memory() - segments if not standin}
         assert not segments, f"shared memory is left over: {sorted(segments)}"
-    return summary(drill, wall_s, config)
-
-
-def summary(drill: Drill, wall_s: float, config: c.RunConfig) -> dict:
-    """The figures of a drill."""
-    lost = [s.lost_steps for s in drill.strikes if s.lost_steps is not None]
-    resumed = [s.start_to_step_s for s in drill.strikes if s.start_to_step_s is not None]
-    return {
-        "job": drill.job.module,
-        "faults": {name: sum(s.fault == name for s in drill.strikes) for name in FAULTS},
-        "small_disk": drill.small_disk,
+        graded = {run: folder / run / "graded" for run in ("calm", "job")}
+        counts = {run: path.stat().st_size if path.exists() else 0 for run, path in graded.items()}
+        replays = re.findall(r"^rollout log: steps (\d+) to (\d+) are replayed", job.tail(10**9), re.MULTILINE)
+        # A kill amid grading, or a disk lost before the store had the log, samples a step's completions once more.
+        again, kills = counts["job"] - counts["calm"], sum(s.resumed_step is not None for s in drill.strikes)
+        lost = sum(s.lost_steps or 0 for s in drill.strikes if s.fault == "kill, fresh node")
+        assert again <= (kills + lost) * config.samples_per_step, f"{again} completions were sampled again"
+    return summary(drill.strikes, config) | {
+        "job": module,
+        "small_disk": small,
         "starts": drill.starts,
-        "steps": config.run.max_steps,
-        "ranks": config.placement.world_size,
-        "checkpoint_every_steps": config.checkpoint.every_steps,
-        "steps_lost_per_preemption_mean": round(statistics.fmean(lost), 2) if lost else None,
-        "steps_lost_per_preemption_max": max(lost, default=None),
-        "steps_lost_by_fault": {
-            name: [s.lost_steps for s in drill.strikes if s.fault == name and s.lost_steps is not None]
-            for name in FAULTS
-            if any(s.fault == name and s.lost_steps is not None for s in drill.strikes)
-        },
-        "start_to_first_resumed_step_s_median": round(statistics.median(resumed), 1) if resumed else None,
-        "start_to_first_resumed_step_s_max": max(resumed, default=None),
-        "strikes": [asdict(s) | {"lost_steps": s.lost_steps} for s in drill.strikes],
+        "completions": counts["calm"],
+        "completions_sampled_again": again,
+        "steps_replayed": sum(int(last) - int(first) + 1 for first, last in replays),
         "wall_s": round(wall_s, 1),
         "equal_to_undisturbed": True,
     }
@@ -343,6 +341,10 @@ def main() -> int:
         except AssertionError as error:
             print(f"the drill failed: {error}", file=sys.stderr)
             return 1
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    cpus = Path("/proc/cpuinfo").read_text().splitlines()
+    figures["revision"] = git.stdout.strip()
+    figures["processor"] = next((line.split(":")[1].strip() for line in cpus if "model name" in line), "")
     text = re.sub(r"[\[{]\s+([^\[\]{}]+?)\s+[\]}]", lambda m: " ".join(m[0].split()), json.dumps(figures, indent=1))
     print(text)
     if a.json:

@@ -91,6 +91,9 @@ class Run:
         self.rollouts.open(step)
         return step
 
+    def begin(self, step, total):
+        self.phases.begin(step, total)
+
     def check_first_sync(self):
         pass
 

@@ -14,9 +14,10 @@ from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
 from recipes import run_record
-from recipes.drivers import dashboard, desk_python
+from recipes.drivers import dashboard, desk_python, trained
 from recipes.run_record import RunRecord
 from tests.observe.written_run import write_run
+from trainer import config as c
 from trainer.checkpoint.attempt import Attempts
 from trainer.node import dashboard as published
 from trainer.observe.node_monitor import append
@@ -64,6 +65,17 @@ def test_a_run_of_another_desk_is_seen_in_its_bucket_alone(bucket, capfd):
     assert code == 0 and len((folder / "metrics.jsonl").read_text().splitlines()) == 7
     code, out, _ = run(capfd, "report", "far", "--bucket", bucket)
     assert code == 0 and "reward" in Path(out.strip().splitlines()[-1]).read_text()
+
+
+def test_a_run_of_another_desk_is_served_and_scored_from_its_bucket(bucket, tmp_path):
+    config = c.RunConfig(run=c.Run(name="theirs"), model=c.Model(path="Qwen/Qwen3-VL-8B-Instruct", max_pixels=99_999))
+    stream = Stream(tmp_path / "machine", Storage(f"{bucket}/far"), "9-again", 3600.0, lambda: False)
+    (tmp_path / "machine/config.yaml").write_text(c.dump(config))
+    stream.close()
+    own = trained.served("far", bucket, None)
+    assert {f"storage.weights={bucket}/far/checkpoints/hf", "model.max_pixels=99999", "run.name=far"} <= set(own)
+    recipe, own = trained.evaluated("far", bucket, None)
+    assert recipe == "grpo-qwen3-vl-8b-mathv60k" and "model.max_pixels=99999" in own
 
 
 def test_a_profile_is_asked_for_on_this_machine_or_through_the_bucket(bucket, capfd):

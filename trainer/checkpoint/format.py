@@ -4,7 +4,8 @@ One checkpoint is one folder `step-00000020`. Every rank writes its own files th
 
     rank-00001-of-00004.safetensors      flat fp32 pieces `master/NAME`, `exp_avg/NAME`, `exp_avg_sq/NAME`
     rank-00001-of-00004.1.safetensors    more of them, once a file has reached `FILE_BYTES`
-    rank-00001-of-00004.json             which [start, stop) of which flat parameter lies in which file; RNG states
+    rank-00001-of-00004.json             which [start, stop) of which flat parameter lies in which file, the CRC-32 of
+                                         every MiB of these, RNG states
 
 The driver adds `state.json` and, last, `manifest.json` (sizes and sha256 of every file, and the attempt that wrote
 them): without it there is no checkpoint. In the store every attempt of a run has a folder of its own in a step's,
@@ -29,16 +30,14 @@ from typing import Any
 
 import torch
 
+from trainer.checkpoint.errors import CheckpointError
+from trainer.checkpoint.ranges import BLOCK_BYTES, DTYPES, BlockSums
 from trainer.config import RunConfig, fingerprint, resume_view
 
 FILE_BYTES = 4 << 30
 """Largest shard file: a failed upload is repeated from the start of one file, and stores join small files quickly."""
 CHUNK_BYTES = 8 << 20
 """Written and hashed at a time."""
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint could not be written. The message says what to change, where something can be changed."""
 
 
 @dataclass(frozen=True)
@@ -182,8 +181,8 @@ def _digest(manifest: dict[str, Any]) -> str:
 # --- writing files ----------------------------------------------------------------------------------------------------
 
 
-def write_file(path: Path, parts: Iterable[Any]) -> tuple[int, str]:
-    """Writes buffers to `path` through a temporary file, durably. Returns (bytes, sha256)."""
+def write_file(path: Path, parts: Iterable[Any], sums: BlockSums | None = None) -> tuple[int, str]:
+    """Writes buffers to `path` through a temporary file, durably; `sums` gets them too. Returns (bytes, sha256)."""
     scratch = path.with_name(f".{path.name}.partial")
     digest, count = hashlib.sha256(), 0
     try:
@@ -194,6 +193,8 @@ def write_file(path: Path, parts: Iterable[Any]) -> tuple[int, str]:
                     piece = view[at : at + CHUNK_BYTES]
                     file.write(piece)
                     digest.update(piece)
+                    if sums:
+                        sums.add(piece)
                     count += len(piece)
             file.flush()
             os.fsync(file.fileno())
@@ -201,10 +202,6 @@ def write_file(path: Path, parts: Iterable[Any]) -> tuple[int, str]:
     finally:
         scratch.unlink(missing_ok=True)
     return count, digest.hexdigest()
-
-
-DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-"""safetensors' names."""
 
 
 def safetensors_header(entries: dict[str, tuple[torch.dtype, tuple[int, ...]]], metadata: dict[str, str]) -> bytes:
@@ -232,7 +229,7 @@ def write_shards(
 
     Tensors go kind by kind, "master" last: of a large model, an export fetches only the files that hold weights.
     """
-    stem, index, records = rank_stem(rank, world_size), {}, []
+    stem, index, records, blocks = rank_stem(rank, world_size), {}, [], {}
     files: list[dict[str, torch.Tensor]] = [{}]
     filled = 0
     for kind in sorted({kind for shard in shards.values() for kind in shard.tensors}):
@@ -255,9 +252,11 @@ def write_shards(
         about["index"] = json.dumps({name: index[name][:3] for name in names}, separators=(",", ":"))
         header = safetensors_header({key: (t.dtype, (t.numel(),)) for key, t in tensors.items()}, about)
         file_name = f"{stem}{f'.{number}' if number else ''}.safetensors"
-        count, sha256 = write_file(folder / file_name, [header, *map(raw_bytes, tensors.values())])
+        sums = BlockSums()
+        count, sha256 = write_file(folder / file_name, [header, *map(raw_bytes, tensors.values())], sums)
         records.append(FileRecord(file_name, count, sha256))
+        blocks[file_name] = sums.packed()
     sidecar = {"step": step, "rank": rank, "world_size": world_size, "files": [r.name for r in records], "index": index}
-    sidecar["extra"] = encode(extra)
+    sidecar |= {"block_bytes": BLOCK_BYTES, "crc32": blocks, "extra": encode(extra)}
     count, sha256 = write_file(folder / f"{stem}.json", [json.dumps(sidecar, separators=(",", ":")).encode()])
     return [FileRecord(f"{stem}.json", count, sha256), *records]

@@ -1,7 +1,7 @@
 """Reading checkpoints: any number of ranks from shards of any number.
 
-Files come from the local folder where they are whole, else from the store, one by one as they are needed; every file's
-sha256 is compared with the manifest's before it is used.
+Files come from the local folder where they are whole, else from the store as they are needed; every file's sha256 is
+compared with the manifest's before it is used. Ranks of another number than wrote it read ranges of the store's files.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import threading
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,23 +22,18 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from trainer.checkpoint.format import (
-    CheckpointError,
-    decode,
-    rank_stem,
-    unpack,
-)
+from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint
+from trainer.checkpoint.format import decode, rank_stem, unpack
+from trainer.checkpoint.ranges import BLOCK_BYTES, RangedShard, unpacked
 from trainer.config import ConfigError
 from trainer.storage.storage import Storage
 
 PARALLEL_FILES = 4
 """Files that one reader fetches and verifies at a time."""
+PARALLEL_READS = 8
+"""Slices that `stream` reads at a time, each of at most a rank's piece of one parameter."""
 Identity = tuple[str, int, int, int]
 """Path, bytes, time of the last change (ns) and inode: a file that is the same has the same content."""
-
-
-class CorruptCheckpoint(CheckpointError):
-    """A file of a committed checkpoint is missing or has another sha256: fall back to the checkpoint before it."""
 
 
 @dataclass(frozen=True)
@@ -132,22 +130,26 @@ class _Piece:
 class ShardReader:
     """Flat parameters of one checkpoint, in any pieces, over however many shard files.
 
-    source: a `Found`, or the folder of a whole local checkpoint. Raises CorruptCheckpoint, from any method, when a file
+    source: a `Found`, or the folder of a whole local checkpoint. ranged: of files that are not here only what is read
+    is fetched, and kept nowhere; else whole files, to the disk. Raises CorruptCheckpoint, from any method, when a file
     is missing or damaged.
     """
 
-    def __init__(self, source: Found | str | Path):
+    def __init__(self, source: Found | str | Path, ranged: bool = False):
         self.found = source if isinstance(source, Found) else open_folder(source)
+        self._storage = Storage(self.found.url) if ranged and self.found.url else None
         self.world_size = self.found.world_size
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._pieces: dict[str, list[_Piece]] = {}
         self._siblings: dict[tuple[int, str], set[str]] = {}
-        self._coming: dict[str, Future[Path]] = {}
+        self._sums: dict[str, array] = {}
+        self._open: dict[str, Future[Any]] = {}
+        self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(PARALLEL_FILES, thread_name_prefix="fetch")
-        self._open: dict[str, Any] = {}
-        for rank in range(self.world_size):
+        sidecars = [self._pool.submit(self._sidecar, rank) for rank in range(self.world_size)]
+        for rank, sidecar in enumerate(sidecars):
             try:
-                self._take(rank, self._sidecar(rank))
+                self._take(rank, sidecar.result())
             except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
                 which = f"checkpoint of step {self.found.step}: {rank_stem(rank, self.world_size)}.json"
                 raise CorruptCheckpoint(f"{which} is no index: {error!r}") from error
@@ -163,6 +165,8 @@ class ShardReader:
             self._pieces.setdefault(name, []).append(_Piece(rank, start, stop, files))
             for kind, file in files.items():
                 self._siblings.setdefault((rank, kind), set()).add(file)
+        if sidecar.get("block_bytes") == BLOCK_BYTES:
+            self._sums |= {file: unpacked(sums) for file, sums in sidecar["crc32"].items()}
 
     def names(self) -> list[str]:
         """Names of the parameters, in the order in which they were written."""
@@ -192,14 +196,26 @@ class ShardReader:
             if low != at:
                 break
             try:
-                values = self._file(piece, kind).get_slice(f"{kind}/{name}")
-                parts.append(values[low - piece.start : high - piece.start])
+                file, (first, last) = self._file(piece, kind), (low - piece.start, high - piece.start)
+                key, ranged = f"{kind}/{name}", isinstance(file, RangedShard)
+                parts.append(file.read(key, first, last) if ranged else file.get_slice(key)[first:last])
             except (SafetensorError, KeyError, IndexError) as error:
                 raise CorruptCheckpoint(f"checkpoint of step {self.found.step}: {kind}/{name}: {error}") from error
             at = high
         if at != stop:
             raise CorruptCheckpoint(f"checkpoint of step {self.found.step}: no shard holds {kind}/{name} from {at} on")
         return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else torch.empty(0)
+
+    def stream(self, wanted: Iterable[tuple[str, str, int, int]]) -> Iterator[torch.Tensor]:
+        """`read` of every (kind, name, start, stop), in order; the next ones are under way meanwhile."""
+        coming: deque[Future[torch.Tensor]] = deque()
+        with ThreadPoolExecutor(PARALLEL_READS, thread_name_prefix="read") as pool:
+            for one in wanted:
+                coming.append(pool.submit(self.read, *one))
+                if len(coming) > PARALLEL_READS:
+                    yield coming.popleft().result()
+            while coming:
+                yield coming.popleft().result()
 
     def extra(self, rank: int) -> dict[str, Any]:
         """What a rank saved besides (RNG states). Raises CheckpointError if the checkpoint has no such rank."""
@@ -211,13 +227,18 @@ class ShardReader:
         return json.loads(self.found.local(f"{rank_stem(rank, self.world_size)}.json").read_text())
 
     def _file(self, piece: _Piece, kind: str) -> Any:
-        name = piece.files[kind]
-        if name not in self._open:
+        with self._lock:
             for sibling in sorted(self._siblings[piece.rank, kind]):  # who reads one of a rank's files reads them all
-                if sibling not in self._coming:
-                    self._coming[sibling] = self._pool.submit(self.found.local, sibling)
-            self._open[name] = safe_open(self._coming[name].result(), framework="pt")
-        return self._open[name]
+                if sibling not in self._open:
+                    self._open[sibling] = self._pool.submit(self._opened, sibling)
+        return self._open[piece.files[kind]].result()
+
+    def _opened(self, name: str) -> Any:
+        if self._storage and name in self._sums:
+            entry = self.found.file(name)
+            if not matches(Path(self.found.directory) / name, entry, self.found.verified):
+                return RangedShard(self._storage, name, entry["bytes"], self._sums[name])
+        return safe_open(self.found.local(name), framework="pt")
 
 
 def open_folder(folder: str | Path) -> Found:
@@ -246,14 +267,12 @@ def read_state(found: Found) -> dict[str, Any]:
 def fetch_rank(found: Found, rank: int, world_size: int) -> None:
     """Brings what a rank is going to read to its disk, verified. Raises CorruptCheckpoint, StorageError.
 
-    Of a checkpoint by another number of ranks nothing: only the policy knows which of their files it needs.
+    Of a checkpoint by another number of ranks the indexes: only the policy knows which slices it needs.
     """
-    if found.world_size == world_size:
-        own = rank_stem(rank, world_size)
-        names = [entry["name"] for entry in found.manifest["files"]]
-        wanted = [name for name in names if name.startswith(own) or name.endswith(f"-of-{world_size:05d}.json")]
-        with ThreadPoolExecutor(PARALLEL_FILES, thread_name_prefix="fetch") as pool:
-            list(pool.map(found.local, wanted))
+    own, index = rank_stem(rank, world_size), f"-of-{found.world_size:05d}.json"
+    names = [entry["name"] for entry in found.manifest["files"]]
+    with ThreadPoolExecutor(PARALLEL_FILES, thread_name_prefix="fetch") as pool:
+        list(pool.map(found.local, [name for name in names if name.startswith(own) or name.endswith(index)]))
 
 
 def fetch_all(found: Found) -> Path:

@@ -84,6 +84,12 @@ def resume_view(config: RunConfig) -> dict[str, Any]:
     return {key: value for key, value in flat.items() if not ignored(key)}
 
 
+def checkpoint_suffices(config: RunConfig) -> bool:
+    """Whether a resume needs no base weights: all are trained, and no reference keeps the first ones."""
+    reference = config.method == "grpo" and config.algorithm.kl_coef
+    return not (reference or config.lora.rank or config.model.freeze_vision)
+
+
 def fingerprint(config: RunConfig) -> str:
     """sha256 of `resume_view`."""
     return hashlib.sha256(json.dumps(resume_view(config), sort_keys=True).encode()).hexdigest()

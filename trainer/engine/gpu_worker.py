@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from trainer.algorithm.scheduling import Cost
 from trainer.checkpoint.format import CheckpointError
 from trainer.checkpoint.manager import Found, RankStatus, ShardReader, ShardWriter
 from trainer.checkpoint.reader import fetch_rank
-from trainer.config import RunConfig, budget
+from trainer.config import RunConfig, budget, checkpoint_suffices
 from trainer.data import lengths
 from trainer.data.byte_cache import ByteCache
 from trainer.data.dataset import Dataset
@@ -49,6 +49,7 @@ class Worker:
         self.datasets: dict[tuple[str, str], Dataset] = {}
         self.images = ByteCache(int(config.data.image_cache_gib * 2**30))
         self._ahead = ThreadPoolExecutor(1, "images")
+        self._fetching: Future[None] | None = None
         self.recorder: Recorder | None = None
         if self.device.type == "cpu":
             torch.set_num_threads(config.placement.threads_per_worker)
@@ -73,7 +74,7 @@ class Worker:
         found: a checkpoint whose files are fetched meanwhile; what fails there, `load` tells.
         """
         if found is not None:
-            self._ahead.submit(fetch_rank, found, rank, self.config.placement.world_size)
+            self._fetching = self._ahead.submit(fetch_rank, found, rank, self.config.placement.world_size)
         beacon.start(rank)  # before DeepSpeed and vLLM bind torch.distributed's functions
         post_mortem.install(handled=(CheckpointError,))
         # Here, so that the driver, which only names this class, loads no DeepSpeed.
@@ -96,7 +97,8 @@ class Worker:
         init_distributed(self.device.type)
         banned = self.prompter.banned_token_ids() if self.config.method == "grpo" else []
         shape = model_shapes.from_config(self.prompter.hf_config.to_dict())
-        self.policy = Policy(self.config, shape, banned, self.device, total_updates)
+        empty = found is not None and checkpoint_suffices(self.config)
+        self.policy = Policy(self.config, shape, banned, self.device, total_updates, empty)
         self.writer = ShardWriter(self.config, rank, world)
         self.engine: Any = None
         if self.config.method == "grpo":
@@ -334,7 +336,8 @@ class Worker:
 
         Waits for no other rank: one whose files are damaged must not leave the others in a collective.
         """
-        self.policy.load(ShardReader(found).read)
+        wait([self._fetching] if self._fetching else [])  # what came of it is on the disk; the rest is read by ranges
+        self.policy.load(ShardReader(found, ranged=True).stream)
 
     def loaded(self, updates: int) -> None:
         """Resumes from the loaded checkpoint, after all ranks have loaded it."""

@@ -7,7 +7,7 @@ a rank has at most one range [start, stop) of a parameter: a checkpoint of one s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,17 +50,20 @@ class Partition:
         return Shard(shape=whole_shape(p), start=piece.start, stop=piece.stop, tensors=tensors)
 
     @torch.no_grad()
-    def load(self, read: Callable[[str, str, int, int], Tensor]) -> None:
-        """Takes over weights and moments: `read(kind, name, start, stop)` gives [stop - start] of a flat parameter."""
-        for name, p in self.trained.items():
-            piece = self._piece(p)
-            if piece.start == piece.stop:
-                continue
-            views = self._views(piece)
-            for kind, view in views.items():
-                view.copy_(read(kind, name, piece.start, piece.stop))
-            if self.stage == 3:
-                p.ds_tensor.data.view(-1)[: piece.stop - piece.start].copy_(views["master"])
+    def load(self, stream: Callable[[Iterable[tuple[str, str, int, int]]], Iterable[Tensor]]) -> None:
+        """Takes over weights and moments: `stream` gives [stop - start] of every (kind, name, start, stop) of a flat
+        parameter.
+        """
+        pieces = {name: self._piece(p) for name, p in self.trained.items()}
+        pieces = {name: piece for name, piece in pieces.items() if piece.start < piece.stop}
+        views = {name: self._views(piece) for name, piece in pieces.items()}
+        wanted = [(kind, name) for kind in sorted(KINDS) for name in pieces]  # as they lie in the files
+        values = stream((kind, name, pieces[name].start, pieces[name].stop) for kind, name in wanted)
+        for (kind, name), value in zip(wanted, values, strict=True):
+            views[name][kind].copy_(value)
+        for name, view in views.items() if self.stage == 3 else ():
+            master = view["master"]
+            self.trained[name].ds_tensor.data.view(-1)[: len(master)].copy_(master)
 
     @torch.no_grad()
     def publish(self, updates: int) -> None:
@@ -94,7 +97,7 @@ class Partition:
         optimizer = self.zero.optimizer
         state = optimizer.state[piece.flat]
         if not state:
-            on = piece.flat.device if optimizer.defaults.get("fused") else "cpu"
+            on = self.device if optimizer.defaults.get("fused") else "cpu"
             state["step"] = torch.zeros((), dtype=torch.float32, device=on)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(piece.flat), torch.zeros_like(piece.flat)
         held = (piece.flat.detach(), state["exp_avg"], state["exp_avg_sq"])

@@ -63,15 +63,22 @@ class Policy:
     """One rank's part of the policy. Every method but `load` is collective: all ranks call it, in order."""
 
     def __init__(
-        self, config: RunConfig, shape: Shape, banned_token_ids: list[int], device: torch.device, total_updates: int
+        self,
+        config: RunConfig,
+        shape: Shape,
+        banned_token_ids: list[int],
+        device: torch.device,
+        total_updates: int,
+        empty: bool = False,
     ) -> None:
+        """empty: `load` will bring every weight, so that no base weights are read, nor downloaded."""
         self.config, self.device, self.total_updates = config, device, total_updates
         self.world_size, self.rank = dist.get_world_size(), dist.get_rank()
         self.updates = 0
         self._moves = device.type == "cuda" and not config.optimizer.offload_optimizer
         ds_config = zero_config(config, shape)
         temperature = config.rollout.temperature if config.method == "grpo" else 1.0
-        scorer = self._scorer(ds_config, banned_token_ids, temperature)
+        scorer = self._scorer(ds_config, banned_token_ids, temperature, empty)
         if config.model.gradient_checkpointing:
             scorer.model.gradient_checkpointing_enable({"use_reentrant": False})
         scorer.train()
@@ -94,19 +101,26 @@ class Policy:
             self.reference = quietly(deepspeed.initialize, model=reference, config=frozen)[0]
         FUNCTIONAL.linear = LINEAR  # see `frugal`
 
-    def _scorer(self, ds_config: dict[str, Any], banned: list[int], temperature: float) -> LogprobModel:
-        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    def _scorer(
+        self, ds_config: dict[str, Any], banned: list[int], temperature: float, empty: bool = False
+    ) -> LogprobModel:
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
         model = self.config.model
         self._hf_ds_config = HfDeepSpeedConfig(ds_config)  # while alive, from_pretrained shards as it loads
         dtype = torch.bfloat16 if model.dtype == "bf16" else torch.float32
         kwargs: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa"}
-        if model.revision:
-            kwargs["revision"] = model.revision
+        revision = {"revision": model.revision} if model.revision else {}
+
+        def build(kind: Any) -> Any:
+            if empty:
+                return kind.from_config(AutoConfig.from_pretrained(model.path, **revision), **kwargs)
+            return kind.from_pretrained(model.path, **revision, **kwargs)
+
         try:
-            hf = AutoModelForImageTextToText.from_pretrained(model.path, **kwargs)
+            hf = build(AutoModelForImageTextToText)
         except ValueError:  # not a vision-language architecture
-            hf = AutoModelForCausalLM.from_pretrained(model.path, **kwargs)
+            hf = build(AutoModelForCausalLM)
         exact_frequencies(hf)
         if self.config.lora.rank:
             lora.inject(hf, self.config.lora, self.config.run.seed)
@@ -236,10 +250,12 @@ class Policy:
         """This rank's part of the fp32 weights and Adam's moments; `host(key, tensor)` copies it off the device."""
         return self.partition.shards(host)
 
-    def load(self, read: Callable[[str, str, int, int], Tensor]) -> None:
-        """Takes over weights and moments: `read(kind, name, start, stop)` gives [stop - start] of a flat parameter."""
+    def load(self, stream: Callable[[Iterable[tuple[str, str, int, int]]], Iterable[Tensor]]) -> None:
+        """Takes over weights and moments: `stream` gives [stop - start] of every (kind, name, start, stop) of a flat
+        parameter.
+        """
         self.reload()
-        self.partition.load(read)
+        self.partition.load(stream)
 
     def loaded(self, updates: int) -> None:
         """After every rank's `load`: resumes from optimizer step `updates`."""

@@ -110,7 +110,7 @@ class Engine:
             self.llm = LLM(
                 model=config.model.path,
                 dtype="bfloat16" if config.model.dtype == "bf16" else "float32",
-                load_format="auto",  # "dummy" would also randomise buffers that no sync brings (image normalisation)
+                load_format=weight_sync.BACKEND,
                 tensor_parallel_size=rollout.tensor_parallel,
                 distributed_executor_backend="external_launcher",
                 max_model_len=config.data.prompt_max_tokens + rollout.max_tokens,

@@ -23,7 +23,7 @@ import numpy as np
 import torch.distributed as dist
 
 from trainer import config as configuration
-from trainer.checkpoint.format import CheckpointError
+from trainer.checkpoint.errors import CheckpointError
 from trainer.checkpoint.manager import Found
 from trainer.config import ConfigError, RunConfig, fingerprint
 from trainer.data.dataset import Dataset

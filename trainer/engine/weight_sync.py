@@ -18,8 +18,11 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.model_loader import register_model_loader
+from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 BACKEND = "in_process"
+"""Name of the weight transfer, and of the loader that leaves all weights to it."""
 
 
 class Engine(Protocol):
@@ -102,10 +105,24 @@ class InProcessEngine(WeightTransferEngine[NoInit, Weights]):
         raise NotImplementedError
 
 
+class NoWeights(BaseModelLoader):
+    """Reads no file, for the first sync brings every weight. vLLM's "dummy" would randomize buffers too, which none
+    does."""
+
+    def download_model(self, model_config: Any) -> None:
+        """Nothing to do."""
+
+    def load_weights(self, model: Any, model_config: Any) -> None:
+        """Zeros, since what memory holds may be NaN."""
+        for parameter in model.parameters():
+            parameter.data.zero_()
+
+
 def register() -> None:
-    """Makes the backend known to vLLM, once per process."""
+    """Makes transfer and loader known to vLLM, once per process."""
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, InProcessEngine)
+        register_model_loader(BACKEND)(NoWeights)
 
 
 def push(groups: Iterable[list[tuple[str, Tensor]]], engine: Engine) -> None:

@@ -24,7 +24,7 @@ from trainer.exit_codes import (
     EXIT_RAY,
     FINAL_EXIT_CODES,
 )
-from trainer.node import machine, rendezvous, watchdog
+from trainer.node import machine, model_fetch, rendezvous, watchdog
 from trainer.node import preemption as preempt
 from trainer.node import topology as environment
 from trainer.node.preflight import amd, gpus, host, infiniband, speed, tokens
@@ -91,6 +91,8 @@ class Launcher(ABC):
         self.env = dict(os.environ) | cache_variables(os.environ)
         self.ray: RayNode | None = None
         self.prober: Prober | None = None
+        self.children = contextlib.ExitStack()
+        self.fetching: subprocess.Popen[str] | None = None
         self.why = ""
         self.began_unix_s = time.time()
 
@@ -125,7 +127,14 @@ class Launcher(ABC):
         ray.env[preempt.FLAG_VARIABLE] = str(ray.temp / "notice")
         ray.env |= watchdog.variables(self.beacons(ray), self.config.watch.post_mortem)
         self.ray = ray
+        self.fetch_model()
         return ray
+
+    def fetch_model(self) -> None:
+        """Starts the download of a hub model's weights, once, beside what follows."""
+        if self.fetching is None and not self.arguments.command and model_fetch.from_hub(self.config):
+            command = [sys.executable, "-m", "trainer.node.model_fetch", "--config", self.arguments.config]
+            self.fetching = self.children.enter_context(self.child(command, self.env))
 
     def submit(self, env: dict[str, str]) -> Job:
         """Starts the job: the loop of the run's method, unless the command line names another command.
@@ -213,6 +222,7 @@ class Launcher(ABC):
 
     def close(self, code: int) -> None:
         """Ends every process that this launcher started. Keeps Ray's logs after a failure."""
+        self.children.close()
         if self.prober is not None:
             self.prober.close()
         if self.ray is not None:

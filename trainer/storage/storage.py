@@ -118,30 +118,32 @@ class Storage:
         finally:
             partial.unlink(missing_ok=True)
 
-    def _download(self, key: str, take: Callable[[Any], None]) -> int:
-        """Passes every byte of an object to `take`, in order. Returns their number."""
-        at, size, began = 0, -1, time.monotonic()
+    def _download(self, key: str, take: Callable[[Any], None], start: int = 0, stop: int | None = None) -> int:
+        """Passes bytes [start, stop) of an object to `take`, in order; None: to its end. Returns their number."""
+        at, size, began = start, -1, time.monotonic()
         told = began
 
         async def stream() -> None:
             nonlocal at, size, told
             skip = 0 if self._ranges else at
-            options: Any = {"range": {"offset": at}} if at and self._ranges else None
+            part = {"range": {"offset": at} if stop is None else (at, stop)}
+            options: Any = part if self._ranges and (at or stop is not None) else None
             answer = await asyncio.wait_for(
                 obstore.get_async(self._slow_store, key, options=options), self.retry.stall_s
             )
             size, chunks = answer.meta["size"], answer.stream(min_chunk_size=CHUNK_BYTES)
-            while True:
+            size = size if stop is None else min(size, stop)
+            while at != size:
                 chunk = await asyncio.wait_for(anext(chunks, None), self.retry.stall_s)
                 if chunk is None:
                     break
-                view = memoryview(chunk)[skip:]
+                view = memoryview(chunk)[skip:][: size - at]
                 skip = max(0, skip - len(chunk))
                 take(view)
                 at += len(view)
                 if (now := time.monotonic()) - told > TELL_S:
                     told = now
-                    done, rate = f"{at / 2**20:.0f} of {size / 2**20:.0f} MiB", at / 2**20 / (now - began)
+                    done, rate = f"{at / 2**20:.0f} of {size / 2**20:.0f} MiB", (at - start) / 2**20 / (now - began)
                     print(f"storage: {key}: {done}, {rate:.1f} MiB/s", file=sys.stderr, flush=True)
             if at != size:
                 raise exceptions.GenericError(f"{key}: got {at} of {size} bytes")
@@ -157,7 +159,7 @@ class Storage:
                     continue
                 failures = 0 if at > before else failures + 1
                 self._failed(f"download of {key} (at byte {at})", error, failures)
-        return at
+        return at - start
 
     def put_bytes(self, key: str, data: bytes) -> None:
         """Writes a small object in one request."""
@@ -191,19 +193,10 @@ class Storage:
         return self._try(f"download of {key}", lambda: bytes(obstore.get(self._store, key).bytes()))
 
     def get_range(self, key: str, start: int, stop: int) -> bytes:
-        """Bytes [start, stop) of an object; from a store without ranges the whole object is read."""
-
-        def fetch() -> bytes:
-            if self._ranges:
-                try:
-                    return bytes(obstore.get_range(self._store, key, start=start, end=stop))
-                except exceptions.GenericError as error:
-                    if "non-partial response" not in str(error):
-                        raise
-                    self._ranges = False
-            return bytes(obstore.get(self._store, key).bytes())[start:stop]
-
-        return self._try(f"download of {key}", fetch)
+        """Bytes [start, stop) of an object, as `get` fetches; from a store without ranges all before them is read."""
+        data = bytearray()
+        self._download(key, data.extend, start, stop)
+        return bytes(data)
 
     def list(self, prefix: str = "") -> Listing:
         """(key, bytes) of every object below the folder `prefix`, sorted."""

@@ -1,0 +1,173 @@
+"""Ranks of another number read their slices of the store's files: no more than these, and never a damaged block."""
+
+import json
+import shutil
+import threading
+import time
+
+import pytest
+import torch
+
+from tests import servers
+from tests.checkpoint.synthetic import (
+    KINDS,
+    again,
+    attempt,
+    configure,
+    cut,
+    finish,
+    piece,
+    place,
+    save,
+    spoil_file,
+    whole,
+    writers,
+)
+from trainer.checkpoint import ranges
+from trainer.checkpoint.errors import CorruptCheckpoint
+from trainer.checkpoint.manager import ShardReader
+from trainer.checkpoint.ranges import BLOCK_BYTES, BlockSums, RangedShard, unpacked
+from trainer.storage.storage import Storage
+
+WIDE = {"embed": (1500, 512), "layer": (512, 1024), "norm": (512,), "head": (1500, 512)}
+
+
+def wide(checkpoints, ranks, step):
+    """A checkpoint whose ranks' files have some ten blocks."""
+    full = whole(step, WIDE)
+    checkpoints.begin(step, {"step": step})
+    for writer in ranks:
+        shards = cut(full, writer.rank, writer.world_size, WIDE)
+        writer.start(step, shards, {}, None, checkpoints.sends, checkpoints.attempt)
+    finish(checkpoints, ranks)
+    return full
+
+
+def slices(rank: int, world_size: int) -> list[tuple[str, str, int, int]]:
+    return [(kind, name, *piece(torch.Size(WIDE[name]).numel(), rank, world_size)) for kind in KINDS for name in WIDE]
+
+
+@pytest.mark.parametrize("cuts", [[3, 1, BLOCK_BYTES - 4, 5, 2 * BLOCK_BYTES], [], [BLOCK_BYTES]])
+def test_sums_do_not_depend_on_how_a_file_was_written(cuts):
+    data, sums, one = torch.randint(256, (sum(cuts),), dtype=torch.uint8).numpy().tobytes(), BlockSums(), BlockSums()
+    one.add(memoryview(data))
+    at = 0
+    for count in cuts:
+        sums.add(memoryview(data)[at : at + count])
+        at += count
+    assert sums.packed() == one.packed()
+    assert len(unpacked(sums.packed())) == -(-len(data) // BLOCK_BYTES)
+
+
+@pytest.mark.parametrize(("n", "m"), [(2, 1), (1, 2), (2, 4), (3, 2)])
+def test_ranks_of_another_number_read_only_their_slices(tmp_path, told, n, m, monkeypatch):
+    config = configure(tmp_path)
+    full = wide(again(config, told), writers(config, n), 2)
+    shutil.rmtree(tmp_path / "run")
+    found = again(config, told).find()
+    total, fetched = sum(3 * 4 * torch.Size(shape).numel() for shape in WIDE.values()), []
+    get_range = Storage.get_range
+    monkeypatch.setattr(Storage, "get_range", lambda *a: (fetched.append(a[3] - a[2]), get_range(*a))[1])
+    for rank in range(m):
+        fetched.clear()
+        for (kind, name, start, stop), piece_ in zip(
+            slices(rank, m), ShardReader(found, ranged=True).stream(slices(rank, m)), strict=True
+        ):
+            assert torch.equal(piece_, full[name][kind][start:stop])
+        edges = 1 if n % m == 0 else len(KINDS) * len(WIDE)  # whole files, or a piece of every tensor of one
+        assert total / m <= sum(fetched) < total / m + 2 * BLOCK_BYTES * edges
+    assert not list((tmp_path / "run").rglob("*.safetensors")), "slices are kept nowhere"
+
+
+def test_what_is_here_is_not_fetched(run, tmp_path, told, monkeypatch):
+    config, checkpoints, ranks = run
+    save(checkpoints, ranks, 2)
+    found = again(config, told).find()
+    monkeypatch.setattr(Storage, "get_range", lambda *_: pytest.fail("the disk has it"))
+    assert torch.equal(ShardReader(found, ranged=True).read("master", "scale"), whole(2)["scale"]["master"])
+
+
+def test_a_damaged_block_falls_back_and_one_that_is_not_read_does_no_harm(tmp_path, told):
+    config = configure(tmp_path)
+    full = wide(again(config, told), writers(config, 1), 2)
+    wide(again(config, told), writers(config, 1), 4)
+    shutil.rmtree(tmp_path / "run")
+    path = place(tmp_path / "remote/test/checkpoints", 4) / "rank-00000-of-00001.safetensors"
+    spoil_file(path, "flip", path.stat().st_size // 2)
+    load = lambda rank: lambda found: list(ShardReader(found, ranged=True).stream(slices(rank, 2)))  # noqa: E731
+    found, pieces = again(config, told).restore(load(0))
+    assert found.step == 2
+    assert all(torch.equal(p, full[s[1]][s[0]][s[2] : s[3]]) for p, s in zip(pieces, slices(0, 2), strict=True))
+    assert any("is damaged from byte" in text and "falling back" in text for text in told)
+    unharmed = ShardReader(again(config, told).find(), ranged=True)
+    assert torch.equal(unharmed.read("exp_avg", "embed", 0, 100), whole(4, WIDE)["embed"]["exp_avg"][:100])
+
+
+def test_a_block_that_came_damaged_is_asked_for_once_more(tmp_path, told, monkeypatch):
+    config = configure(tmp_path)
+    full = wide(again(config, told), writers(config, 1), 2)
+    shutil.rmtree(tmp_path / "run")
+    get_range, asked = Storage.get_range, []
+
+    def bad_once(self, key, start, stop):
+        data = get_range(self, key, start, stop)
+        asked.append(key)
+        return data if len(asked) != 3 else data[:-1] + bytes([data[-1] ^ 1])
+
+    reader = ShardReader(again(config, told).find(), ranged=True)
+    monkeypatch.setattr(Storage, "get_range", bad_once)
+    assert torch.equal(reader.read("master", "head"), full["head"]["master"])
+
+
+def test_a_checkpoint_without_sums_is_read_file_by_file(tmp_path, told, monkeypatch):
+    """Those before there were sums."""
+    config = configure(tmp_path)
+    monkeypatch.setattr("trainer.checkpoint.format.BLOCK_BYTES", 0)
+    save(again(config, told), writers(config, 2), 2)
+    shutil.rmtree(tmp_path / "run")
+    found = again(config, told).find()
+    assert torch.equal(ShardReader(found, ranged=True).read("master", "scale"), whole(2)["scale"]["master"])
+    assert list((tmp_path / "run").rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize(("sums", "size"), [([], 5), ([0], 8)])
+def test_a_file_that_is_none_is_named(tmp_path, sums, size):
+    (tmp_path / "f").write_bytes((1 << 40).to_bytes(8, "little")[:size])
+    with pytest.raises(CorruptCheckpoint, match="f"):
+        RangedShard(Storage(str(tmp_path)), "f", size, ranges.array("I", sums))
+
+
+def test_an_index_with_sums_that_are_none_falls_back(run, tmp_path, told):
+    config, checkpoints, ranks = run
+    save(checkpoints, ranks, 2)
+    path = place(tmp_path / "run/checkpoints", 2) / "rank-00001-of-00002.json"
+    index = json.loads(path.read_text())
+    found = again(config, told).find()
+    path.write_text(json.dumps(index | {"crc32": {"a": "!"}}))
+    shutil.copy(path, place(tmp_path / "remote/test/checkpoints", 2) / path.name)
+    with pytest.raises(CorruptCheckpoint):
+        ShardReader(found)
+
+
+@pytest.mark.long
+def test_a_store_at_a_hundredth_of_the_speed_is_read_by_ranges(tmp_path, told, monkeypatch):
+    """Four ranks' checkpoint of 25 MB, 0.5 MB/s a connection, all of them cut once: a rank of two gets its half, and
+    little more than that comes over the link."""
+    with servers.moto() as server, servers.proxy(server.port) as relay:
+        for name, value in server.env.items():
+            monkeypatch.setenv(name, value)
+        config = configure(tmp_path, "checkpoint.remote=s3://bucket/runs")
+        full = wide(again(config, told), writers(config, 4), 2)
+        shutil.rmtree(tmp_path / "run")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{relay.port}")
+        found = attempt(config, told).find()
+        relay.down_bytes_per_s = 0.5e6
+        before, begun = relay.returned, time.monotonic()
+        reader = ShardReader(found, ranged=True)
+        for later, action in ((1.0, relay.cut), (1.5, relay.restore)):
+            threading.Timer(later, action).start()
+        for (kind, name, start, stop), values in zip(slices(1, 2), reader.stream(slices(1, 2)), strict=True):
+            assert torch.equal(values, full[name][kind][start:stop])
+        assert time.monotonic() - begun > 2.0, "nothing was cut"
+        half = sum(3 * 4 * torch.Size(shape).numel() for shape in WIDE.values()) / 2
+        assert half < relay.returned - before < 1.7 * half

@@ -1,0 +1,68 @@
+"""A hub model's weights are downloaded beside Ray's start, where the start reads them."""
+
+import json
+from dataclasses import replace
+
+import huggingface_hub
+import pytest
+
+from tests.data_prep import hub_server
+from trainer import config as c
+from trainer.node import model_fetch
+from trainer.session import model_folder
+
+FILES = {"config.json": b"{}", "consolidated.safetensors": b"another format", "tokenizer.json": b"{}"}
+
+
+def config(folder, **algorithm):
+    return c.RunConfig(
+        run=c.Run(name="r", dir=str(folder / "run")),
+        model=c.Model(path="owner/model"),
+        algorithm=c.Algorithm(**algorithm),
+        checkpoint=c.Checkpoint(remote=f"file://{folder}/store"),
+    )
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_only_the_weights_that_are_read_are_downloaded(tmp_path, monkeypatch, parts):
+    names = [f"model-{i}.safetensors" for i in range(parts)] if parts > 1 else ["model.safetensors"]
+    files = FILES | {name: name.encode() * 200 for name in names}
+    if parts > 1:
+        weight_map = {f"w{i}": name for i, name in enumerate(names)}
+        files["model.safetensors.index.json"] = json.dumps({"weight_map": weight_map}).encode()
+    with hub_server.serve() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        hub.add("owner/model", files)
+        folder = model_fetch.fetch(config(tmp_path), tmp_path / "cache")
+        assert sorted(path.name for path in folder.glob("*.safetensors")) == names
+        assert not any("consolidated" in path or "tokenizer" in path for _, path, _ in hub.requests)
+
+
+def test_a_resume_that_needs_none_downloads_none(tmp_path):
+    assert model_fetch.needed(config(tmp_path, kl_coef=0.0)), "the first start"
+    manifest = tmp_path / "store/r/checkpoints/step-00000002/1-abcdef/manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text("{}")
+    all_trained = config(tmp_path, kl_coef=0.0)
+    assert not model_fetch.needed(all_trained)
+    assert model_fetch.needed(config(tmp_path, kl_coef=0.01)), "for the reference"
+    for other in ({"model": c.Model(path="owner/model", freeze_vision=True)}, {"lora": c.LoRA(rank=4)}):
+        assert model_fetch.needed(replace(all_trained, **other))
+    assert model_fetch.needed(replace(all_trained, checkpoint=replace(all_trained.checkpoint, resume="never")))
+
+
+def test_a_cache_without_the_weights_is_a_models_folder(tmp_path, monkeypatch):
+    """For the shape of the model, and for the export of a run whose checkpoint held every weight."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    with hub_server.serve() as hub:
+        hub.add("owner/model", FILES | {"model.safetensors": b"w" * 2000})
+        huggingface_hub.hf_hub_download("owner/model", "config.json", endpoint=hub.url)
+        folder = model_folder(config(tmp_path))
+    assert (folder / "config.json").read_bytes() == b"{}" and not (folder / "model.safetensors").exists()
+
+
+def test_a_model_on_this_disk_is_not_looked_for(tmp_path, monkeypatch):
+    here = replace(config(tmp_path), model=c.Model(path=str(tmp_path)))
+    assert not model_fetch.from_hub(here) and model_fetch.from_hub(config(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert not model_fetch.from_hub(config(tmp_path))

@@ -1,0 +1,116 @@
+"""Parts of a shard file straight from the store: every block that is read has a checksum of its own.
+
+A rank of another number of ranks needs slices of many files; their sha256 could only be compared after reading them
+whole. So the index of each rank's files lists the CRC-32 of every `BLOCK_BYTES` of them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import zlib
+from array import array
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+
+from trainer.checkpoint.errors import CorruptCheckpoint
+from trainer.storage.storage import Storage
+
+BLOCK_BYTES = 1 << 20
+KEPT_BLOCKS = 16
+"""Blocks of a file that a reader keeps: those at the edges of what it has read hold the beginning of what follows."""
+DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+"""safetensors' names."""
+_OF_NAME = {name: dtype for dtype, name in DTYPES.items()}
+
+
+class BlockSums:
+    """CRC-32 of every block of a file that is being written."""
+
+    def __init__(self) -> None:
+        self._sums, self._at = array("I"), 0
+
+    def add(self, data: memoryview) -> None:
+        """The file's next bytes."""
+        while len(data):
+            if self._at == 0:
+                self._sums.append(0)
+            part = data[: BLOCK_BYTES - self._at]
+            self._sums[-1] = zlib.crc32(part, self._sums[-1])
+            self._at = (self._at + len(part)) % BLOCK_BYTES
+            data = data[len(part) :]
+
+    def packed(self) -> str:
+        """The sums as text: four bytes each, little-endian, in base64."""
+        return base64.b64encode(self._sums.tobytes()).decode()
+
+
+def unpacked(text: str) -> array:
+    """The inverse of `BlockSums.packed`. Raises ValueError."""
+    return array("I", base64.b64decode(text, validate=True))
+
+
+class RangedShard:
+    """One safetensors file of the store. May be read by several threads. Raises CorruptCheckpoint, StorageError."""
+
+    def __init__(self, storage: Storage, name: str, size: int, sums: array):
+        self.storage, self.name, self.size, self._sums = storage, name, size, sums
+        self._blocks: dict[int, Future[bytes]] = {}
+        self._lock = threading.Lock()
+        if len(sums) != -(-size // BLOCK_BYTES):
+            raise CorruptCheckpoint(f"{name} has {size} bytes and checksums of {len(sums)} blocks")
+        length = int.from_bytes(self.span(0, 8), "little")
+        try:
+            self._header: dict[str, Any] = json.loads(self.span(8, 8 + length))
+        except ValueError as error:
+            raise CorruptCheckpoint(f"{name} has no header: {error}") from error
+        self._data = 8 + length
+
+    def read(self, key: str, start: int, stop: int) -> torch.Tensor:
+        """Elements [start, stop) of a flat tensor. Raises KeyError for an unknown one."""
+        entry = self._header[key]
+        dtype, (low, high) = _OF_NAME[entry["dtype"]], entry["data_offsets"]
+        first, last = (self._data + low + at * dtype.itemsize for at in (start, stop))
+        if last > self._data + high:
+            raise CorruptCheckpoint(f"{self.name}: {key} ends before element {stop}")
+        return torch.frombuffer(bytearray(self.span(first, last)), dtype=dtype)
+
+    def span(self, start: int, stop: int) -> bytes:
+        """Bytes [start, stop), in one request, without the blocks at the edges that another read has or fetches."""
+        if not 0 <= start < stop <= self.size:
+            raise CorruptCheckpoint(f"{self.name} has {self.size} bytes, and [{start}, {stop}) is asked for")
+        wanted = range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
+        with self._lock:
+            mine = {number: Future() for number in wanted if number not in self._blocks}
+            self._blocks |= mine
+            blocks = [self._blocks[number] for number in wanted]
+        if mine:
+            self._fetch(mine)
+        whole = b"".join(block.result() for block in blocks)
+        with self._lock:
+            for number in wanted[1:-1]:
+                self._blocks.pop(number, None)
+            for number in [number for number, block in self._blocks.items() if block.done()][:-KEPT_BLOCKS]:
+                del self._blocks[number]
+        return whole[start - wanted[0] * BLOCK_BYTES : stop - wanted[0] * BLOCK_BYTES]
+
+    def _fetch(self, wanted: dict[int, Future[bytes]]) -> None:
+        """Fills in blocks, compared with their checksums; asked for once more if one differs."""
+        first, last, bad = min(wanted), max(wanted) + 1, 0
+        try:
+            for _ in range(2):
+                data = self.storage.get_range(self.name, first * BLOCK_BYTES, min(last * BLOCK_BYTES, self.size))
+                blocks = {n: data[(n - first) * BLOCK_BYTES : (n - first + 1) * BLOCK_BYTES] for n in wanted}
+                bad = next((n for n, block in blocks.items() if zlib.crc32(block) != self._sums[n]), None)
+                if bad is None:
+                    for number, block in blocks.items():
+                        wanted[number].set_result(block)
+                    return
+            raise CorruptCheckpoint(f"{self.name} in {self.storage.url} is damaged from byte {bad * BLOCK_BYTES} on")
+        except BaseException as error:
+            told = CorruptCheckpoint(str(error)) if isinstance(error, FileNotFoundError) else error
+            for block in wanted.values():
+                block.set_exception(told)
