@@ -143,11 +143,6 @@ class Session:
         self.clock.mark("resume")
         return step
 
-    def begin(self, step: int, total: int) -> None:
-        """Before every step."""
-        self.phases.begin(step, total)
-        self.profiles.begin(step)
-
     def check_first_sync(self) -> None:
         """Compares engine and policy on fixed prompts. Raises RuntimeError if they are not the same model."""
         gaps = self.workers.all("probe", self.rows)
@@ -160,6 +155,11 @@ class Session:
                 "engine does not hold the policy's weights; training on it would be noise. See docs/failures.md"
             )
         self.clock.mark("sync")
+
+    def begin(self, step: int, total: int) -> None:
+        """Before every step."""
+        self.phases.begin(step, total)
+        self.profiles.begin(step)
 
     def score(self, samples: list[Sample], dataset: Dataset | None = None) -> list[Outcome]:
         """Grades completions against the reference answers of their rows."""
