@@ -136,6 +136,14 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--pass-rate", action="store_true", help="of every training row, into pass_rates.jsonl")
     for flag, options in EVALUATE.items():
         commands.choices["evaluate"].add_argument(flag, **options)
+    sizes = add(
+        "scaling",
+        "the same short run on several numbers of nodes, then speed-up and efficiency in one table",
+        *LAUNCHED,
+        example="sft-qwen2.5-72b-full --target slurm --nodes 4,8,16",
+    )
+    sizes.add_argument("--nodes", default="1,2,4,8", metavar="N,...", help="numbers of nodes (%(default)s)")
+    sizes.add_argument("--steps", type=int, default=20, metavar="N", help="of each run (%(default)s)")
     add(
         "serve",
         "serve a run's weights, or a model, with vLLM's OpenAI-compatible server",
@@ -241,6 +249,10 @@ def dispatch(args: argparse.Namespace) -> int:
             return commands.delegate(args)
         case "evaluate":
             return commands.evaluate(args)
+        case "scaling":
+            from recipes.scaling import scaling
+
+            return scaling(args)
         case "serve":
             return commands.serve(args)
         case "demo":

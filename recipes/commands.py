@@ -52,6 +52,8 @@ def plan(
     from recipes import capabilities, shown
     from recipes.plan import choose, cost, memory, prices, zero_stages
 
+    if network_gbit_s < 0:
+        raise ConfigError(f"--network-gbit {network_gbit_s:g}: give Gb/s above 0")
     recipe = resolve(name, overrides)
     if target:
         capabilities.check(recipe, target)

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recipes.capabilities import targets_for
-from recipes.plan import boot, choose, cost, memory, passes, zero_stages
+from recipes.plan import boot, choose, cost, memory, passes, prices, zero_stages
 from recipes.plan.memory import GIB, MemoryPlan
 from recipes.presets import RECIPES, get
 from recipes.spec import Recipe
@@ -96,11 +96,26 @@ def plan(
     else:
         _memory(recipe, need, console)
         _passes(recipe, need, console)
-        _stages(recipe, network_gbit_s, console)
+        if recipe.kind == "train":
+            _stages(recipe, network_gbit_s, console)
     if offers:
         _offers(offers, console)
+    if recipe.kind != "train":
+        _per_hour(recipe, console)
     for line in left_out:
         console.print(f"left out: {line}", highlight=False)
+
+
+def _per_hour(recipe: Recipe, console: Console) -> None:
+    """What a recipe that trains nothing costs, wherever its price is known."""
+    catalogs = prices.sky_catalogs()
+    found = [
+        (usd * recipe.cluster.nodes, target, gpu, spot)
+        for target in targets_for(recipe) if target != "skypilot"
+        for usd, gpu, spot in cost.node_prices(recipe, target, catalogs)
+    ]  # fmt: skip
+    for usd, target, gpu, spot in sorted(found):
+        console.print(f"${usd:.2f} per hour: {target}, {gpu}, {'spot' if spot else 'on demand'}", highlight=False)
 
 
 def choice(chosen: choose.Judged | None, judged: list[choose.Judged], console: Console) -> int:
@@ -140,9 +155,8 @@ def _memory(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
     for name, values in (("host RAM per node", need.host), ("disk per node", need.disk)):
         inside = ", ".join(f"{part} {value / GIB:.0f}" for part, value in values.items())
         console.print(f"{name}: {sum(values.values()) / GIB:.0f} GiB ({inside})", highlight=False)
-    console.print(
-        f"/dev/shm per node: {need.shm_bytes / GIB:.0f} GiB; one checkpoint: {need.checkpoint_bytes / GIB:.0f} GiB"
-    )
+    saved = f"; one checkpoint: {need.checkpoint_bytes / GIB:.0f} GiB" if need.checkpoint_bytes else ""
+    console.print(f"/dev/shm per node: {need.shm_bytes / GIB:.0f} GiB{saved}")
     if not need.fits:
         fix = memory.cheapest_fix(recipe)
         advice = " ".join(f"--set {change}" for change in fix) if fix else "more nodes, or GPUs with more memory"

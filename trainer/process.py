@@ -31,6 +31,7 @@ from trainer.exit_codes import (
 )
 from trainer.node.precheck import precheck
 from trainer.node.run_lock import die_with_launcher
+from trainer.observe import beacon
 from trainer.saving import Preempted
 from trainer.session import Session
 from trainer.storage.storage import StorageError
@@ -72,6 +73,7 @@ def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int
                 torchrun.serve(config, store)
                 return 0
             ranks = torchrun.Ranks(config, store)
+        beacon.start_driver()
         precheck(config)
         die_with_launcher()
         if ranks is None:

@@ -31,8 +31,10 @@ def command(config: RunConfig, host: str, port: int) -> list[str]:
     """The server's command line, with the engine settings of training."""
     model, rollout = config.model, config.rollout
     words = [
-        str(Path(sys.executable).with_name("vllm")), "serve", model.path, "--host", host, "--port", str(port),
-        "--served-model-name", config.run.name, "--tensor-parallel-size", str(rollout.tensor_parallel),
+        # Not `vllm serve`: it asks for the version of a package vllm, and the CPU's is called otherwise.
+        sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry", "--host", host, "--port", str(port),
+        "--model", model.path, "--served-model-name", config.run.name,
+        "--tensor-parallel-size", str(rollout.tensor_parallel),
         "--dtype", "bfloat16" if model.dtype == "bf16" else "float32",
         "--max-model-len", str(config.data.prompt_max_tokens + rollout.max_tokens), "--generation-config", "vllm",
     ]  # fmt: skip

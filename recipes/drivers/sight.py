@@ -73,6 +73,8 @@ def profile(run: str, bucket: str, fetch: bool) -> int:
     """Asks a running run for a profile of its next step, or fetches those that it has taken."""
     here = run_record.RUNS / run
     if not bucket and (here / "progress.json").exists():
+        if not fetch and json.loads((here / "progress.json").read_text())["status"] != "running":
+            raise ConfigError(f"{run} is over: set logging.profile_step and start it again")
         if not fetch:
             (here / "profile.request").touch()
         print(f"{here / 'profile'}" + ("" if fetch else ": the next step is profiled"))

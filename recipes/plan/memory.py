@@ -290,6 +290,7 @@ REMEDIES: tuple[tuple[str, str], ...] = (
     ("model.gradient_checkpointing", "true"),
     ("algorithm.micro_batch_tokens", "4096"),
     ("optimizer.hpz_ranks", "1"),
+    ("optimizer.zero_stage", "3"),
     ("optimizer.live_parameters", "0"),
     ("optimizer.offload_reference", "true"),
     ("optimizer.grad_accum_dtype", "bf16"),

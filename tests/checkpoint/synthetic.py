@@ -36,6 +36,20 @@ def cut(full, rank: int, world_size: int, shapes=None) -> dict[str, Shard]:
     return shards
 
 
+def cut_whole(full, rank: int, world_size: int) -> dict[str, Shard]:
+    """As ZeRO-1 and 2 cut: parameters end to end, and the whole in equal pieces; most ranks have nothing of most."""
+    total = sum(torch.Size(shape).numel() for shape in SHAPES.values())
+    first, last = piece(total, rank, world_size)
+    shards, at = {}, 0
+    for name, shape in SHAPES.items():
+        size = torch.Size(shape).numel()
+        start, stop = (min(max(end - at, 0), size) for end in (first, last))
+        start, stop = (start, stop) if start < stop else (0, 0)
+        shards[name] = Shard(shape, start, stop, {kind: t[start:stop].clone() for kind, t in full[name].items()})
+        at += size
+    return shards
+
+
 def configure(folder, *assignments: str) -> RunConfig:
     base = [f"run.dir={folder}/run", "run.name=test", f"checkpoint.remote=file://{folder}/remote", "data.path=rows"]
     return override(RunConfig(), [*base, "checkpoint.every_steps=2", *assignments])
@@ -45,7 +59,9 @@ def writers(config: RunConfig, world_size: int, **options) -> list[ShardWriter]:
     return [ShardWriter(config, rank, world_size, **options) for rank in range(world_size)]
 
 
-def save(checkpoints: Checkpoints, ranks: list[ShardWriter], step: int, seed: int | None = None, **options) -> None:
+def save(
+    checkpoints: Checkpoints, ranks: list[ShardWriter], step: int, seed: int | None = None, cut=cut, **options
+) -> None:
     """One whole checkpoint of `whole(seed or step)`, committed here and in the store, or known to have failed there."""
     full = whole(step if seed is None else seed)
     checkpoints.begin(step, {"step": step, "offset": 8 * step}, **options)

@@ -20,6 +20,7 @@ from tests.checkpoint.synthetic import (
     attempt,
     configure,
     cut,
+    cut_whole,
     finish,
     holds,
     place,
@@ -106,6 +107,14 @@ def test_n_ranks_write_and_m_ranks_read(tmp_path, told, n, m):
     assert torch.equal(ShardReader(found).extra(n - 1)["rng"], torch.tensor([2, n - 1]))
     with pytest.raises(CheckpointError, match="no rank"):
         ShardReader(found).extra(n)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_pieces_of_stages_1_and_2_are_read_by_stage_3(tmp_path, told, n):
+    config = configure(tmp_path)
+    save(attempt(config, told), writers(config, n), 2, cut=cut_whole)
+    folder = tmp_path / "run/checkpoints/step-00000002"
+    assert holds(folder, 2) and holds(folder, 2, world_size=3)
 
 
 def test_a_rank_fetches_only_the_files_it_reads(tmp_path, told):

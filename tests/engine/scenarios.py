@@ -69,6 +69,7 @@ def weights(worker: Worker) -> dict[str, list[float]]:
 
 def held_bytes() -> int:
     """Of all tensors that Python knows; each storage once."""
+    gc.collect()
     tensors = (o for o in gc.get_objects() if issubclass(type(o), torch.Tensor))
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.device.type == "cpu"}
     return sum(storages.values())
@@ -84,6 +85,7 @@ def sync_memory(worker: Worker) -> list[int]:
             held.append(held_bytes())
         return result
 
+    gc.unfreeze()  # vLLM hides what was there before it from the collector
     before = held_bytes()
     worker.engine.call = watched
     worker.sync(0)

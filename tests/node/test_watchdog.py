@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import faulthandler
 import json
 import os
 import pickle
@@ -73,6 +74,29 @@ def test_the_rank_that_has_not_entered_is_the_guilty_one(ranks, line):
     assert guilty(ranks).startswith(line)
 
 
+def test_the_driver_is_named_where_no_rank_is_at_work():
+    idle = 'Current thread 0x1 (most recent call first):\n  File "/x/ray/_private/worker.py", line 982 in main_loop\n'
+    ranks = [at(0, 7, False, stacks=idle), at(1, 7, False, stacks=idle)]
+    assert guilty(ranks, "scorer.py:88 in score") == "no rank is at work: the driver is at scorer.py:88 in score"
+    busy = [ranks[0], at(1, 7, False, stacks=STACKS)]
+    assert guilty(busy, "worker.py:1 in get").startswith("all ranks are outside of collectives")
+
+
+def test_a_gpu_that_is_gone_or_stays_slow_is_told_of_once(tmp_path):
+    dog = Watchdog(config(tmp_path))
+    cool = {"gpu": 0, "slowdown": 4, "temperature_c": 60}
+    hot = {"gpu": 1, "slowdown": 64 | 4, "temperature_c": 88}
+
+    def sample(*gpus: dict) -> dict:
+        return {"node": 1, "unix_s": 1.0, "ranks": {}, "paused": {}, "pieces": 0, "bytes_per_s": {}, "gpus": list(gpus)}
+
+    said = [dog.look(sample(cool, hot)) for _ in range(9)]
+    assert [len(lines) for lines in said] == [0] * 5 + [1] + [0] * 3
+    assert said[5] == ["warning: GPU 1 on node 1 is slowed down by heat or power, at 88 C"]
+    gone = [dog.look(sample(hot)) for _ in range(2)]
+    assert gone == [["warning: 1 of 2 GPUs on node 1 answer: look for an Xid in its kernel log"], []]
+
+
 def config(tmp_path: Path, **watch) -> c.RunConfig:
     return c.RunConfig(run=c.Run(dir=str(tmp_path)), watch=c.Watch(**watch))
 
@@ -110,6 +134,7 @@ beacon.start(rank)
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}/meet", rank=rank, world_size=2)
 import torch
 dist.all_reduce(torch.ones(1))
+beacon.tick()
 def stuck():
     time.sleep(600)
 if rank == 1:
@@ -118,7 +143,10 @@ dist.barrier()
 """
 
 
-def test_real_ranks_say_where_they_are(tmp_path):
+def test_real_ranks_say_where_they_are(tmp_path, monkeypatch):
+    """This process is the driver."""
+    monkeypatch.setenv(beacon.FOLDER_VARIABLE, str(tmp_path))
+    beacon.start_driver()
     env = os.environ | {beacon.FOLDER_VARIABLE: str(tmp_path), "PYTHONPATH": str(ROOT)}
     ranks = [subprocess.Popen([sys.executable, "-c", RANK, str(r), str(tmp_path)], env=env) for r in (0, 1)]
     try:
@@ -130,19 +158,27 @@ def test_real_ranks_say_where_they_are(tmp_path):
         found = [Rank(**r) for r in watchdog.dump(tmp_path, 0)]
         line = guilty(found)
         assert line.startswith(
-            "rank 1 on node 0 has not entered barrier (collective 2); it is at <string>:11 in stuck; "
+            "rank 1 on node 0 has not entered barrier (collective 2); it is at <string>:12 in stuck; "
         )
         assert "; rank 0 waits for it in barrier since" in line
-        folder = watchdog.write(found, line, tmp_path / "run")
-        assert "barrier" in (folder / "rank-0.txt").read_text()
+        text = watchdog.told(tmp_path, found, "why", tmp_path / "run")
+        (folder,) = (tmp_path / "run").iterdir()
+        assert text.startswith(f"why: {line}") and "barrier" in (folder / "rank-0.txt").read_text()
+        assert "in test_real_ranks_say_where_they_are" in (folder / "driver.txt").read_text()
         sample = NodeMonitor(0, tmp_path / "run", tmp_path).sample()
-        assert sample["ranks"]["0"][0] == 2 and sample["memory_fraction"] > 0 and sample["disk_free_bytes"] > 0
+        assert (
+            sample["ranks"]["0"][0] == 2
+            and sample["pieces"] == 2
+            and sample["memory_fraction"] > 0
+            and sample["disk_free_bytes"] > 0
+        )
         ranks[1].send_signal(signal.SIGSTOP)
         time.sleep(0.2)
         assert guilty([Rank(**r) for r in watchdog.dump(tmp_path, 0)]).startswith(
             "rank 1 on node 0 is stopped (state T)"
         )
     finally:
+        faulthandler.unregister(beacon.SIGNAL)
         for rank in ranks:
             rank.kill()
 
@@ -185,7 +221,7 @@ def test_reading_and_writing_files_is_progress_where_that_is_the_work(tmp_path, 
     dog = Watchdog(config(tmp_path, first_s=0.2), attach="ray debug")
     phases = Phases(tmp_path)
     phases.begin(1, 9)
-    busy = {"node": 1, "unix_s": 1.0, "ranks": {}, "paused": {}, "bytes_per_s": {"files": 50_000_000}}
+    busy = {"node": 1, "unix_s": 1.0, "ranks": {}, "paused": {}, "pieces": 0, "bytes_per_s": {"files": 50_000_000}}
     idle = busy | {"bytes_per_s": {"files": 20_000}}
     with phases("export"):
         time.sleep(0.3)
@@ -193,9 +229,12 @@ def test_reading_and_writing_files_is_progress_where_that_is_the_work(tmp_path, 
         time.sleep(0.3)
         dog.look(idle)
         assert dog.overdue().startswith("no progress in phase export")
-    with phases("update"):  # there it is none
+    with phases("update"):  # there it is none, but a finished pass is
         time.sleep(0.3)
-        dog.look(busy)
+        dog.look(busy | {"pieces": 4})
+        assert dog.overdue() == ""
+        time.sleep(0.3)
+        dog.look(busy | {"pieces": 4})
         assert dog.overdue().startswith("no progress in phase update")
 
 
@@ -261,14 +300,15 @@ def test_nccl_s_flight_recorder_is_asked_for_and_lies_beside_the_stacks(tmp_path
 def test_a_rank_that_waits_for_a_debugger_is_told_of_once(tmp_path, monkeypatch):
     monkeypatch.setenv(beacon.FOLDER_VARIABLE, str(tmp_path))
     mine = tmp_path / f"rank-3-{os.getpid()}.beacon"
-    mine.write_bytes(beacon.RECORD.pack(0, False, time.time(), 0.0, b""))
+    mine.write_bytes(beacon.record(pieces=0))
     monitor, dog = NodeMonitor(2, tmp_path, tmp_path), Watchdog(config(tmp_path), attach="ray debug")
     assert dog.look(monitor.sample()) == []
     beacon.pause("ValueError: row 7 is broken")
     line = "rank 3 on node 2 has raised ValueError: row 7 is broken and waits for a debugger; on node 2: ray debug"
     assert [dog.look(monitor.sample()), dog.look(monitor.sample())] == [[line], []]
     beacon.pause("")
-    assert monitor.sample()["paused"] == {}
+    mine.write_bytes(beacon.record(pieces=5))
+    assert monitor.sample()["paused"] == {} and monitor.sample()["pieces"] == 5
 
 
 # --- a real job of two ranks ------------------------------------------------------------------------------------------
@@ -319,11 +359,17 @@ def test_a_deadlock_ends_the_job_and_names_the_rank(small_config, folder):
 
 @pytest.mark.long
 def test_a_killed_rank_ends_the_job_at_once(small_config, folder):
-    code, text = run_with("killed", watched(small_config), folder)
+    """It is named; the step before it was profiled on both ranks."""
+    config = watched(small_config)
+    config = dataclasses.replace(config, logging=dataclasses.replace(config.logging, profile_step=2))
+    code, text = run_with("killed", config, folder)
     assert code == 34, text
     assert re.search(
         r"error: a worker or node was lost: rank 1 \(process \d+ on [\d.]+\): out of memory\? See", text
     ), text
+    assert "profile of step 2: " in text
+    traces = {tuple(p.name.split(".")[0].split("-")[1::2]) for p in (folder / "run/profile/step-00000002").iterdir()}
+    assert traces >= {(rank, call) for rank in "01" for call in ("generate", "update", "sync")}
 
 
 @pytest.mark.long

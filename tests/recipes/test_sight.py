@@ -14,9 +14,10 @@ from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
 from recipes import run_record
-from recipes.drivers import dashboard, desk_python
+from recipes.drivers import dashboard, desk_python, trained
 from recipes.run_record import RunRecord
 from tests.observe.written_run import write_run
+from trainer import config as c
 from trainer.checkpoint.attempt import Attempts
 from trainer.node import dashboard as published
 from trainer.observe.node_monitor import append
@@ -64,6 +65,31 @@ def test_a_run_of_another_desk_is_seen_in_its_bucket_alone(bucket, capfd):
     assert code == 0 and len((folder / "metrics.jsonl").read_text().splitlines()) == 7
     code, out, _ = run(capfd, "report", "far", "--bucket", bucket)
     assert code == 0 and "reward" in Path(out.strip().splitlines()[-1]).read_text()
+
+
+def test_a_run_of_another_desk_is_served_and_scored_from_its_bucket(bucket, tmp_path):
+    config = c.RunConfig(run=c.Run(name="theirs"), model=c.Model(path="Qwen/Qwen3-VL-8B-Instruct", max_pixels=99_999))
+    stream = Stream(tmp_path / "machine", Storage(f"{bucket}/far"), "9-again", 3600.0, lambda: False)
+    (tmp_path / "machine/config.yaml").write_text(c.dump(config))
+    stream.close()
+    own = trained.served("far", bucket, None)
+    assert {f"storage.weights={bucket}/far/checkpoints/hf", "model.max_pixels=99999", "run.name=far"} <= set(own)
+    recipe, own = trained.evaluated("far", bucket, None)
+    assert recipe == "grpo-qwen3-vl-8b-mathv60k" and "model.max_pixels=99999" in own
+
+
+def test_a_profile_is_asked_for_on_this_machine_or_through_the_bucket(bucket, capfd):
+    code, _, err = run(capfd, "profile", "far", "--bucket", bucket)
+    assert code == 2 and "the run is over" in err
+    code, _, err = run(capfd, "profile", "far", "--fetch", "--bucket", bucket)
+    assert code == 2 and "has profiled no step yet" in err
+    folder = run_record.RUNS / "near"
+    folder.mkdir(parents=True)
+    for status, left in (("running", 0), ("finished", 2)):
+        (folder / "progress.json").write_text(json.dumps({"status": status}))
+        code, out, err = run(capfd, "profile", "near")
+        assert code == left and (folder / "profile.request").exists() is (not left), err
+        (folder / "profile.request").unlink(missing_ok=True)
 
 
 def test_a_run_launched_from_here_knows_its_bucket(bucket, capfd, monkeypatch, tmp_path):

@@ -51,6 +51,13 @@ def test_memory_of_each_stage_by_hand():
     assert parts[1]["gradients"] == 4 * p + 4 * p / ranks
 
 
+def test_what_does_not_fit_whole_is_sharded():
+    recipe = override(get(FULL), ["optimizer.zero_stage=1"])
+    need = memory.plan(recipe)
+    assert need is not None and not need.fits
+    assert memory.cheapest_fix(recipe) == ["optimizer.zero_stage=3"]
+
+
 def test_stages_part_ways_as_the_network_slows():
     """Four passes a step: ZeRO-3 sends the weights in each of them, ZeRO-1 and 2 once after the last."""
     recipe = override(get("sft-qwen2.5-vl-7b-full"), ["cluster.nodes=4", "sft.batch_size=2048"])

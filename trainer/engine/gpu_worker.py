@@ -299,6 +299,7 @@ class Worker:
         split: str = "",
         learned: Sequence[Sequence[int]] = (),
     ) -> MicroBatch:
+        beacon.tick()
         encoded = partial(self._prompt, path=path, split=split) if path else self._prompt
         return collate(parts, encoded, self.prompter.positions, learned)
 

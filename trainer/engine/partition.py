@@ -97,7 +97,7 @@ class Partition:
         optimizer = self.zero.optimizer
         state = optimizer.state[piece.flat]
         if not state:
-            on = piece.flat.device if optimizer.defaults.get("fused") else "cpu"
+            on = self.device if optimizer.defaults.get("fused") else "cpu"
             state["step"] = torch.zeros((), dtype=torch.float32, device=on)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(piece.flat), torch.zeros_like(piece.flat)
         held = (piece.flat.detach(), state["exp_avg"], state["exp_avg_sq"])

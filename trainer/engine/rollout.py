@@ -16,6 +16,7 @@ from trainer.algorithm.records import Prompt, Sample
 from trainer.config import ConfigError, RunConfig
 from trainer.data.processor import Prompter, Request
 from trainer.engine import weight_sync
+from trainer.observe import beacon
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -201,6 +202,7 @@ class Engine:
                 params = self._params(prompt, samples_per_prompt, temperature, max_tokens)
                 (key,) = self.llm.enqueue([request.inputs], [params], use_tqdm=False)  # ty: ignore[invalid-argument-type]
                 open_[key.partition("-")[0]] = prompt, replace(request, inputs={})
+            beacon.tick()
             for output in self.llm.llm_engine.step():
                 if output.finished:
                     prompt, request = open_.pop(output.request_id)

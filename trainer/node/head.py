@@ -329,9 +329,7 @@ class HeadLauncher(Launcher):
                     waiting.discard(rank)
                     ranks += [watchdog.Rank(**r) for r in message["ranks"]]
             time.sleep(POLL_S)
-        line = f"{why}: {watchdog.guilty(sorted(ranks, key=lambda r: r.rank))}"
-        folder = watchdog.write(ranks, line, self.config.run.dir)
-        text = f"{line} (all stacks: {folder})"
+        text = watchdog.told(self.beacons(self.ray), ranks, why, self.config.run.dir)
         if self.config.watch.on_hang == "end" and not any(r.paused for r in ranks):
             raise Ended(EXIT_NODE_LOST, text)
         self.say(f"warning: {text}")

@@ -13,7 +13,7 @@ import re
 import statistics
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,14 @@ from typing import Any
 from trainer.config import RunConfig
 from trainer.observe import beacon
 from trainer.observe import post_mortem as debugger
-from trainer.observe.history import read_history, read_progress
+from trainer.observe.history import SLOWED, read_history, read_progress
 from trainer.observe.node_monitor import Stragglers
 
 LOOK_S = 1.0
+IDLE = "in main_loop"
+"""Where a Ray actor is between two calls."""
+HOT = 6
+"""Samples in a row in which a GPU is slowed down before that is said: one minute."""
 STEPS = 20
 """Last steps whose median duration a phase is compared with."""
 STACKS_S = 3.0
@@ -61,10 +65,15 @@ class Rank:
 
     @property
     def place(self) -> str:
-        """The innermost Python frame of the main thread, which is written last."""
-        threads = re.split(r"\n\n|\n(?=Thread |Current thread )", self.stacks.strip())
-        frame = re.search(r'File "([^"]+)", line (\d+) in (\S+)', threads[-1]) if threads else None
-        return f"{Path(frame[1]).name}:{frame[2]} in {frame[3]}" if frame else ""
+        """Where its main thread is."""
+        return innermost(self.stacks)
+
+
+def innermost(stacks: str) -> str:
+    """The innermost Python frame of the main thread, which faulthandler writes last."""
+    threads = re.split(r"\n\n|\n(?=Thread |Current thread )", stacks.strip())
+    frame = re.search(r'File "([^"]+)", line (\d+) in (\S+)', threads[-1])
+    return f"{Path(frame[1]).name}:{frame[2]} in {frame[3]}" if frame else ""
 
 
 class Watchdog:
@@ -74,19 +83,35 @@ class Watchdog:
         """attach: the command that attaches a debugger to a rank, on the rank's own node."""
         self.config, self.attach, self._looked, self._born = config, attach, 0.0, time.time()
         self._told: tuple[Any, ...] = ()
+        self._pieces, self._worked = dict[int, int](), 0.0
         self._moved, self._stragglers, self._paused = 0.0, Stragglers(), set[tuple[str, str]]()
+        self._gpus, self._hot = dict[int, int](), dict[tuple[int, int], int]()
 
     def look(self, sample: Mapping[str, Any]) -> list[str]:
-        """Takes in a node's sample; returns what is new in it, as lines: ranks that straggle or wait for a debugger."""
+        """Takes in a node's sample; returns what is new in it, as lines: ranks that straggle or wait for a debugger,
+        GPUs that are slowed down or gone."""
         if sample["bytes_per_s"].get("files", 0) >= MOVES:
             self._moved = time.time()
+        if sample["pieces"] != self._pieces.get(sample["node"], 0):
+            self._pieces[sample["node"]], self._worked = sample["pieces"], time.time()
         new = [one for one in sample["paused"].items() if one not in self._paused]
         self._paused.update(new)
         where, warning = f"on node {sample['node']}", self._stragglers.look(sample)
         lines = [
             f"rank {r} {where} has raised {why} and waits for a debugger; {where}: {self.attach}" for r, why in new
         ]
-        return lines + ([f"warning: {warning}"] if warning else [])
+        return lines + [f"warning: {text}" for text in (warning, *self._of_gpus(sample)) if text]
+
+    def _of_gpus(self, sample: Mapping[str, Any]) -> Iterator[str]:
+        node, gpus = sample["node"], sample.get("gpus", ())
+        if len(gpus) < self._gpus.get(node, 0):
+            yield f"{len(gpus)} of {self._gpus[node]} GPUs on node {node} answer: look for an Xid in its kernel log"
+        self._gpus[node] = len(gpus)
+        for gpu in gpus:
+            key = node, gpu["gpu"]
+            self._hot[key] = self._hot.get(key, 0) + 1 if gpu["slowdown"] & SLOWED else 0
+            if self._hot[key] == HOT:
+                yield f"GPU {gpu['gpu']} on node {node} is slowed down by heat or power, at {gpu['temperature_c']} C"
 
     def overdue(self) -> str:
         """The phase that makes no progress, once per phase, else "". Checks once a second."""
@@ -98,7 +123,7 @@ class Watchdog:
         if state.get("status") != "running" or state["started_unix_s"] < self._born:
             return ""
         phase, began = state["phase"], state["phase_since_unix_s"]
-        since = time.time() - (max(began, self._moved) if phase in MOVING else began)
+        since = time.time() - max(began, self._worked, self._moved if phase in MOVING else 0.0)
         limit = self.limit_s(phase)
         key = (phase, state["step"], state["phase_since_unix_s"])
         if since <= limit or key == self._told:
@@ -131,9 +156,9 @@ def variables(folder: Path, post_mortem: bool = False) -> dict[str, str]:
 def dump(folder: Path, node: int) -> list[dict[str, Any]]:
     """Makes this node's ranks write their stacks (and NCCL its flight recorder); returns where each rank is."""
     found = beacon.read(folder)
-    for one in found:
+    for pid in (*(one.pid for one in found), *_drivers(folder)):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(one.pid, beacon.SIGNAL)
+            os.kill(pid, beacon.SIGNAL)
     traces = _traces(folder)
     deadline = time.monotonic() + STACKS_S
     stacks = {b.rank: folder / f"rank-{b.rank}-{b.pid}.stacks" for b in found}
@@ -179,8 +204,24 @@ def _state(pid: int) -> str:
         return ""
 
 
+def _drivers(folder: Path) -> dict[int, Path]:
+    """Stacks of the job's driver, on the head; of those that were started, the one that lives."""
+    files = {int(path.stem.removeprefix("driver-")): path for path in folder.glob("driver-*.stacks")}
+    return {pid: path for pid, path in files.items() if _state(pid) not in ("", "Z")}
+
+
+def told(folder: Path, ranks: Sequence[Rank], why: str, run_dir: str | Path) -> str:
+    """Writes all stacks into the run's folder; returns the line that names who is at fault. folder: the head's."""
+    driver = "".join(path.read_text() for path in _drivers(folder).values())
+    line = f"{why}: {guilty(sorted(ranks, key=lambda r: r.rank), innermost(driver))}"
+    out = write(ranks, line, run_dir)
+    if driver:
+        (out / "driver.txt").write_text(f"{line}\n\n{driver}")
+    return f"{line} (all stacks: {out})"
+
+
 def write(ranks: Sequence[Rank], why: str, run_dir: str | Path) -> Path:
-    """Everything that was found, in a folder of the run."""
+    """Everything that was found of the ranks, in a folder of the run."""
     folder = Path(run_dir) / f"hang-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     folder.mkdir(parents=True, exist_ok=True)
     for r in ranks:
@@ -193,8 +234,10 @@ def write(ranks: Sequence[Rank], why: str, run_dir: str | Path) -> Path:
     return folder
 
 
-def guilty(ranks: Sequence[Rank]) -> str:
-    """One line that names the rank at fault, from where all ranks are."""
+def guilty(ranks: Sequence[Rank], driver: str = "") -> str:
+    """One line that names the rank at fault, from where all ranks are. driver: where the job's driver is, if known."""
+    if driver and all(r.state in ("R", "S") and r.place.endswith(IDLE) for r in ranks):
+        return f"no rank is at work: the driver is at {driver}"
     if not ranks:
         return "no rank reported where it is"
     for r in ranks:

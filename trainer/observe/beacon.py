@@ -22,6 +22,9 @@ FOLDER_VARIABLE = "SPOTRL_BEACONS"
 """Names the node-local folder; without it nothing is recorded."""
 SIGNAL = signal.SIGUSR2
 RECORD = struct.Struct("!Q?dd48s")
+PIECES = struct.Struct("!Q")
+"""Behind the record: pieces of work done, such as a step of the engine or a pass."""
+SIZE = RECORD.size + PIECES.size
 COLLECTIVES = (
     "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_gather_single", "all_to_all",
     "all_to_all_single", "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object", "reduce",
@@ -46,6 +49,8 @@ class Beacon:
     """Seconds spent in collectives so far."""
     name: str
     """The last collective; "" before the first."""
+    pieces: int = 0
+    """Pieces of work done so far."""
 
 
 def start(rank: int) -> None:
@@ -54,17 +59,43 @@ def start(rank: int) -> None:
     if not folder:
         return
     stem = Path(folder) / f"rank-{rank}-{os.getpid()}"
-    stacks = stem.with_suffix(".stacks").open("w")
-    faulthandler.register(SIGNAL, file=stacks, all_threads=True)
+    _answer(stem.with_suffix(".stacks"))
     path = stem.with_suffix(".beacon")
-    path.write_bytes(RECORD.pack(0, False, time.time(), 0.0, b""))
+    path.write_bytes(record(pieces=0))
     with path.open("r+b") as file:
-        memory = mmap.mmap(file.fileno(), RECORD.size)
+        memory = mmap.mmap(file.fileno(), SIZE)
+    _done[:] = [memory, 0]
     import torch.distributed as dist
 
     state = [0, 0.0]
     for name in (n for n in COLLECTIVES if hasattr(dist, n)):
         setattr(dist, name, _recorded(getattr(dist, name), name.encode(), memory, state))
+
+
+def record(pieces: int) -> bytes:
+    """What the file of a rank holds that has entered no collective yet."""
+    return RECORD.pack(0, False, time.time(), 0.0, b"") + PIECES.pack(pieces)
+
+
+_done: list[Any] = []
+"""This process's memory and count of pieces, once `start` was called."""
+
+
+def tick() -> None:
+    """A piece of work is done: for the watchdog, a phase that is longer than any before has not stopped."""
+    if _done:
+        _done[1] += 1
+        PIECES.pack_into(_done[0], RECORD.size, _done[1])
+
+
+def start_driver() -> None:
+    """In the driver's process, which is in no collective."""
+    if folder := os.environ.get(FOLDER_VARIABLE):
+        _answer(Path(folder) / f"driver-{os.getpid()}.stacks")
+
+
+def _answer(stacks: Path) -> None:
+    faulthandler.register(SIGNAL, file=stacks.open("w"), all_threads=True)
 
 
 def pause(what: str) -> None:
@@ -99,10 +130,11 @@ def _recorded(function: Callable[..., Any], name: bytes, memory: mmap.mmap, stat
 def read(folder: Path) -> list[Beacon]:
     """The beacons of this node's ranks, by rank; of a rank that was started again the newest."""
     found: dict[int, Beacon] = {}
-    paths = [p for p in folder.glob("rank-*.beacon") if p.stat().st_size == RECORD.size]
+    paths = [p for p in folder.glob("rank-*.beacon") if p.stat().st_size == SIZE]
     for path in sorted(paths, key=lambda p: p.stat().st_ctime):
         rank, pid = (int(part) for part in path.stem.split("-")[1:])
-        calls, inside, at, waited, name = RECORD.unpack(path.read_bytes())
-        text = name.rstrip(b"\0").decode()
-        found[rank] = Beacon(rank, pid, calls, inside, max(0.0, time.time() - at), waited, text)
+        data = path.read_bytes()
+        calls, inside, at, waited, name = RECORD.unpack_from(data)
+        (pieces,), text = PIECES.unpack_from(data, RECORD.size), name.rstrip(b"\0").decode()
+        found[rank] = Beacon(rank, pid, calls, inside, max(0.0, time.time() - at), waited, text, pieces)
     return [found[rank] for rank in sorted(found)]

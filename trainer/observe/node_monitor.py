@@ -96,6 +96,7 @@ class NodeMonitor:
             "bytes_per_s": rates,
             "gpus": self._gpus(),
             "ranks": {str(b.rank): [b.calls, b.waited_s] for b in ranks},
+            "pieces": sum(b.pieces for b in ranks),
             "paused": {str(b.rank): why for b in ranks if (why := beacon.paused(self.beacons, b))},
         }
 

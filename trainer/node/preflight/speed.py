@@ -21,6 +21,8 @@ from trainer.node.preflight.findings import Finding
 
 DEADLINE_S = 60.0
 """Longest wait for the other ranks, and for any one all-reduce."""
+WARM_S = 0.5
+"""An idle GPU takes some tenths of a second to its full clocks; without that good ones would differ by 10%."""
 MATRIX = 8192
 """Side of the square bf16 matrices that are multiplied on a GPU."""
 
@@ -116,17 +118,21 @@ def _reduce(device: Any, group: Any, seconds: float, show: bool) -> tuple[float,
 
 
 def _timed(work: Any, times: int) -> float:
-    """Seconds per call on the GPU, the first calls left out."""
+    """Seconds per call on the GPU, the best of five rounds after it has left its idle clocks."""
     import torch
 
-    for _ in range(3):
-        work()
-    torch.cuda.synchronize()
-    began = time.monotonic()
-    for _ in range(times):
-        work()
-    torch.cuda.synchronize()
-    return (time.monotonic() - began) / times
+    def one_round() -> float:
+        torch.cuda.synchronize()
+        began = time.monotonic()
+        for _ in range(times):
+            work()
+        torch.cuda.synchronize()
+        return (time.monotonic() - began) / times
+
+    warm = time.monotonic() + WARM_S
+    while time.monotonic() < warm:
+        one_round()
+    return min(one_round() for _ in range(5))
 
 
 def _matmul_tflops(device: Any) -> float:
