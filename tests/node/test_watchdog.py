@@ -221,8 +221,7 @@ def test_nccl_s_flight_recorder_is_asked_for_and_lies_beside_the_stacks(tmp_path
     traces = watchdog._traces(tmp_path)
     thread.join()
     os.close(descriptor)
-    ranks = [at(0, 7), dataclasses.replace(at(1, 7), trace=traces[1])]
-    folder = watchdog.write(ranks, "why", tmp_path / "run")
+    folder = watchdog.write([at(0, 7), dataclasses.replace(at(1, 7), trace=traces[1])], "why", tmp_path / "run")
     assert (folder / "nccl_trace_1").read_bytes() == recorded and len(traces[1]) < len(recorded) / 4
     assert sorted(p.name for p in folder.iterdir()) == ["nccl_trace_1", "rank-0.txt", "rank-1.txt"]
 
