@@ -17,43 +17,31 @@ LOCKS = {
     "gpu": ["train", "gpu"],
     "launch": ["launch"],
 }
-WHEEL = re.compile(r"-([^-]+)-([^-]+)-([^-]+)\.whl$")
-"""Tags of Python, ABI and platform."""
 
 
-def fits(file: str) -> bool:
-    """Whether a node can take this wheel."""
-    python, abi, platform = WHEEL.search(file).groups()  # ty: ignore[unresolved-attribute]
-    ours = re.search(r"py3|cp31[12]\b", python) or (python.startswith("cp3") and abi == "abi3")
-    return bool(ours and re.search(r"any$|manylinux\S*x86_64|^linux_x86_64", platform))
-
-
-def kept(packages: list[dict]) -> set[str]:
-    """SHA-256 of every file that a node can take; of a package without such a wheel, of its source."""
-    hashes: set[str] = set()
-    for package in packages:
-        wheels = package.get("wheels", [])
-        names = [wheel.get("name") or wheel["url"].rsplit("/", 1)[-1] for wheel in wheels]
-        own = [wheel for wheel, name in zip(wheels, names, strict=True) if fits(name)]
-        hashes |= {file["hashes"]["sha256"] for file in own or [package["sdist"]]}
-    return hashes
+def compiled(extras: list[str], python: str, platform: str, out: Path, constraints: list[str]) -> None:
+    """uv's resolution of some extras as a file of the kind that its name says."""
+    command = ["uv", "pip", "compile", "pyproject.toml", "--quiet", "--generate-hashes", "--no-emit-index-url"]
+    command += ["--override", "requirements/overrides.txt", "--python-version", python]
+    command += ["--python-platform", platform, "--custom-compile-command", "python requirements/lock.py"]
+    command += [f"--extra={extra}" for extra in extras] + [f"--constraint={path}" for path in constraints]
+    subprocess.run([*command, "-o", str(out)], check=True, cwd=HERE.parent)
 
 
 def lock(name: str, extras: list[str]) -> None:
-    """Writes one requirement file."""
-    out = HERE / f"{name}.txt"
-    command = ["uv", "pip", "compile", "pyproject.toml", "--quiet", "--generate-hashes", "--no-emit-index-url"]
-    command += ["--override", "requirements/overrides.txt", "--python-version", "3.11"]
-    command += ["--python-platform", "x86_64-manylinux_2_28", "--custom-compile-command", "python requirements/lock.py"]
-    command += [f"--extra={extra}" for extra in extras]
-    if name == "test":
-        command += ["--constraint", "requirements/cpu.txt"]
-    subprocess.run([*command, "-o", str(out)], check=True, cwd=HERE.parent)
+    """Writes one requirement file; what it had pinned stays where it can."""
+    out, wanted = HERE / f"{name}.txt", set()
     with tempfile.TemporaryDirectory() as folder:
-        files = Path(folder) / "pylock.toml"
-        subprocess.run([*command, "--constraint", str(out), "-o", str(files)], check=True, cwd=HERE.parent)
-        wanted = kept(tomllib.loads(files.read_text())["packages"])
-    entries = re.split(r"(?m)^(?=\S)", out.read_text())
+        whole, files = Path(folder) / out.name, Path(folder) / "pylock.toml"
+        # uv takes over the hashes too that it finds.
+        whole.write_text(re.sub(r" \\\n +--hash=\S+", "", out.read_text()) if out.exists() else "")
+        compiled(extras, "3.11", "x86_64-manylinux_2_28", whole, ["requirements/cpu.txt"] if name == "test" else [])
+        for python in ("3.11", "3.12"):  # a pylock.toml names only what fits
+            compiled(extras, python, "x86_64-manylinux_2_40", files, [str(whole)])
+            for package in tomllib.loads(files.read_text())["packages"]:
+                wanted |= {f["hashes"]["sha256"] for f in package.get("wheels") or [package["sdist"]]}
+            files.unlink()
+        entries = re.split(r"(?m)^(?=\S)", whole.read_text())
     out.write_text("".join(only(entry, wanted) for entry in entries))
     print(out.relative_to(HERE.parent))
 
