@@ -260,7 +260,16 @@ def stages(config, rank, port):
 
 
 def exported(config, rank, port):
-    """The engine as it loads from disk, before any sync, against the policy; and the policy's weights."""
+    """vLLM as its users load it from disk, before any sync, against the policy; and the policy's weights."""
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+    from trainer.engine import weight_sync
+
+    class FromFiles(DefaultModelLoader):
+        def __init__(self, load_config):
+            super().__init__(replace(load_config, load_format="auto"))
+
+    weight_sync.NoWeights = FromFiles
     worker = start(config, rank, port)
     return {"gap": worker.probe(range(len(worker.train_set)))["max"], "weights": weights(worker)}
 
