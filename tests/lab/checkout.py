@@ -24,7 +24,12 @@ def make(folder: Path, copy: bool = False) -> Path:
     for entry in ROOT.iterdir() if not copy else ():
         if entry.name not in LEFT_OUT:
             (folder / entry.name).symlink_to(entry)
-    bin_dir = folder / ".venvs" / "cpu" / "bin"
+    return environment(folder, "cpu")
+
+
+def environment(folder: Path, name: str) -> Path:
+    """Gives the checkout an environment, that of the running tests: a lab has no way out to fetch one."""
+    bin_dir = folder / ".venvs" / name / "bin"
     bin_dir.mkdir(parents=True)
     python = bin_dir / "python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')

@@ -93,6 +93,7 @@ class Desk:
         self._image()
         left_out = [f"--exclude={name}" for name in (".git", ".venvs", ".cache", "runs", "__pycache__")]
         hosts.run("rsync", "-a", *left_out, f"{hosts.ROOT}/", f"{self.repository}/")
+        checkout.environment(self.repository, "desk")
         (self.home / ".runpod/config.toml").write_text('[default]\napi_key = "stand-in"\n')
         (self.home / ".sky/config.yaml").write_text(CONFIG)
         self._catalog()
