@@ -1,6 +1,7 @@
 """The preflight on four hosts with two network cards each and links of one rate: faults are named, clean rounds pass.
 
-No Ray, no torch: `--seconds 0` leaves the collectives out.
+No Ray, no torch: `--seconds 0` leaves the collectives out. Three faults and a clean round are in the whole; the others
+are labs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import pytest
 
 from trainer import config as c
 
-pytestmark = [pytest.mark.lab, pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())]
 MEGABIT = 200
 LIMIT_S = 120.0
 LATE = (
@@ -32,7 +33,10 @@ LATE = (
 @pytest.fixture
 def lab():
     with hosts.Lab([f"h{i}" for i in range(4)]) as made:
-        made.shape(MEGABIT)
+        try:
+            made.shape(MEGABIT)
+        except RuntimeError as error:
+            pytest.skip(f"this kernel shapes no links: {error}")
         yield made
 
 
@@ -146,7 +150,7 @@ FAULTS = {
 QUICK = ("one-way block", "slow link", "other package")
 
 
-@pytest.mark.parametrize("fault", [f if f in QUICK else pytest.param(f, marks=pytest.mark.slow) for f in FAULTS])
+@pytest.mark.parametrize("fault", [f if f in QUICK else pytest.param(f, marks=pytest.mark.lab) for f in FAULTS])
 def test_a_fault_is_named(lab, tmp_path, mixed_dataset, figure, fault):
     code, expected = FAULTS[fault]
     data = tmp_path / "data"
@@ -160,7 +164,7 @@ def test_a_fault_is_named(lab, tmp_path, mixed_dataset, figure, fault):
     figure(f"until named: {fault}", check.took_s)
 
 
-@pytest.mark.slow
+@pytest.mark.lab
 @pytest.mark.parametrize(
     ("fault", "code", "text"),
     [
@@ -180,7 +184,7 @@ def test_a_clean_round_is_clean(lab, tmp_path):
     clean(lab, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.lab
 @pytest.mark.skipif(not os.environ.get("LAB_LONG"), reason="ten minutes: set LAB_LONG=1")
 def test_fifty_clean_rounds_are_clean(lab, tmp_path):
     for number in range(50):
