@@ -8,7 +8,8 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.checkpoint.manager import CheckpointError, Checkpoints
+from trainer.checkpoint.format import CheckpointError
+from trainer.checkpoint.manager import Checkpoints
 from trainer.engine.worker_group import Workers
 from trainer.node.preemption import Notice
 from trainer.storage.storage import StorageError

@@ -13,7 +13,8 @@ from trainer.algorithm.batching import TrainItem
 from trainer.algorithm.records import Outcome, Sample
 from trainer.checkpoint.attempt import of_this_job
 from trainer.checkpoint.export import export_adapter, export_hf
-from trainer.checkpoint.manager import Checkpoints, Found
+from trainer.checkpoint.manager import Checkpoints
+from trainer.checkpoint.reader import Found
 from trainer.checkpoint.rollout_log import Graded, RolloutLog
 from trainer.config import ConfigError, RunConfig
 from trainer.data import lengths

@@ -7,7 +7,10 @@ import time
 import torch
 
 from trainer.checkpoint.attempt import Attempts
-from trainer.checkpoint.manager import Checkpoints, Shard, ShardReader, ShardWriter
+from trainer.checkpoint.format import Shard
+from trainer.checkpoint.manager import Checkpoints
+from trainer.checkpoint.reader import ShardReader
+from trainer.checkpoint.writer import ShardWriter
 from trainer.config import RunConfig, override
 
 SHAPES = {"model.embed.weight": (67, 11), "model.layer.weight": (13, 11), "model.norm.weight": (11,), "scale": (1,)}

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from tests.checkpoint.synthetic import again, configure, finish, save, spoil, writers
 from trainer.checkpoint import weights
 from trainer.checkpoint.export import export_adapter, export_hf
-from trainer.checkpoint.manager import CorruptCheckpoint, Shard
+from trainer.checkpoint.format import Shard
+from trainer.checkpoint.reader import CorruptCheckpoint
 from trainer.config import ConfigError
 
 

@@ -25,8 +25,8 @@ from tests.checkpoint.synthetic import (
 )
 from trainer.checkpoint import ranges
 from trainer.checkpoint.errors import CorruptCheckpoint
-from trainer.checkpoint.manager import ShardReader
 from trainer.checkpoint.ranges import BLOCK_BYTES, BlockSums, RangedShard, unpacked
+from trainer.checkpoint.reader import ShardReader
 from trainer.storage.storage import Storage
 
 WIDE = {"embed": (1500, 512), "layer": (512, 1024), "norm": (512,), "head": (1500, 512)}

@@ -28,8 +28,9 @@ from tests.checkpoint.synthetic import (
     whole,
     writers,
 )
+from trainer.checkpoint.format import CheckpointError, Shard
 from trainer.checkpoint.layout import step_name
-from trainer.checkpoint.manager import CheckpointError, Checkpoints, Shard
+from trainer.checkpoint.manager import Checkpoints
 from trainer.checkpoint.retention import kept
 from trainer.config import override
 from trainer.storage.storage import Storage, StorageError
@@ -147,7 +148,7 @@ def test_full_disk_is_reported_and_nothing_half_written_is_left(tmp_path, told, 
 import resource, signal, sys
 sys.path[:0] = [{os.getcwd()!r}]
 from tests.checkpoint.synthetic import *
-from trainer.checkpoint.manager import CheckpointError
+from trainer.checkpoint.format import CheckpointError
 config = configure({str(tmp_path)!r})
 checkpoints, ranks = attempt(config, []), writers(config, 1)
 save(checkpoints, ranks, 2)

@@ -16,7 +16,8 @@ import torch
 
 from tests.checkpoint.synthetic import KINDS, cut, whole
 from trainer import process, session
-from trainer.checkpoint.manager import Found, RankStatus, ShardReader, ShardWriter
+from trainer.checkpoint.reader import Found, ShardReader
+from trainer.checkpoint.writer import RankStatus, ShardWriter
 from trainer.config import RunConfig
 from trainer.process import main
 from trainer.session import Session

@@ -17,7 +17,7 @@ from tests import servers
 from tests.checkpoint.synthetic import spoil
 from tests.loops.jobs import REWARD, Job
 from trainer import config as c
-from trainer.checkpoint.manager import ShardReader
+from trainer.checkpoint.reader import ShardReader
 from trainer.exit_codes import EXIT_PREEMPTED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]

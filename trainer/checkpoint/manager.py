@@ -32,25 +32,19 @@ from typing import Any, TypeVar
 from trainer.checkpoint.attempt import Attempt
 from trainer.checkpoint.find import find, manifests_here
 from trainer.checkpoint.format import (
-    CheckpointError,
     FileRecord,
-    Shard,
-    code_fingerprint,
     describe,
     encode,
     pack,
     write_file,
 )
 from trainer.checkpoint.layout import MANIFEST, local_dir, remote_folder, remote_url, step_name, step_of
-from trainer.checkpoint.reader import CorruptCheckpoint, Found, ShardReader, fetch_all
+from trainer.checkpoint.reader import CorruptCheckpoint, Found
 from trainer.checkpoint.retention import make_room, prune_local, prune_remote
-from trainer.checkpoint.writer import RankStatus, ShardWriter, disk_room, upload
+from trainer.checkpoint.writer import RankStatus, disk_room, upload
 from trainer.config import RunConfig
 from trainer.hardware.save_interval import save_interval_s
 from trainer.storage.storage import Storage, StorageError
-
-__all__ = ["CheckpointError", "Checkpoints", "CorruptCheckpoint", "FileRecord", "Found", "Shard", "ShardReader"]
-__all__ += ["RankStatus", "ShardWriter", "code_fingerprint", "fetch_all"]
 
 T = TypeVar("T")
 MAX_FAILURES = 3
@@ -212,7 +206,8 @@ class Checkpoints:
         try:
             own = [FileRecord("state.json", *write_file(folder / "state.json", [self._pending["state"]]))]
             for path, size in self._pending["attach"]:
-                own.append(FileRecord(path.name, *write_file(folder / path.name, [_head(path, size)])))
+                with open(path, "rb") as file:
+                    own.append(FileRecord(path.name, *write_file(folder / path.name, [file.read(size)])))
             about = {"attempt": self.attempt, "data_fingerprint": self.data_fingerprint}
             manifest = describe(self.config, step, [*records, *own], self._pending["score"], about)
             write_file(folder / "manifest.json", [pack(manifest)])
@@ -403,8 +398,3 @@ class Checkpoints:
     def _push(self, found: Found) -> None:
         self._send(found.step, Path(found.directory), found.manifest, set())
         self._say(f"step {found.step} had been committed locally only; the store has it now")
-
-
-def _head(path: Path, size: int) -> bytes:
-    with open(path, "rb") as file:
-        return file.read(size)

@@ -19,8 +19,8 @@ from trainer.algorithm.losses import discounted, token_weights
 from trainer.algorithm.records import Prompt, Sample
 from trainer.algorithm.scheduling import Cost
 from trainer.checkpoint.format import CheckpointError
-from trainer.checkpoint.manager import Found, RankStatus, ShardReader, ShardWriter
-from trainer.checkpoint.reader import fetch_rank
+from trainer.checkpoint.reader import Found, ShardReader, fetch_rank
+from trainer.checkpoint.writer import RankStatus, ShardWriter
 from trainer.config import RunConfig, budget, checkpoint_suffices
 from trainer.data import lengths
 from trainer.data.byte_cache import ByteCache

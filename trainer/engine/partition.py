@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.checkpoint.manager import Shard
+from trainer.checkpoint.format import Shard
 
 KINDS = ("master", "exp_avg", "exp_avg_sq")
 """What there is of a trained parameter: the fp32 weights and Adam's moments."""

@@ -22,7 +22,7 @@ from trainer.algorithm.correction import mismatch, rollout_weights
 from trainer.algorithm.losses import LOG_RATIO, grpo_loss
 from trainer.algorithm.lr_schedule import learning_rate
 from trainer.algorithm.seeding import seed_of
-from trainer.checkpoint.manager import Shard
+from trainer.checkpoint.format import Shard
 from trainer.config import RunConfig
 from trainer.engine import lora
 from trainer.engine.logprobs import LogprobModel

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from trainer import config as configuration
 from trainer.checkpoint.errors import CheckpointError
-from trainer.checkpoint.manager import Found
+from trainer.checkpoint.reader import Found
 from trainer.config import ConfigError, RunConfig, fingerprint
 from trainer.data.dataset import Dataset
 from trainer.engine.gpu_worker import Worker, environment

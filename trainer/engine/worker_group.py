@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from trainer.algorithm.batching import TrainItem
 from trainer.algorithm.records import Prompt, Sample
 from trainer.algorithm.scheduling import Plan, schedule
-from trainer.checkpoint.manager import Found
+from trainer.checkpoint.reader import Found
 from trainer.config import ConfigError, RunConfig
 from trainer.engine.dealing import deal
 from trainer.engine.gpu_worker import Worker, environment
