@@ -15,7 +15,6 @@ import io
 import json
 import math
 import os
-import platform
 import random
 import statistics
 import sys
@@ -28,6 +27,7 @@ from typing import Any, Literal
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.machine import processor  # noqa: E402
 from benchmarks.step_time import WARM_UP, measured  # noqa: E402
 
 LEARNING_RATE, ROWS = 1e-5, 128
@@ -154,8 +154,8 @@ def trl_inside(setting: Setting, kind: str, folder: Path, out: Path) -> None:
             if "loss" in logs:
                 self.losses.append(logs["loss"])
 
-    processor = AutoProcessor.from_pretrained(folder / "model")
-    processor.image_processor.size = {"shortest_edge": 784, "longest_edge": 1280 * 784}
+    reader = AutoProcessor.from_pretrained(folder / "model")
+    reader.image_processor.size = {"shortest_edge": 784, "longest_edge": 1280 * 784}
     per_pass = (setting.batch if whole else setting.micro_batch) // processes
     arguments = SFTConfig(
         output_dir=str(out.with_suffix("")),
@@ -178,7 +178,7 @@ def trl_inside(setting: Setting, kind: str, folder: Path, out: Path) -> None:
         model=AutoModelForImageTextToText.from_pretrained(folder / "model", dtype=torch.float32),
         args=arguments,
         train_dataset=HFDataset.from_list(parts),
-        processing_class=processor,
+        processing_class=reader,
         peft_config=LoraConfig(**LoRA(rank=setting.lora).peft()) if setting.lora else None,
         callbacks=[Clock()],
     )
@@ -229,7 +229,7 @@ def main() -> None:
         result[name] = compare(name, arguments.rounds)
         ratio, memory = result[name]["ratio_ours_to_trl"], result[name]["peak_memory_ours_to_trl"]
         print(f"{name}: ours / TRL = {ratio:.2f} of the time, {memory:.2f} of the memory", flush=True)
-    result["machine"] = {"cpus": os.cpu_count(), "processor": platform.processor() or platform.machine()}
+    result["machine"] = {"cpus": os.cpu_count(), "processor": processor()}
     arguments.out.write_text(json.dumps(result, indent=1))
 
 

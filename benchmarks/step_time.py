@@ -24,7 +24,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-CPUINFO = Path("/proc/cpuinfo")
+
+from benchmarks.machine import processor  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -226,8 +227,8 @@ def trl_inside(setting: Setting, kind: Trl, folder: Path, steps: int, out: Path)
         def on_step_end(self, *_: Any, **__: Any) -> None:
             self.seconds.append(time.monotonic() - self.began)
 
-    processor = AutoProcessor.from_pretrained(folder / "model")
-    processor.image_processor.size = {"shortest_edge": 784, "longest_edge": 1280 * 784}
+    reader = AutoProcessor.from_pretrained(folder / "model")
+    reader.image_processor.size = {"shortest_edge": 784, "longest_edge": 1280 * 784}
     total = setting.prompts * setting.samples
     per_pass = {"micro": setting.micro_batch // processes, "all": total // processes, "default": 8}[kind.batch]
     accumulate = total // (per_pass * processes)
@@ -257,7 +258,7 @@ def trl_inside(setting: Setting, kind: Trl, folder: Path, steps: int, out: Path)
         reward_funcs=reward,
         args=arguments,
         train_dataset=data,
-        processing_class=processor,
+        processing_class=reader,
         callbacks=[Clock()],
     )
     trainer.train()
@@ -302,7 +303,7 @@ def summary(setting: Setting, runs: dict[str, list[dict[str, Any]]]) -> dict[str
     ]
     return {
         "setting": setting.__dict__,
-        "processor": next(x.split(":")[1].strip() for x in CPUINFO.read_text().splitlines() if "model name" in x),
+        "processor": processor(),
         "load_average": os.getloadavg(),
         "median_step_s": medians,
         "fastest_trl": best,

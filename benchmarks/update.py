@@ -22,7 +22,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-CPUINFO = Path("/proc/cpuinfo")
+
+from benchmarks.machine import processor  # noqa: E402
+
 SIDE, PROMPT, COMPLETION = 17, 420, 400
 """Image of 17 x 17 merged tokens, prompt and completion tokens."""
 
@@ -108,7 +110,7 @@ def main() -> None:
                 for name, value in one.items():
                     found.setdefault(f"{kind}, G={size}", {}).setdefault(name, []).append(value)
     out = {
-        "processor": next((x.split(":")[1].strip() for x in CPUINFO.read_text().splitlines() if "model name" in x), ""),
+        "processor": processor(),
         "python": platform.python_version(),
         "load_average": os.getloadavg()[0],
         "runs": found,

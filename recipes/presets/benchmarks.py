@@ -6,7 +6,6 @@ import difflib
 import json
 
 from recipes.presets import RECIPES
-from recipes.presets.parts import TEXT_MODELS, VISION_MODELS
 from trainer.config import ConfigError
 from trainer.hardware import model_shapes
 
@@ -47,8 +46,6 @@ def settings(names: str, samples: int, temperature: float | None, limit: int) ->
 
 def recipe_of(model: str) -> tuple[str, list[str]]:
     """The recipe whose machine suits a model: the one that trains it or one of its shape, else `FALLBACK`."""
-    shape = model_shapes.shape_of(model) if model_shapes.known(model) else None
-    paths = [*(path for sizes in VISION_MODELS.values() for path in sizes.values()), *TEXT_MODELS.values()]
-    alike = [path for path in paths if path == model or (shape and model_shapes.KNOWN.get(path) == shape)]
-    recipe = next((name for name, make in RECIPES.items() if make().config.model.path in alike), FALLBACK)
+    paths = {model, model_shapes.known_as(model) or model}
+    recipe = next((name for name, make in RECIPES.items() if make().config.model.path in paths), FALLBACK)
     return recipe, [f"model.path={model}"]

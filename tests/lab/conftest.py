@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.machine import processor
+
 
 def note(section: str, name: str, seconds: float) -> None:
     """One figure into the file, beside those of other runs."""
     if not (path := os.environ.get("LAB_FIGURES")):
         return
     figures = json.loads(Path(path).read_text()) if Path(path).exists() else {}
-    processor = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "")
     revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    figures |= {"machine": f"{os.cpu_count()} cores, {processor.partition(': ')[2]}", "revision": revision}
+    figures |= {"machine": f"{os.cpu_count()} cores, {processor()}", "revision": revision}
     figures.setdefault(section, {})[name] = round(seconds, 1)
     Path(path).write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
 

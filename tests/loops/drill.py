@@ -31,6 +31,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from benchmarks.machine import processor
 from tests import servers
 from tests.loops.drill_figures import FAULTS, Strike, summary
 from tests.loops.jobs import REWARD, Job
@@ -342,9 +343,8 @@ def main() -> int:
             print(f"the drill failed: {error}", file=sys.stderr)
             return 1
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    cpus = Path("/proc/cpuinfo").read_text().splitlines()
     figures["revision"] = git.stdout.strip()
-    figures["processor"] = next((line.split(":")[1].strip() for line in cpus if "model name" in line), "")
+    figures["processor"] = processor()
     text = re.sub(r"[\[{]\s+([^\[\]{}]+?)\s+[\]}]", lambda m: " ".join(m[0].split()), json.dumps(figures, indent=1))
     print(text)
     if a.json:

@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import processor
 from tests.loops.jobs import REWARD, ROOT, Job
 from tests.soak import model, rows
 from tests.soak.lengths import environment
@@ -137,11 +138,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         soak = Soak(Path(folder), options.minutes, options.layers)
         found = soak.run()
-    cpuinfo = Path("/proc/cpuinfo").read_text().splitlines()
-    processor = next(line.split(":")[1].strip() for line in cpuinfo if "model name" in line)
     about = {
         "revision": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
-        "machine": {"cpus": os.cpu_count(), "processor": processor},
+        "machine": {"cpus": os.cpu_count(), "processor": processor()},
         "minutes": options.minutes,
         "layers": options.layers,
     }

@@ -115,7 +115,7 @@ NAMES: dict[str, Name] = {
     "perf/hfu_train": Name("fraction", "The same with the activations that gradient checkpointing computes again."),
     "perf/mfu_rollout": Name("fraction", "FLOPs of generation, prefill and decode / peak of the GPUs."),
     "perf/passes": Name("count", "Forward and backward passes of a rank over the step's updates."),
-    "perf/gathered_gib": Name("GiB", "Weights that ZeRO-3 gathered on a rank in the step's updates."),
+    "perf/gathered_gib": Name("GiB", "Weights that ZeRO-3 gathered on a rank in the updates; 0 at other stages."),
     "perf/disk_free_gib": Name("GiB", "Free where the run is written, on the node that has the least."),
     "perf/host_memory_fraction": Name("fraction", "Share of the memory in use, on the node that uses the most."),
     "perf/shm_free_gib": Name("GiB", "Free in /dev/shm, on the node that has the least."),
