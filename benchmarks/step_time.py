@@ -161,24 +161,32 @@ def trl(setting: Setting, folder: Path, steps: int, kind: str) -> dict[str, Any]
 
 
 def measured(command: list[str], env: dict[str, str], log: Path) -> float:
-    """Runs a command; returns the most memory that it and its descendants held, GiB (PSS, sampled every second)."""
+    """Runs a command; returns the most memory that it and its descendants held, GiB (PSS).
+
+    PSS takes the kernel up to 100 ms a process, which a step would feel: it is read only when the sum of RSS, sampled
+    every second, is above all before.
+    """
     import psutil
 
     with open(log, "w") as stream:
-        process, most = subprocess.Popen(command, cwd=ROOT, env=env, stdout=stream, stderr=stream), 0
+        process, most, largest = subprocess.Popen(command, cwd=ROOT, env=env, stdout=stream, stderr=stream), 0, 0
     while process.poll() is None:
         time.sleep(1)
-        held = 0
         try:
-            for one in (process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))):
-                lines = Path(f"/proc/{one}/smaps_rollup").read_text().splitlines()
-                held += next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
-        except (OSError, psutil.Error):  # a process ended meanwhile: this sample is low
+            alive = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+            if (held := sum(one.memory_info().rss for one in alive)) > 1.02 * largest:
+                largest, most = held, max(most, sum(pss_kib(one.pid) for one in alive))
+        except (OSError, psutil.Error):  # a process ended meanwhile: this sample is lost
             pass
-        most = max(most, held)
     if process.returncode:
         raise RuntimeError(f"{' '.join(command[:4])} failed:\n{log.read_text()[-3000:]}")
     return most / 2**20
+
+
+def pss_kib(pid: int) -> int:
+    """Memory of a process, of shared pages its share."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
 
 
 def trl_inside(setting: Setting, kind: Trl, folder: Path, steps: int, out: Path) -> None:
