@@ -194,9 +194,8 @@ class Desk:
 
     def commits(self, run_id: str) -> list[int]:
         """Steps whose checkpoints are committed in the bucket."""
-        return sorted(
-            int(re.search(r"/step-(\d{8})/", str(p))[1]) for p in self.buckets.glob(f"**/{run_id}/**/manifest.json")
-        )
+        found = self.buckets.glob(f"**/{run_id}/**/step-*/**/manifest.json")
+        return sorted(int(re.search(r"/step-(\d{8})/", str(path))[1]) for path in found)
 
     def until(self, true: Callable[[], object], timeout_s: float, what: str, every_s: float = 0.5) -> None:
         """Waits until something is so. Raises TimeoutError with the end of the logs."""
