@@ -14,7 +14,7 @@ from recipes.plan.memory import MemoryPlan, plan, with_resources
 from recipes.plan.passes import Passes
 from recipes.plan.prices import Price, price
 from recipes.spec import Recipe
-from trainer.config.budget import trained
+from trainer.config.budget import policy_bytes, trained
 from trainer.hardware.gpus import Gpu, gpu_named
 from trainer.hardware.model_shapes import Shape
 from trainer.hardware.save_interval import save_interval_s
@@ -153,7 +153,7 @@ def gather_seconds(recipe: Recipe, shape: Shape, card: Gpu, network_gbit_s: floa
     world, nodes = recipe.config.placement.world_size, recipe.cluster.nodes
     if hpz and recipe.config.optimizer.hpz_ranks > 1:
         world, nodes = recipe.config.optimizer.hpz_ranks, 1
-    volume = shape.parameters * 2.0
+    volume = policy_bytes(recipe.config, shape)
     inside = volume * (world - 1) / world / (card.nvlink_gb_per_s * 1e9 * NETWORK)
     between = volume * (nodes - 1) / nodes / (network_gbit_s / 8 * 1e9 * NETWORK) if nodes > 1 else 0.0
     return max(inside, between)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from recipes.plan import activations, hub_config
 from recipes.spec import Recipe, override, placed, validate
 from trainer.config import ConfigError, RunConfig
-from trainer.config.budget import logprob_tokens, prefetch_parameters, trained
+from trainer.config.budget import NF4_SCALES, linear_weights, logprob_tokens, policy_bytes, prefetch_parameters, trained
 from trainer.hardware import adapters
 from trainer.hardware.gpus import gpu_named
 from trainer.hardware.host_memory import worker_bytes
@@ -146,7 +146,8 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
     p, t, lora = shape.parameters, trained(config, shape), config.lora
     adapter = adapters.sizes(shape, lora.rank, lora.vision)
     stage = config.optimizer.zero_stage
-    shard = (p + sum(adapter)) * width / (world if stage == 3 else 1)
+    whole = policy_bytes(config, shape) + sum(adapter) * width
+    shard = whole / (world if stage == 3 else 1)
     master, adam = 4.0 * t / world, 8.0 * t / world
     if config.optimizer.offload_optimizer:
         master = adam = 0.0
@@ -160,6 +161,9 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
     policy = "policy shard" if stage == 3 else "policy, whole"
     base = {"CUDA context": CONTEXT if on_gpu else 0.0, policy: shard, "reference shard": reference}
     base |= {"small parameters": float(persistent)}
+    if lora.qlora:
+        base["scales of 4 bits"] = linear_weights(shape) * NF4_SCALES
+        base["matrix out of 4 bits"] = float(max(a * b for a, b in adapters.linears(shape, False)) * width)
     if config.optimizer.hpz_ranks > 1:
         base["second copy within the node"] = p * width / config.optimizer.hpz_ranks
     states = {"fp32 master": master, "Adam moments": adam}
@@ -178,16 +182,16 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
     loaded = held if on_gpu else {"gradients": held["gradients"]}
     group_size = SUB_GROUP if stage == 3 else t  # the other stages step all of a rank's share at once
     sub_group = 0.0 if config.optimizer.offload_optimizer else 4.0 * min(group_size, t / world)
-    out = [Phase("load", base | {"fp32 master": master} | loaded | {"fp32 gradients": sub_group})]
+    # Weights in 4 bits are made on every rank before they are cut.
+    arriving = base | {policy: whole} if lora.qlora else base
+    out = [Phase("load", arriving | {"fp32 master": master} | loaded | {"fp32 gradients": sub_group})]
     weights = p * width / config.rollout.tensor_parallel
     if grpo:
         cache = max(0.0, engine_bytes - weights)
         out.append(Phase("rollout", base | {"engine weights": weights, "engine KV cache": cache}))
     # An update keeps what its backward pass will want again, and so does the pass without gradients that follows it:
     # DeepSpeed goes by the order that it has recorded. The reference has its own. One rank's shard is the weights.
-    bucket_ahead = prefetch_parameters(config, shape)
-    live = config.optimizer.live_parameters
-    kept = gathering(shape, width, persistent, live, bucket_ahead) if world > 1 and stage == 3 else {}
+    kept = gathering(config, shape, persistent) if world > 1 and stage == 3 else {}
     tokens = logprob_tokens(config, shape)
     pass_ = _larger(
         {"layer at work": activations.forward(config, shape, tokens)},
@@ -207,12 +211,15 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
     return [Phase(phase.name, {k: v for k, v in phase.parts.items() if v}) for phase in out]
 
 
-def gathering(shape: Shape, width: int, persistent: int, live: int, ahead: int) -> dict[str, float]:
-    """Full weights in a pass, but for the `persistent` bytes of the small ones, which are always there: `live` elements
-    and perhaps the largest parameter on top. The buffer that they are gathered into lives as long as any of them."""
-    p, largest = shape.parameters, shape.embedding_parameters
-    whole, buffer = min(p, live + largest), min(p, ahead)
-    return {"gathered layers": float(max(0, whole * width - persistent)), "gather buffer": float(buffer * width)}
+def gathering(config: RunConfig, shape: Shape, persistent: int) -> dict[str, float]:
+    """Full weights in a pass, but for the `persistent` bytes of the small ones, which are always there: the elements
+    that may live and perhaps the largest parameter on top. The buffer that they are gathered into lives as long as any
+    of them. An element of weights in 4 bits is a byte that holds two."""
+    most, width = policy_bytes(config, shape), _width(config)
+    element, largest = 1 if config.lora.qlora else width, shape.embedding_parameters * width
+    whole = min(most, config.optimizer.live_parameters * element + largest)
+    buffer = min(most, prefetch_parameters(config, shape) * element)
+    return {"gathered layers": float(max(0, whole - persistent)), "gather buffer": float(buffer)}
 
 
 def _backward(config: RunConfig, shape: Shape, bucket: float, flushed_midway: bool) -> dict[str, float]:
@@ -248,7 +255,8 @@ def _host(recipe: Recipe, shape: Shape) -> dict[str, float]:
     width, t = _width(config), trained(config, shape)
     grpo, offloaded = config.method == "grpo", config.optimizer.offload_optimizer
     states = (shape.parameters * width * grpo + t * (12 + width)) / nodes if grpo or offloaded else 0.0
-    whole = shape.parameters * width * gpus if config.optimizer.zero_stage < 3 else 0.0
+    every = config.optimizer.zero_stage < 3 or config.lora.qlora
+    whole = policy_bytes(config, shape) * gpus if every else 0.0
     staging = 12.0 * t / nodes if config.checkpoint.asynchronous else 12.0 * t / nodes / gpus
     reference = shape.parameters * width / nodes if config.optimizer.offload_reference else 0.0
     level_1 = (

@@ -33,6 +33,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "grpo-qwen2.5-7b-gsm8k": gsm8k.qwen2_5_7b_gsm8k,
     "sft-qwen2.5-7b-lora": sft.qwen2_5_7b_lora,
     "sft-qwen2.5-14b-full": sft.qwen2_5_14b_full,
+    "sft-qwen2.5-72b-qlora": sft.qwen2_5_72b_qlora,
     "sft-qwen2.5-72b-full": sft.qwen2_5_72b_full,
     "sft-qwen2.5-vl-7b-lora": sft.qwen2_5_vl_7b_lora,
     "sft-qwen2.5-vl-7b-full": sft.qwen2_5_vl_7b_full,

@@ -23,6 +23,7 @@ def _sft(
     batch: int,
     tokens: int,
     rank: int = 0,
+    qlora: bool = False,
     tensor_parallel: int = 1,
     hours: float = 24,
 ) -> Recipe:
@@ -30,7 +31,7 @@ def _sft(
     held_out = DATASETS[dataset].held_out
     config = with_parts(
         cloud_run(name, model, dataset),
-        lora={"rank": rank},
+        lora={"rank": rank, "qlora": qlora},
         rollout={"tensor_parallel": tensor_parallel},
         optimizer={
             "learning_rate": ADAPTER if rank else FULL,
@@ -64,6 +65,13 @@ def qwen2_5_14b_full() -> Recipe:
     """One node of 8."""
     return _sft("sft-qwen2.5-14b-full", TEXT_MODELS["14b"], "alpaca", "1x8", "all weights (1 x 8)", stage=3, batch=128,
                 tokens=2048, tensor_parallel=2)  # fmt: skip
+
+
+def qwen2_5_72b_qlora() -> Recipe:
+    """One 80 GB GPU: 38 GiB of weights, where bf16 has 136. On one rank nothing is gathered at any stage."""
+    about = f"LoRA of rank {RANK} on 4 bits (one GPU)"
+    return _sft("sft-qwen2.5-72b-qlora", TEXT_MODELS["72b"], "alpaca", "1x1", about, stage=2, batch=128, tokens=2048,
+                rank=RANK, qlora=True, hours=72)  # fmt: skip
 
 
 def qwen2_5_72b_full() -> Recipe:

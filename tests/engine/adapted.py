@@ -8,12 +8,13 @@ from dataclasses import replace
 import peft
 import torch
 from deepspeed.utils import safe_get_full_grad
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForImageTextToText, BitsAndBytesConfig
 
 from tests.engine import plain
 from tests.engine.scenarios import gaps, prompts_for, shard_sums, start, update
 from trainer.algorithm.batching import TrainItem
 from trainer.engine.gpu_worker import Worker
+from trainer.engine.partition import whole_shape
 
 
 def against_peft(config, rank, port):
@@ -33,18 +34,22 @@ def against_peft(config, rank, port):
         return out
 
     def load():
-        return AutoModelForImageTextToText.from_pretrained(config.model.path, dtype=torch.float32)
+        options = {"dtype": torch.float32, "attn_implementation": "sdpa"}
+        if config.lora.qlora:
+            options["quantization_config"] = BitsAndBytesConfig(**config.lora.quantization(config.model.dtype))
+        # bitsandbytes' kernel for inference on CPU is another than that for training.
+        return AutoModelForImageTextToText.from_pretrained(config.model.path, **options).train()
 
     encoded = plain.prompts(AutoConfig.from_pretrained(config.model.path))
     items = plain.items(encoded)
-    theirs = plain.padded_gradients(config.model.path, encoded, items, adapt=adapted)[1]  # before models come sharded
-    theirs = {name.removeprefix("base_model.model."): g for name, g in theirs.items()}
-    want = dict(adapted(load()).merge_and_unload().named_parameters())
+    theirs = plain.padded_gradients(config.model.path, encoded, items, adapt=lambda _: adapted(load()))[1]
+    theirs = {name.removeprefix("base_model.model."): g for name, g in theirs.items()}  # before models come sharded
+    want = {} if config.lora.qlora else dict(adapted(load()).merge_and_unload().named_parameters())
     base = plain.padded_gradients(config.model.path, encoded, items)[0]
 
     worker = start(config, rank, port)
     policy, prompt = worker.policy, worker._prompt
-    shapes = {name: tuple(p.ds_shape) for name, p in policy.names.items() if p.requires_grad}
+    shapes = {name: whole_shape(p) for name, p in policy.names.items() if p.requires_grad}
 
     def first(kind, name, start, stop):
         whole = value(name, shapes[name]) if kind == "master" else torch.zeros(shapes[name])
@@ -54,9 +59,13 @@ def against_peft(config, rank, port):
     policy.loaded(0)
     policy.reload()
     out: dict = {"trained": sum(math.prod(shape) for shape in shapes.values())}
-    full = {name: p.clone() for group in policy.weight_groups(1 << 16) for name, p in group}
-    out["names"] = sorted(want.keys() ^ full.keys())
-    out["merged"] = max(float((full[name] - p).abs().max()) for name, p in want.items() if name in full)
+    if want:
+        full = {name: p.clone() for group in policy.weight_groups(1 << 16) for name, p in group}
+        out["names"] = sorted(want.keys() ^ full.keys())
+        out["merged"] = max(float((full[name] - p).abs().max()) for name, p in want.items() if name in full)
+    four = [p for p in policy.names.values() if hasattr(p, "quant_state")]
+    out["bytes"] = sum(getattr(p, "ds_tensor", p).nbytes for p in four)
+    out["numbers"] = sum(p.quant_state.shape.numel() for p in four)
 
     head = policy.engine.module.model.lm_head
     banned, worker._prompt = head.banned.clone(), encoded.__getitem__

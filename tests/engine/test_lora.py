@@ -51,11 +51,63 @@ def test_adapters_are_those_of_plain_peft(run_ranks, small_config, world, method
             assert result["engine"][0] < 1e-4 and result["stale"][1] > 1e-2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("world", "stage"), [(2, 3), pytest.param(2, 2, marks=pytest.mark.long), (1, 2)])
+def test_on_a_base_in_4_bits(run_ranks, small_config, world, stage):
+    config = lora(small_config, world, "sft", rank=4, alpha=8, qlora=True)
+    config = replace(
+        config,
+        model=replace(config.model, gradient_checkpointing=True),
+        optimizer=replace(config.optimizer, zero_stage=stage, hpz_ranks=1),
+    )
+    shape = shape_of(config.model.path)
+    for result in run_ranks("adapters", config):
+        together, worst = result["gradients"]
+        assert together < 1e-5 and worst < 1e-4
+        assert result["resumed"], "a resumed run must go on bit for bit"
+        assert result["numbers"] == sum(a * b for a, b in adapters.linears(shape, False))
+        assert result["bytes"] == result["numbers"] / 2 / (world if stage == 3 else 1)
+
+
+def test_an_adapter_of_4_bits_is_merged_into_what_they_stand_for(tiny_model, tmp_path):
+    import peft
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForImageTextToText, BitsAndBytesConfig
+
+    from trainer.checkpoint.export import QUANTIZATION
+    from trainer.checkpoint.weights import make
+
+    options = c.LoRA(rank=4, qlora=True)
+    quantization = options.quantization("fp32")
+    base = AutoModelForImageTextToText.from_pretrained(
+        tiny_model, dtype=torch.float32, quantization_config=BitsAndBytesConfig(**quantization)
+    ).train()
+    model = peft.get_peft_model(base, peft.LoraConfig(**options.peft()))
+    torch.manual_seed(1)
+    for name, p in model.named_parameters():
+        if "lora_B" in name:
+            p.data.normal_(0, 0.1)
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    save_file({k: v.contiguous() for k, v in peft.get_peft_model_state_dict(model).items()},
+              folder / "adapter_model.safetensors")  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"} | options.peft()))
+    (folder / QUANTIZATION).write_text(json.dumps(quantization))
+    merged = AutoModelForImageTextToText.from_pretrained(make(str(folder), tmp_path / "hf", str(tiny_model)))
+    ids = torch.arange(5, 60)[None]
+    with torch.no_grad():
+        want, got = model(input_ids=ids).logits, merged(input_ids=ids).logits
+        plain = AutoModelForImageTextToText.from_pretrained(tiny_model)(input_ids=ids).logits
+    assert float((want - got).abs().max()) < 1e-4 < 1e-2 < float((want - plain).abs().max())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"rank": 8, "dora": True}, "lora.dora is not supported: its merge is not W"),
-        ({"rank": 8, "qlora": True}, "lora.qlora is not supported: a base in 4 bits needs bitsandbytes"),
+        ({"rank": 8, "qlora": True}, "lora.qlora is for method sft: the engine holds all weights"),
+        ({"qlora": True}, "lora.qlora is for method sft"),
         ({"rank": 8, "dropout": 0.1}, "lora.dropout is 0.1 with method grpo"),
         ({"vision": True}, "lora.rank is 0, so there is no adapter"),
     ],

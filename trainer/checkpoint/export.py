@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
@@ -17,7 +19,7 @@ from safetensors import safe_open
 from trainer.checkpoint.format import raw_bytes, safetensors_header, write_file
 from trainer.checkpoint.reader import Found, ShardReader
 from trainer.config import ConfigError, LoRA, RunConfig
-from trainer.config.lora import ADAPTER
+from trainer.config.lora import ADAPTER, TEXT
 
 READ_ELEMENTS = 16 << 20
 """Elements of a parameter that an export holds at a time: 64 MiB of fp32."""
@@ -26,6 +28,8 @@ Sources = dict[str, tuple[tuple[int, ...], Callable[[int, int], torch.Tensor]]]
 """name -> (shape, read(start, stop) of the flattened tensor)."""
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json", ".*")
 """What an export does not take over from the model's own folder."""
+QUANTIZATION = "quantization.json"
+"""In an adapter's folder: arguments of transformers' BitsAndBytesConfig for the base that it was trained on."""
 
 
 class Adapter(Protocol):
@@ -49,8 +53,9 @@ def export_hf(
     """Writes the master weights as a Hugging Face model folder, streamed: no rank ever holds the model.
 
     model_dir gives config, tokenizer, processor, chat template, and the weights that were frozen; adapters are merged
-    into these in fp32 and rounded once. dtype: "bf16" or "fp32". The folder appears whole or not at all. Raises
-    ConfigError if model_dir is no model's folder, CorruptCheckpoint for a damaged checkpoint.
+    into these in fp32 and rounded once, those of a base in 4 bits into what these stand for. dtype: "bf16" or "fp32".
+    The folder appears whole or not at all. Raises ConfigError if model_dir is no model's folder, CorruptCheckpoint for
+    a damaged checkpoint.
     """
     reader: Any = ShardReader(source) if isinstance(source, Found | str | Path) else source
     out, model = Path(out_dir), Path(model_dir)
@@ -59,7 +64,7 @@ def export_hf(
     kind = EXPORT_DTYPES[dtype]
     own = [name for name in reader.names() if ".lora_" not in name]
     sources: Sources = {name: (reader.shape(name), partial(reader.read, "master", name)) for name in own}
-    sources |= _frozen(model, reader)
+    sources |= _frozen(model, reader, kind)
     files: list[list[str]] = [[]]
     filled = 0
     for name, (shape, _) in sources.items():
@@ -103,6 +108,8 @@ def export_adapter(source: Found | str | Path, out_dir: str | Path, config: RunC
         scratch.mkdir(parents=True)
         write_file(scratch / "adapter_model.safetensors", _weights(sources, EXPORT_DTYPES[config.model.dtype]))
         (scratch / "adapter_config.json").write_text(json.dumps(about, indent=2))
+        if config.lora.qlora:
+            (scratch / QUANTIZATION).write_text(json.dumps(config.lora.quantization(config.model.dtype), indent=2))
     return out
 
 
@@ -116,9 +123,9 @@ def _whole(out: Path) -> Generator[Path]:
     scratch.replace(out)
 
 
-def _frozen(model: Path, reader: ShardReader | Adapter) -> Sources:
+def _frozen(model: Path, reader: ShardReader | Adapter, dtype: torch.dtype) -> Sources:
     """The base model's tensors that were not trained, with their adapters. Older files name a parameter otherwise than
-    the module does."""
+    the module does. dtype: in which a base in 4 bits computes."""
     sources: Sources = {}
     trained = set(reader.names())
     stems = [name.partition("lora_A.")[0] for name in trained if ".lora_A." in name]
@@ -132,6 +139,8 @@ def _frozen(model: Path, reader: ShardReader | Adapter) -> Sources:
                 continue
             shape, read = tuple(file.get_slice(name).get_shape()), partial(_read_tensor, file, name)
             stem = next((adapted[n] for n in names if n in adapted), "")
+            if lora.qlora and re.fullmatch(TEXT, stem.removesuffix(".")):
+                read = partial(_read_nf4, read, shape, dtype)
             sources[name] = (shape, partial(_read_merged, read, reader, lora, stem, shape[-1]) if stem else read)
             adapted = {n: s for n, s in adapted.items() if s != stem}
     if adapted:
@@ -161,6 +170,19 @@ def _read_merged(
     b = reader.read("master", f"{stem}lora_B.{ADAPTER}.weight", first * lora.rank, last * lora.rank).view(-1, lora.rank)
     delta = (b @ a).reshape(-1)[start - first * inputs : stop - first * inputs]
     return read(start, stop).float().add(delta, alpha=lora.scale)
+
+
+def _read_nf4(read: Callable[[int, int], torch.Tensor], shape: Any, dtype: torch.dtype, start: int, stop: int) -> Any:
+    """Elements [start, stop) of what a weight's 4 bits stand for, flattened."""
+    return _nf4(read, shape, dtype).flatten()[start:stop]
+
+
+@functools.lru_cache(maxsize=1)  # a matrix is read in pieces, and its scales are of the whole
+def _nf4(read: Callable[[int, int], torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+    weight = read(0, math.prod(shape)).to(dtype).view(shape)
+    return dequantize_4bit(*quantize_4bit(weight, compress_statistics=True, quant_type="nf4"))
 
 
 def _read_tensor(file: Any, name: str, start: int, stop: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from trainer.checkpoint.export import export_hf
+from trainer.checkpoint.export import QUANTIZATION, export_hf
 from trainer.config import ConfigError, LoRA
 from trainer.config.lora import ADAPTER
 from trainer.storage.command import exit_code
@@ -29,7 +29,8 @@ class AdapterFolder:
 
     def __init__(self, folder: Path):
         about = json.loads((folder / "adapter_config.json").read_text())
-        self.lora = LoRA(rank=about["r"], alpha=about["lora_alpha"], rslora=about["use_rslora"])
+        quantized = (folder / QUANTIZATION).is_file()
+        self.lora = LoRA(rank=about["r"], alpha=about["lora_alpha"], rslora=about["use_rslora"], qlora=quantized)
         self._file: Any = safe_open(folder / "adapter_model.safetensors", framework="pt")
         # Its keys leave out the adapter's name, which the module's parameters have.
         self._keys = {

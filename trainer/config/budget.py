@@ -12,6 +12,22 @@ PREFETCH = 50_000_000, 500_000_000
 """Elements gathered ahead of their use: DeepSpeed's default, less than one matrix of 72B, and 1 GB in bf16."""
 
 
+NF4_BYTES, NF4_SCALES = 0.5, 1 / 64 + 4 / (64 * 256)
+"""Per weight in 4 bits: itself; a byte per block of 64 and four per 256 blocks, which ZeRO does not cut."""
+
+
+def policy_bytes(config: RunConfig, shape: Shape) -> float:
+    """The policy's weights as they are gathered or kept whole, without adapters and without the scales of 4 bits."""
+    width = 2 if config.model.dtype == "bf16" else 4
+    four = linear_weights(shape) if config.lora.qlora else 0
+    return (shape.parameters - four) * width + four * NF4_BYTES
+
+
+def linear_weights(shape: Shape) -> int:
+    """Weights of the decoder's linear layers: those that `lora.qlora` keeps in 4 bits."""
+    return sum(inputs * outputs for inputs, outputs in adapters.linears(shape, False))
+
+
 def trained(config: RunConfig, shape: Shape) -> int:
     """Parameters that the optimizer holds, and a checkpoint."""
     if config.lora.rank:

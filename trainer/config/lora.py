@@ -32,12 +32,23 @@ class LoRA:
     dora: bool = False
     """Refused: its merge rescales each row of W + scale B A, which the weight sync does not compute."""
     qlora: bool = False
-    """Refused: a base in 4 bits (NF4) needs bitsandbytes, which the locked environments do not have."""
+    """The decoder layers' weights in 4 bits (NF4 with double quantization, arXiv 2305.14314), for 0.52 bytes instead of
+    2; method sft only. An adapter is merged into what the 4 bits stand for, not into the weights they are made from."""
 
     @property
     def scale(self) -> float:
         """What B A is multiplied by."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+    def quantization(self, dtype: str) -> dict[str, Any]:
+        """Arguments of `transformers.BitsAndBytesConfig` for a run that computes in `dtype`, bf16 or fp32."""
+        return {
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_use_double_quant": True,
+            "bnb_4bit_compute_dtype": {"bf16": "bfloat16", "fp32": "float32"}[dtype],
+            "llm_int8_skip_modules": [r"(?:.*\.)?visual", "lm_head"],
+        }
 
     def peft(self) -> dict[str, Any]:
         """Arguments of `peft.LoraConfig`; with `peft_type` the content of adapter_config.json."""

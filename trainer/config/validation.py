@@ -95,9 +95,14 @@ def _refused_adapters(c: RunConfig) -> list[tuple[bool, str]]:
             "false; lora.rslora is supported",
         ),
         (
-            c.lora.qlora,
-            "lora.qlora is not supported: a base in 4 bits needs bitsandbytes, which is in none of the locked "
-            "environments: set it to false; 72B with adapters on bf16 takes 18 GiB of states per GPU on 8 under ZeRO-3",
+            c.lora.qlora and c.method == "grpo",
+            "lora.qlora is for method sft: the engine holds all weights in its own type, with other kernels: set "
+            "it to false. 72B with adapters on bf16 takes 18 GiB of states per GPU on 8",
+        ),
+        (
+            c.lora.qlora and not c.model.gradient_checkpointing,
+            "lora.qlora keeps every weight that it gathers until the backward pass unless layers are recomputed: set "
+            "model.gradient_checkpointing to true",
         ),
         (
             bool(c.lora.dropout) and c.method == "grpo",
@@ -105,8 +110,8 @@ def _refused_adapters(c: RunConfig) -> list[tuple[bool, str]]:
             "not be the policy's; set it to 0",
         ),
         (
-            not c.lora.rank and (c.lora.vision or bool(c.lora.dropout)),
-            "lora.rank is 0, so there is no adapter for lora.vision and lora.dropout: set lora.rank, such as 16",
+            not c.lora.rank and (c.lora.vision or bool(c.lora.dropout) or c.lora.qlora),
+            "lora.rank is 0, so there is no adapter for lora.vision, lora.dropout, lora.qlora: set lora.rank to 16",
         ),
         (
             bool(c.lora.rank) and c.lora.vision and c.model.freeze_vision,

@@ -12,7 +12,7 @@ from trainer.config import ConfigError, LoRA
 from trainer.config.lora import ADAPTER
 
 
-def inject(model: nn.Module, lora: LoRA, seed: int) -> None:
+def inject(model: Any, lora: LoRA, seed: int) -> None:
     """Puts adapters around the target layers and freezes all other parameters.
 
     inject_adapter_in_model, not PeftModel: the modules keep their paths, which the policy goes by. Raises ConfigError
@@ -29,6 +29,9 @@ def inject(model: nn.Module, lora: LoRA, seed: int) -> None:
     left = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and decoder.match(name)]
     if left:
         raise ConfigError(f"lora.rank {lora.rank}: no adapter for {left[0]} of {type(model).__name__}; set it to 0")
+    if lora.qlora:  # beside 4 bits peft makes them fp32, and ZeRO wants one type
+        for p in (p for p in model.parameters() if p.requires_grad):
+            p.data = p.data.to(model.dtype)
 
 
 def adapters(names: dict[str, Any], model: nn.Module) -> tuple[list[tuple[str, Any]], dict[str, Any]]:

@@ -104,13 +104,20 @@ class Policy:
     def _scorer(
         self, ds_config: dict[str, Any], banned: list[int], temperature: float, empty: bool = False
     ) -> LogprobModel:
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+        from transformers import (
+            AutoConfig,
+            AutoModelForCausalLM,
+            AutoModelForImageTextToText,
+            BitsAndBytesConfig,
+        )
 
         model = self.config.model
         self._hf_ds_config = HfDeepSpeedConfig(ds_config)  # while alive, from_pretrained shards as it loads
         dtype = torch.bfloat16 if model.dtype == "bf16" else torch.float32
         kwargs: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa"}
         revision = {"revision": model.revision} if model.revision else {}
+        if self.config.lora.qlora:  # then every rank reads the whole model; `initialize` shards it
+            kwargs["quantization_config"] = BitsAndBytesConfig(**self.config.lora.quantization(model.dtype))
 
         def build(kind: Any) -> Any:
             if empty:
