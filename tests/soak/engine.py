@@ -24,6 +24,8 @@ class Engine(rollout.Engine):
             seed=prompt.seed if temperature else None,
             logprobs=0,
             ignore_eos=True,
+            detokenize=False,
+            flat_logprobs=True,
         )
 
     def _samples(self, prompt: Prompt, request: Request, output: Any) -> list[Sample]:
