@@ -20,7 +20,7 @@ LONG = pytest.mark.long
         pytest.param(2, 4, False, "fp32", marks=LONG),
         pytest.param(2, 0, True, "fp32", marks=LONG),
         pytest.param(2, 0, False, "bf16", marks=LONG),
-        pytest.param(2, 4, False, "bf16", marks=LONG),
+        (2, 4, False, "bf16"),
     ],
 )
 def test_every_stage_learns_what_plain_torch_learns(run_ranks, small_config, world, lora, offload, dtype):

@@ -8,7 +8,9 @@ from functools import wraps
 from typing import Any
 
 import torch
+from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.zero import partition_parameters
+from deepspeed.runtime.zero.config import ZERO_OPTIMIZATION
 from deepspeed.runtime.zero.linear import zero3_linear_wrap
 from torch import Tensor, nn
 
@@ -68,6 +70,16 @@ class Gathers:
 
 
 GATHERS = Gathers()
+
+
+def _one_optimizer(engine: Any, optimizer: Any) -> str:
+    """For bf16 at stage 1 DeepSpeed has another optimizer, with other buffers, which also steps on a gradient that is
+    not finite."""
+    return ZERO_OPTIMIZATION if engine.zero_optimization() else CHECK(engine, optimizer)
+
+
+CHECK: Any = DeepSpeedEngine._do_optimizer_sanity_check
+DeepSpeedEngine._do_optimizer_sanity_check = _one_optimizer
 
 
 def zero_config(config: RunConfig, shape: Shape, inference: bool = False) -> dict[str, Any]:
