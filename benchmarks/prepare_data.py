@@ -27,6 +27,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from benchmarks.machine import processor
 from benchmarks.prepare_data_source import FOREIGN, make
 
 VARIANTS = ("original", "original_parallel", "ours")
@@ -169,7 +170,7 @@ def main() -> None:
     }
     middle = lambda values: round(statistics.median(values), 3)  # noqa: E731
     result = {
-        "machine": f"{len(os.sched_getaffinity(0))} cores {platform.machine()}, python {platform.python_version()}",
+        "machine": f"{len(os.sched_getaffinity(0))} cores {processor()}, python {platform.python_version()}",
         "source": source,
         "runs": args.runs,
         "seconds": {variant: middle([run["seconds"] for run in runs[variant]]) for variant in VARIANTS},
