@@ -125,9 +125,14 @@ def test_a_judge_that_is_away_ends_the_run_by_the_rate_of_timeouts(endpoint, set
 
 
 def test_refusals_and_a_spent_budget_end_the_run_in_one_line(endpoint, settings):
-    with pytest.raises(ConfigError, match="2 requests of this start are spent; raise it"):
+    with pytest.raises(ConfigError, match="2 requests of this run are spent; raise it"):
         score(replace(settings, judge_requests=2), ["a", "b", "c"], ["cat"] * 3, ["text"] * 3)
     assert len(endpoint.seen) == 2
+    with Scorer(replace(settings, judge_requests=3)) as scorer:  # a restart of a run that had sent two
+        scorer.resume({"perf/judge_requests": 2.0})
+        scorer.score([completion("d")], ["cat"], ["text"])
+        with pytest.raises(ConfigError, match="3 requests of this run are spent"):
+            scorer.score([completion("e")], ["cat"], ["text"])
     endpoint.mode = "no key"
     with pytest.raises(ConfigError, match="answers 401"):
         score(settings, ["kitty"], ["cat"], ["text"])

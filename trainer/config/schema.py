@@ -174,7 +174,7 @@ class Rewards:
     judge_timeout_s: float = within(30.0, above=0)
     """For one reply; after 3 further tries the outcome is `timeout`."""
     judge_requests: int = within(0, least=0)
-    """Budget: requests of one start of the run, which ends when they are spent; 0: no limit."""
+    """Requests of the run, which ends when they are spent; 0: no limit. A restart counts on from its checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)

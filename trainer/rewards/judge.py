@@ -93,7 +93,7 @@ class Judge:
         with self._lock:
             if self.budget and self.requests >= self.budget:
                 raise ConfigError(
-                    f"rewards.judge_requests: the {self.budget} requests of this start are spent; raise it and resume"
+                    f"rewards.judge_requests: the {self.budget} requests of this run are spent; raise it and resume"
                 )
             self.requests += 1
         headers = {"Content-Type": "application/json"}

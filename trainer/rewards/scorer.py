@@ -7,7 +7,7 @@ every user function, runs in processes that can be killed (`process_pool.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -159,6 +159,11 @@ class Scorer:
         if self._judge is not None:
             found |= {"perf/judge_requests": self._judge.requests, "perf/judge_remembered": self._judge.remembered}
         return found
+
+    def resume(self, logged: Mapping[str, float]) -> None:
+        """Counts the judge's requests on from the metrics of the step that a run resumes from."""
+        if self._judge is not None:
+            self._judge.requests = int(logged.get("perf/judge_requests", 0))
 
     def close(self) -> None:
         self._pool.close()
