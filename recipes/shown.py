@@ -223,6 +223,8 @@ def _offers(offers: list[cost.Offer], console: Console) -> None:
     took, received, runs = boot.setup()
     part = f" Of that the environment: {took:.0f} s, {received / 1e9:.1f} GB downloaded ({runs} runs)." if runs else ""
     console.print(f"Launch to first step: {', '.join(told)}.{part}", highlight=False)
+    if spot := next((offer for offer in offers if offer.spot), None):
+        console.print(f"Back after a preemption on {spot.target}: {spot.restart}.", highlight=False)
     console.print(
         "Times are a model (recipes/plan/cost.py states every assumption), prices a snapshot or SkyPilot's catalog."
     )

@@ -5,13 +5,48 @@ from __future__ import annotations
 import functools
 import json
 import statistics
+from dataclasses import dataclass
 
 from recipes import run_record
 
-BOOT_S = 480.0
-"""Machines, environment and engine start, where no run has measured it (assumption)."""
+MACHINE_S, ENVIRONMENT_S, START_S = 90.0, 270.0, 120.0
+"""Until a machine runs our commands, its environment is there, and Ray, engine and policy stand (assumptions)."""
+BOOT_S = MACHINE_S + ENVIRONMENT_S + START_S
+"""All of it, where no run has measured it."""
+IMAGE_S = 60.0
+"""In place of the environment where `cluster.image` holds it: pulling an image of 10 GB (assumption)."""
 LONGEST_S = 2 * 3600.0
 """Above it machines were waited for, or data prepared."""
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Seconds from a preemption to the next step, by what they are made of. Weights come beside the start."""
+
+    base_weights: float
+    """Download of the model; 0 where the checkpoint holds all that is needed."""
+    checkpoint: float
+    """Its download on a new machine."""
+    measured: float = 0.0
+    """Launch to first step of earlier runs, with the model's download; 0: none."""
+
+    def total(self, image: bool = False) -> float:
+        """image: with a prebuilt image, which holds the environment."""
+        if self.measured:
+            return self.measured + self.checkpoint
+        weights = max(START_S, self.base_weights + self.checkpoint)
+        return MACHINE_S + (IMAGE_S if image else ENVIRONMENT_S) + weights
+
+    def __str__(self) -> str:
+        """One line."""
+        if self.measured:
+            return f"{self.total():.0f} s, {self.measured:.0f} of them as runs launched from here took"
+        base = f"base weights {self.base_weights:.0f}" if self.base_weights else "no base weights"
+        return (
+            f"{self.total():.0f} s = machine {MACHINE_S:.0f} + environment {ENVIRONMENT_S:.0f} + the longer of start "
+            f"{START_S:.0f} and {base} + checkpoint {self.checkpoint:.0f}; with the environment in the image "
+            f"{self.total(image=True):.0f} s"
+        )
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from recipes.plan.memory import MemoryPlan, plan, with_resources
 from recipes.plan.passes import Passes
 from recipes.plan.prices import Price, price
 from recipes.spec import Recipe
+from trainer.config import checkpoint_suffices
 from trainer.config.budget import policy_bytes, trained
 from trainer.hardware.gpus import Gpu, gpu_named
 from trainer.hardware.model_shapes import Shape
@@ -80,6 +81,8 @@ class Offer:
     """Seconds that a preemption costs besides the work that is done again."""
     between_s: float
     """Mean seconds between preemptions; infinite on demand."""
+    restart: boot.Restart
+    """What of `restart_s` is waited for on the new machine."""
 
     @property
     def work_s(self) -> float:
@@ -312,8 +315,10 @@ def _offer(
         interval = max(step.total, best, upload)
     until_ready, measured = ready  # a restart after a preemption pays it again
     start = until_ready + (0.0 if measured else need.shape.parameters * 2 / DOWNLOAD_BYTES_S)
-    restart = until_ready + 2 * upload  # what was being uploaded is lost, and the last checkpoint is fetched
-    seconds = start + expected_seconds(work, interval, stall, restart, between)
+    base = 0.0 if checkpoint_suffices(config) else need.shape.parameters * 2 / DOWNLOAD_BYTES_S
+    restart = boot.Restart(base, upload, until_ready if measured else 0.0)
+    lost = restart.total() + upload  # what was being uploaded is lost
+    seconds = start + expected_seconds(work, interval, stall, lost, between)
     usd_per_hour = None if hourly is None else hourly * cluster.gpus_per_node * cluster.nodes
     preemptions = 0.0 if math.isinf(between) else seconds / between
     return Offer(
@@ -328,6 +333,7 @@ def _offer(
         preemptions,
         start,
         stall,
-        restart,
+        lost,
         between,
+        restart,
     )

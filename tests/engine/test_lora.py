@@ -52,7 +52,9 @@ def test_adapters_are_those_of_plain_peft(run_ranks, small_config, world, method
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world", "stage"), [(2, 3), pytest.param(2, 2, marks=pytest.mark.long), (1, 2)])
+@pytest.mark.parametrize(
+    ("world", "stage"), [(2, 3), *(pytest.param(*one, marks=pytest.mark.long) for one in ((2, 2), (1, 2)))]
+)
 def test_on_a_base_in_4_bits(run_ranks, small_config, world, stage):
     config = lora(small_config, world, "sft", rank=4, alpha=8, qlora=True)
     config = replace(

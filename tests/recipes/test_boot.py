@@ -9,6 +9,7 @@ from desk import run
 from recipes.plan import boot, cost
 from recipes.presets import get
 from recipes.run_record import RunRecord
+from recipes.spec import override
 
 SEVEN = "grpo-qwen2.5-vl-7b-mathv60k"
 
@@ -49,3 +50,16 @@ def test_the_plan_takes_what_earlier_launches_took(tmp_path, capsys):
     assert boot.setup() == (100, 4.2e9, 3)
     assert "the environment: 100 s, 4.2 GB downloaded (3 runs)" in " ".join(run(capsys, "plan", SEVEN)[1].split())
     assert "skypilot-runpod 260 s (3 runs launched from here)" in " ".join(run(capsys, "plan", SEVEN)[1].split())
+
+
+def test_what_a_restart_waits_for(tmp_path):
+    big = "grpo-qwen2.5-vl-72b-mathv60k"
+    spot = lambda *changes: next(o for o in cost.offers(override(get(big), [*changes]), tmp_path) if o.spot)  # noqa: E731
+    kept, whole = spot().restart, spot("algorithm.kl_coef=0").restart
+    assert 290 < kept.base_weights < 300 and whole.base_weights == 0, "73.4e9 weights of 2 bytes at 500 MB/s"
+    assert kept.total() - whole.total() == pytest.approx(kept.base_weights)
+    assert kept.total() - kept.total(image=True) == boot.ENVIRONMENT_S - boot.IMAGE_S
+    assert spot().restart_s == kept.total() + kept.checkpoint, "the upload under way is lost"
+    assert boot.Restart(5.0, 6.0).total() == boot.BOOT_S, "small weights come beside the start"
+    assert boot.Restart(5.0, 6.0, measured=100.0).total() == 106.0
+    assert "base weights 294 + checkpoint 220" in str(kept) and "no base weights" in str(whole)
