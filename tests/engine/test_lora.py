@@ -26,16 +26,18 @@ def lora(config, world, method, **options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("world", "method", "options"),
+    ("family", "world", "method", "options"),
     [
-        (1, "sft", {"rank": 4, "alpha": 8}),
-        (2, "grpo", {"rank": 3, "alpha": 4, "vision": True, "rslora": True}),
-        pytest.param(2, "sft", {"rank": 8}, marks=pytest.mark.long),
-        pytest.param(1, "grpo", {"rank": 8}, marks=pytest.mark.long),
+        ("qwen2_5_vl", 1, "sft", {"rank": 4, "alpha": 8}),
+        ("qwen2_5_vl", 2, "grpo", {"rank": 3, "alpha": 4, "vision": True, "rslora": True}),
+        pytest.param("qwen2_5_vl", 2, "sft", {"rank": 8}, marks=pytest.mark.long),
+        pytest.param("qwen2_5_vl", 1, "grpo", {"rank": 8}, marks=pytest.mark.long),
+        pytest.param("qwen3_vl", 2, "grpo", {"rank": 4, "vision": True}, marks=pytest.mark.long),
     ],
 )
-def test_adapters_are_those_of_plain_peft(run_ranks, small_config, world, method, options):
+def test_adapters_are_those_of_plain_peft(run_ranks, small_config, family_model, family, world, method, options):
     config = lora(small_config, world, method, **options)
+    config = replace(config, model=replace(config.model, path=str(family_model(family))))
     config = replace(config, model=replace(config.model, gradient_checkpointing=world == 1))
     shape = shape_of(config.model.path)
     for result in run_ranks("adapters", config):
