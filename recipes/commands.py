@@ -67,7 +67,8 @@ def plan(
         except (ValueError, KeyError) as error:
             raise ConfigError(f"--deadline {deadline!r}: write it as 90m, 24h or 3d") from error
         offers = [offer for offer in offers if offer.usd is not None]  # machines of your own are not chosen among
-        return shown.choice(*choose.choose(offers, hours, budget_usd or math.inf), _wide())
+        chosen = choose.choose(offers, hours, budget_usd or math.inf)
+        return shown.choice(recipe, *chosen, _wide(), where[0])
     need = memory.plan(recipe)
     return 0 if need is None or need.fits else 2
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from recipes.capabilities import targets_for
+from recipes.capabilities import market, targets_for, variant
 from recipes.plan import boot, choose, cost, memory, passes, prices, zero_stages
 from recipes.plan.memory import GIB, MemoryPlan
 from recipes.presets import RECIPES, get
 from recipes.spec import Recipe
 from trainer.config import ConfigError
 from trainer.hardware.architectures import SUPPORTED
+
+REGIONS = 4
+"""That are named, of all that the catalog lists."""
 
 
 def recipes(console: Console, model: str = "") -> None:
@@ -118,8 +122,10 @@ def _per_hour(recipe: Recipe, console: Console) -> None:
         console.print(f"${usd:.2f} per hour: {target}, {gpu}, {'spot' if spot else 'on demand'}", highlight=False)
 
 
-def choice(chosen: choose.Judged | None, judged: list[choose.Judged], console: Console) -> int:
-    """What to rent, and what that gives up; 2 where no offer keeps the limits."""
+def choice(
+    recipe: Recipe, chosen: choose.Judged | None, judged: list[choose.Judged], console: Console, catalogs: Path
+) -> int:
+    """What to rent and in which regions, and what that gives up; 2 where no offer keeps the limits."""
     if chosen is None:
         best = max(judged, key=lambda j: j.kept, default=None)
         near = f": the nearest is {choose.name(best)}, in {best.kept:.0%} of its runs" if best else ""
@@ -132,9 +138,23 @@ def choice(chosen: choose.Judged | None, judged: list[choose.Judged], console: C
         f"saved every {offer.interval_s / 60:.0f} min",
         highlight=False,
     )
+    console.print(_regions(recipe, offer, catalogs), highlight=False)
     for line in choose.given_up(chosen, judged):
         console.print(f"gives up {line}", highlight=False)
     return 0
+
+
+def _regions(recipe: Recipe, offer: cost.Offer, catalogs: Path) -> str:
+    """The regions that the engine tries, cheapest first, and how to keep to one."""
+    if recipe.site.region:
+        return f"in {recipe.site.region} alone (site.region)"
+    cloud, form = market(recipe, offer.target), variant(recipe, offer.target, offer.gpu)
+    found = prices.regions(cloud, offer.gpu, offer.spot, catalogs, form)
+    if not found:
+        return "in any region: SkyPilot's catalog, which has the prices of each, is not on this machine"
+    told = ", ".join(f"{name} ${usd:.2f}" for name, usd in list(found.items())[:REGIONS])
+    more = f", and {len(found) - REGIONS} more" if len(found) > REGIONS else ""
+    return f"per GPU-hour in {told}{more}: the engine tries the cheapest first; --set site.region=NAME keeps to one"
 
 
 def _memory(recipe: Recipe, need: MemoryPlan, console: Console) -> None:

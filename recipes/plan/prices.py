@@ -54,10 +54,22 @@ def sky_catalogs() -> Path:
     return Path(os.environ.get("SKY_RUNTIME_DIR", Path.home())) / ".sky/catalogs/v8"
 
 
+@dataclass(frozen=True)
+class Listed:
+    """What SkyPilot's catalog says of one GPU on one cloud."""
+
+    regions: dict[str, dict[str, float]]
+    """By market, `Price` or `SpotPrice`: dollars per GPU-hour of every region that has it, cheapest first."""
+    ram: float | None
+    """GiB that come with a GPU, at most."""
+    date: str
+    path: Path
+
+
 @functools.cache
-def from_catalog(known: Price, catalogs: Path) -> Price | None:
-    """The same from `vms.csv`: the cheapest region; on GCP, the GPU and the machine that it is attached to."""
-    path = catalogs / known.cloud / "vms.csv"
+def listed(cloud: str, gpu: str, engine_gpu: str, catalogs: Path) -> Listed | None:
+    """From `vms.csv`; on GCP, the GPU and the machine that it is attached to. None where it is not listed."""
+    path = catalogs / cloud / "vms.csv"
     if not path.is_file():
         return None
     with path.open() as file:
@@ -65,34 +77,43 @@ def from_catalog(known: Price, catalogs: Path) -> Price | None:
         rows = [
             dict(zip(header, next(csv.reader([line])), strict=False))
             for line in file
-            if f",{known.engine_gpu}," in line
-            or (known.cloud == "gcp" and line.startswith(("a2-ultragpu-1g", "a3-highgpu-1g")))
+            if f",{engine_gpu}," in line or (cloud == "gcp" and line.startswith(("a2-ultragpu-1g", "a3-highgpu-1g")))
         ]
-    gpus = [r for r in rows if r["AcceleratorName"] == known.engine_gpu]
+    gpus = [r for r in rows if r["AcceleratorName"] == engine_gpu]
     # Some clouds (AWS) sell eight at a time only: then their eighth.
     fewest = min((float(r["AcceleratorCount"]) for r in gpus), default=0.0)
     gpus = [r for r in gpus if float(r["AcceleratorCount"]) == fewest]
-    if not gpus:
-        return None
-    hosts = {
-        r["AvailabilityZone"]: r for r in rows if not r["AcceleratorName"] and r["InstanceType"] == HOSTS.get(known.gpu)
-    }
-
-    def cheapest(column: str) -> float | None:
-        values = []
+    hosts = {r["AvailabilityZone"]: r for r in rows if not r["AcceleratorName"] and r["InstanceType"] == HOSTS.get(gpu)}
+    regions: dict[str, dict[str, float]] = {}
+    for column in ("Price", "SpotPrice"):
+        found: dict[str, float] = {}
         for row in gpus:
             host = hosts.get(row["AvailabilityZone"])
-            if row[column] and (known.cloud != "gcp" or host):
-                values.append(float(row[column]) / fewest + (float(host[column]) if host else 0.0))
-        return min(values, default=None)
-
-    on_demand = cheapest("Price")
-    if on_demand is None:
-        return None
-    date = time.strftime("%Y-%m-%d", time.gmtime(path.stat().st_mtime))
+            if row[column] and (cloud != "gcp" or host):
+                usd = float(row[column]) / fewest + (float(host[column]) if host else 0.0)
+                found[row["Region"]] = min(usd, found.get(row["Region"], usd))
+        regions[column] = dict(sorted(found.items(), key=lambda item: item[1]))
     ram = max((float(row["MemoryGiB"]) / fewest for row in [*gpus, *hosts.values()] if row["MemoryGiB"]), default=None)
-    source = f"SkyPilot catalog {path}"
-    return Price(known.cloud, known.gpu, known.engine_gpu, on_demand, cheapest("SpotPrice"), date, source, ram)
+    date = time.strftime("%Y-%m-%d", time.gmtime(path.stat().st_mtime))
+    return Listed(regions, ram, date, path) if regions["Price"] else None
+
+
+def from_catalog(known: Price, catalogs: Path) -> Price | None:
+    """A price as the catalog has it in the cheapest region of each market."""
+    found = listed(known.cloud, known.gpu, known.engine_gpu, catalogs)
+    if found is None:
+        return None
+    on_demand, spot = (next(iter(found.regions[column].values()), None) for column in ("Price", "SpotPrice"))
+    assert on_demand is not None
+    source = f"SkyPilot catalog {found.path}"
+    return Price(known.cloud, known.gpu, known.engine_gpu, on_demand, spot, found.date, source, found.ram)
+
+
+def regions(cloud: str, gpu: str, spot: bool, catalogs: Path, variant: str = "") -> dict[str, float]:
+    """Dollars per GPU-hour by region in SkyPilot's catalog, cheapest first; empty where that is not on this machine."""
+    known = price(cloud, gpu, None, variant)
+    found = listed(cloud, gpu, known.engine_gpu if known else variant or gpu, catalogs)
+    return found.regions["SpotPrice" if spot else "Price"] if found else {}
 
 
 HOSTS = {"A100-80GB": "a2-ultragpu-1g", "H100": "a3-highgpu-1g"}

@@ -16,6 +16,12 @@ def test_round_trip(tmp_path):
     assert config.optimizer.learning_rate == 5e-7 and config.optimizer.betas == (0.9, 0.99)
 
 
+@pytest.mark.parametrize("text", ["NO", "2026", "1e3", "2026-11-22", "on"])
+def test_a_text_stays_the_text_that_was_written(text):
+    assert c.override(c.RunConfig(), [f"run.id={text}"]).run.id == text
+    assert c.override(c.RunConfig(), ["run.id='quoted'"]).run.id == "quoted"
+
+
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [

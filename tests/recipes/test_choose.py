@@ -63,3 +63,22 @@ def test_the_command(given, code, said, capsys):
     assert main(["plan", "grpo-qwen2.5-vl-7b-mathv60k", *given]) == code
     out = capsys.readouterr()
     assert said in " ".join((out.out + out.err).split())
+
+
+def test_the_regions_are_named_by_price(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / ".sky/catalogs/v8/runpod"
+    folder.mkdir(parents=True)
+    rows = [f"8x,A100-80GB-SXM,8.0,96.0,2000.0,{region},{usd},{usd},{region}-1," for region, usd in
+            (("CA", 16.0), ("US", 12.0), ("NO", 12.8), ("SE", 20.0), ("IN", 24.0))]  # fmt: skip
+    header = (
+        "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Region,SpotPrice,Price,AvailabilityZone,GpuInfo"
+    )
+    (folder / "vms.csv").write_text("\n".join([header, *rows]) + "\n")
+    monkeypatch.setenv("SKY_RUNTIME_DIR", str(tmp_path))
+    asked = ["plan", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--deadline", "30d"]
+    asked += ["--set", "cluster.gpu=A100-80GB", "--set", "cluster.alternatives=[]"]
+    assert main(asked) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "per GPU-hour in US $1.50, NO $1.60, CA $2.00, SE $2.50, and 1 more: the engine tries" in said
+    assert main([*asked, "--set", "site.region=NO"]) == 0
+    assert "in NO alone (site.region)" in " ".join(capsys.readouterr().out.split())

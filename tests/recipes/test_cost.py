@@ -264,5 +264,9 @@ def test_a_cached_catalog_goes_before_the_snapshot(tmp_path):
     row = prices.price("gcp", "A100-80GB", tmp_path)
     assert row and (row.on_demand, row.spot) == (pytest.approx(5.1), pytest.approx(2.0))  # GPU and its machine
     assert row.host_gib == 170
+    assert prices.regions("runpod", "A100-80GB", False, tmp_path) == {"IN": 1.5, "US": 1.6}
+    assert list(prices.regions("runpod", "A100-80GB", True, tmp_path)) == ["US", "IN"], "the cheapest first"
+    assert list(prices.regions("gcp", "A100-80GB", True, tmp_path)) == ["us-central1"]  # elsewhere without its machine
+    assert prices.regions("lambda", "A100-80GB", False, tmp_path) == {}
     assert prices.price("gcp", "H100", tmp_path) == prices.price("gcp", "H100")  # not in that catalog
     assert prices.price("runpod", "nothing", tmp_path) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import difflib
 import json
 import types
@@ -87,23 +88,26 @@ def override(config: Any, assignments: list[str]) -> Any:
         path, eq, text = assignment.partition("=")
         if not eq:
             raise ConfigError(f"--set {assignment}: write it as section.key=value")
-        config = _set(config, path.strip().split("."), yaml.safe_load(text) if text.strip() else "", path.strip())
+        config = _set(config, path.strip().split("."), text.strip(), path.strip())
     return config
 
 
-def _set(config: Any, keys: list[str], value: Any, path: str) -> Any:
+def _set(config: Any, keys: list[str], text: str, path: str) -> Any:
     known = [f.name for f in fields(config)]
     if keys[0] not in known:
         raise ConfigError(unknown_key(path, keys[0], known) if len(keys) == 1 else unknown_key(keys[0], keys[0], known))
     child = getattr(config, keys[0])
+    value = yaml.safe_load(text) if text else ""
     if len(keys) == 1 and isinstance(value, str) and is_dataclass(child):
         return replace(config, **{keys[0]: _preset(child, value, path)})
     if len(keys) == 1:
         hint = typing.get_type_hints(type(config))[keys[0]]
+        if hint is str and isinstance(value, bool | int | float | datetime.date):
+            value = text  # a region called NO (false to YAML), a run called 2026
         return replace(config, **{keys[0]: _coerce(hint, value, path)})
     if not is_dataclass(child):
         raise ConfigError(f"{path}: {keys[0]} has no keys of its own")
-    return replace(config, **{keys[0]: _set(child, keys[1:], value, path)})
+    return replace(config, **{keys[0]: _set(child, keys[1:], text, path)})
 
 
 def _preset(section: Any, name: str, where: str) -> Any:
