@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DURATIONS = Path(__file__).with_name("durations.json")
-FAST_S = 1.5
+FAST_S = 1.3
 """Tests that were recorded to take longer are not in the fast tier."""
 
 

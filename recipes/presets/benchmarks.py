@@ -40,7 +40,7 @@ def settings(names: str, samples: int, temperature: float | None, limit: int) ->
         f"data.source={json.dumps(source)}", "data.split=test", "data.max_samples=0",
         "evaluation.benchmarks=true", f"evaluation.pass_rate_samples={samples}",
         f"evaluation.temperature={temperature}", "evaluation.samples_per_prompt=1", "evaluation.every_steps=0",
-        "algorithm.kl_coef=0", "method=grpo", "optimizer.zero_stage=3",
+        "algorithm.kl_coef=0", "method=grpo", "lora.qlora=false", "optimizer.zero_stage=3",
     ]  # fmt: skip
 
 

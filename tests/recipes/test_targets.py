@@ -296,6 +296,7 @@ def test_what_dstack_uploads_stays_under_its_limit():
     assert int(done.stdout) < 2 * 2**20, "add what a node does not need to .dstackignore"
 
 
+@needs_launch
 def test_dstack_uploads_what_a_node_imports(tmp_path):
     """The archive, unpacked, runs the modules that the generated files call."""
     code = (
