@@ -21,8 +21,8 @@ def test_a_broken_sync_stops_the_run(small_config, tmp_path):
     assert not (Path(config.run.dir) / "checkpoints").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3_vl", pytest.param("qwen2_5_vl", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
 def test_export_loads_everywhere(small_config, run_ranks, family_model, family, tmp_path):
     """Gradient checkpointing on; the vision tower frozen, so that the export must take it from the original."""
     (tmp_path / "reward.py").write_text(REWARD)

@@ -94,7 +94,7 @@ def test_a_dead_master_is_named_in_one_line(config, tmp_path, free_port):
     assert "node 1 on" in errors[0] and f"no answer from the master at 127.0.0.1:{free_port + 1}" in errors[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_ranks_under_torchrun_learn_what_two_learn_under_ray(config, tmp_path):
     """Losses, held-out loss and adapter, bit for bit."""
     found = {}
