@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DURATIONS = Path(__file__).with_name("durations.json")
-FAST_S = 1.3
+FAST_S = 1.0
 """Tests that were recorded to take longer are not in the fast tier."""
 
 
@@ -63,13 +63,17 @@ class Recorder:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.skipped: set[str] = set()
 
     def pytest_runtest_logreport(self, report):
         self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+        if report.skipped:
+            self.skipped.add(report.nodeid)
 
     def pytest_sessionfinish(self):
         before = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
-        known = before | {name: round(seconds, 1) for name, seconds in self.seconds.items()}
+        ran = {name: round(seconds, 1) for name, seconds in self.seconds.items() if name not in self.skipped}
+        known = before | ran
         kept = {name: seconds for name, seconds in sorted(known.items()) if seconds >= 1}
         DURATIONS.write_text(json.dumps(kept, indent=1) + "\n")
 
