@@ -90,8 +90,11 @@ def _pieces(members: list[int], lengths: Sequence[Length], limit: int, cost: Cos
     room = limit - prompt.prompt_tokens
     sizes = [lengths[i].completion_tokens for i in members]
     count = min(max(-(-sum(sizes) // max(room, 1)), 1), len(members))
-    while (parts := _fill([float(n) for n in sizes], sizes, count, room)) is None:
-        count += 1
+    if count == 1:  # as most are; `_fill` would say the same
+        parts = [sorted(range(len(sizes)), key=lambda k: -sizes[k])]
+    else:
+        while (parts := _fill([float(n) for n in sizes], sizes, count, room)) is None:
+            count += 1
     return [
         Unit(
             [members[k] for k in part],

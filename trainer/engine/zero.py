@@ -78,8 +78,9 @@ def _one_optimizer(engine: Any, optimizer: Any) -> str:
     return ZERO_OPTIMIZATION if engine.zero_optimization() else CHECK(engine, optimizer)
 
 
-CHECK: Any = DeepSpeedEngine._do_optimizer_sanity_check
-DeepSpeedEngine._do_optimizer_sanity_check = _one_optimizer
+ENGINE: Any = DeepSpeedEngine
+CHECK = ENGINE._do_optimizer_sanity_check
+ENGINE._do_optimizer_sanity_check = _one_optimizer
 
 
 def zero_config(config: RunConfig, shape: Shape, inference: bool = False) -> dict[str, Any]:
