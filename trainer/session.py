@@ -27,7 +27,7 @@ from trainer.hardware.model_shapes import shape_of
 from trainer.node.preemption import Notice
 from trainer.node.run_lock import RunLock
 from trainer.observe.guards import Guards
-from trainer.observe.history import read_lines
+from trainer.observe.history import newest_lines
 from trainer.observe.metrics import Metrics, Phases
 from trainer.observe.node_monitor import NodeStats
 from trainer.observe.report import write_report
@@ -141,7 +141,7 @@ class Session:
         self.rollouts.open(step)
         history, shown = (_attached(restored[0], name) if restored else b"" for name in ATTACHED)
         self.metrics = Metrics(self.config.run.dir, self.config, step, history, shown)
-        logged = read_lines(Path(self.config.run.dir) / "metrics.jsonl")
+        logged = newest_lines(Path(self.config.run.dir) / "metrics.jsonl")
         self.rewards.resume(logged[-1] if logged else {})
         print(f"resumed from step {step}" if restored else "starting from scratch", flush=True)
         self.clock.mark("resume")

@@ -165,7 +165,7 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
         base["scales of 4 bits"] = linear_weights(shape) * NF4_SCALES
         base["matrix out of 4 bits"] = float(max(a * b for a, b in adapters.linears(shape, False)) * width)
     if config.optimizer.hpz_ranks > 1:
-        base["second copy within the node"] = p * width / config.optimizer.hpz_ranks
+        base["second copy within the node"] = policy_bytes(config, shape) / config.optimizer.hpz_ranks
     states = {"fp32 master": master, "Adam moments": adam}
     asleep = {"engine asleep": ENGINE_ASLEEP} if grpo and on_gpu else {}
     # DeepSpeed allocates gradients and the reduce bucket once and keeps them; `offload` moves them away too.

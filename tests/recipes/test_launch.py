@@ -29,9 +29,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("command", [["list"], ["--help"]])
-def test_answers_at_once(command, tmp_path):
-    """Under a second of processor time on a desk's machine, which is twice as fast as the slowest that this ran on;
-    modules compiled before as they are there; the best of five."""
+def test_answers_within_a_second(command, tmp_path):
+    """Of processor time, modules compiled before as they are on a desk; the best of five."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     env["PYTHONPYCACHEPREFIX"] = str(tmp_path / "compiled")
     times = []
@@ -43,7 +42,7 @@ def test_answers_at_once(command, tmp_path):
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert done.returncode == 0 and "demo" in done.stdout
-    assert min(times) < 1.6
+    assert min(times) < 1.0
 
 
 def test_light_commands_import_no_framework():

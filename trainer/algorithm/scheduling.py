@@ -71,8 +71,12 @@ def schedule(lengths: Sequence[Length], world_size: int, budget: int, cost: Cost
         groups.setdefault(x.prompt, []).append(i)
     total = sum(lengths[g[0]].prompt_tokens for g in groups.values()) + sum(x.completion_tokens for x in lengths)
     longest = max((x.prompt_tokens for x in lengths), default=0) + 1
+    whole = max(  # tokens of the largest group: every limit from there on cuts none
+        (lengths[g[0]].prompt_tokens + sum(lengths[i].completion_tokens for i in g) for g in groups.values()), default=0
+    )
+    limits = (int(min(budget, whole, max(total / world_size * slack, longest))) for slack in SLACKS)
     best: tuple[float, list[list[list[Unit]]]] | None = None
-    for limit in dict.fromkeys(int(min(budget, max(total / world_size * slack, longest))) for slack in SLACKS):
+    for limit in dict.fromkeys(limits):
         units = [u for members in groups.values() for u in _pieces(members, lengths, limit, cost)]
         passes = _passes(units, world_size, budget)
         ends = sum(cost.per_pass + max(sum(u.cost for u in rank) for rank in one) for one in passes)

@@ -12,8 +12,8 @@ SLOWED = 8 | 32 | 64 | 128
 """Bits of a GPU's clocks' event reasons that stand for a fault (trainer/node/preflight/gpus.py)."""
 STRAGGLES = 0.3
 """A rank straggles where it waits in collectives for a share of time that is this much below the others' median."""
-NODES_TAIL_BYTES = 256 << 10
-"""Read of nodes.jsonl: the newest samples of some hundred nodes."""
+TAIL_BYTES = 256 << 10
+"""Read from the end of a file: the newest samples of some hundred nodes, or metrics of as many steps."""
 
 
 def read_lines(path: str | Path) -> list[dict[str, Any]]:
@@ -55,11 +55,15 @@ def read_progress(run_dir: str | Path) -> dict[str, Any]:
 
 def newest_samples(run_dir: str | Path) -> list[dict[str, Any]]:
     """The newest samples of the nodes (trainer/observe/node_monitor.py), from the end of nodes.jsonl."""
-    path = Path(run_dir) / "nodes.jsonl"
+    return newest_lines(Path(run_dir) / "nodes.jsonl")
+
+
+def newest_lines(path: Path) -> list[dict[str, Any]]:
+    """The records at the end of one of the run's `.jsonl` files, however long it is; [] where there is no file."""
     if not path.exists():
         return []
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - NODES_TAIL_BYTES))
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
         return [s for line in file.read().splitlines(keepends=True) if (s := parse(line)) is not None]
 
 
