@@ -1,10 +1,10 @@
 """What the ZeRO stages and packing cost as the link between nodes slows, beside what the plan's model says.
 
-    python -m benchmarks.links    # as root; writes links.json and docs/links.svg; 20 minutes; what is there stays
+    python -m benchmarks.links    # as root; writes links.json and docs/links.svg; 30 minutes; what is there stays
 
 Hosts are namespaces of this machine with links of a stated rate (tests/lab); one rank each, started by torchrun, trains
 a model of 28 layers on rows of about 150 tokens. Rows per step grow with the hosts. Bytes are read from each host's
-network card. The plan's model gets its seconds of arithmetic from the runs without a limit and predicts the others.
+network card. From the runs without a limit and the bytes that the plan's model counts, the others are predicted.
 """
 
 from __future__ import annotations
@@ -146,8 +146,9 @@ def watch(started: list[subprocess.Popen[bytes]], metrics: Path, host: hosts.Hos
 
 
 def predicted(found: dict[Case, Measured], folder: Path) -> dict[Case, float]:
-    """Seconds per step that `recipes.plan.exchange` gives where the link is limited: arithmetic and overhead of a pass
-    are those of the same hosts and stage without a limit."""
+    """Seconds per step where the link is limited: those of the same hosts and stage without a limit, and what
+    `recipes.plan.exchange` says is sent, at the link's rate. Here nothing is sent beside the arithmetic, and gloo's
+    reduce-scatter is an all-reduce, which sends twice as much."""
     shape = from_config(json.loads((folder / "model/config.json").read_text()))
     out = {}
     for case, measured in found.items():
@@ -156,9 +157,8 @@ def predicted(found: dict[Case, Measured], folder: Path) -> dict[Case, float]:
             continue
         passes = round(measured.passes)
         gather = shape.parameters * 4 * HEADER * (case.hosts - 1) / case.hosts / (case.megabit * 1e6 / 8)
-        config = settings(case, folder, folder)
-        own = update_time(config, shape, [0.0] * passes, 0.0, gather, gather, 0.0)
-        out[case] = max(free.step_s, own.wire) + own.after if case.stage == 3 else free.step_s + own.waited + own.after
+        own = update_time(settings(case, folder, folder), shape, [0.0] * passes, 0.0, gather, gather, 0.0)
+        out[case] = free.step_s + own.wire + own.after + (passes * gather if case.stage == 3 else 0.0)
     return out
 
 
@@ -207,11 +207,16 @@ def main() -> None:
         for case in (case for case in CASES if case not in found):
             found[case] = measure(case, folder)
             print(case, found[case], flush=True)
-            expected = predicted(found, folder)
-            runs = [asdict(one) | asdict(m) | {"planned_s": expected.get(one)} for one, m in found.items()]
-            machine = {"cpus": os.cpu_count(), "processor": processor()}
-            OUT.write_text(json.dumps({"machine": machine, "runs": runs}, indent=1))
-        PLOT.write_text(plot(found, predicted(found, folder)))
+            write(found, predicted(found, folder))
+        write(found, predicted(found, folder))
+
+
+def write(found: dict[Case, Measured], expected: dict[Case, float]) -> None:
+    """The file and the plot."""
+    runs = [asdict(one) | asdict(m) | {"planned_s": expected.get(one)} for one, m in found.items()]
+    machine = {"cpus": os.cpu_count(), "processor": processor()}
+    OUT.write_text(json.dumps({"machine": machine, "runs": runs}, indent=1))
+    PLOT.write_text(plot(found, expected))
 
 
 def pick(run: dict[str, Any], kind: Any) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from trainer.observe.step_profile import StepProfiles
 from trainer.observe.step_stats import one_line, throughput, utilisation
 from trainer.rewards.scorer import Scorer
 from trainer.saving import ATTACHED, Saving
+from trainer.storage import hub
 
 SYNC_TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2}
 """Mean |log-probability difference| of engine and policy above which the first sync counts as broken."""
@@ -240,6 +241,8 @@ class Session:
         if self.config.lora.rank:
             export_adapter(found, out, self.config)
         else:
+            if self.config.model.freeze_vision:  # its weights are the base model's, of which this node may have a share
+                hub.fetch(self.config, hub.weight_files(self.config))
             export_hf(found, out, model_folder(self.config), self.config.model.dtype)
         if self.checkpoints.storage:
             for path in sorted(out.iterdir()):

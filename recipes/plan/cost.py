@@ -14,7 +14,7 @@ from recipes.plan.memory import MemoryPlan, plan, with_resources
 from recipes.plan.passes import Passes
 from recipes.plan.prices import Price, price
 from recipes.spec import Recipe
-from trainer.config import checkpoint_suffices
+from trainer.config import checkpoint_suffices, nodes_share_weights
 from trainer.config.budget import policy_bytes, trained
 from trainer.hardware.gpus import Gpu, gpu_named
 from trainer.hardware.model_shapes import Shape
@@ -314,9 +314,9 @@ def _offer(
         best = save_interval_s(stall, config.checkpoint.mean_time_between_preemptions_s)
         interval = max(step.total, best, upload)
     until_ready, measured = ready  # a restart after a preemption pays it again
-    start = until_ready + (0.0 if measured else need.shape.parameters * 2 / DOWNLOAD_BYTES_S)
-    base = 0.0 if checkpoint_suffices(config) else need.shape.parameters * 2 / DOWNLOAD_BYTES_S
-    restart = boot.Restart(base, upload, until_ready if measured else 0.0)
+    base = need.shape.parameters * 2 / DOWNLOAD_BYTES_S / (cluster.nodes if nodes_share_weights(config) else 1)
+    start = until_ready + (0.0 if measured else base)
+    restart = boot.Restart(0.0 if checkpoint_suffices(config) else base, upload, until_ready if measured else 0.0)
     lost = restart.total() + upload  # what was being uploaded is lost
     seconds = start + expected_seconds(work, interval, stall, lost, between)
     usd_per_hour = None if hourly is None else hourly * cluster.gpus_per_node * cluster.nodes

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import torch
 
+from tests.engine.filled import filled  # noqa: F401
 from tests.engine.rates import bare, rates  # noqa: F401
 from trainer import config as configuration
 from trainer.algorithm.batching import TrainItem

@@ -10,6 +10,7 @@ from tests.data_prep import hub_server
 from trainer import config as c
 from trainer.node import model_fetch
 from trainer.session import model_folder
+from trainer.storage import hub as hub_files
 
 FILES = {"config.json": b"{}", "consolidated.safetensors": b"another format", "tokenizer.json": b"{}"}
 
@@ -33,9 +34,25 @@ def test_only_the_weights_that_are_read_are_downloaded(tmp_path, monkeypatch, pa
     with hub_server.serve() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         hub.add("owner/model", files)
-        folder = model_fetch.fetch(config(tmp_path), tmp_path / "cache")
+        (folder,) = {path.parent for path in model_fetch.fetch(config(tmp_path), cache_dir=tmp_path / "cache")}
         assert sorted(path.name for path in folder.glob("*.safetensors")) == names
         assert not any("consolidated" in path or "tokenizer" in path for _, path, _ in hub.requests)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_nodes_share_the_download_where_ranks_keep_slices(tmp_path, monkeypatch, shared):
+    """Of five files, three are the first node's; at other stages every rank reads all of them."""
+    names = [f"model-{i}.safetensors" for i in range(5)]
+    index = json.dumps({"weight_map": {f"w{i}": name for i, name in enumerate(names)}}).encode()
+    here = config(tmp_path)
+    here = here if shared else replace(here, method="sft", optimizer=c.Optimizer(zero_stage=2))
+    with hub_server.serve() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        hub.add("owner/model", {"model.safetensors.index.json": index} | dict.fromkeys(names, b"w" * 2000))
+        found = [model_fetch.fetch(here, node, 2, tmp_path / f"cache-{node}") for node in (0, 1)]
+    assert [[path.name for path in paths] for paths in found] == (
+        [names[::2], names[1::2]] if shared else [names, names]
+    )
 
 
 def test_a_resume_that_needs_none_downloads_none(tmp_path):
@@ -63,6 +80,6 @@ def test_a_cache_without_the_weights_is_a_models_folder(tmp_path, monkeypatch):
 
 def test_a_model_on_this_disk_is_not_looked_for(tmp_path, monkeypatch):
     here = replace(config(tmp_path), model=c.Model(path=str(tmp_path)))
-    assert not model_fetch.from_hub(here) and model_fetch.from_hub(config(tmp_path))
+    assert not hub_files.from_hub(here) and hub_files.from_hub(config(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert not model_fetch.from_hub(config(tmp_path))
+    assert not hub_files.from_hub(config(tmp_path))

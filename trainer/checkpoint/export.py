@@ -20,6 +20,7 @@ from trainer.checkpoint.format import raw_bytes, safetensors_header, write_file
 from trainer.checkpoint.reader import Found, ShardReader
 from trainer.config import ConfigError, LoRA, RunConfig
 from trainer.config.lora import ADAPTER, TEXT
+from trainer.storage import hub
 
 READ_ELEMENTS = 16 << 20
 """Elements of a parameter that an export holds at a time: 64 MiB of fp32."""
@@ -131,14 +132,18 @@ def _frozen(model: Path, reader: ShardReader | Adapter, dtype: torch.dtype) -> S
     stems = [name.partition("lora_A.")[0] for name in trained if ".lora_A." in name]
     adapted = {f"{stem}weight": stem for stem in stems}
     lora, tied = _lora(reader), json.loads((model / "config.json").read_text()).get("tie_word_embeddings", False)
+    known = lambda name: hub.aliases(name) & trained or (tied and name == "lm_head.weight")  # noqa: E731
+    index = model / hub.INDEX
+    for name, file_name in json.loads(index.read_text())["weight_map"].items() if index.is_file() else ():
+        if not known(name) and not (model / file_name).is_file():
+            raise ConfigError(f"{model} has no {file_name}, which holds {name}: download the whole model")
     for path in sorted(model.glob("*.safetensors")):
         file = safe_open(path, framework="pt")
         for name in file.keys():  # noqa: SIM118
-            names = {name, f"model.{name}", name.replace("model.", "model.language_model.", 1)}
-            if names & trained or (tied and name == "lm_head.weight"):
+            if known(name):
                 continue
             shape, read = tuple(file.get_slice(name).get_shape()), partial(_read_tensor, file, name)
-            stem = next((adapted[n] for n in names if n in adapted), "")
+            stem = next((adapted[n] for n in hub.aliases(name) if n in adapted), "")
             if lora.qlora and re.fullmatch(TEXT, stem.removesuffix(".")):
                 read = partial(_read_nf4, read, shape, dtype)
             sources[name] = (shape, partial(_read_merged, read, reader, lora, stem, shape[-1]) if stem else read)

@@ -6,6 +6,7 @@ from trainer.config.files import checkpoint_suffices as checkpoint_suffices
 from trainer.config.files import dump as dump
 from trainer.config.files import fingerprint as fingerprint
 from trainer.config.files import load as load
+from trainer.config.files import nodes_share_weights as nodes_share_weights
 from trainer.config.files import resume_view as resume_view
 from trainer.config.lora import LoRA as LoRA
 from trainer.config.overrides import from_dict as from_dict

@@ -90,6 +90,11 @@ def checkpoint_suffices(config: RunConfig) -> bool:
     return not (reference or config.lora.rank or config.model.freeze_vision)
 
 
+def nodes_share_weights(config: RunConfig) -> bool:
+    """Whether each file of base weights is read on one node, which passes it on: ZeRO-3 keeps a slice on every rank."""
+    return config.optimizer.zero_stage == 3 and not config.lora.qlora
+
+
 def fingerprint(config: RunConfig) -> str:
     """sha256 of `resume_view`."""
     return hashlib.sha256(json.dumps(resume_view(config), sort_keys=True).encode()).hexdigest()

@@ -7,7 +7,8 @@ a rank has at most one range [start, stop) of a parameter: a checkpoint of one s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,3 +108,18 @@ class Partition:
 def whole_shape(p: Any) -> tuple[int, ...]:
     """Shape of a parameter that may be sharded."""
     return tuple(getattr(p, "ds_shape", p.shape))
+
+
+def buckets(named: list[tuple[str, Any]], limit: int) -> Iterator[list[tuple[str, Any]]]:
+    """Consecutive parameters of up to `limit` bytes together; a larger one alone."""
+    bucket: list[tuple[str, Any]] = []
+    size = 0
+    for name, p in named:
+        n = math.prod(whole_shape(p)) * p.element_size()
+        if bucket and size + n > limit:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, p))
+        size += n
+    if bucket:
+        yield bucket

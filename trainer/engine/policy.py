@@ -6,7 +6,7 @@ shards to save.
 
 from __future__ import annotations
 
-import math
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,11 +23,11 @@ from trainer.algorithm.losses import LOG_RATIO, grpo_loss
 from trainer.algorithm.lr_schedule import learning_rate
 from trainer.algorithm.seeding import seed_of
 from trainer.checkpoint.format import Shard
-from trainer.config import RunConfig
-from trainer.engine import lora
+from trainer.config import RunConfig, nodes_share_weights
+from trainer.engine import base_weights, lora
 from trainer.engine.logprobs import LogprobModel
 from trainer.engine.offload import States
-from trainer.engine.partition import Partition, whole_shape
+from trainer.engine.partition import Partition, buckets, whole_shape
 from trainer.engine.zero import FUNCTIONAL, GATHERS, LINEAR, exact_frequencies, frugal, quietly, zero_config
 from trainer.hardware.model_shapes import Shape
 
@@ -119,15 +119,22 @@ class Policy:
         if self.config.lora.qlora:  # then every rank reads the whole model; `initialize` shards it
             kwargs["quantization_config"] = BitsAndBytesConfig(**self.config.lora.quantization(model.dtype))
 
+        shared = nodes_share_weights(self.config)
+
         def build(kind: Any) -> Any:
-            if empty:
+            if not (shared or empty):
+                return kind.from_pretrained(model.path, **revision, **kwargs)
+            with base_weights.unfilled(ds_config) if shared else contextlib.nullcontext():
                 return kind.from_config(AutoConfig.from_pretrained(model.path, **revision), **kwargs)
-            return kind.from_pretrained(model.path, **revision, **kwargs)
 
         try:
             hf = build(AutoModelForImageTextToText)
         except ValueError:  # not a vision-language architecture
             hf = build(AutoModelForCausalLM)
+        if shared:
+            hf.tie_weights()
+            if not empty:
+                base_weights.fill(hf, self.config)
         exact_frequencies(hf)
         if self.config.lora.rank:
             lora.inject(hf, self.config.lora, self.config.run.seed)
@@ -236,7 +243,7 @@ class Policy:
 
         A group's tensors are only valid until the next one is asked for. Peak: a bucket, or the largest parameter.
         """
-        for bucket in _buckets(self._base, bucket_bytes):
+        for bucket in buckets(self._base, bucket_bytes):
             layers = [(name, p, self._adapters.get(name)) for name, p in bucket]
             parts = [part for _, p, layer in layers for part in (p, *lora.factors(layer))]
             with deepspeed.zero.GatheredParameters(parts, modifier_rank=None):
@@ -302,18 +309,3 @@ def _decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]
         {"params": [p for p in trained if dims(p) <= 1], "weight_decay": 0.0},
     ]
     return [g for g in groups if g["params"]]
-
-
-def _buckets(named: list[tuple[str, Any]], limit: int) -> Iterator[list[tuple[str, Any]]]:
-    """Consecutive parameters of up to `limit` bytes together; a larger one alone."""
-    bucket: list[tuple[str, Any]] = []
-    size = 0
-    for name, p in named:
-        n = math.prod(whole_shape(p)) * p.element_size()
-        if bucket and size + n > limit:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append((name, p))
-        size += n
-    if bucket:
-        yield bucket

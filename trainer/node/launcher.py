@@ -24,7 +24,7 @@ from trainer.exit_codes import (
     EXIT_RAY,
     FINAL_EXIT_CODES,
 )
-from trainer.node import machine, model_fetch, rendezvous, watchdog
+from trainer.node import machine, rendezvous, watchdog
 from trainer.node import preemption as preempt
 from trainer.node import topology as environment
 from trainer.node.preflight import amd, gpus, host, infiniband, speed, tokens
@@ -32,6 +32,7 @@ from trainer.node.preflight.probe import Prober
 from trainer.node.ray_node import ROOT, Job, Ports, RayNode, end_descendants, session_of_its_own
 from trainer.node.topology import NodeEnvironment
 from trainer.observe.start_clock import STARTED_VARIABLE
+from trainer.storage import hub
 
 POLL_S = 0.2
 INTERRUPT_GRACE_S = 60.0
@@ -126,14 +127,16 @@ class Launcher(ABC):
         # The node's first process passes a notice to its workers through this file.
         ray.env[preempt.FLAG_VARIABLE] = str(ray.temp / "notice")
         ray.env |= watchdog.variables(self.beacons(ray), self.config.watch.post_mortem)
+        ray.env[hub.NODE_VARIABLE] = str(self.node.rank)  # the ranks read what is downloaded here
         self.ray = ray
         self.fetch_model()
         return ray
 
     def fetch_model(self) -> None:
         """Starts the download of a hub model's weights, once, beside what follows."""
-        if self.fetching is None and not self.arguments.command and model_fetch.from_hub(self.config):
-            command = [sys.executable, "-m", "trainer.node.model_fetch", "--config", self.arguments.config]
+        if self.fetching is None and not self.arguments.command and hub.from_hub(self.config):
+            place = ["--node", str(self.node.rank), "--nodes", str(self.node.nodes)]
+            command = [sys.executable, "-m", "trainer.node.model_fetch", "--config", self.arguments.config, *place]
             self.fetching = self.children.enter_context(self.child(command, self.env))
 
     def submit(self, env: dict[str, str]) -> Job:

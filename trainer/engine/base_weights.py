@@ -1,0 +1,96 @@
+"""Pretrained weights for a model that ZeRO-3 shards: every file is read by one rank, on whose node alone it must be.
+
+transformers has rank 0 read all of them, but has every rank open them: every node would download the whole model.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers.initialization import no_init_weights
+from transformers.modeling_utils import set_zero3_state
+
+from trainer.config import ConfigError, RunConfig
+from trainer.engine.partition import buckets, whole_shape
+from trainer.storage import hub
+
+BUCKET_BYTES = 512 << 20
+"""Weights that are whole on every rank at a time while they are loaded, or one tensor that is larger."""
+
+
+@contextmanager
+def unfilled(ds_config: dict[str, Any]) -> Generator[None]:
+    """A model that is built inside is sharded as it is built, and holds nothing that counts; tie its weights after."""
+    with no_init_weights(), deepspeed.zero.Init(config_dict_or_path=ds_config), set_zero3_state():
+        yield
+
+
+@torch.no_grad()
+def fill(model: nn.Module, config: RunConfig) -> None:
+    """Brings the pretrained weights into a sharded model. Collective.
+
+    Raises ConfigError, on every rank, for a file that cannot be had or read, and for tensors that the files lack.
+    """
+    files = hub.weight_files(config)
+    owners = dict(zip(files, _readers(len(files), config.placement.workers_per_node), strict=True))
+    opened, error = {}, ""
+    try:
+        opened = {name: _open(config, name) for name, owner in owners.items() if owner == dist.get_rank()}
+    except (OSError, SafetensorError, ConfigError) as failed:  # the hub's errors are OSErrors
+        error = f"rank {dist.get_rank()} cannot read the weights of {config.model.path}: {failed}"
+    told = _everyone((error, {name: _shapes(file) for name, file in opened.items()}))
+    if failures := [error for error, _ in told if error]:
+        raise ConfigError(failures[0])
+    shapes = {name: found for _, part in told for name, found in part.items()}
+    parameters = dict(model.named_parameters())
+    keys = _matched(parameters, {key: shape for name in files for key, shape in shapes[name].items()}, config)
+    for name, owner in owners.items():
+        for bucket in buckets([(key, parameters[keys[key]]) for key in shapes[name] if key in keys], BUCKET_BYTES):
+            with deepspeed.zero.GatheredParameters([p for _, p in bucket], modifier_rank=owner):
+                for key, p in bucket if name in opened else ():
+                    p.data.copy_(opened[name].get_tensor(key))
+
+
+def _readers(count: int, per_node: int) -> list[int]:
+    """The rank that reads each of `count` files: of the node to which `model_fetch` deals it, the ranks in turn."""
+    node = int(os.environ.get(hub.NODE_VARIABLE, dist.get_rank() // per_node))
+    ranks: dict[int, list[int]] = {}
+    for rank, place in enumerate(_everyone(node)):
+        ranks.setdefault(place, []).append(rank)
+    nodes = [ranks[place] for place in sorted(ranks)]
+    dealt = [nodes[i % len(nodes)] for i in range(count)]
+    return [own[i // len(nodes) % len(own)] for i, own in enumerate(dealt)]
+
+
+def _open(config: RunConfig, name: str) -> Any:
+    return safe_open(hub.file(config, name), framework="pt")
+
+
+def _shapes(file: Any) -> dict[str, tuple[int, ...]]:
+    return {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+
+
+def _matched(parameters: dict[str, Any], shapes: dict[str, tuple[int, ...]], config: RunConfig) -> dict[str, str]:
+    """Tensor of a file -> parameter, for every parameter. What files have besides is left, as transformers does."""
+    keys = {key: own[0] for key in shapes if (own := sorted(hub.aliases(key) & parameters.keys()))}
+    if missing := sorted(parameters.keys() - set(keys.values())):
+        raise ConfigError(f"{config.model.path} has no {missing[0]} ({len(missing)} are missing): is it this model?")
+    for key, own in keys.items():
+        if shapes[key] != whole_shape(parameters[own]):
+            raise ConfigError(f"{config.model.path}: {key} is {shapes[key]}, not {whole_shape(parameters[own])}")
+    return keys
+
+
+def _everyone(own: Any) -> list[Any]:
+    """What every rank has given, by rank."""
+    out: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(out, own)
+    return out

@@ -1,0 +1,67 @@
+"""The files of a pretrained model's weights: in a folder, or in the hub's cache, into which they are downloaded."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from trainer.config import ConfigError, RunConfig
+
+INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
+PARALLEL_FILES = 4
+NODE_VARIABLE = "SPOTRL_WEIGHTS_NODE"
+"""A node's place among those that share the download of a model's files, as its launcher counts them."""
+
+
+def from_hub(config: RunConfig) -> bool:
+    """Whether the model is one of the hub, which may be asked."""
+    return not Path(config.model.path).is_dir() and os.environ.get("HF_HUB_OFFLINE") != "1"
+
+
+def file(config: RunConfig, name: str, cache_dir: str | Path | None = None) -> Path:
+    """Path of one file of the model; of the hub's, downloaded where it is not in the cache, after another process that
+    downloads it. Raises FileNotFoundError where the model has no such file, and the hub's own errors."""
+    folder = Path(config.model.path)
+    if folder.is_dir():
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"{folder} has no {name}")
+        return folder / name
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import RemoteEntryNotFoundError
+
+    revision, endpoint = config.model.revision or None, os.environ.get("HF_ENDPOINT") or None
+    try:
+        got = hf_hub_download(config.model.path, name, revision=revision, endpoint=endpoint, cache_dir=cache_dir)
+    except RemoteEntryNotFoundError as error:
+        raise FileNotFoundError(f"{config.model.path} has no {name}") from error
+    return Path(str(got))
+
+
+def weight_files(config: RunConfig, cache_dir: str | Path | None = None) -> list[str]:
+    """Names of the files that hold the model's weights. Raises the hub's errors, ConfigError for a broken index."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        index = file(config, INDEX, cache_dir)
+    except FileNotFoundError as error:
+        if isinstance(error, LocalEntryNotFoundError) and from_hub(config):  # no answer, which is no "no"
+            raise
+        return [WHOLE]
+    try:
+        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{index} is no index of weights ({error!r}): download the model again") from error
+
+
+def fetch(config: RunConfig, names: Sequence[str], cache_dir: str | Path | None = None) -> list[Path]:
+    """Paths of several files, some downloaded at a time. Raises as `file` does."""
+    with ThreadPoolExecutor(PARALLEL_FILES) as pool:
+        return list(pool.map(lambda name: file(config, name, cache_dir), names))
+
+
+def aliases(key: str) -> set[str]:
+    """What a module may call a tensor of a file: older files of vision models leave out where the decoder lies."""
+    return {key, f"model.{key}", key.replace("model.", "model.language_model.", 1)}
