@@ -3,8 +3,8 @@
     python benchmarks/sft_step_time.py            # writes sft_step_time.json; quiet machine
 
 Same model, rows with images, batch, loss on the solutions alone, AdamW; two cores for each (ours: two ranks of one
-thread under ZeRO-2). TRL runs in each setting of TRLS; the fastest counts. They take turns, so that a slow spell of the
-machine falls on all.
+thread under ZeRO-2, started by torchrun, as TRL's two processes are). TRL runs in each setting of TRLS; the fastest
+counts. They take turns, so that a slow spell of the machine falls on all.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from benchmarks.machine import processor  # noqa: E402
 from benchmarks.step_time import WARM_UP, measured  # noqa: E402
 
 LEARNING_RATE, ROWS = 1e-5, 128
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ def ours(setting: Setting, folder: Path) -> dict[str, Any]:
     )
     path = folder / "ours.yaml"
     path.write_text(c.dump(config))
-    memory = measured([sys.executable, "-m", "trainer.sft", "--config", str(path)], dict(os.environ), folder / "log")
+    command = [*TORCHRUN, "-m", "trainer.sft", "--config", str(path)]
+    memory = measured(command, os.environ | {"OMP_NUM_THREADS": "1"}, folder / "log")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][WARM_UP:]
     tokens = statistics.mean(line["tokens/step"] for line in lines)
     loss = [line["sft/loss"] for line in lines]
@@ -105,8 +107,8 @@ def ours(setting: Setting, folder: Path) -> dict[str, Any]:
 def trl(name: str, folder: Path, kind: str) -> dict[str, Any]:
     """Runs TRL in processes of its own; returns its seconds per step."""
     out, (processes, _) = folder / f"trl-{time.time_ns()}.json", TRLS[kind]
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if processes == 2 else []
-    command = [sys.executable, *launcher, __file__, "--inside", name, kind, str(folder), str(out)]
+    launcher = TORCHRUN if processes == 2 else [sys.executable]
+    command = [*launcher, __file__, "--inside", name, kind, str(folder), str(out)]
     env = os.environ | {"OMP_NUM_THREADS": str(2 // processes), "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
     memory = measured(command, env, out.with_suffix(".log"))
     return json.loads(out.read_text()) | {"peak_memory_gib": memory}

@@ -1,5 +1,6 @@
 """Exports: what `from_pretrained` reads, streamed, from whole checkpoints only."""
 
+import json
 import os
 import subprocess
 import sys
@@ -82,6 +83,10 @@ def test_export_takes_frozen_weights_from_the_base_model(tmp_path, told):
     assert torch.equal(written.pop(name), torch.tensor([[0.0, 1.0], [2.0, 3.0]]))
     assert written.keys() == {"visual.patch", "lm_head.weight"}
     assert torch.equal(written["visual.patch"], tensors["visual.patch"])
+    weight_map = dict.fromkeys(tensors, "model.safetensors") | {"visual.norm": "model-2.safetensors"}
+    (base / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ConfigError, match=r"no model-2\.safetensors, which holds visual\.norm"):  # a node's share
+        export_hf(checkpoints.find(), tmp_path / "hf", base, "fp32")
 
 
 def test_an_adapter_is_exported_for_peft_and_merged_as_peft_merges(tmp_path, told):
