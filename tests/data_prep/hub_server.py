@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 LFS_BYTES = 1000
@@ -39,6 +41,8 @@ class Hub:
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     """(method, path, Range header)."""
     url: str = ""
+    cdn: str = ""
+    """The same under another name: a client keeps the headers of a redirect only if it leads to another host."""
 
     def add(self, repo: str, files: dict[str, bytes]) -> str:
         """Publishes a commit as the new `main`."""
@@ -120,7 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
             headers |= {
                 "X-Linked-Etag": f'"{hashlib.sha256(data).hexdigest()}"',
                 "X-Linked-Size": str(len(data)),
-                "Location": f"{self.hub.url.replace('127.0.0.1', 'localhost')}/cdn/{repo}/{commit}/{path}",
+                "Location": f"{self.hub.cdn}/cdn/{repo}/{commit}/{path}",
             }
             self.send(302, b"", headers)
             return
@@ -156,13 +160,25 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
 
+def in_parts(folder: Path, count: int, rename: Callable[[str], str] = str) -> dict[str, bytes]:
+    """The files of a model's folder with the weights in `count` files and an index. rename: of the tensors."""
+    from safetensors.torch import load_file, save
+
+    tensors = {rename(key): tensor for key, tensor in load_file(folder / "model.safetensors").items()}
+    names = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+    place = {key: names[i * count // len(tensors)] for i, key in enumerate(sorted(tensors))}
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".safetensors"}
+    files |= {name: save({key: tensors[key] for key in place if place[key] == name}) for name in names}
+    return files | {"model.safetensors.index.json": json.dumps({"metadata": {}, "weight_map": place}).encode()}
+
+
 @contextlib.contextmanager
-def serve() -> Iterator[Hub]:
-    """Runs a hub on a free port of loopback, with nothing in it."""
+def serve(address: str = "127.0.0.1", name: str = "localhost", port: int = 0) -> Iterator[Hub]:
+    """Runs a hub, on a free port of loopback if no other is given, with nothing in it. name: of the address."""
     hub = Hub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
+    server = ThreadingHTTPServer((address, port), type("Handler", (_Handler,), {"hub": hub}))
     server.daemon_threads = True
-    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    hub.url, hub.cdn = (f"http://{host}:{server.server_address[1]}" for host in (address, name))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -171,3 +187,9 @@ def serve() -> Iterator[Hub]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+if __name__ == "__main__":  # ADDRESS NAME PORT REPOSITORY FOLDER: until it is killed
+    with serve(sys.argv[1], sys.argv[2], int(sys.argv[3])) as running:
+        running.add(sys.argv[4], {path.name: path.read_bytes() for path in Path(sys.argv[5]).iterdir()})
+        threading.Event().wait()

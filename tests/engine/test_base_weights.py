@@ -1,28 +1,10 @@
 """Base weights under ZeRO-3: each node downloads its share of the files, and every rank has what transformers loads."""
 
-import json
 from dataclasses import replace
 
 import pytest
-from safetensors.torch import load_file, save
 
 from tests.data_prep import hub_server
-
-PARTS = 3
-
-
-def published(hub, folder, rename=lambda key: key, drop=()) -> dict[str, bytes]:
-    """A model of a folder as a hub has it: an index and three files. Returns these."""
-    tensors = {rename(key): tensor for key, tensor in load_file(folder / "model.safetensors").items()}
-    parts = [f"model-0000{i + 1}-of-0000{PARTS}.safetensors" for i in range(PARTS)]
-    place = {key: parts[i * PARTS // len(tensors)] for i, key in enumerate(sorted(tensors))}
-    files = {
-        part: save({key: tensors[key].contiguous() for key in place if place[key] == part and key not in drop})
-        for part in parts
-    }
-    index = {"metadata": {}, "weight_map": {key: part for key, part in place.items() if key not in drop}}
-    hub.add("owner/model", files | {"model.safetensors.index.json": json.dumps(index).encode(), "config.json": b"{}"})
-    return files
 
 
 def of(config, folder, hub, dtype="fp32"):
@@ -52,25 +34,25 @@ def old_names(key: str) -> str:
 def test_each_node_downloads_its_share_and_every_rank_has_its_slices(
     run_ranks, family_model, small_config, family, dtype, rename
 ):
+    folder = family_model(family)
+    files = hub_server.in_parts(folder, 3, rename)
     with hub_server.serve() as hub:
-        folder = family_model(family)
-        files = published(hub, folder, rename)
+        hub.add("owner/model", files)
         first, second = run_ranks("filled", of(small_config, folder, hub, dtype))
     assert first["different"] == second["different"] == []
     assert first["same_names"] and second["same_names"]
-    one, two, three = (len(files[name]) for name in sorted(files))
+    one, two, three = (len(files[name]) for name in sorted(files) if name.endswith(".safetensors"))
     assert sorted(first["files"].values()) == sorted([one, three]) and list(second["files"].values()) == [two]
 
 
 def test_what_the_files_lack_and_what_cannot_be_had_is_said_on_every_rank(run_ranks, family_model, small_config):
-    folder = family_model("qwen2")
+    folder, lost = family_model("qwen2"), "model-00002-of-00003.safetensors"
     with hub_server.serve() as hub:
-        published(hub, folder, drop={"model.norm.weight"})
+        hub.add("owner/model", hub_server.in_parts(folder, 3, lambda key: key.replace("model.norm", "model.other")))
         for result in run_ranks("filled", of(small_config, folder, hub)):
             assert "owner/model has no model.norm.weight (1 are missing)" in result["error"]
     with hub_server.serve() as hub:
-        files = published(hub, folder)
-        hub.repos["owner/model"][hub.heads["owner/model"]].pop(sorted(files)[1])
+        files = hub_server.in_parts(folder, 3)
+        hub.add("owner/model", {name: data for name, data in files.items() if name != lost})
         for result in run_ranks("filled", of(small_config, folder, hub)):
-            assert "rank 1 cannot read the weights of owner/model" in result["error"]
-            assert "has no model-00002-of-00003.safetensors" in result["error"]
+            assert f"rank 1 cannot read the weights of owner/model: owner/model has no {lost}" in result["error"]

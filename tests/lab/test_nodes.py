@@ -13,6 +13,7 @@ from typing import Any
 import hosts
 import pytest
 
+from tests.data_prep import hub_server
 from trainer import config as c
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())]
@@ -183,3 +184,28 @@ def test_training_runs_over_two_hosts_to_the_end(lab, tmp_path, small_config):
     steps = [json.loads(line)["step"] for line in (Path(config.run.dir) / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3, 4]
     assert [h.processes() for h in lab.hosts.values()] == [[], []]
+
+
+def test_two_hosts_share_the_download_of_a_model(lab, tmp_path, small_config, tiny_model):
+    """Of three files the first host downloads two, into a cache of its own, and the second one."""
+    files = hub_server.in_parts(tiny_model, 3)
+    (tmp_path / "model").mkdir()
+    for name, data in files.items():
+        (tmp_path / "model" / name).write_bytes(data)
+    head, worker = lab.hosts.values()
+    serve = [sys.executable, "-m", "tests.data_prep.hub_server", head.address, head.name, "8800", "owner/model"]
+    head.start([*serve, str(tmp_path / "model")], tmp_path / "hub.log")
+    config = dataclasses.replace(
+        small_config,
+        run=dataclasses.replace(small_config.run, max_steps=1),
+        model=dataclasses.replace(small_config.model, path="owner/model"),
+        placement=dataclasses.replace(small_config.placement, nodes=2, workers_per_node=1),
+        checkpoint=dataclasses.replace(small_config.checkpoint, shared_files=True),
+    )
+    launch = Launch(lab, config, tmp_path, HF_ENDPOINT=f"http://{head.address}:8800", HF_HUB_OFFLINE="0")
+    codes = launch.codes(400.0)
+    assert codes == [0, 0], launch.text()
+    weights = sorted(name for name in files if name.endswith(".safetensors"))
+    held = [sorted(path.name for path in host.scratch.rglob("*.safetensors")) for host in (head, worker)]
+    assert held == [weights[::2], weights[1::2]]
+    assert "(files: 2)" in launch.text(0) and "(files: 1)" in launch.text(1)

@@ -84,10 +84,14 @@ def resume_view(config: RunConfig) -> dict[str, Any]:
     return {key: value for key, value in flat.items() if not ignored(key)}
 
 
+def checkpoint_holds_policy(config: RunConfig) -> bool:
+    """Whether a checkpoint has every weight of the policy: all are trained."""
+    return not (config.lora.rank or config.model.freeze_vision)
+
+
 def checkpoint_suffices(config: RunConfig) -> bool:
-    """Whether a resume needs no base weights: all are trained, and no reference keeps the first ones."""
-    reference = config.method == "grpo" and config.algorithm.kl_coef
-    return not (reference or config.lora.rank or config.model.freeze_vision)
+    """Whether a resume needs no base weights: no reference keeps them either."""
+    return checkpoint_holds_policy(config) and not (config.method == "grpo" and config.algorithm.kl_coef)
 
 
 def nodes_share_weights(config: RunConfig) -> bool:

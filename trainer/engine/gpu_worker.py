@@ -21,7 +21,7 @@ from trainer.algorithm.scheduling import Cost
 from trainer.checkpoint.format import CheckpointError
 from trainer.checkpoint.reader import Found, ShardReader, fetch_rank
 from trainer.checkpoint.writer import RankStatus, ShardWriter
-from trainer.config import RunConfig, budget, checkpoint_suffices
+from trainer.config import RunConfig, budget, checkpoint_holds_policy
 from trainer.data import lengths
 from trainer.data.byte_cache import ByteCache
 from trainer.data.dataset import Dataset
@@ -97,7 +97,7 @@ class Worker:
         init_distributed(self.device.type)
         banned = self.prompter.banned_token_ids() if self.config.method == "grpo" else []
         shape = model_shapes.from_config(self.prompter.hf_config.to_dict())
-        empty = found is not None and checkpoint_suffices(self.config)
+        empty = found is not None and checkpoint_holds_policy(self.config)
         self.policy = Policy(self.config, shape, banned, self.device, total_updates, empty)
         self.writer = ShardWriter(self.config, rank, world)
         self.engine: Any = None

@@ -71,7 +71,7 @@ class Policy:
         total_updates: int,
         empty: bool = False,
     ) -> None:
-        """empty: `load` will bring every weight, so that no base weights are read, nor downloaded."""
+        """empty: `load` will bring every weight of the policy, which reads no base weights; a reference does."""
         self.config, self.device, self.total_updates = config, device, total_updates
         self.world_size, self.rank = dist.get_world_size(), dist.get_rank()
         self.updates = 0

@@ -54,7 +54,7 @@ def main() -> None:
         print(f"model: not downloaded ahead ({str(error).splitlines()[0]})", flush=True)
         return
     size, took = sum(path.stat().st_size for path in files), time.monotonic() - began
-    print(f"model: {size / 2**30:.2f} GiB of weights, {len(files)} files, are here after {took:.0f} s", flush=True)
+    print(f"model: {size / 2**30:.2f} GiB of weights (files: {len(files)}) are here after {took:.0f} s", flush=True)
 
 
 if __name__ == "__main__":
