@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -74,6 +75,7 @@ def test_export_takes_frozen_weights_from_the_base_model(tmp_path, told):
     }
     save_file(tensors, base / "model.safetensors")
     config = configure(tmp_path)
+    config = replace(config, model=replace(config.model, freeze_vision=True))
     checkpoints, (writer,) = again(config, told), writers(config, 1)
     checkpoints.begin(2, {})
     name = "model.language_model.layers.0.w"
@@ -90,8 +92,6 @@ def test_export_takes_frozen_weights_from_the_base_model(tmp_path, told):
 
 
 def test_an_adapter_is_exported_for_peft_and_merged_as_peft_merges(tmp_path, told):
-    from dataclasses import replace
-
     import peft
     from transformers import AutoModelForCausalLM
 

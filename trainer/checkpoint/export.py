@@ -133,10 +133,11 @@ def _frozen(model: Path, reader: ShardReader | Adapter, dtype: torch.dtype) -> S
     adapted = {f"{stem}weight": stem for stem in stems}
     lora, tied = _lora(reader), json.loads((model / "config.json").read_text()).get("tie_word_embeddings", False)
     known = lambda name: hub.aliases(name) & trained or (tied and name == "lm_head.weight")  # noqa: E731
-    index = model / hub.INDEX
-    for name, file_name in json.loads(index.read_text())["weight_map"].items() if index.is_file() else ():
-        if not known(name) and not (model / file_name).is_file():
-            raise ConfigError(f"{model} has no {file_name}, which holds {name}: download the whole model")
+    if lora.rank or _settings(reader).get("model.freeze_vision"):  # else what is left out is no module's
+        index = model / hub.INDEX
+        for name, file_name in json.loads(index.read_text())["weight_map"].items() if index.is_file() else ():
+            if not known(name) and not (model / file_name).is_file():
+                raise ConfigError(f"{model} has no {file_name}, which holds {name}: download the whole model")
     for path in sorted(model.glob("*.safetensors")):
         file = safe_open(path, framework="pt")
         for name in file.keys():  # noqa: SIM118
@@ -153,10 +154,15 @@ def _frozen(model: Path, reader: ShardReader | Adapter, dtype: torch.dtype) -> S
     return sources
 
 
+def _settings(reader: ShardReader | Adapter) -> dict[str, Any]:
+    """Of the run that wrote a checkpoint, by dotted name."""
+    return reader.found.manifest["config"] if isinstance(reader, ShardReader) else {}
+
+
 def _lora(reader: ShardReader | Adapter) -> LoRA:
     if not isinstance(reader, ShardReader):
         return reader.lora
-    settings = reader.found.manifest["config"].items()
+    settings = _settings(reader).items()
     return LoRA(**{key.removeprefix("lora."): value for key, value in settings if key.startswith("lora.")})
 
 
