@@ -31,11 +31,11 @@ from tests.loops.jobs import REWARD
 from tests.servers import KEY, SECRET, s3_environment
 from trainer import config as c
 from trainer.exit_codes import EXIT_NODE_LOST
+from trainer.observe.start_clock import PARTS
 
 OUT = Path(__file__).with_name("recovery.json")
 NODES, PORT, BEFORE_KILL = 4, 9000, 2
 NAMES = [f"h{number}" for number in range(1, NODES + 1)]
-PARTS = ("launch", "place", "load", "resume", "sync")
 
 
 def settings(folder: Path) -> c.RunConfig:
@@ -59,9 +59,7 @@ class Cluster:
 
     def __init__(self, folder: Path, megabit: int) -> None:
         self.folder = folder
-        self.scratch = Path(
-            tempfile.mkdtemp(prefix="m")
-        )  # Ray's sockets have their names below it, which must be short
+        self.scratch = Path(tempfile.mkdtemp(prefix="m"))  # a short name, for Ray's sockets below it
         self.lab = hosts.Lab([*NAMES, "store"], self.scratch, private=[str(folder / "run")])
         self.lab.shape(megabit)
         store = self.lab.hosts["store"]
@@ -134,7 +132,7 @@ def measure(cluster: Cluster, victim: str, megabit: int) -> tuple[Cluster, dict[
     done = time.monotonic()
     while not (first := next((line for line in fresh.metrics() if line["step"] > at and "perf/start_s" in line), None)):
         time.sleep(0.05)
-    parts = {part: first[f"perf/start_{part}_s"] for part in PARTS}
+    parts = {part: first[key] for part, key in PARTS.items()}
     found = {"others ended": ended - began, "new machines": launched - ended} | parts
     found["step"] = first["time/step_s"]
     found["commit"] = done - began - sum(found.values())

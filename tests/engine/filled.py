@@ -40,10 +40,8 @@ def filled(config, rank, port):
     init_distributed("cpu")
     ds_config = zero_config(config, model_shapes.from_config(about.to_dict()))
     keep = HfDeepSpeedConfig(ds_config)
-    with base_weights.unfilled(ds_config):
-        model = kind.from_config(about, dtype=dtype)
+    model = base_weights.unfilled(kind, about, ds_config, dtype=dtype)
     assert keep.is_zero3()
-    model.tie_weights()
     base_weights.BUCKET_BYTES = 1 << 16
     try:
         base_weights.fill(model, replace(config, model=replace(config.model, path=config.run.name)))

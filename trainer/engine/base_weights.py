@@ -6,8 +6,6 @@ transformers has rank 0 read all of them, but has every rank open them: every no
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any
 
 import deepspeed
@@ -26,11 +24,12 @@ BUCKET_BYTES = 512 << 20
 """Weights that are whole on every rank at a time while they are loaded, or one tensor that is larger."""
 
 
-@contextmanager
-def unfilled(ds_config: dict[str, Any]) -> Generator[None]:
-    """A model that is built inside is sharded as it is built, and holds nothing that counts; tie its weights after."""
+def unfilled(kind: Any, hf_config: Any, ds_config: dict[str, Any], **kwargs: Any) -> Any:
+    """A model of one of transformers' auto classes, sharded as it is built; it holds nothing that counts."""
     with no_init_weights(), deepspeed.zero.Init(config_dict_or_path=ds_config), set_zero3_state():
-        yield
+        model = kind.from_config(hf_config, **kwargs)
+    model.tie_weights()  # left out with the initialization
+    return model
 
 
 @torch.no_grad()

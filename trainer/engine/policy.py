@@ -6,7 +6,6 @@ shards to save.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -124,17 +123,17 @@ class Policy:
         def build(kind: Any) -> Any:
             if not (shared or empty):
                 return kind.from_pretrained(model.path, **revision, **kwargs)
-            with base_weights.unfilled(ds_config) if shared else contextlib.nullcontext():
-                return kind.from_config(AutoConfig.from_pretrained(model.path, **revision), **kwargs)
+            hf_config = AutoConfig.from_pretrained(model.path, **revision)
+            if shared:
+                return base_weights.unfilled(kind, hf_config, ds_config, **kwargs)
+            return kind.from_config(hf_config, **kwargs)
 
         try:
             hf = build(AutoModelForImageTextToText)
         except ValueError:  # not a vision-language architecture
             hf = build(AutoModelForCausalLM)
-        if shared:
-            hf.tie_weights()
-            if not empty:
-                base_weights.fill(hf, self.config)
+        if shared and not empty:
+            base_weights.fill(hf, self.config)
         exact_frequencies(hf)
         if self.config.lora.rank:
             lora.inject(hf, self.config.lora, self.config.run.seed)
