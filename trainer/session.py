@@ -76,7 +76,7 @@ class Session:
         self.clock.mark("load")
         self._peak_flops = peak_flops(facts["device_name"])
         self._image_token_id = facts["image_token_id"]
-        self._shape = shape_of(str(model_folder(config))) if self._peak_flops else None
+        self._shape = shape_of(str(hub.folder(config))) if self._peak_flops else None
         self.metrics: Metrics
         self.guards = Guards(config.guards)
         self.nodes = NodeStats(config.run.dir)
@@ -243,7 +243,7 @@ class Session:
         else:
             if self.config.model.freeze_vision:  # its weights are the base model's, of which this node may have a share
                 hub.fetch(self.config, hub.weight_files(self.config))
-            export_hf(found, out, model_folder(self.config), self.config.model.dtype)
+            export_hf(found, out, hub.folder(self.config), self.config.model.dtype)
         if self.checkpoints.storage:
             for path in sorted(out.iterdir()):
                 self.checkpoints.storage.put(path, f"hf/{path.name}")
@@ -259,13 +259,3 @@ class Session:
 def _attached(found: Found, name: str) -> bytes:
     names = {entry["name"] for entry in found.manifest["files"]}
     return found.local(name).read_bytes() if name in names else b""
-
-
-def model_folder(config: RunConfig) -> Path:
-    """The local folder of the pretrained model; of a hub id what the hub's cache has, which may lack the weights."""
-    if Path(config.model.path).is_dir():
-        return Path(config.model.path)
-    from huggingface_hub import hf_hub_download
-
-    revision = config.model.revision or None
-    return Path(str(hf_hub_download(config.model.path, "config.json", revision=revision, local_files_only=True))).parent

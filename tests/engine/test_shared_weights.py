@@ -56,3 +56,8 @@ def test_what_the_files_lack_and_what_cannot_be_had_is_said_on_every_rank(run_ra
         hub.add("owner/model", {name: data for name, data in files.items() if name != lost})
         for result in run_ranks("filled", of(small_config, folder, hub)):
             assert f"rank 1 cannot read the weights of owner/model: owner/model has no {lost}" in result["error"]
+    with hub_server.serve() as hub:
+        hub.add("owner/model", files | {"model.safetensors.index.json": b"{}"})
+        for result in run_ranks("filled", of(small_config, folder, hub)):
+            assert "rank 0 cannot read the weights of owner/model" in result["error"]
+            assert "is no index of weights" in result["error"]

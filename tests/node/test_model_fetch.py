@@ -9,7 +9,6 @@ import pytest
 from tests.data_prep import hub_server
 from trainer import config as c
 from trainer.node import model_fetch
-from trainer.session import model_folder
 from trainer.storage import hub as hub_files
 
 FILES = {"config.json": b"{}", "consolidated.safetensors": b"another format", "tokenizer.json": b"{}"}
@@ -74,7 +73,7 @@ def test_a_cache_without_the_weights_is_a_models_folder(tmp_path, monkeypatch):
     with hub_server.serve() as hub:
         hub.add("owner/model", FILES | {"model.safetensors": b"w" * 2000})
         huggingface_hub.hf_hub_download("owner/model", "config.json", endpoint=hub.url)
-        folder = model_folder(config(tmp_path))
+        folder = hub_files.folder(config(tmp_path))
     assert (folder / "config.json").read_bytes() == b"{}" and not (folder / "model.safetensors").exists()
 
 

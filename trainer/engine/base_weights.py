@@ -6,7 +6,8 @@ transformers has rank 0 read all of them, but has every rank open them: every no
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import deepspeed
 import torch
@@ -20,6 +21,7 @@ from trainer.config import ConfigError, RunConfig
 from trainer.engine.partition import buckets, whole_shape
 from trainer.storage import hub
 
+T = TypeVar("T")
 BUCKET_BYTES = 512 << 20
 """Weights that are whole on every rank at a time while they are loaded, or one tensor that is larger."""
 
@@ -38,17 +40,16 @@ def fill(model: nn.Module, config: RunConfig) -> None:
 
     Raises ConfigError, on every rank, for a file that cannot be had or read, and for tensors that the files lack.
     """
-    files = hub.weight_files(config)
+    files = _told(config, lambda: hub.weight_files(config) if dist.get_rank() == 0 else [])[0]
     owners = dict(zip(files, _readers(len(files), config.placement.workers_per_node), strict=True))
-    opened, error = {}, ""
-    try:
-        opened = {name: _open(config, name) for name, owner in owners.items() if owner == dist.get_rank()}
-    except (OSError, SafetensorError, ConfigError) as failed:  # the hub's errors are OSErrors
-        error = f"rank {dist.get_rank()} cannot read the weights of {config.model.path}: {failed}"
-    told = _everyone((error, {name: _shapes(file) for name, file in opened.items()}))
-    if failures := [error for error, _ in told if error]:
-        raise ConfigError(failures[0])
-    shapes = {name: found for _, part in told for name, found in part.items()}
+    opened: dict[str, Any] = {}
+
+    def read() -> dict[str, dict[str, tuple[int, ...]]]:
+        own = [name for name, owner in owners.items() if owner == dist.get_rank()]
+        opened.update((name, safe_open(hub.file(config, name), framework="pt")) for name in own)
+        return {name: _shapes(file) for name, file in opened.items()}
+
+    shapes = {name: found for part in _told(config, read) for name, found in part.items()}
     parameters = dict(model.named_parameters())
     keys = _matched(parameters, {key: shape for name in files for key, shape in shapes[name].items()}, config)
     for name, owner in owners.items():
@@ -69,10 +70,6 @@ def _readers(count: int, per_node: int) -> list[int]:
     return [own[i // len(nodes) % len(own)] for i, own in enumerate(dealt)]
 
 
-def _open(config: RunConfig, name: str) -> Any:
-    return safe_open(hub.file(config, name), framework="pt")
-
-
 def _shapes(file: Any) -> dict[str, tuple[int, ...]]:
     return {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
 
@@ -86,6 +83,18 @@ def _matched(parameters: dict[str, Any], shapes: dict[str, tuple[int, ...]], con
         if shapes[key] != whole_shape(parameters[own]):
             raise ConfigError(f"{config.model.path}: {key} is {shapes[key]}, not {whole_shape(parameters[own])}")
     return keys
+
+
+def _told(config: RunConfig, read: Callable[[], T]) -> list[T]:
+    """What every rank has read, by rank. Raises ConfigError on every rank for what one cannot read."""
+    try:
+        own = read(), ""
+    except (OSError, SafetensorError, ConfigError) as failed:  # the hub's errors are OSErrors
+        own = None, f"rank {dist.get_rank()} cannot read the weights of {config.model.path}: {failed}"
+    told = _everyone(own)
+    if failures := [error for _, error in told if error]:
+        raise ConfigError(failures[0])
+    return [found for found, _ in told]
 
 
 def _everyone(own: Any) -> list[Any]:

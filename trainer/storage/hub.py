@@ -40,6 +40,16 @@ def file(config: RunConfig, name: str, cache_dir: str | Path | None = None) -> P
     return Path(str(got))
 
 
+def folder(config: RunConfig) -> Path:
+    """The local folder of the pretrained model; of a hub id what the hub's cache has, which may lack the weights."""
+    if Path(config.model.path).is_dir():
+        return Path(config.model.path)
+    from huggingface_hub import hf_hub_download
+
+    revision = config.model.revision or None
+    return Path(str(hf_hub_download(config.model.path, "config.json", revision=revision, local_files_only=True))).parent
+
+
 def weight_files(config: RunConfig, cache_dir: str | Path | None = None) -> list[str]:
     """Names of the files that hold the model's weights. Raises the hub's errors, ConfigError for a broken index."""
     from huggingface_hub.errors import LocalEntryNotFoundError
