@@ -15,7 +15,8 @@ def settings(folder: Path, model: Path, data: Path, name: str) -> c.RunConfig:
     return c.RunConfig(
         run=c.Run(name=name, dir=str(folder / name / "run")),
         model=c.Model(path=str(model), dtype="fp32", gradient_checkpointing=True),
-        data=c.Data(path=str(data), prompt_max_tokens=PROMPT_TOKENS, episodes=10**6),
+        # Images are kept up to the limit: one that the first steps reach, or a cache that fills would look like a leak.
+        data=c.Data(path=str(data), prompt_max_tokens=PROMPT_TOKENS, episodes=10**6, image_cache_gib=0.125),
         rollout=c.Rollout(
             prompts_per_step=PROMPTS, samples_per_prompt=GROUP, max_tokens=LONGEST, kv_cache_gib=0.5, sleep_level=0
         ),
