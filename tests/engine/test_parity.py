@@ -32,7 +32,7 @@ def test_engine_agrees_with_policy(run_ranks, small_config, family_model, text_d
     for result in run_ranks("parity", config):
         print(family, world, tp, result["gaps"])
         print(result["sync_bytes"], result["bucket_bytes"])
-        assert len(result["sync_bytes"]) > 3
+        assert len(result["sync_bytes"]) >= 3
         held = max(result["sync_bytes"]) - 2 * result["bucket_bytes"]
         assert held < 1e-3 * result["bucket_bytes"], "more than a bucket and its copy"
         for worst, mean in result["gaps"]:
