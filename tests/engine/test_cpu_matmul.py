@@ -13,11 +13,12 @@ from trainer.engine.gpu_worker import environment
 SHAPES = """
 import torch
 from trainer.engine import cpu_matmul
+from trainer.engine.heap import resident_bytes
 held, b = cpu_matmul.install(), torch.randn(96, 112)
 for rows in range(64, 664):
     torch.randn(rows, 96) @ b
     if rows in (363, 663):
-        print(int(open("/proc/self/statm").read().split()[1]) * 4 // 1024)
+        print(resident_bytes() >> 20)
 """
 
 

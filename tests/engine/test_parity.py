@@ -26,13 +26,13 @@ def test_engine_agrees_with_policy(run_ranks, small_config, family_model, text_d
         data=data,
         model=replace(small_config.model, path=str(family_model(family))),
         placement=replace(small_config.placement, workers_per_node=world),
-        rollout=replace(small_config.rollout, tensor_parallel=tp, sync_bucket_bytes=1 << 19),
+        rollout=replace(small_config.rollout, tensor_parallel=tp, sync_bucket_bytes=1 << 18),
         optimizer=replace(small_config.optimizer, learning_rate=0.01),
     )
     for result in run_ranks("parity", config):
         print(family, world, tp, result["gaps"])
         print(result["sync_bytes"], result["bucket_bytes"])
-        assert len(result["sync_bytes"]) >= 3
+        assert len(result["sync_bytes"]) > 3
         held = max(result["sync_bytes"]) - 2 * result["bucket_bytes"]
         assert held < 1e-3 * result["bucket_bytes"], "more than a bucket and its copy"
         for worst, mean in result["gaps"]:

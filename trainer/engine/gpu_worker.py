@@ -372,7 +372,7 @@ def environment(config: RunConfig) -> dict[str, str]:
             "OMP_NUM_THREADS": threads,
             "MKL_NUM_THREADS": threads,
             # Every packed pass has new shapes, and oneDNN and torch's bridge to it each keep what they compiled for the
-            # last 1,024: 0.5 GB after some 60 updates. This many hold the products of one pass.
+            # last 1,024, 0.6 MB each. This many hold the products of one pass.
             "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
             "LRU_CACHE_CAPACITY": "128",
             "TORCHDYNAMO_DISABLE": "1",  # else the first log-prob call compiles for 14 s
