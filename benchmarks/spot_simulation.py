@@ -1,11 +1,12 @@
-"""72B on four spot nodes: the cost model's formula against a discrete-event run of what the trainer really does.
+"""72B on four spot nodes: the hours that the plan expects against a discrete-event run of what the trainer does.
 
-The formula (`recipes/plan/cost.py`) sees a renewal process: a segment of interval + stall is redone until it ends
+Its formula (`recipes/plan/cost.py`) sees a renewal process: a segment of interval + stall is redone until it ends
 without a preemption. The simulation plays the trainer step by step: it saves at step ends only, one checkpoint at a
 time, a save counts once it is committed to the bucket (upload seconds after its snapshot), a preemption throws the run
 back to the last committed step, restarts can be preempted too, and the run ends when its last checkpoint is committed.
 
-Step times, prices and sizes are the planner's; they are a model, not a measurement. Writes JSON and an SVG:
+Prices, sizes and the times of steps, starts and restarts are the plan's; they are a model, not a measurement. Writes
+JSON and an SVG:
 
     python -m benchmarks.spot_simulation
 """
@@ -20,14 +21,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from recipes.capabilities import CAPABILITIES
 from recipes.plan import cost
-from recipes.plan.boot import BOOT_S
-from recipes.plan.memory import plan
 from recipes.presets import get
 from recipes.presets.parts import with_parts
 from recipes.spec import Recipe
-from trainer.hardware.gpus import gpu_named
 from trainer.hardware.save_interval import save_interval_s
 
 HERE = Path(__file__).parent
@@ -45,8 +42,8 @@ class Job:
     step_s: float
     stall_s: float
     upload_s: float
-    boot_s: float
-    fetch_s: float
+    start_s: float
+    restart_s: float
 
     def interval_steps(self, between_s: float) -> int:
         """Steps between saves, as `Checkpoints.due` chooses them."""
@@ -68,7 +65,7 @@ def simulate(job: Job, between_s: float, rng: random.Random) -> Outcome:
     """Plays one run to its end."""
     every = job.interval_steps(between_s)
     draw = (lambda: rng.expovariate(1 / between_s)) if math.isfinite(between_s) else (lambda: math.inf)
-    clock, end_of_life = job.boot_s, draw()
+    clock, end_of_life = job.start_s, draw()
     done = committed = saved = 0
     pending: tuple[int, float] | None = None
     preemptions = lost = 0
@@ -92,7 +89,7 @@ def simulate(job: Job, between_s: float, rng: random.Random) -> Outcome:
             preemptions += 1
             done = saved = committed
             pending = None
-            restarting_until = clock + job.boot_s + job.fetch_s
+            restarting_until = clock + job.restart_s
             end_of_life = clock + draw()
             continue
         stepping = clock >= restarting_until and done < job.steps
@@ -108,35 +105,38 @@ def simulate(job: Job, between_s: float, rng: random.Random) -> Outcome:
             return Outcome(clock / 3600, preemptions, lost)
 
 
-def expected_hours(job: Job, between_s: float) -> float:
-    """The planner's formula for the same run."""
-    interval = job.interval_steps(between_s) * job.step_s
-    restart = job.boot_s + job.fetch_s + job.upload_s
-    work = job.steps * job.step_s
-    return (job.boot_s + cost.expected_seconds(work, interval, job.stall_s, restart, between_s)) / 3600
-
-
 def whole_pass() -> Recipe:
     """The 72B recipe over all of MathV60K once: long enough that preemptions are certain."""
     recipe = get(RECIPE)
     return replace(recipe, config=with_parts(recipe.config, data={"max_samples": 0, "episodes": 1}))
 
 
-def job_of(recipe: Recipe, gpu: str) -> Job:
-    """The planner's figures for one GPU type."""
-    need = plan(recipe, gpu)
-    assert need is not None and need.fits
-    network = CAPABILITIES[TARGET].network_gbit_s
-    step = cost.step_time(recipe, gpu, network.get(gpu, network[""]) or 100.0, need)
-    upload = need.checkpoint_bytes / recipe.cluster.nodes / cost.UPLOAD_BYTES_S
-    stall = cost.stall_seconds(recipe, need.shape, gpu_named(gpu))
-    boot = BOOT_S + need.shape.parameters * 2 / cost.DOWNLOAD_BYTES_S
-    return Job(cost.steps_of(recipe), step.total - step.checkpoint, stall, upload, boot, upload)
+def planned(recipe: Recipe, between_s: float) -> dict[tuple[str, bool], cost.Offer]:
+    """(GPU, spot) -> the plan, with so many seconds between preemptions on spot."""
+    config = with_parts(recipe.config, checkpoint={"mean_time_between_preemptions_s": between_s})
+    offers = cost.offers(replace(recipe, config=config), targets=[TARGET])
+    return {(offer.gpu, offer.spot): offer for offer in offers}
+
+
+def job_of(offer: cost.Offer) -> Job:
+    """What the plan says of one run. It counts the upload that a preemption cuts off as part of the restart; the
+    simulation loses it by itself."""
+    waited = offer.restart.total()
+    return Job(
+        steps=offer.steps,
+        step_s=offer.step.total - offer.step.checkpoint,
+        stall_s=offer.stall_s,
+        upload_s=offer.restart_s - waited,
+        start_s=offer.start_s,
+        restart_s=waited,
+    )
 
 
 def measure() -> dict[str, Any]:
     """Simulates every GPU type and rate."""
     recipe, rng = whole_pass(), random.Random(0)
+    between = {rate: 86400 / rate if rate else math.inf for rate in RATES}
+    plans = {rate: planned(recipe, between[rate]) for rate in RATES}
     gpus: dict[str, dict[str, Any]] = {}
     result: dict[str, Any] = {
         "recipe": RECIPE,
@@ -146,20 +146,19 @@ def measure() -> dict[str, Any]:
         "gpus": gpus,
     }
     for gpu in ("A100-80GB", "H100"):
-        job = job_of(recipe, gpu)
-        hourly = {o.spot: o.usd_per_hour or 0.0 for o in cost.offers(recipe, targets=[TARGET]) if o.gpu == gpu}
+        job = job_of(plans[0.0][gpu, True])
+        hourly = {spot: plans[0.0][gpu, spot].usd_per_hour or 0.0 for spot in (True, False)}
         on_demand_h = simulate(job, math.inf, rng).hours
         rows: list[dict[str, float]] = []
         for rate in RATES:
-            between = 86400 / rate if rate else math.inf
-            runs = [simulate(job, between, rng) for _ in range(RUNS if rate else 1)]
+            runs = [simulate(job, between[rate], rng) for _ in range(RUNS if rate else 1)]
             hours = statistics.fmean(run.hours for run in runs)
-            formula = expected_hours(job, between)
+            formula = plans[rate][gpu, True].hours
             count = sum(run.preemptions for run in runs)
             rows.append(
                 {
                     "preemptions_per_day": rate,
-                    "interval_steps": job.interval_steps(between),
+                    "interval_steps": job.interval_steps(between[rate]),
                     "hours_simulated": round(hours, 2),
                     "hours_p90": round(sorted(run.hours for run in runs)[int(0.9 * (len(runs) - 1))], 2),
                     "hours_formula": round(formula, 2),

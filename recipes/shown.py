@@ -239,7 +239,8 @@ def _offers(offers: list[cost.Offer], console: Console) -> None:
     console.print(table)
     starts = {offer.target: boot.seconds(offer.target) for offer in offers}
     told = [f"{name} {took:.0f} s ({runs} runs launched from here)" for name, (took, runs) in starts.items() if runs]
-    told.append(f"{'else ' * bool(told)}{boot.BOOT_S:.0f} s assumed, and the model's download")
+    longer = f"longer where the model's download takes over {boot.START_S:.0f} s"
+    told.append(f"{'else ' * bool(told)}{boot.BOOT_S:.0f} s assumed, {longer}")
     took, received, runs = boot.setup()
     part = f" Of that the environment: {took:.0f} s, {received / 1e9:.1f} GB downloaded ({runs} runs)." if runs else ""
     console.print(f"Launch to first step: {', '.join(told)}.{part}", highlight=False)

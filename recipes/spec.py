@@ -12,6 +12,7 @@ from typing import Literal
 
 from trainer import config as run_config
 from trainer.config import ConfigError, RunConfig, unknown_key
+from trainer.config.ranges import check_ranges, within
 from trainer.hardware.gpus import gpu_named
 
 PLACEHOLDERS = ("RUN_ID", "RUNS", "DATA", "MODELS", "BUCKET")
@@ -20,9 +21,9 @@ PLACEHOLDERS = ("RUN_ID", "RUNS", "DATA", "MODELS", "BUCKET")
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    nodes: int = 1
+    nodes: int = within(1, least=1)
     """Nodes, all alike."""
-    gpus_per_node: int = 8
+    gpus_per_node: int = within(8, least=0, most=16)
     """GPUs of each node; 0 runs on CPU workers."""
     gpu: str = "H100"
     """GPU that the recipe is made for: a name of trainer/hardware/gpus.py."""
@@ -30,13 +31,13 @@ class Cluster:
     """GPUs that do as well; engines that can choose take the cheapest."""
     spot: Literal["prefer", "only", "never"] = "prefer"
     """prefer: preemptible nodes where the target has them, on-demand as the fallback. only: refused without them."""
-    cpus: int = 0
+    cpus: int = within(0, least=0)
     """vCPUs per node; 0: 8 per GPU and 8 for the node itself."""
-    memory_gib: int = 0
+    memory_gib: int = within(0, least=0)
     """Host RAM per node, GiB; 0: from the memory plan."""
-    disk_gib: int = 0
+    disk_gib: int = within(0, least=0)
     """Disk per node, GiB; 0: from the memory plan."""
-    shm_gib: int = 0
+    shm_gib: int = within(0, least=0)
     """/dev/shm per node, GiB; 0: from the memory plan."""
     image: str = "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-devel"
     """Container image where the target runs containers: Python with pip, and CUDA's compiler."""
@@ -89,15 +90,15 @@ class Dataset:
 
     name: str = ""
     """Name that `launch.py data prepare` knows."""
-    rows: int = 0
+    rows: int = within(0, least=0)
     """Rows of the training split."""
     held_out: str = "test"
     """Split that runs are evaluated on."""
-    prompt_tokens: int = 512
+    prompt_tokens: int = within(512, least=1)
     """Typical prompt, image tokens included."""
-    answer_tokens: int = 400
+    answer_tokens: int = within(400, least=1)
     """Typical answer."""
-    disk_gib: float = 1.0
+    disk_gib: float = within(1.0, least=0)
     """Source and prepared form together, GiB."""
 
 
@@ -111,7 +112,7 @@ class Storage:
     """Network volume or claim mounted at /workspace that keeps model weights and data between launches; optional."""
     mount: str = ""
     """Where the bucket is mounted for looking into it (targets with FUSE); checkpoints never go through it."""
-    volume_gib: int = 0
+    volume_gib: int = within(0, least=0)
     """Size of that volume, GiB; 0: from the memory plan."""
     weights: str = ""
     """What a run exported (BUCKET/RUN/checkpoints/hf, or a folder where the nodes are this machine's) in the place of
@@ -122,17 +123,17 @@ class Storage:
 class Budget:
     """Limits that the engines enforce."""
 
-    max_hourly_usd: float = 0.0
+    max_hourly_usd: float = within(0.0, least=0)
     """Dearest node that may be rented, dollars per hour; 0: no limit."""
-    max_hours: float = 24.0
+    max_hours: float = within(24.0, above=0)
     """Longest run; Slurm's --time, dstack's max_duration."""
-    max_restarts: int = 3
+    max_restarts: int = within(3, least=0)
     """Attempts in a row that may fail without a new checkpoint before the run ends for good."""
-    max_losses: int = 10
+    max_losses: int = within(10, least=0)
     """The same for attempts whose machines were taken away or lost; it begins again with every checkpoint."""
-    max_requeues: int = 20
+    max_requeues: int = within(20, least=0)
     """Restarts of one batch job (Slurm, PBS), whatever the reason; `resume` submits a new one."""
-    idle_minutes: int = 10
+    idle_minutes: int = within(10, least=0)
     """Machines go down after this long without a job."""
 
 
@@ -178,7 +179,7 @@ class Site:
     """Run inside cluster.image by this container runtime (Slurm)."""
     pbs: Literal["pro", "torque"] = "pro"
     """Dialect of the resource request: PBS Professional and OpenPBS, or Torque."""
-    grace_s: int = 120
+    grace_s: int = within(120, least=0)
     """Slurm's GraceTime: seconds between the preemption notice and the kill."""
 
 
@@ -268,12 +269,10 @@ def placed(recipe: Recipe) -> Recipe:
 def validate(recipe: Recipe) -> None:
     """Checks a recipe by itself, before any target. Raises ConfigError with the change to make."""
     cluster = recipe.cluster
+    for section in (cluster, recipe.dataset, recipe.storage, recipe.budget, recipe.site):
+        check_ranges(section, f"{type(section).__name__.lower()}.")
     if not re.fullmatch(r"[a-z0-9][a-z0-9.\-]*", recipe.name):
         raise ConfigError(f"recipe name {recipe.name!r}: use lower-case letters, digits, dots and dashes")
-    if cluster.nodes < 1:
-        raise ConfigError(f"cluster.nodes is {cluster.nodes}: it must be at least 1")
-    if not 0 <= cluster.gpus_per_node <= 16:
-        raise ConfigError(f"cluster.gpus_per_node is {cluster.gpus_per_node}: machines have 0 to 16")
     for name in (cluster.gpu, *cluster.alternatives) if cluster.gpus_per_node else ():
         gpu_named(name)
     scheme = recipe.storage.bucket.partition("://")[0]

@@ -186,7 +186,7 @@ def ranks():
 
     def started(config) -> Ranks:
         key = tuple(environment(config).items())
-        if key not in running:
+        if key not in running or running[key].ended:
             running[key] = Ranks(dict(key))
         return running[key]
 

@@ -8,6 +8,7 @@ same values. What is graded is logged, so that a restart repeats updates and sam
 
 from __future__ import annotations
 
+import math
 import random
 
 from trainer.algorithm.batching import TrainItem
@@ -127,7 +128,7 @@ def learn(
     if algorithm.kl_target:
         found["kl/coef"] = carried.kl_coef
         carried.kl_coef = next_kl_coef(
-            carried.kl_coef, found["kl/mean"], algorithm.kl_target, algorithm.kl_horizon, len(items)
+            carried.kl_coef, found.get("kl/mean", math.nan), algorithm.kl_target, algorithm.kl_horizon, len(items)
         )
     return found, batch
 

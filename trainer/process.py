@@ -6,7 +6,6 @@ import argparse
 import errno
 import os
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from trainer.checkpoint.attempt import Fenced, Final
 from trainer.config import ConfigError, RunConfig
 from trainer.engine import torchrun
 from trainer.engine.worker_group import Workers
+from trainer.errors import RayError
 from trainer.exit_codes import (
     EXIT_CONFIG,
     EXIT_ERROR,
@@ -29,6 +29,7 @@ from trainer.exit_codes import (
     EXIT_RAY,
     EXIT_STORAGE,
 )
+from trainer.node import ray_client
 from trainer.node.precheck import precheck
 from trainer.node.run_lock import die_with_launcher
 from trainer.observe import beacon
@@ -38,13 +39,11 @@ from trainer.storage.storage import StorageError
 
 DEAD = (
     ray.exceptions.ActorDiedError,
+    ray.exceptions.ActorUnavailableError,
     ray.exceptions.NodeDiedError,
     ray.exceptions.OutOfMemoryError,
     ConnectionError,
 )
-RAY_ATTEMPTS = 3
-RAY_PAUSE_S = 5.0
-"""Before the second attempt to start Ray; twice as long before the third."""
 
 
 def main(train: Callable[[RunConfig, Session], None], total_updates: Callable[[RunConfig, int], int]) -> None:
@@ -133,10 +132,6 @@ def explain(error: Exception, workers: Workers | None = None) -> tuple[int, str]
     return EXIT_ERROR, "".join(traceback.format_exception(error))
 
 
-class RayError(RuntimeError):
-    """Ray did not start, after several attempts."""
-
-
 def connect(config: RunConfig) -> None:
     """Joins the Ray cluster at RAY_ADDRESS, or starts one on this machine. Raises RayError."""
     common: dict[str, Any] = {"log_to_driver": bool(os.environ.get("SPOTRL_WORKER_LOGS")), "logging_level": "WARNING"}
@@ -148,14 +143,4 @@ def connect(config: RunConfig) -> None:
         common |= {"num_cpus": max(workers, os.cpu_count() or 1), "include_dashboard": False}
         if config.placement.device == "cpu":
             common["num_gpus"] = 0
-    for attempt in range(1, RAY_ATTEMPTS + 1):
-        try:
-            ray.init(**common)
-            return
-        except Exception as error:  # Ray raises a bare Exception where the start takes longer than its 30 s
-            ray.shutdown()
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            if attempt == RAY_ATTEMPTS:
-                raise RayError(f"Ray did not start in {attempt} attempts ({said})") from None
-            print(f"Ray did not start ({said}): attempt {attempt + 1} of {RAY_ATTEMPTS}", file=sys.stderr, flush=True)
-            time.sleep(RAY_PAUSE_S * attempt)
+    ray_client.connect(**common)

@@ -31,6 +31,8 @@ class Position:
     step: int
     norm: dict[str, float]
     updates: int
+    skipped: int
+    """Updates whose gradient was not finite."""
     score: float | None = None
 
 
@@ -55,7 +57,7 @@ class Saving:
 
     def maybe_save(self, step: int, total: int, norm: dict[str, float], updates: int, score: float | None) -> None:
         """Between two steps: advances the save under way, and starts one if it is due."""
-        self._position = Position(step, dict(norm), updates, score)
+        self._position = Position(step, dict(norm), updates, self.workers.skipped, score)
         self._advance()
         if self.checkpoints.due(step, self._step_times[-1] if self._step_times else 0.0, last=step == total):
             self._save(self._position)
@@ -65,7 +67,8 @@ class Saving:
     def _save(self, at: Position) -> None:
         checkpoints = self.checkpoints
         attach = [self.run_dir / name for name in ATTACHED]
-        checkpoints.begin(at.step, {"updates": at.updates, "reward_norm": at.norm}, score=at.score, attach=attach)
+        state = {"updates": at.updates, "skipped": at.skipped, "reward_norm": at.norm}
+        checkpoints.begin(at.step, state, score=at.score, attach=attach)
         try:
             keep, to = checkpoints.local_steps(), checkpoints.attempt
             checkpoints.stall_s = max(self.workers.all("save", at.step, keep, checkpoints.sends, to))

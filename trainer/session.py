@@ -68,7 +68,11 @@ class Session:
         self.rollouts = RolloutLog(config, self.train_set.fingerprint, held=held)
         self.workers = workers or Workers(config)
         self._lengths: dict[tuple[str, str, int], np.ndarray] = {}
-        self.rows, self.left_out = self._usable_rows()
+        self._usable: dict[tuple[str, str, int], tuple[list[int], int]] = {}
+        self.rows, self.left_out = self.usable_rows(config.data.path, config.data.split, config.data.max_samples)
+        if config.evaluation.every_steps:  # what is wrong with its rows ends the run before anything is loaded
+            look = self.usable_rows if config.method == "sft" else self.lengths
+            look(config.evaluation_path, config.evaluation.split, config.evaluation.max_samples)
         self.stream = PromptStream(self.rows, config.rows_per_step, config.run.seed)
         self.clock.mark("place")
         self._found = self.checkpoints.find()  # before the model: every rank fetches its files beside that
@@ -115,19 +119,21 @@ class Session:
         data = self.config.data
         return self.lengths(data.path, data.split, data.max_samples)[:, 0]
 
-    def _usable_rows(self) -> tuple[list[int], int]:
-        """Indices of the rows that can be trained on, and how many cannot."""
-        data = self.config.data
-        measured = self.lengths(data.path, data.split, data.max_samples)
-        rows = lengths.usable_rows(self.config, measured)
-        return rows, len(measured) - len(rows)
+    def usable_rows(self, path: str, split: str, max_samples: int) -> tuple[list[int], int]:
+        """Indices of a split's rows that are not too long and have what the method needs, and how many are not so."""
+        if (path, split, max_samples) not in self._usable:
+            measured = self.lengths(path, split, max_samples)
+            rows = lengths.usable_rows(self.config, measured, path, split)
+            self._usable[path, split, max_samples] = rows, len(measured) - len(rows)
+        return self._usable[path, split, max_samples]
 
     def resume(self, norm: dict[str, float]) -> int:
         """Loads the newest complete checkpoint and returns its step, 0 if there is none. Fills `norm`."""
 
         def load(found: Found) -> None:
             self.workers.all("load", found)  # all of them, before any resumes: one may find its files damaged
-            self.workers.all("loaded", found.state["updates"])
+            self.workers.skipped = found.state.get("skipped", 0)
+            self.workers.all("loaded", found.state["updates"], self.workers.skipped)
             norm.update(found.state["reward_norm"])
 
         with self.phases("resume"):

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 from trainer.algorithm.batching import TrainItem
 from trainer.config import RunConfig
-from trainer.data.lengths import usable_rows
 from trainer.data.processor import Prompter
 from trainer.data.schema import Row
 from trainer.process import main
@@ -52,12 +51,10 @@ class HeldOut:
     """The rows of the evaluation split, and the policy's loss on them."""
 
     def __init__(self, config: RunConfig, run: Session, prompter: Prompter) -> None:
-        """Raises ConfigError if none of them has a solution."""
         self.workers, self.path, self.split = run.workers, config.evaluation_path, config.evaluation.split
-        lengths = run.lengths(self.path, self.split, config.evaluation.max_samples)
-        dataset, rows = run.dataset(self.path, self.split), usable_rows(config, lengths, self.path, self.split)
+        rows, self.left_out = run.usable_rows(self.path, self.split, config.evaluation.max_samples)
+        dataset = run.dataset(self.path, self.split)
         self.items = [item(prompter, row, dataset[row]) for row in rows]
-        self.left_out = len(lengths) - len(rows)
 
     def loss(self) -> dict[str, float]:
         """Cross-entropy over all tokens of the solutions."""

@@ -21,12 +21,12 @@ LONGEST_S = 2 * 3600.0
 
 @dataclass(frozen=True)
 class Restart:
-    """Seconds from a preemption to the next step, by what they are made of. Weights come beside the start."""
+    """Seconds from a launch or a preemption to the next step, by part. Weights are downloaded during the start."""
 
     base_weights: float
     """Download of the model; 0 where the checkpoint holds all that is needed."""
     checkpoint: float
-    """Its download on a new machine."""
+    """Its download on a new machine; 0 for a first start."""
     measured: float = 0.0
     """Launch to first step of earlier runs, with the model's download; 0: none."""
 
@@ -38,7 +38,6 @@ class Restart:
         return MACHINE_S + (IMAGE_S if image else ENVIRONMENT_S) + weights
 
     def __str__(self) -> str:
-        """One line."""
         if self.measured:
             return f"{self.total():.0f} s, {self.measured:.0f} of them as runs launched from here took"
         base = f"base weights {self.base_weights:.0f}" if self.base_weights else "no base weights"

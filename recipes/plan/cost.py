@@ -313,10 +313,11 @@ def _offer(
     else:
         best = save_interval_s(stall, config.checkpoint.mean_time_between_preemptions_s)
         interval = max(step.total, best, upload)
-    until_ready, measured = ready  # a restart after a preemption pays it again
+    until_ready, runs = ready
+    measured = until_ready if runs else 0.0  # a restart is then taken to last as long as those launches
     base = need.shape.parameters * 2 / DOWNLOAD_BYTES_S / (cluster.nodes if nodes_share_weights(config) else 1)
-    start = until_ready + (0.0 if measured else base)
-    restart = boot.Restart(0.0 if checkpoint_suffices(config) else base, upload, until_ready if measured else 0.0)
+    start = boot.Restart(base, 0.0, measured).total()
+    restart = boot.Restart(0.0 if checkpoint_suffices(config) else base, upload, measured)
     lost = restart.total() + upload  # what was being uploaded is lost
     seconds = start + expected_seconds(work, interval, stall, lost, between)
     usd_per_hour = None if hourly is None else hourly * cluster.gpus_per_node * cluster.nodes

@@ -189,6 +189,7 @@ def test_the_kl_coefficient_is_steered_by_at_most_a_fifth_per_horizon():
     assert next_kl_coef(0.1, 0.06, 0.05, 1000, 100) == pytest.approx(0.1 * 1.02)
     assert next_kl_coef(0.1, 5.0, 0.05, 1000, 1000) == pytest.approx(0.12)
     assert next_kl_coef(0.1, -1.0, 0.05, 1000, 1000) == pytest.approx(0.08)
+    assert next_kl_coef(0.1, float("nan"), 0.05, 1000, 1000) == 0.1  # of updates that were skipped
 
 
 def test_a_checkpoint_without_the_newer_fields_goes_on_where_it_stood():

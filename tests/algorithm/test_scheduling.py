@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.algorithm.scheduling import Cost, Length, schedule
+from trainer.algorithm.scheduling import KEYS, Cost, Length, schedule
 
 
 def draws(seed, groups, size, median, sigma, cap):
@@ -74,6 +74,19 @@ def test_passes_and_waiting_at_the_recipes_lengths(shape, world, budget, passes,
         cost = lambda members: sum(Cost().completion(lengths[i]) for i in members)  # noqa: E731, B023
         slowest = sum(max(cost(rank[p]) for rank in plan) for p in range(len(plan[0])))
         assert slowest / (sum(cost(m) for rank in plan for m in rank) / world) - 1 < waiting
+
+
+def test_a_shared_prompts_keys_are_bounded_too():
+    """16 completions of 100 tokens on a prompt of 4,000: all in one pass would take twelve keys per token."""
+    keys = lambda members: sum(  # noqa: E731
+        (4_000 if n == 1 else 4_000 * (n + 1)) + 100 * n for n in Counter(lengths[i].prompt for i in members).values()
+    )
+    lengths = [Length(g, 4_000, 100) for g in range(2) for _ in range(16)]
+    plan = schedule(lengths, 1, 12_000)
+    assert max(keys(members) for members in plan[0]) <= KEYS * 12_000
+    assert len(plan[0]) == 4
+    short = [Length(g, 500, 400) for g in range(2) for _ in range(8)]  # a recipe's: nothing is cut
+    assert len(schedule(short, 1, 7_400)[0]) == 1
 
 
 def test_groups_are_cut_only_where_a_rank_would_wait():

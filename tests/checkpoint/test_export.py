@@ -134,6 +134,34 @@ def test_an_adapter_is_exported_for_peft_and_merged_as_peft_merges(tmp_path, tol
         weights.make(str(tmp_path), tmp_path / "wrong", str(tmp_path / "base"))
 
 
+def test_a_base_in_4_bits_is_what_training_computed_with_whatever_type_is_written(tmp_path, told):
+    """A run in bf16, written in fp32."""
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+    from trainer.config import LoRA
+
+    saved_model(tmp_path / "base")
+    config = replace(configure(tmp_path, "method=sft", "model.dtype=bf16"), lora=LoRA(rank=3, qlora=True))
+    a, b, stem = torch.randn(3, 32), torch.randn(32, 3), "model.layers.0.self_attn.q_proj"
+    checkpoints, (writer,) = again(config, told), writers(config, 1)
+    checkpoints.begin(2, {})
+    pieces = {
+        f"{stem}.lora_{name}.default.weight": Shard(tuple(t.shape), 0, t.numel(), {"master": t.flatten()})
+        for name, t in (("A", a), ("B", b))
+    }
+    writer.start(2, pieces, {})
+    finish(checkpoints, [writer])
+    weight = load_file(tmp_path / "base/model.safetensors")[f"{stem}.weight"]
+    four = {
+        kind: dequantize_4bit(*quantize_4bit(weight.to(kind), compress_statistics=True, quant_type="nf4")).float()
+        for kind in (torch.bfloat16, torch.float32)
+    }
+    written = load_file(export_hf(checkpoints.find(), tmp_path / "hf", tmp_path / "base", "fp32") / "model.safetensors")
+    merged = four[torch.bfloat16] + config.lora.scale * b @ a
+    assert torch.allclose(written[f"{stem}.weight"], merged, atol=1e-6)
+    assert not torch.allclose(four[torch.bfloat16], four[torch.float32], atol=1e-6)
+
+
 EXPORT = """
 import resource, sys
 sys.path[:0] = [{root!r}]

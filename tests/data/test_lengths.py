@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from trainer.config import ConfigError, override
+from trainer.config import ConfigError, Model, override
 from trainer.data.byte_cache import ENTRY_BYTES, ByteCache
 from trainer.data.dataset import Dataset
 from trainer.data.lengths import cached, measure, usable_rows
@@ -49,16 +49,23 @@ def test_lengths_are_computed_once_and_a_damaged_file_is_replaced(tmp_path):
     assert cached(["key"], compute, tmp_path).tolist() == [[3, 4]] and len(calls) == 3
 
 
+def test_sequences_that_the_model_cannot_read_are_refused(tiny_model):
+    prompter = Prompter(Model(path=str(tiny_model)))
+    prompter.check_longest(4096)
+    with pytest.raises(ConfigError, match="are 4097 together, and the model reads 4096: lower"):
+        prompter.check_longest(4097)
+
+
 def test_rows_are_chosen_by_their_lengths(small_config, capsys):
     lengths = np.array([[300, 0], [301, 5], [10, 20], [10, 0], [290, 30]], np.int32)
-    assert usable_rows(small_config, lengths) == [0, 2, 3, 4]
-    assert "1 of 5 rows left out: 1 prompts over 300 tokens" in capsys.readouterr().out
+    assert usable_rows(small_config, lengths, "d", "train") == [0, 2, 3, 4]
+    assert "1 of 5 rows of train left out: 1 prompts over 300 tokens" in capsys.readouterr().out
     sft = override(replace(small_config, method="sft"), ["sft.max_tokens=310"])
-    assert usable_rows(sft, lengths) == [2]
+    assert usable_rows(sft, lengths, "d", "train") == [2]
     out = capsys.readouterr().out
     assert "1 prompts over 300 tokens, 2 no solution, 1 over 310 tokens with their solution" in out
     with pytest.raises(ConfigError, match="SFT needs worked solutions"):
-        usable_rows(sft, lengths[:1])
+        usable_rows(sft, lengths[:1], "d", "train")
 
 
 def test_images_per_row_come_from_the_manifest_or_from_the_chats(mixed_dataset):

@@ -36,6 +36,8 @@ class Hub:
     """Path -> the connection is dropped after so many bytes, once per entry."""
     corrupt: dict[str, int] = field(default_factory=dict)
     """Path -> how many times its body is sent with one byte changed."""
+    fails: dict[str, int] = field(default_factory=dict)
+    """Name of a file -> the status that requests for it are answered with; 0: the connection is closed instead."""
     answers_with: dict[str, str] = field(default_factory=dict)
     """Commit -> the other one that is served in its place."""
     requests: list[tuple[str, str, str]] = field(default_factory=list)
@@ -74,6 +76,11 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         self.hub.requests.append((self.command, path, self.headers.get("Range", "")))
         parts = path.strip("/").split("/")
+        if (status := self.hub.fails.get(parts[-1])) is not None:
+            if status:
+                return self.send(status, b"", {"Retry-After": "0"})
+            self.close_connection = True
+            return
         match parts:
             case ["api", "datasets", owner, name, "revision", revision]:
                 self.describe(f"{owner}/{name}", revision)

@@ -20,12 +20,14 @@ from trainer.engine import base_weights
 from trainer.engine.policy import init_distributed
 from trainer.engine.zero import zero_config
 from trainer.hardware import model_shapes
+from trainer.storage.storage import StorageError
 
 KINDS = (transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM)
 
 
 def filled(config, rank, port):
-    """Tensors that differ from those that transformers loads, and the files that this rank downloaded; or the error.
+    """Tensors that differ from those that transformers loads, and the files that this rank downloaded; or the error and
+    its type.
 
     The configuration's remote is the hub that the weights come from, under the name that its run has.
     """
@@ -45,8 +47,8 @@ def filled(config, rank, port):
     base_weights.BUCKET_BYTES = 1 << 16
     try:
         base_weights.fill(model, replace(config, model=replace(config.model, path=config.run.name)))
-    except ConfigError as error:
-        return {"error": str(error)}
+    except (ConfigError, StorageError) as error:
+        return {"error": str(error), "type": type(error).__name__}
     ours = dict(model.named_parameters())
     with deepspeed.zero.GatheredParameters(list(ours.values())):
         different = [name for name in ours if not torch.equal(ours[name].data, plain[name].data)]

@@ -31,14 +31,26 @@ class Ranks:
         self.process = subprocess.Popen(command, cwd=ROOT, env=os.environ | env, stdin=pipe, stdout=pipe, text=True)
 
     def run(self, scenario: str, config: Path, port: int, outs: list[Path], timeout_s: float) -> list[int]:
-        """Exit codes of one rank for each of `outs`; what a rank prints is in a .log beside its result."""
+        """Exit codes of one rank for each of `outs`; what a rank prints is in a .log beside its result.
+
+        After an exception, a test's timeout for one, the process has ended: its reply would be read as the next one's.
+        """
         assert self.process.stdin and self.process.stdout
         order = {"scenario": scenario, "config": str(config), "port": port, "outs": list(map(str, outs))}
-        self.process.stdin.write(json.dumps(order | {"timeout_s": timeout_s}) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
+        try:
+            self.process.stdin.write(json.dumps(order | {"timeout_s": timeout_s}) + "\n")
+            self.process.stdin.flush()
+            return json.loads(self.process.stdout.readline())
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
 
     def close(self) -> None:
+        """Ends the process, and with it its ranks."""
         self.process.kill()
         self.process.wait()
 

@@ -313,15 +313,21 @@ def accumulation(config, rank, port):
 
 
 def skipping(config, rank, port):
-    """An update whose gradient is not a number, between two that are sound; and what passes gather."""
+    """An update whose gradient is not a number, between two that are sound, and a resume before the last of them; and
+    what passes gather."""
     worker = start(replace(config, method="sft"), rank, port)
     worker.policy.config = replace(config, method="grpo")
     items = fixed_items(worker)
     spoiled = [replace(items[0], advantage=float("nan")), *items[1:]]
     out: dict = {"stats": [], "shards": []}
     for batch in (items, spoiled, items):
+        before = worker.policy.shards(lambda key, tensor: tensor.detach().clone())
         out["stats"].append(update(worker, batch, config.algorithm.micro_batch_tokens))
         out["shards"].append(shard_sums(worker))
+    worker.policy.load(lambda wanted: (before[name].tensors[kind] for kind, name, _, _ in wanted))
+    worker.policy.loaded(2, 1)
+    update(worker, items, config.algorithm.micro_batch_tokens)
+    out["resumed"] = shard_sums(worker)
     sharded = [p for p in worker.policy.names.values() if not p.ds_persist]  # the small ones stay whole
     out["model_gib"] = sum(p.ds_numel for p in sharded) * 4 / 2**30
     out["update_gib"] = [update(worker, items, tokens)["perf/gathered_gib"] for tokens in (10_000, 1)]

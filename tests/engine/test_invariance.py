@@ -49,6 +49,7 @@ def test_a_bad_gradient_leaves_weights_alone_and_gathers_are_counted(run_ranks, 
         skipped = [s["optim/skipped_updates"] for s in result["stats"]]
         assert skipped == [0, 1, 0] and "grad/norm" not in result["stats"][1]
         assert result["shards"][0] == result["shards"][1] != result["shards"][2]
+        assert result["resumed"] == result["shards"][2]
         # Kept from forward to backward pass, a pass gathers the sharded weights once; let go of, once more.
         once = 2 if live == 0 else 1
         assert [gib / result["model_gib"] for gib in result["update_gib"]] == [once, 4 * once]

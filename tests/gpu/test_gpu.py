@@ -163,25 +163,18 @@ def test_sleep_gives_memory_back_and_a_sync_restores_the_engine(run_ranks, gpu_c
     assert share > 0.9
 
 
+@pytest.mark.timeout(2000)
 def test_demo_learns(tmp_path, figure):
     """The demo recipe with its device set to cuda."""
     from recipes.presets import get
-    from trainer import config as c
+    from recipes.targets import script
 
+    values = dict.fromkeys(("MODELS", "DATA", "RUNS"), str(tmp_path)) | {"RUN_ID": "demo", "BUCKET": ""}
     for step in get("demo").steps:
-        arguments = [a.replace("${MODELS}", str(tmp_path)).replace("${DATA}", str(tmp_path)) for a in step.args]
+        arguments = [script.fill(argument, values) for argument in step.args]
         subprocess.run([sys.executable, "-m", step.module, *arguments], check=True, cwd=ROOT)
-    text = c.dump(get("demo").config)
-    for name, value in (
-        ("MODELS", tmp_path),
-        ("DATA", tmp_path),
-        ("RUNS", tmp_path),
-        ("RUN_ID", "demo"),
-        ("BUCKET", ""),
-    ):
-        text = text.replace("${" + name + "}", str(value))
     path = tmp_path / "run.yaml"
-    path.write_text(text)
+    path.write_text(script.fill(script.config_text(get("demo")), values))
     command = [sys.executable, "-m", "trainer.grpo", "--config", str(path), "--set", "placement.device=cuda"]
     subprocess.run([*command, "--set", "placement.workers_per_node=1"], check=True, cwd=ROOT, timeout=900)
     lines = [json.loads(x) for x in (tmp_path / "demo" / "metrics.jsonl").read_text().splitlines()]
@@ -208,6 +201,7 @@ def three_billion(tiny_model, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.timeout(2400)
 def test_rates_of_three_billion_parameters(run_ranks, three_billion, gpu_config, figure):
     """Packs of 4,096 tokens against the GPU's peak, generating against bare vLLM, a sync."""
     from trainer.hardware.gpus import peak_flops
@@ -224,6 +218,7 @@ def test_rates_of_three_billion_parameters(run_ranks, three_billion, gpu_config,
         figure("3B shape: MFU of an update (aim 0.5)", ours["model_flops"] / ours["seconds"]["update"] / peak, "")
 
 
+@pytest.mark.timeout(2000)
 def test_three_billion_parameters(tmp_path, three_billion, gpu_config, figure):
     """The same shape for a few steps of the trainer: phases, and peak memory against the plan."""
     from trainer import config as c

@@ -32,7 +32,7 @@ class Ranks:
     """In place of `trainer.engine.worker_group.Workers`: all ranks in this process, with real shard writers."""
 
     def __init__(self, config: RunConfig) -> None:
-        self.world_size = config.placement.world_size
+        self.world_size, self.skipped = config.placement.world_size, 0
         self.full = whole(0, SHAPES)
         self.writers = [ShardWriter(config, rank, self.world_size) for rank in range(self.world_size)]
 
@@ -75,7 +75,7 @@ class Ranks:
         self.full = {name: {kind: reader.read(kind, name).clone() for kind in KINDS} for name in SHAPES}
         self.step = found.step
 
-    def loaded(self, updates: int) -> None:
+    def loaded(self, updates: int, skipped: int) -> None:
         assert updates == self.step
 
 

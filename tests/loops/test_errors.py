@@ -13,7 +13,7 @@ from trainer.checkpoint.layout import local_dir
 from trainer.data.processor import Prompter
 from trainer.exit_codes import EXIT_CONFIG, EXIT_RAY
 from trainer.hardware.model_shapes import shape_of
-from trainer.node import precheck
+from trainer.node import precheck, ray_client
 
 
 def refuse(config, capsys, tmp_path, overrides=()) -> str:
@@ -136,7 +136,7 @@ def test_a_ray_that_does_not_start_is_tried_again(small_config, capsys, tmp_path
         raise c.ConfigError("connected")
 
     monkeypatch.setattr(process.ray, "init", slow)
-    monkeypatch.setattr(process, "RAY_PAUSE_S", 0.0)
+    monkeypatch.setattr(ray_client, "PAUSE_S", 0.0)
     monkeypatch.setattr(process, "Session", started)
     forever = False
     assert process._run(None, None, str(path), []) == EXIT_CONFIG and len(calls) == 3

@@ -180,6 +180,20 @@ def test_a_hub_model_is_planned_for_by_its_shape_and_a_preflight_plans_for_none(
     assert [need for _, _, need in preflight.disk_needs(config, {}, True)] == [2 * GIB, GIB]
 
 
+def test_nodes_that_share_a_download_need_disk_for_their_share(tmp_path):
+    def cache(*changes: str) -> int:
+        base = ["model.path=Qwen/Qwen2.5-VL-72B-Instruct", "placement.nodes=4", "checkpoint.export_hf=end"]
+        config = c.override(gpu_run(tmp_path), base + [*changes])
+        needs = {purpose: need for purpose, _, need in preflight.disk_needs(config, {"HF_HOME": str(tmp_path)}, False)}
+        return needs["model cache"]
+
+    model = 73_410_777_344 * 2
+    assert cache() == model // 4 + 5 * GIB and cache("placement.nodes=1") == model
+    assert cache("model.freeze_vision=true") == model, "the exporting node copies the frozen tower"
+    assert cache("checkpoint.shared_files=true") == model, "the shares of all nodes lie in one place"
+    assert cache("optimizer.zero_stage=2") == model
+
+
 def test_a_disk_is_measured_where_it_will_be(tmp_path):
     place, needs = tmp_path / "not" / "there", [("run", 7), ("model cache", 0), ("Ray's temporary folder", 1)]
     disks = list(preflight.measure_disks((purpose, place, need) for purpose, need in needs))

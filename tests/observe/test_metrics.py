@@ -191,6 +191,21 @@ def test_large_pictures_are_kept_small():
     assert thumbnail(picture(1), 448) == (picture(1), ".png")
 
 
+def test_small_pictures_are_those_that_the_policy_sees():
+    """A transparent one on white, a turned one upright: a page would show the file otherwise."""
+    from io import BytesIO
+
+    from PIL import Image
+
+    clear, turned, exif = BytesIO(), BytesIO(), Image.Exif()
+    Image.new("RGBA", (40, 20), (0, 0, 0, 0)).save(clear, "PNG")
+    exif[0x0112] = 6
+    Image.new("RGB", (40, 20), "red").save(turned, "JPEG", exif=exif)
+    shown = [Image.open(BytesIO(thumbnail(data.getvalue(), 448)[0])) for data in (clear, turned)]
+    assert [image.size for image in shown] == [(40, 20), (20, 40)]
+    assert shown[0].convert("RGB").getpixel((5, 5)) == (255, 255, 255)
+
+
 # --- phases -----------------------------------------------------------------------------------------------------------
 
 

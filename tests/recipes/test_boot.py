@@ -52,6 +52,14 @@ def test_the_plan_takes_what_earlier_launches_took(tmp_path, capsys):
     assert "skypilot-runpod 260 s (3 runs launched from here)" in " ".join(run(capsys, "plan", SEVEN)[1].split())
 
 
+def test_a_first_start_and_a_restart_go_by_one_model(tmp_path):
+    share = cost.offers(get("grpo-qwen2.5-vl-72b-mathv60k"), tmp_path)[0]
+    assert share.start_s == boot.BOOT_S <= share.restart.total(), "73 s of download come beside 120 s of start"
+    whole = cost.offers(get("grpo-qwen2.5-vl-72b-lora-mathv60k"), tmp_path)[0]
+    assert whole.start_s == pytest.approx(boot.MACHINE_S + boot.ENVIRONMENT_S + 73_410_777_344 * 2 / 500e6)
+    assert whole.restart.total() == pytest.approx(whole.start_s + whole.restart.checkpoint), "the adapter's is small"
+
+
 def test_what_a_restart_waits_for(tmp_path):
     big = "grpo-qwen2.5-vl-72b-mathv60k"
     spot = lambda *changes: next(o for o in cost.offers(override(get(big), [*changes]), tmp_path) if o.spot)  # noqa: E731

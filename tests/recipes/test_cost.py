@@ -7,6 +7,7 @@ import random
 import pytest
 from published import LLAMA_8B, QWEN3_32B, nemo, with_shape
 
+from benchmarks import spot_simulation
 from recipes import capabilities
 from recipes.plan import cost, memory, passes, prices
 from recipes.presets import get
@@ -47,6 +48,17 @@ def test_expectation_agrees_with_a_simulation(mtbp):
     work, interval, stall, restart = 20 * 3600.0, 600.0, 5.0, 300.0
     runs = [simulate(work, interval, stall, restart, mtbp, rng) for _ in range(300)]
     assert cost.expected_seconds(work, interval, stall, restart, mtbp) == pytest.approx(sum(runs) / len(runs), rel=0.03)
+
+
+def test_the_plan_agrees_with_a_simulation_of_the_trainers_saves():
+    between, rng = 10800.0, random.Random(0)
+    offers = [o for o in spot_simulation.planned(spot_simulation.whole_pass(), between).values() if o.spot]
+    assert len(offers) == 2
+    for offer in offers:
+        job = spot_simulation.job_of(offer)
+        assert job.start_s + job.restart_s + job.upload_s == pytest.approx(offer.start_s + offer.restart_s)
+        hours = [spot_simulation.simulate(job, between, rng).hours for _ in range(100)]
+        assert offer.hours == pytest.approx(sum(hours) / len(hours), rel=0.03), offer.gpu
 
 
 def test_young_dalys_interval_is_the_best_of_its_neighbours():

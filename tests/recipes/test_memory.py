@@ -169,6 +169,20 @@ def test_resources_are_asked_for_as_planned():
     assert memory.with_resources(override(recipe, ["cluster.memory_gib=7"])).cluster.memory_gib == 7
 
 
+def test_nodes_that_share_a_download_need_disk_for_their_share():
+    big, model = get("grpo-qwen2.5-vl-72b-mathv60k"), 73_410_777_344 * 2
+    download = lambda recipe, *changes: memory.plan(override(recipe, [*changes])).disk["model download"]  # noqa: E731
+    assert download(big) == model / 4 + 5 * GIB, "a quarter of the files, and up to one file more"
+    frozen = "model.freeze_vision=true"
+    assert download(big, frozen) == model, "the exporting node copies the frozen tower"
+    assert download(big, frozen, "checkpoint.export_hf=never") == download(big)
+    assert download(big, "storage.volume=cache") == model, "one volume holds all shares"
+    assert download(get("grpo-qwen2.5-vl-72b-lora-mathv60k")) == model, "one node"
+    assert download(get("grpo-qwen2.5-0.5b-gsm8k"), "cluster.nodes=2") == 494_032_768 * 2, "less than a file"
+    full = get("sft-qwen2.5-14b-full")
+    assert download(full, "cluster.nodes=2", "optimizer.zero_stage=2") > download(full, "cluster.nodes=2")
+
+
 def test_remedies_change_only_what_a_configuration_has():
     names = {f"{s.name}.{f.name}" for s in dataclasses.fields(RunConfig) if dataclasses.is_dataclass(s.default_factory)
              for f in dataclasses.fields(s.default_factory)} | {"cluster.nodes"}  # fmt: skip

@@ -67,7 +67,11 @@ def test_override_refuses(assignment, message):
     ("assignment", "message"),
     [
         ("cluster.gpu=H1000", "unknown GPU H1000: did you mean H100"),
-        ("cluster.nodes=0", "at least 1"),
+        ("cluster.nodes=0", "cluster.nodes is 0: it must be at least 1"),
+        ("cluster.gpus_per_node=17", "cluster.gpus_per_node is 17: it must be at least 0 and at most 16"),
+        ("budget.max_hours=-5", "budget.max_hours is -5.0: it must be above 0"),
+        ("budget.max_hourly_usd=.nan", "budget.max_hourly_usd is nan"),
+        ("site.grace_s=-1", "site.grace_s is -1"),
         ("storage.bucket=ftp://x", "write it as s3://"),
         ("rollout.tensor_parallel=3", "does not divide"),
     ],
@@ -133,3 +137,12 @@ def test_the_list_of_one_family_of_models(capsys):
 def test_an_image_token_of_qwen3_vl_is_32_pixels_wide(size):
     model = get(f"grpo-qwen3-vl-{size}-mathv60k").config.model
     assert (model.min_pixels, model.max_pixels) == (4 * 32 * 32, 1280 * 32 * 32)
+
+
+def test_every_number_of_a_recipe_has_a_range():
+    recipe = get("demo")
+    for section in (recipe.cluster, recipe.dataset, recipe.storage, recipe.budget, recipe.site):
+        for f in dataclasses.fields(section):
+            value = getattr(section, f.name)
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                assert "range" in f.metadata, f"{type(section).__name__}.{f.name}"

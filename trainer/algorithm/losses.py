@@ -66,7 +66,9 @@ def token_weights(
 
 def per_sequence(values: Tensor, lengths: Tensor, mean: bool) -> Tensor:
     """Each token's sequence's sum or mean, [N]."""
-    index = torch.repeat_interleave(torch.arange(len(lengths), device=values.device), lengths.to(values.device))
+    index = torch.repeat_interleave(
+        torch.arange(len(lengths), device=values.device), lengths.to(values.device), output_size=len(values)
+    )
     sums = values.new_zeros(len(lengths)).index_add(0, index, values)
     return (sums / lengths.to(values).clamp(min=1) if mean else sums)[index]
 

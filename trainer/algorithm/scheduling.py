@@ -50,13 +50,18 @@ class Cost:
         return x.completion_tokens * (1 + self.attended * (x.completion_tokens + 2 * x.prompt_tokens))
 
 
+KEYS = 4
+"""Keys that a pass may hold per token of its budget. A shared prompt's keys are repeated for every completion, and many
+short completions of a long prompt would take memory that tokens do not show."""
+
+
 @dataclass(frozen=True)
 class Unit:
     """Samples of one prompt that stay together."""
 
     members: list[int]
     tokens: int
-    """The prompt's among them."""
+    """Of a budget: the tokens, the prompt's among them; or, where that is more, a share of 1 / KEYS of the keys."""
     cost: float
 
 
@@ -71,8 +76,9 @@ def schedule(lengths: Sequence[Length], world_size: int, budget: int, cost: Cost
         groups.setdefault(x.prompt, []).append(i)
     total = sum(lengths[g[0]].prompt_tokens for g in groups.values()) + sum(x.completion_tokens for x in lengths)
     longest = max((x.prompt_tokens for x in lengths), default=0) + 1
-    whole = max(  # tokens of the largest group: every limit from there on cuts none
-        (lengths[g[0]].prompt_tokens + sum(lengths[i].completion_tokens for i in g) for g in groups.values()), default=0
+    whole = max(  # the largest group: every limit from there on cuts none
+        (_room(lengths[g[0]].prompt_tokens, [lengths[i].completion_tokens for i in g]) for g in groups.values()),
+        default=0,
     )
     limits = (int(min(budget, whole, max(total / world_size * slack, longest))) for slack in SLACKS)
     best: tuple[float, list[list[list[Unit]]]] | None = None
@@ -94,20 +100,31 @@ def _pieces(members: list[int], lengths: Sequence[Length], limit: int, cost: Cos
     room = limit - prompt.prompt_tokens
     sizes = [lengths[i].completion_tokens for i in members]
     count = min(max(-(-sum(sizes) // max(room, 1)), 1), len(members))
-    if count == 1:  # as most are; `_fill` would say the same
-        parts = [sorted(range(len(sizes)), key=lambda k: -sizes[k])]
-    else:
-        while (parts := _fill([float(n) for n in sizes], sizes, count, room)) is None:
+    while True:
+        if count == 1:  # as most are; `_fill` would say the same
+            parts = [sorted(range(len(sizes)), key=lambda k: -sizes[k])]
+        elif (parts := _fill([float(n) for n in sizes], sizes, count, room)) is None:
             count += 1
-    return [
-        Unit(
-            [members[k] for k in part],
-            prompt.prompt_tokens + sum(sizes[k] for k in part),
-            cost.prompt(prompt) + sum(cost.completion(lengths[members[k]]) for k in part),
-        )
-        for part in parts
-        if part
-    ]
+            continue
+        units = [
+            Unit(
+                [members[k] for k in part],
+                _room(prompt.prompt_tokens, [sizes[k] for k in part]),
+                cost.prompt(prompt) + sum(cost.completion(lengths[members[k]]) for k in part),
+            )
+            for part in parts
+            if part
+        ]
+        if all(u.tokens <= limit or len(u.members) == 1 for u in units):
+            return units
+        count += 1
+
+
+def _room(prompt: int, completions: list[int]) -> int:
+    """`Unit.tokens` of a prompt and its completions."""
+    tokens = prompt + sum(completions)
+    keys = tokens if len(completions) == 1 else len(completions) * prompt + tokens
+    return max(tokens, -(-keys // KEYS))
 
 
 def _passes(units: list[Unit], world_size: int, budget: int) -> list[list[list[Unit]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -95,6 +96,11 @@ def shaped(rewards: Rewards, samples: Sequence[Sample], groups: Tensor, config: 
 
 
 def next_kl_coef(coef: float, kl: float, target: float, horizon: int, samples: int) -> float:
-    """The coefficient after a step of `samples` completions whose KL was `kl` (Ziegler et al., arXiv 1909.08593)."""
+    """The coefficient after a step of `samples` completions whose KL was `kl` (Ziegler et al., arXiv 1909.08593).
+
+    A KL that is not finite, of updates that were skipped, leaves it as it is.
+    """
+    if not math.isfinite(kl):
+        return coef
     error = min(max(kl / target - 1, -0.2), 0.2)
     return coef * (1 + error * samples / horizon)

@@ -38,6 +38,9 @@ class Adapter(Protocol):
 
     lora: LoRA
 
+    @property
+    def dtype(self) -> str: ...
+
     def names(self) -> list[str]: ...
 
     def read(self, kind: str, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor: ...
@@ -54,9 +57,9 @@ def export_hf(
     """Writes the master weights as a Hugging Face model folder, streamed: no rank ever holds the model.
 
     model_dir gives config, tokenizer, processor, chat template, and the weights that were frozen; adapters are merged
-    into these in fp32 and rounded once, those of a base in 4 bits into what these stand for. dtype: "bf16" or "fp32".
-    The folder appears whole or not at all. Raises ConfigError if model_dir is no model's folder, CorruptCheckpoint for
-    a damaged checkpoint.
+    into these in fp32 and rounded once, those of a base in 4 bits into what these stood for in training. dtype: what is
+    written, "bf16" or "fp32". The folder appears whole or not at all. Raises ConfigError if model_dir is no model's
+    folder, CorruptCheckpoint for a damaged checkpoint.
     """
     reader: Any = ShardReader(source) if isinstance(source, Found | str | Path) else source
     out, model = Path(out_dir), Path(model_dir)
@@ -65,7 +68,7 @@ def export_hf(
     kind = EXPORT_DTYPES[dtype]
     own = [name for name in reader.names() if ".lora_" not in name]
     sources: Sources = {name: (reader.shape(name), partial(reader.read, "master", name)) for name in own}
-    sources |= _frozen(model, reader, kind)
+    sources |= _frozen(model, reader)
     files: list[list[str]] = [[]]
     filled = 0
     for name, (shape, _) in sources.items():
@@ -124,9 +127,9 @@ def _whole(out: Path) -> Generator[Path]:
     scratch.replace(out)
 
 
-def _frozen(model: Path, reader: ShardReader | Adapter, dtype: torch.dtype) -> Sources:
+def _frozen(model: Path, reader: ShardReader | Adapter) -> Sources:
     """The base model's tensors that were not trained, with their adapters. Older files name a parameter otherwise than
-    the module does. dtype: in which a base in 4 bits computes."""
+    the module does."""
     sources: Sources = {}
     trained = set(reader.names())
     stems = [name.partition("lora_A.")[0] for name in trained if ".lora_A." in name]
@@ -146,7 +149,7 @@ def _frozen(model: Path, reader: ShardReader | Adapter, dtype: torch.dtype) -> S
             shape, read = tuple(file.get_slice(name).get_shape()), partial(_read_tensor, file, name)
             stem = next((adapted[n] for n in hub.aliases(name) if n in adapted), "")
             if lora.qlora and re.fullmatch(TEXT, stem.removesuffix(".")):
-                read = partial(_read_nf4, read, shape, dtype)
+                read = partial(_read_nf4, read, shape, EXPORT_DTYPES[_dtype(reader)])
             sources[name] = (shape, partial(_read_merged, read, reader, lora, stem, shape[-1]) if stem else read)
             adapted = {n: s for n, s in adapted.items() if s != stem}
     if adapted:
@@ -164,6 +167,11 @@ def _lora(reader: ShardReader | Adapter) -> LoRA:
         return reader.lora
     settings = _settings(reader).items()
     return LoRA(**{key.removeprefix("lora."): value for key, value in settings if key.startswith("lora.")})
+
+
+def _dtype(reader: ShardReader | Adapter) -> str:
+    """What the run that wrote a checkpoint computed in: "bf16" or "fp32"."""
+    return _settings(reader)["model.dtype"] if isinstance(reader, ShardReader) else reader.dtype
 
 
 def _read_merged(
@@ -184,7 +192,7 @@ def _read_merged(
 
 
 def _read_nf4(read: Callable[[int, int], torch.Tensor], shape: Any, dtype: torch.dtype, start: int, stop: int) -> Any:
-    """Elements [start, stop) of what a weight's 4 bits stand for, flattened."""
+    """Elements [start, stop) of what a weight's 4 bits stand for in a run that computes in dtype, flattened."""
     return _nf4(read, shape, dtype).flatten()[start:stop]
 
 

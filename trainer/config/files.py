@@ -45,6 +45,8 @@ RESUME_IGNORES = (
     "rewards.deadline_s",
     "rewards.max_timeout_rate",
     "rewards.remote_url",
+    "rewards.judge_requests",
+    "rewards.judge_timeout_s",
     "data.image_cache_gib",
     "rollout.gpu_memory_utilization",
     "rollout.kv_cache_gib",
@@ -71,7 +73,8 @@ what is computed."""
 def resume_view(config: RunConfig) -> dict[str, Any]:
     """The part of a configuration that a resumed run must share with its checkpoint, flat: {"section.key": value}.
 
-    The length of the run belongs to it where the learning rate goes by it; with a constant one it may change.
+    The length of the run belongs to it where the learning rate goes by it; with a constant one it may change. So may
+    the address of a judge, as long as there is one.
     """
     flat, constant = {}, config.optimizer.schedule == "constant" and not config.optimizer.warmup_ratio
     for section, values in to_dict(config).items():
@@ -80,6 +83,7 @@ def resume_view(config: RunConfig) -> dict[str, Any]:
             continue
         flat |= {f"{section}.{key}": value for key, value in values.items()}
     ignores = RESUME_IGNORES + (("run.max_steps",) if constant else ())
+    ignores += ("rewards.judge_url",) if config.rewards.judge_url else ()
     ignored = lambda key: any(key == p or key.startswith(p + ".") for p in ignores)  # noqa: E731
     return {key: value for key, value in flat.items() if not ignored(key)}
 

@@ -77,8 +77,8 @@ class Rollout:
     """Prompts sampled per step over all engines (the original's --rollout_batch_size)."""
     samples_per_prompt: int = within(4, least=1)
     """Group size (the original's --n_samples_per_prompt)."""
-    temperature: float = within(1.0, above=0, most=2)
-    """Sampling temperature; top_p is 1 and top_k off, so that engine and policy use the same distribution."""
+    temperature: float = within(1.0, least=0.01, most=2)
+    """Sampling temperature (vLLM's least is 0.01); top_p is 1, top_k off: engine and policy use one distribution."""
     max_tokens: int = within(1024, least=1)
     """Longest completion, in tokens (the original's --generate_max_len)."""
     tensor_parallel: int = within(1, least=1)

@@ -56,6 +56,10 @@ def validate(config: RunConfig) -> None:
                 f"at least {world}"
             )
         return
+    if 0 < c.evaluation.temperature < 0.01:
+        raise ConfigError(
+            f"evaluation.temperature is {c.evaluation.temperature}, and vLLM has none between 0 (greedy) and 0.01"
+        )
     if c.evaluation.temperature == 0 and c.evaluation.samples_per_prompt > 1:
         raise ConfigError(
             f"evaluation.samples_per_prompt is {c.evaluation.samples_per_prompt} at evaluation.temperature 0: greedy "

@@ -19,6 +19,9 @@ from trainer.config import ConfigError, RunConfig
 from trainer.data.dataset import Dataset, cache_folder, chat
 from trainer.data.processor import Prompter
 
+VERSION = 1
+"""Of how `measure` counts; part of the cache's key."""
+
 
 def measure(prompter: Prompter, dataset: Dataset, start: int, stop: int, solutions: bool) -> np.ndarray:
     """Tokens of rows `start` to `stop`, [rows, 2] int32: prompt with its image tokens, and worked solution (0: none).
@@ -43,7 +46,7 @@ def measure(prompter: Prompter, dataset: Dataset, start: int, stop: int, solutio
 def cached(key: object, compute: Callable[[], np.ndarray], folder: Path | None = None) -> np.ndarray:
     """`compute()`, or what an earlier run on this node computed under an equal key. A damaged file is replaced."""
     folder = folder or cache_folder() / "lengths"
-    path = folder / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]}.npy"
+    path = folder / f"{hashlib.sha256(json.dumps([VERSION, key], sort_keys=True).encode()).hexdigest()[:32]}.npy"
     with contextlib.suppress(OSError, ValueError, EOFError):
         return np.load(path, allow_pickle=False)
     values = compute()
@@ -55,10 +58,10 @@ def cached(key: object, compute: Callable[[], np.ndarray], folder: Path | None =
     return values
 
 
-def usable_rows(config: RunConfig, lengths: np.ndarray, path: str = "", split: str = "") -> list[int]:
+def usable_rows(config: RunConfig, lengths: np.ndarray, path: str, split: str) -> list[int]:
     """Indices of the rows that can be trained on: the prompt fits, and with SFT there is a solution and both fit.
 
-    lengths: [rows, 2] of `measure`. path, split: whose, if not the training rows'. Says how many are left out, and why.
+    lengths: [rows, 2] of `measure`. path, split: whose. Says how many are left out, and why.
     Raises ConfigError if none has a solution.
     """
     prompts, solutions = lengths[:, 0], lengths[:, 1]
@@ -77,5 +80,5 @@ def usable_rows(config: RunConfig, lengths: np.ndarray, path: str = "", split: s
         fits = whole
     if not fits.all():
         why = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
-        print(f"data: {int((~fits).sum())} of {len(lengths)} rows left out: {why}", flush=True)
+        print(f"data: {int((~fits).sum())} of {len(lengths)} rows of {split} left out: {why}", flush=True)
     return np.flatnonzero(fits).tolist()

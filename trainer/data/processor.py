@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -89,11 +90,23 @@ class Prompter:
         return sorted(i for i in ids if isinstance(i, int))
 
     def fingerprint(self) -> str:
-        """sha256 over everything that lengths depend on: tokenizer, chat template, image processor, pixel limits."""
+        """sha256 over all that lengths depend on: tokenizer, chat template, image processor, pixel limits, library."""
         image_processor = self.processor.image_processor.to_dict() if self.has_vision else {}
         parts = [self.tokenizer.backend_tokenizer.to_str(), self.tokenizer.chat_template]
         parts += [getattr(self.processor, "chat_template", None), image_processor, self.size, self.image_token_id]
+        parts += [version("transformers")]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+    def check_longest(self, tokens: int) -> None:
+        """Raises ConfigError if sequences of `tokens` are longer than the model's positions reach, as vLLM will."""
+        text = self.hf_config.get_text_config()
+        rope = getattr(text, "rope_parameters", None) or {}
+        scale = rope.get("factor") or 1.0 if rope.get("rope_type") in ("linear", "dynamic") else 1.0
+        if tokens > (most := int(text.max_position_embeddings * scale)):
+            raise ConfigError(
+                f"data.prompt_max_tokens and rollout.max_tokens are {tokens} together, and the model reads {most}: "
+                "lower one of them"
+            )
 
     def texts(self, chats: Sequence[list[dict[str, Any]]]) -> list[str]:
         """The chats by the model's template, up to where the completion begins."""

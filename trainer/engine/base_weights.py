@@ -20,10 +20,13 @@ from transformers.modeling_utils import set_zero3_state
 from trainer.config import ConfigError, RunConfig
 from trainer.engine.partition import buckets, whole_shape
 from trainer.storage import hub
+from trainer.storage.storage import StorageError
 
 T = TypeVar("T")
 BUCKET_BYTES = 512 << 20
 """Weights that are whole on every rank at a time while they are loaded, or one tensor that is larger."""
+PERMANENT = (ConfigError, FileNotFoundError, PermissionError, SafetensorError)
+"""Failures to read that another start would meet again."""
 
 
 def unfilled(kind: Any, hf_config: Any, ds_config: dict[str, Any], **kwargs: Any) -> Any:
@@ -38,7 +41,8 @@ def unfilled(kind: Any, hf_config: Any, ds_config: dict[str, Any], **kwargs: Any
 def fill(model: nn.Module, config: RunConfig) -> None:
     """Brings the pretrained weights into a sharded model. Collective.
 
-    Raises ConfigError, on every rank, for a file that cannot be had or read, and for tensors that the files lack.
+    Raises, on every rank: ConfigError for a file that the model lacks, the hub refuses or nobody can read, and for
+    tensors that the files lack; StorageError for a hub or disk that failed, which another start may find well.
     """
     files = _told(config, lambda: hub.weight_files(config) if dist.get_rank() == 0 else [])[0]
     owners = dict(zip(files, _readers(len(files), config.placement.workers_per_node), strict=True))
@@ -86,14 +90,18 @@ def _matched(parameters: dict[str, Any], shapes: dict[str, tuple[int, ...]], con
 
 
 def _told(config: RunConfig, read: Callable[[], T]) -> list[T]:
-    """What every rank has read, by rank. Raises ConfigError on every rank for what one cannot read."""
+    """What every rank has read, by rank. Raises on every rank what one raises: PERMANENT as ConfigError, else
+    StorageError."""
+    own: tuple[Any, Any] = None, None
     try:
-        own = read(), ""
-    except (OSError, SafetensorError, ConfigError) as failed:  # the hub's errors are OSErrors
-        own = None, f"rank {dist.get_rank()} cannot read the weights of {config.model.path}: {failed}"
+        own = read(), None
+    except Exception as error:  # of any kind: the other ranks wait to be told
+        kind = ConfigError if isinstance(error, PERMANENT) else StorageError
+        said = str(error) if isinstance(error, (*PERMANENT, StorageError)) else repr(error)
+        own = None, kind(f"rank {dist.get_rank()} cannot read the weights of {config.model.path}: {said}")
     told = _everyone(own)
-    if failures := [error for _, error in told if error]:
-        raise ConfigError(failures[0])
+    if failures := [failure for _, failure in told if failure]:
+        raise next((one for one in failures if isinstance(one, ConfigError)), failures[0])
     return [found for found, _ in told]
 
 

@@ -107,7 +107,9 @@ class Worker:
             from trainer.engine.rollout import Engine
 
             self.policy.offload()
+            before = self._allocated()
             self.engine = Engine(self.config, self.prompter, self._images_per_prompt())
+            self._asleep_bytes = self._allocated() - before if self.engine.sleeps else 0
             self.engine.sleep()
         name = torch.cuda.get_device_name() if self.device.type == "cuda" else ""
         image_token_id = -1 if self.prompter.image_token_id is None else self.prompter.image_token_id
@@ -127,7 +129,10 @@ class Worker:
     @cached_property
     def prompter(self) -> Prompter:
         """The model's processor; loaded before the model, for the rows' lengths."""
-        return Prompter(self.config.model)
+        prompter = Prompter(self.config.model)
+        if self.config.method == "grpo":
+            prompter.check_longest(self.config.data.prompt_max_tokens + self.config.rollout.max_tokens)
+        return prompter
 
     @cached_property
     def train_set(self) -> Dataset:
@@ -153,8 +158,7 @@ class Worker:
             found = row or self._dataset(path, split)[index]
             return [decode(data, found.id) for data in found.images]
 
-        size = lambda images: sum(4 * image.width * image.height for image in images)  # noqa: E731, Pillow pads RGB
-        return self.images.get(("decoded", path, split, index), read, size)
+        return self.images.get(("decoded", path, split, index), read, _bytes)
 
     def _prompt(self, index: int, path: str = "", split: str = "") -> Encoded:
         """A row as the policy reads it, of the training split if no other is named."""
@@ -173,10 +177,10 @@ class Worker:
 
     def _look_ahead(self, rows: Sequence[int]) -> None:
         """Decodes what is asked for next, up to half of the cache: the other half is at work."""
-        full = self.images.held_bytes + self.images.limit_bytes // 2
+        room = self.images.limit_bytes // 2
         for row in rows:
-            if self.images.held_bytes < min(full, self.images.limit_bytes):
-                self._decoded(self.config.data.path, self.config.data.split, row)
+            if room > 0:
+                room -= _bytes(self._decoded(self.config.data.path, self.config.data.split, row))
 
     # --- the profile of one step
 
@@ -249,6 +253,8 @@ class Worker:
         """Puts the engine to sleep and takes the policy's states back."""
         if self.engine is not None:
             self.engine.sleep()
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
         self.policy.reload()
 
     @profiled
@@ -307,9 +313,13 @@ class Worker:
         encoded = partial(self._prompt, path=path, split=split) if path else self._prompt
         return collate(parts, encoded, self.prompter.positions, learned)
 
+    def _allocated(self) -> int:
+        """Bytes of the GPU's tensors. vLLM's sleep takes their memory away and leaves them in torch's count."""
+        return torch.cuda.memory_allocated() if self.device.type == "cuda" else 0
+
     def _peak_memory_gib(self) -> float:
         if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated() / 2**30
+            return (torch.cuda.max_memory_allocated() - self._asleep_bytes) / 2**30
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -343,9 +353,14 @@ class Worker:
         wait([self._fetching] if self._fetching else [])  # what came of it is on the disk; the rest is read by ranges
         self.policy.load(ShardReader(found, ranged=True).stream)
 
-    def loaded(self, updates: int) -> None:
+    def loaded(self, updates: int, skipped: int) -> None:
         """Resumes from the loaded checkpoint, after all ranks have loaded it."""
-        self.policy.loaded(updates)
+        self.policy.loaded(updates, skipped)
+
+
+def _bytes(images: Sequence[Image.Image]) -> int:
+    """Memory that decoded images take."""
+    return sum(4 * image.width * image.height for image in images)  # Pillow pads RGB
 
 
 def _advantages(items: list[TrainItem], lengths: torch.Tensor, gamma: float) -> torch.Tensor:

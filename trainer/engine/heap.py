@@ -9,7 +9,7 @@ import ctypes
 import os
 from pathlib import Path
 
-SLACK_BYTES = 128 << 20
+SLACK_BYTES = 32 << 20
 """What may come back before the heap is trimmed again: the kernel zeroes every page that is used again."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 

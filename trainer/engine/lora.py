@@ -29,7 +29,7 @@ def inject(model: Any, lora: LoRA, seed: int) -> None:
     left = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and decoder.match(name)]
     if left:
         raise ConfigError(f"lora.rank {lora.rank}: no adapter for {left[0]} of {type(model).__name__}; set it to 0")
-    if lora.qlora:  # beside 4 bits peft makes them fp32, and ZeRO wants one type
+    if lora.qlora:  # on a 4-bit base peft makes adapters fp32; ZeRO needs one dtype
         for p in (p for p in model.parameters() if p.requires_grad):
             p.data = p.data.to(model.dtype)
 

@@ -67,10 +67,10 @@ class Partition:
             self.trained[name].ds_tensor.data.view(-1)[: len(master)].copy_(master)
 
     @torch.no_grad()
-    def publish(self, updates: int) -> None:
-        """After every rank's `load`: the model's own weights are those that were loaded, after `updates` steps."""
+    def publish(self, steps: int) -> None:
+        """After every rank's `load`: the model's own weights are the loaded ones, after `steps` steps of Adam."""
         for state in self.zero.optimizer.state.values():
-            state["step"].fill_(float(updates))
+            state["step"].fill_(float(steps))
         if self.stage < 3:
             self.zero.update_lp_params()
             return

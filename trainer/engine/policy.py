@@ -270,9 +270,9 @@ class Policy:
         self.reload()
         self.partition.load(stream)
 
-    def loaded(self, updates: int) -> None:
-        """After every rank's `load`: resumes from optimizer step `updates`."""
-        self.partition.publish(updates)
+    def loaded(self, updates: int, skipped: int = 0) -> None:
+        """After every rank's `load`: resumes from optimizer step `updates`, of which Adam has not taken `skipped`."""
+        self.partition.publish(updates - skipped)
         self.updates = updates
         if self.config.method == "grpo":
             self.offload()

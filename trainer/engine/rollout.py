@@ -150,7 +150,7 @@ class Engine:
 
     def sleep(self) -> None:
         """Frees the engine's memory: KV cache, and weights by `rollout.sleep_level` (CUDA only)."""
-        if self._sleeps and self._awake:
+        if self.sleeps and self._awake:
             self.llm.sleep(level=self.config.rollout.sleep_level)
             self._awake = False
 
@@ -163,13 +163,14 @@ class Engine:
         self._wake("kv_cache")
 
     def _wake(self, tag: str) -> None:
-        if self._sleeps:
+        if self.sleeps:
             torch.cuda.empty_cache()  # what torch keeps of the policy's pass and of the sync, vLLM cannot use
             self.llm.wake_up(tags=[tag])
             self._awake = True
 
     @property
-    def _sleeps(self) -> bool:
+    def sleeps(self) -> bool:
+        """Whether it gives its memory away between rollouts."""
         return self.config.placement.device == "cuda" and self.config.rollout.sleep_level > 0
 
     def generate(

@@ -181,7 +181,8 @@ class Ranks(Workers):
 
     def __init__(self, config: RunConfig, store: Store) -> None:
         self.config, self.store, self.worker = config, store, Worker(config)
-        self.world_size, self.tp, self.skipped, self.calls = store.world, 1, 0, 0
+        self.world_size, self.tp, self.calls = store.world, 1, 0
+        self.skipped_in_a_row = self.skipped = 0
         self._places = []
 
     def start(self, total_updates: int, found: Found | None = None) -> dict[str, Any]:

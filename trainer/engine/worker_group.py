@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from trainer.checkpoint.reader import Found
 from trainer.config import ConfigError, RunConfig
 from trainer.engine.dealing import deal
 from trainer.engine.gpu_worker import Worker, environment
+from trainer.errors import RayError
 
 FIELDS = {"old": "old_logprobs", "reference": "ref_logprobs"}
 """Where an item keeps what `Worker.logprobs` finds."""
@@ -58,7 +60,7 @@ class Workers:
         self.actors: list[Any] = [a for _, a in ranked]
         places = [p for p, _ in ranked]
         self.pids = [p[3] for p in places]
-        self.skipped = 0  # updates in a row
+        self.skipped_in_a_row = self.skipped = 0  # updates
         self._places: list[tuple[Any, ...]] = places
 
     def start(self, total_updates: int, found: Found | None = None) -> dict[str, Any]:
@@ -175,11 +177,13 @@ class Workers:
         plan = self._schedule(items, self.facts["micro_batch_tokens"])
         calls = [([[items[i] for i in members] for members in rank], tokens, len(items), kl_coef) for rank in plan]
         stats = over_ranks(self.each("update", calls))
-        self.skipped = self.skipped + 1 if stats["optim/skipped_updates"] else 0
-        if self.skipped > self.config.optimizer.max_skipped_updates:
+        bad = int(stats["optim/skipped_updates"])
+        self.skipped, self.skipped_in_a_row = self.skipped + bad, (self.skipped_in_a_row + 1) * bad
+        if self.skipped_in_a_row > self.config.optimizer.max_skipped_updates:
             raise ConfigError(
-                f"the gradient was not finite in {self.skipped} updates in a row: lower optimizer.learning_rate, or "
-                "look at kl/mean and ratio/clamped_fraction of the steps before; the last checkpoint stands"
+                f"the gradient was not finite in {self.skipped_in_a_row} updates in a row: lower "
+                "optimizer.learning_rate, or look at kl/mean and ratio/clamped_fraction of the steps before; the last "
+                "checkpoint stands"
             )
         return stats
 
@@ -213,8 +217,9 @@ def over_ranks(stats: Sequence[dict[str, float]]) -> dict[str, float]:
 def over_updates(stats: Sequence[dict[str, float]], tokens: Sequence[int]) -> dict[str, float]:
     """Joins the statistics of a step's updates: largest by max, counts add up, the rest are means over their tokens.
 
-    What a skipped update lacks (its gradient norm) is the mean of the others.
+    What a skipped update lacks (its gradient norm), or what of it is not finite, is the mean of the others.
     """
+    stats = [_finite(s) if s.get("optim/skipped_updates") else s for s in stats]
     out = {}
     for name in dict.fromkeys(name for s in stats for name in s):
         values, weights = zip(*((s[name], n) for s, n in zip(stats, tokens, strict=True) if name in s), strict=True)
@@ -225,6 +230,10 @@ def over_updates(stats: Sequence[dict[str, float]], tokens: Sequence[int]) -> di
         else:
             out[name] = sum(v * n for v, n in zip(values, weights, strict=True)) / (sum(weights) or 1)
     return out
+
+
+def _finite(stats: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in stats.items() if math.isfinite(value)}
 
 
 def _is_largest(name: str) -> bool:
@@ -239,9 +248,11 @@ def _await_placement(group: Any, bundle: dict[str, float], count: int, timeout_s
         short = {
             k: f"{int(have.get(k, 0))} of {int(v * count)}" for k, v in bundle.items() if have.get(k, 0) < v * count
         }
-        if short and waited > min(60.0, timeout_s) or waited > timeout_s:
+        if short and waited > min(60.0, timeout_s):
             raise ConfigError(
-                f"the Ray cluster cannot hold {count} workers (has {short or have}): "
+                f"the Ray cluster cannot hold {count} workers (has {short}): "
                 "lower placement.nodes or placement.workers_per_node, or wait for the missing node"
             )
+        if waited > timeout_s:
+            raise RayError(f"Ray placed no group of {count} workers within {timeout_s:.0f} s")
         print(f"waiting for {count} workers to be placed; cluster has {have}", flush=True)

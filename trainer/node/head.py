@@ -268,6 +268,8 @@ class HeadLauncher(Launcher):
                 self.check_others()
                 if process.poll() is not None:
                     break
+        if process.returncode == EXIT_RAY:
+            raise Ended(EXIT_RAY, "the check of the transfer could not join Ray (see the lines above)")
         if process.returncode:
             raise Ended(EXIT_PREFLIGHT, "the nodes could not exchange data through Ray (see the lines above)")
 

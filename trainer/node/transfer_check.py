@@ -11,15 +11,23 @@ import logging
 import sys
 import time
 
+from trainer.errors import RayError
+from trainer.exit_codes import EXIT_RAY
+from trainer.node import ray_client
+
 BYTES = 16 << 20
 DEADLINE_S = 90.0
 
 
 def main(addresses: list[str]) -> int:
-    """Returns 1 after naming the nodes or the pairs that did not work."""
+    """Returns 1 after naming the nodes or the pairs that did not work, EXIT_RAY if Ray cannot be joined."""
     import ray
 
-    ray.init(logging_level=logging.ERROR, log_to_driver=False)
+    try:
+        ray_client.connect(logging_level=logging.ERROR, log_to_driver=False)
+    except RayError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_RAY
     deadline = time.monotonic() + DEADLINE_S
     while True:
         alive = {n["NodeManagerAddress"]: n["NodeID"] for n in ray.nodes() if n["Alive"]}

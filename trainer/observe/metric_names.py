@@ -125,7 +125,7 @@ NAMES: dict[str, Name] = {
     "perf/gpu_power_w": Name("W", "Power of a GPU, mean; one that waits in a collective draws less."),
     "perf/gpu_temperature_c_max": Name("C", "Temperature of the hottest GPU."),
     "perf/gpu_slowed_fraction": Name("fraction", "Share of readings with a slowdown by heat or power brake."),
-    "perf/peak_memory_gib": Name("GiB", "Largest memory of a worker so far: of its GPU, or of its process on CPU."),
+    "perf/peak_memory_gib": Name("GiB", "Largest memory of a worker: of its GPU in learning; on CPU of its process."),
     "perf/grader_restarts": Name("count", "Grader processes killed and replaced so far."),
     "perf/judge_requests": Name("count", "Requests sent to the judge by the run, as far as its checkpoints know."),
     "perf/judge_remembered": Name("count", "Answers that it had judged before, since the start of the process."),

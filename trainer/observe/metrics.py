@@ -235,12 +235,16 @@ class Phases:
 
 
 def thumbnail(data: bytes, side: int) -> tuple[bytes, str]:
-    """An image scaled down to at most `side` pixels, as the policy sees it, and its file suffix. A small one stays."""
+    """An image scaled down to at most `side` pixels, as the policy sees it, and its file suffix.
+
+    A small one stays as it is where a page shows it so.
+    """
     from trainer.data.images import open_image, to_rgb
 
     with open_image(data) as image:
         kind = (image.format or "").lower()
-        if max(image.size) <= side and kind in ("png", "jpeg", "webp", "gif"):
+        plain = image.mode in ("RGB", "L", "P") and not image.has_transparency_data and not image.getexif()
+        if max(image.size) <= side and kind in ("png", "jpeg", "webp", "gif") and plain:
             return data, f".{kind}"
         small = to_rgb(image)
         small.thumbnail((side, side))

@@ -93,7 +93,8 @@ class Judge:
         with self._lock:
             if self.budget and self.requests >= self.budget:
                 raise ConfigError(
-                    f"rewards.judge_requests: the {self.budget} requests of this run are spent; raise it and resume"
+                    f"rewards.judge_requests: the {self.budget} requests of this run are spent; raise it: `launch.py "
+                    "up` with the run's recipe, options and --run-id, and --set rewards.judge_requests=N, continues it"
                 )
             self.requests += 1
         headers = {"Content-Type": "application/json"}

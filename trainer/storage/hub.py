@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from trainer.config import ConfigError, RunConfig
+from trainer.storage.storage import StorageError
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 PARALLEL_FILES = 4
@@ -23,21 +24,42 @@ def from_hub(config: RunConfig) -> bool:
 
 def file(config: RunConfig, name: str, cache_dir: str | Path | None = None) -> Path:
     """Path of one file of the model; of the hub's, downloaded where it is not in the cache, after another process that
-    downloads it. Raises FileNotFoundError where the model has no such file, and the hub's own errors."""
+    downloads it.
+
+    Raises FileNotFoundError where the model has no such file, ConfigError where the hub refuses it, StorageError where
+    the hub does not answer or the download breaks off.
+    """
     folder = Path(config.model.path)
     if folder.is_dir():
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder} has no {name}")
         return folder / name
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import RemoteEntryNotFoundError
 
     revision, endpoint = config.model.revision or None, os.environ.get("HF_ENDPOINT") or None
     try:
         got = hf_hub_download(config.model.path, name, revision=revision, endpoint=endpoint, cache_dir=cache_dir)
-    except RemoteEntryNotFoundError as error:
-        raise FileNotFoundError(f"{config.model.path} has no {name}") from error
+    except Exception as error:  # those of its HTTP client, of Xet and its own have no base in common
+        raise _failure(config.model.path, name, error) from error
     return Path(str(got))
+
+
+def _failure(model: str, name: str, error: BaseException) -> Exception:
+    """What `file` raises for an error of huggingface_hub."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.RemoteEntryNotFoundError):
+        return FileNotFoundError(f"{model} has no {name}")
+    if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__:  # the cause says why
+        error = error.__cause__
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return FileNotFoundError(f"{model} has no {name} in the hub's cache, and the hub is switched off")
+    said = f"{name} of {model}: {type(error).__name__}: {' '.join(str(error).split())}"
+    status = getattr(getattr(error, "response", None), "status_code", 0)
+    refused = 400 <= status < 500 and status not in (408, 429)  # a timeout, and too many requests
+    if refused or isinstance(error, errors.HFValidationError | PermissionError):
+        return ConfigError(said)
+    return StorageError(said)
 
 
 def folder(config: RunConfig) -> Path:
@@ -51,14 +73,10 @@ def folder(config: RunConfig) -> Path:
 
 
 def weight_files(config: RunConfig, cache_dir: str | Path | None = None) -> list[str]:
-    """Names of the files that hold the model's weights. Raises the hub's errors, ConfigError for a broken index."""
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
+    """Names of the files that hold the model's weights. Raises as `file` does, and ConfigError for a broken index."""
     try:
         index = file(config, INDEX, cache_dir)
-    except FileNotFoundError as error:
-        if isinstance(error, LocalEntryNotFoundError) and from_hub(config):  # no answer, which is no "no"
-            raise
+    except FileNotFoundError:
         return [WHOLE]
     try:
         return sorted(set(json.loads(index.read_text())["weight_map"].values()))

@@ -16,7 +16,7 @@ fetch() { # prepared data from the bucket, if it is there
     && [ -e "$DATA/.$1/manifest.json" ] && mv "$DATA/.$1" "$DATA/$1"
 }
 if missing "${DATA}/shapes-e76c5c5c/manifest.json"; then fetch shapes-e76c5c5c || { .venvs/cpu/bin/python -m examples.demo.shapes --out "${DATA}/shapes-e76c5c5c"; touch ".cache/made-shapes-e76c5c5c"; }; fi
-if missing "${MODELS}/demo-9dcb0cda/config.json"; then .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-e76c5c5c" --out "${MODELS}/demo-9dcb0cda"; fi
+if missing "${MODELS}/demo-0e06b16a/config.json"; then .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-e76c5c5c" --out "${MODELS}/demo-0e06b16a"; fi
 cat > ".cache/$RUN_ID.yaml" <<YAML
 method: grpo
 run:
@@ -25,7 +25,7 @@ run:
   dir: "${RUNS}/${RUN_ID}"
   max_steps: 60
 model:
-  path: "${MODELS}/demo-9dcb0cda"
+  path: "${MODELS}/demo-0e06b16a"
   dtype: fp32
   gradient_checkpointing: false
   min_pixels: 784

@@ -1,0 +1,76 @@
+"""Files of a model of the hub: what another start may bring is told apart from what it cannot."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import httpx2
+import pytest
+from huggingface_hub.errors import XetDownloadError
+
+from tests.data_prep import hub_server
+from trainer import config as c
+from trainer.config import ConfigError
+from trainer.storage import hub as hub_files
+from trainer.storage.storage import StorageError
+
+CONFIG = c.RunConfig(model=c.Model(path="owner/model"))
+INDEX, WHOLE = hub_files.INDEX, hub_files.WHOLE
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """The library tries again for 23 s."""
+    monkeypatch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=lambda seconds: None))
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    with hub_server.serve() as served:
+        served.add("owner/model", {WHOLE: b"w" * 2000})
+        monkeypatch.setenv("HF_ENDPOINT", served.url)
+        yield served
+
+
+@pytest.mark.parametrize("name", [INDEX, WHOLE])
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(500, StorageError), (503, StorageError), (429, StorageError), (0, StorageError), (400, ConfigError),
+     (401, ConfigError), (403, ConfigError), (404, ConfigError)],
+)  # fmt: skip
+def test_an_outage_is_not_a_refusal(hub, tmp_path, name, status, kind):
+    """Status 0: the connection is closed without an answer."""
+    hub.fails = {name: status}
+    with pytest.raises(kind) as raised:
+        hub_files.fetch(CONFIG, hub_files.weight_files(CONFIG, tmp_path), tmp_path)
+    assert f"{name} of owner/model" in str(raised.value) and "\n" not in str(raised.value)
+    hub.fails = {}
+    (path,) = hub_files.fetch(CONFIG, hub_files.weight_files(CONFIG, tmp_path), tmp_path)
+    assert path.read_bytes() == b"w" * 2000
+
+
+def test_a_hub_that_is_away_is_an_outage(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(StorageError, match="ConnectError"):
+        hub_files.weight_files(CONFIG, tmp_path)
+
+
+@pytest.mark.parametrize("error", [httpx2.ReadError(""), httpx2.ReadTimeout("late"), XetDownloadError("x"), OSError(5)])
+def test_a_download_that_breaks_off_is_an_outage(monkeypatch, tmp_path, error):
+    def download(*_, **__):
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    with pytest.raises(StorageError, match=type(error).__name__):
+        hub_files.file(CONFIG, WHOLE, tmp_path)
+
+
+def test_what_is_not_there_and_what_cannot_be_a_name(hub, monkeypatch, tmp_path):
+    with pytest.raises(FileNotFoundError, match=f"owner/model has no {INDEX}"):
+        hub_files.file(CONFIG, INDEX, tmp_path)
+    with pytest.raises(ConfigError, match="HFValidationError"):
+        hub_files.file(c.RunConfig(model=c.Model(path="owner/--model")), WHOLE, tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert hub_files.weight_files(CONFIG, tmp_path) == [WHOLE]
+    with pytest.raises(FileNotFoundError, match="the hub is switched off"):
+        hub_files.file(CONFIG, WHOLE, tmp_path)
