@@ -119,7 +119,7 @@ def explain(error: Exception, workers: Workers | None = None) -> tuple[int, str]
     cause = getattr(error, "cause", None) or error  # of what a worker raised
     full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
     if isinstance(error, StorageError) or full:
-        return EXIT_STORAGE, f"error: {error}"
+        return EXIT_STORAGE, f"error: {cause}"
     if isinstance(error, DEAD):
         said, who = str(error), workers.named(str(error)) if workers else ""
         memory = "low on memory" in said or "OOM" in said

@@ -16,8 +16,16 @@ from dataclasses import dataclass, replace
 
 from recipes.plan import activations, hub_config
 from recipes.spec import Recipe, override, placed, validate
-from trainer.config import ConfigError, RunConfig, nodes_share_weights
-from trainer.config.budget import NF4_SCALES, linear_weights, logprob_tokens, policy_bytes, prefetch_parameters, trained
+from trainer.config import ConfigError, RunConfig
+from trainer.config.budget import (
+    NF4_SCALES,
+    downloaded,
+    linear_weights,
+    logprob_tokens,
+    policy_bytes,
+    prefetch_parameters,
+    trained,
+)
 from trainer.hardware import adapters
 from trainer.hardware.gpus import gpu_named
 from trainer.hardware.host_memory import worker_bytes
@@ -44,8 +52,6 @@ ENVIRONMENT_DISK = 25 * GIB
 """Locked environment, uv's cache, image layers."""
 SPILL_DISK = 20 * GIB
 """Ray's session, spill and logs."""
-WEIGHT_FILE = 5 * GIB
-"""Largest weight file of a hub model (planning figure): nodes that share a download share whole files."""
 
 
 @dataclass(frozen=True)
@@ -283,7 +289,7 @@ def _disk(recipe: Recipe, shape: Shape) -> dict[str, float]:
     exported = 2.0 * trained(config, shape) if config.lora.rank else model
     parts = {
         "environment": ENVIRONMENT_DISK,
-        "model download": _download(recipe, model),
+        "model download": downloaded(config, model, recipe.kind != "train" or bool(recipe.storage.volume)),
         "weights of another run": model if recipe.storage.weights else 0.0,
         "data": recipe.dataset.disk_gib * GIB,
         "checkpoints": checkpoint * (config.checkpoint.keep_last + 1),
@@ -291,17 +297,6 @@ def _disk(recipe: Recipe, shape: Shape) -> dict[str, float]:
         "Ray session and logs": SPILL_DISK,
     }
     return {name: value for name, value in parts.items() if value}
-
-
-def _download(recipe: Recipe, model: float) -> float:
-    """Bytes of the `model` that a node's disk holds: its share where nodes share the download, which may be a file more
-    than another's. All of them where one volume holds every node's share, and where the exporting node copies the
-    frozen vision tower from them."""
-    config = recipe.config
-    exports_base = config.model.freeze_vision and not config.lora.rank and config.checkpoint.export_hf != "never"
-    if recipe.kind != "train" or not nodes_share_weights(config) or exports_base or recipe.storage.volume:
-        return model
-    return min(model, model / recipe.cluster.nodes + WEIGHT_FILE)
 
 
 # --- the cheapest change that makes it fit ----------------------------------------------------------------------------

@@ -58,3 +58,8 @@ def test_what_messages_say_to_change_does_not_stop_a_resume(resumed, change):
 def test_another_judge_or_none_would_change_what_a_reward_means(resumed, change):
     with pytest.raises(c.ConfigError, match=change.partition("=")[0]):
         resumed(change)
+
+
+def test_what_an_older_checkpoint_holds_besides_is_not_compared():
+    view = c.resume_view(c.RunConfig())
+    assert c.compared(view | {"rewards.judge_requests": 5, "run.max_steps": 9}) == view

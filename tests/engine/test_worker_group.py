@@ -56,5 +56,5 @@ def test_the_run_ends_after_so_many_skipped_updates_in_a_row():
     for _ in range(5):
         workers.update(items)
     assert (workers.skipped, workers.skipped_in_a_row) == (4, 2)
-    with pytest.raises(ConfigError, match="not finite in 3 updates in a row: lower optimizer.learning_rate"):
+    with pytest.raises(ConfigError, match="not finite in 3 updates in a row: start a new run with a"):
         workers.update(items)

@@ -11,6 +11,7 @@ from huggingface_hub.errors import XetDownloadError
 from tests.data_prep import hub_server
 from trainer import config as c
 from trainer.config import ConfigError
+from trainer.data.processor import Prompter
 from trainer.storage import hub as hub_files
 from trainer.storage.storage import StorageError
 
@@ -74,3 +75,12 @@ def test_what_is_not_there_and_what_cannot_be_a_name(hub, monkeypatch, tmp_path)
     assert hub_files.weight_files(CONFIG, tmp_path) == [WHOLE]
     with pytest.raises(FileNotFoundError, match="the hub is switched off"):
         hub_files.file(CONFIG, WHOLE, tmp_path)
+
+
+@pytest.mark.parametrize(("status", "kind"), [(503, StorageError), (0, StorageError), (401, ConfigError)])
+def test_the_first_file_that_a_start_reads_is_no_exception(hub, monkeypatch, tmp_path, status, kind):
+    """transformers raises OSError for all of these."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    hub.fails = {"config.json": status}
+    with pytest.raises(kind, match="config.json of owner/model"):
+        Prompter(CONFIG.model)

@@ -11,7 +11,7 @@ from typing import Any
 from trainer.checkpoint.format import code_fingerprint, unpack
 from trainer.checkpoint.layout import MANIFEST, local_dir, remote_folder, remote_url, step_name, step_of
 from trainer.checkpoint.reader import CorruptCheckpoint, Found, damaged, read_state, verified_in
-from trainer.config import ConfigError, RunConfig, resume_view
+from trainer.config import ConfigError, RunConfig, compared, resume_view
 from trainer.storage.storage import Storage, StorageError
 
 Manifests = dict[int, dict[str, Any]]
@@ -121,7 +121,7 @@ def _refuse_other(
     config: RunConfig, data_fingerprint: str, manifest: dict[str, Any], say: Callable[[str], None]
 ) -> None:
     cannot = f"cannot resume run {config.run_id} from step {manifest['step']}"
-    mine, theirs = resume_view(config), manifest["config"]
+    mine, theirs = resume_view(config), compared(manifest["config"])
     for key in sorted(mine.keys() | theirs.keys()):
         if mine.get(key) != theirs.get(key):
             why = f" (optimizer.schedule {config.optimizer.schedule} decays over it)" if key == "run.max_steps" else ""

@@ -4,6 +4,7 @@ from trainer.config.algorithm import Algorithm as Algorithm
 from trainer.config.files import RESUME_IGNORES as RESUME_IGNORES
 from trainer.config.files import checkpoint_holds_policy as checkpoint_holds_policy
 from trainer.config.files import checkpoint_suffices as checkpoint_suffices
+from trainer.config.files import compared as compared
 from trainer.config.files import dump as dump
 from trainer.config.files import fingerprint as fingerprint
 from trainer.config.files import load as load

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainer.config.files import nodes_share_weights
 from trainer.config.schema import RunConfig
 from trainer.hardware import adapters
 from trainer.hardware.model_shapes import Shape
@@ -12,6 +13,8 @@ PREFETCH = 50_000_000, 500_000_000
 """Elements gathered ahead of their use: DeepSpeed's default, less than one matrix of 72B, and 1 GB in bf16."""
 
 
+WEIGHT_FILE = 5 << 30
+"""Largest weight file of a hub model (planning figure): nodes that share a download share whole files."""
 NF4_BYTES, NF4_SCALES = 0.5, 1 / 64 + 4 / (64 * 256)
 """Per weight in 4 bits: itself; a byte per block of 64 and four per 256 blocks, which ZeRO does not cut."""
 
@@ -65,6 +68,16 @@ def saved_per_token(config: RunConfig, shape: Shape) -> float:
     if not (v := shape.vision) or not config.tower_trained:
         return text
     return text + v.merge**2 * v.depth * (w * v.hidden if again else tower(shape, w))
+
+
+def downloaded(config: RunConfig, model: float, together: bool) -> float:
+    """Bytes of the base weights, `model` in all, that one node's disk holds: its share where nodes share the download,
+    which may be a file more than another's. All of them where the nodes' files lie `together`, and where the exporting
+    node copies the frozen vision tower from them."""
+    exports_base = config.model.freeze_vision and not config.lora.rank and config.checkpoint.export_hf != "never"
+    if together or exports_base or not nodes_share_weights(config):
+        return model
+    return min(model, model / config.placement.nodes + WEIGHT_FILE)
 
 
 def norm(hidden: int, w: int) -> int:

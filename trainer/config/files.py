@@ -76,14 +76,20 @@ def resume_view(config: RunConfig) -> dict[str, Any]:
     The length of the run belongs to it where the learning rate goes by it; with a constant one it may change. So may
     the address of a judge, as long as there is one.
     """
-    flat, constant = {}, config.optimizer.schedule == "constant" and not config.optimizer.warmup_ratio
+    flat: dict[str, Any] = {}
     for section, values in to_dict(config).items():
         if not isinstance(values, dict):
             flat[section] = values
             continue
         flat |= {f"{section}.{key}": value for key, value in values.items()}
+    return compared(flat)
+
+
+def compared(flat: dict[str, Any]) -> dict[str, Any]:
+    """What of a flat configuration a resume compares; a checkpoint of older code may hold more."""
+    constant = flat.get("optimizer.schedule") == "constant" and not flat.get("optimizer.warmup_ratio")
     ignores = RESUME_IGNORES + (("run.max_steps",) if constant else ())
-    ignores += ("rewards.judge_url",) if config.rewards.judge_url else ()
+    ignores += ("rewards.judge_url",) if flat.get("rewards.judge_url") else ()
     ignored = lambda key: any(key == p or key.startswith(p + ".") for p in ignores)  # noqa: E731
     return {key: value for key, value in flat.items() if not ignored(key)}
 

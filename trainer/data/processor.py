@@ -14,10 +14,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from trainer.config import ConfigError, Model
+from trainer.config import ConfigError, Model, RunConfig
 from trainer.data.images import decode, size_of
 from trainer.data.schema import LEARNED, Row
 from trainer.hardware import architectures
+from trainer.storage import hub
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Request:
 class Prompter:
     """Encodes rows with the model's own processor. The one place where images are decoded and resized.
 
-    Raises ConfigError if the model path holds no processor or tokenizer.
+    Raises ConfigError if the model path holds no processor or tokenizer, StorageError if the hub does not answer.
     """
 
     def __init__(self, model: Model) -> None:
@@ -60,6 +61,7 @@ class Prompter:
 
         revision = {"revision": model.revision} if model.revision else {}
         try:
+            hub.file(RunConfig(model=model), "config.json")  # tells a hub that is away from a model that is not there
             self.hf_config: Any = AutoConfig.from_pretrained(model.path, **revision)
             self.has_vision = getattr(self.hf_config, "vision_config", None) is not None
             loader = AutoProcessor if self.has_vision else AutoTokenizer

@@ -181,9 +181,9 @@ class Workers:
         self.skipped, self.skipped_in_a_row = self.skipped + bad, (self.skipped_in_a_row + 1) * bad
         if self.skipped_in_a_row > self.config.optimizer.max_skipped_updates:
             raise ConfigError(
-                f"the gradient was not finite in {self.skipped_in_a_row} updates in a row: lower "
-                "optimizer.learning_rate, or look at kl/mean and ratio/clamped_fraction of the steps before; the last "
-                "checkpoint stands"
+                f"the gradient was not finite in {self.skipped_in_a_row} updates in a row: start a new run with a "
+                "lower optimizer.learning_rate, or look at kl/mean and ratio/clamped_fraction of the steps before; the "
+                "last checkpoint stands"
             )
         return stats
 

@@ -76,9 +76,8 @@ class Guards:
     def _nonfinite(stats: Mapping[str, float]) -> str:
         names = ("loss/total", "sft/loss", "grad/norm", "kl/mean", "entropy/mean")
         bad = [n for n in names if n in stats and not math.isfinite(stats[n])]
-        return (
-            f"{', '.join(bad)} not finite: lower optimizer.learning_rate, look at the data of this step" if bad else ""
-        )
+        text = "not finite: look at the data of this step, or start a new run with a lower learning rate"
+        return f"{', '.join(bad)} {text}" if bad else ""
 
     def _spike(self, stats: Mapping[str, float]) -> str:
         """Of the gradient's norm, and of the cross-entropy; a policy's loss is near 0 and means nothing by its size."""

