@@ -379,6 +379,7 @@ def environment(config: RunConfig) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "PYTHONWARNINGS": "ignore::FutureWarning",
+        "MALLOC_ARENA_MAX": "2",  # else threads get heaps of their own, up to eight per core, each with holes
     }
     if config.placement.device == "cpu":
         threads = str(config.placement.threads_per_worker)

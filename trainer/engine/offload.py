@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+OWN_PAGES = 32 << 20
+"""Larger memory has pages of its own (glibc's highest mmap threshold); a page can be locked for one tensor only."""
+
 
 class States:
     """Moves fp32 weights and Adam's moments to host memory and back; gradient memory is freed and allocated again.
@@ -74,11 +77,11 @@ class States:
 
 
 def host_buffer(like: Tensor) -> Tensor:
-    """An empty host tensor of the shape and type of `like`, page-locked if that is on a GPU.
+    """An empty host tensor of the shape and type of `like`, page-locked if that is on a GPU and large.
 
     torch's own pinned memory comes in powers of two: 9 GB would take 16.
     """
     buffer = torch.empty_like(like, device="cpu", requires_grad=False)
-    if like.device.type == "cuda" and buffer.nbytes:
+    if like.device.type == "cuda" and buffer.nbytes > OWN_PAGES:
         torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0))
     return buffer

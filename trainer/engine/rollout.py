@@ -93,6 +93,7 @@ class Engine:
                 extra["disable_custom_all_reduce"] = True
                 extra["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
         else:
+            extra["block_size"] = 32  # vLLM's 128 on CPU is more than most prompts have: groups would share nothing
             extra["kv_cache_memory_bytes"] = int(rollout.kv_cache_gib * 2**30)
             # A prompt cut in two would rewind its seeded generator, which torch's CPU generator cannot.
             extra["enable_chunked_prefill"] = False
