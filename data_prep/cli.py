@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from data_prep.options import GENERATED, NAMES, parser
 from trainer.config import ConfigError
+from trainer.errors import StorageError
 
 if TYPE_CHECKING:
     from data_prep.prepare import Progress
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
             case "from-run":
                 return _from_run(options)
         return _with_dataset(options)
-    except ConfigError as error:
+    except (ConfigError, StorageError) as error:
         print(f"data_prep: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -180,7 +180,7 @@ def small_config(tiny_model, mixed_dataset, tmp_path):
 def ranks():
     """Calls the process that forks ranks with the environment of a configuration; one for each environment."""
     from tests.engine.ranks import Ranks
-    from trainer.engine.gpu_worker import environment
+    from trainer.engine.environment import environment
 
     running: dict[tuple, Ranks] = {}
 

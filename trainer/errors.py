@@ -7,3 +7,7 @@ class ConfigError(ValueError):
 
 class RayError(RuntimeError):
     """Ray did not start, or placed nothing on a cluster that is large enough: worth another start."""
+
+
+class StorageError(RuntimeError):
+    """A store or the hub failed for longer than the retries last: another start may find it well."""

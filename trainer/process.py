@@ -19,7 +19,7 @@ from trainer.checkpoint.attempt import Fenced, Final
 from trainer.config import ConfigError, RunConfig
 from trainer.engine import torchrun
 from trainer.engine.worker_group import Workers
-from trainer.errors import RayError
+from trainer.errors import RayError, StorageError
 from trainer.exit_codes import (
     EXIT_CONFIG,
     EXIT_ERROR,
@@ -35,7 +35,6 @@ from trainer.node.run_lock import die_with_launcher
 from trainer.observe import beacon
 from trainer.saving import Preempted
 from trainer.session import Session
-from trainer.storage.storage import StorageError
 
 DEAD = (
     ray.exceptions.ActorDiedError,

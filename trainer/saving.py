@@ -11,8 +11,8 @@ from pathlib import Path
 from trainer.checkpoint.format import CheckpointError
 from trainer.checkpoint.manager import Checkpoints
 from trainer.engine.worker_group import Workers
+from trainer.errors import StorageError
 from trainer.node.preemption import Notice
-from trainer.storage.storage import StorageError
 
 ATTACHED = ("metrics.jsonl", "samples.jsonl")
 """Append-only files of the run that travel with a checkpoint, so that a new node has the curves."""

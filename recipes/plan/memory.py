@@ -287,9 +287,10 @@ def _disk(recipe: Recipe, shape: Shape) -> dict[str, float]:
     checkpoint = 12.0 * trained(config, shape) / nodes if recipe.kind == "train" else 0.0
     model = shape.parameters * 2.0
     exported = 2.0 * trained(config, shape) if config.lora.rank else model
+    together = recipe.kind != "train" or bool(recipe.storage.volume) or config.checkpoint.shared_files
     parts = {
         "environment": ENVIRONMENT_DISK,
-        "model download": downloaded(config, model, recipe.kind != "train" or bool(recipe.storage.volume)),
+        "model download": downloaded(config, model, together),
         "weights of another run": model if recipe.storage.weights else 0.0,
         "data": recipe.dataset.disk_gib * GIB,
         "checkpoints": checkpoint * (config.checkpoint.keep_last + 1),

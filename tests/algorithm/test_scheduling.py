@@ -98,6 +98,11 @@ def test_groups_are_cut_only_where_a_rank_would_wait():
     assert set(homes.values()) == {1}
 
 
+def test_completions_of_no_token_end_too():
+    plan = schedule([Length(0, 100, 0)] * 8, 1, 100)
+    assert sorted(i for members in plan[0] for i in members) == list(range(8))
+
+
 def test_more_ranks_than_samples_leave_some_without():
     plan = schedule([Length(0, 5, 3), Length(1, 5, 3)], 4, 100)
     assert sorted(map(len, (rank[0] for rank in plan))) == [0, 0, 1, 1]

@@ -33,7 +33,8 @@ from trainer.checkpoint.layout import step_name
 from trainer.checkpoint.manager import Checkpoints
 from trainer.checkpoint.retention import kept
 from trainer.config import override
-from trainer.storage.storage import Storage, StorageError
+from trainer.errors import StorageError
+from trainer.storage.storage import Storage
 from trainer.storage.stores import Retry
 
 QUICK = Retry(attempts=2, first_wait_s=0.1, max_wait_s=0.2, request_retries=0, request_retry_s=1.0)

@@ -19,8 +19,8 @@ from trainer.config import ConfigError
 from trainer.engine import base_weights
 from trainer.engine.policy import init_distributed
 from trainer.engine.zero import zero_config
+from trainer.errors import StorageError
 from trainer.hardware import model_shapes
-from trainer.storage.storage import StorageError
 
 KINDS = (transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM)
 

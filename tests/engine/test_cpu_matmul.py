@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trainer.engine import cpu_matmul
-from trainer.engine.gpu_worker import environment
+from trainer.engine.environment import environment
 
 SHAPES = """
 import torch

@@ -70,6 +70,13 @@ def test_metrics_of_other_methods_are_not_missed():
     assert Guards(Limits()).look(1, {"sft/loss": 2.0}) == []
 
 
+def test_by_default_updates_that_are_skipped_in_every_step_end_the_run():
+    """A step's other updates may be sound: its loss, which leaves the skipped ones out, shows nothing."""
+    guards = Guards(Limits())
+    alarms = [guards.look(step, GOOD | {"optim/skipped_updates": 1.0}) for step in range(1, 4)]
+    assert [any(alarm.end for alarm in step) for step in alarms] == [False, False, True]
+
+
 @pytest.mark.slow
 def test_a_collapse_in_a_running_job_warns_at_its_first_step_and_ends_it_where_configured(tmp_path):
     """The real process, session, metrics and checkpoints, around ranks that pretend."""

@@ -13,6 +13,7 @@ from written_run import sample, values, write_run
 
 from trainer.checkpoint.attempt import Attempts
 from trainer.config import ConfigError, RunConfig, override
+from trainer.errors import StorageError
 from trainer.observe import mirror as mirroring
 from trainer.observe import stream as streaming
 from trainer.observe.history import read_history, read_lines, read_progress
@@ -20,7 +21,7 @@ from trainer.observe.metrics import Metrics, Phases
 from trainer.observe.mirror import Mirror
 from trainer.observe.node_monitor import append
 from trainer.observe.stream import Stream
-from trainer.storage.storage import Storage, StorageError
+from trainer.storage.storage import Storage
 
 PLAIN = override(RunConfig(), ["logging.tensorboard=false"])
 NEVER_S = 3600.0

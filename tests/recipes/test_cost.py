@@ -56,7 +56,6 @@ def test_the_plan_agrees_with_a_simulation_of_the_trainers_saves():
     assert len(offers) == 2
     for offer in offers:
         job = spot_simulation.job_of(offer)
-        assert job.start_s + job.restart_s + job.upload_s == pytest.approx(offer.start_s + offer.restart_s)
         hours = [spot_simulation.simulate(job, between, rng).hours for _ in range(100)]
         assert offer.hours == pytest.approx(sum(hours) / len(hours), rel=0.03), offer.gpu
 

@@ -12,7 +12,7 @@ import pytest
 
 from recipes.plan import memory
 from trainer import config as c
-from trainer.engine.gpu_worker import environment
+from trainer.engine.environment import environment
 from trainer.hardware.model_shapes import shape_of
 
 HERE = Path(__file__).parent

@@ -12,8 +12,8 @@ from tests.data_prep import hub_server
 from trainer import config as c
 from trainer.config import ConfigError
 from trainer.data.processor import Prompter
+from trainer.errors import StorageError
 from trainer.storage import hub as hub_files
-from trainer.storage.storage import StorageError
 
 CONFIG = c.RunConfig(model=c.Model(path="owner/model"))
 INDEX, WHOLE = hub_files.INDEX, hub_files.WHOLE
@@ -30,6 +30,9 @@ def hub(monkeypatch):
     with hub_server.serve() as served:
         served.add("owner/model", {WHOLE: b"w" * 2000})
         monkeypatch.setenv("HF_ENDPOINT", served.url)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", served.url)  # transformers' calls take these
+        template = served.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
         yield served
 
 
@@ -84,3 +87,16 @@ def test_the_first_file_that_a_start_reads_is_no_exception(hub, monkeypatch, tmp
     hub.fails = {"config.json": status}
     with pytest.raises(kind, match="config.json of owner/model"):
         Prompter(CONFIG.model)
+
+
+def test_an_outage_after_the_first_file_is_one_too(hub, tiny_model, monkeypatch, tmp_path):
+    """config.json has come; what else the processor and the tokenizer read has not."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    files = {path.name: path.read_bytes() for path in tiny_model.iterdir() if path.suffix != ".safetensors"}
+    hub.add("owner/small", files)
+    hub.fails = {name: 503 for name in files if name != "config.json"}
+    hub.fails |= dict.fromkeys(("tokenizer_config.json", "processor_config.json", "preprocessor_config.json"), 503)
+    with pytest.raises(StorageError, match="owner/small"):
+        Prompter(c.Model(path="owner/small"))
+    hub.fails = {}
+    assert Prompter(c.Model(path="owner/small")).has_vision

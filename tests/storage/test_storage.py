@@ -13,8 +13,9 @@ import pytest
 
 from tests import servers
 from trainer.config import ConfigError
+from trainer.errors import StorageError
 from trainer.storage.__main__ import main
-from trainer.storage.storage import Storage, StorageError
+from trainer.storage.storage import Storage
 from trainer.storage.stores import RUNPOD, Limits, Retry, open_store
 
 QUICK = Retry(attempts=6, first_wait_s=0.2, max_wait_s=1.0, request_retries=1, request_retry_s=2.0)

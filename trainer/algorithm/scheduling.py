@@ -115,7 +115,7 @@ def _pieces(members: list[int], lengths: Sequence[Length], limit: int, cost: Cos
             for part in parts
             if part
         ]
-        if all(u.tokens <= limit or len(u.members) == 1 for u in units):
+        if count >= len(members) or all(u.tokens <= limit or len(u.members) == 1 for u in units):
             return units
         count += 1
 

@@ -12,7 +12,8 @@ from trainer.checkpoint.format import code_fingerprint, unpack
 from trainer.checkpoint.layout import MANIFEST, local_dir, remote_folder, remote_url, step_name, step_of
 from trainer.checkpoint.reader import CorruptCheckpoint, Found, damaged, read_state, verified_in
 from trainer.config import ConfigError, RunConfig, compared, resume_view
-from trainer.storage.storage import Storage, StorageError
+from trainer.errors import StorageError
+from trainer.storage.storage import Storage
 
 Manifests = dict[int, dict[str, Any]]
 """step -> manifest."""

@@ -43,8 +43,9 @@ from trainer.checkpoint.reader import CorruptCheckpoint, Found
 from trainer.checkpoint.retention import make_room, prune_local, prune_remote
 from trainer.checkpoint.writer import RankStatus, disk_room, upload
 from trainer.config import RunConfig
+from trainer.errors import StorageError
 from trainer.hardware.save_interval import save_interval_s
-from trainer.storage.storage import Storage, StorageError
+from trainer.storage.storage import Storage
 
 T = TypeVar("T")
 MAX_FAILURES = 3

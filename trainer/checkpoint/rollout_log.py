@@ -29,7 +29,8 @@ from trainer.checkpoint.attempt import Attempt, Fenced
 from trainer.checkpoint.format import code_fingerprint, write_file
 from trainer.checkpoint.layout import step_name
 from trainer.config import ConfigError, RunConfig, fingerprint
-from trainer.storage.storage import Storage, StorageError
+from trainer.errors import StorageError
+from trainer.storage.storage import Storage
 from trainer.storage.stores import Retry
 
 OBJECT = re.compile(r"step-(\d{8})/((\d+)-[0-9a-f]{6})\.npz")

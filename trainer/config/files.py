@@ -89,9 +89,9 @@ def compared(flat: dict[str, Any]) -> dict[str, Any]:
     """What of a flat configuration a resume compares; a checkpoint of older code may hold more."""
     constant = flat.get("optimizer.schedule") == "constant" and not flat.get("optimizer.warmup_ratio")
     ignores = RESUME_IGNORES + (("run.max_steps",) if constant else ())
-    ignores += ("rewards.judge_url",) if flat.get("rewards.judge_url") else ()
     ignored = lambda key: any(key == p or key.startswith(p + ".") for p in ignores)  # noqa: E731
-    return {key: value for key, value in flat.items() if not ignored(key)}
+    whether = lambda key, value: bool(value) if key == "rewards.judge_url" else value  # noqa: E731
+    return {key: whether(key, value) for key, value in flat.items() if not ignored(key)}
 
 
 def checkpoint_holds_policy(config: RunConfig) -> bool:

@@ -297,7 +297,7 @@ class Watch:
 class Guards:
     """Warnings about a run that continues and learns nothing, and which of them end it."""
 
-    end: str = "nonfinite"
+    end: str = "nonfinite,skipped"
     """Guards that end the run, separated by commas: nonfinite, spike, skipped, kl, truncated, variance, entropy,
     mismatch, disk, memory."""
     patience: int = within(3, least=1)

@@ -17,6 +17,7 @@ from torch import Tensor
 from trainer.config import ConfigError, Model, RunConfig
 from trainer.data.images import decode, size_of
 from trainer.data.schema import LEARNED, Row
+from trainer.errors import StorageError
 from trainer.hardware import architectures
 from trainer.storage import hub
 
@@ -59,15 +60,20 @@ class Prompter:
     def __init__(self, model: Model) -> None:
         from transformers import AutoConfig, AutoProcessor, AutoTokenizer
 
-        revision = {"revision": model.revision} if model.revision else {}
+        config, revision = RunConfig(model=model), {"revision": model.revision} if model.revision else {}
         try:
-            hub.file(RunConfig(model=model), "config.json")  # tells a hub that is away from a model that is not there
+            hub.file(config, "config.json")  # tells a hub that is away from a model that is not there
             self.hf_config: Any = AutoConfig.from_pretrained(model.path, **revision)
             self.has_vision = getattr(self.hf_config, "vision_config", None) is not None
             loader = AutoProcessor if self.has_vision else AutoTokenizer
             self.processor: Any = loader.from_pretrained(model.path, **revision)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"model.path {model.path}: {str(error).splitlines()[0]}") from None
+        except StorageError:
+            raise
+        except Exception as error:
+            hub.ask(config)  # transformers tells an outage by OSErrors like any other
+            if isinstance(error, OSError | ValueError):
+                raise ConfigError(f"model.path {model.path}: {str(error).splitlines()[0]}") from None
+            raise
         architectures.check(model.path, self.hf_config.to_dict())
         self.tokenizer: Any = self.processor.tokenizer if self.has_vision else self.processor
         self.size = {"shortest_edge": model.min_pixels, "longest_edge": model.max_pixels}

@@ -19,8 +19,8 @@ from transformers.modeling_utils import set_zero3_state
 
 from trainer.config import ConfigError, RunConfig
 from trainer.engine.partition import buckets, whole_shape
+from trainer.errors import StorageError
 from trainer.storage import hub
-from trainer.storage.storage import StorageError
 
 T = TypeVar("T")
 BUCKET_BYTES = 512 << 20

@@ -52,6 +52,7 @@ class Worker:
         self._ahead = ThreadPoolExecutor(1, "images")
         self._fetching: Future[None] | None = None
         self._heap = Heap()
+        self._asleep_bytes = 0
         self.recorder: Recorder | None = None
         if self.device.type == "cpu":
             torch.set_num_threads(config.placement.threads_per_worker)
@@ -253,8 +254,7 @@ class Worker:
         """Puts the engine to sleep and takes the policy's states back."""
         if self.engine is not None:
             self.engine.sleep()
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+        self._forget_peak()
         self.policy.reload()
 
     @profiled
@@ -273,6 +273,8 @@ class Worker:
         """One optimizer step over this rank's passes; tokens and sequences are counts over all ranks, kl_coef the
         weight of the KL in the loss.
         """
+        if self.engine is None:
+            self._forget_peak()
         batches = ahead(lambda items: self._train_batch(items, tokens, sequences), passes)
         found = self.policy.update(batches, len(passes), kl_coef)
         self._heap.trim()
@@ -316,6 +318,10 @@ class Worker:
     def _allocated(self) -> int:
         """Bytes of the GPU's tensors. vLLM's sleep takes their memory away and leaves them in torch's count."""
         return torch.cuda.memory_allocated() if self.device.type == "cuda" else 0
+
+    def _forget_peak(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
 
     def _peak_memory_gib(self) -> float:
         if self.device.type == "cuda":
@@ -368,33 +374,3 @@ def _advantages(items: list[TrainItem], lengths: torch.Tensor, gamma: float) -> 
     if items and items[0].token_advantages is not None:
         return torch.tensor([a for item in items for a in item.token_advantages or ()])
     return discounted(torch.tensor([item.advantage for item in items]), lengths, gamma)
-
-
-def environment(config: RunConfig) -> dict[str, str]:
-    """Variables that vLLM, DeepSpeed and torch must find before they are imported."""
-    env = {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_NO_USAGE_STATS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "PYTHONWARNINGS": "ignore::FutureWarning",
-        "MALLOC_ARENA_MAX": "2",  # else threads get heaps of their own, up to eight per core, each with holes
-    }
-    if config.placement.device == "cpu":
-        threads = str(config.placement.threads_per_worker)
-        env |= {
-            "DS_ACCELERATOR": "cpu",
-            "OMP_NUM_THREADS": threads,
-            "MKL_NUM_THREADS": threads,
-            # Every packed pass has new shapes, and oneDNN and torch's bridge to it each keep what they compiled for the
-            # last 1,024, 0.6 MB each. This many hold the products of one pass.
-            "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
-            "LRU_CACHE_CAPACITY": "128",
-            "TORCHDYNAMO_DISABLE": "1",  # else the first log-prob call compiles for 14 s
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # ranks of one machine would all bind to its first core
-        }
-    else:
-        # These all-reduces look for the peers' GPUs by index, where a rank is shown one, and would fail on some ranks.
-        env |= {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
-    return env

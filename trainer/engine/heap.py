@@ -11,6 +11,8 @@ from pathlib import Path
 
 SLACK_BYTES = 32 << 20
 """What may come back before the heap is trimmed again: the kernel zeroes every page that is used again."""
+ARENAS, M_ARENA_MAX = 2, -8
+"""Heaps of a process. By default threads get some of their own, up to eight per core, each with holes."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -25,6 +27,7 @@ class Heap:
     def __init__(self) -> None:
         self._least = 0
         self._library = ctypes.CDLL(None)
+        self._library.mallopt(M_ARENA_MAX, ARENAS)  # too late for threads that are there: see environment.py
 
     def trim(self) -> bool:
         """Trims if the process has grown by SLACK_BYTES since it last did; whether it has."""

@@ -29,6 +29,7 @@ from trainer.engine.offload import States
 from trainer.engine.partition import Partition, buckets, whole_shape
 from trainer.engine.zero import FUNCTIONAL, GATHERS, LINEAR, exact_frequencies, frugal, quietly, zero_config
 from trainer.hardware.model_shapes import Shape
+from trainer.storage import hub
 
 
 def init_distributed(device: str) -> None:
@@ -122,6 +123,8 @@ class Policy:
 
         def build(kind: Any) -> Any:
             if not (shared or empty):
+                if hub.from_hub(self.config):  # transformers would turn an outage into an error of its own
+                    hub.fetch(self.config, hub.weight_files(self.config))
                 return kind.from_pretrained(model.path, **revision, **kwargs)
             hf_config = AutoConfig.from_pretrained(model.path, **revision)
             if shared:

@@ -27,7 +27,8 @@ from trainer.checkpoint.errors import CheckpointError
 from trainer.checkpoint.reader import Found
 from trainer.config import ConfigError, RunConfig, fingerprint
 from trainer.data.dataset import Dataset
-from trainer.engine.gpu_worker import Worker, environment
+from trainer.engine.environment import environment
+from trainer.engine.gpu_worker import Worker
 from trainer.engine.worker_group import Workers
 from trainer.exit_codes import EXIT_CONFIG
 

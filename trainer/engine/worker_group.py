@@ -21,7 +21,8 @@ from trainer.algorithm.scheduling import Plan, schedule
 from trainer.checkpoint.reader import Found
 from trainer.config import ConfigError, RunConfig
 from trainer.engine.dealing import deal
-from trainer.engine.gpu_worker import Worker, environment
+from trainer.engine.environment import environment
+from trainer.engine.gpu_worker import Worker
 from trainer.errors import RayError
 
 FIELDS = {"old": "old_logprobs", "reference": "ref_logprobs"}

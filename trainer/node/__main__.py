@@ -17,6 +17,7 @@ import sys
 from trainer import config as configuration
 from trainer.checkpoint.attempt import Final
 from trainer.config import ConfigError, RunConfig
+from trainer.errors import StorageError
 from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST, EXIT_RAY, EXIT_STORAGE
 from trainer.node import rendezvous
 from trainer.node import topology as environment
@@ -25,7 +26,6 @@ from trainer.node.launcher import Ended, Signals
 from trainer.node.ray_node import RayEnded, adopt_orphans
 from trainer.node.topology import NodeEnvironment
 from trainer.node.worker import WorkerLauncher
-from trainer.storage.storage import StorageError
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -27,6 +27,7 @@ from trainer.checkpoint.attempt import (
 )
 from trainer.checkpoint.layout import newest_step, remote_url
 from trainer.config import ConfigError, RunConfig
+from trainer.errors import StorageError
 from trainer.exit_codes import EXIT_FENCED, EXIT_NODE_LOST
 from trainer.node import rendezvous
 from trainer.node.preflight import findings
@@ -35,7 +36,7 @@ from trainer.node.run_lock import LAUNCHER_VARIABLE, RunLock
 from trainer.observe.history import read_progress
 from trainer.observe.stream import Stream
 from trainer.storage.probe import probe
-from trainer.storage.storage import Storage, StorageError
+from trainer.storage.storage import Storage
 from trainer.storage.stores import Retry
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from trainer import config as configuration
 from trainer.checkpoint.layout import newest_step, remote_url
 from trainer.config import ConfigError, RunConfig, checkpoint_suffices, nodes_share_weights
+from trainer.errors import StorageError
 from trainer.storage import hub
-from trainer.storage.storage import Storage, StorageError
+from trainer.storage.storage import Storage
 
 
 def needed(config: RunConfig) -> bool:

@@ -11,9 +11,10 @@ import sys
 
 from trainer.checkpoint.attempt import LAUNCH_VARIABLE, Attempts, Final
 from trainer.config import ConfigError
+from trainer.errors import StorageError
 from trainer.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT
 from trainer.node import machine
-from trainer.storage.storage import Storage, StorageError
+from trainer.storage.storage import Storage
 
 
 def refused(losses: int) -> int:

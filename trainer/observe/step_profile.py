@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 from trainer.config import ConfigError, RunConfig
-from trainer.storage.storage import Storage, StorageError
+from trainer.errors import StorageError
+from trainer.storage.storage import Storage
 
 FOLDER = "profile"
 """In the run's folder, and below the run's prefix in the bucket."""

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
+from trainer.errors import StorageError
 from trainer.observe.step_profile import REQUEST
-from trainer.storage.storage import Storage, StorageError
+from trainer.storage.storage import Storage
 
 FOLDER = "stream"
 PROFILE_REQUEST = "requests/profile"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -9,9 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from trainer.config import ConfigError, RunConfig
-from trainer.storage.storage import StorageError
+from trainer.errors import StorageError
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
+READ_FIRST = ("tokenizer.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
+"""Files of a tokenizer or processor, of which a model may lack some."""
 PARALLEL_FILES = 4
 NODE_VARIABLE = "SPOTRL_WEIGHTS_NODE"
 """A node's place among those that share the download of a model's files, as its launcher counts them."""
@@ -88,6 +91,13 @@ def fetch(config: RunConfig, names: Sequence[str], cache_dir: str | Path | None 
     """Paths of several files, some downloaded at a time. Raises as `file` does."""
     with ThreadPoolExecutor(PARALLEL_FILES) as pool:
         return list(pool.map(lambda name: file(config, name, cache_dir), names))
+
+
+def ask(config: RunConfig) -> None:
+    """After a failure that may be the hub's, or its answer: raises StorageError if it does not answer."""
+    for name in READ_FIRST if from_hub(config) else ():
+        with contextlib.suppress(FileNotFoundError, ConfigError):
+            file(config, name)
 
 
 def aliases(key: str) -> set[str]:

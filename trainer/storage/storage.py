@@ -25,6 +25,7 @@ import obstore
 from obstore import exceptions
 
 from trainer.config import ConfigError
+from trainer.errors import StorageError
 from trainer.storage.errors import code_of, permanent, status_of
 from trainer.storage.stores import DOWNLOAD_TIMEOUT_S, Retry, open_store
 
@@ -37,10 +38,6 @@ TELL_S = 30.0
 """Seconds between progress lines of a long download."""
 CHUNK_BYTES = 256 << 10
 """Smallest chunk of a download, bytes."""
-
-
-class StorageError(RuntimeError):
-    """The store failed for longer than the retries last."""
 
 
 class Storage:
