@@ -52,6 +52,7 @@ class Worker:
         self._ahead = ThreadPoolExecutor(1, "images")
         self._fetching: Future[None] | None = None
         self._heap = Heap()
+        self.engine: Any = None
         self._asleep_bytes = 0
         self.recorder: Recorder | None = None
         if self.device.type == "cpu":
@@ -103,7 +104,6 @@ class Worker:
         empty = found is not None and checkpoint_holds_policy(self.config)
         self.policy = Policy(self.config, shape, banned, self.device, total_updates, empty)
         self.writer = ShardWriter(self.config, rank, world)
-        self.engine: Any = None
         if self.config.method == "grpo":
             from trainer.engine.rollout import Engine
 
