@@ -48,7 +48,7 @@ class Setting:
 SETTINGS = {
     "demo": Setting("tiny", 32, 8, 32, 0, 64, 8, 1 / 16),
     "medium": Setting("medium", 8, 8, 256, 64, 16, 2, 1 / 4),
-    "real lengths": Setting("tiny", 4, 4, 1024, 250, 8, 2, 1 / 16, (640, 480)),
+    "real lengths": Setting("tiny", 4, 4, 1024, 250, 8, 8, 1 / 16, (640, 480)),
 }
 
 
@@ -299,6 +299,7 @@ def compare(name: str, rounds: int, save: Callable[[dict[str, Any]], None]) -> N
                 runs[contender].append(run())
                 found = runs[contender][-1]
                 figures = f"{statistics.median(found['step_s']):.2f} s, {found['peak_memory_gib']:.2f} GiB"
+                figures += f", completions of {found['response_tokens_mean']:.0f} tokens"
                 print(f"{name} round {i + 1}: {contender}: {figures}", flush=True)
             save(summary(setting, runs))
 
