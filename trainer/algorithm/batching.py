@@ -94,8 +94,9 @@ class MicroBatch:
     layout: Layout
     pixel_values: Tensor | None = None
     """[patches, dim] of the distinct prompts; None: no image"""
-    grid_thw: Tensor | None = None
-    """[images, 3]; in the order of the row, whose image tokens are theirs"""
+    grids: tuple[tuple[int, int, int], ...] = ()
+    """Of each image its frames, rows and columns of patches, in the order of the row, whose image tokens are theirs.
+    Numbers: of a tensor on a GPU each reading would wait for all that is queued there."""
 
 
 def moved(record: Any, device: torch.device) -> Any:
@@ -103,12 +104,17 @@ def moved(record: Any, device: torch.device) -> Any:
     values = {}
     for name, value in vars(record).items():
         if isinstance(value, Tensor):
-            if device.type == "cuda" and value.device.type == "cpu":
-                value = value.pin_memory()
-            values[name] = value.to(device, non_blocking=True)
+            values[name] = sent(value, device)
         elif isinstance(value, MicroBatch | Layout):
             values[name] = moved(value, device)
     return replace(record, **values)
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on `device`; a copy to a GPU does not wait."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def collate(
@@ -137,7 +143,7 @@ def collate(
             ids += prompt
             if enc.pixel_values is not None and enc.grid_thw is not None:
                 pixels.append(enc.pixel_values)
-                grids.append(enc.grid_thw)
+                grids += [(t, h, w) for t, h, w in enc.grid_thw.tolist()]
             q.append(len(prompt) + n)
             keys.append(torch.arange(start, start + len(prompt) + n))
         elif n:
@@ -163,7 +169,7 @@ def collate(
         targets=torch.tensor(targets, dtype=torch.long),
         layout=layout(q, k, torch.cat(keys) if q != k else None),
         pixel_values=torch.cat(pixels) if pixels else None,
-        grid_thw=torch.cat(grids) if grids else None,
+        grids=tuple(grids),
     )
 
 

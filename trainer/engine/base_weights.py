@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import deepspeed
 import torch
 import torch.distributed as dist
+from deepspeed.utils import groups
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers.initialization import no_init_weights
@@ -31,7 +32,10 @@ PERMANENT = (ConfigError, FileNotFoundError, PermissionError, SafetensorError)
 
 def unfilled(kind: Any, hf_config: Any, ds_config: dict[str, Any], **kwargs: Any) -> Any:
     """A model of one of transformers' auto classes, sharded as it is built; it holds nothing that counts."""
-    with no_init_weights(), deepspeed.zero.Init(config_dict_or_path=ds_config), set_zero3_state():
+    split = ds_config["zero_optimization"].get("zero_hpz_partition_size", 1) > 1
+    node = groups._get_zero_param_intra_parallel_group() if split else None  # of an earlier call; no second is made
+    sharded = deepspeed.zero.Init(config_dict_or_path=ds_config, zero_param_parallel_group=node)
+    with no_init_weights(), sharded, set_zero3_state():
         model = kind.from_config(hf_config, **kwargs)
     model.tie_weights()  # left out with the initialization
     return model

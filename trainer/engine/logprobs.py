@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.algorithm.batching import MicroBatch
+from trainer.algorithm.batching import MicroBatch, sent
 from trainer.data.processor import dummy_image
 from trainer.engine import attention
+from trainer.engine.tower import places
 
 LOGITS = 1 << 27
 """Logits that exist at a time: 0.5 GiB in fp32, 880 tokens of Qwen2.5's vocabulary."""
@@ -127,13 +128,14 @@ class LogprobModel(nn.Module):
         if not self.has_vision:
             return inner(batch.input_ids, position_ids=batch.position_ids[0], **packed)[0]
         packed["position_ids"] = batch.position_ids
-        pixels, grid = batch.pixel_values, batch.grid_thw
+        pixels, grid, device = batch.pixel_values, torch.tensor(batch.grids), batch.input_ids.device
         if pixels is None:
             tower = self.model.config.vision_config
             dim = tower.in_channels * tower.temporal_patch_size * tower.patch_size**2
-            pixels, grid = (t.to(batch.input_ids.device) for t in dummy_image(dim, tower.spatial_merge_size))
+            pixels, grid = dummy_image(dim, tower.spatial_merge_size)
+            pixels = sent(pixels, device)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.freeze_vision):
-            features = inner.get_image_features(pixels, grid, return_dict=True)
+            features = inner.get_image_features(pixels, grid, return_dict=True, **places(inner.visual, grid, device))
         if batch.pixel_values is not None:
             return inner(batch.input_ids, mm_encoder_outputs={"image": features}, **packed)[0]
         # Every parameter of the tower gets a gradient, if a zero one, and by the way that an image's would take: with
