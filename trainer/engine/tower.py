@@ -24,13 +24,14 @@ def places(tower: Any, grid: Tensor, device: torch.device) -> dict[str, Tensor |
     """Arguments of `get_image_features` for images of `grid`, int [images, 3] on the CPU: where each patch stands,
     the images' bounds and longest; of Qwen2.5-VL its windows too, of Qwen3-VL what its position table is read with."""
     bounds = get_vision_cu_seqlens(grid)
-    found = {"position_ids": get_vision_position_ids(grid, tower.spatial_merge_size), "cu_seqlens": bounds}
-    longest = {"max_seqlen": int(bounds.diff().max())}
+    found: dict[str, Any] = {
+        "position_ids": get_vision_position_ids(grid, tower.spatial_merge_size),
+        "cu_seqlens": bounds,
+        "max_seqlen": int(bounds.diff().max()),
+    }
     if hasattr(tower, "window_size"):
-        found["window_index"], found["cu_window_seqlens"] = windows = get_vision_window_index(
-            grid, tower.spatial_merge_size, tower.window_size, tower.patch_size
-        )
-        longest["max_window_seqlen"] = int(windows[1].diff().max())
+        index, bounds = get_vision_window_index(grid, tower.spatial_merge_size, tower.window_size, tower.patch_size)
+        found |= {"window_index": index, "cu_window_seqlens": bounds, "max_window_seqlen": int(bounds.diff().max())}
     if hasattr(tower, "num_grid_per_side"):
         found["interp_indices"], found["interp_weights"] = get_vision_interpolation_indices_and_weights(
             grid,
@@ -39,6 +40,4 @@ def places(tower: Any, grid: Tensor, device: torch.device) -> dict[str, Tensor |
             align_corners=tower.interpolation_align_corners,
             spatial_merge_size=tower.spatial_merge_size,
         )
-    return {f"image_{name}": sent(value, device) for name, value in found.items()} | {
-        f"image_{name}": value for name, value in longest.items()
-    }
+    return {f"image_{k}": sent(v, device) if isinstance(v, Tensor) else v for k, v in found.items()}
