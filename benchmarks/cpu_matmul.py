@@ -16,7 +16,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 
-from trainer.engine import cpu_matmul
+from trainer.ranks import cpu_matmul
 
 LAYERS = {"demo": (2000, 128, 256), "medium": (1000, 512, 1536)}
 """Tokens of a micro-batch, inputs, outputs."""

@@ -45,7 +45,7 @@ def train(config: c.RunConfig, folder: Path, name: str) -> tuple[float, list[dic
     config = replace(config, run=replace(config.run, name=name, id=name, dir=str(folder / name)))
     path = folder / f"{name}.yaml"
     path.write_text(c.dump(config))
-    seconds = call("trainer.grpo", "--config", str(path))
+    seconds = call("trainer.loops.grpo", "--config", str(path))
     return seconds, [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
 
 

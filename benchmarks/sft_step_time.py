@@ -96,7 +96,7 @@ def ours(setting: Setting, folder: Path) -> dict[str, Any]:
     )
     path = folder / "ours.yaml"
     path.write_text(c.dump(config))
-    command = [*TORCHRUN, "-m", "trainer.sft", "--config", str(path)]
+    command = [*TORCHRUN, "-m", "trainer.loops.sft", "--config", str(path)]
     memory = measured(command, os.environ | {"OMP_NUM_THREADS": "1"}, folder / "log")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][WARM_UP:]
     tokens = statistics.mean(line["tokens/step"] for line in lines)

@@ -135,7 +135,7 @@ def ours(setting: Setting, folder: Path, steps: int) -> dict[str, Any]:
     )
     path = folder / "ours.yaml"
     path.write_text(c.dump(config))
-    command = [sys.executable, "-m", "trainer.grpo", "--config", str(path)]
+    command = [sys.executable, "-m", "trainer.loops.grpo", "--config", str(path)]
     memory = measured(command, dict(os.environ), folder / "ours.log")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][WARM_UP:]
     return {

@@ -37,8 +37,8 @@ def measure(kind: str, size: int) -> dict[str, float]:
     from examples.demo import tiny_model
     from trainer.algorithm.batching import collate
     from trainer.data.processor import Encoded, mrope_positions
-    from trainer.engine import cpu_matmul
-    from trainer.engine.logprobs import LogprobModel
+    from trainer.learning.logprobs import LogprobModel
+    from trainer.ranks import cpu_matmul
 
     torch.set_num_threads(1)
     cpu_matmul.install()

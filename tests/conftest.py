@@ -179,8 +179,8 @@ def small_config(tiny_model, mixed_dataset, tmp_path):
 @pytest.fixture(scope="session")
 def ranks():
     """Calls the process that forks ranks with the environment of a configuration; one for each environment."""
-    from tests.engine.ranks import Ranks
-    from trainer.engine.environment import environment
+    from tests.learning.ranks import Ranks
+    from trainer.ranks.environment import environment
 
     running: dict[tuple, Ranks] = {}
 
@@ -197,7 +197,7 @@ def ranks():
 
 @pytest.fixture
 def run_ranks(tmp_path, free_port, ranks):
-    """Runs a scenario of tests/engine/scenarios.py on real ranks and returns what each wrote."""
+    """Runs a scenario of tests/learning/scenarios.py on real ranks and returns what each wrote."""
 
     def run(scenario: str, config, timeout_s: float = 900) -> list[dict]:
         from trainer import config as c

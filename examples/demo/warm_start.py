@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
             config = configuration(model, options.data, scratch / "run", options.seed, options.steps, options.workers)
             (scratch / "run.yaml").write_text(c.dump(config))
             environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | QUIET
-            command = [sys.executable, "-m", "trainer.sft", "--config", str(scratch / "run.yaml")]
+            command = [sys.executable, "-m", "trainer.loops.sft", "--config", str(scratch / "run.yaml")]
             code = subprocess.run(command, env=environment).returncode
             if code:
                 return code

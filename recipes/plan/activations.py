@@ -1,7 +1,7 @@
 """What a training step makes beside weights and states: activations that autograd saves, work in progress, logits.
 
 Counted per token or per patch from the modules (transformers 5.19, modeling_qwen2_5_vl.py and modeling_qwen3_vl.py, and
-trainer/engine/logprobs.py); tests/recipes/test_activations.py holds the sums against tensors really saved and live.
+trainer/learning/logprobs.py); tests/recipes/test_activations.py holds the sums against tensors really saved and live.
 `w` is the width of the model's dtype in bytes.
 """
 

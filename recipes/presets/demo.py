@@ -16,7 +16,7 @@ from trainer.config import Algorithm, Checkpoint, Data, Evaluation, Model, Optim
 
 ROOT = Path(__file__).parent.parent.parent
 SHAPES = ("examples/demo/shapes.py",)
-WARM_START = (*SHAPES, "examples/demo/tiny_model.py", "trainer/sft.py", "examples/demo/warm_start.py")
+WARM_START = (*SHAPES, "examples/demo/tiny_model.py", "trainer/loops/sft.py", "examples/demo/warm_start.py")
 
 
 @cache

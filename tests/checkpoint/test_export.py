@@ -96,7 +96,7 @@ def test_an_adapter_is_exported_for_peft_and_merged_as_peft_merges(tmp_path, tol
     from transformers import AutoModelForCausalLM
 
     from trainer.config import LoRA
-    from trainer.engine import lora
+    from trainer.learning import lora
 
     saved_model(tmp_path / "base")
     config = replace(configure(tmp_path), lora=LoRA(rank=3, alpha=5, rslora=True))

@@ -89,7 +89,7 @@ def test_logprobs_of_learned_turns_are_plain_transformers(tiny_model):
     """Two conversations packed into a row, with an image in the second."""
     from transformers import AutoModelForImageTextToText
 
-    from trainer.engine.logprobs import LogprobModel
+    from trainer.learning.logprobs import LogprobModel
 
     prompter = Prompter(Model(path=str(tiny_model), min_pixels=784))
     rows = [row([CHAT[0], CHAT[1], CHAT[4]], "Three.", [1], []),

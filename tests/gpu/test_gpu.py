@@ -75,7 +75,7 @@ def test_variable_length_attention(figure, heads, kv_heads, width, causal, share
     """torch's kernel in bf16 against SDPA in fp32, outputs and gradients: a shared prompt (fewer queries than keys,
     causal from the right end, fewer key heads), plain packing, and the tower's head size without causality."""
     from trainer.algorithm.batching import layout, moved
-    from trainer.engine import attention
+    from trainer.learning import attention
 
     device = torch.device("cuda")
     q_lengths, k_lengths, index = [300, 1000, 64, 64, 16], [300, 1000, 64, 64, 16], None
@@ -108,10 +108,10 @@ def test_packed_gradients_in_bf16(tiny_model, figure, again):
     """One packed row on the GPU against the padded computation in fp32 on the CPU."""
     from transformers import AutoModelForImageTextToText
 
-    from tests.engine import plain
+    from tests.learning import plain
     from trainer.algorithm.batching import collate, moved
     from trainer.data.processor import mrope_positions
-    from trainer.engine.logprobs import LogprobModel
+    from trainer.learning.logprobs import LogprobModel
 
     hf = AutoModelForImageTextToText.from_pretrained(tiny_model, dtype=torch.bfloat16).cuda()
     image = hf.config.image_token_id
@@ -175,7 +175,7 @@ def test_demo_learns(tmp_path, figure):
         subprocess.run([sys.executable, "-m", step.module, *arguments], check=True, cwd=ROOT)
     path = tmp_path / "run.yaml"
     path.write_text(script.fill(script.config_text(get("demo")), values))
-    command = [sys.executable, "-m", "trainer.grpo", "--config", str(path), "--set", "placement.device=cuda"]
+    command = [sys.executable, "-m", "trainer.loops.grpo", "--config", str(path), "--set", "placement.device=cuda"]
     subprocess.run([*command, "--set", "placement.workers_per_node=1"], check=True, cwd=ROOT, timeout=900)
     lines = [json.loads(x) for x in (tmp_path / "demo" / "metrics.jsonl").read_text().splitlines()]
     scores = [x["eval/accuracy"] for x in lines if "eval/accuracy" in x]
@@ -230,7 +230,9 @@ def test_three_billion_parameters(tmp_path, three_billion, gpu_config, figure):
     )  # fmt: skip
     path = tmp_path / "run.yaml"
     path.write_text(c.dump(config))
-    subprocess.run([sys.executable, "-m", "trainer.grpo", "--config", str(path)], check=True, cwd=ROOT, timeout=1500)
+    subprocess.run(
+        [sys.executable, "-m", "trainer.loops.grpo", "--config", str(path)], check=True, cwd=ROOT, timeout=1500
+    )
     last = json.loads(Path(config.run.dir, "metrics.jsonl").read_text().splitlines()[-1])
     for phase in ("rollout", "update", "sync", "step"):
         figure(f"3B shape: {phase}", last[f"time/{phase}_s"], "s")

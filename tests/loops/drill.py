@@ -3,7 +3,7 @@
     python -m tests.loops.drill [--kills 30] [--steps 120] [--ranks 2] [--seed 0] [--standin] [--json FILE]
                           [--seconds 500]      # no more faults after that: the run then comes to its end
 
-The job is `trainer.grpo` on a tiny Qwen2.5-VL (with --standin: the same session around ranks that only pretend to
+The job is `trainer.loops.grpo` on a tiny Qwen2.5-VL (with --standin: the same session around ranks that only pretend to
 train, which starts in seconds); its checkpoints go to a real S3 server on loopback behind a proxy. Until `--kills`
 faults have struck, the supervisor lets the job live for a random time and then does one of these: SIGKILL of everything
 (the next node is a fresh one, or the same), SIGTERM with a short notice, the store's network cut for some seconds, the
@@ -267,7 +267,7 @@ def play(
     """Runs the whole drill, with faults for `seconds`. Raises AssertionError on any difference or left-over."""
     deadline = time.monotonic() + seconds if seconds else float("inf")
     config = configure(folder, steps, ranks, standin)
-    module = "tests.loops.standin" if standin else "trainer.grpo"
+    module = "tests.loops.standin" if standin else "trainer.loops.grpo"
     segments = shared_memory()
     calm = Job(config, folder / "calm", module=module).start()
     assert calm.wait(1200) == 0, calm.tail()

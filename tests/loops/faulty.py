@@ -13,10 +13,10 @@ import signal
 import time
 from typing import Any
 
-from trainer import grpo
-from trainer.engine import worker_group
-from trainer.engine.gpu_worker import Worker
-from trainer.process import main
+from trainer.loops import grpo
+from trainer.loops.process import main
+from trainer.ranks import worker_group
+from trainer.ranks.gpu_worker import Worker
 
 FAULT = os.environ["FAULT"]
 AT = 4

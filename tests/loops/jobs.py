@@ -31,14 +31,14 @@ def reward(text, reference, answer_type):
 
 
 class Job:
-    """`python -m trainer.grpo --config run.yaml` (or another module), with a Ray of its own."""
+    """`python -m trainer.loops.grpo --config run.yaml` (or another module), with a Ray of its own."""
 
     def __init__(
         self,
         config: RunConfig,
         folder: Path,
         env: Mapping[str, str] | None = None,
-        module: str = "trainer.grpo",
+        module: str = "trainer.loops.grpo",
         *,
         before: Sequence[str] = (),
         after: Sequence[str] = (),

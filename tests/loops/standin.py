@@ -1,6 +1,6 @@
 """The real session, checkpoints, storage and metrics around ranks that only pretend to train: starts in seconds.
 
-`python -m tests.loops.standin --config run.yaml` takes the place of `trainer.grpo` in the long fault drill. Its
+`python -m tests.loops.standin --config run.yaml` takes the place of `trainer.loops.grpo` in the long fault drill. Its
 "training" moves every parameter by a function of the step, so that a step lost, repeated or torn shows in metrics and
 weights.
 """
@@ -15,12 +15,13 @@ import numpy as np
 import torch
 
 from tests.checkpoint.synthetic import KINDS, cut, whole
-from trainer import process, session
 from trainer.checkpoint.reader import Found, ShardReader
 from trainer.checkpoint.writer import RankStatus, ShardWriter
 from trainer.config import RunConfig
-from trainer.process import main
-from trainer.session import Session
+from trainer.loops import process
+from trainer.loops.process import main
+from trainer.run import session
+from trainer.run.session import Session
 
 SHAPES = {f"model.layers.{i}.weight": (512, 512) for i in range(8)} | {"model.norm.weight": (511,)}
 STEP_S = float(os.environ.get("STANDIN_STEP_S", "0.15"))
@@ -29,7 +30,7 @@ COLLAPSES = int(os.environ.get("STANDIN_COLLAPSES", "0"))
 
 
 class Ranks:
-    """In place of `trainer.engine.worker_group.Workers`: all ranks in this process, with real shard writers."""
+    """In place of `trainer.ranks.worker_group.Workers`: all ranks in this process, with real shard writers."""
 
     def __init__(self, config: RunConfig) -> None:
         self.world_size, self.skipped = config.placement.world_size, 0

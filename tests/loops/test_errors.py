@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from trainer import config as c
-from trainer import process
 from trainer.checkpoint.layout import local_dir
 from trainer.data.processor import Prompter
 from trainer.exit_codes import EXIT_CONFIG, EXIT_RAY
 from trainer.hardware.model_shapes import shape_of
+from trainer.loops import process
 from trainer.node import precheck, ray_client
 
 

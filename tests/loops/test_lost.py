@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ray.exceptions
 
-from trainer.engine.worker_group import Workers
-from trainer.process import explain
+from trainer.loops.process import explain
+from trainer.ranks.worker_group import Workers
 
 PLACES = [("10.0.0.1", 0, 30001, 700), ("10.0.0.2", 0, 30001, 700), ("10.0.0.2", 1, 30002, 701)]
 KILLED = """The actor died unexpectedly before finishing this task.

@@ -7,7 +7,7 @@ import pytest
 
 from trainer.algorithm.records import Outcome, Sample
 from trainer.config import ConfigError
-from trainer.pass_rate import _whole_lines, records_of
+from trainer.loops.pass_rate import _whole_lines, records_of
 
 
 def sample(row, text, finished=True):

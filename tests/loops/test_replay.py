@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import pytest
 
 from trainer import config as c
-from trainer import grpo
 from trainer.algorithm.records import Outcome, Sample
 from trainer.checkpoint.rollout_log import RolloutLog
 from trainer.data.prompt_stream import PromptStream
-from trainer.session import Session
+from trainer.loops import grpo
+from trainer.run.session import Session
 
 STEPS, SAVED, KILLED = 8, 2, 6
 

@@ -22,7 +22,7 @@ def sft(config, folder, *overrides):
     config = c.override(config, list(overrides))
     (folder / "run.yaml").write_text(c.dump(config))
     env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "trainer.sft", "--config", str(folder / "run.yaml")]
+    command = [sys.executable, "-m", "trainer.loops.sft", "--config", str(folder / "run.yaml")]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500)
     path = folder / "run" / "metrics.jsonl"
     return done, [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

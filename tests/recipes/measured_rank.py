@@ -21,7 +21,7 @@ import torch
 from trainer import config as configuration
 from trainer.algorithm.batching import TrainItem
 from trainer.algorithm.scheduling import schedule
-from trainer.engine.gpu_worker import Worker
+from trainer.ranks.gpu_worker import Worker
 
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_TOP_PAD_": "0"}
 """glibc keeps freed blocks of up to 32 MiB for later, which is no need of the model's."""
@@ -88,7 +88,7 @@ def main(path: str, rank: int, port: int, out: str) -> None:
     import deepspeed
     from transformers import AutoModelForImageTextToText, Qwen2_5_VLForConditionalGeneration  # noqa: F401
 
-    import trainer.engine.policy  # noqa: F401
+    import trainer.learning.policy  # noqa: F401
     from trainer.data.processor import Prompter
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # as Worker.start says

@@ -52,8 +52,8 @@ def measure(model_dir, data, dtype: Literal["bf16", "fp32"], again: bool, rank: 
     from trainer.algorithm.batching import collate
     from trainer.data.dataset import Dataset
     from trainer.data.processor import Prompter
-    from trainer.engine import lora
-    from trainer.engine.logprobs import LogprobModel
+    from trainer.learning import lora
+    from trainer.learning.logprobs import LogprobModel
 
     config = c.RunConfig(
         method="sft",

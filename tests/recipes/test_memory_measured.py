@@ -12,8 +12,8 @@ import pytest
 
 from recipes.plan import memory
 from trainer import config as c
-from trainer.engine.environment import environment
 from trainer.hardware.model_shapes import shape_of
+from trainer.ranks.environment import environment
 
 HERE = Path(__file__).parent
 

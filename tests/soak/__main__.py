@@ -63,7 +63,7 @@ class Soak:
             evaluation=replace(config.evaluation, every_steps=0 if method == "sft" else EPOCH_STEPS // 2),
             sft=c.SFT(batch_size=PROMPTS, max_tokens=8000),
         )
-        module = "trainer.sft" if method == "sft" else "tests.soak.lengths"
+        module = "trainer.loops.sft" if method == "sft" else "tests.soak.lengths"
         return Job(config, self.folder / name, self.env, module=module)
 
     def check(self, holds: bool, text: str) -> None:

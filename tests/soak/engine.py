@@ -10,7 +10,7 @@ from vllm import SamplingParams
 from tests.soak.lengths import lengths
 from trainer.algorithm.records import Prompt, Sample
 from trainer.data.processor import Request
-from trainer.engine import rollout
+from trainer.sampling import vllm_engine as rollout
 
 
 class Engine(rollout.Engine):

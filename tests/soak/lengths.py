@@ -14,11 +14,11 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer import grpo
 from trainer.algorithm.records import Prompt
-from trainer.engine import worker_group
-from trainer.engine.gpu_worker import Worker
-from trainer.process import main
+from trainer.loops import grpo
+from trainer.loops.process import main
+from trainer.ranks import worker_group
+from trainer.ranks.gpu_worker import Worker
 
 CUT = 150
 """No other completion is longer."""

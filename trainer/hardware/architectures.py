@@ -1,7 +1,7 @@
 """Which models are trained. Any other is refused by name: it may load and train and still be computed wrongly.
 
-A row of `SUPPORTED` takes a case in tests/engine/test_parity.py (policy and engine are the same model) and one in
-tests/engine/test_packing.py (packed gradients are those of the padded computation).
+A row of `SUPPORTED` takes a case in tests/weights/test_parity.py (policy and engine are the same model) and one in
+tests/learning/test_packing.py (packed gradients are those of the padded computation).
 """
 
 from __future__ import annotations

@@ -147,8 +147,8 @@ class Launcher(ABC):
         assert self.ray is not None
         env = env | {STARTED_VARIABLE: str(self.began_unix_s)}
         config, arguments = self.config, self.arguments
-        loop = "trainer.sft" if config.method == "sft" else "trainer.grpo"
-        loop = "trainer.pass_rate" if config.evaluation.pass_rate_samples else loop
+        loop = "trainer.loops.sft" if config.method == "sft" else "trainer.loops.grpo"
+        loop = "trainer.loops.pass_rate" if config.evaluation.pass_rate_samples else loop
         job_id = "".join(c if c.isalnum() or c in "-_" else "-" for c in config.run_id) + f"-{int(time.time())}"
         command = arguments.command or [sys.executable, "-m", loop, "--config", arguments.config]
         try:

@@ -1,6 +1,6 @@
 """From graded completions of benchmarks to their scores: pass@k, majority vote, confidence intervals, per category.
 
-Plain arithmetic on the lines of `pass_rates.jsonl`; the code that asks the model is trainer/pass_rate.py.
+Plain arithmetic on the lines of `pass_rates.jsonl`; the code that asks the model is trainer/loops/pass_rate.py.
 """
 
 from __future__ import annotations
