@@ -36,6 +36,7 @@ def measure(kind: str, size: int) -> dict[str, float]:
 
     from examples.demo import tiny_model
     from trainer.algorithm.batching import collate
+    from trainer.algorithm.traces import completed
     from trainer.data.processor import Encoded, mrope_positions
     from trainer.learning.logprobs import LogprobModel
     from trainer.ranks import cpu_matmul
@@ -59,7 +60,8 @@ def measure(kind: str, size: int) -> dict[str, float]:
     def update() -> int:
         model.zero_grad()
         if scorer is not None:
-            batch = collate([(0, prompt, c) for c in completions], lambda _: encoded, places)
+            traces = [completed(prompt, c, group=0, row=0) for c in completions]
+            batch = collate(traces, lambda _: encoded, places)
             scorer(batch)[0].sum().backward()
             return batch.input_ids.numel()
         for c in completions:

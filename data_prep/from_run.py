@@ -8,11 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from trainer import config as configuration
 from trainer.algorithm.advantages import RunningNorm
-from trainer.algorithm.batching import TrainItem
 from trainer.algorithm.credit import credited
 from trainer.checkpoint.rollout_log import Graded, history
 from trainer.config import ConfigError, RunConfig
@@ -56,29 +53,37 @@ def rows(
 ) -> Iterator[dict[str, Any]]:
     """A step's completions. advantage: as the update had it; None for groups that it left out, and where it rested on
     what the log has not (the KL in the reward; normalized rewards without the steps before, `norm` None)."""
-    samples, outcomes = graded.samples, graded.outcomes
-    credit = credited(config, samples, outcomes)
+    traces, outcomes = graded.traces, graded.outcomes
+    credit = credited(config, traces, outcomes)
     known: dict[int, float] = {}
     total = credit.rewards.total
     if config.algorithm.normalize_reward and norm is not None:
         total = norm(total)
     if not config.kl_in_reward and (norm is not None or not config.algorithm.normalize_reward):
         members = credit.members(config.rollout.prompts_per_step)
-        mine = [samples[i] for i in members]
-        items = [TrainItem(s.row, s.prompt_token_ids, s.token_ids, 0.0, s.logprobs) for s in mine]
-        found, _ = credit.advantages(config, total, members, items, 0.0)
-        known = dict(zip(members, torch.as_tensor(found.values).tolist(), strict=True))
-    for i, (sample, outcome) in enumerate(zip(samples, outcomes, strict=True)):
+        advantages = credit.advantages(config, total, members, None)
+        known = dict(zip(members, advantages.values.tolist(), strict=True))
+    for i, (trace, outcome) in enumerate(zip(traces, outcomes, strict=True)):
         line: dict[str, Any] = {
-            "step": step, "row": sample.row, "group": sample.group, "index": sample.index, "completion": sample.text,
-            "verdict": outcome.verdict, "accuracy": outcome.accuracy, "format": outcome.format,
-            "reward": outcome.reward, "advantage": known.get(i), "tokens": len(sample.token_ids),
-            "prompt_tokens": len(sample.prompt_token_ids), "finished": sample.finished,
-            "weight_version": sample.weight_version,
-        }  # fmt: skip
+            "step": step,
+            "row": trace.row,
+            "group": trace.group,
+            "index": trace.index,
+            "completion": trace.text,
+            "verdict": outcome.verdict,
+            "accuracy": outcome.accuracy,
+            "format": outcome.format,
+            "reward": outcome.reward,
+            "advantage": known.get(i),
+            "tokens": len(trace.completion),
+            "prompt_tokens": trace.shared,
+            "finished": trace.finished,
+            "weight_version": trace.versions[1],
+        }
         if tokens:
-            line |= {"prompt_token_ids": sample.prompt_token_ids, "token_ids": sample.token_ids,
-                     "logprobs": sample.logprobs}  # fmt: skip
+            line["prompt_token_ids"] = trace.prompt.tolist()
+            line["token_ids"] = trace.completion.tolist()
+            line["logprobs"] = None if trace.logprobs is None else trace.logprobs.tolist()
         yield line
 
 

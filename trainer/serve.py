@@ -36,7 +36,7 @@ def command(config: RunConfig, host: str, port: int) -> list[str]:
         "--model", model.path, "--served-model-name", config.run.name,
         "--tensor-parallel-size", str(rollout.tensor_parallel),
         "--dtype", "bfloat16" if model.dtype == "bf16" else "float32",
-        "--max-model-len", str(config.data.prompt_max_tokens + rollout.max_tokens), "--generation-config", "vllm",
+        "--max-model-len", str(config.longest_sequence), "--generation-config", "vllm",
     ]  # fmt: skip
     words += ["--revision", model.revision] if model.revision else []
     if rollout.eager or config.placement.device == "cpu":

@@ -16,7 +16,7 @@ def fewest_gpus(recipe: Recipe) -> list[str]:
     8 GPUs has the room, or the model's shape is not known."""
     if not recipe.cluster.gpus_per_node:
         return []
-    longest = recipe.config.data.prompt_max_tokens + recipe.config.rollout.max_tokens
+    longest = recipe.config.longest_sequence
     for gpus in COUNTS:
         for ranks in COUNTS if recipe.kind == "train" else (gpus,):
             if ranks > gpus:

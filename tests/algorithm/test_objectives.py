@@ -12,9 +12,9 @@ from trainer import config as c
 from trainer.algorithm.correction import mismatch, rollout_weights
 from trainer.algorithm.credit import credited
 from trainer.algorithm.losses import grpo_loss, token_weights
-from trainer.algorithm.records import Outcome, Sample
 from trainer.algorithm.refill import chosen, shortfall
 from trainer.algorithm.shaping import Carried, brevity, next_kl_coef, overlong, repetition, tags
+from trainer.algorithm.traces import Outcome, completed
 from trainer.config import RunConfig
 
 LENGTHS = torch.tensor([2, 1])
@@ -174,7 +174,7 @@ def test_rewards_of_the_form_join_the_grader_s_with_their_weights():
         algorithm=c.Algorithm(overlong_buffer=0.5),
     )
     texts, ids = ["<think>", "</think>"], [[1] * 10, [1, 2]]
-    samples = [Sample(0, 0, i, [1], ids[i], [], text, True, 0) for i, text in enumerate(texts)]
+    samples = [completed([1], ids[i], group=0, row=0, index=i, text=text) for i, text in enumerate(texts)]
     credit = credited(config, samples, [Outcome("correct", 1.0, 0.0, 1.0), Outcome("correct", 1.0, 0.0, 1.0)])
     names = [name.removeprefix("reward/") for name in credit.rewards.names]
     assert names == ["accuracy", "format", "tags", "length", "repetition", "overlong"]
@@ -193,10 +193,10 @@ def test_the_kl_coefficient_is_steered_by_at_most_a_fifth_per_horizon():
 
 
 def test_a_checkpoint_without_the_newer_fields_goes_on_where_it_stood():
-    carried = Carried()
-    carried.__dict__.update({"count": 3.0, "mean": 0.5, "m2": 0.1})
-    carried.start(RunConfig(), 5)
+    carried = Carried.resume({"count": 3.0, "mean": 0.5, "m2": 0.1}, RunConfig(), 5)
     assert (carried.prompts, carried.kl_coef) == (5 * 64, 1e-3)
+    assert (carried.count, carried.mean, carried.m2) == (3.0, 0.5, 0.1)
+    assert Carried.resume(carried.state() | {"gone": 1.0}, RunConfig(), 6) == carried
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=60), st.integers(1, 40))

@@ -11,10 +11,10 @@ from deepspeed.utils import safe_get_full_grad
 from transformers import AutoConfig, AutoModelForImageTextToText, BitsAndBytesConfig
 
 from tests.learning import plain
+from tests.learning.one_rank import OneRank
 from tests.learning.scenarios import gaps, prompts_for, shard_sums, start, update
-from trainer.algorithm.batching import TrainItem
+from trainer.algorithm.batching import TrainBatch
 from trainer.learning.zero.partition import whole_shape
-from trainer.ranks.gpu_worker import Worker
 
 
 def against_peft(config, rank, port):
@@ -48,7 +48,11 @@ def against_peft(config, rank, port):
     base = plain.padded_gradients(config.model.path, encoded, items)[0]
 
     worker = start(config, rank, port)
-    policy, prompt = worker.policy, worker._prompt
+    policy, encoded_row = worker.policy, worker.reader.encoded
+
+    def given(split, row):
+        return encoded[row]
+
     shapes = {name: whole_shape(p) for name, p in policy.names.items() if p.requires_grad}
 
     def first(kind, name, start, stop):
@@ -68,7 +72,7 @@ def against_peft(config, rank, port):
     out["numbers"] = sum(p.quant_state.shape.numel() for p in four)
 
     head = policy.engine.module.model.lm_head
-    banned, worker._prompt = head.banned.clone(), encoded.__getitem__
+    banned, worker.reader.encoded = head.banned.clone(), given
     head.banned.zero_()  # plain transformers bans nothing
     out["reference"] = [reference(worker, items, base)] if config.method == "grpo" else []
     ours, step = {}, policy.engine.step
@@ -87,24 +91,18 @@ def against_peft(config, rank, port):
     kept = policy.shards(lambda key, t: t.detach().clone())
     if config.method == "grpo":
         out["reference"].append(reference(worker, items, base))
-        worker._prompt = prompt
+        worker.reader.encoded = encoded_row
         head.banned.copy_(banned)
-        worker.sync(1)
-        samples = worker.engine.generate(
-            prompts_for(worker, [0, 1, 2, 3]),
-            lambda prompt: worker._request(config.data.path, config.data.split, prompt.row),
-            samples_per_prompt=2,
-            temperature=1.0,
-            max_tokens=16,
-        )
+        worker.sampler.load(1)
+        samples = worker.sample(prompts_for(worker, [0, 1, 2, 3]), 2, 1.0, 16)
         out["engine"] = gaps(worker, samples)
-        worker.prepare_update()
-        worker._prompt = encoded.__getitem__
+        worker.sampler.rest()
+        worker.reader.encoded = given
     update(worker, items, 150)
     if config.method == "grpo":
-        worker._prompt = prompt
+        worker.reader.encoded = encoded_row
         out["stale"] = gaps(worker, samples)
-        worker._prompt = encoded.__getitem__
+        worker.reader.encoded = given
     after = shard_sums(worker)
     policy.load(lambda wanted: (kept[name].tensors[kind] for kind, name, _, _ in wanted))
     policy.loaded(1)
@@ -114,7 +112,7 @@ def against_peft(config, rank, port):
     return out
 
 
-def reference(worker: Worker, items: list[TrainItem], base: torch.Tensor) -> list[float]:
+def reference(worker: OneRank, items: TrainBatch, base: torch.Tensor) -> list[float]:
     """The reference's log-probabilities of all items, one pass; and their largest distance to `base`."""
-    found = worker.logprobs([items], old=False, reference=True)["reference"][0]
-    return [float((torch.tensor(found) - base).abs().max()), *found]
+    found = torch.from_numpy(worker.logprobs([items.traces], old=False, reference=True)["reference"][0])
+    return [float((found - base).abs().max()), *found.tolist()]

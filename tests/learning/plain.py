@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from trainer.algorithm.batching import TrainItem
+from tests.learning.one_rank import lessons, trace
+from trainer.algorithm.batching import TrainBatch
 from trainer.data.processor import Encoded
 
 SIDES = [[(4, 5)], [], [(7, 9), (3, 2)], [(2, 2)], [(5, 11), (1, 3), (6, 6)]]
@@ -37,12 +38,13 @@ def prompts(config: Any) -> list[Encoded]:
     return out
 
 
-def items(encoded: list[Encoded]) -> list[TrainItem]:
-    rng, out = random.Random(1), []
+def items(encoded: list[Encoded]) -> TrainBatch:
+    rng, traces, advantages = random.Random(1), [], []
     for row, lengths in enumerate(LENGTHS):
         for n in lengths:
-            out.append(TrainItem(row, encoded[row].token_ids, text(rng, n), rng.gauss(0, 1)))
-    return out
+            traces.append(trace(row, encoded[row].token_ids, text(rng, n)))
+            advantages.append(rng.gauss(0, 1))
+    return lessons(traces, advantages)
 
 
 def text(rng: random.Random, n: int) -> list[int]:
@@ -52,7 +54,7 @@ def text(rng: random.Random, n: int) -> list[int]:
 def padded_gradients(
     folder: Path | str,
     encoded: list[Encoded],
-    samples: list[TrainItem],
+    samples: TrainBatch,
     temperature: float = 1.0,
     adapt: Callable[[Any], Any] = lambda model: model,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -65,10 +67,11 @@ def padded_gradients(
     except ValueError:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
     model = adapt(model)
-    rows = [torch.tensor(s.prompt_token_ids + s.token_ids) for s in samples]
+    traces = samples.traces
+    rows = [torch.from_numpy(t.tokens).long() for t in traces]
     ids = pad_sequence(rows, batch_first=True)
     mask = pad_sequence([torch.ones_like(r) for r in rows], batch_first=True)
-    seen = [encoded[s.row] for s in samples if encoded[s.row].grid_thw is not None]
+    seen = [encoded[t.row] for t in traces if encoded[t.row].grid_thw is not None]
     images = {}
     if seen:
         images = {
@@ -78,12 +81,10 @@ def padded_gradients(
         }
     logp = (model(input_ids=ids, attention_mask=mask, **images).logits.float() / temperature).log_softmax(-1)
     found = []
-    for b, s in enumerate(samples):
-        start = len(s.prompt_token_ids)
-        at = logp[b, start - 1 : start - 1 + len(s.token_ids)]
-        found.append(at.gather(1, torch.tensor(s.token_ids)[:, None])[:, 0])
-    count = sum(len(s.token_ids) for s in samples)
-    loss = -sum(s.advantage * x.sum() for s, x in zip(samples, found, strict=True)) / count
+    for b, t in enumerate(traces):
+        at = logp[b, t.shared - 1 : len(t.tokens) - 1]
+        found.append(at.gather(1, torch.from_numpy(t.completion).long()[:, None])[:, 0])
+    loss = -sum(float(a[0]) * x.sum() for a, x in zip(samples.advantages, found, strict=True)) / samples.tokens
     loss.backward()
     gradients = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
     assert all(g is not None for g in gradients.values())

@@ -10,55 +10,50 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
 import torch
 
 from tests.learning.filled import filled  # noqa: F401
+from tests.learning.one_rank import OneRank, lessons, trace, with_logprobs
 from tests.learning.rates import bare, rates  # noqa: F401
 from trainer import config as configuration
-from trainer.algorithm.batching import TrainItem
-from trainer.algorithm.records import Prompt
-from trainer.algorithm.scheduling import schedule
-from trainer.ranks.gpu_worker import Worker
+from trainer.algorithm.batching import TrainBatch
+from trainer.algorithm.traces import Prompt, Trace
 
 
-def start(config, rank, port) -> Worker:
-    worker = Worker(config)
-    worker.start(rank, rank, "127.0.0.1", port, 10)
-    return worker
+def start(config, rank, port) -> OneRank:
+    return OneRank(config).start(rank, port)
 
 
-def prompts_for(worker: Worker, rows: list[int]) -> list[Prompt]:
+def prompts_for(worker: OneRank, rows: list[int]) -> list[Prompt]:
     return [Prompt(group=i, row=row, seed=1000 + row) for i, row in enumerate(rows)]
 
 
-def gaps(worker: Worker, samples) -> list[float]:
+def gaps(worker: OneRank, traces: list[Trace]) -> list[float]:
     """Largest and mean |log-prob difference| of engine and policy on the engine's own samples."""
-    batch = worker._collate([(s.row, s.prompt_token_ids, s.token_ids) for s in samples])
-    gap = (worker.policy.logprobs([batch])["old"][0] - torch.tensor([x for s in samples for x in s.logprobs])).abs()
+    (policy,) = worker.logprobs([traces])["old"]
+    gap = np.abs(policy - np.concatenate([trace.logprobs for trace in traces]))
     return [float(gap.max()), float(gap.mean())]
 
 
-def fixed_items(worker: Worker, count: int = 8) -> list[TrainItem]:
+def fixed_items(worker: OneRank, count: int = 8) -> TrainBatch:
     """Completions that do not depend on any engine, of unequal lengths, with images and without."""
     g = torch.Generator().manual_seed(0)
     allowed = [i for i in range(200) if i not in worker.prompter.banned_token_ids()]
-    items = []
+    traces, advantages = [], []
     for i in range(count):
         n = int(torch.randint(2, 12, (1,), generator=g))
         answer = [allowed[int(k)] for k in torch.randint(0, len(allowed), (n,), generator=g)]
-        prompt = worker._prompt(i).token_ids
-        items.append(TrainItem(i, prompt, answer, float(torch.randn(1, generator=g))))
-    return items
+        traces.append(trace(i, worker.prompt_ids(i), answer))
+        advantages.append(float(torch.randn(1, generator=g)))
+    return lessons(traces, advantages)
 
 
-def update(worker: Worker, items: list[TrainItem], tokens: int, order=None) -> dict[str, float]:
-    lengths = [i.scheduled(worker.prompter.image_token_id or -1) for i in items]
-    plan = order or schedule(lengths, worker.config.placement.world_size, tokens)
-    mine = [[items[i] for i in members] for members in plan[worker.rank]]
-    return worker.update(mine, sum(len(i.token_ids) for i in items), len(items), worker.config.algorithm.kl_coef)
+def update(worker: OneRank, batch: TrainBatch, tokens: int, order=None) -> dict[str, float]:
+    return worker.step(batch, tokens, order, worker.config.algorithm.kl_coef)
 
 
-def weights(worker: Worker) -> dict[str, list[float]]:
+def weights(worker: OneRank) -> dict[str, list[float]]:
     """A few entries and the sum of every full parameter."""
     out = {}
     for group in worker.policy.weight_groups(1 << 30):
@@ -76,7 +71,7 @@ def held_bytes() -> int:
     return sum(storages.values())
 
 
-def sync_memory(worker: Worker) -> list[int]:
+def sync_memory(worker: OneRank) -> list[int]:
     """Extra bytes held while each bucket of a sync is loaded: the engine's own weights and the policy's not counted."""
     call, held = worker.engine.call, []
 
@@ -89,7 +84,7 @@ def sync_memory(worker: Worker) -> list[int]:
     gc.unfreeze()  # vLLM hides what was there before it from the collector
     before = held_bytes()
     worker.engine.call = watched
-    worker.sync(0)
+    worker.sampler.load(0)
     worker.engine.call = call
     return [now - before for now in held]
 
@@ -109,23 +104,17 @@ def parity(config, rank, port):
 
     for version in range(3):
         worker.engine.llm.apply_model(lose_scratch)
-        worker.sync(version)
-        samples = worker.engine.generate(  # on every rank of an engine; `worker.generate` returns them on its first
-            prompts_for(worker, rows),
-            lambda prompt: worker._request(config.data.path, config.data.split, prompt.row),
-            samples_per_prompt=4,
-            temperature=config.rollout.temperature,
-            max_tokens=16,
-        )
+        worker.sampler.load(version)
+        samples = worker.sample(prompts_for(worker, rows), 4, config.rollout.temperature, 16)
         out["gaps"].append(gaps(worker, samples))
-        worker.prepare_update()
+        worker.sampler.rest()
         update(worker, fixed_items(worker), config.algorithm.micro_batch_tokens)
     out["stale"] = gaps(worker, samples)
-    worker.sync(3)
+    worker.sampler.load(3)
 
     def ask(order, temperature=1.0, n=2):
-        found = worker.generate(prompts_for(worker, order), n, temperature)
-        return sorted([s.row, s.index, s.token_ids, s.logprobs] for s in found)
+        found = worker.sample(prompts_for(worker, order), n, temperature)
+        return sorted([t.row, t.index, t.completion.tolist(), t.logprobs.tolist()] for t in found)
 
     first, again, reversed_ = ask(rows), ask(rows), ask(rows[::-1])
     out |= {"repeat": first == again, "reversed": [x[:3] for x in first] == [x[:3] for x in reversed_]}
@@ -150,11 +139,8 @@ def invariance(config, rank, port):
             worker.config = replace(config, method="grpo", algorithm=replace(config.algorithm, **options))
             worker.policy.config = worker.config
             if name:  # ratios on both sides of the bounds
-                near = [(torch.randn(2, len(item.token_ids), generator=g) - 5).tolist() for item in items]
-                items = [
-                    replace(item, rollout_logprobs=rollout, old_logprobs=old)
-                    for item, (rollout, old) in zip(items, near, strict=True)
-                ]
+                near = [(torch.randn(2, len(t.learned), generator=g) - 5).tolist() for t in items.traces]
+                items = with_logprobs(items, [rollout for rollout, _ in near], [old for _, old in near])
             stats[name or "grpo"] = update(worker, items, budget)
         out[str(budget)] = {"stats": stats, "weights": weights(worker)}
     return out
@@ -167,9 +153,9 @@ def imageless(config, rank, port):
     for name in ("mixed", "apart"):
         worker = start(config, rank, port)
         items = fixed_items(worker, 12)
-        text = [i for i, item in enumerate(items) if not worker.train_set[item.row].images][:4]
-        seen = [i for i, item in enumerate(items) if worker.train_set[item.row].images][:4]
-        chosen = [items[i] for i in text + seen]
+        text = [i for i, t in enumerate(items.traces) if not worker.train_set[t.row].images][:4]
+        seen = [i for i, t in enumerate(items.traces) if worker.train_set[t.row].images][:4]
+        chosen = items.pick(text + seen)
         order = [[[0, 1], [2, 3]], [[4, 5], [6, 7]]] if name == "apart" else [[[0, 4], [1, 5]], [[2, 6], [3, 7]]]
         update(worker, chosen, 0, order)
         out[name] = weights(worker)
@@ -191,27 +177,28 @@ def unequal(config, rank, port):
     head.limit = 1024 * len(head.banned)
     g = torch.Generator().manual_seed(0)
     allowed = [i for i in range(200) if i not in worker.prompter.banned_token_ids()]
-    items = []
+    traces = []
     for row, n in enumerate(lengths):
         completion = [allowed[int(k)] for k in torch.randint(0, len(allowed), (n,), generator=g)]
-        items.append(TrainItem(row, worker._prompt(row).token_ids, completion, 1.0))
+        traces.append(trace(row, worker.prompt_ids(row), completion))
+    items = lessons(traces, [1.0] * len(traces))
     out: dict = {"forward": [], "backward": []}
     for _ in range(2):
         before = GATHERS.calls
-        (found,) = worker.logprobs([[items[rank]]], old=True, reference=False)["old"]
+        (found,) = worker.logprobs([[traces[rank]]])["old"]
         out["forward"].append(GATHERS.calls - before)
-        before, stats = GATHERS.calls, worker.update([[items[rank]]], sum(lengths), 2, config.algorithm.kl_coef)
+        before, stats = GATHERS.calls, worker.update([items.pick([rank])], sum(lengths), 2, config.algorithm.kl_coef)
         out["backward"].append(GATHERS.calls - before)
         if "gap" not in out:
-            prompt = worker._prompt(rank)
-            ids = torch.tensor([prompt.token_ids + items[rank].token_ids])
+            prompt = worker.reader.encoded(config.train_split, rank)
+            ids = torch.from_numpy(traces[rank].tokens.astype(np.int64))[None]
             images = {} if prompt.grid_thw is None else {
                 "pixel_values": prompt.pixel_values, "image_grid_thw": prompt.grid_thw,
                 "mm_token_type_ids": (ids == worker.prompter.image_token_id).int()}  # fmt: skip
             with torch.no_grad():
                 logits = plain(input_ids=ids, **images).logits[0, len(prompt.token_ids) - 1 : -1]
             want = logits.log_softmax(-1).gather(1, ids[0, len(prompt.token_ids) :, None])[:, 0]
-            out["gap"] = float((torch.tensor(found) - want).abs().max())
+            out["gap"] = float((torch.from_numpy(found) - want).abs().max())
     return out | {"norm": stats["grad/norm"]}
 
 
@@ -230,7 +217,7 @@ def gradients(config, rank, port):
     for budget in (1, 150, 100_000):
         worker = start(config, rank, port)
         worker.policy.config = replace(config, method="grpo")
-        worker._prompt = encoded.__getitem__
+        worker.reader.encoded = lambda split, row: encoded[row]
         engine, ours = worker.policy.engine, {}
         step = engine.step
 
@@ -264,15 +251,16 @@ def exported(config, rank, port):
     """vLLM as its users load it from disk, before any sync, against the policy; and the policy's weights."""
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
-    from trainer.weights import in_process as weight_sync
+    from trainer.weights import in_process
 
     class FromFiles(DefaultModelLoader):
         def __init__(self, load_config):
             super().__init__(replace(load_config, load_format="auto"))
 
-    weight_sync.NoWeights = FromFiles
+    in_process.NoWeights = FromFiles
     worker = start(config, rank, port)
-    return {"gap": worker.probe(range(len(worker.train_set)))["max"], "weights": weights(worker)}
+    samples = worker.sample([Prompt(group=0, row=0, seed=7)], 2, config.rollout.temperature, 16)
+    return {"gap": gaps(worker, samples)[0], "weights": weights(worker)}
 
 
 def moving(config, rank, port):
@@ -308,7 +296,7 @@ def accumulation(config, rank, port):
     return {
         "buffer": str(worker.policy.zero.grad_partitions_flat_buffer.dtype),
         "one": update(worker, item, 1)["grad/norm"],
-        "many": update(worker, item * 64, 1)["grad/norm"],
+        "many": update(worker, item.pick([0] * 64), 1)["grad/norm"],
     }
 
 
@@ -318,7 +306,7 @@ def skipping(config, rank, port):
     worker = start(replace(config, method="sft"), rank, port)
     worker.policy.config = replace(config, method="grpo")
     items = fixed_items(worker)
-    spoiled = [replace(items[0], advantage=float("nan")), *items[1:]]
+    spoiled = replace(items, advantages=[items.advantages[0] * np.float32("nan"), *items.advantages[1:]])
     out: dict = {"stats": [], "shards": []}
     for batch in (items, spoiled, items):
         before = worker.policy.shards(lambda key, tensor: tensor.detach().clone())
@@ -334,7 +322,7 @@ def skipping(config, rank, port):
     return out
 
 
-def shard_sums(worker: Worker) -> dict[str, list[float]]:
+def shard_sums(worker: OneRank) -> dict[str, list[float]]:
     """Of every parameter's shard: sum and first entry of fp32 weights and Adam's moments."""
     shards = worker.policy.shards(lambda key, tensor: tensor.detach().cpu())
     return {
@@ -358,15 +346,15 @@ def sleeping(config, rank, port):
 
     out: dict = {"awake_gib": [], "asleep_gib": [], "checksums": [], "gaps": [], "tokens": []}
     for version in range(3):
-        worker.sync(version)
+        worker.sampler.load(version)
         out["checksums"].append(worker.engine.llm.apply_model(checksums)[0])
-        samples = worker.generate(prompts_for(worker, [0, 1, 2, 3]), 4, 1.0)
+        samples = worker.sample(prompts_for(worker, [0, 1, 2, 3]), 4, 1.0)
         out["awake_gib"].append(used())
         out["gaps"].append(gaps(worker, samples)[1])
-        out["tokens"].append([t for s in samples for t in s.token_ids])
+        out["tokens"].append([token for t in samples for token in t.completion.tolist()])
         worker.engine.sleep()
         out["asleep_gib"].append(used())
-        worker.prepare_update()
+        worker.sampler.rest()
         update(worker, fixed_items(worker), config.algorithm.micro_batch_tokens)
     return out
 

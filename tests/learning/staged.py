@@ -11,9 +11,8 @@ from deepspeed.utils import safe_get_full_grad
 from transformers import AutoConfig
 
 from tests.learning import plain
+from tests.learning.one_rank import OneRank, lessons
 from tests.learning.scenarios import start
-from trainer.algorithm.scheduling import schedule
-from trainer.ranks.gpu_worker import Worker
 
 BUDGETS = (150, 100_000)
 """Several passes, and all rows packed into one."""
@@ -23,7 +22,8 @@ def stages(config, rank, port):
     """Of each stage: loss and gradients of a step against one process of plain torch, by several budgets; the same step
     again after a resume, bit for bit; and what every other stage makes of its checkpoint."""
     encoded = plain.prompts(AutoConfig.from_pretrained(config.model.path))
-    items = [replace(item, advantage=1.0) for item in plain.items(encoded)]
+    traces = plain.items(encoded).traces
+    items = lessons(traces, [1.0] * len(traces))
     logprobs, theirs = plain.padded_gradients(config.model.path, encoded, items, adapt=adapt(config))
     theirs = {name.removeprefix("base_model.model."): g for name, g in theirs.items()}
     out: dict = {"loss": -float(logprobs.mean()), "stages": {}}
@@ -78,10 +78,10 @@ def factor(name, shape):
     return torch.randn(shape, generator=g) * 0.1
 
 
-def begin(config, rank, port, stage, encoded) -> Worker:
+def begin(config, rank, port, stage, encoded) -> OneRank:
     optimizer = replace(config.optimizer, zero_stage=stage, max_grad_norm=0.0)
     worker = start(replace(config, method="sft", optimizer=optimizer), rank, port)
-    worker._prompt = encoded.__getitem__
+    worker.reader.encoded = lambda split, row: encoded[row]
     if config.lora.rank:
 
         def first(kind, name, start, stop):
@@ -94,10 +94,9 @@ def begin(config, rank, port, stage, encoded) -> Worker:
     return worker
 
 
-def step(worker: Worker, items, budget, gradients=None, stop=False) -> dict:
+def step(worker: OneRank, items, budget, gradients=None, stop=False) -> dict:
     """One step; gradients: where the reduced ones are put. stop: at learning rate 0."""
-    policy, lengths = worker.policy, [i.scheduled(worker.prompter.image_token_id or -1) for i in items]
-    plan = schedule(lengths, worker.config.placement.world_size, budget)
+    policy = worker.policy
     whole = policy.engine.step
 
     def stepping():
@@ -111,15 +110,14 @@ def step(worker: Worker, items, budget, gradients=None, stop=False) -> dict:
     if stop:
         policy.config = replace(kept, optimizer=replace(kept.optimizer, learning_rate=0.0))
         before = pieces(worker)
-    mine = [[items[i] for i in members] for members in plan[worker.rank]]
-    stats = worker.update(mine, sum(len(i.token_ids) for i in items), len(items), 0.0)
+    stats = worker.step(items, budget)
     policy.engine.step, policy.config = whole, kept
     if stop:
         put(worker, before, policy.updates - 1)
     return stats
 
 
-def pieces(worker: Worker) -> dict:
+def pieces(worker: OneRank) -> dict:
     """Every trained parameter whole, put together from all ranks' shards; each element from exactly one of them."""
     mine = worker.policy.shards(lambda key, t: t.detach().clone())
     ranks: list = [None] * dist.get_world_size()
@@ -136,7 +134,7 @@ def pieces(worker: Worker) -> dict:
     return out
 
 
-def put(worker: Worker, whole: dict, updates: int) -> None:
+def put(worker: OneRank, whole: dict, updates: int) -> None:
     worker.policy.load(lambda wanted: (whole[kind, name][start:stop] for kind, name, start, stop in wanted))
     worker.policy.loaded(updates)
 

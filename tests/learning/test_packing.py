@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from tests.learning import plain
+from tests.learning.one_rank import trace
 from trainer.algorithm.batching import collate, layout
 from trainer.data.processor import mrope_positions
 from trainer.learning import attention
@@ -29,7 +31,12 @@ def test_collate_by_hand():
     seen = {7: SimpleNamespace(pixel_values=torch.ones(8, 3), grid_thw=grid),
             2: SimpleNamespace(pixel_values=None, grid_thw=None)}  # fmt: skip
     p7, p2 = [1, IMAGE, IMAGE, 3], [4, 5]
-    batch = collate([(7, p7, [20, 21]), (2, p2, [30]), (7, p7, [22]), (7, p7, [])], seen.get, positions)  # type: ignore[arg-type]
+
+    def encoded(t):
+        return seen[t.row]
+
+    traces = [trace(7, p7, [20, 21]), trace(2, p2, [30]), trace(7, p7, [22]), trace(7, p7, [])]
+    batch = collate(traces, encoded, positions)
     assert batch.input_ids.tolist() == [[1, IMAGE, IMAGE, 3, 20, 21, 4, 5, 30, 22]]
     assert batch.logits_at.tolist() == [3, 4, 7, 3] and batch.targets.tolist() == [20, 21, 30, 22]
     assert batch.layout.q == (6, 3, 1) and batch.layout.k == (6, 3, 5)
@@ -40,9 +47,9 @@ def test_collate_by_hand():
     assert time == [0, 1, 1, 3, 4, 5, 0, 1, 2, 4]
     assert height == [0, 1, 2, 3, 4, 5, 0, 1, 2, 4] and width == time
     assert batch.pixel_values is not None and len(batch.pixel_values) == 8  # the tower sees the image once
-    alone = collate([(2, p2, [30, 31])], seen.get, positions)  # type: ignore[arg-type]
+    alone = collate([trace(2, p2, [30, 31])], encoded, positions)
     assert alone.layout.kv_index is None and alone.pixel_values is None
-    empty = collate([], seen.get, positions)  # type: ignore[arg-type]
+    empty = collate([], encoded, positions)
     assert empty.input_ids.shape == (1, 1) and len(empty.targets) == len(empty.logits_at) == 0
 
 
@@ -54,10 +61,10 @@ def test_positions_are_transformers(family_model, family):
     model = AutoModelForImageTextToText.from_pretrained(family_model(family))
     image = model.config.image_token_id
     encoded = plain.prompts(model.config)
-    for item in plain.items(encoded):
-        enc, ids = encoded[item.row], torch.tensor([item.prompt_token_ids + item.token_ids])
+    for item in plain.items(encoded).traces:
+        enc, ids = encoded[item.row], torch.from_numpy(item.tokens).long()[None]
         own = lambda i, g: positions(i, g, image)  # noqa: E731
-        batch = collate([(item.row, item.prompt_token_ids, item.token_ids)], encoded.__getitem__, own)
+        batch = collate([item], lambda t: encoded[t.row], own)
         kinds = (ids == image).int()
         want = model.model.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=enc.grid_thw)[0]
         assert torch.equal(batch.position_ids, want)
@@ -137,13 +144,13 @@ def test_gradients_are_those_of_the_padded_computation(family_model, family, aga
         hf.gradient_checkpointing_enable({"use_reentrant": False})
     model = LogprobModel(hf, [], 0.8, False).train()
     model.model.lm_head.limit = 20_000
-    count, found = sum(len(s.token_ids) for s in samples), []
+    found = []
     own = lambda i, g: positions(i, g, image)  # noqa: E731
     for at in range(0, len(samples), together):
-        part = samples[at : at + together]
-        batch = collate([(s.row, s.prompt_token_ids, s.token_ids) for s in part], encoded.__getitem__, own)
+        part = samples.pick(range(at, min(at + together, len(samples))))
+        batch = collate(part.traces, lambda t: encoded[t.row], own)
         logp = model(batch)[0]
-        weights = torch.tensor([s.advantage for s in part for _ in s.token_ids]) / count
+        weights = torch.from_numpy(np.concatenate(part.advantages)) / samples.tokens
         (-weights * logp).sum().backward()
         found.append(logp.detach())
     logp, gradients = plain.padded_gradients(folder, encoded, samples, 0.8)

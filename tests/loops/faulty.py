@@ -13,10 +13,11 @@ import signal
 import time
 from typing import Any
 
+from trainer.learning.learner_part import LearnerPart
 from trainer.loops import grpo
 from trainer.loops.process import main
-from trainer.ranks import worker_group
-from trainer.ranks.gpu_worker import Worker
+from trainer.ranks import ray_ranks
+from trainer.ranks.process import RankProcess
 
 FAULT = os.environ["FAULT"]
 AT = 4
@@ -28,14 +29,14 @@ def stuck() -> None:
         time.sleep(60)
 
 
-class FaultyWorker(Worker):
+class FaultyLearner(LearnerPart):
     """One rank; the fault strikes rank 1, or all for `nan`."""
 
     updates = 0
 
     def update(self, *arguments: Any) -> Any:
         self.updates += 1
-        if self.rank == 1:
+        if self.process.rank == 1:
             match FAULT:
                 case "deadlock" if self.updates == AT:
                     stuck()
@@ -49,6 +50,14 @@ class FaultyWorker(Worker):
         return stats
 
 
+class FaultyProcess(RankProcess):
+    """A process whose learner is faulty."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._parts[LearnerPart] = FaultyLearner(self)
+
+
 if __name__ == "__main__":
-    worker_group.Worker = FaultyWorker
+    ray_ranks.RankProcess = FaultyProcess
     main(grpo.train, grpo.total_updates)

@@ -49,6 +49,7 @@ def measure(model_dir, data, dtype: Literal["bf16", "fp32"], again: bool, rank: 
     without gradients and of a backward pass)."""
     from transformers import AutoModelForImageTextToText
 
+    from tests.learning.one_rank import trace
     from trainer.algorithm.batching import collate
     from trainer.data.dataset import Dataset
     from trainer.data.processor import Prompter
@@ -73,8 +74,8 @@ def measure(model_dir, data, dtype: Literal["bf16", "fp32"], again: bool, rank: 
     scorer = LogprobModel(model, [], 1.0, not config.tower_trained).train()
     prompter, rows = Prompter(config.model), Dataset(str(data), "train")
     prompts = [prompter.encode(rows[i]) for i in range(SIZE)]
-    items = [(i, p.token_ids, [100] * (LENGTH - len(p.token_ids))) for i, p in enumerate(prompts)]
-    batch = collate(items, prompts.__getitem__, prompter.positions)
+    items = [trace(i, p.token_ids, [100] * (LENGTH - len(p.token_ids))) for i, p in enumerate(prompts)]
+    batch = collate(items, lambda t: prompts[t.row], prompter.positions)
     everywhere = torch.arange(SIZE * LENGTH)  # the worst that the plan reckons with: every token is a completion's
     batch = dataclasses.replace(batch, logits_at=everywhere, targets=torch.zeros_like(everywhere))
     for parameter in (p for p in model.parameters() if p.requires_grad):

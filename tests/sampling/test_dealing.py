@@ -2,7 +2,7 @@
 
 import random
 
-from trainer.algorithm.records import Prompt
+from trainer.algorithm.traces import Prompt
 from trainer.sampling.dealing import deal
 
 

@@ -14,11 +14,12 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer.algorithm.records import Prompt
+from trainer.algorithm.traces import Prompt
 from trainer.loops import grpo
 from trainer.loops.process import main
-from trainer.ranks import worker_group
-from trainer.ranks.gpu_worker import Worker
+from trainer.ranks import ray_ranks
+from trainer.ranks.process import RankProcess
+from trainer.sampling.sampler_part import SamplerPart
 
 CUT = 150
 """No other completion is longer."""
@@ -38,16 +39,25 @@ def lengths(prompt: Prompt, n: int) -> list[int]:
     return drawn
 
 
-class SoakWorker(Worker):
+class SoakSampler(SamplerPart):
     """A rank with an engine that cuts where `lengths` says."""
 
-    def start(self, rank: int, *arguments: Any) -> dict[str, Any]:
+    def start(self) -> None:
         from tests.soak import engine  # in the ranks alone: it loads vLLM
 
         engine.install()
-        return super().start(rank, *arguments)
+        super().start()
+
+
+class SoakProcess(RankProcess):
+    """A process with such a rank."""
+
+    def part(self, kind: Any) -> Any:
+        if kind is SamplerPart and kind not in self._parts:
+            self._parts[kind] = SoakSampler(self)
+        return super().part(kind)
 
 
 if __name__ == "__main__":
-    worker_group.Worker = SoakWorker
+    ray_ranks.RankProcess = SoakProcess
     main(grpo.train, grpo.total_updates)

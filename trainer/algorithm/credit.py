@@ -1,27 +1,27 @@
-"""From a step's graded completions to the items that are trained on and their advantages."""
+"""From a step's graded completions to those that are trained on and their advantages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from trainer.algorithm.advantages import Advantages, Rewards, estimate, flat_groups
-from trainer.algorithm.batching import TrainItem
-from trainer.algorithm.losses import kl_divergence
-from trainer.algorithm.records import Outcome, Sample
+from trainer.algorithm.losses import discounted, kl_divergence
 from trainer.algorithm.refill import chosen
 from trainer.algorithm.shaping import graded, shaped
+from trainer.algorithm.traces import Outcome, Trace
 from trainer.config import RunConfig
 
 
 @dataclass(frozen=True)
-class Batch:
-    """What a step trains on."""
+class Credited:
+    """The traces that a step trains on, with what the grader and the estimator say of each."""
 
-    samples: list[Sample]
+    traces: list[Trace]
     outcomes: list[Outcome]
     advantages: Advantages
 
@@ -33,6 +33,8 @@ class Credit:
     rewards: Rewards
     groups: Tensor
     """[N]"""
+    lengths: Tensor
+    """Learned tokens of each completion, [N]."""
     flat: list[bool]
     """Of every group, by its number: whether the grader gave all of it the same."""
     finished: list[bool]
@@ -42,21 +44,15 @@ class Credit:
         kept = set(chosen(self.flat, size))
         return [i for i, group in enumerate(self.groups.tolist()) if group in kept]
 
-    def advantages(
-        self, config: RunConfig, total: Tensor, members: list[int], items: Sequence[TrainItem], kl_coef: float
-    ) -> tuple[Advantages, list[TrainItem]]:
-        """Of `members`, which `items` are in the same order; and the items with them.
+    def advantages(self, config: RunConfig, total: Tensor, members: list[int], kl: Tensor | None) -> Advantages:
+        """Advantages of `members`, in their order.
 
-        total: rewards of all completions, [N], normalized if so configured. kl_coef: of the KL in the reward.
+        total: rewards of all completions, [N], normalized if so configured. kl: what each learned token of the members
+        costs, [sum of lengths]; None where the rewards hold no KL.
         """
-        at, algorithm = torch.tensor(members), config.algorithm
+        at = torch.tensor(members)
         rewards = replace(self.rewards, parts=self.rewards.parts[at])
-        lengths = torch.tensor([len(item.token_ids) for item in items])
-        kl = kl_coef * token_kl(config, items) if config.kl_in_reward else None
-        found = estimate(algorithm, rewards, total[at], self.groups[at], lengths, kl)
-        tokens = found.tokens or [None] * len(items)
-        values = zip(items, found.values.tolist(), tokens, strict=True)
-        return found, [replace(item, advantage=a, token_advantages=t) for item, a, t in values]
+        return estimate(config.algorithm, rewards, total[at], self.groups[at], self.lengths[at], kl)
 
     def describe(self, config: RunConfig, members: list[int]) -> dict[str, float]:
         """Rewards that are none of the grader's, groups, and what the update left out."""
@@ -73,17 +69,32 @@ class Credit:
         return out
 
 
-def credited(config: RunConfig, samples: Sequence[Sample], outcomes: Sequence[Outcome]) -> Credit:
+def credited(config: RunConfig, traces: Sequence[Trace], outcomes: Sequence[Outcome]) -> Credit:
     """Rewards of a step's completions."""
-    found, groups = graded(outcomes, config), torch.tensor([s.group for s in samples])
-    rewards = shaped(found, samples, groups, config)
-    return Credit(rewards, groups, flat_groups(found.total, groups).tolist(), [s.finished for s in samples])
-
-
-def token_kl(config: RunConfig, items: Sequence[TrainItem]) -> Tensor:
-    """Estimates of the KL to the reference at every completion token, [sum of lengths]."""
-    policy, reference = (
-        torch.tensor([x for item in items for x in getattr(item, name) or ()], dtype=torch.float64)
-        for name in ("old_logprobs", "ref_logprobs")
+    given = graded(outcomes, config)
+    groups = torch.tensor([trace.group for trace in traces])
+    return Credit(
+        rewards=shaped(given, traces, groups, config),
+        groups=groups,
+        lengths=torch.tensor([len(trace.learned) for trace in traces]),
+        flat=flat_groups(given.total, groups).tolist(),
+        finished=[trace.finished for trace in traces],
     )
-    return kl_divergence(policy, reference, config.algorithm.kl_estimator)
+
+
+def token_kl(config: RunConfig, old: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> Tensor:
+    """Estimates of the KL to the reference at every learned token, [sum of lengths].
+
+    old, reference: log-probabilities under policy and reference, [T] per trace.
+    """
+    policy_flat = torch.from_numpy(np.concatenate(old)).double()
+    reference_flat = torch.from_numpy(np.concatenate(reference)).double()
+    return kl_divergence(policy_flat, reference_flat, config.algorithm.kl_estimator)
+
+
+def by_token(advantages: Advantages, lengths: Tensor, gamma: float) -> list[np.ndarray]:
+    """Advantage of every learned token, [T] float32 per trace; lengths: [N], learned tokens of each."""
+    if advantages.tokens is not None:
+        return [np.asarray(values, np.float32) for values in advantages.tokens]
+    flat = discounted(advantages.values, lengths, gamma)
+    return [part.numpy() for part in flat.split(lengths.tolist())]

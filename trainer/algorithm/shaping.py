@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from trainer.algorithm.advantages import Rewards, RunningNorm
-from trainer.algorithm.records import Outcome, Sample
+from trainer.algorithm.traces import Outcome, Trace
 from trainer.config import RunConfig
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -19,17 +19,29 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 @dataclass
 class Carried(RunningNorm):
-    """What a step leaves to the next besides the weights: running statistics of the rewards, and these."""
+    """What a step leaves to the next besides the weights: the running statistics of the rewards, and these."""
 
     kl_coef: float = 0.0
-    """Of the next step."""
+    """Weight of the KL in the next step."""
     prompts: int = 0
-    """Asked so far."""
+    """How many prompts the run has asked so far."""
 
-    def start(self, config: RunConfig, step: int) -> None:
-        """After a resume from `step`, or at 0: fills what a fresh run, or the checkpoint of an older one, has not."""
-        self.kl_coef = self.kl_coef or config.algorithm.kl_coef
-        self.prompts = self.prompts or step * config.rollout.prompts_per_step
+    @classmethod
+    def resume(cls, saved: Mapping[str, float], config: RunConfig, step: int) -> Carried:
+        """The state after `step`.
+
+        saved: `state` of its checkpoint. That of an older version may lack fields, a fresh run has none of them.
+        """
+        carried = cls()
+        for field in fields(cls):
+            setattr(carried, field.name, saved.get(field.name, field.default))
+        carried.kl_coef = carried.kl_coef or config.algorithm.kl_coef
+        carried.prompts = carried.prompts or step * config.rollout.prompts_per_step
+        return carried
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint keeps of it."""
+        return asdict(self)
 
 
 def graded(outcomes: Sequence[Outcome], config: RunConfig) -> Rewards:
@@ -74,16 +86,16 @@ def tags(text: str) -> float:
     return sum(text.count(tag) == 1 for tag in TAGS) / len(TAGS)
 
 
-def shaped(rewards: Rewards, samples: Sequence[Sample], groups: Tensor, config: RunConfig) -> Rewards:
+def shaped(rewards: Rewards, traces: Sequence[Trace], groups: Tensor, config: RunConfig) -> Rewards:
     """The grader's rewards and those of the form that have a weight, in this order."""
     r, algorithm, longest = config.rewards, config.algorithm, config.rollout.max_tokens
-    lengths = torch.tensor([len(s.token_ids) for s in samples])
+    lengths = torch.tensor([len(trace.completion) for trace in traces])
     double: Any = {"dtype": torch.float64}
     further: list[tuple[str, float, Callable[[], Tensor]]] = [
-        ("reward/tags", r.tags_weight, lambda: torch.tensor([tags(s.text) for s in samples], **double)),
+        ("reward/tags", r.tags_weight, lambda: torch.tensor([tags(trace.text) for trace in traces], **double)),
         ("reward/length", r.length_weight, lambda: brevity(lengths, groups, rewards.parts[:, 0] > 0)),
         ("reward/repetition", r.repetition_weight,
-         lambda: torch.tensor([repetition(s.token_ids, r.repetition_ngram) for s in samples], **double)),
+         lambda: torch.tensor([repetition(t.completion.tolist(), r.repetition_ngram) for t in traces], **double)),
         ("reward/overlong", algorithm.overlong_penalty * bool(algorithm.overlong_buffer),
          lambda: overlong(lengths, longest, algorithm.overlong_buffer)),
     ]  # fmt: skip

@@ -29,6 +29,7 @@ from trainer.config.schema import Rollout as Rollout
 from trainer.config.schema import Run as Run
 from trainer.config.schema import RunConfig as RunConfig
 from trainer.config.schema import Watch as Watch
+from trainer.config.split import Split as Split
 from trainer.config.validation import validate as validate
 from trainer.config.validation import validate_saving as validate_saving
 from trainer.errors import ConfigError as ConfigError

@@ -56,9 +56,7 @@ def logprob_tokens(config: RunConfig, shape: Shape) -> int:
 
 def longest_sample(config: RunConfig) -> int:
     """Tokens of the longest prompt with the longest completion."""
-    return (
-        config.sft.max_tokens if config.method == "sft" else config.data.prompt_max_tokens + config.rollout.max_tokens
-    )
+    return config.sft.max_tokens if config.method == "sft" else config.longest_sequence
 
 
 def saved_per_token(config: RunConfig, shape: Shape) -> float:

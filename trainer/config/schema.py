@@ -12,6 +12,7 @@ from typing import Literal
 from trainer.config.algorithm import Algorithm
 from trainer.config.lora import LoRA
 from trainer.config.ranges import within
+from trainer.config.split import Split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,6 +378,21 @@ class RunConfig:
     def evaluation_path(self) -> str:
         """The dataset that is evaluated on."""
         return self.evaluation.path or self.data.path
+
+    @property
+    def train_split(self) -> Split:
+        """The rows that are trained on."""
+        return Split(self.data.path, self.data.split, self.data.max_samples)
+
+    @property
+    def evaluation_split(self) -> Split:
+        """The rows that are evaluated on."""
+        return Split(self.evaluation_path, self.evaluation.split, self.evaluation.max_samples)
+
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens of the longest prompt and completion together that the rollout engine takes."""
+        return self.data.prompt_max_tokens + self.rollout.max_tokens
 
     @property
     def samples_per_step(self) -> int:

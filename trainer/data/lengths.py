@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.config import ConfigError, RunConfig
+from trainer.config import ConfigError, RunConfig, Split
 from trainer.data.dataset import Dataset, cache_folder, chat
 from trainer.data.processor import Prompter
 
@@ -58,10 +58,10 @@ def cached(key: object, compute: Callable[[], np.ndarray], folder: Path | None =
     return values
 
 
-def usable_rows(config: RunConfig, lengths: np.ndarray, path: str, split: str) -> list[int]:
+def usable_rows(config: RunConfig, lengths: np.ndarray, split: Split) -> list[int]:
     """Indices of the rows that can be trained on: the prompt fits, and with SFT there is a solution and both fit.
 
-    lengths: [rows, 2] of `measure`. path, split: whose. Says how many are left out, and why.
+    lengths: [rows, 2] of `measure`. Prints how many rows of the split are left out, and why.
     Raises ConfigError if none has a solution.
     """
     prompts, solutions = lengths[:, 0], lengths[:, 1]
@@ -70,15 +70,12 @@ def usable_rows(config: RunConfig, lengths: np.ndarray, path: str, split: str) -
     if config.method == "sft":
         solved = fits & (solutions > 0)
         if not solved.any():
-            raise ConfigError(
-                f"{path or config.data.path} has no `solution` in split {split or config.data.split}: SFT needs worked "
-                "solutions"
-            )
+            raise ConfigError(f"{split.path} has no `solution` in split {split.name}: SFT needs worked solutions")
         whole = solved & (prompts + solutions <= config.sft.max_tokens)
         reasons["no solution"] = int((fits & ~solved).sum())
         reasons[f"over {config.sft.max_tokens} tokens with their solution"] = int((solved & ~whole).sum())
         fits = whole
     if not fits.all():
         why = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
-        print(f"data: {int((~fits).sum())} of {len(lengths)} rows of {split} left out: {why}", flush=True)
+        print(f"data: {int((~fits).sum())} of {len(lengths)} rows of {split.name} left out: {why}", flush=True)
     return np.flatnonzero(fits).tolist()

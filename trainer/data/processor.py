@@ -49,6 +49,8 @@ class Request:
     """vLLM's prompt; holds the decoded images."""
     pixel_bytes: int
     """Memory of its images once the engine's processor has cut them into patches of float32."""
+    images: int = 0
+    """Number of images."""
 
 
 class Prompter:
@@ -212,7 +214,7 @@ class Prompter:
         patch = self.processor.image_processor.patch_size
         values = 3 * self.processor.image_processor.temporal_patch_size * (patch * self.merge_size) ** 2
         pixels = 4 * values * sum(token == self.image_token_id for token in ids)
-        return Request(ids, {"prompt": text, "multi_modal_data": {"image": images}}, pixels)
+        return Request(ids, {"prompt": text, "multi_modal_data": {"image": images}}, pixels, len(images))
 
     def positions(self, token_ids: list[int], grid_thw: Tensor | None) -> Tensor:
         """Rotary positions [3, T] of one sequence (time, height, width); plain counting for text-only models."""

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.algorithm.records import Outcome, Prompt, Sample
 from trainer.algorithm.seeding import seed_of
+from trainer.algorithm.traces import Outcome, Prompt, Trace
 from trainer.config import ConfigError, RunConfig
 from trainer.hardware import model_shapes
 from trainer.loops.process import main
@@ -26,6 +26,7 @@ from trainer.observe import scores
 from trainer.observe.report_scores import scores_page
 from trainer.rewards.grading.extraction import final_answer
 from trainer.run.session import Session
+from trainer.sampling.sampler import Ask
 
 FILE = "pass_rates.jsonl"
 
@@ -35,33 +36,42 @@ def measure(config: RunConfig, run: Session) -> None:
     n = config.evaluation.pass_rate_samples
     if n < 1:
         raise ConfigError("evaluation.pass_rate_samples is 0: give the number of completions per row, such as 8")
-    workers, phases, path = run.workers, run.phases, Path(config.run.dir) / FILE
-    run.resume({})
+    phases, path = run.phases, Path(config.run.dir) / FILE
+    run.resume()
     with phases("sync"):
-        workers.all("prepare_update")
-        workers.all("sync", 0)
+        run.sampler.rest()
+        run.sampler.load(run.learner.weights(0))
         run.check_first_sync()
     size, evaluation = config.rows_per_step, config.evaluation
     temperature = evaluation.temperature if evaluation.benchmarks else config.rollout.temperature
-    blocks = [run.rows[start : start + size] for start in range(0, len(run.rows), size)]
+    all_rows = run.train_rows
+    blocks = [all_rows[start : start + size] for start in range(0, len(all_rows), size)]
     written = _whole_lines(run, path)
     rates = [json.loads(line)["pass_rate"] for line in written]
     for number, rows in enumerate(blocks, 1):
-        if number * size <= len(rates) or (number == len(blocks) and len(rates) == len(run.rows)):
+        if number * size <= len(rates) or (number == len(blocks) and len(rates) == len(all_rows)):
             continue
         phases.begin(number, len(blocks))
         prompts = [Prompt(group=row, row=row, seed=seed_of(config.run.seed, "pass rate", row)) for row in rows]
+        ask = Ask(
+            prompts=prompts,
+            split=config.train_split,
+            prompt_tokens=run.rows.prompt_tokens(config.train_split),
+            samples_per_prompt=n,
+            temperature=temperature,
+            max_tokens=config.rollout.max_tokens,
+        )
         with phases("rollout"):
-            samples = workers.generate(prompts, run.prompt_tokens, n, temperature)
+            traces = run.sampler.sample(ask).all()
         with phases("grade"):
-            outcomes = run.score(samples)
-        records = records_of(samples, outcomes, {row: run.train_set[row].id for row in rows})
+            outcomes = run.score(traces)
+        records = records_of(traces, outcomes, {row: run.train_set[row].id for row in rows})
         with open(path, "a", encoding="utf-8") as file:
             file.write("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
         if run.checkpoints.storage:
             run.checkpoints.storage.put(path, FILE)
         rates += [record["pass_rate"] for record in records]
-        print(f"{len(rates)} of {len(run.rows)} rows: {_summary(rates)}", flush=True)
+        print(f"{len(rates)} of {len(all_rows)} rows: {_summary(rates)}", flush=True)
     if evaluation.benchmarks:
         _score(config, run, path)
     phases.finish()
@@ -72,7 +82,7 @@ def _score(config: RunConfig, run: Session, path: Path) -> None:
     """Writes the scores of all rows, those included that were too long to be asked."""
     n, sources = config.evaluation.pass_rate_samples, run.train_set.column("source")
     rows = {row: scores.Row(sources[row], [(None, 0.0)] * n, asked=False) for row in range(len(run.train_set))}
-    for row, line in zip(run.rows, path.read_text(encoding="utf-8").splitlines(), strict=True):
+    for row, line in zip(run.train_rows, path.read_text(encoding="utf-8").splitlines(), strict=True):
         found = json.loads(line)
         rows[row] = scores.Row(sources[row], found["answers"], found["tokens"], found["truncated"])
     judge = config.rewards.judge_model if config.rewards.judge_url else ""
@@ -91,18 +101,19 @@ def _score(config: RunConfig, run: Session, path: Path) -> None:
     print(table, flush=True)
 
 
-def records_of(samples: Sequence[Sample], outcomes: Sequence[Outcome], ids: dict[int, str]) -> list[dict[str, Any]]:
+def records_of(traces: Sequence[Trace], outcomes: Sequence[Outcome], ids: dict[int, str]) -> list[dict[str, Any]]:
     """One line per row of `ids`, in their order."""
-    graded: dict[int, list[tuple[Sample, Outcome]]] = {row: [] for row in ids}
-    for sample, outcome in zip(samples, outcomes, strict=True):
-        graded[sample.row].append((sample, outcome))
+    graded: dict[int, list[tuple[Trace, Outcome]]] = {row: [] for row in ids}
+    for trace, outcome in zip(traces, outcomes, strict=True):
+        graded[trace.row].append((trace, outcome))
     lines = []
     for row, pairs in graded.items():
-        right = [sample.text for sample, outcome in pairs if outcome.verdict == "correct" and sample.finished]
+        right = [trace.text for trace, outcome in pairs if outcome.verdict == "correct" and trace.finished]
         rate = sum(outcome.accuracy for _, outcome in pairs) / len(pairs)
         shortest = min(right, key=len, default="")
-        answers = [(_voted(sample.text), outcome.accuracy) for sample, outcome in pairs]
-        tokens, cut = sum(len(s.token_ids) for s, _ in pairs), sum(not s.finished for s, _ in pairs)
+        answers = [(_voted(trace.text), outcome.accuracy) for trace, outcome in pairs]
+        tokens = sum(len(trace.completion) for trace, _ in pairs)
+        cut = sum(not trace.finished for trace, _ in pairs)
         lines.append({"id": ids[row], "pass_rate": rate, "samples": len(pairs), "completion": shortest,
                       "answers": answers, "tokens": tokens, "truncated": cut})  # fmt: skip
     return lines
@@ -119,7 +130,7 @@ def _whole_lines(run: Session, path: Path) -> list[str]:
     if run.checkpoints.storage and not path.exists() and run.checkpoints.storage.exists(FILE):
         run.checkpoints.storage.get(FILE, path)
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    ids = [run.train_set[row].id for row in run.rows[: len(lines)]]
+    ids = [run.train_set[row].id for row in run.train_rows[: len(lines)]]
     whole: list[str] = []
     for line, wanted in zip(lines, ids, strict=False):
         try:
@@ -129,7 +140,7 @@ def _whole_lines(run: Session, path: Path) -> list[str]:
         if row != wanted:
             raise ConfigError(f"{path} was measured on other rows: remove it, or give the run another id")
         whole.append(line)
-    if len(whole) < len(run.rows):
+    if len(whole) < len(run.train_rows):
         whole = whole[: len(whole) // run.config.rows_per_step * run.config.rows_per_step]
     if path.exists():
         path.write_text("".join(f"{line}\n" for line in whole), encoding="utf-8")

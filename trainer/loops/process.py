@@ -32,7 +32,7 @@ from trainer.node.precheck import precheck
 from trainer.node.run_lock import die_with_launcher
 from trainer.observe import beacon
 from trainer.ranks import torchrun
-from trainer.ranks.worker_group import Workers
+from trainer.ranks.ranks import Ranks
 from trainer.run.saving import Preempted
 from trainer.run.session import Session
 
@@ -61,7 +61,7 @@ def main(train: Callable[[RunConfig, Session], None], total_updates: Callable[[R
 
 def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int:
     session: Session | None = None
-    ranks: torchrun.Ranks | None = None
+    ranks: Ranks | None = None
     try:
         config = configuration.override(configuration.load(path), overrides)
         configuration.validate(config)
@@ -70,7 +70,7 @@ def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int
             if store.rank:
                 torchrun.serve(config, store)
                 return 0
-            ranks = torchrun.Ranks(config, store)
+            ranks = torchrun.TorchrunRanks(config, store)
         beacon.start_driver()
         precheck(config)
         die_with_launcher()
@@ -92,7 +92,7 @@ def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int
             session.mark("interrupted")
         return 130
     except Exception as error:
-        code, text = explain(error, ranks or (session.workers if session else None))
+        code, text = explain(error, ranks or (session.ranks if session else None))
         print(text, file=sys.stderr, flush=True)
         if session is not None:
             session.mark("fenced" if code == EXIT_FENCED else "failed")
@@ -106,7 +106,7 @@ def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int
             session.notice.close()  # last: until here it ends the process before the provider does
 
 
-def explain(error: Exception, workers: Workers | None = None) -> tuple[int, str]:
+def explain(error: Exception, ranks: Ranks | None = None) -> tuple[int, str]:
     """Exit code and what to print: one line for what a person can change, the traceback for a defect."""
     if isinstance(error, Fenced):
         return EXIT_FENCED, f"error: {error}"
@@ -120,7 +120,7 @@ def explain(error: Exception, workers: Workers | None = None) -> tuple[int, str]
     if isinstance(error, StorageError) or full:
         return EXIT_STORAGE, f"error: {cause}"
     if isinstance(error, DEAD):
-        said, who = str(error), workers.named(str(error)) if workers else ""
+        said, who = str(error), ranks.named(str(error)) if ranks else ""
         memory = "low on memory" in said or "OOM" in said
         why = "out of memory? See docs/failures.md" if who and memory else (said.splitlines() or ["no reason given"])[0]
         return EXIT_NODE_LOST, f"error: a worker or node was lost: {f'{who}: ' if who else ''}{why}"

@@ -1,6 +1,6 @@
 """Supervised fine-tuning on the rows' worked solutions, on one screen: `python -m trainer.loops.sft --config run.yaml`.
 
-The gradient of the cross-entropy is that of a policy update on given completions with advantage 1, so the workers, the
+The gradient of the cross-entropy is that of a policy update on given completions with advantage 1, so the ranks, the
 ZeRO-3 policy, the global denominator and the checkpoints are those of GRPO; there is no engine and no reference.
 """
 
@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from trainer.algorithm.batching import TrainItem
+import numpy as np
+
+from trainer.algorithm.batching import TrainBatch
+from trainer.algorithm.traces import ImageRef, Trace, completed
 from trainer.config import RunConfig
 from trainer.data.processor import Prompter
 from trainer.data.schema import Row
@@ -19,14 +22,17 @@ from trainer.run.session import Session
 
 def train(config: RunConfig, run: Session) -> None:
     """Runs to the last step. The next step's rows are read while the ranks compute."""
-    workers, phases, prompter = run.workers, run.phases, Prompter(config.model)
-    total, step = total_updates(config, len(run.rows)), run.resume({})
-    read = lambda step: [item(prompter, p.row, run.train_set[p.row]) for p in run.stream.batch(step)]  # noqa: E731
-    print(batch(config, total, workers.facts["micro_batch_tokens"]), flush=True)
+    phases, prompter = run.phases, Prompter(config.model)
+    total, step = total_updates(config, len(run.train_rows)), run.resume().step
+    print(describe_batch(config, total, run.learner.facts.micro_batch_tokens), flush=True)
     held_out = HeldOut(config, run, prompter) if config.evaluation.every_steps else None
     if held_out and step == 0:
         with phases("eval"):
             run.metrics.log(0, held_out.loss())
+
+    def read(step: int) -> TrainBatch:
+        traces = [lesson(prompter, prompt.row, run.train_set[prompt.row]) for prompt in run.stream.batch(step)]
+        return TrainBatch(traces, [np.ones(len(trace.learned), np.float32) for trace in traces])
 
     reader = ThreadPoolExecutor(1, "rows")
     upcoming = reader.submit(read, step + 1)
@@ -34,36 +40,36 @@ def train(config: RunConfig, run: Session) -> None:
         step += 1
         run.begin(step, total)
         with phases("update"):
-            items = upcoming.result()
+            batch = upcoming.result()
             upcoming = reader.submit(read, step + 1)
-            stats = describe(items, workers.update(items))
+            stats = describe(batch.traces, run.learner.update(batch))
         if held_out and run.due(config.evaluation.every_steps, step, total):
             with phases("eval"):
                 stats |= held_out.loss()
-        run.log(step, stats, items)
+        run.log(step, stats, batch.traces)
         score = -stats["eval/loss"] if "eval/loss" in stats else None
-        with phases("checkpoint"):
-            run.saving.maybe_save(step, total, {}, step, score)
-    run.finish(step, total, {}, step)
+        run.save(step, total, step, {}, score)
+    run.finish(step, step, {})
 
 
 class HeldOut:
     """The rows of the evaluation split, and the policy's loss on them."""
 
     def __init__(self, config: RunConfig, run: Session, prompter: Prompter) -> None:
-        self.workers, self.path, self.split = run.workers, config.evaluation_path, config.evaluation.split
-        rows, self.left_out = run.usable_rows(self.path, self.split, config.evaluation.max_samples)
-        dataset = run.dataset(self.path, self.split)
-        self.items = [item(prompter, row, dataset[row]) for row in rows]
+        self.learner, self.split = run.learner, config.evaluation_split
+        dataset = run.rows.dataset(self.split)
+        self.left_out = run.rows.left_out(self.split)
+        self.traces = [lesson(prompter, row, dataset[row]) for row in run.rows.usable(self.split)]
 
     def loss(self) -> dict[str, float]:
-        """Cross-entropy over all tokens of the solutions."""
-        found = self.workers.with_logprobs(self.items, old=True, reference=False, path=self.path, split=self.split)
-        logprobs = [x for i in found for x in i.old_logprobs or ()]
+        """Cross-entropy over all learned tokens."""
+        scored = self.learner.logprobs(self.traces, self.split, old=True, reference=False).old
+        assert scored is not None
+        logprobs = np.concatenate(scored).tolist()
         return {"eval/loss": -sum(logprobs) / len(logprobs), "eval/left_out": float(self.left_out)}
 
 
-def batch(config: RunConfig, total: int, tokens: int) -> str:
+def describe_batch(config: RunConfig, total: int, tokens: int) -> str:
     """What one optimizer step is, in a line."""
     rows, place = config.sft.batch_size, config.placement
     return (
@@ -78,22 +84,31 @@ def total_updates(config: RunConfig, rows: int) -> int:
     return config.run.max_steps or rows * config.sft.epochs // config.sft.batch_size
 
 
-def item(prompter: Prompter, index: int, row: Row) -> TrainItem:
-    """The row's solution as something to learn from, and earlier replies that it asks for."""
-    learned = tuple(prompter.learned_positions(row))
-    return TrainItem(index, prompter.token_ids(row), prompter.solution_ids(row), 1.0, learned=learned)
+def lesson(prompter: Prompter, index: int, row: Row) -> Trace:
+    """The row's solution as something to learn from, with the earlier replies that the row asks to be learned."""
+    return completed(
+        prompter.token_ids(row),
+        prompter.solution_ids(row),
+        group=index,
+        row=index,
+        learned_earlier=prompter.learned_positions(row),
+        images=tuple(ImageRef(index, number) for number in range(len(row.images))),
+    )
 
 
-def describe(items: Sequence[TrainItem], stats: dict[str, float]) -> dict[str, float]:
-    n = len(items)
-    return {
+def describe(traces: Sequence[Trace], stats: dict[str, float]) -> dict[str, float]:
+    """The step's metrics. stats: those of its update."""
+    count = len(traces)
+    metrics = {
         "sft/loss": stats["loss/nll"],
         "loss/token_accuracy": stats["loss/token_accuracy"],
         "entropy/mean": stats["entropy/mean"],
-        "tokens/response_mean": sum(i.targets for i in items) / n,
-        "tokens/prompt_mean": sum(len(i.prompt_token_ids) for i in items) / n,
-        "tokens/step": sum(i.length for i in items),
-    } | {name: value for name, value in stats.items() if name.startswith(("grad/", "optim/", "perf/", "time/"))}
+        "tokens/response_mean": sum(len(trace.learned) for trace in traces) / count,
+        "tokens/prompt_mean": sum(trace.shared for trace in traces) / count,
+        "tokens/step": sum(len(trace.tokens) for trace in traces),
+    }
+    kept = {name: value for name, value in stats.items() if name.startswith(("grad/", "optim/", "perf/", "time/"))}
+    return metrics | kept
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The workers where torchrun has started one process per rank, without Ray: rank 0 drives, the others do as it asks.
+"""The ranks where torchrun has started one process per rank, without Ray: rank 0 drives, the others do as it asks.
 
 Calls and results go through torchrun's own store; what the ranks compute goes through their collectives, as ever.
 """
@@ -14,23 +14,24 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from datetime import timedelta
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-import numpy as np
 import torch.distributed as dist
 
 from trainer import config as configuration
 from trainer.checkpoint.errors import CheckpointError
-from trainer.checkpoint.reader import Found
 from trainer.config import ConfigError, RunConfig, fingerprint
 from trainer.data.dataset import Dataset
 from trainer.exit_codes import EXIT_CONFIG
 from trainer.ranks.environment import environment
-from trainer.ranks.gpu_worker import Worker
-from trainer.ranks.worker_group import Workers
+from trainer.ranks.process import RankProcess
+from trainer.ranks.ranks import Ranks
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 MEET_S = 60.0
 """Until when the master must answer, and every rank or node must have come."""
@@ -177,43 +178,37 @@ def verdict(store: Store, kind: str, wait_s: float) -> str:
     return ""
 
 
-class Ranks(Workers):
-    """Rank 0's own Worker and the others, which `serve`."""
+class TorchrunRanks(Ranks):
+    """Rank 0's own process and the others, which `serve`."""
 
     def __init__(self, config: RunConfig, store: Store) -> None:
-        self.config, self.store, self.worker = config, store, Worker(config)
-        self.world_size, self.tp, self.calls = store.world, 1, 0
-        self.skipped_in_a_row = self.skipped = 0
-        self._places = []
+        self.config, self.store = config, store
+        self.process = RankProcess(config)
+        self.world_size = store.world
+        self.calls = 0
 
-    def start(self, total_updates: int, found: Found | None = None) -> dict[str, Any]:
+    def start(self) -> None:
         master, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        local = self.config.placement.workers_per_node
-        starts = [(i, i % local, master, port, total_updates, found) for i in range(self.world_size)]
-        self.facts: dict[str, Any] = self.each("start", starts)[0]
-        return self.facts
+        per_node = self.config.placement.workers_per_node
+        self.each(RankProcess.meet, [(rank, rank % per_node, master, port) for rank in range(self.world_size)])
 
-    def all(self, method: str, *args: Any) -> list[Any]:
-        return self.each(method, [args] * self.world_size)
-
-    def each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def each(self, method: Callable[..., R], arguments: Sequence[tuple[Any, ...]]) -> list[R]:
         self.calls += 1
         for rank in range(1, self.world_size):
             self.store.put(f"call/{self.calls}/{rank}", (method, arguments[rank]))
-        results = [_called(self.worker, method, arguments[0])]
-        results += [self.store.take(f"result/{self.calls}/{rank}") for rank in range(1, self.world_size)]
+        results = [_called(self.process, method, arguments[0])]
+        for rank in range(1, self.world_size):
+            results.append(self.store.take(f"result/{self.calls}/{rank}"))
         for result in results:
             if isinstance(result, CheckpointError):
                 raise result
         return results
 
-    def fingerprint(self) -> str:
-        return self.worker.fingerprint()
+    def first(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return _called(self.process, method, args)
 
-    def lengths(self, path: str, split: str, rows: int) -> np.ndarray:
-        cuts = [rows * rank // self.world_size for rank in range(self.world_size + 1)]
-        slices = [(path, split, *ends) for ends in zip(cuts, cuts[1:], strict=False)]
-        return np.concatenate(self.each("lengths", slices))
+    def stream(self, method: Callable[..., Iterator[R]], arguments: Sequence[tuple[Any, ...]]) -> Iterator[R]:
+        raise ConfigError("torchrun's ranks return whole results only: rollouts are started by Ray, use `launch.py up`")
 
     def stop(self) -> None:
         """Lets the other ranks end."""
@@ -222,18 +217,21 @@ class Ranks(Workers):
 
 
 def serve(config: RunConfig, store: Store) -> None:
-    """Every rank but 0: does as it is asked, until it is told to end. A notice is rank 0's to act on."""
+    """Every rank but 0: does as rank 0 asks, until it is told to end. A notice is rank 0's to act on."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    worker, call = Worker(config), 0
-    while (asked := store.take(f"call/{(call := call + 1)}/{store.rank}")) is not None:
-        store.put(f"result/{call}/{store.rank}", _called(worker, *asked))
+    process = RankProcess(config)
+    call = 1
+    while (asked := store.take(f"call/{call}/{store.rank}")) is not None:
+        method, arguments = asked
+        store.put(f"result/{call}/{store.rank}", _called(process, method, arguments))
+        call += 1
 
 
-def _called(worker: Worker, method: str, arguments: tuple[Any, ...]) -> Any:
+def _called(process: RankProcess, method: Any, arguments: tuple[Any, ...]) -> Any:
     """The result, or a CheckpointError, which is rank 0's to handle; torchrun ends all ranks after any other error."""
     try:
-        return getattr(worker, method)(*arguments)
+        return process.call(method, *arguments)
     except CheckpointError as error:
         return error
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainer.checkpoint.format import CheckpointError
 from trainer.checkpoint.manager import Checkpoints
 from trainer.errors import StorageError
+from trainer.learning.learner import Learner
 from trainer.node.preemption import Notice
-from trainer.ranks.worker_group import Workers
 
 ATTACHED = ("metrics.jsonl", "samples.jsonl")
 """Append-only files of the run that travel with a checkpoint, so that a new node has the curves."""
@@ -29,11 +29,14 @@ class Position:
     """The run's state between two steps: what a checkpoint holds besides the ranks' shards."""
 
     step: int
-    norm: dict[str, float]
+    carried: dict[str, float]
+    """What the loop needs for its next step besides the weights."""
     updates: int
+    """Optimizer steps so far."""
     skipped: int
     """Updates whose gradient was not finite."""
     score: float | None = None
+    """The step's evaluation, if it had one."""
 
 
 class Preempted(Exception):
@@ -43,8 +46,8 @@ class Preempted(Exception):
 class Saving:
     """Drives the checkpoints of one run from the boundaries between its phases and steps."""
 
-    def __init__(self, run_dir: str, checkpoints: Checkpoints, workers: Workers, notice: Notice) -> None:
-        self.run_dir, self.checkpoints, self.workers, self.notice = Path(run_dir), checkpoints, workers, notice
+    def __init__(self, run_dir: str, checkpoints: Checkpoints, learner: Learner, notice: Notice) -> None:
+        self.run_dir, self.checkpoints, self.learner, self.notice = Path(run_dir), checkpoints, learner, notice
         self._step_times: deque[float] = deque(maxlen=STEP_MEMORY)
         self._stepped_at = time.monotonic()
         self._position: Position | None = None
@@ -55,37 +58,38 @@ class Saving:
         self._step_times.append(step_s)
         self._stepped_at = time.monotonic()
 
-    def maybe_save(self, step: int, total: int, norm: dict[str, float], updates: int, score: float | None) -> None:
-        """Between two steps: advances the save under way, and starts one if it is due."""
-        self._position = Position(step, dict(norm), updates, self.workers.skipped, score)
+    def maybe_save(self, position: Position, *, last: bool) -> None:
+        """Between two steps: advances the save under way, and starts one if it is due. last: of the run."""
+        self._position = replace(position, carried=dict(position.carried))
         self._advance()
-        if self.checkpoints.due(step, self._step_times[-1] if self._step_times else 0.0, last=step == total):
+        step_s = self._step_times[-1] if self._step_times else 0.0
+        if self.checkpoints.due(position.step, step_s, last=last):
             self._save(self._position)
         elif (late := self.checkpoints.to_send()) is not None:
-            self.workers.all("send", late)
+            self.learner.send(late)
 
     def _save(self, at: Position) -> None:
         checkpoints = self.checkpoints
         attach = [self.run_dir / name for name in ATTACHED]
-        state = {"updates": at.updates, "skipped": at.skipped, "reward_norm": at.norm}
+        state = {"updates": at.updates, "skipped": at.skipped, "reward_norm": at.carried}
         checkpoints.begin(at.step, state, score=at.score, attach=attach)
         try:
             keep, to = checkpoints.local_steps(), checkpoints.attempt
-            checkpoints.stall_s = max(self.workers.all("save", at.step, keep, checkpoints.sends, to))
+            checkpoints.stall_s = self.learner.save(at.step, keep, checkpoints.sends, to)
         except CheckpointError as error:
             checkpoints.failed(error)
 
     def _advance(self) -> None:
         if self.checkpoints.busy:
             try:
-                self.checkpoints.advance(self.workers.all("save_status"))
+                self.checkpoints.advance(self.learner.save_status())
             except CheckpointError as error:
                 self.checkpoints.failed(error)
 
-    def finish(self, step: int, total: int, norm: dict[str, float], updates: int) -> None:
+    def finish(self, position: Position) -> None:
         """Waits until the checkpoint of the last step is committed."""
-        while self.checkpoints.safe != step:
-            self.maybe_save(step, total, norm, updates, None)
+        while self.checkpoints.safe != position.step:
+            self.maybe_save(position, last=True)
             while self.checkpoints.busy:
                 self._advance()
                 time.sleep(0.05)
@@ -127,7 +131,7 @@ class Saving:
                 elif checkpoints.busy:
                     time.sleep(0.05)
                 elif (late := checkpoints.to_send()) is not None:
-                    self.workers.all("send", late)
+                    self.learner.send(late)
                 elif not checkpoints.busy:
                     break
         except StorageError as error:

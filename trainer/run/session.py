@@ -1,28 +1,29 @@
-"""What a training loop uses: workers, data, grading, metrics, checkpoints, notices; opened and closed together."""
+"""What a training loop uses: rows, learner, sampler, grading, metrics, checkpoints; opened and closed together."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from trainer.algorithm.batching import TrainItem
-from trainer.algorithm.records import Outcome, Sample
+from trainer.algorithm.traces import Outcome, Trace
 from trainer.checkpoint.attempt import of_this_job
 from trainer.checkpoint.export import export_adapter, export_hf
 from trainer.checkpoint.manager import Checkpoints
 from trainer.checkpoint.reader import Found
 from trainer.checkpoint.rollout_log import Graded, RolloutLog
 from trainer.config import ConfigError, RunConfig
-from trainer.data import lengths
 from trainer.data.dataset import Dataset
 from trainer.data.prompt_stream import PromptStream
+from trainer.data.reader import Datasets
 from trainer.data.schema import question
 from trainer.hardware.gpus import peak_flops
 from trainer.hardware.model_shapes import shape_of
+from trainer.learning.distributed import DistributedLearner
+from trainer.learning.learner import Learner
 from trainer.node.preemption import Notice
 from trainer.node.run_lock import RunLock
 from trainer.observe.guards import Guards
@@ -33,161 +34,182 @@ from trainer.observe.report import write_report
 from trainer.observe.start_clock import StartClock
 from trainer.observe.step_profile import StepProfiles
 from trainer.observe.step_stats import one_line, throughput, utilisation
-from trainer.ranks.worker_group import Workers
+from trainer.ranks.process import RankProcess
+from trainer.ranks.ranks import Ranks
+from trainer.ranks.ray_ranks import RayRanks
 from trainer.rewards.scorer import Scorer
-from trainer.run.saving import ATTACHED, Saving
+from trainer.run.probe import check_first_sync
+from trainer.run.rows import Rows
+from trainer.run.saving import ATTACHED, Position, Saving
+from trainer.sampling.colocated import Colocated
+from trainer.sampling.sampler import Sampler
 from trainer.storage import hub
 
-SYNC_TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2}
-"""Mean |log-probability difference| of engine and policy above which the first sync counts as broken."""
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where a run goes on."""
+
+    step: int
+    """The last step that is done; 0 for a fresh start."""
+    carried: dict[str, float]
+    """What the loop left in the checkpoint for its next step; empty for a fresh start."""
 
 
 class Session:
-    """Use as a context manager. The loop calls the methods in the order below."""
+    """Use as a context manager. The loop calls the methods in the order below.
+
+    The constructor works in stages. One that fails undoes those before it, and the run's folder says how it ended.
+    """
+
+    learner: Learner
+    sampler: Sampler
+    metrics: Metrics
 
     def __init__(
-        self, config: RunConfig, total_updates: Callable[[RunConfig, int], int], workers: Workers | None = None
+        self, config: RunConfig, total_updates: Callable[[RunConfig, int], int], ranks: Ranks | None = None
     ) -> None:
-        """total_updates: of (config, rows): optimizer steps of the whole run, for the learning-rate schedule.
+        """total_updates: (config, rows) -> optimizer steps of the whole run, for the learning-rate schedule.
 
-        workers: those that are there already; None: Ray places them.
+        ranks: those that are there already; None: Ray places them.
         """
         self.config = config
         self.clock = StartClock()
         self.clock.mark("launch")
-        self.datasets: dict[tuple[str, str], Dataset] = {}
-        self.train_set = self.dataset(config.data.path, config.data.split)
-        self.lock = RunLock(config.run.dir, "driver")
+        with contextlib.ExitStack() as stages:
+            self._claim_run(stages)
+            self._open_stores(stages)
+            self._measure_rows(ranks)
+            self._load(total_updates)
+            self._stages = stages.pop_all()
+
+    def _claim_run(self, stages: contextlib.ExitStack) -> None:
+        """Takes the run's folder for this process."""
+        self.datasets = Datasets()
+        self.train_set = self.datasets[self.config.train_split]
+        self.lock = RunLock(self.config.run.dir, "driver")
+        stages.callback(self.lock.close)
         self.lock.take(wait=True)
         self.notice = Notice(exit_at_deadline=True)
-        self.phases = Phases(config.run.dir, lambda phase: self.saving.on_boundary(phase))
+        self.phases = Phases(self.config.run.dir, lambda phase: self.saving.on_boundary(phase))
         self.phases.note(message="loading model and engine")
-        self.rewards = Scorer(config.rewards)
-        held = of_this_job(config)
-        self.checkpoints = Checkpoints(config, self.train_set.fingerprint, held=held)
-        self.rollouts = RolloutLog(config, self.train_set.fingerprint, held=held)
-        self.workers = workers or Workers(config)
-        self._lengths: dict[tuple[str, str, int], np.ndarray] = {}
-        self._usable: dict[tuple[str, str, int], tuple[list[int], int]] = {}
-        self.rows, self.left_out = self.usable_rows(config.data.path, config.data.split, config.data.max_samples)
-        if config.evaluation.every_steps:  # what is wrong with its rows ends the run before anything is loaded
-            look = self.usable_rows if config.method == "sft" else self.lengths
-            look(config.evaluation_path, config.evaluation.split, config.evaluation.max_samples)
-        self.stream = PromptStream(self.rows, config.rows_per_step, config.run.seed)
+        stages.push(self._mark_failed_start)
+
+    def _mark_failed_start(self, kind: type[BaseException] | None, *_: object) -> None:
+        """While the session is being made: a start that fails must not read as a run that goes on."""
+        if kind is not None and not hasattr(self, "_stages"):
+            self.mark("interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
+
+    def _open_stores(self, stages: contextlib.ExitStack) -> None:
+        """Opens what grades, what saves, and what logs rollouts."""
+        self.rewards = Scorer(self.config.rewards)
+        stages.callback(self.rewards.close)
+        held = of_this_job(self.config)
+        self.checkpoints = Checkpoints(self.config, self.train_set.fingerprint, held=held)
+        stages.callback(self.checkpoints.close)
+        self.rollouts = RolloutLog(self.config, self.train_set.fingerprint, held=held)
+        stages.callback(self.rollouts.close)
+
+    def _measure_rows(self, ranks: Ranks | None) -> None:
+        """Places the ranks and has them measure the rows. What is wrong with rows ends the run before models load."""
+        config = self.config
+        self.ranks = ranks or RayRanks(config)
+        self.rows = Rows(config, self.ranks, self.datasets)
+        train_rows = self.rows.usable(config.train_split)
+        if config.evaluation.every_steps and config.method == "sft":
+            self.rows.usable(config.evaluation_split)
+        elif config.evaluation.every_steps:
+            self.rows.lengths(config.evaluation_split)
+        self.stream = PromptStream(train_rows, config.rows_per_step, config.run.seed)
         self.clock.mark("place")
-        self._found = self.checkpoints.find()  # before the model: every rank fetches its files beside that
-        facts = self.workers.start(total_updates(config, len(self.rows)), self._found)
+
+    def _load(self, total_updates: Callable[[RunConfig, int], int]) -> None:
+        """Loads policy, reference and engine on every rank."""
+        config = self.config
+        self._newest = self.checkpoints.find()  # before the model: every rank fetches its files beside that
+        self.ranks.start()
+        learner = DistributedLearner(config, self.ranks)
+        learner.start(total_updates(config, len(self.stream.rows)), self._newest)
+        self.learner = learner
+        if config.method == "grpo":
+            sampler = Colocated(config, self.ranks)
+            sampler.start()
+            self.sampler = sampler
         self.clock.mark("load")
-        self._peak_flops = peak_flops(facts["device_name"])
-        self._image_token_id = facts["image_token_id"]
+
+        facts = self.learner.facts
+        self._peak_flops = peak_flops(facts.device_name)
         self._shape = shape_of(str(hub.folder(config))) if self._peak_flops else None
-        self.metrics: Metrics
         self.guards = Guards(config.guards)
         self.nodes = NodeStats(config.run.dir)
-        self.saving = Saving(config.run.dir, self.checkpoints, self.workers, self.notice)
-        self.profiles = StepProfiles(config, self.workers)
+        self.saving = Saving(config.run.dir, self.checkpoints, self.learner, self.notice)
+        record = partial(self.ranks.all, RankProcess.record)
+        self.profiles = StepProfiles(config, record, partial(self.ranks.all, RankProcess.recorded))
 
     def __enter__(self) -> Session:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.rewards.close()
-        self.checkpoints.close()
-        self.rollouts.close()
-        self.lock.close()
-        if hasattr(self, "metrics"):
-            self.metrics.close()
+        self._stages.close()
 
-    def dataset(self, path: str, split: str) -> Dataset:
-        if (path, split) not in self.datasets:
-            self.datasets[path, split] = Dataset(path, split)
-        return self.datasets[path, split]
-
-    def lengths(self, path: str, split: str, max_samples: int) -> np.ndarray:
-        """Tokens of prompts and solutions of a split's first rows (0: all), [rows, 2]; see trainer/data/lengths.py."""
-        dataset = self.dataset(path, split)
-        rows = min(len(dataset), max_samples or len(dataset))
-        if (path, split, rows) not in self._lengths:
-            key = [dataset.fingerprint, split, rows, self.config.method, self.workers.fingerprint()]
-            compute = lambda: self.workers.lengths(path, split, rows)  # noqa: E731
-            self._lengths[path, split, rows] = lengths.cached(key, compute)
-        return self._lengths[path, split, rows]
-
-    @property
-    def prompt_tokens(self) -> np.ndarray:
-        """Tokens of every training row's prompt, [rows]."""
-        data = self.config.data
-        return self.lengths(data.path, data.split, data.max_samples)[:, 0]
-
-    def usable_rows(self, path: str, split: str, max_samples: int) -> tuple[list[int], int]:
-        """Indices of a split's rows that are not too long and have what the method needs, and how many are not so."""
-        if (path, split, max_samples) not in self._usable:
-            measured = self.lengths(path, split, max_samples)
-            rows = lengths.usable_rows(self.config, measured, path, split)
-            self._usable[path, split, max_samples] = rows, len(measured) - len(rows)
-        return self._usable[path, split, max_samples]
-
-    def resume(self, norm: dict[str, float]) -> int:
-        """Loads the newest complete checkpoint and returns its step, 0 if there is none. Fills `norm`."""
-
-        def load(found: Found) -> None:
-            self.workers.all("load", found)  # all of them, before any resumes: one may find its files damaged
-            self.workers.skipped = found.state.get("skipped", 0)
-            self.workers.all("loaded", found.state["updates"], self.workers.skipped)
-            norm.update(found.state["reward_norm"])
-
+    def resume(self) -> Resumed:
+        """Loads the newest complete checkpoint, if there is one."""
         with self.phases("resume"):
-            restored = self.checkpoints.restore(load, self._found)
-        if restored is None and self._found is not None:  # the ranks may hold no weights at all
-            raise ConfigError(f"the checkpoint of step {self._found.step} is gone since the start: bring it back")
+            restored = self.checkpoints.restore(self.learner.load, self._newest)
+        if restored is None and self._newest is not None:  # the ranks may hold no weights at all
+            raise ConfigError(f"the checkpoint of step {self._newest.step} is gone since the start: bring it back")
         if restored is None and self.config.checkpoint.resume == "must":
             raise ConfigError(
                 "checkpoint.resume is `must` and there is no committed checkpoint: check run.id and remote"
             )
-        step = restored[0].step if restored else 0
+        found = restored[0] if restored else None
+        step = found.step if found else 0
         self.rollouts.open(step)
-        history, shown = (_attached(restored[0], name) if restored else b"" for name in ATTACHED)
+        history, shown = [_attached(found, name) if found else b"" for name in ATTACHED]
         self.metrics = Metrics(self.config.run.dir, self.config, step, history, shown)
+        self._stages.callback(self.metrics.close)
         logged = newest_lines(Path(self.config.run.dir) / "metrics.jsonl")
         self.rewards.resume(logged[-1] if logged else {})
-        print(f"resumed from step {step}" if restored else "starting from scratch", flush=True)
+        print(f"resumed from step {step}" if found else "starting from scratch", flush=True)
         self.clock.mark("resume")
-        return step
+        return Resumed(step, dict(found.state["reward_norm"]) if found else {})
 
     def check_first_sync(self) -> None:
-        """Compares engine and policy on fixed prompts. Raises RuntimeError if they are not the same model."""
-        gaps = self.workers.all("probe", self.rows)
-        mean, worst = max(g["mean"] for g in gaps), max(g["max"] for g in gaps)
-        limit = self.config.rollout.sync_tolerance or SYNC_TOLERANCE[self.config.model.dtype]
-        print(f"weight sync: engine and policy differ by {mean:.1e} nats (mean), {worst:.1e} (max)", flush=True)
-        if not mean <= limit:
-            raise RuntimeError(
-                f"after the weight sync engine and policy differ by {mean:.2e} nats per token (limit {limit:.0e}): the "
-                "engine does not hold the policy's weights; training on it would be noise. See docs/failures.md"
-            )
+        """Compares engine and policy after the first load. Raises RuntimeError if they are not the same model."""
+        check_first_sync(self.config, self.sampler, self.learner, self.rows)
         self.clock.mark("sync")
+
+    @property
+    def train_rows(self) -> Sequence[int]:
+        """Indices of the training rows that are used."""
+        return self.stream.rows
+
+    @property
+    def left_out(self) -> int:
+        """How many training rows are not used."""
+        return self.rows.left_out(self.config.train_split)
 
     def begin(self, step: int, total: int) -> None:
         """Before every step."""
         self.phases.begin(step, total)
         self.profiles.begin(step)
 
-    def score(self, samples: list[Sample], dataset: Dataset | None = None) -> list[Outcome]:
+    def score(self, traces: Sequence[Trace], dataset: Dataset | None = None) -> list[Outcome]:
         """Grades completions against the reference answers of their rows."""
         dataset = dataset or self.train_set
-        rows = {s.row: dataset[s.row] for s in samples}
+        rows = {trace.row: dataset[trace.row] for trace in traces}
         asked = {index: question(row.messages) for index, row in rows.items()}
         return self.rewards.score(
-            [s.text for s in samples],
-            [rows[s.row].answer for s in samples],
-            [rows[s.row].answer_type for s in samples],
-            [asked[s.row] for s in samples],
+            [trace.text for trace in traces],
+            [rows[trace.row].answer for trace in traces],
+            [rows[trace.row].answer_type for trace in traces],
+            [asked[trace.row] for trace in traces],
         )
 
-    def keep(self, step: int, samples: list[Sample], outcomes: list[Outcome]) -> Graded:
+    def keep(self, step: int, traces: list[Trace], outcomes: list[Outcome]) -> Graded:
         """Logs a step's graded completions, before the weights change."""
         stats = {name: value for name, value in self.rewards.stats().items() if not name.startswith("perf/")}
-        graded = Graded(samples, outcomes, stats)
+        graded = Graded(traces, outcomes, stats)
         self.rollouts.write(step, graded, self.checkpoints.floor)
         return graded
 
@@ -200,24 +222,25 @@ class Session:
         self,
         step: int,
         stats: dict[str, float],
-        samples: Sequence[Sample | TrainItem],
+        traces: Sequence[Trace],
         shown: Sequence[dict[str, Any]] = (),
     ) -> None:
         """Writes the step's metrics, and the samples to show. Comes before the save: its step is always logged.
 
-        samples: all that was trained on, for the utilization.
+        traces: all that was trained on, for the utilization.
         """
         times = self.phases.take()
         self.profiles.end()
         self.saving.stepped(times["time/step_s"])
         stats = self.rewards.stats() | stats | {"data/left_out": self.left_out}  # the loop's own before an evaluation's
-        stats |= throughput(stats, times, self.workers.world_size) | times
+        stats |= throughput(stats, times, self.config.placement.world_size) | times
         stats |= self.checkpoints.metrics() | self.rollouts.metrics()
         if not self.clock.told:
             print(self.clock.tell(), flush=True)
             stats |= self.clock.metrics()
         if self._peak_flops and self._shape:
-            stats |= utilisation(self.config, self._shape, self._peak_flops, self._image_token_id, samples, times)
+            image_token_id = self.learner.facts.image_token_id
+            stats |= utilisation(self.config, self._shape, self._peak_flops, image_token_id, traces, times)
         stats |= self.nodes.take()
         self.metrics.log(step, stats)
         for alarm in self.guards.look(step, stats):
@@ -228,10 +251,18 @@ class Session:
             self.metrics.samples(step, list(shown))
         print(one_line(step, stats), flush=True)
 
-    def finish(self, step: int, total: int, norm: dict[str, float], updates: int) -> None:
+    def save(self, step: int, total: int, updates: int, carried: dict[str, float], score: float | None = None) -> None:
+        """Saves the run's state after a step, if a save is due.
+
+        updates: optimizer steps so far. carried: what the loop needs for its next step. score: the step's evaluation.
+        """
+        with self.phases("checkpoint"):
+            self.saving.maybe_save(Position(step, carried, updates, self.learner.skipped, score), last=step == total)
+
+    def finish(self, step: int, updates: int, carried: dict[str, float]) -> None:
         """Waits until the last checkpoint is committed, exports the weights, writes the report."""
         with self.phases("checkpoint"):
-            self.saving.finish(step, total, norm, updates)
+            self.saving.finish(Position(step, carried, updates, self.learner.skipped))
         if self.config.checkpoint.export_hf != "never":
             with self.phases("export"):
                 self.export()

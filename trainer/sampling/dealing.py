@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainer.algorithm.records import Prompt
+from trainer.algorithm.traces import Prompt
 
 
 def deal(prompts: Sequence[Prompt], costs: Sequence[float], engines: int) -> list[list[Prompt]]:

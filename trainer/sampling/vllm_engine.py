@@ -1,22 +1,22 @@
-"""The rollout engine: vLLM in the worker's own process. With weight_sync.py, the only file that imports vLLM."""
+"""The rollout engine: vLLM in the rank's own process. With trainer/weights, the only file that imports vLLM."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm import LLM, SamplingParams
+from vllm.sampling_params import RequestOutputKind
 from vllm.v1.sample.logits_processor import LogitsProcessor
 
-from trainer.algorithm.records import Prompt, Sample
+from trainer.algorithm.traces import End, ImageRef, Prompt, Trace, completed
 from trainer.config import ConfigError, RunConfig
 from trainer.data.processor import Prompter, Request
 from trainer.observe import beacon
-from trainer.weights import in_process as weight_sync
+from trainer.weights import in_process
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -38,6 +38,10 @@ def _reduce_over_gloo() -> None:
 
     segments: Any = cpu_communicator._CPUSHMDistributed
     segments.make_group_name = staticmethod(lambda communicator: f"{communicator.unique_name}-{communicator.rank}")
+
+
+ENDS: dict[str | None, End] = {"stop": "stop", "length": "length"}
+"""What vLLM's reasons to finish mean; any other is an error."""
 
 
 class BanTokens(LogitsProcessor, ProcessorV2):
@@ -79,7 +83,7 @@ class Engine:
     """This rank's part of an engine of `rollout.tensor_parallel` ranks; all of them make the same calls."""
 
     def __init__(self, config: RunConfig, prompter: Prompter, images_per_prompt: int) -> None:
-        weight_sync.register()
+        in_process.register()
         self.config = config
         self.eos_token_id, self._tokenizer = prompter.eos_token_id, prompter.tokenizer
         on_gpu = config.placement.device == "cuda"
@@ -97,7 +101,7 @@ class Engine:
             extra["kv_cache_memory_bytes"] = int(rollout.kv_cache_gib * 2**30)
             # A prompt cut in two would rewind its seeded generator, which torch's CPU generator cannot.
             extra["enable_chunked_prefill"] = False
-            extra["max_num_batched_tokens"] = max(8192, config.data.prompt_max_tokens + rollout.max_tokens)
+            extra["max_num_batched_tokens"] = max(8192, config.longest_sequence)
             if rollout.tensor_parallel > 1:
                 _reduce_over_gloo()
         if prompter.has_vision:
@@ -111,16 +115,16 @@ class Engine:
             self.llm = LLM(
                 model=config.model.path,
                 dtype="bfloat16" if config.model.dtype == "bf16" else "float32",
-                load_format=weight_sync.BACKEND,
+                load_format=in_process.BACKEND,
                 tensor_parallel_size=rollout.tensor_parallel,
                 distributed_executor_backend="external_launcher",
-                max_model_len=config.data.prompt_max_tokens + rollout.max_tokens,
+                max_model_len=config.longest_sequence,
                 enforce_eager=rollout.eager or not on_gpu,
                 enable_prefix_caching=rollout.prefix_caching,
                 logprobs_mode="processed_logprobs",
                 logits_processors=[BanTokens],
                 additional_config={"banned_token_ids": prompter.banned_token_ids()},
-                weight_transfer_config={"backend": weight_sync.BACKEND},
+                weight_transfer_config={"backend": in_process.BACKEND},
                 generation_config="vllm",  # the model's own would change temperature, top_p and top_k
                 seed=0,
                 disable_log_stats=True,
@@ -182,71 +186,87 @@ class Engine:
         samples_per_prompt: int,
         temperature: float,
         max_tokens: int,
-    ) -> list[Sample]:
-        """Samples completions; each draws from a seed of its own, so that neither order nor batch matters to it.
+    ) -> Iterator[list[Trace]]:
+        """Samples completions; yields each prompt's group of traces when the last of them has ended.
 
-        read: the prompt for the engine. It is called as late as `data.image_cache_gib` of patches in open requests
-        demands, so that a large evaluation does not hold all its images at once; `prompts` are open from the start
-        where they fit. Raises RuntimeError where engine and policy disagree on a prompt's tokens.
+        Every completion is a request of its own with a seed of its own: neither order nor batch matters to it, and it
+        can be ended or continued by itself. read: the prompt for the engine; it is called as late as the memory of
+        `data.image_cache_gib` for patches of open prompts demands, so that a large evaluation does not hold all its
+        images at once. Raises RuntimeError where engine and policy disagree on a prompt's tokens.
         """
-        limit = int(self.config.data.image_cache_gib * 2**30)
-        waiting, held = deque(prompts), 0
-        open_: dict[str, tuple[Prompt, Request]] = {}
-        samples: dict[int, list[Sample]] = {}
+        limit_bytes = int(self.config.data.image_cache_gib * 2**30)
+        waiting, open_groups, held_bytes = deque(prompts), dict[str, _OpenGroup](), 0
         upcoming: Request | None = None
-        while waiting or open_:
+        while waiting or open_groups:
             while waiting:
                 upcoming = upcoming or read(waiting[0])
-                if open_ and held + upcoming.pixel_bytes > limit:
+                if open_groups and held_bytes + upcoming.pixel_bytes > limit_bytes:
                     break
-                prompt, request = waiting.popleft(), upcoming
-                upcoming, held = None, held + request.pixel_bytes
-                params = self._params(prompt, samples_per_prompt, temperature, max_tokens)
-                (key,) = self.llm.enqueue([request.inputs], [params], use_tqdm=False)  # ty: ignore[invalid-argument-type]
-                open_[key.partition("-")[0]] = prompt, replace(request, inputs={})
+                group = _OpenGroup(waiting.popleft(), upcoming, samples_per_prompt)
+                open_groups[str(group.prompt.group)] = group
+                held_bytes += upcoming.pixel_bytes
+                self._add(group, upcoming, temperature, max_tokens)
+                upcoming = None
+
             beacon.tick()
             for output in self.llm.llm_engine.step():
-                if output.finished:
-                    prompt, request = open_.pop(output.request_id)
-                    held -= request.pixel_bytes
-                    samples[prompt.group] = self._samples(prompt, request, output)
-        return [sample for prompt in prompts for sample in samples[prompt.group]]
+                if not output.finished:
+                    continue
+                name, _, index = output.request_id.partition("/")
+                group = open_groups[name]
+                group.traces[int(index)] = self._trace(group, int(index), output)
+                if len(group.traces) == samples_per_prompt:
+                    held_bytes -= open_groups.pop(name).pixel_bytes
+                    yield [group.traces[i] for i in range(samples_per_prompt)]
 
-    def _params(self, prompt: Prompt, n: int, temperature: float, max_tokens: int) -> SamplingParams:
+    def _add(self, group: _OpenGroup, request: Request, temperature: float, max_tokens: int) -> None:
+        """Opens the group's requests. Its images are processed once, for all of them."""
+        (rendered,) = self.llm._preprocess_cmpl([request.inputs])  # ty: ignore[invalid-argument-type]
+        for index in range(group.size):
+            params = self._params(group, index, temperature, max_tokens)
+            self.llm.llm_engine.add_request(f"{group.prompt.group}/{index}", rendered, params)
+
+    def _params(self, group: _OpenGroup, index: int, temperature: float, max_tokens: int) -> SamplingParams:
         return SamplingParams(
-            n=n,
             temperature=temperature,
             max_tokens=max_tokens,
-            seed=prompt.seed if temperature else None,
+            seed=group.prompt.seed + index if temperature else None,
             logprobs=0,
             stop_token_ids=[self.eos_token_id],
             # Text and objects for every token of every decode step would take a sixth of a small model's rollout.
             detokenize=False,
             flat_logprobs=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
-    def _samples(self, prompt: Prompt, request: Request, output: Any) -> list[Sample]:
-        read = list(output.prompt_token_ids or ())
-        if read != request.token_ids:
+    def _trace(self, group: _OpenGroup, index: int, output: Any) -> Trace:
+        engine_ids = list(output.prompt_token_ids or ())
+        if engine_ids != group.prompt_ids:
             raise RuntimeError(
-                f"row {prompt.row}: engine and policy read its prompt as {len(read)} and {len(request.token_ids)} "
-                "tokens: the processors of vLLM and transformers disagree"
+                f"row {group.prompt.row}: engine and policy read its prompt as {len(engine_ids)} and "
+                f"{len(group.prompt_ids)} tokens: the processors of vLLM and transformers disagree"
             )
-        samples = []
-        for completion in sorted(output.outputs, key=lambda o: o.index):
-            ids, logprobs = list(completion.token_ids), list(completion.logprobs.logprobs)
-            assert len(ids) == len(logprobs), "vLLM gave other logprobs than those of the sampled tokens"
-            samples.append(
-                Sample(
-                    group=prompt.group,
-                    row=prompt.row,
-                    index=completion.index,
-                    prompt_token_ids=request.token_ids,
-                    token_ids=ids,
-                    logprobs=logprobs,
-                    text=self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
-                    finished=completion.finish_reason == "stop",
-                    weight_version=self.version,
-                )
-            )
-        return samples
+        (completion,) = output.outputs
+        ids, logprobs = list(completion.token_ids), list(completion.logprobs.logprobs)
+        assert len(ids) == len(logprobs), "vLLM gave other logprobs than those of the sampled tokens"
+        return completed(
+            group.prompt_ids,
+            ids,
+            group=group.prompt.group,
+            row=group.prompt.row,
+            index=index,
+            logprobs=logprobs,
+            images=tuple(ImageRef(group.prompt.row, number) for number in range(group.images)),
+            versions=(self.version, self.version),
+            end=ENDS.get(completion.finish_reason, "error"),
+            text=self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+        )
+
+
+class _OpenGroup:
+    """A prompt whose completions are being sampled."""
+
+    def __init__(self, prompt: Prompt, request: Request, size: int) -> None:
+        self.prompt, self.size = prompt, size
+        self.prompt_ids, self.pixel_bytes, self.images = request.token_ids, request.pixel_bytes, request.images
+        self.traces: dict[int, Trace] = {}

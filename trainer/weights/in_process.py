@@ -6,7 +6,6 @@ it is freed. vLLM's layerwise reloading re-packs what its kernels had packed; `l
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,12 +20,17 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
+from trainer.weights.source import WeightSource
+
 BACKEND = "in_process"
 """Name of the weight transfer, and of the loader that leaves all weights to it."""
 
 
 class Engine(Protocol):
     """What `push` calls of the engine."""
+
+    version: int
+    """Version of the weights that it holds."""
 
     def call(self, method: str, *args: Any) -> Any:
         """Calls a method of vLLM's worker."""
@@ -125,14 +129,15 @@ def register() -> None:
         register_model_loader(BACKEND)(NoWeights)
 
 
-def push(groups: Iterable[list[tuple[str, Tensor]]], engine: Engine) -> None:
+def push(weights: WeightSource, engine: Engine) -> None:
     """Replaces all of the engine's weights, then empties every cache that rests on the old ones.
 
-    groups: `Policy.weight_groups`, every parameter of the model once (a frozen tower too: sleep level 2 discarded it).
+    The source brings every parameter of the model, a frozen tower too: sleep level 2 discarded it.
     """
     engine.call("start_weight_update")
-    for group in groups:
+    for group in weights.groups():
         # Loaders may keep references until a layer is whole, and the gathered buffers are freed after each group.
         engine.call("update_weights", {"weights": [(name, tensor.detach().clone()) for name, tensor in group]})
     engine.call("finish_weight_update")
     engine.reset_caches()
+    engine.version = weights.version

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainer.algorithm.batching import TrainItem
+from tests.learning.one_rank import lessons, trace
 from trainer.algorithm.scheduling import Cost
-from trainer.config import ConfigError, Optimizer
-from trainer.ranks.worker_group import Workers, over_ranks, over_updates
+from trainer.config import ConfigError, Optimizer, RunConfig
+from trainer.learning.distributed import DistributedLearner, over_ranks, over_updates
+from trainer.learning.learner import LearnerFacts
 
 
 def test_ranks_add_up_but_for_what_they_agree_on_and_for_the_largest():
@@ -46,15 +47,13 @@ def test_over_updates_a_skipped_one_spoils_no_mean():
 
 def test_the_run_ends_after_so_many_skipped_updates_in_a_row():
     """A good update between them begins the count again; all of them are counted for the checkpoint."""
-    workers: Workers = Workers.__new__(Workers)
-    workers.config = SimpleNamespace(optimizer=Optimizer(max_skipped_updates=2))  # ty: ignore[invalid-assignment]
-    workers.world_size, workers.skipped, workers.skipped_in_a_row = 1, 0, 0
-    workers.facts = {"image_token_id": -1, "micro_batch_tokens": 100, "cost": Cost()}
     fates = iter([1.0, 1.0, 0.0, 1.0, 1.0, 1.0])
-    workers.each = lambda method, calls: [{"optim/skipped_updates": next(fates)}]  # ty: ignore[invalid-assignment]
-    items = [TrainItem(0, [1, 2], [3, 4], 1.0)]
+    ranks = SimpleNamespace(world_size=1, each=lambda method, calls: [{"optim/skipped_updates": next(fates)}])
+    learner = DistributedLearner(RunConfig(optimizer=Optimizer(max_skipped_updates=2)), ranks)
+    learner.facts = LearnerFacts("", -1, 100, 100, Cost())
+    batch = lessons([trace(0, [1, 2], [3, 4])], [1.0])
     for _ in range(5):
-        workers.update(items)
-    assert (workers.skipped, workers.skipped_in_a_row) == (4, 2)
+        learner.update(batch)
+    assert learner.skipped == 4
     with pytest.raises(ConfigError, match="not finite in 3 updates in a row: start a new run with a"):
-        workers.update(items)
+        learner.update(batch)
