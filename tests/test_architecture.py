@@ -13,10 +13,10 @@ def test_imports_keep_the_contracts():
     assert done.returncode == 0, done.stdout
 
 
-def test_no_file_is_longer_than_400_lines():
+def test_no_file_is_longer_than_500_lines():
     files = [p for top in ("trainer", "recipes", "data_prep", "examples", "tests") for p in (ROOT / top).rglob("*.py")]
     lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in files}
-    assert not {name: n for name, n in lines.items() if n > 400}
+    assert not {name: n for name, n in lines.items() if n > 500}
     vague = {"utils", "helpers", "common", "misc"}
     assert not [p for p in files if p.stem in vague or p.parent.name in vague]
 
