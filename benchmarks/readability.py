@@ -38,9 +38,10 @@ def docstrings(tree: ast.Module) -> list[ast.Constant]:
         if not isinstance(body, list):
             continue
         for statement in body:
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                if isinstance(statement.value.value, str):
-                    found.append(statement.value)
+            if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
+                continue
+            if isinstance(statement.value.value, str):
+                found.append(statement.value)
     return found
 
 

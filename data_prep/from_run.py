@@ -44,7 +44,9 @@ def write(run: str, bucket: str, out: str, tokens: bool) -> dict[str, int]:
                     file.write(json.dumps(line) + "\n")
                 counts["steps"] += 1
         if not counts["steps"]:
-            raise ConfigError(f"{run} has no rollout log here or in its bucket" + ("" if url else ": give --bucket"))
+            raise ConfigError(
+                f"{run} has no rollout log here or in its bucket" + ("" if url else ": give --bucket")
+            )
         part.replace(out)
     finally:
         part.unlink(missing_ok=True)

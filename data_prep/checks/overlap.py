@@ -101,7 +101,9 @@ def mark_overlaps(
                 marked += 1
                 asked.add(twin)
         touched = Counter(evaluation.touched(found)) + Counter(source for _, source in asked)
-        report.append({"set": evaluation.name, "rows_excluded": marked, "evaluation_rows_touched": dict(touched)})
+        report.append(
+            {"set": evaluation.name, "rows_excluded": marked, "evaluation_rows_touched": dict(touched)}
+        )
     return report
 
 

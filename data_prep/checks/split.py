@@ -44,7 +44,10 @@ def near_pairs(
     places = np.argsort(-right[:: len(right) // 4096 + 1].astype(np.float32).var(axis=0), kind="stable")
     b = np.ascontiguousarray(right[:, places].T)
     a = b if left is right else np.ascontiguousarray(left[:, places].T)
-    low, high = np.maximum(a, within) - within, np.minimum(a, 255 - within) + within  # uint8 would wrap around
+    low, high = (
+        np.maximum(a, within) - within,
+        np.minimum(a, 255 - within) + within,
+    )  # uint8 would wrap around
     step = max(1, BLOCK_PAIRS // len(right))
     for start in range(0, len(left), step):
         rows, first = slice(start, start + step), 0 if joined is None else start
@@ -84,7 +87,9 @@ def join(labels: np.ndarray, pairs: np.ndarray) -> None:
             labels[:] = shorter
 
 
-def groups_of(rows: Sequence[Sequence[str]], questions: Sequence[bytes], look_of: dict[str, str]) -> list[str]:
+def groups_of(
+    rows: Sequence[Sequence[str]], questions: Sequence[bytes], look_of: dict[str, str]
+) -> list[str]:
     """A group key for every row: rows with a (nearly) common image share it; rows without images, a question.
 
     Args:
@@ -109,7 +114,10 @@ def groups_of(rows: Sequence[Sequence[str]], questions: Sequence[bytes], look_of
     join(labels, np.stack([leader[looks[kind]], labels], axis=1))
     same_row = [(number[row[0]], number[sha]) for row in rows for sha in row[1:]]
     join(labels, np.array(same_row, dtype=np.int64).reshape(-1, 2))
-    return [images[labels[number[row[0]]]] if row else asked.hex() for row, asked in zip(rows, questions, strict=True)]
+    return [
+        images[labels[number[row[0]]]] if row else asked.hex()
+        for row, asked in zip(rows, questions, strict=True)
+    ]
 
 
 def validation_groups(keys: Sequence[str], share: float, seed: int) -> set[str]:

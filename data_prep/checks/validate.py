@@ -145,7 +145,9 @@ def judge(
     images = [p for p in facts if isinstance(p, ImageFacts)]
     tokens = text_tokens
     if not reason:
-        tokens += sum(image_tokens(p.width, p.height, settings.min_pixels, settings.max_pixels) for p in images)
+        tokens += sum(
+            image_tokens(p.width, p.height, settings.min_pixels, settings.max_pixels) for p in images
+        )
         tokens -= len(images) if text_tokens else 0
         if tokens > settings.max_tokens:
             reason = f"too_long: {tokens} tokens, more than {settings.max_tokens}"
@@ -196,7 +198,9 @@ def mark_repeats(rows: Iterable[Judged], equal: Callable[[Judged, Judged], bool]
         if any(not equal(first, other) for other in same[1:]):
             answers = ", ".join(sorted({row.answer for row in same})[:5])
             for row in same:
-                row.reason = f"conflicting_answers: {answers} (rows {', '.join(str(r.index) for r in same[:5])})"
+                row.reason = (
+                    f"conflicting_answers: {answers} (rows {', '.join(str(r.index) for r in same[:5])})"
+                )
         else:
             for row in same[1:]:
                 row.reason = f"duplicate: of row {first.index}"

@@ -100,7 +100,9 @@ def _figure(
     wide, high = max(x for x, _ in corners), max(y for _, y in corners)
     low = min(x for x, _ in corners)
     margin = 2.6 * scene.font
-    scale = min((scene.width - 2 * margin) / (wide - low), (scene.height - 2 * margin) / high) * rng.uniform(0.85, 1)
+    scale = min((scene.width - 2 * margin) / (wide - low), (scene.height - 2 * margin) / high) * rng.uniform(
+        0.85, 1
+    )
     left, top = (scene.width - (wide - low) * scale) / 2, (scene.height - high * scale) / 2
     points: list[Point] = []
     for x, y in corners:

@@ -81,7 +81,9 @@ class Generated:
                 repeats = 0
                 yield index, list(FAMILIES)[index % len(FAMILIES)], one
             elif (repeats := repeats + 1) > MAX_REPEATS:
-                raise ConfigError(f"no more than {len(seen):,} different rows: ask for fewer, or more difficulties")
+                raise ConfigError(
+                    f"no more than {len(seen):,} different rows: ask for fewer, or more difficulties"
+                )
             index += 1
 
     def rows(self) -> Iterator[Candidate | BadRow]:

@@ -110,7 +110,9 @@ def members(path: Path, refused: Refused) -> Iterator[Member]:
     elif path.name.endswith(TAR_ENDINGS):
         yield from _tar(path, refused)
     else:
-        raise ConfigError(f"{path}: not an archive that can be read; use .tar, .tar.gz, .tgz, .tar.bz2, .tar.xz, .zip")
+        raise ConfigError(
+            f"{path}: not an archive that can be read; use .tar, .tar.gz, .tgz, .tar.bz2, .tar.xz, .zip"
+        )
 
 
 def _decompressed(path: Path) -> IO[bytes]:
@@ -157,14 +159,18 @@ def _tar(path: Path, refused: Refused) -> Iterator[Member]:
             _expect_end(tar)
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, _Damaged) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"{path} is truncated or damaged after {count} files ({reason}): download it again") from None
+        raise ConfigError(
+            f"{path} is truncated or damaged after {count} files ({reason}): download it again"
+        ) from None
 
 
 def _whole(file: IO[bytes], size: int, path: Path) -> bytes:
     try:
         data = file.read()
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        raise ConfigError(f"{path} is truncated or damaged after some files ({error}): download it again") from None
+        raise ConfigError(
+            f"{path} is truncated or damaged after some files ({error}): download it again"
+        ) from None
     if len(data) != size:
         raise ConfigError(f"{path} is truncated or damaged after some files (a short one): download it again")
     return data
@@ -189,7 +195,9 @@ def _zip(path: Path, refused: Refused) -> Iterator[Member]:
                 if info.is_dir():
                     continue
                 if info.flag_bits & 1:
-                    raise ConfigError(f"{info.filename} in {path} is encrypted: unpack it, and give the folder")
+                    raise ConfigError(
+                        f"{info.filename} in {path} is encrypted: unpack it, and give the folder"
+                    )
                 try:
                     name = _safe_in_zip(info)
                 except ValueError as error:
@@ -265,9 +273,13 @@ def unpacked_bytes(path: Path) -> int:
     if path.suffix == ".zip":
         try:
             with zipfile.ZipFile(path) as archive:
-                return sum(info.file_size for info in archive.infolist() if info.file_size <= MAX_MEMBER_BYTES)
+                return sum(
+                    info.file_size for info in archive.infolist() if info.file_size <= MAX_MEMBER_BYTES
+                )
         except zipfile.BadZipFile as error:
-            raise ConfigError(f"{path} is truncated, damaged or no zip ({error}): download it again") from None
+            raise ConfigError(
+                f"{path} is truncated, damaged or no zip ({error}): download it again"
+            ) from None
     if path.name.endswith((".gz", ".tgz")) and size > 4:
         with open(path, "rb") as file:
             file.seek(-4, io.SEEK_END)

@@ -129,7 +129,9 @@ def warm_up() -> None:
     """Begins to load what the workers need, while the caller continues."""
     _context()
     resource_tracker.ensure_running()  # unblocks what is blocked while it starts
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for the caller, who ends the others
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGINT}
+    )  # Ctrl-C is for the caller, who ends the others
     try:
         forkserver.ensure_running()
     finally:

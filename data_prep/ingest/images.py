@@ -41,7 +41,9 @@ class ImageFacts:
     """Why it cannot be used; empty if it can. The word before the colon is the reason that is counted."""
 
 
-def smart_resize(height: int, width: int, min_pixels: int, max_pixels: int, factor: int = FACTOR) -> tuple[int, int]:
+def smart_resize(
+    height: int, width: int, min_pixels: int, max_pixels: int, factor: int = FACTOR
+) -> tuple[int, int]:
     """Height and width after the Qwen2.5-VL processor's resize (transformers, Qwen2VLImageProcessor).
 
     Both become multiples of `factor`, the area lies within [min_pixels, max_pixels], the ratio is kept as nearly as
@@ -98,11 +100,17 @@ def inspect(data: bytes, limits: ImageLimits) -> ImageFacts:
             if error:
                 return ImageFacts(sha256, width, height, kind, mode, error=error)
             image.draft("L", (4 * LOOK_SIDE, 4 * LOOK_SIDE))
-            return ImageFacts(sha256, width, height, kind, mode, stretched(levels(to_rgb(image))).tobytes().hex())
+            return ImageFacts(
+                sha256, width, height, kind, mode, stretched(levels(to_rgb(image))).tobytes().hex()
+            )
     except Image.DecompressionBombError:
-        return ImageFacts(sha256, width, height, kind, mode, error="image_too_large: refused as a decompression bomb")
+        return ImageFacts(
+            sha256, width, height, kind, mode, error="image_too_large: refused as a decompression bomb"
+        )
     except UnidentifiedImageError:
-        return ImageFacts(sha256, error=f"image_undecodable: none of {', '.join(FORMATS)}, or its header is damaged")
+        return ImageFacts(
+            sha256, error=f"image_undecodable: none of {', '.join(FORMATS)}, or its header is damaged"
+        )
     except Exception as error:  # decoders raise anything: OSError, SyntaxError, ValueError, struct.error, ...
         detail = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         return ImageFacts(sha256, width, height, kind, mode, error=f"image_undecodable: {detail}")

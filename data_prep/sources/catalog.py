@@ -132,8 +132,12 @@ def sources(name: str, repository: Repository, on_progress: Progress) -> Sequenc
             (fetched,) = repository.fetch([path], on_progress)
             tables.append((fetched.local, split))
             records.append(fetched.record)
-    archives = repository.fetch([path for one in entry.images for path in repository.matching(one)], on_progress)
-    form = Form(name, entry.columns, keep=entry.evaluation, marked=entry.marked, sft=entry.sft, only=entry.only)
+    archives = repository.fetch(
+        [path for one in entry.images for path in repository.matching(one)], on_progress
+    )
+    form = Form(
+        name, entry.columns, keep=entry.evaluation, marked=entry.marked, sft=entry.sft, only=entry.only
+    )
     _check_columns(name, tables[0][0], form)
     vermulti = entry.columns is mathv60k.FORM.columns
     return [

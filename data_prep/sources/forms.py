@@ -76,7 +76,9 @@ class Form:
         """Reads one record. Raises BadRecord."""
         column, accepted = self.only
         if column and (value := text_of(_inside(record, column))) not in accepted:
-            raise BadRecord("other_reward", f"{column} is {value!r}, and the grader knows {', '.join(accepted)}")
+            raise BadRecord(
+                "other_reward", f"{column} is {value!r}, and the grader knows {', '.join(accepted)}"
+            )
         columns = self.columns.get("images", "").split(",")
         images = [image for column in columns for image in listed(_inside(record, column))]
         if "chat" in self.columns:
@@ -100,7 +102,9 @@ class Form:
                 messages.append({"role": "system", "content": system})
             content = with_images(asked, len(images)) if images else asked.strip()
             messages.append({"role": "user", "content": content})
-        answer, solution = self._learned(record, answer, reply) if self.sft else self._graded(record, answer, reply)
+        answer, solution = (
+            self._learned(record, answer, reply) if self.sft else self._graded(record, answer, reply)
+        )
         return Parsed(
             messages=messages,
             images=images,
@@ -113,12 +117,18 @@ class Form:
 
     def _graded(self, record: dict[str, Any], answer: str, reply: str) -> tuple[str, str]:
         """Reference answer, and worked answer (empty if there is none). Raises BadRecord."""
-        solution = text_of(self.value(record, "solution")) or (reply if len(reply) > len(answer) + TERSE else "")
+        solution = text_of(self.value(record, "solution")) or (
+            reply if len(reply) > len(answer) + TERSE else ""
+        )
         answer = answer or ("" if solution else reply)
         if not answer and not solution:
-            raise BadRecord("no_answer_field", f"nothing under {self.columns.get('answer') or 'any known column'}")
+            raise BadRecord(
+                "no_answer_field", f"nothing under {self.columns.get('answer') or 'any known column'}"
+            )
         given, answer = answer, stated_answer(answer or solution)
-        if (not answer and (not given or len(given) > SHORT)) or (self.marked and not _MARK.search(given or solution)):
+        if (not answer and (not given or len(given) > SHORT)) or (
+            self.marked and not _MARK.search(given or solution)
+        ):
             raise BadRecord("no_answer_field", "the text states no answer: no box, no ####, no `answer is`")
         if "####" in given:
             solution = re.sub(r"<<[^>]*>>", "", given.rpartition("####")[0])
@@ -168,7 +178,9 @@ def _plain(value: Any) -> bool:
     return not isinstance(value, bytes) and "bytes" not in str(value)[:100] and len(str(value)) < 4000
 
 
-def detect(records: Sequence[dict[str, Any]], mapping: dict[str, str], keep: bool = False, sft: bool = False) -> Form:
+def detect(
+    records: Sequence[dict[str, Any]], mapping: dict[str, str], keep: bool = False, sft: bool = False
+) -> Form:
     """The form of a file by its first records; `mapping` (role -> column) comes before what is found.
 
     Raises ValueError saying what was looked for.
@@ -319,7 +331,9 @@ def _part(part: Any) -> tuple[str, Any]:
     if kind in ("text", "input_text") and isinstance(part.get("text"), str):
         return "text", part["text"]
     if kind in ("image", "image_url", "input_image"):
-        return "image", next((part[key] for key in ("image", "image_url", "url", "path") if part.get(key)), None)
+        return "image", next(
+            (part[key] for key in ("image", "image_url", "url", "path") if part.get(key)), None
+        )
     raise BadRecord("bad_message", f"content of an unknown kind {kind!r}")
 
 

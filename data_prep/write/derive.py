@@ -80,7 +80,15 @@ def keep_by_rate(
     def chosen(split: str) -> Iterator[Row]:
         for row in Dataset(path, split):
             rate = rates.get(row.id) if rates is not None else pass_rate(row)
-            verdict = "no rate" if rate is None else "too hard" if rate < low else "too easy" if rate > high else "kept"
+            verdict = (
+                "no rate"
+                if rate is None
+                else "too hard"
+                if rate < low
+                else "too easy"
+                if rate > high
+                else "kept"
+            )
             counts[verdict] += 1
             if verdict == "kept":
                 yield dataclasses.replace(row, extra=row.extra | {"pass_rate": rate})
@@ -112,7 +120,9 @@ def read_completions(path: str | Path, ids: Sequence[str]) -> dict[str, str]:
             if text and len(text) < len(found.get(row, text + " ")):
                 found[row] = text
     if unknown := found.keys() - set(ids):
-        raise ConfigError(f"{path} has {len(unknown)} rows that are not in the dataset: name the one that the run used")
+        raise ConfigError(
+            f"{path} has {len(unknown)} rows that are not in the dataset: name the one that the run used"
+        )
     return found
 
 
@@ -123,7 +133,9 @@ def with_completions(path: str, out: str | Path, log: str | Path) -> tuple[Manif
     """
     manifest, train = read_manifest(path), Dataset(path)
     completions = read_completions(log, train.column("id"))
-    solved = (dataclasses.replace(row, solution=completions[row.id]) for row in train if row.id in completions)
+    solved = (
+        dataclasses.replace(row, solution=completions[row.id]) for row in train if row.id in completions
+    )
     rows: dict[str, Iterable[Row]] = {
         split: solved if split == "train" else Dataset(path, split) for split in manifest.rows
     }

@@ -31,7 +31,13 @@ def _trl(row: Row, split: str, index: int) -> dict[str, Any]:
         prompt.append({"role": message["role"], "content": parts})
     completion = [{"role": "assistant", "content": [{"type": "text", "text": row.solution}]}]
     images = [{"bytes": image, "path": None} for image in row.images]
-    return {"prompt": prompt, "completion": completion, "images": images, "solution": row.answer, "id": row.id}
+    return {
+        "prompt": prompt,
+        "completion": completion,
+        "images": images,
+        "solution": row.answer,
+        "id": row.id,
+    }
 
 
 def _verl(row: Row, split: str, index: int) -> dict[str, Any]:

@@ -102,7 +102,9 @@ class SplitWriter:
         file = _HashedFile(path)
         self._shards.append({"part": path, "rows": 0})
         columns = ["source", "answer_type"]
-        return pq.ParquetWriter(file, SCHEMA, compression="none", use_dictionary=columns, write_statistics=False), file
+        return pq.ParquetWriter(
+            file, SCHEMA, compression="none", use_dictionary=columns, write_statistics=False
+        ), file
 
     def _finish_shard(self) -> None:
         if self._open is None:
@@ -158,7 +160,12 @@ def write_manifest(out_dir: Path, manifest: Manifest) -> None:
 def clear(out_dir: Path) -> None:
     """Removes a former dataset from `out_dir`, the manifest first."""
     (out_dir / MANIFEST).unlink(missing_ok=True)
-    for pattern in ("*-[0-9][0-9][0-9][0-9][0-9]-of-*.parquet", ".*.part", "quarantine.jsonl", "preview.html"):
+    for pattern in (
+        "*-[0-9][0-9][0-9][0-9][0-9]-of-*.parquet",
+        ".*.part",
+        "quarantine.jsonl",
+        "preview.html",
+    ):
         for path in out_dir.glob(pattern):
             path.unlink()
 
@@ -206,4 +213,6 @@ def write_dataset(
 def check_row(row: Row) -> None:
     """Raises ValueError where a row breaks the format."""
     if placeholders(row.messages) != len(row.images):
-        raise ValueError(f"row {row.id}: {placeholders(row.messages)} image placeholders, {len(row.images)} images")
+        raise ValueError(
+            f"row {row.id}: {placeholders(row.messages)} image placeholders, {len(row.images)} images"
+        )

@@ -42,11 +42,18 @@ class Rewards:
     @property
     def total(self) -> Tensor:
         """Weighted sums, [N]; rows of equal parts have equal sums, which a matrix product does not promise."""
-        return sum((w * self.parts[:, k] for k, w in enumerate(self.weights)), self.parts.new_zeros(len(self.parts)))
+        return sum(
+            (w * self.parts[:, k] for k, w in enumerate(self.weights)), self.parts.new_zeros(len(self.parts))
+        )
 
 
 def estimate(
-    algorithm: Algorithm, rewards: Rewards, total: Tensor, groups: Tensor, lengths: Tensor, kl: Tensor | None = None
+    algorithm: Algorithm,
+    rewards: Rewards,
+    total: Tensor,
+    groups: Tensor,
+    lengths: Tensor,
+    kl: Tensor | None = None,
 ) -> Advantages:
     """Advantages by `algorithm.advantage`.
 
@@ -69,7 +76,10 @@ def estimate(
         case "reinforce_pp" | "reinforce_pp_baseline":
             start = total.double() if algorithm.advantage == "reinforce_pp" else group_mean(total, groups)
             flat = whiten(returns(start, lengths, algorithm.gamma, kl))
-            values, tokens = _sums(flat, lengths) / lengths.clamp(min=1), [x.tolist() for x in _split(flat, lengths)]
+            values, tokens = (
+                _sums(flat, lengths) / lengths.clamp(min=1),
+                [x.tolist() for x in _split(flat, lengths)],
+            )
     return Advantages(values.float(), tokens)
 
 
@@ -126,7 +136,11 @@ def returns(rewards: Tensor, lengths: Tensor, gamma: float = 1.0, kl: Tensor | N
     """Returns to go of every token, [sum of lengths]: the reward comes with the last token, and every token costs its
     `kl`; G_t = gamma G_t+1 - kl_t."""
     out = []
-    costs = [torch.zeros(int(n), dtype=torch.float64) for n in lengths] if kl is None else _split(kl.double(), lengths)
+    costs = (
+        [torch.zeros(int(n), dtype=torch.float64) for n in lengths]
+        if kl is None
+        else _split(kl.double(), lengths)
+    )
     for reward, cost in zip(rewards.tolist(), costs, strict=True):
         steps = [-x for x in cost.tolist()]
         if steps:

@@ -152,7 +152,9 @@ def grpo_loss(
     """
     shares = weights if shares is None else shares
     log_ratio = logprobs - old_logprobs
-    losses, ratio, hit = surrogate(kind, logprobs, log_ratio, advantages, lengths, clip_low, clip_high, dual_clip)
+    losses, ratio, hit = surrogate(
+        kind, logprobs, log_ratio, advantages, lengths, clip_low, clip_high, dual_clip
+    )
     if correction is not None:
         losses = losses * correction
     policy = (weights * losses).sum()

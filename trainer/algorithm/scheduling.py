@@ -74,10 +74,15 @@ def schedule(lengths: Sequence[Length], world_size: int, budget: int, cost: Cost
     groups: dict[Hashable, list[int]] = {}
     for i, x in enumerate(lengths):
         groups.setdefault(x.prompt, []).append(i)
-    total = sum(lengths[g[0]].prompt_tokens for g in groups.values()) + sum(x.completion_tokens for x in lengths)
+    total = sum(lengths[g[0]].prompt_tokens for g in groups.values()) + sum(
+        x.completion_tokens for x in lengths
+    )
     longest = max((x.prompt_tokens for x in lengths), default=0) + 1
     whole = max(  # the largest group: every limit from there on cuts none
-        (_room(lengths[g[0]].prompt_tokens, [lengths[i].completion_tokens for i in g]) for g in groups.values()),
+        (
+            _room(lengths[g[0]].prompt_tokens, [lengths[i].completion_tokens for i in g])
+            for g in groups.values()
+        ),
         default=0,
     )
     limits = (int(min(budget, whole, max(total / world_size * slack, longest))) for slack in SLACKS)

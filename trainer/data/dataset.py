@@ -46,7 +46,9 @@ def read_manifest(path: str | Path) -> Manifest:
     try:
         data = json.loads(raw)
         if data["format"] != FORMAT:
-            raise ConfigError(f"{text} is of format {data['format']}, this version reads {FORMAT}: prepare it again")
+            raise ConfigError(
+                f"{text} is of format {data['format']}, this version reads {FORMAT}: prepare it again"
+            )
         known = {f.name for f in dataclasses.fields(Manifest)}
         return Manifest(**{key: value for key, value in data.items() if key in known})
     except (ValueError, TypeError, AttributeError, KeyError) as error:
@@ -78,7 +80,9 @@ class Dataset:
         self.manifest = manifest or read_manifest(path)
         self.fingerprint = self.manifest.fingerprint
         if split not in self.manifest.rows:
-            raise ConfigError(f"no split {split!r} in {path}: it has {', '.join(self.manifest.rows) or 'no splits'}")
+            raise ConfigError(
+                f"no split {split!r} in {path}: it has {', '.join(self.manifest.rows) or 'no splits'}"
+            )
         self._files = [f for f in self.manifest.files if f["split"] == split]
         self._starts = [0]
         for file in self._files:
@@ -131,7 +135,9 @@ class Dataset:
         """All values of one column, without reading the others (`images` would hold every image in memory)."""
         with self._lock:
             readers = [self._reader(shard)[0] for shard in range(len(self._files))]
-            return [value for reader in readers for value in reader.read(columns=[name]).column(0).to_pylist()]
+            return [
+                value for reader in readers for value in reader.read(columns=[name]).column(0).to_pylist()
+            ]
 
     @property
     def images_per_row(self) -> int:
@@ -160,7 +166,9 @@ class Dataset:
             if "://" in self.path:
                 self._fetch(file)
             if sha256_of(self._dir / file["path"]) != file["sha256"]:
-                raise ConfigError(f"{self._dir / file['path']} is damaged (sha256 differs): prepare or fetch it again")
+                raise ConfigError(
+                    f"{self._dir / file['path']} is damaged (sha256 differs): prepare or fetch it again"
+                )
 
     def _reader(self, shard: int) -> tuple[pq.ParquetFile, list[int]]:
         if shard not in self._readers:
@@ -203,14 +211,20 @@ class Dataset:
             Storage(self.path).get(file["path"], part)
             if sha256_of(part) != file["sha256"]:
                 part.unlink()
-                raise ConfigError(f"{self.path}/{file['path']} differs from its manifest (sha256): upload it again")
+                raise ConfigError(
+                    f"{self.path}/{file['path']} differs from its manifest (sha256): upload it again"
+                )
             part.replace(path)
 
 
 def _row(table: pa.Table, i: int) -> Row:
     values: dict[str, Any] = {name: table.column(name)[i].as_py() for name in COLUMNS}
     images = [image["bytes"] for image in values["images"]]
-    values |= {"messages": chat(values["messages"]), "images": images, "extra": json.loads(values["extra"] or "{}")}
+    values |= {
+        "messages": chat(values["messages"]),
+        "images": images,
+        "extra": json.loads(values["extra"] or "{}"),
+    }
     return Row(**values)
 
 

@@ -38,7 +38,9 @@ def measure(prompter: Prompter, dataset: Dataset, start: int, stop: int, solutio
         if solutions:
             texts = table.column("solution").to_pylist()
             ids = prompter.tokenizer(texts, add_special_tokens=False)["input_ids"]
-            part[:, 1] = [len(i) + 1 if text else 0 for i, text in zip(ids, texts, strict=True)]  # the end token
+            part[:, 1] = [
+                len(i) + 1 if text else 0 for i, text in zip(ids, texts, strict=True)
+            ]  # the end token
         parts.append(part)
     return np.concatenate(parts) if parts else np.zeros((0, 2), np.int32)
 
@@ -46,11 +48,15 @@ def measure(prompter: Prompter, dataset: Dataset, start: int, stop: int, solutio
 def cached(key: object, compute: Callable[[], np.ndarray], folder: Path | None = None) -> np.ndarray:
     """`compute()`, or what an earlier run on this node computed under an equal key. A damaged file is replaced."""
     folder = folder or cache_folder() / "lengths"
-    path = folder / f"{hashlib.sha256(json.dumps([VERSION, key], sort_keys=True).encode()).hexdigest()[:32]}.npy"
+    path = (
+        folder / f"{hashlib.sha256(json.dumps([VERSION, key], sort_keys=True).encode()).hexdigest()[:32]}.npy"
+    )
     with contextlib.suppress(OSError, ValueError, EOFError):
         return np.load(path, allow_pickle=False)
     values = compute()
-    with contextlib.suppress(OSError):  # a full or read-only disk costs the next start some seconds, not this one
+    with contextlib.suppress(
+        OSError
+    ):  # a full or read-only disk costs the next start some seconds, not this one
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as part:
             np.save(part, values)

@@ -91,9 +91,19 @@ class Prompter:
         A sampled image token breaks training ("image features and image tokens do not match").
         """
         text_config = getattr(self.hf_config, "text_config", None) or self.hf_config
-        names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id", "vision_token_id")
+        names = (
+            "image_token_id",
+            "video_token_id",
+            "vision_start_token_id",
+            "vision_end_token_id",
+            "vision_token_id",
+        )
         ids = {getattr(self.hf_config, name, None) for name in names}
-        ids |= {self.tokenizer.convert_tokens_to_ids(t) for t in ("<|vision_pad|>",) if t in self.tokenizer.get_vocab()}
+        ids |= {
+            self.tokenizer.convert_tokens_to_ids(t)
+            for t in ("<|vision_pad|>",)
+            if t in self.tokenizer.get_vocab()
+        }
         ids |= set(range(len(self.tokenizer), text_config.vocab_size))
         return sorted(i for i in ids if isinstance(i, int))
 
@@ -101,7 +111,12 @@ class Prompter:
         """sha256 over all that lengths depend on: tokenizer, chat template, image processor, pixel limits, library."""
         image_processor = self.processor.image_processor.to_dict() if self.has_vision else {}
         parts = [self.tokenizer.backend_tokenizer.to_str(), self.tokenizer.chat_template]
-        parts += [getattr(self.processor, "chat_template", None), image_processor, self.size, self.image_token_id]
+        parts += [
+            getattr(self.processor, "chat_template", None),
+            image_processor,
+            self.size,
+            self.image_token_id,
+        ]
         parts += [version("transformers")]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -220,7 +235,10 @@ class Prompter:
 
 
 def mrope_positions(
-    token_ids: tuple[int, ...], grid: tuple[tuple[int, int, int], ...], image_token_id: int | None, merge_size: int
+    token_ids: tuple[int, ...],
+    grid: tuple[tuple[int, int, int], ...],
+    image_token_id: int | None,
+    merge_size: int,
 ) -> Tensor:
     """Multimodal rotary positions [3, T] of Qwen2-VL (arXiv 2409.12191, section 2.1), still images only.
 
@@ -243,7 +261,9 @@ def mrope_positions(
     return positions
 
 
-def _runs(ids: tuple[int, ...], image_token_id: int | None, grid: tuple[Any, ...], merge_size: int) -> list[int]:
+def _runs(
+    ids: tuple[int, ...], image_token_id: int | None, grid: tuple[Any, ...], merge_size: int
+) -> list[int]:
     """Where each image's tokens begin."""
     starts, at = [], 0
     for t, h, w in grid:
@@ -258,7 +278,11 @@ def _grid(grid_thw: Tensor | None) -> tuple[tuple[int, int, int], ...]:
 
 
 def _plain(content: Any) -> str:
-    return content if isinstance(content, str) else "".join(part["text"] for part in content if part["type"] == "text")
+    return (
+        content
+        if isinstance(content, str)
+        else "".join(part["text"] for part in content if part["type"] == "text")
+    )
 
 
 @lru_cache(maxsize=8)

@@ -39,5 +39,7 @@ class PromptStream:
         for i in range(count):
             epoch, offset = divmod(start + i, len(self.rows))
             row = self._order(epoch)[offset]
-            prompts.append(Prompt(group=group + i, row=row, seed=seed_of(self.seed, "sample", step, row, epoch)))
+            prompts.append(
+                Prompt(group=group + i, row=row, seed=seed_of(self.seed, "sample", step, row, epoch))
+            )
         return prompts

@@ -111,5 +111,7 @@ def question(messages: list[dict[str, Any]]) -> str:
         if message.get("role") != "user":
             continue
         content = message["content"]
-        parts += [content] if isinstance(content, str) else [e["text"] for e in content if e.get("type") == "text"]
+        parts += (
+            [content] if isinstance(content, str) else [e["text"] for e in content if e.get("type") == "text"]
+        )
     return "\n".join(parts)

@@ -29,7 +29,9 @@ def load_function(spec: str) -> UserFunction:
     """Loads `path/to/file.py:function`. Raises ValueError saying what is wrong with it."""
     path, _, name = spec.rpartition(":")
     if not path or not Path(path).is_file():
-        raise ValueError(f"rewards.function {spec!r}: write path/to/file.py:function, with a file that exists")
+        raise ValueError(
+            f"rewards.function {spec!r}: write path/to/file.py:function, with a file that exists"
+        )
     module_spec = importlib.util.spec_from_file_location("user_reward", path)
     if module_spec is None or module_spec.loader is None:
         raise ValueError(f"rewards.function: {path} is not a Python file")

@@ -48,7 +48,9 @@ class ProcessPool:
             if self._closed:
                 raise RuntimeError("the grader is closed")
             if len(self._threads) < self._workers:
-                thread = threading.Thread(target=self._serve, daemon=True, name=f"grader-{len(self._threads)}")
+                thread = threading.Thread(
+                    target=self._serve, daemon=True, name=f"grader-{len(self._threads)}"
+                )
                 self._threads.append(thread)
                 thread.start()
         future: Future[Any] = Future()

@@ -59,7 +59,9 @@ class Scorer:
             raise ConfigError("rewards.function and rewards.remote_url are both set: unset one")
         if config.judge_url and (config.function or config.remote_url):
             other = "function" if config.function else "remote_url"
-            raise ConfigError(f"rewards.judge_url and rewards.{other} are both set: unset one (a server has its own)")
+            raise ConfigError(
+                f"rewards.judge_url and rewards.{other} are both set: unset one (a server has its own)"
+            )
         self.config = config
         self._judge = Judge(config) if config.judge_url else None
         self._judged_types = config.judge_types.split(",")
@@ -100,7 +102,11 @@ class Scorer:
         return self.finish(self.begin(texts, references, answer_types, questions))
 
     def begin(
-        self, texts: Sequence[str], references: Sequence[str], answer_types: Sequence[str], questions: Sequence[str]
+        self,
+        texts: Sequence[str],
+        references: Sequence[str],
+        answer_types: Sequence[str],
+        questions: Sequence[str],
     ) -> Batch:
         """Decides at once what needs no evaluation, and hands the rest to the processes."""
         batch = Batch(texts, [None] * len(texts))
@@ -150,14 +156,19 @@ class Scorer:
         for reference, future in zip(references, futures, strict=True):
             message, _ = future.result()
             failed = message in ("timeout", "error")
-            errors.append(f"reference answer {reference[:80]!r}: reading it ended in {message}" if failed else message)
+            errors.append(
+                f"reference answer {reference[:80]!r}: reading it ended in {message}" if failed else message
+            )
         return errors
 
     def stats(self) -> dict[str, float]:
         """Shares of the last batch by verdict, and how many workers had to be replaced since the start."""
         found = {**self._last, "perf/grader_restarts": float(self._pool.restarts)}
         if self._judge is not None:
-            found |= {"perf/judge_requests": self._judge.requests, "perf/judge_remembered": self._judge.remembered}
+            found |= {
+                "perf/judge_requests": self._judge.requests,
+                "perf/judge_remembered": self._judge.remembered,
+            }
         return found
 
     def resume(self, logged: Mapping[str, float]) -> None:
@@ -174,7 +185,9 @@ class Scorer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _outcomes(self, texts: Sequence[str], graded: Sequence[Graded], slow: int, judged: int) -> list[Outcome]:
+    def _outcomes(
+        self, texts: Sequence[str], graded: Sequence[Graded], slow: int, judged: int
+    ) -> list[Outcome]:
         outcomes = []
         for text, (verdict, accuracy) in zip(texts, graded, strict=True):
             form = format_reward(text)

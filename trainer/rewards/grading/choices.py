@@ -114,7 +114,9 @@ IN_WORDS = {
     "\\mathbb{R}": re.compile(
         r"(?:x is )?(?:all|any|every|the set of(?: all)?) (?:real numbers?|reals?)", re.IGNORECASE
     ),
-    "\\emptyset": re.compile(r"(?:there (?:is|are) )?no (?:real )?solutions?|(?:the )?empty set", re.IGNORECASE),
+    "\\emptyset": re.compile(
+        r"(?:there (?:is|are) )?no (?:real )?solutions?|(?:the )?empty set", re.IGNORECASE
+    ),
 }
 
 
@@ -135,7 +137,12 @@ _DATE = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}|\d{1,2}[-/]\d{1,2}[-/]\d{4}", r
 @lru_cache(maxsize=8192)
 def is_text(content: str) -> bool:
     """Whether a reference answer is words (`Yes`, `North America`, `June 5`, a date), not an expression."""
-    if not content.isascii() or "\\text" in content and "\\text{ or" not in content and "\\text{ and" not in content:
+    if (
+        not content.isascii()
+        or "\\text" in content
+        and "\\text{ or" not in content
+        and "\\text{ and" not in content
+    ):
         content = clean(content)
     s = content.strip().rstrip(".!?")
     if _DATE.fullmatch(s):
@@ -144,5 +151,7 @@ def is_text(content: str) -> bool:
     if not tokens or re.search(r"[\\^=<>{}$|+*/;√π×≤≥]", s) or any(t.casefold() in _MATHS for t in tokens):
         return False
     if len(tokens) == 1:
-        return (len(tokens[0]) >= 2 and (tokens[0] == s.strip("\"'") or len(tokens[0]) >= 4)) or s in _TRANSLATED
+        return (
+            len(tokens[0]) >= 2 and (tokens[0] == s.strip("\"'") or len(tokens[0]) >= 4)
+        ) or s in _TRANSLATED
     return any(len(t) >= 3 for t in tokens) and ("," not in s or _labels(s) is not None)

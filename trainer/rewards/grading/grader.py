@@ -20,7 +20,15 @@ from trainer.rewards.grading.extraction import MAX_BOX_CHARS, final_answer, form
 from trainer.rewards.grading.notation import clean, split_top
 from trainer.rewards.grading.units import nouns, split_unit
 
-__all__ = ["BadReferenceError", "classify", "decide", "decide_fast", "format_reward", "grade", "reference_error"]
+__all__ = [
+    "BadReferenceError",
+    "classify",
+    "decide",
+    "decide_fast",
+    "format_reward",
+    "grade",
+    "reference_error",
+]
 
 
 PLAIN = re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?")
@@ -56,7 +64,11 @@ def grade(completion: str, reference: str, answer_type: AnswerType, question: st
 def decide(content: str, reference: str, answer_type: AnswerType, question: str = "") -> Verdict:
     """Grades the content of a box. "error" if the reference answer cannot be read."""
     try:
-        return "correct" if _equal(unbox(reference), unbox(content), answer_type, question, evaluate=True) else "wrong"
+        return (
+            "correct"
+            if _equal(unbox(reference), unbox(content), answer_type, question, evaluate=True)
+            else "wrong"
+        )
     except BadReferenceError:
         return "error"
 
@@ -64,7 +76,11 @@ def decide(content: str, reference: str, answer_type: AnswerType, question: str 
 def decide_fast(content: str, reference: str, answer_type: AnswerType, question: str = "") -> Verdict | None:
     """Like `decide`, by the form of the strings alone: microseconds. None where something must be evaluated."""
     try:
-        return "correct" if _equal(unbox(reference), unbox(content), answer_type, question, evaluate=False) else "wrong"
+        return (
+            "correct"
+            if _equal(unbox(reference), unbox(content), answer_type, question, evaluate=False)
+            else "wrong"
+        )
     except BadReferenceError:
         return "error"
     except (_NeedsEvaluation, RecursionError):
@@ -104,7 +120,12 @@ def reference_error(reference: str, answer_type: AnswerType, question: str = "")
 
 
 def _equal(
-    reference: str, answer: str, answer_type: AnswerType, question: str, evaluate: bool, by_spelling: bool = True
+    reference: str,
+    answer: str,
+    answer_type: AnswerType,
+    question: str,
+    evaluate: bool,
+    by_spelling: bool = True,
 ) -> bool:
     if not reference:
         raise BadReferenceError("empty reference answer")
@@ -206,7 +227,9 @@ class _Comparison:
             about = relations.is_relation(reference) or (
                 wanted is not None and wanted.kind in _INTERVALS and len(wanted.parts) == 2
             )
-            return about and self.relations(reference, answer, relations.is_relation(answer) or said is not None)
+            return about and self.relations(
+                reference, answer, relations.is_relation(answer) or said is not None
+            )
         if wanted is not None or said is not None:  # one value is a set of one, and no other structure
             if wanted is not None and _is_one(wanted):
                 return self.values(wanted.parts[0], answer, True)
@@ -220,7 +243,9 @@ class _Comparison:
         if "=" in other and (pair := _TUPLES.fullmatch(s)) is not None:
             names, values = split_top(pair[1]), split_top(pair[2])
             return (
-                ", ".join(f"{n} = {v}" for n, v in zip(names, values, strict=True)) if len(names) == len(values) else s
+                ", ".join(f"{n} = {v}" for n, v in zip(names, values, strict=True))
+                if len(names) == len(values)
+                else s
             )
         s = _LEAD.sub("", s)
         if other.startswith("(") and (point := _POINT.fullmatch(s)) is not None:
@@ -255,7 +280,8 @@ class _Comparison:
         if (wanted := structures.proportion(reference)) is not None:
             (first, *rest), (head, *tail) = wanted, structures.proportion(answer) or ("",)
             return len(rest) == len(tail) and all(
-                self.expressions(f"({w})/({first})", f"({s})/({head})") for w, s in zip(rest, tail, strict=True)
+                self.expressions(f"({w})/({first})", f"({s})/({head})")
+                for w, s in zip(rest, tail, strict=True)
             )
         if _EMPTY_SET.fullmatch(reference):
             return _EMPTY_SET.fullmatch(answer) is not None
@@ -266,9 +292,17 @@ class _Comparison:
         sides = re.split(r"\s*=\s*", answer)
         sides = sides[1:] if self.names(sides[0]) else sides
         *exact, last = sides
-        if not all(sides) or len(sides) > 4 or not all(self.values(reference, side, inner=True) for side in exact):
+        if (
+            not all(sides)
+            or len(sides) > 4
+            or not all(self.values(reference, side, inner=True) for side in exact)
+        ):
             return False
-        return self.approximation(reference, last) if "\\approx" in last else self.values(reference, last, inner=True)
+        return (
+            self.approximation(reference, last)
+            if "\\approx" in last
+            else self.values(reference, last, inner=True)
+        )
 
     def approximation(self, reference: str, answer: str) -> bool:
         r"""`\frac{1}{6} \approx 0.167` states both, and the decimal must be the rounding of what is no decimal."""
@@ -284,7 +318,9 @@ class _Comparison:
         if not any(self.values(reference, side, inner=True) for side in stated):
             return False
         exact = f"{number.value.numerator}/{number.value.denominator}" if number else value
-        return self.evaluated(lambda: expression.rounds_to(expression.read(exact), decimal.value, decimal.decimals))
+        return self.evaluated(
+            lambda: expression.rounds_to(expression.read(exact), decimal.value, decimal.decimals)
+        )
 
     def parts(self, reference: structures.Structure, answer: structures.Structure, inner: bool) -> bool:
         """Part by part. Sets within sets only by spelling: trying all pairs at every level takes exponential time."""

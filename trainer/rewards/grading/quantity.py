@@ -99,7 +99,11 @@ def _compound(s: str, context: str) -> Quantity | None:
     units = [unit(name, context) for _, name in pieces]
     known = [u for u in units if u is not None]
     sizes = [u.size for u in known]
-    if len(known) < len(pieces) or len({u.dimensions for u in known}) > 1 or sizes != sorted(set(sizes), reverse=True):
+    if (
+        len(known) < len(pieces)
+        or len({u.dimensions for u in known}) > 1
+        or sizes != sorted(set(sizes), reverse=True)
+    ):
         return None
     total = sum((int(n) * size for (n, _), size in zip(pieces, sizes, strict=True)), Fraction(0))
     return Quantity(total / sizes[-1], unit=known[-1])
@@ -155,7 +159,9 @@ def _percent_equal(reference: Quantity, answer: Quantity) -> bool:
     if g == a:
         return True
     # One side left the sign out. At or below one, the bare number may be a share, so only the exact reading counts.
-    return reference.percent != answer.percent and reference.value == answer.value and abs(reference.value) > 1
+    return (
+        reference.percent != answer.percent and reference.value == answer.value and abs(reference.value) > 1
+    )
 
 
 def _rounds_to(reference: Quantity, answer: Quantity) -> bool:

@@ -153,7 +153,9 @@ def _chains(part: str) -> list[tuple[Relation, ...]]:
             alternatives = [a + [r for r in pair if r] for a in alternatives for pair in pairs]
             continue
         for left, sign, right in zip(pieces[:-2:2], pieces[1::2], pieces[2::2], strict=True):
-            options = [[_oriented(a, sign_, b) for a, sign_, b in option] for option in _absolute(left, sign, right)]
+            options = [
+                [_oriented(a, sign_, b) for a, sign_, b in option] for option in _absolute(left, sign, right)
+            ]
             alternatives = [a + [r for r in o if r] for a in alternatives for o in options]
     return [tuple(a) for a in alternatives]
 
@@ -196,7 +198,11 @@ def _set(s: str, variable: str) -> list[tuple[Relation, ...]]:
         return [tuple(Relation("\\ne", variable, point) for point in points.parts)]
     found: list[tuple[Relation, ...]] = []
     for part in re.split(r"\s*\\cup(?![a-zA-Z])\s*", s):
-        part = part[1:-1] if part[:1] == "(" and part[-1:] == ")" and is_one_group(part) and "," not in part else part
+        part = (
+            part[1:-1]
+            if part[:1] == "(" and part[-1:] == ")" and is_one_group(part) and "," not in part
+            else part
+        )
         if part == "\\mathbb{R}":
             found.append(())
             continue

@@ -60,17 +60,23 @@ def parse(content: str) -> Structure | None:
     names = {m[1] for m in map(_NAMED.fullmatch, parts) if m}
     if len(parts) < 2 or (len(names) > 1 and _OR.search(s)):  # x = 1 or y = 2 has no two values
         return None
-    unordered = ("=" in s and not any("=" in p for p in parts)) or (_AND.search(s) and "=" not in s) or "\\pm" in s
+    unordered = (
+        ("=" in s and not any("=" in p for p in parts)) or (_AND.search(s) and "=" not in s) or "\\pm" in s
+    )
     return Structure("set" if unordered else "list", parts)
 
 
 _MATRIX = re.compile(
-    r"[(\[|]?\s*\\begin\{([pbvB]?matrix|smallmatrix|array)\}\s*(?:\{[lcr|\s]*\})?(.*)\\end\{\1\}\s*[)\]|]?", re.DOTALL
+    r"[(\[|]?\s*\\begin\{([pbvB]?matrix|smallmatrix|array)\}\s*(?:\{[lcr|\s]*\})?(.*)\\end\{\1\}\s*[)\]|]?",
+    re.DOTALL,
 )
 
 
 def _matrix(match: re.Match[str]) -> Structure | None:
-    rows = [[cell.strip() for cell in row.split("&")] for row in re.split(r"\\\\|\\cr(?![a-zA-Z])", match[2].strip())]
+    rows = [
+        [cell.strip() for cell in row.split("&")]
+        for row in re.split(r"\\\\|\\cr(?![a-zA-Z])", match[2].strip())
+    ]
     rows = rows[:-1] if rows[-1] == [""] else rows
     if "\\begin" in match[2] or len({len(row) for row in rows}) != 1 or not all(all(row) for row in rows):
         return None
@@ -157,7 +163,9 @@ def proportion(content: str) -> tuple[str, ...] | None:
     return tuple(parts)
 
 
-_CLOCK = re.compile(r"([0-9]{1,2}):([0-5][0-9])(?::([0-5][0-9]))?\s*(?:(a|p)\.?\s?m\.?)?", re.ASCII | re.IGNORECASE)
+_CLOCK = re.compile(
+    r"([0-9]{1,2}):([0-5][0-9])(?::([0-5][0-9]))?\s*(?:(a|p)\.?\s?m\.?)?", re.ASCII | re.IGNORECASE
+)
 
 
 @lru_cache(maxsize=8192)

@@ -113,7 +113,9 @@ _NEVER = frozenset(_NEVER_TEXT.split()) | {c + s for c in _CARDINALS.split() for
     c.removesuffix("y") + "ieth" for c in _CARDINALS.split()
 }  # fmt: skip
 """Words that change a number, deny it or hedge, whatever the question says; compared in the singular."""
-_COUNTED = frozenset(("squares", "points", "roots", "sums", "differences", "products", "quotients", "cubes", "powers"))
+_COUNTED = frozenset(
+    ("squares", "points", "roots", "sums", "differences", "products", "quotients", "cubes", "powers")
+)
 """Of these, what a question may ask the number of: `12 squares`, `3 points`; only in the plural."""
 
 
@@ -139,7 +141,10 @@ _PIECE = re.compile(
 _FRACTION = re.compile(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 
 _CELSIUS = re.compile(r"(?:degrees?|deg|°)\s*([CF])(?:elsius|ahrenheit)?(?![a-z])", re.IGNORECASE)
-_SCALE_OR_UNIT = {"K": re.compile(r"(?<![A-Za-z])(?:K|kelvins?)(?![A-Za-z])"), "T": re.compile(r"\bT\b|[Tt]esla")}
+_SCALE_OR_UNIT = {
+    "K": re.compile(r"(?<![A-Za-z])(?:K|kelvins?)(?![A-Za-z])"),
+    "T": re.compile(r"\bT\b|[Tt]esla"),
+}
 """A thousand or kelvin, a trillion or tesla: units only where question or reference answer names them."""
 
 
@@ -153,7 +158,9 @@ def unit(text: str, context: str = "") -> Unit | None:
     """
     text = _CELSIUS.sub(lambda m: "°" + m[1].upper(), text)
     text = (
-        _FRACTION.sub(r"\1/(\2)", text.strip(" ~").removeprefix("-").strip()).replace("\\Omega", "Ω").replace("每", "/")
+        _FRACTION.sub(r"\1/(\2)", text.strip(" ~").removeprefix("-").strip())
+        .replace("\\Omega", "Ω")
+        .replace("每", "/")
     )
     text = re.sub(r"\\mu\s*", "µ", text).replace("mm Hg", "mmHg")
     if text.startswith("(") and text.endswith(")") and text.count("(") == 1:
