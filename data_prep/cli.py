@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs one command. Exit code 0, 2 for what cannot work, or a hub that is away (a line on stderr), 130: Ctrl-C."""
+    """Runs one command. Exit code 0, 2 for what cannot work, or a hub that is away (a line on stderr),
+    130: Ctrl-C."""
     options = parser().parse_args(arguments)
     try:
         match options.command:
@@ -164,7 +165,8 @@ def prepare(options: argparse.Namespace) -> int:
 
 
 def _staging(url: str) -> Path:
-    """Where a dataset for a URL is made first: the same place for the same URL, so that a second start continues."""
+    """Where a dataset for a URL is made first: the same place for the same URL, so that a second start
+    continues."""
     cache = Path(os.environ.get("SPOTRL_CACHE", "~/.cache/spotrl/data")).expanduser()
     return cache / f"staging-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
 

@@ -1,4 +1,5 @@
-"""The completions that a run was trained on, as rows: text, verdict, rewards, advantage. From its rollout log."""
+"""The completions that a run was trained on, as rows: text, verdict, rewards, advantage. From its
+rollout log."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from trainer.storage.storage import Storage
 
 
 def write(run: str, bucket: str, out: str, tokens: bool) -> dict[str, int]:
-    """Writes one line of JSON per completion. Returns counts. Raises ConfigError where nothing of the run is found.
+    """Writes one line of JSON per completion. Returns counts. Raises ConfigError where nothing of the
+    run is found.
 
     run: its id, or its folder. tokens: token ids and log-probabilities, too.
     """
@@ -56,8 +58,9 @@ def write(run: str, bucket: str, out: str, tokens: bool) -> dict[str, int]:
 def rows(
     config: RunConfig, step: int, graded: Graded, norm: RunningNorm | None, tokens: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """A step's completions. advantage: as the update had it; None for groups that it left out, and where it rested on
-    what the log has not (the KL in the reward; normalized rewards without the steps before, `norm` None)."""
+    """A step's completions. advantage: as the update had it; None for groups that it left out, and
+    where it rested on what the log has not (the KL in the reward; normalized rewards without the steps
+    before, `norm` None)."""
     samples, outcomes = graded.samples, graded.outcomes
     credit = credited(config, samples, outcomes)
     known: dict[int, float] = {}

@@ -1,7 +1,8 @@
-"""From sources to a prepared dataset: unpack and check the images, judge every row, split, write, manifest last.
+"""From sources to a prepared dataset: unpack and check the images, judge every row, split, write,
+manifest last.
 
-The rows are read three times (which images are wanted; the checks; the writing), because a line costs microseconds
-and memory then holds neither texts nor images.
+The rows are read three times (which images are wanted; the checks; the writing), because a line costs
+microseconds and memory then holds neither texts nor images.
 """
 
 from __future__ import annotations
@@ -166,7 +167,8 @@ def prepare(
 
 
 def _asked(sources: Sequence[Source], settings: Settings, exclude: Sequence[str]) -> dict[str, Any]:
-    """The settings as the manifest holds them: no path of this machine, so that equal data has an equal fingerprint."""
+    """The settings as the manifest holds them: no path of this machine, so that equal data has an equal
+    fingerprint."""
     asked = json.loads(json.dumps(dataclasses.asdict(settings)))
     if not settings.sft:
         del asked["sft"]  # as before there was such a thing: the same data keeps its fingerprint

@@ -24,10 +24,12 @@ def stacked(looks: Sequence[str]) -> np.ndarray:
 def near_pairs(
     left: np.ndarray, right: np.ndarray, within: int = NEAR_LEVELS, joined: np.ndarray | None = None
 ) -> Iterator[np.ndarray]:
-    """All pairs (i, j) whose thumbnails differ by at most `within` at every place, a block of rows i at a time.
+    """All pairs (i, j) whose thumbnails differ by at most `within` at every place, a block of rows i at
+    a time.
 
-    Exact: every pair is compared, at the place that varies most first. A whole block of pairs is compared place after
-    place until few are still near; these are listed and compared at the other places. Memory is bounded by BLOCK_PAIRS.
+    Exact: every pair is compared, at the place that varies most first. A whole block of pairs is
+    compared place after place until few are still near; these are listed and compared at the other
+    places. Memory is bounded by BLOCK_PAIRS.
 
     Args:
         left: [n, places] uint8.
@@ -123,8 +125,8 @@ def groups_of(
 def validation_groups(keys: Sequence[str], share: float, seed: int) -> set[str]:
     """The groups that go to validation: each by a hash of its key, so that new rows do not move old ones.
 
-    A group of more than a tenth of the wanted validation rows stays in training: one family of images would be all
-    that is validated on.
+    A group of more than a tenth of the wanted validation rows stays in training: one family of images
+    would be all that is validated on.
     """
     sizes: dict[str, int] = {}
     for key in keys:

@@ -1,5 +1,5 @@
-"""Prompt lengths as the processor counts them, without images, torch or the processor: text by the model's tokenizer
-and chat template, images by the resize formula (`images.image_tokens`).
+"""Prompt lengths as the processor counts them, without images, torch or the processor: text by the
+model's tokenizer and chat template, images by the resize formula (`images.image_tokens`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The checks of a row, and what is done with it: kept in a split, or quarantined with a reason that is counted."""
+"""The checks of a row, and what is done with it: kept in a split, or quarantined with a reason that is
+counted."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Settings:
     limit: int = 0
     """Only the first this many rows of the source; 0: all."""
     evaluation: bool = False
-    """Keep all rows as published; what the checks find is counted. A row that cannot be asked at all is an error."""
+    """Keep all rows as published; what the checks find is counted. A row that cannot be asked at all is
+    an error."""
     sft: bool = False
     """For supervised training: no reference answer is needed, and no system prompt of ours is added."""
 
@@ -66,7 +68,8 @@ class Judged:
 
 
 class References:
-    """Checks reference answers with the grader: by form, or by algebra in processes that are killed at a deadline."""
+    """Checks reference answers with the grader: by form, or by algebra in processes that are killed at
+    a deadline."""
 
     def __init__(self, workers: int, deadline_s: float = 5.0) -> None:
         from trainer.config import Rewards as Config
@@ -186,8 +189,8 @@ def normal_question(text: str) -> str:
 def mark_repeats(rows: Iterable[Judged], equal: Callable[[Judged, Judged], bool]) -> None:
     """Marks rows that ask the same question about the same images, within a split.
 
-    With the same answer, the first stays and the others are `duplicate`; with different answers none can be trusted,
-    and all are `conflicting_answers`.
+    With the same answer, the first stays and the others are `duplicate`; with different answers none
+    can be trusted, and all are `conflicting_answers`.
     """
     groups: dict[tuple, list[Judged]] = defaultdict(list)
     for row in rows:

@@ -92,7 +92,8 @@ def _angle(rng: random.Random, scene: Scene) -> Problem:
 def _figure(
     rng: random.Random, scene: Scene, corners: Sequence[Point], sides: dict[int, Any], square: Any
 ) -> list[Point]:
-    """Draws a figure as large as fits, perhaps mirrored, with a text beside each side i -> i + 1 that has one.
+    """Draws a figure as large as fits, perhaps mirrored, with a text beside each side i -> i + 1 that
+    has one.
 
     `square` are the corners with a mark for a right angle. Returns the corners in pixels.
     """

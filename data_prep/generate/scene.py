@@ -1,4 +1,5 @@
-"""What a generated image is made of: a list of marks on white, which can be drawn and can be read by a program."""
+"""What a generated image is made of: a list of marks on white, which can be drawn and can be read by a
+program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Generated problems as a source: every row follows from the seed and its index, and any prefix stays what it is."""
+"""Generated problems as a source: every row follows from the seed and its index, and any prefix stays
+what it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Reading an image archive once, as a stream: no second copy, nothing written under a name that the archive chose."""
+"""Reading an image archive once, as a stream: no second copy, nothing written under a name that the
+archive chose."""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ class Refused:
 def safe_name(name: str) -> str:
     """The member's path relative to the archive's root, normalized. Raises ValueError if it points outside.
 
-    The images never become files of that name, so nothing could be overwritten; but an archive with such names is
-    damaged or hostile, and what they hold is not trusted.
+    The images never become files of that name, so nothing could be overwritten; but an archive with
+    such names is damaged or hostile, and what they hold is not trusted.
     """
     if "\0" in name:
         raise ValueError("name contains a NUL byte")
@@ -100,8 +101,8 @@ class Member:
 def members(path: Path, refused: Refused) -> Iterator[Member]:
     """Files of a tar (plain, gzip, bzip2, xz), a zip or a folder, in its own order, one in memory at a time.
 
-    Unsafe members are left out and noted in `refused`. Raises ConfigError if the archive is truncated, damaged or of
-    no known kind.
+    Unsafe members are left out and noted in `refused`. Raises ConfigError if the archive is truncated,
+    damaged or of no known kind.
     """
     if path.is_dir():
         yield from _folder(path, refused)
@@ -181,7 +182,8 @@ class _Damaged(Exception):
 
 
 def _expect_end(tar: tarfile.TarFile) -> None:
-    """Reads to the end, which checks the stream's checksum. tarfile itself stops at a damaged header in silence."""
+    """Reads to the end, which checks the stream's checksum. tarfile itself stops at a damaged header in
+    silence."""
     stream: Any = tar.fileobj
     while chunk := stream.read(1 << 20):
         if chunk.strip(b"\0"):
@@ -262,10 +264,11 @@ def files_under(root: Path, refused: Refused) -> Iterator[Path]:
 
 
 def unpacked_bytes(path: Path) -> int:
-    """Bytes that the archive's contents take, known before it is read (an estimate for bzip2 and xz: twice the file).
+    """Bytes that the archive's contents take, known before it is read (an estimate for bzip2 and xz:
+    twice the file).
 
-    gzip stores the length modulo 4 GiB in its last four bytes; images do not shrink, so the smallest length that is
-    not well below the file's own is taken.
+    gzip stores the length modulo 4 GiB in its last four bytes; images do not shrink, so the smallest
+    length that is not well below the file's own is taken.
     """
     if path.is_dir():
         return sum(file.stat().st_size for file in files_under(path, Refused()))

@@ -1,8 +1,10 @@
-"""Files of a dataset repository on the Hugging Face hub at one commit, or of a mirror folder laid out like it.
+"""Files of a dataset repository on the Hugging Face hub at one commit, or of a mirror folder laid out
+like it.
 
-`huggingface_hub` resolves the revision, downloads, resumes and caches; every file is hashed once, for the manifest and
-against what the hub states. `HF_ENDPOINT`, `HF_TOKEN` and `HF_HOME` are honored. A mirror folder holds
-`REPO_OWNER/REPO/FILE`, as `hf download REPO --repo-type dataset --local-dir MIRROR/REPO` leaves it.
+`huggingface_hub` resolves the revision, downloads, resumes and caches; every file is hashed once, for
+the manifest and against what the hub states. `HF_ENDPOINT`, `HF_TOKEN` and `HF_HOME` are honored. A
+mirror folder holds `REPO_OWNER/REPO/FILE`, as `hf download REPO --repo-type dataset --local-dir
+MIRROR/REPO` leaves it.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class Fetched:
 
 
 class Repository:
-    """One dataset repository at one commit. ConfigError where it, the revision or the mirror cannot be reached."""
+    """One dataset repository at one commit. ConfigError where it, the revision or the mirror cannot be
+    reached."""
 
     def __init__(
         self, repo: str, revision: str = "", mirror: str | Path = "", cache_dir: str | Path = ""

@@ -1,4 +1,5 @@
-"""Facts about an image: whether it decodes, its size, its tokens, and a thumbnail that near-identical ones share."""
+"""Facts about an image: whether it decodes, its size, its tokens, and a thumbnail that near-identical
+ones share."""
 
 from __future__ import annotations
 
@@ -46,8 +47,8 @@ def smart_resize(
 ) -> tuple[int, int]:
     """Height and width after the Qwen2.5-VL processor's resize (transformers, Qwen2VLImageProcessor).
 
-    Both become multiples of `factor`, the area lies within [min_pixels, max_pixels], the ratio is kept as nearly as
-    that allows. Raises ValueError for a ratio above 200, as the processor does.
+    Both become multiples of `factor`, the area lies within [min_pixels, max_pixels], the ratio is kept
+    as nearly as that allows. Raises ValueError for a ratio above 200, as the processor does.
     """
     if max(height, width) > 200 * min(height, width):
         raise ValueError(f"aspect ratio of {width}x{height} is above 200")
@@ -84,8 +85,9 @@ class ImageLimits:
 def inspect(data: bytes, limits: ImageLimits) -> ImageFacts:
     """Decodes the whole image, as training will, and returns the facts; never raises for bad data.
 
-    A JPEG is decoded in gray at a reduced scale: every bit of the entropy-coded stream is read all the same, so a
-    truncated file is found, and only the inverse transform of detail that nobody looks at is saved.
+    A JPEG is decoded in gray at a reduced scale: every bit of the entropy-coded stream is read all the
+    same, so a truncated file is found, and only the inverse transform of detail that nobody looks at is
+    saved.
     """
     sha256 = hashlib.sha256(data).hexdigest()
     if not data:
@@ -135,7 +137,8 @@ def levels(image: Image.Image, side: int = LOOK_SIDE) -> np.ndarray:
 
 
 def stretched(means: np.ndarray) -> np.ndarray:
-    """Mean levels as uint8, the brightest white, contrast stretched to the full range, by MAX_STRETCH at most."""
+    """Mean levels as uint8, the brightest white, contrast stretched to the full range, by MAX_STRETCH
+    at most."""
     high, low = means.max(), means.min()
     stretch = min(MAX_STRETCH, 255.0 / max(high - low, 1.0))
     return (255.0 - (high - means) * stretch).round().astype(np.uint8)

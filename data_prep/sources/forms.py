@@ -64,7 +64,8 @@ class Form:
     name: str
     columns: dict[str, str]
     keep: bool = False
-    """Whether columns without a role go into `extra` (an evaluation set's scorers want them); pass rates always do."""
+    """Whether columns without a role go into `extra` (an evaluation set's scorers want them); pass
+    rates always do."""
     marked: bool = False
     """Whether an answer counts only after `####` or in a box."""
     sft: bool = False
@@ -237,9 +238,11 @@ def _tagged(text: str) -> tuple[str, list[str]]:
 
 
 def _chat(turns: Any, given: list[Any]) -> tuple[list[dict[str, Any]], list[Any], str]:
-    """Messages with image placeholders, the images inside the turns, and the last reply (which is not in the messages).
+    """Messages with image placeholders, the images inside the turns, and the last reply (which is not
+    in the messages).
 
-    Images `given` beside the conversation go where it says `<image>`, or before the first question if it nowhere does.
+    Images `given` beside the conversation go where it says `<image>`, or before the first question if
+    it nowhere does.
     """
     if isinstance(turns, str):
         turns = _read(turns)
@@ -286,10 +289,11 @@ def _texts(content: Any) -> list[str]:
 
 
 def flagged(turns: Any) -> tuple[Any, list[int]]:
-    """(turns up to the last reply that is learned, numbers of the earlier ones that are), by flags on assistant turns.
+    """(turns up to the last reply that is learned, numbers of the earlier ones that are), by flags on
+    assistant turns.
 
-    `loss: true` or false, or `weight: 1` or 0 as in OpenAI's files. Without a flag the last reply is learned, and no
-    other. Raises BadRecord where none is.
+    `loss: true` or false, or `weight: 1` or 0 as in OpenAI's files. Without a flag the last reply is
+    learned, and no other. Raises BadRecord where none is.
     """
     if isinstance(turns, str):
         turns = _read(turns)
@@ -338,7 +342,8 @@ def _part(part: Any) -> tuple[str, Any]:
 
 
 def _with_choices(asked: str, choices: list[Any], answer: Any, keep: bool) -> tuple[str, str]:
-    """The question, with its choices if it does not show them, and the letter of the right one. Raises BadRecord."""
+    """The question, with its choices if it does not show them, and the letter of the right one. Raises
+    BadRecord."""
     texts = [text_of(choice).strip() for choice in choices]
     given = text_of(answer).strip()
     if texts.count(given) == 1:

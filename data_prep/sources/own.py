@@ -1,4 +1,5 @@
-"""Any folder, file or repository with questions and answers as a source: data files, their form, and their images."""
+"""Any folder, file or repository with questions and answers as a source: data files, their form, and
+their images."""
 
 from __future__ import annotations
 
@@ -171,7 +172,8 @@ def _content(value: Any) -> bytes:
 
 
 def normalized(path: str) -> str:
-    """An image's path without scheme, backslashes, `.` and leading slash; `..` is kept, and then matches nothing."""
+    """An image's path without scheme, backslashes, `.` and leading slash; `..` is kept, and then
+    matches nothing."""
     path = re.sub(r"^file:(//(localhost)?(?=/))?", "", path.strip()).replace("\\/", "/").replace("\\", "/")
     return str(PurePosixPath("/" + path)).lstrip("/")
 
@@ -185,7 +187,8 @@ def _folder(path: str) -> str:
 
 
 def subsource(images: Sequence[str]) -> str:
-    """The source set that the first image's folder names (`mathv60k_img/IconQA/images/7.png` -> `IconQA`), or empty."""
+    """The source set that the first image's folder names (`mathv60k_img/IconQA/images/7.png` ->
+    `IconQA`), or empty."""
     return _folder(images[0]) if images else ""
 
 

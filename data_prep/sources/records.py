@@ -1,6 +1,7 @@
 """Records of data files, one dictionary after the other: JSONL, JSON, CSV, TSV and Parquet.
 
-Numbers keep the digits they were written with: integers of any size, and decimals as text (`0.50` stays `0.50`).
+Numbers keep the digits they were written with: integers of any size, and decimals as text (`0.50` stays
+`0.50`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Writing prepared datasets: Parquet shards with the images inside, and a manifest that is written last.
 
-The columns carry the Hugging Face feature types, so that `datasets.load_dataset("parquet", ...)` gives decoded images
-and messages as structures. Pages are uncompressed (images are compressed already) and row groups small, so that one
-row costs one short read.
+The columns carry the Hugging Face feature types, so that `datasets.load_dataset("parquet", ...)` gives
+decoded images and messages as structures. Pages are uncompressed (images are compressed already) and
+row groups small, so that one row costs one short read.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ SHARD_BYTES = 256 << 20
 """A shard is closed after the row group that takes it past this size."""
 GROUP_BYTES = 4 << 20
 GROUP_ROWS = 64
-"""A row group is closed at whichever comes first: it is the unit of a random read, and of the writer's memory."""
+"""A row group is closed at whichever comes first: it is the unit of a random read, and of the writer's
+memory."""
 
 
 class _HashedFile(io.FileIO):

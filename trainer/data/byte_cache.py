@@ -12,7 +12,8 @@ ENTRY_BYTES = 512
 
 
 class ByteCache:
-    """The least recently used values go first. Safe to use from several threads; a value may then be made twice."""
+    """The least recently used values go first. Safe to use from several threads; a value may then be
+    made twice."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes, self.held_bytes = limit_bytes, 0
@@ -20,7 +21,8 @@ class ByteCache:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, make: Callable[[], Any], size: Callable[[Any], int]) -> Any:
-        """The value of `key`, made if it is not held. One of more than `limit_bytes` is returned but not kept."""
+        """The value of `key`, made if it is not held. One of more than `limit_bytes` is returned but
+        not kept."""
         with self._lock:
             if key in self._held:
                 self._held.move_to_end(key)

@@ -1,4 +1,5 @@
-"""Reading a prepared dataset: Parquet shards with the images inside, in a directory or at an object-store URL."""
+"""Reading a prepared dataset: Parquet shards with the images inside, in a directory or at an
+object-store URL."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def cache_folder() -> Path:
 
 
 def read_manifest(path: str | Path) -> Manifest:
-    """Manifest of a prepared dataset in a local directory or at an object-store URL. ConfigError if there is none."""
+    """Manifest of a prepared dataset in a local directory or at an object-store URL. ConfigError if
+    there is none."""
     text = str(path)
     try:
         if "://" in text:
@@ -64,9 +66,10 @@ def sha256_of(path: str | Path) -> str:
 class Dataset:
     """One split of a prepared dataset: `len(d)`, `d[i] -> Row`, iteration. Opens nothing until a row is read.
 
-    At a URL, whole shards are fetched on first use into `cache_dir` (default `~/.cache/spotrl/data`), checked against
-    the manifest's sha256, and shared by all processes of the node. Raises ConfigError if there is no manifest, the
-    split is unknown, or a shard is missing or of another size than the manifest says.
+    At a URL, whole shards are fetched on first use into `cache_dir` (default `~/.cache/spotrl/data`),
+    checked against the manifest's sha256, and shared by all processes of the node. Raises ConfigError
+    if there is no manifest, the split is unknown, or a shard is missing or of another size than the
+    manifest says.
     """
 
     def __init__(
@@ -141,7 +144,8 @@ class Dataset:
 
     @property
     def images_per_row(self) -> int:
-        """Most images of any row: from the manifest; where that does not say, from the lists, without the images."""
+        """Most images of any row: from the manifest; where that does not say, from the lists, without
+        the images."""
         if self.split in self.manifest.images_per_row:
             return self.manifest.images_per_row[self.split]
         return max(map(len, self.column("images.list.element.path")), default=0)
@@ -161,7 +165,8 @@ class Dataset:
                     yield table.slice(low - begin, high - low)
 
     def verify(self) -> None:
-        """Reads every shard and compares its sha256 with the manifest. Raises ConfigError naming the bad shard."""
+        """Reads every shard and compares its sha256 with the manifest. Raises ConfigError naming the
+        bad shard."""
         for file in self._files:
             if "://" in self.path:
                 self._fetch(file)

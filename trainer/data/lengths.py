@@ -24,9 +24,11 @@ VERSION = 1
 
 
 def measure(prompter: Prompter, dataset: Dataset, start: int, stop: int, solutions: bool) -> np.ndarray:
-    """Tokens of rows `start` to `stop`, [rows, 2] int32: prompt with its image tokens, and worked solution (0: none).
+    """Tokens of rows `start` to `stop`, [rows, 2] int32: prompt with its image tokens, and worked
+    solution (0: none).
 
-    Image headers are read, nothing is decoded. solutions: tokenize these too, which only supervised training needs.
+    Image headers are read, nothing is decoded. solutions: tokenize these too, which only supervised
+    training needs.
     """
     columns = ["id", "messages", "images", *["solution"] * solutions]
     parts = []
@@ -46,7 +48,8 @@ def measure(prompter: Prompter, dataset: Dataset, start: int, stop: int, solutio
 
 
 def cached(key: object, compute: Callable[[], np.ndarray], folder: Path | None = None) -> np.ndarray:
-    """`compute()`, or what an earlier run on this node computed under an equal key. A damaged file is replaced."""
+    """`compute()`, or what an earlier run on this node computed under an equal key. A damaged file is
+    replaced."""
     folder = folder or cache_folder() / "lengths"
     path = (
         folder / f"{hashlib.sha256(json.dumps([VERSION, key], sort_keys=True).encode()).hexdigest()[:32]}.npy"
@@ -65,7 +68,8 @@ def cached(key: object, compute: Callable[[], np.ndarray], folder: Path | None =
 
 
 def usable_rows(config: RunConfig, lengths: np.ndarray, path: str, split: str) -> list[int]:
-    """Indices of the rows that can be trained on: the prompt fits, and with SFT there is a solution and both fit.
+    """Indices of the rows that can be trained on: the prompt fits, and with SFT there is a solution and
+    both fit.
 
     lengths: [rows, 2] of `measure`. path, split: whose. Says how many are left out, and why.
     Raises ConfigError if none has a solution.

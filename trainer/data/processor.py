@@ -1,4 +1,5 @@
-"""From a row to what policy and engine read: chat text, token ids with expanded placeholders, pixels, positions."""
+"""From a row to what policy and engine read: chat text, token ids with expanded placeholders, pixels,
+positions."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ class Request:
 class Prompter:
     """Encodes rows with the model's own processor. The one place where images are decoded and resized.
 
-    Raises ConfigError if the model path holds no processor or tokenizer, StorageError if the hub does not answer.
+    Raises ConfigError if the model path holds no processor or tokenizer, StorageError if the hub does
+    not answer.
     """
 
     def __init__(self, model: Model) -> None:
@@ -86,7 +88,8 @@ class Prompter:
         return self.tokenizer.eos_token_id
 
     def banned_token_ids(self) -> list[int]:
-        """Ids that must never be sampled: vision tokens, and the vocabulary's tail that no token stands behind.
+        """Ids that must never be sampled: vision tokens, and the vocabulary's tail that no token stands
+        behind.
 
         A sampled image token breaks training ("image features and image tokens do not match").
         """
@@ -108,7 +111,8 @@ class Prompter:
         return sorted(i for i in ids if isinstance(i, int))
 
     def fingerprint(self) -> str:
-        """sha256 over all that lengths depend on: tokenizer, chat template, image processor, pixel limits, library."""
+        """sha256 over all that lengths depend on: tokenizer, chat template, image processor, pixel
+        limits, library."""
         image_processor = self.processor.image_processor.to_dict() if self.has_vision else {}
         parts = [self.tokenizer.backend_tokenizer.to_str(), self.tokenizer.chat_template]
         parts += [
@@ -121,7 +125,8 @@ class Prompter:
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
     def check_longest(self, tokens: int) -> None:
-        """Raises ConfigError if sequences of `tokens` are longer than the model's positions reach, as vLLM will."""
+        """Raises ConfigError if sequences of `tokens` are longer than the model's positions reach, as
+        vLLM will."""
         text = self.hf_config.get_text_config()
         rope = getattr(text, "rope_parameters", None) or {}
         scale = rope.get("factor") or 1.0 if rope.get("rope_type") in ("linear", "dynamic") else 1.0
@@ -174,8 +179,9 @@ class Prompter:
         return self.tokenizer(row.solution, add_special_tokens=False)["input_ids"] + [self.eos_token_id]
 
     def learned_positions(self, row: Row) -> list[int]:
-        """Positions in `token_ids(row)` that supervised training learns: earlier replies that the row asks for, each
-        with its end token. Raises ConfigError where the template writes a reply otherwise once others follow.
+        """Positions in `token_ids(row)` that supervised training learns: earlier replies that the row
+        asks for, each with its end token. Raises ConfigError where the template writes a reply
+        otherwise once others follow.
         """
         if not (turns := row.extra.get(LEARNED)):
             return []
@@ -198,7 +204,8 @@ class Prompter:
     def lengths(
         self, chats: Sequence[list[dict[str, Any]]], images: Sequence[Sequence[bytes]], row_ids: Sequence[str]
     ) -> list[int]:
-        """Tokens of each row's prompt, `len(token_ids(row))`, for many rows at once. Raises ConfigError as it does."""
+        """Tokens of each row's prompt, `len(token_ids(row))`, for many rows at once. Raises ConfigError
+        as it does."""
         if not self.has_vision and any(images):
             raise ConfigError("the dataset has images but the model reads text only: choose a VL model")
         if not chats:
@@ -242,8 +249,8 @@ def mrope_positions(
 ) -> Tensor:
     """Multimodal rotary positions [3, T] of Qwen2-VL (arXiv 2409.12191, section 2.1), still images only.
 
-    Text counts up by one on all three axes; an image's tokens share a start and add their merged row and column; the
-    text after it continues from the largest position used plus one.
+    Text counts up by one on all three axes; an image's tokens share a start and add their merged row
+    and column; the text after it continues from the largest position used plus one.
     """
     positions = torch.empty(3, len(token_ids), dtype=torch.long)
     at = cursor = 0
@@ -287,8 +294,10 @@ def _plain(content: Any) -> str:
 
 @lru_cache(maxsize=8)
 def dummy_image(patch_dim: int, merge_size: int) -> tuple[Tensor, Tensor]:
-    """Smallest image there is, (pixels [merge^2, patch_dim], grid [1, 3]): ranks without images run the tower on it.
+    """Smallest image there is, (pixels [merge^2, patch_dim], grid [1, 3]): ranks without images run the
+    tower on it.
 
-    ZeRO-3 gathers parameters by collectives, so a rank that skipped the vision tower would leave the others waiting.
+    ZeRO-3 gathers parameters by collectives, so a rank that skipped the vision tower would leave the
+    others waiting.
     """
     return torch.zeros(merge_size**2, patch_dim), torch.tensor([[1, merge_size, merge_size]])

@@ -1,4 +1,5 @@
-"""Which prompts each step sees: a pure function of (seed, step), so that the step is the position in the data."""
+"""Which prompts each step sees: a pure function of (seed, step), so that the step is the position in
+the data."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class PromptStream:
         return self.draw((step - 1) * self.size, self.size, step)
 
     def draw(self, start: int, count: int, step: int, group: int = 0) -> list[Prompt]:
-        """`count` prompts for step `step` after the first `start` of the run; their groups count from `group`."""
+        """`count` prompts for step `step` after the first `start` of the run; their groups count from
+        `group`."""
         prompts = []
         for i in range(count):
             epoch, offset = divmod(start + i, len(self.rows))

@@ -7,8 +7,9 @@ A prepared dataset is a directory (or object-store prefix):
     quarantine.jsonl                  rows left out, with the reason
     preview.html
 
-The columns are typed for `datasets.load_dataset("parquet", ...)`; `extra` is JSON. `messages` is the chat, with
-`{"type": "image"}` placeholders in the order of `images`; content that is one text reads as a string:
+The columns are typed for `datasets.load_dataset("parquet", ...)`; `extra` is JSON. `messages` is the
+chat, with `{"type": "image"}` placeholders in the order of `images`; content that is one text reads as
+a string:
 
     [{"role": "system", "content": "..."},
      {"role": "user", "content": [{"type": "text", "text": "..."}, {"type": "image"}]}]
@@ -56,10 +57,11 @@ class Row:
     answer_type: AnswerType
     """Route of the grader."""
     solution: str = ""
-    """Worked solution for supervised training (`<think>…</think><answer>…</answer>`), empty where there is none."""
+    """Worked solution for supervised training (`<think>…</think><answer>…</answer>`), empty where there
+    is none."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """The dataset's own fields of the row: `precision`, `choices`, `pass_rate`... JSON values. `LEARNED`: numbers of
-    the messages that supervised training learns besides the solution."""
+    """The dataset's own fields of the row: `precision`, `choices`, `pass_rate`... JSON values.
+    `LEARNED`: numbers of the messages that supervised training learns besides the solution."""
 
 
 @dataclass(frozen=True)

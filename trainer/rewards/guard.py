@@ -11,7 +11,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 HEAD_TIMEOUT_S = 10.0
 """From connecting, or from the last reply, to the end of a request's head."""
 MAX_CONNECTIONS = 512
-"""Fewer where the limit of open files is low. One more drops the one that has kept the server waiting the longest."""
+"""Fewer where the limit of open files is low. One more drops the one that has kept the server waiting
+the longest."""
 SPARE_FILES = 64
 """For everything but connections: grader processes, logs, libraries."""
 

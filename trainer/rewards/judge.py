@@ -1,6 +1,8 @@
-"""Free text by a judge model: an OpenAI-compatible endpoint is asked whether an answer means what the reference says.
+"""Free text by a judge model: an OpenAI-compatible endpoint is asked whether an answer means what the
+reference says.
 
-It sees the question's text, the reference answer and the boxed answer, never the reasoning, all three as JSON strings.
+It sees the question's text, the reference answer and the boxed answer, never the reasoning, all three
+as JSON strings.
 """
 
 from __future__ import annotations

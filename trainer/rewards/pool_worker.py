@@ -1,7 +1,8 @@
-"""A process that grades, one task at a time: `python -m trainer.rewards.pool_worker FD PARENT MEMORY [USER_FUNCTION]`.
+"""A process that grades, one task at a time: `python -m trainer.rewards.pool_worker FD PARENT MEMORY
+[USER_FUNCTION]`.
 
-Tasks and results are JSON messages over the connection FD. When the trainer dies, even by SIGKILL in the middle of a
-task, the kernel kills the worker (PR_SET_PDEATHSIG).
+Tasks and results are JSON messages over the connection FD. When the trainer dies, even by SIGKILL in
+the middle of a task, the kernel kills the worker (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations

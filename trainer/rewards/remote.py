@@ -78,7 +78,8 @@ class Client:
         raise AssertionError("unreachable")
 
     def _verdicts(self, reply: Any, expected: int) -> list[tuple[Verdict, float]]:
-        """From `server.py`, or a server in OpenRLHF's shape: its `scores`, or else `rewards`, are the accuracies."""
+        """From `server.py`, or a server in OpenRLHF's shape: its `scores`, or else `rewards`, are the
+        accuracies."""
         if not isinstance(reply, dict):
             raise BadReplyError(f"{self.name} sent {type(reply).__name__} in place of an object")
         name = next((n for n in ("acc_rewards", "scores", "rewards") if reply.get(n) is not None), "rewards")

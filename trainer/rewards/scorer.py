@@ -1,7 +1,7 @@
 """`Scorer`: grades batches of completions; can neither hang nor lose a batch to one completion.
 
-Letters, numbers and words are decided in the calling process, by form and in microseconds. What must be evaluated, and
-every user function, runs in processes that can be killed (`process_pool.py`).
+Letters, numbers and words are decided in the calling process, by form and in microseconds. What must be
+evaluated, and every user function, runs in processes that can be killed (`process_pool.py`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Batch:
 class Scorer:
     """Grades completions against the reference answers of their rows.
 
-    Thread-safe. Holds no process before the first completion that needs one, unless a user function must be checked.
+    Thread-safe. Holds no process before the first completion that needs one, unless a user function
+    must be checked.
 
     Raises:
         ConfigError: the user function cannot be loaded, or function and remote_url are both set.
@@ -129,7 +130,8 @@ class Scorer:
         return batch
 
     def finish(self, batch: Batch) -> list[Outcome]:
-        """Waits for the processes, then asks the judge. Raises TimeoutRateError, and ConfigError as the judge does."""
+        """Waits for the processes, then asks the judge. Raises TimeoutRateError, and ConfigError as the
+        judge does."""
         for task, members in batch.members.items():
             verdict, accuracy = batch.futures[task].result()
             if task[0] == "grade" and verdict in ("correct", "wrong"):

@@ -2,13 +2,15 @@
 
     python -m trainer.rewards.server --host 127.0.0.1 --port 5000
 
-`POST /get_reward` takes what the original's server and OpenRLHF's client send, with the reference answers as labels:
+`POST /get_reward` takes what the original's server and OpenRLHF's client send, with the reference
+answers as labels:
 
     {"query": [...], "prompts": [...], "labels": [...], "answer_types": [...]}  prompts, answer_types may be left out
     -> {"rewards": [...], "scores": [...], "format_rewards": [...], "acc_rewards": [...], "verdicts": [...],
         "extra_logs": {"accuracy": [...], "format": [...]}}
 
-A label is never looked up by the text of a prompt. `GET /health` and `GET /metrics` (Prometheus text) beside it.
+A label is never looked up by the text of a prompt. `GET /health` and `GET /metrics` (Prometheus text)
+beside it.
 """
 
 from __future__ import annotations
@@ -103,7 +105,8 @@ class Asked:
 
 
 def parse(body: bytes, limit: int) -> Asked:
-    """Reads a request. What is wrong with one row (null, no text, half a surrogate pair) costs that row alone.
+    """Reads a request. What is wrong with one row (null, no text, half a surrogate pair) costs that row
+    alone.
 
     Raises:
         HTTPException: 422 where there is no such request, or its lists do not fit each other.
@@ -176,7 +179,8 @@ async def body_of(request: Request, limits: Limits, held: Counter[str]) -> bytes
 
 
 class Counted:
-    """Counts replies by status. Plain ASGI: FastAPI's own kind would pass every piece of a body through a queue."""
+    """Counts replies by status. Plain ASGI: FastAPI's own kind would pass every piece of a body through
+    a queue."""
 
     def __init__(self, app: ASGIApp, statuses: Counter[int]):
         self.app, self.statuses = app, statuses

@@ -1,8 +1,8 @@
 r"""Option letters in all their spellings, and plain words.
 
-A box commits to one letter or it earns nothing. A marked letter (`(B)`, `B.`, `B:`) that begins the box commits,
-whatever the option's text then says (`(B) x = 5`, `C. Both A and B`); a second marked letter takes it back, and so does
-a second bare one (`A = B`, `A or B`, `ABCD`).
+A box commits to one letter or it earns nothing. A marked letter (`(B)`, `B.`, `B:`) that begins the box
+commits, whatever the option's text then says (`(B) x = 5`, `C. Both A and B`); a second marked letter
+takes it back, and so does a second bare one (`A = B`, `A or B`, `ABCD`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ _TAKEN_BACK = re.compile(
 
 @lru_cache(maxsize=8192)
 def letter(content: str) -> str | None:
-    r"""The one option that the content names, upper case: `A.`, `(a)`, `(A) 12`, `\text{Option A}`; else None."""
+    r"""The one option that the content names, upper case: `A.`, `(a)`, `(A) 12`, `\text{Option A}`;
+    else None."""
     if len(content) > MAX_CHARS:
         return None
     s = clean(content).strip("*")

@@ -1,9 +1,10 @@
 r"""The grader: is this the reference answer? Pure functions of strings.
 
-The reference answer comes with the request; nothing is looked up by the text of a prompt. Only the last box in the
-`<answer>` block counts. Routes are tried in order, each exact about what it accepts: letter, words, number, structure
-(`(1, 2)`, `3:4`, `12:05`), relation (`x > 3`), expression. `decide_fast` takes those that need no evaluation; `decide`
-takes all, in bounded time for all that is known, and belongs into a worker process that can be killed.
+The reference answer comes with the request; nothing is looked up by the text of a prompt. Only the last
+box in the `<answer>` block counts. Routes are tried in order, each exact about what it accepts: letter,
+words, number, structure (`(1, 2)`, `3:4`, `12:05`), relation (`x > 3`), expression. `decide_fast` takes
+those that need no evaluation; `decide` takes all, in bounded time for all that is known, and belongs
+into a worker process that can be killed.
 """
 
 from __future__ import annotations
@@ -201,7 +202,8 @@ class _Comparison:
     """The same text is the same value."""
 
     def values(self, reference: str, answer: str, inner: bool = False) -> bool:
-        """Numbers, then structures and relations, then expressions; parts of structures come back here (`inner`)."""
+        """Numbers, then structures and relations, then expressions; parts of structures come back here
+        (`inner`)."""
         raw = reference, answer
         reference, answer = clean(reference), clean(answer)
         if not reference:
@@ -239,7 +241,8 @@ class _Comparison:
         return self.expressions(*self.without_units(raw, (reference, answer)))
 
     def unnamed(self, s: str, other: str) -> str:
-        """Takes `x =` off where the other side has no equals sign; `(x, y) = (1, 2)` is `x = 1, y = 2` where it has."""
+        """Takes `x =` off where the other side has no equals sign; `(x, y) = (1, 2)` is `x = 1, y = 2`
+        where it has."""
         if "=" in other and (pair := _TUPLES.fullmatch(s)) is not None:
             names, values = split_top(pair[1]), split_top(pair[2])
             return (
@@ -269,7 +272,8 @@ class _Comparison:
         return (s.isupper() and len(s) <= 4) or s.lower() in nouns(self.context) | _QUANTITIES
 
     def by_form(self, reference: str, answer: str) -> bool | None:
-        """Times of day, ratios, numbers of other bases, the empty set; None where the reference is none of these."""
+        """Times of day, ratios, numbers of other bases, the empty set; None where the reference is none
+        of these."""
         if (time := structures.clock(reference)) is not None:
             said = structures.clock(answer)
             return said is not None and structures.same_time(time, said)
@@ -305,7 +309,8 @@ class _Comparison:
         )
 
     def approximation(self, reference: str, answer: str) -> bool:
-        r"""`\frac{1}{6} \approx 0.167` states both, and the decimal must be the rounding of what is no decimal."""
+        r"""`\frac{1}{6} \approx 0.167` states both, and the decimal must be the rounding of what is no
+        decimal."""
         sides = _APPROXIMATELY.split(answer)
         decimal = quantity.parse(sides[1], self.context) if len(sides) == 2 else None
         if decimal is None or abs(decimal.value) * 10**decimal.decimals < 10 or decimal.decimals < 1:
@@ -323,7 +328,8 @@ class _Comparison:
         )
 
     def parts(self, reference: structures.Structure, answer: structures.Structure, inner: bool) -> bool:
-        """Part by part. Sets within sets only by spelling: trying all pairs at every level takes exponential time."""
+        """Part by part. Sets within sets only by spelling: trying all pairs at every level takes
+        exponential time."""
         if not any("=" in part for part in answer.parts):
             reference = structures.values(reference)
         elif not any("=" in part for part in reference.parts):
@@ -368,7 +374,8 @@ class _Comparison:
         return self.expressions(f"{value.numerator}/{value.denominator}", answer)
 
     def without_units(self, raw: tuple[str, str], cleaned: tuple[str, str]) -> tuple[str, str]:
-        """Both expressions without their units, the answer scaled to the reference's; no answer if they do not fit."""
+        """Both expressions without their units, the answer scaled to the reference's; no answer if they
+        do not fit."""
         (_, wanted), (value, unit) = split_unit(raw[0], self.context), split_unit(raw[1], self.context)
         reference = self.unnamed(split_unit(raw[0], self.context)[0], cleaned[1]) if wanted else cleaned[0]
         answer = self.unnamed(value, cleaned[0]) if unit else cleaned[1]

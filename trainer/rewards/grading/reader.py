@@ -1,7 +1,7 @@
 r"""Reads LaTeX or plain mathematics into a function of a point (`values.py`).
 
-Symbols keep their case, subscript, prime and accent: `R` is not `r`, `y'` not `y`, and `\frac{dy}{dx}` is one symbol,
-not a quotient. Whatever is not understood is Unreadable, never skipped.
+Symbols keep their case, subscript, prime and accent: `R` is not `r`, `y'` not `y`, and `\frac{dy}{dx}`
+is one symbol, not a quotient. Whatever is not understood is Unreadable, never skipped.
 """
 
 from __future__ import annotations
@@ -314,7 +314,8 @@ class _Reader:
         raise Unreadable(f"\\{name} is not known")
 
     def function(self, name: str) -> Node:
-        r"""`\sin^2 x`, `\sin^{-1} x`, `\log_2 8`, `\sin 2x`, `\ln|x|`: a bare argument ends at a sign or function."""
+        r"""`\sin^2 x`, `\sin^{-1} x`, `\log_2 8`, `\sin 2x`, `\ln|x|`: a bare argument ends at a sign
+        or function."""
         base, exponent = None, None
         for _ in range(2):
             if self.next == "_" and name == "log" and base is None:

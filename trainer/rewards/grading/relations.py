@@ -1,8 +1,10 @@
-r"""Equations, inequalities and the sets they describe: `2x - y = 1`, `1 \le x < 2`, `|x| < 1`, `(0, 1) \cup [2, 3]`.
+r"""Equations, inequalities and the sets they describe: `2x - y = 1`, `1 \le x < 2`, `|x| < 1`, `(0, 1)
+\cup [2, 3]`.
 
-Each is read into branches (joined by "or") of elementary relations `f = 0`, `f > 0`, `f \ge 0`, `f \ne 0`. Two
-relations are one if the quotient of their functions is the same number (a positive one for inequalities) at every point
-of `expression.points`; two branches, if their relations pair up; two answers, if their branches do.
+Each is read into branches (joined by "or") of elementary relations `f = 0`, `f > 0`, `f \ge 0`, `f \ne
+0`. Two relations are one if the quotient of their functions is the same number (a positive one for
+inequalities) at every point of `expression.points`; two branches, if their relations pair up; two
+answers, if their branches do.
 """
 
 from __future__ import annotations

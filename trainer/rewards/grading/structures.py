@@ -1,7 +1,7 @@
 r"""Answers with parts: tuples, points, intervals, sets, lists, ratios and clock times.
 
-Taken apart here, so that each part is compared by its own kind and the brackets keep their meaning: a point is no set,
-a closed interval no open one, and one number never equals a list that holds it.
+Taken apart here, so that each part is compared by its own kind and the brackets keep their meaning: a
+point is no set, a closed interval no open one, and one number never equals a list that holds it.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ def values(structure: Structure, by_name: bool = False) -> Structure:
 def compatible(reference: Structure, answer: Structure) -> Literal["ordered", "unordered", "no"]:
     """How the parts of two structures are to be compared.
 
-    A bare list is taken for what the reference is; tuples and intervals are ordered, sets and bare lists are not. A
-    column is the tuple of its entries.
+    A bare list is taken for what the reference is; tuples and intervals are ordered, sets and bare
+    lists are not. A column is the tuple of its entries.
     """
     same_length = len(reference.parts) == len(answer.parts)
     if {reference.kind, answer.kind} <= {"set", "list"}:
@@ -183,7 +183,8 @@ def clock(content: str) -> tuple[int, int, int, str] | None:
 
 
 def same_time(reference: tuple[int, int, int, str], answer: tuple[int, int, int, str]) -> bool:
-    """A marker that the reference has must be met (3:45 PM is 15:45); one that only the answer has is let pass."""
+    """A marker that the reference has must be met (3:45 PM is 15:45); one that only the answer has is
+    let pass."""
 
     def hour24(t: tuple[int, int, int, str]) -> int:
         return t[0] % 12 + 12 * (t[3] == "p") if t[3] else t[0]

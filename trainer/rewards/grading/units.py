@@ -1,8 +1,10 @@
-"""Units that may follow a number: a closed list, their products and quotients, and nouns that the question itself uses.
+"""Units that may follow a number: a closed list, their products and quotients, and nouns that the
+question itself uses.
 
-A unit is a size and its dimensions (`km/h` is 5/18 of m·s⁻¹), so that any two spellings of one unit agree: `m/s^2`,
-`m s^{-2}`, `meters per second squared`. A noun (`5 apples`) is a dimension of its own, and only one that the question
-or the reference answer contains. Words of number, scale or denial (`5 lakh`, `5 never`) are units nowhere.
+A unit is a size and its dimensions (`km/h` is 5/18 of m·s⁻¹), so that any two spellings of one unit
+agree: `m/s^2`, `m s^{-2}`, `meters per second squared`. A noun (`5 apples`) is a dimension of its own,
+and only one that the question or the reference answer contains. Words of number, scale or denial (`5
+lakh`, `5 never`) are units nowhere.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class Unit:
 
 _KNOWN: dict[str, Unit] = {}
 _CASED: set[str] = {"ml"}
-"""Small prefixed symbols, in lower case: `mg` must be written so, for `Mg` is another unit; `KM` can only be `km`."""
+"""Small prefixed symbols, in lower case: `mg` must be written so, for `Mg` is another unit; `KM` can
+only be `km`."""
 
 
 def _define(size: str | int | Fraction, dimensions: str, names: str) -> None:
@@ -230,8 +233,8 @@ def _lookup(name: str, context: str) -> Unit | None:
 def split_unit(raw: str, context: str) -> tuple[str, Unit | None]:
     r"""Takes a unit off an expression: `25\pi \text{ cm}^2` -> (`25\pi`, cm²). None where there is none.
 
-    Without `\text` only after a number, bracket or \pi, and only units of two letters and more: in `2\pi h` the h is a
-    height, not an hour.
+    Without `\text` only after a number, bracket or \pi, and only units of two letters and more: in
+    `2\pi h` the h is a height, not an hour.
     """
     s = clean(raw)
     marked = _MARKED.search(raw) is not None
