@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs one command. Exit code 0, 2 for what cannot work, or a hub that is away (a line on stderr),
-    130: Ctrl-C."""
+    """Runs one command.
+
+    Exit code 0, 2 for what cannot work, or a hub that is away (a line on stderr), 130: Ctrl-C.
+    """
     options = parser().parse_args(arguments)
     try:
         match options.command:

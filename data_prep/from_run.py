@@ -1,5 +1,7 @@
-"""The completions that a run was trained on, as rows: text, verdict, rewards, advantage. From its
-rollout log."""
+"""The completions that a run was trained on, as rows: text, verdict, rewards, advantage.
+
+From its rollout log.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ from trainer.storage.storage import Storage
 
 
 def write(run: str, bucket: str, out: str, tokens: bool) -> dict[str, int]:
-    """Writes one line of JSON per completion. Returns counts. Raises ConfigError where nothing of the
-    run is found.
+    """Writes one line of JSON per completion.
+
+    Returns counts. Raises ConfigError where nothing of the run is found.
 
     run: its id, or its folder. tokens: token ids and log-probabilities, too.
     """

@@ -33,8 +33,10 @@ class Fetched:
 
 
 class Repository:
-    """One dataset repository at one commit. ConfigError where it, the revision or the mirror cannot be
-    reached."""
+    """One dataset repository at one commit.
+
+    ConfigError where it, the revision or the mirror cannot be reached.
+    """
 
     def __init__(
         self, repo: str, revision: str = "", mirror: str | Path = "", cache_dir: str | Path = ""

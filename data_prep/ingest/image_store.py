@@ -91,8 +91,9 @@ class ImageStore:
         workers: int,
         on_progress: Callable[[int, int], None] = lambda images, size: None,
     ) -> int:
-        """Stores and checks the wanted images, in one pass over `members()`. Returns how many nobody
-        asked for.
+        """Stores and checks the wanted images, in one pass over `members()`.
+
+        Returns how many nobody asked for.
 
         A second pass is made only for links whose targets nobody asked for by name. Memory holds one
         batch whatever the archive's size. `on_progress(images, bytes)` follows each batch that was

@@ -124,8 +124,10 @@ CATALOG = {
 
 
 def sources(name: str, repository: Repository, on_progress: Progress) -> Sequence[RecordSource]:
-    """Downloads a dataset of the catalog. Raises ConfigError where it has not the columns that the
-    entry names."""
+    """Downloads a dataset of the catalog.
+
+    Raises ConfigError where it has not the columns that the entry names.
+    """
     entry = CATALOG[name]
     tables: list[tuple[Path, str]] = []
     records = []

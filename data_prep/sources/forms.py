@@ -342,8 +342,10 @@ def _part(part: Any) -> tuple[str, Any]:
 
 
 def _with_choices(asked: str, choices: list[Any], answer: Any, keep: bool) -> tuple[str, str]:
-    """The question, with its choices if it does not show them, and the letter of the right one. Raises
-    BadRecord."""
+    """The question, with its choices if it does not show them, and the letter of the right one.
+
+    Raises BadRecord.
+    """
     texts = [text_of(choice).strip() for choice in choices]
     given = text_of(answer).strip()
     if texts.count(given) == 1:

@@ -1,5 +1,7 @@
 """Datasets made from prepared ones: mixed by weights, filtered by pass rate, with a run's completions.
-Ids stay."""
+
+Ids stay.
+"""
 
 from __future__ import annotations
 
@@ -129,8 +131,9 @@ def read_completions(path: str | Path, ids: Sequence[str]) -> dict[str, str]:
 
 
 def with_completions(path: str, out: str | Path, log: str | Path) -> tuple[Manifest, int]:
-    """The training rows that a run solved, its correct completion as their solution. Other splits as
-    they are.
+    """The training rows that a run solved, its correct completion as their solution.
+
+    Other splits as they are.
 
     Returns the manifest, and how many training rows have no correct completion and are left out.
     """

@@ -130,8 +130,10 @@ class Scorer:
         return batch
 
     def finish(self, batch: Batch) -> list[Outcome]:
-        """Waits for the processes, then asks the judge. Raises TimeoutRateError, and ConfigError as the
-        judge does."""
+        """Waits for the processes, then asks the judge.
+
+        Raises TimeoutRateError, and ConfigError as the judge does.
+        """
         for task, members in batch.members.items():
             verdict, accuracy = batch.futures[task].result()
             if task[0] == "grade" and verdict in ("correct", "wrong"):

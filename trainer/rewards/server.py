@@ -105,8 +105,9 @@ class Asked:
 
 
 def parse(body: bytes, limit: int) -> Asked:
-    """Reads a request. What is wrong with one row (null, no text, half a surrogate pair) costs that row
-    alone.
+    """Reads a request.
+
+    What is wrong with one row (null, no text, half a surrogate pair) costs that row alone.
 
     Raises:
         HTTPException: 422 where there is no such request, or its lists do not fit each other.
@@ -179,8 +180,10 @@ async def body_of(request: Request, limits: Limits, held: Counter[str]) -> bytes
 
 
 class Counted:
-    """Counts replies by status. Plain ASGI: FastAPI's own kind would pass every piece of a body through
-    a queue."""
+    """Counts replies by status.
+
+    Plain ASGI: FastAPI's own kind would pass every piece of a body through a queue.
+    """
 
     def __init__(self, app: ASGIApp, statuses: Counter[int]):
         self.app, self.statuses = app, statuses

@@ -328,8 +328,10 @@ class _Comparison:
         )
 
     def parts(self, reference: structures.Structure, answer: structures.Structure, inner: bool) -> bool:
-        """Part by part. Sets within sets only by spelling: trying all pairs at every level takes
-        exponential time."""
+        """Part by part.
+
+        Sets within sets only by spelling: trying all pairs at every level takes exponential time.
+        """
         if not any("=" in part for part in answer.parts):
             reference = structures.values(reference)
         elif not any("=" in part for part in reference.parts):
