@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs one command. Exit code 0, 2 for what cannot work, or a hub that is away (a line on stderr), 130: Ctrl-C."""
+    """Runs one command.
+
+    Exit code 0, 2 for what cannot work, or a hub that is away (a line on stderr), 130: Ctrl-C.
+    """
     options = parser().parse_args(arguments)
     try:
         match options.command:
@@ -57,9 +60,13 @@ def _with_dataset(options: argparse.Namespace) -> int:
 
     match options.command:
         case "show":
-            dataset = Dataset(options.dataset, options.split or next(iter(read_manifest(options.dataset).rows)))
+            dataset = Dataset(
+                options.dataset, options.split or next(iter(read_manifest(options.dataset).rows))
+            )
             if options.mask and not options.tokenizer:
-                raise ConfigError("--mask needs the model whose chat template is used: give --tokenizer MODEL")
+                raise ConfigError(
+                    "--mask needs the model whose chat template is used: give --tokenizer MODEL"
+                )
             shown = show.mask if options.mask else show.row
             for index in range(options.row, min(options.row + options.n, len(dataset))):
                 print(shown(dataset, index, options.tokenizer, options.min_pixels, options.max_pixels))
@@ -76,12 +83,15 @@ def _with_dataset(options: argparse.Namespace) -> int:
         case "overlap":
             from data_prep.checks.overlap import overlap_report
 
-            print(json.dumps(overlap_report(options.dataset, options.evaluation), indent=2, ensure_ascii=False))
+            print(
+                json.dumps(overlap_report(options.dataset, options.evaluation), indent=2, ensure_ascii=False)
+            )
         case "mix":
             from data_prep.write.derive import mix
 
             _summary(
-                mix(show.source_parts(options.parts), options.out, Path(options.out).name, options.seed), options.out
+                mix(show.source_parts(options.parts), options.out, Path(options.out).name, options.seed),
+                options.out,
             )
         case "filter":
             from data_prep.write.derive import keep_by_rate, read_rates
@@ -100,7 +110,9 @@ def _with_dataset(options: argparse.Namespace) -> int:
             from data_prep.write.export import export
 
             rows = export(options.dataset, options.to, options.out)
-            print(f"{options.out}: {', '.join(f'{split}.parquet {count:,}' for split, count in rows.items())} rows")
+            print(
+                f"{options.out}: {', '.join(f'{split}.parquet {count:,}' for split, count in rows.items())} rows"
+            )
     return 0
 
 
@@ -138,7 +150,9 @@ def prepare(options: argparse.Namespace) -> int:
 
         former = remote_manifest(where)
         if former and not options.overwrite and not (local / "manifest.json").exists():
-            raise ConfigError(f"{where} holds a dataset already ({former.name}): pass --overwrite to replace it")
+            raise ConfigError(
+                f"{where} holds a dataset already ({former.name}): pass --overwrite to replace it"
+            )
     with _Bars() as bars:
         manifest = _prepare_local(options, parts, name, local, bars.show)
         if at_url and manifest:
@@ -153,13 +167,18 @@ def prepare(options: argparse.Namespace) -> int:
 
 
 def _staging(url: str) -> Path:
-    """Where a dataset for a URL is made first: the same place for the same URL, so that a second start continues."""
+    """Where a dataset for a URL is made first: the same place for the same URL, so that a second start
+    continues."""
     cache = Path(os.environ.get("SPOTRL_CACHE", "~/.cache/spotrl/data")).expanduser()
     return cache / f"staging-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
 
 
 def _prepare_local(
-    options: argparse.Namespace, parts: Sequence[tuple[str, float]], name: str, out: Path, show_progress: Progress
+    options: argparse.Namespace,
+    parts: Sequence[tuple[str, float]],
+    name: str,
+    out: Path,
+    show_progress: Progress,
 ) -> Manifest | None:
     """None after a dry run."""
     from data_prep import show
@@ -174,7 +193,9 @@ def _prepare_local(
     evaluation = options.evaluation or kinds.pop()
     learned = {CATALOG[source].sft if source in CATALOG else options.sft for source, _ in parts}
     if len(learned) > 1 or (learned == {True} and evaluation):
-        raise ConfigError("sets for supervised training alone (--sft) are prepared apart from the others: two commands")
+        raise ConfigError(
+            "sets for supervised training alone (--sft) are prepared apart from the others: two commands"
+        )
     sources = []
     for source, weight in parts:
         opened = _sources(source, options, name if len(parts) == 1 else "", evaluation, show_progress)
@@ -210,7 +231,9 @@ def _prepare_local(
     )
 
 
-def _sources(source: str, options: argparse.Namespace, name: str, evaluation: bool, show: Progress) -> Sequence[Any]:
+def _sources(
+    source: str, options: argparse.Namespace, name: str, evaluation: bool, show: Progress
+) -> Sequence[Any]:
     """One SOURCE of the command line: a name of the catalog, a file or folder, or a repository of the hub."""
     from data_prep.ingest.hub import Repository
     from data_prep.sources import catalog, records
@@ -220,13 +243,17 @@ def _sources(source: str, options: argparse.Namespace, name: str, evaluation: bo
         return [_generated(options, evaluation)]
     if source in catalog.CATALOG:
         entry = catalog.CATALOG[source]
-        return catalog.sources(source, Repository(entry.repo, options.revision or entry.revision, options.mirror), show)
+        return catalog.sources(
+            source, Repository(entry.repo, options.revision or entry.revision, options.mirror), show
+        )
     mapping = _mapping(options.map)
     if Path(source).exists():
         return own(source, name, options.images, mapping, options.split, keep=evaluation, sft=options.sft)
     if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source) and Path(source).suffix not in records.ENDINGS:
         repository = Repository(source, options.revision, options.mirror)
-        return catalog.any_repository(repository, mapping, show, options.split, keep=evaluation, sft=options.sft)
+        return catalog.any_repository(
+            repository, mapping, show, options.split, keep=evaluation, sft=options.sft
+        )
     raise ConfigError(f"no file, folder or dataset {source!r}: the names are {', '.join(NAMES)}, generated; on the hub "
                       "a dataset is OWNER/NAME")  # fmt: skip
 
@@ -269,13 +296,21 @@ def _summary(manifest: Manifest, where: str) -> None:
         for finding, count in stats["found"].items():
             print(f"  kept as published: {count:>7,}  {finding}")
     if stats and stats["images"]["refused"]:
-        print(f"  refused from the archive: {len(stats['images']['refused']):,} members, listed in the manifest")
+        print(
+            f"  refused from the archive: {len(stats['images']['refused']):,} members, listed in the manifest"
+        )
     for split, count in stats["groups"]["rows_near_train"].items() if stats else ():
-        print(f"  note: {count:,} rows of {split} have an image that train nearly has (the source's own split)")
+        print(
+            f"  note: {count:,} rows of {split} have an image that train nearly has (the source's own split)"
+        )
     for overlap in stats["overlaps"] if stats else ():
         touched = sum(overlap["evaluation_rows_touched"].values())
-        print(f"  {overlap['set']}: {overlap['rows_excluded']:,} rows left out, with images of {touched:,} of its rows")
-    print(f"  fingerprint {manifest.fingerprint[:16]}; see preview.html and quarantine.jsonl beside the shards")
+        print(
+            f"  {overlap['set']}: {overlap['rows_excluded']:,} rows left out, with images of {touched:,} of its rows"
+        )
+    print(
+        f"  fingerprint {manifest.fingerprint[:16]}; see preview.html and quarantine.jsonl beside the shards"
+    )
 
 
 class _Bars:

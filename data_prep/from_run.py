@@ -1,4 +1,7 @@
-"""The completions that a run was trained on, as rows: text, verdict, rewards, advantage. From its rollout log."""
+"""The completions that a run was trained on, as rows: text, verdict, rewards, advantage.
+
+From its rollout log.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ from trainer.storage.storage import Storage
 
 
 def write(run: str, bucket: str, out: str, tokens: bool) -> dict[str, int]:
-    """Writes one line of JSON per completion. Returns counts. Raises ConfigError where nothing of the run is found.
+    """Writes one line of JSON per completion.
+
+    Returns counts. Raises ConfigError where nothing of the run is found.
 
     run: its id, or its folder. tokens: token ids and log-probabilities, too.
     """
@@ -41,7 +46,9 @@ def write(run: str, bucket: str, out: str, tokens: bool) -> dict[str, int]:
                     file.write(json.dumps(line) + "\n")
                 counts["steps"] += 1
         if not counts["steps"]:
-            raise ConfigError(f"{run} has no rollout log here or in its bucket" + ("" if url else ": give --bucket"))
+            raise ConfigError(
+                f"{run} has no rollout log here or in its bucket" + ("" if url else ": give --bucket")
+            )
         part.replace(out)
     finally:
         part.unlink(missing_ok=True)

@@ -96,35 +96,53 @@ def _prepare_parser(commands: Any) -> None:
                        "else train and validation by content)")  # fmt: skip
     where.add_argument("--revision", default="", help="branch, tag or commit on the hub (default: main, and the commit "
                        "that it meant is saved in the manifest)")  # fmt: skip
-    where.add_argument("--mirror", default="", metavar="DIR", help="folder with OWNER/REPO/FILE instead of the hub")
+    where.add_argument(
+        "--mirror", default="", metavar="DIR", help="folder with OWNER/REPO/FILE instead of the hub"
+    )
     drawn = make.add_argument_group("generated: problems drawn here")
     drawn.add_argument("--rows", type=int, default=10_000, help="different problems (%(default)s)")
     drawn.add_argument("--difficulty", default="1..5", metavar="LEVEL|LOW..HIGH", help="1 to 5 (%(default)s)")
     drawn.add_argument("--seed", type=int, default=0, help="of the problems (%(default)s)")
     checks = make.add_argument_group("what is kept")
-    checks.add_argument("--evaluation", action="store_true", help="an evaluation set: all rows stay as published")
+    checks.add_argument(
+        "--evaluation", action="store_true", help="an evaluation set: all rows stay as published"
+    )
     checks.add_argument("--sft", action="store_true", help="for supervised training (method: sft): replies are learned "
                         "as they stand, and need no answer that can be graded")  # fmt: skip
     checks.add_argument("--tokenizer", default="", metavar="MODEL", help="count the text's tokens too, with this "
                         "model's tokenizer and chat template: directory, hub id, or id@revision")  # fmt: skip
-    checks.add_argument("--max-tokens", type=int, default=4096, help="longest prompt, images included (%(default)s)")
+    checks.add_argument(
+        "--max-tokens", type=int, default=4096, help="longest prompt, images included (%(default)s)"
+    )
     _pixels(checks)
-    checks.add_argument("--min-side", type=int, default=28, help="shortest side of an image, pixels (%(default)s)")
+    checks.add_argument(
+        "--min-side", type=int, default=28, help="shortest side of an image, pixels (%(default)s)"
+    )
     checks.add_argument("--exclude", action="append", default=[], metavar="DIR|URL", help="prepared evaluation set: "
                         "rows with an image that it has are left out; repeatable")  # fmt: skip
-    checks.add_argument("--limit", type=int, default=0, metavar="N", help="only the first N rows of each source")
+    checks.add_argument(
+        "--limit", type=int, default=0, metavar="N", help="only the first N rows of each source"
+    )
     split = make.add_argument_group("train and validation (where the source has no splits)")
-    split.add_argument("--validation", type=float, default=0.02, help="share of the rows (%(default)s); 0 for none")
+    split.add_argument(
+        "--validation", type=float, default=0.02, help="share of the rows (%(default)s); 0 for none"
+    )
     split.add_argument("--split-seed", type=int, default=0, help="another split of the same data")
     how = make.add_argument_group("how")
-    how.add_argument("--workers", type=int, default=0, help="processes that decode images (default: one per core)")
+    how.add_argument(
+        "--workers", type=int, default=0, help="processes that decode images (default: one per core)"
+    )
     how.add_argument("--work", default="", metavar="DIR", help="for unpacked images (default: inside OUT)")
     how.add_argument("--overwrite", action="store_true", help="replace another dataset in OUT")
 
 
 def _pixels(parser: Any) -> None:
-    parser.add_argument("--min-pixels", type=int, default=4 * 28 * 28, help="model.min_pixels of the run (%(default)s)")
-    parser.add_argument("--max-pixels", type=int, default=1280 * 28 * 28, help="model.max_pixels (%(default)s)")
+    parser.add_argument(
+        "--min-pixels", type=int, default=4 * 28 * 28, help="model.min_pixels of the run (%(default)s)"
+    )
+    parser.add_argument(
+        "--max-pixels", type=int, default=1280 * 28 * 28, help="model.max_pixels (%(default)s)"
+    )
 
 
 def _dataset_parsers(commands: Any) -> None:
@@ -138,10 +156,17 @@ def _dataset_parsers(commands: Any) -> None:
     show.add_argument("--row", type=int, default=0, help="first row shown (%(default)s)")
     show.add_argument("-n", type=int, default=3, help="rows shown (%(default)s)")
     show.add_argument("--tokenizer", default="", metavar="MODEL", help="count the text's tokens too")
-    show.add_argument("--mask", action="store_true", help="every token by MODEL's template; + marks what SFT learns")
+    show.add_argument(
+        "--mask", action="store_true", help="every token by MODEL's template; + marks what SFT learns"
+    )
     _pixels(show)
     add("stats", "print counts: rows, sources, answer types, lengths, sizes, reasons for leaving rows out")
-    add("preview", "write DIR/preview.html: samples with their images, and tables", "`prepare` writes it too.", "DIR")
+    add(
+        "preview",
+        "write DIR/preview.html: samples with their images, and tables",
+        "`prepare` writes it too.",
+        "DIR",
+    )
     add("verify", "read every shard and compare its hash with the manifest",
         "Exit code 2 and the shard's name if one is damaged: fetch or prepare it again.")  # fmt: skip
     both = add("overlap", "images and sources that a dataset shares with an evaluation set",
@@ -152,12 +177,18 @@ def _dataset_parsers(commands: Any) -> None:
                                 "half of them. Training rows are shuffled, others joined as they are.")  # fmt: skip
     mixed.add_argument("parts", nargs="+", metavar="DIR[=WEIGHT]")
     mixed.add_argument("--seed", type=int, default=0)
-    some = add("filter", "keep training rows by their pass rate", "Rows that are always or never solved teach nothing.")
+    some = add(
+        "filter",
+        "keep training rows by their pass rate",
+        "Rows that are always or never solved teach nothing.",
+    )
     some.add_argument("--pass-rate", required=True, metavar="LOW..HIGH", help="both ends included: 0.1..0.9")
     some.add_argument("--rates", default="", metavar="FILE", help='lines of {"id", "pass_rate"} (default: the rates '
                       "that came with the rows)")  # fmt: skip
     own = add("worked", "solved rows with a run's correct completions, for supervised training (method: sft)")
-    own.add_argument("--log", required=True, metavar="FILE", help="samples.jsonl or pass_rates.jsonl of a run on DIR")
+    own.add_argument(
+        "--log", required=True, metavar="FILE", help="samples.jsonl or pass_rates.jsonl of a run on DIR"
+    )
     run = commands.add_parser("from-run", help="the completions of a run as rows: text, verdict, rewards, advantage",
                               description="Writes one line of JSON per completion of the run's rollout log. A run "
                               "keeps what a restart may need; with logging.keep_rollouts all of it.")  # fmt: skip

@@ -1,7 +1,8 @@
-"""From sources to a prepared dataset: unpack and check the images, judge every row, split, write, manifest last.
+"""From sources to a prepared dataset: unpack and check the images, judge every row, split, write,
+manifest last.
 
-The rows are read three times (which images are wanted; the checks; the writing), because a line costs microseconds
-and memory then holds neither texts nor images.
+The rows are read three times (which images are wanted; the checks; the writing), because a line costs
+microseconds and memory then holds neither texts nor images.
 """
 
 from __future__ import annotations
@@ -113,7 +114,9 @@ def prepare(
         if former.settings == _asked(sources, settings, exclude) and former.name == name:
             return former
         if not overwrite:
-            raise ConfigError(f"{out} holds a dataset made otherwise: choose another --out, or pass --overwrite")
+            raise ConfigError(
+                f"{out} holds a dataset made otherwise: choose another --out, or pass --overwrite"
+            )
     out.mkdir(parents=True, exist_ok=True)
     work = Path(work_dir) if work_dir else out / ".work"
     opened = [_Open(source, settings) for source in sources]
@@ -127,7 +130,9 @@ def prepare(
         _unpack(one, workers, on_progress)
     references = References(workers)
     try:
-        judged, problems = _judge_all(opened, settings, references, sum(rows for rows, _ in totals), on_progress)
+        judged, problems = _judge_all(
+            opened, settings, references, sum(rows for rows, _ in totals), on_progress
+        )
         kept = [row for rows in judged for row in rows]
         mark_repeats(kept, references.same)
     finally:
@@ -162,12 +167,17 @@ def prepare(
 
 
 def _asked(sources: Sequence[Source], settings: Settings, exclude: Sequence[str]) -> dict[str, Any]:
-    """The settings as the manifest holds them: no path of this machine, so that equal data has an equal fingerprint."""
+    """The settings as the manifest holds them: no path of this machine, so that equal data has an equal
+    fingerprint."""
     asked = json.loads(json.dumps(dataclasses.asdict(settings)))
     if not settings.sft:
         del asked["sft"]  # as before there was such a thing: the same data keeps its fingerprint
-    asked["tokenizer"] = Path(settings.tokenizer).name if os.path.isdir(settings.tokenizer) else settings.tokenizer
-    asked["sources"] = [{"name": s.name, "revision": s.revision, "files": s.files, "weight": s.weight} for s in sources]
+    asked["tokenizer"] = (
+        Path(settings.tokenizer).name if os.path.isdir(settings.tokenizer) else settings.tokenizer
+    )
+    asked["sources"] = [
+        {"name": s.name, "revision": s.revision, "files": s.files, "weight": s.weight} for s in sources
+    ]
     asked["exclude"] = [read_manifest(path).fingerprint for path in exclude]
     return asked
 
@@ -217,7 +227,9 @@ def _unpack(one: _Open, workers: int, on_progress: Progress) -> None:
         seen += size
         on_progress(stage, min(seen, total), total)
 
-    one.unused = one.images.fill(lambda: one.source.members(one.refused, one.wanted), one.wanted, workers, follow)
+    one.unused = one.images.fill(
+        lambda: one.source.members(one.refused, one.wanted), one.wanted, workers, follow
+    )
     on_progress(stage, total, total)
 
 
@@ -270,7 +282,11 @@ def _assign_splits(rows: list[Judged], facts: dict[str, ImageFacts], settings: S
         "count": len(sizes),
         "largest": max(sizes.values()),
         "rows_near_train": dict(
-            Counter(row.split for row, key in zip(kept, keys, strict=True) if row.split != "train" and key in train)
+            Counter(
+                row.split
+                for row, key in zip(kept, keys, strict=True)
+                if row.split != "train" and key in train
+            )
         ),
     }
 
@@ -298,7 +314,9 @@ def _nothing_left(
     counted = ", ".join(f"{n} {reason}" for reason, n in reasons.most_common(5)) or "there are no rows"
     with open(out / "quarantine.jsonl", encoding="utf-8") as quarantine:
         first = "".join(f"\n  {line.strip()[:500]}" for line in islice(quarantine, 3))
-    raise ConfigError(f"no row can be used: {counted}; all of them are in {out}/quarantine.jsonl, the first are{first}")
+    raise ConfigError(
+        f"no row can be used: {counted}; all of them are in {out}/quarantine.jsonl, the first are{first}"
+    )
 
 
 def _weigh(opened: Sequence[_Open], judged: list[list[Judged]]) -> None:
@@ -354,7 +372,12 @@ def _write(
                 if done % BATCH_ROWS == 0 or done == total:
                     on_progress("rows written", done, total)
                 if isinstance(item, Problem):
-                    leave_out(f"{item.reason}: {item.detail}", source=one.source.name, index=item.index, raw=item.raw)
+                    leave_out(
+                        f"{item.reason}: {item.detail}",
+                        source=one.source.name,
+                        index=item.index,
+                        raw=item.raw,
+                    )
                     continue
                 row, result = complete(item, one.settings.sft), next(verdict)
                 if result.reason:

@@ -23,9 +23,15 @@ def catalog() -> str:
         kind = "evaluation" if entry.evaluation else "training"
         rows = f"{entry.rows:,} rows" if entry.rows else "rows not stated"
         lines.append(f"{name:<12}{kind}: {entry.about}")
-        lines.append(f"{'':<12}{entry.repo}, {rows}, license {entry.license or 'not read here: look before use'}")
-        lines.append(f"{'':<12}commit: {entry.revision or 'main, named in the manifest'}; checked: {entry.checked}")
-    lines.append(f"{'generated':<12}training: geometry, charts, counting, clocks, tables, functions; five difficulties")
+        lines.append(
+            f"{'':<12}{entry.repo}, {rows}, license {entry.license or 'not read here: look before use'}"
+        )
+        lines.append(
+            f"{'':<12}commit: {entry.revision or 'main, named in the manifest'}; checked: {entry.checked}"
+        )
+    lines.append(
+        f"{'generated':<12}training: geometry, charts, counting, clocks, tables, functions; five difficulties"
+    )
     lines.append(f"{'':<12}drawn here, as many rows as are asked for (--rows, --difficulty, --seed)")
     lines.append(f"{'':<12}checked: every kind of question by an independent solver (tests)")
     return "\n".join(lines)
@@ -42,7 +48,9 @@ def detected(sources: Sequence[RecordSource]) -> str:
             f"  {role:<9} {'<-' if value else ':'} {column:<24} {value}".rstrip()
             for role, column, value in source.describe()
         ]
-        places = [str(root) for root in source.roots] + ([f"paths from {source.beside}"] if source.beside else [])
+        places = [str(root) for root in source.roots] + (
+            [f"paths from {source.beside}"] if source.beside else []
+        )
         if "images" in source.form.columns or "chat" in source.form.columns:
             lines.append(f"  images are looked for in the records, {', '.join(places)}")
     return "\n".join(lines)
@@ -74,10 +82,17 @@ def mask(dataset: Dataset, index: int, model: str, min_pixels: int, max_pixels: 
 
     prompter, one = Prompter(Model(path=model, min_pixels=min_pixels, max_pixels=max_pixels)), dataset[index]
     ids = prompter.token_ids(one)
-    solution, earlier = prompter.solution_ids(one) if one.solution else [], set(prompter.learned_positions(one))
-    marked = [("+" if at in earlier else " ", token) for at, token in enumerate(ids)] + [("+", t) for t in solution]
+    solution, earlier = (
+        prompter.solution_ids(one) if one.solution else [],
+        set(prompter.learned_positions(one)),
+    )
+    marked = [("+" if at in earlier else " ", token) for at, token in enumerate(ids)] + [
+        ("+", t) for t in solution
+    ]
     count = len(earlier) + len(solution)
-    lines = [f"row {index} of {dataset.split}: {one.id}, {len(marked) - count} tokens of context, {count} learned"]
+    lines = [
+        f"row {index} of {dataset.split}: {one.id}, {len(marked) - count} tokens of context, {count} learned"
+    ]
     for (sign, token), run in groupby(marked):
         times = f" x {n}" if (n := len(list(run))) > 1 else ""
         lines.append(f"{sign} {token:>6} {prompter.tokenizer.decode([token])!r}{times}")
@@ -86,9 +101,8 @@ def mask(dataset: Dataset, index: int, model: str, min_pixels: int, max_pixels: 
 
 def _image(data: bytes, min_pixels: int, max_pixels: int) -> str:
     width, height = size_of(data, "")
-    return (
-        f"[image {width}x{height}, {len(data):,} bytes, {image_tokens(width, height, min_pixels, max_pixels)} tokens]"
-    )
+    tokens = image_tokens(width, height, min_pixels, max_pixels)
+    return f"[image {width}x{height}, {len(data):,} bytes, {tokens} tokens]"
 
 
 def _tokens(one: Row, tokenizer: str, min_pixels: int, max_pixels: int) -> str:
@@ -103,7 +117,9 @@ def _tokens(one: Row, tokenizer: str, min_pixels: int, max_pixels: int) -> str:
     shown = f"prompt {prompt} ({of_images} of images)"
     if one.solution:
         whole = (
-            count([[*one.messages, {"role": "assistant", "content": one.solution}]])[0] + of_images - len(one.images)
+            count([[*one.messages, {"role": "assistant", "content": one.solution}]])[0]
+            + of_images
+            - len(one.images)
         )
         shown += f"; supervised: {prompt} masked, about {whole - prompt} learned from"
     return shown
@@ -129,7 +145,9 @@ def stats(path: str) -> str:
     lines = [f"{manifest.name}, fingerprint {manifest.fingerprint[:16]}{pin}"]
     lines += _table("rows", manifest.rows) + _table("left out", manifest.quarantined)
     if manifest.statistics:
-        tokens = "tokens of the prompt" if manifest.settings.get("tokenizer") else "image tokens of the prompt"
+        tokens = (
+            "tokens of the prompt" if manifest.settings.get("tokenizer") else "image tokens of the prompt"
+        )
         found = manifest.statistics
         lines += _table("sources", found["sources"]) + [answers(manifest)]
         lines += _table(f"{tokens}, percentiles", found["tokens"]["percentiles"])

@@ -1,4 +1,5 @@
-"""Images that training data shares with an evaluation set, by content: the same one, scaled or re-encoded or not."""
+"""Images that training data shares with an evaluation set, by content: the same one, scaled or
+re-encoded or not."""
 
 from __future__ import annotations
 
@@ -16,9 +17,10 @@ from trainer.data.images import decode
 from trainer.data.schema import question
 
 DETAIL = ((160, 64, 42), (0, 24, 22))
-"""(shortest side in pixels, cells a side, levels): how a near pair is looked at again. Measured on drawings and tables:
-the same image at half size or as a JPEG of quality 50 differs by at most 36 levels in a cell, one with another number
-in the same drawing by more in 88 of 89 cases. Below 160 pixels half size differs by up to 20, numbers by less."""
+"""(shortest side in pixels, cells a side, levels): how a near pair is looked at again. Measured on
+drawings and tables: the same image at half size or as a JPEG of quality 50 differs by at most 36 levels
+in a cell, one with another number in the same drawing by more in 88 of 89 cases. Below 160 pixels half
+size differs by up to 20, numbers by less."""
 
 
 def same_image(first: bytes, second: bytes) -> bool:
@@ -80,7 +82,8 @@ class Evaluation:
 def mark_overlaps(
     rows: Sequence[Judged], facts: dict[str, ImageFacts], exclude: Sequence[str], read: Callable[[str], bytes]
 ) -> list[dict[str, Any]]:
-    """Marks kept rows with an image (or, having none, the question) of an evaluation set as `overlap`; reports per set.
+    """Marks kept rows with an image (or, having none, the question) of an evaluation set as `overlap`;
+    reports per set.
 
     `read` gives an image's content by its sha256.
     """
@@ -101,7 +104,9 @@ def mark_overlaps(
                 marked += 1
                 asked.add(twin)
         touched = Counter(evaluation.touched(found)) + Counter(source for _, source in asked)
-        report.append({"set": evaluation.name, "rows_excluded": marked, "evaluation_rows_touched": dict(touched)})
+        report.append(
+            {"set": evaluation.name, "rows_excluded": marked, "evaluation_rows_touched": dict(touched)}
+        )
     return report
 
 
@@ -142,7 +147,8 @@ def overlap_report(path: str, evaluation: str) -> dict[str, Any]:
 
 
 def _same_sources(ours: Counter[str], theirs: Counter[str]) -> dict[str, dict[str, int]]:
-    """Sub-sources by their name without case and punctuation: {name: {"rows": ours, "evaluation_rows": theirs}}."""
+    """Sub-sources by their name without case and punctuation: {name: {"rows": ours, "evaluation_rows":
+    theirs}}."""
 
     def key(source: str) -> str:
         return "".join(c for c in source.rpartition("/")[2].casefold() if c.isalnum())

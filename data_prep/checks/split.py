@@ -24,10 +24,12 @@ def stacked(looks: Sequence[str]) -> np.ndarray:
 def near_pairs(
     left: np.ndarray, right: np.ndarray, within: int = NEAR_LEVELS, joined: np.ndarray | None = None
 ) -> Iterator[np.ndarray]:
-    """All pairs (i, j) whose thumbnails differ by at most `within` at every place, a block of rows i at a time.
+    """All pairs (i, j) whose thumbnails differ by at most `within` at every place, a block of rows i at
+    a time.
 
-    Exact: every pair is compared, at the place that varies most first. A whole block of pairs is compared place after
-    place until few are still near; these are listed and compared at the other places. Memory is bounded by BLOCK_PAIRS.
+    Exact: every pair is compared, at the place that varies most first. A whole block of pairs is
+    compared place after place until few are still near; these are listed and compared at the other
+    places. Memory is bounded by BLOCK_PAIRS.
 
     Args:
         left: [n, places] uint8.
@@ -44,7 +46,10 @@ def near_pairs(
     places = np.argsort(-right[:: len(right) // 4096 + 1].astype(np.float32).var(axis=0), kind="stable")
     b = np.ascontiguousarray(right[:, places].T)
     a = b if left is right else np.ascontiguousarray(left[:, places].T)
-    low, high = np.maximum(a, within) - within, np.minimum(a, 255 - within) + within  # uint8 would wrap around
+    low, high = (
+        np.maximum(a, within) - within,
+        np.minimum(a, 255 - within) + within,
+    )  # uint8 would wrap around
     step = max(1, BLOCK_PAIRS // len(right))
     for start in range(0, len(left), step):
         rows, first = slice(start, start + step), 0 if joined is None else start
@@ -84,7 +89,9 @@ def join(labels: np.ndarray, pairs: np.ndarray) -> None:
             labels[:] = shorter
 
 
-def groups_of(rows: Sequence[Sequence[str]], questions: Sequence[bytes], look_of: dict[str, str]) -> list[str]:
+def groups_of(
+    rows: Sequence[Sequence[str]], questions: Sequence[bytes], look_of: dict[str, str]
+) -> list[str]:
     """A group key for every row: rows with a (nearly) common image share it; rows without images, a question.
 
     Args:
@@ -109,14 +116,17 @@ def groups_of(rows: Sequence[Sequence[str]], questions: Sequence[bytes], look_of
     join(labels, np.stack([leader[looks[kind]], labels], axis=1))
     same_row = [(number[row[0]], number[sha]) for row in rows for sha in row[1:]]
     join(labels, np.array(same_row, dtype=np.int64).reshape(-1, 2))
-    return [images[labels[number[row[0]]]] if row else asked.hex() for row, asked in zip(rows, questions, strict=True)]
+    return [
+        images[labels[number[row[0]]]] if row else asked.hex()
+        for row, asked in zip(rows, questions, strict=True)
+    ]
 
 
 def validation_groups(keys: Sequence[str], share: float, seed: int) -> set[str]:
     """The groups that go to validation: each by a hash of its key, so that new rows do not move old ones.
 
-    A group of more than a tenth of the wanted validation rows stays in training: one family of images would be all
-    that is validated on.
+    A group of more than a tenth of the wanted validation rows stays in training: one family of images
+    would be all that is validated on.
     """
     sizes: dict[str, int] = {}
     for key in keys:

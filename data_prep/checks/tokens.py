@@ -1,5 +1,5 @@
-"""Prompt lengths as the processor counts them, without images, torch or the processor: text by the model's tokenizer
-and chat template, images by the resize formula (`images.image_tokens`).
+"""Prompt lengths as the processor counts them, without images, torch or the processor: text by the
+model's tokenizer and chat template, images by the resize formula (`images.image_tokens`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def text_token_counter(model: str) -> Counter:
         if not chats:
             return []
         texts = [
-            tokenizer.apply_chat_template(_plain(chat) if bare else chat, tokenize=False, add_generation_prompt=True)
+            tokenizer.apply_chat_template(
+                _plain(chat) if bare else chat, tokenize=False, add_generation_prompt=True
+            )
             for chat in chats
         ]
         return [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]

@@ -1,4 +1,5 @@
-"""The checks of a row, and what is done with it: kept in a split, or quarantined with a reason that is counted."""
+"""The checks of a row, and what is done with it: kept in a split, or quarantined with a reason that is
+counted."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Settings:
     limit: int = 0
     """Only the first this many rows of the source; 0: all."""
     evaluation: bool = False
-    """Keep all rows as published; what the checks find is counted. A row that cannot be asked at all is an error."""
+    """Keep all rows as published; what the checks find is counted. A row that cannot be asked at all is
+    an error."""
     sft: bool = False
     """For supervised training: no reference answer is needed, and no system prompt of ours is added."""
 
@@ -66,7 +68,8 @@ class Judged:
 
 
 class References:
-    """Checks reference answers with the grader: by form, or by algebra in processes that are killed at a deadline."""
+    """Checks reference answers with the grader: by form, or by algebra in processes that are killed at
+    a deadline."""
 
     def __init__(self, workers: int, deadline_s: float = 5.0) -> None:
         from trainer.config import Rewards as Config
@@ -145,7 +148,9 @@ def judge(
     images = [p for p in facts if isinstance(p, ImageFacts)]
     tokens = text_tokens
     if not reason:
-        tokens += sum(image_tokens(p.width, p.height, settings.min_pixels, settings.max_pixels) for p in images)
+        tokens += sum(
+            image_tokens(p.width, p.height, settings.min_pixels, settings.max_pixels) for p in images
+        )
         tokens -= len(images) if text_tokens else 0
         if tokens > settings.max_tokens:
             reason = f"too_long: {tokens} tokens, more than {settings.max_tokens}"
@@ -184,8 +189,8 @@ def normal_question(text: str) -> str:
 def mark_repeats(rows: Iterable[Judged], equal: Callable[[Judged, Judged], bool]) -> None:
     """Marks rows that ask the same question about the same images, within a split.
 
-    With the same answer, the first stays and the others are `duplicate`; with different answers none can be trusted,
-    and all are `conflicting_answers`.
+    With the same answer, the first stays and the others are `duplicate`; with different answers none
+    can be trusted, and all are `conflicting_answers`.
     """
     groups: dict[tuple, list[Judged]] = defaultdict(list)
     for row in rows:
@@ -196,7 +201,9 @@ def mark_repeats(rows: Iterable[Judged], equal: Callable[[Judged, Judged], bool]
         if any(not equal(first, other) for other in same[1:]):
             answers = ", ".join(sorted({row.answer for row in same})[:5])
             for row in same:
-                row.reason = f"conflicting_answers: {answers} (rows {', '.join(str(r.index) for r in same[:5])})"
+                row.reason = (
+                    f"conflicting_answers: {answers} (rows {', '.join(str(r.index) for r in same[:5])})"
+                )
         else:
             for row in same[1:]:
                 row.reason = f"duplicate: of row {first.index}"

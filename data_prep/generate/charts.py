@@ -24,7 +24,9 @@ def make(rng: random.Random, difficulty: int) -> Problem:
     _draw(scene, rng, names, levels, ticks, parts, tick)
     kinds = ("value", "highest", "difference", "sum", "above", "lowest", "range")
     kind = rng.choice(kinds[:2] if difficulty == 1 else kinds[:4] if difficulty < 4 else kinds[2:])
-    if (kind == "highest" and values.count(max(values)) > 1) or (kind == "lowest" and values.count(min(values)) > 1):
+    if (kind == "highest" and values.count(max(values)) > 1) or (
+        kind == "lowest" and values.count(min(values)) > 1
+    ):
         kind = "sum"
     i, j = rng.sample(range(bars), 2)
     if kind == "difference" and values[i] == values[j]:
@@ -44,7 +46,10 @@ def make(rng: random.Random, difficulty: int) -> Problem:
             answer = str(values[high] - values[low])
         case "above":
             limit = rng.choice(values)
-            question, answer = f"How many days have a value above {limit}?", str(sum(v > limit for v in values))
+            question, answer = (
+                f"How many days have a value above {limit}?",
+                str(sum(v > limit for v in values)),
+            )
         case "range":
             question = "What is the difference between the highest and the lowest value?"
             answer = str(max(values) - min(values))

@@ -35,7 +35,11 @@ def make(rng: random.Random, difficulty: int) -> Problem:
         return Problem(scene, kind, f"What time does the clock show? {FORMAT}", clock_time(shown), [shown])
     minutes = rng.randint(5, 55) if difficulty < 5 else rng.randint(61, 600)
     later = (shown + (minutes if kind == "later" else -minutes)) % 720
-    asked = f"What time will it be {minutes} minutes" if kind == "later" else f"What time was it {minutes} minutes"
+    asked = (
+        f"What time will it be {minutes} minutes"
+        if kind == "later"
+        else f"What time was it {minutes} minutes"
+    )
     when = "after" if kind == "later" else "before"
     return Problem(scene, kind, f"{asked} {when} the time on the clock? {FORMAT}", clock_time(later), [shown])
 
@@ -47,7 +51,9 @@ def clock_time(minutes: int) -> str:
 
 def _clock(scene: Scene, x: float, y: float, radius: float, shown: int, ticks: bool, numbered: bool) -> None:
     def at(turn: float, share: float) -> tuple[float, float]:
-        return x + radius * share * math.sin(2 * math.pi * turn), y - radius * share * math.cos(2 * math.pi * turn)
+        return x + radius * share * math.sin(2 * math.pi * turn), y - radius * share * math.cos(
+            2 * math.pi * turn
+        )
 
     scene.ellipse(x, y, radius, BLACK, max(1.5, radius / 40))
     for minute in range(60):

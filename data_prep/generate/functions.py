@@ -28,7 +28,10 @@ def make(rng: random.Random, difficulty: int) -> Problem:
     if kind == "slope":
         run = rng.randint(1, 3) if difficulty == 3 else rng.randint(2, 5)
         rise = rng.choice([r for r in range(-5, 6) if r])
-        x, y = rng.randint(-REACH, REACH - run), rng.randint(max(-REACH, -REACH - rise), min(REACH, REACH - rise))
+        x, y = (
+            rng.randint(-REACH, REACH - run),
+            rng.randint(max(-REACH, -REACH - rise), min(REACH, REACH - rise)),
+        )
         slope = Fraction(rise, run)
         _axes(scene)
         _graph(scene, lambda t: y + slope * (t - x), "blue")
@@ -45,7 +48,9 @@ def make(rng: random.Random, difficulty: int) -> Problem:
     _graph(scene, line, "blue")
     facts = [slope, zero, bent]
     if kind == "intercept":
-        return Problem(scene, kind, "At which value of y does the line cross the y-axis?", str(-slope * zero), facts)
+        return Problem(
+            scene, kind, "At which value of y does the line cross the y-axis?", str(-slope * zero), facts
+        )
     if kind == "zero":
         return Problem(scene, kind, "At which value of x does the line cross the x-axis?", str(zero), facts)
     x = rng.choice([x for x in range(-REACH, REACH + 1) if abs(line(Fraction(x))) <= REACH])

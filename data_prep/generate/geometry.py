@@ -92,7 +92,8 @@ def _angle(rng: random.Random, scene: Scene) -> Problem:
 def _figure(
     rng: random.Random, scene: Scene, corners: Sequence[Point], sides: dict[int, Any], square: Any
 ) -> list[Point]:
-    """Draws a figure as large as fits, perhaps mirrored, with a text beside each side i -> i + 1 that has one.
+    """Draws a figure as large as fits, perhaps mirrored, with a text beside each side i -> i + 1 that
+    has one.
 
     `square` are the corners with a mark for a right angle. Returns the corners in pixels.
     """
@@ -100,7 +101,9 @@ def _figure(
     wide, high = max(x for x, _ in corners), max(y for _, y in corners)
     low = min(x for x, _ in corners)
     margin = 2.6 * scene.font
-    scale = min((scene.width - 2 * margin) / (wide - low), (scene.height - 2 * margin) / high) * rng.uniform(0.85, 1)
+    scale = min((scene.width - 2 * margin) / (wide - low), (scene.height - 2 * margin) / high) * rng.uniform(
+        0.85, 1
+    )
     left, top = (scene.width - (wide - low) * scale) / 2, (scene.height - high * scale) / 2
     points: list[Point] = []
     for x, y in corners:

@@ -1,4 +1,5 @@
-"""What a generated image is made of: a list of marks on white, which can be drawn and can be read by a program."""
+"""What a generated image is made of: a list of marks on white, which can be drawn and can be read by a
+program."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ class Scene:
         sides = []
         for low, small, large in zip(least, SMALLEST, LARGEST, strict=True):
             floor = min(large, max(small, int(low)))
-            sides.append(round(floor + (large - floor) * min(1.0, max(0.0, share + rng.uniform(-0.08, 0.08)))))
+            sides.append(
+                round(floor + (large - floor) * min(1.0, max(0.0, share + rng.uniform(-0.08, 0.08))))
+            )
         return cls(sides[0], sides[1])
 
     @property
@@ -94,7 +97,9 @@ class Scene:
                     draw.polygon(points, fill=mark.color)
                 case "ellipse":
                     box = (*points[0], *points[1])
-                    draw.ellipse(box, None if width else mark.color, mark.color if width else None, max(1, width))
+                    draw.ellipse(
+                        box, None if width else mark.color, mark.color if width else None, max(1, width)
+                    )
                 case "text":
                     font = ImageFont.load_default(mark.width * SMOOTH)
                     draw.text(points[0], mark.text, fill=mark.color, font=font, anchor="mm")

@@ -1,4 +1,5 @@
-"""Generated problems as a source: every row follows from the seed and its index, and any prefix stays what it is."""
+"""Generated problems as a source: every row follows from the seed and its index, and any prefix stays
+what it is."""
 
 from __future__ import annotations
 
@@ -81,7 +82,9 @@ class Generated:
                 repeats = 0
                 yield index, list(FAMILIES)[index % len(FAMILIES)], one
             elif (repeats := repeats + 1) > MAX_REPEATS:
-                raise ConfigError(f"no more than {len(seen):,} different rows: ask for fewer, or more difficulties")
+                raise ConfigError(
+                    f"no more than {len(seen):,} different rows: ask for fewer, or more difficulties"
+                )
             index += 1
 
     def rows(self) -> Iterator[Candidate | BadRow]:

@@ -56,10 +56,14 @@ def _draw(scene: Scene, names: list[str], things: list[str], values: list[list[i
     wide, high = scene.width / (len(things) + 1), scene.height / (len(names) + 1)
     size = max(11.0, min(wide / 5.2, high / 2.2))
     scene.polygon((0, 0), (scene.width, 0), (scene.width, high), (0, high), color=PALE)
-    for i, row in enumerate([["", *things], *([name, *line] for name, line in zip(names, values, strict=True))]):
+    for i, row in enumerate(
+        [["", *things], *([name, *line] for name, line in zip(names, values, strict=True))]
+    ):
         for j, text in enumerate(row):
             scene.text((j + 0.5) * wide, (i + 0.5) * high, text, size)
         scene.line((0, i * high), (scene.width, i * high), color=GRAY if i > 1 else BLACK)
     for j in range(1, len(things) + 1):
         scene.line((j * wide, 0), (j * wide, scene.height), color=GRAY)
-    scene.polygon((0, 0), (scene.width - 1, 0), (scene.width - 1, scene.height - 1), (0, scene.height - 1), width=1)
+    scene.polygon(
+        (0, 0), (scene.width - 1, 0), (scene.width - 1, scene.height - 1), (0, scene.height - 1), width=1
+    )

@@ -1,4 +1,5 @@
-"""Reading an image archive once, as a stream: no second copy, nothing written under a name that the archive chose."""
+"""Reading an image archive once, as a stream: no second copy, nothing written under a name that the
+archive chose."""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ class Refused:
 def safe_name(name: str) -> str:
     """The member's path relative to the archive's root, normalized. Raises ValueError if it points outside.
 
-    The images never become files of that name, so nothing could be overwritten; but an archive with such names is
-    damaged or hostile, and what they hold is not trusted.
+    The images never become files of that name, so nothing could be overwritten; but an archive with
+    such names is damaged or hostile, and what they hold is not trusted.
     """
     if "\0" in name:
         raise ValueError("name contains a NUL byte")
@@ -100,8 +101,8 @@ class Member:
 def members(path: Path, refused: Refused) -> Iterator[Member]:
     """Files of a tar (plain, gzip, bzip2, xz), a zip or a folder, in its own order, one in memory at a time.
 
-    Unsafe members are left out and noted in `refused`. Raises ConfigError if the archive is truncated, damaged or of
-    no known kind.
+    Unsafe members are left out and noted in `refused`. Raises ConfigError if the archive is truncated,
+    damaged or of no known kind.
     """
     if path.is_dir():
         yield from _folder(path, refused)
@@ -110,7 +111,9 @@ def members(path: Path, refused: Refused) -> Iterator[Member]:
     elif path.name.endswith(TAR_ENDINGS):
         yield from _tar(path, refused)
     else:
-        raise ConfigError(f"{path}: not an archive that can be read; use .tar, .tar.gz, .tgz, .tar.bz2, .tar.xz, .zip")
+        raise ConfigError(
+            f"{path}: not an archive that can be read; use .tar, .tar.gz, .tgz, .tar.bz2, .tar.xz, .zip"
+        )
 
 
 def _decompressed(path: Path) -> IO[bytes]:
@@ -157,14 +160,18 @@ def _tar(path: Path, refused: Refused) -> Iterator[Member]:
             _expect_end(tar)
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, _Damaged) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"{path} is truncated or damaged after {count} files ({reason}): download it again") from None
+        raise ConfigError(
+            f"{path} is truncated or damaged after {count} files ({reason}): download it again"
+        ) from None
 
 
 def _whole(file: IO[bytes], size: int, path: Path) -> bytes:
     try:
         data = file.read()
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        raise ConfigError(f"{path} is truncated or damaged after some files ({error}): download it again") from None
+        raise ConfigError(
+            f"{path} is truncated or damaged after some files ({error}): download it again"
+        ) from None
     if len(data) != size:
         raise ConfigError(f"{path} is truncated or damaged after some files (a short one): download it again")
     return data
@@ -175,7 +182,8 @@ class _Damaged(Exception):
 
 
 def _expect_end(tar: tarfile.TarFile) -> None:
-    """Reads to the end, which checks the stream's checksum. tarfile itself stops at a damaged header in silence."""
+    """Reads to the end, which checks the stream's checksum. tarfile itself stops at a damaged header in
+    silence."""
     stream: Any = tar.fileobj
     while chunk := stream.read(1 << 20):
         if chunk.strip(b"\0"):
@@ -189,7 +197,9 @@ def _zip(path: Path, refused: Refused) -> Iterator[Member]:
                 if info.is_dir():
                     continue
                 if info.flag_bits & 1:
-                    raise ConfigError(f"{info.filename} in {path} is encrypted: unpack it, and give the folder")
+                    raise ConfigError(
+                        f"{info.filename} in {path} is encrypted: unpack it, and give the folder"
+                    )
                 try:
                     name = _safe_in_zip(info)
                 except ValueError as error:
@@ -254,10 +264,11 @@ def files_under(root: Path, refused: Refused) -> Iterator[Path]:
 
 
 def unpacked_bytes(path: Path) -> int:
-    """Bytes that the archive's contents take, known before it is read (an estimate for bzip2 and xz: twice the file).
+    """Bytes that the archive's contents take, known before it is read (an estimate for bzip2 and xz:
+    twice the file).
 
-    gzip stores the length modulo 4 GiB in its last four bytes; images do not shrink, so the smallest length that is
-    not well below the file's own is taken.
+    gzip stores the length modulo 4 GiB in its last four bytes; images do not shrink, so the smallest
+    length that is not well below the file's own is taken.
     """
     if path.is_dir():
         return sum(file.stat().st_size for file in files_under(path, Refused()))
@@ -265,9 +276,13 @@ def unpacked_bytes(path: Path) -> int:
     if path.suffix == ".zip":
         try:
             with zipfile.ZipFile(path) as archive:
-                return sum(info.file_size for info in archive.infolist() if info.file_size <= MAX_MEMBER_BYTES)
+                return sum(
+                    info.file_size for info in archive.infolist() if info.file_size <= MAX_MEMBER_BYTES
+                )
         except zipfile.BadZipFile as error:
-            raise ConfigError(f"{path} is truncated, damaged or no zip ({error}): download it again") from None
+            raise ConfigError(
+                f"{path} is truncated, damaged or no zip ({error}): download it again"
+            ) from None
     if path.name.endswith((".gz", ".tgz")) and size > 4:
         with open(path, "rb") as file:
             file.seek(-4, io.SEEK_END)

@@ -48,8 +48,8 @@ class _Task:
 class Checks:
     """Batches of images go in by `submit`, their facts come out by `take` in the same order.
 
-    A worker that dies takes what is queued with it: those batches are decoded again image by image in a process of
-    their own, so that only the image that did it is lost.
+    A worker that dies takes what is queued with it: those batches are decoded again image by image in a
+    process of their own, so that only the image that did it is lost.
     """
 
     def __init__(self, pack: Path, limits: ImageLimits, workers: int) -> None:
@@ -129,7 +129,9 @@ def warm_up() -> None:
     """Begins to load what the workers need, while the caller continues."""
     _context()
     resource_tracker.ensure_running()  # unblocks what is blocked while it starts
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for the caller, who ends the others
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGINT}
+    )  # Ctrl-C is for the caller, who ends the others
     try:
         forkserver.ensure_running()
     finally:
@@ -137,7 +139,8 @@ def warm_up() -> None:
 
 
 def _context() -> multiprocessing.context.ForkServerContext:
-    """Processes are not forked from here, which may have threads, but from one that imported Pillow and numpy once."""
+    """Processes are not forked from here, which may have threads, but from one that imported Pillow and
+    numpy once."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["data_prep.ingest.checking", "PIL.JpegImagePlugin", "PIL.PngImagePlugin"])
     return context

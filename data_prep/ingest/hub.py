@@ -1,8 +1,10 @@
-"""Files of a dataset repository on the Hugging Face hub at one commit, or of a mirror folder laid out like it.
+"""Files of a dataset repository on the Hugging Face hub at one commit, or of a mirror folder laid out
+like it.
 
-`huggingface_hub` resolves the revision, downloads, resumes and caches; every file is hashed once, for the manifest and
-against what the hub states. `HF_ENDPOINT`, `HF_TOKEN` and `HF_HOME` are honored. A mirror folder holds
-`REPO_OWNER/REPO/FILE`, as `hf download REPO --repo-type dataset --local-dir MIRROR/REPO` leaves it.
+`huggingface_hub` resolves the revision, downloads, resumes and caches; every file is hashed once, for
+the manifest and against what the hub states. `HF_ENDPOINT`, `HF_TOKEN` and `HF_HOME` are honored. A
+mirror folder holds `REPO_OWNER/REPO/FILE`, as `hf download REPO --repo-type dataset --local-dir
+MIRROR/REPO` leaves it.
 """
 
 from __future__ import annotations
@@ -31,9 +33,14 @@ class Fetched:
 
 
 class Repository:
-    """One dataset repository at one commit. ConfigError where it, the revision or the mirror cannot be reached."""
+    """One dataset repository at one commit.
 
-    def __init__(self, repo: str, revision: str = "", mirror: str | Path = "", cache_dir: str | Path = "") -> None:
+    ConfigError where it, the revision or the mirror cannot be reached.
+    """
+
+    def __init__(
+        self, repo: str, revision: str = "", mirror: str | Path = "", cache_dir: str | Path = ""
+    ) -> None:
         self.repo, self.revision = repo, revision
         self._cache = str(cache_dir) or None
         self._folder = Path(mirror) / repo if mirror else None
@@ -48,7 +55,9 @@ class Repository:
         if not folder.is_dir():
             raise ConfigError(f"the mirror has no folder {folder}: put the files of {self.repo} there")
         if self.revision:
-            raise ConfigError(f"a mirror folder holds one revision, whichever it is: drop --revision {self.revision}")
+            raise ConfigError(
+                f"a mirror folder holds one revision, whichever it is: drop --revision {self.revision}"
+            )
         for path in sorted(folder.rglob("*")):
             inside = path.relative_to(folder)
             if path.is_file() and ".cache" not in inside.parts:
@@ -60,7 +69,9 @@ class Repository:
         with _one_line(f"{self.repo} at {revision}"):
             info = HfApi(endpoint=_endpoint()).dataset_info(self.repo, revision=revision, files_metadata=True)
         if not info.sha or (_is_commit(revision) and info.sha != revision):
-            raise ConfigError(f"{self.repo} at {revision}: {_endpoint() or 'the hub'} gives commit {info.sha} instead")
+            raise ConfigError(
+                f"{self.repo} at {revision}: {_endpoint() or 'the hub'} gives commit {info.sha} instead"
+            )
         self.revision = info.sha
         for file in info.siblings or []:
             self.files[file.rfilename] = file.size or 0, file.lfs.sha256 if file.lfs else ""
@@ -70,7 +81,9 @@ class Repository:
         found = sorted(path for path in self.files if fnmatch.fnmatchcase(path, pattern))
         if not found:
             names = ", ".join(list(self.files)[:8])
-            raise ConfigError(f"{self.repo} at {self.revision or self._folder} has no {pattern}: it has {names}")
+            raise ConfigError(
+                f"{self.repo} at {self.revision or self._folder} has no {pattern}: it has {names}"
+            )
         return found
 
     def fetch(self, paths: Sequence[str], on_progress: Progress) -> list[Fetched]:
@@ -82,7 +95,9 @@ class Repository:
             raise ConfigError(f"{self.repo} at {self.revision or self._folder} has no {path}")
         size, stated = self.files[path]
         for again in (False, True):
-            local = self._folder / path if self._folder else self._download(path, size, on_progress, force=again)
+            local = (
+                self._folder / path if self._folder else self._download(path, size, on_progress, force=again)
+            )
             sha256 = sha256_of(local)
             if local.stat().st_size == size and stated in ("", sha256):
                 return Fetched(local, {"path": path, "bytes": size, "sha256": sha256})

@@ -1,8 +1,10 @@
-"""The images of a source, unpacked into one file and checked: `images.bin`, and a ledger from which to continue.
+"""The images of a source, unpacked into one file and checked: `images.bin`, and a ledger from which to
+continue.
 
-The archive is read once, as a stream. Each wanted image is appended to the pack; worker processes read it from there,
-decode it and return the facts; then a line of the ledger says where it lies. A preparation that was interrupted reads
-the stream again but neither writes nor decodes what the ledger already has.
+The archive is read once, as a stream. Each wanted image is appended to the pack; worker processes read
+it from there, decode it and return the facts; then a line of the ledger says where it lies. A
+preparation that was interrupted reads the stream again but neither writes nor decodes what the ledger
+already has.
 """
 
 from __future__ import annotations
@@ -89,10 +91,13 @@ class ImageStore:
         workers: int,
         on_progress: Callable[[int, int], None] = lambda images, size: None,
     ) -> int:
-        """Stores and checks the wanted images, in one pass over `members()`. Returns how many nobody asked for.
+        """Stores and checks the wanted images, in one pass over `members()`.
 
-        A second pass is made only for links whose targets nobody asked for by name. Memory holds one batch whatever the
-        archive's size. `on_progress(images, bytes)` follows each batch that was checked.
+        Returns how many nobody asked for.
+
+        A second pass is made only for links whose targets nobody asked for by name. Memory holds one
+        batch whatever the archive's size. `on_progress(images, bytes)` follows each batch that was
+        checked.
         """
         checks = Checks(self._pack_path, self._limits, workers)
         try:

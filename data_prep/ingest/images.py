@@ -1,4 +1,5 @@
-"""Facts about an image: whether it decodes, its size, its tokens, and a thumbnail that near-identical ones share."""
+"""Facts about an image: whether it decodes, its size, its tokens, and a thumbnail that near-identical
+ones share."""
 
 from __future__ import annotations
 
@@ -41,11 +42,13 @@ class ImageFacts:
     """Why it cannot be used; empty if it can. The word before the colon is the reason that is counted."""
 
 
-def smart_resize(height: int, width: int, min_pixels: int, max_pixels: int, factor: int = FACTOR) -> tuple[int, int]:
+def smart_resize(
+    height: int, width: int, min_pixels: int, max_pixels: int, factor: int = FACTOR
+) -> tuple[int, int]:
     """Height and width after the Qwen2.5-VL processor's resize (transformers, Qwen2VLImageProcessor).
 
-    Both become multiples of `factor`, the area lies within [min_pixels, max_pixels], the ratio is kept as nearly as
-    that allows. Raises ValueError for a ratio above 200, as the processor does.
+    Both become multiples of `factor`, the area lies within [min_pixels, max_pixels], the ratio is kept
+    as nearly as that allows. Raises ValueError for a ratio above 200, as the processor does.
     """
     if max(height, width) > 200 * min(height, width):
         raise ValueError(f"aspect ratio of {width}x{height} is above 200")
@@ -82,8 +85,9 @@ class ImageLimits:
 def inspect(data: bytes, limits: ImageLimits) -> ImageFacts:
     """Decodes the whole image, as training will, and returns the facts; never raises for bad data.
 
-    A JPEG is decoded in gray at a reduced scale: every bit of the entropy-coded stream is read all the same, so a
-    truncated file is found, and only the inverse transform of detail that nobody looks at is saved.
+    A JPEG is decoded in gray at a reduced scale: every bit of the entropy-coded stream is read all the
+    same, so a truncated file is found, and only the inverse transform of detail that nobody looks at is
+    saved.
     """
     sha256 = hashlib.sha256(data).hexdigest()
     if not data:
@@ -98,11 +102,17 @@ def inspect(data: bytes, limits: ImageLimits) -> ImageFacts:
             if error:
                 return ImageFacts(sha256, width, height, kind, mode, error=error)
             image.draft("L", (4 * LOOK_SIDE, 4 * LOOK_SIDE))
-            return ImageFacts(sha256, width, height, kind, mode, stretched(levels(to_rgb(image))).tobytes().hex())
+            return ImageFacts(
+                sha256, width, height, kind, mode, stretched(levels(to_rgb(image))).tobytes().hex()
+            )
     except Image.DecompressionBombError:
-        return ImageFacts(sha256, width, height, kind, mode, error="image_too_large: refused as a decompression bomb")
+        return ImageFacts(
+            sha256, width, height, kind, mode, error="image_too_large: refused as a decompression bomb"
+        )
     except UnidentifiedImageError:
-        return ImageFacts(sha256, error=f"image_undecodable: none of {', '.join(FORMATS)}, or its header is damaged")
+        return ImageFacts(
+            sha256, error=f"image_undecodable: none of {', '.join(FORMATS)}, or its header is damaged"
+        )
     except Exception as error:  # decoders raise anything: OSError, SyntaxError, ValueError, struct.error, ...
         detail = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         return ImageFacts(sha256, width, height, kind, mode, error=f"image_undecodable: {detail}")
@@ -127,7 +137,8 @@ def levels(image: Image.Image, side: int = LOOK_SIDE) -> np.ndarray:
 
 
 def stretched(means: np.ndarray) -> np.ndarray:
-    """Mean levels as uint8, the brightest white, contrast stretched to the full range, by MAX_STRETCH at most."""
+    """Mean levels as uint8, the brightest white, contrast stretched to the full range, by MAX_STRETCH
+    at most."""
     high, low = means.max(), means.min()
     stretch = min(MAX_STRETCH, 255.0 / max(high - low, 1.0))
     return (255.0 - (high - means) * stretch).round().astype(np.uint8)

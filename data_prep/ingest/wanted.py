@@ -16,8 +16,9 @@ def _endings(path: str) -> Iterator[str]:
 class Wanted:
     """Matches paths with members, where one is an ending of the other on whole components.
 
-    `/foreign/prefix/mathv60k_img/a/1.png` and the bare `1.png` both find the member `mathv60k_img/a/1.png`. The member
-    that shares most components wins; if two share equally many, the path is ambiguous and finds none.
+    `/foreign/prefix/mathv60k_img/a/1.png` and the bare `1.png` both find the member
+    `mathv60k_img/a/1.png`. The member that shares most components wins; if two share equally many, the
+    path is ambiguous and finds none.
     """
 
     def __init__(self, paths: Iterable[str]) -> None:

@@ -53,7 +53,8 @@ LOOPBACK = "columns as published, from a loopback hub (tests)"
 TRIED = "columns as its documentation or others' code states them, from a loopback hub (tests); never downloaded here"
 VERL = {"chat": "prompt", "answer": "reward_model.ground_truth"}
 GRADED = ("string_match", "multiple_choice", "numeric", "counting", "search")
-"""Rewards of Vero that compare an answer with a reference; the others want boxes on images, actions or a judge."""
+"""Rewards of Vero that compare an answer with a reference; the others want boxes on images, actions or
+a judge."""
 CATALOG = {
     "mathv60k": Entry(
         "VLM-Reasoner/VerMulti", "visual math from 24 sets, 2.4 GB", {"": ["mathv60k_message.jsonl"]},
@@ -123,7 +124,10 @@ CATALOG = {
 
 
 def sources(name: str, repository: Repository, on_progress: Progress) -> Sequence[RecordSource]:
-    """Downloads a dataset of the catalog. Raises ConfigError where it has not the columns that the entry names."""
+    """Downloads a dataset of the catalog.
+
+    Raises ConfigError where it has not the columns that the entry names.
+    """
     entry = CATALOG[name]
     tables: list[tuple[Path, str]] = []
     records = []
@@ -132,8 +136,12 @@ def sources(name: str, repository: Repository, on_progress: Progress) -> Sequenc
             (fetched,) = repository.fetch([path], on_progress)
             tables.append((fetched.local, split))
             records.append(fetched.record)
-    archives = repository.fetch([path for one in entry.images for path in repository.matching(one)], on_progress)
-    form = Form(name, entry.columns, keep=entry.evaluation, marked=entry.marked, sft=entry.sft, only=entry.only)
+    archives = repository.fetch(
+        [path for one in entry.images for path in repository.matching(one)], on_progress
+    )
+    form = Form(
+        name, entry.columns, keep=entry.evaluation, marked=entry.marked, sft=entry.sft, only=entry.only
+    )
     _check_columns(name, tables[0][0], form)
     vermulti = entry.columns is mathv60k.FORM.columns
     return [

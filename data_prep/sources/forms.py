@@ -64,7 +64,8 @@ class Form:
     name: str
     columns: dict[str, str]
     keep: bool = False
-    """Whether columns without a role go into `extra` (an evaluation set's scorers want them); pass rates always do."""
+    """Whether columns without a role go into `extra` (an evaluation set's scorers want them); pass
+    rates always do."""
     marked: bool = False
     """Whether an answer counts only after `####` or in a box."""
     sft: bool = False
@@ -76,7 +77,9 @@ class Form:
         """Reads one record. Raises BadRecord."""
         column, accepted = self.only
         if column and (value := text_of(_inside(record, column))) not in accepted:
-            raise BadRecord("other_reward", f"{column} is {value!r}, and the grader knows {', '.join(accepted)}")
+            raise BadRecord(
+                "other_reward", f"{column} is {value!r}, and the grader knows {', '.join(accepted)}"
+            )
         columns = self.columns.get("images", "").split(",")
         images = [image for column in columns for image in listed(_inside(record, column))]
         if "chat" in self.columns:
@@ -100,7 +103,9 @@ class Form:
                 messages.append({"role": "system", "content": system})
             content = with_images(asked, len(images)) if images else asked.strip()
             messages.append({"role": "user", "content": content})
-        answer, solution = self._learned(record, answer, reply) if self.sft else self._graded(record, answer, reply)
+        answer, solution = (
+            self._learned(record, answer, reply) if self.sft else self._graded(record, answer, reply)
+        )
         return Parsed(
             messages=messages,
             images=images,
@@ -113,12 +118,18 @@ class Form:
 
     def _graded(self, record: dict[str, Any], answer: str, reply: str) -> tuple[str, str]:
         """Reference answer, and worked answer (empty if there is none). Raises BadRecord."""
-        solution = text_of(self.value(record, "solution")) or (reply if len(reply) > len(answer) + TERSE else "")
+        solution = text_of(self.value(record, "solution")) or (
+            reply if len(reply) > len(answer) + TERSE else ""
+        )
         answer = answer or ("" if solution else reply)
         if not answer and not solution:
-            raise BadRecord("no_answer_field", f"nothing under {self.columns.get('answer') or 'any known column'}")
+            raise BadRecord(
+                "no_answer_field", f"nothing under {self.columns.get('answer') or 'any known column'}"
+            )
         given, answer = answer, stated_answer(answer or solution)
-        if (not answer and (not given or len(given) > SHORT)) or (self.marked and not _MARK.search(given or solution)):
+        if (not answer and (not given or len(given) > SHORT)) or (
+            self.marked and not _MARK.search(given or solution)
+        ):
             raise BadRecord("no_answer_field", "the text states no answer: no box, no ####, no `answer is`")
         if "####" in given:
             solution = re.sub(r"<<[^>]*>>", "", given.rpartition("####")[0])
@@ -168,7 +179,9 @@ def _plain(value: Any) -> bool:
     return not isinstance(value, bytes) and "bytes" not in str(value)[:100] and len(str(value)) < 4000
 
 
-def detect(records: Sequence[dict[str, Any]], mapping: dict[str, str], keep: bool = False, sft: bool = False) -> Form:
+def detect(
+    records: Sequence[dict[str, Any]], mapping: dict[str, str], keep: bool = False, sft: bool = False
+) -> Form:
     """The form of a file by its first records; `mapping` (role -> column) comes before what is found.
 
     Raises ValueError saying what was looked for.
@@ -225,9 +238,11 @@ def _tagged(text: str) -> tuple[str, list[str]]:
 
 
 def _chat(turns: Any, given: list[Any]) -> tuple[list[dict[str, Any]], list[Any], str]:
-    """Messages with image placeholders, the images inside the turns, and the last reply (which is not in the messages).
+    """Messages with image placeholders, the images inside the turns, and the last reply (which is not
+    in the messages).
 
-    Images `given` beside the conversation go where it says `<image>`, or before the first question if it nowhere does.
+    Images `given` beside the conversation go where it says `<image>`, or before the first question if
+    it nowhere does.
     """
     if isinstance(turns, str):
         turns = _read(turns)
@@ -274,10 +289,11 @@ def _texts(content: Any) -> list[str]:
 
 
 def flagged(turns: Any) -> tuple[Any, list[int]]:
-    """(turns up to the last reply that is learned, numbers of the earlier ones that are), by flags on assistant turns.
+    """(turns up to the last reply that is learned, numbers of the earlier ones that are), by flags on
+    assistant turns.
 
-    `loss: true` or false, or `weight: 1` or 0 as in OpenAI's files. Without a flag the last reply is learned, and no
-    other. Raises BadRecord where none is.
+    `loss: true` or false, or `weight: 1` or 0 as in OpenAI's files. Without a flag the last reply is
+    learned, and no other. Raises BadRecord where none is.
     """
     if isinstance(turns, str):
         turns = _read(turns)
@@ -319,12 +335,17 @@ def _part(part: Any) -> tuple[str, Any]:
     if kind in ("text", "input_text") and isinstance(part.get("text"), str):
         return "text", part["text"]
     if kind in ("image", "image_url", "input_image"):
-        return "image", next((part[key] for key in ("image", "image_url", "url", "path") if part.get(key)), None)
+        return "image", next(
+            (part[key] for key in ("image", "image_url", "url", "path") if part.get(key)), None
+        )
     raise BadRecord("bad_message", f"content of an unknown kind {kind!r}")
 
 
 def _with_choices(asked: str, choices: list[Any], answer: Any, keep: bool) -> tuple[str, str]:
-    """The question, with its choices if it does not show them, and the letter of the right one. Raises BadRecord."""
+    """The question, with its choices if it does not show them, and the letter of the right one.
+
+    Raises BadRecord.
+    """
     texts = [text_of(choice).strip() for choice in choices]
     given = text_of(answer).strip()
     if texts.count(given) == 1:

@@ -1,8 +1,10 @@
-"""MathV60K (VerMulti): `*_message.jsonl` and the images beside it, from the hub, a mirror folder or local files.
+"""MathV60K (VerMulti): `*_message.jsonl` and the images beside it, from the hub, a mirror folder or
+local files.
 
-A line holds `question`, `answer` (`$\\boxed{B}$`) and `message`, a JSON list inside a string, whose images are paths
-of the machine that wrote it: absolute, `file://`, relative or bare, with slashes possibly escaped. Lines are parsed,
-never rewritten as text; `wanted.py` finds the member of the archive that a path means.
+A line holds `question`, `answer` (`$\\boxed{B}$`) and `message`, a JSON list inside a string, whose
+images are paths of the machine that wrote it: absolute, `file://`, relative or bare, with slashes
+possibly escaped. Lines are parsed, never rewritten as text; `wanted.py` finds the member of the archive
+that a path means.
 """
 
 from __future__ import annotations

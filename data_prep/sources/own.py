@@ -1,4 +1,5 @@
-"""Any folder, file or repository with questions and answers as a source: data files, their form, and their images."""
+"""Any folder, file or repository with questions and answers as a source: data files, their form, and
+their images."""
 
 from __future__ import annotations
 
@@ -64,7 +65,9 @@ class RecordSource:
             except BadRecord as error:
                 yield Problem(index, *error.args, str(record)[:RAW_CHARS])
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                yield Problem(index, "bad_record", f"{type(error).__name__}: {error}", str(record)[:RAW_CHARS])
+                yield Problem(
+                    index, "bad_record", f"{type(error).__name__}: {error}", str(record)[:RAW_CHARS]
+                )
 
     def _records(self) -> Iterator[tuple[int, str, dict[str, Any] | Unreadable]]:
         index = 0
@@ -147,14 +150,18 @@ def _path(value: Any) -> str:
     if not isinstance(value, str) or value.startswith(("data:", *_BASE64)) and len(value) > 64:
         return ""
     if re.match(r"https?://", value):
-        raise BadRecord("image_url", f"{value[:200]} is not on this machine: download the images, and give --images")
+        raise BadRecord(
+            "image_url", f"{value[:200]} is not on this machine: download the images, and give --images"
+        )
     return normalized(value)
 
 
 def _content(value: Any) -> bytes:
     """Bytes of an image inside a record. Raises ValueError."""
     if isinstance(value, dict):
-        value = next((value[key] for key in ("bytes", "url", "image", "image_url", "path") if value.get(key)), b"")
+        value = next(
+            (value[key] for key in ("bytes", "url", "image", "image_url", "path") if value.get(key)), b""
+        )
         return _content(value)
     if isinstance(value, bytes):
         return value
@@ -165,7 +172,8 @@ def _content(value: Any) -> bytes:
 
 
 def normalized(path: str) -> str:
-    """An image's path without scheme, backslashes, `.` and leading slash; `..` is kept, and then matches nothing."""
+    """An image's path without scheme, backslashes, `.` and leading slash; `..` is kept, and then
+    matches nothing."""
     path = re.sub(r"^file:(//(localhost)?(?=/))?", "", path.strip()).replace("\\/", "/").replace("\\", "/")
     return str(PurePosixPath("/" + path)).lstrip("/")
 
@@ -179,7 +187,8 @@ def _folder(path: str) -> str:
 
 
 def subsource(images: Sequence[str]) -> str:
-    """The source set that the first image's folder names (`mathv60k_img/IconQA/images/7.png` -> `IconQA`), or empty."""
+    """The source set that the first image's folder names (`mathv60k_img/IconQA/images/7.png` ->
+    `IconQA`), or empty."""
     return _folder(images[0]) if images else ""
 
 
@@ -219,7 +228,10 @@ def own(
     for root in (*roots, *files):
         if not root.exists():
             raise ConfigError(f"no file or folder {root}")
-    splits = [split or split_of(file.name if len(files) == 1 else file.relative_to(path).as_posix()) for file in files]
+    splits = [
+        split or split_of(file.name if len(files) == 1 else file.relative_to(path).as_posix())
+        for file in files
+    ]
     if set(splits) == {"train"} and not split:
         splits = [""] * len(splits)  # nothing else is there to validate on
     tables = list(zip(files, splits, strict=True))
@@ -269,7 +281,9 @@ def _short(record: dict[str, Any] | Unreadable) -> str:
 def hashes(source: RecordSource) -> list[dict[str, Any]]:
     """Data files and archives by their content; a folder, or files beside, as one by all names and contents."""
     files = [path for path, _ in source.tables] + [root for root in source.roots if root.is_file()]
-    entries = [{"path": p.name, "bytes": p.stat().st_size, "sha256": sha256_of(p)} for p in dict.fromkeys(files)]
+    entries = [
+        {"path": p.name, "bytes": p.stat().st_size, "sha256": sha256_of(p)} for p in dict.fromkeys(files)
+    ]
     known = {path.resolve() for path in files}
     for root in source.roots:
         if root.is_dir():

@@ -1,6 +1,7 @@
 """Records of data files, one dictionary after the other: JSONL, JSON, CSV, TSV and Parquet.
 
-Numbers keep the digits they were written with: integers of any size, and decimals as text (`0.50` stays `0.50`).
+Numbers keep the digits they were written with: integers of any size, and decimals as text (`0.50` stays
+`0.50`).
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def read(path: Path) -> Iterator[dict[str, Any] | Unreadable]:
             case _:
                 raise ConfigError(f"{path}: not a data file that can be read; use {', '.join(ENDINGS)}")
     except (pa.ArrowException, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{path} is damaged or not what its name says ({str(error).splitlines()[0]})") from None
+        raise ConfigError(
+            f"{path} is damaged or not what its name says ({str(error).splitlines()[0]})"
+        ) from None
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -77,9 +80,15 @@ def _document(path: Path) -> Iterator[dict[str, Any] | Unreadable]:
     try:
         whole = parse_json(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not JSON ({error}): one object per line belongs into a .jsonl") from None
+        raise ConfigError(
+            f"{path} is not JSON ({error}): one object per line belongs into a .jsonl"
+        ) from None
     if isinstance(whole, dict):
-        lists = [value for value in whole.values() if isinstance(value, list) and value and isinstance(value[0], dict)]
+        lists = [
+            value
+            for value in whole.values()
+            if isinstance(value, list) and value and isinstance(value[0], dict)
+        ]
         whole = lists[0] if len(lists) == 1 else list(whole.values())
     for value in whole if isinstance(whole, list) else [whole]:
         try:

@@ -1,4 +1,5 @@
-"""What a dataset's parser hands over, before anything was checked: candidates, problems, and where the images are."""
+"""What a dataset's parser hands over, before anything was checked: candidates, problems, and where the
+images are."""
 
 from __future__ import annotations
 
@@ -95,7 +96,8 @@ def text_of(value: Any) -> str:
 
 
 def stated_answer(text: str) -> str:
-    """The answer that a text states: its last box, what follows `####` or `answer is`, or all of a short text."""
+    """The answer that a text states: its last box, what follows `####` or `answer is`, or all of a
+    short text."""
     text = text.replace("\\fbox{", "\\boxed{")
     if "\\boxed{" in text:
         return unboxed(text)
@@ -116,7 +118,8 @@ def worked(reasoning: str, answer: str) -> str:
 
 
 def with_images(text: str, count: int) -> list[dict[str, str]]:
-    """Content of a user turn: placeholders where the text says `<image>`, or all of them first if it does not."""
+    """Content of a user turn: placeholders where the text says `<image>`, or all of them first if it
+    does not."""
     content: list[dict[str, str]] = []
     parts = text.split("<image>")
     if len(parts) == 1:

@@ -1,4 +1,7 @@
-"""Datasets made from prepared ones: mixed by weights, filtered by pass rate, with a run's completions. Ids stay."""
+"""Datasets made from prepared ones: mixed by weights, filtered by pass rate, with a run's completions.
+
+Ids stay.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ from trainer.data.schema import Manifest, Row
 def mix(parts: Sequence[tuple[str, float]], out: str | Path, name: str, seed: int = 0) -> Manifest:
     """One dataset of several, shuffled: each row of a part is there weight times on average, in `train`.
 
-    A weight of 2.5 gives every row twice and half of them, drawn by `seed`, a third time. Other splits are joined as
-    they are.
+    A weight of 2.5 gives every row twice and half of them, drawn by `seed`, a third time. Other splits
+    are joined as they are.
     """
     manifests = [read_manifest(path) for path, _ in parts]
     settings = {
@@ -72,7 +75,8 @@ def keep_by_rate(
 ) -> tuple[Manifest, dict[str, int]]:
     """The training rows with a pass rate from `low` to `high`; other splits as they are.
 
-    Returns the manifest, and how many rows were kept, too hard, too easy, or had no rate (these are left out).
+    Returns the manifest, and how many rows were kept, too hard, too easy, or had no rate (these are
+    left out).
     """
     manifest = read_manifest(path)
     counts = Counter[str]()
@@ -80,7 +84,15 @@ def keep_by_rate(
     def chosen(split: str) -> Iterator[Row]:
         for row in Dataset(path, split):
             rate = rates.get(row.id) if rates is not None else pass_rate(row)
-            verdict = "no rate" if rate is None else "too hard" if rate < low else "too easy" if rate > high else "kept"
+            verdict = (
+                "no rate"
+                if rate is None
+                else "too hard"
+                if rate < low
+                else "too easy"
+                if rate > high
+                else "kept"
+            )
             counts[verdict] += 1
             if verdict == "kept":
                 yield dataclasses.replace(row, extra=row.extra | {"pass_rate": rate})
@@ -96,8 +108,8 @@ def keep_by_rate(
 def read_completions(path: str | Path, ids: Sequence[str]) -> dict[str, str]:
     """Row id -> shortest correct completion, from a run's `samples.jsonl` or `pass_rates.jsonl`.
 
-    ids: of the rows of the split that the run trained on: `samples.jsonl` names rows by their position in it. Raises
-    ConfigError for another file, and where its rows are not these.
+    ids: of the rows of the split that the run trained on: `samples.jsonl` names rows by their position
+    in it. Raises ConfigError for another file, and where its rows are not these.
     """
     found: dict[str, str] = {}
     with open(path, encoding="utf-8") as file:
@@ -112,18 +124,24 @@ def read_completions(path: str | Path, ids: Sequence[str]) -> dict[str, str]:
             if text and len(text) < len(found.get(row, text + " ")):
                 found[row] = text
     if unknown := found.keys() - set(ids):
-        raise ConfigError(f"{path} has {len(unknown)} rows that are not in the dataset: name the one that the run used")
+        raise ConfigError(
+            f"{path} has {len(unknown)} rows that are not in the dataset: name the one that the run used"
+        )
     return found
 
 
 def with_completions(path: str, out: str | Path, log: str | Path) -> tuple[Manifest, int]:
-    """The training rows that a run solved, its correct completion as their solution. Other splits as they are.
+    """The training rows that a run solved, its correct completion as their solution.
+
+    Other splits as they are.
 
     Returns the manifest, and how many training rows have no correct completion and are left out.
     """
     manifest, train = read_manifest(path), Dataset(path)
     completions = read_completions(log, train.column("id"))
-    solved = (dataclasses.replace(row, solution=completions[row.id]) for row in train if row.id in completions)
+    solved = (
+        dataclasses.replace(row, solution=completions[row.id]) for row in train if row.id in completions
+    )
     rows: dict[str, Iterable[Row]] = {
         split: solved if split == "train" else Dataset(path, split) for split in manifest.rows
     }

@@ -23,7 +23,8 @@ _TURN = pa.list_(pa.struct([("role", _S), ("content", _S)]))
 
 
 def _trl(row: Row, split: str, index: int) -> dict[str, Any]:
-    """TRL's GRPO and SFT trainers: a conversational `prompt` with image parts, `images`, and what rewards read."""
+    """TRL's GRPO and SFT trainers: a conversational `prompt` with image parts, `images`, and what
+    rewards read."""
     prompt = []
     for message in row.messages:
         content = message["content"]
@@ -31,11 +32,18 @@ def _trl(row: Row, split: str, index: int) -> dict[str, Any]:
         prompt.append({"role": message["role"], "content": parts})
     completion = [{"role": "assistant", "content": [{"type": "text", "text": row.solution}]}]
     images = [{"bytes": image, "path": None} for image in row.images]
-    return {"prompt": prompt, "completion": completion, "images": images, "solution": row.answer, "id": row.id}
+    return {
+        "prompt": prompt,
+        "completion": completion,
+        "images": images,
+        "solution": row.answer,
+        "id": row.id,
+    }
 
 
 def _verl(row: Row, split: str, index: int) -> dict[str, Any]:
-    """verl's RLHFDataset (and EasyR1 with `prompt_key`): `<image>` in the text, the reward model's ground truth."""
+    """verl's RLHFDataset (and EasyR1 with `prompt_key`): `<image>` in the text, the reward model's
+    ground truth."""
     prompt = []
     for message in row.messages:
         content = message["content"]

@@ -64,7 +64,9 @@ class Samples:
         sections = []
         for split, drawn in self._drawn.items():
             rows = [future.result() for future in drawn]
-            sections.append(f"<h2>{_text(split)}: {len(rows)} of {self._rows[split]:,} rows, evenly spaced</h2>")
+            sections.append(
+                f"<h2>{_text(split)}: {len(rows)} of {self._rows[split]:,} rows, evenly spaced</h2>"
+            )
             sections.append(f"<div class=rows>{''.join(rows)}</div>")
         self._threads.shutdown()
         return sections
@@ -128,7 +130,9 @@ def _tables(manifest: Manifest) -> str:
             ("Rows whose image the training split nearly has", stats["groups"]["rows_near_train"]),
         ]
         for overlap in stats["overlaps"]:
-            tables.append((f"Rows of {overlap['set']} with an image of ours", overlap["evaluation_rows_touched"]))
+            tables.append(
+                (f"Rows of {overlap['set']} with an image of ours", overlap["evaluation_rows_touched"])
+            )
     return f"<div class=tables>{''.join(_table(title, counts) for title, counts in tables if counts)}</div>"
 
 
@@ -144,7 +148,9 @@ def _table(title: str, counts: dict[str, int]) -> str:
 
 def _row(row: Row) -> str:
     images = "".join(f"<img src='{thumbnail(image)}' alt='image'>" for image in row.images)
-    solution = f"<details><summary>solution</summary><p>{_text(row.solution)}</p></details>" if row.solution else ""
+    solution = (
+        f"<details><summary>solution</summary><p>{_text(row.solution)}</p></details>" if row.solution else ""
+    )
     system = next((m["content"] for m in row.messages if m["role"] == "system"), "")
     system = system if isinstance(system, str) else json.dumps(system)
     about = " · ".join(map(_text, (row.answer_type, row.source, row.id)))

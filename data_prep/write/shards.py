@@ -1,8 +1,8 @@
 """Writing prepared datasets: Parquet shards with the images inside, and a manifest that is written last.
 
-The columns carry the Hugging Face feature types, so that `datasets.load_dataset("parquet", ...)` gives decoded images
-and messages as structures. Pages are uncompressed (images are compressed already) and row groups small, so that one
-row costs one short read.
+The columns carry the Hugging Face feature types, so that `datasets.load_dataset("parquet", ...)` gives
+decoded images and messages as structures. Pages are uncompressed (images are compressed already) and
+row groups small, so that one row costs one short read.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ SHARD_BYTES = 256 << 20
 """A shard is closed after the row group that takes it past this size."""
 GROUP_BYTES = 4 << 20
 GROUP_ROWS = 64
-"""A row group is closed at whichever comes first: it is the unit of a random read, and of the writer's memory."""
+"""A row group is closed at whichever comes first: it is the unit of a random read, and of the writer's
+memory."""
 
 
 class _HashedFile(io.FileIO):
@@ -102,7 +103,9 @@ class SplitWriter:
         file = _HashedFile(path)
         self._shards.append({"part": path, "rows": 0})
         columns = ["source", "answer_type"]
-        return pq.ParquetWriter(file, SCHEMA, compression="none", use_dictionary=columns, write_statistics=False), file
+        return pq.ParquetWriter(
+            file, SCHEMA, compression="none", use_dictionary=columns, write_statistics=False
+        ), file
 
     def _finish_shard(self) -> None:
         if self._open is None:
@@ -158,7 +161,12 @@ def write_manifest(out_dir: Path, manifest: Manifest) -> None:
 def clear(out_dir: Path) -> None:
     """Removes a former dataset from `out_dir`, the manifest first."""
     (out_dir / MANIFEST).unlink(missing_ok=True)
-    for pattern in ("*-[0-9][0-9][0-9][0-9][0-9]-of-*.parquet", ".*.part", "quarantine.jsonl", "preview.html"):
+    for pattern in (
+        "*-[0-9][0-9][0-9][0-9][0-9]-of-*.parquet",
+        ".*.part",
+        "quarantine.jsonl",
+        "preview.html",
+    ):
         for path in out_dir.glob(pattern):
             path.unlink()
 
@@ -206,4 +214,6 @@ def write_dataset(
 def check_row(row: Row) -> None:
     """Raises ValueError where a row breaks the format."""
     if placeholders(row.messages) != len(row.images):
-        raise ValueError(f"row {row.id}: {placeholders(row.messages)} image placeholders, {len(row.images)} images")
+        raise ValueError(
+            f"row {row.id}: {placeholders(row.messages)} image placeholders, {len(row.images)} images"
+        )

@@ -60,7 +60,9 @@ def collect(rows: Sequence[Judged], facts: dict[str, ImageFacts], groups: dict[s
             "formats": dict(Counter(f"{p.format} {p.mode}" for p in images).most_common()),
             "width": percentiles([p.width for p in images]),
             "height": percentiles([p.height for p in images]),
-            "longest_side": histogram([max(p.width, p.height) for p in images], (56, 112, 224, 448, 896, 1792, 3584)),
+            "longest_side": histogram(
+                [max(p.width, p.height) for p in images], (56, 112, 224, 448, 896, 1792, 3584)
+            ),
         },
         "groups": groups,
     }

@@ -12,9 +12,12 @@ EXTRAS = ("quarantine.jsonl", "preview.html")
 
 
 def upload(local: str | Path, url: str, on_progress: Progress) -> Manifest:
-    """Uploads the dataset in `local` to `url`, replacing another one there. Files already there are not sent again.
+    """Uploads the dataset in `local` to `url`, replacing another one there.
 
-    A reader never sees a manifest whose shards are not complete: a former manifest goes first, ours comes last.
+    Files already there are not sent again.
+
+    A reader never sees a manifest whose shards are not complete: a former manifest goes first, ours
+    comes last.
     """
     from trainer.storage.storage import Storage
 

@@ -49,8 +49,7 @@ def _head(recipe: Recipe, target: str) -> str:
     env += f" -e {script.API_KEY}" if recipe.kind == "serve" else ""
     known = secrets(recipe, target)
     lines = [
-        f"{recipe.description}.",
-        f"Written by `launch.py render {recipe.name} --target {target}`; run from the repository's root:",
+        script.written_by(recipe, target),
         *(f"  dstack secret set {name.lower()} ..." for name in known),
         f"  dstack apply -f {folder}.fleet.yaml",
         f"  dstack apply -f {folder}.yaml -e RUN_ID=my-run{env}",

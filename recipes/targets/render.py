@@ -1,4 +1,4 @@
-"""Renders a recipe for any target; `python -m recipes.targets.render` writes the committed recipes/generated."""
+"""Renders a recipe for any target; `python -m recipes.targets.render` writes recipes/generated, the committed files."""
 
 from __future__ import annotations
 
@@ -8,15 +8,23 @@ from pathlib import Path
 
 from recipes import capabilities
 from recipes.plan.memory import with_resources
-from recipes.presets import RECIPES, get
+from recipes.presets import get
 from recipes.spec import Recipe, validate
 from recipes.targets import dstack, local, pbs, skypilot, slurm, ssh
 
 GENERATED = Path(__file__).parents[1] / "generated"
-BY_HAND = ("local", "slurm", "pbs", "skypilot-runpod")
-LAUNCHED = ("slurm", "pbs", "skypilot", "skypilot-runpod", "skypilot-gcp", "skypilot-kubernetes", "dstack-runpod",
-            "dstack-gcp", "dstack-kubernetes")  # fmt: skip
+EVERYWHERE = ("slurm", "pbs", "skypilot", "skypilot-runpod", "skypilot-gcp", "skypilot-kubernetes", "dstack-runpod",
+              "dstack-gcp", "dstack-kubernetes")  # fmt: skip
 """Targets whose files work as they stand; those over ssh need your machines' names."""
+COMMITTED = {
+    "demo": ("local", "slurm", "pbs", "skypilot-runpod"),
+    "grpo-qwen2.5-vl-7b-mathv60k": EVERYWHERE,
+    "grpo-qwen2.5-vl-72b-mathv60k": EVERYWHERE,
+    "grpo-qwen2.5-vl-7b-lora-mathv60k": EVERYWHERE,
+    "sft-qwen2.5-vl-7b-full": EVERYWHERE,
+    "preflight": EVERYWHERE,
+}
+"""Recipe -> targets for which its files are committed, if they can run it. `launch.py render` writes all others."""
 
 
 def render(recipe: Recipe, target: str) -> dict[str, str]:
@@ -43,20 +51,21 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
     raise AssertionError(target)
 
 
-def generated() -> dict[str, str]:
+def committed() -> dict[str, str]:
     """Every file under recipes/generated: path below it -> text."""
     files = {}
-    for name in RECIPES:
+    for name, targets in COMMITTED.items():
         recipe = get(name)
-        for target in capabilities.targets_for(recipe):
-            if target in (BY_HAND if name == "demo" else LAUNCHED):
+        can_run = capabilities.targets_for(recipe)
+        for target in targets:
+            if target in can_run:
                 files |= {f"{target}/{file}": text for file, text in render(recipe, target).items()}
     return files
 
 
 def main() -> int:
-    """Writes the files and removes those that no recipe makes any more."""
-    files = generated()
+    """Writes the committed files and removes all others from the folder."""
+    files = committed()
     for path in GENERATED.rglob("*"):
         if path.is_file() and path.relative_to(GENERATED).as_posix() not in files:
             path.unlink()

@@ -69,6 +69,12 @@ def on_node(recipe: Recipe) -> Recipe:
     return replace(recipe, config=config, steps=(*(upload.step for upload in recipe.uploads), *steps))
 
 
+def written_by(recipe: Recipe, target: str) -> str:
+    """The head's first lines: the command that writes the file to the folder that the head's commands name."""
+    command = f"launch.py render {recipe.name} --target {target} --out recipes/generated/{target}"
+    return f"{recipe.description}.\nWritten by `{command}`.\nRun from the repository's root:"
+
+
 def again(recipe: Recipe) -> str:
     """What RUN_ID means, for the head of a file."""
     if recipe.kind == "serve":

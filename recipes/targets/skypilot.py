@@ -92,8 +92,7 @@ def _head(recipe: Recipe, target: str, path: str) -> str:
     needs = {"train": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "serve": (script.API_KEY,)}
     secrets = "".join(f" --secret {name}" for name in needs.get(recipe.kind, ()))
     return (
-        f"{recipe.description}.\n"
-        f"Written by `launch.py render {recipe.name} --target {target}`; run from the repository's root:\n"
+        f"{script.written_by(recipe, target)}\n"
         f"  {command} {path} --env RUN_ID=my-run{bucket}{secrets}\n"
         f"{script.again(recipe)}"
     )

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from trainer.algorithm.advantages import (
-    Rewards,
+    RewardParts,
     RunningNorm,
     batch_norm,
     estimate,
@@ -55,7 +55,7 @@ def test_returns_to_go_by_hand():
 
 def test_reinforce_pp_is_whitened_over_tokens_not_sequences():
     """Rewards 1 and 0 on 3 tokens and 1: mean 3/4, variance 3/16 over the tokens."""
-    rewards = Rewards(("accuracy",), torch.tensor([[1.0], [0.0]], dtype=torch.float64), torch.ones(1))
+    rewards = RewardParts(("accuracy",), torch.tensor([[1.0], [0.0]], dtype=torch.float64), torch.ones(1))
     lengths, groups = torch.tensor([3, 1]), torch.tensor([0, 0])
     out = estimate(Algorithm(advantage="reinforce_pp"), rewards, rewards.total, groups, lengths)
     third = 3**-0.5
@@ -68,7 +68,7 @@ def test_reinforce_pp_is_whitened_over_tokens_not_sequences():
 
 
 def test_the_kl_of_a_sequence_is_subtracted_from_its_reward():
-    rewards = Rewards(("accuracy",), torch.tensor([[1.0], [0.0]], dtype=torch.float64), torch.ones(1))
+    rewards = RewardParts(("accuracy",), torch.tensor([[1.0], [0.0]], dtype=torch.float64), torch.ones(1))
     kl, lengths = torch.tensor([0.1, 0.2, 0.3, 0.0]), torch.tensor([3, 1])
     out = estimate(Algorithm(advantage="rloo"), rewards, rewards.total, torch.tensor([0, 0]), lengths, kl)
     assert out.values.tolist() == pytest.approx([0.4, -0.4])
@@ -80,10 +80,10 @@ def test_flat_groups_get_exactly_zero_and_order_does_not_matter(kind):
     parts = torch.rand(24, 2, generator=g, dtype=torch.float64)
     groups = torch.arange(24) % 6
     parts[groups == 3] = torch.tensor([0.7, 0.1], dtype=torch.float64)
-    rewards = Rewards(("a", "b"), parts, torch.tensor([1.0, 0.5], dtype=torch.float64))
+    rewards = RewardParts(("a", "b"), parts, torch.tensor([1.0, 0.5], dtype=torch.float64))
     ask = lambda r, at: estimate(Algorithm(advantage=kind), r, r.total, at, torch.ones(len(at), dtype=torch.long))  # noqa: E731
     out, order = ask(rewards, groups), torch.randperm(24, generator=g)
-    again = ask(Rewards(rewards.names, parts[order], rewards.weights), groups[order])
+    again = ask(RewardParts(rewards.names, parts[order], rewards.weights), groups[order])
     assert torch.allclose(out.values[order], again.values, atol=1e-6)
     if kind != "gdpo":  # the mean over the batch moves all
         assert out.values[groups == 3].tolist() == [0] * 4

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trainer.algorithm.advantages import Rewards, batch_norm, gdpo, group_mean, group_norm, leave_one_out
+from trainer.algorithm.advantages import RewardParts, batch_norm, gdpo, group_mean, group_norm, leave_one_out
 from trainer.algorithm.correction import rollout_weights
 from trainer.algorithm.losses import grpo_loss, token_weights
 
@@ -152,7 +152,7 @@ def test_advantages_are_trl_s(trl, found, scale, aggregation):
              "unscorable_mask": torch.zeros(6, dtype=torch.bool)}  # fmt: skip
     function = trl.grpo.GRPOTrainer._generate_and_score_completions
     block(function, 'if self.multi_objective_aggregation == "sum_then', "# Unscorable completions (every", names)
-    values = found(Rewards(("accuracy", "format"), PARTS.double(), WEIGHTS.double()))
+    values = found(RewardParts(("accuracy", "format"), PARTS.double(), WEIGHTS.double()))
     assert torch.allclose(values.float(), names["advantages"], atol=1e-6)
 
 

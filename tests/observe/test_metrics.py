@@ -303,7 +303,9 @@ def test_names_carry_their_units():
 def test_the_table_names_what_the_trainer_writes_and_nothing_else():
     """A name that is new in the code belongs into metric_names.py and, as a row, into docs/metrics.md."""
     sections = {name.split("/")[0] for name in metric_names.NAMES}
-    written = {"time/step_s", "time/unix_s", "time/checkpoint_s"} | {f"reward/{v}_rate" for v in typing.get_args(Verdict)}
+    written = {"time/step_s", "time/unix_s", "time/checkpoint_s"} | {
+        f"reward/{v}_rate" for v in typing.get_args(Verdict)
+    }
     for path in (ROOT / "trainer").rglob("*.py"):
         if path.name in ("metric_names.py", "report.py", "report_charts.py", "progress.py"):
             continue

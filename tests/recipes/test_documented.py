@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from recipes import cli, run_record
+from recipes.capabilities import targets_for
 from recipes.drivers import engines
-from recipes.presets import RECIPES, resolve
+from recipes.presets import RECIPES, get, resolve
+from recipes.targets.render import render
 from recipes.targets.script import SECRETS
 
 ROOT = Path(__file__).parents[2]
@@ -157,12 +159,20 @@ print(json.dumps(out))
 """
 
 
+def commands_of_head(text):
+    """Argument vectors of the commands in the comment that a rendered file begins with."""
+    lines = [line.removeprefix("#   ") for line in text.splitlines() if line.startswith("#   ")]
+    block = "".join(f"    {line}\n" for line in lines)
+    return [words for words, _ in commands(block)]
+
+
 @pytest.mark.skipif(not LAUNCH.exists(), reason="no .venvs/launch: bash trainer/setup.sh launch")
-def test_engines_take_every_command_of_docs_generated_files_and_drivers():
+def test_platforms_take_every_command_of_docs_rendered_files_and_drivers():
     taken = [words for _, words, _ in THEIRS if words[0] in ("sky", "dstack")]
-    for path in sorted(ROOT.glob("recipes/generated/*/*.yaml")):
-        head = "\n".join(line[1:] for line in path.read_text().splitlines() if line.startswith("#   "))
-        taken += [words for words, _ in commands("\n" + re.sub("^  ", "    ", head, flags=re.M) + "\n")]
+    for name in RECIPES:
+        for target in targets_for(get(name)):
+            if target.startswith("skypilot") or target in ("dstack-runpod", "dstack-gcp", "dstack-kubernetes"):
+                taken += commands_of_head(next(iter(render(get(name), target).values())))
     for target in ("skypilot-runpod", "skypilot-gcp", "dstack-runpod"):
         for managed in (True, False):
             flags = ["--max-offers", "3", "--gpu", "H100:8"] if target == "dstack-runpod" else ["--cpus", "64+"]
@@ -171,7 +181,7 @@ def test_engines_take_every_command_of_docs_generated_files_and_drivers():
             files, env = ["t.yaml", "t.fleet.yaml", "t.volume.yaml"], {"RUN_ID": "r", "SPOTRL_LAUNCH": "x"}
             driven = engines.commands(record, files, env, ["HF_TOKEN", "VLLM_API_KEY"], True)
             taken += [*driven.up, *driven.status, *driven.logs, *driven.down]
-    assert len(taken) > 60
+    assert len(taken) > 200
     env = os.environ | {
         "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
         "HF_TOKEN": "x",

@@ -1,4 +1,4 @@
-"""The rendered text of every recipe on every target: committed, parsed by the engines' own code, free of secrets."""
+"""Every recipe rendered on every target, parsed by the platforms' own code, free of secrets; a part is committed."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from recipes.capabilities import targets_for
 from recipes.presets import RECIPES, get
 from recipes.spec import override
 from recipes.targets import script
-from recipes.targets.render import GENERATED, generated, render
+from recipes.targets.render import COMMITTED, GENERATED, committed, render
 from trainer import config as run_config
 
 ROOT = Path(__file__).parents[2]
@@ -41,11 +41,29 @@ def shell_of(text):
     return "\n".join([data.get("setup", ""), data.get("run", ""), *data.get("commands", [])])
 
 
+def rendered(prefix=""):
+    """Every file of every recipe on every target with that prefix: TARGET/FILE -> text."""
+    files = {}
+    for name, target in PAIRS:
+        if target.startswith(prefix):
+            recipe = with_hosts(name, target)
+            files |= {f"{target}/{file}": text for file, text in render(recipe, target).items()}
+    return files
+
+
 def test_committed_files_are_what_the_code_writes():
-    files = generated()
+    files = committed()
     there = {p.relative_to(GENERATED).as_posix(): p.read_text() for p in GENERATED.rglob("*") if p.is_file()}
     assert there.keys() == files.keys(), "run python -m recipes.targets.render"
     assert [name for name in files if files[name] != there[name]] == [], "run python -m recipes.targets.render"
+
+
+def test_the_committed_set_is_small_and_of_recipes_and_targets_that_exist():
+    assert 60 <= len(committed()) <= 80
+    assert COMMITTED.keys() <= RECIPES.keys()
+    named = {target for targets in COMMITTED.values() for target in targets}
+    assert named <= capabilities.CAPABILITIES.keys()
+    assert {"demo", "preflight"} <= COMMITTED.keys()
 
 
 @pytest.mark.parametrize(("name", "target"), PAIRS)
@@ -95,11 +113,11 @@ def test_shellcheck():
 def test_no_secret_is_ever_written(monkeypatch):
     for name in script.SECRETS:
         monkeypatch.setenv(name, "TOP-SECRET-" + name)
-    for name, target in PAIRS:
-        for text in render(with_hosts(name, target), target).values():
-            assert "TOP-SECRET" not in text
-    for path in GENERATED.rglob("*.yaml"):
-        data = yaml.safe_load(path.read_text())
+    for name, text in rendered().items():
+        assert "TOP-SECRET" not in text
+        if not name.endswith(".yaml"):
+            continue
+        data = yaml.safe_load(text)
         assert all(value == "" for value in data.get("secrets", {}).values())
         assert not set(script.SECRETS) & set(data.get("envs", {}))
         for entry in data.get("env", []):
@@ -210,7 +228,7 @@ print(json.dumps(out))
 
 @needs_launch
 def test_skypilot_parses_every_task():
-    files = {f"{t}/{n}": x for n0, t in PAIRS if t.startswith("skypilot") for n, x in render(get(n0), t).items()}
+    files = rendered("skypilot")
     recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), ["storage.volume=data", "site.region=US/US-KS-2"])
     files |= {f"volume/{n}": x for n, x in render(recipe, "skypilot-runpod").items()}
     claim = ["storage.volume=cache", "site.storage_class=shared", "site.queue=research", "site.kubernetes_context=a"]
@@ -248,9 +266,7 @@ print(json.dumps(out))
 
 @needs_launch
 def test_dstack_parses_every_file():
-    files = {
-        f"{t}/{n}": x for n0, t in PAIRS if t.startswith("dstack") for n, x in render(with_hosts(n0, t), t).items()
-    }
+    files = rendered("dstack")
     recipe = override(get("grpo-qwen2.5-vl-72b-mathv60k"), ["storage.volume=data", "site.region=US-KS-2"])
     files |= {f"volume/{n}": x for n, x in render(recipe, "dstack-runpod").items()}
     done = subprocess.run([LAUNCH, "-c", CHECK_DSTACK], input=json.dumps(files), text=True, capture_output=True)
@@ -298,7 +314,7 @@ def test_what_dstack_uploads_stays_under_its_limit():
 
 @needs_launch
 def test_dstack_uploads_what_a_node_imports(tmp_path):
-    """The archive, unpacked, runs the modules that the generated files call."""
+    """The archive, unpacked, runs the modules that the rendered files call."""
     code = (
         "import sys; from dstack._internal.utils.files import create_file_archive as archive;"
         "archive(sys.argv[1], open(sys.argv[2], 'w+b'))"
@@ -306,12 +322,7 @@ def test_dstack_uploads_what_a_node_imports(tmp_path):
     subprocess.run([LAUNCH, "-c", code, str(ROOT), str(tmp_path / "code.tar")], check=True)
     shutil.unpack_archive(tmp_path / "code.tar", tmp_path / "node")
     (node,) = (tmp_path / "node").iterdir()
-    called = set(
-        re.findall(
-            r"bin/python -m ([\w.]+)",
-            "".join(p.read_text() for p in (ROOT / "recipes/generated").glob("dstack-*/*.yaml")),
-        )
-    )
+    called = set(re.findall(r"bin/python -m ([\w.]+)", "".join(rendered("dstack").values())))
     assert {"trainer.node", "recipes.manifest", "data_prep"} <= called
     code = "import importlib, sys; assert all(importlib.import_module(m) for m in sys.argv[1:])"
     subprocess.run(

@@ -1,11 +1,13 @@
 """Advantage estimators: pure functions of rewards and explicit group ids, in float64.
 
-rewards: [N]. groups: [N] integer ids, in any order, of any sizes. A group of one, or of equal rewards, gets 0 wherever
-the estimator compares within groups; the order of the samples does not matter beyond the last bit.
+`rewards` are [N]; `groups` are [N] integer ids, in any order, for groups of any sizes. Estimators that
+compare within groups give 0 to a group of one and to a group of equal rewards. The order of the samples
+changes nothing beyond the last bit.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -23,17 +25,17 @@ class Advantages:
     """Advantages of one step's samples."""
 
     values: Tensor
-    """[N] float32; means over tokens where they differ within a sample."""
+    """[N] float32. Where the tokens of a sample have different advantages, this is their mean."""
     tokens: list[list[float]] | None = None
-    """Of each token of each sample, where they differ; None: `values`, discounted by gamma."""
+    """Advantage of each token of each sample. None: tokens have their sample's value, discounted by gamma."""
 
 
 @dataclass(frozen=True)
-class Rewards:
-    """Rewards of one step's samples by name."""
+class RewardParts:
+    """Rewards of one step's samples: K kinds of reward, each with a weight."""
 
     names: tuple[str, ...]
-    """As they are logged."""
+    """Names of the K kinds in the metrics."""
     parts: Tensor
     """[N, K] float64."""
     weights: Tensor
@@ -41,19 +43,28 @@ class Rewards:
 
     @property
     def total(self) -> Tensor:
-        """Weighted sums, [N]; rows of equal parts have equal sums, which a matrix product does not promise."""
-        return sum((w * self.parts[:, k] for k, w in enumerate(self.weights)), self.parts.new_zeros(len(self.parts)))
+        """Weighted sums, [N]."""
+        # Added one by one: a matrix product may give rows of equal parts sums that differ in the last bit.
+        return sum(
+            (w * self.parts[:, k] for k, w in enumerate(self.weights)), self.parts.new_zeros(len(self.parts))
+        )
 
 
 def estimate(
-    algorithm: Algorithm, rewards: Rewards, total: Tensor, groups: Tensor, lengths: Tensor, kl: Tensor | None = None
+    algorithm: Algorithm,
+    rewards: RewardParts,
+    total: Tensor,
+    groups: Tensor,
+    lengths: Tensor,
+    kl: Tensor | None = None,
 ) -> Advantages:
-    """Advantages by `algorithm.advantage`.
+    """Advantages as `algorithm.advantage` defines them.
 
-    total: [N], the weighted rewards, normalized if so configured. lengths: completion tokens, [N]. kl: [sum of
-    lengths], what each token's KL costs (`kl_in: reward`).
+    `total` [N] holds the weighted rewards, normalized if the run is configured so. `lengths` [N] counts
+    completion tokens. `kl` [sum of lengths] is the cost of each token's KL (`kl_in: reward`).
     """
-    eps, tokens = algorithm.advantage_eps, None
+    eps = algorithm.advantage_eps
+    tokens = None
     earned = total.double() if kl is None else total.double() - _sums(kl, lengths)
     match algorithm.advantage:
         case "group_norm":
@@ -69,20 +80,23 @@ def estimate(
         case "reinforce_pp" | "reinforce_pp_baseline":
             start = total.double() if algorithm.advantage == "reinforce_pp" else group_mean(total, groups)
             flat = whiten(returns(start, lengths, algorithm.gamma, kl))
-            values, tokens = _sums(flat, lengths) / lengths.clamp(min=1), [x.tolist() for x in _split(flat, lengths)]
+            values = _sums(flat, lengths) / lengths.clamp(min=1)
+            tokens = [x.tolist() for x in _split(flat, lengths)]
     return Advantages(values.float(), tokens)
 
 
 def flat_groups(rewards: Tensor, groups: Tensor) -> Tensor:
-    """Whether each group's rewards are all equal, by ascending id, [groups]."""
+    """Whether all rewards of a group are equal, for every group by ascending id, [groups]."""
     ids, index = _index(rewards, groups)
-    least, most = (rewards.new_zeros(len(ids)).scatter_reduce(0, index, rewards, end, include_self=False)
-                   for end in ("amin", "amax"))  # fmt: skip
+    empty = rewards.new_zeros(len(ids))
+    least = empty.scatter_reduce(0, index, rewards, "amin", include_self=False)
+    most = empty.scatter_reduce(0, index, rewards, "amax", include_self=False)
     return least == most
 
 
 def group_norm(rewards: Tensor, groups: Tensor, eps: float = 1e-6) -> Tensor:
-    """(r - mean of its group) / (unbiased std of its group + eps), as in DeepSeekMath (arXiv 2402.03300, eq. 3)."""
+    """(r - mean of its group) / (unbiased std of its group + eps), [N] (DeepSeekMath, arXiv 2402.03300,
+    eq. 3)."""
     ids, index = _index(rewards, groups)
     centered = group_mean(rewards, groups)
     counts = torch.bincount(index, minlength=len(ids))
@@ -92,7 +106,10 @@ def group_norm(rewards: Tensor, groups: Tensor, eps: float = 1e-6) -> Tensor:
 
 
 def group_mean(rewards: Tensor, groups: Tensor) -> Tensor:
-    """r - mean of its group: no division, which favors prompts that are easy or hard (Dr. GRPO, arXiv 2503.20783)."""
+    """r - mean of its group, [N] (Dr. GRPO, arXiv 2503.20783).
+
+    The division by the standard deviation, which favors prompts that are easy or hard, is left out.
+    """
     ids, index = _index(rewards, groups)
     r = rewards.double()
     means = r.new_zeros(len(ids)).index_add(0, index, r) / torch.bincount(index, minlength=len(ids))
@@ -107,14 +124,21 @@ def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
 
 
 def batch_norm(rewards: Tensor, groups: Tensor, eps: float = 1e-6) -> Tensor:
-    """(r - mean of its group) / (unbiased std of all rewards + eps) (arXiv 2508.08221; TRL's scale_rewards "batch")."""
+    """(r - mean of its group) / (unbiased std of all rewards + eps), [N].
+
+    Described in arXiv 2508.08221; it is `scale_rewards="batch"` in TRL.
+    """
     r = rewards.double()
     return group_mean(rewards, groups) / (r.std() + eps if len(r) > 1 else 1.0)
 
 
 def gdpo(parts: Tensor, weights: Tensor, groups: Tensor, eps: float = 1e-6) -> Tensor:
-    """Each reward normalized in its group by itself, their weighted sum normalized over the batch (arXiv 2601.05242;
-    TRL's normalize_then_sum), so that a reward of small spread is not drowned. parts: [N, K], weights: [K]."""
+    """Advantages from rewards that are normalized one by one, [N] (GDPO, arXiv 2601.05242).
+
+    Each column of `parts` [N, K] is normalized in its groups; the sum weighted by `weights` [K] is then
+    normalized over the batch (TRL's normalize_then_sum). So a reward of small spread is not drowned by
+    one of large spread.
+    """
     summed = sum(w * group_norm(parts[:, k], groups, eps) for k, w in enumerate(weights.tolist()))
     assert isinstance(summed, Tensor)
     if len(summed) < 2 or not summed.any():
@@ -123,15 +147,22 @@ def gdpo(parts: Tensor, weights: Tensor, groups: Tensor, eps: float = 1e-6) -> T
 
 
 def returns(rewards: Tensor, lengths: Tensor, gamma: float = 1.0, kl: Tensor | None = None) -> Tensor:
-    """Returns to go of every token, [sum of lengths]: the reward comes with the last token, and every token costs its
-    `kl`; G_t = gamma G_t+1 - kl_t."""
-    out = []
-    costs = [torch.zeros(int(n), dtype=torch.float64) for n in lengths] if kl is None else _split(kl.double(), lengths)
+    """Returns to go of every token, [sum of lengths]: G_t = gamma G_t+1 - kl_t.
+
+    A sequence's reward comes with its last token. `kl` [sum of lengths] is the cost of each token; None: 0.
+    """
+    if kl is None:
+        costs: Sequence[Tensor] = [torch.zeros(int(n), dtype=torch.float64) for n in lengths]
+    else:
+        costs = _split(kl.double(), lengths)
+
+    out: list[float] = []
     for reward, cost in zip(rewards.tolist(), costs, strict=True):
         steps = [-x for x in cost.tolist()]
         if steps:
             steps[-1] += reward
-        out += reversed(list(accumulate(reversed(steps), lambda later, now: now + gamma * later)))
+        to_go = list(accumulate(reversed(steps), lambda later, now: now + gamma * later))
+        out += reversed(to_go)
     return torch.tensor(out, dtype=torch.float64)
 
 
@@ -154,12 +185,17 @@ def _split(flat: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
 
 
 def _sums(flat: Tensor, lengths: Tensor) -> Tensor:
-    return torch.stack([x.double().sum() for x in _split(flat, lengths)]) if len(lengths) else flat.double()
+    if not len(lengths):
+        return flat.double()
+    return torch.stack([x.double().sum() for x in _split(flat, lengths)])
 
 
 @dataclass
 class RunningNorm:
-    """Running mean and standard deviation of all rewards seen so far (Chan et al. 1979), saved with the checkpoint."""
+    """Running mean and standard deviation of all rewards so far (Chan et al. 1979).
+
+    It is saved with the checkpoint.
+    """
 
     count: float = 0.0
     mean: float = 0.0
@@ -167,9 +203,10 @@ class RunningNorm:
     """Sum of squared differences from the mean."""
 
     def __call__(self, rewards: Tensor) -> Tensor:
-        """Takes in rewards [N], then returns them normalised by the statistics of everything seen, [N]."""
+        """Adds rewards [N] to the statistics, and returns them normalized by the statistics, [N]."""
         r = rewards.double()
-        delta, total = r.mean().item() - self.mean, self.count + len(r)
+        delta = r.mean().item() - self.mean
+        total = self.count + len(r)
         self.m2 += ((r - r.mean()) ** 2).sum().item() + delta**2 * self.count * len(r) / total
         self.mean += delta * len(r) / total
         self.count = total

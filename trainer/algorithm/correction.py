@@ -1,7 +1,8 @@
-"""Engine against policy: weights that correct for what they disagree on, and how far they are apart.
+"""Weights that correct for what engine and policy disagree on, and measures of how far they are apart.
 
-The engine samples with its own kernels and precision, so that its probabilities are not quite the policy's. All inputs
-are flat [N] over completion tokens; sequences lie one after another, `lengths` [B] tokens each.
+The engine samples with its own kernels and precision, so its probabilities are not quite those of the
+policy. All inputs are flat [N] over completion tokens; sequences lie one after another, with `lengths`
+[B] tokens each.
 """
 
 from __future__ import annotations
@@ -22,28 +23,32 @@ def rollout_weights(
 ) -> tuple[Tensor, Tensor]:
     """Weights of the tokens' losses, and which of them were cut or masked; both [N], without gradient.
 
-    log_ratio: log policy - log engine of each token. truncate: its exponential, no more than `high` and no less than
-    `low` (truncated importance sampling); mask: 0 beyond them (IcePop, arXiv 2510.18855). level: the token's ratio, its
-    sequence's product (unbiased, and the further from 1 the longer it is), or the product's geometric mean.
+    `log_ratio` is log policy - log engine of each token. With `level` "sequence" it is the sequence's
+    sum (unbiased, but further from 0 the longer the sequence is), with "geometric" the sequence's mean.
+
+    truncate: the ratio cut to `low` and `high` (truncated importance sampling). mask: the ratio, but 0
+    where it is below `low` or above `high` (IcePop, arXiv 2510.18855).
     """
     x = log_ratio.detach()
     if level != "token":
         x = per_sequence(x, lengths, mean=level == "geometric")
     ratio = x.clamp(-LOG_RATIO, LOG_RATIO).exp()
     beyond = (ratio < low) | (ratio > high)
-    return (ratio.clamp(low, high) if kind == "truncate" else ratio.masked_fill(beyond, 0.0)), beyond
+    if kind == "truncate":
+        return ratio.clamp(low, high), beyond
+    return ratio.masked_fill(beyond, 0.0), beyond
 
 
 def mismatch(log_ratio: Tensor, weights: Tensor) -> dict[str, Tensor]:
-    """Weighted sums that tell how far engine and policy are apart on the engine's own tokens.
+    """Weighted sums that say how far engine and policy are apart on the tokens that the engine sampled.
 
-    With x = log policy - log engine, and tokens drawn from the engine: KL(engine || policy) = E[e^x - 1 - x] and
-    KL(policy || engine) = E[x e^x - e^x + 1], each of them never negative, and a
-    token's no more than 10. The mean of e^x and that of its square give
-    the effective sample size, mean^2 / mean square, as a share of the tokens.
+    With x = log policy - log engine: KL(engine || policy) = E[e^x - 1 - x] and KL(policy || engine) =
+    E[x e^x - e^x + 1]. Neither is ever negative at a token, and each is cut to 10. The effective sample
+    size, as a share of the tokens, is mean^2 / mean square of e^x.
     """
     x = log_ratio.detach().clamp(-LOG_RATIO, LOG_RATIO)
-    ratio, off = x.exp(), torch.expm1(x)
+    ratio = x.exp()
+    off = torch.expm1(x)
     return {
         "mismatch/logprob_abs_mean": (weights * log_ratio.detach().abs()).sum(),
         "mismatch/kl": (weights * (off - x).clamp(max=K3)).sum(),

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.algorithm.advantages import Advantages, Rewards, estimate, flat_groups
+from trainer.algorithm.advantages import Advantages, RewardParts, estimate, flat_groups
 from trainer.algorithm.losses import discounted, kl_divergence
 from trainer.algorithm.refill import chosen
-from trainer.algorithm.shaping import graded, shaped
+from trainer.algorithm.shaping import GRADED, graded, shaped
 from trainer.algorithm.traces import Outcome, Trace
 from trainer.config import RunConfig
 
@@ -28,23 +28,26 @@ class Credited:
 
 @dataclass(frozen=True)
 class Credit:
-    """Rewards of all of a step's completions, and which groups tell better from worse."""
+    """Rewards of all of a step's completions, and which groups have unequal rewards."""
 
-    rewards: Rewards
+    rewards: RewardParts
     groups: Tensor
-    """[N]"""
+    """Number of the group of each completion, [N]."""
     lengths: Tensor
     """Learned tokens of each completion, [N]."""
     flat: list[bool]
-    """Of every group, by its number: whether the grader gave all of it the same."""
+    """Whether the grader gave a whole group the same reward, for each group by its number."""
     finished: list[bool]
+    """Whether each completion ended by itself, [N]."""
 
     def members(self, size: int) -> list[int]:
-        """Indices of the completions that are trained on: those of `size` groups."""
+        """Indices of the completions that are trained on, which are those of `size` groups."""
         kept = set(chosen(self.flat, size))
         return [i for i, group in enumerate(self.groups.tolist()) if group in kept]
 
-    def advantages(self, config: RunConfig, total: Tensor, members: list[int], kl: Tensor | None) -> Advantages:
+    def advantages(
+        self, config: RunConfig, total: Tensor, members: list[int], kl: Tensor | None
+    ) -> Advantages:
         """Advantages of `members`, in their order.
 
         total: rewards of all completions, [N], normalized if so configured. kl: what each learned token of the members
@@ -55,15 +58,20 @@ class Credit:
         return estimate(config.algorithm, rewards, total[at], self.groups[at], self.lengths[at], kl)
 
     def describe(self, config: RunConfig, members: list[int]) -> dict[str, float]:
-        """Rewards that are none of the grader's, groups, and what the update left out."""
-        groups, size = len(self.flat), config.rollout.prompts_per_step
+        """Metrics of the groups, of the rewards of the form, and of what the update left out."""
+        groups = len(self.flat)
         out = {"group/zero_std_fraction": sum(self.flat) / groups}
-        for name, values in list(zip(self.rewards.names, self.rewards.parts.T, strict=True))[2:]:
+        by_name = zip(self.rewards.names, self.rewards.parts.T, strict=True)
+        for name, values in list(by_name)[len(GRADED) :]:
             out[name] = float(values.mean())
+
         if config.algorithm.refill_rounds:
-            kept = chosen(self.flat, size)
-            out |= {"group/sampled": groups, "group/trained_zero_std": sum(self.flat[g] for g in kept)}
-            out["group/surplus"] = groups - sum(self.flat) - (len(kept) - out["group/trained_zero_std"])
+            kept = chosen(self.flat, config.rollout.prompts_per_step)
+            trained_flat = sum(self.flat[group] for group in kept)
+            useful = groups - sum(self.flat)
+            out["group/sampled"] = groups
+            out["group/trained_zero_std"] = trained_flat
+            out["group/surplus"] = useful - (len(kept) - trained_flat)
         if config.algorithm.mask_truncated:
             out["tokens/masked_fraction"] = sum(not self.finished[i] for i in members) / len(members)
         return out

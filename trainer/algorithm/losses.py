@@ -1,8 +1,10 @@
-"""The policy objectives as pure functions of flat token tensors [N]: a micro-batch's completion tokens, no padding.
+"""The policy objectives as pure functions of flat token tensors [N]: the completion tokens of a
+micro-batch, without padding.
 
-Every token carries a weight that already holds the denominator of the whole optimizer step over all ranks, so losses
-are plain sums: micro-batch size, packing and sharding change neither loss nor gradient. A sequence is never cut, so
-what is per sequence needs only `lengths` [B], the tokens of each.
+Every token carries a weight that already holds the denominator of the whole optimizer step over all
+ranks. So losses are plain sums, and micro-batch size, packing and sharding change neither loss nor
+gradient. A sequence is never cut: `lengths` [B], the number of tokens of each sequence, is all that
+functions of whole sequences need.
 """
 
 from __future__ import annotations
@@ -18,18 +20,23 @@ from trainer.config.algorithm import SurrogateKind
 KLEstimator = Literal["k1", "k2", "k3"]
 
 LOG_RATIO = 20.0
-"""Log-ratios are clamped to this many nats before the exponential, as in verl (core_algos.compute_policy_loss): beyond
-88 it is infinite in fp32, and times an advantage of 0 not a number."""
+"""Log-ratios are clamped to this many nats before the exponential, as in verl
+(core_algos.compute_policy_loss).
+
+Beyond 88 nats the exponential is infinite in fp32, and infinity times an advantage of 0 is not a number."""
 K3 = 10.0
-"""Largest k3 of a token."""
+"""Largest value of the k3 estimate of a token."""
 
 
 def kl_divergence(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator) -> Tensor:
-    """Per-token estimate of KL(policy || reference) from samples of the policy, [N] (Schulman, "Approximating KL").
+    """Estimate of KL(policy || reference) at each token, from samples of the policy, [N].
 
-    With d = log p - log q: k1 = d, k2 = d^2 / 2, k3 = e^-d - 1 + d. As a loss, k2's gradient is that of the KL itself;
-    k1's has mean zero; k3's is that of the reverse KL. For k3, as in verl (core_algos.kl_penalty, low_var_kl), d is
-    clamped to +-20 and the value to 10: beyond, at 2.6 nats below the reference, neither value nor gradient grows.
+    With d = log p - log q: k1 = d, k2 = d^2 / 2, k3 = e^-d - 1 + d (Schulman, "Approximating KL"). As a
+    loss, k2 has the gradient of the KL itself, k1 has a gradient of mean zero, and k3 has that of the
+    reverse KL.
+
+    For k3, d is clamped to +-20 and the value to 10, as in verl (core_algos.kl_penalty, low_var_kl). So
+    neither value nor gradient grows once a token is 2.6 nats below the reference.
     """
     d = logprobs - ref_logprobs
     match estimator:
@@ -51,9 +58,9 @@ def token_weights(
 ) -> Tensor:
     """Weights of all completion tokens, [sum of lengths], for sequences of `lengths` [B].
 
-    tokens, sequences: counts over the whole optimizer step and all ranks. "tokens": 1 / tokens for every token.
-    "sequences": 1 / (sequences * own length). Either way they sum to 1 over the step. "constant": 1 / (sequences *
-    max_tokens), which does not sum to 1.
+    `tokens` and `sequences` are counts over the whole optimizer step and all ranks. The weight of a token is
+    1 / tokens for "tokens", 1 / (sequences * length of its sequence) for "sequences", and
+    1 / (sequences * max_tokens) for "constant". The first two sum to 1 over the step.
     """
     match denominator:
         case "tokens":
@@ -65,17 +72,19 @@ def token_weights(
 
 
 def per_sequence(values: Tensor, lengths: Tensor, mean: bool) -> Tensor:
-    """Each token's sequence's sum or mean, [N]."""
-    index = torch.repeat_interleave(
-        torch.arange(len(lengths), device=values.device), lengths.to(values.device), output_size=len(values)
-    )
-    sums = values.new_zeros(len(lengths)).index_add(0, index, values)
-    return (sums / lengths.to(values).clamp(min=1) if mean else sums)[index]
+    """Sum or mean of `values` [N] over each sequence, repeated for each of its tokens, [N]."""
+    lengths = lengths.to(values.device)
+    sequences = torch.arange(len(lengths), device=values.device)
+    index = torch.repeat_interleave(sequences, lengths, output_size=len(values))
+    out = values.new_zeros(len(lengths)).index_add(0, index, values)
+    if mean:
+        out = out / lengths.to(values).clamp(min=1)
+    return out[index]
 
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """Loss of one micro-batch, and weighted sums for the metrics (they add up over micro-batches and ranks)."""
+    """Loss of one micro-batch, and weighted sums for the metrics that add up over micro-batches and ranks."""
 
     total: Tensor
     """Scalar to run backward on: policy + kl_coef * kl."""
@@ -84,7 +93,7 @@ class PolicyLoss:
     clip_fraction: Tensor
     ratio: Tensor
     clamped: Tensor
-    """Share of tokens whose log-ratio or k3 was clamped."""
+    """Share of the tokens whose log-ratio or k3 was clamped."""
 
 
 def surrogate(
@@ -97,27 +106,37 @@ def surrogate(
     clip_high: float,
     dual_clip: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss of each token before its weight, the ratio in it, and whether it was clipped; all [N].
+    """Loss of each token before its weight, the ratio in it, and whether the ratio was clipped; all [N].
 
-    ppo: -min(r A, clip(r) A) (arXiv 1707.06347); with `dual_clip` no more than -dual_clip A where A < 0 (1912.09729).
-    gspo: the same with the geometric mean of the sequence's ratios, whose gradient goes to each token (GSPO-token,
-    2507.18071): equal to GSPO where weights and advantages are a sequence's. cispo: -clip(r) A log p with the clipped
-    ratio held constant, so that no token loses its gradient (2506.13585). gmpo: -A times the geometric mean of the
-    sequence's ratios, each clipped in its logarithm on the side that A would push it to (2507.20673).
+    ppo: -min(r A, clip(r) A) (arXiv 1707.06347). With `dual_clip`, at most -dual_clip A where A < 0
+    (1912.09729).
+
+    gspo: PPO with the geometric mean of the sequence's ratios, whose gradient goes to each token (GSPO-token,
+    2507.18071). It equals GSPO if all tokens of a sequence have the same weight and advantage.
+
+    cispo: -clip(r) A log p. The clipped ratio is held constant, so that no token loses its gradient
+    (2506.13585).
+
+    gmpo: -A times the geometric mean of the sequence's ratios. The logarithm of each ratio is clipped
+    on the side to which A would push it (2507.20673).
     """
     if kind == "gmpo":
         assert lengths is not None
         sign = advantages.sign()
-        kept = sign * torch.minimum(sign * log_ratio, sign * log_ratio.clamp(-clip_low, clip_high))
+        pushed = torch.minimum(sign * log_ratio, sign * log_ratio.clamp(-clip_low, clip_high))
+        kept = sign * pushed
         ratio = per_sequence(kept, lengths, mean=True).clamp(-LOG_RATIO, LOG_RATIO).exp()
         return -advantages * ratio, ratio, (kept != log_ratio) & (advantages != 0)
     if kind == "gspo":
         assert lengths is not None
+        # The difference is 0 and carries each token's gradient.
         log_ratio = logprobs - logprobs.detach() + per_sequence(log_ratio.detach(), lengths, mean=True)
+
     ratio = torch.exp(log_ratio.clamp(-LOG_RATIO, LOG_RATIO))
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     if kind == "cispo":
         return -clipped.detach() * advantages * logprobs, ratio, clipped != ratio
+
     loss = -torch.minimum(ratio * advantages, clipped * advantages)
     hit = clipped * advantages < ratio * advantages
     if dual_clip:
@@ -144,24 +163,33 @@ def grpo_loss(
     correction: Tensor | None = None,
     shares: Tensor | None = None,
 ) -> PolicyLoss:
-    """A surrogate with GRPO's KL term: sum_t w_t (c_t L_t + kl_coef KL_t). By default PPO's clipped one.
+    """A surrogate loss, PPO's by default, with GRPO's KL term: sum_t w_t (c_t L_t + kl_coef KL_t).
 
-    All inputs but `lengths` [B] (needed by gspo and gmpo) are [N] float32; `old_logprobs` are those of the policy that
-    the update started from. correction: weights for what engine and policy disagree on; None: 1. shares: weights of the
-    metrics' means, which sum to 1 over the step; None: `weights`.
+    All inputs are [N] float32, but for `lengths` [B], which gspo and gmpo need. `old_logprobs` are
+    those of the policy that the update started from. `correction` weights what engine and policy
+    disagree on; None: 1. `shares` are the weights of the means in the metrics, which sum to 1 over the
+    step; None: `weights`.
     """
-    shares = weights if shares is None else shares
+    if shares is None:
+        shares = weights
     log_ratio = logprobs - old_logprobs
-    losses, ratio, hit = surrogate(kind, logprobs, log_ratio, advantages, lengths, clip_low, clip_high, dual_clip)
+    losses, ratio, hit = surrogate(
+        kind, logprobs, log_ratio, advantages, lengths, clip_low, clip_high, dual_clip
+    )
     if correction is not None:
         losses = losses * correction
     policy = (weights * losses).sum()
-    term, kl, clamped = logprobs.new_zeros(()), logprobs.new_zeros(()), log_ratio.detach().abs() > LOG_RATIO
+
+    term = logprobs.new_zeros(())
+    kl = logprobs.new_zeros(())
+    clamped = log_ratio.detach().abs() > LOG_RATIO
     if ref_logprobs is not None:
         estimate = kl_divergence(logprobs, ref_logprobs, kl_estimator)
-        term, kl = (weights * estimate).sum(), (shares * estimate.detach()).sum()
+        term = (weights * estimate).sum()
+        kl = (shares * estimate.detach()).sum()
         if kl_estimator == "k3":
             clamped = clamped | (estimate.detach() >= K3)
+
     total = policy + kl_coef * term
     with torch.no_grad():
         return PolicyLoss(
@@ -175,7 +203,7 @@ def grpo_loss(
 
 
 def discounted(advantages: Tensor, lengths: Tensor, gamma: float) -> Tensor:
-    """Spreads one advantage per sequence [B] over its tokens [sum of lengths]: A_t = gamma^(T-1-t) A."""
+    """Advantages of tokens [sum of lengths] from those of their sequences [B]: A_t = gamma^(T-1-t) A."""
     spread = torch.repeat_interleave(advantages, lengths)
     if gamma == 1.0 or not len(lengths):
         return spread

@@ -8,7 +8,10 @@ from trainer.config import Optimizer
 
 
 def learning_rate(optimizer: Optimizer, update: int, total_updates: int) -> float:
-    """Rate of optimizer step `update` (from 0): linear warm-up, then constant, or to its floor at `total_updates`."""
+    """Learning rate of optimizer step `update`, counted from 0.
+
+    It warms up linearly. Then it is constant, or falls to its floor at `total_updates`.
+    """
     warmup = optimizer.warmup_steps or math.ceil(optimizer.warmup_ratio * total_updates)
     if update < warmup:
         return optimizer.learning_rate * (update + 1) / warmup

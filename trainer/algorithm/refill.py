@@ -1,7 +1,8 @@
-"""Dynamic sampling (DAPO, arXiv 2503.14476): groups of equal reward are replaced by new prompts. Plain Python.
+"""Dynamic sampling in plain Python (DAPO, arXiv 2503.14476): new prompts replace groups of equal reward.
 
-Which prompts are asked next follows from how many were asked before, which is saved with the checkpoint; and which
-groups are trained on, from the rewards. So a resumed run samples and trains on what the uninterrupted one would have.
+The number of prompts that were sampled before, which is saved with the checkpoint, decides which
+prompts come next. The rewards decide which groups are trained on. So a resumed run samples and trains
+on what the uninterrupted run would have.
 """
 
 from __future__ import annotations
@@ -11,15 +12,22 @@ from collections.abc import Sequence
 
 
 def shortfall(flat: Sequence[bool], size: int) -> int:
-    """Prompts of the next round: as many as should give the groups that lack, at the share that had unequal rewards so
-    far; no more than `size`, 0 where there are enough. flat: of every group so far, whether its rewards are equal."""
+    """Number of prompts of the next round, `size` at most; 0 if there are enough groups of unequal rewards.
+
+    `flat` says of every group so far whether its rewards are equal. The next round should give the
+    missing groups at the share of unequal ones so far.
+    """
     useful = len(flat) - sum(flat)
     missing = max(size - useful, 0)
-    return min(size, math.ceil(missing * len(flat) / useful)) if useful else missing
+    if not useful:
+        return missing
+    return min(size, math.ceil(missing * len(flat) / useful))
 
 
 def chosen(flat: Sequence[bool], size: int) -> list[int]:
-    """The `size` groups that are trained on, in the order in which they were asked: those of unequal rewards first to
-    last, then, where they are too few, of the others."""
+    """The `size` groups that are trained on, in the order in which they were sampled.
+
+    Groups of unequal rewards are taken first; groups of equal rewards fill what is missing.
+    """
     order = sorted(range(len(flat)), key=lambda group: (flat[group], group))
     return sorted(order[:size])

@@ -1,30 +1,33 @@
-"""Rewards that follow from a completion's form alone, and what of the rewards a run carries from step to step."""
+"""Rewards that follow from a completion's form alone, and the state of rewards that a run carries from
+step to step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from trainer.algorithm.advantages import Rewards, RunningNorm
+from trainer.algorithm.advantages import RewardParts, RunningNorm
 from trainer.algorithm.traces import Outcome, Trace
 from trainer.config import RunConfig
 
+GRADED = ("reward/accuracy", "reward/format")
+"""Names of the rewards that the grader gives; those that follow from the form come after them."""
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
 @dataclass
 class Carried(RunningNorm):
-    """What a step leaves to the next besides the weights: the running statistics of the rewards, and these."""
+    """State besides the weights that a step hands to the next one, with the running statistics of the
+    rewards."""
 
     kl_coef: float = 0.0
-    """Weight of the KL in the next step."""
+    """KL coefficient of the next step."""
     prompts: int = 0
-    """How many prompts the run has asked so far."""
+    """Number of prompts that were sampled so far."""
 
     @classmethod
     def resume(cls, saved: Mapping[str, float], config: RunConfig, step: int) -> Carried:
@@ -44,71 +47,86 @@ class Carried(RunningNorm):
         return asdict(self)
 
 
-def graded(outcomes: Sequence[Outcome], config: RunConfig) -> Rewards:
-    """What the grader gave, by name, with the weights."""
-    return Rewards(
-        ("reward/accuracy", "reward/format"),
-        torch.tensor([[o.accuracy, o.format] for o in outcomes], dtype=torch.float64).reshape(-1, 2),
-        torch.tensor([config.rewards.accuracy_weight, config.rewards.format_weight], dtype=torch.float64),
-    )
+def graded(outcomes: Sequence[Outcome], config: RunConfig) -> RewardParts:
+    """The grader's rewards, with the weights of the configuration."""
+    parts = torch.tensor([[o.accuracy, o.format] for o in outcomes], dtype=torch.float64)
+    weights = [config.rewards.accuracy_weight, config.rewards.format_weight]
+    return RewardParts(GRADED, parts.reshape(-1, 2), torch.tensor(weights, dtype=torch.float64))
 
 
 def overlong(lengths: Tensor, max_tokens: int, buffer: float) -> Tensor:
-    """0 up to (1 - buffer) max_tokens, then linear to -1 at max_tokens; [N] (DAPO, arXiv 2503.14476, eq. 13)."""
+    """Penalty of long completions, [N] (DAPO, arXiv 2503.14476, eq. 13).
+
+    It is 0 up to (1 - buffer) max_tokens, and falls linearly to -1 at max_tokens.
+    """
     start = max_tokens * (1 - buffer)
     return -((lengths.double() - start) / (max_tokens * buffer)).clamp(0, 1)
 
 
 def brevity(lengths: Tensor, groups: Tensor, correct: Tensor) -> Tensor:
-    """0.5 for a group's shortest completion, linear to -0.5 for its longest, at most 0 for one that is not correct; 0
-    where all are as long; [N] (Kimi k1.5, arXiv 2501.12599, section 2.3.3)."""
+    """Reward of short completions in their group, [N] (Kimi k1.5, arXiv 2501.12599, section 2.3.3).
+
+    It falls linearly from 0.5 for a group's shortest completion to -0.5 for its longest. A completion
+    that is not correct gets 0 at most. A group whose completions are equally long gets 0.
+    """
     out = torch.zeros(len(lengths), dtype=torch.float64)
     for group in groups.unique():
         members = groups == group
-        own = lengths[members].double()
-        least, most = own.min(), own.max()
-        if most > least:
-            value = 0.5 - (own - least) / (most - least)
+        tokens = lengths[members].double()
+        shortest = tokens.min()
+        longest = tokens.max()
+        if longest > shortest:
+            value = 0.5 - (tokens - shortest) / (longest - shortest)
             out[members] = torch.where(correct[members], value, value.clamp(max=0))
     return out
 
 
 def repetition(token_ids: Sequence[int], n: int) -> float:
-    """Minus the share of n-grams of tokens that stood before, 0 to -1 (arXiv 2502.03373, appendix C.2)."""
+    """Minus the share of n-grams of tokens that occurred before, 0 to -1 (arXiv 2502.03373, appendix C.2)."""
     total = len(token_ids) - n + 1
     if total < 1:
         return 0.0
-    return len({tuple(token_ids[i : i + n]) for i in range(total)}) / total - 1
+    different = {tuple(token_ids[i : i + n]) for i in range(total)}
+    return len(different) / total - 1
 
 
 def tags(text: str) -> float:
-    """Share of the four tags that stand exactly once."""
+    """Share of the four tags that occur exactly once in `text`."""
     return sum(text.count(tag) == 1 for tag in TAGS) / len(TAGS)
 
 
-def shaped(rewards: Rewards, traces: Sequence[Trace], groups: Tensor, config: RunConfig) -> Rewards:
-    """The grader's rewards and those of the form that have a weight, in this order."""
-    r, algorithm, longest = config.rewards, config.algorithm, config.rollout.max_tokens
+def shaped(by_grader: RewardParts, traces: Sequence[Trace], groups: Tensor, config: RunConfig) -> RewardParts:
+    """The grader's rewards followed by the rewards of the form that have a weight."""
+    weights = config.rewards
+    algorithm = config.algorithm
     lengths = torch.tensor([len(trace.completion) for trace in traces])
-    double: Any = {"dtype": torch.float64}
-    further: list[tuple[str, float, Callable[[], Tensor]]] = [
-        ("reward/tags", r.tags_weight, lambda: torch.tensor([tags(trace.text) for trace in traces], **double)),
-        ("reward/length", r.length_weight, lambda: brevity(lengths, groups, rewards.parts[:, 0] > 0)),
-        ("reward/repetition", r.repetition_weight,
-         lambda: torch.tensor([repetition(t.completion.tolist(), r.repetition_ngram) for t in traces], **double)),
-        ("reward/overlong", algorithm.overlong_penalty * bool(algorithm.overlong_buffer),
-         lambda: overlong(lengths, longest, algorithm.overlong_buffer)),
-    ]  # fmt: skip
-    on = [(name, weight, values()) for name, weight, values in further if weight]
-    return Rewards(
-        (*rewards.names, *(name for name, _, _ in on)),
-        torch.cat([rewards.parts, *(values[:, None] for _, _, values in on)], 1),
-        torch.cat([rewards.weights, rewards.weights.new_tensor([weight for _, weight, _ in on])]),
+
+    parts: dict[str, tuple[float, Tensor]] = {}
+    if weights.tags_weight:
+        values = torch.tensor([tags(trace.text) for trace in traces], dtype=torch.float64)
+        parts["reward/tags"] = weights.tags_weight, values
+    if weights.length_weight:
+        correct = by_grader.parts[:, 0] > 0
+        parts["reward/length"] = weights.length_weight, brevity(lengths, groups, correct)
+    if weights.repetition_weight:
+        repeated = [repetition(trace.completion.tolist(), weights.repetition_ngram) for trace in traces]
+        parts["reward/repetition"] = weights.repetition_weight, torch.tensor(repeated, dtype=torch.float64)
+    if algorithm.overlong_buffer and algorithm.overlong_penalty:
+        values = overlong(lengths, config.rollout.max_tokens, algorithm.overlong_buffer)
+        parts["reward/overlong"] = algorithm.overlong_penalty, values
+
+    columns = [values[:, None] for _, values in parts.values()]
+    further_weights = by_grader.weights.new_tensor([weight for weight, _ in parts.values()])
+    return RewardParts(
+        (*by_grader.names, *parts),
+        torch.cat([by_grader.parts, *columns], 1),
+        torch.cat([by_grader.weights, further_weights]),
     )
 
 
 def next_kl_coef(coef: float, kl: float, target: float, horizon: int, samples: int) -> float:
-    """The coefficient after a step of `samples` completions whose KL was `kl` (Ziegler et al., arXiv 1909.08593).
+    """The coefficient after a step of `samples` completions whose KL was `kl` (Ziegler et al., arXiv
+    1909.08593).
 
     A KL that is not finite, of updates that were skipped, leaves it as it is.
     """

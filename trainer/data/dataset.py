@@ -1,4 +1,4 @@
-"""Reading a prepared dataset: Parquet shards with the images inside, in a directory or at an object-store URL."""
+"""Reads a prepared dataset: Parquet shards that hold the images, in a directory or at an object-store URL."""
 
 from __future__ import annotations
 
@@ -25,12 +25,16 @@ MANIFEST = "manifest.json"
 
 
 def cache_folder() -> Path:
-    """Where this node keeps what can be fetched or computed again: SPOTRL_CACHE, else `~/.cache/spotrl/data`."""
+    """Folder of this node for what can be fetched or computed again: SPOTRL_CACHE, else
+    `~/.cache/spotrl/data`."""
     return Path(os.environ.get("SPOTRL_CACHE") or "~/.cache/spotrl/data").expanduser()
 
 
 def read_manifest(path: str | Path) -> Manifest:
-    """Manifest of a prepared dataset in a local directory or at an object-store URL. ConfigError if there is none."""
+    """Manifest of a prepared dataset in a local directory or at an object-store URL.
+
+    Raises ConfigError if there is none.
+    """
     text = str(path)
     try:
         if "://" in text:
@@ -41,12 +45,15 @@ def read_manifest(path: str | Path) -> Manifest:
             raw = (Path(text) / MANIFEST).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(
-            f"no prepared dataset at {text} (no {MANIFEST}): run `python launch.py data prepare NAME --out {text}`"
+            f"no prepared dataset at {text} (no {MANIFEST}): "
+            f"run `python launch.py data prepare NAME --out {text}`"
         ) from None
     try:
         data = json.loads(raw)
         if data["format"] != FORMAT:
-            raise ConfigError(f"{text} is of format {data['format']}, this version reads {FORMAT}: prepare it again")
+            raise ConfigError(
+                f"{text} is of format {data['format']}, this version reads {FORMAT}: prepare it again"
+            )
         known = {f.name for f in dataclasses.fields(Manifest)}
         return Manifest(**{key: value for key, value in data.items() if key in known})
     except (ValueError, TypeError, AttributeError, KeyError) as error:
@@ -60,11 +67,12 @@ def sha256_of(path: str | Path) -> str:
 
 
 class Dataset:
-    """One split of a prepared dataset: `len(d)`, `d[i] -> Row`, iteration. Opens nothing until a row is read.
+    """One split of a prepared dataset: `len(d)`, `d[i] -> Row`, iteration.
 
-    At a URL, whole shards are fetched on first use into `cache_dir` (default `~/.cache/spotrl/data`), checked against
-    the manifest's sha256, and shared by all processes of the node. Raises ConfigError if there is no manifest, the
-    split is unknown, or a shard is missing or of another size than the manifest says.
+    Nothing is opened until a row is read. At a URL, whole shards are fetched into `cache_dir` when they
+    are first used, checked against the manifest's sha256, and shared by all processes of the node.
+    Raises ConfigError if there is no manifest, if the split is unknown, or if a shard is missing or
+    does not have the size in the manifest.
     """
 
     def __init__(
@@ -74,11 +82,14 @@ class Dataset:
         cache_dir: str | Path | None = None,
         manifest: Manifest | None = None,
     ) -> None:
-        self.path, self.split = str(path), split
+        self.path = str(path)
+        self.split = split
         self.manifest = manifest or read_manifest(path)
         self.fingerprint = self.manifest.fingerprint
         if split not in self.manifest.rows:
-            raise ConfigError(f"no split {split!r} in {path}: it has {', '.join(self.manifest.rows) or 'no splits'}")
+            raise ConfigError(
+                f"no split {split!r} in {path}: it has {', '.join(self.manifest.rows) or 'no splits'}"
+            )
         self._files = [f for f in self.manifest.files if f["split"] == split]
         self._starts = [0]
         for file in self._files:
@@ -96,6 +107,7 @@ class Dataset:
         self._cached: tuple[tuple[int, int], pa.Table] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
+        # A process that gets the dataset opens its own files.
         return {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_readers", "_cached")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -106,7 +118,8 @@ class Dataset:
         return self._starts[-1]
 
     def __getitem__(self, index: int) -> Row:
-        index = index + len(self) if index < 0 else index
+        if index < 0:
+            index += len(self)
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         shard = bisect.bisect_right(self._starts, index) - 1
@@ -117,7 +130,7 @@ class Dataset:
             return _row(self._group(shard, group), local - groups[group])
 
     def __iter__(self) -> Iterator[Row]:
-        """Streams the rows in order, one row group in memory."""
+        """Yields the rows in order, with one row group in memory."""
         for shard in range(len(self._files)):
             with self._lock:
                 groups = len(self._reader(shard)[1]) - 1
@@ -128,39 +141,49 @@ class Dataset:
                     yield _row(table, i)
 
     def column(self, name: str) -> list[Any]:
-        """All values of one column, without reading the others (`images` would hold every image in memory)."""
+        """All values of one column; the others are not read. Of `images` it would hold every one in memory."""
+        values: list[Any] = []
         with self._lock:
-            readers = [self._reader(shard)[0] for shard in range(len(self._files))]
-            return [value for reader in readers for value in reader.read(columns=[name]).column(0).to_pylist()]
+            for shard in range(len(self._files)):
+                reader, _ = self._reader(shard)
+                values += reader.read(columns=[name]).column(0).to_pylist()
+        return values
 
     @property
     def images_per_row(self) -> int:
-        """Most images of any row: from the manifest; where that does not say, from the lists, without the images."""
+        """Most images of any row, from the manifest or else from the lists of images, whose bytes are
+        not read."""
         if self.split in self.manifest.images_per_row:
             return self.manifest.images_per_row[self.split]
         return max(map(len, self.column("images.list.element.path")), default=0)
 
     def tables(self, columns: Sequence[str], start: int, stop: int) -> Iterator[pa.Table]:
-        """Rows `start` to `stop` in order, a row group at a time, read for these columns only."""
+        """These columns of rows `start` to `stop` in order, one row group at a time."""
         for shard, first in enumerate(self._starts[:-1]):
             if first >= stop or self._starts[shard + 1] <= start:
                 continue
             with self._lock:
                 reader, groups = self._reader(shard)
             for group, (begin, end) in enumerate(pairwise(groups)):
-                low, high = max(start - first, begin), min(stop - first, end)
+                low = max(start - first, begin)
+                high = min(stop - first, end)
                 if low < high:
                     with self._lock:
                         table = reader.read_row_group(group, columns=list(columns))
                     yield table.slice(low - begin, high - low)
 
     def verify(self) -> None:
-        """Reads every shard and compares its sha256 with the manifest. Raises ConfigError naming the bad shard."""
+        """Reads every shard and compares its sha256 with the manifest.
+
+        Raises ConfigError that names the damaged shard.
+        """
         for file in self._files:
             if "://" in self.path:
                 self._fetch(file)
             if sha256_of(self._dir / file["path"]) != file["sha256"]:
-                raise ConfigError(f"{self._dir / file['path']} is damaged (sha256 differs): prepare or fetch it again")
+                raise ConfigError(
+                    f"{self._dir / file['path']} is damaged (sha256 differs): prepare or fetch it again"
+                )
 
     def _reader(self, shard: int) -> tuple[pq.ParquetFile, list[int]]:
         if shard not in self._readers:
@@ -183,8 +206,8 @@ class Dataset:
         path = self._dir / file["path"]
         size = path.stat().st_size if path.exists() else -1
         if size != file["bytes"]:
-            found = "missing" if size < 0 else f"{size} bytes, the manifest says {file['bytes']}"
-            raise ConfigError(f"shard {path} is {found}: prepare the dataset again")
+            state = "missing" if size < 0 else f"{size} bytes, the manifest says {file['bytes']}"
+            raise ConfigError(f"shard {path} is {state}: prepare the dataset again")
 
     def _fetch(self, file: dict[str, Any]) -> None:
         from trainer.storage.storage import Storage
@@ -203,19 +226,22 @@ class Dataset:
             Storage(self.path).get(file["path"], part)
             if sha256_of(part) != file["sha256"]:
                 part.unlink()
-                raise ConfigError(f"{self.path}/{file['path']} differs from its manifest (sha256): upload it again")
+                raise ConfigError(
+                    f"{self.path}/{file['path']} differs from its manifest (sha256): upload it again"
+                )
             part.replace(path)
 
 
 def _row(table: pa.Table, i: int) -> Row:
     values: dict[str, Any] = {name: table.column(name)[i].as_py() for name in COLUMNS}
-    images = [image["bytes"] for image in values["images"]]
-    values |= {"messages": chat(values["messages"]), "images": images, "extra": json.loads(values["extra"] or "{}")}
+    values["messages"] = chat(values["messages"])
+    values["images"] = [image["bytes"] for image in values["images"]]
+    values["extra"] = json.loads(values["extra"] or "{}")
     return Row(**values)
 
 
 def chat(stored: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as a row has them, from the `messages` column, where content is always a list of parts."""
+    """Messages of a row, from those of the `messages` column, whose content is always a list of parts."""
     return [{"role": message["role"], "content": _content(message["content"])} for message in stored]
 
 

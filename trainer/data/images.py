@@ -1,7 +1,8 @@
-"""The one decoder of images: policy, engine, thumbnails and data preparation all see what `to_rgb` gives.
+"""The only decoder of images: policy, engine, thumbnails and data preparation all see what `to_rgb` gives.
 
-The EXIF orientation is applied, transparent pixels are white, and more than 8 bits a channel are scaled to 8. (Pillow's
-own `convert` ignores the first two and cuts the last off: 16-bit gray becomes white, floating point black.)
+It applies the EXIF orientation, puts transparent pixels on white, and scales more than 8 bits a channel
+to 8. Pillow's own `convert` ignores the first two and cuts the third off: 16-bit gray becomes white,
+floating point black.
 """
 
 from __future__ import annotations
@@ -14,20 +15,23 @@ from PIL import ExifTags, Image, ImageOps
 from trainer.config import ConfigError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-"""What is opened at all. Pillow knows more, and some of them start other programs (EPS: Ghostscript)."""
+"""Formats that are opened. Some others that Pillow knows start programs (EPS: Ghostscript)."""
 MAX_PIXELS = 89_478_485
-"""Largest area that is decoded (Pillow's own limit for what it takes as a decompression bomb)."""
+"""Largest area that is decoded. Beyond it Pillow, too, suspects a decompression bomb."""
 _EXIF_IN_PNG = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 
 
 def open_image(data: bytes) -> Image.Image:
-    """The image, its header read and nothing decoded. Raises what Pillow raises for other formats and damaged files."""
+    """The image with its header read and nothing decoded.
+
+    Raises what Pillow raises for other formats and damaged files.
+    """
     return Image.open(io.BytesIO(data), formats=FORMATS)
 
 
 def upright_size(image: Image.Image, data: bytes) -> tuple[int, int]:
-    """Width and height once the EXIF orientation is applied, from the header of an image that was just opened."""
-    if image.format == "TIFF":  # Pillow states the size as it will be after its own turning
+    """Width and height after the EXIF orientation is applied, for an image that was just opened."""
+    if image.format == "TIFF":  # Pillow gives the size after it turned the image
         return image.size
     if image.format == "PNG" and not any(mark in data for mark in _EXIF_IN_PNG):
         return image.size  # `getexif` of a PNG would decode it
@@ -36,7 +40,10 @@ def upright_size(image: Image.Image, data: bytes) -> tuple[int, int]:
 
 
 def size_of(data: bytes, row_id: str) -> tuple[int, int]:
-    """Width and height of encoded bytes as `decode` will give them, without decoding. ConfigError naming the row."""
+    """Width and height of encoded bytes as `decode` will give them, without decoding.
+
+    Raises ConfigError that names the row.
+    """
     try:
         with open_image(data) as image:
             return upright_size(image, data)
@@ -45,7 +52,10 @@ def size_of(data: bytes, row_id: str) -> tuple[int, int]:
 
 
 def decode(data: bytes, row_id: str) -> Image.Image:
-    """RGB image of encoded bytes. Raises ConfigError naming the row if they do not decode or are above MAX_PIXELS."""
+    """RGB image of encoded bytes.
+
+    Raises ConfigError that names the row if they do not decode or hold more than MAX_PIXELS.
+    """
     try:
         with open_image(data) as image:
             if image.width * image.height > MAX_PIXELS:
@@ -61,7 +71,10 @@ def _undecodable(row_id: str, error: Exception) -> ConfigError:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """An opened image as a person would see it: upright, 8 bits a channel, on white. Changes the one it is given."""
+    """An opened image as a person would see it: upright, 8 bits a channel, on white.
+
+    `image` itself is changed.
+    """
     image.load()
     ImageOps.exif_transpose(image, in_place=True)
     if image.mode.startswith("I") or image.mode == "F":
@@ -73,10 +86,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Gray of 16-bit, 32-bit or floating-point levels.
+    """8-bit gray of 16-bit, 32-bit or floating-point levels.
 
-    16 bits span their full range. The other two state no range: 0 to 1 (floating point), 0 to 255 or 0 to 65535 is
-    taken where all levels lie in it, and else the range of the levels themselves.
+    16 bits span their full range. The other two state no range: it is the first of 0 to 1 (floating
+    point), 0 to 255 and 0 to 65535 that holds all levels, or else the range of the levels themselves.
     """
     levels = np.nan_to_num(np.asarray(image, dtype=np.float32), posinf=0, neginf=0)
     low, high = float(levels.min()), float(levels.max())

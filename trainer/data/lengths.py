@@ -1,6 +1,7 @@
-"""How long every row is: computed side by side before anything is loaded, and kept on disk.
+"""The length of every row, computed in parallel before anything is loaded, and kept on disk.
 
-The prompt filter, the learning-rate schedule, and what is dealt to whom all follow from these numbers.
+The prompt filter, the learning-rate schedule, and the dealing of samples to ranks all follow from these
+numbers.
 """
 
 from __future__ import annotations
@@ -20,15 +21,19 @@ from trainer.data.dataset import Dataset, cache_folder, chat
 from trainer.data.processor import Prompter
 
 VERSION = 1
-"""Of how `measure` counts; part of the cache's key."""
+"""Version of the way in which `measure` counts; a part of the cache's key."""
 
 
 def measure(prompter: Prompter, dataset: Dataset, start: int, stop: int, solutions: bool) -> np.ndarray:
-    """Tokens of rows `start` to `stop`, [rows, 2] int32: prompt with its image tokens, and worked solution (0: none).
+    """Tokens of rows `start` to `stop`, [rows, 2] int32: the prompt with its image tokens, and the
+    worked solution.
 
-    Image headers are read, nothing is decoded. solutions: tokenize these too, which only supervised training needs.
+    The second column is 0 without a solution, and everywhere unless `solutions`, which only supervised
+    training needs. Image headers are read, but nothing is decoded.
     """
-    columns = ["id", "messages", "images", *["solution"] * solutions]
+    columns = ["id", "messages", "images"]
+    if solutions:
+        columns.append("solution")
     parts = []
     for table in dataset.tables(columns, start, stop):
         chats = [chat(stored) for stored in table.column("messages").to_pylist()]
@@ -37,20 +42,27 @@ def measure(prompter: Prompter, dataset: Dataset, start: int, stop: int, solutio
         part[:, 0] = prompter.lengths(chats, images, table.column("id").to_pylist())
         if solutions:
             texts = table.column("solution").to_pylist()
-            ids = prompter.tokenizer(texts, add_special_tokens=False)["input_ids"]
-            part[:, 1] = [len(i) + 1 if text else 0 for i, text in zip(ids, texts, strict=True)]  # the end token
+            token_ids = prompter.tokenizer(texts, add_special_tokens=False)["input_ids"]
+            for row, (ids, text) in enumerate(zip(token_ids, texts, strict=True)):
+                part[row, 1] = len(ids) + 1 if text else 0  # with the end token
         parts.append(part)
     return np.concatenate(parts) if parts else np.zeros((0, 2), np.int32)
 
 
 def cached(key: object, compute: Callable[[], np.ndarray], folder: Path | None = None) -> np.ndarray:
-    """`compute()`, or what an earlier run on this node computed under an equal key. A damaged file is replaced."""
+    """Values of `compute()`, or those that an earlier run on this node computed under an equal key.
+
+    A damaged file is replaced.
+    """
     folder = folder or cache_folder() / "lengths"
-    path = folder / f"{hashlib.sha256(json.dumps([VERSION, key], sort_keys=True).encode()).hexdigest()[:32]}.npy"
+    digest = hashlib.sha256(json.dumps([VERSION, key], sort_keys=True).encode()).hexdigest()
+    path = folder / f"{digest[:32]}.npy"
     with contextlib.suppress(OSError, ValueError, EOFError):
         return np.load(path, allow_pickle=False)
+
     values = compute()
-    with contextlib.suppress(OSError):  # a full or read-only disk costs the next start some seconds, not this one
+    # A full or read-only disk costs the next start some seconds, but does not stop this one.
+    with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as part:
             np.save(part, values)
@@ -59,23 +71,28 @@ def cached(key: object, compute: Callable[[], np.ndarray], folder: Path | None =
 
 
 def usable_rows(config: RunConfig, lengths: np.ndarray, split: Split) -> list[int]:
-    """Indices of the rows that can be trained on: the prompt fits, and with SFT there is a solution and both fit.
+    """Indices of the rows that can be trained on. Prints how many rows of the split are left out, and why.
 
-    lengths: [rows, 2] of `measure`. Prints how many rows of the split are left out, and why.
-    Raises ConfigError if none has a solution.
+    The prompt must fit. With SFT there must be a solution, and both together must fit. `lengths` [rows, 2] come from
+    `measure`. Raises ConfigError if no row has a solution.
     """
-    prompts, solutions = lengths[:, 0], lengths[:, 1]
+    prompts = lengths[:, 0]
+    solutions = lengths[:, 1]
     fits = prompts <= config.data.prompt_max_tokens
     reasons = {f"prompts over {config.data.prompt_max_tokens} tokens": int((~fits).sum())}
     if config.method == "sft":
         solved = fits & (solutions > 0)
         if not solved.any():
-            raise ConfigError(f"{split.path} has no `solution` in split {split.name}: SFT needs worked solutions")
+            raise ConfigError(
+                f"{split.path} has no `solution` in split {split.name}: SFT needs worked solutions"
+            )
         whole = solved & (prompts + solutions <= config.sft.max_tokens)
         reasons["no solution"] = int((fits & ~solved).sum())
         reasons[f"over {config.sft.max_tokens} tokens with their solution"] = int((solved & ~whole).sum())
         fits = whole
     if not fits.all():
         why = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
-        print(f"data: {int((~fits).sum())} of {len(lengths)} rows of {split.name} left out: {why}", flush=True)
+        print(
+            f"data: {int((~fits).sum())} of {len(lengths)} rows of {split.name} left out: {why}", flush=True
+        )
     return np.flatnonzero(fits).tolist()

@@ -1,4 +1,5 @@
-"""From a row to what policy and engine read: chat text, token ids with expanded placeholders, pixels, positions."""
+"""Turns a row into what policy and engine read: chat text, token ids with expanded placeholders,
+pixels, positions."""
 
 from __future__ import annotations
 
@@ -21,6 +22,17 @@ from trainer.errors import StorageError
 from trainer.hardware import architectures
 from trainer.storage import hub
 
+VISION_TOKENS = (
+    "image_token_id",
+    "video_token_id",
+    "vision_start_token_id",
+    "vision_end_token_id",
+    "vision_token_id",
+)
+"""Fields of a model's configuration that name a vision token."""
+VISION_PAD = "<|vision_pad|>"
+LIST_BYTES_PER_TOKEN = 36
+
 
 @dataclass(frozen=True)
 class Encoded:
@@ -35,8 +47,9 @@ class Encoded:
 
     @property
     def size_bytes(self) -> int:
-        """Memory that it holds; a list takes 36 bytes per token."""
-        return 36 * len(self.token_ids) + (0 if self.pixel_values is None else self.pixel_values.nbytes)
+        """Memory of the prompt."""
+        pixels = 0 if self.pixel_values is None else self.pixel_values.nbytes
+        return LIST_BYTES_PER_TOKEN * len(self.token_ids) + pixels
 
 
 @dataclass(frozen=True)
@@ -44,7 +57,7 @@ class Request:
     """One prompt as the engine reads it."""
 
     token_ids: list[int]
-    """What the policy reads, which the engine must agree on."""
+    """Token ids that the policy reads, and that the engine must expand the prompt to."""
     inputs: dict[str, Any]
     """vLLM's prompt; holds the decoded images."""
     pixel_bytes: int
@@ -54,17 +67,21 @@ class Request:
 
 
 class Prompter:
-    """Encodes rows with the model's own processor. The one place where images are decoded and resized.
+    """Encodes rows with the model's own processor. Images are resized nowhere else.
 
-    Raises ConfigError if the model path holds no processor or tokenizer, StorageError if the hub does not answer.
+    Raises ConfigError if the model path holds no processor or tokenizer, StorageError if the hub does
+    not answer.
     """
 
     def __init__(self, model: Model) -> None:
         from transformers import AutoConfig, AutoProcessor, AutoTokenizer
 
-        config, revision = RunConfig(model=model), {"revision": model.revision} if model.revision else {}
+        config = RunConfig(model=model)
+        revision = {"revision": model.revision} if model.revision else {}
         try:
-            hub.file(config, "config.json")  # tells a hub that is away from a model that is not there
+            hub.file(
+                config, "config.json"
+            )  # raises StorageError if the hub is away, not if the model is missing
             self.hf_config: Any = AutoConfig.from_pretrained(model.path, **revision)
             self.has_vision = getattr(self.hf_config, "vision_config", None) is not None
             loader = AutoProcessor if self.has_vision else AutoTokenizer
@@ -72,7 +89,7 @@ class Prompter:
         except StorageError:
             raise
         except Exception as error:
-            hub.ask(config)  # transformers tells an outage by OSErrors like any other
+            hub.ask(config)  # raises StorageError: transformers has no error of its own for an outage
             if isinstance(error, OSError | ValueError):
                 raise ConfigError(f"model.path {model.path}: {str(error).splitlines()[0]}") from None
             raise
@@ -84,65 +101,77 @@ class Prompter:
 
     @property
     def eos_token_id(self) -> int:
-        """The id that ends a completion."""
+        """Token id that ends a completion."""
         return self.tokenizer.eos_token_id
 
     def banned_token_ids(self) -> list[int]:
-        """Ids that must never be sampled: vision tokens, and the vocabulary's tail that no token stands behind.
+        """Ids that must never be sampled: vision tokens, and ids at the vocabulary's end that stand for
+        no token.
 
         A sampled image token breaks training ("image features and image tokens do not match").
         """
         text_config = getattr(self.hf_config, "text_config", None) or self.hf_config
-        names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id", "vision_token_id")
-        ids = {getattr(self.hf_config, name, None) for name in names}
-        ids |= {self.tokenizer.convert_tokens_to_ids(t) for t in ("<|vision_pad|>",) if t in self.tokenizer.get_vocab()}
+        ids = {getattr(self.hf_config, name, None) for name in VISION_TOKENS}
+        if VISION_PAD in self.tokenizer.get_vocab():
+            ids.add(self.tokenizer.convert_tokens_to_ids(VISION_PAD))
         ids |= set(range(len(self.tokenizer), text_config.vocab_size))
         return sorted(i for i in ids if isinstance(i, int))
 
     def fingerprint(self) -> str:
-        """sha256 over all that lengths depend on: tokenizer, chat template, image processor, pixel limits, library."""
-        image_processor = self.processor.image_processor.to_dict() if self.has_vision else {}
-        parts = [self.tokenizer.backend_tokenizer.to_str(), self.tokenizer.chat_template]
-        parts += [getattr(self.processor, "chat_template", None), image_processor, self.size, self.image_token_id]
-        parts += [version("transformers")]
+        """sha256 over all that lengths depend on: tokenizer, chat templates, image processor, pixel
+        limits, library."""
+        parts = [
+            self.tokenizer.backend_tokenizer.to_str(),
+            self.tokenizer.chat_template,
+            getattr(self.processor, "chat_template", None),
+            self.processor.image_processor.to_dict() if self.has_vision else {},
+            self.size,
+            self.image_token_id,
+            version("transformers"),
+        ]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
     def check_longest(self, tokens: int) -> None:
-        """Raises ConfigError if sequences of `tokens` are longer than the model's positions reach, as vLLM will."""
+        """Raises ConfigError if the model has fewer than `tokens` positions, as vLLM will."""
         text = self.hf_config.get_text_config()
         rope = getattr(text, "rope_parameters", None) or {}
-        scale = rope.get("factor") or 1.0 if rope.get("rope_type") in ("linear", "dynamic") else 1.0
-        if tokens > (most := int(text.max_position_embeddings * scale)):
+        scale = 1.0
+        if rope.get("rope_type") in ("linear", "dynamic"):
+            scale = rope.get("factor") or 1.0
+        most = int(text.max_position_embeddings * scale)
+        if tokens > most:
             raise ConfigError(
-                f"data.prompt_max_tokens and rollout.max_tokens are {tokens} together, and the model reads {most}: "
-                "lower one of them"
+                f"data.prompt_max_tokens and rollout.max_tokens are {tokens} together, "
+                f"and the model reads {most}: lower one of them"
             )
 
     def texts(self, chats: Sequence[list[dict[str, Any]]]) -> list[str]:
-        """The chats by the model's template, up to where the completion begins."""
+        """Text of the chats by the model's template, up to the start of the completion."""
         if self.has_vision:
             return self.processor.apply_chat_template(list(chats), tokenize=False, add_generation_prompt=True)
         plain = [[{**m, "content": _plain(m["content"])} for m in messages] for messages in chats]
         return self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
 
     def encode(self, row: Row, images: list[Image.Image] | None = None) -> Encoded:
-        """Chat template, tokenization and image processing of one row, up to where the completion begins.
+        """One row by chat template, tokenizer and image processor, up to the start of the completion.
 
-        images: the row's, where they are decoded already. Raises ConfigError where one does not decode or the
-        placeholders do not match the images.
+        `images` are the row's if they are decoded already. Raises ConfigError if one does not decode or
+        if the placeholders do not match the images.
         """
         if not self.has_vision:
             return Encoded(self.token_ids(row), None, None)
         (text,) = self.texts([row.messages])
-        images = [decode(data, row.id) for data in row.images] if images is None else images
+        if images is None:
+            images = [decode(data, row.id) for data in row.images]
         kwargs = {"images": images, "images_kwargs": {"size": self.size}} if images else {}
         out = self.processor(text=[text], return_tensors="pt", **kwargs)
-        ids, grid = out["input_ids"][0].tolist(), out.get("image_grid_thw")
+        ids = out["input_ids"][0].tolist()
+        grid = out.get("image_grid_thw")
         expected = 0 if grid is None else int((grid.prod(-1) // self.merge_size**2).sum())
         if ids.count(self.image_token_id) != expected:
             raise ConfigError(
-                f"row {row.id}: {ids.count(self.image_token_id)} image tokens for {len(images)} images of {expected} "
-                "merged patches: its placeholders do not match its images"
+                f"row {row.id}: {ids.count(self.image_token_id)} image tokens for {len(images)} images "
+                f"of {expected} merged patches: its placeholders do not match its images"
             )
         return Encoded(ids, out.get("pixel_values"), grid)
 
@@ -151,62 +180,83 @@ class Prompter:
         if row.images and not self.has_vision:
             raise ConfigError(f"row {row.id} has images but the model reads text only: choose a VL model")
         (text,) = self.texts([row.messages])
-        ids, counts = [], iter([self._image_tokens(data, row.id) for data in row.images])
+        ids = []
+        counts = iter([self._image_tokens(data, row.id) for data in row.images])
         for token in self.tokenizer(text, add_special_tokens=False)["input_ids"]:
             ids += [token] * (next(counts, 0) if token == self.image_token_id else 1)
         return ids
 
     def solution_ids(self, row: Row) -> list[int]:
-        """What supervised training learns of a row: its solution, closed by the end token."""
+        """Token ids of a row's solution, with the end token, which supervised training learns."""
         return self.tokenizer(row.solution, add_special_tokens=False)["input_ids"] + [self.eos_token_id]
 
     def learned_positions(self, row: Row) -> list[int]:
-        """Positions in `token_ids(row)` that supervised training learns: earlier replies that the row asks for, each
-        with its end token. Raises ConfigError where the template writes a reply otherwise once others follow.
+        """Positions in `token_ids(row)` that supervised training learns besides the solution.
+
+        They are those of the earlier replies that the row names, each with its end token. Raises
+        ConfigError if the template writes a reply differently when others follow.
         """
-        if not (turns := row.extra.get(LEARNED)):
+        turns = row.extra.get(LEARNED)
+        if not turns:
             return []
+
         (text,) = self.texts([row.messages])
+        texts_before = self.texts([row.messages[:turn] for turn in turns])
         spans = []
-        for turn, before in zip(turns, self.texts([row.messages[:turn] for turn in turns]), strict=True):
+        for turn, before in zip(turns, texts_before, strict=True):
             end = text.find(self.tokenizer.eos_token, len(before))
             if not text.startswith(before) or end < 0:
-                raise ConfigError(f"row {row.id}: the chat template changes message {turn} when others follow: without "
-                                  "loss flags only the last reply is learned")  # fmt: skip
+                raise ConfigError(
+                    f"row {row.id}: the chat template changes message {turn} when others follow: "
+                    "without loss flags only the last reply is learned"
+                )
             spans.append((len(before), end + len(self.tokenizer.eos_token)))
-        found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        positions, at, counts = [], 0, iter([self._image_tokens(data, row.id) for data in row.images])
-        for token, (start, end) in zip(found["input_ids"], found["offset_mapping"], strict=True):
+
+        tokens = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        image_tokens = iter([self._image_tokens(data, row.id) for data in row.images])
+        positions = []
+        position = 0
+        for token, (start, end) in zip(tokens["input_ids"], tokens["offset_mapping"], strict=True):
             if any(first <= start and end <= last for first, last in spans):
-                positions.append(at)
-            at += next(counts, 0) if token == self.image_token_id else 1
+                positions.append(position)
+            position += next(image_tokens, 0) if token == self.image_token_id else 1
         return positions
 
     def lengths(
         self, chats: Sequence[list[dict[str, Any]]], images: Sequence[Sequence[bytes]], row_ids: Sequence[str]
     ) -> list[int]:
-        """Tokens of each row's prompt, `len(token_ids(row))`, for many rows at once. Raises ConfigError as it does."""
+        """Number of tokens of each row's prompt, `len(token_ids(row))`, for many rows at once.
+
+        Raises ConfigError as `token_ids` does.
+        """
         if not self.has_vision and any(images):
             raise ConfigError("the dataset has images but the model reads text only: choose a VL model")
         if not chats:
             return []
         texts = self.tokenizer(self.texts(chats), add_special_tokens=False)["input_ids"]
-        return [
-            len(ids) + sum(self._image_tokens(data, row_id) - 1 for data in row)
-            for ids, row, row_id in zip(texts, images, row_ids, strict=True)
-        ]
+        counts = []
+        for ids, row_images, row_id in zip(texts, images, row_ids, strict=True):
+            # A placeholder is one token of the text, and stands for all of the image's tokens.
+            expanded = sum(self._image_tokens(data, row_id) - 1 for data in row_images)
+            counts.append(len(ids) + expanded)
+        return counts
 
     def _image_tokens(self, data: bytes, row_id: str) -> int:
         from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
         width, height = size_of(data, row_id)
         factor = self.processor.image_processor.patch_size * self.merge_size
-        edges = self.size["shortest_edge"], self.size["longest_edge"]
-        h, w = smart_resize(height, width, factor=factor, min_pixels=edges[0], max_pixels=edges[1])
-        return h * w // factor**2
+        height, width = smart_resize(
+            height,
+            width,
+            factor=factor,
+            min_pixels=self.size["shortest_edge"],
+            max_pixels=self.size["longest_edge"],
+        )
+        return height * width // factor**2
 
     def request(self, row: Row, images: list[Image.Image]) -> Request:
-        """The prompt for the engine, which resizes the decoded images by itself."""
+        """The prompt as the engine reads it, which resizes the decoded images by itself."""
         ids = self.token_ids(row)
         if not images:
             return Request(ids, {"prompt_token_ids": ids}, 0)
@@ -217,17 +267,20 @@ class Prompter:
         return Request(ids, {"prompt": text, "multi_modal_data": {"image": images}}, pixels, len(images))
 
     def positions(self, token_ids: list[int], grid_thw: Tensor | None) -> Tensor:
-        """Rotary positions [3, T] of one sequence (time, height, width); plain counting for text-only models."""
+        """Rotary positions [3, T] (time, height, width) of one sequence; text-only models count up by one."""
         return mrope_positions(tuple(token_ids), _grid(grid_thw), self.image_token_id, self.merge_size)
 
 
 def mrope_positions(
-    token_ids: tuple[int, ...], grid: tuple[tuple[int, int, int], ...], image_token_id: int | None, merge_size: int
+    token_ids: tuple[int, ...],
+    grid: tuple[tuple[int, int, int], ...],
+    image_token_id: int | None,
+    merge_size: int,
 ) -> Tensor:
-    """Multimodal rotary positions [3, T] of Qwen2-VL (arXiv 2409.12191, section 2.1), still images only.
+    """Multimodal rotary positions [3, T] of Qwen2-VL (arXiv 2409.12191, section 2.1), for still images.
 
-    Text counts up by one on all three axes; an image's tokens share a start and add their merged row and column; the
-    text after it continues from the largest position used plus one.
+    Text counts up by one on all three axes. An image's tokens have one start, to which each adds its
+    merged row and column. The text after an image continues from the largest position plus one.
     """
     positions = torch.empty(3, len(token_ids), dtype=torch.long)
     at = cursor = 0
@@ -245,28 +298,36 @@ def mrope_positions(
     return positions
 
 
-def _runs(ids: tuple[int, ...], image_token_id: int | None, grid: tuple[Any, ...], merge_size: int) -> list[int]:
-    """Where each image's tokens begin."""
-    starts, at = [], 0
+def _runs(
+    ids: tuple[int, ...], image_token_id: int | None, grid: tuple[Any, ...], merge_size: int
+) -> list[int]:
+    """Positions at which the tokens of each image start."""
+    starts = []
+    end = 0
     for t, h, w in grid:
-        at = ids.index(image_token_id, at)
-        starts.append(at)
-        at += t * h * w // merge_size**2
+        start = ids.index(image_token_id, end)
+        starts.append(start)
+        end = start + t * h * w // merge_size**2
     return starts
 
 
 def _grid(grid_thw: Tensor | None) -> tuple[tuple[int, int, int], ...]:
-    return () if grid_thw is None else tuple((int(t), int(h), int(w)) for t, h, w in grid_thw.tolist())
+    if grid_thw is None:
+        return ()
+    return tuple((int(t), int(h), int(w)) for t, h, w in grid_thw.tolist())
 
 
 def _plain(content: Any) -> str:
-    return content if isinstance(content, str) else "".join(part["text"] for part in content if part["type"] == "text")
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] for part in content if part["type"] == "text")
 
 
 @lru_cache(maxsize=8)
 def dummy_image(patch_dim: int, merge_size: int) -> tuple[Tensor, Tensor]:
-    """Smallest image there is, (pixels [merge^2, patch_dim], grid [1, 3]): ranks without images run the tower on it.
+    """The smallest image, as (pixels [merge^2, patch_dim], grid [1, 3]), for ranks without images.
 
-    ZeRO-3 gathers parameters by collectives, so a rank that skipped the vision tower would leave the others waiting.
+    ZeRO-3 gathers parameters by collectives, so a rank that skipped the vision tower would leave the
+    others waiting.
     """
     return torch.zeros(merge_size**2, patch_dim), torch.tensor([[1, merge_size, merge_size]])

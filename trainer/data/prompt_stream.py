@@ -1,4 +1,4 @@
-"""Which prompts each step sees: a pure function of (seed, step), so that the step is the position in the data."""
+"""Selects the prompts of each step, a pure function of (seed, step): the step is the position in the data."""
 
 from __future__ import annotations
 
@@ -12,15 +12,21 @@ from trainer.config import ConfigError
 
 
 class PromptStream:
-    """The rows, reshuffled every epoch, cut into batches that run on across epochs."""
+    """The rows, shuffled anew every epoch, in batches that continue across epochs."""
 
     def __init__(self, rows: Sequence[int], per_step: int, seed: int) -> None:
-        """rows: dataset indices that may be trained on. Raises ConfigError if they are too few for one step."""
-        self.rows, self.size, self.seed = tuple(rows), per_step, seed
+        """`rows` are the dataset indices that may be trained on.
+
+        Raises ConfigError if they are too few for one step.
+        """
+        self.rows = tuple(rows)
+        self.size = per_step
+        self.seed = seed
         if len(rows) < per_step:
             raise ConfigError(
-                f"{len(rows)} usable rows are too few for steps of {per_step}: lower rollout.prompts_per_step (or "
-                "sft.batch_size), or raise data.prompt_max_tokens (or sft.max_tokens) if most rows are too long"
+                f"{len(rows)} usable rows are too few for steps of {per_step}: "
+                "lower rollout.prompts_per_step (or sft.batch_size), "
+                "or raise data.prompt_max_tokens (or sft.max_tokens) if most rows are too long"
             )
         self._order = lru_cache(maxsize=2)(self._shuffled)
 
@@ -34,10 +40,14 @@ class PromptStream:
         return self.draw((step - 1) * self.size, self.size, step)
 
     def draw(self, start: int, count: int, step: int, group: int = 0) -> list[Prompt]:
-        """`count` prompts for step `step` after the first `start` of the run; their groups count from `group`."""
+        """`count` prompts of step `step`, after the first `start` of the run.
+
+        Their groups count from `group`.
+        """
         prompts = []
         for i in range(count):
             epoch, offset = divmod(start + i, len(self.rows))
             row = self._order(epoch)[offset]
-            prompts.append(Prompt(group=group + i, row=row, seed=seed_of(self.seed, "sample", step, row, epoch)))
+            seed = seed_of(self.seed, "sample", step, row, epoch)
+            prompts.append(Prompt(group=group + i, row=row, seed=seed))
         return prompts

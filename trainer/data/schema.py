@@ -7,8 +7,9 @@ A prepared dataset is a directory (or object-store prefix):
     quarantine.jsonl                  rows left out, with the reason
     preview.html
 
-The columns are typed for `datasets.load_dataset("parquet", ...)`; `extra` is JSON. `messages` is the chat, with
-`{"type": "image"}` placeholders in the order of `images`; content that is one text reads as a string:
+The columns are typed for `datasets.load_dataset("parquet", ...)`; `extra` is JSON. `messages` is the
+chat, with `{"type": "image"}` placeholders in the order of `images`; content that is one text reads as
+a string:
 
     [{"role": "system", "content": "..."},
      {"role": "user", "content": [{"type": "text", "text": "..."}, {"type": "image"}]}]
@@ -27,16 +28,17 @@ AnswerType = Literal["letter", "number", "text", "math"]
 COLUMNS = ("id", "source", "messages", "images", "answer", "answer_type", "solution", "extra")
 FORMAT = 2
 LEARNED = "learned_turns"
-"""Key of `Row.extra`."""
+"""Key of `Row.extra`: numbers of the messages that supervised training learns besides the solution."""
 
 SYSTEM_PROMPT = (
-    "Answer the question about the picture. Reason first, inside <think> </think>. Then give the final answer inside "
-    "<answer> </answer>, in LaTeX between dollar signs, with the result itself in one \\boxed{}. For example: "
-    "<think> $1+1=2$. </think><answer> $\\boxed{2}$ </answer>"
+    "Answer the question about the picture. Reason first, inside <think> </think>. "
+    "Then give the final answer inside <answer> </answer>, in LaTeX between dollar signs, "
+    "with the result itself in one \\boxed{}. "
+    "For example: <think> $1+1=2$. </think><answer> $\\boxed{2}$ </answer>"
 )
-"""Used where a dataset brings no system prompt of its own."""
+"""System prompt for datasets without one."""
 TEXT_SYSTEM_PROMPT = SYSTEM_PROMPT.replace(" about the picture", "")
-"""The same for questions without an image."""
+"""System prompt for questions without an image."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Row:
     """One question."""
 
     id: str
-    """Stable: sha256 of source, messages and images, first 16 hex digits."""
+    """Stable identity: the first 16 hex digits of the sha256 of source, messages and images."""
     source: str
     """Dataset and, where known, its sub-source: `mathv60k/IconQA`."""
     messages: list[dict[str, Any]]
@@ -54,17 +56,16 @@ class Row:
     answer: str
     """Reference answer: the content of the box, without `$` and `\\boxed`."""
     answer_type: AnswerType
-    """Route of the grader."""
+    """How the grader compares the answer."""
     solution: str = ""
-    """Worked solution for supervised training (`<think>…</think><answer>…</answer>`), empty where there is none."""
+    """Worked solution for supervised training, or empty: `<think>…</think><answer>…</answer>`."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """The dataset's own fields of the row: `precision`, `choices`, `pass_rate`... JSON values. `LEARNED`: numbers of
-    the messages that supervised training learns besides the solution."""
+    """The dataset's own fields of the row, JSON values: `precision`, `choices`, `pass_rate`, `LEARNED`..."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a prepared dataset is. `fingerprint` identifies its content."""
+    """Description of a prepared dataset. `fingerprint` identifies its content."""
 
     name: str
     revision: str
@@ -77,7 +78,7 @@ class Manifest:
     quarantined: dict[str, int] = field(default_factory=dict)
     """Rows left out, per reason."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """What the preparation was asked for: limits, split seed, source files and their hashes."""
+    """Settings of the preparation: limits, split seed, source files and their hashes."""
     statistics: dict[str, Any] = field(default_factory=dict)
     """Counts for the preview (sources, sizes, token lengths, overlaps); not part of the fingerprint."""
     fingerprint: str = ""
@@ -86,12 +87,12 @@ class Manifest:
 
 
 def row_id(source: str, messages: list[dict[str, Any]], images: list[bytes]) -> str:
-    """The stable id of a row: 16 hex digits of sha256 over source, messages and images (never the answer)."""
+    """Stable id of a row: 16 hex digits of the sha256 over source, messages and images, without the answer."""
     return row_id_of(source, messages, [hashlib.sha256(image).hexdigest() for image in images])
 
 
 def row_id_of(source: str, messages: list[dict[str, Any]], image_sha256: Sequence[str]) -> str:
-    """`row_id` where the images' hashes are known already."""
+    """`row_id` from the images' hashes."""
     digest = hashlib.sha256(json.dumps([source, messages], ensure_ascii=False, sort_keys=True).encode())
     for sha256 in image_sha256:
         digest.update(bytes.fromhex(sha256))
@@ -111,5 +112,8 @@ def question(messages: list[dict[str, Any]]) -> str:
         if message.get("role") != "user":
             continue
         content = message["content"]
-        parts += [content] if isinstance(content, str) else [e["text"] for e in content if e.get("type") == "text"]
+        if isinstance(content, str):
+            parts.append(content)
+        else:
+            parts += [entry["text"] for entry in content if entry.get("type") == "text"]
     return "\n".join(parts)

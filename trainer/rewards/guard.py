@@ -11,7 +11,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 HEAD_TIMEOUT_S = 10.0
 """From connecting, or from the last reply, to the end of a request's head."""
 MAX_CONNECTIONS = 512
-"""Fewer where the limit of open files is low. One more drops the one that has kept the server waiting the longest."""
+"""Fewer where the limit of open files is low. One more drops the one that has kept the server waiting
+the longest."""
 SPARE_FILES = 64
 """For everything but connections: grader processes, logs, libraries."""
 
@@ -19,7 +20,11 @@ SPARE_FILES = 64
 def max_connections() -> int:
     """How many connections are held at once."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return min(MAX_CONNECTIONS, max(8, files - SPARE_FILES)) if files != resource.RLIM_INFINITY else MAX_CONNECTIONS
+    return (
+        min(MAX_CONNECTIONS, max(8, files - SPARE_FILES))
+        if files != resource.RLIM_INFINITY
+        else MAX_CONNECTIONS
+    )
 
 
 class GuardedProtocol(H11Protocol):
@@ -34,7 +39,9 @@ class GuardedProtocol(H11Protocol):
         super().connection_made(transport)
         self._await_head()
         if len(self.connections) > max_connections():
-            waiting = [c for c in self.connections if isinstance(c, GuardedProtocol) and c.waiting_since is not None]
+            waiting = [
+                c for c in self.connections if isinstance(c, GuardedProtocol) and c.waiting_since is not None
+            ]
             min(waiting, key=lambda c: c.waiting_since or 0.0).transport.abort()
 
     def data_received(self, data: bytes) -> None:

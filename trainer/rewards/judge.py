@@ -1,6 +1,8 @@
-"""Free text by a judge model: an OpenAI-compatible endpoint is asked whether an answer means what the reference says.
+"""Free text by a judge model: an OpenAI-compatible endpoint is asked whether an answer means what the
+reference says.
 
-It sees the question's text, the reference answer and the boxed answer, never the reasoning, all three as JSON strings.
+It sees the question's text, the reference answer and the boxed answer, never the reasoning, all three
+as JSON strings.
 """
 
 from __future__ import annotations
@@ -44,10 +46,16 @@ class Judge:
 
     def __init__(self, config: configuration.Rewards):
         if not config.judge_model:
-            raise ConfigError("rewards.judge_url is set and rewards.judge_model is empty: name the model it serves")
+            raise ConfigError(
+                "rewards.judge_url is set and rewards.judge_model is empty: name the model it serves"
+            )
         self.url = config.judge_url.rstrip("/").removesuffix("/chat/completions") + "/chat/completions"
         self.name = f"rewards.judge_url {self.url.partition('?')[0]}"
-        self.model, self.timeout_s, self.budget = config.judge_model, config.judge_timeout_s, config.judge_requests
+        self.model, self.timeout_s, self.budget = (
+            config.judge_model,
+            config.judge_timeout_s,
+            config.judge_requests,
+        )
         self.requests = self.remembered = 0
         self._known: dict[Case, Verdict] = {}
         self._lock = threading.Lock()
@@ -72,7 +80,9 @@ class Judge:
         return [found[case] for case in cases]
 
     def _ask(self, case: Case) -> Verdict:
-        content = json.dumps(dict(zip(("answer", "reference", "question"), case, strict=True)), ensure_ascii=False)
+        content = json.dumps(
+            dict(zip(("answer", "reference", "question"), case, strict=True)), ensure_ascii=False
+        )
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": content}]
         body = json.dumps({"model": self.model, "messages": messages, "temperature": 0}).encode()
         for attempt in range(RETRIES + 1):

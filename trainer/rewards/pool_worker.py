@@ -1,7 +1,8 @@
-"""A process that grades, one task at a time: `python -m trainer.rewards.pool_worker FD PARENT MEMORY [USER_FUNCTION]`.
+"""A process that grades, one task at a time: `python -m trainer.rewards.pool_worker FD PARENT MEMORY
+[USER_FUNCTION]`.
 
-Tasks and results are JSON messages over the connection FD. When the trainer dies, even by SIGKILL in the middle of a
-task, the kernel kills the worker (PR_SET_PDEATHSIG).
+Tasks and results are JSON messages over the connection FD. When the trainer dies, even by SIGKILL in
+the middle of a task, the kernel kills the worker (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def load_function(spec: str) -> UserFunction:
     """Loads `path/to/file.py:function`. Raises ValueError saying what is wrong with it."""
     path, _, name = spec.rpartition(":")
     if not path or not Path(path).is_file():
-        raise ValueError(f"rewards.function {spec!r}: write path/to/file.py:function, with a file that exists")
+        raise ValueError(
+            f"rewards.function {spec!r}: write path/to/file.py:function, with a file that exists"
+        )
     module_spec = importlib.util.spec_from_file_location("user_reward", path)
     if module_spec is None or module_spec.loader is None:
         raise ValueError(f"rewards.function: {path} is not a Python file")

@@ -1,4 +1,5 @@
-"""`ProcessPool`: processes that grade (`pool_worker.py`), one task at a time, killed and replaced at a deadline."""
+"""`ProcessPool`: processes that grade (`pool_worker.py`), one task at a time, killed and replaced at a
+deadline."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ class ProcessPool:
             if self._closed:
                 raise RuntimeError("the grader is closed")
             if len(self._threads) < self._workers:
-                thread = threading.Thread(target=self._serve, daemon=True, name=f"grader-{len(self._threads)}")
+                thread = threading.Thread(
+                    target=self._serve, daemon=True, name=f"grader-{len(self._threads)}"
+                )
                 self._threads.append(thread)
                 thread.start()
         future: Future[Any] = Future()
@@ -172,7 +175,8 @@ class _Worker:
     def ask(self, task: list[str], deadline_s: float) -> Any:
         """The worker's result. Raises TimeoutError at the deadline, EOFError if the worker is gone.
 
-        The clock stands still while the worker waits for a CPU, so that a busy node does not make wrong verdicts.
+        The clock stands still while the worker waits for a CPU, so that a busy node does not make wrong
+        verdicts.
         """
         started, queued = time.monotonic(), _waited_for_cpu_s(self.process.pid)
         self.connection.send_bytes(json.dumps(task).encode())

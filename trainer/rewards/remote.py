@@ -39,12 +39,17 @@ class Client:
         self.timeout_s = 60.0 + BATCH * config.deadline_s / max(config.workers, 1)
 
     def grade(
-        self, texts: Sequence[str], references: Sequence[str], answer_types: Sequence[str], questions: Sequence[str]
+        self,
+        texts: Sequence[str],
+        references: Sequence[str],
+        answer_types: Sequence[str],
+        questions: Sequence[str],
     ) -> list[tuple[Verdict, float]]:
         """(verdict, accuracy) per completion. Raises ConnectionError, BadReplyError."""
         columns = {"query": texts, "prompts": questions, "labels": references, "answer_types": answer_types}
         bodies = [
-            {name: list(values[i : i + BATCH]) for name, values in columns.items()} for i in range(0, len(texts), BATCH)
+            {name: list(values[i : i + BATCH]) for name, values in columns.items()}
+            for i in range(0, len(texts), BATCH)
         ]
         with ThreadPoolExecutor(PARALLEL) as threads:
             replies = list(threads.map(self._post, bodies))
@@ -73,7 +78,8 @@ class Client:
         raise AssertionError("unreachable")
 
     def _verdicts(self, reply: Any, expected: int) -> list[tuple[Verdict, float]]:
-        """From `server.py`, or a server in OpenRLHF's shape: its `scores`, or else `rewards`, are the accuracies."""
+        """From `server.py`, or a server in OpenRLHF's shape: its `scores`, or else `rewards`, are the
+        accuracies."""
         if not isinstance(reply, dict):
             raise BadReplyError(f"{self.name} sent {type(reply).__name__} in place of an object")
         name = next((n for n in ("acc_rewards", "scores", "rewards") if reply.get(n) is not None), "rewards")
@@ -84,8 +90,12 @@ class Client:
         if accuracies is None:
             raise BadReplyError(f"{self.name} sent neither acc_rewards, scores nor rewards")
         if bad := [a for a in accuracies if not isinstance(a, int | float) or not math.isfinite(a)]:
-            raise BadReplyError(f"{self.name} sent {bad[0]!r} among its {name}: every one must be a finite number")
+            raise BadReplyError(
+                f"{self.name} sent {bad[0]!r} among its {name}: every one must be a finite number"
+            )
         if unknown := set(map(str, said or ())) - set(get_args(Verdict)):
-            raise BadReplyError(f"{self.name} sent the unknown verdict {min(unknown)!r}: use {get_args(Verdict)}")
+            raise BadReplyError(
+                f"{self.name} sent the unknown verdict {min(unknown)!r}: use {get_args(Verdict)}"
+            )
         verdicts: list[Verdict] = said or ["correct" if a > 0 else "wrong" for a in accuracies]
         return [(v, float(a)) for v, a in zip(verdicts, accuracies, strict=True)]

@@ -1,7 +1,7 @@
 """`Scorer`: grades batches of completions; can neither hang nor lose a batch to one completion.
 
-Letters, numbers and words are decided in the calling process, by form and in microseconds. What must be evaluated, and
-every user function, runs in processes that can be killed (`process_pool.py`).
+Letters, numbers and words are decided in the calling process, by form and in microseconds. What must be
+evaluated, and every user function, runs in processes that can be killed (`process_pool.py`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Batch:
 class Scorer:
     """Grades completions against the reference answers of their rows.
 
-    Thread-safe. Holds no process before the first completion that needs one, unless a user function must be checked.
+    Thread-safe. Holds no process before the first completion that needs one, unless a user function
+    must be checked.
 
     Raises:
         ConfigError: the user function cannot be loaded, or function and remote_url are both set.
@@ -59,7 +60,9 @@ class Scorer:
             raise ConfigError("rewards.function and rewards.remote_url are both set: unset one")
         if config.judge_url and (config.function or config.remote_url):
             other = "function" if config.function else "remote_url"
-            raise ConfigError(f"rewards.judge_url and rewards.{other} are both set: unset one (a server has its own)")
+            raise ConfigError(
+                f"rewards.judge_url and rewards.{other} are both set: unset one (a server has its own)"
+            )
         self.config = config
         self._judge = Judge(config) if config.judge_url else None
         self._judged_types = config.judge_types.split(",")
@@ -100,7 +103,11 @@ class Scorer:
         return self.finish(self.begin(texts, references, answer_types, questions))
 
     def begin(
-        self, texts: Sequence[str], references: Sequence[str], answer_types: Sequence[str], questions: Sequence[str]
+        self,
+        texts: Sequence[str],
+        references: Sequence[str],
+        answer_types: Sequence[str],
+        questions: Sequence[str],
     ) -> Batch:
         """Decides at once what needs no evaluation, and hands the rest to the processes."""
         batch = Batch(texts, [None] * len(texts))
@@ -123,7 +130,10 @@ class Scorer:
         return batch
 
     def finish(self, batch: Batch) -> list[Outcome]:
-        """Waits for the processes, then asks the judge. Raises TimeoutRateError, and ConfigError as the judge does."""
+        """Waits for the processes, then asks the judge.
+
+        Raises TimeoutRateError, and ConfigError as the judge does.
+        """
         for task, members in batch.members.items():
             verdict, accuracy = batch.futures[task].result()
             if task[0] == "grade" and verdict in ("correct", "wrong"):
@@ -150,14 +160,19 @@ class Scorer:
         for reference, future in zip(references, futures, strict=True):
             message, _ = future.result()
             failed = message in ("timeout", "error")
-            errors.append(f"reference answer {reference[:80]!r}: reading it ended in {message}" if failed else message)
+            errors.append(
+                f"reference answer {reference[:80]!r}: reading it ended in {message}" if failed else message
+            )
         return errors
 
     def stats(self) -> dict[str, float]:
         """Shares of the last batch by verdict, and how many workers had to be replaced since the start."""
         found = {**self._last, "perf/grader_restarts": float(self._pool.restarts)}
         if self._judge is not None:
-            found |= {"perf/judge_requests": self._judge.requests, "perf/judge_remembered": self._judge.remembered}
+            found |= {
+                "perf/judge_requests": self._judge.requests,
+                "perf/judge_remembered": self._judge.remembered,
+            }
         return found
 
     def resume(self, logged: Mapping[str, float]) -> None:
@@ -174,7 +189,9 @@ class Scorer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _outcomes(self, texts: Sequence[str], graded: Sequence[Graded], slow: int, judged: int) -> list[Outcome]:
+    def _outcomes(
+        self, texts: Sequence[str], graded: Sequence[Graded], slow: int, judged: int
+    ) -> list[Outcome]:
         outcomes = []
         for text, (verdict, accuracy) in zip(texts, graded, strict=True):
             form = format_reward(text)

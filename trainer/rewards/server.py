@@ -2,13 +2,15 @@
 
     python -m trainer.rewards.server --host 127.0.0.1 --port 5000
 
-`POST /get_reward` takes what the original's server and OpenRLHF's client send, with the reference answers as labels:
+`POST /get_reward` takes what the original's server and OpenRLHF's client send, with the reference
+answers as labels:
 
     {"query": [...], "prompts": [...], "labels": [...], "answer_types": [...]}  prompts, answer_types may be left out
     -> {"rewards": [...], "scores": [...], "format_rewards": [...], "acc_rewards": [...], "verdicts": [...],
         "extra_logs": {"accuracy": [...], "format": [...]}}
 
-A label is never looked up by the text of a prompt. `GET /health` and `GET /metrics` (Prometheus text) beside it.
+A label is never looked up by the text of a prompt. `GET /health` and `GET /metrics` (Prometheus text)
+beside it.
 """
 
 from __future__ import annotations
@@ -103,7 +105,9 @@ class Asked:
 
 
 def parse(body: bytes, limit: int) -> Asked:
-    """Reads a request. What is wrong with one row (null, no text, half a surrogate pair) costs that row alone.
+    """Reads a request.
+
+    What is wrong with one row (null, no text, half a surrogate pair) costs that row alone.
 
     Raises:
         HTTPException: 422 where there is no such request, or its lists do not fit each other.
@@ -123,12 +127,16 @@ def parse(body: bytes, limit: int) -> Asked:
             raise HTTPException(422, f"{name}: send a list with an entry for each completion")
         columns[name] = values
         if len(values) != len(columns["query"]):
-            raise HTTPException(422, f"{len(columns['query'])} queries but {len(values)} {name}: lengths must agree")
+            raise HTTPException(
+                422, f"{len(columns['query'])} queries but {len(values)} {name}: lengths must agree"
+            )
     if len(columns["query"]) > limit:
         raise HTTPException(422, f"{len(columns['query'])} completions in one request: send at most {limit}")
     unknown = {str(t) for t in columns.get("answer_types", ()) if t not in get_args(AnswerType)}
     if unknown:
-        raise HTTPException(422, f"unknown answer_types {sorted(unknown)[:5]}: use {', '.join(get_args(AnswerType))}")
+        raise HTTPException(
+            422, f"unknown answer_types {sorted(unknown)[:5]}: use {', '.join(get_args(AnswerType))}"
+        )
     references = [_text(label) for label in columns["labels"]]
     return Asked(
         [response_of(_text(query)) for query in columns["query"]],
@@ -172,7 +180,10 @@ async def body_of(request: Request, limits: Limits, held: Counter[str]) -> bytes
 
 
 class Counted:
-    """Counts replies by status. Plain ASGI: FastAPI's own kind would pass every piece of a body through a queue."""
+    """Counts replies by status.
+
+    Plain ASGI: FastAPI's own kind would pass every piece of a body through a queue.
+    """
 
     def __init__(self, app: ASGIApp, statuses: Counter[int]):
         self.app, self.statuses = app, statuses
@@ -205,9 +216,13 @@ def create_app(settings: config.Rewards, limits: Limits | None = None, token: st
     app = FastAPI(title="reward server", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
 
     def authorize(request: Request) -> None:
-        sent = request.query_params.get("token") or request.headers.get("authorization", "").removeprefix("Bearer ")
+        sent = request.query_params.get("token") or request.headers.get("authorization", "").removeprefix(
+            "Bearer "
+        )
         if token and not hmac.compare_digest(sent.encode(), token.encode()):
-            raise HTTPException(401, f"send the token of {TOKEN_VARIABLE} as Authorization: Bearer … or as ?token=…")
+            raise HTTPException(
+                401, f"send the token of {TOKEN_VARIABLE} as Authorization: Bearer … or as ?token=…"
+            )
 
     def busy() -> HTTPException:
         return HTTPException(503, "busy: send this again", headers={"Retry-After": "1"})
@@ -254,7 +269,9 @@ def create_app(settings: config.Rewards, limits: Limits | None = None, token: st
             "rewards": rewards, "scores": accuracies, "format_rewards": formats, "acc_rewards": accuracies,
             "verdicts": [o.verdict for o in outcomes], "extra_logs": {"accuracy": accuracies, "format": formats},
         }  # fmt: skip
-        return Response(json.dumps(reply), media_type="application/json")  # FastAPI would walk through it first
+        return Response(
+            json.dumps(reply), media_type="application/json"
+        )  # FastAPI would walk through it first
 
     return app
 
@@ -264,9 +281,13 @@ def check_host(host: str, token: str) -> None:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        raise ConfigError(f"--host {host}: give an IP address, 127.0.0.1 or that of the cluster's network") from None
+        raise ConfigError(
+            f"--host {host}: give an IP address, 127.0.0.1 or that of the cluster's network"
+        ) from None
     if address.is_unspecified or address.is_global:
-        raise ConfigError(f"--host {host} is open to the world: give 127.0.0.1 or the address of the cluster's network")
+        raise ConfigError(
+            f"--host {host} is open to the world: give 127.0.0.1 or the address of the cluster's network"
+        )
     if not address.is_loopback and not token:
         raise ConfigError(
             f"--host {host} is reachable from other machines: set {TOKEN_VARIABLE} here and in the trainer"

@@ -1,8 +1,8 @@
 r"""Option letters in all their spellings, and plain words.
 
-A box commits to one letter or it earns nothing. A marked letter (`(B)`, `B.`, `B:`) that begins the box commits,
-whatever the option's text then says (`(B) x = 5`, `C. Both A and B`); a second marked letter takes it back, and so does
-a second bare one (`A = B`, `A or B`, `ABCD`).
+A box commits to one letter or it earns nothing. A marked letter (`(B)`, `B.`, `B:`) that begins the box
+commits, whatever the option's text then says (`(B) x = 5`, `C. Both A and B`); a second marked letter
+takes it back, and so does a second bare one (`A = B`, `A or B`, `ABCD`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ _TAKEN_BACK = re.compile(
 
 @lru_cache(maxsize=8192)
 def letter(content: str) -> str | None:
-    r"""The one option that the content names, upper case: `A.`, `(a)`, `(A) 12`, `\text{Option A}`; else None."""
+    r"""The one option that the content names, upper case: `A.`, `(a)`, `(A) 12`, `\text{Option A}`;
+    else None."""
     if len(content) > MAX_CHARS:
         return None
     s = clean(content).strip("*")
@@ -114,7 +115,9 @@ IN_WORDS = {
     "\\mathbb{R}": re.compile(
         r"(?:x is )?(?:all|any|every|the set of(?: all)?) (?:real numbers?|reals?)", re.IGNORECASE
     ),
-    "\\emptyset": re.compile(r"(?:there (?:is|are) )?no (?:real )?solutions?|(?:the )?empty set", re.IGNORECASE),
+    "\\emptyset": re.compile(
+        r"(?:there (?:is|are) )?no (?:real )?solutions?|(?:the )?empty set", re.IGNORECASE
+    ),
 }
 
 
@@ -135,7 +138,12 @@ _DATE = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}|\d{1,2}[-/]\d{1,2}[-/]\d{4}", r
 @lru_cache(maxsize=8192)
 def is_text(content: str) -> bool:
     """Whether a reference answer is words (`Yes`, `North America`, `June 5`, a date), not an expression."""
-    if not content.isascii() or "\\text" in content and "\\text{ or" not in content and "\\text{ and" not in content:
+    if (
+        not content.isascii()
+        or "\\text" in content
+        and "\\text{ or" not in content
+        and "\\text{ and" not in content
+    ):
         content = clean(content)
     s = content.strip().rstrip(".!?")
     if _DATE.fullmatch(s):
@@ -144,5 +152,7 @@ def is_text(content: str) -> bool:
     if not tokens or re.search(r"[\\^=<>{}$|+*/;√π×≤≥]", s) or any(t.casefold() in _MATHS for t in tokens):
         return False
     if len(tokens) == 1:
-        return (len(tokens[0]) >= 2 and (tokens[0] == s.strip("\"'") or len(tokens[0]) >= 4)) or s in _TRANSLATED
+        return (
+            len(tokens[0]) >= 2 and (tokens[0] == s.strip("\"'") or len(tokens[0]) >= 4)
+        ) or s in _TRANSLATED
     return any(len(t) >= 3 for t in tokens) and ("," not in s or _labels(s) is not None)

@@ -1,8 +1,9 @@
 r"""Expressions compared by value, in 150 digits at points chosen by seeded chance.
 
-Complex points near the positive axis decide identities (`\sqrt{xy}` is `\sqrt{x}\sqrt{y}`), real points of both
-signs the rest (`\sqrt{x^2}` is not `x`), where what is not real counts as undefined. Two analytic functions that agree
-at a point that nobody chose agree everywhere; a relative tolerance of 90 digits tells 10^{-20} from 10^{-21}.
+Complex points near the positive axis decide identities (`\sqrt{xy}` is `\sqrt{x}\sqrt{y}`), real points
+of both signs the rest (`\sqrt{x^2}` is not `x`), where what is not real counts as undefined. Two
+analytic functions that agree at a point that nobody chose agree everywhere; a relative tolerance of 90
+digits tells 10^{-20} from 10^{-21}.
 """
 
 from __future__ import annotations

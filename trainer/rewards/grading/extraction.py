@@ -1,4 +1,7 @@
-"""What of an answer counts: the last box inside its answer block; and the format reward. Linear time on any text."""
+"""What of an answer counts: the last box inside its answer block; and the format reward.
+
+Linear time on any text.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,10 @@ def boxes(text: str) -> list[str]:
 
 
 def closing_brace(text: str, opening: int) -> int | None:
-    r"""Index of the brace that closes the one at `opening`; `\{` and `\}` do not count. None if there is none."""
+    r"""Index of the brace that closes the one at `opening`; `\{` and `\}` do not count.
+
+    None if there is none.
+    """
     depth, at = 0, opening
     while at < len(text):
         match text[at]:

@@ -1,9 +1,10 @@
 r"""The grader: is this the reference answer? Pure functions of strings.
 
-The reference answer comes with the request; nothing is looked up by the text of a prompt. Only the last box in the
-`<answer>` block counts. Routes are tried in order, each exact about what it accepts: letter, words, number, structure
-(`(1, 2)`, `3:4`, `12:05`), relation (`x > 3`), expression. `decide_fast` takes those that need no evaluation; `decide`
-takes all, in bounded time for all that is known, and belongs into a worker process that can be killed.
+The reference answer comes with the request; nothing is looked up by the text of a prompt. Only the last
+box in the `<answer>` block counts. Routes are tried in order, each exact about what it accepts: letter,
+words, number, structure (`(1, 2)`, `3:4`, `12:05`), relation (`x > 3`), expression. `decide_fast` takes
+those that need no evaluation; `decide` takes all, in bounded time for all that is known, and belongs
+into a worker process that can be killed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ from trainer.rewards.grading.extraction import MAX_BOX_CHARS, final_answer, form
 from trainer.rewards.grading.notation import clean, split_top
 from trainer.rewards.grading.units import nouns, split_unit
 
-__all__ = ["BadReferenceError", "classify", "decide", "decide_fast", "format_reward", "grade", "reference_error"]
+__all__ = [
+    "BadReferenceError",
+    "classify",
+    "decide",
+    "decide_fast",
+    "format_reward",
+    "grade",
+    "reference_error",
+]
 
 
 PLAIN = re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?")
@@ -56,7 +65,11 @@ def grade(completion: str, reference: str, answer_type: AnswerType, question: st
 def decide(content: str, reference: str, answer_type: AnswerType, question: str = "") -> Verdict:
     """Grades the content of a box. "error" if the reference answer cannot be read."""
     try:
-        return "correct" if _equal(unbox(reference), unbox(content), answer_type, question, evaluate=True) else "wrong"
+        return (
+            "correct"
+            if _equal(unbox(reference), unbox(content), answer_type, question, evaluate=True)
+            else "wrong"
+        )
     except BadReferenceError:
         return "error"
 
@@ -64,7 +77,11 @@ def decide(content: str, reference: str, answer_type: AnswerType, question: str 
 def decide_fast(content: str, reference: str, answer_type: AnswerType, question: str = "") -> Verdict | None:
     """Like `decide`, by the form of the strings alone: microseconds. None where something must be evaluated."""
     try:
-        return "correct" if _equal(unbox(reference), unbox(content), answer_type, question, evaluate=False) else "wrong"
+        return (
+            "correct"
+            if _equal(unbox(reference), unbox(content), answer_type, question, evaluate=False)
+            else "wrong"
+        )
     except BadReferenceError:
         return "error"
     except (_NeedsEvaluation, RecursionError):
@@ -104,7 +121,12 @@ def reference_error(reference: str, answer_type: AnswerType, question: str = "")
 
 
 def _equal(
-    reference: str, answer: str, answer_type: AnswerType, question: str, evaluate: bool, by_spelling: bool = True
+    reference: str,
+    answer: str,
+    answer_type: AnswerType,
+    question: str,
+    evaluate: bool,
+    by_spelling: bool = True,
 ) -> bool:
     if not reference:
         raise BadReferenceError("empty reference answer")
@@ -180,7 +202,8 @@ class _Comparison:
     """The same text is the same value."""
 
     def values(self, reference: str, answer: str, inner: bool = False) -> bool:
-        """Numbers, then structures and relations, then expressions; parts of structures come back here (`inner`)."""
+        """Numbers, then structures and relations, then expressions; parts of structures come back here
+        (`inner`)."""
         raw = reference, answer
         reference, answer = clean(reference), clean(answer)
         if not reference:
@@ -206,7 +229,9 @@ class _Comparison:
             about = relations.is_relation(reference) or (
                 wanted is not None and wanted.kind in _INTERVALS and len(wanted.parts) == 2
             )
-            return about and self.relations(reference, answer, relations.is_relation(answer) or said is not None)
+            return about and self.relations(
+                reference, answer, relations.is_relation(answer) or said is not None
+            )
         if wanted is not None or said is not None:  # one value is a set of one, and no other structure
             if wanted is not None and _is_one(wanted):
                 return self.values(wanted.parts[0], answer, True)
@@ -216,11 +241,14 @@ class _Comparison:
         return self.expressions(*self.without_units(raw, (reference, answer)))
 
     def unnamed(self, s: str, other: str) -> str:
-        """Takes `x =` off where the other side has no equals sign; `(x, y) = (1, 2)` is `x = 1, y = 2` where it has."""
+        """Takes `x =` off where the other side has no equals sign; `(x, y) = (1, 2)` is `x = 1, y = 2`
+        where it has."""
         if "=" in other and (pair := _TUPLES.fullmatch(s)) is not None:
             names, values = split_top(pair[1]), split_top(pair[2])
             return (
-                ", ".join(f"{n} = {v}" for n, v in zip(names, values, strict=True)) if len(names) == len(values) else s
+                ", ".join(f"{n} = {v}" for n, v in zip(names, values, strict=True))
+                if len(names) == len(values)
+                else s
             )
         s = _LEAD.sub("", s)
         if other.startswith("(") and (point := _POINT.fullmatch(s)) is not None:
@@ -244,7 +272,8 @@ class _Comparison:
         return (s.isupper() and len(s) <= 4) or s.lower() in nouns(self.context) | _QUANTITIES
 
     def by_form(self, reference: str, answer: str) -> bool | None:
-        """Times of day, ratios, numbers of other bases, the empty set; None where the reference is none of these."""
+        """Times of day, ratios, numbers of other bases, the empty set; None where the reference is none
+        of these."""
         if (time := structures.clock(reference)) is not None:
             said = structures.clock(answer)
             return said is not None and structures.same_time(time, said)
@@ -255,7 +284,8 @@ class _Comparison:
         if (wanted := structures.proportion(reference)) is not None:
             (first, *rest), (head, *tail) = wanted, structures.proportion(answer) or ("",)
             return len(rest) == len(tail) and all(
-                self.expressions(f"({w})/({first})", f"({s})/({head})") for w, s in zip(rest, tail, strict=True)
+                self.expressions(f"({w})/({first})", f"({s})/({head})")
+                for w, s in zip(rest, tail, strict=True)
             )
         if _EMPTY_SET.fullmatch(reference):
             return _EMPTY_SET.fullmatch(answer) is not None
@@ -266,12 +296,21 @@ class _Comparison:
         sides = re.split(r"\s*=\s*", answer)
         sides = sides[1:] if self.names(sides[0]) else sides
         *exact, last = sides
-        if not all(sides) or len(sides) > 4 or not all(self.values(reference, side, inner=True) for side in exact):
+        if (
+            not all(sides)
+            or len(sides) > 4
+            or not all(self.values(reference, side, inner=True) for side in exact)
+        ):
             return False
-        return self.approximation(reference, last) if "\\approx" in last else self.values(reference, last, inner=True)
+        return (
+            self.approximation(reference, last)
+            if "\\approx" in last
+            else self.values(reference, last, inner=True)
+        )
 
     def approximation(self, reference: str, answer: str) -> bool:
-        r"""`\frac{1}{6} \approx 0.167` states both, and the decimal must be the rounding of what is no decimal."""
+        r"""`\frac{1}{6} \approx 0.167` states both, and the decimal must be the rounding of what is no
+        decimal."""
         sides = _APPROXIMATELY.split(answer)
         decimal = quantity.parse(sides[1], self.context) if len(sides) == 2 else None
         if decimal is None or abs(decimal.value) * 10**decimal.decimals < 10 or decimal.decimals < 1:
@@ -284,10 +323,15 @@ class _Comparison:
         if not any(self.values(reference, side, inner=True) for side in stated):
             return False
         exact = f"{number.value.numerator}/{number.value.denominator}" if number else value
-        return self.evaluated(lambda: expression.rounds_to(expression.read(exact), decimal.value, decimal.decimals))
+        return self.evaluated(
+            lambda: expression.rounds_to(expression.read(exact), decimal.value, decimal.decimals)
+        )
 
     def parts(self, reference: structures.Structure, answer: structures.Structure, inner: bool) -> bool:
-        """Part by part. Sets within sets only by spelling: trying all pairs at every level takes exponential time."""
+        """Part by part.
+
+        Sets within sets only by spelling: trying all pairs at every level takes exponential time.
+        """
         if not any("=" in part for part in answer.parts):
             reference = structures.values(reference)
         elif not any("=" in part for part in reference.parts):
@@ -332,7 +376,8 @@ class _Comparison:
         return self.expressions(f"{value.numerator}/{value.denominator}", answer)
 
     def without_units(self, raw: tuple[str, str], cleaned: tuple[str, str]) -> tuple[str, str]:
-        """Both expressions without their units, the answer scaled to the reference's; no answer if they do not fit."""
+        """Both expressions without their units, the answer scaled to the reference's; no answer if they
+        do not fit."""
         (_, wanted), (value, unit) = split_unit(raw[0], self.context), split_unit(raw[1], self.context)
         reference = self.unnamed(split_unit(raw[0], self.context)[0], cleaned[1]) if wanted else cleaned[0]
         answer = self.unnamed(value, cleaned[0]) if unit else cleaned[1]

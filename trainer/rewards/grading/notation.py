@@ -1,7 +1,9 @@
-r"""One spelling for each notation: LaTeX, Unicode and plain text are brought to a small common subset before comparing.
+r"""One spelling for each notation: LaTeX, Unicode and plain text are brought to a small common subset
+before comparing.
 
-`60^{\circ}`, `60\degree` and `60°` all become `60°`; `\dfrac12` becomes `\frac{1}{2}`; `\text{ cm}` becomes ` cm`.
-Every pattern here is linear on the short strings (`extraction.MAX_BOX_CHARS`) that it gets.
+`60^{\circ}`, `60\degree` and `60°` all become `60°`; `\dfrac12` becomes `\frac{1}{2}`; `\text{ cm}`
+becomes ` cm`. Every pattern here is linear on the short strings (`extraction.MAX_BOX_CHARS`) that it
+gets.
 """
 
 from __future__ import annotations
@@ -82,7 +84,8 @@ _RULES = [
     ("", r"\s+", " "),
     ("/", r"(?<![0-9./])([0-9]+) ([0-9]+)/([0-9]+)(?![0-9/.])", r"\1\\frac{\2}{\3}"),
 ]  # fmt: skip
-"""(characters of which the text must have one for the rule to do anything; pattern; replacement). Empty: always."""
+"""(characters of which the text must have one for the rule to do anything; pattern; replacement).
+Empty: always."""
 _COMPILED: list[tuple[frozenset[str], re.Pattern[str], Any]] = [
     (frozenset(needs), re.compile(p), replacement) for needs, p, replacement in _RULES
 ]

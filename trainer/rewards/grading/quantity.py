@@ -1,7 +1,8 @@
 r"""Numbers as people and models write them, as exact fractions with their unit.
 
-Integers, decimals, thousands separators, fractions, mixed numbers, percentages, degrees, money, units, scientific
-notation. Nothing here evaluates an expression: a string is a number by its form, or it is none. So nothing can hang.
+Integers, decimals, thousands separators, fractions, mixed numbers, percentages, degrees, money, units,
+scientific notation. Nothing here evaluates an expression: a string is a number by its form, or it is
+none. So nothing can hang.
 """
 
 from __future__ import annotations
@@ -99,7 +100,11 @@ def _compound(s: str, context: str) -> Quantity | None:
     units = [unit(name, context) for _, name in pieces]
     known = [u for u in units if u is not None]
     sizes = [u.size for u in known]
-    if len(known) < len(pieces) or len({u.dimensions for u in known}) > 1 or sizes != sorted(set(sizes), reverse=True):
+    if (
+        len(known) < len(pieces)
+        or len({u.dimensions for u in known}) > 1
+        or sizes != sorted(set(sizes), reverse=True)
+    ):
         return None
     total = sum((int(n) * size for (n, _), size in zip(pieces, sizes, strict=True)), Fraction(0))
     return Quantity(total / sizes[-1], unit=known[-1])
@@ -132,8 +137,8 @@ def _value(g: dict[str, str | None]) -> tuple[Fraction | None, int]:
 def equal(reference: Quantity, answer: Quantity) -> bool:
     """Whether an answer states the number of the reference. Exact; see `_rounds_to` for the one exception.
 
-    A unit or percent sign that only one side wrote does not count against it (25 and 25%, 60 and 60°), but two
-    different units do (5 cm and 50 mm agree, 5 cm and 5 m do not), and 25% is also 0.25.
+    A unit or percent sign that only one side wrote does not count against it (25 and 25%, 60 and 60°),
+    but two different units do (5 cm and 50 mm agree, 5 cm and 5 m do not), and 25% is also 0.25.
     """
     if reference.percent or answer.percent:
         return _percent_equal(reference, answer)
@@ -154,15 +159,18 @@ def _percent_equal(reference: Quantity, answer: Quantity) -> bool:
     a = answer.value / 100 if answer.percent else answer.value
     if g == a:
         return True
-    # One side left the sign out. At or below one, the bare number may be a share, so only the exact reading counts.
-    return reference.percent != answer.percent and reference.value == answer.value and abs(reference.value) > 1
+    # One side left the sign out. At or below one, the bare number may be a share, so only the exact
+    # reading counts.
+    return (
+        reference.percent != answer.percent and reference.value == answer.value and abs(reference.value) > 1
+    )
 
 
 def _rounds_to(reference: Quantity, answer: Quantity) -> bool:
     """A recurring fraction and its decimal: 1/3 and 0.333, rounded (not cut) at three digits or more.
 
-    From a fraction as reference any correct rounding counts. From a decimal as reference the digits must show the
-    fraction's whole period, else 3.14 would be 22/7.
+    From a fraction as reference any correct rounding counts. From a decimal as reference the digits
+    must show the fraction's whole period, else 3.14 would be 22/7.
     """
     if reference.decimals < 0 <= answer.decimals:
         fraction, decimal, from_reference = reference.value, answer, True
@@ -179,7 +187,8 @@ def _rounds_to(reference: Quantity, answer: Quantity) -> bool:
 
 
 def _expansion(denominator: int, limit: int) -> tuple[int, int]:
-    """Lengths of the non-recurring and the recurring part of 1/denominator; a period beyond `limit` reads limit + 1."""
+    """Lengths of the non-recurring and the recurring part of 1/denominator; a period beyond `limit`
+    reads limit + 1."""
     head = 0
     for prime in (2, 5):
         count = 0

@@ -1,7 +1,7 @@
 r"""Reads LaTeX or plain mathematics into a function of a point (`values.py`).
 
-Symbols keep their case, subscript, prime and accent: `R` is not `r`, `y'` not `y`, and `\frac{dy}{dx}` is one symbol,
-not a quotient. Whatever is not understood is Unreadable, never skipped.
+Symbols keep their case, subscript, prime and accent: `R` is not `r`, `y'` not `y`, and `\frac{dy}{dx}`
+is one symbol, not a quotient. Whatever is not understood is Unreadable, never skipped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class Expression:
 _SYMBOLS = {name: name for name in (*GREEK, "Upsilon", "hbar", "infty") if name != "pi"} | {
     "ell": "l", "varepsilon": "epsilon", "vartheta": "theta", "varphi": "phi", "varrho": "rho", "varsigma": "sigma",
 }  # fmt: skip
-_ACCENT_NAMES = "vec hat bar overline tilde dot ddot overrightarrow widehat widetilde mathcal mathscr mathfrak mathbb"
+_ACCENT_NAMES = (
+    "vec hat bar overline tilde dot ddot overrightarrow widehat widetilde mathcal mathscr mathfrak mathbb"
+)
 _ACCENTS = frozenset(_ACCENT_NAMES.split())
 _VECTORS = ("\\vec", "\\overrightarrow", "\\hat")
 _TRIGONOMETRIC = frozenset(("sin", "cos", "tan", "cot", "sec", "csc"))
@@ -147,10 +149,17 @@ class _Reader:
     def mixed(self, start: int, node: Node) -> Node:
         r"""`3\frac{1}{2}` is a mixed number, `2\frac{\pi}{3}` and `2\frac{5}{3}` are products."""
         tokens = [t for _, t in self.tokens[start : start + 8]]
-        if self.at != start + 1 or len(tokens) < 8 or [tokens[i] for i in (1, 2, 4, 5, 7)] != ["\\frac", *"{}{}"]:
+        if (
+            self.at != start + 1
+            or len(tokens) < 8
+            or [tokens[i] for i in (1, 2, 4, 5, 7)] != ["\\frac", *"{}{}"]
+        ):
             return node
         if not (
-            tokens[0].isdigit() and tokens[3].isdigit() and tokens[6].isdigit() and int(tokens[3]) < int(tokens[6])
+            tokens[0].isdigit()
+            and tokens[3].isdigit()
+            and tokens[6].isdigit()
+            and int(tokens[3]) < int(tokens[6])
         ):
             return node
         return values.plus(node, self.atom())
@@ -305,7 +314,8 @@ class _Reader:
         raise Unreadable(f"\\{name} is not known")
 
     def function(self, name: str) -> Node:
-        r"""`\sin^2 x`, `\sin^{-1} x`, `\log_2 8`, `\sin 2x`, `\ln|x|`: a bare argument ends at a sign or function."""
+        r"""`\sin^2 x`, `\sin^{-1} x`, `\log_2 8`, `\sin 2x`, `\ln|x|`: a bare argument ends at a sign
+        or function."""
         base, exponent = None, None
         for _ in range(2):
             if self.next == "_" and name == "log" and base is None:

@@ -1,8 +1,10 @@
-r"""Equations, inequalities and the sets they describe: `2x - y = 1`, `1 \le x < 2`, `|x| < 1`, `(0, 1) \cup [2, 3]`.
+r"""Equations, inequalities and the sets they describe: `2x - y = 1`, `1 \le x < 2`, `|x| < 1`, `(0, 1)
+\cup [2, 3]`.
 
-Each is read into branches (joined by "or") of elementary relations `f = 0`, `f > 0`, `f \ge 0`, `f \ne 0`. Two
-relations are one if the quotient of their functions is the same number (a positive one for inequalities) at every point
-of `expression.points`; two branches, if their relations pair up; two answers, if their branches do.
+Each is read into branches (joined by "or") of elementary relations `f = 0`, `f > 0`, `f \ge 0`, `f \ne
+0`. Two relations are one if the quotient of their functions is the same number (a positive one for
+inequalities) at every point of `expression.points`; two branches, if their relations pair up; two
+answers, if their branches do.
 """
 
 from __future__ import annotations
@@ -153,7 +155,9 @@ def _chains(part: str) -> list[tuple[Relation, ...]]:
             alternatives = [a + [r for r in pair if r] for a in alternatives for pair in pairs]
             continue
         for left, sign, right in zip(pieces[:-2:2], pieces[1::2], pieces[2::2], strict=True):
-            options = [[_oriented(a, sign_, b) for a, sign_, b in option] for option in _absolute(left, sign, right)]
+            options = [
+                [_oriented(a, sign_, b) for a, sign_, b in option] for option in _absolute(left, sign, right)
+            ]
             alternatives = [a + [r for r in o if r] for a in alternatives for o in options]
     return [tuple(a) for a in alternatives]
 
@@ -196,7 +200,11 @@ def _set(s: str, variable: str) -> list[tuple[Relation, ...]]:
         return [tuple(Relation("\\ne", variable, point) for point in points.parts)]
     found: list[tuple[Relation, ...]] = []
     for part in re.split(r"\s*\\cup(?![a-zA-Z])\s*", s):
-        part = part[1:-1] if part[:1] == "(" and part[-1:] == ")" and is_one_group(part) and "," not in part else part
+        part = (
+            part[1:-1]
+            if part[:1] == "(" and part[-1:] == ")" and is_one_group(part) and "," not in part
+            else part
+        )
         if part == "\\mathbb{R}":
             found.append(())
             continue

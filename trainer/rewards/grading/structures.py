@@ -1,7 +1,7 @@
 r"""Answers with parts: tuples, points, intervals, sets, lists, ratios and clock times.
 
-Taken apart here, so that each part is compared by its own kind and the brackets keep their meaning: a point is no set,
-a closed interval no open one, and one number never equals a list that holds it.
+Taken apart here, so that each part is compared by its own kind and the brackets keep their meaning: a
+point is no set, a closed interval no open one, and one number never equals a list that holds it.
 """
 
 from __future__ import annotations
@@ -60,17 +60,23 @@ def parse(content: str) -> Structure | None:
     names = {m[1] for m in map(_NAMED.fullmatch, parts) if m}
     if len(parts) < 2 or (len(names) > 1 and _OR.search(s)):  # x = 1 or y = 2 has no two values
         return None
-    unordered = ("=" in s and not any("=" in p for p in parts)) or (_AND.search(s) and "=" not in s) or "\\pm" in s
+    unordered = (
+        ("=" in s and not any("=" in p for p in parts)) or (_AND.search(s) and "=" not in s) or "\\pm" in s
+    )
     return Structure("set" if unordered else "list", parts)
 
 
 _MATRIX = re.compile(
-    r"[(\[|]?\s*\\begin\{([pbvB]?matrix|smallmatrix|array)\}\s*(?:\{[lcr|\s]*\})?(.*)\\end\{\1\}\s*[)\]|]?", re.DOTALL
+    r"[(\[|]?\s*\\begin\{([pbvB]?matrix|smallmatrix|array)\}\s*(?:\{[lcr|\s]*\})?(.*)\\end\{\1\}\s*[)\]|]?",
+    re.DOTALL,
 )
 
 
 def _matrix(match: re.Match[str]) -> Structure | None:
-    rows = [[cell.strip() for cell in row.split("&")] for row in re.split(r"\\\\|\\cr(?![a-zA-Z])", match[2].strip())]
+    rows = [
+        [cell.strip() for cell in row.split("&")]
+        for row in re.split(r"\\\\|\\cr(?![a-zA-Z])", match[2].strip())
+    ]
     rows = rows[:-1] if rows[-1] == [""] else rows
     if "\\begin" in match[2] or len({len(row) for row in rows}) != 1 or not all(all(row) for row in rows):
         return None
@@ -114,8 +120,8 @@ def values(structure: Structure, by_name: bool = False) -> Structure:
 def compatible(reference: Structure, answer: Structure) -> Literal["ordered", "unordered", "no"]:
     """How the parts of two structures are to be compared.
 
-    A bare list is taken for what the reference is; tuples and intervals are ordered, sets and bare lists are not. A
-    column is the tuple of its entries.
+    A bare list is taken for what the reference is; tuples and intervals are ordered, sets and bare
+    lists are not. A column is the tuple of its entries.
     """
     same_length = len(reference.parts) == len(answer.parts)
     if {reference.kind, answer.kind} <= {"set", "list"}:
@@ -157,7 +163,9 @@ def proportion(content: str) -> tuple[str, ...] | None:
     return tuple(parts)
 
 
-_CLOCK = re.compile(r"([0-9]{1,2}):([0-5][0-9])(?::([0-5][0-9]))?\s*(?:(a|p)\.?\s?m\.?)?", re.ASCII | re.IGNORECASE)
+_CLOCK = re.compile(
+    r"([0-9]{1,2}):([0-5][0-9])(?::([0-5][0-9]))?\s*(?:(a|p)\.?\s?m\.?)?", re.ASCII | re.IGNORECASE
+)
 
 
 @lru_cache(maxsize=8192)
@@ -175,7 +183,8 @@ def clock(content: str) -> tuple[int, int, int, str] | None:
 
 
 def same_time(reference: tuple[int, int, int, str], answer: tuple[int, int, int, str]) -> bool:
-    """A marker that the reference has must be met (3:45 PM is 15:45); one that only the answer has is let pass."""
+    """A marker that the reference has must be met (3:45 PM is 15:45); one that only the answer has is
+    let pass."""
 
     def hour24(t: tuple[int, int, int, str]) -> int:
         return t[0] % 12 + 12 * (t[3] == "p") if t[3] else t[0]

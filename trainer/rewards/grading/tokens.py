@@ -55,7 +55,8 @@ def tokens(text: str) -> list[tuple[str, str]]:
 
 
 def _split_word(word: str) -> list[tuple[str, str]]:
-    """A known name is a command (`sin`, `2xsin`), other letters stand for themselves; a long word is no mathematics."""
+    """A known name is a command (`sin`, `2xsin`), other letters stand for themselves; a long word is no
+    mathematics."""
     for start in range(min(3, len(word))):
         if word[start:] in _PLAIN_WORDS:
             return [*(("letter", c) for c in word[:start]), ("command", "\\" + word[start:])]

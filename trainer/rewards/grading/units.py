@@ -1,8 +1,10 @@
-"""Units that may follow a number: a closed list, their products and quotients, and nouns that the question itself uses.
+"""Units that may follow a number: a closed list, their products and quotients, and nouns that the
+question itself uses.
 
-A unit is a size and its dimensions (`km/h` is 5/18 of m·s⁻¹), so that any two spellings of one unit agree: `m/s^2`,
-`m s^{-2}`, `meters per second squared`. A noun (`5 apples`) is a dimension of its own, and only one that the question
-or the reference answer contains. Words of number, scale or denial (`5 lakh`, `5 never`) are units nowhere.
+A unit is a size and its dimensions (`km/h` is 5/18 of m·s⁻¹), so that any two spellings of one unit
+agree: `m/s^2`, `m s^{-2}`, `meters per second squared`. A noun (`5 apples`) is a dimension of its own,
+and only one that the question or the reference answer contains. Words of number, scale or denial (`5
+lakh`, `5 never`) are units nowhere.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class Unit:
 
 _KNOWN: dict[str, Unit] = {}
 _CASED: set[str] = {"ml"}
-"""Small prefixed symbols, in lower case: `mg` must be written so, for `Mg` is another unit; `KM` can only be `km`."""
+"""Small prefixed symbols, in lower case: `mg` must be written so, for `Mg` is another unit; `KM` can
+only be `km`."""
 
 
 def _define(size: str | int | Fraction, dimensions: str, names: str) -> None:
@@ -113,7 +116,9 @@ _NEVER = frozenset(_NEVER_TEXT.split()) | {c + s for c in _CARDINALS.split() for
     c.removesuffix("y") + "ieth" for c in _CARDINALS.split()
 }  # fmt: skip
 """Words that change a number, deny it or hedge, whatever the question says; compared in the singular."""
-_COUNTED = frozenset(("squares", "points", "roots", "sums", "differences", "products", "quotients", "cubes", "powers"))
+_COUNTED = frozenset(
+    ("squares", "points", "roots", "sums", "differences", "products", "quotients", "cubes", "powers")
+)
 """Of these, what a question may ask the number of: `12 squares`, `3 points`; only in the plural."""
 
 
@@ -139,7 +144,10 @@ _PIECE = re.compile(
 _FRACTION = re.compile(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 
 _CELSIUS = re.compile(r"(?:degrees?|deg|°)\s*([CF])(?:elsius|ahrenheit)?(?![a-z])", re.IGNORECASE)
-_SCALE_OR_UNIT = {"K": re.compile(r"(?<![A-Za-z])(?:K|kelvins?)(?![A-Za-z])"), "T": re.compile(r"\bT\b|[Tt]esla")}
+_SCALE_OR_UNIT = {
+    "K": re.compile(r"(?<![A-Za-z])(?:K|kelvins?)(?![A-Za-z])"),
+    "T": re.compile(r"\bT\b|[Tt]esla"),
+}
 """A thousand or kelvin, a trillion or tesla: units only where question or reference answer names them."""
 
 
@@ -153,7 +161,9 @@ def unit(text: str, context: str = "") -> Unit | None:
     """
     text = _CELSIUS.sub(lambda m: "°" + m[1].upper(), text)
     text = (
-        _FRACTION.sub(r"\1/(\2)", text.strip(" ~").removeprefix("-").strip()).replace("\\Omega", "Ω").replace("每", "/")
+        _FRACTION.sub(r"\1/(\2)", text.strip(" ~").removeprefix("-").strip())
+        .replace("\\Omega", "Ω")
+        .replace("每", "/")
     )
     text = re.sub(r"\\mu\s*", "µ", text).replace("mm Hg", "mmHg")
     if text.startswith("(") and text.endswith(")") and text.count("(") == 1:
@@ -223,8 +233,8 @@ def _lookup(name: str, context: str) -> Unit | None:
 def split_unit(raw: str, context: str) -> tuple[str, Unit | None]:
     r"""Takes a unit off an expression: `25\pi \text{ cm}^2` -> (`25\pi`, cm²). None where there is none.
 
-    Without `\text` only after a number, bracket or \pi, and only units of two letters and more: in `2\pi h` the h is a
-    height, not an hour.
+    Without `\text` only after a number, bracket or \pi, and only units of two letters and more: in
+    `2\pi h` the h is a height, not an hour.
     """
     s = clean(raw)
     marked = _MARKED.search(raw) is not None

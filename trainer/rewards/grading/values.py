@@ -185,7 +185,11 @@ def function(name: str, argument: Node) -> Node:
     def function(p: Point) -> Any:
         limit = MAX_POWER_BITS if name.endswith(("exp", "h")) else MAX_ARGUMENT
         found = getattr(p.context, name)(small(argument(p), p, limit))
-        if p.kind != "complex" and name in ("asin", "acos", "acosh", "atanh", "asec", "acsc") and found.imag != 0:
+        if (
+            p.kind != "complex"
+            and name in ("asin", "acos", "acosh", "atanh", "asec", "acsc")
+            and found.imag != 0
+        ):
             raise Undefined
         return found
 

@@ -1,0 +1,121 @@
+"""How dense a tree of Python files is, in the figures by which trainers can be compared.
+
+    python -m benchmarks.readability trainer                       # prints them
+    python -m benchmarks.readability trainer --name NAME           # ... and keeps them in benchmarks/readability.json
+
+A code line has at least one token of Python that is neither a comment nor a part of a docstring. Its characters are
+counted without the indentation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import json
+import tokenize
+from collections import Counter
+from pathlib import Path
+
+KEPT = Path(__file__).with_suffix(".json")
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+RANK_CALLS = {"all", "each"}
+NOT_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
+
+
+def docstrings(tree: ast.Module) -> list[ast.Constant]:
+    """Every documentation string: those of modules, classes and functions, and those that stand below a field."""
+    found = []
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if not isinstance(body, list):
+            continue
+        for statement in body:
+            if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
+                continue
+            if isinstance(statement.value.value, str):
+                found.append(statement.value)
+    return found
+
+
+def is_rank_call(node: ast.AST) -> bool:
+    """Whether `node` calls a method of the ranks by its name: `workers.all("sync", step)`."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
+        return False
+    first = node.args[0]
+    if not (isinstance(first, ast.Constant) and isinstance(first.value, str)):
+        return False
+    return node.func.attr in RANK_CALLS and first.value.isidentifier()
+
+
+def measure(text: str) -> Counter[str]:
+    """The counts of one file."""
+    tree = ast.parse(text)
+    lines = text.splitlines()
+    strings = docstrings(tree)
+    prose = set()
+    for string in strings:
+        prose.update(range(string.lineno, (string.end_lineno or string.lineno) + 1))
+
+    count: Counter[str] = Counter(files=1, lines=len(lines), files_over_500_lines=len(lines) > 500)
+    code = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            count["fmt_skip"] += "fmt: skip" in token.string
+            stands_alone = token.line.strip().startswith("#")
+            count["comment_lines"] += stands_alone
+        if token.type not in NOT_CODE:
+            code.update(range(token.start[0], token.end[0] + 1))
+    code -= prose
+
+    count["code_lines"] = len(code)
+    for number in code:
+        count["code_characters"] += len(lines[number - 1].strip())
+        count["code_lines_over_100"] += len(lines[number - 1]) > 100
+    for node in ast.walk(tree):
+        count["comprehensions"] += isinstance(node, COMPREHENSIONS)
+        count["walrus_operators"] += isinstance(node, ast.NamedExpr)
+        count["rank_calls_by_string"] += is_rank_call(node)
+    for string in strings:
+        count["docstrings_that_begin_with_of"] += str(string.value).startswith("Of ")
+    return count
+
+
+def figures(folder: Path) -> dict[str, float]:
+    """The sums over all files of `folder`, and the two ratios."""
+    total: Counter[str] = Counter()
+    for path in sorted(folder.rglob("*.py")):
+        total.update(measure(path.read_text()))
+    if not total["code_lines"]:
+        raise SystemExit(f"no Python code under {folder}")
+    ratios = {
+        "comprehensions_per_100_code_lines": round(100 * total["comprehensions"] / total["code_lines"], 1),
+        "characters_per_code_line": round(total["code_characters"] / total["code_lines"], 1),
+    }
+    return {**ratios, **dict(sorted(total.items()))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--name", help="keep the figures under this name, such as a revision")
+    args = parser.parse_args()
+
+    measured = figures(args.folder)
+    for name, value in measured.items():
+        print(f"{name:40} {value}")
+    if args.name:
+        kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+        kept[args.name] = measured
+        KEPT.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
