@@ -58,8 +58,9 @@ def write(run: str, bucket: str, out: str, tokens: bool) -> dict[str, int]:
 def rows(
     config: RunConfig, step: int, graded: Graded, norm: RunningNorm | None, tokens: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """A step's completions. advantage: as the update had it; None for groups that it left out, and where it rested on
-    what the log has not (the KL in the reward; normalized rewards without the steps before, `norm` None)."""
+    """A step's completions. advantage: as the update had it; None for groups that it left out, and where it
+    rested on what the log has not (the KL in the reward; normalized rewards without the steps before, `norm`
+    None)."""
     traces, outcomes = graded.traces, graded.outcomes
     credit = credited(config, traces, outcomes)
     known: dict[int, float] = {}

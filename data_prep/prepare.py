@@ -320,7 +320,8 @@ def _nothing_left(
 
 
 def _weigh(opened: Sequence[_Open], judged: list[list[Judged]]) -> None:
-    """Training rows of a source with weight 2.5 are written twice, and every other one of them a third time."""
+    """Training rows of a source with weight 2.5 are written twice, and every other one of them a third
+    time."""
     for one, rows in zip(opened, judged, strict=True):
         whole, part = divmod(one.source.weight, 1)
         for row in rows:

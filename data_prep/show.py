@@ -57,7 +57,8 @@ def detected(sources: Sequence[RecordSource]) -> str:
 
 
 def row(dataset: Dataset, index: int, tokenizer: str, min_pixels: int, max_pixels: int) -> str:
-    """One row as the model will be asked, with its sizes in tokens and what supervised training learns from."""
+    """One row as the model will be asked, with its sizes in tokens and what supervised training learns
+    from."""
     one = dataset[index]
     lines = [f"row {index} of {dataset.split}: {one.id}, {one.source}"]
     images = iter(one.images)

@@ -1,4 +1,5 @@
-"""Bar charts and line charts with a scale: one value, differences, sums, the extreme, counts above a value."""
+"""Bar charts and line charts with a scale: one value, differences, sums, the extreme, counts above a
+value."""
 
 from __future__ import annotations
 

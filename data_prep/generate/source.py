@@ -71,7 +71,8 @@ class Generated:
         return [{"path": recipe, "bytes": 0, "sha256": hashlib.sha256(recipe.encode()).hexdigest()}]
 
     def problems(self) -> Iterator[tuple[int, str, Problem]]:
-        """(index, family, problem) of every row; repeats of a question with the same image are passed over."""
+        """(index, family, problem) of every row; repeats of a question with the same image are passed
+        over."""
         seen: set[bytes] = set()
         index = repeats = 0
         while len(seen) < self.rows_wanted:

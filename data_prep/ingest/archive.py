@@ -22,7 +22,8 @@ from trainer.config import ConfigError
 MAX_MEMBER_BYTES = 128 << 20
 """A larger file is no image that could be trained on. It is not read."""
 MAX_INFLATION = 1000
-"""A zip member that claims to inflate by more than this (and beyond SMALL_BYTES) is not read: images do not."""
+"""A zip member that claims to inflate by more than this (and beyond SMALL_BYTES) is not read: images do
+not."""
 SMALL_BYTES = 16 << 20
 TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 

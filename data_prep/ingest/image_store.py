@@ -41,7 +41,8 @@ class ImageStore:
     """Store of checked images by name. `fill` it, then `facts` and `read`."""
 
     def __init__(self, work_dir: Path, limits: ImageLimits, key: str) -> None:
-        """Opens `work_dir`, keeping what a former run left if `key` (what is unpacked, and how) is the same."""
+        """Opens `work_dir`, keeping what a former run left if `key` (what is unpacked, and how) is the
+        same."""
         work_dir.mkdir(parents=True, exist_ok=True)
         self._pack_path, self._ledger_path = work_dir / "images.bin", work_dir / "images.jsonl"
         self._limits, self._key = limits, key

@@ -131,7 +131,8 @@ def size_error(width: int, height: int, limits: ImageLimits) -> str:
 
 
 def levels(image: Image.Image, side: int = LOOK_SIDE) -> np.ndarray:
-    """Mean gray levels of an upright RGB image [side, side] float32: what survives scaling and compression."""
+    """Mean gray levels of an upright RGB image [side, side] float32: what survives scaling and
+    compression."""
     gray = image.convert("L").convert("F").resize((side, side), Image.Resampling.BOX)
     return np.asarray(gray, dtype=np.float32)
 

@@ -71,7 +71,8 @@ class Form:
     sft: bool = False
     """Whether the reply is learned from as it stands, and no reference answer is needed."""
     only: tuple[str, tuple[str, ...]] = ("", ())
-    """A column, and the values of it with which a row is taken; the others ask for graders that are not here."""
+    """A column, and the values of it with which a row is taken; the others ask for graders that are not
+    here."""
 
     def parse(self, record: dict[str, Any]) -> Parsed:
         """Reads one record. Raises BadRecord."""

@@ -32,7 +32,8 @@ _BASE64 = ("iVBOR", "/9j/", "R0lGOD", "UklGR", "SUkq", "TU0AK", "Qk0")
 
 @dataclass
 class RecordSource:
-    """Rows of data files, all in one form. An image inside a record is named `@ROW-K`; others by their paths."""
+    """Rows of data files, all in one form. An image inside a record is named `@ROW-K`; others by their
+    paths."""
 
     name: str
     tables: list[tuple[Path, str]]
@@ -279,7 +280,8 @@ def _short(record: dict[str, Any] | Unreadable) -> str:
 
 
 def hashes(source: RecordSource) -> list[dict[str, Any]]:
-    """Data files and archives by their content; a folder, or files beside, as one by all names and contents."""
+    """Data files and archives by their content; a folder, or files beside, as one by all names and
+    contents."""
     files = [path for path, _ in source.tables] + [root for root in source.roots if root.is_file()]
     entries = [
         {"path": p.name, "bytes": p.stat().st_size, "sha256": sha256_of(p)} for p in dict.fromkeys(files)

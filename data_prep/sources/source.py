@@ -67,7 +67,8 @@ class Source(Protocol):
         ...
 
     def members(self, refused: Refused, wanted: Wanted) -> Iterator[Member]:
-        """The images, in one pass, all or those that are wanted; what cannot be read is noted in `refused`."""
+        """The images, in one pass, all or those that are wanted; what cannot be read is noted in
+        `refused`."""
         ...
 
     def image_bytes(self) -> int:

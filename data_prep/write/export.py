@@ -81,7 +81,8 @@ def _feature(kind: pa.DataType) -> Any:
 
 
 def export(path: str, target: Target, out: str | Path) -> dict[str, int]:
-    """Writes `SPLIT.parquet` for every split of the dataset at `path` into `out`. Returns the rows of each."""
+    """Writes `SPLIT.parquet` for every split of the dataset at `path` into `out`. Returns the rows of
+    each."""
     make: Callable[[Row, str, int], dict[str, Any]] = _trl if target == "trl" else _verl
     fields = _SCHEMAS[target]
     features = {name: _feature(kind) for name, kind in fields}

@@ -56,7 +56,8 @@ class Samples:
             self.offer(dataset.split, number, dataset[number])
 
     def offer(self, split: str, number: int, row: Row) -> None:
-        """Draws the split's row of this number if it is one of them. Rows are to be offered in their order."""
+        """Draws the split's row of this number if it is one of them. Rows are to be offered in their
+        order."""
         if number in self._chosen[split]:
             self._drawn[split].append(self._threads.submit(_row, row))
 

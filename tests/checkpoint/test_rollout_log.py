@@ -1,4 +1,5 @@
-"""The rollout log: what comes back is what was sampled, of this run and history only, and nothing is kept for ever."""
+"""The rollout log: what comes back is what was sampled, of this run and history only, and nothing is kept for
+ever."""
 
 import math
 import struct

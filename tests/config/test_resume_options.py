@@ -54,7 +54,9 @@ def test_what_messages_say_to_change_does_not_stop_a_resume(resumed, change):
     assert resumed(change) == 2
 
 
-@pytest.mark.parametrize("change", ["rewards.judge_model=other", "rewards.judge_types=math", "rewards.judge_url="])
+@pytest.mark.parametrize(
+    "change", ["rewards.judge_model=other", "rewards.judge_types=math", "rewards.judge_url="]
+)
 def test_another_judge_or_none_would_change_what_a_reward_means(resumed, change):
     with pytest.raises(c.ConfigError, match=change.partition("=")[0]):
         resumed(change)

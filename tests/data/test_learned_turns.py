@@ -1,4 +1,5 @@
-"""Loss flags of a conversation's turns: what is kept of the turns, which tokens are learned, and their logprobs."""
+"""Loss flags of a conversation's turns: what is kept of the turns, which tokens are learned, and their
+logprobs."""
 
 import json
 
@@ -52,7 +53,10 @@ def segments(image_tokens):
     start, end = "<|im_start|>", "<|im_end|>"
     image = "<|vision_start|>" + "<|image_pad|>" * image_tokens + "<|vision_end|>" if image_tokens else ""
     return [
-        (f"{start}system\nYou are a helpful assistant.{end}\n{start}user\nSay hello.{end}\n{start}assistant\n", False),
+        (
+            f"{start}system\nYou are a helpful assistant.{end}\n{start}user\nSay hello.{end}\n{start}assistant\n",
+            False,
+        ),
         (f"Hello, hello!{end}", True),
         (f"\n{start}user\nWhat is this?{image}{end}\n{start}assistant\nA triangle.{end}\n", False),
         (f"{start}user\nHow many sides?{end}\n{start}assistant\n", False),
@@ -80,7 +84,9 @@ def test_the_mask_is_that_of_a_list_made_by_hand(family_model, family):
 
 def test_a_template_that_changes_earlier_replies_is_refused(tiny_model):
     prompter = Prompter(Model(path=str(tiny_model)))
-    prompter.processor.chat_template = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    prompter.processor.chat_template = (
+        "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
     with pytest.raises(ConfigError, match="changes message 1 when others follow"):
         prompter.learned_positions(row([CHAT[0], CHAT[1], CHAT[4]], "Three.", [1], []))
 

@@ -18,8 +18,9 @@ from trainer.learning.zero.partition import whole_shape
 
 
 def against_peft(config, rank, port):
-    """Against plain peft in one process, at factors A and B that are not zero: the gradients of an update, and the
-    merged weights; the reference against the model without adapters; the engine, where there is one; a resume."""
+    """Against plain peft in one process, at factors A and B that are not zero: the gradients of an update,
+    and the merged weights; the reference against the model without adapters; the engine, where there is one;
+    a resume."""
 
     def value(name, shape):
         g = torch.Generator().manual_seed(sum(map(ord, name)))
@@ -36,14 +37,17 @@ def against_peft(config, rank, port):
     def load():
         options = {"dtype": torch.float32, "attn_implementation": "sdpa"}
         if config.lora.qlora:
-            options["quantization_config"] = BitsAndBytesConfig(**config.lora.quantization(config.model.dtype))
+            options["quantization_config"] = BitsAndBytesConfig(
+                **config.lora.quantization(config.model.dtype)
+            )
         # bitsandbytes' kernel for inference on CPU is another than that for training.
         return AutoModelForImageTextToText.from_pretrained(config.model.path, **options).train()
 
     encoded = plain.prompts(AutoConfig.from_pretrained(config.model.path))
     items = plain.items(encoded)
     theirs = plain.padded_gradients(config.model.path, encoded, items, adapt=lambda _: adapted(load()))[1]
-    theirs = {name.removeprefix("base_model.model."): g for name, g in theirs.items()}  # before models come sharded
+    # before models come sharded
+    theirs = {name.removeprefix("base_model.model."): g for name, g in theirs.items()}
     want = {} if config.lora.qlora else dict(adapted(load()).merge_and_unload().named_parameters())
     base = plain.padded_gradients(config.model.path, encoded, items)[0]
 

@@ -1,4 +1,5 @@
-"""Two ranks that bring base weights from a hub into a sharded model, each with a cache of its own, as on two nodes.
+"""Two ranks that bring base weights from a hub into a sharded model, each with a cache of its own, as on two
+nodes.
 
 Runs inside scenarios.py; not a test itself.
 """
@@ -26,12 +27,15 @@ KINDS = (transformers.AutoModelForImageTextToText, transformers.AutoModelForCaus
 
 
 def filled(config, rank, port):
-    """Tensors that differ from those that transformers loads, and the files that this rank downloaded; or the error and
-    its type.
+    """Tensors that differ from those that transformers loads, and the files that this rank downloaded; or the
+    error and its type.
 
     The configuration's remote is the hub that the weights come from, under the name that its run has.
     """
-    folder, dtype = Path(config.model.path), {"fp32": torch.float32, "bf16": torch.bfloat16}[config.model.dtype]
+    folder, dtype = (
+        Path(config.model.path),
+        {"fp32": torch.float32, "bf16": torch.bfloat16}[config.model.dtype],
+    )
     about = transformers.AutoConfig.from_pretrained(folder)
     kind = KINDS[not hasattr(about, "vision_config")]
     plain = dict(kind.from_pretrained(folder, dtype=dtype).named_parameters())

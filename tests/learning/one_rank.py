@@ -60,7 +60,9 @@ class OneRank:
         """Token ids of a training row's prompt."""
         return self.reader.encoded(self.config.train_split, row).token_ids
 
-    def sample(self, prompts: list[Prompt], count: int, temperature: float, max_tokens: int = 0) -> list[Trace]:
+    def sample(
+        self, prompts: list[Prompt], count: int, temperature: float, max_tokens: int = 0
+    ) -> list[Trace]:
         """Completions of these prompts by this rank's engine, on every rank of it, by group and index."""
         groups = self.engine.generate(
             prompts,
@@ -77,11 +79,16 @@ class OneRank:
     def logprobs(self, passes: list[list[Trace]], *, old: bool = True, reference: bool = False):
         return self.learner.logprobs(passes, self.config.train_split, old, reference)
 
-    def update(self, passes: list[TrainBatch], tokens: int, sequences: int, kl_coef: float = 0.0) -> dict[str, float]:
+    def update(
+        self, passes: list[TrainBatch], tokens: int, sequences: int, kl_coef: float = 0.0
+    ) -> dict[str, float]:
         return self.learner.update(passes, tokens, sequences, kl_coef)
 
-    def step(self, batch: TrainBatch, budget: int, order: list[list[list[int]]] | None = None, kl_coef: float = 0.0):
-        """One optimizer step over the batch in passes of `budget` tokens, or in those of `order` ([rank][pass])."""
+    def step(
+        self, batch: TrainBatch, budget: int, order: list[list[list[int]]] | None = None, kl_coef: float = 0.0
+    ):
+        """One optimizer step over the batch in passes of `budget` tokens, or in those of `order`
+        ([rank][pass])."""
         image = self.prompter.image_token_id or -1
         lengths = [scheduled(trace, image) for trace in batch.traces]
         plan = order or schedule(lengths, self.config.placement.world_size, budget)
@@ -112,7 +119,11 @@ def same(a: Trace, b: Trace) -> bool:
     for name, value in vars(a).items():
         other = getattr(b, name)
         if isinstance(value, np.ndarray):
-            if not isinstance(other, np.ndarray) or value.dtype != other.dtype or value.tobytes() != other.tobytes():
+            if (
+                not isinstance(other, np.ndarray)
+                or value.dtype != other.dtype
+                or value.tobytes() != other.tobytes()
+            ):
                 return False
         elif value != other:
             return False

@@ -1,4 +1,5 @@
-"""What packed passes are held to: samples of real raggedness, and the same loss by transformers' own padded forward."""
+"""What packed passes are held to: samples of real raggedness, and the same loss by transformers' own padded
+forward."""
 
 from __future__ import annotations
 
@@ -58,12 +59,15 @@ def padded_gradients(
     temperature: float = 1.0,
     adapt: Callable[[Any], Any] = lambda model: model,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """(log-probabilities [N], gradients by name) of sum(-advantage log p) / N; one process, one padded batch, none of
-    the trainer's code: transformers' own positions, masks and attention. adapt: what is done to the model first."""
+    """(log-probabilities [N], gradients by name) of sum(-advantage log p) / N; one process, one padded batch,
+    none of the trainer's code: transformers' own positions, masks and attention. adapt: what is done to the
+    model first."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     try:
-        model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+        model = AutoModelForImageTextToText.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="sdpa"
+        )
     except ValueError:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
     model = adapt(model)
@@ -84,7 +88,9 @@ def padded_gradients(
     for b, t in enumerate(traces):
         at = logp[b, t.shared - 1 : len(t.tokens) - 1]
         found.append(at.gather(1, torch.from_numpy(t.completion).long()[:, None])[:, 0])
-    loss = -sum(float(a[0]) * x.sum() for a, x in zip(samples.advantages, found, strict=True)) / samples.tokens
+    loss = (
+        -sum(float(a[0]) * x.sum() for a, x in zip(samples.advantages, found, strict=True)) / samples.tokens
+    )
     loss.backward()
     gradients = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
     assert all(g is not None for g in gradients.values())

@@ -1,7 +1,8 @@
-"""Ranks for tests: forked from one process that has imported what a rank imports, which alone takes 17 s of CPU.
+"""Ranks for tests: forked from one process that has imported what a rank imports, which alone takes 17 s of
+CPU.
 
-Started by `Ranks` with the environment that all ranks get, it reads a line of JSON for each scenario, forks its ranks,
-waits for them and replies with their exit codes. One that fails or is late ends the others.
+Started by `Ranks` with the environment that all ranks get, it reads a line of JSON for each scenario, forks
+its ranks, waits for them and replies with their exit codes. One that fails or is late ends the others.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ class Ranks:
     def __init__(self, env: dict[str, str]):
         command = [sys.executable, "-m", "tests.learning.ranks"]
         pipe: Any = subprocess.PIPE
-        self.process = subprocess.Popen(command, cwd=ROOT, env=os.environ | env, stdin=pipe, stdout=pipe, text=True)
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | env, stdin=pipe, stdout=pipe, text=True
+        )
 
     def run(self, scenario: str, config: Path, port: int, outs: list[Path], timeout_s: float) -> list[int]:
         """Exit codes of one rank for each of `outs`; what a rank prints is in a .log beside its result.
 
-        After an exception, a test's timeout for one, the process has ended: its reply would be read as the next one's.
+        After an exception, a test's timeout for one, the process has ended: its reply would be read as the
+        next one's.
         """
         assert self.process.stdin and self.process.stdout
         order = {"scenario": scenario, "config": str(config), "port": port, "outs": list(map(str, outs))}
@@ -66,7 +70,9 @@ def fork(order: dict[str, Any], rank: int) -> int:
         log = os.open(out.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        importlib.import_module(SCENARIOS).run(order["scenario"], Path(order["config"]), rank, order["port"], out)
+        importlib.import_module(SCENARIOS).run(
+            order["scenario"], Path(order["config"]), rank, order["port"], out
+        )
     except BaseException:
         traceback.print_exc()
     finally:
@@ -99,7 +105,12 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # imports print
     if os.environ.get("DS_ACCELERATOR") == "cpu":  # a GPU's driver does not survive a fork
-        for module in ("deepspeed", "vllm.v1.worker.cpu_worker", "vllm.model_executor.models.qwen2_5_vl", SCENARIOS):
+        for module in (
+            "deepspeed",
+            "vllm.v1.worker.cpu_worker",
+            "vllm.model_executor.models.qwen2_5_vl",
+            SCENARIOS,
+        ):
             importlib.import_module(module)
         from vllm import LLM  # noqa: F401
     for line in sys.stdin:

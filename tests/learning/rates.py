@@ -14,7 +14,8 @@ RATED = {"rows": 32, "samples": 8, "pack": 4096, "packs": 8}
 
 
 def rates(config, rank, port):
-    """Seconds of an update of full packs, of a sync, and of generating; the second time, when all is compiled."""
+    """Seconds of an update of full packs, of a sync, and of generating; the second time, when all is
+    compiled."""
     worker = OneRank(config).start(rank, port)
     rows = [row % len(worker.train_set) for row in range(RATED["rows"])]
     traces: list[Trace] = []  # of different rows: no prompt is shared, and none counted twice
@@ -30,7 +31,9 @@ def rates(config, rank, port):
                         flops.image_grids(t.prompt.tolist(), worker.prompter.image_token_id or -1))
         for t in traces
     ] * RATED["packs"]  # fmt: skip
-    work = flops.train_flops(shape, sequences, config.model.gradient_checkpointing, config.model.freeze_vision)
+    work = flops.train_flops(
+        shape, sequences, config.model.gradient_checkpointing, config.model.freeze_vision
+    )
     prompts = [Prompt(group=i, row=row, seed=i) for i, row in enumerate(rows)]
     tokens = items.tokens * RATED["packs"]
     out: dict = {"model_flops": work.model, "seconds": {}}
@@ -52,7 +55,8 @@ def rates(config, rank, port):
 
 
 def bare(config, rank, port):
-    """The same prompts by vLLM as its users call it: no seeds, no log-probabilities, no ban, no weight sync."""
+    """The same prompts by vLLM as its users call it: no seeds, no log-probabilities, no ban, no weight
+    sync."""
     from vllm import LLM, SamplingParams
 
     worker = OneRank(config)

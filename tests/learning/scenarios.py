@@ -67,12 +67,17 @@ def held_bytes() -> int:
     """Of all tensors that Python knows; each storage once."""
     gc.collect()
     tensors = (o for o in gc.get_objects() if issubclass(type(o), torch.Tensor))
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.device.type == "cpu"}
+    storages = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in tensors
+        if t.device.type == "cpu"
+    }
     return sum(storages.values())
 
 
 def sync_memory(worker: OneRank) -> list[int]:
-    """Extra bytes held while each bucket of a sync is loaded: the engine's own weights and the policy's not counted."""
+    """Extra bytes held while each bucket of a sync is loaded: the engine's own weights and the policy's not
+    counted."""
     call, held = worker.engine.call, []
 
     def watched(method, *args):
@@ -127,7 +132,8 @@ def parity(config, rank, port):
 
 
 def invariance(config, rank, port):
-    """The same steps by several token budgets, one per objective: metrics, gradient norms and resulting weights."""
+    """The same steps by several token budgets, one per objective: metrics, gradient norms and resulting
+    weights."""
     config = replace(config, method="sft")  # no engine
     out = {}
     for budget in (1, 120, 10_000):
@@ -135,7 +141,9 @@ def invariance(config, rank, port):
         items, stats = fixed_items(worker), {}
         g = torch.Generator().manual_seed(1)
         for name in ("", "dr_grpo", "gspo", "cispo", "gmpo"):
-            options = {**configuration.Algorithm.PRESETS[name], "correction_level": "geometric"} if name else {}
+            options = (
+                {**configuration.Algorithm.PRESETS[name], "correction_level": "geometric"} if name else {}
+            )
             worker.config = replace(config, method="grpo", algorithm=replace(config.algorithm, **options))
             worker.policy.config = worker.config
             if name:  # ratios on both sides of the bounds
@@ -156,20 +164,24 @@ def imageless(config, rank, port):
         text = [i for i, t in enumerate(items.traces) if not worker.train_set[t.row].images][:4]
         seen = [i for i, t in enumerate(items.traces) if worker.train_set[t.row].images][:4]
         chosen = items.pick(text + seen)
-        order = [[[0, 1], [2, 3]], [[4, 5], [6, 7]]] if name == "apart" else [[[0, 4], [1, 5]], [[2, 6], [3, 7]]]
+        order = (
+            [[[0, 1], [2, 3]], [[4, 5], [6, 7]]] if name == "apart" else [[[0, 4], [1, 5]], [[2, 6], [3, 7]]]
+        )
         update(worker, chosen, 0, order)
         out[name] = weights(worker)
     return out
 
 
 def unequal(config, rank, port):
-    """One rank's completion is longer than a chunk of logits and the other's is not, and no weight stays gathered."""
+    """One rank's completion is longer than a chunk of logits and the other's is not, and no weight stays
+    gathered."""
     from transformers import AutoModelForImageTextToText
 
     from trainer.learning.zero.setup import GATHERS
 
     lengths = [int(n) for n in config.run.name.split("-")]
-    plain = AutoModelForImageTextToText.from_pretrained(config.model.path, dtype=torch.float32)  # not sharded yet
+    # not sharded yet
+    plain = AutoModelForImageTextToText.from_pretrained(config.model.path, dtype=torch.float32)
     config = replace(config, method="sft", optimizer=replace(config.optimizer, live_parameters=0))
     worker = start(config, rank, port)
     worker.policy.config = replace(config, method="grpo")
@@ -187,7 +199,10 @@ def unequal(config, rank, port):
         before = GATHERS.calls
         (found,) = worker.logprobs([[traces[rank]]])["old"]
         out["forward"].append(GATHERS.calls - before)
-        before, stats = GATHERS.calls, worker.update([items.pick([rank])], sum(lengths), 2, config.algorithm.kl_coef)
+        before, stats = (
+            GATHERS.calls,
+            worker.update([items.pick([rank])], sum(lengths), 2, config.algorithm.kl_coef),
+        )
         out["backward"].append(GATHERS.calls - before)
         if "gap" not in out:
             prompt = worker.reader.encoded(config.train_split, rank)
@@ -203,7 +218,8 @@ def unequal(config, rank, port):
 
 
 def gradients(config, rank, port):
-    """Full gradients of an update, as ZeRO-3 has reduced them, against the padded computation of one process."""
+    """Full gradients of an update, as ZeRO-3 has reduced them, against the padded computation of one
+    process."""
     from deepspeed.utils import safe_get_full_grad
     from transformers import AutoConfig
 
@@ -264,7 +280,8 @@ def exported(config, rank, port):
 
 
 def moving(config, rank, port):
-    """The same updates with the states moved to the host and back before each, and without; and the constants."""
+    """The same updates with the states moved to the host and back before each, and without; and the
+    constants."""
     from trainer.learning.zero import setup as zero
 
     out: dict = {}
@@ -301,8 +318,8 @@ def accumulation(config, rank, port):
 
 
 def skipping(config, rank, port):
-    """An update whose gradient is not a number, between two that are sound, and a resume before the last of them; and
-    what passes gather."""
+    """An update whose gradient is not a number, between two that are sound, and a resume before the last of
+    them; and what passes gather."""
     worker = start(replace(config, method="sft"), rank, port)
     worker.policy.config = replace(config, method="grpo")
     items = fixed_items(worker)
@@ -333,7 +350,8 @@ def shard_sums(worker: OneRank) -> dict[str, list[float]]:
 
 
 def sleeping(config, rank, port):
-    """Three whole cycles at learning rate 0: memory awake and asleep, and what the engine holds and says each time."""
+    """Three whole cycles at learning rate 0: memory awake and asleep, and what the engine holds and says each
+    time."""
     worker = start(replace(config, optimizer=replace(config.optimizer, learning_rate=0.0)), rank, port)
 
     def used() -> float:

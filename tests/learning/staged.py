@@ -19,8 +19,8 @@ BUDGETS = (150, 100_000)
 
 
 def stages(config, rank, port):
-    """Of each stage: loss and gradients of a step against one process of plain torch, by several budgets; the same step
-    again after a resume, bit for bit; and what every other stage makes of its checkpoint."""
+    """Of each stage: loss and gradients of a step against one process of plain torch, by several budgets; the
+    same step again after a resume, bit for bit; and what every other stage makes of its checkpoint."""
     encoded = plain.prompts(AutoConfig.from_pretrained(config.model.path))
     traces = plain.items(encoded).traces
     items = lessons(traces, [1.0] * len(traces))
@@ -118,7 +118,8 @@ def step(worker: OneRank, items, budget, gradients=None, stop=False) -> dict:
 
 
 def pieces(worker: OneRank) -> dict:
-    """Every trained parameter whole, put together from all ranks' shards; each element from exactly one of them."""
+    """Every trained parameter whole, put together from all ranks' shards; each element from exactly one of
+    them."""
     mine = worker.policy.shards(lambda key, t: t.detach().clone())
     ranks: list = [None] * dist.get_world_size()
     dist.all_gather_object(ranks, mine)

@@ -27,7 +27,10 @@ def both(n, vocabulary, width, dtype, limit, banned=(), temperature=1.0):
     head.limit = limit
     weights = torch.randn(n, generator=g)
     found = []
-    for score in (lambda h: head(h, targets)[:2], lambda h: plain(h, head.weight, targets, list(banned), temperature)):
+    for score in (
+        lambda h: head(h, targets)[:2],
+        lambda h: plain(h, head.weight, targets, list(banned), temperature),
+    ):
         head.weight.grad = None
         own = hidden.clone().requires_grad_()
         logp, entropy = score(own)
@@ -86,7 +89,8 @@ def test_memory_does_not_grow_with_the_number_of_tokens():
 @pytest.mark.slow
 @pytest.mark.parametrize(("first", "second"), [(900, 1_100), (3, 1_100)])
 def test_ranks_with_unequal_numbers_of_chunks_do_not_hang(run_ranks, small_config, first, second):
-    """Nothing stays gathered, as in a model over DeepSpeed's limits; of a tiny one nothing would be released."""
+    """Nothing stays gathered, as in a model over DeepSpeed's limits; of a tiny one nothing would be
+    released."""
     config = replace(small_config, run=replace(small_config.run, name=f"{first}-{second}"))
     results = run_ranks("unequal", config)
     for result in results:

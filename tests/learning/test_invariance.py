@@ -1,4 +1,5 @@
-"""One optimizer step does not depend on the token budget, on the number of ranks, or on who holds the images."""
+"""One optimizer step does not depend on the token budget, on the number of ranks, or on who holds the
+images."""
 
 from dataclasses import replace
 
@@ -16,7 +17,9 @@ def test_step_is_invariant_to_micro_batch_and_ranks(run_ranks, small_config):
     config = replace(small_config, optimizer=replace(small_config.optimizer, max_grad_norm=1e9, eps=1e-3))
     results = []
     for world in (1, 2):
-        ranks = run_ranks("invariance", replace(config, placement=replace(config.placement, workers_per_node=world)))
+        ranks = run_ranks(
+            "invariance", replace(config, placement=replace(config.placement, workers_per_node=world))
+        )
         for micro in ranks[0]:
             stats = {
                 f"{objective}: {k}": sum(r[micro]["stats"][objective][k] for r in ranks)
@@ -31,7 +34,9 @@ def test_step_is_invariant_to_micro_batch_and_ranks(run_ranks, small_config):
     for _, _, other, detail in results[1:]:
         same(stats, other, 1e-5)
         for objective, s in detail["stats"].items():
-            assert s["grad/norm"] == pytest.approx(first["stats"][objective]["grad/norm"], rel=1e-5), objective
+            assert s["grad/norm"] == pytest.approx(first["stats"][objective]["grad/norm"], rel=1e-5), (
+                objective
+            )
         same(first["weights"], detail["weights"], 1e-5)
 
 
@@ -57,11 +62,14 @@ def test_a_bad_gradient_leaves_weights_alone_and_gathers_are_counted(run_ranks, 
 
 @pytest.mark.parametrize("accumulate", [pytest.param("fp32", marks=pytest.mark.long), "bf16"])
 def test_gradients_add_up_without_loss(run_ranks, small_config, accumulate):
-    """64 equal shares of a gradient are the gradient, in fp32; in bf16 the later ones are small beside the sum."""
+    """64 equal shares of a gradient are the gradient, in fp32; in bf16 the later ones are small beside the
+    sum."""
     config = replace(
         small_config,
         model=replace(small_config.model, dtype="bf16"),
-        optimizer=replace(small_config.optimizer, learning_rate=0.0, max_grad_norm=1e9, grad_accum_dtype=accumulate),
+        optimizer=replace(
+            small_config.optimizer, learning_rate=0.0, max_grad_norm=1e9, grad_accum_dtype=accumulate
+        ),
         placement=replace(small_config.placement, workers_per_node=1),
     )
     result = run_ranks("accumulation", config)[0]

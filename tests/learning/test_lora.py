@@ -1,4 +1,5 @@
-"""Adapters are those of plain peft: gradients, merged weights, reference, engine, resume; and what is refused."""
+"""Adapters are those of plain peft: gradients, merged weights, reference, engine, resume; and what is
+refused."""
 
 import json
 from dataclasses import replace
@@ -35,7 +36,9 @@ def lora(config, world, method, **options):
         pytest.param("qwen3_vl", 2, "grpo", {"rank": 4, "vision": True}, marks=pytest.mark.long),
     ],
 )
-def test_adapters_are_those_of_plain_peft(run_ranks, small_config, family_model, family, world, method, options):
+def test_adapters_are_those_of_plain_peft(
+    run_ranks, small_config, family_model, family, world, method, options
+):
     config = lora(small_config, world, method, **options)
     config = replace(config, model=replace(config.model, path=str(family_model(family))))
     config = replace(config, model=replace(config.model, gradient_checkpointing=world == 1))

@@ -1,4 +1,5 @@
-"""Moving ZeRO-3's states out of the engine's way changes nothing; and what DeepSpeed does to a process is undone."""
+"""Moving ZeRO-3's states out of the engine's way changes nothing; and what DeepSpeed does to a process is
+undone."""
 
 from dataclasses import replace
 
@@ -11,6 +12,8 @@ def test_moving_states_away_and_back_changes_nothing(run_ranks, small_config):
     )
     result = run_ranks("moving", config)[0]
     assert result["moved"] == result["kept"]
-    assert any(abs(total) > 0 for name, (total, _) in result["kept"]["shards"].items() if name.endswith("/exp_avg"))
+    assert any(
+        abs(total) > 0 for name, (total, _) in result["kept"]["shards"].items() if name.endswith("/exp_avg")
+    )
     assert len(result["rotary"]) == 2 and all(result["rotary"])  # zero.Init would round them to bf16
     assert result["linear"]  # vLLM compiles calls of it in the same process

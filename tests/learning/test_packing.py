@@ -157,7 +157,9 @@ def test_gradients_are_those_of_the_padded_computation(family_model, family, aga
     assert float((torch.cat(found) - logp).norm() / logp.norm()) < 1e-6
     ours = {n.removeprefix("model."): p.grad for n, p in model.named_parameters()}
     total, worst = plain.differences(ours, gradients)
-    print(f"{family}, again {again}, rows of {together}: {total:.1e} over all gradients, {worst:.1e} for one tensor")
+    print(
+        f"{family}, again {again}, rows of {together}: {total:.1e} over all gradients, {worst:.1e} for one tensor"
+    )
     assert total < 1e-6 and worst < 2e-6
 
 
@@ -168,8 +170,11 @@ def test_gradients_are_those_of_the_padded_computation(family_model, family, aga
      *(pytest.param(2, family, True, hpz, marks=pytest.mark.long)
        for family, hpz in (("qwen2_5_vl", 2), ("qwen2", 2), ("llama", 1)))],
 )  # fmt: skip
-def test_ranks_reproduce_the_padded_gradients(run_ranks, small_config, family_model, world, family, again, hpz):
-    """Through ZeRO-3, the schedule and the update, with one rank that has nothing to do in some pass, or no image."""
+def test_ranks_reproduce_the_padded_gradients(
+    run_ranks, small_config, family_model, world, family, again, hpz
+):
+    """Through ZeRO-3, the schedule and the update, with one rank that has nothing to do in some pass, or no
+    image."""
     config = replace(
         small_config,
         model=replace(small_config.model, path=str(family_model(family)), gradient_checkpointing=again),

@@ -1,4 +1,5 @@
-"""Base weights under ZeRO-3: each node downloads its share of the files, and every rank has what transformers loads."""
+"""Base weights under ZeRO-3: each node downloads its share of the files, and every rank has what transformers
+loads."""
 
 from dataclasses import replace
 
@@ -45,17 +46,24 @@ def test_each_node_downloads_its_share_and_every_rank_has_its_slices(
     assert sorted(first["files"].values()) == sorted([one, three]) and list(second["files"].values()) == [two]
 
 
-def test_what_the_files_lack_and_what_cannot_be_had_is_said_on_every_rank(run_ranks, family_model, small_config):
+def test_what_the_files_lack_and_what_cannot_be_had_is_said_on_every_rank(
+    run_ranks, family_model, small_config
+):
     folder, lost = family_model("qwen2"), "model-00002-of-00003.safetensors"
     with hub_server.serve() as hub:
-        hub.add("owner/model", hub_server.in_parts(folder, 3, lambda key: key.replace("model.norm", "model.other")))
+        hub.add(
+            "owner/model",
+            hub_server.in_parts(folder, 3, lambda key: key.replace("model.norm", "model.other")),
+        )
         for result in run_ranks("filled", of(small_config, folder, hub)):
             assert "owner/model has no model.norm.weight (1 are missing)" in result["error"]
     with hub_server.serve() as hub:
         files = hub_server.in_parts(folder, 3)
         hub.add("owner/model", {name: data for name, data in files.items() if name != lost})
         for result in run_ranks("filled", of(small_config, folder, hub)):
-            assert f"rank 1 cannot read the weights of owner/model: owner/model has no {lost}" in result["error"]
+            assert (
+                f"rank 1 cannot read the weights of owner/model: owner/model has no {lost}" in result["error"]
+            )
             assert result["type"] == "ConfigError", "another start would not find it either"
     with hub_server.serve() as hub:
         hub.add("owner/model", files | {"model.safetensors.index.json": b"{}"})
@@ -66,7 +74,11 @@ def test_what_the_files_lack_and_what_cannot_be_had_is_said_on_every_rank(run_ra
 
 def test_every_rank_is_told_whether_another_start_may_help(run_ranks, family_model, small_config):
     """A hub that is away for a while, and one that refuses: what one rank meets ends all of them alike."""
-    folder, index, second = family_model("qwen2"), "model.safetensors.index.json", "model-00002-of-00003.safetensors"
+    folder, index, second = (
+        family_model("qwen2"),
+        "model.safetensors.index.json",
+        "model-00002-of-00003.safetensors",
+    )
     with hub_server.serve() as hub:
         hub.add("owner/model", hub_server.in_parts(folder, 3))
         for name, status, rank, kind in (

@@ -1,4 +1,5 @@
-"""ZeRO stages 1, 2 and 3 are one computation, that of plain torch in one process, with one format of checkpoints."""
+"""ZeRO stages 1, 2 and 3 are one computation, that of plain torch in one process, with one format of
+checkpoints."""
 
 from dataclasses import replace
 
@@ -24,7 +25,8 @@ LONG = pytest.mark.long
     ],
 )
 def test_every_stage_learns_what_plain_torch_learns(run_ranks, small_config, world, lora, offload, dtype):
-    """Loss and gradients of a step, packed and in several passes; a resume, bit for bit; checkpoints of all stages."""
+    """Loss and gradients of a step, packed and in several passes; a resume, bit for bit; checkpoints of all
+    stages."""
     config = replace(
         small_config,
         model=replace(small_config.model, gradient_checkpointing=True, dtype=dtype),
@@ -38,13 +40,19 @@ def test_every_stage_learns_what_plain_torch_learns(run_ranks, small_config, wor
         for stage, found in result["stages"].items():
             assert found["losses"] == pytest.approx([result["loss"]] * 2, rel=loose), stage
             for together, worst in found["gradients"]:
-                assert together < (1e-5 if exact else near) and (worst < near or not exact), (stage, together, worst)
+                assert together < (1e-5 if exact else near) and (worst < near or not exact), (
+                    stage,
+                    together,
+                    worst,
+                )
             assert found["norm"] == pytest.approx(result["stages"]["3"]["norm"], rel=loose)
             assert found["moved"] and found["resumed"] and found["again"], stage
         assert len(result["elsewhere"]) == 9
         for where, (whole, loss) in result["elsewhere"].items():
             origin = where.split()[0]
-            assert whole and loss == pytest.approx(result["elsewhere"][f"{origin} at {origin}"][1], rel=loose), where
+            assert whole and loss == pytest.approx(
+                result["elsewhere"][f"{origin} at {origin}"][1], rel=loose
+            ), where
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,10 @@ def images(model):
 
 
 def parts(features):
-    return [*features.pooler_output, *(x for layer in getattr(features, "deepstack_features", ()) for x in layer)]
+    return [
+        *features.pooler_output,
+        *(x for layer in getattr(features, "deepstack_features", ()) for x in layer),
+    ]
 
 
 def test_features_are_the_towers_own(model):
@@ -41,7 +44,8 @@ def test_features_are_the_towers_own(model):
 
 
 def test_nothing_is_read_from_the_device(model):
-    """On the meta device there is nothing to read: an attempt raises, as it would have a GPU's queue waited for."""
+    """On the meta device there is nothing to read: an attempt raises, as it would have a GPU's queue waited
+    for."""
 
     def whole_rows(module, query, key, value, attention_mask, max_length_q, **_):
         assert isinstance(max_length_q, int)
@@ -51,7 +55,9 @@ def test_nothing_is_read_from_the_device(model):
     model.config._attn_implementation = "meta_flash"
     pixels, grid = images(model)
     model, pixels, meta = model.to("meta"), pixels.to("meta"), torch.device("meta")
-    features = model.model.get_image_features(pixels, grid, return_dict=True, **places(model.model.visual, grid, meta))
+    features = model.model.get_image_features(
+        pixels, grid, return_dict=True, **places(model.model.visual, grid, meta)
+    )
     assert [len(part) for part in features.pooler_output] == (grid.prod(-1) // 4).tolist()
     with pytest.raises(RuntimeError, match="meta"):
         model.model.get_image_features(pixels, grid.to("meta"), return_dict=True)

@@ -1,4 +1,5 @@
-"""The real loop with one fault built into its ranks: `python -m tests.loops.faulty --config run.yaml`, FAULT=name.
+"""The real loop with one fault built into its ranks: `python -m tests.loops.faulty --config run.yaml`,
+FAULT=name.
 
 deadlock   rank 1 skips the update of step 4 and sleeps, while the others wait for it in a collective
 straggler  rank 1 takes its time in every update

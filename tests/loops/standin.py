@@ -1,8 +1,9 @@
-"""The real session, checkpoints, storage and metrics around ranks that only pretend to train: starts in seconds.
+"""The real session, checkpoints, storage and metrics around ranks that only pretend to train: starts in
+seconds.
 
-`python -m tests.loops.standin --config run.yaml` takes the place of `trainer.loops.grpo` in the long fault drill. Its
-"training" moves every parameter by a function of the step, so that a step lost, repeated or torn shows in metrics and
-weights.
+`python -m tests.loops.standin --config run.yaml` takes the place of `trainer.loops.grpo` in the long fault
+drill. Its "training" moves every parameter by a function of the step, so that a step lost, repeated or torn
+shows in metrics and weights.
 """
 
 from __future__ import annotations

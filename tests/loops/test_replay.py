@@ -1,6 +1,8 @@
-"""The loop over the rollout log: a restart repeats updates and samples, grades and syncs no more than it must.
+"""The loop over the rollout log: a restart repeats updates and samples, grades and syncs no more than it
+must.
 
-The loop, the log and the prompts are real; the ranks are a number that updates change and completions depend on.
+The loop, the log and the prompts are real; the ranks are a number that updates change and completions depend
+on.
 """
 
 from __future__ import annotations
@@ -99,7 +101,9 @@ class Run:
         self.train_set, self.lines, self.saves = None, {}, {}
         self.model = self.learner = self.sampler = Model(saved[1], dies_in)
         self.rollouts = RolloutLog(config, "rows")
-        self.rewards = SimpleNamespace(stats=lambda: {"reward/algebra_fraction": 0.25, "perf/grader_restarts": 0.0})
+        self.rewards = SimpleNamespace(
+            stats=lambda: {"reward/algebra_fraction": 0.25, "perf/grader_restarts": 0.0}
+        )
         self.metrics = SimpleNamespace(log=lambda *_: None)
         self.checkpoints = SimpleNamespace(floor=0)
 
@@ -156,6 +160,7 @@ def test_a_restart_repeats_updates_and_nothing_else(config, tmp_path):
     calls = again.model.calls
     assert [step for name, step in calls if name == "generate"] == list(range(KILLED + 1, STEPS + 1))
     assert [step for name, step in calls if name == "grade"] == list(range(KILLED + 1, STEPS + 1))
-    # At the start; for the evaluation after step 4; after the last logged step; and from there on after every step.
+    # At the start; for the evaluation after step 4; after the last logged step; and from there on after every
+    # step.
     assert [step for name, step in calls if name == "sync"] == [0, 4, *range(KILLED, STEPS + 1)]
     assert again.rollouts.replayed == (KILLED - SAVED) * config.samples_per_step

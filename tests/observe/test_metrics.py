@@ -37,7 +37,13 @@ def run_script(body: str, *args: str, prefix: tuple[str, ...] = (), **kwargs) ->
 def test_a_line_is_plain_json_with_sorted_keys_and_exact_numbers(tmp_path):
     metrics = Metrics(tmp_path, PLAIN)
     metrics.log(
-        1, {"reward/mean": 0.1 + 0.2, "kl/mean": torch.tensor(0.5), "loss/total": float("nan"), "optim/updates": 3}
+        1,
+        {
+            "reward/mean": 0.1 + 0.2,
+            "kl/mean": torch.tensor(0.5),
+            "loss/total": float("nan"),
+            "optim/updates": 3,
+        },
     )
     line = (tmp_path / "metrics.jsonl").read_text()
     record = json.loads(line)
@@ -272,7 +278,12 @@ def test_another_process_can_read_which_phase_runs(tmp_path):
     phases.begin(7)
     with phases("rollout"):
         seen = read_progress(tmp_path)
-        assert (seen["step"], seen["phase"], seen["total_steps"], seen["pid"]) == (7, "rollout", 50, os.getpid())
+        assert (seen["step"], seen["phase"], seen["total_steps"], seen["pid"]) == (
+            7,
+            "rollout",
+            50,
+            os.getpid(),
+        )
         with phases("sync"):
             assert read_progress(tmp_path)["phase"] == "sync"
         assert read_progress(tmp_path)["phase"] == "rollout"
@@ -288,7 +299,9 @@ def test_another_process_can_read_which_phase_runs(tmp_path):
 
 
 def test_the_documented_table_is_the_table():
-    rows = re.findall(r"^\| `([^`]+)` \| (.*?) \| (.*) \|$", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `([^`]+)` \| (.*?) \| (.*) \|$", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE
+    )
     assert rows == [(name, n.unit, n.meaning) for name, n in metric_names.NAMES.items()]
 
 

@@ -1,4 +1,5 @@
-"""The profile of a step: of real updates of a small network, asked for by the configuration, a file or the bucket."""
+"""The profile of a step: of real updates of a small network, asked for by the configuration, a file or the
+bucket."""
 
 from __future__ import annotations
 
@@ -77,7 +78,9 @@ def test_the_configured_step_is_recorded_call_by_call_and_pushed(tmp_path, capsy
     stored = tmp_path / "bucket/one/profile/step-00000002"
     assert [f.read_bytes() for f in sorted(stored.iterdir())] == [f.read_bytes() for f in files]
     out = capsys.readouterr().out
-    assert out.startswith(f"profile of step 2: {folder}, up to") and "no memory snapshot: that is CUDA's" in out
+    assert (
+        out.startswith(f"profile of step 2: {folder}, up to") and "no memory snapshot: that is CUDA's" in out
+    )
     assert out.count("\n") == 1
 
 

@@ -55,7 +55,10 @@ def test_it_is_in_force_while_it_is_held_and_leaves_other_types_alone(overridden
     with torch.inference_mode():
         assert torch.equal(a @ b, cpu_matmul.matmul(a, b))
     assert (a.bfloat16() @ b.bfloat16()).dtype == torch.bfloat16
-    assert (torch.ones(2, 3, dtype=torch.long) @ torch.ones(3, 2, dtype=torch.long)).tolist() == [[3, 3], [3, 3]]
+    assert (torch.ones(2, 3, dtype=torch.long) @ torch.ones(3, 2, dtype=torch.long)).tolist() == [
+        [3, 3],
+        [3, 3],
+    ]
 
 
 def test_torchs_own_kernel_comes_back():
@@ -69,6 +72,8 @@ def test_torchs_own_kernel_comes_back():
 def test_shapes_that_come_once_are_forgotten(small_config):
     """Packed passes are all of different lengths. With oneDNN's own limits these 300 keep 190 MiB."""
     env = os.environ | environment(small_config)
-    found = subprocess.run([sys.executable, "-c", SHAPES], env=env, capture_output=True, text=True, check=True).stdout
+    found = subprocess.run(
+        [sys.executable, "-c", SHAPES], env=env, capture_output=True, text=True, check=True
+    ).stdout
     earlier, later = map(int, found.split())
     assert later - earlier < 40

@@ -52,7 +52,9 @@ c.fclose(out)
 
 @pytest.mark.parametrize("how", ["as Ray starts a worker", "as torchrun does", "by default"])
 def test_threads_share_few_heaps(small_config, tmp_path, how):
-    variables = {k: v for k, v in environment(small_config).items() if k.startswith("MALLOC_") and "Ray" in how}
+    variables = {
+        k: v for k, v in environment(small_config).items() if k.startswith("MALLOC_") and "Ray" in how
+    }
     env = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")} | variables
     late = ["Heap"] if "torchrun" in how else []
     subprocess.run([sys.executable, "-c", THREADS, str(tmp_path / "info.xml"), *late], env=env, check=True)

@@ -1,4 +1,5 @@
-"""torchrun without Ray: nodes that do not fit together are named within seconds, and the run is the one under Ray."""
+"""torchrun without Ray: nodes that do not fit together are named within seconds, and the run is the one under
+Ray."""
 
 import json
 import os
@@ -62,12 +63,16 @@ def test_nodes_that_fit_together_pass(config, free_port):
 
 def test_a_rank_that_came_twice_is_named(config, free_port):
     said = meet(free_port, [0, 1, 1], [config] * 3)
-    assert any(s and "node 1 was started twice" in s and "NODE_RANK" in s for s in said) or said.count(None) == 2
+    assert (
+        any(s and "node 1 was started twice" in s and "NODE_RANK" in s for s in said) or said.count(None) == 2
+    )
     assert any(s and "node 1" in s and "was started before" in s for s in said[1:])
 
 
 def test_a_node_that_does_not_come_is_named(config, free_port):
-    assert meet(free_port, [0], [config], 0.5) == ["no word from node 1 within 0 s: start it, or look at its output"]
+    assert meet(free_port, [0], [config], 0.5) == [
+        "no word from node 1 within 0 s: start it, or look at its output"
+    ]
 
 
 def test_other_data_is_named(config, picture_dataset, free_port):
@@ -86,7 +91,12 @@ def test_a_dead_master_is_named_in_one_line(config, tmp_path, free_port):
     path = tmp_path / "run.yaml"
     path.write_text(c.dump(replace(config, placement=replace(config.placement, nodes=2, workers_per_node=1),
                                    checkpoint=replace(config.checkpoint, shared_files=True))))  # fmt: skip
-    env = os.environ | {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
+    env = os.environ | {
+        "NNODES": "2",
+        "NODE_RANK": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port),
+    }
     command = [sys.executable, "-m", "trainer.ranks.torchrun", "--config", str(path), "--wait", "1"]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=120)
     errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
@@ -104,7 +114,9 @@ def test_two_ranks_under_torchrun_learn_what_two_learn_under_ray(config, tmp_pat
     ):
         folder = tmp_path / name
         folder.mkdir()
-        (folder / "run.yaml").write_text(c.dump(replace(config, run=replace(config.run, dir=str(folder / "run")))))
+        (folder / "run.yaml").write_text(
+            c.dump(replace(config, run=replace(config.run, dir=str(folder / "run"))))
+        )
         env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {"PYTHONPATH": str(ROOT)}
         command = [sys.executable, *start, "trainer.loops.sft", "--config", str(folder / "run.yaml")]
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
@@ -136,11 +148,18 @@ def node(config, folder, rank, port, env=()):
     """`examples/torchrun/sft.sh` as one of `placement.nodes` nodes on this machine."""
     folder.mkdir(exist_ok=True)
     (folder / "run.yaml").write_text(c.dump(config))
-    given = {"NNODES": config.placement.nodes, "NODE_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    given = {
+        "NNODES": config.placement.nodes,
+        "NODE_RANK": rank,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
     given |= {"GPUS_PER_NODE": config.placement.workers_per_node, "PYTHONPATH": ROOT}
     given["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = (
-        {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {k: str(v) for k, v in given.items()} | dict(env)
+        {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+        | {k: str(v) for k, v in given.items()}
+        | dict(env)
     )
     log = open(folder / f"{rank}.log", "a")  # noqa: SIM115
     command = ["bash", str(ROOT / "examples/torchrun/sft.sh"), str(folder / "run.yaml")]

@@ -1,8 +1,9 @@
 """One rank that measures itself: `python measured_rank.py config.yaml RANK PORT OUT`. Not a test itself.
 
-Anonymous memory (tensors and the interpreter's heap; no program code) over what the process takes without a model: when
-model and optimizer stand, between steps, and the peaks of a pass without gradients, of forward and backward, and of the
-optimizer's step. The caller sets MALLOC, so that freed tensors leave at once and what is resident is what is live.
+Anonymous memory (tensors and the interpreter's heap; no program code) over what the process takes without a
+model: when model and optimizer stand, between steps, and the peaks of a pass without gradients, of forward
+and backward, and of the optimizer's step. The caller sets MALLOC, so that freed tensors leave at once and
+what is resident is what is live.
 """
 
 from __future__ import annotations
@@ -94,14 +95,17 @@ def main(path: str, rank: int, port: int, out: str) -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # as `init_distributed` says
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
     torch.distributed.all_reduce(torch.ones(1))
-    (torch.ones(256, 256, requires_grad=True) @ torch.ones(256, 256)).sum().backward()  # the libraries' own buffers
+    # the libraries' own buffers
+    (torch.ones(256, 256, requires_grad=True) @ torch.ones(256, 256)).sum().backward()
     warm = Prompter(config.model)
     worker = OneRank(config)
     before = settled()
     worker.start(rank, port)
     found = {"load": settled()}
     mine, tokens, size = batches(worker, config.sft.max_tokens)
-    images = [worker.reader.encoded(config.train_split, t.row).pixel_values for micro in mine for t in micro.traces]
+    images = [
+        worker.reader.encoded(config.train_split, t.row).pixel_values for micro in mine for t in micro.traces
+    ]
     patches = sum(len(pixels) for pixels in images if pixels is not None)
     worker.update(mine, tokens, size, 0.0)  # Adam's moments, and the pages of the buckets
     found["save"] = settled()

@@ -45,8 +45,8 @@ class Live(TorchDispatchMode):
 
 
 def measure(model_dir, data, dtype: Literal["bf16", "fp32"], again: bool, rank: int = 0):
-    """(the configuration, with images as large as they came out; bytes saved for the backward pass; peaks of a pass
-    without gradients and of a backward pass)."""
+    """(the configuration, with images as large as they came out; bytes saved for the backward pass; peaks of
+    a pass without gradients and of a backward pass)."""
     from transformers import AutoModelForImageTextToText
 
     from tests.learning.one_rank import trace
@@ -76,7 +76,8 @@ def measure(model_dir, data, dtype: Literal["bf16", "fp32"], again: bool, rank: 
     prompts = [prompter.encode(rows[i]) for i in range(SIZE)]
     items = [trace(i, p.token_ids, [100] * (LENGTH - len(p.token_ids))) for i, p in enumerate(prompts)]
     batch = collate(items, lambda t: prompts[t.row], prompter.positions)
-    everywhere = torch.arange(SIZE * LENGTH)  # the worst that the plan reckons with: every token is a completion's
+    # the worst that the plan reckons with: every token is a completion's
+    everywhere = torch.arange(SIZE * LENGTH)
     batch = dataclasses.replace(batch, logits_at=everywhere, targets=torch.zeros_like(everywhere))
     for parameter in (p for p in model.parameters() if p.requires_grad):
         parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
@@ -92,7 +93,9 @@ def measure(model_dir, data, dtype: Literal["bf16", "fp32"], again: bool, rank: 
         saved = learning.now
         learning.peak = saved
         logprobs.sum().backward()
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, max_pixels=patches * patch**2 // SIZE))
+    config = dataclasses.replace(
+        config, model=dataclasses.replace(config.model, max_pixels=patches * patch**2 // SIZE)
+    )
     return config, saved, live.peak, learning.peak
 
 

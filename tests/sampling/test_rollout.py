@@ -27,7 +27,11 @@ def test_the_ban_fits_both_model_runners_and_keeps_no_tensor():
 def test_ranges_join_neighbours():
     from trainer.sampling.vllm_engine import ranges
 
-    assert ranges([]) == [] and ranges([7]) == [(7, 8)] and ranges([1, 2, 3, 9, 11, 12]) == [(1, 4), (9, 10), (11, 13)]
+    assert (
+        ranges([]) == []
+        and ranges([7]) == [(7, 8)]
+        and ranges([1, 2, 3, 9, 11, 12]) == [(1, 4), (9, 10), (11, 13)]
+    )
 
 
 def test_the_transfer_engine_is_whole_in_both_versions_of_vllm():
@@ -39,7 +43,8 @@ def test_the_transfer_engine_is_whole_in_both_versions_of_vllm():
 
 @pytest.mark.long
 def test_what_gpus_are_measured_by_runs_here_too(run_ranks, small_config):
-    """tests/gpu's rates, on the tiny model: both engines answer the same prompts, and every figure is there."""
+    """tests/gpu's rates, on the tiny model: both engines answer the same prompts, and every figure is
+    there."""
     config = replace(
         small_config,
         placement=replace(small_config.placement, workers_per_node=1),

@@ -1,9 +1,10 @@
-"""The real loop whose completions are as long as a test wants: `python -m tests.soak.lengths --config run.yaml`.
+"""The real loop whose completions are as long as a test wants: `python -m tests.soak.lengths --config
+run.yaml`.
 
-No random model ends completions as a trained one does. Here the engine samples as many tokens as the longest completion
-of a group shall have, end tokens included, and each completion is cut where a length drawn from its prompt's seed says,
-as `max_tokens` would cut it. SOAK_ROWS names the rows of which one completion has SOAK_LONGEST tokens; the mean of all
-others is SOAK_MEAN.
+No random model ends completions as a trained one does. Here the engine samples as many tokens as the longest
+completion of a group shall have, end tokens included, and each completion is cut where a length drawn from
+its prompt's seed says, as `max_tokens` would cut it. SOAK_ROWS names the rows of which one completion has
+SOAK_LONGEST tokens; the mean of all others is SOAK_MEAN.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ def environment(rows: Sequence[int], longest: int, mean: float) -> Mapping[str, 
 
 def lengths(prompt: Prompt, n: int) -> list[int]:
     """Tokens of each of n completions, log-normal."""
-    rng, center = random.Random(f"{prompt.seed} {prompt.row}"), math.log(float(os.environ["SOAK_MEAN"])) - 0.18
+    rng, center = (
+        random.Random(f"{prompt.seed} {prompt.row}"),
+        math.log(float(os.environ["SOAK_MEAN"])) - 0.18,
+    )
     drawn = [max(1, min(CUT, round(rng.lognormvariate(center, 0.6)))) for _ in range(n)]
     if n > 1 and str(prompt.row) in os.environ["SOAK_ROWS"].split():
         drawn[0] = int(os.environ["SOAK_LONGEST"])

@@ -42,4 +42,6 @@ def test_engine_agrees_with_policy(run_ranks, small_config, family_model, text_d
         if tp == 1 or result["sampled"]:
             assert result["reversed"], "a prompt's samples must not depend on its neighbours"
             assert result["sampled"] > 500 and result["banned"] == 0
-            assert result["distinct"] > 0.5 * result["vocabulary"], "hot enough that a banned token would have come up"
+            assert result["distinct"] > 0.5 * result["vocabulary"], (
+                "hot enough that a banned token would have come up"
+            )

@@ -1,4 +1,5 @@
-"""The first sync is checked, and what a run exports is the model that it trained, for transformers and for vLLM."""
+"""The first sync is checked, and what a run exports is the model that it trained, for transformers and for
+vLLM."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,14 +25,18 @@ def test_a_broken_sync_stops_the_run(small_config, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
 def test_export_loads_everywhere(small_config, run_ranks, family_model, family, tmp_path):
-    """Gradient checkpointing on; the vision tower frozen, so that the export must take it from the original."""
+    """Gradient checkpointing on; the vision tower frozen, so that the export must take it from the
+    original."""
     (tmp_path / "reward.py").write_text(REWARD)
     config = replace(
         small_config,
         run=replace(small_config.run, max_steps=2),
         rewards=replace(small_config.rewards, function=f"{tmp_path / 'reward.py'}:reward"),
         model=replace(
-            small_config.model, path=str(family_model(family)), gradient_checkpointing=True, freeze_vision=True
+            small_config.model,
+            path=str(family_model(family)),
+            gradient_checkpointing=True,
+            freeze_vision=True,
         ),
         optimizer=replace(small_config.optimizer, learning_rate=0.01),
         checkpoint=replace(small_config.checkpoint, every_steps=2, export_hf="end"),

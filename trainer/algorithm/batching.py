@@ -1,4 +1,5 @@
-"""From traces to the tensors of one forward pass: one packed row in which traces of one prompt share its tokens."""
+"""From traces to the tensors of one forward pass: one packed row in which traces of one prompt share its
+tokens."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ class TrainBatch:
     advantages: list[np.ndarray]
     """Advantage of every learned token, [T] float32 per trace."""
     old: list[np.ndarray] | None = None
-    """Log-probabilities under the policy before the step's first update, [T] float32 per trace. None where the policy
-    has not moved since the rollout: those of the forward pass itself are the old ones then."""
+    """Log-probabilities under the policy before the step's first update, [T] float32 per trace. None where
+    the policy has not moved since the rollout: those of the forward pass itself are the old ones then."""
     reference: list[np.ndarray] | None = None
     """Log-probabilities under the reference, [T] float32 per trace; None where the loss has no KL term."""
 
@@ -66,7 +67,8 @@ def scheduled(trace: Trace, image_token_id: int) -> Length:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which keys each stretch of queries sees: its own list of them, causal from the right end (as flash-attn 2.1+)."""
+    """Which keys each stretch of queries sees: its own list of them, causal from the right end (as flash-attn
+    2.1+)."""
 
     q: tuple[int, ...]
     """Queries of each stretch; the row is cut into them."""
@@ -81,23 +83,24 @@ class Layout:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Tensors of one forward pass over a row of T tokens, [prompt | completion | completion | prompt | ...], with N
-    completion tokens."""
+    """Tensors of one forward pass over a row of T tokens, [prompt | completion | completion | prompt | ...],
+    with N completion tokens."""
 
     input_ids: Tensor
     """[1, T]"""
     position_ids: Tensor
     """[3, 1, T]: of each sample as if it stood alone"""
     logits_at: Tensor
-    """[N]: the position that predicts each completion token; a prompt's last one does so for all its completions"""
+    """[N]: the position that predicts each completion token; a prompt's last one does so for all its
+    completions"""
     targets: Tensor
     """[N]: the completion tokens, sample after sample"""
     layout: Layout
     pixel_values: Tensor | None = None
     """[patches, dim] of the distinct prompts; None: no image"""
     grids: tuple[tuple[int, int, int], ...] = ()
-    """Of each image its frames, rows and columns of patches, in the order of the row, whose image tokens are theirs.
-    Numbers: of a tensor on a GPU each reading would wait for all that is queued there."""
+    """Of each image its frames, rows and columns of patches, in the order of the row, whose image tokens are
+    theirs. Numbers: of a tensor on a GPU each reading would wait for all that is queued there."""
 
 
 def moved(record: Any, device: torch.device) -> Any:
@@ -123,10 +126,11 @@ def collate(
     encoded: Callable[[Trace], Encoded],
     positions: Callable[[list[int], Tensor | None], Tensor],
 ) -> MicroBatch:
-    """Packs traces into one row; a prompt that several of them share stands in it once, with the first of them.
+    """Packs traces into one row; a prompt that several of them share stands in it once, with the first of
+    them.
 
-    encoded: pixels of a trace's prompt. positions: (prompt ids, grid) -> rotary positions [3, P]. No traces: a row of
-    one token without targets, for a rank that must make the pass with the others.
+    encoded: pixels of a trace's prompt. positions: (prompt ids, grid) -> rotary positions [3, P]. No traces:
+    a row of one token without targets, for a rank that must make the pass with the others.
     """
     row = _PackedRow()
     for trace in traces:
@@ -191,7 +195,8 @@ class _PackedRow:
         self._add_completion(trace, prompt)
 
     def _add_completion(self, trace: Trace, prompt: _Placed) -> None:
-        # The token before a learned one predicts it; the prompt's last token predicts the first of every completion.
+        # The token before a learned one predicts it; the prompt's last token predicts the first of every
+        # completion.
         before = trace.learned.astype(np.int64) - 1
         moved_by = np.where(before < prompt.size, prompt.start, self.length - prompt.size)
         self.predictors.append(before + moved_by)

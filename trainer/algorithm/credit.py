@@ -50,8 +50,8 @@ class Credit:
     ) -> Advantages:
         """Advantages of `members`, in their order.
 
-        total: rewards of all completions, [N], normalized if so configured. kl: what each learned token of the members
-        costs, [sum of lengths]; None where the rewards hold no KL.
+        total: rewards of all completions, [N], normalized if so configured. kl: what each learned token of
+        the members costs, [sum of lengths]; None where the rewards hold no KL.
         """
         at = torch.tensor(members)
         rewards = replace(self.rewards, parts=self.rewards.parts[at])

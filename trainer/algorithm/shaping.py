@@ -33,7 +33,8 @@ class Carried(RunningNorm):
     def resume(cls, saved: Mapping[str, float], config: RunConfig, step: int) -> Carried:
         """The state after `step`.
 
-        saved: `state` of its checkpoint. That of an older version may lack fields, a fresh run has none of them.
+        saved: `state` of its checkpoint. That of an older version may lack fields, a fresh run has none of
+        them.
         """
         carried = cls()
         for field in fields(cls):

@@ -36,8 +36,8 @@ class ImageRef:
 class Trace:
     """One conversation that a model can learn from: a prompt, what followed it, and which tokens are learned.
 
-    A sampled completion, a worked solution and (later) several turns have the same form: all tokens in one array, and
-    the positions that count in another.
+    A sampled completion, a worked solution and (later) several turns have the same form: all tokens in one
+    array, and the positions that count in another.
     """
 
     group: int
@@ -47,14 +47,15 @@ class Trace:
     index: int
     """Which of the group's traces this is, from 0."""
     tokens: np.ndarray
-    """Token ids of the whole context, [L] int32. Image placeholders are expanded to one id per merged patch."""
+    """Token ids of the whole context, [L] int32. Image placeholders are expanded to one id per merged
+    patch."""
     shared: int
     """How many first tokens all traces of the group have in common. They are packed once per pass."""
     learned: np.ndarray
     """Positions of the tokens that are trained, [T] int32, ascending, never 0."""
     logprobs: np.ndarray | None = None
-    """Log-probabilities that the engine gave the learned tokens, after temperature, [T] float32; None if no engine
-    sampled them."""
+    """Log-probabilities that the engine gave the learned tokens, after temperature, [T] float32; None if no
+    engine sampled them."""
     images: tuple[ImageRef, ...] = ()
     """Images in the order of their placeholders."""
     versions: tuple[int, int] = (-1, -1)
@@ -81,7 +82,8 @@ class Trace:
 
     @property
     def context(self) -> Hashable:
-        """A key that is equal exactly for traces that share a prompt: same row, same images, same first tokens."""
+        """A key that is equal exactly for traces that share a prompt: same row, same images, same first
+        tokens."""
         return self.row, self.images, self.prompt.tobytes()
 
 
@@ -101,7 +103,8 @@ def completed(
 ) -> Trace:
     """A trace of one prompt, [P], and one completion, [T], all of whose tokens are learned.
 
-    learned_earlier: positions of the prompt that are learned too, such as earlier replies. Other fields as in `Trace`.
+    learned_earlier: positions of the prompt that are learned too, such as earlier replies. Other fields as in
+    `Trace`.
     """
     shared = len(prompt_ids)
     tokens = np.concatenate([np.asarray(prompt_ids, np.int32), np.asarray(completion_ids, np.int32)])

@@ -1,4 +1,5 @@
-"""Finding the checkpoint to resume from: newest first, whole, and of this very run; and saying what was passed over."""
+"""Finding the checkpoint to resume from: newest first, whole, and of this very run; and saying what was
+passed over."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def manifests_here(folder: Path) -> Manifests:
 
 
 def manifests_there(storage: Storage) -> tuple[Manifests, dict[str, int]]:
-    """The committed checkpoints of a store, of each step the newest attempt's; and {key: bytes} of everything there."""
+    """The committed checkpoints of a store, of each step the newest attempt's; and {key: bytes} of everything
+    there."""
     sizes = dict(storage.list())
     found = [match for key in sizes if (match := MANIFEST.fullmatch(key))]
     manifests: Manifests = {}
@@ -46,13 +48,18 @@ def manifests_there(storage: Storage) -> tuple[Manifests, dict[str, int]]:
 
 
 def find(
-    config: RunConfig, data_fingerprint: str, storage: Storage | None, before: int | None, say: Callable[[str], None]
+    config: RunConfig,
+    data_fingerprint: str,
+    storage: Storage | None,
+    before: int | None,
+    say: Callable[[str], None],
 ) -> tuple[Found | None, list[int]]:
-    """The newest usable checkpoint below step `before` (None: of all), and the newer ones that are passed over.
+    """The newest usable checkpoint below step `before` (None: of all), and the newer ones that are passed
+    over.
 
-    Raises ConfigError for a checkpoint of another configuration or dataset, where there are checkpoints and none is
-    whole, for `resume: must` without one and `resume: never` with one; StorageError if the store is away and there is
-    nothing local.
+    Raises ConfigError for a checkpoint of another configuration or dataset, where there are checkpoints and
+    none is whole, for `resume: must` without one and `resume: never` with one; StorageError if the store is
+    away and there is nothing local.
     """
     folder, url = local_dir(config), remote_url(config)
     here = manifests_here(folder)
@@ -66,7 +73,8 @@ def find(
         )
     passed = [step for step in newest_first if before is not None and step >= before]
     for step in newest_first[len(passed) :]:
-        # A checkpoint may lie here, there, or both; the two may differ after a fall-back, so each is tried by itself.
+        # A checkpoint may lie here, there, or both; the two may differ after a fall-back, so each is tried by
+        # itself.
         options = [m for m in (here.get(step), there.get(step)) if m is not None]
         reason = ""
         for manifest in options if len(options) == 2 and options[0] != options[1] else options[:1]:
@@ -94,7 +102,9 @@ def find(
     return None, passed
 
 
-def _there(storage: Storage | None, have_local: bool, say: Callable[[str], None]) -> tuple[Manifests, dict[str, int]]:
+def _there(
+    storage: Storage | None, have_local: bool, say: Callable[[str], None]
+) -> tuple[Manifests, dict[str, int]]:
     if storage is None:
         return {}, {}
     try:
@@ -125,7 +135,11 @@ def _refuse_other(
     mine, theirs = resume_view(config), compared(manifest["config"])
     for key in sorted(mine.keys() | theirs.keys()):
         if mine.get(key) != theirs.get(key):
-            why = f" (optimizer.schedule {config.optimizer.schedule} decays over it)" if key == "run.max_steps" else ""
+            why = (
+                f" (optimizer.schedule {config.optimizer.schedule} decays over it)"
+                if key == "run.max_steps"
+                else ""
+            )
             raise ConfigError(
                 f"{cannot}: {key} is {mine.get(key)!r}, the checkpoint has {theirs.get(key)!r}{why}: "
                 "set it back, or choose another run.id"
@@ -136,4 +150,6 @@ def _refuse_other(
             f"{data_fingerprint[:12]!r}, not {manifest['data_fingerprint'][:12]!r}); choose another run.id"
         )
     if manifest["code_fingerprint"] != code_fingerprint():
-        say("the trainer's code has changed since the checkpoint: the run continues, but perhaps not bit for bit")
+        say(
+            "the trainer's code has changed since the checkpoint: the run continues, but perhaps not bit for bit"
+        )

@@ -7,13 +7,13 @@ One checkpoint is one folder `step-00000020`. Every rank writes its own files th
     rank-00001-of-00004.json             which [start, stop) of which flat parameter lies in which file, the CRC-32 of
                                          every MiB of these, RNG states
 
-The driver adds `state.json` and, last, `manifest.json` (sizes and sha256 of every file, and the attempt that wrote
-them): without it there is no checkpoint. In the store every attempt of a run has a folder of its own in a step's,
-`step-00000020/7-3f2c1a`, so that no committed object is ever overwritten.
+The driver adds `state.json` and, last, `manifest.json` (sizes and sha256 of every file, and the attempt that
+wrote them): without it there is no checkpoint. In the store every attempt of a run has a folder of its own in
+a step's, `step-00000020/7-3f2c1a`, so that no committed object is ever overwritten.
 
-ZeRO-3 cuts every flattened parameter into world_size equal pieces and pads the tail; stages 1 and 2 cut a whole group
-of parameters, so that a rank's piece of one may be all of it or nothing. Padding is not stored, so that the pieces can
-be read back by any number of ranks, at any stage.
+ZeRO-3 cuts every flattened parameter into world_size equal pieces and pads the tail; stages 1 and 2 cut a
+whole group of parameters, so that a rank's piece of one may be all of it or nothing. Padding is not stored,
+so that the pieces can be read back by any number of ranks, at any stage.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from trainer.checkpoint.ranges import BLOCK_BYTES, DTYPES, BlockSums
 from trainer.config import RunConfig, fingerprint, resume_view
 
 FILE_BYTES = 4 << 30
-"""Largest shard file: a failed upload is repeated from the start of one file, and stores join small files quickly."""
+"""Largest shard file: a failed upload is repeated from the start of one file, and stores join small files
+quickly."""
 CHUNK_BYTES = 8 << 20
 """Written and hashed at a time."""
 
@@ -73,12 +74,17 @@ def rank_stem(rank: int, world_size: int) -> str:
 
 
 def encode(value: Any) -> Any:
-    """JSON data of nested dicts, lists and tuples with numbers, strings, bytes, NumPy arrays and tensors in them."""
+    """JSON data of nested dicts, lists and tuples with numbers, strings, bytes, NumPy arrays and tensors in
+    them."""
     match value:
         case torch.Tensor():
             raw = value.detach().cpu().contiguous()
             data = base64.b64encode(raw.reshape(-1).view(torch.uint8).numpy().tobytes()).decode()
-            return {"__tensor__": data, "dtype": str(raw.dtype).removeprefix("torch."), "shape": list(raw.shape)}
+            return {
+                "__tensor__": data,
+                "dtype": str(raw.dtype).removeprefix("torch."),
+                "shape": list(raw.shape),
+            }
         case bytes():
             return {"__bytes__": base64.b64encode(value).decode()}
         case tuple():
@@ -98,7 +104,11 @@ def decode(value: Any) -> Any:
     """The inverse of `encode`."""
     match value:
         case {"__tensor__": data, "dtype": dtype, "shape": shape}:
-            flat = torch.frombuffer(bytearray(base64.b64decode(data)), dtype=torch.uint8) if data else torch.empty(0)
+            flat = (
+                torch.frombuffer(bytearray(base64.b64decode(data)), dtype=torch.uint8)
+                if data
+                else torch.empty(0)
+            )
             return flat.view(getattr(torch, dtype)).reshape(shape)
         case {"__bytes__": data}:
             return base64.b64decode(data)
@@ -146,7 +156,8 @@ def pack(manifest: dict[str, Any]) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, Any] | None:
-    """The manifest in the bytes of a `manifest.json`; None if they are not whole, or name what no manifest names."""
+    """The manifest in the bytes of a `manifest.json`; None if they are not whole, or name what no manifest
+    names."""
     try:
         outer = json.loads(data)
         manifest = outer["manifest"]
@@ -156,7 +167,8 @@ def unpack(data: bytes) -> dict[str, Any] | None:
 
 
 def _well_formed(manifest: dict[str, Any]) -> bool:
-    """Whether every value that a reader relies on is of its kind, and no file name leads out of its folder."""
+    """Whether every value that a reader relies on is of its kind, and no file name leads out of its
+    folder."""
     whole = lambda value: type(value) is int and value >= 0  # noqa: E731
     files, score = manifest["files"], manifest["score"]
     names = {entry["name"] for entry in files}
@@ -182,7 +194,8 @@ def _digest(manifest: dict[str, Any]) -> str:
 
 
 def write_file(path: Path, parts: Iterable[Any], sums: BlockSums | None = None) -> tuple[int, str]:
-    """Writes buffers to `path` through a temporary file, durably; `sums` gets them too. Returns (bytes, sha256)."""
+    """Writes buffers to `path` through a temporary file, durably; `sums` gets them too. Returns (bytes,
+    sha256)."""
     scratch = path.with_name(f".{path.name}.partial")
     digest, count = hashlib.sha256(), 0
     try:
@@ -204,7 +217,9 @@ def write_file(path: Path, parts: Iterable[Any], sums: BlockSums | None = None) 
     return count, digest.hexdigest()
 
 
-def safetensors_header(entries: dict[str, tuple[torch.dtype, tuple[int, ...]]], metadata: dict[str, str]) -> bytes:
+def safetensors_header(
+    entries: dict[str, tuple[torch.dtype, tuple[int, ...]]], metadata: dict[str, str]
+) -> bytes:
     """The first bytes of a safetensors file whose tensors follow in the order of `entries`."""
     header: dict[str, Any] = {"__metadata__": metadata}
     offset = 0
@@ -227,7 +242,8 @@ def write_shards(
 ) -> list[FileRecord]:
     """Writes one rank's files and returns their records, the index first. Raises OSError (a full disk, say).
 
-    Tensors go kind by kind, "master" last: of a large model, an export fetches only the files that hold weights.
+    Tensors go kind by kind, "master" last: of a large model, an export fetches only the files that hold
+    weights.
     """
     stem, index, records, blocks = rank_stem(rank, world_size), {}, [], {}
     files: list[dict[str, torch.Tensor]] = [{}]
@@ -247,7 +263,12 @@ def write_shards(
             files[-1][f"{kind}/{name}"] = tensor
             index.setdefault(name, [list(shard.shape), shard.start, shard.stop, {}])[3][kind] = len(files) - 1
     for number, tensors in enumerate(files):
-        about = {"format": "spotrl-shard-1", "step": str(step), "rank": str(rank), "world_size": str(world_size)}
+        about = {
+            "format": "spotrl-shard-1",
+            "step": str(step),
+            "rank": str(rank),
+            "world_size": str(world_size),
+        }
         names = dict.fromkeys(key.partition("/")[2] for key in tensors)
         about["index"] = json.dumps({name: index[name][:3] for name in names}, separators=(",", ":"))
         header = safetensors_header({key: (t.dtype, (t.numel(),)) for key, t in tensors.items()}, about)
@@ -256,7 +277,13 @@ def write_shards(
         count, sha256 = write_file(folder / file_name, [header, *map(raw_bytes, tensors.values())], sums)
         records.append(FileRecord(file_name, count, sha256))
         blocks[file_name] = sums.packed()
-    sidecar = {"step": step, "rank": rank, "world_size": world_size, "files": [r.name for r in records], "index": index}
+    sidecar = {
+        "step": step,
+        "rank": rank,
+        "world_size": world_size,
+        "files": [r.name for r in records],
+        "index": index,
+    }
     sidecar |= {"block_bytes": BLOCK_BYTES, "crc32": blocks, "extra": encode(extra)}
     count, sha256 = write_file(folder / f"{stem}.json", [json.dumps(sidecar, separators=(",", ":")).encode()])
     return [FileRecord(f"{stem}.json", count, sha256), *records]

@@ -1,10 +1,12 @@
-"""The rollout log: a step's graded completions, durable before its update: a restart samples none of them again.
+"""The rollout log: a step's graded completions, durable before its update: a restart samples none of them
+again.
 
     <run.dir>/rollouts/step-00000021.npz                      written before the update of step 21
     <remote>/<run id>/rollouts/step-00000021/7-3f2c1a.npz     sent beside it, under the attempt that sampled it
 
-A restart from step 20 replays what is logged of 21, 22, ...: same token ids, log-probabilities and outcomes, so same
-updates, bit for bit. Files are plain NumPy archives without pickles; the CRC of every array is compared on reading.
+A restart from step 20 replays what is logged of 21, 22, ...: same token ids, log-probabilities and outcomes,
+so same updates, bit for bit. Files are plain NumPy archives without pickles; the CRC of every array is
+compared on reading.
 """
 
 from __future__ import annotations
@@ -67,7 +69,8 @@ def _say(text: str) -> None:
 
 
 class RolloutLog:
-    """The log of one run, in the driver. Uploads run beside training; what fails is told and counted, never raised."""
+    """The log of one run, in the driver. Uploads run beside training; what fails is told and counted, never
+    raised."""
 
     def __init__(
         self,
@@ -82,7 +85,11 @@ class RolloutLog:
         self._say, self._held = say, held
         self._resumes, self._keeps = config.checkpoint.resume != "never", config.logging.keep_rollouts
         self.folder = Path(config.run.dir) / "rollouts"
-        url = f"{config.checkpoint.remote.rstrip('/')}/{config.run_id}/rollouts" if config.checkpoint.remote else ""
+        url = (
+            f"{config.checkpoint.remote.rstrip('/')}/{config.run_id}/rollouts"
+            if config.checkpoint.remote
+            else ""
+        )
         self.storage = storage or (Storage(url, retry=RETRY) if url else None)
         self._about = {
             "format": FORMAT,
@@ -105,8 +112,8 @@ class RolloutLog:
     def open(self, step: int) -> list[int]:
         """Looks for the steps after `step` that can be replayed; returns them.
 
-        They are those of one history: of each step the newest attempt's, and never an older attempt's after a newer
-        one's, which would be an attempt that went on beside the one that had replaced it.
+        They are those of one history: of each step the newest attempt's, and never an older attempt's after a
+        newer one's, which would be an attempt that went on beside the one that had replaced it.
         """
         found = self._places(step) if self._resumes else {}
         self._usable, epoch, at = {}, 0, step + 1
@@ -139,7 +146,9 @@ class RolloutLog:
         for place in self._usable.pop(step, ()):
             try:
                 local = self.folder / f"{step_name(step)}.npz"
-                source = io.BytesIO(self.storage.get_bytes(place.key)) if place.key and self.storage else local
+                source = (
+                    io.BytesIO(self.storage.get_bytes(place.key)) if place.key and self.storage else local
+                )
                 with np.load(source, allow_pickle=False) as archive:
                     graded = _graded(self._header(archive, step), dict(archive))
                 self.replayed += len(graded.traces)
@@ -152,7 +161,8 @@ class RolloutLog:
         return None
 
     def _header(self, archive: Any, step: int) -> dict[str, Any]:
-        """What a log says of itself. Raises ValueError where it is of another run, configuration, dataset or code."""
+        """What a log says of itself. Raises ValueError where it is of another run, configuration, dataset or
+        code."""
         about = json.loads(archive["about"].tobytes())
         for key, value in (self._about | {"step": step}).items():
             if about[key] != value:
@@ -164,8 +174,8 @@ class RolloutLog:
     def write(self, step: int, graded: Graded, floor: int = 0) -> None:
         """Makes a step's completions durable here, and sends them to the store beside what follows.
 
-        floor: oldest step that a restart may go on from; what is logged up to it is dropped, here and there, unless
-        the run keeps all of it (`logging.keep_rollouts`).
+        floor: oldest step that a restart may go on from; what is logged up to it is dropped, here and there,
+        unless the run keeps all of it (`logging.keep_rollouts`).
         """
         floor = 0 if self._keeps else floor
         about = self._about | {"step": step, "epoch": self._epoch, "stats": graded.stats}
@@ -193,7 +203,8 @@ class RolloutLog:
             if floor:
                 keys = [(key, OBJECT.fullmatch(key)) for key, _ in storage.list()]
                 storage.delete([key for key, match in keys if match and int(match[1]) <= floor])
-        except (FileNotFoundError, Fenced):  # dropped meanwhile; and the next commit says that the attempt is over
+        # dropped meanwhile; and the next commit says that the attempt is over
+        except (FileNotFoundError, Fenced):
             return
         except (StorageError, ConfigError, OSError) as error:
             self._failed(f"step {step} is logged on this disk only: {error}")
@@ -215,7 +226,8 @@ class RolloutLog:
 
 
 def history(folder: Path, storage: Storage | None) -> Iterator[tuple[int, Graded]]:
-    """All that is logged of one run, by step: the newest attempt's of each, and none that a newer one has replaced.
+    """All that is logged of one run, by step: the newest attempt's of each, and none that a newer one has
+    replaced.
 
     What cannot be read is left out, with a line that says so.
     """

@@ -1,4 +1,5 @@
-"""The typed configuration of one run. `from trainer.config import RunConfig`; standard library and PyYAML only."""
+"""The typed configuration of one run. `from trainer.config import RunConfig`; standard library and PyYAML
+only."""
 
 from trainer.config.algorithm import Algorithm as Algorithm
 from trainer.config.files import RESUME_IGNORES as RESUME_IGNORES

@@ -66,15 +66,16 @@ RESUME_IGNORES = (
     "algorithm.micro_batch_tokens",
     "algorithm.logprob_tokens",
 )
-"""Fields that may differ between a checkpoint and the run that resumes from it: they change where and how fast, not
-what is computed."""
+"""Fields that may differ between a checkpoint and the run that resumes from it: they change where and how
+fast, not what is computed."""
 
 
 def resume_view(config: RunConfig) -> dict[str, Any]:
-    """The part of a configuration that a resumed run must share with its checkpoint, flat: {"section.key": value}.
+    """The part of a configuration that a resumed run must share with its checkpoint, flat: {"section.key":
+    value}.
 
-    The length of the run belongs to it where the learning rate goes by it; with a constant one it may change. So may
-    the address of a judge, as long as there is one.
+    The length of the run belongs to it where the learning rate goes by it; with a constant one it may change.
+    So may the address of a judge, as long as there is one.
     """
     flat: dict[str, Any] = {}
     for section, values in to_dict(config).items():
@@ -105,7 +106,8 @@ def checkpoint_suffices(config: RunConfig) -> bool:
 
 
 def nodes_share_weights(config: RunConfig) -> bool:
-    """Whether each file of base weights is read on one node, which passes it on: ZeRO-3 keeps a slice on every rank."""
+    """Whether each file of base weights is read on one node, which passes it on: ZeRO-3 keeps a slice on
+    every rank."""
     return config.optimizer.zero_stage == 3 and not config.lora.qlora
 
 

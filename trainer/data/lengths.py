@@ -73,8 +73,8 @@ def cached(key: object, compute: Callable[[], np.ndarray], folder: Path | None =
 def usable_rows(config: RunConfig, lengths: np.ndarray, split: Split) -> list[int]:
     """Indices of the rows that can be trained on. Prints how many rows of the split are left out, and why.
 
-    The prompt must fit. With SFT there must be a solution, and both together must fit. `lengths` [rows, 2] come from
-    `measure`. Raises ConfigError if no row has a solution.
+    The prompt must fit. With SFT there must be a solution, and both together must fit. `lengths` [rows, 2]
+    come from `measure`. Raises ConfigError if no row has a solution.
     """
     prompts = lengths[:, 0]
     solutions = lengths[:, 1]

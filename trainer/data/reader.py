@@ -61,7 +61,8 @@ class RowReader:
         return max(1, *(self.datasets[split].images_per_row for split in splits))
 
     def lengths(self, split: Split, start: int, stop: int) -> np.ndarray:
-        """Tokens of rows `start` to `stop`, [rows, 2]: prompt, and worked solution if solutions are trained on."""
+        """Tokens of rows `start` to `stop`, [rows, 2]: prompt, and worked solution if solutions are trained
+        on."""
         return lengths.measure(self.prompter, self.datasets[split], start, stop, self.config.method == "sft")
 
     def decoded(self, split: Split, index: int) -> list[Image.Image]:

@@ -1,4 +1,5 @@
-"""One attention for text and vision tower over packed rows: torch's variable-length kernel, or SDPA where it has none.
+"""One attention for text and vision tower over packed rows: torch's variable-length kernel, or SDPA where it
+has none.
 
 Registered with transformers under a name that contains "flash": then the tower passes whole rows with their
 boundaries (no call per window) and the text model makes no mask. Text layers get the `layout` as an argument.
@@ -22,12 +23,14 @@ NAME = "packed_flash"
 
 
 def use(model: Any) -> None:
-    """Switches a model that was loaded with sdpa to this attention, sub-models too; loading by this name is refused."""
+    """Switches a model that was loaded with sdpa to this attention, sub-models too; loading by this name is
+    refused."""
     model.config._attn_implementation = NAME
 
 
 class Spread(torch.autograd.Function):
-    """x[index]; a prompt's keys get a gradient from each of its completions, and these are added up in fp32."""
+    """x[index]; a prompt's keys get a gradient from each of its completions, and these are added up in
+    fp32."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
@@ -52,7 +55,9 @@ def attention(
     Text: `layout`. Vision tower: `cu_seq_lens_q` and `max_length_q`, and `is_causal` False.
     """
     if attention_mask is not None or kwargs.get("sliding_window") or kwargs.get("dropout"):
-        raise NotImplementedError("packed rows have no masks, sliding windows or dropout: this model cannot be trained")
+        raise NotImplementedError(
+            "packed rows have no masks, sliding windows or dropout: this model cannot be trained"
+        )
     causal = getattr(module, "is_causal", True) if kwargs.get("is_causal") is None else kwargs["is_causal"]
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, H, D]
     scale, rows = kwargs.get("scaling"), kwargs.get("layout")
@@ -84,7 +89,15 @@ def _parameters() -> frozenset[str]:
 
 
 def varlen(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, causal: bool, scale: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    max_q: int,
+    max_k: int,
+    causal: bool,
+    scale: Any,
 ) -> Tensor:
     """torch's flash attention over stretches of [T, H, D]; its signature grew from torch 2.10 to 2.13."""
     from torch.nn.attention.varlen import varlen_attn
@@ -103,7 +116,9 @@ def varlen(
         options["enable_gqa"] = q.shape[1] != k.shape[1]
     else:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    out: Any = varlen_attn(q.contiguous(), k.contiguous(), v.contiguous(), cu_q, cu_k, max_q, max_k, **options)
+    out: Any = varlen_attn(
+        q.contiguous(), k.contiguous(), v.contiguous(), cu_q, cu_k, max_q, max_k, **options
+    )
     return out
 
 
@@ -127,8 +142,8 @@ class _Bucket:
 def _buckets(
     q: tuple[int, ...], k: tuple[int, ...], causal: bool, device: torch.device
 ) -> tuple[list[_Bucket], Tensor | None]:
-    """The stretches by shape, and where each query of the row stands in the buckets' joined outputs; None: all are of
-    one shape and lie as they are."""
+    """The stretches by shape, and where each query of the row stands in the buckets' joined outputs; None:
+    all are of one shape and lie as they are."""
     same: dict[tuple[int, int, bool], list[int]] = {}
     for i, (a, b) in enumerate(zip(q, k, strict=True)):
         own = a == b

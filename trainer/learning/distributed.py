@@ -33,7 +33,8 @@ class RankWeights:
     ranks: Ranks
 
     def groups(self) -> Iterator[list[tuple[str, Tensor]]]:
-        """Brings every group to the driver, on the host. Samplers that share the ranks' processes need no such copy."""
+        """Brings every group to the driver, on the host. Samplers that share the ranks' processes need no
+        such copy."""
         return self.ranks.stream(LearnerPart.weight_groups, [()] * self.ranks.world_size)
 
 
@@ -116,12 +117,15 @@ class DistributedLearner:
 
     def load(self, found: Found) -> None:
         """`Learner.load`."""
-        self.ranks.all(LearnerPart.load, found)  # on all of them before any resumes: one may find its files damaged
+        # on all of them before any resumes: one may find its files damaged
+        self.ranks.all(LearnerPart.load, found)
         self.skipped = found.state.get("skipped", 0)
         self.ranks.all(LearnerPart.resume, found.state["updates"], self.skipped)
 
 
-def _spread(values: list[np.ndarray], traces: Sequence[Trace], members: Sequence[int], flat: np.ndarray) -> None:
+def _spread(
+    values: list[np.ndarray], traces: Sequence[Trace], members: Sequence[int], flat: np.ndarray
+) -> None:
     """Puts a pass's flat values, [N], into `values` of its traces."""
     start = 0
     for i in members:
@@ -131,7 +135,8 @@ def _spread(values: list[np.ndarray], traces: Sequence[Trace], members: Sequence
 
 
 def over_ranks(stats: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Joins the ranks' statistics of one update: largest by max, what all agree on from the first, the rest adds up.
+    """Joins the ranks' statistics of one update: largest by max, what all agree on from the first, the rest
+    adds up.
 
     The two moments of the engine's ratios become their effective sample size.
     """
@@ -151,9 +156,11 @@ def over_ranks(stats: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def over_updates(stats: Sequence[dict[str, float]], tokens: Sequence[int]) -> dict[str, float]:
-    """Joins the statistics of a step's updates: largest by max, counts add up, the rest are means over their tokens.
+    """Joins the statistics of a step's updates: largest by max, counts add up, the rest are means over their
+    tokens.
 
-    A skipped update has no gradient norm and may have values that are not finite: their mean is that of the others.
+    A skipped update has no gradient norm and may have values that are not finite: their mean is that of the
+    others.
     """
     values: dict[str, list[float]] = {}
     weights: dict[str, list[int]] = {}

@@ -19,7 +19,8 @@ from trainer.weights.source import WeightSource
 
 @dataclass(frozen=True)
 class Logprobs:
-    """Log-probabilities of the learned tokens of traces, [T] float32 per trace; None where they were not asked for."""
+    """Log-probabilities of the learned tokens of traces, [T] float32 per trace; None where they were not
+    asked for."""
 
     old: list[np.ndarray] | None = None
     """Under the policy as it stands."""
@@ -54,8 +55,8 @@ class Learner(Protocol):
     def update(self, batch: TrainBatch, kl_coef: float = 0.0) -> dict[str, float]:
         """Makes one optimizer step over the whole batch; returns its metrics.
 
-        kl_coef: weight of the KL to the reference in the loss. Raises ConfigError when too many updates in a row had a
-        gradient that was not finite.
+        kl_coef: weight of the KL to the reference in the loss. Raises ConfigError when too many updates in a
+        row had a gradient that was not finite.
         """
 
     def weights(self, version: int) -> WeightSource:
@@ -68,7 +69,8 @@ class Learner(Protocol):
     def save(self, step: int, keep: list[int], send: bool, attempt: str) -> float:
         """Starts to write the checkpoint of `step`; returns the seconds that training stood still for it.
 
-        keep: steps whose local files stay. send: upload it as soon as it is written. attempt: into whose folder.
+        keep: steps whose local files stay. send: upload it as soon as it is written. attempt: into whose
+        folder.
         """
 
     def send(self, step: int) -> None:

@@ -1,4 +1,5 @@
-"""One rank's share of the learner: its part of the ZeRO-3 policy, of the reference, and of every checkpoint."""
+"""One rank's share of the learner: its part of the ZeRO-3 policy, of the reference, and of every
+checkpoint."""
 
 from __future__ import annotations
 
@@ -47,8 +48,9 @@ class LearnerPart:
     def start(self, total_updates: int, found: Found | None = None) -> LearnerFacts:
         """Meets the other ranks and loads policy and reference.
 
-        total_updates: optimizer steps of the whole run, for the learning-rate schedule. found: the checkpoint that is
-        going to replace the weights; its files are fetched meanwhile, and what fails there `load` tells.
+        total_updates: optimizer steps of the whole run, for the learning-rate schedule. found: the checkpoint
+        that is going to replace the weights; its files are fetched meanwhile, and what fails there `load`
+        tells.
         """
         rank, world_size = self.process.rank, self.process.world_size
         if found is not None:
@@ -76,19 +78,24 @@ class LearnerPart:
     def logprobs(
         self, passes: list[list[Trace]], split: Split, old: bool, reference: bool
     ) -> dict[str, list[np.ndarray]]:
-        """Log-probabilities of the learned tokens under policy (`old`) and `reference`, flat, [N] float32 per pass."""
+        """Log-probabilities of the learned tokens under policy (`old`) and `reference`, flat, [N] float32 per
+        pass."""
         with self.process.recording("logprobs"):
             batches = ahead(lambda traces: self.collate(traces, split), passes)
             scored = self.policy.logprobs(batches, old, reference)
         return {name: [values.numpy() for values in parts] for name, parts in scored.items()}
 
-    def update(self, passes: list[TrainBatch], tokens: int, sequences: int, kl_coef: float) -> dict[str, float]:
+    def update(
+        self, passes: list[TrainBatch], tokens: int, sequences: int, kl_coef: float
+    ) -> dict[str, float]:
         """One optimizer step over this rank's passes.
 
-        tokens, sequences: counts over all ranks, the global denominators. kl_coef: weight of the KL in the loss.
+        tokens, sequences: counts over all ranks, the global denominators. kl_coef: weight of the KL in the
+        loss.
         """
         with self.process.recording("update"):
-            if self.config.method == "sft":  # no engine sleeps and wakes, so nothing else starts the peak anew
+            # no engine sleeps and wakes, so nothing else starts the peak anew
+            if self.config.method == "sft":
                 self.forget_peak()
             batches = ahead(lambda batch: self.micro_batch(batch, tokens, sequences), passes)
             stats = self.policy.update(batches, len(passes), kl_coef)
@@ -117,7 +124,9 @@ class LearnerPart:
     def collate(self, traces: Sequence[Trace], split: Split) -> MicroBatch:
         """Packs traces of rows of `split` into one row of tensors."""
         beacon.tick()
-        return collate(traces, lambda trace: self.reader.encoded(split, trace.row), self.reader.prompter.positions)
+        return collate(
+            traces, lambda trace: self.reader.encoded(split, trace.row), self.reader.prompter.positions
+        )
 
     def forget_peak(self) -> None:
         """Starts the measurement of the GPU's peak memory anew."""
@@ -154,15 +163,18 @@ class LearnerPart:
         self.writer.send(step)
 
     def save_status(self) -> RankStatus:
-        """Steps whose files are written, and uploaded. Raises CheckpointError if this rank could not write."""
+        """Steps whose files are written, and uploaded. Raises CheckpointError if this rank could not
+        write."""
         return self.writer.status()
 
     def load(self, found: Found) -> None:
-        """Reads this rank's part of a committed checkpoint, written by any number of ranks. Raises CorruptCheckpoint.
+        """Reads this rank's part of a committed checkpoint, written by any number of ranks. Raises
+        CorruptCheckpoint.
 
         It waits for no other rank: one whose files are damaged must not leave the others in a collective.
         """
-        wait([self._fetching] if self._fetching else [])  # what was fetched lies on the disk; ranges bring the rest
+        # what was fetched lies on the disk; ranges bring the rest
+        wait([self._fetching] if self._fetching else [])
         self.policy.load(ShardReader(found, ranged=True).stream)
 
     def resume(self, updates: int, skipped: int) -> None:

@@ -1,4 +1,5 @@
-"""LoRA in the policy: peft's layers in the model's own places, the base model as the reference, merged weights out."""
+"""LoRA in the policy: peft's layers in the model's own places, the base model as the reference, merged
+weights out."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from trainer.config.lora import ADAPTER
 def inject(model: Any, lora: LoRA, seed: int) -> None:
     """Puts adapters around the target layers and freezes all other parameters.
 
-    inject_adapter_in_model, not PeftModel: the modules keep their paths, which the policy goes by. Raises ConfigError
-    where a decoder layer has linear layers that `LoRA` does not know.
+    inject_adapter_in_model, not PeftModel: the modules keep their paths, which the policy goes by. Raises
+    ConfigError where a decoder layer has linear layers that `LoRA` does not know.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -26,9 +27,15 @@ def inject(model: Any, lora: LoRA, seed: int) -> None:
     except ValueError as error:  # no layer of that name
         raise ConfigError(f"lora.rank {lora.rank}: {error}; set lora.rank to 0") from None
     decoder = re.compile(r"(?:.*\.)?layers\.\d+\.(?!.*(?:lora_|base_layer)).*")
-    left = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and decoder.match(name)]
+    left = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and decoder.match(name)
+    ]
     if left:
-        raise ConfigError(f"lora.rank {lora.rank}: no adapter for {left[0]} of {type(model).__name__}; set it to 0")
+        raise ConfigError(
+            f"lora.rank {lora.rank}: no adapter for {left[0]} of {type(model).__name__}; set it to 0"
+        )
     if lora.qlora:  # on a 4-bit base peft makes adapters fp32; ZeRO needs one dtype
         for p in (p for p in model.parameters() if p.requires_grad):
             p.data = p.data.to(model.dtype)
@@ -50,7 +57,8 @@ def factors(layer: Any) -> list[Any]:
 
 
 def merged(weight: Tensor, layer: Any) -> Tensor:
-    """W + scale B A [outputs, inputs], computed in fp32 and rounded once; W itself where there is no adapter."""
+    """W + scale B A [outputs, inputs], computed in fp32 and rounded once; W itself where there is no
+    adapter."""
     if layer is None:
         return weight
     a, b = factors(layer)
@@ -58,7 +66,8 @@ def merged(weight: Tensor, layer: Any) -> Tensor:
 
 
 class Base:
-    """The base model inside the policy: its forward pass with the adapters' scale at 0, which adds exact zeros.
+    """The base model inside the policy: its forward pass with the adapters' scale at 0, which adds exact
+    zeros.
 
     Switching them off would change the order of modules that ZeRO-3 gathers ahead by.
     """

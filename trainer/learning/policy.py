@@ -1,7 +1,8 @@
-"""The policy under DeepSpeed ZeRO, and its frozen reference: a second model, or the first without its adapters.
+"""The policy under DeepSpeed ZeRO, and its frozen reference: a second model, or the first without its
+adapters.
 
-`Policy` shards the model inside a `LogprobModel`, updates it, yields full weights group by group, and offloads its
-shards to save.
+`Policy` shards the model inside a `LogprobModel`, updates it, yields full weights group by group, and
+offloads its shards to save.
 """
 
 from __future__ import annotations
@@ -29,15 +30,26 @@ from trainer.learning.logprobs import LogprobModel
 from trainer.learning.zero import base_weights
 from trainer.learning.zero.offload import States
 from trainer.learning.zero.partition import Partition, buckets, whole_shape
-from trainer.learning.zero.setup import FUNCTIONAL, GATHERS, LINEAR, exact_frequencies, frugal, quietly, zero_config
+from trainer.learning.zero.setup import (
+    FUNCTIONAL,
+    GATHERS,
+    LINEAR,
+    exact_frequencies,
+    frugal,
+    quietly,
+    zero_config,
+)
 from trainer.storage import hub
 
 
 def init_distributed(device: str) -> None:
     """Meets the other ranks at MASTER_ADDR. `device`: cuda or cpu."""
-    # Its shared-memory collectives for CPU would be compiled at the first start: a minute, and a compiler needed.
+    # Its shared-memory collectives for CPU would be compiled at the first start: a minute, and a compiler
+    # needed.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed("nccl" if device == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False)
+    deepspeed.init_distributed(
+        "nccl" if device == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False
+    )
 
 
 @dataclass(frozen=True)
@@ -55,7 +67,8 @@ class TrainMicroBatch:
     rollout_logprobs: Tensor | None = None
     """None: no engine sampled these."""
     old_logprobs: Tensor | None = None
-    """None: the policy has not moved since the rollout, so its own detached log-probabilities are the old ones."""
+    """None: the policy has not moved since the rollout, so its own detached log-probabilities are the old
+    ones."""
     ref_logprobs: Tensor | None = None
     """None: no KL term."""
 
@@ -72,7 +85,8 @@ class Policy:
         total_updates: int,
         empty: bool = False,
     ) -> None:
-        """empty: `load` will bring every weight of the policy, which reads no base weights; a reference does."""
+        """empty: `load` will bring every weight of the policy, which reads no base weights; a reference
+        does."""
         self.config, self.device, self.total_updates = config, device, total_updates
         self.world_size, self.rank = dist.get_world_size(), dist.get_rank()
         self.updates = 0
@@ -90,12 +104,16 @@ class Policy:
             eps=config.optimizer.eps,
             fused=self._moves,
         )
-        self.engine, self.zero = quietly(deepspeed.initialize, model=scorer, optimizer=optimizer, config=ds_config)[:2]
+        self.engine, self.zero = quietly(
+            deepspeed.initialize, model=scorer, optimizer=optimizer, config=ds_config
+        )[:2]
         self._states = States(self.zero, device)
         self.names: dict[str, Any] = {n.removeprefix("model."): p for n, p in scorer.named_parameters()}
         self.partition = Partition(self.zero, self.names, config.optimizer.zero_stage, device)
         self._base, self._adapters = lora.adapters(self.names, scorer.model)
-        self.reference: Any = lora.Base(self.engine, list(self._adapters.values())) if config.lora.rank else None
+        self.reference: Any = (
+            lora.Base(self.engine, list(self._adapters.values())) if config.lora.rank else None
+        )
         if config.method == "grpo" and config.algorithm.kl_coef and not config.lora.rank:
             frozen = zero_config(config, shape, inference=True)
             reference = self._scorer(frozen, banned_token_ids, temperature).requires_grad_(False).eval()
@@ -153,7 +171,8 @@ class Policy:
     def logprobs(
         self, batches: Iterable[MicroBatch], old: bool = True, reference: bool = False
     ) -> dict[str, list[Tensor]]:
-        """Log-probabilities [N] of each micro-batch's completion tokens under policy and reference, on the host."""
+        """Log-probabilities [N] of each micro-batch's completion tokens under policy and reference, on the
+        host."""
         asked = [("old", self.engine)] * old + [("reference", self.reference)] * reference
         found: dict[str, list[Tensor]] = {name: [] for name, _ in asked}
         self.engine.eval()
@@ -166,8 +185,8 @@ class Policy:
 
     @frugal
     def update(self, batches: Iterable[TrainMicroBatch], count: int, kl_coef: float) -> dict[str, float]:
-        """One optimizer step over this rank's `count` micro-batches. Returns sums that add up over ranks to global
-        means, largest values, and facts of the step; they are read from the device once.
+        """One optimizer step over this rank's `count` micro-batches. Returns sums that add up over ranks to
+        global means, largest values, and facts of the step; they are read from the device once.
 
         kl_coef: weight of the KL in the loss.
         """
@@ -204,7 +223,12 @@ class Policy:
         correction, beyond = None, torch.zeros_like(gap)
         if a.rollout_correction != "off" and item.rollout_logprobs is not None:
             correction, beyond = rollout_weights(
-                gap, item.lengths, a.rollout_correction, a.correction_level, a.correction_low, a.correction_high
+                gap,
+                item.lengths,
+                a.rollout_correction,
+                a.correction_level,
+                a.correction_low,
+                a.correction_high,
             )
         loss = grpo_loss(
             logprobs,
@@ -241,10 +265,11 @@ class Policy:
     # --- weights out, states away
 
     def weight_groups(self, bucket_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-        """Full weights in the model's own dtype and Hugging Face names, a group of layers at a time, on every rank;
-        adapters are merged in.
+        """Full weights in the model's own dtype and Hugging Face names, a group of layers at a time, on every
+        rank; adapters are merged in.
 
-        A group's tensors are only valid until the next one is asked for. Peak: a bucket, or the largest parameter.
+        A group's tensors are only valid until the next one is asked for. Peak: a bucket, or the largest
+        parameter.
         """
         for bucket in buckets(self._base, bucket_bytes):
             layers = [(name, p, self._adapters.get(name)) for name, p in bucket]
@@ -253,7 +278,8 @@ class Policy:
                 yield [(name, lora.merged(p.data, layer)) for name, p, layer in layers]
 
     def offload(self) -> None:
-        """Moves fp32 weights and Adam's moments to host memory to free GPU memory for the engine (CUDA only)."""
+        """Moves fp32 weights and Adam's moments to host memory to free GPU memory for the engine (CUDA
+        only)."""
         if self._moves:
             self._states.offload()
 
@@ -264,18 +290,20 @@ class Policy:
     # --- shards in and out
 
     def shards(self, host: Callable[[str, Tensor], Tensor]) -> dict[str, Shard]:
-        """This rank's part of the fp32 weights and Adam's moments; `host(key, tensor)` copies it off the device."""
+        """This rank's part of the fp32 weights and Adam's moments; `host(key, tensor)` copies it off the
+        device."""
         return self.partition.shards(host)
 
     def load(self, stream: Callable[[Iterable[tuple[str, str, int, int]]], Iterable[Tensor]]) -> None:
-        """Takes over weights and moments: `stream` gives [stop - start] of every (kind, name, start, stop) of a flat
-        parameter.
+        """Takes over weights and moments: `stream` gives [stop - start] of every (kind, name, start, stop) of
+        a flat parameter.
         """
         self.reload()
         self.partition.load(stream)
 
     def loaded(self, updates: int, skipped: int = 0) -> None:
-        """After every rank's `load`: resumes from optimizer step `updates`, of which Adam has not taken `skipped`."""
+        """After every rank's `load`: resumes from optimizer step `updates`, of which Adam has not taken
+        `skipped`."""
         self.partition.publish(updates - skipped)
         self.updates = updates
         if self.config.method == "grpo":

@@ -11,7 +11,8 @@ R = TypeVar("R")
 
 
 def ahead(build: Callable[[T], R], things: Iterable[T]) -> Iterator[R]:
-    """`map(build, things)`, the next one under way in a thread: two results exist at a time, however many there are."""
+    """`map(build, things)`, the next one under way in a thread: two results exist at a time, however many
+    there are."""
     with ThreadPoolExecutor(1, "prefetch") as thread:
         queue = iter(things)
         first = next(queue, None)

@@ -79,7 +79,8 @@ def total_updates(config: RunConfig, rows: int) -> int:
 
 
 def collect(config: RunConfig, run: Session, step: int, carried: Carried) -> Graded:
-    """The step's completions, graded; and those of further prompts while groups of unequal rewards are missing."""
+    """The step's completions, graded; and those of further prompts while groups of unequal rewards are
+    missing."""
     size = config.rollout.prompts_per_step
     traces: list[Trace] = []
     outcomes: list[Outcome] = []
@@ -137,7 +138,9 @@ def learn(
     if algorithm.kl_target:
         metrics["kl/coef"] = carried.kl_coef
         kl = metrics.get("kl/mean", math.nan)
-        carried.kl_coef = next_kl_coef(carried.kl_coef, kl, algorithm.kl_target, algorithm.kl_horizon, len(batch))
+        carried.kl_coef = next_kl_coef(
+            carried.kl_coef, kl, algorithm.kl_target, algorithm.kl_horizon, len(batch)
+        )
     return metrics, trained
 
 

@@ -2,12 +2,12 @@
 
 Nothing is trained.
 
-Rows are asked `evaluation.pass_rate_samples` times each, at the run's temperature. `pass_rates.jsonl` in the run's
-directory gets a line per row: id, pass rate, its shortest correct completion (empty if there is none), and of every
-completion the boxed answer and its accuracy. `data filter --rates` keeps rows by it, `data worked` learns from its
-completions. A run that was stopped goes on behind the last whole block of rows; with `checkpoint.remote` the file is
-pushed there too. With `evaluation.benchmarks` the rows are scored at the end: `benchmarks.json`, `benchmarks.md` and
-`report.html`.
+Rows are asked `evaluation.pass_rate_samples` times each, at the run's temperature. `pass_rates.jsonl` in the
+run's directory gets a line per row: id, pass rate, its shortest correct completion (empty if there is none),
+and of every completion the boxed answer and its accuracy. `data filter --rates` keeps rows by it, `data
+worked` learns from its completions. A run that was stopped goes on behind the last whole block of rows; with
+`checkpoint.remote` the file is pushed there too. With `evaluation.benchmarks` the rows are scored at the end:
+`benchmarks.json`, `benchmarks.md` and `report.html`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,13 @@ FILE = "pass_rates.jsonl"
 
 
 def measure(config: RunConfig, run: Session) -> None:
-    """Asks block after block of rows. Seeds follow from run seed and row, so a stopped run goes on as it would have."""
+    """Asks block after block of rows. Seeds follow from run seed and row, so a stopped run goes on as it
+    would have."""
     n = config.evaluation.pass_rate_samples
     if n < 1:
-        raise ConfigError("evaluation.pass_rate_samples is 0: give the number of completions per row, such as 8")
+        raise ConfigError(
+            "evaluation.pass_rate_samples is 0: give the number of completions per row, such as 8"
+        )
     phases, path = run.phases, Path(config.run.dir) / FILE
     run.resume()
     with phases("sync"):
@@ -52,7 +55,9 @@ def measure(config: RunConfig, run: Session) -> None:
         if number * size <= len(rates) or (number == len(blocks) and len(rates) == len(all_rows)):
             continue
         phases.begin(number, len(blocks))
-        prompts = [Prompt(group=row, row=row, seed=seed_of(config.run.seed, "pass rate", row)) for row in rows]
+        prompts = [
+            Prompt(group=row, row=row, seed=seed_of(config.run.seed, "pass rate", row)) for row in rows
+        ]
         ask = Ask(
             prompts=prompts,
             split=config.train_split,
@@ -81,12 +86,19 @@ def measure(config: RunConfig, run: Session) -> None:
 def _score(config: RunConfig, run: Session, path: Path) -> None:
     """Writes the scores of all rows, those included that were too long to be asked."""
     n, sources = config.evaluation.pass_rate_samples, run.train_set.column("source")
-    rows = {row: scores.Row(sources[row], [(None, 0.0)] * n, asked=False) for row in range(len(run.train_set))}
+    rows = {
+        row: scores.Row(sources[row], [(None, 0.0)] * n, asked=False) for row in range(len(run.train_set))
+    }
     for row, line in zip(run.train_rows, path.read_text(encoding="utf-8").splitlines(), strict=True):
         found = json.loads(line)
         rows[row] = scores.Row(sources[row], found["answers"], found["tokens"], found["truncated"])
     judge = config.rewards.judge_model if config.rewards.judge_url else ""
-    asked = {"model": config.model.path, "samples": n, "temperature": config.evaluation.temperature, "judge": judge}
+    asked = {
+        "model": config.model.path,
+        "samples": n,
+        "temperature": config.evaluation.temperature,
+        "judge": judge,
+    }
     figures = scores.scores(list(rows.values()), model_shapes.known_as(config.model.path))
     table, found = scores.table(figures, judge), asked | {"benchmarks": figures}
     for name, text in (
@@ -101,7 +113,9 @@ def _score(config: RunConfig, run: Session, path: Path) -> None:
     print(table, flush=True)
 
 
-def records_of(traces: Sequence[Trace], outcomes: Sequence[Outcome], ids: dict[int, str]) -> list[dict[str, Any]]:
+def records_of(
+    traces: Sequence[Trace], outcomes: Sequence[Outcome], ids: dict[int, str]
+) -> list[dict[str, Any]]:
     """One line per row of `ids`, in their order."""
     graded: dict[int, list[tuple[Trace, Outcome]]] = {row: [] for row in ids}
     for trace, outcome in zip(traces, outcomes, strict=True):

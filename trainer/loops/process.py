@@ -122,22 +122,33 @@ def explain(error: Exception, ranks: Ranks | None = None) -> tuple[int, str]:
     if isinstance(error, DEAD):
         said, who = str(error), ranks.named(str(error)) if ranks else ""
         memory = "low on memory" in said or "OOM" in said
-        why = "out of memory? See docs/failures.md" if who and memory else (said.splitlines() or ["no reason given"])[0]
+        why = (
+            "out of memory? See docs/failures.md"
+            if who and memory
+            else (said.splitlines() or ["no reason given"])[0]
+        )
         return EXIT_NODE_LOST, f"error: a worker or node was lost: {f'{who}: ' if who else ''}{why}"
     infrastructure = RayError | ray.exceptions.LocalRayletDiedError | ray.exceptions.RuntimeEnvSetupError
     if isinstance(error, infrastructure):
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        return EXIT_RAY, f"error: {line}: the machine is too busy, or Ray is broken on it; start the run again"
+        return (
+            EXIT_RAY,
+            f"error: {line}: the machine is too busy, or Ray is broken on it; start the run again",
+        )
     return EXIT_ERROR, "".join(traceback.format_exception(error))
 
 
 def connect(config: RunConfig) -> None:
     """Joins the Ray cluster at RAY_ADDRESS, or starts one on this machine. Raises RayError."""
-    common: dict[str, Any] = {"log_to_driver": bool(os.environ.get("SPOTRL_WORKER_LOGS")), "logging_level": "WARNING"}
+    common: dict[str, Any] = {
+        "log_to_driver": bool(os.environ.get("SPOTRL_WORKER_LOGS")),
+        "logging_level": "WARNING",
+    }
     root = str(Path(__file__).resolve().parents[2])
     common["runtime_env"] = {"env_vars": {"PYTHONPATH": root}}
     if not os.environ.get("RAY_ADDRESS"):
-        os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's own 15 is for background work; training is not
+        # Ray's own 15 is for background work; training is not
+        os.environ.setdefault("RAY_worker_niceness", "0")
         workers = config.placement.workers_per_node * config.placement.threads_per_worker
         common |= {"num_cpus": max(workers, os.cpu_count() or 1), "include_dashboard": False}
         if config.placement.device == "cpu":

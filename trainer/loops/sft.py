@@ -1,7 +1,9 @@
-"""Supervised fine-tuning on the rows' worked solutions, on one screen: `python -m trainer.loops.sft --config run.yaml`.
+"""Supervised fine-tuning on the rows' worked solutions, on one screen: `python -m trainer.loops.sft --config
+run.yaml`.
 
-The gradient of the cross-entropy is that of a policy update on given completions with advantage 1, so the ranks, the
-ZeRO-3 policy, the global denominator and the checkpoints are those of GRPO; there is no engine and no reference.
+The gradient of the cross-entropy is that of a policy update on given completions with advantage 1, so the
+ranks, the ZeRO-3 policy, the global denominator and the checkpoints are those of GRPO; there is no engine and
+no reference.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ def train(config: RunConfig, run: Session) -> None:
             run.metrics.log(0, held_out.loss())
 
     def read(step: int) -> TrainBatch:
-        traces = [lesson(prompter, prompt.row, run.train_set[prompt.row]) for prompt in run.stream.batch(step)]
+        traces = [
+            lesson(prompter, prompt.row, run.train_set[prompt.row]) for prompt in run.stream.batch(step)
+        ]
         return TrainBatch(traces, [np.ones(len(trace.learned), np.float32) for trace in traces])
 
     reader = ThreadPoolExecutor(1, "rows")
@@ -85,7 +89,8 @@ def total_updates(config: RunConfig, rows: int) -> int:
 
 
 def lesson(prompter: Prompter, index: int, row: Row) -> Trace:
-    """The row's solution as something to learn from, with the earlier replies that the row asks to be learned."""
+    """The row's solution as something to learn from, with the earlier replies that the row asks to be
+    learned."""
     return completed(
         prompter.token_ids(row),
         prompter.solution_ids(row),
@@ -107,7 +112,9 @@ def describe(traces: Sequence[Trace], stats: dict[str, float]) -> dict[str, floa
         "tokens/prompt_mean": sum(trace.shared for trace in traces) / count,
         "tokens/step": sum(len(trace.tokens) for trace in traces),
     }
-    kept = {name: value for name, value in stats.items() if name.startswith(("grad/", "optim/", "perf/", "time/"))}
+    kept = {
+        name: value for name, value in stats.items() if name.startswith(("grad/", "optim/", "perf/", "time/"))
+    }
     return metrics | kept
 
 

@@ -1,10 +1,11 @@
-"""A profile of one step: of each call of each rank torch.profiler's trace and, on CUDA, the allocator's history.
+"""A profile of one step: of each call of each rank torch.profiler's trace and, on CUDA, the allocator's
+history.
 
     RUN_DIR/profile/step-00000012/rank-3-02-update.json.gz          for ui.perfetto.dev or chrome://tracing
     RUN_DIR/profile/step-00000012/rank-3-02-update.memory.pickle    for pytorch.org/memory_viz
 
-`logging.profile_step` names the step; while a run runs, a file in its folder asks for the next one. Every rank writes
-on its own node and pushes its files to the bucket.
+`logging.profile_step` names the step; while a run runs, a file in its folder asks for the next one. Every
+rank writes on its own node and pushes its files to the bucket.
 """
 
 from __future__ import annotations
@@ -51,12 +52,15 @@ class Recorder:
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Generator[None]:
-        """Records the body, or its first `logging.profile_s` seconds; writes the files once it has ended well."""
+        """Records the body, or its first `logging.profile_s` seconds; writes the files once it has ended
+        well."""
         import torch
         from torch.profiler import ProfilerActivity, profile
 
         stem, self.calls = str(self.folder / f"rank-{self.rank}-{self.calls:02d}-{name}"), self.calls + 1
-        recording = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.cuda else [])])
+        recording = profile(
+            activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.cuda else [])]
+        )
         if self.cuda:
             torch.cuda.memory._record_memory_history(max_entries=ALLOCATIONS)
         recording.start()
@@ -87,9 +91,11 @@ class Recorder:
 
 @contextlib.contextmanager
 def _alarm(seconds: float, action: Callable[[], None]) -> Generator[Callable[[], None]]:
-    """Calls `action` once: when the seconds are over, or when the body calls what it is given, or with the body.
+    """Calls `action` once: when the seconds are over, or when the body calls what it is given, or with the
+    body.
 
-    By a signal, since a profiler must stop in the thread that it started in; in other threads the seconds do not count.
+    By a signal, since a profiler must stop in the thread that it started in; in other threads the seconds do
+    not count.
     """
     pending = [action]
 
@@ -111,10 +117,14 @@ def _alarm(seconds: float, action: Callable[[], None]) -> Generator[Callable[[],
 
 
 class StepProfiles:
-    """The driver's part: has the ranks record the step that is configured, or the next one after a request."""
+    """The driver's part: has the ranks record the step that is configured, or the next one after a
+    request."""
 
-    def __init__(self, config: RunConfig, record: Callable[[int], object], recorded: Callable[[], list[Taken]]) -> None:
-        """record: has every rank record the calls of a step. recorded: ends that and returns what each took."""
+    def __init__(
+        self, config: RunConfig, record: Callable[[int], object], recorded: Callable[[], list[Taken]]
+    ) -> None:
+        """record: has every rank record the calls of a step. recorded: ends that and returns what each
+        took."""
         self.config, self.record, self.recorded, self.step = config, record, recorded, 0
         self.request = Path(config.run.dir) / REQUEST
 

@@ -40,12 +40,15 @@ def describe(traces: Sequence[Trace], outcomes: Sequence[Outcome]) -> dict[str, 
 
 
 def throughput(stats: dict[str, float], times: dict[str, float], world_size: int) -> dict[str, float]:
-    """Tokens per second: completions in the rollout, all tokens in the update and in the whole step per rank."""
+    """Tokens per second: completions in the rollout, all tokens in the update and in the whole step per
+    rank."""
     total = stats.get("tokens/step", 0.0)
     prompt, completion = stats.get("tokens/prompt_mean", 0.0), stats.get("tokens/response_mean", 0.0)
     out = {"perf/tokens_per_s_per_gpu": total / times["time/step_s"] / world_size}
     if times.get("time/rollout_s") and prompt + completion:
-        out["perf/rollout_tokens_per_s"] = total * completion / (prompt + completion) / times["time/rollout_s"]
+        out["perf/rollout_tokens_per_s"] = (
+            total * completion / (prompt + completion) / times["time/rollout_s"]
+        )
     if times.get("time/update_s"):
         out["perf/train_tokens_per_s"] = total / times["time/update_s"]
     return out
@@ -83,7 +86,8 @@ def utilisation(
 
 
 def sample_rows(config: RunConfig, dataset: Dataset, step: int, batch: Credited) -> list[dict[str, Any]]:
-    """A few of the completions trained on with their images, spread over the groups; [] where none are due."""
+    """A few of the completions trained on with their images, spread over the groups; [] where none are
+    due."""
     log = config.logging
     if not log.samples_per_step or (step - 1) % max(log.samples_every_steps, 1):
         return []

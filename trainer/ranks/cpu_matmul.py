@@ -1,8 +1,8 @@
 """Float32 matrix products of the CPU ranks by oneDNN.
 
-torch gives them to MKL, which runs at half of oneDNN's speed on AMD's processors (benchmarks/cpu_matmul.py), and has
-no switch. The dispatcher's kernel is overridden, so that forward and backward passes of all layers use it. Equal shapes
-still give equal bits.
+torch gives them to MKL, which runs at half of oneDNN's speed on AMD's processors (benchmarks/cpu_matmul.py),
+and has no switch. The dispatcher's kernel is overridden, so that forward and backward passes of all layers
+use it. Equal shapes still give equal bits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def install() -> torch.library.Library | None:
-    """Overrides `aten::mm` on CPU for as long as the returned library is held; None where this torch has no oneDNN."""
+    """Overrides `aten::mm` on CPU for as long as the returned library is held; None where this torch has no
+    oneDNN."""
     if not torch.backends.mkldnn.is_available():
         return None
     library = torch.library.Library("aten", "IMPL")

@@ -23,14 +23,15 @@ def environment(config: RunConfig) -> dict[str, str]:
             "DS_ACCELERATOR": "cpu",
             "OMP_NUM_THREADS": threads,
             "MKL_NUM_THREADS": threads,
-            # Every packed pass has new shapes, and oneDNN and torch's bridge to it each keep what they compiled for the
-            # last 1,024, 0.6 MB each. This many hold the products of one pass.
+            # Every packed pass has new shapes, and oneDNN and torch's bridge to it each keep what they
+            # compiled for the last 1,024, 0.6 MB each. This many hold the products of one pass.
             "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
             "LRU_CACHE_CAPACITY": "128",
             "TORCHDYNAMO_DISABLE": "1",  # else the first log-prob call compiles for 14 s
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # ranks of one machine would all bind to its first core
         }
     else:
-        # These all-reduces look for the peers' GPUs by index, where a rank is shown one, and would fail on some ranks.
+        # These all-reduces look for the peers' GPUs by index, where a rank is shown one, and would fail on
+        # some ranks.
         env |= {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
     return env

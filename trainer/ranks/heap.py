@@ -1,6 +1,7 @@
 """Gives back to the kernel the pages that freed tensors leave between living ones in the C library's heap.
 
-Passes differ in length, so what one frees seldom fits the next: in forty updates of real lengths holes grew to 0.9 GB.
+Passes differ in length, so what one frees seldom fits the next: in forty updates of real lengths holes grew
+to 0.9 GB.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""One rank: the process of one GPU (or of a share of the CPU), and the parts of the trainer that live in it."""
+"""One rank: the process of one GPU (or of a share of the CPU), and the parts of the trainer that live in
+it."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ T = TypeVar("T")
 class RankProcess:
     """What one rank holds. The driver reaches it through `Ranks`, which calls the methods of its parts.
 
-    A part is any class whose constructor takes the process. It is made at its first use and lives as long as the
-    process: `LearnerPart` holds the policy, `SamplerPart` the rollout engine.
+    A part is any class whose constructor takes the process. It is made at its first use and lives as long as
+    the process: `LearnerPart` holds the policy, `SamplerPart` the rollout engine.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -76,7 +77,8 @@ class RankProcess:
         self.rank = rank
         os.environ |= {
             "RANK": str(rank),
-            "LOCAL_RANK": "0" if self.device.type == "cuda" else str(local_rank),  # Ray shows each actor one GPU
+            # Ray shows each actor one GPU
+            "LOCAL_RANK": "0" if self.device.type == "cuda" else str(local_rank),
             "WORLD_SIZE": str(self.world_size),
             "MASTER_ADDR": master,
             "MASTER_PORT": str(port),
@@ -99,7 +101,8 @@ class RankProcess:
         return torch.cuda.get_device_name() if self.device.type == "cuda" else ""
 
     def allocated_bytes(self) -> int:
-        """Bytes of the GPU's tensors. vLLM's sleep takes their memory away and leaves them in torch's count."""
+        """Bytes of the GPU's tensors. vLLM's sleep takes their memory away and leaves them in torch's
+        count."""
         return torch.cuda.memory_allocated() if self.device.type == "cuda" else 0
 
     # --- rows

@@ -1,4 +1,5 @@
-"""How the driver calls its ranks: one method on all of them, at once. Ray and torchrun are two ways to do so."""
+"""How the driver calls its ranks: one method on all of them, at once. Ray and torchrun are two ways to do
+so."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ R = TypeVar("R")
 
 
 class Ranks(ABC):
-    """All ranks of a run. A method is named by its function, such as `LearnerPart.update`; it is called on every rank.
+    """All ranks of a run. A method is named by its function, such as `LearnerPart.update`; it is called on
+    every rank.
 
-    Most methods are collective: inside them the ranks wait for each other, so they are never called on a few ranks.
-    An exception on one rank is raised here.
+    Most methods are collective: inside them the ranks wait for each other, so they are never called on a few
+    ranks. An exception on one rank is raised here.
     """
 
     world_size: int

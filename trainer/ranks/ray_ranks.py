@@ -25,7 +25,8 @@ class RayRanks(Ranks):
     """One actor per rank. Calls return when every rank has returned."""
 
     def __init__(self, config: RunConfig) -> None:
-        """Places the actors; they load nothing yet. Raises ConfigError if the cluster lacks the GPUs or CPUs."""
+        """Places the actors; they load nothing yet. Raises ConfigError if the cluster lacks the GPUs or
+        CPUs."""
         self.config = config
         self.world_size = config.placement.world_size
         if config.placement.device == "cuda":
@@ -42,7 +43,9 @@ class RayRanks(Ranks):
                 num_cpus=bundle["CPU"],
                 num_gpus=bundle.get("GPU", 0),
                 runtime_env={"env_vars": environment(config)},
-                scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=number),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    self.group, placement_group_bundle_index=number
+                ),
             )
             actors.append(options.remote(config))
 
@@ -94,7 +97,8 @@ class RayRanks(Ranks):
 
 
 def _await_placement(group: Any, bundle: dict[str, float], count: int, timeout_s: float) -> None:
-    """Waits until Ray has placed the group. Raises ConfigError where the cluster is too small, RayError when late."""
+    """Waits until Ray has placed the group. Raises ConfigError where the cluster is too small, RayError when
+    late."""
     ready, started = group.ready(), time.monotonic()
     while not ray.wait([ready], timeout=min(30.0, timeout_s))[0]:
         have, waited = ray.cluster_resources(), time.monotonic() - started

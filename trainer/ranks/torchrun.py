@@ -1,6 +1,8 @@
-"""The ranks where torchrun has started one process per rank, without Ray: rank 0 drives, the others do as it asks.
+"""The ranks where torchrun has started one process per rank, without Ray: rank 0 drives, the others do as it
+asks.
 
-Calls and results go through torchrun's own store; what the ranks compute goes through their collectives, as ever.
+Calls and results go through torchrun's own store; what the ranks compute goes through their collectives, as
+ever.
 """
 
 from __future__ import annotations
@@ -77,14 +79,19 @@ class Store:
 def join(config: RunConfig) -> Store:
     """The store of the ranks that torchrun has started, after `meet`. Before anything asks for a GPU.
 
-    Raises ConfigError, in one line, for missing variables and for a world that is not that of the configuration.
+    Raises ConfigError, in one line, for missing variables and for a world that is not that of the
+    configuration.
     """
     if missing := [name for name in VARIABLES if name not in os.environ]:
-        raise ConfigError(f"torchrun has not set {', '.join(missing)}: start with `torchrun ... -m trainer.loops.sft`")
+        raise ConfigError(
+            f"torchrun has not set {', '.join(missing)}: start with `torchrun ... -m trainer.loops.sft`"
+        )
     place, local, rank = config.placement, int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["RANK"])
     world = int(os.environ["WORLD_SIZE"])
     if config.method != "sft":
-        raise ConfigError("torchrun starts method sft only: GRPO's engines are placed by Ray, use `launch.py up`")
+        raise ConfigError(
+            "torchrun starts method sft only: GRPO's engines are placed by Ray, use `launch.py up`"
+        )
     if (world, local) != (place.world_size, place.workers_per_node):
         raise ConfigError(
             f"torchrun has started {world} ranks, {local} on this node, and placement is {place.nodes} nodes x "
@@ -118,13 +125,15 @@ def _named(who: str, port: str | int) -> Generator[None]:
 def meet(store: Store, config: RunConfig, kind: str, wait_s: float = MEET_S) -> None:
     """Meets all others, and compares what they stand on. kind: "rank" or "node", for what is said.
 
-    Raises ConfigError, on all of them, with one line on the first thing that is wrong: one that came twice, some that
-    did not come within `wait_s`, other data, packages, configuration or GPUs.
+    Raises ConfigError, on all of them, with one line on the first thing that is wrong: one that came twice,
+    some that did not come within `wait_s`, other data, packages, configuration or GPUs.
     """
     times, own = store.inner.add(f"start/{store.rank}", 1), facts(config)
     store.put(f"facts/{store.rank}/{times}", own)
     if times > 1:
-        raise ConfigError(f"{kind} {store.rank} on {own['host']} was started before: give every node its own NODE_RANK")
+        raise ConfigError(
+            f"{kind} {store.rank} on {own['host']} was started before: give every node its own NODE_RANK"
+        )
     if store.rank == 0:
         store.put("verdict", verdict(store, kind, wait_s))
     try:
@@ -167,7 +176,9 @@ def verdict(store: Store, kind: str, wait_s: float) -> str:
                 return f"{kind} {rank} was started twice, {hosts}: give every node a NODE_RANK of its own"
         time.sleep(0.05)
     if absent := [str(rank) for rank in range(store.world) if rank not in come]:
-        return f"no word from {kind} {', '.join(absent)} within {wait_s:.0f} s: start it, or look at its output"
+        return (
+            f"no word from {kind} {', '.join(absent)} within {wait_s:.0f} s: start it, or look at its output"
+        )
     for rank, found in come.items():
         for what in ("data", "packages", "configuration", "GPU"):
             if found[what] != come[0][what]:
@@ -190,7 +201,9 @@ class TorchrunRanks(Ranks):
     def start(self) -> None:
         master, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         per_node = self.config.placement.workers_per_node
-        self.each(RankProcess.meet, [(rank, rank % per_node, master, port) for rank in range(self.world_size)])
+        self.each(
+            RankProcess.meet, [(rank, rank % per_node, master, port) for rank in range(self.world_size)]
+        )
 
     def each(self, method: Callable[..., R], arguments: Sequence[tuple[Any, ...]]) -> list[R]:
         self.calls += 1
@@ -208,7 +221,9 @@ class TorchrunRanks(Ranks):
         return _called(self.process, method, args)
 
     def stream(self, method: Callable[..., Iterator[R]], arguments: Sequence[tuple[Any, ...]]) -> Iterator[R]:
-        raise ConfigError("torchrun's ranks return whole results only: rollouts are started by Ray, use `launch.py up`")
+        raise ConfigError(
+            "torchrun's ranks return whole results only: rollouts are started by Ray, use `launch.py up`"
+        )
 
     def stop(self) -> None:
         """Lets the other ranks end."""
@@ -229,7 +244,8 @@ def serve(config: RunConfig, store: Store) -> None:
 
 
 def _called(process: RankProcess, method: Any, arguments: tuple[Any, ...]) -> Any:
-    """The result, or a CheckpointError, which is rank 0's to handle; torchrun ends all ranks after any other error."""
+    """The result, or a CheckpointError, which is rank 0's to handle; torchrun ends all ranks after any other
+    error."""
     try:
         return process.call(method, *arguments)
     except CheckpointError as error:
@@ -237,11 +253,14 @@ def _called(process: RankProcess, method: Any, arguments: tuple[Any, ...]) -> An
 
 
 def main() -> int:
-    """`python -m trainer.ranks.torchrun --config run.yaml`: checks the nodes by NNODES, NODE_RANK, MASTER_ADDR and
-    MASTER_PORT, before torchrun, which would wait for minutes for one that never comes. Returns the exit code."""
+    """`python -m trainer.ranks.torchrun --config run.yaml`: checks the nodes by NNODES, NODE_RANK,
+    MASTER_ADDR and MASTER_PORT, before torchrun, which would wait for minutes for one that never comes.
+    Returns the exit code."""
     parser = argparse.ArgumentParser(description=(main.__doc__ or "").partition(": ")[2])
     parser.add_argument("--config", required=True, help="resolved configuration of the run (YAML)")
-    parser.add_argument("--wait", type=float, default=MEET_S, help="seconds for all nodes to come (%(default)s)")
+    parser.add_argument(
+        "--wait", type=float, default=MEET_S, help="seconds for all nodes to come (%(default)s)"
+    )
     options = parser.parse_args()
     try:
         if missing := [
@@ -251,7 +270,9 @@ def main() -> int:
         node, nodes, port = (int(os.environ[name]) for name in ("NODE_RANK", "NNODES", "MASTER_PORT"))
         config = configuration.load(options.config)
         if not 0 <= node < nodes or nodes != config.placement.nodes:
-            raise ConfigError(f"NODE_RANK {node} of NNODES {nodes}, and placement.nodes is {config.placement.nodes}")
+            raise ConfigError(
+                f"NODE_RANK {node} of NNODES {nodes}, and placement.nodes is {config.placement.nodes}"
+            )
         with _named(f"node {node}", port + 1):
             inner = dist.TCPStore(
                 os.environ["MASTER_ADDR"], port + 1, None, node == 0, timedelta(seconds=options.wait), False

@@ -42,7 +42,8 @@ Case = tuple[str, str, str]
 
 
 class Judge:
-    """Thread-safe. A case is asked once: equal ones share its verdict, unless that was `timeout` or `error`."""
+    """Thread-safe. A case is asked once: equal ones share its verdict, unless that was `timeout` or
+    `error`."""
 
     def __init__(self, config: configuration.Rewards):
         if not config.judge_model:
@@ -99,7 +100,8 @@ class Judge:
         return "timeout"
 
     def _post(self, body: bytes) -> bytes:
-        """The reply's body. A server that sends it drop by drop has no more time than one that sends nothing."""
+        """The reply's body. A server that sends it drop by drop has no more time than one that sends
+        nothing."""
         with self._lock:
             if self.budget and self.requests >= self.budget:
                 raise ConfigError(

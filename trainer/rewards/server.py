@@ -78,7 +78,8 @@ def response_of(query: str) -> str:
 
 
 def _content_end(completion: str) -> int:
-    """Where the special tokens at the end begin, with the space around them. Read backwards, in linear time."""
+    """Where the special tokens at the end begin, with the space around them. Read backwards, in linear
+    time."""
     content, end = len(completion), _spaces_begin(completion, len(completion))
     while end:
         first = max(completion.rfind(mark, max(0, end - _TOKEN_LENGTH), end) for mark in "<[")
@@ -277,7 +278,8 @@ def create_app(settings: config.Rewards, limits: Limits | None = None, token: st
 
 
 def check_host(host: str, token: str) -> None:
-    """Raises ConfigError for an address that listens everywhere, or one beyond this machine without a token."""
+    """Raises ConfigError for an address that listens everywhere, or one beyond this machine without a
+    token."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

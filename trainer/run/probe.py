@@ -17,7 +17,8 @@ SYNC_TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2}
 
 
 def check_first_sync(config: RunConfig, sampler: Sampler, learner: Learner, rows: Rows) -> None:
-    """Compares the two on a few prompts, right after the first load. It works for any sampler and any learner.
+    """Compares the two on a few prompts, right after the first load. It works for any sampler and any
+    learner.
 
     Raises RuntimeError if they are not the same model.
     """

@@ -18,7 +18,8 @@ PROGRESS_S = 10.0
 
 
 class Rows:
-    """Datasets, and the lengths of their rows, which the ranks measure side by side before they load anything."""
+    """Datasets, and the lengths of their rows, which the ranks measure side by side before they load
+    anything."""
 
     def __init__(self, config: RunConfig, ranks: Ranks, datasets: Datasets) -> None:
         self.config, self.ranks, self.datasets = config, ranks, datasets
@@ -54,7 +55,8 @@ class Rows:
         return len(self.lengths(split)) - len(self.usable(split))
 
     def _measure(self, split: Split, rows: int) -> np.ndarray:
-        """Each rank takes a contiguous slice, so that it reads a row group once; in pieces, so that progress shows."""
+        """Each rank takes a contiguous slice, so that it reads a row group once; in pieces, so that progress
+        shows."""
         world_size = self.ranks.world_size
         cuts = [rows * rank // world_size for rank in range(world_size + 1)]
         out, shown = np.zeros((rows, 2), np.int32), time.monotonic()

@@ -47,7 +47,12 @@ class Saving:
     """Drives the checkpoints of one run from the boundaries between its phases and steps."""
 
     def __init__(self, run_dir: str, checkpoints: Checkpoints, learner: Learner, notice: Notice) -> None:
-        self.run_dir, self.checkpoints, self.learner, self.notice = Path(run_dir), checkpoints, learner, notice
+        self.run_dir, self.checkpoints, self.learner, self.notice = (
+            Path(run_dir),
+            checkpoints,
+            learner,
+            notice,
+        )
         self._step_times: deque[float] = deque(maxlen=STEP_MEMORY)
         self._stepped_at = time.monotonic()
         self._position: Position | None = None
@@ -95,7 +100,8 @@ class Saving:
                 time.sleep(0.05)
 
     def on_boundary(self, phase: str) -> None:
-        """After every phase: commits written checkpoints, and after a notice decides whether to finish the step."""
+        """After every phase: commits written checkpoints, and after a notice decides whether to finish the
+        step."""
         if phase == CHANGES_STATE:
             self._position = None
         self._advance()
@@ -115,17 +121,22 @@ class Saving:
             return False
         if not self._announced:
             self._announced = True
-            plan = f"finishing the step (about {rest_s:.1f} s) and saving it ({self.checkpoints.write_s:.1f} s)"
+            plan = (
+                f"finishing the step (about {rest_s:.1f} s) and saving it ({self.checkpoints.write_s:.1f} s)"
+            )
             print(f"notice: {self.notice.reason}, {left_s:.0f} s left: {plan}", flush=True)
         return True
 
     def flush(self) -> None:
-        """After a notice: saves the run's state if the time suffices, and waits for uploads as long as it can."""
+        """After a notice: saves the run's state if the time suffices, and waits for uploads as long as it
+        can."""
         checkpoints, at = self.checkpoints, self._position
         try:
             while (left_s := self.notice.left_s()) > 0:
                 self._advance()
-                unsaved = at is not None and at.step != checkpoints.last_begun and checkpoints.in_flight is None
+                unsaved = (
+                    at is not None and at.step != checkpoints.last_begun and checkpoints.in_flight is None
+                )
                 if at is not None and unsaved and checkpoints.fits(left_s):
                     self._save(at)
                 elif checkpoints.busy:

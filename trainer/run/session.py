@@ -1,4 +1,5 @@
-"""What a training loop uses: rows, learner, sampler, grading, metrics, checkpoints; opened and closed together."""
+"""What a training loop uses: rows, learner, sampler, grading, metrics, checkpoints; opened and closed
+together."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ class Resumed:
 class Session:
     """Use as a context manager. The loop calls the methods in the order below.
 
-    The constructor works in stages. One that fails undoes those before it, and the run's folder says how it ended.
+    The constructor works in stages. One that fails undoes those before it, and the run's folder says how it
+    ended.
     """
 
     learner: Learner
@@ -111,7 +113,8 @@ class Session:
         stages.callback(self.rollouts.close)
 
     def _measure_rows(self, ranks: Ranks | None) -> None:
-        """Places the ranks and has them measure the rows. What is wrong with rows ends the run before models load."""
+        """Places the ranks and has them measure the rows. What is wrong with rows ends the run before models
+        load."""
         config = self.config
         self.ranks = ranks or RayRanks(config)
         self.rows = Rows(config, self.ranks, self.datasets)
@@ -157,7 +160,9 @@ class Session:
         with self.phases("resume"):
             restored = self.checkpoints.restore(self.learner.load, self._newest)
         if restored is None and self._newest is not None:  # the ranks may hold no weights at all
-            raise ConfigError(f"the checkpoint of step {self._newest.step} is gone since the start: bring it back")
+            raise ConfigError(
+                f"the checkpoint of step {self._newest.step} is gone since the start: bring it back"
+            )
         if restored is None and self.config.checkpoint.resume == "must":
             raise ConfigError(
                 "checkpoint.resume is `must` and there is no committed checkpoint: check run.id and remote"
@@ -175,7 +180,8 @@ class Session:
         return Resumed(step, dict(found.state["reward_norm"]) if found else {})
 
     def check_first_sync(self) -> None:
-        """Compares engine and policy after the first load. Raises RuntimeError if they are not the same model."""
+        """Compares engine and policy after the first load. Raises RuntimeError if they are not the same
+        model."""
         check_first_sync(self.config, self.sampler, self.learner, self.rows)
         self.clock.mark("sync")
 
@@ -225,14 +231,16 @@ class Session:
         traces: Sequence[Trace],
         shown: Sequence[dict[str, Any]] = (),
     ) -> None:
-        """Writes the step's metrics, and the samples to show. Comes before the save: its step is always logged.
+        """Writes the step's metrics, and the samples to show. Comes before the save: its step is always
+        logged.
 
         traces: all that was trained on, for the utilization.
         """
         times = self.phases.take()
         self.profiles.end()
         self.saving.stepped(times["time/step_s"])
-        stats = self.rewards.stats() | stats | {"data/left_out": self.left_out}  # the loop's own before an evaluation's
+        # the loop's own before an evaluation's
+        stats = self.rewards.stats() | stats | {"data/left_out": self.left_out}
         stats |= throughput(stats, times, self.config.placement.world_size) | times
         stats |= self.checkpoints.metrics() | self.rollouts.metrics()
         if not self.clock.told:
@@ -251,13 +259,18 @@ class Session:
             self.metrics.samples(step, list(shown))
         print(one_line(step, stats), flush=True)
 
-    def save(self, step: int, total: int, updates: int, carried: dict[str, float], score: float | None = None) -> None:
+    def save(
+        self, step: int, total: int, updates: int, carried: dict[str, float], score: float | None = None
+    ) -> None:
         """Saves the run's state after a step, if a save is due.
 
-        updates: optimizer steps so far. carried: what the loop needs for its next step. score: the step's evaluation.
+        updates: optimizer steps so far. carried: what the loop needs for its next step. score: the step's
+        evaluation.
         """
         with self.phases("checkpoint"):
-            self.saving.maybe_save(Position(step, carried, updates, self.learner.skipped, score), last=step == total)
+            self.saving.maybe_save(
+                Position(step, carried, updates, self.learner.skipped, score), last=step == total
+            )
 
     def finish(self, step: int, updates: int, carried: dict[str, float]) -> None:
         """Waits until the last checkpoint is committed, exports the weights, writes the report."""
@@ -271,14 +284,15 @@ class Session:
         print(f"report: {write_report(self.config.run.dir)}", flush=True)
 
     def export(self) -> Path:
-        """Writes the newest checkpoint as a Hugging Face model folder, or its adapter as peft's, and pushes it beside
-        the checkpoints."""
+        """Writes the newest checkpoint as a Hugging Face model folder, or its adapter as peft's, and pushes
+        it beside the checkpoints."""
         found, out = self.checkpoints.find(), Path(self.config.run.dir) / "hf"
         assert found is not None
         if self.config.lora.rank:
             export_adapter(found, out, self.config)
         else:
-            if self.config.model.freeze_vision:  # its weights are the base model's, of which this node may have a share
+            # its weights are the base model's, of which this node may have a share
+            if self.config.model.freeze_vision:
                 hub.fetch(self.config, hub.weight_files(self.config))
             export_hf(found, out, hub.folder(self.config), self.config.model.dtype)
         if self.checkpoints.storage:

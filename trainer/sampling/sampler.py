@@ -52,7 +52,8 @@ class Sampler(Protocol):
         """Brings weights into every engine; what is sampled from now on is theirs."""
 
     def sample(self, ask: Ask) -> Rollout:
-        """Starts to sample. Every completion draws from a seed of its own, so neither order nor batch matters to it."""
+        """Starts to sample. Every completion draws from a seed of its own, so neither order nor batch matters
+        to it."""
 
     def rest(self) -> None:
         """Gives the GPUs that engines share with the learner to the learner, until the next `load`."""

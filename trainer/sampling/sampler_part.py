@@ -13,8 +13,8 @@ from trainer.ranks.process import RankProcess
 class SamplerPart:
     """A part of a `RankProcess`, beside its `LearnerPart`. All methods are collective.
 
-    Policy and engine take turns on the GPU: one of them sleeps. `load` ends with the engine awake, `rest` with the
-    policy's states back.
+    Policy and engine take turns on the GPU: one of them sleeps. `load` ends with the engine awake, `rest`
+    with the policy's states back.
     """
 
     def __init__(self, process: RankProcess) -> None:
@@ -58,7 +58,8 @@ class SamplerPart:
         max_tokens: int,
         upcoming: Sequence[int],
     ) -> Iterator[list[Trace]]:
-        """Completes this engine's prompts. All its ranks compute; only the first yields the groups, as they finish.
+        """Completes this engine's prompts. All its ranks compute; only the first yields the groups, as they
+        finish.
 
         upcoming: training rows that are asked next; their images are decoded while the engine samples.
         """

@@ -1,4 +1,5 @@
-"""The rollout engine: vLLM in the rank's own process. With trainer/weights, the only file that imports vLLM."""
+"""The rollout engine: vLLM in the rank's own process. With trainer/weights, the only file that imports
+vLLM."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from vllm.v1.sample.logits_processor import BatchUpdate
 
 ProcessorV2: Any = object
-"""What vLLM's model runner V2 (on GPUs) demands of a processor; in 0.26 it has none, and such engines run on V1."""
+"""What vLLM's model runner V2 (on GPUs) demands of a processor; in 0.26 it has none, and such engines run on
+V1."""
 with contextlib.suppress(ImportError):
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as ProcessorV2
 
@@ -31,13 +33,16 @@ with contextlib.suppress(ImportError):
 def _reduce_over_gloo() -> None:
     """Keeps vLLM's CPU tensor parallelism off its shared-memory segments.
 
-    Under an external launcher their name is the same for every engine of the machine and a killed one leaves them
-    behind, so that the next engine cannot start. Where ranks name it differently, vLLM uses torch.distributed instead.
+    Under an external launcher their name is the same for every engine of the machine and a killed one leaves
+    them behind, so that the next engine cannot start. Where ranks name it differently, vLLM uses
+    torch.distributed instead.
     """
     from vllm.distributed.device_communicators import cpu_communicator
 
     segments: Any = cpu_communicator._CPUSHMDistributed
-    segments.make_group_name = staticmethod(lambda communicator: f"{communicator.unique_name}-{communicator.rank}")
+    segments.make_group_name = staticmethod(
+        lambda communicator: f"{communicator.unique_name}-{communicator.rank}"
+    )
 
 
 ENDS: dict[str | None, End] = {"stop": "stop", "length": "length"}
@@ -93,11 +98,13 @@ class Engine:
             extra["gpu_memory_utilization"] = rollout.gpu_memory_utilization
             extra["enable_sleep_mode"] = rollout.sleep_level > 0
             if rollout.tensor_parallel > 1:
-                # vLLM's own all-reduces look for the peers' GPUs by index, and Ray shows each rank one. NCCL is left.
+                # vLLM's own all-reduces look for the peers' GPUs by index, and Ray shows each rank one. NCCL
+                # is left.
                 extra["disable_custom_all_reduce"] = True
                 extra["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
         else:
-            extra["block_size"] = 32  # vLLM's 128 on CPU is more than most prompts have: groups would share nothing
+            # vLLM's 128 on CPU is more than most prompts have: groups would share nothing
+            extra["block_size"] = 32
             extra["kv_cache_memory_bytes"] = int(rollout.kv_cache_gib * 2**30)
             # A prompt cut in two would rewind its seeded generator, which torch's CPU generator cannot.
             extra["enable_chunked_prefill"] = False
@@ -107,7 +114,8 @@ class Engine:
         if prompter.has_vision:
             extra["limit_mm_per_prompt"] = {"image": images_per_prompt, "video": 0}
             extra["mm_processor_kwargs"] = {"size": prompter.size}
-            # By default vLLM keeps 4 GiB of processed images; a prompt comes once per step, and a sync forgets them.
+            # By default vLLM keeps 4 GiB of processed images; a prompt comes once per step, and a sync
+            # forgets them.
             extra["mm_processor_cache_gb"] = 0
         if config.model.revision:
             extra["revision"] = config.model.revision
@@ -147,7 +155,8 @@ class Engine:
         return self.llm.collective_rpc(method, args=args)
 
     def reset_caches(self) -> None:
-        """Forgets what was computed with other weights: KV blocks, processed inputs, image embeddings (vllm#44910)."""
+        """Forgets what was computed with other weights: KV blocks, processed inputs, image embeddings
+        (vllm#44910)."""
         if not self.llm.reset_prefix_cache():
             raise RuntimeError("the prefix cache was not reset: a request is still running")
         self.llm.reset_mm_cache()
@@ -189,10 +198,11 @@ class Engine:
     ) -> Iterator[list[Trace]]:
         """Samples completions; yields each prompt's group of traces when the last of them has ended.
 
-        Every completion is a request of its own with a seed of its own: neither order nor batch matters to it, and it
-        can be ended or continued by itself. read: the prompt for the engine; it is called as late as the memory of
-        `data.image_cache_gib` for patches of open prompts demands, so that a large evaluation does not hold all its
-        images at once. Raises RuntimeError where engine and policy disagree on a prompt's tokens.
+        Every completion is a request of its own with a seed of its own: neither order nor batch matters to
+        it, and it can be ended or continued by itself. read: the prompt for the engine; it is called as late
+        as the memory of `data.image_cache_gib` for patches of open prompts demands, so that a large
+        evaluation does not hold all its images at once. Raises RuntimeError where engine and policy disagree
+        on a prompt's tokens.
         """
         limit_bytes = int(self.config.data.image_cache_gib * 2**30)
         waiting, open_groups, held_bytes = deque(prompts), dict[str, _OpenGroup](), 0
@@ -233,7 +243,8 @@ class Engine:
             seed=group.prompt.seed + index if temperature else None,
             logprobs=0,
             stop_token_ids=[self.eos_token_id],
-            # Text and objects for every token of every decode step would take a sixth of a small model's rollout.
+            # Text and objects for every token of every decode step would take a sixth of a small model's
+            # rollout.
             detokenize=False,
             flat_logprobs=True,
             output_kind=RequestOutputKind.FINAL_ONLY,
@@ -268,5 +279,9 @@ class _OpenGroup:
 
     def __init__(self, prompt: Prompt, request: Request, size: int) -> None:
         self.prompt, self.size = prompt, size
-        self.prompt_ids, self.pixel_bytes, self.images = request.token_ids, request.pixel_bytes, request.images
+        self.prompt_ids, self.pixel_bytes, self.images = (
+            request.token_ids,
+            request.pixel_bytes,
+            request.images,
+        )
         self.traces: dict[int, Trace] = {}

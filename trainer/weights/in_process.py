@@ -1,7 +1,9 @@
-"""Weights from the policy's shards into the engine that lives in the same process, through vLLM's weight-transfer API.
+"""Weights from the policy's shards into the engine that lives in the same process, through vLLM's
+weight-transfer API.
 
-`push` streams one group of layers at a time: all ranks gather it, each loads its own tensor-parallel part of it, and
-it is freed. vLLM's layerwise reloading re-packs what its kernels had packed; `load_weights` alone would not.
+`push` streams one group of layers at a time: all ranks gather it, each loads its own tensor-parallel part of
+it, and it is freed. vLLM's layerwise reloading re-packs what its kernels had packed; `load_weights` alone
+would not.
 """
 
 from __future__ import annotations
@@ -84,14 +86,16 @@ class InProcessEngine(WeightTransferEngine[NoInit, Weights]):
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
-        # Qwen3-VL adds these to tokens without an image too. They are no buffers: sleep level 2 loses their zeros.
+        # Qwen3-VL adds these to tokens without an image too. They are no buffers: sleep level 2 loses their
+        # zeros.
         for scratch in getattr(self.model, "deepstack_input_embeds", None) or ():
             scratch.zero_()
         if not self._head_came:
             self._retie()
 
     def _retie(self) -> None:
-        """The tied head gets no weights of its own, so reloading leaves it at the old ones (on CPU: a packed copy)."""
+        """The tied head gets no weights of its own, so reloading leaves it at the old ones (on CPU: a packed
+        copy)."""
         modules: dict[str, Any] = dict(self.model.named_modules())
         head = next((m for name, m in modules.items() if name.endswith("lm_head")), None)
         if head is None:  # vLLM 0.26: the head is the embedding itself
@@ -110,8 +114,8 @@ class InProcessEngine(WeightTransferEngine[NoInit, Weights]):
 
 
 class NoWeights(BaseModelLoader):
-    """Reads no file, for the first sync brings every weight. vLLM's "dummy" would randomize buffers too, which none
-    does."""
+    """Reads no file, for the first sync brings every weight. vLLM's "dummy" would randomize buffers too,
+    which none does."""
 
     def download_model(self, model_config: Any) -> None:
         """Nothing to do."""
@@ -136,8 +140,11 @@ def push(weights: WeightSource, engine: Engine) -> None:
     """
     engine.call("start_weight_update")
     for group in weights.groups():
-        # Loaders may keep references until a layer is whole, and the gathered buffers are freed after each group.
-        engine.call("update_weights", {"weights": [(name, tensor.detach().clone()) for name, tensor in group]})
+        # Loaders may keep references until a layer is whole, and the gathered buffers are freed after each
+        # group.
+        engine.call(
+            "update_weights", {"weights": [(name, tensor.detach().clone()) for name, tensor in group]}
+        )
     engine.call("finish_weight_update")
     engine.reset_caches()
     engine.version = weights.version

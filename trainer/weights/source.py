@@ -18,6 +18,6 @@ class WeightSource(Protocol):
     def groups(self) -> Iterator[list[tuple[str, Tensor]]]:
         """Full tensors in the model's own dtype under their Hugging Face names, every parameter once.
 
-        A group's tensors are valid only until the next group is asked for: the caller copies what it keeps. Inside a
-        rank's process this is collective: all ranks go through the groups together.
+        A group's tensors are valid only until the next group is asked for: the caller copies what it keeps.
+        Inside a rank's process this is collective: all ranks go through the groups together.
         """

@@ -1,6 +1,8 @@
-"""Pretrained weights for a model that ZeRO-3 shards: every file is read by one rank, on whose node alone it must be.
+"""Pretrained weights for a model that ZeRO-3 shards: every file is read by one rank, on whose node alone it
+must be.
 
-transformers has rank 0 read all of them, but has every rank open them: every node would download the whole model.
+transformers has rank 0 read all of them, but has every rank open them: every node would download the whole
+model.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ PERMANENT = (ConfigError, FileNotFoundError, PermissionError, SafetensorError)
 def unfilled(kind: Any, hf_config: Any, ds_config: dict[str, Any], **kwargs: Any) -> Any:
     """A model of one of transformers' auto classes, sharded as it is built; it holds nothing that counts."""
     split = ds_config["zero_optimization"].get("zero_hpz_partition_size", 1) > 1
-    node = groups._get_zero_param_intra_parallel_group() if split else None  # of an earlier call; no second is made
+    # of an earlier call; no second is made
+    node = groups._get_zero_param_intra_parallel_group() if split else None
     sharded = deepspeed.zero.Init(config_dict_or_path=ds_config, zero_param_parallel_group=node)
     with no_init_weights(), sharded, set_zero3_state():
         model = kind.from_config(hf_config, **kwargs)
@@ -45,8 +48,9 @@ def unfilled(kind: Any, hf_config: Any, ds_config: dict[str, Any], **kwargs: Any
 def fill(model: nn.Module, config: RunConfig) -> None:
     """Brings the pretrained weights into a sharded model. Collective.
 
-    Raises, on every rank: ConfigError for a file that the model lacks, the hub refuses or nobody can read, and for
-    tensors that the files lack; StorageError for a hub or disk that failed, which another start may find well.
+    Raises, on every rank: ConfigError for a file that the model lacks, the hub refuses or nobody can read,
+    and for tensors that the files lack; StorageError for a hub or disk that failed, which another start may
+    find well.
     """
     files = _told(config, lambda: hub.weight_files(config) if dist.get_rank() == 0 else [])[0]
     owners = dict(zip(files, _readers(len(files), config.placement.workers_per_node), strict=True))
@@ -61,14 +65,17 @@ def fill(model: nn.Module, config: RunConfig) -> None:
     parameters = dict(model.named_parameters())
     keys = _matched(parameters, {key: shape for name in files for key, shape in shapes[name].items()}, config)
     for name, owner in owners.items():
-        for bucket in buckets([(key, parameters[keys[key]]) for key in shapes[name] if key in keys], BUCKET_BYTES):
+        for bucket in buckets(
+            [(key, parameters[keys[key]]) for key in shapes[name] if key in keys], BUCKET_BYTES
+        ):
             with deepspeed.zero.GatheredParameters([p for _, p in bucket], modifier_rank=owner):
                 for key, p in bucket if name in opened else ():
                     p.data.copy_(opened[name].get_tensor(key))
 
 
 def _readers(count: int, per_node: int) -> list[int]:
-    """The rank that reads each of `count` files: of the node to which `model_fetch` deals it, the ranks in turn."""
+    """The rank that reads each of `count` files: of the node to which `model_fetch` deals it, the ranks in
+    turn."""
     node = int(os.environ.get(hub.NODE_VARIABLE, dist.get_rank() // per_node))
     ranks: dict[int, list[int]] = {}
     for rank, place in enumerate(_everyone(node)):
@@ -82,14 +89,21 @@ def _shapes(file: Any) -> dict[str, tuple[int, ...]]:
     return {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
 
 
-def _matched(parameters: dict[str, Any], shapes: dict[str, tuple[int, ...]], config: RunConfig) -> dict[str, str]:
-    """Tensor of a file -> parameter, for every parameter. What files have besides is left, as transformers does."""
+def _matched(
+    parameters: dict[str, Any], shapes: dict[str, tuple[int, ...]], config: RunConfig
+) -> dict[str, str]:
+    """Tensor of a file -> parameter, for every parameter. What files have besides is left, as transformers
+    does."""
     keys = {key: own[0] for key in shapes if (own := sorted(hub.aliases(key) & parameters.keys()))}
     if missing := sorted(parameters.keys() - set(keys.values())):
-        raise ConfigError(f"{config.model.path} has no {missing[0]} ({len(missing)} are missing): is it this model?")
+        raise ConfigError(
+            f"{config.model.path} has no {missing[0]} ({len(missing)} are missing): is it this model?"
+        )
     for key, own in keys.items():
         if shapes[key] != whole_shape(parameters[own]):
-            raise ConfigError(f"{config.model.path}: {key} is {shapes[key]}, not {whole_shape(parameters[own])}")
+            raise ConfigError(
+                f"{config.model.path}: {key} is {shapes[key]}, not {whole_shape(parameters[own])}"
+            )
     return keys
 
 

@@ -9,18 +9,22 @@ import torch
 from torch import Tensor
 
 OWN_PAGES = 32 << 20
-"""Larger memory has pages of its own (glibc's highest mmap threshold); a page can be locked for one tensor only."""
+"""Larger memory has pages of its own (glibc's highest mmap threshold); a page can be locked for one tensor
+only."""
 
 
 class States:
-    """Moves fp32 weights and Adam's moments to host memory and back; gradient memory is freed and allocated again.
+    """Moves fp32 weights and Adam's moments to host memory and back; gradient memory is freed and allocated
+    again.
 
-    The low-precision shards stay: the weight sync gathers them. DeepSpeed's own `offload_states` moves fp32 states for
-    its FusedAdam only, and copies gradients, which mean nothing between two steps, to the host and back.
+    The low-precision shards stay: the weight sync gathers them. DeepSpeed's own `offload_states` moves fp32
+    states for its FusedAdam only, and copies gradients, which mean nothing between two steps, to the host and
+    back.
     """
 
     def __init__(self, zero: Any, device: torch.device) -> None:
-        """zero: DeepSpeed's ZeRO-3 optimizer, which keeps the same tensors for life; only their storage moves."""
+        """zero: DeepSpeed's ZeRO-3 optimizer, which keeps the same tensors for life; only their storage
+        moves."""
         self.zero, self.device = zero, device
         self.away = False
         self._host: list[Tensor] = []
@@ -35,7 +39,8 @@ class States:
         self._wait()  # for the streams of gathering and reducing too
         self._scratch_bytes = []
         for tensor in self._scratch():
-            # DeepSpeed holds views of it by parameter: they stay valid, which they would not if `.data` were replaced.
+            # DeepSpeed holds views of it by parameter: they stay valid, which they would not if `.data` were
+            # replaced.
             storage = tensor.untyped_storage()
             self._scratch_bytes.append(storage.nbytes())
             storage.resize_(0)
@@ -59,7 +64,8 @@ class States:
             tensor.data = copy.copy_(tensor, non_blocking=True)
         for tensor, size in zip(self._scratch(), self._scratch_bytes, strict=True):
             tensor.untyped_storage().resize_(size)
-        self.zero.grad_partitions_flat_buffer.zero_()  # no gradient is ever written to the padding of a partition
+        # no gradient is ever written to the padding of a partition
+        self.zero.grad_partitions_flat_buffer.zero_()
         self.away = False
 
     def _states(self) -> Iterator[Tensor]:

@@ -1,8 +1,10 @@
-"""Where a rank's fp32 weights and Adam's moments lie in DeepSpeed's optimizer at each ZeRO stage, and how to set them.
+"""Where a rank's fp32 weights and Adam's moments lie in DeepSpeed's optimizer at each ZeRO stage, and how to
+set them.
 
-Stage 3 cuts every flattened parameter into equal pieces, one per rank. Stages 1 and 2 lay a group's parameters end to
-end and cut the whole, so that a rank holds all of some parameters, a part of two, and nothing of the others. Either way
-a rank has at most one range [start, stop) of a parameter: a checkpoint of one stage is read at any other.
+Stage 3 cuts every flattened parameter into equal pieces, one per rank. Stages 1 and 2 lay a group's
+parameters end to end and cut the whole, so that a rank holds all of some parameters, a part of two, and
+nothing of the others. Either way a rank has at most one range [start, stop) of a parameter: a checkpoint of
+one stage is read at any other.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ KINDS = ("master", "exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True)
 class Piece:
-    """A rank's part of a parameter: elements [start, stop) of it flattened, from `at` on in the flat buffer `flat`."""
+    """A rank's part of a parameter: elements [start, stop) of it flattened, from `at` on in the flat buffer
+    `flat`."""
 
     start: int
     stop: int
@@ -52,8 +55,8 @@ class Partition:
 
     @torch.no_grad()
     def load(self, stream: Callable[[Iterable[tuple[str, str, int, int]]], Iterable[Tensor]]) -> None:
-        """Takes over weights and moments: `stream` gives [stop - start] of every (kind, name, start, stop) of a flat
-        parameter.
+        """Takes over weights and moments: `stream` gives [stop - start] of every (kind, name, start, stop) of
+        a flat parameter.
         """
         pieces = {name: self._piece(p) for name, p in self.trained.items()}
         pieces = {name: piece for name, piece in pieces.items() if piece.start < piece.stop}
@@ -68,7 +71,8 @@ class Partition:
 
     @torch.no_grad()
     def publish(self, steps: int) -> None:
-        """After every rank's `load`: the model's own weights are the loaded ones, after `steps` steps of Adam."""
+        """After every rank's `load`: the model's own weights are the loaded ones, after `steps` steps of
+        Adam."""
         for state in self.zero.optimizer.state.values():
             state["step"].fill_(float(steps))
         if self.stage < 3:
@@ -84,7 +88,9 @@ class Partition:
             size, rank = p.ds_tensor.numel(), dist.get_rank()
             start = min(rank * size, p.ds_numel)
             group, at, _ = self.zero.grad_position[self.zero.get_param_id(p)]
-            return Piece(start, min(start + size, p.ds_numel), at, self.zero.fp32_partitioned_groups_flat[group])
+            return Piece(
+                start, min(start + size, p.ds_numel), at, self.zero.fp32_partitioned_groups_flat[group]
+            )
         if (mapping := p._hp_mapping) is None:
             return Piece(0, 0, 0, None)
         own, at = mapping.lp_fragment_address, mapping.hp_fragment_address.start
@@ -92,7 +98,8 @@ class Partition:
         return Piece(own.start, own.start + own.numel, at, flat)
 
     def _views(self, piece: Piece) -> dict[str, Tensor]:
-        """Views [stop - start] of the flat buffers that hold a piece; Adam's are made here before the first step."""
+        """Views [stop - start] of the flat buffers that hold a piece; Adam's are made here before the first
+        step."""
         if piece.flat is None:
             return {kind: torch.empty(0) for kind in KINDS}
         optimizer = self.zero.optimizer

@@ -1,4 +1,5 @@
-"""DeepSpeed's ZeRO as this trainer sets it up: configuration, a count of gathers, its logging and patches tamed."""
+"""DeepSpeed's ZeRO as this trainer sets it up: configuration, a count of gathers, its logging and patches
+tamed."""
 
 from __future__ import annotations
 
@@ -23,9 +24,11 @@ LINEAR = FUNCTIONAL.linear
 
 
 def frugal(method: Any) -> Any:
-    """Lets a policy's method run on DeepSpeed's `linear` at stage 3: it keeps no gathered weight for the backward pass.
+    """Lets a policy's method run on DeepSpeed's `linear` at stage 3: it keeps no gathered weight for the
+    backward pass.
 
-    `zero.Init` puts it in the place of torch's for good, and vLLM compiles its own calls of `linear` in this process.
+    `zero.Init` puts it in the place of torch's for good, and vLLM compiles its own calls of `linear` in this
+    process.
     """
 
     @wraps(method)
@@ -42,7 +45,8 @@ def frugal(method: Any) -> Any:
 
 
 def exact_frequencies(model: Any) -> None:
-    """Computes rotary frequencies in fp32 again: `zero.Init` rounds what a model's constructors make to its own type.
+    """Computes rotary frequencies in fp32 again: `zero.Init` rounds what a model's constructors make to its
+    own type.
 
     In bf16 that is a radian off at position 1,000 (github.com/deepspeedai/DeepSpeed/issues/4932).
     """
@@ -73,8 +77,8 @@ GATHERS = Gathers()
 
 
 def _one_optimizer(engine: Any, optimizer: Any) -> str:
-    """For bf16 at stage 1 DeepSpeed has another optimizer, with other buffers, which also steps on a gradient that is
-    not finite."""
+    """For bf16 at stage 1 DeepSpeed has another optimizer, with other buffers, which also steps on a gradient
+    that is not finite."""
     return ZERO_OPTIMIZATION if engine.zero_optimization() else CHECK(engine, optimizer)
 
 

@@ -75,7 +75,8 @@ def decide(content: str, reference: str, answer_type: AnswerType, question: str 
 
 
 def decide_fast(content: str, reference: str, answer_type: AnswerType, question: str = "") -> Verdict | None:
-    """Like `decide`, by the form of the strings alone: microseconds. None where something must be evaluated."""
+    """Like `decide`, by the form of the strings alone: microseconds. None where something must be
+    evaluated."""
     try:
         return (
             "correct"
@@ -259,7 +260,8 @@ class _Comparison:
         return sides[1] if self.names(sides[0]) else s
 
     def names(self, s: str) -> bool:
-        """Whether this is a name of a value: never a denial, and a tuple only in the order of the alphabet."""
+        """Whether this is a name of a value: never a denial, and a tuple only in the order of the
+        alphabet."""
         if _TUPLE_OF_NAMES.fullmatch(s):
             parts = [p.strip() for p in s[1:-1].split(",")]
             return parts == sorted(parts) or s.replace(" ", "") in self.context.replace(" ", "")

@@ -25,7 +25,8 @@ class Quantity:
     value: Fraction
     """Exact value, a percentage not yet divided by 100."""
     decimals: int = -1
-    """Digits after the point of a plain decimal; 0 for an integer; -1 for a fraction, mixed number or power."""
+    """Digits after the point of a plain decimal; 0 for an integer; -1 for a fraction, mixed number or
+    power."""
     percent: bool = False
     unit: Unit | None = None
     """None where none was written, or only the word `units`."""

@@ -36,7 +36,8 @@ _NAMED = re.compile(r"([A-Za-z](?:_\{?\w{1,3}\}?)?)\s*=\s*([^=<>]+)", re.ASCII)
 
 @lru_cache(maxsize=8192)
 def parse(content: str) -> Structure | None:
-    """Reads a structure, or None for a single value or something that needs algebra (unions, inequalities)."""
+    """Reads a structure, or None for a single value or something that needs algebra (unions,
+    inequalities)."""
     if len(content) > MAX_CHARS:
         return None
     s = _MEMBER.sub("", clean(content))
