@@ -6,14 +6,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from trainer.checkpoint.format import code_fingerprint, unpack
 from trainer.checkpoint.layout import MANIFEST, local_dir, remote_folder, remote_url, step_name, step_of
 from trainer.checkpoint.reader import CorruptCheckpoint, Found, damaged, read_state, verified_in
-from trainer.config import ConfigError, RunConfig, compared, resume_view
+from trainer.config import ConfigError, RunConfig, difference
 from trainer.errors import StorageError
+from trainer.storage import hub
 from trainer.storage.storage import Storage
 
 Manifests = dict[int, dict[str, Any]]
@@ -131,25 +132,39 @@ def _wrong(found: Found, storage: Storage | None, inside: str, sizes: dict[str, 
 def _refuse_other(
     config: RunConfig, data_fingerprint: str, manifest: dict[str, Any], say: Callable[[str], None]
 ) -> None:
+    """Raises ConfigError for a checkpoint of other options, other data or another model."""
     cannot = f"cannot resume run {config.run_id} from step {manifest['step']}"
-    mine, theirs = resume_view(config), compared(manifest["config"])
-    for key in sorted(mine.keys() | theirs.keys()):
-        if mine.get(key) != theirs.get(key):
-            why = (
-                f" (optimizer.schedule {config.optimizer.schedule} decays over it)"
-                if key == "run.max_steps"
-                else ""
-            )
-            raise ConfigError(
-                f"{cannot}: {key} is {mine.get(key)!r}, the checkpoint has {theirs.get(key)!r}{why}: "
-                "set it back, or choose another run.id"
-            )
+    why = difference(config, manifest["config"])
+    if why:
+        raise ConfigError(f"{cannot}: {why}")
     if manifest["data_fingerprint"] != data_fingerprint:
         raise ConfigError(
             f"{cannot}: the data at {config.data.path} is not what the checkpoint was trained on (fingerprint "
             f"{data_fingerprint[:12]!r}, not {manifest['data_fingerprint'][:12]!r}); choose another run.id"
         )
+    _refuse_other_model(config, manifest, cannot, say)
     if manifest["code_fingerprint"] != code_fingerprint():
         say(
             "the trainer's code has changed since the checkpoint: the run continues, but perhaps not bit for bit"
+        )
+
+
+def _refuse_other_model(
+    config: RunConfig, manifest: dict[str, Any], cannot: str, say: Callable[[str], None]
+) -> None:
+    """Folders are compared by what they hold, models of a hub by their name."""
+    mine, recorded = config.model.path, manifest["config"].get("model.path", "")
+    if mine == recorded:
+        return
+    theirs = manifest.get("model_fingerprint", "")
+    if theirs:
+        same = hub.fingerprint(config) == theirs
+    else:  # written before models had fingerprints
+        same = Path(mine).is_dir() and PurePath(recorded).is_absolute()
+        if same:
+            say(f"the checkpoint does not say what its model at {recorded} held: {mine} is taken for it")
+    if not same:
+        raise ConfigError(
+            f"{cannot}: the model at {mine} is not the one at {recorded} that the checkpoint was trained from: "
+            "set model.path back, or choose another run.id"
         )

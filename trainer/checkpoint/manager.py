@@ -7,15 +7,15 @@ rank has uploaded them. An older checkpoint goes only after the new one is commi
 
     if checkpoints.due(step, step_time_s):
         checkpoints.begin(step, state)                      # state is frozen here
-        workers.save(step, checkpoints.local_steps(), checkpoints.sends, checkpoints.attempt)  # ShardWriter.start
+        learner.save(step, checkpoints.local_steps(), checkpoints.sends, checkpoints.attempt)  # ShardWriter.start
     ...
     if checkpoints.busy:                                    # between phases, and until it is done at the end
         try:
-            checkpoints.advance(workers.save_status())      # commits what every rank is done with
+            checkpoints.advance(learner.save_status())      # commits what every rank is done with
         except CheckpointError as error:                    # a rank could not write
             checkpoints.failed(error)
     if (step := checkpoints.to_send()) is not None:         # written while another was being uploaded, or that failed
-        workers.send(step)                                  # ShardWriter.send in every worker
+        learner.send(step)                                  # ShardWriter.send on every rank
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from trainer.checkpoint.writer import RankStatus, disk_room, upload
 from trainer.config import RunConfig
 from trainer.errors import StorageError
 from trainer.hardware.save_interval import save_interval_s
+from trainer.storage import hub
 from trainer.storage.storage import Storage
 
 T = TypeVar("T")
@@ -97,6 +98,7 @@ class Checkpoints:
         self._pending: dict[str, Any] = {}
         self._remote: Future | None = None
         self._found: Found | None = None
+        self._model_fingerprint = hub.fingerprint(config)
         kept = max(config.checkpoint.keep_last, config.checkpoint.keep_last_remote)
         self._commits: deque[int] = deque(maxlen=kept)
         self._stale: list[int] = []
@@ -214,6 +216,7 @@ class Checkpoints:
                 with open(path, "rb") as file:
                     own.append(FileRecord(path.name, *write_file(folder / path.name, [file.read(size)])))
             about = {"attempt": self.attempt, "data_fingerprint": self.data_fingerprint}
+            about["model_fingerprint"] = self._model_fingerprint
             manifest = describe(self.config, step, [*records, *own], self._pending["score"], about)
             write_file(folder / "manifest.json", [pack(manifest)])
         except OSError as error:

@@ -4,6 +4,7 @@ downloaded."""
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 READ_FIRST = ("tokenizer.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
 """Files of a tokenizer or processor, of which a model may lack some."""
 PARALLEL_FILES = 4
+SAMPLE_BYTES = 1 << 16
+"""Read at each of three places of a weight file, to tell it from others."""
 NODE_VARIABLE = "SPOTRL_WEIGHTS_NODE"
 """A node's place among those that share the download of a model's files, as its launcher counts them."""
 
@@ -79,6 +82,30 @@ def folder(config: RunConfig) -> Path:
     return Path(
         str(hf_hub_download(config.model.path, "config.json", revision=revision, local_files_only=True))
     ).parent
+
+
+def fingerprint(config: RunConfig) -> str:
+    """What tells the model from another one: of a folder a hash of what it holds, of a hub's model its name.
+
+    Of every weight file some bytes at its start, middle and end are read: that takes no time, and other weights
+    of the same shapes differ there.
+    """
+    model = Path(config.model.path)
+    if not model.is_dir():
+        return f"hub:{config.model.path}@{config.model.revision}"
+    digest = hashlib.sha256()
+    described = json.loads((model / "config.json").read_text())
+    for volatile in ("transformers_version", "_name_or_path"):
+        described.pop(volatile, None)
+    digest.update(json.dumps(described, sort_keys=True).encode())
+    for path in sorted(model.glob("*.safetensors")):
+        size = path.stat().st_size
+        with path.open("rb") as weights:
+            digest.update(f"{path.name} {size}\n".encode())
+            for offset in (0, size // 2, max(0, size - SAMPLE_BYTES)):
+                weights.seek(offset)
+                digest.update(weights.read(SAMPLE_BYTES))
+    return f"files:{digest.hexdigest()}"
 
 
 def weight_files(config: RunConfig, cache_dir: str | Path | None = None) -> list[str]:
