@@ -31,7 +31,8 @@ from tests.checkpoint.synthetic import (
 )
 from tests.conftest import ROOT
 from trainer.checkpoint import reader
-from trainer.checkpoint.format import CheckpointError, decode, encode, pack, unpack
+from trainer.checkpoint.format import CheckpointError, decode, encode
+from trainer.checkpoint.manifest import pack, unpack
 from trainer.checkpoint.reader import CorruptCheckpoint, ShardReader, fetch_all
 from trainer.config import ConfigError, override
 

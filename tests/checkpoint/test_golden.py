@@ -28,9 +28,7 @@ def config(tmp_path) -> c.RunConfig:
     shutil.copytree(GOLDEN, tmp_path / "golden")
     here = tmp_path / "golden"
     moved = [f"run.dir={here}/run", f"data.path={here}/data", f"model.path={here}/model"]
-    return c.override(
-        c.load(here / "run/config.yaml"), [*moved, f"rewards.function={here}/reward.py:reward"]
-    )
+    return c.override(c.load(here / "run/config.yaml"), [*moved, f"rewards.function={here}/reward.py:reward"])
 
 
 def test_it_is_found_and_read(config):
@@ -42,7 +40,9 @@ def test_it_is_found_and_read(config):
     assert found.state["updates"] == 8 and found.state["reward_norm"]["prompts"] >= 4
     assert any("does not say what its model" in line for line in told)
     changed = Checkpoints(c.override(config, ["algorithm.clip_high=0.5"]), fingerprint, say=told.append)
-    with pytest.raises(c.ConfigError, match="algorithm.clip_high is 0.5, the checkpoint has 0.2: set it back"):
+    with pytest.raises(
+        c.ConfigError, match="algorithm.clip_high is 0.5, the checkpoint has 0.2: set it back"
+    ):
         changed.find()
     checkpoints.close()
 
@@ -51,7 +51,9 @@ def test_its_rollout_log_is_read(config):
     ((step, graded),) = history(Path(config.run.dir) / "rollouts", None)
     assert step == SAVED + 1 and len(graded.traces) == len(graded.outcomes) >= 8
     for trace in graded.traces:
-        assert trace.logprobs is not None and len(trace.logprobs) == len(trace.learned) == len(trace.completion)
+        assert trace.logprobs is not None and len(trace.logprobs) == len(trace.learned) == len(
+            trace.completion
+        )
         assert trace.tokens[trace.learned].tolist() == trace.completion.tolist()
         assert trace.versions == (SAVED, SAVED) and (trace.finished or len(trace.completion) == 8)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.checkpoint.synthetic import again, configure, save, writers
@@ -70,7 +72,9 @@ def test_an_option_that_the_checkpoint_does_not_name_had_todays_default(monkeypa
     del older["algorithm.dual_clip"]
     assert c.difference(config, older) == ""
     used = c.override(config, ["algorithm.dual_clip=3"])
-    assert c.difference(used, older).startswith("algorithm.dual_clip is 3.0, the checkpoint has 0.0: set it back")
+    assert c.difference(used, older).startswith(
+        "algorithm.dual_clip is 3.0, the checkpoint has 0.0: set it back"
+    )
     monkeypatch.setitem(resume.MEANT_BEFORE, "algorithm.dual_clip", 3.0)
     assert c.difference(used, older) == ""
     assert c.difference(config, older).startswith("algorithm.dual_clip is 0.0, the checkpoint has 3.0")
@@ -82,7 +86,9 @@ def test_options_that_were_renamed_or_removed(monkeypatch):
     assert "algorithm.old_clip is an option that this version does not know" in c.difference(config, older)
     monkeypatch.setitem(resume.REMOVED, "algorithm.old_clip", (0.0,))
     assert c.difference(config, older) == ""
-    assert "resume with the version that wrote it" in c.difference(config, older | {"algorithm.old_clip": 1.0})
+    assert "resume with the version that wrote it" in c.difference(
+        config, older | {"algorithm.old_clip": 1.0}
+    )
     monkeypatch.setitem(resume.RENAMED, "algorithm.old_clip", "algorithm.dual_clip")
     del older["algorithm.dual_clip"]
     assert c.difference(config, older | {"algorithm.old_clip": 2.0}).startswith("algorithm.dual_clip is 0.0")
@@ -102,7 +108,7 @@ def test_models_are_compared_by_what_they_hold(tmp_path):
     def model(name: str, weights: bytes) -> str:
         folder = tmp_path / name
         folder.mkdir()
-        (folder / "config.json").write_text('{"model_type": "qwen2", "transformers_version": "%s"}' % name)
+        (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", "transformers_version": name}))
         (folder / "model.safetensors").write_bytes(weights)
         return f"model.path={folder}"
 

@@ -132,6 +132,6 @@ if __name__ == "__main__":
     session.RayRanks = StandinRanks
     session.DistributedLearner = StandinLearner
     session.Colocated = StandinSampler
-    for name in ("connect", "precheck"):
+    for name in ("connect", "precheck", "check_device"):
         setattr(process, name, lambda config: None)
     main(train, lambda config, rows: config.run.max_steps)

@@ -3,49 +3,17 @@ passed over."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path, PurePath
-from typing import Any
+from pathlib import Path
 
-from trainer.checkpoint.format import code_fingerprint, unpack
-from trainer.checkpoint.layout import MANIFEST, local_dir, remote_folder, remote_url, step_name, step_of
+from trainer.checkpoint.layout import local_dir, remote_folder, remote_url, step_name
+from trainer.checkpoint.manifest import Manifests, manifests_here, manifests_there
 from trainer.checkpoint.reader import CorruptCheckpoint, Found, damaged, read_state, verified_in
-from trainer.config import ConfigError, RunConfig, difference
+from trainer.checkpoint.resumable import refuse_other
+from trainer.config import ConfigError, RunConfig
 from trainer.errors import StorageError
-from trainer.storage import hub
 from trainer.storage.storage import Storage
-
-Manifests = dict[int, dict[str, Any]]
-"""step -> manifest."""
-
-
-def manifests_here(folder: Path) -> Manifests:
-    """The committed checkpoints of a local folder."""
-    manifests = {}
-    for path in folder.glob("step-*/manifest.json"):
-        with contextlib.suppress(FileNotFoundError):  # one that is being dropped
-            manifest = unpack(path.read_bytes())
-            if manifest is not None and manifest["step"] == step_of(path.parent.name):
-                manifests[manifest["step"]] = manifest
-    return manifests
-
-
-def manifests_there(storage: Storage) -> tuple[Manifests, dict[str, int]]:
-    """The committed checkpoints of a store, of each step the newest attempt's; and {key: bytes} of everything
-    there."""
-    sizes = dict(storage.list())
-    found = [match for key in sizes if (match := MANIFEST.fullmatch(key))]
-    manifests: Manifests = {}
-    for match in sorted(found, key=lambda match: int((match[2] or "0").partition("-")[0])):
-        with contextlib.suppress(FileNotFoundError):  # one that is being dropped
-            manifest = unpack(storage.get_bytes(match[0]))
-            if manifest is None:
-                continue
-            if (manifest["step"], manifest.get("attempt", "")) == (step_of(match[1]), match[2] or ""):
-                manifests[manifest["step"]] = manifest
-    return manifests, sizes
 
 
 def find(
@@ -85,7 +53,7 @@ def find(
             reason = _wrong(found, storage, inside, sizes)
             if reason:
                 continue
-            _refuse_other(config, data_fingerprint, manifest, say)
+            refuse_other(config, data_fingerprint, manifest, say)
             try:
                 return replace(found, state=read_state(found), verified=verified_in(found.directory)), passed
             except CorruptCheckpoint as error:
@@ -127,44 +95,3 @@ def _wrong(found: Found, storage: Storage | None, inside: str, sizes: dict[str, 
         if sizes.get(key) != entry["bytes"] and storage is not None and storage.size(key) != entry["bytes"]:
             return f"{entry['name']} is damaged or missing, in the store too"
     return ""
-
-
-def _refuse_other(
-    config: RunConfig, data_fingerprint: str, manifest: dict[str, Any], say: Callable[[str], None]
-) -> None:
-    """Raises ConfigError for a checkpoint of other options, other data or another model."""
-    cannot = f"cannot resume run {config.run_id} from step {manifest['step']}"
-    why = difference(config, manifest["config"])
-    if why:
-        raise ConfigError(f"{cannot}: {why}")
-    if manifest["data_fingerprint"] != data_fingerprint:
-        raise ConfigError(
-            f"{cannot}: the data at {config.data.path} is not what the checkpoint was trained on (fingerprint "
-            f"{data_fingerprint[:12]!r}, not {manifest['data_fingerprint'][:12]!r}); choose another run.id"
-        )
-    _refuse_other_model(config, manifest, cannot, say)
-    if manifest["code_fingerprint"] != code_fingerprint():
-        say(
-            "the trainer's code has changed since the checkpoint: the run continues, but perhaps not bit for bit"
-        )
-
-
-def _refuse_other_model(
-    config: RunConfig, manifest: dict[str, Any], cannot: str, say: Callable[[str], None]
-) -> None:
-    """Folders are compared by what they hold, models of a hub by their name."""
-    mine, recorded = config.model.path, manifest["config"].get("model.path", "")
-    if mine == recorded:
-        return
-    theirs = manifest.get("model_fingerprint", "")
-    if theirs:
-        same = hub.fingerprint(config) == theirs
-    else:  # written before models had fingerprints
-        same = Path(mine).is_dir() and PurePath(recorded).is_absolute()
-        if same:
-            say(f"the checkpoint does not say what its model at {recorded} held: {mine} is taken for it")
-    if not same:
-        raise ConfigError(
-            f"{cannot}: the model at {mine} is not the one at {recorded} that the checkpoint was trained from: "
-            "set model.path back, or choose another run.id"
-        )

@@ -31,9 +31,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.checkpoint.attempt import Attempt
-from trainer.checkpoint.find import find, manifests_here
-from trainer.checkpoint.format import FileRecord, describe, encode, pack, write_file
+from trainer.checkpoint.find import find
+from trainer.checkpoint.format import encode, write_file
 from trainer.checkpoint.layout import MANIFEST, local_dir, remote_folder, remote_url, step_name, step_of
+from trainer.checkpoint.manifest import FileRecord, describe, manifests_here, pack
 from trainer.checkpoint.reader import CorruptCheckpoint, Found
 from trainer.checkpoint.retention import make_room, prune_local, prune_remote
 from trainer.checkpoint.writer import RankStatus, disk_room, upload

@@ -24,7 +24,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint
-from trainer.checkpoint.format import decode, rank_stem, unpack
+from trainer.checkpoint.format import decode
+from trainer.checkpoint.manifest import rank_stem, unpack
 from trainer.checkpoint.ranges import BLOCK_BYTES, RangedShard, unpacked
 from trainer.config import ConfigError
 from trainer.storage.storage import Storage

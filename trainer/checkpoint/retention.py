@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.find import Manifests, manifests_here, manifests_there
 from trainer.checkpoint.layout import step_name, step_of
+from trainer.checkpoint.manifest import Manifests, manifests_here, manifests_there
 from trainer.storage.storage import Storage
 
 

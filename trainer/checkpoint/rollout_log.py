@@ -27,8 +27,9 @@ import numpy as np
 
 from trainer.algorithm.traces import End, ImageRef, Outcome, Trace, completed
 from trainer.checkpoint.attempt import Attempt, Fenced
-from trainer.checkpoint.format import code_fingerprint, write_file
+from trainer.checkpoint.format import write_file
 from trainer.checkpoint.layout import step_name
+from trainer.checkpoint.manifest import code_fingerprint
 from trainer.config import ConfigError, RunConfig, fingerprint
 from trainer.errors import StorageError
 from trainer.storage.storage import Storage

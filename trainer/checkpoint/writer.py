@@ -20,8 +20,9 @@ from typing import Any
 import torch
 
 from trainer.checkpoint.errors import CheckpointError
-from trainer.checkpoint.format import FileRecord, Shard, rank_stem, write_shards
+from trainer.checkpoint.format import Shard, write_shards
 from trainer.checkpoint.layout import local_dir, remote_folder, remote_url, step_name, step_of
+from trainer.checkpoint.manifest import FileRecord, rank_stem
 from trainer.config import RunConfig
 from trainer.storage.storage import Storage
 

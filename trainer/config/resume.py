@@ -128,6 +128,6 @@ def _compared(flat: dict[str, Any]) -> dict[str, Any]:
         if key == "rewards.judge_url":
             value = bool(value)
         if key == "rewards.function":
-            value = PurePath(value).name
+            value = PurePath(str(value)).name
         out[key] = value
     return out

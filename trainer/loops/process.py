@@ -28,7 +28,7 @@ from trainer.exit_codes import (
     EXIT_STORAGE,
 )
 from trainer.node import ray_client
-from trainer.node.precheck import precheck
+from trainer.node.precheck import check_device, precheck
 from trainer.node.run_lock import die_with_launcher
 from trainer.observe import beacon
 from trainer.ranks import torchrun
@@ -73,6 +73,7 @@ def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int
             ranks = torchrun.TorchrunRanks(config, store)
         beacon.start_driver()
         precheck(config)
+        check_device(config)
         die_with_launcher()
         if ranks is None:
             connect(config)

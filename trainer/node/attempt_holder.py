@@ -27,10 +27,13 @@ from trainer.checkpoint.attempt import (
     url_of,
 )
 from trainer.checkpoint.layout import newest_step, remote_url
+from trainer.checkpoint.resumable import check_resumable
 from trainer.config import ConfigError, RunConfig
+from trainer.data.dataset import Dataset
 from trainer.errors import StorageError
 from trainer.exit_codes import EXIT_FENCED, EXIT_NODE_LOST
 from trainer.node import rendezvous
+from trainer.node.precheck import precheck
 from trainer.node.preflight import findings
 from trainer.node.preflight.findings import Finding
 from trainer.node.run_lock import LAUNCHER_VARIABLE, RunLock
@@ -92,8 +95,9 @@ class AttemptHolder:
     """One attempt from start to end. counts: whether an engine restarts this job; the restart budget then
     applies."""
 
-    def __init__(self, config: RunConfig, counts: bool):
-        self.config, self.counts = config, counts
+    def __init__(self, config: RunConfig, counts: bool, trains: bool):
+        """trains: whether the job is one of the trainer's loops, whose model, data and checkpoint can be checked."""
+        self.config, self.counts, self.trains = config, counts, trains
         self.lock = RunLock(config.run.dir, "launcher")
         self.attempt: Attempt | None = None
         self.fenced = ""
@@ -105,12 +109,17 @@ class AttemptHolder:
         """Locks the run's folder, probes the store, starts an attempt. Returns environment variables for the
         driver.
 
-        Raises ConfigError for a folder, store or permission that cannot work, StorageError for an unreachable
-        store, Final where the run is over.
+        Raises ConfigError for a folder, store, permission, model, dataset or checkpoint that cannot work,
+        StorageError for an unreachable store, Final where the run is over.
         """
         self.lock.take()
         if self.config.checkpoint.remote:
             probe(url_of(self.config))
+        if self.trains:
+            # All that can refuse this start comes before it replaces an attempt that may be alive.
+            precheck(self.config)
+            train_set = Dataset(self.config.data.path, self.config.data.split)
+            check_resumable(self.config, train_set.fingerprint)
         # Where no engine restarts the job, a person started it: the run is reopened.
         launch = os.environ.get(LAUNCH_VARIABLE) or ("" if self.counts else secrets.token_hex(4))
         return self._begin(launch) | {LAUNCHER_VARIABLE: str(os.getpid())}

@@ -69,7 +69,8 @@ class HeadLauncher(Launcher):
         self.refuse()
         if self.arguments.preflight:
             return self.preflight()
-        self.holder = AttemptHolder(self.config, counts=self.node.engine != "local")
+        restarted = self.node.engine != "local"
+        self.holder = AttemptHolder(self.config, counts=restarted, trains=not self.arguments.command)
         self.env |= self.holder.take()
         self.start_ray()
         if self.links:

@@ -50,6 +50,11 @@ def precheck(config: RunConfig) -> None:
     _disk(config, weights)
     if config.placement.device == "cpu":
         _memory(config, weights)
+
+
+def check_device(config: RunConfig) -> None:
+    """Raises ConfigError where torch does not see the GPU that the run asks for."""
+    if config.placement.device == "cpu":
         return
     import torch
 

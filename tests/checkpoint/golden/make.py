@@ -17,11 +17,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path.cwd()))
 
-from examples.demo import tiny_model  # noqa: E402
-from tests.conftest import make_rows  # noqa: E402
-
-from data_prep.write.shards import write_dataset  # noqa: E402
-from trainer import config as c  # noqa: E402
+from data_prep.write.shards import write_dataset
+from examples.demo import tiny_model
+from tests.conftest import make_rows
+from trainer import config as c
 
 REWARD = '''"""A reward that falls out differently for most completions."""
 
@@ -60,7 +59,9 @@ def main(out: Path) -> None:
     run = out / "run"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     (out / "after.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines if line["step"] > 2))
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines if line["step"] <= 2))
+    (run / "metrics.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines if line["step"] <= 2)
+    )
     shutil.rmtree(run / "checkpoints" / "step-00000004")
     for name in ("step-00000001.npz", "step-00000002.npz", "step-00000004.npz"):
         (run / "rollouts" / name).unlink(missing_ok=True)
