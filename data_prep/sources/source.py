@@ -37,7 +37,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Problem:
+class BadRow:
     """A row that could not be read."""
 
     index: int
@@ -62,12 +62,13 @@ class Source(Protocol):
         """[{"path", "bytes", "sha256"}] that were read."""
         ...
 
-    def rows(self) -> Iterator[Candidate | Problem]:
+    def rows(self) -> Iterator[Candidate | BadRow]:
         """All rows, in the source's order."""
         ...
 
     def members(self, refused: Refused, wanted: Wanted) -> Iterator[Member]:
-        """The images, in one pass, all or those that are wanted; what cannot be read is noted in `refused`."""
+        """The images, in one pass, all or those that are wanted; what cannot be read is noted in
+        `refused`."""
         ...
 
     def image_bytes(self) -> int:
