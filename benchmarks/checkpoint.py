@@ -1,4 +1,5 @@
-"""What checkpoints cost: upload against obstore's raw put, and a run with none, asynchronous and synchronous ones.
+"""What checkpoints cost: upload against obstore's raw put, and a run with none, asynchronous and synchronous
+ones.
 
     python -m benchmarks.checkpoint upload    # MB/s to `rclone serve s3` on loopback, paired runs
     python -m benchmarks.checkpoint stall     # the real trainer: a 30M-parameter model, a save every ten steps
@@ -41,7 +42,8 @@ def random_file(path: Path, size: int) -> Path:
 
 
 def upload(folder: Path) -> dict[str, Any]:
-    """Our put (with the note, the look-up before and the size check after) against obstore.put, in turns, in memory."""
+    """Our put (with the note, the look-up before and the size check after) against obstore.put, in turns, in
+    memory."""
     import hashlib
 
     file = random_file(folder / "file", UPLOAD_BYTES)
@@ -82,7 +84,9 @@ def run_config(folder: Path) -> c.RunConfig:
         run=c.Run(name="bench", dir=str(folder / "run"), max_steps=STEPS),
         model=c.Model(path=str(model), dtype="fp32", gradient_checkpointing=False),
         data=c.Data(path=str(folder / "data"), prompt_max_tokens=400),
-        rollout=c.Rollout(prompts_per_step=4, samples_per_prompt=4, max_tokens=32, kv_cache_gib=0.5, sleep_level=0),
+        rollout=c.Rollout(
+            prompts_per_step=4, samples_per_prompt=4, max_tokens=32, kv_cache_gib=0.5, sleep_level=0
+        ),
         algorithm=c.Algorithm(kl_coef=0.0),
         optimizer=c.Optimizer(learning_rate=1e-5),
         rewards=c.Rewards(function=f"{folder}/reward.py:reward", workers=1),
@@ -133,7 +137,9 @@ def stall(folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("part", nargs="?", choices=("upload", "stall"))
     part = parser.parse_args().part
     result = json.loads(RESULT.read_text()) if RESULT.exists() else {}

@@ -1,7 +1,8 @@
 """Float32 matrix products on one core, oneDNN against torch's default: `python -m benchmarks.cpu_matmul`.
 
-The shapes are those of the forward pass, the gradient of the input and that of the weight in a layer of the demo's
-model (width 128) and of step_time.py's medium one (512 -> 1536). They take turns call by call; writes cpu_matmul.json.
+The shapes are those of the forward pass, the gradient of the input and that of the weight in a layer of the
+demo's model (width 128) and of step_time.py's medium one (512 -> 1536). They take turns call by call; writes
+cpu_matmul.json.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 
-from trainer.engine import cpu_matmul
+from trainer.ranks import cpu_matmul
 
 LAYERS = {"demo": (2000, 128, 256), "medium": (1000, 512, 1536)}
 """Tokens of a micro-batch, inputs, outputs."""
@@ -42,7 +43,11 @@ def main() -> None:
     result: dict[str, dict[str, float]] = {}
     for name, (tokens, inputs, outputs) in LAYERS.items():
         x, w, dy = torch.randn(tokens, inputs), torch.randn(outputs, inputs), torch.randn(tokens, outputs)
-        for product, a, b in (("forward", x, w.t()), ("input gradient", dy, w), ("weight gradient", dy.t(), x)):
+        for product, a, b in (
+            ("forward", x, w.t()),
+            ("input gradient", dy, w),
+            ("weight gradient", dy.t(), x),
+        ):
             result[f"{name}, {product}"] = measure(a, b)
             print(f"{name}, {product}: {result[f'{name}, {product}']}", flush=True)
     record = {"unit": "GFLOP/s on one core, median", "torch": torch.__version__, "products": result}

@@ -2,9 +2,9 @@
 
     python benchmarks/learning.py --seeds 0,1,2 --out benchmarks/learning.json
 
-For every seed: a warm start of its own (random weights, supervised phase), GRPO with the demo's settings, and the same
-run with learning rate 0 (shorter: nothing changes there). Accuracy is the mean over four completions of every held-out
-row at temperature 1; `greedy` is that of greedy decoding, before and after.
+For every seed: a warm start of its own (random weights, supervised phase), GRPO with the demo's settings, and
+the same run with learning rate 0 (shorter: nothing changes there). Accuracy is the mean over four completions
+of every held-out row at temperature 1; `greedy` is that of greedy decoding, before and after.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def call(*arguments: str) -> float:
     """Runs a module of the project in the repository; returns its wall-clock seconds."""
     env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {"PYTHONPATH": str(ROOT)}
     started = time.monotonic()
-    done = subprocess.run([sys.executable, "-m", *arguments], cwd=ROOT, env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=ROOT, env=env, capture_output=True, text=True
+    )
     if done.returncode:
         raise SystemExit(
             f"{' '.join(arguments)} ended with {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
@@ -45,7 +47,7 @@ def train(config: c.RunConfig, folder: Path, name: str) -> tuple[float, list[dic
     config = replace(config, run=replace(config.run, name=name, id=name, dir=str(folder / name)))
     path = folder / f"{name}.yaml"
     path.write_text(c.dump(config))
-    seconds = call("trainer.grpo", "--config", str(path))
+    seconds = call("trainer.loops.grpo", "--config", str(path))
     return seconds, [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -110,7 +112,9 @@ def measure(seed: int, data: Path, folder: Path) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--out", default=str(ROOT / "benchmarks" / "learning.json"))
     options = parser.parse_args()

@@ -2,9 +2,10 @@
 
     python -m benchmarks.links    # as root; writes links.json and docs/links.svg; 30 minutes; what is there stays
 
-Hosts are namespaces of this machine with links of a stated rate (tests/lab); one rank each, started by torchrun, trains
-a model of 28 layers on rows of about 150 tokens. Rows per step grow with the hosts. Bytes are read from each host's
-network card. From the runs without a limit and the bytes that the plan's model counts, the others are predicted.
+Hosts are namespaces of this machine with links of a stated rate (tests/lab); one rank each, started by
+torchrun, trains a model of 28 layers on rows of about 150 tokens. Rows per step grow with the hosts. Bytes
+are read from each host's network card. From the runs without a limit and the bytes that the plan's model
+counts, the others are predicted.
 """
 
 from __future__ import annotations
@@ -38,11 +39,13 @@ OUT, PLOT = ROOT / "benchmarks/links.json", ROOT / "docs/links.svg"
 ROWS, BUDGET, STEPS, WARM_UP, PORT = 8, 512, 4, 1, 29_500
 """Rows per rank and step, tokens of a pass; the first steps are not counted."""
 SHAPE = tiny_model.Shape(320, 640, 28, 10, 2, 128, 256, 2, True)
-"""Its matrices have more than 100,000 elements: DeepSpeed keeps smaller ones whole on every rank at stage 3 too."""
+"""Its matrices have more than 100,000 elements: DeepSpeed keeps smaller ones whole on every rank at stage 3
+too."""
 RATES = (0, 1000, 200)
 """Mbit/s of each host's link; 0: as fast as this machine is."""
 HEADER = 1.03
-"""Bytes on the wire per byte sent: Ethernet, IP and TCP headers of packets of 1,500 bytes, and acknowledgements."""
+"""Bytes on the wire per byte sent: Ethernet, IP and TCP headers of packets of 1,500 bytes, and
+acknowledgements."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,9 @@ def measure(case: Case, folder: Path) -> Measured:
         return Measured(median("time/step_s"), median("perf/passes"), per_step, lines[-1]["sft/loss"])
 
 
-def watch(started: list[subprocess.Popen[bytes]], metrics: Path, host: hosts.Host, logs: list[Path]) -> dict[int, int]:
+def watch(
+    started: list[subprocess.Popen[bytes]], metrics: Path, host: hosts.Host, logs: list[Path]
+) -> dict[int, int]:
     """Bytes that a host's card had sent when each step's line was written."""
     sent: dict[int, int] = {}
     while any(process.poll() is None for process in started):
@@ -147,8 +152,8 @@ def watch(started: list[subprocess.Popen[bytes]], metrics: Path, host: hosts.Hos
 
 def predicted(found: dict[Case, Measured], folder: Path) -> dict[Case, float]:
     """Seconds per step where the link is limited: those of the same hosts and stage without a limit, and what
-    `recipes.plan.exchange` says is sent, at the link's rate. Here nothing is sent beside the arithmetic, and gloo's
-    reduce-scatter is an all-reduce, which sends twice as much."""
+    `recipes.plan.exchange` says is sent, at the link's rate. Here nothing is sent beside the arithmetic, and
+    gloo's reduce-scatter is an all-reduce, which sends twice as much."""
     shape = from_config(json.loads((folder / "model/config.json").read_text()))
     out = {}
     for case, measured in found.items():
@@ -163,7 +168,8 @@ def predicted(found: dict[Case, Measured], folder: Path) -> dict[Case, float]:
 
 
 def plot(found: dict[Case, Measured], expected: dict[Case, float]) -> str:
-    """Seconds per step of two hosts over the link's rate: points are measured, dashes are the plan's model."""
+    """Seconds per step of two hosts over the link's rate: points are measured, dashes are the plan's
+    model."""
     wide, high, pad = 420, 240, 46
     top = 1.1 * max(m.step_s for case, m in found.items() if case.hosts == 2 and case.packed)
     x = lambda i: pad + 30 + i * (wide - 60) / (len(RATES) - 1)  # noqa: E731
@@ -180,7 +186,9 @@ def plot(found: dict[Case, Measured], expected: dict[Case, float]) -> str:
         parts.append(f'<polyline fill="none" stroke="{color}" stroke-width="2" points="{line(at)}"/>')
         parts.append(f'<polyline fill="none" stroke="{color}" stroke-dasharray="4 3" points="{line(plan)}"/>')
         parts += [f'<circle cx="{a:.0f}" cy="{b:.0f}" r="3" fill="{color}"/>' for a, b in at]
-        parts.append(f'<text x="{at[-1][0] + 8:.0f}" y="{at[-1][1] + 4:.0f}" fill="{color}">ZeRO-{stage}</text>')
+        parts.append(
+            f'<text x="{at[-1][0] + 8:.0f}" y="{at[-1][1] + 4:.0f}" fill="{color}">ZeRO-{stage}</text>'
+        )
     for i, rate in enumerate(RATES):
         text = f"{rate} Mbit/s" if rate else "no limit"
         parts.append(f'<text x="{x(i):.0f}" y="{high + pad / 2 + 18:.0f}" text-anchor="middle">{text}</text>')
@@ -194,7 +202,9 @@ def plot(found: dict[Case, Measured], expected: dict[Case, float]) -> str:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     if why := hosts.missing():
         raise SystemExit(why)
     known = json.loads(OUT.read_text())["runs"] if OUT.exists() else []

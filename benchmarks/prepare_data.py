@@ -2,13 +2,14 @@
 
     python -m benchmarks.prepare_data [--rows 8000] [--runs 3] [--out benchmarks/prepare_data.json]
 
-The original way copies the archive to its place, unpacks it with tarfile and replaces the path prefix in the jsonl as
-text; to learn whether every image decodes, all files are then read and decoded with Pillow, in one process, or
-(`original_parallel`) in as many as ours has. Ours unpacks, decodes, hashes, checks every row and answer, finds repeats
-and near-identical images, splits, and writes Parquet shards, quarantine, statistics and preview. Variants alternate
-on the same archive; every run is a process of its own. Then every variant runs once more and is watched (which takes a
-part of a core): memory is the largest sum of proportional shares (PSS) of the process and its children, at the given
-size and at a quarter of it; CPU seconds are sampled likewise.
+The original way copies the archive to its place, unpacks it with tarfile and replaces the path prefix in the
+jsonl as text; to learn whether every image decodes, all files are then read and decoded with Pillow, in one
+process, or (`original_parallel`) in as many as ours has. Ours unpacks, decodes, hashes, checks every row and
+answer, finds repeats and near-identical images, splits, and writes Parquet shards, quarantine, statistics and
+preview. Variants alternate on the same archive; every run is a process of its own. Then every variant runs
+once more and is watched (which takes a part of a core): memory is the largest sum of proportional shares
+(PSS) of the process and its children, at the given size and at a quarter of it; CPU seconds are sampled
+likewise.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ def child(variant: str, source: Path, out: Path) -> None:
 
 
 def measure(variant: str, source: Path, scratch: Path, sampled: bool = False) -> dict:
-    """One run in its own process; `sampled`: its memory and processor time, and its children's, which slows it down."""
+    """One run in its own process; `sampled`: its memory and processor time, and its children's, which slows
+    it down."""
     out = scratch / "out"
     out.mkdir(parents=True)
     command = [sys.executable, "-m", "benchmarks.prepare_data", "--child", variant, str(source), str(out)]
@@ -107,7 +109,8 @@ def measure(variant: str, source: Path, scratch: Path, sampled: bool = False) ->
 
 
 def watch(command: list[str], sampled: bool = True) -> tuple[str, float, float]:
-    """Runs a command. Returns its output, the largest sum of proportional shares (MiB) and CPU seconds, 0 unsampled."""
+    """Runs a command. Returns its output, the largest sum of proportional shares (MiB) and CPU seconds, 0
+    unsampled."""
     import psutil
 
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -140,7 +143,9 @@ def _children(parent) -> list:
 
 def main() -> None:
     """Makes the archive, alternates the variants, writes the figures."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--rows", type=int, default=8000)
     options.add_argument("--runs", type=int, default=3)
     options.add_argument(
@@ -162,7 +167,9 @@ def main() -> None:
             for variant in VARIANTS if number % 2 else VARIANTS[::-1]:
                 runs[variant].append(measure(variant, kept / "full", root / "scratch"))
                 print(f"{variant}: {runs[variant][-1]}", file=sys.stderr)
-        watched = {variant: measure(variant, kept / "full", root / "scratch", sampled=True) for variant in VARIANTS}
+        watched = {
+            variant: measure(variant, kept / "full", root / "scratch", sampled=True) for variant in VARIANTS
+        }
         quarter = measure("ours", kept / "quarter", root / "scratch", sampled=True)
     ratios = {
         variant: [a["seconds"] / b["seconds"] for a, b in zip(runs[variant], runs["ours"], strict=True)]

@@ -2,10 +2,11 @@
 
     python -m benchmarks.prepare_data_scale [--rows 15000 30000 60000] [--out benchmarks/prepare_data_scale.json]
 
-Every row has an image of its own, 64 x 48 pixels, and a question of a sentence. `distinct`: no two images are alike.
-`look-alikes`: all of them are one drawing with another pixel changed in each, the worst case of the search for
-near-identical images: one family of as many members as there are rows. Memory is the largest sum of proportional
-shares (PSS) of the command and its children, sampled every 0.1 s, which takes a part of a core; CPU seconds likewise.
+Every row has an image of its own, 64 x 48 pixels, and a question of a sentence. `distinct`: no two images are
+alike. `look-alikes`: all of them are one drawing with another pixel changed in each, the worst case of the
+search for near-identical images: one family of as many members as there are rows. Memory is the largest sum
+of proportional shares (PSS) of the command and its children, sampled every 0.1 s, which takes a part of a
+core; CPU seconds likewise.
 """
 
 from __future__ import annotations
@@ -56,13 +57,23 @@ def make(folder: Path, rows: int, draw: Callable[[int], Image.Image]) -> None:
             draw(number).save(data, "PNG")
             archive.writestr(f"images/{number}.png", data.getvalue())
             asked = f"Number {number}: how many of the blocks in the image are darker than their neighbors?"
-            table.write(json.dumps({"question": asked, "answer": number, "image": f"images/{number}.png"}) + "\n")
+            table.write(
+                json.dumps({"question": asked, "answer": number, "image": f"images/{number}.png"}) + "\n"
+            )
 
 
 def measure(folder: Path, rows: int, kind: str) -> dict[str, Any]:
     """Prepares one set. Every row must be in the result."""
     make(folder / "raw", rows, KINDS[kind])
-    command = [sys.executable, "-m", "data_prep", "prepare", str(folder / "raw"), "--out", str(folder / "out")]
+    command = [
+        sys.executable,
+        "-m",
+        "data_prep",
+        "prepare",
+        str(folder / "raw"),
+        "--out",
+        str(folder / "out"),
+    ]
     _, peak_mib, cpu_s = watch(command)
     manifest = read_manifest(folder / "out")
     if sum(manifest.rows.values()) != rows:
@@ -74,7 +85,9 @@ def measure(folder: Path, rows: int, kind: str) -> dict[str, Any]:
 
 def main() -> None:
     """Measures every kind and size, and writes the figures."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--rows", type=int, nargs="+", default=[15_000, 30_000, 60_000])
     options.add_argument("--out", default="benchmarks/prepare_data_scale.json")
     args = options.parse_args()

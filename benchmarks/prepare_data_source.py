@@ -1,9 +1,9 @@
 """An archive and rows like MathV60K's, for `prepare_data.py`: drawn, since the real one is 2.4 GB away.
 
-Shares are those of its rows by source (paper of LMM-R1, arXiv 2503.07536, table A4; sets below one percent are left
-out or joined to the nearest). File types and sizes in pixels are those usual in each set: about a quarter are JPEG
-photographs, the others PNG charts, drawings, tables, renderings and scanned pages. Rows share images as there:
-65,118 rows on about 40,000 images.
+Shares are those of its rows by source (paper of LMM-R1, arXiv 2503.07536, table A4; sets below one percent
+are left out or joined to the nearest). File types and sizes in pixels are those usual in each set: about a
+quarter are JPEG photographs, the others PNG charts, drawings, tables, renderings and scanned pages. Rows
+share images as there: 65,118 rows on about 40,000 images.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ def chart(rng: np.random.Generator, width: int, height: int) -> Image.Image:
     pen = ImageDraw.Draw(image)
     bars = int(rng.integers(4, 14))
     for i in range(bars):
-        top, shade = int(rng.integers(height // 5, 2 * height - 40)), tuple(int(v) for v in rng.integers(0, 255, 3))
+        top, shade = (
+            int(rng.integers(height // 5, 2 * height - 40)),
+            tuple(int(v) for v in rng.integers(0, 255, 3)),
+        )
         left = 2 * (i + 1) * width // (bars + 2)
         pen.rectangle((left, top, left + width // bars, 2 * height - 30), fill=shade)
         pen.line((0, top, 2 * width, top), fill=(220, 220, 220))
@@ -77,9 +80,14 @@ def chart(rng: np.random.Generator, width: int, height: int) -> Image.Image:
     labels = ImageDraw.Draw(image)
     for i in range(bars):
         labels.text(
-            ((i + 1) * width // (bars + 2), height - 14), f"item {rng.integers(10_000)}", fill=(0, 0, 0), font_size=11
+            ((i + 1) * width // (bars + 2), height - 14),
+            f"item {rng.integers(10_000)}",
+            fill=(0, 0, 0),
+            font_size=11,
         )
-        labels.text((2, (i + 1) * height // (bars + 2)), f"{rng.integers(100_000)}", fill=(0, 0, 0), font_size=11)
+        labels.text(
+            (2, (i + 1) * height // (bars + 2)), f"{rng.integers(100_000)}", fill=(0, 0, 0), font_size=11
+        )
     labels.text((width // 3, 4), f"Sales of {rng.integers(1_000_000)}", fill=(0, 0, 0), font_size=16)
     return image
 
@@ -131,7 +139,12 @@ def scan(rng: np.random.Generator, width: int, height: int) -> Image.Image:
     pen = ImageDraw.Draw(image)
     words = ["amount", "total", "of the", "date", "1987", "net sales", "per cent", "company", "to", "receipt"]
     for y in range(80, height - 80, 32):
-        pen.text((80, y), " ".join(words[i] for i in rng.integers(0, len(words), width // 120)), fill=30, font_size=24)
+        pen.text(
+            (80, y),
+            " ".join(words[i] for i in rng.integers(0, len(words), width // 120)),
+            fill=30,
+            font_size=24,
+        )
     levels = np.asarray(image).copy()
     specks = rng.integers(0, levels.size, levels.size // 90)
     levels.reshape(-1)[specks] = rng.integers(200, 255, len(specks))
@@ -165,13 +178,16 @@ def draw(number: int) -> tuple[str, bytes]:
     kind = KINDS[rng.choice(len(KINDS), p=weights / weights.sum())]
     width, height = (int(rng.integers(low, high + 1)) for low, high in (kind.width, kind.height))
     buffer = io.BytesIO()
-    kind.draw(rng, width, height).save(buffer, kind.format, **({"quality": 88} if kind.format == "JPEG" else {}))
+    kind.draw(rng, width, height).save(
+        buffer, kind.format, **({"quality": 88} if kind.format == "JPEG" else {})
+    )
     ending = "jpg" if kind.format == "JPEG" else "png"
     return f"mathv60k_img/{kind.name}/images/{number}.{ending}", buffer.getvalue()
 
 
 def make(folder: Path, rows: int) -> dict[str, Any]:
-    """Writes the archive (gzip, as published) and the rows, slashes escaped as pandas does. Returns what they hold.
+    """Writes the archive (gzip, as published) and the rows, slashes escaped as pandas does. Returns what they
+    hold.
 
     What is there already is used again.
     """
@@ -200,7 +216,9 @@ def make(folder: Path, rows: int) -> dict[str, Any]:
         "about": "drawn after MathV60K's 24 sources: their shares of the rows, usual file types and sizes",
         "rows": rows,
         "images": len(names),
-        "by_type": {kind: {"images": count[kind], "mb": round(kinds[kind] / 1e6, 1)} for kind in sorted(count)},
+        "by_type": {
+            kind: {"images": count[kind], "mb": round(kinds[kind] / 1e6, 1)} for kind in sorted(count)
+        },
         "image_kb": {
             "mean": round(sum(sizes) / len(sizes) / 1e3, 1),
             "median": round(sorted(sizes)[len(sizes) // 2] / 1e3, 1),
@@ -220,4 +238,6 @@ def row(number: int, image: str, rng: random.Random) -> str:
     system = {"role": "system", "content": "Solve the question. " * 20}
     message = json.dumps([system, {"role": "user", "content": content}]).replace("/", "\\/")
     answer = rng.choice([rng.choice("ABCD"), str(rng.randrange(1000)), f"{rng.random():.2f}"])
-    return json.dumps({"question": content[0]["text"], "answer": f"$\\boxed{{{answer}}}$", "message": message})
+    return json.dumps(
+        {"question": content[0]["text"], "answer": f"$\\boxed{{{answer}}}$", "message": message}
+    )

@@ -2,9 +2,9 @@
 
     python -m benchmarks.presets --seeds 0,1,2 --out benchmarks/presets.json
 
-For every seed one warm start, then GRPO with the demo's settings and each set of `trainer.config.Algorithm.PRESETS`:
-held-out accuracy by step, mean over sampled completions at temperature 1. Runs that are in the output file already are
-not repeated. Draws docs/presets.svg from what is there.
+For every seed one warm start, then GRPO with the demo's settings and each set of
+`trainer.config.Algorithm.PRESETS`: held-out accuracy by step, mean over sampled completions at temperature 1.
+Runs that are in the output file already are not repeated. Draws docs/presets.svg from what is there.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def plot(runs: list[dict]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--presets", default=",".join(c.Algorithm.PRESETS))
     parser.add_argument("--out", default=str(ROOT / "benchmarks" / "presets.json"))
@@ -92,7 +94,8 @@ def main() -> None:
                     "machine": f"{os.cpu_count()} CPU cores",
                     "metric": "held-out accuracy, 128 rows x 4 completions at temperature 1",
                     "worst_gain_points": {
-                        p: min(r["gain_points"] for r in runs if r["preset"] == p) for p in {r["preset"] for r in runs}
+                        p: min(r["gain_points"] for r in runs if r["preset"] == p)
+                        for p in {r["preset"] for r in runs}
                     },
                     "runs": runs,
                 }

@@ -3,8 +3,8 @@
     python -m benchmarks.readability trainer                       # prints them
     python -m benchmarks.readability trainer --name NAME           # ... and keeps them in benchmarks/readability.json
 
-A code line has at least one token of Python that is neither a comment nor a part of a docstring. Its characters are
-counted without the indentation.
+A code line has at least one token of Python that is neither a comment nor a part of a docstring. Its
+characters are counted without the indentation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ NOT_CODE = {
 
 
 def docstrings(tree: ast.Module) -> list[ast.Constant]:
-    """Every documentation string: those of modules, classes and functions, and those that stand below a field."""
+    """Every documentation string: those of modules, classes and functions, and those that stand below a
+    field."""
     found = []
     for node in ast.walk(tree):
         body = getattr(node, "body", None)

@@ -1,11 +1,12 @@
-"""From the death of a node to the next committed step on new machines, part by part, with a store behind slow links.
+"""From the death of a node to the next committed step on new machines, part by part, with a store behind slow
+links.
 
     python -m benchmarks.recovery [--rounds 3] [--megabit 200]    # as root; writes recovery.json; 4 minutes a round
 
-Four hosts (namespaces of this machine, tests/lab) train the demo's model, one rank each, from the node launcher up; a
-fifth serves S3. In every round one host loses its power in the middle of a step; the launchers of the others end; then
-four new hosts start with empty folders, as an engine that has rented again would start them. So the clock holds all but
-the engine's own time and the set-up of the environment.
+Four hosts (namespaces of this machine, tests/lab) train the demo's model, one rank each, from the node
+launcher up; a fifth serves S3. In every round one host loses its power in the middle of a step; the launchers
+of the others end; then four new hosts start with empty folders, as an engine that has rented again would
+start them. So the clock holds all but the engine's own time and the set-up of the environment.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def settings(folder: Path) -> c.RunConfig:
         run=c.Run(name="recovery", id="recovery", dir=str(folder / "run"), max_steps=10_000),
         model=c.Model(path=str(folder / "model"), dtype="fp32", gradient_checkpointing=False, min_pixels=784),
         data=c.Data(path=str(folder / "data"), prompt_max_tokens=300, episodes=10_000),
-        rollout=c.Rollout(prompts_per_step=8, samples_per_prompt=4, max_tokens=16, kv_cache_gib=0.25, sleep_level=0),
+        rollout=c.Rollout(
+            prompts_per_step=8, samples_per_prompt=4, max_tokens=16, kv_cache_gib=0.25, sleep_level=0
+        ),
         algorithm=c.Algorithm(micro_batch_tokens=400, kl_coef=0.01),
         optimizer=c.Optimizer(learning_rate=1e-3),
         rewards=c.Rewards(function=f"{folder}/reward.py:reward", workers=1),
@@ -130,17 +133,25 @@ def measure(cluster: Cluster, victim: str, megabit: int) -> tuple[Cluster, dict[
     at = max(at, committed(cluster.folder))
     fresh.committed_after(at)
     done = time.monotonic()
-    while not (first := next((line for line in fresh.metrics() if line["step"] > at and "perf/start_s" in line), None)):
+    while not (
+        first := next(
+            (line for line in fresh.metrics() if line["step"] > at and "perf/start_s" in line), None
+        )
+    ):
         time.sleep(0.05)
     parts = {part: first[key] for part, key in PARTS.items()}
     found = {"others ended": ended - began, "new machines": launched - ended} | parts
     found["step"] = first["time/step_s"]
     found["commit"] = done - began - sum(found.values())
-    return fresh, {name: round(seconds, 2) for name, seconds in found.items()} | {"total": round(done - began, 2)}
+    return fresh, {name: round(seconds, 2) for name, seconds in found.items()} | {
+        "total": round(done - began, 2)
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--megabit", type=int, default=200, help="Mbit/s of every host's link")
     arguments = parser.parse_args()
@@ -171,10 +182,16 @@ def main() -> None:
 
 def write(rounds: list[dict[str, Any]], megabit: int) -> None:
     """The file, after every round."""
-    median = {name: round(statistics.median(one[name] for one in rounds), 2) for name in rounds[0] if name != "victim"}
+    median = {
+        name: round(statistics.median(one[name] for one in rounds), 2)
+        for name in rounds[0]
+        if name != "victim"
+    }
     machine = {"cpus": os.cpu_count(), "processor": processor()}
     setting = {"nodes": NODES, "ranks": NODES, "megabit": megabit}
-    OUT.write_text(json.dumps({"machine": machine, "setting": setting, "median_s": median, "rounds": rounds}, indent=1))
+    OUT.write_text(
+        json.dumps({"machine": machine, "setting": setting, "median_s": median, "rounds": rounds}, indent=1)
+    )
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python -m benchmarks.rewards [--rounds 5] [--answers 1024]       writes benchmarks/rewards.json
 
-Accuracy: the tables `cases.tsv` and `held_out.tsv` of tests/rewards (the second written after the grader and not fitted
-to), each answer in the think/answer format, against math-verify as it comes
-(`parse` of the whole text, `verify(reference, answer)`), TRL's `accuracy_reward` and the original server's settings.
+Accuracy: the tables `cases.tsv` and `held_out.tsv` of tests/rewards (the second written after the grader and
+not fitted to), each answer in the think/answer format, against math-verify as it comes (`parse` of the whole
+text, `verify(reference, answer)`), TRL's `accuracy_reward` and the original server's settings.
 
 Throughput, medians of paired rounds on the same answers and cores:
 - servers: ours against a stand-in of the original (Flask's own server, 16 grading processes, math-verify on the whole
@@ -101,10 +101,11 @@ def accuracy(table_file: str) -> dict[str, dict[str, float]]:
 
 
 def typical_mix(count: int, rng: random.Random) -> Answers:
-    """45% option letters, 50% numbers, 5% expressions (see `expression`); 4 of 10 wrong; 100 to 250 words of thought.
+    """45% option letters, 50% numbers, 5% expressions (see `expression`); 4 of 10 wrong; 100 to 250 words of
+    thought.
 
-    The training set was filtered to letters and numbers, so its share of expressions is rather lower. Half of the right
-    expressions are written as the reference answer is.
+    The training set was filtered to letters and numbers, so its share of expressions is rather lower. Half of
+    the right expressions are written as the reference answer is.
     """
     answers = []
     for i in range(count):
@@ -112,7 +113,9 @@ def typical_mix(count: int, rng: random.Random) -> Answers:
         if i % 20 == 0:
             text, reference = expression(rng, right)
             answers.append(
-                (wrap(thought(rng), reference), reference) if right and rng.random() < 0.5 else (text, reference)
+                (wrap(thought(rng), reference), reference)
+                if right and rng.random() < 0.5
+                else (text, reference)
             )
         elif i % 20 < 10:
             reference = rng.choice("ABCDE")
@@ -134,10 +137,14 @@ def expressions_only(count: int, rng: random.Random) -> Answers:
 
 
 def expression(rng: random.Random, right: bool, hard: bool = False) -> tuple[str, str]:
-    """A reference expression, and an answer that writes it otherwise; `hard` ones (or 1 in 20) must be evaluated."""
+    """A reference expression, and an answer that writes it otherwise; `hard` ones (or 1 in 20) must be
+    evaluated."""
     a, b, c = rng.randint(2, 99), rng.randint(2, 99), rng.randint(2, 9)
     if hard or rng.random() < 0.05:
-        kinds = [(f"\\log_{{{c}}} x + {a}", f"{a} + \\log_{{{c}}} x"), (f"\\frac{{{c}!}}{{{a}}}", f"{c}! / {a}")]
+        kinds = [
+            (f"\\log_{{{c}}} x + {a}", f"{a} + \\log_{{{c}}} x"),
+            (f"\\frac{{{c}!}}{{{a}}}", f"{c}! / {a}"),
+        ]
     else:
         kinds = [
             (f"{a}\\sqrt{{{b}}}", f"\\sqrt{{{b}}} \\cdot {a}"), (f"{a}x + {b}", f"{b} + {a}x"),
@@ -158,7 +165,9 @@ def thought(rng: random.Random) -> str:
     words: list[str] = [rng.choice(WORDS.split()) for _ in range(rng.randint(100, 250))]
     for _ in range(rng.randint(1, 4)):
         a, b = rng.randint(1, 99), rng.randint(1, 99)
-        words.insert(rng.randrange(len(words)), rng.choice([f"${a} + {b} = {a + b}$", f"$x = {a}$", f"{a} cm"]))
+        words.insert(
+            rng.randrange(len(words)), rng.choice([f"${a} + {b} = {a + b}$", f"$x = {a}$", f"{a} cm"])
+        )
     return " ".join(words)
 
 
@@ -184,8 +193,11 @@ def per_second(run: Callable[[Answers], None], answers: Answers) -> float:
     return len(answers) / (time.perf_counter() - started)
 
 
-def paired(names: tuple[str, str], runs: tuple[Callable, Callable], make: Callable, counts, rounds: int) -> dict:
-    """Rounds of both on fresh answers, the order turned every round; medians of the rates and of their ratio."""
+def paired(
+    names: tuple[str, str], runs: tuple[Callable, Callable], make: Callable, counts, rounds: int
+) -> dict:
+    """Rounds of both on fresh answers, the order turned every round; medians of the rates and of their
+    ratio."""
     rates: dict[str, list[float]] = {name: [] for name in names}
     for i in range(rounds + 1):
         answers = make(max(counts), random.Random(i))
@@ -206,7 +218,11 @@ def over_http(url: str) -> Callable[[Answers], None]:
 
     def post(batch: Answers) -> None:
         texts, references = map(list, zip(*batch, strict=True))
-        body = {"query": texts, "prompts": [f"{hash(t)}" for t in texts], "labels": [f"${g}$" for g in references]}
+        body = {
+            "query": texts,
+            "prompts": [f"{hash(t)}" for t in texts],
+            "labels": [f"${g}$" for g in references],
+        }
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(f"{url}/get_reward", json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=600) as reply:
@@ -245,7 +261,9 @@ def servers(rounds: int, count: int) -> dict:
     ports = free_port(), free_port()
     processes = []
     try:
-        processes.append(start([sys.executable, "-m", "trainer.rewards.server", "--port", str(ports[0])], ports[0]))
+        processes.append(
+            start([sys.executable, "-m", "trainer.rewards.server", "--port", str(ports[0])], ports[0])
+        )
         processes.append(start([sys.executable, str(STAND_IN), str(ports[1])], ports[1]))
         runs = tuple(over_http(f"http://127.0.0.1:{port}") for port in ports)
         names = "this server", "stand-in of the original"
@@ -284,10 +302,14 @@ def in_process(rounds: int, count: int, make: Callable, ours_count: int) -> dict
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--answers", type=int, default=1024, help="answers per round for the slower side")
-    parser.add_argument("--only", default="", help="sections whose name holds this; the others are kept as they are")
+    parser.add_argument(
+        "--only", default="", help="sections whose name holds this; the others are kept as they are"
+    )
     options = parser.parse_args()
     for name in ("math_verify.parser", "math_verify.grader", "latex2sympy2_extended.math_normalization"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -299,7 +321,10 @@ def main() -> None:
         "one core, expressions only": lambda: in_process(rounds, count // 4, expressions_only, count // 4),
     }
     result = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    result["machine"] = {"cores": len(os.sched_getaffinity(0)), "load_average_at_start": round(os.getloadavg()[0], 1)}
+    result["machine"] = {
+        "cores": len(os.sched_getaffinity(0)),
+        "load_average_at_start": round(os.getloadavg()[0], 1),
+    }
     result["versions"] = {p: version(p) for p in ("math-verify", "trl", "sympy", "flask", "fastapi")}
     result["needs evaluation, percent"] = {
         "typical mix": needs_evaluation(typical_mix),

@@ -60,7 +60,8 @@ def _rows(function: ast.FunctionDef) -> Iterator[tuple[str, str, bool]]:
 
 
 def content(text: str) -> str | None:
-    """What a model would have put into its box: the boxes, or the one piece of mathematics; None for running text."""
+    """What a model would have put into its box: the boxes, or the one piece of mathematics; None for running
+    text."""
     if found := boxes(text.replace("\\\\boxed", "\\boxed").replace("\\\\text", "\\text")):
         return found[-1] if len(set(found)) == 1 else "".join(f"\\boxed{{{b}}}" for b in found)
     if match := _ENVIRONMENT.fullmatch(text):
@@ -77,7 +78,8 @@ def main() -> None:
     taken = [(name, content(g), content(p), e) for name, g, p, e in rows]
     graded = [(name, g, p, e) for name, g, p, e in taken if g is not None and p is not None]
     texts = [
-        f"<answer>{p}</answer>" if "\\boxed{" in p else f"<answer>\\boxed{{{p}}}</answer>" for _, _, p, _ in graded
+        f"<answer>{p}</answer>" if "\\boxed{" in p else f"<answer>\\boxed{{{p}}}</answer>"
+        for _, _, p, _ in graded
     ]
     references = [" , ".join(boxes(g)) if "\\boxed{" in g else g for _, g, _, _ in graded]
     with Scorer(config.Rewards(max_timeout_rate=1.0)) as scorer:

@@ -1,7 +1,8 @@
 """Stand-in of the original reward server for the benchmark: the same calls, written again.
 
-Flask's own threaded server, a pool of 16 processes, and for each answer math-verify over the whole text with the
-original's settings and argument order. Labels come with the request here, which spares it the look-up by prompt text.
+Flask's own threaded server, a pool of 16 processes, and for each answer math-verify over the whole text with
+the original's settings and argument order. Labels come with the request here, which spares it the look-up by
+prompt text.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _ANSWER = LatexExtractionConfig(
 
 
 def verify_math(text: str, reference: str) -> float:
-    """1.0 if equal, or if the reference answer cannot be parsed or anything fails, as in the original; else 0.0."""
+    """1.0 if equal, or if the reference answer cannot be parsed or anything fails, as in the original; else
+    0.0."""
     parsed = parse(reference, extraction_mode="first_match", extraction_config=[LatexExtractionConfig()])
     if not parsed:
         return 1.0

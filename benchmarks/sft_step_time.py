@@ -2,9 +2,9 @@
 
     python benchmarks/sft_step_time.py            # writes sft_step_time.json; quiet machine
 
-Same model, rows with images, batch, loss on the solutions alone, AdamW; two cores for each (ours: two ranks of one
-thread under ZeRO-2, started by torchrun, as TRL's two processes are). TRL runs in each setting of TRLS; the fastest
-counts. They take turns, so that a slow spell of the machine falls on all.
+Same model, rows with images, batch, loss on the solutions alone, AdamW; two cores for each (ours: two ranks
+of one thread under ZeRO-2, started by torchrun, as TRL's two processes are). TRL runs in each setting of
+TRLS; the fastest counts. They take turns, so that a slow spell of the machine falls on all.
 """
 
 from __future__ import annotations
@@ -55,7 +55,11 @@ SETTINGS = {
     "medium": Setting("medium", 16, 10, (168, 168), 8, 3),
     "medium, LoRA": Setting("medium", 16, 10, (168, 168), 8, 3, lora=16),
 }
-TRLS = {"trl, 1 process": (1, False), "trl, 2 processes": (2, False), "trl, 2 processes, whole batch": (2, True)}
+TRLS = {
+    "trl, 1 process": (1, False),
+    "trl, 2 processes": (2, False),
+    "trl, 2 processes, whole batch": (2, True),
+}
 """(processes, whether all rows of a step are one pass)."""
 
 
@@ -71,7 +75,9 @@ def build(setting: Setting, out: Path) -> None:
     def solved() -> Any:
         one = rows.row(rng, [(setting.image, "RGB")], sentences=2)
         count = max(1, round(setting.sentences * math.exp(rng.gauss(-0.18, 0.6))))
-        return replace(one, solution=" ".join(f"The sum of {rng.randrange(99)} and {i} is it." for i in range(count)))
+        return replace(
+            one, solution=" ".join(f"The sum of {rng.randrange(99)} and {i} is it." for i in range(count))
+        )
 
     write_dataset(out / "data", "bench", {"train": (solved() for _ in range(ROWS))}, {})
 
@@ -96,12 +102,17 @@ def ours(setting: Setting, folder: Path) -> dict[str, Any]:
     )
     path = folder / "ours.yaml"
     path.write_text(c.dump(config))
-    command = [*TORCHRUN, "-m", "trainer.sft", "--config", str(path)]
+    command = [*TORCHRUN, "-m", "trainer.loops.sft", "--config", str(path)]
     memory = measured(command, os.environ | {"OMP_NUM_THREADS": "1"}, folder / "log")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][WARM_UP:]
     tokens = statistics.mean(line["tokens/step"] for line in lines)
     loss = [line["sft/loss"] for line in lines]
-    return {"step_s": [x["time/step_s"] for x in lines], "tokens": tokens, "loss": loss, "peak_memory_gib": memory}
+    return {
+        "step_s": [x["time/step_s"] for x in lines],
+        "tokens": tokens,
+        "loss": loss,
+        "peak_memory_gib": memory,
+    }
 
 
 def trl(name: str, folder: Path, kind: str) -> dict[str, Any]:
@@ -109,7 +120,11 @@ def trl(name: str, folder: Path, kind: str) -> dict[str, Any]:
     out, (processes, _) = folder / f"trl-{time.time_ns()}.json", TRLS[kind]
     launcher = TORCHRUN if processes == 2 else [sys.executable]
     command = [*launcher, __file__, "--inside", name, kind, str(folder), str(out)]
-    env = os.environ | {"OMP_NUM_THREADS": str(2 // processes), "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    env = os.environ | {
+        "OMP_NUM_THREADS": str(2 // processes),
+        "TORCHDYNAMO_DISABLE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     memory = measured(command, env, out.with_suffix(".log"))
     return json.loads(out.read_text()) | {"peak_memory_gib": memory}
 
@@ -217,7 +232,9 @@ def compare(name: str, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--setting", choices=[*SETTINGS, "all"], default="all")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))

@@ -1,12 +1,14 @@
-"""72B on four spot nodes: the hours that the plan expects against a discrete-event run of what the trainer does.
+"""72B on four spot nodes: the hours that the plan expects against a discrete-event run of what the trainer
+does.
 
-Its formula (`recipes/plan/cost.py`) sees a renewal process: a segment of interval + stall is redone until it ends
-without a preemption. The simulation plays the trainer step by step: it saves at step ends only, one checkpoint at a
-time, a save counts once it is committed to the bucket (upload seconds after its snapshot), a preemption throws the run
-back to the last committed step, restarts can be preempted too, and the run ends when its last checkpoint is committed.
+Its formula (`recipes/plan/cost.py`) sees a renewal process: a segment of interval + stall is redone until it
+ends without a preemption. The simulation plays the trainer step by step: it saves at step ends only, one
+checkpoint at a time, a save counts once it is committed to the bucket (upload seconds after its snapshot), a
+preemption throws the run back to the last committed step, restarts can be preempted too, and the run ends
+when its last checkpoint is committed.
 
-Prices, sizes and the times of steps, starts and restarts are the plan's; they are a model, not a measurement. Writes
-JSON and an SVG:
+Prices, sizes and the times of steps, starts and restarts are the plan's; they are a model, not a measurement.
+Writes JSON and an SVG:
 
     python -m benchmarks.spot_simulation
 """
@@ -71,7 +73,8 @@ def simulate(job: Job, between_s: float, rng: random.Random) -> Outcome:
     preemptions = lost = 0
     restarting_until = clock
     while True:
-        # What comes next on this node: the end of the restart, of a step, or (after the last one) of the last commit.
+        # What comes next on this node: the end of the restart, of a step, or (after the last one) of the last
+        # commit.
         if clock < restarting_until:
             event = restarting_until
         elif done < job.steps:
@@ -119,8 +122,8 @@ def planned(recipe: Recipe, between_s: float) -> dict[tuple[str, bool], cost.Off
 
 
 def job_of(offer: cost.Offer) -> Job:
-    """What the plan says of one run. It counts the upload that a preemption cuts off as part of the restart; the
-    simulation loses it by itself."""
+    """What the plan says of one run. It counts the upload that a preemption cuts off as part of the restart;
+    the simulation loses it by itself."""
     waited = offer.restart.total()
     return Job(
         steps=offer.steps,
@@ -165,7 +168,9 @@ def measure() -> dict[str, Any]:
                     "formula_over_simulated": round(formula / hours, 3),
                     "usd_spot": round(hours * hourly[True]),
                     "spot_over_on_demand_usd": round(hours * hourly[True] / (on_demand_h * hourly[False]), 3),
-                    "steps_lost_per_preemption": round(sum(r.lost_steps for r in runs) / count, 2) if count else 0.0,
+                    "steps_lost_per_preemption": round(sum(r.lost_steps for r in runs) / count, 2)
+                    if count
+                    else 0.0,
                 }
             )
         gpus[gpu] = {
@@ -184,7 +189,8 @@ COLORS = {"A100-80GB": "#0072b2", "H100": "#d55e00"}
 
 
 def svg(result: dict[str, Any]) -> str:
-    """Two panels over preemptions per day: hours (line: formula, dots: simulation) and dollars (dashes: on demand)."""
+    """Two panels over preemptions per day: hours (line: formula, dots: simulation) and dollars (dashes: on
+    demand)."""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * (WIDTH + LEFT) + GAP - 20} {HEIGHT + TOP + 62}" '
         'font-family="sans-serif" font-size="12">',
@@ -197,13 +203,17 @@ def svg(result: dict[str, Any]) -> str:
         top = _round_up(max([*values, *(gpu["on_demand"][flat] for gpu in result["gpus"].values())]))
         x = lambda rate, left=left: left + WIDTH * rate / RATES[-1]  # noqa: E731
         y = lambda value, top=top: TOP + HEIGHT * (1 - value / top)  # noqa: E731
-        parts.append(f'<text x="{left}" y="{TOP - 12}" font-weight="bold">{title}, one pass of 72B on 4 x 8</text>')
+        parts.append(
+            f'<text x="{left}" y="{TOP - 12}" font-weight="bold">{title}, one pass of 72B on 4 x 8</text>'
+        )
         for tick in range(5):
             value = top * tick / 4
             parts.append(f'<path d="M{left} {y(value):.1f}h{WIDTH}" stroke="#ddd"/>')
             parts.append(f'<text x="{left - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:,.0f}</text>')
         for rate in (0, 12, 24, 36, 48):
-            parts.append(f'<text x="{x(rate):.1f}" y="{TOP + HEIGHT + 18}" text-anchor="middle">{rate}</text>')
+            parts.append(
+                f'<text x="{x(rate):.1f}" y="{TOP + HEIGHT + 18}" text-anchor="middle">{rate}</text>'
+            )
         parts.append(
             f'<text x="{left + WIDTH / 2}" y="{TOP + HEIGHT + 36}" text-anchor="middle">preemptions per day</text>'
         )

@@ -1,8 +1,9 @@
 """Seconds per GRPO step, ours and TRL's `GRPOTrainer`, side by side on CPU: `python benchmarks/step_time.py`.
 
-Same model, prompts, batch, generation limit, reward and KL; two cores for each (ours: two ranks of one thread). TRL
-runs in each setting of TRLS; the fastest counts. They take turns, so that a slow spell of the machine falls on all.
-Writes step_time.json: medians, phases, tokens/s, peak memory of all processes together, ratios per round.
+Same model, prompts, batch, generation limit, reward and KL; two cores for each (ours: two ranks of one
+thread). TRL runs in each setting of TRLS; the fastest counts. They take turns, so that a slow spell of the
+machine falls on all. Writes step_time.json: medians, phases, tokens/s, peak memory of all processes together,
+ratios per round.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Setting:
     mean_tokens: int
     """The end token is given this mean waiting time, so that lengths are skewed; 0: as the model comes."""
     micro_batch: int
-    """Sequences per forward pass of TRL over both cores together, but for the other settings of TRLS; ours packs."""
+    """Sequences per forward pass of TRL over both cores together, but for the other settings of TRLS; ours
+    packs."""
     steps: int
     kv_cache_gib: float
     """Of each of our two engines: about twice what its half of a step needs. TRL's grows as it needs it."""
@@ -91,7 +93,8 @@ def build(setting: Setting, out: Path) -> None:
 def skew_lengths(model_dir: Path, mean_tokens: int) -> None:
     """Gives the end token a probability of about 1 / mean_tokens at every position: lengths become geometric.
 
-    The head has no bias, so the end token's row is fitted (ridge regression) to give that log-odds on hidden states.
+    The head has no bias, so the end token's row is fitted (ridge regression) to give that log-odds on hidden
+    states.
     """
     import torch
     from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
@@ -102,7 +105,9 @@ def skew_lengths(model_dir: Path, mean_tokens: int) -> None:
     ids = torch.randint(0, len(tokenizer) - 20, (32, 128))
     with torch.no_grad():
         hidden = (
-            model.model.language_model(input_ids=ids).last_hidden_state.reshape(-1, model.lm_head.in_features).double()
+            model.model.language_model(input_ids=ids)
+            .last_hidden_state.reshape(-1, model.lm_head.in_features)
+            .double()
         )
         rest = model.lm_head(hidden.float()).double().logsumexp(-1)
         target = rest - torch.log(torch.tensor(mean_tokens - 1.0, dtype=torch.float64))
@@ -135,13 +140,14 @@ def ours(setting: Setting, folder: Path, steps: int) -> dict[str, Any]:
     )
     path = folder / "ours.yaml"
     path.write_text(c.dump(config))
-    command = [sys.executable, "-m", "trainer.grpo", "--config", str(path)]
+    command = [sys.executable, "-m", "trainer.loops.grpo", "--config", str(path)]
     memory = measured(command, dict(os.environ), folder / "ours.log")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][WARM_UP:]
     return {
         "step_s": [x["time/step_s"] for x in lines],
         "phases_s": {
-            p: statistics.median(x[f"time/{p}_s"] for x in lines) for p in ("rollout", "grade", "update", "sync")
+            p: statistics.median(x[f"time/{p}_s"] for x in lines)
+            for p in ("rollout", "grade", "update", "sync")
         },
         "rollout_tokens_per_s": statistics.median(x["perf/rollout_tokens_per_s"] for x in lines),
         "train_tokens_per_s": statistics.median(x["perf/train_tokens_per_s"] for x in lines),
@@ -157,7 +163,11 @@ def trl(setting: Setting, folder: Path, steps: int, kind: str) -> dict[str, Any]
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if processes == 2 else []
     name = next(k for k, v in SETTINGS.items() if v == setting)
     command = [sys.executable, *launcher, __file__, "--inside", name, kind, str(folder), str(steps), str(out)]
-    env = os.environ | {"OMP_NUM_THREADS": str(2 // processes), "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    env = os.environ | {
+        "OMP_NUM_THREADS": str(2 // processes),
+        "TORCHDYNAMO_DISABLE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     memory = measured(command, env, out.with_suffix(".log"))
     return json.loads(out.read_text()) | {"peak_memory_gib": memory}
 
@@ -165,13 +175,17 @@ def trl(setting: Setting, folder: Path, steps: int, kind: str) -> dict[str, Any]
 def measured(command: list[str], env: dict[str, str], log: Path) -> float:
     """Runs a command; returns the most memory that it and its descendants held, GiB (PSS).
 
-    PSS takes the kernel up to 100 ms a process, which a step would feel: it is read only when the sum of RSS, sampled
-    every second, is above all before.
+    PSS takes the kernel up to 100 ms a process, which a step would feel: it is read only when the sum of RSS,
+    sampled every second, is above all before.
     """
     import psutil
 
     with open(log, "w") as stream:
-        process, most, largest = subprocess.Popen(command, cwd=ROOT, env=env, stdout=stream, stderr=stream), 0, 0
+        process, most, largest = (
+            subprocess.Popen(command, cwd=ROOT, env=env, stdout=stream, stderr=stream),
+            0,
+            0,
+        )
     while process.poll() is None:
         time.sleep(1)
         try:
@@ -240,7 +254,9 @@ def trl_inside(setting: Setting, kind: Trl, folder: Path, steps: int, out: Path)
     reader = AutoProcessor.from_pretrained(folder / "model")
     reader.image_processor.size = {"shortest_edge": 784, "longest_edge": 1280 * 784}
     total = setting.prompts * setting.samples
-    per_pass = {"micro": setting.micro_batch // processes, "all": total // processes, "default": 8}[kind.batch]
+    per_pass = {"micro": setting.micro_batch // processes, "all": total // processes, "default": 8}[
+        kind.batch
+    ]
     accumulate = total // (per_pass * processes)
     arguments = GRPOConfig(
         output_dir=str(out.with_suffix("")),
@@ -309,7 +325,8 @@ def summary(setting: Setting, runs: dict[str, list[dict[str, Any]]]) -> dict[str
     medians = {k: statistics.median(s for r in v for s in r["step_s"]) for k, v in runs.items()}
     best = min((k for k in medians if k != "ours"), key=lambda k: medians[k])
     ratios = [
-        statistics.median(a["step_s"]) / min(statistics.median(runs[k][i]["step_s"]) for k in runs if k != "ours")
+        statistics.median(a["step_s"])
+        / min(statistics.median(runs[k][i]["step_s"]) for k in runs if k != "ours")
         for i, a in enumerate(runs["ours"])
     ]
     return {

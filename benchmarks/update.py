@@ -1,10 +1,12 @@
-"""The packed, prefix-shared update against padded ones, in CPU time, and passes over gathered weights per 72B step.
+"""The packed, prefix-shared update against padded ones, in CPU time, and passes over gathered weights per 72B
+step.
 
     python benchmarks/update.py            # writes update.json; one thread per process, the contenders take turns
 
-CPU seconds of forward and backward pass for one group of G completions behind one prompt with an image (real lengths, a
-model of 16 million parameters, gradient checkpointing), padded by transformers' own forward with one sample per pass,
-and packed by the trainer. The passes are the scheduler's on seeded draws of lengths; nothing is computed for them.
+CPU seconds of forward and backward pass for one group of G completions behind one prompt with an image (real
+lengths, a model of 16 million parameters, gradient checkpointing), padded by transformers' own forward with
+one sample per pass, and packed by the trainer. The passes are the scheduler's on seeded draws of lengths;
+nothing is computed for them.
 """
 
 from __future__ import annotations
@@ -36,9 +38,10 @@ def measure(kind: str, size: int) -> dict[str, float]:
 
     from examples.demo import tiny_model
     from trainer.algorithm.batching import collate
+    from trainer.algorithm.traces import completed
     from trainer.data.processor import Encoded, mrope_positions
-    from trainer.engine import cpu_matmul
-    from trainer.engine.logprobs import LogprobModel
+    from trainer.learning.logprobs import LogprobModel
+    from trainer.ranks import cpu_matmul
 
     torch.set_num_threads(1)
     cpu_matmul.install()
@@ -59,7 +62,8 @@ def measure(kind: str, size: int) -> dict[str, float]:
     def update() -> int:
         model.zero_grad()
         if scorer is not None:
-            batch = collate([(0, prompt, c) for c in completions], lambda _: encoded, places)
+            traces = [completed(prompt, c, group=0, row=0) for c in completions]
+            batch = collate(traces, lambda _: encoded, places)
             scorer(batch)[0].sum().backward()
             return batch.input_ids.numel()
         for c in completions:
@@ -79,22 +83,27 @@ def measure(kind: str, size: int) -> dict[str, float]:
 
 
 def passes_of_a_72b_step(seed: int) -> int:
-    """Passes over the gathered weights: old and reference log-probabilities, then forward, recomputation and backward
-    of each update. 64 prompts of 4 samples on 32 ranks, 64 samples per update, budgets 12k and 24k."""
+    """Passes over the gathered weights: old and reference log-probabilities, then forward, recomputation and
+    backward of each update. 64 prompts of 4 samples on 32 ranks, 64 samples per update, budgets 12k and
+    24k."""
     from trainer.algorithm.scheduling import Length, schedule
 
     rng, samples = random.Random(seed), []
     for group in range(64):
         prompt, center = rng.randint(80, 760), rng.lognormvariate(6.3, 0.63)
         for _ in range(4):
-            samples.append(Length(group, prompt, max(8, min(8000, int(center * rng.lognormvariate(0, 0.63))))))
+            samples.append(
+                Length(group, prompt, max(8, min(8000, int(center * rng.lognormvariate(0, 0.63)))))
+            )
     before = 2 * len(schedule(samples, 32, 24_000)[0])
     rng.shuffle(samples)
     return before + sum(3 * len(schedule(samples[at : at + 64], 32, 12_000)[0]) for at in range(0, 256, 64))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--one", nargs=2, metavar=("KIND", "SIZE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -120,7 +129,10 @@ def main() -> None:
             / statistics.median(found[f"packed, G={g}"]["cpu_s"])
             for g in (4, 8)
         },
-        "passes_of_a_72b_step": {"a sample a pass": 5 * 256 // 32, "now": [passes_of_a_72b_step(s) for s in range(20)]},
+        "passes_of_a_72b_step": {
+            "a sample a pass": 5 * 256 // 32,
+            "now": [passes_of_a_72b_step(s) for s in range(20)],
+        },
     }
     (ROOT / "benchmarks" / "update.json").write_text(json.dumps(out, indent=1) + "\n")
     print(json.dumps({k: out[k] for k in ("times_faster", "passes_of_a_72b_step")}))

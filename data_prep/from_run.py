@@ -11,11 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from trainer import config as configuration
 from trainer.algorithm.advantages import RunningNorm
-from trainer.algorithm.batching import TrainItem
 from trainer.algorithm.credit import credited
 from trainer.checkpoint.rollout_log import Graded, history
 from trainer.config import ConfigError, RunConfig

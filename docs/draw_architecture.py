@@ -17,7 +17,8 @@ BEGIN, END = "<!-- drawn by docs/draw_architecture.py -->\n", "<!-- end of the d
 
 
 def room(module: str) -> str:
-    """The room of a module: its package under trainer or recipes, or the file itself; data_prep and examples whole."""
+    """The room of a module: its package under trainer or recipes, or the file itself; data_prep and examples
+    whole."""
     parts = module.split(".")
     if parts[0] in ("data_prep", "examples"):
         return parts[0]
@@ -37,7 +38,9 @@ def rooms() -> dict[str, set[str]]:
     """Room -> rooms that it imports."""
     graph: dict[str, set[str]] = {}
     files = {
-        p: ".".join(p.relative_to(ROOT).with_suffix("").parts) for top in PACKAGES for p in (ROOT / top).rglob("*.py")
+        p: ".".join(p.relative_to(ROOT).with_suffix("").parts)
+        for top in PACKAGES
+        for p in (ROOT / top).rglob("*.py")
     }
     for path, module in files.items():
         if path.name == "__init__.py" and module.count(".") == 1:
@@ -69,7 +72,9 @@ def drawing() -> str:
         lines += [f"  subgraph {package}"] if len(inside) > 1 else []
         lines += [f'    {name.replace(".", "_")}["{name.partition(".")[2] or name}"]' for name in inside]
         lines += ["  end"] if len(inside) > 1 else []
-    lines += [f"  {a.replace('.', '_')} --> {b.replace('.', '_')}" for a, targets in graph.items() for b in targets]
+    lines += [
+        f"  {a.replace('.', '_')} --> {b.replace('.', '_')}" for a, targets in graph.items() for b in targets
+    ]
     return "\n".join([*lines, "```", ""])
 
 

@@ -1,4 +1,5 @@
-"""Makes the README's pictures of a finished run: `python docs/pictures.py runs/ID` (needs chromium for the report).
+"""Makes the README's pictures of a finished run: `python docs/pictures.py runs/ID` (needs chromium for the
+report).
 
 docs/live.svg      the live display, as `launch.py up` shows it
 docs/report.png    the top of the report
@@ -48,7 +49,13 @@ def picture_of_report(run_dir: Path) -> Path:
     page, out = Path(write_report(run_dir)).resolve(), DOCS / "report.png"
     with tempfile.TemporaryDirectory() as scratch:
         shot = Path(scratch) / "report.png"
-        command = [browser, "--headless", "--no-sandbox", "--hide-scrollbars", f"--user-data-dir={scratch}/profile"]
+        command = [
+            browser,
+            "--headless",
+            "--no-sandbox",
+            "--hide-scrollbars",
+            f"--user-data-dir={scratch}/profile",
+        ]
         command += [f"--window-size={WIDTH},{HEIGHT}", f"--screenshot={shot}", page.as_uri()]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
         Image.open(shot).convert("RGB").quantize(COLORS).save(out, optimize=True)

@@ -12,8 +12,9 @@ NEAR, PARTIAL = 0.1, 0.5
 
 
 def reward(text: str, reference: str, answer_type: str) -> float:
-    """text: the whole completion. reference: what stands in the reference answer's box. answer_type: letter, number,
-    text or math. It runs in a process of its own under `rewards.deadline_s`; an exception is an `error`."""
+    """text: the whole completion. reference: what stands in the reference answer's box. answer_type: letter,
+    number, text or math. It runs in a process of its own under `rewards.deadline_s`; an exception is an
+    `error`."""
     answer, hedged = final_answer(text)
     if answer is None or hedged:
         return 0.0

@@ -1,8 +1,8 @@
 """The manifest of a run: what it was made from, so that `reproduce` can make it again or say why it cannot.
 
-Two halves. `launch` is written where the run was launched from: commit and diff, lock hashes, recipe, overrides,
-target, resolved configuration. `run` is written on the node when it starts: data fingerprint and file hashes, lock
-hashes, hardware and driver. `python -m recipes.manifest CONFIG` writes the second half.
+Two halves. `launch` is written where the run was launched from: commit and diff, lock hashes, recipe,
+overrides, target, resolved configuration. `run` is written on the node when it starts: data fingerprint and
+file hashes, lock hashes, hardware and driver. `python -m recipes.manifest CONFIG` writes the second half.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def diff() -> str:
 
 
 def _new_file(name: str) -> str:
-    done = subprocess.run(["git", "diff", "--binary", "--no-index", "/dev/null", name], capture_output=True, text=True)
+    done = subprocess.run(
+        ["git", "diff", "--binary", "--no-index", "/dev/null", name], capture_output=True, text=True
+    )
     return done.stdout
 
 
@@ -107,7 +109,8 @@ def run_half(config: run_config.RunConfig) -> dict[str, Any]:
 
 
 def setup() -> dict[str, float]:
-    """What the environment's set-up took on this machine: seconds, bytes downloaded; {} where it came otherwise."""
+    """What the environment's set-up took on this machine: seconds, bytes downloaded; {} where it came
+    otherwise."""
     told = Path(sys.prefix) / ".setup.json"
     return json.loads(told.read_text()) if told.is_file() else {}
 
@@ -126,7 +129,9 @@ def hardware() -> dict[str, Any]:
     """Machine, kernel, CPU count, and the GPUs as the driver names them."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     try:
-        gpus = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout.splitlines()
+        gpus = subprocess.run(
+            query, capture_output=True, text=True, check=True, timeout=30
+        ).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         gpus = []
     return {"machine": platform.machine(), "kernel": platform.release(), "cpus": os.cpu_count(), "gpus": gpus}

@@ -1,7 +1,7 @@
 """`python requirements/lock.py` writes the hashed requirement files from pyproject.toml; none names an index.
 
-Of each package the hashes of those files alone are kept that a node can take (Linux on x86-64, Python 3.11 and 3.12):
-a tenth of all. dstack uploads a repository of 2 MB at most.
+Of each package the hashes of those files alone are kept that a node can take (Linux on x86-64, Python 3.11
+and 3.12): a tenth of all. dstack uploads a repository of 2 MB at most.
 """
 
 import re
@@ -21,7 +21,15 @@ LOCKS = {
 
 def compiled(extras: list[str], python: str, platform: str, out: Path, constraints: list[str]) -> None:
     """uv's resolution of some extras as a file of the kind that its name says."""
-    command = ["uv", "pip", "compile", "pyproject.toml", "--quiet", "--generate-hashes", "--no-emit-index-url"]
+    command = [
+        "uv",
+        "pip",
+        "compile",
+        "pyproject.toml",
+        "--quiet",
+        "--generate-hashes",
+        "--no-emit-index-url",
+    ]
     command += ["--override", "requirements/overrides.txt", "--python-version", python]
     command += ["--python-platform", platform, "--custom-compile-command", "python requirements/lock.py"]
     command += [f"--extra={extra}" for extra in extras] + [f"--constraint={path}" for path in constraints]
@@ -35,7 +43,9 @@ def lock(name: str, extras: list[str]) -> None:
         whole, files = Path(folder) / out.name, Path(folder) / "pylock.toml"
         # uv takes over the hashes too that it finds.
         whole.write_text(re.sub(r" \\\n +--hash=\S+", "", out.read_text()) if out.exists() else "")
-        compiled(extras, "3.11", "x86_64-manylinux_2_28", whole, ["requirements/cpu.txt"] if name == "test" else [])
+        compiled(
+            extras, "3.11", "x86_64-manylinux_2_28", whole, ["requirements/cpu.txt"] if name == "test" else []
+        )
         for python in ("3.11", "3.12"):  # a pylock.toml names only what fits
             compiled(extras, python, "x86_64-manylinux_2_40", files, [str(whole)])
             for package in tomllib.loads(files.read_text())["packages"]:

@@ -1,4 +1,5 @@
-"""What tests share: a tiny model and a small dataset, built once per session; a free port; ranks as real processes."""
+"""What tests share: a tiny model and a small dataset, built once per session; a free port; ranks as real
+processes."""
 
 from __future__ import annotations
 
@@ -24,9 +25,13 @@ FAST_S = 1.0
 
 
 def pytest_addoption(parser):
-    parser.addoption("--fast", action="store_true", help="only tests without engine, Ray and ranks, of a few seconds")
+    parser.addoption(
+        "--fast", action="store_true", help="only tests without engine, Ray and ranks, of a few seconds"
+    )
     parser.addoption("--rest", action="store_true", help="only what --fast leaves out")
-    parser.addoption("--record-durations", action="store_true", help=f"write tests over a second to {DURATIONS.name}")
+    parser.addoption(
+        "--record-durations", action="store_true", help=f"write tests over a second to {DURATIONS.name}"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -167,7 +172,9 @@ def small_config(tiny_model, mixed_dataset, tmp_path):
         run=c.Run(name="small", dir=str(tmp_path / "run"), max_steps=4),
         model=c.Model(path=str(tiny_model), dtype="fp32", gradient_checkpointing=False, min_pixels=784),
         data=c.Data(path=str(mixed_dataset), prompt_max_tokens=300),
-        rollout=c.Rollout(prompts_per_step=4, samples_per_prompt=4, max_tokens=16, kv_cache_gib=0.25, sleep_level=0),
+        rollout=c.Rollout(
+            prompts_per_step=4, samples_per_prompt=4, max_tokens=16, kv_cache_gib=0.25, sleep_level=0
+        ),
         algorithm=c.Algorithm(micro_batch_tokens=400, kl_coef=0.01),
         optimizer=c.Optimizer(learning_rate=1e-3),
         checkpoint=c.Checkpoint(every_steps=1, export_hf="never"),
@@ -178,9 +185,10 @@ def small_config(tiny_model, mixed_dataset, tmp_path):
 
 @pytest.fixture(scope="session")
 def ranks():
-    """Calls the process that forks ranks with the environment of a configuration; one for each environment."""
-    from tests.engine.ranks import Ranks
-    from trainer.engine.environment import environment
+    """Calls the process that forks ranks with the environment of a configuration; one for each
+    environment."""
+    from tests.learning.ranks import Ranks
+    from trainer.ranks.environment import environment
 
     running: dict[tuple, Ranks] = {}
 
@@ -197,7 +205,7 @@ def ranks():
 
 @pytest.fixture
 def run_ranks(tmp_path, free_port, ranks):
-    """Runs a scenario of tests/engine/scenarios.py on real ranks and returns what each wrote."""
+    """Runs a scenario of tests/learning/scenarios.py on real ranks and returns what each wrote."""
 
     def run(scenario: str, config, timeout_s: float = 900) -> list[dict]:
         from trainer import config as c
@@ -207,7 +215,9 @@ def run_ranks(tmp_path, free_port, ranks):
         path.write_text(c.dump(config))
         outs = [tmp_path / f"{stem}-{rank}.json" for rank in range(config.placement.world_size)]
         codes = ranks(config).run(scenario, path, free_port, outs, timeout_s)
-        said = [out.with_suffix(".log").read_text()[-3000:] for out, code in zip(outs, codes, strict=True) if code]
+        said = [
+            out.with_suffix(".log").read_text()[-3000:] for out, code in zip(outs, codes, strict=True) if code
+        ]
         assert not said, "\n".join(said)
         return [json.loads(out.read_text()) for out in outs]
 

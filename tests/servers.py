@@ -1,4 +1,5 @@
-"""Real servers on loopback for the tests: `rclone serve s3`, moto's S3, and a TCP proxy that can be cut and slowed.
+"""Real servers on loopback for the tests: `rclone serve s3`, moto's S3, and a TCP proxy that can be cut and
+slowed.
 
 Every one is a context manager and ends its own process by pid.
 """
@@ -107,7 +108,8 @@ def moto(buckets: tuple[str, ...] = ("bucket",)) -> Generator[S3Server]:
 
 
 class Proxy:
-    """A TCP proxy on loopback: `cut` refuses and breaks connections, `stall` lets them hang, `bytes_per_s` slows."""
+    """A TCP proxy on loopback: `cut` refuses and breaks connections, `stall` lets them hang, `bytes_per_s`
+    slows."""
 
     def __init__(self, target: int):
         self.target, self.port = target, 0

@@ -14,7 +14,11 @@ def test_imports_keep_the_contracts():
 
 
 def test_no_file_is_longer_than_500_lines():
-    files = [p for top in ("trainer", "recipes", "data_prep", "examples", "tests") for p in (ROOT / top).rglob("*.py")]
+    files = [
+        p
+        for top in ("trainer", "recipes", "data_prep", "examples", "tests")
+        for p in (ROOT / top).rglob("*.py")
+    ]
     lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in files}
     assert not {name: n for name, n in lines.items() if n > 500}
     vague = {"utils", "helpers", "common", "misc"}

@@ -3,8 +3,8 @@
     python tests/test_density.py [FOLDER...]       # what breaks a rule, as FILE:LINE: RULE
     python tests/test_density.py --write           # lowers the allowances to what is there
 
-`density_allowances.json` counts what each file may still break from the time before the rules. The numbers may only
-shrink: a file that breaks more fails, and so does one that breaks less until its number is lowered.
+`density_allowances.json` counts what each file may still break from the time before the rules. The numbers
+may only shrink: a file that breaks more fails, and so does one that breaks less until its number is lowered.
 """
 
 from __future__ import annotations
@@ -32,7 +32,16 @@ ROWS_OF_A_TABLE = 3
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 DISPLAYS = (ast.List, ast.Tuple, ast.Set, ast.Dict)
 TESTS = {"bool", "isinstance", "issubclass", "hasattr", "any", "all", "callable"}
-TEST_METHODS = {"startswith", "endswith", "exists", "is_file", "is_dir", "isdigit", "isidentifier", "fullmatch"}
+TEST_METHODS = {
+    "startswith",
+    "endswith",
+    "exists",
+    "is_file",
+    "is_dir",
+    "isdigit",
+    "isidentifier",
+    "fullmatch",
+}
 
 
 @dataclass(frozen=True, order=True)
@@ -67,7 +76,9 @@ def header_end(statement: ast.stmt) -> int:
     """The last line of a statement, or of a compound statement's header."""
     body = getattr(statement, "body", None)
     if isinstance(body, list) and body:
-        return max([statement.lineno, *(getattr(n, "end_lineno", 0) or 0 for n in list(expressions(statement))[1:])])
+        return max(
+            [statement.lineno, *(getattr(n, "end_lineno", 0) or 0 for n in list(expressions(statement))[1:])]
+        )
     return statement.end_lineno or statement.lineno
 
 
@@ -98,7 +109,8 @@ def crowded_comprehensions(tree: ast.Module) -> Iterator[Breach]:
 
 
 def flags(tree: ast.Module) -> set[str]:
-    """Names that are annotated as `bool`, as arguments, variables or fields, or that are given a comparison."""
+    """Names that are annotated as `bool`, as arguments, variables or fields, or that are given a
+    comparison."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and is_boolean(node.value, set()):
@@ -177,7 +189,9 @@ def named_lambdas(tree: ast.Module) -> Iterator[Breach]:
 def is_data(node: ast.AST) -> bool:
     """Whether an expression only states values: no loop, no condition, no call but of a class."""
     for part in ast.walk(node):
-        if isinstance(part, (*COMPREHENSIONS, ast.Lambda, ast.IfExp, ast.JoinedStr, ast.NamedExpr, ast.Await)):
+        if isinstance(
+            part, (*COMPREHENSIONS, ast.Lambda, ast.IfExp, ast.JoinedStr, ast.NamedExpr, ast.Await)
+        ):
             return False
         if isinstance(part, ast.Call) and not name_of(part.func).lstrip("_")[:1].isupper():
             return False
@@ -204,7 +218,9 @@ def skipped_formatting(tree: ast.Module, text: str) -> Iterator[Breach]:
             continue
         line = token.start[0]
         parts = [part for statement in ends.get(line, []) for part in expressions(statement)]
-        parts += [part for decorator in decorators if decorator.end_lineno == line for part in ast.walk(decorator)]
+        parts += [
+            part for decorator in decorators if decorator.end_lineno == line for part in ast.walk(decorator)
+        ]
         if not any(is_table(part) for part in parts):
             yield Breach(line, "fmt: skip")
 
@@ -345,7 +361,8 @@ def test_docstrings_name_their_subject():
 
 
 def write() -> int:
-    """Makes the allowances what is there now. Where files were moved the numbers move; no rule's sum may grow."""
+    """Makes the allowances what is there now. Where files were moved the numbers move; no rule's sum may
+    grow."""
     now = counts(broken())
     if ALLOWANCES.exists():
         before = totals(json.loads(ALLOWANCES.read_text()))

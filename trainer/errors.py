@@ -2,7 +2,8 @@
 
 
 class ConfigError(ValueError):
-    """A configuration, data set or machine that cannot run. The message is one line and says what to change."""
+    """A configuration, data set or machine that cannot run. The message is one line and says what to
+    change."""
 
 
 class RayError(RuntimeError):

@@ -1,7 +1,7 @@
 """Exit codes of the trainer's processes, and what an engine may do after each. Standard library only.
 
-Every node of a job exits with the same code. How each engine learns which codes to restart after (a list, a mapping to
-0, no requeue) is data in recipes.
+Every node of a job exits with the same code. How each engine learns which codes to restart after (a list, a
+mapping to 0, no requeue) is data in recipes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ EXIT_OK = 0
 EXIT_ERROR = 1
 """A defect, or anything not foreseen. Starting again would most likely fail again."""
 EXIT_CONFIG = 2
-"""The configuration, the data, the credentials or the bucket cannot work; the last line says what to change."""
+"""The configuration, the data, the credentials or the bucket cannot work; the last line says what to
+change."""
 EXIT_PREEMPTED = 33
 """The node received a preemption notice; the run resumes from its last committed checkpoint."""
 EXIT_NODE_LOST = 34
@@ -32,4 +33,5 @@ EXIT_INTERRUPTED = 130
 RECOVER_EXIT_CODES = (EXIT_PREEMPTED, EXIT_NODE_LOST, EXIT_STORAGE, EXIT_PREFLIGHT, EXIT_RAY)
 """Codes after which the engine should start the job again (SkyPilot's `recover_on_exit_codes`)."""
 FINAL_EXIT_CODES = (EXIT_CONFIG, EXIT_FENCED, EXIT_GAVE_UP)
-"""Codes after which no start of the same job can help: an engine that restarts after every non-zero code is given 0."""
+"""Codes after which no start of the same job can help: an engine that restarts after every non-zero code is
+given 0."""

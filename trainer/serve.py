@@ -1,7 +1,7 @@
 """vLLM's OpenAI-compatible server of the run's model: `python -m trainer.serve --config run.yaml`.
 
-VLLM_API_KEY is what callers give. One line says when it answers; after `--hours` it ends, so that a machine that was
-forgotten is given back.
+VLLM_API_KEY is what callers give. One line says when it answers; after `--hours` it ends, so that a machine
+that was forgotten is given back.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def command(config: RunConfig, host: str, port: int) -> list[str]:
         "--model", model.path, "--served-model-name", config.run.name,
         "--tensor-parallel-size", str(rollout.tensor_parallel),
         "--dtype", "bfloat16" if model.dtype == "bf16" else "float32",
-        "--max-model-len", str(config.data.prompt_max_tokens + rollout.max_tokens), "--generation-config", "vllm",
+        "--max-model-len", str(config.longest_sequence), "--generation-config", "vllm",
     ]  # fmt: skip
     words += ["--revision", model.revision] if model.revision else []
     if rollout.eager or config.placement.device == "cpu":
@@ -72,7 +72,10 @@ def serve(config: RunConfig, host: str, port: int, hours: float) -> int:
             after = time.monotonic() - began
             if not ready and answers(port):
                 ready = True
-                print(f"serving {config.run.name} on port {port} after {after:.0f} s, for {hours:g} hours", flush=True)
+                print(
+                    f"serving {config.run.name} on port {port} after {after:.0f} s, for {hours:g} hours",
+                    flush=True,
+                )
             if not ready and after > READY_S:
                 print(f"error: the server does not answer after {after:.0f} s", file=sys.stderr, flush=True)
                 return EXIT_ERROR

@@ -1,11 +1,13 @@
-"""A synthetic visual-math set in MathV60K's raw format: small images, questions with letter and number answers.
+"""A synthetic visual-math set in MathV60K's raw format: small images, questions with letter and number
+answers.
 
     shapes_message.jsonl    one row per line: question, answer (`$\\boxed{3}$`), message (a JSON list as a string);
                             and `solution`: a worked solution for supervised training
     shapes_img.tar.gz       the images, under shapes_img/
 
-Every row is a pure function of (seed, split, index), so any prefix of a split is stable. No question can be answered
-from its text: within a kind, all answers are equally likely. Train and test never share a (question, image) pair.
+Every row is a pure function of (seed, split, index), so any prefix of a split is stable. No question can be
+answered from its text: within a kind, all answers are equally likely. Train and test never share a (question,
+image) pair.
 """
 
 from __future__ import annotations
@@ -117,11 +119,18 @@ def read_angle(rng: random.Random) -> Example:
     x, y, length = 42 + rng.randint(-4, 4), 50 + rng.randint(-2, 2), rng.randint(32, 38)
     draw.pieslice((x - length, y - length, x + length, y + length), -angle, 0, fill=color)
     return Example(
-        "angle", "What is the angle in degrees?", f"{angle} degrees", str(angle), tuple(map(str, ANGLES)), image
+        "angle",
+        "What is the angle in degrees?",
+        f"{angle} degrees",
+        str(angle),
+        tuple(map(str, ANGLES)),
+        image,
     )
 
 
-def _digit(draw: ImageDraw.ImageDraw, digit: int, x: int, y: int, size: int, color: tuple[int, int, int]) -> None:
+def _digit(
+    draw: ImageDraw.ImageDraw, digit: int, x: int, y: int, size: int, color: tuple[int, int, int]
+) -> None:
     """A seven-segment digit with its upper left corner at (x, y), `size` wide and twice as high."""
     ends = {"a": (0, 0, 1, 0), "b": (1, 0, 1, 1), "c": (1, 1, 1, 2), "d": (0, 2, 1, 2), "e": (0, 1, 0, 2),
             "f": (0, 0, 0, 1), "g": (0, 1, 1, 1)}  # fmt: skip
@@ -139,7 +148,9 @@ def add_numbers(rng: random.Random) -> Example:
     color = COLORS[rng.choice(sorted(COLORS))]
     for place, digit in enumerate((left, right)):
         _digit(draw, digit, 7 + 28 * place + rng.randint(-2, 2), 12 + rng.randint(-2, 2), 14, color)
-    return Example("add", "What is the sum of the two numbers?", f"{left}+{right}={total}", str(total), SUMS, image)
+    return Example(
+        "add", "What is the sum of the two numbers?", f"{left}+{right}={total}", str(total), SUMS, image
+    )
 
 
 KINDS: dict[str, Callable[[random.Random], Example]] = {
@@ -164,7 +175,8 @@ def examples(seed: int, split: str, rows: int, kinds: tuple[str, ...] = tuple(KI
 def unique(
     seed: int, split: str, rows: int, kinds: tuple[str, ...] = tuple(KINDS), taken: set[str] | None = None
 ) -> Iterator[Example]:
-    """The first `rows` examples of a split whose content is neither in `taken` nor seen before; `taken` grows."""
+    """The first `rows` examples of a split whose content is neither in `taken` nor seen before; `taken`
+    grows."""
     taken = set() if taken is None else taken
     index = found = 0
     while found < rows:
@@ -184,11 +196,13 @@ def write(
     slips: float = 0.0,
     taken: set[str] | None = None,
 ) -> Path:
-    """Writes `shapes_message.jsonl` and `shapes_img.tar.gz` into `out_dir`, the very bytes for the same arguments.
+    """Writes `shapes_message.jsonl` and `shapes_img.tar.gz` into `out_dir`, the very bytes for the same
+    arguments.
 
-    As in MathV60K, image paths are absolute ones of the machine that made the set; only their end, from the archive's
-    top folder on, means anything. Contents in `taken` are left out, so that splits stay disjoint. `slips` is the share
-    of worked solutions that end on a wrong result: a model that learns from them can still improve by reward.
+    As in MathV60K, image paths are absolute ones of the machine that made the set; only their end, from the
+    archive's top folder on, means anything. Contents in `taken` are left out, so that splits stay disjoint.
+    `slips` is the share of worked solutions that end on a wrong result: a model that learns from them can
+    still improve by reward.
     """
     out = Path(out_dir)
     out.mkdir(parents=True, exist_ok=True)
@@ -234,15 +248,20 @@ def prepare(
     warm_rows: int = 6400,
     slips: float = SLIPS,
 ) -> Manifest:
-    """The set with the splits `train`, `test` and `warm`, prepared from its raw files by MathV60K's converter.
+    """The set with the splits `train`, `test` and `warm`, prepared from its raw files by MathV60K's
+    converter.
 
-    `warm` is for the supervised phase before: its images are in neither of the others, and `slips` of its solutions
-    end on a wrong result.
+    `warm` is for the supervised phase before: its images are in neither of the others, and `slips` of its
+    solutions end on a wrong result.
     """
     taken: set[str] = set()
     with tempfile.TemporaryDirectory() as scratch:
         sources = []
-        for split, rows, share in (("test", test_rows, 0.0), ("train", train_rows, 0.0), ("warm", warm_rows, slips)):
+        for split, rows, share in (
+            ("test", test_rows, 0.0),
+            ("train", train_rows, 0.0),
+            ("warm", warm_rows, slips),
+        ):
             if rows:
                 raw = write(Path(scratch) / split, rows, seed, split, share, taken)
                 files = raw / "shapes_message.jsonl", raw / "shapes_img.tar.gz"

@@ -1,8 +1,8 @@
-"""Builds small models with random weights: the real transformers classes, a byte-level BPE tokenizer of our own with
-Qwen's special tokens, the real processor and a chat template of the same form.
+"""Builds small models with random weights: the real transformers classes, a byte-level BPE tokenizer of our
+own with Qwen's special tokens, the real processor and a chat template of the same form.
 
-transformers and vLLM load the result like any other model directory. The Qwen2.5-VL is what the demo trains; tests and
-benchmarks run on every family that is supported. Nothing of it is downloaded.
+transformers and vLLM load the result like any other model directory. The Qwen2.5-VL is what the demo trains;
+tests and benchmarks run on every family that is supported. Nothing of it is downloaded.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ HEAD = 32
 
 
 def build_tokenizer() -> Qwen2Tokenizer:
-    """A byte-level BPE tokenizer trained on the sentences of `shapes`: any text can be encoded, ours in few tokens."""
+    """A byte-level BPE tokenizer trained on the sentences of `shapes`: any text can be encoded, ours in few
+    tokens."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -114,7 +115,9 @@ def build_tokenizer() -> Qwen2Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=len(alphabet) + MERGES, min_frequency=1, initial_alphabet=alphabet, show_progress=False
     )
-    trained.train_from_iterator([SYSTEM_PROMPT, "You are a helpful assistant. system user", *corpus()], trainer)
+    trained.train_from_iterator(
+        [SYSTEM_PROMPT, "You are a helpful assistant. system user", *corpus()], trainer
+    )
     bpe = json.loads(trained.to_str())["model"]
     vocabulary = bpe["vocab"] | {token: len(bpe["vocab"]) + i for i, token in enumerate(SPECIAL_TOKENS)}
     return Qwen2Tokenizer(
@@ -136,9 +139,11 @@ def token_ids(tokenizer: Qwen2Tokenizer) -> dict[str, int]:
 
 
 def build_config(shape: Shape, tokenizer: Qwen2Tokenizer, family: Family = "qwen2_5_vl") -> PreTrainedConfig:
-    """The configuration of a model of this shape. Its vocabulary is padded to a multiple of 64, as the real one is.
+    """The configuration of a model of this shape. Its vocabulary is padded to a multiple of 64, as the real
+    one is.
 
-    Weights start at 1/sqrt(width): the usual 0.02 is meant for widths of thousands, and learns nothing here for long.
+    Weights start at 1/sqrt(width): the usual 0.02 is meant for widths of thousands, and learns nothing here
+    for long.
     """
     ids = token_ids(tokenizer)
     pad = ids["<|endoftext|>"]
@@ -222,7 +227,8 @@ def build_processor(tokenizer: Qwen2Tokenizer, family: Family) -> Any:
 def build(out_dir: str | Path, seed: int = 0, size: Size = "tiny", family: Family = "qwen2_5_vl") -> Path:
     """Writes a model directory (safetensors in fp32, configuration, tokenizer, processor, chat template).
 
-    The weights follow from the seed alone. The directory appears complete or not at all; one that is there is replaced.
+    The weights follow from the seed alone. The directory appears complete or not at all; one that is there is
+    replaced.
     """
     out = Path(out_dir)
     staging = out.with_name(f".{out.name}.{os.getpid()}")

@@ -2,9 +2,9 @@
 
     python -m examples.demo.warm_start --data DATA/shapes --out MODELS/demo
 
-It learns the completion format and to read the images, but most of the warm split's solutions reason correctly and end
-on a wrong result. Held-out accuracy therefore starts at about the share of correct solutions; only the reward of GRPO
-tells right from wrong.
+It learns the completion format and to read the images, but most of the warm split's solutions reason
+correctly and end on a wrong result. Held-out accuracy therefore starts at about the share of correct
+solutions; only the reward of GRPO tells right from wrong.
 """
 
 from __future__ import annotations
@@ -47,10 +47,14 @@ def configuration(model: Path, data: str, run_dir: Path, seed: int, steps: int, 
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line. Returns the exit code of the supervised run; if stopped, the next call resumes it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", required=True, help="prepared `shapes` dataset")
     parser.add_argument(
-        "--out", required=True, help="where the model goes; it appears when it is whole, and one that is there is kept"
+        "--out",
+        required=True,
+        help="where the model goes; it appears when it is whole, and one that is there is kept",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps; 0: random weights")
@@ -58,7 +62,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     out = Path(options.out)
     if "warm" not in read_manifest(options.data).rows:
-        raise c.ConfigError(f"{options.data} has no split `warm`: make it again (python -m examples.demo.shapes)")
+        raise c.ConfigError(
+            f"{options.data} has no split `warm`: make it again (python -m examples.demo.shapes)"
+        )
     out.parent.mkdir(parents=True, exist_ok=True)
     scratch = out.with_name(f".{out.name}.partial")
     scratch.mkdir(exist_ok=True)
@@ -68,10 +74,12 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         model = tiny_model.build(scratch / "base", options.seed)
         if options.steps:
-            config = configuration(model, options.data, scratch / "run", options.seed, options.steps, options.workers)
+            config = configuration(
+                model, options.data, scratch / "run", options.seed, options.steps, options.workers
+            )
             (scratch / "run.yaml").write_text(c.dump(config))
             environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | QUIET
-            command = [sys.executable, "-m", "trainer.sft", "--config", str(scratch / "run.yaml")]
+            command = [sys.executable, "-m", "trainer.loops.sft", "--config", str(scratch / "run.yaml")]
             code = subprocess.run(command, env=environment).returncode
             if code:
                 return code

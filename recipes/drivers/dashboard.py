@@ -1,4 +1,5 @@
-"""`dashboard`: a tunnel from the desk to Ray's dashboard and jobs interface on a run's head, and the token for it."""
+"""`dashboard`: a tunnel from the desk to Ray's dashboard and jobs interface on a run's head, and the token
+for it."""
 
 from __future__ import annotations
 
@@ -43,7 +44,13 @@ def open_tunnel(run: str, dry_run: bool = False) -> int:
     if login:
         port = free_port()
         address = f"http://127.0.0.1:{port}"
-        forward = ["-N", "-o", "ExitOnForwardFailure=yes", "-L", f"127.0.0.1:{port}:{there.hostname}:{there.port}"]
+        forward = [
+            "-N",
+            "-o",
+            "ExitOnForwardFailure=yes",
+            "-L",
+            f"127.0.0.1:{port}:{there.hostname}:{there.port}",
+        ]
         tunnel = [login[0], *forward, *login[1:]]
     print(instructions(address, _keep(run, told["token"])), flush=True)
     try:
@@ -53,7 +60,8 @@ def open_tunnel(run: str, dry_run: bool = False) -> int:
 
 
 def reach(record: RunRecord) -> list[str]:
-    """The ssh command that logs in to a run's head; [] where they share a home directory. Raises ConfigError."""
+    """The ssh command that logs in to a run's head; [] where they share a home directory. Raises
+    ConfigError."""
     match record.target.partition("-")[0]:
         case "local" | "slurm" | "pbs":
             return []

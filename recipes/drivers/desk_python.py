@@ -1,4 +1,5 @@
-"""The Python that talks to object stores from the desk: of an environment that is here, else of a small new one."""
+"""The Python that talks to object stores from the desk: of an environment that is here, else of a small new
+one."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ def find() -> str:
     python = next((venv / "bin/python" for venv in known if (venv / ".stamp").exists()), None)
     if not python:
         if subprocess.run(["bash", "trainer/setup.sh", "desk"]).returncode:
-            raise ConfigError("the environment that talks to the bucket could not be made: the lines above say why")
+            raise ConfigError(
+                "the environment that talks to the bucket could not be made: the lines above say why"
+            )
         python = Path(".venvs/desk/bin/python")
     return str(python)

@@ -1,4 +1,5 @@
-"""What SkyPilot and dstack say of a run: its state, place, end and cost, from what their programs print as JSON."""
+"""What SkyPilot and dstack say of a run: its state, place, end and cost, from what their programs print as
+JSON."""
 
 from __future__ import annotations
 
@@ -49,7 +50,11 @@ def ask(record: RunRecord) -> Said | None:
 def _rows(*command: str) -> Any:
     """The JSON that a command prints; None if there is none."""
     program = engines.find(command[0])
-    done = subprocess.run([program or command[0], *command[1:]], capture_output=True, text=True) if program else None
+    done = (
+        subprocess.run([program or command[0], *command[1:]], capture_output=True, text=True)
+        if program
+        else None
+    )
     start = min((i for i in map(done.stdout.find, "[{") if i >= 0), default=-1) if done else -1
     return json.loads(done.stdout[start:]) if done and done.returncode == 0 and start >= 0 else None
 
@@ -60,7 +65,9 @@ def _job(record: RunRecord) -> Said | None:
     if not mine:
         return None
     job = max(mine, key=lambda row: row["job_id"])
-    place = ", ".join(job[key] for key in ("infra", "cluster_resources") if job.get(key) not in (None, "", "-"))
+    place = ", ".join(
+        job[key] for key in ("infra", "cluster_resources") if job.get(key) not in (None, "", "-")
+    )
     why = f" ({job['failure_reason']})" if job.get("failure_reason") else ""
     moved = f"recovered {job.get('recovery_count') or 0} times"
     text = f"managed job {job['job_id']}: {job['status']}{why}, {place or 'no machine yet'}, {moved}"
@@ -70,7 +77,8 @@ def _job(record: RunRecord) -> Said | None:
 
 
 def _rented(record: RunRecord, job: dict[str, Any]) -> tuple[float, str]:
-    """(dollars per hour, what) of a managed job's machines, from SkyPilot's description and our price list."""
+    """(dollars per hour, what) of a managed job's machines, from SkyPilot's description and our price
+    list."""
     gpu = next(iter(job.get("accelerators") or {}), "")
     spot, cloud = "[spot]" in (job.get("cluster_resources") or ""), (job.get("cloud") or "").lower()
     try:
@@ -120,7 +128,9 @@ def _final_line(name: str) -> str:
     """The line with which a run on dstack says that it ended for good, if its log has one."""
     program = engines.find("dstack")
     done = (
-        subprocess.run([program, "logs", name], capture_output=True, text=True, errors="replace") if program else None
+        subprocess.run([program, "logs", name], capture_output=True, text=True, errors="replace")
+        if program
+        else None
     )
     lines = done.stdout.splitlines() if done else []
     return next((line.strip() for line in reversed(lines) if restarts.FINAL in line), "")

@@ -1,4 +1,5 @@
-"""Commands of the engines: what `up`, `status`, `logs` and `down` run for each kind of target. Text; nothing runs."""
+"""Commands of the engines: what `up`, `status`, `logs` and `down` run for each kind of target. Text; nothing
+runs."""
 
 from __future__ import annotations
 
@@ -28,13 +29,20 @@ class Commands:
     """How to get that program."""
 
 
-LAUNCHERS = "run `bash trainer/setup.sh launch`, or install it yourself (requirements/launch.txt has the version)"
+LAUNCHERS = (
+    "run `bash trainer/setup.sh launch`, or install it yourself (requirements/launch.txt has the version)"
+)
 
 
-def commands(record: RunRecord, files: list[str], env: dict[str, str], secrets: list[str], detach: bool) -> Commands:
-    """The commands for a launch. `files`: rendered task files, main one first; `secrets`: names, never values."""
+def commands(
+    record: RunRecord, files: list[str], env: dict[str, str], secrets: list[str], detach: bool
+) -> Commands:
+    """The commands for a launch. `files`: rendered task files, main one first; `secrets`: names, never
+    values."""
     if record.flags and record.target in ("local", "ssh"):
-        raise ConfigError(f"{record.target} has no engine that {' '.join(record.flags)} could be passed on to")
+        raise ConfigError(
+            f"{record.target} has no engine that {' '.join(record.flags)} could be passed on to"
+        )
     match record.target.partition("-")[0]:
         case "skypilot":
             return _sky(record, files, env, secrets, detach)
@@ -51,21 +59,28 @@ def commands(record: RunRecord, files: list[str], env: dict[str, str], secrets: 
     raise AssertionError(record.target)
 
 
-def _sky(record: RunRecord, files: list[str], env: dict[str, str], secrets: list[str], detach: bool) -> Commands:
+def _sky(
+    record: RunRecord, files: list[str], env: dict[str, str], secrets: list[str], detach: bool
+) -> Commands:
     given = [part for name, value in env.items() for part in ("--env", f"{name}={value}")]
     given += [part for name in secrets for part in ("--secret", name)]
     away = ["-d"] if detach else []
     volume = [["sky", "volumes", "apply", "-y", file] for file in files[1:]]
     if record.managed:
         return Commands(
-            up=[*volume, ["sky", "jobs", "launch", "-y", "-n", record.run_id, *away, *record.flags, files[0], *given]],
+            up=[
+                *volume,
+                ["sky", "jobs", "launch", "-y", "-n", record.run_id, *away, *record.flags, files[0], *given],
+            ],
             status=[["sky", "jobs", "queue"]],
             logs=[["sky", "jobs", "logs", *([record.cluster] if record.cluster else ["-n", record.run_id])]],
             down=[["sky", "jobs", "cancel", "-y", "-n", record.run_id]],
             tool="sky",
             hint=LAUNCHERS,
         )
-    endpoint = [["sky", "status", "--endpoint", str(script.PORT), record.run_id]] if record.recipe == "serve" else []
+    endpoint = (
+        [["sky", "status", "--endpoint", str(script.PORT), record.run_id]] if record.recipe == "serve" else []
+    )
     return Commands(
         up=[*volume, ["sky", "launch", "-y", "-c", record.run_id, *away, *record.flags, files[0], *given]],
         status=[["sky", "queue", record.run_id], *endpoint],
@@ -76,7 +91,9 @@ def _sky(record: RunRecord, files: list[str], env: dict[str, str], secrets: list
     )
 
 
-def _dstack(record: RunRecord, files: list[str], env: dict[str, str], secrets: list[str], detach: bool) -> Commands:
+def _dstack(
+    record: RunRecord, files: list[str], env: dict[str, str], secrets: list[str], detach: bool
+) -> Commands:
     task, before = files[0], [f for f in files[1:] if f.endswith(".volume.yaml")]
     before += [f for f in files[1:] if f.endswith(".fleet.yaml")]
     given = [part for name, value in env.items() for part in ("-e", f"{name}={value}")]
@@ -102,7 +119,9 @@ def how_to_call(record: RunRecord, model: str) -> str:
     where = f"http://127.0.0.1:{script.PORT}"
     if record.target.startswith("skypilot"):
         where = f"http://$(sky status --endpoint {script.PORT} {record.run_id})"
-    attach = f" (`dstack attach {dstack_name(record.run_id)}` opens the port)" * record.target.startswith("dstack")
+    attach = f" (`dstack attach {dstack_name(record.run_id)}` opens the port)" * record.target.startswith(
+        "dstack"
+    )
     key = f"$(cat {run_record.RUNS / record.run_id / 'api.key'})"
     return (
         f"once it says `serving`{attach}:\n"
@@ -129,7 +148,9 @@ def _slurm(record: RunRecord, files: list[str], detach: bool) -> Commands:
     )
 
 
-def _pbs(record: RunRecord, files: list[str], env: dict[str, str], secrets: list[str], detach: bool) -> Commands:
+def _pbs(
+    record: RunRecord, files: list[str], env: dict[str, str], secrets: list[str], detach: bool
+) -> Commands:
     job, log = record.cluster or "JOBID", _batch_log(record, "pbs")
     names = ",".join([*env, *secrets])
     return Commands(
@@ -164,7 +185,9 @@ def _local(record: RunRecord, files: list[str], detach: bool) -> Commands:
     # Not the job's own launch.log: what the launcher prints of that would stand in it twice.
     folder = f"runs/{record.run_id}"
     log, group = f"{folder}/local.log", f"{folder}/local.pgid"
-    elsewhere = f"{{ echo '{record.run_id} was not started with --detach: press Ctrl-C where it runs' >&2; exit 1; }}"
+    elsewhere = (
+        f"{{ echo '{record.run_id} was not started with --detach: press Ctrl-C where it runs' >&2; exit 1; }}"
+    )
     newest = f"$(ls {log} {folder}/launch.log 2>/dev/null | tail -n 1)"
     up = ["bash", files[0]]
     if detach:

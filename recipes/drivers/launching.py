@@ -1,4 +1,5 @@
-"""`up`: from a resolved recipe to running machines, with every check that can be made before anything is rented."""
+"""`up`: from a resolved recipe to running machines, with every check that can be made before anything is
+rented."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ def up(
     directory = run_record.RUNS / run_id / "task"
     env = {"RUN_ID": run_id} | ({"BUCKET": recipe.storage.bucket} if recipe.storage.bucket else {})
     env |= tokens.settings()
-    # The same through all restarts by the engine; a new one opens a run that had ended for good (trainer/checkpoint).
+    # The same through all restarts by the engine; a new one opens a run that had ended for good
+    # (trainer/checkpoint).
     env |= {"SPOTRL_SOURCE": manifest.source_id(), "SPOTRL_LAUNCH": token_hex(4)}
     paths = [str(directory / name) for name in files]
     names = [*secrets, *([script.API_KEY] if recipe.kind == "serve" else [])]
@@ -96,7 +98,11 @@ def up(
     print(
         f"run {run_id} on {target}"
         + (f", ${record.usd_per_hour:.2f} per hour" if record.usd_per_hour else "")
-        + (f", planned: {record.planned_hours:.1f} h and ${record.planned_usd:,.0f}" if record.planned_usd else ""),
+        + (
+            f", planned: {record.planned_hours:.1f} h and ${record.planned_usd:,.0f}"
+            if record.planned_usd
+            else ""
+        ),
         flush=True,
     )
     if recipe.kind == "serve":
@@ -118,11 +124,14 @@ def cheapest_target(recipe: Recipe) -> str:
               (prices_of := cost.node_prices(recipe, name, prices.sky_catalogs()))]  # fmt: skip
     if recipe.kind != "train" and rented:
         return min(rented)[1]
-    raise ConfigError(f"no target with known prices can run {recipe.name}: name one with --target (docs/targets.md)")
+    raise ConfigError(
+        f"no target with known prices can run {recipe.name}: name one with --target (docs/targets.md)"
+    )
 
 
 def weights_there(url: str, env: dict[str, str]) -> None:
-    """Raises ConfigError where a run has exported nothing that could be served or scored, before anything is rented."""
+    """Raises ConfigError where a run has exported nothing that could be served or scored, before anything is
+    rented."""
     if url.startswith(("/", "gs://")) and "GOOGLE_SERVICE_ACCOUNT_KEY" not in env:
         return  # the node's step says it; of Google's stores only machines with an account can tell
     command = [desk_python.find(), "-m", "trainer.storage", "ls", url]
@@ -136,7 +145,8 @@ def weights_there(url: str, env: dict[str, str]) -> None:
 
 
 def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[str]) -> None:
-    """Everything that can be known before something is started. Raises ConfigError with the change to make."""
+    """Everything that can be known before something is started. Raises ConfigError with the change to
+    make."""
     can = capabilities.capability(target)
     files = own_data.files_of(recipe.config.data.source) if recipe.config.data.source else []
     if files and not can.shared_files:
@@ -151,7 +161,9 @@ def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[s
             "data.path to the folder"
         )
     if recipe.uploads and not recipe.storage.bucket:
-        raise ConfigError(f"{recipe.uploads[0].local} goes to the nodes of {target} through a bucket: give --bucket")
+        raise ConfigError(
+            f"{recipe.uploads[0].local} goes to the nodes of {target} through a bucket: give --bucket"
+        )
     if recipe.cluster.gpus_per_node and recipe.kind == "train":
         _check_memory(recipe, target)
     _check_hourly(recipe, target)
@@ -171,7 +183,9 @@ def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[s
     if bucket:
         _check_credentials(bucket, can.cloud, secrets)
     if recipe.config.logging.wandb == "online" and "WANDB_API_KEY" not in secrets:
-        raise ConfigError("logging.wandb is online and there is no token: export WANDB_API_KEY, or set it to offline")
+        raise ConfigError(
+            "logging.wandb is online and there is no token: export WANDB_API_KEY, or set it to offline"
+        )
     if reproducible and (dirty := manifest.dirty_files()):
         raise ConfigError(f"--reproducible wants a clean git tree: commit or drop {', '.join(dirty[:4])}")
 
@@ -187,9 +201,13 @@ def _check_hourly(recipe: Recipe, target: str) -> None:
 
 
 def probe(bucket: str, env: dict[str, str]) -> None:
-    """Puts, lists, reads and deletes an object in the bucket, before anything is rented. Raises ConfigError."""
+    """Puts, lists, reads and deletes an object in the bucket, before anything is rented. Raises
+    ConfigError."""
     if bucket.startswith("gs://") and "GOOGLE_SERVICE_ACCOUNT_KEY" not in env:
-        print(f"{bucket} is not tried from here: the machines have their own account, this one has no key", flush=True)
+        print(
+            f"{bucket} is not tried from here: the machines have their own account, this one has no key",
+            flush=True,
+        )
         return
     command = [desk_python.find(), "-m", "trainer.storage", "probe", bucket]
     done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
@@ -212,7 +230,8 @@ def alive(record: RunRecord, env: dict[str, str]) -> str:
     command = [desk_python.find(), "-m", "trainer.checkpoint", f"{record.bucket.rstrip('/')}/{record.run_id}"]
     done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
     told = json.loads(done.stdout) if done.returncode == 0 else {}
-    if not told.get("alive") or (before and before.ended_s > told["seen_unix_s"]):  # our own `down` has ended it
+    # our own `down` has ended it
+    if not told.get("alive") or (before and before.ended_s > told["seen_unix_s"]):
         return ""
     return f"attempt {told['attempt']} on {told['host']}, seen {time.time() - told['seen_unix_s']:.0f} s ago"
 
@@ -225,14 +244,18 @@ def _check_memory(recipe: Recipe, target: str) -> None:
         return
     gpu, need = next(iter(bad.items()))
     fix = memory.cheapest_fix(recipe, gpu)
-    advice = " ".join(f"--set {change}" for change in fix) if fix else "use more nodes, or GPUs with more memory"
+    advice = (
+        " ".join(f"--set {change}" for change in fix) if fix else "use more nodes, or GPUs with more memory"
+    )
     raise ConfigError(f"{recipe.name} does not fit {gpu}: {need.problem}; cheapest change: {advice}")
 
 
 def _check_credentials(bucket: str, cloud: str, secrets: Collection[str]) -> None:
     match bucket.partition("://")[0]:
         case "s3" if "AWS_ACCESS_KEY_ID" not in secrets:
-            raise ConfigError(f"no credentials for {bucket}: export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+            raise ConfigError(
+                f"no credentials for {bucket}: export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            )
         case "r2" if "R2_ACCESS_KEY_ID" not in secrets:
             raise ConfigError(
                 f"no credentials for {bucket}: export R2_ACCOUNT_ID, R2_ACCESS_KEY_ID, R2_SECRET_ACCESS_KEY"
@@ -251,19 +274,26 @@ def _check_secrets(recipe: Recipe, target: str) -> None:
     done = subprocess.run([engines.find("dstack"), "secret", "list"], capture_output=True, text=True)
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
-        raise ConfigError(f"dstack secret list said {said!r}: point dstack at your server (dstack project add)")
+        raise ConfigError(
+            f"dstack secret list said {said!r}: point dstack at your server (dstack project add)"
+        )
     missing = [name.lower() for name in wanted if name.lower() not in done.stdout.split()]
     if missing:
-        raise ConfigError(f"dstack has no secret {', '.join(missing)}: run dstack secret set {missing[0]} VALUE")
+        raise ConfigError(
+            f"dstack has no secret {', '.join(missing)}: run dstack secret set {missing[0]} VALUE"
+        )
 
 
 def tool(commands: Commands) -> None:
-    """Raises ConfigError where the engine's program is missing; the launch environment counts as installed."""
+    """Raises ConfigError where the engine's program is missing; the launch environment counts as
+    installed."""
     if not engines.find(commands.tool):
         raise ConfigError(f"{commands.tool} is not installed: {commands.hint}")
 
 
-def _show(recipe: Recipe, record: RunRecord, files: dict[str, str], commands: Commands, env: dict[str, str]) -> int:
+def _show(
+    recipe: Recipe, record: RunRecord, files: dict[str, str], commands: Commands, env: dict[str, str]
+) -> int:
     directory = run_record.RUNS / record.run_id / "task"
     for name, text in files.items():
         print(f"# --- {directory / name}\n{text}")
@@ -298,10 +328,11 @@ def _run(commands: Commands, record: RunRecord, env: dict[str, str]) -> int:
 
 
 def _foreground(argv: list[str], env: dict[str, str]) -> tuple[int, bool]:
-    """Runs a command to its end: (exit code, whether Ctrl-C was pressed). Ctrl-C is the command's own to obey.
+    """Runs a command to its end: (exit code, whether Ctrl-C was pressed). Ctrl-C is the command's own to
+    obey.
 
-    The terminal sends it to the whole process group. `subprocess.run` would kill the command a quarter of a second
-    later: amid a checkpoint, or before the machines were told to stop.
+    The terminal sends it to the whole process group. `subprocess.run` would kill the command a quarter of a
+    second later: amid a checkpoint, or before the machines were told to stop.
     """
     process, interrupted = subprocess.Popen(argv, env=env, preexec_fn=_end_with_us), False
     while True:

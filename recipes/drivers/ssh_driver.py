@@ -1,8 +1,8 @@
 """Drives a run over ssh: copy the repository, start every node, show all logs, end all when one ends.
 
-`python -m recipes.drivers.ssh_driver up|start|status|logs|down RUN_ID`; launch.py calls it. Tokens go to the nodes on
-standard input and stand in no command line. The nodes outlive this process, unless Ctrl-C or SIGTERM asks it to end
-them.
+`python -m recipes.drivers.ssh_driver up|start|status|logs|down RUN_ID`; launch.py calls it. Tokens go to the
+nodes on standard input and stand in no command line. The nodes outlive this process, unless Ctrl-C or SIGTERM
+asks it to end them.
 """
 
 from __future__ import annotations
@@ -70,14 +70,18 @@ def up(record: RunRecord, follow: bool = True) -> int:
     hosts = ssh.hosts_of(recipe)
     task, log = record.task_files()[0], RUNS / record.run_id / "launch.log"
     code = _everywhere("copy", [ssh.copy_command(recipe, host) for host in hosts], hosts)
-    code = code or _everywhere("task", [_task_command(recipe, host, task, record.run_id) for host in hosts], hosts)
+    code = code or _everywhere(
+        "task", [_task_command(recipe, host, task, record.run_id) for host in hosts], hosts
+    )
     if code:
         return code
     env, nodes = _environment(record), list[Node]()
     tokens = "".join(f"{name}={os.environ[name]}\n" for name in SECRETS if os.environ.get(name))
     try:
         for rank, host in enumerate(hosts):
-            nodes.append(Node(rank, host, ssh.run_command(recipe, rank, env, record.run_id, follow), tokens, log))
+            nodes.append(
+                Node(rank, host, ssh.run_command(recipe, rank, env, record.run_id, follow), tokens, log)
+            )
         return _wait(nodes, recipe, record) if follow else max(node.process.wait() for node in nodes)
     except KeyboardInterrupt:
         print("stopping all nodes, which save first; Ctrl-C again ends them at once", flush=True)
@@ -97,7 +101,11 @@ def shown(recipe: Recipe, record: RunRecord, task: Path) -> list[str]:
 
 
 def _environment(record: RunRecord) -> dict[str, str]:
-    env = {"RUN_ID": record.run_id, "BUCKET": record.bucket, "SPOTRL_SOURCE": os.environ.get("SPOTRL_SOURCE", "")}
+    env = {
+        "RUN_ID": record.run_id,
+        "BUCKET": record.bucket,
+        "SPOTRL_SOURCE": os.environ.get("SPOTRL_SOURCE", ""),
+    }
     env |= {name: os.environ[name] for name in ("SPOTRL_LAUNCH",) if name in os.environ}
     env |= {"SPOTRL_NOTICE_S": os.environ.get("SPOTRL_NOTICE_S", str(ssh.NOTICE_S))}
     return env | {name: os.environ[name] for name in SETTINGS if os.environ.get(name)}
@@ -127,7 +135,9 @@ def _task_command(recipe: Recipe, host: str, task: Path, run_id: str) -> list[st
 def _everywhere(what: str, commands: list[list[str]], hosts: list[str]) -> int:
     """Runs one command per machine, all at once; says which machine failed."""
     started = time.monotonic()
-    running = [subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for c in commands]
+    running = [
+        subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for c in commands
+    ]
     worst = 0
     for host, process in zip(hosts, running, strict=True):
         output = process.communicate()[0]
@@ -153,8 +163,15 @@ def _wait(nodes: list[Node], recipe: Recipe, record: RunRecord) -> int:
                 print(f"node {node.rank} ({node.host}) ended with {code}", flush=True)
         if first_end and time.monotonic() - first_end > GRACE_S and len(codes) < len(nodes):
             late = [node for node in nodes if node.rank not in codes]
-            print(f"ending {', '.join(node.host for node in late)}: still running {GRACE_S:.0f} s later", flush=True)
-            _everywhere("stop", [ssh.stop_command(recipe, n.host, record.run_id) for n in late], [n.host for n in late])
+            print(
+                f"ending {', '.join(node.host for node in late)}: still running {GRACE_S:.0f} s later",
+                flush=True,
+            )
+            _everywhere(
+                "stop",
+                [ssh.stop_command(recipe, n.host, record.run_id) for n in late],
+                [n.host for n in late],
+            )
             first_end = time.monotonic()
         time.sleep(0.2)
     for node in nodes:
@@ -169,7 +186,9 @@ def status(record: RunRecord) -> int:
     for host in ssh.hosts_of(recipe):
         login, _, port = ssh.address(host)
         remote = f"{ssh.running(group)} && echo running || echo ended"
-        done = subprocess.run(["ssh", *ssh.options(recipe, port), login, remote], capture_output=True, text=True)
+        done = subprocess.run(
+            ["ssh", *ssh.options(recipe, port), login, remote], capture_output=True, text=True
+        )
         print(f"{host}: {done.stdout.strip() or 'unreachable: ' + done.stderr.strip()}")
     return 0
 
@@ -178,7 +197,10 @@ def logs(record: RunRecord) -> int:
     """Follows the logs of all machines until Ctrl-C; the run continues."""
     recipe = resolve(record.recipe, record.overrides)
     hosts = ssh.hosts_of(recipe)
-    nodes = [Node(i, h, ssh.log_command(recipe, h, record.run_id), "", Path(os.devnull)) for i, h in enumerate(hosts)]
+    nodes = [
+        Node(i, h, ssh.log_command(recipe, h, record.run_id), "", Path(os.devnull))
+        for i, h in enumerate(hosts)
+    ]
     try:
         return max(node.process.wait() for node in nodes)
     except KeyboardInterrupt:
@@ -191,7 +213,9 @@ def down(record: RunRecord, patience_s: int = ssh.STOP_S) -> int:
     """Ends the run on all machines; what is still there after `patience_s` is killed."""
     recipe = resolve(record.recipe, record.overrides)
     hosts = ssh.hosts_of(recipe)
-    return _everywhere("stop", [ssh.stop_command(recipe, host, record.run_id, patience_s) for host in hosts], hosts)
+    return _everywhere(
+        "stop", [ssh.stop_command(recipe, host, record.run_id, patience_s) for host in hosts], hosts
+    )
 
 
 COMMANDS = {"up": up, "start": start, "status": status, "logs": logs, "down": down}

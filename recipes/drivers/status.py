@@ -1,4 +1,5 @@
-"""`status`: the runs launched from here, their cost so far and last step; of one run also what its engine says."""
+"""`status`: the runs launched from here, their cost so far and last step; of one run also what its engine
+says."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def show(run: str | None) -> int:
     if said:
         print(said.text)
     if said and said.usd_per_hour:
-        print(f"rented: {said.rented}: ${said.usd_per_hour:.2f} per hour{_expected(run_record.load(run or ''))}")
+        print(
+            f"rented: {said.rented}: ${said.usd_per_hour:.2f} per hour{_expected(run_record.load(run or ''))}"
+        )
     return 0 if not run or (said and said.whole) else launching.drive(run, "status")
 
 

@@ -1,7 +1,9 @@
-"""Tokens that this machine has for a run: from the environment, else from where each service's own tool keeps them.
+"""Tokens that this machine has for a run: from the environment, else from where each service's own tool keeps
+them.
 
-They go into the environment of the engine's program, which is told their names; never on a command line or in a file.
-A rented machine has none of these files: what is not found here is missing there, and only once it is paid for.
+They go into the environment of the engine's program, which is told their names; never on a command line or in
+a file. A rented machine has none of these files: what is not found here is missing there, and only once it is
+paid for.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ def settings() -> dict[str, str]:
 
 
 def api_key(run: str) -> str:
-    """The key of a server: yours, the one that it began with, or a new one; kept in the run's record, for you alone."""
+    """The key of a server: yours, the one that it began with, or a new one; kept in the run's record, for you
+    alone."""
     path = run_record.RUNS / run / "api.key"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

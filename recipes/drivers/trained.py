@@ -1,4 +1,5 @@
-"""What `evaluate` and `serve` are given: a run with its exported weights, a model's folder, or its name on the hub."""
+"""What `evaluate` and `serve` are given: a run with its exported weights, a model's folder, or its name on
+the hub."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ EXPORT = "checkpoints/hf"
 SHARED = ("local", "slurm", "pbs")
 """Targets that see this machine's files."""
 KEPT = ("model", "rollout", "rewards", "placement", "cluster", "storage", "site", "setup")
-"""Sections of a run's overrides that its evaluation keeps: its data, schedule and checkpoints are another thing."""
+"""Sections of a run's overrides that its evaluation keeps: its data, schedule and checkpoints are another
+thing."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,15 @@ def served(name: str, bucket: str, target: str | None) -> list[str]:
 def _seen(config: RunConfig) -> list[str]:
     """What the model was trained to see, so that it sees the same."""
     model, longest = config.model, config.data.prompt_max_tokens
-    fields = [f"model.{name}={getattr(model, name)}" for name in ("revision", "dtype", "min_pixels", "max_pixels")]
+    fields = [
+        f"model.{name}={getattr(model, name)}" for name in ("revision", "dtype", "min_pixels", "max_pixels")
+    ]
     return [*fields, f"data.prompt_max_tokens={longest}"]
 
 
 def of_run(name: str, bucket: str, target: str | None) -> Trained | None:
-    """The run of that name, with its weights from here where the target sees them, else from its bucket; None where it
-    is no run. Raises ConfigError where it has no weights."""
+    """The run of that name, with its weights from here where the target sees them, else from its bucket; None
+    where it is no run. Raises ConfigError where it has no weights."""
     known = run_record.known(name)
     name = run_record.load(name).run_id if known else name  # of its folder, too
     folders = [Path(name), run_record.RUNS / name, run_record.RUNS / name / run_record.PULLED]
@@ -75,7 +79,13 @@ def of_run(name: str, bucket: str, target: str | None) -> Trained | None:
     if not (whole or adapter or url or known):
         return None
     config = _config(name, bucket, folders)
-    here = [f"model.path={whole}", "model.revision="] if whole else [f"storage.weights={adapter}"] if adapter else []
+    here = (
+        [f"model.path={whole}", "model.revision="]
+        if whole
+        else [f"storage.weights={adapter}"]
+        if adapter
+        else []
+    )
     stored = [f"storage.weights={url}/{EXPORT}", f"storage.bucket={url.rpartition('/')[0]}"] if url else []
     if not (found := here if target in SHARED and here else stored or here):
         raise ConfigError(
@@ -91,7 +101,9 @@ def _config(name: str, bucket: str, folders: list[Path]) -> RunConfig:
         return resolve(record.recipe, record.overrides).config
     saved = next((folder for folder in folders if (folder / "config.yaml").is_file()), None)
     if saved is None and not bucket:  # a folder of a run with nothing but its weights
-        (whole,) = [str((f / "hf").absolute()) for f in folders if (f / "hf/config.json").is_file()][:1] or [""]
+        (whole,) = [str((f / "hf").absolute()) for f in folders if (f / "hf/config.json").is_file()][:1] or [
+            ""
+        ]
         return run_config.override(RunConfig(), [f"model.path={whole}"])
     return run_config.load(str((saved or sight.files(name, bucket)) / "config.yaml"))
 
@@ -101,7 +113,9 @@ def model(name: str) -> str:
     if (Path(name) / "config.json").is_file():
         return str(Path(name).absolute())
     if (Path(name) / "adapter_config.json").is_file():
-        raise ConfigError(f"{name} is an adapter: give the run that trained it, or --set storage.weights={name}")
+        raise ConfigError(
+            f"{name} is an adapter: give the run that trained it, or --set storage.weights={name}"
+        )
     if name.count("/") == 1 and model_shapes.is_hub_id(name):
         return name
     raise ConfigError(

@@ -1,8 +1,9 @@
-"""What a training step makes beside weights and states: activations that autograd saves, work in progress, logits.
+"""What a training step makes beside weights and states: activations that autograd saves, work in progress,
+logits.
 
-Counted per token or per patch from the modules (transformers 5.19, modeling_qwen2_5_vl.py and modeling_qwen3_vl.py, and
-trainer/engine/logprobs.py); tests/recipes/test_activations.py holds the sums against tensors really saved and live.
-`w` is the width of the model's dtype in bytes.
+Counted per token or per patch from the modules (transformers 5.19, modeling_qwen2_5_vl.py and
+modeling_qwen3_vl.py, and trainer/learning/logprobs.py); tests/recipes/test_activations.py holds the sums
+against tensors really saved and live. `w` is the width of the model's dtype in bytes.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class MicroBatch:
 
 
 def micro_batch(config: RunConfig, shape: Shape, tokens: int = 0) -> MicroBatch:
-    """The largest pass of so many tokens (default: the update's): as many of the longest samples as it takes, each with
-    the largest image; for the head, every token as if it were a completion's."""
+    """The largest pass of so many tokens (default: the update's): as many of the longest samples as it takes,
+    each with the largest image; for the head, every token as if it were a completion's."""
     longest = longest_sample(config)  # which stands alone if it is over the budget
     tokens = max(tokens or micro_batch_tokens(config, shape), longest)
     sequences = tokens // longest
@@ -43,8 +44,9 @@ def micro_batch(config: RunConfig, shape: Shape, tokens: int = 0) -> MicroBatch:
 
 
 def saved(config: RunConfig, shape: Shape) -> dict[str, float]:
-    """Bytes that the backward pass needs of the decoder's layers, of its head and of the images; under gradient
-    checkpointing only each layer's input. All layers share the cosines and sines of the positions."""
+    """Bytes that the backward pass needs of the decoder's layers, of its head and of the images; under
+    gradient checkpointing only each layer's input. All layers share the cosines and sines of the
+    positions."""
     batch, w = micro_batch(config, shape), 2 if config.model.dtype == "bf16" else 4
     whole = not config.model.gradient_checkpointing
     per_token = decoder_layer(shape, w) + adapted(config, shape, w) if whole else w * shape.hidden
@@ -56,33 +58,46 @@ def saved(config: RunConfig, shape: Shape) -> dict[str, float]:
         own_pixels = 0 if w == 4 else w * v.channels * v.temporal * v.patch**2
         per_patch = v.depth * block + mergers(v, w) + own_pixels + rotary(v)
     layers = batch.tokens * (shape.layers * per_token + w * 2 * shape.head_dim)
-    return {"layers": float(layers), "head": float(head), "images": images(config, shape) + batch.patches * per_patch}
+    return {
+        "layers": float(layers),
+        "head": float(head),
+        "images": images(config, shape) + batch.patches * per_patch,
+    }
 
 
 def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
-    """The largest of the moments of a backward pass: at the logits, in the last decoder layer, in the tower."""
+    """The largest of the moments of a backward pass: at the logits, in the last decoder layer, in the
+    tower."""
     batch, w = micro_batch(config, shape), 2 if config.model.dtype == "bf16" else 4
     keep = saved(config, shape)
     block = min(LOGITS, batch.tokens * shape.vocabulary)
     gradient = 0 if config.lora.rank else shape.embedding_parameters * w
     logits = block * (4 + w if w < 4 else 4) + batch.tokens * shape.hidden * (4 + w) + gradient
-    # Gradients of gate and up; under checkpointing the layer's activations too, but for its input, which was saved.
+    # Gradients of gate and up; under checkpointing the layer's activations too, but for its input, which was
+    # saved.
     again = decoder_layer(shape, w) + adapted(config, shape, w) - w * shape.hidden
-    per_token = w * 2 * shape.intermediate + config.model.gradient_checkpointing * again + beside(config, shape, w)
+    per_token = (
+        w * 2 * shape.intermediate + config.model.gradient_checkpointing * again + beside(config, shape, w)
+    )
     moments = [
         {"saved activations": sum(keep.values()), "logits": float(logits)},
-        {"saved activations": keep["layers"] + keep["images"], "layer at work": float(batch.tokens * per_token)},
+        {
+            "saved activations": keep["layers"] + keep["images"],
+            "layer at work": float(batch.tokens * per_token),
+        },
     ]
     if (v := shape.vision) and config.tower_trained:
         again = tower(shape, w) - w * v.hidden
         per_patch = w * 2 * v.intermediate + config.model.gradient_checkpointing * again
-        moments.append({"saved activations": keep["images"], "layer at work": float(batch.patches * per_patch)})
+        moments.append(
+            {"saved activations": keep["images"], "layer at work": float(batch.patches * per_patch)}
+        )
     return max(moments, key=lambda parts: sum(parts.values()))
 
 
 def forward(config: RunConfig, shape: Shape, tokens: int = 0) -> float:
-    """Bytes of a forward pass without gradients: the images, and of the layer at work the residual stream, a norm's
-    output and three of the MLP's tensors; in the tower also cosines and sines in fp32."""
+    """Bytes of a forward pass without gradients: the images, and of the layer at work the residual stream, a
+    norm's output and three of the MLP's tensors; in the tower also cosines and sines in fp32."""
     batch, v = micro_batch(config, shape, tokens), shape.vision
     text = batch.width * batch.tokens * (2 * shape.hidden + 3 * shape.intermediate)
     text += batch.tokens * beside(config, shape, batch.width)
@@ -91,8 +106,8 @@ def forward(config: RunConfig, shape: Shape, tokens: int = 0) -> float:
 
 
 def adapted(config: RunConfig, shape: Shape, w: int) -> int:
-    """Bytes per token that a decoder layer with adapters saves more: the seven outputs of A, less what the gradients of
-    two norms' weights would need."""
+    """Bytes per token that a decoder layer with adapters saves more: the seven outputs of A, less what the
+    gradients of two norms' weights would need."""
     return w * (7 * config.lora.rank - 2 * shape.hidden) if config.lora.rank else 0
 
 
@@ -102,8 +117,8 @@ def beside(config: RunConfig, shape: Shape, w: int) -> int:
 
 
 def mergers(tower: Vision, w: int) -> int:
-    """Per patch: the norm, and the activation's input and output, four patches to a token. DeepStack's begin at a
-    block's output, which the next block keeps."""
+    """Per patch: the norm, and the activation's input and output, four patches to a token. DeepStack's begin
+    at a block's output, which the next block keeps."""
     if tower.gated:
         return norm(tower.hidden, w) + w * 2 * tower.hidden
     return w * tower.hidden * (1 + 3 * (1 + tower.deepstack))
@@ -117,12 +132,16 @@ def rotary(tower: Vision) -> int:
 def images(config: RunConfig, shape: Shape, tokens: int = 0) -> float:
     """Bytes of the pixels, which come in fp32."""
     v = shape.vision
-    return 4.0 * micro_batch(config, shape, tokens).patches * v.channels * v.temporal * v.patch**2 if v else 0.0
+    return (
+        4.0 * micro_batch(config, shape, tokens).patches * v.channels * v.temporal * v.patch**2 if v else 0.0
+    )
 
 
 def logits(config: RunConfig, shape: Shape, tokens: int = 0) -> float:
-    """Bytes of a chunk of logits in a forward pass, with all that is live beside them: the images, the last hidden
-    states, the rows that predict completions."""
+    """Bytes of a chunk of logits in a forward pass, with all that is live beside them: the images, the last
+    hidden states, the rows that predict completions."""
     batch = micro_batch(config, shape, tokens)
     rows = 2 * batch.tokens * shape.hidden * batch.width
-    return images(config, shape, tokens) + rows + min(LOGITS, batch.tokens * shape.vocabulary) * LOGITS_FORWARD
+    return (
+        images(config, shape, tokens) + rows + min(LOGITS, batch.tokens * shape.vocabulary) * LOGITS_FORWARD
+    )

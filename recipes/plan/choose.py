@@ -1,7 +1,8 @@
-"""Which offer keeps a deadline and a budget: each run is simulated, since what preemptions cost varies from run to run.
+"""Which offer keeps a deadline and a budget: each run is simulated, since what preemptions cost varies from
+run to run.
 
-The model of `cost.expected_seconds`, event by event: work in segments of one checkpoint interval (Young and Daly's),
-preemptions as a Poisson process; a segment that is cut off is done again after the restart.
+The model of `cost.expected_seconds`, event by event: work in segments of one checkpoint interval (Young and
+Daly's), preemptions as a Poisson process; a segment that is cut off is done again after the restart.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def judge(offer: Offer, deadline_h: float, budget_usd: float, seed: int = 0) -> 
 
 
 def choose(offers: list[Offer], deadline_h: float, budget_usd: float) -> tuple[Judged | None, list[Judged]]:
-    """The cheapest offer (by expected dollars) that keeps both limits in SURE of its runs, and all as judged."""
+    """The cheapest offer (by expected dollars) that keeps both limits in SURE of its runs, and all as
+    judged."""
     judged = [judge(offer, deadline_h, budget_usd) for offer in offers]
     return next((j for j in judged if j.kept >= SURE), None), judged
 
@@ -68,10 +70,14 @@ def given_up(chosen: Judged, judged: list[Judged]) -> list[str]:
     cheap = min(priced, key=lambda j: j.offer.usd or 0.0, default=chosen)
     if fast.offer.hours < chosen.offer.hours:
         more = (fast.offer.usd or 0.0) - (chosen.offer.usd or 0.0)
-        said.append(f"{chosen.offer.hours - fast.offer.hours:.1f} hours: {name(fast)} is faster, for ${more:,.0f} more")
+        said.append(
+            f"{chosen.offer.hours - fast.offer.hours:.1f} hours: {name(fast)} is faster, for ${more:,.0f} more"
+        )
     if (cheap.offer.usd or 0.0) < (chosen.offer.usd or 0.0):
         less = (chosen.offer.usd or 0.0) - (cheap.offer.usd or 0.0)
-        said.append(f"${less:,.0f}: {name(cheap)} is cheaper, and keeps the limits in {cheap.kept:.0%} of its runs")
+        said.append(
+            f"${less:,.0f}: {name(cheap)} is cheaper, and keeps the limits in {cheap.kept:.0%} of its runs"
+        )
     return said
 
 

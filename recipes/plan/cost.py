@@ -1,4 +1,5 @@
-"""Seconds per step, dollars per run, and what preemptions cost. A model with stated assumptions, not a measurement."""
+"""Seconds per step, dollars per run, and what preemptions cost. A model with stated assumptions, not a
+measurement."""
 
 from __future__ import annotations
 
@@ -7,7 +8,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.capabilities import CAPABILITIES, engine_gpu, gpus_for, market, refusal, targets_for, uses_spot, variant
+from recipes.capabilities import (
+    CAPABILITIES,
+    engine_gpu,
+    gpus_for,
+    market,
+    refusal,
+    targets_for,
+    uses_spot,
+    variant,
+)
 from recipes.plan import boot, passes
 from recipes.plan.exchange import update_time
 from recipes.plan.memory import MemoryPlan, plan, with_resources
@@ -21,8 +31,8 @@ from trainer.hardware.model_shapes import Shape
 from trainer.hardware.save_interval import save_interval_s
 
 MATMUL = 0.4
-"""Share of the peak that training's matrix products reach, recomputation counted as work: what torchtitan's Llama-70B
-reaches on 256 H100 with all recomputed (30% of the peak without counting it)."""
+"""Share of the peak that training's matrix products reach, recomputation counted as work: what torchtitan's
+Llama-70B reaches on 256 H100 with all recomputed (30% of the peak without counting it)."""
 PREFILL = 0.4
 """The same for the engine's prefill, and for decoding so many sequences that compute bounds it."""
 DECODE = 0.6
@@ -95,12 +105,14 @@ class Offer:
         return None if self.usd_per_hour is None else self.usd_per_hour * self.hours
 
 
-def expected_seconds(work_s: float, interval_s: float, stall_s: float, restart_s: float, mtbp_s: float) -> float:
+def expected_seconds(
+    work_s: float, interval_s: float, stall_s: float, restart_s: float, mtbp_s: float
+) -> float:
     """Expected wall-clock of `work_s` seconds of work, saved every `interval_s`, under Poisson preemptions.
 
-    Each segment of interval + stall is redone until it ends without a preemption; a preemption also costs `restart_s`,
-    in which further ones may fall: M e^(R/M) (e^((t + d)/M) - 1) per segment (Daly 2006, eq. 20). No preemptions:
-    mtbp_s = infinity.
+    Each segment of interval + stall is redone until it ends without a preemption; a preemption also costs
+    `restart_s`, in which further ones may fall: M e^(R/M) (e^((t + d)/M) - 1) per segment (Daly 2006, eq.
+    20). No preemptions: mtbp_s = infinity.
     """
     if work_s <= 0:
         return 0.0
@@ -150,9 +162,11 @@ def pass_overhead(recipe: Recipe, shape: Shape) -> float:
     return (2 + recipe.config.model.gradient_checkpointing) * passes.module_calls(shape) * MODULE_S
 
 
-def gather_seconds(recipe: Recipe, shape: Shape, card: Gpu, network_gbit_s: float, hpz: bool = False) -> float:
-    """Seconds until every rank has seen all weights once: the slower of NVLink and the nodes' network; with `hpz` from
-    the node's second copy, where there is one."""
+def gather_seconds(
+    recipe: Recipe, shape: Shape, card: Gpu, network_gbit_s: float, hpz: bool = False
+) -> float:
+    """Seconds until every rank has seen all weights once: the slower of NVLink and the nodes' network; with
+    `hpz` from the node's second copy, where there is one."""
     world, nodes = recipe.config.placement.world_size, recipe.cluster.nodes
     if hpz and recipe.config.optimizer.hpz_ranks > 1:
         world, nodes = recipe.config.optimizer.hpz_ranks, 1
@@ -166,18 +180,25 @@ def stall_seconds(recipe: Recipe, shape: Shape, card: Gpu) -> float:
     """Seconds that training stands still for one checkpoint: the copy to the host, or the whole write."""
     shard = 12.0 * trained(recipe.config, shape)
     copy = shard / recipe.config.placement.world_size / (card.pcie_gb_per_s * 1e9)
-    return copy if recipe.config.checkpoint.asynchronous else copy + shard / recipe.cluster.nodes / UPLOAD_BYTES_S
+    return (
+        copy
+        if recipe.config.checkpoint.asynchronous
+        else copy + shard / recipe.cluster.nodes / UPLOAD_BYTES_S
+    )
 
 
 def _rollout(recipe: Recipe, shape: Shape, card: Gpu, need: MemoryPlan, step: Passes) -> float:
-    """An engine decodes until its longest completion is done, and reads all weights for every token of that one."""
+    """An engine decodes until its longest completion is done, and reads all weights for every token of that
+    one."""
     config = recipe.config
     tp = config.rollout.tensor_parallel
     engines = config.placement.world_size / tp
     flops, bandwidth = tp * card.bf16_tflops * 1e12 * PREFILL, tp * card.hbm_gb_per_s * 1e9 * DECODE
     waves = max(1.0, step.tokens / engines / max(need.kv_cache_tokens, 1))
     steps = step.longest + (waves - 1) * step.mean
-    read = (steps * shape.matmul_parameters * 2.0 + step.context / engines * shape.kv_bytes_per_token()) / bandwidth
+    read = (
+        steps * shape.matmul_parameters * 2.0 + step.context / engines * shape.kv_bytes_per_token()
+    ) / bandwidth
     compute = step.mean * len(step.lengths) / engines * 2 * shape.matmul_parameters / flops
     latency = ENGINE_STEP_S + (2 * shape.layers * ALL_REDUCE_S if tp > 1 else 0.0)
     once = config.rollout.samples_per_prompt if config.rollout.prefix_caching else 1
@@ -187,8 +208,9 @@ def _rollout(recipe: Recipe, shape: Shape, card: Gpu, need: MemoryPlan, step: Pa
 
 
 def offers(recipe: Recipe, catalogs: Path | None = None, targets: list[str] | None = None) -> list[Offer]:
-    """Every target, GPU and market that can run the recipe within its hourly limit, in order of the expected dollars of
-    the run; machines of your own last. None of what trains nothing: `node_prices` is all that it costs."""
+    """Every target, GPU and market that can run the recipe within its hourly limit, in order of the expected
+    dollars of the run; machines of your own last. None of what trains nothing: `node_prices` is all that it
+    costs."""
     if recipe.kind != "train":
         return []
     found, recipe = [], with_resources(recipe)
@@ -212,7 +234,8 @@ def offers(recipe: Recipe, catalogs: Path | None = None, targets: list[str] | No
 
 
 def node_prices(recipe: Recipe, target: str, catalogs: Path | None = None) -> list[tuple[float, str, bool]]:
-    """(Dollars per node and hour, GPU, spot) of what the target may rent and has a known price; cheapest first."""
+    """(Dollars per node and hour, GPU, spot) of what the target may rent and has a known price; cheapest
+    first."""
     found = []
     for name in members(recipe, target):
         for gpu in gpus_for(recipe, name) if recipe.cluster.gpus_per_node else []:
@@ -224,7 +247,8 @@ def node_prices(recipe: Recipe, target: str, catalogs: Path | None = None) -> li
 
 
 def usd_per_hour(recipe: Recipe, target: str, catalogs: Path | None = None) -> float:
-    """What all nodes cost per hour at the cheapest known price, of one whose RAM is enough first. 0: not known."""
+    """What all nodes cost per hour at the cheapest known price, of one whose RAM is enough first. 0: not
+    known."""
     if found := planned(recipe, target, catalogs):
         return found.usd_per_hour or 0.0
     return next((usd * recipe.cluster.nodes for usd, _, _ in node_prices(recipe, target, catalogs)), 0.0)
@@ -232,7 +256,9 @@ def usd_per_hour(recipe: Recipe, target: str, catalogs: Path | None = None) -> f
 
 def planned(recipe: Recipe, target: str, catalogs: Path | None = None) -> Offer | None:
     """The offer that a launch is expected to get: the cheapest with a known price; None without any."""
-    return next((offer for offer in offers(recipe, catalogs, members(recipe, target)) if offer.usd_per_hour), None)
+    return next(
+        (offer for offer in offers(recipe, catalogs, members(recipe, target)) if offer.usd_per_hour), None
+    )
 
 
 def rented_usd(
@@ -285,11 +311,18 @@ def _places(
                 plans[gpu] = plan(recipe, gpu)
             need = plans[gpu]
             if need is not None and need.fits:
-                yield target, gpu, need, price(market(recipe, target), gpu, catalogs, variant(recipe, target, gpu))
+                yield (
+                    target,
+                    gpu,
+                    need,
+                    price(market(recipe, target), gpu, catalogs, variant(recipe, target, gpu)),
+                )
 
 
 def _lacks_ram(recipe: Recipe, row: Price) -> bool:
-    return row.host_gib is not None and row.host_gib * recipe.cluster.gpus_per_node < recipe.cluster.memory_gib
+    return (
+        row.host_gib is not None and row.host_gib * recipe.cluster.gpus_per_node < recipe.cluster.memory_gib
+    )
 
 
 def _offer(
@@ -307,7 +340,8 @@ def _offer(
     work = steps * (step.total - step.checkpoint)
     stall = stall_seconds(recipe, need.shape, gpu_named(gpu))
     between = config.checkpoint.mean_time_between_preemptions_s if spot else math.inf
-    upload = need.checkpoint_bytes / cluster.nodes / UPLOAD_BYTES_S  # a save is of use only once it is in the bucket
+    # a save is of use only once it is in the bucket
+    upload = need.checkpoint_bytes / cluster.nodes / UPLOAD_BYTES_S
     if config.checkpoint.every_steps:
         interval = config.checkpoint.every_steps * (step.total - step.checkpoint)
     else:
@@ -315,7 +349,9 @@ def _offer(
         interval = max(step.total, best, upload)
     until_ready, runs = ready
     measured = until_ready if runs else 0.0  # a restart is then taken to last as long as those launches
-    base = need.shape.parameters * 2 / DOWNLOAD_BYTES_S / (cluster.nodes if nodes_share_weights(config) else 1)
+    base = (
+        need.shape.parameters * 2 / DOWNLOAD_BYTES_S / (cluster.nodes if nodes_share_weights(config) else 1)
+    )
     start = boot.Restart(base, 0.0, measured).total()
     restart = boot.Restart(0.0 if checkpoint_suffices(config) else base, upload, measured)
     lost = restart.total() + upload  # what was being uploaded is lost

@@ -1,4 +1,5 @@
-"""What the ranks send each other in an update at each ZeRO stage, and how long the update takes: pure arithmetic.
+"""What the ranks send each other in an update at each ZeRO stage, and how long the update takes: pure
+arithmetic.
 
 Of P weights and T trained ones, per optimizer step of n passes (a gather is everybody's all-gather of P):
 
@@ -6,8 +7,8 @@ Of P weights and T trained ones, per optimizer step of n passes (a gather is eve
     stage 2   gradients all-reduced in every pass; afterwards the trained weights are gathered
     stage 3   in every pass weights gathered, forward and again backward, and gradients reduce-scattered
 
-DeepSpeed's stages 1 and 2 all-reduce buckets (use_multi_rank_bucket_allreduce), which sends twice what a reduce-scatter
-does. Only the gather after the step waits; the rest runs beside the arithmetic.
+DeepSpeed's stages 1 and 2 all-reduce buckets (use_multi_rank_bucket_allreduce), which sends twice what a
+reduce-scatter does. Only the gather after the step waits; the rest runs beside the arithmetic.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ def update_time(
     config: RunConfig, shape: Shape, costs: Sequence[float], token_s: float, gather_s: float, within_s: float,
     overhead_s: float,
 ) -> UpdateTime:  # fmt: skip
-    """costs: of each pass, in tokens' worth of matrix products. token_s: forward seconds of one. gather_s: until every
-    rank has seen all weights; within_s: the same in the backward pass, which hpZ keeps inside the node. overhead_s:
-    Python of a pass under ZeRO-3.
+    """costs: of each pass, in tokens' worth of matrix products. token_s: forward seconds of one. gather_s:
+    until every rank has seen all weights; within_s: the same in the backward pass, which hpZ keeps inside the
+    node. overhead_s: Python of a pass under ZeRO-3.
     """
     stage, reduced = config.optimizer.zero_stage, gather_s * trained(config, shape) / shape.parameters
     # Weights that are not trained need no gradients.

@@ -1,4 +1,5 @@
-"""config.json of a model on the hub: a few kB are all that a plan needs of it. Fetched once, kept in .cache/hub."""
+"""config.json of a model on the hub: a few kB are all that a plan needs of it. Fetched once, kept in
+.cache/hub."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ TIMEOUT_S = 10.0
 
 
 def shape(model: Model) -> Shape | None:
-    """The shape of a recipe's model, its config.json fetched where neither table, folder nor the hub's cache has it.
+    """The shape of a recipe's model, its config.json fetched where neither table, folder nor the hub's cache
+    has it.
 
     None for a folder that is not there yet. Raises ConfigError, in one line, without a network.
     """
@@ -50,7 +52,11 @@ def fetch(path: str, revision: str, token: str) -> bytes:
         json.loads(text)
         return text
     except urllib.error.HTTPError as error:
-        hint = "export HF_TOKEN, or accept its terms" if error.code in (401, 403) else "look at its name and revision"
+        hint = (
+            "export HF_TOKEN, or accept its terms"
+            if error.code in (401, 403)
+            else "look at its name and revision"
+        )
         raise ConfigError(f"{url} said {error.code}: {hint}, or {advice}") from None
     except (OSError, ValueError) as error:
         why = getattr(error, "reason", error)

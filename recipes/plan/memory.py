@@ -1,4 +1,5 @@
-"""Bytes: per GPU and phase, per host, on disk. Arithmetic from the model's shape; every constant says where it is from.
+"""Bytes: per GPU and phase, per host, on disk. Arithmetic from the model's shape; every constant says where
+it is from.
 
 What stands where, by phase (policy.py and rollout.py are the code that this describes):
 
@@ -126,9 +127,13 @@ def plan(recipe: Recipe, gpu: str = "") -> MemoryPlan | None:
         shape=shape,
         gpu=gpu,
         gpu_bytes=gpu_bytes,
-        phases=phases(config, shape, engine_bytes) if recipe.kind == "train" else [_serving(weights, engine_bytes)],
+        phases=phases(config, shape, engine_bytes)
+        if recipe.kind == "train"
+        else [_serving(weights, engine_bytes)],
         kv_cache_tokens=int(kv_bytes / per_token) if kv_bytes > 0 else 0,
-        host=_host(recipe, shape) if recipe.kind == "train" else {"system": HOST_SYSTEM, "server": SERVER + gpus * GIB},
+        host=_host(recipe, shape)
+        if recipe.kind == "train"
+        else {"system": HOST_SYSTEM, "server": SERVER + gpus * GIB},
         shm_bytes=(8 + 2 * recipe.cluster.gpus_per_node) * GIB,
         disk=_disk(recipe, shape),
         checkpoint_bytes=12.0 * trained(config, shape) if recipe.kind == "train" else 0.0,
@@ -179,14 +184,16 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
     # DeepSpeed allocates gradients and the reduce bucket once and keeps them; `offload` moves them away too.
     # On CPU only the pages of the bucket that gradients have touched are resident.
     bucket = float((REDUCE_BUCKET if on_gpu else min(REDUCE_BUCKET, t)) * width)
-    # Stages 1 and 2 fill one bucket while the other is reduced; at stage 1 in the type that gradients add up in.
+    # Stages 1 and 2 fill one bucket while the other is reduced; at stage 1 in the type that gradients add up
+    # in.
     bucket *= 1 if stage == 3 or not on_gpu else 2 if stage == 2 else 2 * _gradient_width(config) // width
     gradients = (
         t * _gradient_width(config) * (1 / world + (stage == 1))
     )  # stage 1 has all of them until they are reduced
     held = {"gradients": gradients, "reduce bucket": bucket}
     all_held = base | states | held | asleep
-    # Adam's moments are made in the first step; DeepSpeed tries that step out with fp32 gradients of a sub-group.
+    # Adam's moments are made in the first step; DeepSpeed tries that step out with fp32 gradients of a
+    # sub-group.
     loaded = held if on_gpu else {"gradients": held["gradients"]}
     group_size = SUB_GROUP if stage == 3 else t  # the other stages step all of a rank's share at once
     sub_group = 0.0 if config.optimizer.offload_optimizer else 4.0 * min(group_size, t / world)
@@ -197,8 +204,9 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
     if grpo:
         cache = max(0.0, engine_bytes - weights)
         out.append(Phase("rollout", base | {"engine weights": weights, "engine KV cache": cache}))
-    # An update keeps what its backward pass will want again, and so does the pass without gradients that follows it:
-    # DeepSpeed goes by the order that it has recorded. The reference has its own. One rank's shard is the weights.
+    # An update keeps what its backward pass will want again, and so does the pass without gradients that
+    # follows it: DeepSpeed goes by the order that it has recorded. The reference has its own. One rank's
+    # shard is the weights.
     kept = gathering(config, shape, persistent) if world > 1 and stage == 3 else {}
     tokens = logprob_tokens(config, shape)
     pass_ = _larger(
@@ -212,7 +220,9 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
     out.append(Phase("optimizer step", all_held | _step(config, t / world, group_size)))
     if grpo:
         group = float(max(config.rollout.sync_bucket_bytes, shape.embedding_parameters * width))
-        merged = (width + 8) * max(a * b for a, b in adapters.linears(shape, False)) + group if lora.rank else 0.0
+        merged = (
+            (width + 8) * max(a * b for a, b in adapters.linears(shape, False)) + group if lora.rank else 0.0
+        )
         parts = {"engine weights": weights, "bucket and its copy": 2.0 * group, "merging adapters": merged}
         out.append(Phase("sync", base | parts))
     out.append(Phase("save", all_held))
@@ -220,9 +230,9 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
 
 
 def gathering(config: RunConfig, shape: Shape, persistent: int) -> dict[str, float]:
-    """Full weights in a pass, but for the `persistent` bytes of the small ones, which are always there: the elements
-    that may live and perhaps the largest parameter on top. The buffer that they are gathered into lives as long as any
-    of them. An element of weights in 4 bits is a byte that holds two."""
+    """Full weights in a pass, but for the `persistent` bytes of the small ones, which are always there: the
+    elements that may live and perhaps the largest parameter on top. The buffer that they are gathered into
+    lives as long as any of them. An element of weights in 4 bits is a byte that holds two."""
     most, width = policy_bytes(config, shape), _width(config)
     element, largest = 1 if config.lora.qlora else width, shape.embedding_parameters * width
     whole = min(most, config.optimizer.live_parameters * element + largest)
@@ -237,13 +247,14 @@ def _backward(config: RunConfig, shape: Shape, bucket: float, flushed_midway: bo
 
 
 def _scattered(config: RunConfig, bucket: float) -> dict[str, float]:
-    """DeepSpeed's reduce_scatter_coalesced lays the bucket out once more, by ranks; Gloo reduces a clone of that."""
+    """DeepSpeed's reduce_scatter_coalesced lays the bucket out once more, by ranks; Gloo reduces a clone of
+    that."""
     return {"bucket being scattered": bucket * (1 if config.placement.device == "cuda" else 2)}
 
 
 def _step(config: RunConfig, shard: float, most: int) -> dict[str, float]:
-    """Of a sub-group of at most `most` elements: gradients flattened, and in fp32 if they are not; what AdamW makes
-    unless it is fused."""
+    """Of a sub-group of at most `most` elements: gradients flattened, and in fp32 if they are not; what AdamW
+    makes unless it is fused."""
     group, width = min(most, shard), _gradient_width(config)
     if config.optimizer.offload_optimizer or (config.optimizer.zero_stage < 3 and width > _width(config)):
         return {}  # stages 1 and 2 add up in the flat fp32 buffer that the step reads
@@ -268,7 +279,9 @@ def _host(recipe: Recipe, shape: Shape) -> dict[str, float]:
     staging = 12.0 * t / nodes if config.checkpoint.asynchronous else 12.0 * t / nodes / gpus
     reference = shape.parameters * width / nodes if config.optimizer.offload_reference else 0.0
     level_1 = (
-        shape.parameters * width * gpus / config.rollout.tensor_parallel if config.rollout.sleep_level == 1 else 0.0
+        shape.parameters * width * gpus / config.rollout.tensor_parallel
+        if config.rollout.sleep_level == 1
+        else 0.0
     )
     parts = {
         "system, Ray, graders": HOST_SYSTEM + gpus * GIB,
@@ -294,7 +307,9 @@ def _disk(recipe: Recipe, shape: Shape) -> dict[str, float]:
         "weights of another run": model if recipe.storage.weights else 0.0,
         "data": recipe.dataset.disk_gib * GIB,
         "checkpoints": checkpoint * (config.checkpoint.keep_last + 1),
-        "exported weights": exported if recipe.kind == "train" and config.checkpoint.export_hf != "never" else 0.0,
+        "exported weights": exported
+        if recipe.kind == "train" and config.checkpoint.export_hf != "never"
+        else 0.0,
         "Ray session and logs": SPILL_DISK,
     }
     return {name: value for name, value in parts.items() if value}
@@ -333,7 +348,9 @@ def cheapest_fix(recipe: Recipe, gpu: str = "") -> list[str]:
     if current is None or current.fits:
         return []
     useful = [r for r in REMEDIES if _tried(recipe, [r]) is not None]
-    for changes in [[a] for a in useful] + [[a, b] for i, b in enumerate(useful) for a in useful[:i] if a[0] != b[0]]:
+    for changes in [[a] for a in useful] + [
+        [a, b] for i, b in enumerate(useful) for a in useful[:i] if a[0] != b[0]
+    ]:
         changed = _tried(recipe, changes)
         fixed = plan(changed, gpu) if changed is not None else None
         if fixed is not None and fixed.fits:
@@ -357,7 +374,8 @@ def _tried(recipe: Recipe, changes: list[tuple[str, str]]) -> Recipe | None:
 
 
 def with_resources(recipe: Recipe) -> Recipe:
-    """The recipe with host RAM, disk and shared memory written out, from the plan where it leaves them open."""
+    """The recipe with host RAM, disk and shared memory written out, from the plan where it leaves them
+    open."""
     cluster = recipe.cluster
     if cluster.memory_gib and cluster.disk_gib and cluster.shm_gib:
         return placed(recipe)

@@ -1,4 +1,5 @@
-"""A step's passes: typical lengths of the dataset, dealt to ranks by the trainer's scheduler, and what they gather."""
+"""A step's passes: typical lengths of the dataset, dealt to ranks by the trainer's scheduler, and what they
+gather."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from trainer.config.budget import attended_cost, image_token_cost, logprob_token
 from trainer.hardware.model_shapes import Shape
 
 COMPLETIONS, PROMPTS = 0.6, 0.4
-"""Standard deviation of the logarithm of lengths (planning figures); half of a completion's variance is its group's."""
+"""Standard deviation of the logarithm of lengths (planning figures); half of a completion's variance is its
+group's."""
 IMAGE_SHARE = 0.7
 """Of a vision prompt's tokens: 289 of MathV60K's 420 (planning figure)."""
 MODULES_PER_LAYER = 14
@@ -23,7 +25,8 @@ MODULES_PER_LAYER = 14
 
 @dataclass(frozen=True)
 class Passes:
-    """One typical step. A pass costs, in tokens' worth of the layers' matrix products, what its slowest rank does."""
+    """One typical step. A pass costs, in tokens' worth of the layers' matrix products, what its slowest rank
+    does."""
 
     lengths: tuple[Length, ...]
     """Of all samples."""
@@ -57,7 +60,8 @@ class Passes:
 
     @cached_property
     def prompts(self) -> tuple[int, float]:
-        """Tokens of all samples' prompts, and the context that they see: the mean prompt, weighted by its length."""
+        """Tokens of all samples' prompts, and the context that they see: the mean prompt, weighted by its
+        length."""
         total = sum(x.prompt_tokens for x in self.lengths)
         return total, sum(x.prompt_tokens**2 for x in self.lengths) / total
 
@@ -88,7 +92,8 @@ def _of_step(config: RunConfig, dataset: Dataset, shape: Shape) -> Passes:
 
 
 def typical(config: RunConfig, dataset: Dataset, rng: random.Random, vision: bool) -> list[Length]:
-    """Lengths of one step's samples: lognormal about the dataset's means, which the limits leave as they are."""
+    """Lengths of one step's samples: lognormal about the dataset's means, which the limits leave as they
+    are."""
     n, longest = config.rollout.samples_per_prompt, config.rollout.max_tokens
     if config.method == "sft":
         n, longest = 1, max(1, config.sft.max_tokens - dataset.prompt_tokens)
@@ -122,8 +127,8 @@ def _cost(members: list[int], lengths: list[Length], cost: Cost) -> float:
 
 def backward_gathers(config: RunConfig, shape: Shape) -> float:
     """How often the backward pass gathers the weights. DeepSpeed keeps those that are used again before
-    `live_parameters` others were: of the model, the last of the forward pass; of a layer that is computed again, its
-    last, or all."""
+    `live_parameters` others were: of the model, the last of the forward pass; of a layer that is computed
+    again, its last, or all."""
     live = config.optimizer.live_parameters
     turned = max(0.0, 1 - live / (2 * shape.parameters))
     again = max(0.0, 1 - live / (2 * shape.layer_parameters)) if config.model.gradient_checkpointing else 0.0
@@ -131,7 +136,8 @@ def backward_gathers(config: RunConfig, shape: Shape) -> float:
 
 
 def gathered_bytes(config: RunConfig, shape: Shape, passes: Passes) -> tuple[float, float]:
-    """Whole weights that a rank gathers in a step: for log-probabilities, and in the updates (`perf/gathered_gib`)."""
+    """Whole weights that a rank gathers in a step: for log-probabilities, and in the updates
+    (`perf/gathered_gib`)."""
     if config.placement.world_size == 1:
         return 0.0, 0.0
     whole = shape.parameters * (2.0 if config.model.dtype == "bf16" else 4.0)

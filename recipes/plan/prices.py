@@ -1,4 +1,5 @@
-"""Dollars per GPU-hour: from SkyPilot's catalog where it is cached on this machine, else from the dated snapshot."""
+"""Dollars per GPU-hour: from SkyPilot's catalog where it is cached on this machine, else from the dated
+snapshot."""
 
 from __future__ import annotations
 
@@ -39,8 +40,9 @@ def snapshot() -> tuple[Price, ...]:
 def price(cloud: str, gpu: str, catalogs: Path | None = None, variant: str = "") -> Price | None:
     """The price of a GPU on a cloud, None if nobody here knows it.
 
-    `catalogs`: SkyPilot's catalog directory; its cheapest row of that GPU goes before the snapshot. `variant`: the
-    engine's name of what is rented, where a cloud sells the GPU in two forms (PCIe, SXM) at two prices.
+    `catalogs`: SkyPilot's catalog directory; its cheapest row of that GPU goes before the snapshot.
+    `variant`: the engine's name of what is rented, where a cloud sells the GPU in two forms (PCIe, SXM) at
+    two prices.
     """
     rows = (row for row in snapshot() if (row.cloud, row.gpu) == (cloud, gpu))
     known = next((row for row in rows if variant in ("", row.engine_gpu)), None)
@@ -77,13 +79,18 @@ def listed(cloud: str, gpu: str, engine_gpu: str, catalogs: Path) -> Listed | No
         rows = [
             dict(zip(header, next(csv.reader([line])), strict=False))
             for line in file
-            if f",{engine_gpu}," in line or (cloud == "gcp" and line.startswith(("a2-ultragpu-1g", "a3-highgpu-1g")))
+            if f",{engine_gpu}," in line
+            or (cloud == "gcp" and line.startswith(("a2-ultragpu-1g", "a3-highgpu-1g")))
         ]
     gpus = [r for r in rows if r["AcceleratorName"] == engine_gpu]
     # Some clouds (AWS) sell eight at a time only: then their eighth.
     fewest = min((float(r["AcceleratorCount"]) for r in gpus), default=0.0)
     gpus = [r for r in gpus if float(r["AcceleratorCount"]) == fewest]
-    hosts = {r["AvailabilityZone"]: r for r in rows if not r["AcceleratorName"] and r["InstanceType"] == HOSTS.get(gpu)}
+    hosts = {
+        r["AvailabilityZone"]: r
+        for r in rows
+        if not r["AcceleratorName"] and r["InstanceType"] == HOSTS.get(gpu)
+    }
     regions: dict[str, dict[str, float]] = {}
     for column in ("Price", "SpotPrice"):
         found: dict[str, float] = {}
@@ -93,7 +100,10 @@ def listed(cloud: str, gpu: str, engine_gpu: str, catalogs: Path) -> Listed | No
                 usd = float(row[column]) / fewest + (float(host[column]) if host else 0.0)
                 found[row["Region"]] = min(usd, found.get(row["Region"], usd))
         regions[column] = dict(sorted(found.items(), key=lambda item: item[1]))
-    ram = max((float(row["MemoryGiB"]) / fewest for row in [*gpus, *hosts.values()] if row["MemoryGiB"]), default=None)
+    ram = max(
+        (float(row["MemoryGiB"]) / fewest for row in [*gpus, *hosts.values()] if row["MemoryGiB"]),
+        default=None,
+    )
     date = time.strftime("%Y-%m-%d", time.gmtime(path.stat().st_mtime))
     return Listed(regions, ram, date, path) if regions["Price"] else None
 
@@ -110,7 +120,8 @@ def from_catalog(known: Price, catalogs: Path) -> Price | None:
 
 
 def regions(cloud: str, gpu: str, spot: bool, catalogs: Path, variant: str = "") -> dict[str, float]:
-    """Dollars per GPU-hour by region in SkyPilot's catalog, cheapest first; empty where that is not on this machine."""
+    """Dollars per GPU-hour by region in SkyPilot's catalog, cheapest first; empty where that is not on this
+    machine."""
     known = price(cloud, gpu, None, variant)
     found = listed(cloud, gpu, known.engine_gpu if known else variant or gpu, catalogs)
     return found.regions["SpotPrice" if spot else "Price"] if found else {}

@@ -12,11 +12,11 @@ SEQUENCES = 16
 
 
 def fewest_gpus(recipe: Recipe) -> list[str]:
-    """Overrides of cluster and engine for one node; [] where the recipe has no GPUs. Raises ConfigError where none of
-    8 GPUs has the room, or the model's shape is not known."""
+    """Overrides of cluster and engine for one node; [] where the recipe has no GPUs. Raises ConfigError where
+    none of 8 GPUs has the room, or the model's shape is not known."""
     if not recipe.cluster.gpus_per_node:
         return []
-    longest = recipe.config.data.prompt_max_tokens + recipe.config.rollout.max_tokens
+    longest = recipe.config.longest_sequence
     for gpus in COUNTS:
         for ranks in COUNTS if recipe.kind == "train" else (gpus,):
             if ranks > gpus:

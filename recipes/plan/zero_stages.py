@@ -1,4 +1,5 @@
-"""ZeRO stages 1, 2, 3 and 3 with hpZ side by side for one recipe: what fits, and seconds per step with their terms."""
+"""ZeRO stages 1, 2, 3 and 3 with hpZ side by side for one recipe: what fits, and seconds per step with their
+terms."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def network_of(recipe: Recipe, target: str | None) -> float:
 
 
 def compare(recipe: Recipe, network_gbit_s: float) -> list[Stage]:
-    """Every stage that the recipe's method can use; empty where there is no GPU plan. hpZ keeps a copy per node."""
+    """Every stage that the recipe's method can use; empty where there is no GPU plan. hpZ keeps a copy per
+    node."""
     own, cluster, found = recipe.config.optimizer, recipe.cluster, []
     variants = [("1", 1, 1), ("2", 2, 1), ("3", 3, 1)]
     if cluster.nodes > 1 and cluster.gpus_per_node > 1:
@@ -54,7 +56,9 @@ def compare(recipe: Recipe, network_gbit_s: float) -> list[Stage]:
         if need is None:
             return []
         step, card = passes.of_step(changed, need.shape), gpu_named(cluster.gpu)
-        gather, within = (cost.gather_seconds(changed, need.shape, card, network_gbit_s, h) for h in (False, True))
+        gather, within = (
+            cost.gather_seconds(changed, need.shape, card, network_gbit_s, h) for h in (False, True)
+        )
         token, calls = cost.token_seconds(need.shape, card), cost.pass_overhead(changed, need.shape)
         time = update_time(changed.config, need.shape, step.updates, token, gather, within, calls)
         ours = (own.zero_stage, own.hpz_ranks) == (stage, ranks)
@@ -63,7 +67,8 @@ def compare(recipe: Recipe, network_gbit_s: float) -> list[Stage]:
 
 
 def advice(recipe: Recipe, stages: list[Stage], network_gbit_s: float) -> str:
-    """A warning for ZeRO-3 over a slow network, and the fastest stage that fits where it is another; or ""."""
+    """A warning for ZeRO-3 over a slow network, and the fastest stage that fits where it is another; or
+    ""."""
     fitting = [stage for stage in stages if stage.fits]
     own = next((stage for stage in stages if stage.ours), None)
     if not fitting or own is None:
@@ -76,4 +81,6 @@ def advice(recipe: Recipe, stages: list[Stage], network_gbit_s: float) -> str:
             f"warning: ZeRO-3 gathers the weights in each of {own.passes} passes over {network_gbit_s:g} Gb/s between "
             f"nodes, under {SLOW_GBIT_S:g}{change or '; no other stage fits'}"
         )
-    return f"ZeRO-{best.name} is faster by this model{change}" if best.time.total < 0.9 * own.time.total else ""
+    return (
+        f"ZeRO-{best.name} is faster by this model{change}" if best.time.total < 0.9 * own.time.total else ""
+    )

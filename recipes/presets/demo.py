@@ -12,16 +12,28 @@ from pathlib import Path
 
 from recipes.presets.parts import with_parts
 from recipes.spec import Cluster, Dataset, Recipe, Step
-from trainer.config import Algorithm, Checkpoint, Data, Evaluation, Model, Optimizer, Placement, Rollout, Run, RunConfig
+from trainer.config import (
+    Algorithm,
+    Checkpoint,
+    Data,
+    Evaluation,
+    Model,
+    Optimizer,
+    Placement,
+    Rollout,
+    Run,
+    RunConfig,
+)
 
 ROOT = Path(__file__).parent.parent.parent
 SHAPES = ("examples/demo/shapes.py",)
-WARM_START = (*SHAPES, "examples/demo/tiny_model.py", "trainer/sft.py", "examples/demo/warm_start.py")
+WARM_START = (*SHAPES, "examples/demo/tiny_model.py", "trainer/loops/sft.py", "examples/demo/warm_start.py")
 
 
 @cache
 def key(sources: tuple[str, ...]) -> str:
-    """Eight digits that change with the code that makes a cached thing, so that a stale one is never taken for it."""
+    """Eight digits that change with the code that makes a cached thing, so that a stale one is never taken
+    for it."""
     digest = hashlib.sha256()
     for source in sources:
         digest.update((ROOT / source).read_bytes())
@@ -39,7 +51,12 @@ def demo() -> Recipe:
             model=Model(path=model, dtype="fp32", gradient_checkpointing=False, min_pixels=28 * 28),
             data=Data(path=data, prompt_max_tokens=512, image_cache_gib=0.1),
             rollout=Rollout(
-                prompts_per_step=32, samples_per_prompt=8, max_tokens=32, kv_cache_gib=0.5, sleep_level=0, eager=True
+                prompts_per_step=32,
+                samples_per_prompt=8,
+                max_tokens=32,
+                kv_cache_gib=0.5,
+                sleep_level=0,
+                eager=True,
             ),
             algorithm=Algorithm(kl_coef=0.02),
             optimizer=Optimizer(learning_rate=3e-4, warmup_steps=5, schedule="linear"),
@@ -52,14 +69,17 @@ def demo() -> Recipe:
         steps=(
             Step(creates=f"{data}/manifest.json", module="examples.demo.shapes", args=("--out", data)),
             Step(
-                creates=f"{model}/config.json", module="examples.demo.warm_start", args=("--data", data, "--out", model)
+                creates=f"{model}/config.json",
+                module="examples.demo.warm_start",
+                args=("--data", data, "--out", model),
             ),
         ),
     )
 
 
 def sft_lora() -> Recipe:
-    """The same model and images: an adapter learns the right results from worked solutions; the rest stays frozen."""
+    """The same model and images: an adapter learns the right results from worked solutions; the rest stays
+    frozen."""
     recipe = demo()
     config = with_parts(
         recipe.config,

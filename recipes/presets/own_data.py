@@ -19,9 +19,10 @@ DATA_FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 def prepared(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     """The recipe with a step that prepares `data.source`; `overrides` say what the user set besides.
 
-    Rows of files belong to one run, which a later change of the files does not touch; what is named (a published set,
-    a repository of the hub, generated problems) is prepared once and shared by runs. Held-out rows are those
-    of `validation`, where a source without splits has them. Raises ConfigError where the text has no words.
+    Rows of files belong to one run, which a later change of the files does not touch; what is named (a
+    published set, a repository of the hub, generated problems) is prepared once and shared by runs. Held-out
+    rows are those of `validation`, where a source without splits has them. Raises ConfigError where the text
+    has no words.
     """
     data, given = recipe.config.data, {text.partition("=")[0].strip() for text in overrides}
     if not data.source:
@@ -30,7 +31,11 @@ def prepared(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
         return replace(recipe, steps=tuple(filter(mine, recipe.steps))) if "data.path" in given else recipe
     words = words_of(data.source)
     kept = hashlib.sha256(data.source.encode()).hexdigest()[:8]
-    path = data.path if "data.path" in given else "${DATA}/" + ("${RUN_ID}" if files_of(data.source) else f"own-{kept}")
+    path = (
+        data.path
+        if "data.path" in given
+        else "${DATA}/" + ("${RUN_ID}" if files_of(data.source) else f"own-{kept}")
+    )
     former = f"{data.path}/manifest.json"
     steps = [step for step in recipe.steps if step.module != "data_prep" or step.creates != former]
     own = Step(creates=f"{path}/manifest.json", module="data_prep", args=("prepare", *words, "--out", path))
@@ -53,8 +58,13 @@ def words_of(source: str) -> list[str]:
     except ValueError as error:
         raise ConfigError(f"data.source {source!r}: {error}") from None
     if not words or words[0].startswith("-"):
-        raise ConfigError(f"data.source {source!r}: name a source first, then its options: `mine.jsonl --map ...`")
-    if not words[0].startswith("/") and PurePosixPath(words[0].rpartition("=")[0] or words[0]).suffix in DATA_FILES:
+        raise ConfigError(
+            f"data.source {source!r}: name a source first, then its options: `mine.jsonl --map ...`"
+        )
+    if (
+        not words[0].startswith("/")
+        and PurePosixPath(words[0].rpartition("=")[0] or words[0]).suffix in DATA_FILES
+    ):
         raise ConfigError(f"data.source: there is no file {words[0]} where you are")
     if {"--out", "--name", "--dry-run", "--list"} & {word.partition("=")[0] for word in words}:
         raise ConfigError(f"data.source {source!r}: the run itself says where its rows go; set data.path")

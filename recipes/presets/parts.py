@@ -17,21 +17,37 @@ TEXT_MODELS = {size: f"Qwen/Qwen2.5-{size.upper()}-Instruct" for size in ("0.5b"
 
 DATASETS = {
     "mathv60k": Dataset(
-        name="mathv60k", rows=60_000, held_out="validation", prompt_tokens=420, answer_tokens=400, disk_gib=8.0
+        name="mathv60k",
+        rows=60_000,
+        held_out="validation",
+        prompt_tokens=420,
+        answer_tokens=400,
+        disk_gib=8.0,
     ),
     "geometry3k": Dataset(name="geometry3k", rows=2_101, prompt_tokens=360, answer_tokens=450, disk_gib=0.5),
     "generated": Dataset(
-        name="generated", rows=20_000, held_out="validation", prompt_tokens=430, answer_tokens=300, disk_gib=1.0
+        name="generated",
+        rows=20_000,
+        held_out="validation",
+        prompt_tokens=430,
+        answer_tokens=300,
+        disk_gib=1.0,
     ),
     "mathv60k-worked": Dataset(
-        name="mathv60k-worked", rows=40_000, held_out="train", prompt_tokens=420, answer_tokens=400, disk_gib=4.0
+        name="mathv60k-worked",
+        rows=40_000,
+        held_out="train",
+        prompt_tokens=420,
+        answer_tokens=400,
+        disk_gib=4.0,
     ),
     "alpaca": Dataset(
         name="alpaca", rows=51_000, held_out="validation", prompt_tokens=60, answer_tokens=90, disk_gib=0.2
     ),
     "gsm8k": Dataset(name="gsm8k", rows=7_473, prompt_tokens=160, answer_tokens=220, disk_gib=0.1),
 }
-"""Rows are those of the published sets; token counts are planning figures, replaced by measured ones in every run."""
+"""Rows are those of the published sets; token counts are planning figures, replaced by measured ones in every
+run."""
 
 CLUSTERS = {
     "1x1": Cluster(nodes=1, gpus_per_node=1, gpu="A100-80GB", alternatives=("H100",)),
@@ -57,7 +73,8 @@ def prepare(name: str) -> Step:
 
 
 def cloud_run(name: str, model: str, dataset: str) -> RunConfig:
-    """A GRPO run on a cloud: identity, model, data, checkpoints in the bucket, saved at Young and Daly's interval."""
+    """A GRPO run on a cloud: identity, model, data, checkpoints in the bucket, saved at Young and Daly's
+    interval."""
     return RunConfig(
         run=Run(name=name, id="${RUN_ID}", dir="${RUNS}/${RUN_ID}"),
         model=Model(path=model),
@@ -69,6 +86,7 @@ def cloud_run(name: str, model: str, dataset: str) -> RunConfig:
 
 
 def with_parts(config: RunConfig, **sections: dict) -> RunConfig:
-    """The configuration with some fields of some sections changed: `with_parts(c, rollout={"max_tokens": 8000})`."""
+    """The configuration with some fields of some sections changed: `with_parts(c, rollout={"max_tokens":
+    8000})`."""
     changed = {name: replace(getattr(config, name), **values) for name, values in sections.items()}
     return replace(config, **changed)

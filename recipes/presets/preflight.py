@@ -1,4 +1,5 @@
-"""The node launcher's checks and the collectives of all nodes, two minutes at most: run it before you rent for days."""
+"""The node launcher's checks and the collectives of all nodes, two minutes at most: run it before you rent
+for days."""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ from trainer.config import Data, Model, Rollout, Run, RunConfig
 
 
 def serve() -> Recipe:
-    """One GPU; `launch.py serve` takes as many as the model needs. On demand: a server that is taken away is gone."""
+    """One GPU; `launch.py serve` takes as many as the model needs. On demand: a server that is taken away is
+    gone."""
     one = CLUSTERS["1x1"]
     return Recipe(
         name="serve",

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recipes.presets.parts import CLUSTERS, DATASETS, TEXT_MODELS, VISION_MODELS, cloud_run, prepare, with_parts
+from recipes.presets.parts import (
+    CLUSTERS,
+    DATASETS,
+    TEXT_MODELS,
+    VISION_MODELS,
+    cloud_run,
+    prepare,
+    with_parts,
+)
 from recipes.spec import Budget, Recipe
 
 FULL, ADAPTER = 1e-5, 1e-4

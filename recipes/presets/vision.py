@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recipes.presets.parts import CLUSTERS, DATASETS, IMAGE_TOKEN, VISION_MODELS, cloud_run, prepare, with_parts
+from recipes.presets.parts import (
+    CLUSTERS,
+    DATASETS,
+    IMAGE_TOKEN,
+    VISION_MODELS,
+    cloud_run,
+    prepare,
+    with_parts,
+)
 from recipes.spec import Budget, Recipe
 
 SHAPES = {
@@ -61,8 +69,8 @@ def qwen2_5_vl_32b_mathv60k() -> Recipe:
 def qwen2_5_vl_72b_mathv60k() -> Recipe:
     """Four nodes of 8, with the options of the original OpenRLHF-M run.
 
-    One differs: its --save_steps 50 saves nothing before the end of a run of 31 steps, so the interval is Young and
-    Daly's here.
+    One differs: its --save_steps 50 saves nothing before the end of a run of 31 steps, so the interval is
+    Young and Daly's here.
     """
     recipe = _grpo("72b", "mathv60k")
     config = with_parts(
@@ -82,9 +90,8 @@ def _lora(recipe: Recipe, cluster: str, rank: int) -> Recipe:
         lora={"rank": rank},
         optimizer={"learning_rate": 10 * recipe.config.optimizer.learning_rate},
     )
-    description = (
-        f"{recipe.description.partition(' (')[0]}, LoRA of rank {rank} ({shape.nodes} x {shape.gpus_per_node})"
-    )
+    trained = recipe.description.partition(" (")[0]
+    description = f"{trained}, LoRA of rank {rank} ({shape.nodes} x {shape.gpus_per_node})"
     return replace(recipe, name=name, description=description, config=config, cluster=shape)
 
 

@@ -1,4 +1,5 @@
-"""Renders a recipe for any target; `python -m recipes.targets.render` writes recipes/generated, the committed files."""
+"""Renders a recipe for any target; `python -m recipes.targets.render` writes recipes/generated, the committed
+files."""
 
 from __future__ import annotations
 
@@ -24,11 +25,13 @@ COMMITTED = {
     "sft-qwen2.5-vl-7b-full": EVERYWHERE,
     "preflight": EVERYWHERE,
 }
-"""Recipe -> targets for which its files are committed, if they can run it. `launch.py render` writes all others."""
+"""Recipe -> targets for which its files are committed, if they can run it. `launch.py render` writes all
+others."""
 
 
 def render(recipe: Recipe, target: str) -> dict[str, str]:
-    """File name -> text; the first is the one to launch. Raises ConfigError where the target cannot run the recipe."""
+    """File name -> text; the first is the one to launch. Raises ConfigError where the target cannot run the
+    recipe."""
     validate(recipe)
     capabilities.check(recipe, target)
     if capabilities.capability(target).shared_files and recipe.cluster.nodes > 1 and recipe.kind == "train":

@@ -1,7 +1,7 @@
 """Which exit codes each engine starts a run again after: the retry rules of all targets.
 
-The run counts its own attempts in the bucket and leaves with a final code once they are spent. What stands here makes
-every engine obey that code, and bounds what happens before the run can count:
+The run counts its own attempts in the bucket and leaves with a final code once they are spent. What stands
+here makes every engine obey that code, and bounds what happens before the run can count:
 
     SkyPilot  restarts after the codes of a list without limit, after any other non-zero code `max_restarts_on_errors`
               times. When one node of several ends, it reports 137 for all others: 137 must not be in the list.
@@ -20,13 +20,15 @@ from recipes.targets import script
 from trainer.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT, RECOVER_EXIT_CODES
 
 FINAL = "spotrl: ended for good"
-"""Start of the final line: `status` looks for it where an engine distinguishes success and failure by 0 alone."""
+"""Start of the final line: `status` looks for it where an engine distinguishes success and failure by 0
+alone."""
 CAPACITY_HOURS = 8.0
 """How long dstack looks for machines before it gives up, hours."""
 
 
 def codes(recipe: Recipe) -> tuple[int, ...]:
-    """Exit codes after which the recipe is started again. A preflight never is: its answer is the exit code."""
+    """Exit codes after which the recipe is started again. A preflight never is: its answer is the exit
+    code."""
     return RECOVER_EXIT_CODES if recipe.kind == "train" else ()
 
 
@@ -36,13 +38,15 @@ def sky(recipe: Recipe) -> dict[str, Any]:
 
 
 def dstack(recipe: Recipe) -> dict[str, Any]:
-    """dstack's `retry`. A node lost on RunPod, Kubernetes or own machines is an `error` to it, as is a failed job."""
+    """dstack's `retry`. A node lost on RunPod, Kubernetes or own machines is an `error` to it, as is a failed
+    job."""
     events = ["no-capacity", "interruption", "error"] if codes(recipe) else ["no-capacity"]
     return {"on_events": events, "duration": f"{min(recipe.budget.max_hours, CAPACITY_HOURS):g}h"}
 
 
 def dstack_command(recipe: Recipe, body: str) -> str:
-    """The task's one command: `body`, then the node's process; dstack sees 0 for what it must not start again.
+    """The task's one command: `body`, then the node's process; dstack sees 0 for what it must not start
+    again.
 
     In a shell of its own, because dstack's is interactive, where an unset variable ends less than it should.
     """
@@ -83,7 +87,8 @@ fi
 
 
 def slurm_end(recipe: Recipe) -> str:
-    """Asks for the requeue after a code that a restart can cure, while the budget lasts; `code` is the job's."""
+    """Asks for the requeue after a code that a restart can cure, while the budget lasts; `code` is the
+    job's."""
     if not codes(recipe):
         return 'exit "$code"\n'
     most = recipe.budget.max_requeues
@@ -109,7 +114,8 @@ exit "$code"
 
 
 def pbs_begin(recipe: Recipe) -> str:
-    """Counts the starts of this job in a file, since PBS does not report them, and ends one that has had too many."""
+    """Counts the starts of this job in a file, since PBS does not report them, and ends one that has had too
+    many."""
     return f"""\
 starts=".cache/$RUN_ID.$PBS_JOBID.starts"
 echo >> "$starts"

@@ -1,4 +1,5 @@
-"""Bare machines over ssh: the script that each node runs; `drivers/ssh_driver.py` copies, starts and stops it."""
+"""Bare machines over ssh: the script that each node runs; `drivers/ssh_driver.py` copies, starts and stops
+it."""
 
 from __future__ import annotations
 
@@ -11,23 +12,25 @@ from trainer.config import ConfigError
 DIRECTORY = "spotrl"
 """Where the repository stands on the machines, under the home directory."""
 NOTICE_S = 60
-"""Time to save in after a stop. A bare machine is taken by nobody else: the only notice is our own stop command."""
+"""Time to save in after a stop. A bare machine is taken by nobody else: the only notice is our own stop
+command."""
 STOP_S = NOTICE_S + 15
 """Until a node that does not end is killed."""
 
 
 def render(recipe: Recipe) -> dict[str, str]:
-    """Set-up and run script of every node. SPOTRL_NODE_RANK, SPOTRL_NODES and SPOTRL_PEERS come from the driver."""
+    """Set-up and run script of every node. SPOTRL_NODE_RANK, SPOTRL_NODES and SPOTRL_PEERS come from the
+    driver."""
     begin = script.preamble(recipe.site.shared_dir or "$HOME/spotrl-work", bucket=False)
-    head = (
-        f"#!/usr/bin/env bash\n# {recipe.description}: one node. Driven by `launch.py up {recipe.name} --target ssh`.\n"
-    )
+    usage = f"# {recipe.description}: one node. Driven by `launch.py up {recipe.name} --target ssh`."
+    head = f"#!/usr/bin/env bash\n{usage}\n"
     body = begin + script.setup_commands(recipe) + script.write_config(recipe)
     return {f"{recipe.name}.sh": head + body + f"exec {script.node_command(recipe)}\n"}
 
 
 def address(host: str) -> tuple[str, str, int]:
-    """(login, address among the nodes, port) of `[user@]address[:port][/private address]`. Raises ConfigError."""
+    """(login, address among the nodes, port) of `[user@]address[:port][/private address]`. Raises
+    ConfigError."""
     public, slash, private = host.partition("/")
     login, colon, port = public.partition(":")
     odd = any(c.isspace() for c in host) or host.startswith("-") or (slash and not private)
@@ -41,7 +44,9 @@ def hosts_of(recipe: Recipe) -> list[str]:
     hosts = list(recipe.site.hosts)
     if len(hosts) != recipe.cluster.nodes:
         given = f"{len(hosts)} were given" if hosts else "none were given"
-        raise ConfigError(f"{recipe.name} wants {recipe.cluster.nodes} machines and {given}: --hosts head,second,...")
+        raise ConfigError(
+            f"{recipe.name} wants {recipe.cluster.nodes} machines and {given}: --hosts head,second,..."
+        )
     if len(set(hosts)) != len(hosts):
         raise ConfigError("--hosts names a machine twice: each node must be a machine of its own")
     for host in hosts:
@@ -70,17 +75,32 @@ def copy_command(recipe: Recipe, host: str) -> list[str]:
     login, _, port = address(host)
     shell = shlex.join(["ssh", *options(recipe, port)])
     keep_out = [
-        f"--exclude={name}" for name in (".git", ".venvs", ".venv", "runs", ".cache", "__pycache__", ".*_cache")
+        f"--exclude={name}"
+        for name in (".git", ".venvs", ".venv", "runs", ".cache", "__pycache__", ".*_cache")
     ]
     there = f"mkdir -p {DIRECTORY}/.cache && rsync"
-    return ["rsync", "-az", "--delete", *keep_out, "--rsync-path", there, "-e", shell, "./", f"{login}:{DIRECTORY}/"]
+    return [
+        "rsync",
+        "-az",
+        "--delete",
+        *keep_out,
+        "--rsync-path",
+        there,
+        "-e",
+        shell,
+        "./",
+        f"{login}:{DIRECTORY}/",
+    ]
 
 
-def run_command(recipe: Recipe, rank: int, env: dict[str, str], run_id: str, follow: bool = True) -> list[str]:
-    """ssh command that starts a node, shows its log and leaves with its exit code; without `follow` it only starts it.
+def run_command(
+    recipe: Recipe, rank: int, env: dict[str, str], run_id: str, follow: bool = True
+) -> list[str]:
+    """ssh command that starts a node, shows its log and leaves with its exit code; without `follow` it only
+    starts it.
 
-    The node writes its log to its own disk, so a laptop that goes to sleep does not end the run. Its process group is
-    written next to it, so that `stop_command` ends exactly this run.
+    The node writes its log to its own disk, so a laptop that goes to sleep does not end the run. Its process
+    group is written next to it, so that `stop_command` ends exactly this run.
     """
     hosts = hosts_of(recipe)
     login, _, port = address(hosts[rank])
@@ -121,11 +141,17 @@ def running(group: str) -> str:
 def log_command(recipe: Recipe, host: str, run_id: str) -> list[str]:
     """ssh command that follows a node's log."""
     login, _, port = address(host)
-    return ["ssh", *options(recipe, port), login, f"tail -n 100 -F {DIRECTORY}/.cache/{run_id}.log 2>/dev/null"]
+    return [
+        "ssh",
+        *options(recipe, port),
+        login,
+        f"tail -n 100 -F {DIRECTORY}/.cache/{run_id}.log 2>/dev/null",
+    ]
 
 
 def stop_command(recipe: Recipe, host: str, run_id: str, patience_s: int = STOP_S) -> list[str]:
-    """ssh command that ends a node's process group: TERM, on which the run saves, and KILL after `patience_s`."""
+    """ssh command that ends a node's process group: TERM, on which the run saves, and KILL after
+    `patience_s`."""
     login, _, port = address(host)
     group = f"{DIRECTORY}/.cache/{run_id}.pgid"
     remote = (

@@ -32,20 +32,24 @@ def test_mean_only_leave_one_out_and_batch_norm_by_hand():
     assert leave_one_out(REWARDS, GROUPS).tolist() == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3, 2, -2])
     assert leave_one_out(REWARDS, GROUPS)[0] == pytest.approx(1 - (0 + 0 + 1) / 3)
     std = (6 / 5) ** 0.5  # of all six about their mean 1
-    assert batch_norm(REWARDS, GROUPS, 0.0).tolist() == pytest.approx([x / std for x in (0.5, -0.5, -0.5, 0.5, 1, -1)])
+    assert batch_norm(REWARDS, GROUPS, 0.0).tolist() == pytest.approx(
+        [x / std for x in (0.5, -0.5, -0.5, 0.5, 1, -1)]
+    )
 
 
 def test_gdpo_lets_a_reward_of_small_spread_count_as_much_as_a_large_one():
     parts = torch.tensor([[1.0, 0.0], [0.0, 0.01], [1.0, 0.01], [0.0, 0.0]], dtype=torch.float64)
     groups = torch.zeros(4, dtype=torch.long)
     both = gdpo(parts, torch.ones(2), groups, 0.0)
-    assert both.tolist() == pytest.approx([0, 0, 1.5**0.5, -(1.5**0.5)], abs=1e-12)  # 2 z, 0, 0, -2 z, normalized
+    # 2 z, 0, 0, -2 z, normalized
+    assert both.tolist() == pytest.approx([0, 0, 1.5**0.5, -(1.5**0.5)], abs=1e-12)
     tilted = gdpo(parts, torch.tensor([3.0, 1.0]), groups, 0.0)
     assert tilted[0] == pytest.approx(-float(tilted[1])) and float(tilted[2] / tilted[0]) == pytest.approx(2)
 
 
 def test_returns_to_go_by_hand():
-    """Two sequences of 3 and 1 tokens; each token's KL is subtracted from its own return and the earlier ones'."""
+    """Two sequences of 3 and 1 tokens; each token's KL is subtracted from its own return and the earlier
+    ones'."""
     lengths, kl = torch.tensor([3, 1]), torch.tensor([0.1, 0.2, 0.3, 0.5])
     assert returns(torch.tensor([1.0, 2.0]), lengths).tolist() == [1, 1, 1, 2]
     assert returns(torch.tensor([1.0, 2.0]), lengths, 1.0, kl).tolist() == pytest.approx([0.4, 0.5, 0.7, 1.5])
@@ -81,7 +85,10 @@ def test_flat_groups_get_exactly_zero_and_order_does_not_matter(kind):
     groups = torch.arange(24) % 6
     parts[groups == 3] = torch.tensor([0.7, 0.1], dtype=torch.float64)
     rewards = RewardParts(("a", "b"), parts, torch.tensor([1.0, 0.5], dtype=torch.float64))
-    ask = lambda r, at: estimate(Algorithm(advantage=kind), r, r.total, at, torch.ones(len(at), dtype=torch.long))  # noqa: E731
+
+    def ask(r, at):
+        return estimate(Algorithm(advantage=kind), r, r.total, at, torch.ones(len(at), dtype=torch.long))
+
     out, order = ask(rewards, groups), torch.randperm(24, generator=g)
     again = ask(RewardParts(rewards.names, parts[order], rewards.weights), groups[order])
     assert torch.allclose(out.values[order], again.values, atol=1e-6)

@@ -1,4 +1,5 @@
-"""Loss, gradient, advantages and rollout correction against TRL's own code, on padded rows of unequal lengths."""
+"""Loss, gradient, advantages and rollout correction against TRL's own code, on padded rows of unequal
+lengths."""
 
 import inspect
 import textwrap
@@ -126,10 +127,16 @@ def test_rollout_correction_is_trl_s(trl, draw, kind, level):
     block(trl.grpo.GRPOTrainer._generate_and_score_completions, first, last, names)
     want = names["vllm_importance_sampling_ratio"]
     found, beyond = rollout_weights(flat(draw.old - draw.rollout), LENGTHS, kind, level, 0.6, 1.5)
-    assert torch.allclose(found, flat(want.expand(6, 7)), rtol=1e-5) and bool(beyond.any()) and not bool(beyond.all())
+    assert (
+        torch.allclose(found, flat(want.expand(6, 7)), rtol=1e-5)
+        and bool(beyond.any())
+        and not bool(beyond.all())
+    )
     loss, grad = ours(draw, "tokens", found)
     theirs_loss, theirs_grad = theirs(trl, draw, want)
-    assert torch.allclose(loss, theirs_loss, rtol=1e-5) and torch.allclose(grad, theirs_grad, rtol=1e-5, atol=1e-8)
+    assert torch.allclose(loss, theirs_loss, rtol=1e-5) and torch.allclose(
+        grad, theirs_grad, rtol=1e-5, atol=1e-8
+    )
 
 
 PARTS = torch.tensor([[1.0, 0.2], [0.0, 0.2], [1.0, 0.6], [0.0, 0.1], [1.0, 0.9], [0.0, 0.0]])
@@ -151,7 +158,9 @@ def test_advantages_are_trl_s(trl, found, scale, aggregation):
     names = {"self": settings, "rewards_per_func": PARTS, "num_generations": GROUP, "device": "cpu",
              "unscorable_mask": torch.zeros(6, dtype=torch.bool)}  # fmt: skip
     function = trl.grpo.GRPOTrainer._generate_and_score_completions
-    block(function, 'if self.multi_objective_aggregation == "sum_then', "# Unscorable completions (every", names)
+    block(
+        function, 'if self.multi_objective_aggregation == "sum_then', "# Unscorable completions (every", names
+    )
     values = found(RewardParts(("accuracy", "format"), PARTS.double(), WEIGHTS.double()))
     assert torch.allclose(values.float(), names["advantages"], atol=1e-6)
 

@@ -45,7 +45,8 @@ def test_a_wild_log_ratio_is_clamped_and_never_makes_a_nan():
 
 
 def test_k2_gradient_is_that_of_the_kl():
-    """Over a whole distribution: d/dtheta sum p log(p/q) equals the expected gradient of k2 with the samples fixed."""
+    """Over a whole distribution: d/dtheta sum p log(p/q) equals the expected gradient of k2 with the samples
+    fixed."""
     theta, q = torch.tensor([0.3, -0.2, 0.5], requires_grad=True), torch.tensor([0.2, 0.5, 0.3])
     p = theta.softmax(0)
     exact = torch.autograd.grad((p * (p.log() - q.log())).sum(), theta)[0]
@@ -73,7 +74,14 @@ def test_surrogate_by_hand(ratio, advantage, expected, clipped):
 def test_kl_enters_with_its_coefficient():
     lp, ref = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -2.5])
     loss = grpo_loss(
-        lp, lp, torch.zeros(2), torch.full((2,), 0.5), **CLIP, ref_logprobs=ref, kl_coef=0.1, kl_estimator="k1"
+        lp,
+        lp,
+        torch.zeros(2),
+        torch.full((2,), 0.5),
+        **CLIP,
+        ref_logprobs=ref,
+        kl_coef=0.1,
+        kl_estimator="k1",
     )
     assert float(loss.kl) == pytest.approx(0.5)
     assert float(loss.total) == pytest.approx(0.05)
@@ -104,7 +112,13 @@ def test_loss_and_gradient_do_not_depend_on_the_cut(denominator):
             part = slice(int(bounds[a]), int(bounds[b]))
             weights = token_weights(lengths[a:b], denominator, n, 6)
             loss = grpo_loss(
-                logprobs[part], old[part], advantages[part], weights, **CLIP, ref_logprobs=ref[part], kl_coef=0.1
+                logprobs[part],
+                old[part],
+                advantages[part],
+                weights,
+                **CLIP,
+                ref_logprobs=ref[part],
+                kl_coef=0.1,
             )
             loss.total.backward()
             total += float(loss.total)

@@ -10,7 +10,9 @@ from trainer.config import ConfigError, Optimizer
 
 
 def rates(total, **options):
-    return [learning_rate(Optimizer(learning_rate=1.0, **options), update, total) for update in range(total + 2)]
+    return [
+        learning_rate(Optimizer(learning_rate=1.0, **options), update, total) for update in range(total + 2)
+    ]
 
 
 def test_warm_up_by_steps_and_by_ratio():
@@ -21,7 +23,11 @@ def test_warm_up_by_steps_and_by_ratio():
 
 def test_decay_ends_on_its_floor_and_stays_there():
     linear = rates(10, warmup_steps=2, schedule="linear", floor=0.1)
-    assert linear[2] == 1.0 and linear[6] == pytest.approx(0.1 + 0.9 * 0.5) and linear[10:] == pytest.approx([0.1] * 2)
+    assert (
+        linear[2] == 1.0
+        and linear[6] == pytest.approx(0.1 + 0.9 * 0.5)
+        and linear[10:] == pytest.approx([0.1] * 2)
+    )
     cosine = rates(8, schedule="cosine", floor=0.2)
     assert cosine[2] == pytest.approx(0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi / 4)))
     assert cosine[8:] == pytest.approx([0.2] * 2)

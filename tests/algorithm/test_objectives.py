@@ -12,9 +12,9 @@ from trainer import config as c
 from trainer.algorithm.correction import mismatch, rollout_weights
 from trainer.algorithm.credit import credited
 from trainer.algorithm.losses import grpo_loss, token_weights
-from trainer.algorithm.records import Outcome, Sample
 from trainer.algorithm.refill import chosen, shortfall
 from trainer.algorithm.shaping import Carried, brevity, next_kl_coef, overlong, repetition, tags
+from trainer.algorithm.traces import Outcome, completed
 from trainer.config import RunConfig
 
 LENGTHS = torch.tensor([2, 1])
@@ -58,11 +58,14 @@ def test_cispo_keeps_the_gradient_of_clipped_tokens():
     total, grad, loss = loss_of("cispo", [1.0, -1.0, 1.0], low=1.0, high=1.0)
     logprobs = (OLD + RATIOS.log()).tolist()
     assert total == pytest.approx(-(2 * logprobs[0] - 0.5 * logprobs[1] + 2 * logprobs[2]) / 3)
-    assert grad == pytest.approx([-2 / 3, 0.5 / 3, -2 / 3]) and float(loss.clip_fraction) == pytest.approx(1 / 3)
+    assert grad == pytest.approx([-2 / 3, 0.5 / 3, -2 / 3]) and float(loss.clip_fraction) == pytest.approx(
+        1 / 3
+    )
 
 
 def test_gmpo_clips_logarithms_then_takes_the_geometric_mean():
-    """log 2 is cut to 0.4 for a good token; log 0.5 is not, since it falls; so sqrt(e^0.4 / 2) for the first."""
+    """log 2 is cut to 0.4 for a good token; log 0.5 is not, since it falls; so sqrt(e^0.4 / 2) for the
+    first."""
     weights = token_weights(LENGTHS, "sequences", 3, 2)
     total, grad, _ = loss_of("gmpo", [1.0, 1.0, -1.0], 0.4, 0.4, weights=weights)
     first = math.sqrt(math.exp(0.4) / 2)
@@ -81,7 +84,9 @@ def test_correction_by_hand():
     assert find("truncate", "sequence")[0] == pytest.approx([2, 2, 0.1])  # 4 x 0.5 = 2
     assert find("mask", "sequence", high=1.9)[0] == pytest.approx([0, 0, 0.1])
     assert find("truncate", "geometric")[0] == pytest.approx([2**0.5, 2**0.5, 0.1])
-    assert all(math.isfinite(x) for x in rollout_weights(gap * 100, LENGTHS, "truncate", "sequence", 0.0, 1e9)[0])
+    assert all(
+        math.isfinite(x) for x in rollout_weights(gap * 100, LENGTHS, "truncate", "sequence", 0.0, 1e9)[0]
+    )
 
 
 def test_correction_multiplies_the_surrogate_and_leaves_the_kl():
@@ -100,12 +105,18 @@ def test_mismatch_is_the_kl_both_ways_and_the_effective_sample_size():
     assert float(out["mismatch/kl_reverse"]) == pytest.approx(kl(policy, engine), rel=1e-5)
     assert float(out["mismatch/ratio_mean"]) == pytest.approx(1)
     assert float(out["ratio_square"]) == pytest.approx(0.2**2 / 0.5 + 0.3**2 / 0.25 + 0.5**2 / 0.25)
-    assert all(math.isfinite(float(x)) for x in mismatch(torch.tensor([200.0, -200.0]), torch.ones(2)).values())
+    assert all(
+        math.isfinite(float(x)) for x in mismatch(torch.tensor([200.0, -200.0]), torch.ones(2)).values()
+    )
 
 
 @pytest.mark.parametrize(
     ("kind", "denominator", "level"),
-    product(["ppo", "gspo", "cispo", "gmpo"], ["tokens", "sequences", "constant"], ["token", "sequence", "geometric"]),
+    product(
+        ["ppo", "gspo", "cispo", "gmpo"],
+        ["tokens", "sequences", "constant"],
+        ["token", "sequence", "geometric"],
+    ),
 )
 def test_loss_gradient_and_metrics_do_not_depend_on_the_cut(kind, denominator, level):
     g = torch.Generator().manual_seed(0)
@@ -174,7 +185,7 @@ def test_rewards_of_the_form_join_the_grader_s_with_their_weights():
         algorithm=c.Algorithm(overlong_buffer=0.5),
     )
     texts, ids = ["<think>", "</think>"], [[1] * 10, [1, 2]]
-    samples = [Sample(0, 0, i, [1], ids[i], [], text, True, 0) for i, text in enumerate(texts)]
+    samples = [completed([1], ids[i], group=0, row=0, index=i, text=text) for i, text in enumerate(texts)]
     credit = credited(config, samples, [Outcome("correct", 1.0, 0.0, 1.0), Outcome("correct", 1.0, 0.0, 1.0)])
     names = [name.removeprefix("reward/") for name in credit.rewards.names]
     assert names == ["accuracy", "format", "tags", "length", "repetition", "overlong"]
@@ -193,10 +204,10 @@ def test_the_kl_coefficient_is_steered_by_at_most_a_fifth_per_horizon():
 
 
 def test_a_checkpoint_without_the_newer_fields_goes_on_where_it_stood():
-    carried = Carried()
-    carried.__dict__.update({"count": 3.0, "mean": 0.5, "m2": 0.1})
-    carried.start(RunConfig(), 5)
+    carried = Carried.resume({"count": 3.0, "mean": 0.5, "m2": 0.1}, RunConfig(), 5)
     assert (carried.prompts, carried.kl_coef) == (5 * 64, 1e-3)
+    assert (carried.count, carried.mean, carried.m2) == (3.0, 0.5, 0.1)
+    assert Carried.resume(carried.state() | {"gone": 1.0}, RunConfig(), 6) == carried
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=60), st.integers(1, 40))
@@ -210,6 +221,7 @@ def test_chosen_groups_are_useful_first_in_order_and_never_more_than_asked(flat,
 
 
 def test_shortfall_expects_the_share_seen_so_far():
-    assert shortfall([False, False, True, True], 4) == 4  # 2 lack, and half of what was asked taught something
+    # 2 lack, and half of what was asked taught something
+    assert shortfall([False, False, True, True], 4) == 4
     assert shortfall([True, True, True, False], 3) == 3  # 2 x 4, but no more than a step's prompts
     assert shortfall([True] * 4, 4) == 4 and shortfall([False] * 4, 4) == 0

@@ -61,7 +61,8 @@ def test_samples_of_a_prompt_lie_side_by_side_and_large_passes_come_first():
 @pytest.mark.parametrize(
     ("shape", "world", "budget", "passes", "waiting"),
     [
-        ((64, 8, 5.8, 0.7, 2048), 8, 12_000, 3, 0.10),  # 7B, the whole rollout in one update: 64 passes of one sample
+        # 7B, the whole rollout in one update: 64 passes of one sample
+        ((64, 8, 5.8, 0.7, 2048), 8, 12_000, 3, 0.10),
         ((8, 8, 5.8, 0.7, 2048), 8, 12_000, 1, 0.60),
         ((64, 4, 6.3, 0.9, 8000), 32, 24_000, 1, 0.40),  # 72B, log-probabilities of the step
     ],
@@ -79,7 +80,8 @@ def test_passes_and_waiting_at_the_recipes_lengths(shape, world, budget, passes,
 def test_a_shared_prompts_keys_are_bounded_too():
     """16 completions of 100 tokens on a prompt of 4,000: all in one pass would take twelve keys per token."""
     keys = lambda members: sum(  # noqa: E731
-        (4_000 if n == 1 else 4_000 * (n + 1)) + 100 * n for n in Counter(lengths[i].prompt for i in members).values()
+        (4_000 if n == 1 else 4_000 * (n + 1)) + 100 * n
+        for n in Counter(lengths[i].prompt for i in members).values()
     )
     lengths = [Length(g, 4_000, 100) for g in range(2) for _ in range(16)]
     plan = schedule(lengths, 1, 12_000)

@@ -1,4 +1,5 @@
-"""A stand-in policy for checkpoint tests: parameters with Adam's states, cut among ranks as ZeRO-3 cuts them."""
+"""A stand-in policy for checkpoint tests: parameters with Adam's states, cut among ranks as ZeRO-3 cuts
+them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ from trainer.checkpoint.reader import ShardReader
 from trainer.checkpoint.writer import ShardWriter
 from trainer.config import RunConfig, override
 
-SHAPES = {"model.embed.weight": (67, 11), "model.layer.weight": (13, 11), "model.norm.weight": (11,), "scale": (1,)}
+SHAPES = {
+    "model.embed.weight": (67, 11),
+    "model.layer.weight": (13, 11),
+    "model.norm.weight": (11,),
+    "scale": (1,),
+}
 KINDS = ("master", "exp_avg", "exp_avg_sq")
 
 
@@ -35,12 +41,15 @@ def cut(full, rank: int, world_size: int, shapes=None) -> dict[str, Shard]:
     shards = {}
     for name, shape in (shapes or SHAPES).items():
         start, stop = piece(torch.Size(shape).numel(), rank, world_size)
-        shards[name] = Shard(shape, start, stop, {kind: t[start:stop].clone() for kind, t in full[name].items()})
+        shards[name] = Shard(
+            shape, start, stop, {kind: t[start:stop].clone() for kind, t in full[name].items()}
+        )
     return shards
 
 
 def cut_whole(full, rank: int, world_size: int) -> dict[str, Shard]:
-    """As ZeRO-1 and 2 cut: parameters end to end, and the whole in equal pieces; most ranks have nothing of most."""
+    """As ZeRO-1 and 2 cut: parameters end to end, and the whole in equal pieces; most ranks have nothing of
+    most."""
     total = sum(torch.Size(shape).numel() for shape in SHAPES.values())
     first, last = piece(total, rank, world_size)
     shards, at = {}, 0
@@ -48,13 +57,20 @@ def cut_whole(full, rank: int, world_size: int) -> dict[str, Shard]:
         size = torch.Size(shape).numel()
         start, stop = (min(max(end - at, 0), size) for end in (first, last))
         start, stop = (start, stop) if start < stop else (0, 0)
-        shards[name] = Shard(shape, start, stop, {kind: t[start:stop].clone() for kind, t in full[name].items()})
+        shards[name] = Shard(
+            shape, start, stop, {kind: t[start:stop].clone() for kind, t in full[name].items()}
+        )
         at += size
     return shards
 
 
 def configure(folder, *assignments: str) -> RunConfig:
-    base = [f"run.dir={folder}/run", "run.name=test", f"checkpoint.remote=file://{folder}/remote", "data.path=rows"]
+    base = [
+        f"run.dir={folder}/run",
+        "run.name=test",
+        f"checkpoint.remote=file://{folder}/remote",
+        "data.path=rows",
+    ]
     return override(RunConfig(), [*base, "checkpoint.every_steps=2", *assignments])
 
 
@@ -65,7 +81,8 @@ def writers(config: RunConfig, world_size: int, **options) -> list[ShardWriter]:
 def save(
     checkpoints: Checkpoints, ranks: list[ShardWriter], step: int, seed: int | None = None, cut=cut, **options
 ) -> None:
-    """One whole checkpoint of `whole(seed or step)`, committed here and in the store, or known to have failed there."""
+    """One whole checkpoint of `whole(seed or step)`, committed here and in the store, or known to have failed
+    there."""
     full = whole(step if seed is None else seed)
     checkpoints.begin(step, {"step": step, "offset": 8 * step}, **options)
     for writer in ranks:
@@ -101,7 +118,9 @@ def holds(source, step: int, world_size: int = 1) -> bool:
                 start, stop = piece(full[name][kind].numel(), rank, world_size)
                 if not torch.equal(reader.read(kind, name, start, stop), full[name][kind][start:stop]):
                     return False
-    return reader.names() == list(SHAPES) and all(reader.shape(name) == shape for name, shape in SHAPES.items())
+    return reader.names() == list(SHAPES) and all(
+        reader.shape(name) == shape for name, shape in SHAPES.items()
+    )
 
 
 def attempt(config: RunConfig, told: list[str], **options) -> Checkpoints:

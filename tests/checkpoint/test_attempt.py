@@ -1,4 +1,5 @@
-"""The record of attempts on real stores, with and without conditional puts; two attempts at once; the budget."""
+"""The record of attempts on real stores, with and without conditional puts; two attempts at once; the
+budget."""
 
 import hashlib
 import json
@@ -83,7 +84,8 @@ def objects(store: Storage) -> dict[str, str]:
 
 @pytest.mark.parametrize("server_name", ["rclone", "moto"])
 def test_two_attempts_of_other_world_sizes_at_once(request, tmp_path, told, server_name, monkeypatch):
-    """The older one continues on its own disk while the newer one works: it commits and deletes nothing any more."""
+    """The older one continues on its own disk while the newer one works: it commits and deletes nothing any
+    more."""
     server = request.getfixturevalue(server_name)
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
@@ -119,7 +121,9 @@ def test_two_attempts_of_other_world_sizes_at_once(request, tmp_path, told, serv
     newer.close()
     left = {key.split("/")[0] for key, _ in store.list() if key.endswith("manifest.json")}
     assert left == {"step-00000004", "step-00000006"}
-    found = Checkpoints(override(two, [f"run.dir={tmp_path}/three"]), "data", storage=store, say=told.append).find()
+    found = Checkpoints(
+        override(two, [f"run.dir={tmp_path}/three"]), "data", storage=store, say=told.append
+    ).find()
     assert found.step == 6 and found.manifest["attempt"] == newer.attempt and found.world_size == 1
 
 
@@ -171,7 +175,9 @@ def test_the_older_layout_is_read(tmp_path, told):
 # --- the budget -------------------------------------------------------------------------------------------------------
 
 
-def end(record: Attempts, committed_before: int, code: int | None, committed_after: int | None = None) -> int | None:
+def end(
+    record: Attempts, committed_before: int, code: int | None, committed_after: int | None = None
+) -> int | None:
     taken = record.take(committed_before, "launch")
     if code is None:
         return None
@@ -181,7 +187,9 @@ def end(record: Attempts, committed_before: int, code: int | None, committed_aft
 def test_failures_without_progress_end_the_run(record, capsys):
     record.max_restarts = 2
     assert end(record, 0, EXIT_ERROR) == EXIT_ERROR
-    assert end(record, 0, EXIT_ERROR, committed_after=4) == EXIT_ERROR, "it got further: the count starts again"
+    assert end(record, 0, EXIT_ERROR, committed_after=4) == EXIT_ERROR, (
+        "it got further: the count starts again"
+    )
     assert end(record, 4, EXIT_ERROR) == EXIT_ERROR
     assert end(record, 4, EXIT_ERROR) == EXIT_ERROR
     assert end(record, 4, EXIT_ERROR) == EXIT_GAVE_UP, "the first, and two restarts"
@@ -256,7 +264,8 @@ def test_the_desk_asks_the_record(tmp_path, capsys):
 
 
 def test_the_commit_waits_for_a_store_that_is_away(tmp_path, told):
-    """An outage while the epoch is read is no fencing: it is told, and the commit follows when the store is back."""
+    """An outage while the epoch is read is no fencing: it is told, and the commit follows when the store is
+    back."""
     with servers.rclone(tmp_path / "disk") as server, servers.proxy(server.port) as relay:
         env = servers.s3_environment(relay.port)
         config = override(configure(tmp_path), ["checkpoint.remote=s3://bucket/x"])
@@ -276,8 +285,12 @@ def test_a_machine_that_fails_its_checks_again_and_again_ends_the_run(record, ca
     assert left == [EXIT_PREFLIGHT] * 3, "three machines by their names; two by their GPUs"
     assert record.count(0, "first", EXIT_PREFLIGHT, "NVLink 3 of 18 down", bad[:2]) == EXIT_GAVE_UP
     said = capsys.readouterr().out
-    assert said.count("\n") == 1 and "machine pod-1 has failed its checks 3 times" in said and "NVLink" in said
-    assert record.count(0, "second", EXIT_PREFLIGHT, "", bad[:1]) == EXIT_PREFLIGHT, "a new launch counts anew"
+    assert (
+        said.count("\n") == 1 and "machine pod-1 has failed its checks 3 times" in said and "NVLink" in said
+    )
+    assert record.count(0, "second", EXIT_PREFLIGHT, "", bad[:1]) == EXIT_PREFLIGHT, (
+        "a new launch counts anew"
+    )
 
 
 def test_a_start_that_fails_early_replaces_only_what_its_engine_has_ended(record):

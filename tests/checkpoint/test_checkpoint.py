@@ -31,7 +31,8 @@ from tests.checkpoint.synthetic import (
 )
 from tests.conftest import ROOT
 from trainer.checkpoint import reader
-from trainer.checkpoint.format import CheckpointError, decode, encode, pack, unpack
+from trainer.checkpoint.format import CheckpointError, decode, encode
+from trainer.checkpoint.manifest import pack, unpack
 from trainer.checkpoint.reader import CorruptCheckpoint, ShardReader, fetch_all
 from trainer.config import ConfigError, override
 
@@ -88,9 +89,9 @@ def test_large_shards_are_cut_into_files(run, tmp_path, monkeypatch):
     ShardReader(found).read("master", "model.embed.weight")
     time.sleep(0.2)
     fetched = {p.name for p in (tmp_path / "run").rglob("*.safetensors")}
-    assert 0 < len(fetched) < len([e for e in found.manifest["files"] if e["name"].endswith(".safetensors")]), (
-        "only the files that hold weights are fetched"
-    )
+    assert (
+        0 < len(fetched) < len([e for e in found.manifest["files"] if e["name"].endswith(".safetensors")])
+    ), "only the files that hold weights are fetched"
 
 
 # --- elastic ----------------------------------------------------------------------------------------------------------
@@ -126,7 +127,9 @@ def test_a_rank_fetches_only_the_files_it_reads(tmp_path, told):
     full = whole(2)["model.embed.weight"]["master"]
     reader = ShardReader(found)
     assert torch.equal(reader.read("master", "model.embed.weight", 0, 100), full[:100])
-    assert [p.name for p in sorted((tmp_path / "run").rglob("*.safetensors"))] == ["rank-00000-of-00004.safetensors"]
+    assert [p.name for p in sorted((tmp_path / "run").rglob("*.safetensors"))] == [
+        "rank-00000-of-00004.safetensors"
+    ]
 
 
 def test_unknown_and_missing_pieces_are_named(run):
@@ -164,7 +167,9 @@ def test_damage_falls_back_and_says_so(run, tmp_path, told, where, damage):
         spoil(root / "checkpoints/step-00000004", damage)
     if where == "remote":
         shutil.rmtree(tmp_path / "run")
-    found, _ = again(config, told).restore(lambda found: holds(found, found.step) or pytest.fail("wrong values"))
+    found, _ = again(config, told).restore(
+        lambda found: holds(found, found.step) or pytest.fail("wrong values")
+    )
     assert found.step == (4 if where == "local" else 2)
     if where != "local" and damage != "manifest":
         assert any("falling back" in text and "step 4" in text for text in told)
@@ -199,7 +204,9 @@ def test_a_malformed_manifest_is_no_manifest(run, tmp_path, told, what):
         manifest = unpack(path.read_bytes())
         MALFORMED[what](manifest)
         path.write_bytes(pack(manifest))
-    found, _ = attempt(config, told).restore(lambda found: holds(found, found.step) or pytest.fail("wrong values"))
+    found, _ = attempt(config, told).restore(
+        lambda found: holds(found, found.step) or pytest.fail("wrong values")
+    )
     assert found.step == 2
 
 
@@ -228,7 +235,9 @@ def test_files_that_are_no_files_of_a_checkpoint_fall_back(run, tmp_path, told, 
             if entry["name"] == name:
                 entry.update(bytes=len(text), sha256=hashlib.sha256(text).hexdigest())
         (folder / "manifest.json").write_bytes(pack(manifest))
-    found, _ = attempt(config, told).restore(lambda found: holds(found, found.step) or pytest.fail("wrong values"))
+    found, _ = attempt(config, told).restore(
+        lambda found: holds(found, found.step) or pytest.fail("wrong values")
+    )
     assert found.step == 2
     assert any("falling back" in text and "step 4" in text for text in told)
 
@@ -299,14 +308,18 @@ def test_refuses_another_configuration_and_other_data(run, told):
     assert again(longer, told).find().step == 2, "under a constant learning rate the run may become longer"
     with pytest.raises(ConfigError, match="not what the checkpoint was trained on"):
         again(config, told, data="other").find()
-    elsewhere = override(config, ["placement.nodes=3", "algorithm.micro_batch_tokens=200", "checkpoint.keep_last=5"])
+    elsewhere = override(
+        config, ["placement.nodes=3", "algorithm.micro_batch_tokens=200", "checkpoint.keep_last=5"]
+    )
     assert again(elsewhere, told).find().step == 2, "where and how fast may differ"
 
 
 def test_refuses_another_length_where_the_learning_rate_decays_over_it(tmp_path, told):
     config = configure(tmp_path, "optimizer.schedule=cosine", "run.max_steps=20")
     save(again(config, told), writers(config, 1), 2)
-    with pytest.raises(ConfigError, match=r"run\.max_steps is 40, the checkpoint has 20 \(optimizer\.schedule cosine"):
+    with pytest.raises(
+        ConfigError, match=r"run\.max_steps is 40, the checkpoint has 20 \(optimizer\.schedule cosine"
+    ):
         again(override(config, ["run.max_steps=40"]), told).find()
 
 

@@ -87,7 +87,8 @@ def test_export_takes_frozen_weights_from_the_base_model(tmp_path, told):
     assert torch.equal(written["visual.patch"], tensors["visual.patch"])
     weight_map = dict.fromkeys(tensors, "model.safetensors") | {"visual.norm": "model-2.safetensors"}
     (base / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    with pytest.raises(ConfigError, match=r"no model-2\.safetensors, which holds visual\.norm"):  # a node's share
+    # a node's share
+    with pytest.raises(ConfigError, match=r"no model-2\.safetensors, which holds visual\.norm"):
         export_hf(checkpoints.find(), tmp_path / "hf", base, "fp32")
 
 
@@ -96,7 +97,7 @@ def test_an_adapter_is_exported_for_peft_and_merged_as_peft_merges(tmp_path, tol
     from transformers import AutoModelForCausalLM
 
     from trainer.config import LoRA
-    from trainer.engine import lora
+    from trainer.learning import lora
 
     saved_model(tmp_path / "base")
     config = replace(configure(tmp_path), lora=LoRA(rank=3, alpha=5, rslora=True))
@@ -116,17 +117,25 @@ def test_an_adapter_is_exported_for_peft_and_merged_as_peft_merges(tmp_path, tol
     finish(checkpoints, ranks)
     found = checkpoints.find()
     folder = export_adapter(found, tmp_path / "adapter", config)
-    loaded = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), str(folder))
+    loaded = peft.PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "base"), str(folder)
+    )
     named = {n.removeprefix("base_model.model."): p for n, p in loaded.named_parameters() if "lora_" in n}
     assert named.keys() == factors.keys() and all(torch.equal(named[n], v) for n, v in factors.items())
     merged = load_file(export_hf(found, tmp_path / "hf", tmp_path / "base", "fp32") / "model.safetensors")
     want = dict(loaded.merge_and_unload().named_parameters())
-    assert all(torch.allclose(merged[name], value, atol=1e-6) for name, value in want.items() if name in merged)
+    assert all(
+        torch.allclose(merged[name], value, atol=1e-6) for name, value in want.items() if name in merged
+    )
     assert merged.keys() >= want.keys() - {"lm_head.weight"}
     whole = weights.make(str(folder), tmp_path / "again", str(tmp_path / "base"))
     again_merged = load_file(whole / "model.safetensors")
-    assert again_merged.keys() == merged.keys() and all(torch.equal(merged[n], again_merged[n]) for n in merged)
-    assert weights.make(str(whole), tmp_path / "linked", "unused").resolve() == whole, "a whole model is left as it is"
+    assert again_merged.keys() == merged.keys() and all(
+        torch.equal(merged[n], again_merged[n]) for n in merged
+    )
+    assert weights.make(str(whole), tmp_path / "linked", "unused").resolve() == whole, (
+        "a whole model is left as it is"
+    )
     (tmp_path / "base/model.safetensors").rename(tmp_path / "base/other.bin")
     with pytest.raises(ConfigError, match=r"has no model\.layers.*give the model it was trained on"):
         weights.make(str(folder), tmp_path / "wrong", str(tmp_path / "base"))
@@ -153,10 +162,14 @@ def test_a_base_in_4_bits_is_what_training_computed_with_whatever_type_is_writte
     finish(checkpoints, [writer])
     weight = load_file(tmp_path / "base/model.safetensors")[f"{stem}.weight"]
     four = {
-        kind: dequantize_4bit(*quantize_4bit(weight.to(kind), compress_statistics=True, quant_type="nf4")).float()
+        kind: dequantize_4bit(
+            *quantize_4bit(weight.to(kind), compress_statistics=True, quant_type="nf4")
+        ).float()
         for kind in (torch.bfloat16, torch.float32)
     }
-    written = load_file(export_hf(checkpoints.find(), tmp_path / "hf", tmp_path / "base", "fp32") / "model.safetensors")
+    written = load_file(
+        export_hf(checkpoints.find(), tmp_path / "hf", tmp_path / "base", "fp32") / "model.safetensors"
+    )
     merged = four[torch.bfloat16] + config.lora.scale * b @ a
     assert torch.allclose(written[f"{stem}.weight"], merged, atol=1e-6)
     assert not torch.allclose(four[torch.bfloat16], four[torch.float32], atol=1e-6)
@@ -182,19 +195,26 @@ print(max(seen) - before)
 
 
 def test_export_streams(tmp_path, told):
-    """Exports 512 MiB of fp32 masters; what the process allocates stays below 250 MiB (mapped shard pages aside)."""
+    """Exports 512 MiB of fp32 masters; what the process allocates stays below 250 MiB (mapped shard pages
+    aside)."""
     shapes = {f"layer.{i}.weight": (8192, 8192) for i in range(2)}
     config = configure(tmp_path, "checkpoint.remote=")
     checkpoints, (writer,) = again(config, told), writers(config, 1)
     checkpoints.begin(2, {})
     value = torch.ones(8192 * 8192)
-    writer.start(2, {name: Shard(shape, 0, value.numel(), {"master": value}) for name, shape in shapes.items()}, {})
+    writer.start(
+        2, {name: Shard(shape, 0, value.numel(), {"master": value}) for name, shape in shapes.items()}, {}
+    )
     finish(checkpoints, [writer])
     (tmp_path / "base").mkdir()
     (tmp_path / "base/config.json").write_text("{}")
     source = str(tmp_path / "run/checkpoints/step-00000002")
-    code = EXPORT.format(root=os.getcwd(), source=source, out=str(tmp_path / "hf"), model=str(tmp_path / "base"))
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    code = EXPORT.format(
+        root=os.getcwd(), source=source, out=str(tmp_path / "hf"), model=str(tmp_path / "base")
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
+    )
     assert int(result.stdout) < 250
     assert (tmp_path / "hf/model.safetensors").stat().st_size > 2 * 2 * 8192 * 8192
 

@@ -1,4 +1,5 @@
-"""Ranks of another number read their slices of the store's files: no more than these, and never a damaged block."""
+"""Ranks of another number read their slices of the store's files: no more than these, and never a damaged
+block."""
 
 import json
 import shutil
@@ -44,12 +45,20 @@ def wide(checkpoints, ranks, step):
 
 
 def slices(rank: int, world_size: int) -> list[tuple[str, str, int, int]]:
-    return [(kind, name, *piece(torch.Size(WIDE[name]).numel(), rank, world_size)) for kind in KINDS for name in WIDE]
+    return [
+        (kind, name, *piece(torch.Size(WIDE[name]).numel(), rank, world_size))
+        for kind in KINDS
+        for name in WIDE
+    ]
 
 
 @pytest.mark.parametrize("cuts", [[3, 1, BLOCK_BYTES - 4, 5, 2 * BLOCK_BYTES], [], [BLOCK_BYTES]])
 def test_sums_do_not_depend_on_how_a_file_was_written(cuts):
-    data, sums, one = torch.randint(256, (sum(cuts),), dtype=torch.uint8).numpy().tobytes(), BlockSums(), BlockSums()
+    data, sums, one = (
+        torch.randint(256, (sum(cuts),), dtype=torch.uint8).numpy().tobytes(),
+        BlockSums(),
+        BlockSums(),
+    )
     one.add(memoryview(data))
     at = 0
     for count in cuts:
@@ -97,7 +106,9 @@ def test_a_damaged_block_falls_back_and_one_that_is_not_read_does_no_harm(tmp_pa
     load = lambda rank: lambda found: list(ShardReader(found, ranged=True).stream(slices(rank, 2)))  # noqa: E731
     found, pieces = again(config, told).restore(load(0))
     assert found.step == 2
-    assert all(torch.equal(p, full[s[1]][s[0]][s[2] : s[3]]) for p, s in zip(pieces, slices(0, 2), strict=True))
+    assert all(
+        torch.equal(p, full[s[1]][s[0]][s[2] : s[3]]) for p, s in zip(pieces, slices(0, 2), strict=True)
+    )
     assert any("is damaged from byte" in text and "falling back" in text for text in told)
     unharmed = ShardReader(again(config, told).find(), ranged=True)
     assert torch.equal(unharmed.read("exp_avg", "embed", 0, 100), whole(4, WIDE)["embed"]["exp_avg"][:100])
@@ -151,8 +162,8 @@ def test_an_index_with_sums_that_are_none_falls_back(run, tmp_path, told):
 
 @pytest.mark.long
 def test_a_store_at_a_hundredth_of_the_speed_is_read_by_ranges(tmp_path, told, monkeypatch):
-    """Four ranks' checkpoint of 25 MB, 0.5 MB/s a connection, all of them cut once: a rank of two gets its half, and
-    little more than that comes over the link."""
+    """Four ranks' checkpoint of 25 MB, 0.5 MB/s a connection, all of them cut once: a rank of two gets its
+    half, and little more than that comes over the link."""
     with servers.moto() as server, servers.proxy(server.port) as relay:
         for name, value in server.env.items():
             monkeypatch.setenv(name, value)

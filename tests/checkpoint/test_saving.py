@@ -1,4 +1,5 @@
-"""Saving beside training: two commits, a store that is away, retention, the disk budget, the interval, SIGKILL."""
+"""Saving beside training: two commits, a store that is away, retention, the disk budget, the interval,
+SIGKILL."""
 
 import os
 import random
@@ -43,7 +44,9 @@ QUICK = Retry(attempts=2, first_wait_s=0.1, max_wait_s=0.2, request_retries=0, r
 
 
 def test_keeps_the_last_and_the_best_local_and_remote_apart(tmp_path, told):
-    config = configure(tmp_path, "checkpoint.keep_last=1", "checkpoint.keep_last_remote=3", "checkpoint.keep_best=1")
+    config = configure(
+        tmp_path, "checkpoint.keep_last=1", "checkpoint.keep_last_remote=3", "checkpoint.keep_best=1"
+    )
     checkpoints, ranks = attempt(config, told), writers(config, 1)
     for step, score in ((2, 0.1), (4, 0.9), (6, 0.3), (8, None), (10, 0.2)):
         save(checkpoints, ranks, step, score=score)
@@ -121,7 +124,9 @@ def test_what_is_kept():
 
     assert kept(manifests(2, 4, 6), last=2, best=0, safe=6) == {4, 6}
     assert kept(manifests(2, 4, 6), last=2, best=0, safe=4) == {2, 4, 6}, "6 is not yet in the store"
-    assert kept(manifests(2, 4, 6, 8, 10), last=2, best=0, safe=4) == {2, 4, 8, 10}, "nor are 8 and 10; 6 is behind"
+    assert kept(manifests(2, 4, 6, 8, 10), last=2, best=0, safe=4) == {2, 4, 8, 10}, (
+        "nor are 8 and 10; 6 is behind"
+    )
     assert kept(manifests(2, 4, 6, scores={2: 0.9}), last=1, best=1, safe=6) == {2, 6}
     assert kept(manifests(2, 4), last=1, best=0, safe=0) == {4}
 
@@ -189,7 +194,9 @@ def test_training_goes_on_while_it_is_written(tmp_path, told):
         begun = time.monotonic()
         checkpoints.begin(2, {})
         shards = {
-            name: Shard(shape, 0, t["master"].numel(), {kind: writer.host(f"{kind}/{name}", t[kind]) for kind in t})
+            name: Shard(
+                shape, 0, t["master"].numel(), {kind: writer.host(f"{kind}/{name}", t[kind]) for kind in t}
+            )
             for name, shape in SHAPES.items()
             for t in [device[name]]
         }
@@ -282,7 +289,9 @@ def test_due_every_n_steps_and_at_the_end(tmp_path, told):
 
 
 def test_interval_by_daly_is_measured_and_told(tmp_path, told):
-    config = configure(tmp_path, "checkpoint.every_steps=0", "checkpoint.mean_time_between_preemptions_s=3600")
+    config = configure(
+        tmp_path, "checkpoint.every_steps=0", "checkpoint.mean_time_between_preemptions_s=3600"
+    )
     checkpoints, ranks = attempt(config, told), writers(config, 1)
     assert checkpoints.due(1, 10.0), "the first step is saved, to measure"
     save(checkpoints, ranks, 1)
@@ -330,7 +339,8 @@ while step < 60:
 
 @pytest.mark.slow
 def test_sigkill_at_any_moment_never_loses_a_committed_checkpoint(tmp_path, told):
-    """Kills the writer at random moments; what a fresh process finds is whole and never older than what was told."""
+    """Kills the writer at random moments; what a fresh process finds is whole and never older than what was
+    told."""
     chance, told_step, resumed = random.Random(0), 0, []
     with servers.rclone(tmp_path / "disk") as server:
         for _ in range(12):
@@ -350,7 +360,9 @@ def test_sigkill_at_any_moment_never_loses_a_committed_checkpoint(tmp_path, told
             assert lines and lines[0].startswith("resumed"), "it failed before it was killed"
             resumed.append(int(lines[0].split()[1]))
             assert resumed[-1] >= told_step
-            told_step = max([told_step, *(int(line.split()[1]) for line in lines if not line.startswith("the store"))])
+            told_step = max(
+                [told_step, *(int(line.split()[1]) for line in lines if not line.startswith("the store"))]
+            )
             if chance.random() < 0.5:
                 shutil.rmtree(tmp_path / "run", ignore_errors=True)  # the replacement is a fresh node
     assert told_step > 10

@@ -18,7 +18,9 @@ save_hf_ckpt load_checkpoint use_wandb"""
 
 def keys() -> set[str]:
     config = RunConfig()
-    sections = [f.name for f in dataclasses.fields(config) if dataclasses.is_dataclass(getattr(config, f.name))]
+    sections = [
+        f.name for f in dataclasses.fields(config) if dataclasses.is_dataclass(getattr(config, f.name))
+    ]
     return {f"{s}.{f.name}" for s in sections for f in dataclasses.fields(getattr(config, s))}
 
 
@@ -29,7 +31,9 @@ def test_every_option_of_the_original_is_in_the_table():
 
 
 def test_every_key_of_the_table_exists_and_takes_the_value_it_shows():
-    cells = [line.split(" | ")[1] for line in TEXT.splitlines() if line.startswith("| ") and "---" not in line]
+    cells = [
+        line.split(" | ")[1] for line in TEXT.splitlines() if line.startswith("| ") and "---" not in line
+    ]
     named = {}
     for text in re.findall(r"`([a-z]+\.[a-z_]+(?:: [^`]+)?)`", " ".join(cells)):
         key, _, value = text.partition(": ")

@@ -32,14 +32,18 @@ def scene(width: int = 60, height: int = 40) -> Image.Image:
 def test_the_exif_orientation_is_applied_and_the_header_tells_the_size(kind, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
-    options = {"quality": 100, "subsampling": 0} if kind == "JPEG" else {"lossless": True} if kind == "WEBP" else {}
+    options = (
+        {"quality": 100, "subsampling": 0} if kind == "JPEG" else {"lossless": True} if kind == "WEBP" else {}
+    )
     data = encoded(scene(), kind, exif=exif, **options)
     plain = scene()
     plain.getexif()[0x0112] = orientation
     wanted = ImageOps.exif_transpose(plain)
     got = decode(data, "r")
     assert got.size == wanted.size == size_of(data, "r") == ((40, 60) if orientation > 4 else (60, 40))
-    assert np.abs(np.asarray(got, dtype=int) - np.asarray(wanted, dtype=int)).max() <= (40 if kind == "JPEG" else 0)
+    assert np.abs(np.asarray(got, dtype=int) - np.asarray(wanted, dtype=int)).max() <= (
+        40 if kind == "JPEG" else 0
+    )
 
 
 RAMP = np.linspace(0, 1, 64 * 48).reshape(48, 64)
@@ -79,7 +83,10 @@ def test_transparent_pixels_are_white(mode):
 
 @pytest.mark.parametrize("mode", ["1", "L", "CMYK", "YCbCr"])
 def test_other_modes_become_rgb(mode):
-    assert decode(encoded(scene().convert(mode), "JPEG" if mode in ("CMYK", "YCbCr") else "PNG"), "r").mode == "RGB"
+    assert (
+        decode(encoded(scene().convert(mode), "JPEG" if mode in ("CMYK", "YCbCr") else "PNG"), "r").mode
+        == "RGB"
+    )
 
 
 @pytest.mark.parametrize(

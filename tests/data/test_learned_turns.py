@@ -1,4 +1,5 @@
-"""Loss flags of a conversation's turns: what is kept of the turns, which tokens are learned, and their logprobs."""
+"""Loss flags of a conversation's turns: what is kept of the turns, which tokens are learned, and their
+logprobs."""
 
 import json
 
@@ -52,7 +53,10 @@ def segments(image_tokens):
     start, end = "<|im_start|>", "<|im_end|>"
     image = "<|vision_start|>" + "<|image_pad|>" * image_tokens + "<|vision_end|>" if image_tokens else ""
     return [
-        (f"{start}system\nYou are a helpful assistant.{end}\n{start}user\nSay hello.{end}\n{start}assistant\n", False),
+        (
+            f"{start}system\nYou are a helpful assistant.{end}\n{start}user\nSay hello.{end}\n{start}assistant\n",
+            False,
+        ),
         (f"Hello, hello!{end}", True),
         (f"\n{start}user\nWhat is this?{image}{end}\n{start}assistant\nA triangle.{end}\n", False),
         (f"{start}user\nHow many sides?{end}\n{start}assistant\n", False),
@@ -80,7 +84,9 @@ def test_the_mask_is_that_of_a_list_made_by_hand(family_model, family):
 
 def test_a_template_that_changes_earlier_replies_is_refused(tiny_model):
     prompter = Prompter(Model(path=str(tiny_model)))
-    prompter.processor.chat_template = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    prompter.processor.chat_template = (
+        "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
     with pytest.raises(ConfigError, match="changes message 1 when others follow"):
         prompter.learned_positions(row([CHAT[0], CHAT[1], CHAT[4]], "Three.", [1], []))
 
@@ -89,26 +95,26 @@ def test_logprobs_of_learned_turns_are_plain_transformers(tiny_model):
     """Two conversations packed into a row, with an image in the second."""
     from transformers import AutoModelForImageTextToText
 
-    from trainer.engine.logprobs import LogprobModel
+    from trainer.learning.logprobs import LogprobModel
+    from trainer.loops.sft import lesson
 
     prompter = Prompter(Model(path=str(tiny_model), min_pixels=784))
     rows = [row([CHAT[0], CHAT[1], CHAT[4]], "Three.", [1], []),
             row(CHAT[:5], "Three of them.", [1], [raw.encoded(raw.drawing(0, 56, 84))])]  # fmt: skip
-    items = [(i, prompter.token_ids(r), prompter.solution_ids(r)) for i, r in enumerate(rows)]
-    learned = [prompter.learned_positions(r) for r in rows]
-    batch = collate(items, [prompter.encode(r) for r in rows].__getitem__, prompter.positions, learned)
+    items = [lesson(prompter, i, r) for i, r in enumerate(rows)]
+    batch = collate(items, lambda t: prompter.encode(rows[t.row]), prompter.positions)
     hf = AutoModelForImageTextToText.from_pretrained(tiny_model, dtype=torch.float32)
     want = []
-    for (_, prompt, completion), also, r in zip(items, learned, rows, strict=True):
-        ids, encoded = torch.tensor([prompt + completion]), prompter.encode(r)
+    for t, r in zip(items, rows, strict=True):
+        ids, encoded = torch.from_numpy(t.tokens).long()[None], prompter.encode(r)
         images = {} if encoded.grid_thw is None else {
             "pixel_values": encoded.pixel_values, "image_grid_thw": encoded.grid_thw,
             "mm_token_type_ids": (ids == prompter.image_token_id).int()}  # fmt: skip
         with torch.no_grad():
             logp = hf(input_ids=ids, **images).logits[0, :-1].log_softmax(-1)
         picked = logp.gather(1, ids[0, 1:, None])[:, 0]
-        want += [*picked[[j - 1 for j in also]], *picked[len(prompt) - 1 :]]
+        want += picked[torch.from_numpy(t.learned).long() - 1]
     with torch.no_grad():
         found = LogprobModel(hf, [], 1.0, False)(batch)[0]
-    assert len(found) == sum(map(len, learned)) + sum(len(c) for _, _, c in items) > 20
+    assert len(found) == sum(len(t.learned) for t in items) > 20
     assert torch.allclose(found, torch.stack(want), atol=1e-5)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from trainer.config import ConfigError, Model, override
+from trainer.config import ConfigError, Model, Split, override
 from trainer.data.byte_cache import ENTRY_BYTES, ByteCache
 from trainer.data.dataset import Dataset
 from trainer.data.lengths import cached, measure, usable_rows
@@ -58,14 +58,14 @@ def test_sequences_that_the_model_cannot_read_are_refused(tiny_model):
 
 def test_rows_are_chosen_by_their_lengths(small_config, capsys):
     lengths = np.array([[300, 0], [301, 5], [10, 20], [10, 0], [290, 30]], np.int32)
-    assert usable_rows(small_config, lengths, "d", "train") == [0, 2, 3, 4]
+    assert usable_rows(small_config, lengths, Split("d", "train")) == [0, 2, 3, 4]
     assert "1 of 5 rows of train left out: 1 prompts over 300 tokens" in capsys.readouterr().out
     sft = override(replace(small_config, method="sft"), ["sft.max_tokens=310"])
-    assert usable_rows(sft, lengths, "d", "train") == [2]
+    assert usable_rows(sft, lengths, Split("d", "train")) == [2]
     out = capsys.readouterr().out
     assert "1 prompts over 300 tokens, 2 no solution, 1 over 310 tokens with their solution" in out
     with pytest.raises(ConfigError, match="SFT needs worked solutions"):
-        usable_rows(sft, lengths[:1], "d", "train")
+        usable_rows(sft, lengths[:1], Split("d", "train"))
 
 
 def test_images_per_row_come_from_the_manifest_or_from_the_chats(mixed_dataset):

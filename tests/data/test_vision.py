@@ -16,7 +16,9 @@ def test_ids_from_headers_are_the_processors(small_config, family_model, mixed_d
     path = str(family_model(family))
     prompter = Prompter(replace(small_config.model, path=path, min_pixels=pixels[0], max_pixels=pixels[1]))
     dataset = Dataset(mixed_dataset, "train")
-    two = replace(dataset[1], messages=dataset[1].messages + dataset[2].messages, images=[dataset[1].images[0]] * 2)
+    two = replace(
+        dataset[1], messages=dataset[1].messages + dataset[2].messages, images=[dataset[1].images[0]] * 2
+    )
     rows = [dataset[0], dataset[1], dataset[2], two]
     encoded = [prompter.encode(row).token_ids for row in rows]
     assert [prompter.token_ids(row) for row in rows] == encoded

@@ -1,4 +1,5 @@
-"""A loopback server in the hub's layout that `huggingface_hub` really downloads from, with faults to order."""
+"""A loopback server in the hub's layout that `huggingface_hub` really downloads from, with faults to
+order."""
 
 from __future__ import annotations
 
@@ -37,14 +38,16 @@ class Hub:
     corrupt: dict[str, int] = field(default_factory=dict)
     """Path -> how many times its body is sent with one byte changed."""
     fails: dict[str, int] = field(default_factory=dict)
-    """Name of a file -> the status that requests for it are answered with; 0: the connection is closed instead."""
+    """Name of a file -> the status that requests for it are answered with; 0: the connection is closed
+    instead."""
     answers_with: dict[str, str] = field(default_factory=dict)
     """Commit -> the other one that is served in its place."""
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     """(method, path, Range header)."""
     url: str = ""
     cdn: str = ""
-    """The same under another name: a client keeps the headers of a redirect only if it leads to another host."""
+    """The same under another name: a client keeps the headers of a redirect only if it leads to another
+    host."""
 
     def add(self, repo: str, files: dict[str, bytes]) -> str:
         """Publishes a commit as the new `main`."""
@@ -93,7 +96,9 @@ class _Handler(BaseHTTPRequestHandler):
             case [owner, name, "resolve", revision, *rest]:
                 self.resolve(f"{owner}/{name}", revision, "/".join(rest), body)
             case ["cdn", owner, name, commit, *rest]:
-                self.send_file("/".join(rest), self.hub.repos[f"{owner}/{name}"][commit]["/".join(rest)], {}, body)
+                self.send_file(
+                    "/".join(rest), self.hub.repos[f"{owner}/{name}"][commit]["/".join(rest)], {}, body
+                )
             case _:
                 self.fail(404, "EntryNotFound")
 
@@ -108,10 +113,24 @@ class _Handler(BaseHTTPRequestHandler):
             blob = hashlib.sha1(f"blob {len(data)}\0".encode() + data).hexdigest()
             entry: dict = {"rfilename": path, "size": len(data), "blobId": blob}
             if len(data) >= LFS_BYTES:
-                entry["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
+                entry["lfs"] = {
+                    "sha256": hashlib.sha256(data).hexdigest(),
+                    "size": len(data),
+                    "pointerSize": 130,
+                }
             siblings.append(entry)
-        info = {"_id": "0", "id": repo, "sha": commit, "private": False, "tags": [], "downloads": 0, "likes": 0}
-        self.send(200, json.dumps(info | {"siblings": siblings}).encode(), {"Content-Type": "application/json"})
+        info = {
+            "_id": "0",
+            "id": repo,
+            "sha": commit,
+            "private": False,
+            "tags": [],
+            "downloads": 0,
+            "likes": 0,
+        }
+        self.send(
+            200, json.dumps(info | {"siblings": siblings}).encode(), {"Content-Type": "application/json"}
+        )
 
     def tree(self, repo: str, revision: str) -> None:
         found = self.hub.find(repo, revision)
@@ -168,7 +187,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def in_parts(folder: Path, count: int, rename: Callable[[str], str] = str) -> dict[str, bytes]:
-    """The files of a model's folder with the weights in `count` files and an index. rename: of the tensors."""
+    """The files of a model's folder with the weights in `count` files and an index. rename: of the
+    tensors."""
     from safetensors.torch import load_file, save
 
     tensors = {rename(key): tensor for key, tensor in load_file(folder / "model.safetensors").items()}
@@ -176,12 +196,15 @@ def in_parts(folder: Path, count: int, rename: Callable[[str], str] = str) -> di
     place = {key: names[i * count // len(tensors)] for i, key in enumerate(sorted(tensors))}
     files = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".safetensors"}
     files |= {name: save({key: tensors[key] for key in place if place[key] == name}) for name in names}
-    return files | {"model.safetensors.index.json": json.dumps({"metadata": {}, "weight_map": place}).encode()}
+    return files | {
+        "model.safetensors.index.json": json.dumps({"metadata": {}, "weight_map": place}).encode()
+    }
 
 
 @contextlib.contextmanager
 def serve(address: str = "127.0.0.1", name: str = "localhost", port: int = 0) -> Iterator[Hub]:
-    """Runs a hub, on a free port of loopback if no other is given, with nothing in it. name: of the address."""
+    """Runs a hub, on a free port of loopback if no other is given, with nothing in it. name: of the
+    address."""
     hub = Hub()
     server = ThreadingHTTPServer((address, port), type("Handler", (_Handler,), {"hub": hub}))
     server.daemon_threads = True

@@ -19,7 +19,9 @@ FILES = {f"top/{i}.png": image(i) for i in range(5)}
 
 def read(path):
     refused = Refused()
-    return {m.name: f"-> {m.link}" if m.link else m.read() for m in members(path, refused)}, dict(refused.members)
+    return {m.name: f"-> {m.link}" if m.link else m.read() for m in members(path, refused)}, dict(
+        refused.members
+    )
 
 
 @pytest.mark.parametrize("ending", ["tar", "tar.gz", "tgz", "tar.bz2", "tar.xz"])
@@ -164,7 +166,9 @@ def test_a_member_that_inflates_a_thousandfold_is_refused_unread(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert found == FILES and peak < 8 << 20
-    assert "inflate to 67108864" in refused["bomb.png"] and "209715200 bytes, more than" in refused["huge.png"]
+    assert (
+        "inflate to 67108864" in refused["bomb.png"] and "209715200 bytes, more than" in refused["huge.png"]
+    )
 
 
 def test_a_large_member_of_a_tar_or_folder_is_refused_unread(tmp_path, monkeypatch):
@@ -184,7 +188,12 @@ def test_a_large_member_of_a_tar_or_folder_is_refused_unread(tmp_path, monkeypat
         (lambda data: b"<html>404</html>", "truncated, damaged or no zip"),
         (lambda data: data[: len(data) // 2], "truncated, damaged or no zip"),
         (lambda data: data[:60] + bytes(40) + data[100:], "truncated, damaged or no zip"),
-        (lambda data: data.replace(b"PK\x01\x02\x14\x03\x14\0\0\0\x08", b"PK\x01\x02\x14\x03\x14\0\0\0\x63"), "no zip"),
+        (
+            lambda data: data.replace(
+                b"PK\x01\x02\x14\x03\x14\0\0\0\x08", b"PK\x01\x02\x14\x03\x14\0\0\0\x63"
+            ),
+            "no zip",
+        ),
     ],
     ids=["html", "cut", "damaged deflate", "unknown method"],
 )

@@ -1,4 +1,5 @@
-"""Decoding processes may die or hang, by an image or from outside; each image is judged all the same, and quickly."""
+"""Decoding processes may die or hang, by an image or from outside; each image is judged all the same, and
+quickly."""
 
 import os
 import signal
@@ -20,7 +21,8 @@ FATAL, ENDLESS = b"this one takes its decoder down", b"this one never ends"
 
 
 def check(pack, places, limits):
-    """As the real one, but a certain image kills the process, as a fault in a C decoder would, and one hangs it."""
+    """As the real one, but a certain image kills the process, as a fault in a C decoder would, and one hangs
+    it."""
     with open(pack, "rb") as file:
         for offset, size in places:
             file.seek(offset)

@@ -90,7 +90,9 @@ def test_math(hub, tmp_path):
     assert run("prepare", "math", "--out", tmp_path / "out") == 0
     train = {row.answer: row for row in Dataset(tmp_path / "out")}
     assert set(train) == {"\\frac{3}{4}", "x^2+1"} and train["x^2+1"].answer_type == "math"
-    assert train["x^2+1"].source == "math/Algebra" and train["x^2+1"].solution.startswith("<think> $\\boxed{x^2+1}$ <")
+    assert train["x^2+1"].source == "math/Algebra" and train["x^2+1"].solution.startswith(
+        "<think> $\\boxed{x^2+1}$ <"
+    )
     assert read_manifest(tmp_path / "out").quarantined == {"no_answer_field": 1}
 
 
@@ -123,11 +125,18 @@ def test_geometry3k(hub, tmp_path):
 def chat(text: str, truth: str, **more) -> dict:
     """A row of verl's columns, as OpenMMReasoner and Vero have them."""
     prompt = [{"role": "user", "content": text}]
-    return {"prompt": prompt, "data_source": "tqa", "reward_model": {"style": "rule", "ground_truth": truth}, **more}
+    return {
+        "prompt": prompt,
+        "data_source": "tqa",
+        "reward_model": {"style": "rule", "ground_truth": truth},
+        **more,
+    }
 
 
 def vero(truth: str, reward: str) -> dict:
-    return chat("<image>How many?", truth, image=image(4), extra_info={"reward_type": reward, "tolerance": None})
+    return chat(
+        "<image>How many?", truth, image=image(4), extra_info={"reward_type": reward, "tolerance": None}
+    )
 
 
 ASKED = {"question": "<image>How many?", "answer": "7"}
@@ -161,8 +170,14 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_other_published_sets_by_their_columns(name, hub, tmp_path):
     files = {path: parquet(rows) for path, rows in PUBLISHED[name].items() if path.endswith(".parquet")}
-    files |= {path: json.dumps(rows).encode() for path, rows in PUBLISHED[name].items() if path.endswith(".json")}
-    files |= {path: json.dumps(rows[0]).encode() for path, rows in PUBLISHED[name].items() if path.endswith(".jsonl")}
+    files |= {
+        path: json.dumps(rows).encode() for path, rows in PUBLISHED[name].items() if path.endswith(".json")
+    }
+    files |= {
+        path: json.dumps(rows[0]).encode()
+        for path, rows in PUBLISHED[name].items()
+        if path.endswith(".jsonl")
+    }
     if name == "virl39k":
         archive = io.BytesIO()
         with zipfile.ZipFile(archive, "w") as zipped:
@@ -174,7 +189,9 @@ def test_the_other_published_sets_by_their_columns(name, hub, tmp_path):
     assert manifest.revision == commit
     rows = [row for split in manifest.rows for row in Dataset(tmp_path / "out", split)]
     if name == "alpaca":
-        assert question(rows[0].messages) == "Add.\n\n3 and 4" and rows[0].solution == "The sum is seven. " * 20
+        assert (
+            question(rows[0].messages) == "Add.\n\n3 and 4" and rows[0].solution == "The sum is seven. " * 20
+        )
         assert rows[0].answer == "" and len(rows[0].messages) == 1
         return
     assert {row.answer for row in rows} == {"B" if name == "mmmu-pro" else "7"}
@@ -203,7 +220,12 @@ def test_mathvista_and_the_overlap_with_it(hub, tmp_path, capsys):
         ("mathvista/IconQA", "13", "number")]  # fmt: skip
     assert question(rows[0].messages) == VISTA["query"]
     assert read_manifest(tmp_path / "vista").quarantined == {}
-    fields = {"pid": "1", "choices": ["12", "14"], "question_type": "multi_choice", "metadata": {"source": "IconQA"}}
+    fields = {
+        "pid": "1",
+        "choices": ["12", "14"],
+        "question_type": "multi_choice",
+        "metadata": {"source": "IconQA"},
+    }
     assert rows[0].extra == fields
 
     jsonl, archive = raw.mathv60k(tmp_path / "raw")  # image 2 is there too, under IconQA
@@ -230,7 +252,17 @@ def test_mathv60k_from_hub_and_mirror_is_the_same_dataset(hub, tmp_path):
     for name, data in files.items():
         (mirror / name).write_bytes(data)
     assert (
-        run("prepare", "mathv60k", "--out", tmp_path / "b", "--mirror", tmp_path / "mirror", "--validation", 0.3) == 0
+        run(
+            "prepare",
+            "mathv60k",
+            "--out",
+            tmp_path / "b",
+            "--mirror",
+            tmp_path / "mirror",
+            "--validation",
+            0.3,
+        )
+        == 0
     )
     first, second = read_manifest(tmp_path / "a"), read_manifest(tmp_path / "b")
     assert [f["sha256"] for f in first.files] == [f["sha256"] for f in second.files]
@@ -265,11 +297,17 @@ def test_straight_to_a_bucket_and_read_from_there(tmp_path, monkeypatch):
     ("arguments", "says"),
     [
         (["prepare", "mathv", "--out", "x"], "no file, folder or dataset 'mathv': the names are mathv60k"),
-        (["prepare", "--out", "x"], "name a source: a file, a folder, OWNER/NAME on the hub, or one of mathv60k"),
+        (
+            ["prepare", "--out", "x"],
+            "name a source: a file, a folder, OWNER/NAME on the hub, or one of mathv60k",
+        ),
         (["prepare", "gsm8k=much", "--out", "x"], "after = stands a weight"),
         (["prepare", "gsm8k", "mathvista", "--out", "x"], "training and evaluation sets are prepared apart"),
         (["prepare", ".", "--out", "x"], ". has no data file: one of .jsonl"),
-        (["prepare", ".", "--out", "x", "--map", "problem=question"], "--map problem=question: write ROLE=COLUMN"),
+        (
+            ["prepare", ".", "--out", "x", "--map", "problem=question"],
+            "--map problem=question: write ROLE=COLUMN",
+        ),
         (["filter", "/nowhere", "--out", "x", "--pass-rate", "0.9..0.1"], "give two shares such as 0.1..0.9"),
         (["mix", "/nowhere", "--out", "x"], "no prepared dataset at /nowhere"),
         (["export", "/nowhere", "--to", "trl", "--out", "x"], "no prepared dataset at /nowhere"),
@@ -292,7 +330,9 @@ def test_help_is_quick_and_imports_neither_torch_nor_ray():
         "print([m for m in ('torch', 'ray', 'vllm', 'transformers', 'sympy') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
-    text = subprocess.run([sys.executable, "-m", "data_prep", "--help"], capture_output=True, text=True).stdout
+    text = subprocess.run(
+        [sys.executable, "-m", "data_prep", "--help"], capture_output=True, text=True
+    ).stdout
     assert "geometry3k" in text and "your own data" in text and "quarantine.jsonl" in text
 
 

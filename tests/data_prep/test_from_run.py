@@ -8,7 +8,7 @@ from data_prep.cli import main
 from data_prep.from_run import rows
 from data_prep.write.derive import read_completions
 from trainer import config as configuration
-from trainer.algorithm.records import Outcome, Sample
+from trainer.algorithm.traces import Outcome, completed
 from trainer.checkpoint.attempt import Attempts
 from trainer.checkpoint.rollout_log import Graded, RolloutLog
 from trainer.config import override
@@ -17,11 +17,14 @@ from trainer.storage.storage import Storage
 
 def graded(step: int, text: str = "so") -> Graded:
     """Two groups of two: one told right from wrong, one flat."""
-    samples = [
-        Sample(g, 10 * step + g, i, [1] * 5, [7, 8, 9][: 1 + i], [-0.5] * (1 + i), f"{text} {step}.{g}.{i}", True, step)
-        for g in range(2)
-        for i in range(2)
-    ]
+    samples = []
+    for g in range(2):
+        for i in range(2):
+            about = {"group": g, "row": 10 * step + g, "index": i, "text": f"{text} {step}.{g}.{i}"}
+            logprobs = [-0.5] * (1 + i)
+            samples.append(
+                completed([1] * 5, [7, 8, 9][: 1 + i], logprobs=logprobs, versions=(step, step), **about)
+            )
     right, wrong = Outcome("correct", 1.0, 1.0, 1.5), Outcome("wrong", 0.0, 1.0, 0.5)
     return Graded(samples, [right, wrong, wrong, wrong], {})
 
@@ -49,7 +52,9 @@ def log(config, *steps, text="so", disk="mine"):
     one.close()
 
 
-def test_a_run_becomes_rows_of_one_history_with_the_advantages_of_the_update(config, tmp_path, monkeypatch, capsys):
+def test_a_run_becomes_rows_of_one_history_with_the_advantages_of_the_update(
+    config, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     log(config, 1, 2, 3, 4, 5, disk="lost")
     log(config, 3, 4, text="again")
@@ -57,14 +62,21 @@ def test_a_run_becomes_rows_of_one_history_with_the_advantages_of_the_update(con
     assert capsys.readouterr().out == "out/mine.jsonl: steps: 4, completions: 16, without advantage: 0\n"
     lines = [json.loads(line) for line in (tmp_path / "out/mine.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines[::4]] == [1, 2, 3, 4], "5 is of the attempt that was replaced"
-    assert [line["completion"] for line in lines[::4]] == ["so 1.0.0", "so 2.0.0", "again 3.0.0", "again 4.0.0"]
+    assert [line["completion"] for line in lines[::4]] == [
+        "so 1.0.0",
+        "so 2.0.0",
+        "again 3.0.0",
+        "again 4.0.0",
+    ]
     first = lines[:4]
     assert [line["advantage"] for line in first] == pytest.approx([2**-0.5, -(2**-0.5), 0.0, 0.0], rel=1e-5)
     assert [(line["row"], line["reward"], line["verdict"], line["tokens"]) for line in first[:2]] == [
         (10, 1.5, "correct", 1),
         (10, 0.5, "wrong", 2),
     ]
-    assert read_completions("out/mine.jsonl", [str(i) for i in range(60)])["20"] == "so 2.0.0", "`worked` takes it"
+    assert read_completions("out/mine.jsonl", [str(i) for i in range(60)])["20"] == "so 2.0.0", (
+        "`worked` takes it"
+    )
 
 
 def test_token_ids_on_request_and_no_guess_where_the_log_does_not_tell(config):
@@ -78,7 +90,9 @@ def test_without_keeping_only_what_a_restart_needs_is_there(config, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     log(override(config, ["logging.keep_rollouts=false"]), 1, 2, 3)
     assert main(["from-run", "mine"]) == 0
-    assert {json.loads(line)["step"] for line in (tmp_path / "data/mine.jsonl").read_text().splitlines()} == {3}
+    assert {json.loads(line)["step"] for line in (tmp_path / "data/mine.jsonl").read_text().splitlines()} == {
+        3
+    }
 
 
 def test_what_is_not_there_is_one_line(config, tmp_path, monkeypatch, capsys):

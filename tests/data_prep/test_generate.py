@@ -1,4 +1,5 @@
-"""Generated problems: every answer against a solver that reads the marks alone, and the set they are prepared into."""
+"""Generated problems: every answer against a solver that reads the marks alone, and the set they are prepared
+into."""
 
 from __future__ import annotations
 
@@ -35,13 +36,18 @@ def number(text: str) -> str:
 
 def named(question: str, name: str) -> str:
     """The letter of a name, where the question lists choices."""
-    return next((letter for letter, choice in re.findall(r"^([A-Z])\. (\w+)$", question, re.M) if choice == name), name)
+    return next(
+        (letter for letter, choice in re.findall(r"^([A-Z])\. (\w+)$", question, re.M) if choice == name),
+        name,
+    )
 
 
 def solve_counting(scene: Scene, question: str) -> str:
     seen = Counter()
     for mark in scene.marks:
-        shape = "circle" if mark.kind == "ellipse" else {3: "triangle", 4: "square", 10: "star"}[len(mark.points)]
+        shape = (
+            "circle" if mark.kind == "ellipse" else {3: "triangle", 4: "square", 10: "star"}[len(mark.points)]
+        )
         seen[shape, NAME_OF[mark.color]] += 1
     shapes = {m.rstrip("s") for m in re.findall(r"circles?|squares?|triangles?|stars?", question)}
     colors = [c for c in re.findall(r"[a-z]+", question) if c in COLORS]
@@ -50,7 +56,9 @@ def solve_counting(scene: Scene, question: str) -> str:
         return str(one - other)
     if "or both" in question:
         return str(sum(n for (s, c), n in seen.items() if s in shapes or c in colors))
-    return str(sum(n for (s, c), n in seen.items() if (not shapes or s in shapes) and (not colors or c in colors)))
+    return str(
+        sum(n for (s, c), n in seen.items() if (not shapes or s in shapes) and (not colors or c in colors))
+    )
 
 
 def solve_clocks(scene: Scene, question: str) -> str:
@@ -58,7 +66,9 @@ def solve_clocks(scene: Scene, question: str) -> str:
     shown = []
     for minute_hand in sorted(hands, key=lambda m: m.points[0]):
         middle = minute_hand.points[0]
-        (hour_hand,) = [m for m in scene.marks if m.kind == "line" and m.points[0] == middle and m.color == BLACK]
+        (hour_hand,) = [
+            m for m in scene.marks if m.kind == "line" and m.points[0] == middle and m.color == BLACK
+        ]
         turns = [
             math.atan2(end[0] - middle[0], middle[1] - end[1]) / (2 * math.pi) % 1
             for end in (hour_hand.points[1], minute_hand.points[1])
@@ -100,7 +110,9 @@ def solve_charts(scene: Scene, question: str) -> str:
     scale = sorted((y, int(t)) for _, y, t in texts(scene) if t.isdigit())
     (y0, v0), (y1, v1) = scale[0], scale[-1]
     days = {t: x for x, _, t in texts(scene) if not t.isdigit()}
-    ends = [(sum(m.points[k][0] for k in (0, 1)) / 2, m.points[0][1]) for m in scene.marks if m.kind == "polygon"]
+    ends = [
+        (sum(m.points[k][0] for k in (0, 1)) / 2, m.points[0][1]) for m in scene.marks if m.kind == "polygon"
+    ]
     ends += [(m.points[0][0] / 2 + m.points[1][0] / 2, m.points[0][1] / 2 + m.points[1][1] / 2)
              for m in scene.marks if m.kind == "ellipse"]  # fmt: skip
     values = {}
@@ -203,7 +215,11 @@ def solve_functions(scene: Scene, question: str) -> str:
     if asked := re.search(r"f\((-?\d+)\)", question):
         return str(value("blue", int(asked[1])))
     if "slope" in question:
-        dots = [tuple((a + b) / 2 for a, b in zip(*m.points, strict=True)) for m in scene.marks if m.kind == "ellipse"]
+        dots = [
+            tuple((a + b) / 2 for a, b in zip(*m.points, strict=True))
+            for m in scene.marks
+            if m.kind == "ellipse"
+        ]
         (x0, y0), (x1, y1) = [(round(reading(axis_x, x)), round(reading(axis_y, y))) for x, y in dots]
         assert value("blue", x0) == y0 and value("blue", x1) == y1
         return str(Fraction(y1 - y0, x1 - x0))
@@ -243,13 +259,18 @@ def test_everything_drawn_lies_on_the_image_and_texts_do_not_touch(family):
         scene = made(family, seed % 5 + 1, seed).scene
         assert SMALLEST[0] <= scene.width <= LARGEST[0] and SMALLEST[1] <= scene.height <= LARGEST[1]
         for mark in scene.marks:
-            assert all(-1 <= x <= scene.width + 1 and -1 <= y <= scene.height + 1 for x, y in mark.points), seed
+            assert all(-1 <= x <= scene.width + 1 and -1 <= y <= scene.height + 1 for x, y in mark.points), (
+                seed
+            )
         boxes = []
         for mark in scene.marks:
             if mark.kind == "text" and mark.text:
                 (x, y), wide, high = mark.points[0], 0.27 * mark.width * len(mark.text), 0.4 * mark.width
                 assert wide <= x <= scene.width - wide and high <= y <= scene.height - high, (seed, mark)
-                assert not any(abs(x - u) < wide + w and abs(y - v) < high + h for u, v, w, h in boxes), (seed, mark)
+                assert not any(abs(x - u) < wide + w and abs(y - v) < high + h for u, v, w, h in boxes), (
+                    seed,
+                    mark,
+                )
                 boxes.append((x, y, wide, high))
 
 
@@ -298,10 +319,24 @@ def test_images_are_what_the_rows_name_and_families_share_alike():
 
 
 def test_one_command_prepares_it(tmp_path, capsys):
-    command = ["prepare", "generated", "--rows", "48", "--difficulty", "2..4", "--validation", "0.2", "--workers", "1"]
+    command = [
+        "prepare",
+        "generated",
+        "--rows",
+        "48",
+        "--difficulty",
+        "2..4",
+        "--validation",
+        "0.2",
+        "--workers",
+        "1",
+    ]
     assert cli.main([*command, "--out", str(tmp_path / "a")]) == 0
     dataset = Dataset(tmp_path / "a", "train")
-    assert len(dataset) + len(Dataset(tmp_path / "a", "validation")) == 48 and "left out" not in capsys.readouterr().out
+    assert (
+        len(dataset) + len(Dataset(tmp_path / "a", "validation")) == 48
+        and "left out" not in capsys.readouterr().out
+    )
     assert {row.source.partition("/")[2] for row in dataset} == set(FAMILIES)
     assert cli.main([*command, "--out", str(tmp_path / "b")]) == 0
     assert (tmp_path / "a" / "manifest.json").read_bytes() == (tmp_path / "b" / "manifest.json").read_bytes()

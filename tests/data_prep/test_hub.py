@@ -1,4 +1,5 @@
-"""Downloads through huggingface_hub from a server in the hub's layout: pinned, resumed, verified; mirror folders."""
+"""Downloads through huggingface_hub from a server in the hub's layout: pinned, resumed, verified; mirror
+folders."""
 
 from __future__ import annotations
 
@@ -35,7 +36,11 @@ def test_a_branch_is_resolved_to_its_commit_and_files_are_verified(hub, tmp_path
     fetched = repository.fetch(["big.bin", "README.md"], lambda *report: seen.append(report))
     assert repository.revision == first
     assert [one.local.read_bytes() for one in fetched] == [BIG, b"small"]
-    assert fetched[0].record == {"path": "big.bin", "bytes": len(BIG), "sha256": hashlib.sha256(BIG).hexdigest()}
+    assert fetched[0].record == {
+        "path": "big.bin",
+        "bytes": len(BIG),
+        "sha256": hashlib.sha256(BIG).hexdigest(),
+    }
     assert ("download big.bin", len(BIG), len(BIG)) in seen
 
 
@@ -51,7 +56,9 @@ def test_a_cut_download_goes_on_where_it_stopped(hub, tmp_path):
     hub.cut_after["huge.bin"] = [len(huge) - 1_000_000]
     fetched = Repository(REPO, cache_dir=tmp_path).fetch(["huge.bin"], quiet)
     assert fetched[0].local.read_bytes() == huge
-    ranges = [given for method, path, given in hub.requests if method == "GET" and path.startswith("/cdn") and given]
+    ranges = [
+        given for method, path, given in hub.requests if method == "GET" and path.startswith("/cdn") and given
+    ]
     assert [int(given.removeprefix("bytes=").partition("-")[0]) for given in ranges] == [20 << 20]
 
 
@@ -69,7 +76,9 @@ def test_a_corrupt_download_is_repeated_once(hub, tmp_path):
 
 def test_a_download_that_stays_corrupt_is_refused(hub, tmp_path):
     hub.corrupt["big.bin"] = 2
-    with pytest.raises(ConfigError, match=r"big.bin: twice 3000000 bytes with sha256 .* instead of .*; is .* sound\?"):
+    with pytest.raises(
+        ConfigError, match=r"big.bin: twice 3000000 bytes with sha256 .* instead of .*; is .* sound\?"
+    ):
         Repository(REPO, cache_dir=tmp_path).fetch(["big.bin"], quiet)
 
 

@@ -1,4 +1,5 @@
-"""Facts about images: what decodes, sizes, tokens against the real processor's rule, looks of near-identical ones."""
+"""Facts about images: what decodes, sizes, tokens against the real processor's rule, looks of near-identical
+ones."""
 
 from __future__ import annotations
 
@@ -96,7 +97,9 @@ def diagram(seed: int) -> Image.Image:
     return image
 
 
-@pytest.mark.parametrize("draw", [lambda seed: drawing(seed, 640, 480), diagram], ids=["photo-like", "diagram"])
+@pytest.mark.parametrize(
+    "draw", [lambda seed: drawing(seed, 640, 480), diagram], ids=["photo-like", "diagram"]
+)
 def test_near_identical_images_look_near_and_others_far(draw):
     originals = [draw(seed) for seed in range(30)]
     looks = [inspect(encoded(image), LIMITS).look for image in originals]

@@ -40,7 +40,12 @@ def test_wanted_images_are_stored_checked_and_others_counted(tmp_path):
 
 def test_links_give_their_targets_image_even_if_nobody_asked_for_the_target(tmp_path):
     def links(tar: tarfile.TarFile) -> None:
-        for name, target in (("a.png", "b.png"), ("b.png", "top/5.png"), ("ring1", "ring2"), ("ring2", "ring1")):
+        for name, target in (
+            ("a.png", "b.png"),
+            ("b.png", "top/5.png"),
+            ("ring1", "ring2"),
+            ("ring2", "ring1"),
+        ):
             info = tarfile.TarInfo(name)
             info.type, info.linkname = tarfile.SYMTYPE, target
             tar.addfile(info)

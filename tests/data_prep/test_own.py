@@ -1,4 +1,5 @@
-"""Anyone's data: every form that people have, through the command line, shown, exported, mixed and filtered."""
+"""Anyone's data: every form that people have, through the command line, shown, exported, mixed and
+filtered."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def images(folder: Path) -> list[str]:
 
 def plain(folder):
     paths = images(folder)
-    return lines(folder / "d.jsonl", [{"question": f"Q{i}?", "answer": i, "image": p} for i, p in enumerate(paths)])
+    return lines(
+        folder / "d.jsonl", [{"question": f"Q{i}?", "answer": i, "image": p} for i, p in enumerate(paths)]
+    )
 
 
 def easyr1(folder):
@@ -123,7 +126,9 @@ def table(folder):
 
 def base64_lines(folder):
     encoded = [base64.b64encode(raw.image(i)).decode() for i in range(ROWS)]
-    return lines(folder / "d.jsonl", [{"question": f"Q{i}?", "answer": i, "image": e} for i, e in enumerate(encoded)])
+    return lines(
+        folder / "d.jsonl", [{"question": f"Q{i}?", "answer": i, "image": e} for i, e in enumerate(encoded)]
+    )
 
 
 def mathv60k(folder):
@@ -159,7 +164,10 @@ def test_every_form_is_read_with_its_images_and_answers(form, tmp_path, capsys):
     if form is virl39k:
         assert rows[3].extra["PassRate_32BTrained"] == 0.6
     if form is openai:
-        assert rows[0].messages[0] == {"role": "system", "content": "Be brief."} and "I count" in rows[0].solution
+        assert (
+            rows[0].messages[0] == {"role": "system", "content": "Be brief."}
+            and "I count" in rows[0].solution
+        )
 
 
 def test_text_only_rows_and_types_and_rejected_answers_are_shown(tmp_path, capsys):
@@ -183,7 +191,11 @@ def test_an_unknown_form_shows_the_first_rows_and_what_was_looked_for(tmp_path, 
     assert run("prepare", source, "--out", tmp_path / "out") == 2
     error = capsys.readouterr().err
     assert "columns frage, antwort; looked for a question (question, problem" in error
-    assert "--map question=COLUMN" in error and error.count("record ") == 3 and "{'frage': 'Q2', 'antwort': 2}" in error
+    assert (
+        "--map question=COLUMN" in error
+        and error.count("record ") == 3
+        and "{'frage': 'Q2', 'antwort': 2}" in error
+    )
     assert run("prepare", source, "--map", "question=frage,answer=antwort", "--out", tmp_path / "out") == 0
     assert run("prepare", source, "--map", "question=fragen", "--out", tmp_path / "out") == 2
     assert "no column fragen: there are frage, antwort" in capsys.readouterr().err
@@ -191,7 +203,9 @@ def test_an_unknown_form_shows_the_first_rows_and_what_was_looked_for(tmp_path, 
 
 def test_all_rows_malformed_are_quarantined_and_the_first_are_shown(tmp_path, capsys):
     good = {"question": "q", "answer": "1"}
-    source = lines(tmp_path / "d.jsonl", [good | {"answer": None} for _ in range(4)] + [good | {"image": "gone.png"}])
+    source = lines(
+        tmp_path / "d.jsonl", [good | {"answer": None} for _ in range(4)] + [good | {"image": "gone.png"}]
+    )
     assert run("prepare", source, "--out", tmp_path / "out") == 2
     error = capsys.readouterr().err
     assert "no row can be used: 4 no_answer_field, 1 image_missing; all of them are in" in error
@@ -215,7 +229,8 @@ def test_file_names_and_columns_give_the_splits(tmp_path):
     assert run("prepare", tmp_path / "raw", "--out", tmp_path / "out") == 0
     assert read_manifest(tmp_path / "out").rows == {"train": 3, "test": 1, "validation": 1}
     source = lines(
-        tmp_path / "d.jsonl", [{"question": f"q{i}", "answer": i, "split": s} for i, s in enumerate(["train", "dev"])]
+        tmp_path / "d.jsonl",
+        [{"question": f"q{i}", "answer": i, "split": s} for i, s in enumerate(["train", "dev"])],
     )
     assert run("prepare", source, "--out", tmp_path / "out2") == 0
     assert read_manifest(tmp_path / "out2").rows == {"train": 1, "validation": 1}
@@ -264,12 +279,20 @@ def test_a_refused_member_is_named_as_the_reason(tmp_path, monkeypatch):
     source = lines(tmp_path / "d.jsonl", [{"question": n, "answer": 1, "image": f"{n}.png"} for n in "ab"])
     assert run("prepare", source, "--images", archive, "--out", tmp_path / "out", "--validation", 0) == 0
     (line,) = (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()
-    assert json.loads(line)["reason"] == "image_refused" and "60000 bytes, more than" in json.loads(line)["detail"]
+    assert (
+        json.loads(line)["reason"] == "image_refused"
+        and "60000 bytes, more than" in json.loads(line)["detail"]
+    )
 
 
 def test_an_evaluation_set_keeps_every_row_or_is_refused(tmp_path, capsys):
     same = {"question": "Same?", "answer": "1"}
-    records = [same, same, same | {"answer": "2"}, {"question": "Odd?", "answer": "$$", "precision": 2.0, "unit": "cm"}]
+    records = [
+        same,
+        same,
+        same | {"answer": "2"},
+        {"question": "Odd?", "answer": "$$", "precision": 2.0, "unit": "cm"},
+    ]
     source = lines(tmp_path / "d.jsonl", records)
     assert run("prepare", source, "--evaluation", "--split", "test", "--out", tmp_path / "out") == 0
     rows = list(Dataset(tmp_path / "out", "test"))
@@ -293,11 +316,17 @@ def test_weights_take_training_rows_more_or_less_often(tmp_path):
 def test_rows_for_supervised_training_need_no_answer(tmp_path, capsys):
     long = "Here is a poem that states nothing. " * 10
     source = lines(tmp_path / "d.jsonl", [{"instruction": "Write.", "input": "", "output": long}])
-    assert run("prepare", source, "--out", tmp_path / "no") == 2 and "1 no_answer_field" in capsys.readouterr().err
+    assert (
+        run("prepare", source, "--out", tmp_path / "no") == 2
+        and "1 no_answer_field" in capsys.readouterr().err
+    )
     assert run("prepare", source, "--sft", "--out", tmp_path / "out", "--validation", 0) == 0
     (row,) = Dataset(tmp_path / "out")
     assert (row.solution, row.answer, row.messages) == (long, "", [{"role": "user", "content": "Write."}])
-    assert read_manifest(tmp_path / "out").settings["sft"] and "sft" not in read_manifest(_plain(tmp_path)).settings
+    assert (
+        read_manifest(tmp_path / "out").settings["sft"]
+        and "sft" not in read_manifest(_plain(tmp_path)).settings
+    )
 
 
 def _plain(folder: Path) -> Path:
@@ -318,11 +347,18 @@ def test_questions_of_an_evaluation_set_without_images_are_left_out_too(tmp_path
 
 
 def test_images_on_the_web_are_refused_with_what_to_do(tmp_path):
-    rows = [{"question": "Q?", "answer": 1, "image": "https://example.org/a.png"}, {"question": "R?", "answer": 2}]
-    assert run("prepare", lines(tmp_path / "d.jsonl", rows), "--out", tmp_path / "out", "--validation", 0) == 0
+    rows = [
+        {"question": "Q?", "answer": 1, "image": "https://example.org/a.png"},
+        {"question": "R?", "answer": 2},
+    ]
+    assert (
+        run("prepare", lines(tmp_path / "d.jsonl", rows), "--out", tmp_path / "out", "--validation", 0) == 0
+    )
     (line,) = (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()
     assert json.loads(line)["reason"] == "image_url"
-    assert "https://example.org/a.png is not on this machine: download the images" in json.loads(line)["detail"]
+    assert (
+        "https://example.org/a.png is not on this machine: download the images" in json.loads(line)["detail"]
+    )
 
 
 def test_another_language_of_the_machine_changes_nothing(tmp_path):

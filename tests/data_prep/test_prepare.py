@@ -1,4 +1,5 @@
-"""The whole preparation on raw sets with planted defects: what is kept, what is quarantined and why, splits, resume."""
+"""The whole preparation on raw sets with planted defects: what is kept, what is quarantined and why, splits,
+resume."""
 
 from __future__ import annotations
 
@@ -103,7 +104,10 @@ def test_sound_rows_are_kept_with_their_images(defects):
 
 def test_every_defect_is_quarantined_with_its_reason(defects):
     out, manifest, names = defects
-    found = {reason: sorted(names[entry["index"]] for entry in entries) for reason, entries in quarantine(out).items()}
+    found = {
+        reason: sorted(names[entry["index"]] for entry in entries)
+        for reason, entries in quarantine(out).items()
+    }
     assert found == {
         "image_missing": ["missing"],
         "image_refused": ["escape"],
@@ -126,7 +130,9 @@ def test_every_defect_is_quarantined_with_its_reason(defects):
 
 def test_an_unsafe_member_is_refused_and_reported(defects):
     _, manifest, _ = defects
-    assert manifest.statistics["images"]["refused"] == [["../../mathv60k_img/escape.png", "path leaves the archive"]]
+    assert manifest.statistics["images"]["refused"] == [
+        ["../../mathv60k_img/escape.png", "path leaves the archive"]
+    ]
 
 
 def test_nothing_but_the_dataset_is_left(defects):
@@ -138,13 +144,22 @@ def test_nothing_but_the_dataset_is_left(defects):
 def test_the_preview_shows_images_tables_and_reasons(defects):
     page = (defects[0] / "preview.html").read_text()
     assert page.count("data:image/jpeg;base64,") == 5
-    for text in ("CMYK?", "conflicting_answers", "image_undecodable", "Answer types", "letter", "Longest side"):
+    for text in (
+        "CMYK?",
+        "conflicting_answers",
+        "image_undecodable",
+        "Answer types",
+        "letter",
+        "Longest side",
+    ):
         assert text in page
 
 
 def test_rows_with_a_hostile_text_cannot_script_the_preview(tmp_path):
     raw.write_tar(tmp_path / "img.tar.gz", {"mathv60k_img/1.png": raw.image(1)})
-    (tmp_path / "rows.jsonl").write_text(raw.line("<script>alert(1)</script>", "$\\boxed{A}$", ["1.png"]) + "\n")
+    (tmp_path / "rows.jsonl").write_text(
+        raw.line("<script>alert(1)</script>", "$\\boxed{A}$", ["1.png"]) + "\n"
+    )
     prepare([mathv60k.local(tmp_path / "rows.jsonl", tmp_path / "img.tar.gz")], tmp_path / "out", "x", WHOLE)
     page = (tmp_path / "out" / "preview.html").read_text()
     assert "<script>" not in page and "&lt;script&gt;" in page
@@ -197,7 +212,9 @@ def families(folder, count: int = 60, copies: int = 3):
     for family in range(count):
         original = raw.drawing(family, 320, 240)
         half = original.resize((160, 120), Image.Resampling.BICUBIC)
-        for k, data in enumerate([raw.encoded(original), raw.encoded(original, "JPEG", quality=75), raw.encoded(half)]):
+        for k, data in enumerate(
+            [raw.encoded(original), raw.encoded(original, "JPEG", quality=75), raw.encoded(half)]
+        ):
             if k < copies:
                 name = f"mathv60k_img/{family}-{k}.png"
                 files[name] = data
@@ -214,8 +231,13 @@ def family_of(row) -> str:
 def test_near_identical_images_never_stand_on_both_sides(tmp_path):
     source = families(tmp_path / "raw")
     manifest = prepare([source], tmp_path / "out", "f", Settings(validation=0.3))
-    train, validation = ({family_of(row) for row in Dataset(tmp_path / "out", s)} for s in ("train", "validation"))
-    assert not train & validation and len(train) + len(validation) == 60 == manifest.statistics["groups"]["count"]
+    train, validation = (
+        {family_of(row) for row in Dataset(tmp_path / "out", s)} for s in ("train", "validation")
+    )
+    assert (
+        not train & validation
+        and len(train) + len(validation) == 60 == manifest.statistics["groups"]["count"]
+    )
     assert 0.15 < manifest.rows["validation"] / 180 < 0.45
     again = prepare([source], tmp_path / "again", "f", Settings(validation=0.3, split_seed=1))
     assert {family_of(row) for row in Dataset(tmp_path / "again", "validation")} != validation
@@ -258,7 +280,9 @@ def test_a_set_without_one_good_row_says_why(tmp_path):
     raw.write_tar(tmp_path / "img.tar.gz", {"mathv60k_img/other.png": raw.image(1)})
     (tmp_path / "rows.jsonl").write_text(raw.line("q", "$\\boxed{A}$", ["1.png"]) + "\n")
     with pytest.raises(ConfigError, match="no row can be used: 1 image_missing"):
-        prepare([mathv60k.local(tmp_path / "rows.jsonl", tmp_path / "img.tar.gz")], tmp_path / "out", "m", WHOLE)
+        prepare(
+            [mathv60k.local(tmp_path / "rows.jsonl", tmp_path / "img.tar.gz")], tmp_path / "out", "m", WHOLE
+        )
 
 
 def test_statistics_add_up(tmp_path):
@@ -279,5 +303,11 @@ def test_limits_are_settings(tmp_path):
 def test_progress_reaches_the_end_of_every_stage(tmp_path):
     last: dict[str, tuple[int, int]] = {}
     source = mathv60k.local(*raw.mathv60k(tmp_path / "raw"))
-    prepare([source], tmp_path / "out", "m", WHOLE, on_progress=lambda s, done, total: last.update({s: (done, total)}))
+    prepare(
+        [source],
+        tmp_path / "out",
+        "m",
+        WHOLE,
+        on_progress=lambda s, done, total: last.update({s: (done, total)}),
+    )
     assert Counter(done == total for done, total in last.values()) == {True: 3} and len(last) == 3

@@ -1,4 +1,5 @@
-"""Prepared datasets: written streaming, manifest last; read at random, in order, by many processes, and verified."""
+"""Prepared datasets: written streaming, manifest last; read at random, in order, by many processes, and
+verified."""
 
 from __future__ import annotations
 
@@ -159,7 +160,9 @@ def test_a_manifest_of_a_later_version_with_more_fields_is_read(tmp_path):
 def test_placeholders_and_images_must_agree(tmp_path):
     row = next(iter(rows(1, 2)))
     with pytest.raises(ValueError, match="2 image placeholders, 1 images"):
-        write_dataset(tmp_path, "t", {"train": [Row(row.id, "t", row.messages, row.images[:1], "1", "number")]}, {})
+        write_dataset(
+            tmp_path, "t", {"train": [Row(row.id, "t", row.messages, row.images[:1], "1", "number")]}, {}
+        )
 
 
 def test_the_id_depends_on_question_and_images_only():
@@ -177,7 +180,9 @@ def test_the_manifest_states_the_hash_of_what_lies_on_the_disk(dataset):
 def test_a_shard_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     events = []
     fsync, replace = os.fsync, Path.replace
-    monkeypatch.setattr(os, "fsync", lambda fd: (events.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd))[1])
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: (events.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd))[1]
+    )
     monkeypatch.setattr(Path, "replace", lambda a, b: (events.append(str(b)), replace(a, b))[1])
     write_dataset(tmp_path, "t", {"train": rows(5)}, {})
     assert [Path(event).name for event in events] == [

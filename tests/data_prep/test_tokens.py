@@ -17,7 +17,10 @@ def chats():
     sizes = [(84, 84), (640, 480), (1600, 900), (29, 500)]
     for i, size in enumerate(sizes):
         content = [{"type": "text", "text": f"What is {i} + {i}?\nÜber ∠ABC"}, {"type": "image"}]
-        yield [{"role": "system", "content": "Think."}, {"role": "user", "content": content}], [raw.drawing(i, *size)]
+        yield (
+            [{"role": "system", "content": "Think."}, {"role": "user", "content": content}],
+            [raw.drawing(i, *size)],
+        )
     yield [{"role": "user", "content": "No image at all?"}], []
     both = [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "image"}]
     yield [{"role": "user", "content": both}], [raw.drawing(8, 100, 200), raw.drawing(9, 300, 200)]
@@ -34,7 +37,9 @@ def test_lengths_are_those_of_the_processor(tiny_model):
         images = [Image.open(io.BytesIO(raw.encoded(image))) for image in images]
         rendered = processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         size = {"shortest_edge": low, "longest_edge": high}
-        encoded = processor(text=[rendered], images=images or None, images_kwargs={"size": size} if images else {})
+        encoded = processor(
+            text=[rendered], images=images or None, images_kwargs={"size": size} if images else {}
+        )
         expected = len(encoded["input_ids"][0])
         ours = tokens - len(images) + sum(image_tokens(p.width, p.height, low, high) for p in images)
         assert ours == expected

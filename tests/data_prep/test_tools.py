@@ -9,26 +9,40 @@ from trainer.data.dataset import Dataset
 
 
 def test_show_stats_mix_and_filter(tmp_path, capsys):
-    assert run("prepare", virl39k(tmp_path / "raw"), "--name", "v", "--out", tmp_path / "v", "--validation", 0) == 0
-    assert run("prepare", plain(tmp_path / "raw2"), "--name", "p", "--out", tmp_path / "p", "--validation", 0) == 0
+    assert (
+        run("prepare", virl39k(tmp_path / "raw"), "--name", "v", "--out", tmp_path / "v", "--validation", 0)
+        == 0
+    )
+    assert (
+        run("prepare", plain(tmp_path / "raw2"), "--name", "p", "--out", tmp_path / "p", "--validation", 0)
+        == 0
+    )
     capsys.readouterr()
     assert run("show", tmp_path / "v", "--row", 2, "-n", 1) == 0
     shown = capsys.readouterr().out
-    assert "row 2 of train" in shown and "[image 160x120, " in shown and "reference answer: 2 (number)" in shown
+    assert (
+        "row 2 of train" in shown and "[image 160x120, " in shown and "reference answer: 2 (number)" in shown
+    )
     assert run("stats", tmp_path / "v") == 0 and "PNG RGB" in capsys.readouterr().out
     assert run("filter", tmp_path / "v", "--pass-rate", "0.1..0.9", "--out", tmp_path / "f") == 0
     assert "too hard: 1, kept: 4, too easy: 1" in capsys.readouterr().out
     kept = list(Dataset(tmp_path / "f"))
     assert [row.extra["pass_rate"] for row in kept] == [0.2, 0.4, 0.6, 0.8]
     rates = lines(tmp_path / "rates.jsonl", [{"id": kept[0].id, "pass_rate": 0.5}])
-    assert run("filter", tmp_path / "f", "--pass-rate", "0..1", "--rates", rates, "--out", tmp_path / "g") == 0
-    assert [row.id for row in Dataset(tmp_path / "g")] == [kept[0].id] and "no rate: 3" in capsys.readouterr().out
+    assert (
+        run("filter", tmp_path / "f", "--pass-rate", "0..1", "--rates", rates, "--out", tmp_path / "g") == 0
+    )
+    assert [row.id for row in Dataset(tmp_path / "g")] == [
+        kept[0].id
+    ] and "no rate: 3" in capsys.readouterr().out
     assert run("mix", f"{tmp_path}/v=2", tmp_path / "p", "--out", tmp_path / "m") == 0
     sources = Dataset(tmp_path / "m").column("source")
     assert (sources.count("v"), sources.count("p")) == (12, 6) and sources != sorted(sources)
 
 
-def test_the_mask_shows_every_token_of_the_whole_chat_and_which_are_learned(mixed_dataset, tiny_model, capsys):
+def test_the_mask_shows_every_token_of_the_whole_chat_and_which_are_learned(
+    mixed_dataset, tiny_model, capsys
+):
     from transformers import AutoProcessor
 
     from trainer.data.images import decode
@@ -42,7 +56,11 @@ def test_the_mask_shows_every_token_of_the_whole_chat_and_which_are_learned(mixe
         for line in text.splitlines()[1:]:
             times = line.rpartition(" x ")[2] if line.rpartition("'")[2].startswith(" x ") else "1"
             ids[line[0]] += [int(line[1:].split()[0])] * int(times)
-        chat = processor.apply_chat_template(row.messages, add_generation_prompt=True) + row.solution + "<|im_end|>"
+        chat = (
+            processor.apply_chat_template(row.messages, add_generation_prompt=True)
+            + row.solution
+            + "<|im_end|>"
+        )
         images = {"images": [decode(data, row.id) for data in row.images]} if row.images else {}
         size = {"images_kwargs": {"size": {"shortest_edge": 784, "longest_edge": 50176}}} if images else {}
         assert (
@@ -80,7 +98,9 @@ def test_exports_load_with_the_datasets_library_and_trl(tmp_path):
     def load(target: str):
         assert run("export", tmp_path / "d", "--to", target, "--out", tmp_path / target) == 0
         return datasets.load_dataset(
-            "parquet", data_files=str(tmp_path / target / "train.parquet"), cache_dir=str(tmp_path / "cache" / target)
+            "parquet",
+            data_files=str(tmp_path / target / "train.parquet"),
+            cache_dir=str(tmp_path / "cache" / target),
         )["train"]
 
     trl, verl_rows = load("trl"), load("verl")

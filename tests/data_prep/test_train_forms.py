@@ -16,8 +16,9 @@ from trainer.data.dataset import Dataset
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def trained(config, tmp_path, source, *arguments, module="trainer.grpo") -> tuple[list[dict], Job]:
-    """Prepares, shows and exports `source`, then runs two steps of one rank. Returns the metrics and the job."""
+def trained(config, tmp_path, source, *arguments, module="trainer.loops.grpo") -> tuple[list[dict], Job]:
+    """Prepares, shows and exports `source`, then runs two steps of one rank. Returns the metrics and the
+    job."""
     out = str(tmp_path / "prepared")
     assert cli.main(["prepare", str(source), *arguments, "--out", out, "--validation", "0"]) == 0
     assert cli.main(["show", out, "--tokenizer", config.model.path]) == 0
@@ -61,7 +62,9 @@ def test_two_steps_on_chats_with_data_urls(small_config, tmp_path, capsys):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("form", [f for f in test_own.FORMS if f is not test_own.openai], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "form", [f for f in test_own.FORMS if f is not test_own.openai], ids=lambda f: f.__name__
+)
 def test_two_steps_on_every_other_form(form, small_config, tmp_path):
     source = form(tmp_path / "raw")
     lines, job = trained(small_config, tmp_path, source, *arguments_of(form, tmp_path / "raw"))
@@ -70,10 +73,13 @@ def test_two_steps_on_every_other_form(form, small_config, tmp_path):
 
 @pytest.mark.long
 def test_two_steps_of_supervised_training_on_instructions(small_config, tmp_path):
-    rows = [{"instruction": f"Write {i}.", "input": "", "output": f"Here is {i}, written out. " * 9} for i in range(6)]
+    rows = [
+        {"instruction": f"Write {i}.", "input": "", "output": f"Here is {i}, written out. " * 9}
+        for i in range(6)
+    ]
     config = replace(small_config, method="sft", sft=c.SFT(batch_size=2, max_tokens=1024))
     source = test_own.lines(tmp_path / "d.jsonl", rows)
-    lines, _ = trained(config, tmp_path, source, "--sft", module="trainer.sft")
+    lines, _ = trained(config, tmp_path, source, "--sft", module="trainer.loops.sft")
     assert [line["step"] for line in lines] == [1, 2] and all(line["sft/loss"] > 0 for line in lines)
 
 
@@ -81,21 +87,23 @@ def test_two_steps_of_supervised_training_on_instructions(small_config, tmp_path
 def test_pass_rates_are_measured_and_go_on_where_they_were_stopped(small_config, tmp_path):
     config = replace(small_config, evaluation=c.Evaluation(pass_rate_samples=4))
     source = test_own.plain(tmp_path / "raw")
-    _, job = trained(config, tmp_path, source, module="trainer.pass_rate")
+    _, job = trained(config, tmp_path, source, module="trainer.loops.pass_rate")
     path = job.run_dir / "pass_rates.jsonl"
     whole = path.read_text()
     records = [json.loads(line) for line in whole.splitlines()]
     assert [record["id"] for record in records] == [row.id for row in Dataset(job.config.data.path)]
     assert all(record["samples"] == 4 and 0 <= record["pass_rate"] <= 1 for record in records)
     path.write_text(whole[: len(whole) // 2])  # a torn line in the second block
-    again = Job(job.config, tmp_path / "job", module="trainer.pass_rate").start()
+    again = Job(job.config, tmp_path / "job", module="trainer.loops.pass_rate").start()
     try:
         assert again.wait(600) == 0, again.tail()
     finally:
         again.kill()
     assert path.read_text() == whole, "the same seeds must give the same completions"
     rates = ["--rates", str(path), "--pass-rate", "0..1", "--out", str(tmp_path / "kept")]
-    assert cli.main(["filter", job.config.data.path, *rates]) == 0 and len(Dataset(tmp_path / "kept")) == len(records)
+    assert cli.main(["filter", job.config.data.path, *rates]) == 0 and len(Dataset(tmp_path / "kept")) == len(
+        records
+    )
 
 
 @pytest.mark.long
@@ -104,7 +112,9 @@ def test_benchmarks_are_scored_from_files_to_the_table(small_config, tmp_path):
     evaluation = c.Evaluation(benchmarks=True, pass_rate_samples=2, temperature=1.0)
     config = replace(small_config, evaluation=evaluation, data=replace(small_config.data, split="test"))
     source = test_own.plain(tmp_path / "raw")
-    _, job = trained(config, tmp_path, source, "--evaluation", "--split", "test", module="trainer.pass_rate")
+    _, job = trained(
+        config, tmp_path, source, "--evaluation", "--split", "test", module="trainer.loops.pass_rate"
+    )
     found = json.loads((job.run_dir / "benchmarks.json").read_text())
     rows = Dataset(job.config.data.path, "test")
     (figures,) = found["benchmarks"].values()

@@ -63,4 +63,9 @@ def test_a_path_that_climbs_is_no_way_around_the_names():
 
 def test_sources_are_named_by_the_folder_below_the_archives_top():
     assert subsource(["x/mathv60k_img/IconQA/images/3.png"]) == "IconQA"
-    assert subsource(["x/mathv60k_img/3.png"]) == "" == subsource(["3.png"]) == subsource(["mathv60k_img/images/3.png"])
+    assert (
+        subsource(["x/mathv60k_img/3.png"])
+        == ""
+        == subsource(["3.png"])
+        == subsource(["mathv60k_img/images/3.png"])
+    )

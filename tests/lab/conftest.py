@@ -1,4 +1,5 @@
-"""Where LAB_FIGURES names a file, every lab that passes writes its duration and its figures there, as seconds."""
+"""Where LAB_FIGURES names a file, every lab that passes writes its duration and its figures there, as
+seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ def note(section: str, name: str, seconds: float) -> None:
     if not (path := os.environ.get("LAB_FIGURES")):
         return
     figures = json.loads(Path(path).read_text()) if Path(path).exists() else {}
-    revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    revision = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+    ).stdout.strip()
     figures |= {"machine": f"{os.cpu_count()} cores, {processor()}", "revision": revision}
     figures.setdefault(section, {})[name] = round(seconds, 1)
     Path(path).write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")

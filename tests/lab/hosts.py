@@ -1,10 +1,11 @@
-"""Hosts on this machine: each has mount, pid, network, host-name and IPC namespaces of its own, and two network cards.
+"""Hosts on this machine: each has mount, pid, network, host-name and IPC namespaces of its own, and two
+network cards.
 
     eth0  the same address on every host, with the default route, connected to nothing (as in RunPod's containers)
     eth1  10.50.0.11, .12, ... on a bridge that lives in a namespace of its own: no packet can leave the machine
 
-The file system is shared, but for the folders that a lab asks to be private. Needs root; `missing()` says what is
-lacking. Everything ends with the lab's process.
+The file system is shared, but for the folders that a lab asks to be private. Needs root; `missing()` says
+what is lacking. Everything ends with the lab's process.
 """
 
 from __future__ import annotations
@@ -43,7 +44,11 @@ def missing() -> str:
     command = ["unshare", "--mount", "--pid", "--fork", "--net", "--uts", "--ipc", "--mount-proc", "ip", "link", "add",
                "v0", "type", "veth", "peer", "name", "v1"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)
-    return f"this kernel or container lets root make no namespaces: {done.stderr.strip()}" if done.returncode else ""
+    return (
+        f"this kernel or container lets root make no namespaces: {done.stderr.strip()}"
+        if done.returncode
+        else ""
+    )
 
 
 def run(*command: str) -> str:
@@ -75,7 +80,9 @@ class Host:
         """What to put before a command to run it on this host."""
         return ["nsenter", "-t", str(self.pid), "-m", "-p", "-n", "-u", "-i", f"--wd={ROOT}", "--"]
 
-    def start(self, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    def start(
+        self, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         """Starts a command here, its output in `log`. Only `env` and the search path are given to it."""
         clean = {"PATH": f"{os.environ.get('PATH', '')}:{PATH}", "HOME": str(self.scratch), "LANG": "C.UTF-8"}
         clean |= {"SPOTRL_TMP": str(self.scratch), "SPOTRL_METADATA": "off", "HF_HUB_OFFLINE": "1"}
@@ -98,7 +105,11 @@ class Host:
         """Command lines of the processes that run here, but for the first one."""
         listing = run(*self.enter, "ps", "-eo", "pid=,stat=,args=")
         lines = [line.split(None, 2) for line in listing.splitlines()]
-        return [args for pid, stat, args in lines if pid != "1" and not stat.startswith("Z") and "ps -eo" not in args]
+        return [
+            args
+            for pid, stat, args in lines
+            if pid != "1" and not stat.startswith("Z") and "ps -eo" not in args
+        ]
 
     @property
     def alive(self) -> bool:
@@ -160,7 +171,9 @@ class Lab:
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in addresses.items())]
         self.scratch.mkdir(parents=True, exist_ok=True)
         hosts_file.write_text("\n".join(lines) + "\n")
-        self.hosts = {name: Host(name, addresses[name], self.scratch / name, hosts_file, private) for name in names}
+        self.hosts = {
+            name: Host(name, addresses[name], self.scratch / name, hosts_file, private) for name in names
+        }
         for number, host in enumerate(self.hosts.values(), start=11):
             self._connect(host, number)
 
@@ -195,22 +208,27 @@ class Lab:
     # --- what can be wrong with the network: rules on the switch's end of a host's cable ------------------------------
 
     def shape(self, megabit: int) -> None:
-        """Gives every host a link of that rate, so that a measurement shows the link and not this machine's load."""
+        """Gives every host a link of that rate, so that a measurement shows the link and not this machine's
+        load."""
         for name in self.hosts:
             plug = self._plug(name)
             self._tc("qdisc", "add", "dev", plug, "root", "handle", "1:", "htb", "default", "1")
-            self._tc("class", "add", "dev", plug, "parent", "1:", "classid", "1:1", "htb", "rate", f"{megabit}mbit")
+            self._tc(
+                "class", "add", "dev", plug, "parent", "1:", "classid", "1:1", "htb", "rate", f"{megabit}mbit"
+            )
 
     def slow(self, source: str, to: str, megabit: int) -> None:
         """A slower rate from one host to another; `shape` comes first."""
         plug, address = self._plug(to), self.hosts[source].address
-        self._tc("class", "add", "dev", plug, "parent", "1:", "classid", "1:2", "htb", "rate", f"{megabit}mbit")
+        self._tc(
+            "class", "add", "dev", plug, "parent", "1:", "classid", "1:2", "htb", "rate", f"{megabit}mbit"
+        )
         self._tc("filter", "add", "dev", plug, "parent", "1:", "protocol", "ip", "u32", "match", "ip", "src",
                  f"{address}/32", "flowid", "1:2")  # fmt: skip
 
     def drop(self, source: str, to: str, share: float = 1.0, only: Literal["", "syn", "large"] = "") -> None:
-        """Drops packets from one host to another: a share of all, or all that open a connection, or all that are
-        longer than 1,000 bytes."""
+        """Drops packets from one host to another: a share of all, or all that open a connection, or all that
+        are longer than 1,000 bytes."""
         plug = self._plug(source)
         number = len(self._dropping.setdefault(plug, []))
         if not number:

@@ -1,7 +1,8 @@
-"""A desk with SkyPilot, a RunPod stand-in and an S3 server, in namespaces of this machine: `sky` runs there unpatched.
+"""A desk with SkyPilot, a RunPod stand-in and an S3 server, in namespaces of this machine: `sky` runs there
+unpatched.
 
-What a pod finds in its image is what SkyPilot would install on it, the locked environment of the tests, and the demo's
-model; nothing is fetched while the lab runs. Nothing of it outlives the lab.
+What a pod finds in its image is what SkyPilot would install on it, the locked environment of the tests, and
+the demo's model; nothing is fetched while the lab runs. Nothing of it outlives the lab.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ API, STORE = f"{DESK}:18080", f"{DESK}:9000"
 CACHE = hosts.ROOT / ".cache/lab"
 ZONES = {"US": ("US-KS-2", "US-CA-2"), "CA": ("CA-MTL-1",)}
 COLUMNS = (
-    "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Region,SpotPrice,Price,AvailabilityZone,GpuInfo"
+    "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Region,SpotPrice,Price,"
+    "AvailabilityZone,GpuInfo"
 )
 A100 = "{'Gpus': [{'Name': 'A100-80GB', 'Manufacturer': 'NVIDIA', 'Count': 1.0, 'MemoryInfo': {'SizeInMiB': 81920}}]}"
 CONFIG = """\
@@ -61,13 +63,17 @@ def image() -> Path:
         scratch.mkdir(parents=True)
         build = "from sky.backends import wheel_utils; print(*wheel_utils.build_sky_wheel())"
         env = os.environ | {"HOME": str(scratch), "TMPDIR": str(scratch), "PIP_NO_BUILD_ISOLATION": "0"}
-        said = subprocess.run([LAUNCH / "python", "-c", build], env=env, capture_output=True, text=True, check=True)
+        said = subprocess.run(
+            [LAUNCH / "python", "-c", build], env=env, capture_output=True, text=True, check=True
+        )
         (wheel,) = Path(said.stdout.split()[-2]).glob("*.whl")
         python = home / "skypilot-runtime/bin/python"
         uv = ["uv", "--quiet"]
         subprocess.run([*uv, "venv", "--relocatable", "--seed", "--python", os.path.realpath(sys.executable),
                         python.parent.parent], check=True)  # fmt: skip
-        subprocess.run([*uv, "pip", "install", "--python", python, f"{wheel}[runpod,remote]", *RUNTIME], check=True)
+        subprocess.run(
+            [*uv, "pip", "install", "--python", python, f"{wheel}[runpod,remote]", *RUNTIME], check=True
+        )
         (part / "workspace").mkdir()
         (home / ".local/bin").mkdir(parents=True)
         (home / ".local/bin/uv").symlink_to("../../skypilot-runtime/bin/uv")
@@ -83,7 +89,11 @@ class Desk:
 
     def __init__(self, scratch: Path):
         self.scratch, self.home = scratch, scratch / "home"
-        self.repository, self.buckets, self.pods = scratch / "repository", scratch / "buckets", scratch / "pods"
+        self.repository, self.buckets, self.pods = (
+            scratch / "repository",
+            scratch / "buckets",
+            scratch / "pods",
+        )
         for folder in (self.home / ".runpod", self.home / ".sky", self.buckets / "bucket", self.pods):
             folder.mkdir(parents=True)
         (scratch / "hosts").write_text("127.0.0.1 localhost desk\n")
@@ -121,7 +131,8 @@ class Desk:
         (self.scratch / "both").write_text(key.read_text() + certificate.read_text())
 
     def _image(self) -> None:
-        """What lies over the cached image: the environment of the tests, where setup.sh makes one; room for models."""
+        """What lies over the cached image: the environment of the tests, where setup.sh makes one; room for
+        models."""
         self.image = self.scratch / "image"
         (self.image / "workspace/models").mkdir(parents=True)
         checkout.make(self.image / "root/sky_workdir", copy=True)
@@ -134,7 +145,9 @@ class Desk:
         for region, zones in ZONES.items():
             for zone in zones:
                 rows.append(f'1x_A100-80GB_SECURE,A100-80GB,1.0,8.0,117.0,{region},0.82,1.39,{zone},"{A100}"')
-                rows += [f"cpu3g-{n}-{4 * n},,,{n}.0,{4 * n}.0,{region},,{0.04 * n:.2f},{zone}," for n in (2, 4, 8)]
+                rows += [
+                    f"cpu3g-{n}-{4 * n},,,{n}.0,{4 * n}.0,{region},,{0.04 * n:.2f},{zone}," for n in (2, 4, 8)
+                ]
         folder = self.home / ".sky/catalogs/v8"
         for name in ("runpod", "common"):
             (folder / name).mkdir(parents=True)
@@ -149,7 +162,11 @@ class Desk:
         try:
             self.host.start(standin, self.scratch / "standin.log")
             self.host.start([*serve, "--config", os.devnull], self.scratch / "store.log")
-            self.until(lambda: self._answers(f"http://{API}/lab") and self._answers(f"http://{STORE}/"), 60, "servers")
+            self.until(
+                lambda: self._answers(f"http://{API}/lab") and self._answers(f"http://{STORE}/"),
+                60,
+                "servers",
+            )
             for last in (False, True):  # on a busy machine it gives up before its server is ready
                 if self.call("sky", "api", "start", check=last).returncode == 0:
                     break
@@ -170,7 +187,9 @@ class Desk:
         settings = [f"{name}={value}" for name, value in self.env.items()]
         return [*self.host.enter, "env", "-i", "-C", str(self.repository), *settings, *arguments]
 
-    def call(self, *arguments: str, check: bool = True, timeout_s: float = 600) -> subprocess.CompletedProcess[str]:
+    def call(
+        self, *arguments: str, check: bool = True, timeout_s: float = 600
+    ) -> subprocess.CompletedProcess[str]:
         """Runs a command there to its end; output and errors together."""
         done = subprocess.run(self.command(*arguments), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, timeout=timeout_s)  # fmt: skip
@@ -180,7 +199,9 @@ class Desk:
             raise RuntimeError(f"{' '.join(arguments)}: {done.returncode}\n{done.stdout[-4000:]}")
         return done
 
-    def launch(self, *arguments: str, check: bool = True, timeout_s: float = 600) -> subprocess.CompletedProcess[str]:
+    def launch(
+        self, *arguments: str, check: bool = True, timeout_s: float = 600
+    ) -> subprocess.CompletedProcess[str]:
         return self.call(sys.executable, "launch.py", *arguments, check=check, timeout_s=timeout_s)
 
     def provider(self, path: str = "", **body: object) -> dict:
@@ -203,7 +224,8 @@ class Desk:
         while not true():
             if time.monotonic() > deadline:
                 tails = [
-                    f"== {path}\n{path.read_text(errors='replace')[-2000:]}" for path in self.scratch.glob("*.log")
+                    f"== {path}\n{path.read_text(errors='replace')[-2000:]}"
+                    for path in self.scratch.glob("*.log")
                 ]
                 raise TimeoutError(f"waited {timeout_s:.0f} s for {what}\n" + "\n".join(tails))
             time.sleep(every_s)

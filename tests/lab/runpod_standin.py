@@ -1,8 +1,10 @@
-"""RunPod on this machine: the part of its GraphQL API that SkyPilot 0.14.1 calls, with pods that are namespaces.
+"""RunPod on this machine: the part of its GraphQL API that SkyPilot 0.14.1 calls, with pods that are
+namespaces.
 
-A pod has mount, pid, network, host-name and IPC namespaces, an address of its own on the lab's bridge, a file system
-over this machine's that is gone with it, and runs the `dockerArgs` that it was rented with: SkyPilot's own script,
-which starts sshd. Run by runpod_lab.py inside a network namespace, so that no packet can leave the machine.
+A pod has mount, pid, network, host-name and IPC namespaces, an address of its own on the lab's bridge, a file
+system over this machine's that is gone with it, and runs the `dockerArgs` that it was rented with: SkyPilot's
+own script, which starts sshd. Run by runpod_lab.py inside a network namespace, so that no packet can leave
+the machine.
 
     POST /lab/preempt {"pod": ID}                      what a spot market does, without a word before
     POST /lab/stock {"without": [DATA_CENTER, ...]}    data centers that have no machines from now on
@@ -31,10 +33,12 @@ import hosts
 GPUS = {"NVIDIA A100 80GB PCIe": ("A100 PCIe", 80, 1.39, 0.82)}
 """id -> name, GiB, dollars per hour on demand and spot."""
 NO_STOCK = (
-    "There are no longer any instances available with the requested specifications. Please refresh and try again."
+    "There are no longer any instances available with the requested specifications. "
+    "Please refresh and try again."
 )
 NETWORK_PROBES = ("8.8.8.8", "1.1.1.1")
-"""Where SkyPilot's controller looks before it believes that a machine is lost; the lab gives itself these addresses."""
+"""Where SkyPilot's controller looks before it believes that a machine is lost; the lab gives itself these
+addresses."""
 BOOT_S = 2.0
 """A pod has no address before."""
 PRIVATE = ("etc", "var", "root", "workspace")
@@ -74,7 +78,13 @@ class Pod:
         numbers = [int(port.partition("/")[0]) for port in self.asked["ports"].split(",")]
         ports = [{"ip": self.host.address, "isIpPublic": True, "privatePort": n, "publicPort": n, "type": "tcp"}
                  for n in numbers]  # fmt: skip
-        inside = {"ip": self.host.address, "isIpPublic": False, "privatePort": 22, "publicPort": 22, "type": "http"}
+        inside = {
+            "ip": self.host.address,
+            "isIpPublic": False,
+            "privatePort": 22,
+            "publicPort": 22,
+            "type": "http",
+        }
         cpus = re.search(r"-(\d+)-\d+$", self.asked.get("instanceId", ""))
         return {
             "id": self.id,
@@ -149,12 +159,27 @@ class RunPod:
         )  # fmt: skip
 
     def _boot(self, host: hosts.Host, folder: Path, arguments: str) -> None:
-        env = {"HOME": "/root", "USER": "root", "PATH": hosts.PATH, "LANG": "C.UTF-8", "RUNPOD_POD_ID": host.name}
+        env = {
+            "HOME": "/root",
+            "USER": "root",
+            "PATH": hosts.PATH,
+            "LANG": "C.UTF-8",
+            "RUNPOD_POD_ID": host.name,
+        }
         env |= {"RUNPOD_API_BASE_URL": self.api, "UV_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         env["RAY_memory_monitor_refresh_ms"] = "0"  # pods share one machine's memory
         with (folder / "console.log").open("wb") as log:
-            command = [*host.enter, "chroot", str(folder / "root"), "/bin/sh", "-c", f"cd /root && {arguments}"]
-            subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            command = [
+                *host.enter,
+                "chroot",
+                str(folder / "root"),
+                "/bin/sh",
+                "-c",
+                f"cd /root && {arguments}",
+            ]
+            subprocess.Popen(
+                command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
 
     def end(self, name: str) -> None:
         """Ends a pod at once."""
@@ -253,8 +278,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("layers", help="folders of an image, the upper ones first, separated by colons")
     parser.add_argument("address", help="address:port to listen on; pods get addresses of the same /24")
-    parser.add_argument("certificate", type=Path, help="of the addresses that SkyPilot asks whether there is a network")
-    parser.add_argument("visible", nargs="*", type=Path, help="folders of this machine that pods see, read-only")
+    parser.add_argument(
+        "certificate", type=Path, help="of the addresses that SkyPilot asks whether there is a network"
+    )
+    parser.add_argument(
+        "visible", nargs="*", type=Path, help="folders of this machine that pods see, read-only"
+    )
     a = parser.parse_args()
     address, _, port = a.address.partition(":")
     Handler.provider = RunPod(a.folder, [Path(layer) for layer in a.layers.split(":")], a.visible, a.address)

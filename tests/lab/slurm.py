@@ -1,4 +1,5 @@
-"""A real Slurm of two nodes on namespaced hosts: munged, slurmctld and slurmd, and nothing of it outside the lab."""
+"""A real Slurm of two nodes on namespaced hosts: munged, slurmctld and slurmd, and nothing of it outside the
+lab."""
 
 from __future__ import annotations
 
@@ -78,7 +79,9 @@ class Slurm:
         first.start(["slurmctld", "-D", "-f", str(self.config)], scratch / "slurmctld.out", env)
         for host in self.lab.hosts.values():
             host.start(
-                ["slurmd", "-D", "-N", host.name, "-f", str(self.config)], scratch / f"slurmd.{host.name}.out", env
+                ["slurmd", "-D", "-N", host.name, "-f", str(self.config)],
+                scratch / f"slurmd.{host.name}.out",
+                env,
             )
         self.until(
             lambda: self.command("sinfo", "-h", "-p", "normal", "-o", "%T %D").strip() == "idle 2",
@@ -97,7 +100,13 @@ class Slurm:
         set_env = [f"{k}={v}" for k, v in {"SLURM_CONF": str(self.config), **env}.items()]
         first = self.lab.hosts["h1"]
         where = ["sh", "-c", 'cd "$0" && exec "$@"', str(cwd)] if cwd else []
-        clean = ["env", "-i", f"PATH={os.environ.get('PATH', '')}:{hosts.PATH}", f"HOME={first.scratch}", *set_env]
+        clean = [
+            "env",
+            "-i",
+            f"PATH={os.environ.get('PATH', '')}:{hosts.PATH}",
+            f"HOME={first.scratch}",
+            *set_env,
+        ]
         return first.run(*clean, *where, *command)
 
     def state(self, job: str) -> dict[str, str]:

@@ -28,7 +28,9 @@ sshd:x:105:65534::/run/sshd:/usr/sbin/nologin
 def missing() -> str:
     """Why there can be none here; empty if there can."""
     absent = [tool for tool in NEEDS if not shutil.which(tool, path=hosts.PATH)]
-    return hosts.missing() or (f"not installed: {', '.join(absent)} (openssh-server, rsync)" if absent else "")
+    return hosts.missing() or (
+        f"not installed: {', '.join(absent)} (openssh-server, rsync)" if absent else ""
+    )
 
 
 def home(host: hosts.Host) -> Path:
@@ -37,7 +39,8 @@ def home(host: hosts.Host) -> Path:
 
 
 def serve(lab: hosts.Lab, servers: Iterable[hosts.Host]) -> Path:
-    """Gives every host of the lab a home and starts sshd on `servers`; returns the key. Wants /run to be private."""
+    """Gives every host of the lab a home and starts sshd on `servers`; returns the key. Wants /run to be
+    private."""
     key = lab.scratch / "key"
     hosts.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
     for host in lab.hosts.values():

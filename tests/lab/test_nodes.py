@@ -1,4 +1,5 @@
-"""The node launcher on namespaced hosts: its place, what it refuses, and how a launch ends when something dies."""
+"""The node launcher on namespaced hosts: its place, what it refuses, and how a launch ends when something
+dies."""
 
 from __future__ import annotations
 
@@ -16,14 +17,20 @@ import pytest
 from tests.data_prep import hub_server
 from trainer import config as c
 
-pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())]
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing()),
+]
 JOB = [sys.executable, str(Path(__file__).with_name("jobs.py"))]
 
 
 class Launch:
     """The launchers of one job, one per host."""
 
-    def __init__(self, lab: hosts.Lab, config: c.RunConfig, tmp: Path, *arguments: str, absent: int = 0, **env: str):
+    def __init__(
+        self, lab: hosts.Lab, config: c.RunConfig, tmp: Path, *arguments: str, absent: int = 0, **env: str
+    ):
         self.lab = lab
         path = tmp / "config.yaml"
         path.write_text(c.dump(config))
@@ -181,7 +188,9 @@ def test_training_runs_over_two_hosts_to_the_end(lab, tmp_path, small_config):
     config = dataclasses.replace(small_config, placement=placement, checkpoint=checkpoint)
     launch = Launch(lab, config, tmp_path)
     assert launch.codes(400.0) == [0, 0], launch.text()
-    steps = [json.loads(line)["step"] for line in (Path(config.run.dir) / "metrics.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line)["step"] for line in (Path(config.run.dir) / "metrics.jsonl").read_text().splitlines()
+    ]
     assert steps == [1, 2, 3, 4]
     assert [h.processes() for h in lab.hosts.values()] == [[], []]
 
@@ -193,7 +202,15 @@ def test_two_hosts_share_the_download_of_a_model(lab, tmp_path, small_config, ti
     for name, data in files.items():
         (tmp_path / "model" / name).write_bytes(data)
     head, worker = lab.hosts.values()
-    serve = [sys.executable, "-m", "tests.data_prep.hub_server", head.address, head.name, "8800", "owner/model"]
+    serve = [
+        sys.executable,
+        "-m",
+        "tests.data_prep.hub_server",
+        head.address,
+        head.name,
+        "8800",
+        "owner/model",
+    ]
     head.start([*serve, str(tmp_path / "model")], tmp_path / "hub.log")
     config = dataclasses.replace(
         small_config,

@@ -1,4 +1,5 @@
-"""The generated PBS script on two hosts, started as PBS starts it: the head as its child, the other node over real ssh.
+"""The generated PBS script on two hosts, started as PBS starts it: the head as its child, the other node over
+real ssh.
 
 No PBS server is packaged for Debian: `$PBS_NODEFILE` and the signals of `qdel` are what is played here.
 """
@@ -12,7 +13,11 @@ import hosts
 import pytest
 import sshd
 
-pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())]
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing()),
+]
 SSH_CONFIG = """\
 IdentityFile {key}
 StrictHostKeyChecking accept-new
@@ -53,7 +58,8 @@ def test_qdel_lets_the_run_save_and_ends_both_hosts(lab, tmp_path, figure, tiny_
         assert time.monotonic() < end and job.poll() is None, log.read_text()
         time.sleep(0.2)
     began = time.monotonic()
-    lab.hosts["h1"].run("sh", "-c", "kill -s TERM -- -$(pgrep -of '^bash .*demo.pbs')")  # as PBS: to the job's session
+    # as PBS: to the job's session
+    lab.hosts["h1"].run("sh", "-c", "kill -s TERM -- -$(pgrep -of '^bash .*demo.pbs')")
     assert job.wait(60) == 33, log.read_text()
     while left := sshd.left(lab, "h1", "h2"):
         assert time.monotonic() < began + 60, left

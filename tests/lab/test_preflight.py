@@ -1,7 +1,8 @@
-"""The preflight on four hosts with two network cards each and links of one rate: faults are named, clean rounds pass.
+"""The preflight on four hosts with two network cards each and links of one rate: faults are named, clean
+rounds pass.
 
-No Ray, no torch: `--seconds 0` leaves the collectives out. Three faults and a clean round are in the whole; the others
-are labs.
+No Ray, no torch: `--seconds 0` leaves the collectives out. Three faults and a clean round are in the whole;
+the others are labs.
 """
 
 from __future__ import annotations
@@ -61,7 +62,16 @@ class Round:
             self.logs.append(tmp / f"node{rank}.log")
             if rank == absent:
                 continue
-            command = [sys.executable, "-m", "trainer.node", "--preflight", "--seconds", "0", "--config", str(path)]
+            command = [
+                sys.executable,
+                "-m",
+                "trainer.node",
+                "--preflight",
+                "--seconds",
+                "0",
+                "--config",
+                str(path),
+            ]
             command = (wrap or {}).get(rank, list)(command)
             place = {"SPOTRL_PEERS": peers, "SPOTRL_NODE_RANK": str(rank)} | (env or {}).get(rank, {})
             self.processes.append(host.start(command, self.logs[-1], place))
@@ -150,7 +160,9 @@ FAULTS = {
 QUICK = ("one-way block", "slow link", "other package")
 
 
-@pytest.mark.parametrize("fault", [f if f in QUICK else pytest.param(f, marks=pytest.mark.lab) for f in FAULTS])
+@pytest.mark.parametrize(
+    "fault", [f if f in QUICK else pytest.param(f, marks=pytest.mark.lab) for f in FAULTS]
+)
 def test_a_fault_is_named(lab, tmp_path, mixed_dataset, figure, fault):
     code, expected = FAULTS[fault]
     data = tmp_path / "data"
@@ -169,11 +181,17 @@ def test_a_fault_is_named(lab, tmp_path, mixed_dataset, figure, fault):
     ("fault", "code", "text"),
     [
         ("dead node", 34, "node 2 (10.50.0.13) did not connect within 60 s"),
-        ("blocked from the head", 36, "node 2 (10.50.0.13) -> node 0: it is up and cannot connect to the head's port"),
+        (
+            "blocked from the head",
+            36,
+            "node 2 (10.50.0.13) -> node 0: it is up and cannot connect to the head's port",
+        ),
         ("head's address on the wrong interface", 2, "the head's address 172.17.0.2 is this node's own"),
     ],
 )
-def test_a_node_that_does_not_come_is_named_with_what_is_known_of_it(lab, tmp_path, figure, fault, code, text):
+def test_a_node_that_does_not_come_is_named_with_what_is_known_of_it(
+    lab, tmp_path, figure, fault, code, text
+):
     check = Round(lab, tmp_path, tmp_path, **prepare(lab, tmp_path, tmp_path, fault))
     codes = check.end()
     assert code in codes and 0 not in codes and text in check.text(), check.text()
@@ -197,5 +215,9 @@ def clean(lab: hosts.Lab, tmp_path: Path) -> None:
     assert set(codes) == {0} and check.wrong() == [], check.text()
     text = check.logs[0].read_text()
     assert "preflight passed" in text and "all nodes" in text
-    speeds = [s for p in json.loads((check.run_dir / "preflight.json").read_text())["pairs"] for s in p["bytes_per_s"]]
+    speeds = [
+        s
+        for p in json.loads((check.run_dir / "preflight.json").read_text())["pairs"]
+        for s in p["bytes_per_s"]
+    ]
     assert len(speeds) == 12 and all(0.5 < s * 8e-6 / MEGABIT < 1.2 for s in speeds), speeds

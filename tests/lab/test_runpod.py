@@ -1,4 +1,5 @@
-"""Recipes through real SkyPilot on a stand-in for RunPod: on demand to the end; on spot through a preemption."""
+"""Recipes through real SkyPilot on a stand-in for RunPod: on demand to the end; on spot through a
+preemption."""
 
 from __future__ import annotations
 
@@ -17,14 +18,21 @@ pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(1700),
 SMALL = ["rollout.prompts_per_step=4", "rollout.samples_per_prompt=4", "rollout.max_tokens=16",
          "evaluation.every_steps=0", "checkpoint.every_steps=1",
          "checkpoint.export_hf=never", "rewards.workers=1"]  # fmt: skip
-SPOT = ["setup=cpu", "cluster.gpus_per_node=1", "cluster.gpu=A100-80GB", "cluster.spot=prefer", "cluster.memory_gib=16"]
+SPOT = [
+    "setup=cpu",
+    "cluster.gpus_per_node=1",
+    "cluster.gpu=A100-80GB",
+    "cluster.spot=prefer",
+    "cluster.memory_gib=16",
+]
 """RunPod's spot market has GPUs only, and this machine has none: the recipe rents one and leaves it alone."""
 BUCKET = "s3://bucket/runs"
 
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory, tiny_model, mixed_dataset):
-    """SkyPilot's API server, the stand-in and the store; the data is in the bucket, the model in the image."""
+    """SkyPilot's API server, the stand-in and the store; the data is in the bucket, the model in the
+    image."""
     with runpod_lab.Desk(tmp_path_factory.mktemp("runpod")) as made:
         data, model = (step.creates.split("/")[1] for step in resolve("demo", []).steps)
         shutil.copytree(mixed_dataset, made.buckets / "bucket/runs/data" / data)
@@ -74,7 +82,9 @@ def test_a_preempted_spot_job_goes_on_elsewhere_from_its_last_commit(desk, capsy
     rented = time.monotonic()
     desk.until(lambda: desk.commits("spot")[-1] > saved, 300, "another step in the bucket")
     again = time.monotonic()
-    desk.until(lambda: "SUCCEEDED, RunPod" in desk.launch("status", "spot").stdout, 600, "the end", every_s=15)
+    desk.until(
+        lambda: "SUCCEEDED, RunPod" in desk.launch("status", "spot").stdout, 600, "the end", every_s=15
+    )
     assert desk.commits("spot")[-1] == 30
     resumed = re.findall(r"resumed from step (\d+)", desk.launch("logs", "spot").stdout)
     assert resumed and saved <= int(resumed[-1]) <= saved + 1  # one may have been under way
@@ -87,7 +97,18 @@ def test_a_preempted_spot_job_goes_on_elsewhere_from_its_last_commit(desk, capsy
 def test_down_ends_a_job_and_leaves_no_machine(desk):
     desk.provider("/stock", without=[])
     sets = options(*SMALL, *SPOT, "run.max_steps=1000")
-    desk.launch("up", "demo", "--target", "skypilot-runpod", *sets, "--bucket", BUCKET, "--run-id", "ended", "--detach")
+    desk.launch(
+        "up",
+        "demo",
+        "--target",
+        "skypilot-runpod",
+        *sets,
+        "--bucket",
+        BUCKET,
+        "--run-id",
+        "ended",
+        "--detach",
+    )
     desk.until(lambda: desk.commits("ended"), 300, "a commit")
     desk.launch("down", "ended")
     desk.until(lambda: not desk.rented, 240, "the machine to go")

@@ -11,7 +11,11 @@ import hosts
 import pytest
 import sshd
 
-pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())]
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing()),
+]
 
 
 class Desk:
@@ -30,7 +34,9 @@ class Desk:
     def launch(self, *arguments: str) -> subprocess.Popen[bytes]:
         go = 'cd "$0" && exec setsid "$@"'  # a session inside the host, as a terminal's
         command = ["sh", "-c", go, str(self.repository), sys.executable, "launch.py", *arguments]
-        return self.host.start(command, self.log, {"HOME": str(sshd.home(self.host)), "SPOTRL_METADATA": "off"})
+        return self.host.start(
+            command, self.log, {"HOME": str(sshd.home(self.host)), "SPOTRL_METADATA": "off"}
+        )
 
     def preflight(self) -> subprocess.Popen[bytes]:
         return self.launch("up", "preflight", "--target", "ssh", "--hosts", "h1,h2", "--run-id", "lab",

@@ -3,13 +3,14 @@
     python -m tests.loops.drill [--kills 30] [--steps 120] [--ranks 2] [--seed 0] [--standin] [--json FILE]
                           [--seconds 500]      # no more faults after that: the run then comes to its end
 
-The job is `trainer.grpo` on a tiny Qwen2.5-VL (with --standin: the same session around ranks that only pretend to
-train, which starts in seconds); its checkpoints go to a real S3 server on loopback behind a proxy. Until `--kills`
-faults have struck, the supervisor lets the job live for a random time and then does one of these: SIGKILL of everything
-(the next node is a fresh one, or the same), SIGTERM with a short notice, the store's network cut for some seconds, the
-store's server killed and started again, the disk full for some seconds (needs root, for a small tmpfs), a byte flipped
-in the newest checkpoint before a kill. Prints work lost per preemption and time to resume; exits with 1 if metrics or
-weights differ in a single bit from those of the undisturbed run, or if anything is left over.
+The job is `trainer.loops.grpo` on a tiny Qwen2.5-VL (with --standin: the same session around ranks that only
+pretend to train, which starts in seconds); its checkpoints go to a real S3 server on loopback behind a proxy.
+Until `--kills` faults have struck, the supervisor lets the job live for a random time and then does one of
+these: SIGKILL of everything (the next node is a fresh one, or the same), SIGTERM with a short notice, the
+store's network cut for some seconds, the store's server killed and started again, the disk full for some
+seconds (needs root, for a small tmpfs), a byte flipped in the newest checkpoint before a kill. Prints work
+lost per preemption and time to resume; exits with 1 if metrics or weights differ in a single bit from those
+of the undisturbed run, or if anything is left over.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class Drill:
             assert code in RECOVER_EXIT_CODES or no_room, f"exit code {code}\n{said[-4000:]}"
 
     def _struck_down(self, kills: int) -> bool:
-        """Lets the job live and strikes, until it has to be started again (True), has ended, or has had its share."""
+        """Lets the job live and strikes, until it has to be started again (True), has ended, or has had its
+        share."""
         while len(self.strikes) < kills and time.monotonic() < self.deadline:
             life = self.rng.uniform(0.0, 3.0)
             if self.rng.random() < 0.8:  # most preemptions hit a running step, some the start
@@ -120,11 +122,15 @@ class Drill:
         strike = self.recovering
         if strike is None or strike.resumed_step is None:
             return
-        committed = (int(p.parent.name[5:]) for p in self.job.run_dir.glob("checkpoints/step-*/manifest.json"))
+        committed = (
+            int(p.parent.name[5:]) for p in self.job.run_dir.glob("checkpoints/step-*/manifest.json")
+        )
         if max(committed, default=0) > strike.resumed_step:
             strike.kill_to_commit_s = round(time.monotonic() - self.killed_at, 2)
             if told := re.search(r"^ready .* after the launch: (.*)$", self._said(), re.MULTILINE):
-                strike.start_parts_s = {k: float(s) for k, s in (part.split() for part in told[1].split(", "))}
+                strike.start_parts_s = {
+                    k: float(s) for k, s in (part.split() for part in told[1].split(", "))
+                }
             self.recovering = None
 
     def _said(self) -> str:
@@ -200,7 +206,8 @@ class Drill:
             if len(manifests) < 2:
                 continue  # nothing to fall back to
             newest = int(manifests[-1].relative_to(place).parts[0][5:])
-            if newest >= self.flipped.get(str(place), 0) + 3 * self.config.checkpoint.every_steps:  # the rest is whole
+            # the rest is whole
+            if newest >= self.flipped.get(str(place), 0) + 3 * self.config.checkpoint.every_steps:
                 self.flipped[str(place)] = newest
                 path = self.rng.choice(sorted(manifests[-1].parent.glob("rank-*.safetensors")))
                 data = bytearray(path.read_bytes())
@@ -223,7 +230,8 @@ def small_disk(path: Path) -> Generator[bool]:
 
 
 def configure(folder: Path, steps: int, ranks: int, standin: bool) -> c.RunConfig:
-    """A tiny model with random weights, a reward that always has a gradient, a checkpoint every second step."""
+    """A tiny model with random weights, a reward that always has a gradient, a checkpoint every second
+    step."""
     from examples.demo import shapes
 
     shapes.prepare(folder / "data", 64, 16, seed=0)
@@ -242,7 +250,9 @@ def configure(folder: Path, steps: int, ranks: int, standin: bool) -> c.RunConfi
         run=c.Run(name="drill", dir=str(folder / "undisturbed"), max_steps=steps),
         model=c.Model(path=str(folder / "model"), dtype="fp32", gradient_checkpointing=False, min_pixels=784),
         data=c.Data(path=str(folder / "data"), prompt_max_tokens=300),
-        rollout=c.Rollout(prompts_per_step=4, samples_per_prompt=4, max_tokens=12, kv_cache_gib=0.25, sleep_level=0),
+        rollout=c.Rollout(
+            prompts_per_step=4, samples_per_prompt=4, max_tokens=12, kv_cache_gib=0.25, sleep_level=0
+        ),
         algorithm=c.Algorithm(micro_batch_tokens=400, kl_coef=0.01, normalize_reward=True),
         optimizer=c.Optimizer(learning_rate=1e-3),
         rewards=c.Rewards(function=f"{folder}/calm/reward.py:reward", workers=1),
@@ -264,10 +274,11 @@ def shared_memory() -> set[str]:
 def play(
     folder: Path, kills: int, steps: int, ranks: int, seed: int, standin: bool = False, seconds: float = 0.0
 ) -> dict:
-    """Runs the whole drill, with faults for `seconds`. Raises AssertionError on any difference or left-over."""
+    """Runs the whole drill, with faults for `seconds`. Raises AssertionError on any difference or
+    left-over."""
     deadline = time.monotonic() + seconds if seconds else float("inf")
     config = configure(folder, steps, ranks, standin)
-    module = "tests.loops.standin" if standin else "trainer.grpo"
+    module = "tests.loops.standin" if standin else "trainer.loops.grpo"
     segments = shared_memory()
     calm = Job(config, folder / "calm", module=module).start()
     assert calm.wait(1200) == 0, calm.tail()
@@ -299,14 +310,19 @@ def play(
         assert weights_of(job) == weights_of(calm), "the final weights differ"
         store = Storage(f"s3://bucket/runs/{config.run_id}/checkpoints", env=server.env)
         kept = sorted({key.partition("/")[0] for key, _ in store.list() if key.startswith("step-")})
-        assert len(kept) <= 2 and kept[-1] == f"step-{steps:08d}", f"checkpoints left over in the store: {kept}"
+        assert len(kept) <= 2 and kept[-1] == f"step-{steps:08d}", (
+            f"checkpoints left over in the store: {kept}"
+        )
         assert not list(job.run_dir.rglob("*.partial")), "partial files are left over"
         segments = {name for name in shared_memory() - segments if not standin}
         assert not segments, f"shared memory is left over: {sorted(segments)}"
         graded = {run: folder / run / "graded" for run in ("calm", "job")}
         counts = {run: path.stat().st_size if path.exists() else 0 for run, path in graded.items()}
-        replays = re.findall(r"^rollout log: steps (\d+) to (\d+) are replayed", job.tail(10**9), re.MULTILINE)
-        # A kill amid grading, or a disk lost before the store had the log, samples a step's completions once more.
+        replays = re.findall(
+            r"^rollout log: steps (\d+) to (\d+) are replayed", job.tail(10**9), re.MULTILINE
+        )
+        # A kill amid grading, or a disk lost before the store had the log, samples a step's completions once
+        # more.
         again, kills = counts["job"] - counts["calm"], sum(s.resumed_step is not None for s in drill.strikes)
         lost = sum(s.lost_steps or 0 for s in drill.strikes if s.fault == "kill, fresh node")
         assert again <= (kills + lost) * config.samples_per_step, f"{again} completions were sampled again"
@@ -324,14 +340,20 @@ def play(
 
 def main() -> int:
     """The command line. Returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=30, help="faults in all")
     parser.add_argument("--steps", type=int, default=120, help="steps of the run")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--standin", action="store_true", help="pretend to train: minutes in place of an hour")
+    parser.add_argument(
+        "--standin", action="store_true", help="pretend to train: minutes in place of an hour"
+    )
     parser.add_argument("--folder", type=Path, help="keep everything here, to look at")
-    parser.add_argument("--seconds", type=float, default=0.0, help="strike only for so long; 0: until all have struck")
+    parser.add_argument(
+        "--seconds", type=float, default=0.0, help="strike only for so long; 0: until all have struck"
+    )
     parser.add_argument("--json", type=Path, help="where the figures go")
     a = parser.parse_args()
     with contextlib.ExitStack() as stack:
@@ -345,7 +367,9 @@ def main() -> int:
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     figures["revision"] = git.stdout.strip()
     figures["processor"] = processor()
-    text = re.sub(r"[\[{]\s+([^\[\]{}]+?)\s+[\]}]", lambda m: " ".join(m[0].split()), json.dumps(figures, indent=1))
+    text = re.sub(
+        r"[\[{]\s+([^\[\]{}]+?)\s+[\]}]", lambda m: " ".join(m[0].split()), json.dumps(figures, indent=1)
+    )
     print(text)
     if a.json:
         a.json.write_text(text + "\n")

@@ -7,7 +7,15 @@ from dataclasses import asdict, dataclass, field
 
 from trainer.config import RunConfig
 
-FAULTS = ("kill, fresh node", "kill, same node", "notice", "network cut", "server killed", "disk full", "byte flipped")
+FAULTS = (
+    "kill, fresh node",
+    "kill, same node",
+    "notice",
+    "network cut",
+    "server killed",
+    "disk full",
+    "byte flipped",
+)
 
 
 @dataclass

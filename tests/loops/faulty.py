@@ -1,4 +1,5 @@
-"""The real loop with one fault built into its ranks: `python -m tests.loops.faulty --config run.yaml`, FAULT=name.
+"""The real loop with one fault built into its ranks: `python -m tests.loops.faulty --config run.yaml`,
+FAULT=name.
 
 deadlock   rank 1 skips the update of step 4 and sleeps, while the others wait for it in a collective
 straggler  rank 1 takes its time in every update
@@ -13,10 +14,11 @@ import signal
 import time
 from typing import Any
 
-from trainer import grpo
-from trainer.engine import worker_group
-from trainer.engine.gpu_worker import Worker
-from trainer.process import main
+from trainer.learning.learner_part import LearnerPart
+from trainer.loops import grpo
+from trainer.loops.process import main
+from trainer.ranks import ray_ranks
+from trainer.ranks.process import RankProcess
 
 FAULT = os.environ["FAULT"]
 AT = 4
@@ -28,14 +30,14 @@ def stuck() -> None:
         time.sleep(60)
 
 
-class FaultyWorker(Worker):
+class FaultyLearner(LearnerPart):
     """One rank; the fault strikes rank 1, or all for `nan`."""
 
     updates = 0
 
     def update(self, *arguments: Any) -> Any:
         self.updates += 1
-        if self.rank == 1:
+        if self.process.rank == 1:
             match FAULT:
                 case "deadlock" if self.updates == AT:
                     stuck()
@@ -49,6 +51,14 @@ class FaultyWorker(Worker):
         return stats
 
 
+class FaultyProcess(RankProcess):
+    """A process whose learner is faulty."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._parts[LearnerPart] = FaultyLearner(self)
+
+
 if __name__ == "__main__":
-    worker_group.Worker = FaultyWorker
+    ray_ranks.RankProcess = FaultyProcess
     main(grpo.train, grpo.total_updates)

@@ -1,7 +1,7 @@
 """A real training job as a process tree that can be watched, stopped and killed at a chosen moment.
 
-All its processes carry one environment variable of their own, so that killing and looking for what is left over never
-touches anything else on the machine.
+All its processes carry one environment variable of their own, so that killing and looking for what is left
+over never touches anything else on the machine.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def reward(text, reference, answer_type):
 
 
 class Job:
-    """`python -m trainer.grpo --config run.yaml` (or another module), with a Ray of its own."""
+    """`python -m trainer.loops.grpo --config run.yaml` (or another module), with a Ray of its own."""
 
     def __init__(
         self,
         config: RunConfig,
         folder: Path,
         env: Mapping[str, str] | None = None,
-        module: str = "trainer.grpo",
+        module: str = "trainer.loops.grpo",
         *,
         before: Sequence[str] = (),
         after: Sequence[str] = (),
@@ -112,7 +112,8 @@ class Job:
         return self.log.read_text(errors="replace")[-characters:] if self.log.exists() else ""
 
     def until(self, condition: Callable[[], object], timeout_s: float = 600.0, poll_s: float = 0.002) -> None:
-        """Waits for a condition. Raises AssertionError with the log's end if the job ends first, or too late."""
+        """Waits for a condition. Raises AssertionError with the log's end if the job ends first, or too
+        late."""
         assert self.process is not None
         end, looked = time.monotonic() + timeout_s, 0.0
         while not condition():

@@ -16,13 +16,16 @@ from trainer import config as c
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_resume_asks_the_hub_for_no_weights(tiny_model, mixed_dataset, tmp_path):
-    """Two steps, then two more on a machine without the model: as four at once, and only the first start asks."""
+    """Two steps, then two more on a machine without the model: as four at once, and only the first start
+    asks."""
     (tmp_path / "reward.py").write_text(REWARD)
     config = c.RunConfig(
         run=c.Run(name="small", dir=str(tmp_path / "run"), max_steps=2),
         model=c.Model(path="owner/tiny", dtype="fp32", gradient_checkpointing=False, min_pixels=784),
         data=c.Data(path=str(mixed_dataset), prompt_max_tokens=300),
-        rollout=c.Rollout(prompts_per_step=4, samples_per_prompt=4, max_tokens=12, kv_cache_gib=0.25, sleep_level=0),
+        rollout=c.Rollout(
+            prompts_per_step=4, samples_per_prompt=4, max_tokens=12, kv_cache_gib=0.25, sleep_level=0
+        ),
         algorithm=c.Algorithm(micro_batch_tokens=400, kl_coef=0.0),
         optimizer=c.Optimizer(learning_rate=1e-3),
         rewards=c.Rewards(function=f"{tmp_path}/reward.py:reward", workers=1),
@@ -38,7 +41,11 @@ def test_a_resume_asks_the_hub_for_no_weights(tiny_model, mixed_dataset, tmp_pat
 
         def weights() -> list:
             """Downloads of the weights. vLLM asks for a file's header, to learn its type."""
-            asked = [given for method, path, given in hub.requests if method == "GET" and path.endswith(".safetensors")]
+            asked = [
+                given
+                for method, path, given in hub.requests
+                if method == "GET" and path.endswith(".safetensors")
+            ]
             return [given for given in asked if given != "bytes=0-100000"]
 
         first = Job(config, tmp_path, env).start()
@@ -52,7 +59,9 @@ def test_a_resume_asks_the_hub_for_no_weights(tiny_model, mixed_dataset, tmp_pat
         assert hub.requests and not weights()
         assert not list((tmp_path / "cache").rglob("*.safetensors"))
     whole = replace(
-        config, run=replace(four, dir=str(tmp_path / "whole/run")), model=replace(config.model, path=str(tiny_model))
+        config,
+        run=replace(four, dir=str(tmp_path / "whole/run")),
+        model=replace(config.model, path=str(tiny_model)),
     )
     undisturbed = Job(whole, tmp_path / "whole").start()
     assert undisturbed.wait(300) == 0, undisturbed.tail()

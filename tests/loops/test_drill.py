@@ -1,4 +1,5 @@
-"""The fault drill, small: the session, checkpoints and store are real, the ranks pretend to train; and a real one."""
+"""The fault drill, small: the session, checkpoints and store are real, the ranks pretend to train; and a real
+one."""
 
 import pytest
 
@@ -11,7 +12,8 @@ def test_a_small_drill_ends_as_the_undisturbed_run(tmp_path):
     figures = play(tmp_path, kills=5, steps=24, ranks=2, seed=3, standin=True)
     assert 0 < sum(figures["faults"].values()) <= 5
     for strike in figures["strikes"]:
-        if strike["fault"] == "kill, same node":  # no store, no damage: the interval, the save and the step under way
+        # no store, no damage: the interval, the save and the step under way
+        if strike["fault"] == "kill, same node":
             assert strike["lost_steps"] in (None, 0, 1, 2, 3, 4), strike
 
 

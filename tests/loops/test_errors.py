@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from trainer import config as c
-from trainer import process
 from trainer.checkpoint.layout import local_dir
 from trainer.data.processor import Prompter
 from trainer.exit_codes import EXIT_CONFIG, EXIT_RAY
 from trainer.hardware.model_shapes import shape_of
+from trainer.loops import process
 from trainer.node import precheck, ray_client
 
 
@@ -46,7 +46,9 @@ def test_an_architecture_without_parity_tests(small_config, tiny_model, capsys, 
     """It might load and train. Refused from its config.json, or by its name where that is enough."""
     other = tmp_path / "other"
     shutil.copytree(tiny_model, other)
-    text = (other / "config.json").read_text().replace('"model_type": "qwen2_5_vl"', '"model_type": "qwen3_5"')
+    text = (
+        (other / "config.json").read_text().replace('"model_type": "qwen2_5_vl"', '"model_type": "qwen3_5"')
+    )
     (other / "config.json").write_text(text)
     config = replace(small_config, model=replace(small_config.model, path=str(other)))
     message = refuse(config, capsys, tmp_path)
@@ -92,7 +94,8 @@ def test_too_little_disk(small_config, capsys, tmp_path, monkeypatch):
 
 
 def test_checkpoints_that_are_there_need_no_room_again(small_config, monkeypatch):
-    """A disk that holds just the kept checkpoints must not turn a run away when it comes back after a preemption."""
+    """A disk that holds just the kept checkpoints must not turn a run away when it comes back after a
+    preemption."""
     held = local_dir(small_config) / "step-00000002/rank-00000-of-00001.safetensors"
     held.parent.mkdir(parents=True)
     held.write_bytes(b"")
@@ -123,7 +126,8 @@ def test_a_row_whose_picture_does_not_decode_is_named(small_config, mixed_datase
 
 
 def test_a_ray_that_does_not_start_is_tried_again(small_config, capsys, tmp_path, monkeypatch):
-    """What Ray raises when its node does not answer within 30 s, as on a busy machine: twice, and for ever."""
+    """What Ray raises when its node does not answer within 30 s, as on a busy machine: twice, and for
+    ever."""
     path, calls = tmp_path / "run.yaml", []
     path.write_text(c.dump(small_config))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ray.exceptions
 
-from trainer.engine.worker_group import Workers
-from trainer.process import explain
+from trainer.loops.process import explain
+from trainer.ranks.ray_ranks import RayRanks
 
 PLACES = [("10.0.0.1", 0, 30001, 700), ("10.0.0.2", 0, 30001, 700), ("10.0.0.2", 1, 30002, 701)]
 KILLED = """The actor died unexpectedly before finishing this task.
@@ -23,7 +23,7 @@ was running was 119.10GB / 120.00GB (0.99), which exceeds the memory usage thres
 
 
 def test_the_rank_is_named_by_its_process_and_address():
-    workers = object.__new__(Workers)
+    workers = object.__new__(RayRanks)
     workers._places = PLACES
     end = "out of memory? See docs/failures.md"
     killed, evicted = ray.exceptions.ActorDiedError(), ray.exceptions.OutOfMemoryError(EVICTED)

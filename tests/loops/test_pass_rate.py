@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainer.algorithm.records import Outcome, Sample
+from trainer.algorithm.traces import Outcome, completed
 from trainer.config import ConfigError
-from trainer.pass_rate import _whole_lines, records_of
+from trainer.loops.pass_rate import _whole_lines, records_of
 
 
 def sample(row, text, finished=True):
-    return Sample(row, row, 0, [1], [2], [0.0], text, finished, 0)
+    return completed([1], [2], group=row, row=row, end="stop" if finished else "length", text=text)
 
 
 def test_a_line_per_row_with_its_rate_and_the_shortest_correct_completion():
@@ -49,7 +49,7 @@ def test_a_line_per_row_with_its_rate_and_the_shortest_correct_completion():
 def test_it_goes_on_behind_the_last_whole_block(tmp_path):
     run = SimpleNamespace(
         checkpoints=SimpleNamespace(storage=None),
-        rows=[0, 2, 3, 4, 5],
+        train_rows=[0, 2, 3, 4, 5],
         train_set=[SimpleNamespace(id=str(i)) for i in range(6)],
         config=SimpleNamespace(rows_per_step=2),
     )

@@ -1,6 +1,8 @@
-"""The loop over the rollout log: a restart repeats updates and samples, grades and syncs no more than it must.
+"""The loop over the rollout log: a restart repeats updates and samples, grades and syncs no more than it
+must.
 
-The loop, the log and the prompts are real; the ranks are a number that updates change and completions depend on.
+The loop, the log and the prompts are real; the ranks are a number that updates change and completions depend
+on.
 """
 
 from __future__ import annotations
@@ -10,14 +12,17 @@ import random
 import zlib
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from trainer import config as c
-from trainer import grpo
-from trainer.algorithm.records import Outcome, Sample
+from trainer.algorithm.traces import Outcome, completed
 from trainer.checkpoint.rollout_log import RolloutLog
 from trainer.data.prompt_stream import PromptStream
-from trainer.session import Session
+from trainer.learning.learner import Logprobs
+from trainer.loops import grpo
+from trainer.run.session import Resumed, Session
+from trainer.sampling.sampler import Rollout
 
 STEPS, SAVED, KILLED = 8, 2, 6
 
@@ -26,37 +31,50 @@ class Killed(BaseException):
     """In place of SIGKILL."""
 
 
-class Ranks:
+class Model:
+    """Learner and sampler: a number that updates change and completions depend on."""
+
     def __init__(self, weights: int, dies_in: int) -> None:
-        self.weights, self.engine, self.calls, self.step, self.dies_in = weights, None, [], 0, dies_in
+        self.value, self.engine, self.calls, self.step, self.dies_in = weights, None, [], 0, dies_in
 
-    def all(self, method, *arguments):
-        self.calls.append((method, self.step))
-        if method == "sync":
-            self.engine = self.weights
+    def weights(self, version):
+        return self.value
 
-    def generate(self, prompts, lengths, samples_per_prompt, temperature, upcoming):
-        assert self.engine == self.weights, "sampled with old weights"
+    def load(self, weights):
+        self.calls.append(("sync", self.step))
+        self.engine = weights
+
+    def rest(self):
+        pass
+
+    def sample(self, ask):
+        assert self.engine == self.value, "sampled with old weights"
         self.calls.append(("generate", self.step))
-        samples = []
-        for prompt in prompts:
-            for index in range(samples_per_prompt):
-                dice = random.Random(f"{self.engine} {prompt.seed} {index}")
-                ids = [dice.randrange(1000) for _ in range(dice.randrange(1, 20))]
-                logprobs = [dice.random() for _ in ids]
-                samples.append(
-                    Sample(prompt.group, prompt.row, index, [7, 7], ids, logprobs, str(ids), True, self.step)
-                )
-        return samples
+        return Rollout(self.complete(prompt, ask.samples_per_prompt) for prompt in ask.prompts)
 
-    def with_logprobs(self, items, old, reference):
-        return items
+    def complete(self, prompt, count):
+        traces = []
+        for index in range(count):
+            dice = random.Random(f"{self.engine} {prompt.seed} {index}")
+            ids = [dice.randrange(1000) for _ in range(dice.randrange(1, 20))]
+            logprobs = [dice.random() for _ in ids]
+            about = {"group": prompt.group, "row": prompt.row, "index": index, "text": str(ids)}
+            traces.append(completed([7, 7], ids, logprobs=logprobs, versions=(self.step, self.step), **about))
+        return traces
 
-    def update(self, items, kl_coef):
+    def logprobs(self, traces, split, *, old, reference):
+        values = [np.zeros(len(trace.learned), np.float32) for trace in traces]
+        return Logprobs(values if old else None, values if reference else None)
+
+    def update(self, batch, kl_coef):
         if self.step == self.dies_in:
             raise Killed
-        self.weights = zlib.crc32(repr((self.weights, items)).encode())
-        return {"loss/total": float(self.weights)}
+        digest = zlib.crc32(str(self.value).encode())
+        for trace, advantages in zip(batch.traces, batch.advantages, strict=True):
+            for array in (trace.tokens, trace.learned, trace.logprobs, advantages):
+                digest = zlib.crc32(array.tobytes(), digest)
+        self.value = digest
+        return {"loss/total": float(digest)}
 
 
 class Phases:
@@ -64,7 +82,7 @@ class Phases:
         self.run = run
 
     def begin(self, step, total):
-        self.run.workers.step = step
+        self.run.model.step = step
 
     def __call__(self, name):
         return contextlib.nullcontext()
@@ -76,20 +94,23 @@ class Run:
     due, keep = staticmethod(Session.due), Session.keep
 
     def __init__(self, config, saved=(0, 0, None), dies_in=0) -> None:
-        self.config, self.rows, self.saved = config, list(range(40)), saved
-        self.stream = PromptStream(self.rows, config.rows_per_step, config.run.seed)
+        self.config, self.train_rows, self.saved = config, list(range(40)), saved
+        self.stream = PromptStream(self.train_rows, config.rows_per_step, config.run.seed)
         self.phases = Phases(self)
-        self.prompt_tokens, self.train_set, self.lines, self.saves = None, None, {}, {}
-        self.workers, self.rollouts = Ranks(saved[1], dies_in), RolloutLog(config, "rows")
-        self.rewards = SimpleNamespace(stats=lambda: {"reward/algebra_fraction": 0.25, "perf/grader_restarts": 0.0})
-        self.metrics, self.saving = SimpleNamespace(log=lambda *_: None), self
+        self.rows = SimpleNamespace(prompt_tokens=lambda split: None)
+        self.train_set, self.lines, self.saves = None, {}, {}
+        self.model = self.learner = self.sampler = Model(saved[1], dies_in)
+        self.rollouts = RolloutLog(config, "rows")
+        self.rewards = SimpleNamespace(
+            stats=lambda: {"reward/algebra_fraction": 0.25, "perf/grader_restarts": 0.0}
+        )
+        self.metrics = SimpleNamespace(log=lambda *_: None)
         self.checkpoints = SimpleNamespace(floor=0)
 
-    def resume(self, norm):
+    def resume(self):
         step, _, state = self.saved
-        norm.update(state or {})
         self.rollouts.open(step)
-        return step
+        return Resumed(step, state or {})
 
     def begin(self, step, total):
         self.phases.begin(step, total)
@@ -98,16 +119,16 @@ class Run:
         pass
 
     def score(self, samples):
-        self.workers.calls.append(("grade", self.workers.step))
-        return [Outcome("correct", 1.0, 0.0, len(s.token_ids) / 7) for s in samples]
+        self.model.calls.append(("grade", self.model.step))
+        return [Outcome("correct", 1.0, 0.0, len(t.completion) / 7) for t in samples]
 
     def log(self, step, stats, samples, shown):
         self.lines[step] = stats
 
-    def maybe_save(self, step, total, norm, updates, score):
-        self.saves[step] = (step, self.workers.weights, dict(norm))
+    def save(self, step, total, updates, carried, score):
+        self.saves[step] = (step, self.model.value, dict(carried))
 
-    def finish(self, step, total, norm, updates):
+    def finish(self, step, updates, carried):
         self.rollouts.close()
 
 
@@ -118,7 +139,7 @@ def train(run: Run) -> Run:
 
 @pytest.fixture
 def config(tmp_path, monkeypatch):
-    monkeypatch.setattr(grpo, "evaluate", lambda config, run: {"eval/accuracy": float(run.workers.engine)})
+    monkeypatch.setattr(grpo, "evaluate", lambda config, run: {"eval/accuracy": float(run.model.engine)})
     return c.RunConfig(
         run=c.Run(name="replay", dir=str(tmp_path), max_steps=STEPS),
         rollout=c.Rollout(prompts_per_step=4, samples_per_prompt=2),
@@ -134,11 +155,12 @@ def test_a_restart_repeats_updates_and_nothing_else(config, tmp_path):
     with pytest.raises(Killed):
         train(killed)
     again = train(Run(config, killed.saves[SAVED]))
-    assert again.workers.weights == calm.workers.weights != 0
+    assert again.model.value == calm.model.value != 0
     assert {**killed.lines, **again.lines} == calm.lines
-    calls = again.workers.calls
+    calls = again.model.calls
     assert [step for name, step in calls if name == "generate"] == list(range(KILLED + 1, STEPS + 1))
     assert [step for name, step in calls if name == "grade"] == list(range(KILLED + 1, STEPS + 1))
-    # At the start; for the evaluation after step 4; after the last logged step; and from there on after every step.
+    # At the start; for the evaluation after step 4; after the last logged step; and from there on after every
+    # step.
     assert [step for name, step in calls if name == "sync"] == [0, 4, *range(KILLED, STEPS + 1)]
     assert again.rollouts.replayed == (KILLED - SAVED) * config.samples_per_step

@@ -1,4 +1,5 @@
-"""A real run of two ranks, killed in every phase and resumed: metrics and weights are those of a run never killed."""
+"""A real run of two ranks, killed in every phase and resumed: metrics and weights are those of a run never
+killed."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def base(tiny_model, mixed_dataset, tmp_path_factory):
         run=c.Run(name="small", dir=str(folder / "undisturbed/run"), max_steps=STEPS),
         model=c.Model(path=str(tiny_model), dtype="fp32", gradient_checkpointing=False, min_pixels=784),
         data=c.Data(path=str(mixed_dataset), prompt_max_tokens=300),
-        rollout=c.Rollout(prompts_per_step=4, samples_per_prompt=4, max_tokens=12, kv_cache_gib=0.25, sleep_level=0),
+        rollout=c.Rollout(
+            prompts_per_step=4, samples_per_prompt=4, max_tokens=12, kv_cache_gib=0.25, sleep_level=0
+        ),
         algorithm=c.Algorithm(
             micro_batch_tokens=400,
             kl_coef=0.01,
@@ -82,15 +85,19 @@ def weights_of(job: Job) -> str:
 
 
 def kill_and_resume(job, undisturbed, plan, before=lambda name: None, floor=1) -> None:
-    """Starts the job for every (name, condition, whether the next node is a fresh one), kills it there, then ends it.
+    """Starts the job for every (name, condition, whether the next node is a fresh one), kills it there, then
+    ends it.
 
-    before(name) prepares the network; floor: the first kill waits for this step, so that there is something committed.
-    After that metrics and weights must be those of the undisturbed run, and nothing may be left over.
+    before(name) prepares the network; floor: the first kill waits for this step, so that there is something
+    committed. After that metrics and weights must be those of the undisturbed run, and nothing may be left
+    over.
     """
     for name, condition, fresh in plan:
         before(name)
         job.start()
-        job.until(lambda at=floor: job.progress().get("step", 0) >= at and job.progress().get("phase") != "resume")
+        job.until(
+            lambda at=floor: job.progress().get("step", 0) >= at and job.progress().get("phase") != "resume"
+        )
         job.until(lambda condition=condition: condition() and job.frozen(condition))
         step = job.progress()["step"]
         job.kill()
@@ -100,7 +107,9 @@ def kill_and_resume(job, undisturbed, plan, before=lambda name: None, floor=1) -
             shutil.rmtree(job.run_dir)
     before("")
     assert job.start().wait(900) == 0, job.tail()
-    starts = re.findall(r"^(?:resumed from step (\d+)|starting from scratch)$", job.log.read_text(), re.MULTILINE)
+    starts = re.findall(
+        r"^(?:resumed from step (\d+)|starting from scratch)$", job.log.read_text(), re.MULTILINE
+    )
     begun = [int(step or 0) for step in starts]
     assert len(begun) == len(plan) + 1 and sum(step > 0 for step in begun) >= len(plan) - 1
     for (name, _, fresh), before_it, after_it in zip(plan, begun, begun[1:], strict=False):
@@ -158,7 +167,10 @@ def test_killed_around_a_save(base, undisturbed, tmp_path):
             return not list(folder.rglob("manifest.json"))
 
         def committed_locally_only() -> bool:
-            return any(not list((remote / m.parent.name).rglob("manifest.json")) for m in local.glob("*/manifest.json"))
+            return any(
+                not list((remote / m.parent.name).rglob("manifest.json"))
+                for m in local.glob("*/manifest.json")
+            )
 
         def network(name: str) -> None:
             relay.bytes_per_s = 0 if name in ("", "mid-write") else 10e6
@@ -172,12 +184,15 @@ def test_killed_around_a_save(base, undisturbed, tmp_path):
         kill_and_resume(job, undisturbed, plan, network, floor=4)
         kept = sorted(p for p in remote.iterdir() if p.name.startswith("step-"))
         assert len(kept) == 2 and kept[-1].name == f"step-{STEPS:08d}"
-        assert all(len(list(folder.glob("*/manifest.json"))) == 1 for folder in kept), "something is left over"
+        assert all(len(list(folder.glob("*/manifest.json"))) == 1 for folder in kept), (
+            "something is left over"
+        )
 
 
 @pytest.mark.parametrize("killed", [(8,), pytest.param((4, 8), marks=pytest.mark.long)])
 def test_no_logged_step_is_sampled_again(base, undisturbed, tmp_path, killed):
-    """Killed in updates far from a checkpoint, the node's disk lost once: updates are repeated, completions are not."""
+    """Killed in updates far from a checkpoint, the node's disk lost once: updates are repeated, completions
+    are not."""
     count = f"    open({str(tmp_path / 'graded')!r}, 'a').write('.')\n    return"
     (tmp_path / "reward.py").write_text(TWO_VALUES.replace("    return", count))
     config = placed(base, tmp_path, every_steps=5, remote=f"file://{tmp_path}/store")
@@ -198,17 +213,21 @@ def test_no_logged_step_is_sampled_again(base, undisturbed, tmp_path, killed):
     starts = re.findall(r"^ready [0-9.]+ s after the launch: launch .*, sync [0-9.]+$", said, re.MULTILINE)
     assert len(starts) == 1 + len(killed)
     groups = sum(line["group/sampled"] for line in undisturbed.metrics()[1:])
-    evaluated = 3 + len(killed)  # before step 1, after step 6 twice, after step 12; once more if killed before
+    # before step 1, after step 6 twice, after step 12; once more if killed before
+    evaluated = 3 + len(killed)
     assert len((tmp_path / "graded").read_text()) == 4 * groups + 4 * evaluated
     assert groups > 4 * STEPS, "none was replaced"
     assert job.metrics() == undisturbed.metrics()
     assert weights_of(job) == weights_of(undisturbed)
-    assert not list((job.run_dir / "rollouts").glob("step-0000000[1-5].npz")), "no restart goes on from before step 5"
+    assert not list((job.run_dir / "rollouts").glob("step-0000000[1-5].npz")), (
+        "no restart goes on from before step 5"
+    )
 
 
 @pytest.mark.long
 def test_after_a_long_notice_no_step_is_lost(base, undisturbed, tmp_path):
-    """The step under way is finished and saved; nothing is left over, and the run ends as the undisturbed one."""
+    """The step under way is finished and saved; nothing is left over, and the run ends as the undisturbed
+    one."""
     job = Job(placed(base, tmp_path, every_steps=5), tmp_path, {"SPOTRL_NOTICE_S": "60"}).start()
     job.until(lambda: job.in_phase("update", 8))
     step = job.progress()["step"]
@@ -225,7 +244,8 @@ def test_after_a_long_notice_no_step_is_lost(base, undisturbed, tmp_path):
 
 @pytest.mark.long
 def test_damage_that_only_one_rank_sees(base, undisturbed, tmp_path):
-    """A fresh node, and in the store one rank's file is damaged: all ranks fall back together, none waits for it."""
+    """A fresh node, and in the store one rank's file is damaged: all ranks fall back together, none waits for
+    it."""
     store = tmp_path / "store/small/checkpoints"
     for step in (10, 11):
         source = undisturbed.run_dir / f"checkpoints/step-{step:08d}"
@@ -260,7 +280,11 @@ def test_elastic(base, undisturbed, tmp_path):
         for name in theirs.names():
             for kind in ("master", "exp_avg", "exp_avg_sq"):
                 a, b = mine.read(kind, name), theirs.read(kind, name)
-                assert torch.allclose(a, b, rtol=1e-3, atol=1e-3 * float(b.abs().max()) + 1e-12), (ranks, kind, name)
+                assert torch.allclose(a, b, rtol=1e-3, atol=1e-3 * float(b.abs().max()) + 1e-12), (
+                    ranks,
+                    kind,
+                    name,
+                )
         line, other = job.metrics()[last], undisturbed.metrics()[last]
         assert line["step"] == other["step"] == last
         for key in ("reward/mean", "loss/total", "grad/norm", "kl/mean", "optim/lr", "tokens/response_mean"):
@@ -269,7 +293,8 @@ def test_elastic(base, undisturbed, tmp_path):
 
 @pytest.mark.long
 def test_a_killed_run_with_adapters_resumes_bit_for_bit(base, tmp_path):
-    """Killed while it learns, it comes from its committed adapters to the metrics and the adapter of a whole run."""
+    """Killed while it learns, it comes from its committed adapters to the metrics and the adapter of a whole
+    run."""
     config = replace(base, lora=c.LoRA(rank=4), run=replace(base.run, max_steps=4))
     whole, cut = (Job(placed(config, tmp_path / name), tmp_path / name) for name in ("whole", "cut"))
     assert whole.start().wait(900) == 0, whole.tail()

@@ -1,4 +1,5 @@
-"""Rows as datasets have them: prompts too long for training or for the engine, and rows with more images than most."""
+"""Rows as datasets have them: prompts too long for training or for the engine, and rows with more images than
+most."""
 
 import random
 from dataclasses import replace
@@ -26,8 +27,8 @@ def longer(row, words):
 
 @pytest.fixture(scope="module")
 def ragged(tmp_path_factory):
-    """72 training rows: the first third too long, row 66 with two images, six with images that EXIF turns or that have
-    16 bits. 5 held-out ones: one too long, one with 4 images."""
+    """72 training rows: the first third too long, row 66 with two images, six with images that EXIF turns or
+    that have 16 bits. 5 held-out ones: one too long, one with 4 images."""
     from data_prep.write.shards import write_dataset
 
     train, test = list(make_rows("train", 72)), list(make_rows("test", 5))
@@ -66,7 +67,9 @@ def test_a_run_survives_ragged_rows_and_counts_what_it_leaves_out(small_config, 
         assert line["eval/too_long"] == 1
         assert 0 < line["eval/accuracy"] <= 4 / 5, "the prompt that was not asked stays in the denominator"
     assert all(line["data/left_out"] == 24 for line in lines[1:])
-    assert all(line["mismatch/logprob_abs_max"] < 1e-3 for line in lines[1:]), "engine and policy see other images"
+    assert all(line["mismatch/logprob_abs_max"] < 1e-3 for line in lines[1:]), (
+        "engine and policy see other images"
+    )
     rates = [line["optim/lr"] for line in lines[1:]]
     assert rates[-1] < 0.05 * config.optimizer.learning_rate, "the schedule must end with the usable rows"
     assert "24 of 72 rows of train left out: 24 prompts over 300 tokens" in job.tail(100_000)

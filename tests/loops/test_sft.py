@@ -22,7 +22,7 @@ def sft(config, folder, *overrides):
     config = c.override(config, list(overrides))
     (folder / "run.yaml").write_text(c.dump(config))
     env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "trainer.sft", "--config", str(folder / "run.yaml")]
+    command = [sys.executable, "-m", "trainer.loops.sft", "--config", str(folder / "run.yaml")]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500)
     path = folder / "run" / "metrics.jsonl"
     return done, [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -45,8 +45,9 @@ def config(small_config):
 def reference_losses(config, rows_of_step, learning_rates):
     """The same run with plain transformers and torch, one sequence at a time; where Adam amplifies rounding.
 
-    Adam moves a weight by g / (|g| + 1e-8): where |g| is of the size of that constant, the rounding of g in float32
-    (1e-9 and less, plain torch's own against float64 too) is not small beside it. Such weights are returned as a mask.
+    Adam moves a weight by g / (|g| + 1e-8): where |g| is of the size of that constant, the rounding of g in
+    float32 (1e-9 and less, plain torch's own against float64 too) is not small beside it. Such weights are
+    returned as a mask.
     """
     import peft
     from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
@@ -104,7 +105,12 @@ def solution_logprobs(model, processor, config, row):
     inputs = processor(text=[prompt + row.solution + "<|im_end|>"], return_tensors="pt",
                        **images, **({"images_kwargs": {"size": size}} if images else {}))  # fmt: skip
     answer = len(processor.tokenizer(row.solution)["input_ids"]) + 1
-    return model(**inputs).logits[0, :-1].log_softmax(-1).gather(1, inputs["input_ids"][0, 1:, None])[-answer:, 0]
+    return (
+        model(**inputs)
+        .logits[0, :-1]
+        .log_softmax(-1)
+        .gather(1, inputs["input_ids"][0, 1:, None])[-answer:, 0]
+    )
 
 
 @pytest.mark.slow
@@ -125,14 +131,20 @@ def test_it_is_the_run_that_plain_torch_makes(config, tmp_path):
     assert [line["sft/loss"] for line in lines] == pytest.approx(losses, rel=1e-4)
     assert losses[-1] < losses[0]
     held = [line["eval/loss"] for line in (before, *lines) if "eval/loss" in line]
-    assert len(held) == 3 and held[-1] == pytest.approx(held_out_loss(model, config), rel=1e-4) and held[-1] < held[0]
+    assert (
+        len(held) == 3
+        and held[-1] == pytest.approx(held_out_loss(model, config), rel=1e-4)
+        and held[-1] < held[0]
+    )
     assert lines[-1]["loss/token_accuracy"] > lines[0]["loss/token_accuracy"] < 0.1
     steps = sorted(p.name for p in (tmp_path / "a" / "run" / "checkpoints").glob("step-*"))
-    assert json.loads((tmp_path / "a" / "run" / "checkpoints" / steps[-1] / "manifest.json").read_text())["manifest"][
-        "score"
-    ] == pytest.approx(-held[-1])
+    assert json.loads((tmp_path / "a" / "run" / "checkpoints" / steps[-1] / "manifest.json").read_text())[
+        "manifest"
+    ]["score"] == pytest.approx(-held[-1])
 
-    exported = Qwen2_5_VLForConditionalGeneration.from_pretrained(tmp_path / "a" / "run" / "hf", dtype=torch.float32)
+    exported = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        tmp_path / "a" / "run" / "hf", dtype=torch.float32
+    )
     start = Qwen2_5_VLForConditionalGeneration.from_pretrained(config.model.path, dtype=torch.float32)
     AutoProcessor.from_pretrained(tmp_path / "a" / "run" / "hf")
     for (name, weight), b, s, mask in zip(
@@ -174,7 +186,9 @@ def test_adapters_learn_what_plain_peft_learns(config, tmp_path):
 def test_one_rank_learns_the_same_and_a_resumed_run_goes_on_bit_for_bit(config, tmp_path):
     whole, lines = sft(config, tmp_path / "two")
     assert whole.returncode == 0, whole.stderr[-3000:]
-    single, one = sft(config, tmp_path / "one", "placement.workers_per_node=1", "algorithm.micro_batch_tokens=200")
+    single, one = sft(
+        config, tmp_path / "one", "placement.workers_per_node=1", "algorithm.micro_batch_tokens=200"
+    )
     assert single.returncode == 0, single.stderr[-3000:]
     assert [x["sft/loss"] for x in one] == pytest.approx([x["sft/loss"] for x in lines], rel=1e-4)
 

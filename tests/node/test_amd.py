@@ -86,10 +86,18 @@ def test_healthy_gpus_have_no_finding():
     [
         ({"ecc": {"uncorrectable_count": 2}}, "fail", "GPU 5 has 2 uncorrectable memory errors"),
         ({"pages": [{"status": PAGES.UNRESERVABLE}]}, "fail", "GPU 5 has failed to remap a memory row"),
-        ({"pages": [{"status": PAGES.RESERVED}, {"status": PAGES.PENDING}]}, "warn", "GPU 5 waits for a reset"),
+        (
+            {"pages": [{"status": PAGES.RESERVED}, {"status": PAGES.PENDING}]},
+            "warn",
+            "GPU 5 waits for a reset",
+        ),
         ({"width": 8}, "warn", "GPU 5 is on PCIe x8, it can do x16"),
         ({"temperature": 97}, "warn", "GPU 5 is at 97 C and slows down at 100"),
-        ({"processes": [{"pid": 7, "mem": GIB}, {"pid": 8, "mem": 0}]}, "warn", "GPU 5 is used by 1 other processes"),
+        (
+            {"processes": [{"pid": 7, "mem": GIB}, {"pid": 8, "mem": 0}]},
+            "warn",
+            "GPU 5 is used by 1 other processes",
+        ),
         ({"name": "AMD Instinct MI250X"}, "fail", "its GPUs are not alike"),
     ],
 )

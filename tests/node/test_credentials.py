@@ -1,4 +1,5 @@
-"""Tokens against a server that answers as the hub and W&B do: accepted, refused, nobody's, no answer; never printed."""
+"""Tokens against a server that answers as the hub and W&B do: accepted, refused, nobody's, no answer; never
+printed."""
 
 import json
 import threading
@@ -40,13 +41,18 @@ def service():
 
 
 def look(url, hub="", wandb="", *overrides):
-    config = override(RunConfig(), ["model.path=Qwen/Qwen2.5-VL-3B-Instruct", "logging.wandb=online", *overrides])
+    config = override(
+        RunConfig(), ["model.path=Qwen/Qwen2.5-VL-3B-Instruct", "logging.wandb=online", *overrides]
+    )
     env = {"HF_ENDPOINT": url, "WANDB_BASE_URL": url, "HF_TOKEN": hub, "WANDB_API_KEY": wandb}
     return [(f.level, f.figure) for f in tokens.check(config, 0, env)]
 
 
 def test_good_tokens_pass_and_bad_ones_fail_without_being_shown(service):
-    assert look(service, "hf_good", "good") == [("pass", "HF_TOKEN is accepted"), ("pass", "WANDB_API_KEY is accepted")]
+    assert look(service, "hf_good", "good") == [
+        ("pass", "HF_TOKEN is accepted"),
+        ("pass", "WANDB_API_KEY is accepted"),
+    ]
     (hub, wandb) = look(service, "hf_secret", "secret")
     assert hub[0] == wandb[0] == "fail" and "HF_TOKEN is refused: 401" in hub[1]
     assert "secret" not in hub[1] + wandb[1]

@@ -1,4 +1,5 @@
-"""Ray's own tools against a run of ours: the post-mortem debugger at a rank that raised, and the job commands."""
+"""Ray's own tools against a run of ours: the post-mortem debugger at a rank that raised, and the job
+commands."""
 
 from __future__ import annotations
 

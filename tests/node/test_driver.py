@@ -1,4 +1,5 @@
-"""trainer/driver.sh against shared objects that answer as CUDA's driver does: new, old, old with what helps, none."""
+"""trainer/driver.sh against shared objects that answer as CUDA's driver does: new, old, old with what helps,
+none."""
 
 import os
 import shutil
@@ -9,11 +10,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCE = (
-    "int cuInit(unsigned flags) {{ return {code}; }}\nint cuDriverGetVersion(int *v) {{ *v = {version}; return 0; }}\n"
-)
+SOURCE = """int cuInit(unsigned flags) {{ return {code}; }}
+int cuDriverGetVersion(int *v) {{ *v = {version}; return 0; }}
+"""
 
-pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler: the driver's stand-in is compiled")
+pytestmark = pytest.mark.skipif(
+    not shutil.which("cc"), reason="no C compiler: the driver's stand-in is compiled"
+)
 
 
 def driver(folder: Path, version: int, code: int = 0) -> Path:
@@ -28,7 +31,9 @@ def check(libraries="", compat="/nowhere"):
     """(exit code, what it says, LD_LIBRARY_PATH afterwards) of a strict shell that sources the check."""
     env = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(libraries), "SPOTRL_CUDA_COMPAT": str(compat)}
     code = 'set -euo pipefail\n. trainer/driver.sh 36\necho "path=$LD_LIBRARY_PATH"\n'
-    done = subprocess.run(["bash", "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        ["bash", "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120
+    )
     return done.returncode, done.stdout + done.stderr
 
 
@@ -76,7 +81,12 @@ def test_refused_machines_are_counted_in_the_bucket_and_come_to_an_end(tmp_path)
     def start(launch="first", **more):
         shell = ["bash", "-c", "set -euo pipefail\n. trainer/driver.sh 36 10\necho on"]
         return subprocess.run(
-            shell, cwd=work, env=env | {"SPOTRL_LAUNCH": launch} | more, capture_output=True, text=True, timeout=300
+            shell,
+            cwd=work,
+            env=env | {"SPOTRL_LAUNCH": launch} | more,
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
 
     done = [start() for _ in range(4)]

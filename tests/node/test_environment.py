@@ -1,4 +1,5 @@
-"""A node's place under every engine, as those engines set their variables, and the variables of the network."""
+"""A node's place under every engine, as those engines set their variables, and the variables of the
+network."""
 
 import pytest
 
@@ -47,7 +48,12 @@ def test_slurm_step():
 
 
 def test_slurm_batch_script_without_srun_is_refused():
-    env = {"SLURM_JOB_ID": "7", "SLURM_NODEID": "0", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "h[1-2]"}
+    env = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_NODEID": "0",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_JOB_NODELIST": "h[1-2]",
+    }
     with pytest.raises(ConfigError, match="srun --ntasks-per-node=1"):
         read(env)
     assert place(env | {"SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "h1"})[:4] == ("slurm", 0, 1, "h1")
@@ -102,7 +108,10 @@ def test_our_own_variables_win():
         ({"SPOTRL_NODES": "two"}, "SPOTRL_NODES is 'two'"),
         ({"SPOTRL_NODES": "2", "SPOTRL_NODE_RANK": "2", "SPOTRL_HEAD": "h"}, "ranks go from 0 to 1"),
         ({"SPOTRL_NODES": "3", "SPOTRL_NODE_RANK": "0", "SPOTRL_PEERS": "a,b"}, "3 nodes, but 2 addresses"),
-        ({"DSTACK_NODES_NUM": "1", "DSTACK_NODE_RANK": "0", "DSTACK_GPUS_PER_NODE": "many"}, "SPOTRL_GPUS_PER_NODE"),
+        (
+            {"DSTACK_NODES_NUM": "1", "DSTACK_NODE_RANK": "0", "DSTACK_GPUS_PER_NODE": "many"},
+            "SPOTRL_GPUS_PER_NODE",
+        ),
     ],
 )
 def test_what_contradicts_itself_is_named(env, message):
@@ -138,7 +147,9 @@ def test_network_variables_agree_on_the_card_of_the_route():
 def test_a_card_that_the_user_named_stays_if_it_is_here():
     card = CARDS[2]
     assert network_variables(card, {"NCCL_SOCKET_IFNAME": "eth"}, CARDS)["NCCL_SOCKET_IFNAME"] == "eth"
-    assert network_variables(card, {"NCCL_SOCKET_IFNAME": "^docker0"}, CARDS)["NCCL_SOCKET_IFNAME"] == "^docker0"
+    assert (
+        network_variables(card, {"NCCL_SOCKET_IFNAME": "^docker0"}, CARDS)["NCCL_SOCKET_IFNAME"] == "^docker0"
+    )
     with pytest.raises(ConfigError, match="NCCL_SOCKET_IFNAME is ens1, and this node has eth0, eth1, lo"):
         network_variables(card, {"NCCL_SOCKET_IFNAME": "ens1"}, CARDS)
 

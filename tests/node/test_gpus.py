@@ -1,4 +1,5 @@
-"""GPU, driver, InfiniBand and speed checks on answers written down from NVML's and the kernel's documentation."""
+"""GPU, driver, InfiniBand and speed checks on answers written down from NVML's and the kernel's
+documentation."""
 
 from __future__ import annotations
 
@@ -128,7 +129,15 @@ def test_each_fault_of_a_gpu_is_named(change, finding):
 
 
 def test_what_a_gpu_does_not_support_is_no_fault():
-    bare = {"ecc": None, "rows": None, "links": 0, "width": None, "generation": None, "reasons": None, "slowdown": None}
+    bare = {
+        "ecc": None,
+        "rows": None,
+        "links": 0,
+        "width": None,
+        "generation": None,
+        "reasons": None,
+        "slowdown": None,
+    }
     assert wrong(Recorded(**{f"gpu{i}": bare for i in range(8)})) == []
 
 
@@ -142,8 +151,13 @@ def test_a_node_with_other_gpus_or_another_driver_than_the_rest_is_named():
     assert gpus.compare(same) == [] == gpus.compare([])
     small = [*of(0), *of(1), *of(2, total=40 * GIB), *of(3, driver="590.10")]
     model, other = gpus.compare(small)
-    assert (model.level, model.nodes) == ("fail", (2,)) and "of 40 GiB, theirs 8 x NVIDIA H100" in model.figure
-    assert (other.level, other.nodes, other.check) == ("warn", (3,), "driver") and model.remedy and model.target
+    assert (model.level, model.nodes) == (
+        "fail",
+        (2,),
+    ) and "of 40 GiB, theirs 8 x NVIDIA H100" in model.figure
+    assert (
+        (other.level, other.nodes, other.check) == ("warn", (3,), "driver") and model.remedy and model.target
+    )
 
 
 def test_only_visible_gpus_are_read():
@@ -153,7 +167,9 @@ def test_only_visible_gpus_are_read():
 
 def test_xids_of_the_hardware_are_found_in_the_kernel_log():
     log = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\nNVRM: Xid (PCI:0000:86:00): 31, pid=2"
-    assert wrong(Recorded(), log) == [("fail", "kernel log", "the kernel log has Xid 79 (fallen off the bus)")]
+    assert wrong(Recorded(), log) == [
+        ("fail", "kernel log", "the kernel log has Xid 79 (fallen off the bus)")
+    ]
     assert wrong(Recorded(), "") == []
 
 
@@ -161,10 +177,14 @@ def test_an_old_driver_is_named_before_anything_is_installed(tmp_path):
     text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed Feb 26 01:56:06 UTC 2025\n"
     (tmp_path / "version").write_text(text)
     assert driver.installed(tmp_path / "version") == "570.124.06"
-    (tmp_path / "version").write_text(text.replace("Kernel Module  570", "Open Kernel Module for x86_64  580"))
+    (tmp_path / "version").write_text(
+        text.replace("Kernel Module  570", "Open Kernel Module for x86_64  580")
+    )
     assert driver.installed(tmp_path / "version") == "580.124.06"
     assert driver.cuda_of() == 13
-    assert driver.problem("570.124.06", 13).startswith("driver 570.124.06 is too old for CUDA 13, which needs 580.65")
+    assert driver.problem("570.124.06", 13).startswith(
+        "driver 570.124.06 is too old for CUDA 13, which needs 580.65"
+    )
     assert driver.problem("580.95.05", 13) == "" == driver.problem("535.86.10", 12)
     assert driver.problem("", 13).startswith("no NVIDIA driver answers here")
     (finding,) = wrong(Recorded(driver="570.124.06", cuda=12080))
@@ -204,12 +224,15 @@ def test_nccl_is_told_which_ports_to_use_only_where_it_would_choose_others(tmp_p
 def test_a_node_with_less_fabric_than_the_others_is_named(tmp_path):
     eight = [
         vars(p)
-        for p in infiniband.ports(sysfs(tmp_path / "8", *[(f"m{i}", "4: ACTIVE", "400 Gb/sec") for i in range(8)]))
+        for p in infiniband.ports(
+            sysfs(tmp_path / "8", *[(f"m{i}", "4: ACTIVE", "400 Gb/sec") for i in range(8)])
+        )
     ]
     seven = [*eight[:7], eight[7] | {"active": False}]
     (finding,) = [f for f in infiniband.judge({0: eight, 1: seven, 2: eight}) if f.level != "pass"]
     assert (
-        finding.nodes == (1,) and "2800 Gb/s of InfiniBand or RoCE (m7 down), another node has 3200" in finding.figure
+        finding.nodes == (1,)
+        and "2800 Gb/s of InfiniBand or RoCE (m7 down), another node has 3200" in finding.figure
     )
     assert infiniband.judge({0: [], 1: []}) == []
 

@@ -33,7 +33,9 @@ def test_only_the_weights_that_are_read_are_downloaded(tmp_path, monkeypatch, pa
     with hub_server.serve() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         hub.add("owner/model", files)
-        (folder,) = {path.parent for path in model_fetch.fetch(config(tmp_path), cache_dir=tmp_path / "cache")}
+        (folder,) = {
+            path.parent for path in model_fetch.fetch(config(tmp_path), cache_dir=tmp_path / "cache")
+        }
         assert sorted(path.name for path in folder.glob("*.safetensors")) == names
         assert not any("consolidated" in path or "tokenizer" in path for _, path, _ in hub.requests)
 
@@ -64,7 +66,9 @@ def test_a_resume_that_needs_none_downloads_none(tmp_path):
     assert model_fetch.needed(config(tmp_path, kl_coef=0.01)), "for the reference"
     for other in ({"model": c.Model(path="owner/model", freeze_vision=True)}, {"lora": c.LoRA(rank=4)}):
         assert model_fetch.needed(replace(all_trained, **other))
-    assert model_fetch.needed(replace(all_trained, checkpoint=replace(all_trained.checkpoint, resume="never")))
+    assert model_fetch.needed(
+        replace(all_trained, checkpoint=replace(all_trained.checkpoint, resume="never"))
+    )
 
 
 def test_a_cache_without_the_weights_is_a_models_folder(tmp_path, monkeypatch):

@@ -64,7 +64,15 @@ def wrong(found: Survey, gpus: bool = True) -> list[tuple[str, str, tuple[int, .
 def test_a_clean_network_passes_every_check():
     findings = judge(measured(), gpus=True)
     assert {f.level for f in findings} == {"pass"}
-    assert {f.check for f in findings} == {"interface", "clock", "ports", "MTU", "round trip", "loss", "bandwidth"}
+    assert {f.check for f in findings} == {
+        "interface",
+        "clock",
+        "ports",
+        "MTU",
+        "round trip",
+        "loss",
+        "bandwidth",
+    }
 
 
 @pytest.mark.parametrize(
@@ -83,7 +91,10 @@ def test_a_bad_link_is_named_as_a_pair(pair, finding):
 
 
 def test_a_slow_node_is_named_as_a_node():
-    slow = {f"p{min(a, 1)}{max(a, 1)}": Pair(min(a, 1), max(a, 1), 0.2, bytes_per_s=(GBIT, GBIT)) for a in (0, 2, 3)}
+    slow = {
+        f"p{min(a, 1)}{max(a, 1)}": Pair(min(a, 1), max(a, 1), 0.2, bytes_per_s=(GBIT, GBIT))
+        for a in (0, 2, 3)
+    }
     assert wrong(measured(**slow)) == [("fail", "bandwidth", (1,))]
 
 
@@ -196,7 +207,10 @@ def test_a_port_that_leads_to_another_program_or_nowhere_is_wrong(probers, free_
         threading.Thread(target=hang_up, daemon=True).start()
         strange = other.getsockname()[1]
         wrong = probers[0].obey(
-            {"stage": "ports", "peers": {1: ["127.0.0.1", [probers[1].port, free_port, strange, 1, probers[0].port]]}}
+            {
+                "stage": "ports",
+                "peers": {1: ["127.0.0.1", [probers[1].port, free_port, strange, 1, probers[0].port]]},
+            }
         )["reached"]
     assert wrong == [
         (1, "127.0.0.1", 1, "connection refused"),
@@ -227,7 +241,12 @@ def test_losses_are_counted_by_direction(probers, monkeypatch):
 
     probers[1]._udp = Lossy()
     time.sleep(0.6)
-    order = {"stage": "datagrams", "address": "127.0.0.1", "port": probers[1].port, "udp": probers[1].udp_port}
+    order = {
+        "stage": "datagrams",
+        "address": "127.0.0.1",
+        "port": probers[1].port,
+        "udp": probers[1].udp_port,
+    }
     answer = probers[0].obey(order | {"mtu": 1500})
     assert answer["loss_out"] == 0.0 and answer["loss_back"] == pytest.approx(0.02)
 
@@ -251,7 +270,12 @@ def test_an_echo_that_stalls_is_late_and_loses_nothing(probers, monkeypatch):
 
     probers[1]._udp = Stalling()
     time.sleep(0.6)
-    order = {"stage": "datagrams", "address": "127.0.0.1", "port": probers[1].port, "udp": probers[1].udp_port}
+    order = {
+        "stage": "datagrams",
+        "address": "127.0.0.1",
+        "port": probers[1].port,
+        "udp": probers[1].udp_port,
+    }
     answer = probers[0].obey(order | {"mtu": 1500})
     assert (answer["loss_out"], answer["loss_back"]) == (0, 0)
 

@@ -1,4 +1,5 @@
-"""The node launcher on this machine: rendezvous, checks, and a whole launch with a small Ray job. Hosts: tests/lab."""
+"""The node launcher on this machine: rendezvous, checks, and a whole launch with a small Ray job. Hosts:
+tests/lab."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ DISK = Disk(purpose="run", path="/runs", device=1, filesystem="ext4", free_bytes
 TEMPORARY = dataclasses.replace(
     DISK, purpose="Ray's temporary folder", path="/tmp", need_bytes=GIB, write_bytes_per_s=0
 )
-GOOD = Host(gpus=8, shm_bytes=64 * GIB, memory_bytes=900 * GIB, disks=(DISK, TEMPORARY), files=1 << 20, processes=-1)
+GOOD = Host(
+    gpus=8, shm_bytes=64 * GIB, memory_bytes=900 * GIB, disks=(DISK, TEMPORARY), files=1 << 20, processes=-1
+)
 
 
 # --- rendezvous -------------------------------------------------------------------------------------------------------
@@ -142,9 +145,21 @@ def disks(**change) -> dict:
             False,
         ),
         (disks(write_bytes_per_s=1e6), "/runs takes 1 MB/s: a checkpoint would take 45", False),
-        (disks(purpose="model cache", need_bytes=140 * GIB, write_bytes_per_s=2e7), "20 MB/s: the model would", False),
-        ({"disks": (dataclasses.replace(TEMPORARY, write_bytes_per_s=1e7),)}, "/tmp takes 10 MB/s: what is", False),
-        ({"disks": (dataclasses.replace(TEMPORARY, filesystem="nfs4"),)}, "is on nfs4, over the network", False),
+        (
+            disks(purpose="model cache", need_bytes=140 * GIB, write_bytes_per_s=2e7),
+            "20 MB/s: the model would",
+            False,
+        ),
+        (
+            {"disks": (dataclasses.replace(TEMPORARY, write_bytes_per_s=1e7),)},
+            "/tmp takes 10 MB/s: what is",
+            False,
+        ),
+        (
+            {"disks": (dataclasses.replace(TEMPORARY, filesystem="nfs4"),)},
+            "is on nfs4, over the network",
+            False,
+        ),
         ({"files": 1024}, "only 1024 files may be open", True),
         ({"processes": 100}, "only 100 processes may be started", True),
         ({"locked_bytes": 65536, "infiniband": True}, "only 65536 bytes may be pinned", True),
@@ -170,12 +185,16 @@ def test_local_paths_that_are_missing_are_named(tmp_path):
 
 def test_a_hub_model_is_planned_for_by_its_shape_and_a_preflight_plans_for_none(tmp_path):
     config = dataclasses.replace(gpu_run(tmp_path), model=c.Model(path="Qwen/Qwen2.5-VL-7B-Instruct"))
-    needs = {purpose: need for purpose, _, need in preflight.disk_needs(config, {"HF_HOME": str(tmp_path)}, False)}
+    needs = {
+        purpose: need for purpose, _, need in preflight.disk_needs(config, {"HF_HOME": str(tmp_path)}, False)
+    }
     billions = 8.29e9
     assert needs["run"] == pytest.approx(2 * GIB + 3 * 12 * billions, rel=0.01)
     assert needs["model cache"] == pytest.approx(2 * billions, rel=0.01)
     (tmp_path / "hub/models--Qwen--Qwen2.5-VL-7B-Instruct/snapshots").mkdir(parents=True)
-    needs = {purpose: need for purpose, _, need in preflight.disk_needs(config, {"HF_HOME": str(tmp_path)}, False)}
+    needs = {
+        purpose: need for purpose, _, need in preflight.disk_needs(config, {"HF_HOME": str(tmp_path)}, False)
+    }
     assert needs["model cache"] == 0
     assert [need for _, _, need in preflight.disk_needs(config, {}, True)] == [2 * GIB, GIB]
 
@@ -184,7 +203,10 @@ def test_nodes_that_share_a_download_need_disk_for_their_share(tmp_path):
     def cache(*changes: str) -> int:
         base = ["model.path=Qwen/Qwen2.5-VL-72B-Instruct", "placement.nodes=4", "checkpoint.export_hf=end"]
         config = c.override(gpu_run(tmp_path), base + [*changes])
-        needs = {purpose: need for purpose, _, need in preflight.disk_needs(config, {"HF_HOME": str(tmp_path)}, False)}
+        needs = {
+            purpose: need
+            for purpose, _, need in preflight.disk_needs(config, {"HF_HOME": str(tmp_path)}, False)
+        }
         return needs["model cache"]
 
     model = 73_410_777_344 * 2
@@ -208,7 +230,9 @@ def test_versions_and_data_are_compared(tmp_path, mixed_dataset):
     other = {"versions": ours["versions"] | {"ray": "2.0"}, "data": "0" * 16}
     versions, data = preflight.compare(ours, other, 1)
     assert versions.figure == f"ray 2.0 (head: {ours['versions']['ray']})" and versions.nodes == (1,)
-    assert data.figure == f"its data is not the head's ({'0' * 16}, head: {ours['data']})" and not data.machine
+    assert (
+        data.figure == f"its data is not the head's ({'0' * 16}, head: {ours['data']})" and not data.machine
+    )
 
 
 def test_a_shard_that_was_cut_short_changes_the_fingerprint(tmp_path, mixed_dataset):
@@ -223,7 +247,9 @@ def test_a_shard_that_was_cut_short_changes_the_fingerprint(tmp_path, mixed_data
 def test_findings_make_one_table_one_file_and_one_code(tmp_path):
     good = [Finding(check="memory", nodes=(n,), figure=f"{n} GiB", target="1 GiB") for n in range(4)]
     slow = Finding(check="bandwidth", nodes=(0, 2), level="fail", figure="1 Gb/s", remedy="another machine")
-    full = Finding(check="disk space", nodes=(1,), level="fail", figure="full", remedy="free some", machine=False)
+    full = Finding(
+        check="disk space", nodes=(1,), level="fail", figure="full", remedy="free some", machine=False
+    )
     late = Finding(check="clock", nodes=(3,), level="warn", figure="8 s off", remedy="NTP")
     assert [exit_code(f) for f in ([], [late], [full], [full, slow])] == [0, 0, 2, 36]
     rows = table([*good, late, slow, full], lambda n: f"node {n}").splitlines()
@@ -287,19 +313,31 @@ def test_the_all_reduce_checks_its_sums(tmp_path, free_port):
     out = tmp_path / "speed.json"
     command = speed.command(sys.executable, 0.3, "cpu", 0, 1, 2, "127.0.0.1", free_port, str(out))
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
         f"all-reduce of {kib} KiB over 2 ranks" for kib in (64, 1024, 16384)
     ]
     ranks = json.loads(out.read_text())
-    assert [r["rank"] for r in ranks] == [0, 1] and all(r["between_gb_per_s"] > 0 and not r["wrong"] for r in ranks)
+    assert [r["rank"] for r in ranks] == [0, 1] and all(
+        r["between_gb_per_s"] > 0 and not r["wrong"] for r in ranks
+    )
     assert speed.judge(ranks, 0.0) == []
 
 
 def test_every_port_is_in_the_catalogue_of_failures():
-    text = (Path(__file__).parents[2] / "docs" / "failures.md").read_text().split("## Ports")[1].split("\n## ")[0]
+    text = (
+        (Path(__file__).parents[2] / "docs" / "failures.md")
+        .read_text()
+        .split("## Ports")[1]
+        .split("\n## ")[0]
+    )
     listed: set[int] = set()
     for first, last in re.findall(r"(?<=[| ])(\d{4,5})(?:-(\d{4,5}))?(?=[ ,])", text):
         listed.update(range(int(first), int(last or first) + 1))

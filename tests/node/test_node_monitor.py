@@ -24,13 +24,25 @@ def test_the_rank_that_waits_least_is_the_straggler():
     watch = Stragglers()
     first = [{"node": n, "unix_s": 100.0, "ranks": {str(n): [1, 0.0]}} for n in (0, 1)]
     later = [{"node": n, "unix_s": 140.0, "ranks": {str(n): [9, w]}} for n, w in ((0, 30.0), (1, 1.0))]
-    assert [watch.look(s) for s in first + later] == ["", "", "", straggler({0: 0.75, 1: 0.025}, {0: 0, 1: 1})]
+    assert [watch.look(s) for s in first + later] == [
+        "",
+        "",
+        "",
+        straggler({0: 0.75, 1: 0.025}, {0: 0, 1: 1}),
+    ]
 
 
 def test_a_steps_metrics_hold_all_nodes_and_the_worst_of_them(tmp_path):
     stats = NodeStats(tmp_path)
     assert set(stats.take()) == {"perf/disk_free_gib", "perf/host_memory_fraction"}  # without a launcher
-    gpu = {"gpu": 0, "busy_fraction": 0.5, "memory_bytes": 2**30, "power_w": 300.0, "temperature_c": 50, "slowdown": 4}
+    gpu = {
+        "gpu": 0,
+        "busy_fraction": 0.5,
+        "memory_bytes": 2**30,
+        "power_w": 300.0,
+        "temperature_c": 50,
+        "slowdown": 4,
+    }
     for node, (free, hot) in enumerate([(9 << 30, 50), (2**29, 91)]):
         mine = gpu | {"temperature_c": hot, "busy_fraction": 1.0 - node, "slowdown": 64 * node}
         sample = {"node": node, "unix_s": time.time(), "disk_free_bytes": free, "memory_fraction": 0.999 * node,

@@ -1,4 +1,5 @@
-"""What a notice leaves time for: the step's end and a save, a save where the run stands, or only the exit code.
+"""What a notice leaves time for: the step's end and a save, a save where the run stands, or only the exit
+code.
 
 The session, its checkpoints and its store are real; the ranks only pretend to train (tests/loops/standin.py).
 """
@@ -54,7 +55,9 @@ def told_to_go(job: Job, number: int = signal.SIGTERM) -> tuple[int, float]:
 def resumes_from(job: Job) -> int:
     """The step that the next start resumes from."""
     job.start().until(
-        lambda: re.search(r"resumed from step \d+|starting from scratch", job.tail(10**6).split("stopping:")[-1])
+        lambda: re.search(
+            r"resumed from step \d+|starting from scratch", job.tail(10**6).split("stopping:")[-1]
+        )
     )
     job.kill()
     return int((re.findall(r"resumed from step (\d+)", job.tail(10**6)) or ["0"])[-1])
@@ -82,7 +85,8 @@ def test_before_anything_was_measured_it_is_tried(start):
 
 @pytest.mark.long
 def test_too_short_for_the_step_but_not_for_a_save(start):
-    """The notice comes while the answers of a step are sampled: the weights are still those of the step before."""
+    """The notice comes while the answers of a step are sampled: the weights are still those of the step
+    before."""
     job = start(4, step_s=6)
     job.until(lambda: job.in_phase("grade", 1), 60)
     assert job.progress()["step"] == 1

@@ -1,4 +1,5 @@
-"""One launcher, one driver, one attempt: what a SIGKILL leaves behind, a second start, a newer attempt elsewhere.
+"""One launcher, one driver, one attempt: what a SIGKILL leaves behind, a second start, a newer attempt
+elsewhere.
 
 The launcher, Ray, the session, the checkpoints and the store are real; the ranks pretend to train.
 """
@@ -26,9 +27,10 @@ from trainer.exit_codes import EXIT_CONFIG, EXIT_FENCED, EXIT_GAVE_UP, EXIT_NODE
 from trainer.node.run_lock import RunLock
 from trainer.storage.storage import Storage
 
-FRONT = (
-    "import sys; from recipes.drivers.launching import _foreground; import os; _foreground(sys.argv[1:], os.environ)"
-)
+FRONT = """import os, sys
+from recipes.drivers.launching import _foreground
+_foreground(sys.argv[1:], os.environ)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,8 @@ def base(tmp_path_factory):
 
 @pytest.fixture
 def start(base):
-    """Starts a launcher (with front=True behind a front door); a short path, for the names of Ray's sockets."""
+    """Starts a launcher (with front=True behind a front door); a short path, for the names of Ray's
+    sockets."""
     jobs: list[Job] = []
     folders: list[str] = []
 
@@ -79,7 +82,9 @@ def pid_of(job: Job, module: str) -> int:
 def gone_within(job: Job, seconds: float) -> float:
     begun = time.monotonic()
     while left := job.pids():
-        assert time.monotonic() - begun < seconds, [Path(f"/proc/{p}/cmdline").read_bytes()[:120] for p in left]
+        assert time.monotonic() - begun < seconds, [
+            Path(f"/proc/{p}/cmdline").read_bytes()[:120] for p in left
+        ]
         time.sleep(0.1)
     return time.monotonic() - begun
 
@@ -132,7 +137,9 @@ def test_an_older_attempt_ends_when_a_newer_one_starts_elsewhere(start, tmp_path
         store = Storage("s3://bucket/runs/drill/checkpoints", env=server.env)
         attempts = Attempts(Storage("s3://bucket/runs/drill/attempts", env=server.env))
         assert attempts.alive().epoch == 2
-        while not any(key.split("/")[1].startswith("2-") for key, _ in store.list() if key.endswith("manifest.json")):
+        while not any(
+            key.split("/")[1].startswith("2-") for key, _ in store.list() if key.endswith("manifest.json")
+        ):
             assert time.monotonic() - ended < 60, newer.tail()
             time.sleep(0.2)
         stream = Storage("s3://bucket/runs/drill/stream", env=server.env)
@@ -142,21 +149,34 @@ def test_an_older_attempt_ends_when_a_newer_one_starts_elsewhere(start, tmp_path
         }:
             assert time.monotonic() - ended < 60
             time.sleep(0.2)
-        assert pushed and [(k, size) for k, size in stream.list() if k.startswith("1-")] == pushed, "fenced: silent"
+        assert pushed and [(k, size) for k, size in stream.list() if k.startswith("1-")] == pushed, (
+            "fenced: silent"
+        )
 
 
 @pytest.mark.slow
 def test_an_engine_that_restarts_for_ever_is_stopped_by_the_run(base, tmp_path):
-    """A job that fails without a new checkpoint: three restarts, then the code that ends it, then nothing more."""
+    """A job that fails without a new checkpoint: three restarts, then the code that ends it, then nothing
+    more."""
     fails = "import os, sys; sys.exit(0 if os.environ['SPOTRL_LAUNCH'] == 'resumed' else 1)"
-    with servers.rclone(tmp_path / "store") as server, tempfile.TemporaryDirectory(prefix="one-", dir="/tmp") as folder:
+    with (
+        servers.rclone(tmp_path / "store") as server,
+        tempfile.TemporaryDirectory(prefix="one-", dir="/tmp") as folder,
+    ):
         config = replace(
             base,
             run=replace(base.run, dir=f"{folder}/run"),
             checkpoint=replace(base.checkpoint, remote="s3://bucket/runs"),
         )
-        env = {"SPOTRL_TMP": folder, "SPOTRL_PEERS": "127.0.0.1", "SPOTRL_NODE_RANK": "0", "SPOTRL_LAUNCH": "first"}
-        job = Job(config, Path(folder), server.env | env, "trainer.node", after=("--", sys.executable, "-c", fails))
+        env = {
+            "SPOTRL_TMP": folder,
+            "SPOTRL_PEERS": "127.0.0.1",
+            "SPOTRL_NODE_RANK": "0",
+            "SPOTRL_LAUNCH": "first",
+        }
+        job = Job(
+            config, Path(folder), server.env | env, "trainer.node", after=("--", sys.executable, "-c", fails)
+        )
         try:
             assert [job.start().wait(400) for _ in range(4)] == [1, 1, 1, EXIT_GAVE_UP], job.tail()
             assert "gives up at step 0: 4 attempts failed with no new checkpoint" in job.tail()
@@ -169,9 +189,8 @@ def test_an_engine_that_restarts_for_ever_is_stopped_by_the_run(base, tmp_path):
 
 
 def test_a_lock_ends_with_its_process(tmp_path):
-    code = (
-        f"import time; from trainer.node.run_lock import RunLock; l = RunLock({str(tmp_path)!r}, 'launcher'); l.take()"
-    )
+    code = "import time; from trainer.node.run_lock import RunLock; "
+    code += f"lock = RunLock({str(tmp_path)!r}, 'launcher'); lock.take()"
     process = subprocess.Popen([sys.executable, "-c", code + "; print('held', flush=True); time.sleep(60)"],
                                cwd=ROOT, stdout=subprocess.PIPE, text=True)  # fmt: skip
     assert process.stdout and process.stdout.readline() == "held\n"
@@ -205,7 +224,8 @@ sys.exit(34)
 
 @pytest.mark.long
 def test_a_lost_rank_gives_the_machine_back_only_without_a_new_checkpoint(base):
-    """The launcher, Ray and the record are real; the job only makes a checkpoint and says that a rank was lost."""
+    """The launcher, Ray and the record are real; the job only makes a checkpoint and says that a rank was
+    lost."""
     with tempfile.TemporaryDirectory(prefix="one-", dir="/tmp") as folder:
         config = replace(base, run=replace(base.run, dir=f"{folder}/run"))
         after = ("--", sys.executable, "-c", LOSES_A_RANK, f"{folder}/run")

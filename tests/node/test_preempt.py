@@ -72,16 +72,22 @@ def test_aws_metadata_server_with_and_without_tokens(stand):
     server = MetadataServer("aws", stand.url)
     assert server.ask() is None
     stand.answers["/latest/api/token"] = "abc"
-    stand.answers["/latest/meta-data/spot/instance-action"] = '{"action": "terminate", "time": "2026-01-01T00:00:00Z"}'
+    stand.answers["/latest/meta-data/spot/instance-action"] = (
+        '{"action": "terminate", "time": "2026-01-01T00:00:00Z"}'
+    )
     assert server.ask() == "aws: spot instance will terminate"
     assert stand.asked[-2][0] == "PUT"
     assert {k.lower(): v for k, v in stand.asked[-1][2].items()}["x-aws-ec2-metadata-token"] == "abc"
 
 
 def test_notice_from_the_metadata_server(stand, tmp_path):
-    env = {"GCE_METADATA_HOST": stand.url.removeprefix("http://"), preempt.FLAG_VARIABLE: str(tmp_path / "flag")}
+    env = {
+        "GCE_METADATA_HOST": stand.url.removeprefix("http://"),
+        preempt.FLAG_VARIABLE: str(tmp_path / "flag"),
+    }
     seen = []
-    stand.answers["/computeMetadata/v1/instance/preempted"] = 503  # away for a moment: no notice, and no crash
+    # away for a moment: no notice, and no crash
+    stand.answers["/computeMetadata/v1/instance/preempted"] = 503
     notice = Notice(signals=False, on_notice=seen.append, poll_s=0.05, env=env)
     time.sleep(0.2)
     assert notice.poll() is None
@@ -152,7 +158,10 @@ for _ in range(600):
 def start_loop(tmp_path, phase_s, **env):
     extra = {preempt.FLAG_VARIABLE: str(tmp_path / "flag"), "SPOTRL_METADATA": "off", **env}
     process = subprocess.Popen(
-        [sys.executable, "-c", LOOP.format(phase_s=phase_s)], env=os.environ | extra, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", LOOP.format(phase_s=phase_s)],
+        env=os.environ | extra,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout and process.stdout.readline() == "ready\n"
     return process

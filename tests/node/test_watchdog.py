@@ -55,9 +55,15 @@ def at(
             [at(0, 7), at(1, 7, False)],
             "rank 1 on node 0 has not entered all_reduce (collective 7); rank 0 waits for it",
         ),
-        ([at(0, 7), at(1, 7, state="T")], "rank 1 on node 0 is stopped (state T); rank 0 waits for it in all_reduce"),
+        (
+            [at(0, 7), at(1, 7, state="T")],
+            "rank 1 on node 0 is stopped (state T); rank 0 waits for it in all_reduce",
+        ),
         ([at(0, 7), at(1, 7, state="")], "rank 1 on node 0 is gone"),
-        ([at(0, 7), at(1, 7)], "all ranks are in all_reduce (collective 7): the network between them, or a GPU, hangs"),
+        (
+            [at(0, 7), at(1, 7)],
+            "all ranks are in all_reduce (collective 7): the network between them, or a GPU, hangs",
+        ),
         (
             [at(0, 7), at(1, 7, name="barrier")],
             "the ranks are in different collectives (rank 0 all_reduce, rank 1 barr",
@@ -76,7 +82,9 @@ def test_the_rank_that_has_not_entered_is_the_guilty_one(ranks, line):
 def test_the_driver_is_named_where_no_rank_is_at_work():
     idle = 'Current thread 0x1 (most recent call first):\n  File "/x/ray/_private/worker.py", line 982 in main_loop\n'
     ranks = [at(0, 7, False, stacks=idle), at(1, 7, False, stacks=idle)]
-    assert guilty(ranks, "scorer.py:88 in score") == "no rank is at work: the driver is at scorer.py:88 in score"
+    assert (
+        guilty(ranks, "scorer.py:88 in score") == "no rank is at work: the driver is at scorer.py:88 in score"
+    )
     busy = [ranks[0], at(1, 7, False, stacks=STACKS)]
     assert guilty(busy, "worker.py:1 in get").startswith("all ranks are outside of collectives")
 
@@ -87,7 +95,15 @@ def test_a_gpu_that_is_gone_or_stays_slow_is_told_of_once(tmp_path):
     hot = {"gpu": 1, "slowdown": 64 | 4, "temperature_c": 88}
 
     def sample(*gpus: dict) -> dict:
-        return {"node": 1, "unix_s": 1.0, "ranks": {}, "paused": {}, "pieces": 0, "bytes_per_s": {}, "gpus": list(gpus)}
+        return {
+            "node": 1,
+            "unix_s": 1.0,
+            "ranks": {},
+            "paused": {},
+            "pieces": 0,
+            "bytes_per_s": {},
+            "gpus": list(gpus),
+        }
 
     said = [dog.look(sample(cool, hot)) for _ in range(9)]
     assert [len(lines) for lines in said] == [0] * 5 + [1] + [0] * 3
@@ -104,7 +120,8 @@ def test_a_phase_is_held_against_three_times_its_median(tmp_path):
     dog = Watchdog(config(tmp_path, floor_s=2.0, first_s=50.0, start_s=70.0))
     assert dog.limit_s("start") == 70.0 and dog.limit_s("update") == 50.0
     lines = [
-        json.dumps({"step": s, "time/update_s": t, "time/sync_s": 0.1}) for s, t in enumerate([9.0, 1.0, 1.2, 1.1])
+        json.dumps({"step": s, "time/update_s": t, "time/sync_s": 0.1})
+        for s, t in enumerate([9.0, 1.0, 1.2, 1.1])
     ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     assert dog.limit_s("update") == pytest.approx(3 * 1.15) and dog.limit_s("sync") == 2.0
@@ -187,7 +204,14 @@ def test_reading_and_writing_files_is_progress_where_that_is_the_work(tmp_path, 
     dog = Watchdog(config(tmp_path, first_s=0.2), attach="ray debug")
     phases = Phases(tmp_path)
     phases.begin(1, 9)
-    busy = {"node": 1, "unix_s": 1.0, "ranks": {}, "paused": {}, "pieces": 0, "bytes_per_s": {"files": 50_000_000}}
+    busy = {
+        "node": 1,
+        "unix_s": 1.0,
+        "ranks": {},
+        "paused": {},
+        "pieces": 0,
+        "bytes_per_s": {"files": 50_000_000},
+    }
     idle = busy | {"bytes_per_s": {"files": 20_000}}
     with phases("export"):
         time.sleep(0.3)
@@ -205,7 +229,8 @@ def test_reading_and_writing_files_is_progress_where_that_is_the_work(tmp_path, 
 
 
 def test_nccl_s_flight_recorder_is_asked_for_and_lies_beside_the_stacks(tmp_path):
-    """The two ends of torch's pipe: what ProcessGroupNCCL does on its own thread, a thread of ours does here."""
+    """The two ends of torch's pipe: what ProcessGroupNCCL does on its own thread, a thread of ours does
+    here."""
     os.mkfifo(tmp_path / "nccl_pipe_1.pipe")
     descriptor = os.open(tmp_path / "nccl_pipe_1.pipe", os.O_RDONLY | os.O_NONBLOCK)
     recorded = pickle.dumps({"entries": [{"collective_seq_id": 7, "state": "scheduled"}] * 500})
@@ -221,7 +246,9 @@ def test_nccl_s_flight_recorder_is_asked_for_and_lies_beside_the_stacks(tmp_path
     traces = watchdog._traces(tmp_path)
     thread.join()
     os.close(descriptor)
-    folder = watchdog.write([at(0, 7), dataclasses.replace(at(1, 7), trace=traces[1])], "why", tmp_path / "run")
+    folder = watchdog.write(
+        [at(0, 7), dataclasses.replace(at(1, 7), trace=traces[1])], "why", tmp_path / "run"
+    )
     assert (folder / "nccl_trace_1").read_bytes() == recorded and len(traces[1]) < len(recorded) / 4
     assert sorted(p.name for p in folder.iterdir()) == ["nccl_trace_1", "rank-0.txt", "rank-1.txt"]
 
@@ -297,13 +324,16 @@ def test_a_killed_rank_ends_the_job_at_once(small_config, folder):
         r"error: a worker or node was lost: rank 1 \(process \d+ on [\d.]+\): out of memory\? See", text
     ), text
     assert "profile of step 2: " in text
-    traces = {tuple(p.name.split(".")[0].split("-")[1::2]) for p in (folder / "run/profile/step-00000002").iterdir()}
+    traces = {
+        tuple(p.name.split(".")[0].split("-")[1::2]) for p in (folder / "run/profile/step-00000002").iterdir()
+    }
     assert traces >= {(rank, call) for rank in "01" for call in ("generate", "update", "sync")}
 
 
 @pytest.mark.long
 def test_a_killed_rank_is_started_again_on_the_same_machine(small_config, folder):
-    """Where an engine would restart the job, and there is a new checkpoint: neither Ray nor the machine is given up."""
+    """Where an engine would restart the job, and there is a new checkpoint: neither Ray nor the machine is
+    given up."""
     config = watched(small_config, steps=5)
     config = dataclasses.replace(config, checkpoint=dataclasses.replace(config.checkpoint, every_steps=1))
     code, text = run_with("killed", config, folder, 600.0, SPOTRL_PEERS="127.0.0.1", SPOTRL_NODE_RANK="0")

@@ -45,7 +45,10 @@ def leftovers(tmp_path: Path) -> list[str]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("SPOTRL_TMP") == str(tmp_path) and process.status() != psutil.STATUS_ZOMBIE:
+            if (
+                process.environ().get("SPOTRL_TMP") == str(tmp_path)
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
                 found.append(" ".join(process.cmdline())[:200])
         except psutil.Error:
             continue
@@ -106,7 +109,9 @@ runpy.run_module("trainer.node", run_name="__main__", alter_sys=True)
 
 @pytest.mark.parametrize("port", [pytest.param("gcs", marks=pytest.mark.long), "dashboard"])
 def test_a_port_that_is_taken_after_it_was_chosen_costs_one_more_start(tmp_path, port):
-    process = launch(tmp_path, sys.executable, "-c", RESOURCES, run=("-c", TAKEN_MEANWHILE.replace("TAKEN", port)))
+    process = launch(
+        tmp_path, sys.executable, "-c", RESOURCES, run=("-c", TAKEN_MEANWHILE.replace("TAKEN", port))
+    )
     output, _ = process.communicate(timeout=180)
     assert process.returncode == 35, output
     assert output.count("again, on other ports") == 1
@@ -152,7 +157,10 @@ def test_a_missing_configuration_is_one_line(tmp_path):
 def test_another_number_of_nodes_than_asked_for_is_refused(tmp_path):
     process = launch(tmp_path, SPOTRL_PEERS="10.0.0.1,10.0.0.2", SPOTRL_NODE_RANK="0")
     output, _ = process.communicate(timeout=30)
-    assert process.returncode == 2 and output == "error: placement.nodes is 1, and spotrl started 2: make them equal\n"
+    assert (
+        process.returncode == 2
+        and output == "error: placement.nodes is 1, and spotrl started 2: make them equal\n"
+    )
 
 
 def test_a_machine_that_fails_its_checks_is_counted_until_the_run_ends(tmp_path):

@@ -25,7 +25,9 @@ def test_runs_lie_over_each_other_and_what_differs_is_named(tmp_path):
     named = [[g.get("data-name") for g in svg.iter("g") if g.get("data-name")] for svg in drawings]
     assert len(named) >= 15 and all(names == ["slow", "fast"] for names in named)
     assert "<h3>Losses: policy</h3>" in page and "<h3>Accuracy: held out</h3>" in page
-    assert "<td>optimizer.learning_rate</td><td>1e-06</td><td>2e-06</td>" in page and "1 fields differ" in page
+    assert (
+        "<td>optimizer.learning_rate</td><td>1e-06</td><td>2e-06</td>" in page and "1 fields differ" in page
+    )
     assert "$12.50 of 40.00 planned" in page
     assert "http" not in page.replace("http-equiv", "") and "default-src 'none'" in page
 
@@ -39,7 +41,8 @@ def test_too_many_runs_and_a_run_without_a_step_are_refused(tmp_path):
 
 
 def samples(seconds: int, waited: dict[int, dict[str, float]], nodes: int = 2):
-    """Samples every 10 s of ranks dealt to nodes in turn; phases change every 50 s. waited: rank -> phase -> share."""
+    """Samples every 10 s of ranks dealt to nodes in turn; phases change every 50 s. waited: rank -> phase ->
+    share."""
     total = dict.fromkeys(waited, 0.0)
     for at in range(0, seconds, 10):
         phase = ("update", "sync")[at // 50 % 2]

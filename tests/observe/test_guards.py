@@ -1,4 +1,5 @@
-"""Guards on made-up metrics: each trips on its own sign, warns first and ends the run only where configured."""
+"""Guards on made-up metrics: each trips on its own sign, warns first and ends the run only where
+configured."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ def run(*steps: dict[str, float], **limits):
 )
 def test_each_sign_trips_its_guard_only(stats, guard, text):
     ((alarm,),) = run(stats, end="")
-    assert alarm.guard == guard and text in alarm.text and alarm.text.startswith("step 12: ") and not alarm.end
+    assert (
+        alarm.guard == guard and text in alarm.text and alarm.text.startswith("step 12: ") and not alarm.end
+    )
 
 
 def test_a_guard_warns_first_and_ends_after_its_patience():
@@ -92,6 +95,8 @@ def test_a_collapse_in_a_running_job_warns_at_its_first_step_and_ends_it_where_c
     assert done.returncode == EXIT_CONFIG, said
     collapse = "entropy collapsed to 0.02 from 1.2 at the start"
     assert [line for line in said if line.startswith(f"warning: step 14: {collapse}")], said
-    assert [line for line in said if "warning: step 14: groups without variance teach nothing: share 1" in line]
+    assert [
+        line for line in said if "warning: step 14: groups without variance teach nothing: share 1" in line
+    ]
     last = [line for line in said if f"step 16: {collapse}" in line and "guards.end names this guard" in line]
     assert len(last) == 1 and not [line for line in said if line.startswith("step 17")]

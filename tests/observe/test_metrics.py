@@ -13,7 +13,7 @@ import pytest
 import torch
 from written_run import picture, write_run
 
-from trainer.algorithm.records import Verdict
+from trainer.algorithm.traces import Verdict
 from trainer.config import RunConfig, load, override
 from trainer.observe import metric_names
 from trainer.observe.history import read_history, read_lines, read_progress, reproducible, truncate
@@ -37,7 +37,13 @@ def run_script(body: str, *args: str, prefix: tuple[str, ...] = (), **kwargs) ->
 def test_a_line_is_plain_json_with_sorted_keys_and_exact_numbers(tmp_path):
     metrics = Metrics(tmp_path, PLAIN)
     metrics.log(
-        1, {"reward/mean": 0.1 + 0.2, "kl/mean": torch.tensor(0.5), "loss/total": float("nan"), "optim/updates": 3}
+        1,
+        {
+            "reward/mean": 0.1 + 0.2,
+            "kl/mean": torch.tensor(0.5),
+            "loss/total": float("nan"),
+            "optim/updates": 3,
+        },
     )
     line = (tmp_path / "metrics.jsonl").read_text()
     record = json.loads(line)
@@ -272,7 +278,12 @@ def test_another_process_can_read_which_phase_runs(tmp_path):
     phases.begin(7)
     with phases("rollout"):
         seen = read_progress(tmp_path)
-        assert (seen["step"], seen["phase"], seen["total_steps"], seen["pid"]) == (7, "rollout", 50, os.getpid())
+        assert (seen["step"], seen["phase"], seen["total_steps"], seen["pid"]) == (
+            7,
+            "rollout",
+            50,
+            os.getpid(),
+        )
         with phases("sync"):
             assert read_progress(tmp_path)["phase"] == "sync"
         assert read_progress(tmp_path)["phase"] == "rollout"
@@ -288,7 +299,9 @@ def test_another_process_can_read_which_phase_runs(tmp_path):
 
 
 def test_the_documented_table_is_the_table():
-    rows = re.findall(r"^\| `([^`]+)` \| (.*?) \| (.*) \|$", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `([^`]+)` \| (.*?) \| (.*) \|$", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE
+    )
     assert rows == [(name, n.unit, n.meaning) for name, n in metric_names.NAMES.items()]
 
 
@@ -303,7 +316,9 @@ def test_names_carry_their_units():
 def test_the_table_names_what_the_trainer_writes_and_nothing_else():
     """A name that is new in the code belongs into metric_names.py and, as a row, into docs/metrics.md."""
     sections = {name.split("/")[0] for name in metric_names.NAMES}
-    written = {"time/step_s", "time/unix_s"} | {f"reward/{v}_rate" for v in typing.get_args(Verdict)}
+    written = {"time/step_s", "time/unix_s", "time/checkpoint_s"} | {
+        f"reward/{v}_rate" for v in typing.get_args(Verdict)
+    }
     for path in (ROOT / "trainer").rglob("*.py"):
         if path.name in ("metric_names.py", "report.py", "report_charts.py", "progress.py"):
             continue

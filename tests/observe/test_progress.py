@@ -21,7 +21,9 @@ def text_console(terminal: bool, width: int = 100) -> Console:
 def test_a_finished_run_gives_one_line_per_step_where_there_is_no_terminal(tmp_path):
     write_run(tmp_path, 12)
     command = [sys.executable, "-m", "trainer.observe.live", str(tmp_path)]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
+    lines = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=60
+    ).stdout.splitlines()
     assert len(lines) == 14  # 12 steps, and the evaluations before the first and after the tenth
     assert lines[0] == "step 0/12 | held-out 21.0%"
     assert lines[1].startswith("step 1/12 | reward 0.") and "kl " in lines[1] and "rollout 1." in lines[1]
@@ -54,7 +56,8 @@ def test_following_sees_steps_as_they_come_and_ends_when_told(tmp_path):
     console = text_console(False)
     status = []
     thread = threading.Thread(
-        target=lambda: status.append(progress.follow(tmp_path, over.is_set, console=console, poll_s=0.02)), daemon=True
+        target=lambda: status.append(progress.follow(tmp_path, over.is_set, console=console, poll_s=0.02)),
+        daemon=True,
     )
     thread.start()
     config = override(RunConfig(), ["logging.tensorboard=false"])
@@ -125,7 +128,12 @@ def test_following_a_run_of_ten_thousand_steps_is_cheap(tmp_path):
 
 
 def test_durations_and_sparklines():
-    assert [progress.duration(s) for s in (3, 200, 8000, 200_000)] == ["3 s", "3 min 20 s", "2 h 13 min", "2 d 7 h"]
+    assert [progress.duration(s) for s in (3, 200, 8000, 200_000)] == [
+        "3 s",
+        "3 min 20 s",
+        "2 h 13 min",
+        "2 d 7 h",
+    ]
     assert progress.sparkline([0, 1, 2, 3, 4, 5, 6, 7], 20) == "▁▂▃▄▅▆▇█"
     assert progress.sparkline([0.0, 0.0, 4.0, 4.0], 2) == "▁█"
     assert progress.sparkline([1.0, float("nan"), 2.0], 10) == "▁ █"

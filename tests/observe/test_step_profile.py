@@ -1,7 +1,9 @@
-"""The profile of a step: of real updates of a small network, asked for by the configuration, a file or the bucket."""
+"""The profile of a step: of real updates of a small network, asked for by the configuration, a file or the
+bucket."""
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import time
@@ -13,7 +15,7 @@ import torch
 
 from trainer import config as c
 from trainer.observe import mirror
-from trainer.observe.step_profile import REQUEST, Recorder, StepProfiles, Taken, profiled
+from trainer.observe.step_profile import REQUEST, Recorder, StepProfiles, Taken
 from trainer.observe.stream import Stream
 from trainer.storage.storage import Storage
 
@@ -26,14 +28,14 @@ class Rank:
         self.net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 1))
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.1)
 
-    @profiled
     def update(self, steps: int = 1, pause_s: float = 0.0) -> float:
-        for _ in range(steps):
-            loss = self.net(torch.ones(8, 64)).square().mean()
-            loss.backward()
-            self.optimizer.step()
-            time.sleep(pause_s)
-        return loss.item()
+        with self.recorder("update") if self.recorder else contextlib.nullcontext():
+            for _ in range(steps):
+                loss = self.net(torch.ones(8, 64)).square().mean()
+                loss.backward()
+                self.optimizer.step()
+                time.sleep(pause_s)
+            return loss.item()
 
     def record(self, step: int) -> None:
         self.recorder = Recorder(self.config, step, 3)
@@ -42,8 +44,8 @@ class Rank:
         taken, self.recorder = self.recorder.push(), None
         return taken
 
-    def all(self, method: str, *arguments: Any) -> list[Any]:
-        return [getattr(self, method)(*arguments)]
+    def profiles(self) -> StepProfiles:
+        return StepProfiles(self.config, self.record, lambda: [self.recorded()])
 
 
 def configured(tmp_path: Path, remote: bool = True, **logging: Any) -> c.RunConfig:
@@ -62,7 +64,7 @@ def names_in(path: Path) -> list[str]:
 def test_the_configured_step_is_recorded_call_by_call_and_pushed(tmp_path, capsys):
     config = configured(tmp_path, profile_step=2)
     rank = Rank(config)
-    profiles = StepProfiles(config, rank)
+    profiles = rank.profiles()
     for step in (1, 2, 3):
         profiles.begin(step)
         rank.update()
@@ -76,14 +78,16 @@ def test_the_configured_step_is_recorded_call_by_call_and_pushed(tmp_path, capsy
     stored = tmp_path / "bucket/one/profile/step-00000002"
     assert [f.read_bytes() for f in sorted(stored.iterdir())] == [f.read_bytes() for f in files]
     out = capsys.readouterr().out
-    assert out.startswith(f"profile of step 2: {folder}, up to") and "no memory snapshot: that is CUDA's" in out
+    assert (
+        out.startswith(f"profile of step 2: {folder}, up to") and "no memory snapshot: that is CUDA's" in out
+    )
     assert out.count("\n") == 1
 
 
 def test_a_request_while_it_runs_records_the_next_step_once(tmp_path):
     config = configured(tmp_path, remote=False)
     rank = Rank(config)
-    profiles = StepProfiles(config, rank)
+    profiles = rank.profiles()
     for step in (1, 2, 3):
         if step == 2:
             (tmp_path / "run" / REQUEST).parent.mkdir()
@@ -116,7 +120,7 @@ def test_a_bucket_that_fails_costs_the_copy_only(tmp_path, capsys):
     config = configured(tmp_path, profile_step=1)
     (tmp_path / "bucket").write_text("a file in place of the folder")
     rank = Rank(config)
-    profiles = StepProfiles(config, rank)
+    profiles = rank.profiles()
     profiles.begin(1)
     rank.update()
     profiles.end()
@@ -141,7 +145,7 @@ def test_a_desk_asks_through_the_bucket_and_fetches_what_was_recorded(tmp_path):
     finally:
         stream.close()
     rank = Rank(config)
-    profiles = StepProfiles(config, rank)
+    profiles = rank.profiles()
     profiles.begin(7)
     rank.update()
     profiles.end()

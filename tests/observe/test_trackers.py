@@ -76,7 +76,8 @@ def wandb_history(directory: Path) -> dict[int, dict]:
 
 
 def log_records(data: bytes, block: int = 32768):
-    """Records of a LevelDB log after W&B's header of 7 bytes; each part: crc32 [4], length [2], type [1], bytes."""
+    """Records of a LevelDB log after W&B's header of 7 bytes; each part: crc32 [4], length [2], type [1],
+    bytes."""
     at, parts = 7, b""
     while at + 7 <= len(data):
         if block - at % block < 7:

@@ -50,7 +50,11 @@ def values(step: int, steps: int, draw: random.Random) -> dict[str, float]:
 
 
 def write_run(
-    run_dir: Path, steps: int, *, overrides: tuple[str, ...] = ("logging.tensorboard=false",), resume_step: int = 0
+    run_dir: Path,
+    steps: int,
+    *,
+    overrides: tuple[str, ...] = ("logging.tensorboard=false",),
+    resume_step: int = 0,
 ) -> None:
     """Steps resume_step+1 .. steps, an evaluation at 0 and every tenth, samples every fifth."""
     config = override(RunConfig(), ["run.name=written", *overrides])

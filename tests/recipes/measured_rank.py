@@ -1,8 +1,9 @@
 """One rank that measures itself: `python measured_rank.py config.yaml RANK PORT OUT`. Not a test itself.
 
-Anonymous memory (tensors and the interpreter's heap; no program code) over what the process takes without a model: when
-model and optimizer stand, between steps, and the peaks of a pass without gradients, of forward and backward, and of the
-optimizer's step. The caller sets MALLOC, so that freed tensors leave at once and what is resident is what is live.
+Anonymous memory (tensors and the interpreter's heap; no program code) over what the process takes without a
+model: when model and optimizer stand, between steps, and the peaks of a pass without gradients, of forward
+and backward, and of the optimizer's step. The caller sets MALLOC, so that freed tensors leave at once and
+what is resident is what is live.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from pathlib import Path
 
 import torch
 
+from tests.learning.one_rank import OneRank, lessons, trace
 from trainer import config as configuration
-from trainer.algorithm.batching import TrainItem
+from trainer.algorithm.batching import TrainBatch, scheduled
 from trainer.algorithm.scheduling import schedule
-from trainer.engine.gpu_worker import Worker
 
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_TOP_PAD_": "0"}
 """glibc keeps freed blocks of up to 32 MiB for later, which is no need of the model's."""
@@ -61,24 +62,24 @@ class Peaks(threading.Thread):
         return self.found
 
 
-def items(worker: Worker, count: int, tokens: int) -> list[TrainItem]:
+def items(worker: OneRank, count: int, tokens: int) -> TrainBatch:
     """Rows with answers that fill them up to `tokens`."""
-    out = []
+    traces = []
     for row in range(count):
-        prompt = worker._prompt(row).token_ids
+        prompt = worker.prompt_ids(row)
         n = tokens - len(prompt)
-        out.append(TrainItem(row, prompt, [100 + i % 50 for i in range(n)], 1.0, [-5.0] * n))
-    return out
+        traces.append(trace(row, prompt, [100 + i % 50 for i in range(n)], logprobs=[-5.0] * n))
+    return lessons(traces, [1.0] * count)
 
 
-def batches(worker: Worker, tokens: int) -> tuple[list[list[TrainItem]], int, int]:
+def batches(worker: OneRank, tokens: int) -> tuple[list[TrainBatch], int, int]:
     """This rank's micro-batches of one step, and the tokens and sequences of all ranks."""
     config = worker.config
     world = config.placement.world_size
     size = world * config.algorithm.micro_batch_tokens // tokens
     batch = items(worker, size, tokens)
-    plan = schedule([i.scheduled(-1) for i in batch], world, config.algorithm.micro_batch_tokens)
-    return [[batch[i] for i in members] for members in plan[worker.rank]], sum(len(i.token_ids) for i in batch), size
+    plan = schedule([scheduled(t, -1) for t in batch.traces], world, config.algorithm.micro_batch_tokens)
+    return [batch.pick(members) for members in plan[worker.rank]], batch.tokens, size
 
 
 def main(path: str, rank: int, port: int, out: str) -> None:
@@ -88,20 +89,23 @@ def main(path: str, rank: int, port: int, out: str) -> None:
     import deepspeed
     from transformers import AutoModelForImageTextToText, Qwen2_5_VLForConditionalGeneration  # noqa: F401
 
-    import trainer.engine.policy  # noqa: F401
+    import trainer.learning.policy  # noqa: F401
     from trainer.data.processor import Prompter
 
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # as Worker.start says
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # as `init_distributed` says
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
     torch.distributed.all_reduce(torch.ones(1))
-    (torch.ones(256, 256, requires_grad=True) @ torch.ones(256, 256)).sum().backward()  # the libraries' own buffers
+    # the libraries' own buffers
+    (torch.ones(256, 256, requires_grad=True) @ torch.ones(256, 256)).sum().backward()
     warm = Prompter(config.model)
-    worker = Worker(config)
+    worker = OneRank(config)
     before = settled()
-    worker.start(rank, rank, "127.0.0.1", port, 10)
+    worker.start(rank, port)
     found = {"load": settled()}
     mine, tokens, size = batches(worker, config.sft.max_tokens)
-    images = [worker._prompt(item.row).pixel_values for micro in mine for item in micro]
+    images = [
+        worker.reader.encoded(config.train_split, t.row).pixel_values for micro in mine for t in micro.traces
+    ]
     patches = sum(len(pixels) for pixels in images if pixels is not None)
     worker.update(mine, tokens, size, 0.0)  # Adam's moments, and the pages of the buckets
     found["save"] = settled()
@@ -118,7 +122,7 @@ def main(path: str, rank: int, port: int, out: str) -> None:
     settled()
     peaks.phase = "logprobs"
     # The first after an update takes most: DeepSpeed keeps the layers for a backward pass.
-    worker.logprobs(mine, old=True, reference=False)
+    worker.logprobs([micro.traces for micro in mine])
     passes = peaks.close()
     found |= {name: passes[name] for name in ("update", "optimizer step", "logprobs")}
     del warm

@@ -16,7 +16,8 @@ PROMPT = 110
 
 
 def nemo(nodes: int, tensor_parallel: int, mean_length: int) -> Recipe:
-    """NeMo-RL v0.4, GRPO on H100: 64 prompts of 32 completions in updates of 512, 4,096 tokens at most, with a KL term.
+    """NeMo-RL v0.4, GRPO on H100: 64 prompts of 32 completions in updates of 512, 4,096 tokens at most, with
+    a KL term.
 
     https://github.com/NVIDIA-NeMo/RL/blob/main/docs/about/performance-summary.md, and
     examples/configs/recipes/llm/performance there.
@@ -27,7 +28,9 @@ def nemo(nodes: int, tensor_parallel: int, mean_length: int) -> Recipe:
          "rollout.prompts_per_step=64", "rollout.samples_per_prompt=32", f"rollout.max_tokens={4096 - PROMPT}",
          "algorithm.samples_per_update=512", "rollout.gpu_memory_utilization=0.6"],
     )  # fmt: skip
-    return replace(recipe, dataset=Dataset(rows=10**6, prompt_tokens=PROMPT, answer_tokens=mean_length - PROMPT))
+    return replace(
+        recipe, dataset=Dataset(rows=10**6, prompt_tokens=PROMPT, answer_tokens=mean_length - PROMPT)
+    )
 
 
 def with_shape(recipe: Recipe, shape: Shape) -> tuple[Recipe, MemoryPlan]:

@@ -1,7 +1,9 @@
-"""A real SkyPilot API server without a cloud: `.venvs/launch/bin/python tests/recipes/sky_lab.py HOME < files.json`.
+"""A real SkyPilot API server without a cloud: `.venvs/launch/bin/python tests/recipes/sky_lab.py HOME <
+files.json`.
 
-Run it inside a network namespace (`unshare -n`), in the repository's root. Catalogs are seeded, RunPod and GCP enabled
-as `sky check` stores them, and every task goes through `sky launch --dryrun`; prints what was chosen, or why not.
+Run it inside a network namespace (`unshare -n`), in the repository's root. Catalogs are seeded, RunPod and
+GCP enabled as `sky check` stores them, and every task goes through `sky launch --dryrun`; prints what was
+chosen, or why not.
 """
 
 import io
@@ -18,9 +20,19 @@ GCP = (
     ("a2-ultragpu", "A100-80GB", 12, 170, 1.10, 0.44, 3.97, 1.59),
     ("a3-highgpu", "H100", 26, 234, 1.18, 0.27, 9.80, 6.30),
 )
-GCP_IMAGES = ("custom-cpu-ubuntu-2204", "custom-gpu-ubuntu-2204", "custom-gpu-ubuntu-2204-cuda13", "gpu-direct-cos")
+GCP_IMAGES = (
+    "custom-cpu-ubuntu-2204",
+    "custom-gpu-ubuntu-2204",
+    "custom-gpu-ubuntu-2204-cuda13",
+    "gpu-direct-cos",
+)
 """Machine images that SkyPilot starts; our container runs in one."""
-ACCELERATORS = {"A100-80GB": ["GCP", "RunPod"], "A100-80GB-SXM": ["RunPod"], "H100": ["GCP"], "H100-SXM": ["RunPod"]}
+ACCELERATORS = {
+    "A100-80GB": ["GCP", "RunPod"],
+    "A100-80GB-SXM": ["RunPod"],
+    "H100": ["GCP"],
+    "H100-SXM": ["RunPod"],
+}
 
 
 def _info(gpu: str, count: int) -> str:
@@ -38,7 +50,9 @@ def write_catalogs(folder: Path) -> None:
     for gpu, usd in RUNPOD:
         for n in (1, 2, 4, 8):
             prices = f"{usd * n:.2f},{usd * n:.2f}"
-            lines.append(f"{n}x_{gpu}_SECURE,{gpu},{n}.0,{8 * n}.0,{117 * n}.0,US,{prices},US-KS-2,{_info(gpu, n)}")
+            lines.append(
+                f"{n}x_{gpu}_SECURE,{gpu},{n}.0,{8 * n}.0,{117 * n}.0,US,{prices},US-KS-2,{_info(gpu, n)}"
+            )
     lines += [f"cpu3g-{n}-{4 * n},,,{n}.0,{4 * n}.0,US,,{0.04 * n:.2f},US-KS-2," for n in (2, 4, 8)]
     (folder / "runpod/vms.csv").write_text("\n".join(lines) + "\n")
     lines = [
@@ -47,12 +61,20 @@ def write_catalogs(folder: Path) -> None:
     place = "us-central1,us-central1-a"
     for machine, gpu, cpus, memory, host, host_spot, usd, spot in GCP:
         for n in (1, 2, 4, 8):
-            lines.append(f"{machine}-{n}g,{cpus * n}.0,{memory * n}.0,,,,{place},{host * n:.4f},{host_spot * n:.4f}")
+            lines.append(
+                f"{machine}-{n}g,{cpus * n}.0,{memory * n}.0,,,,{place},{host * n:.4f},{host_spot * n:.4f}"
+            )
             lines.append(f",,,{gpu},{n}.0,{_info(gpu, n)},{place},{usd * n:.4f},{spot * n:.4f}")
-    lines += [f"n2-standard-{n},{n}.0,{4 * n}.0,,,,{place},{0.048 * n:.3f},{0.012 * n:.3f}" for n in (4, 8, 16, 32)]
+    lines += [
+        f"n2-standard-{n},{n}.0,{4 * n}.0,,,,{place},{0.048 * n:.3f},{0.012 * n:.3f}" for n in (4, 8, 16, 32)
+    ]
     (folder / "gcp/vms.csv").write_text("\n".join(lines) + "\n")
-    images = [f"skypilot:{tag},,ubuntu,22.04,projects/stand-in/global/images/{tag},20260101" for tag in GCP_IMAGES]
-    (folder / "gcp/images.csv").write_text("\n".join(["Tag,Region,OS,OSVersion,ImageId,CreationDate", *images]) + "\n")
+    images = [
+        f"skypilot:{tag},,ubuntu,22.04,projects/stand-in/global/images/{tag},20260101" for tag in GCP_IMAGES
+    ]
+    (folder / "gcp/images.csv").write_text(
+        "\n".join(["Tag,Region,OS,OSVersion,ImageId,CreationDate", *images]) + "\n"
+    )
     rows = [f'{name},"{clouds}"' for name, clouds in ACCELERATORS.items()]
     (folder / "common/accelerators.csv").write_text("AcceleratorName,Clouds\n" + "\n".join(rows) + "\n")
 
@@ -71,7 +93,8 @@ def write_credentials(home: Path) -> None:
 
 
 def enable_clouds(home: Path) -> None:
-    """What `sky check` stores for clouds that answered; after the server's own check at boot, which finds none."""
+    """What `sky check` stores for clouds that answered; after the server's own check at boot, which finds
+    none."""
     from sky import check, global_user_state, skypilot_config
     from sky.clouds.cloud import CloudCapability
 
@@ -116,7 +139,8 @@ def main() -> None:
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     os.environ |= {"HOME": str(home), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
     os.environ["SKYPILOT_POD_MEMORY_GB_LIMIT"] = "4.5"  # four processes for requests in place of fifty
-    os.environ["PIP_NO_BUILD_ISOLATION"] = "0"  # pip reads it as "no": SkyPilot packs itself with what is installed
+    # pip reads it as "no": SkyPilot packs itself with what is installed
+    os.environ["PIP_NO_BUILD_ISOLATION"] = "0"
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     write_catalogs(home / ".sky/catalogs/v8")
     write_credentials(home)

@@ -45,15 +45,16 @@ class Live(TorchDispatchMode):
 
 
 def measure(model_dir, data, dtype: Literal["bf16", "fp32"], again: bool, rank: int = 0):
-    """(the configuration, with images as large as they came out; bytes saved for the backward pass; peaks of a pass
-    without gradients and of a backward pass)."""
+    """(the configuration, with images as large as they came out; bytes saved for the backward pass; peaks of
+    a pass without gradients and of a backward pass)."""
     from transformers import AutoModelForImageTextToText
 
+    from tests.learning.one_rank import trace
     from trainer.algorithm.batching import collate
     from trainer.data.dataset import Dataset
     from trainer.data.processor import Prompter
-    from trainer.engine import lora
-    from trainer.engine.logprobs import LogprobModel
+    from trainer.learning import lora
+    from trainer.learning.logprobs import LogprobModel
 
     config = c.RunConfig(
         method="sft",
@@ -73,9 +74,10 @@ def measure(model_dir, data, dtype: Literal["bf16", "fp32"], again: bool, rank: 
     scorer = LogprobModel(model, [], 1.0, not config.tower_trained).train()
     prompter, rows = Prompter(config.model), Dataset(str(data), "train")
     prompts = [prompter.encode(rows[i]) for i in range(SIZE)]
-    items = [(i, p.token_ids, [100] * (LENGTH - len(p.token_ids))) for i, p in enumerate(prompts)]
-    batch = collate(items, prompts.__getitem__, prompter.positions)
-    everywhere = torch.arange(SIZE * LENGTH)  # the worst that the plan reckons with: every token is a completion's
+    items = [trace(i, p.token_ids, [100] * (LENGTH - len(p.token_ids))) for i, p in enumerate(prompts)]
+    batch = collate(items, lambda t: prompts[t.row], prompter.positions)
+    # the worst that the plan reckons with: every token is a completion's
+    everywhere = torch.arange(SIZE * LENGTH)
     batch = dataclasses.replace(batch, logits_at=everywhere, targets=torch.zeros_like(everywhere))
     for parameter in (p for p in model.parameters() if p.requires_grad):
         parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
@@ -91,7 +93,9 @@ def measure(model_dir, data, dtype: Literal["bf16", "fp32"], again: bool, rank: 
         saved = learning.now
         learning.peak = saved
         logprobs.sum().backward()
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, max_pixels=patches * patch**2 // SIZE))
+    config = dataclasses.replace(
+        config, model=dataclasses.replace(config.model, max_pixels=patches * patch**2 // SIZE)
+    )
     return config, saved, live.peak, learning.peak
 
 

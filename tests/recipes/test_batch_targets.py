@@ -1,4 +1,5 @@
-"""The batch scripts of Slurm and PBS: their directives, containers and bodies, the latter run under stand-ins."""
+"""The batch scripts of Slurm and PBS: their directives, containers and bodies, the latter run under
+stand-ins."""
 
 import os
 import re
@@ -14,10 +15,14 @@ from recipes.targets.render import render
 
 
 def test_slurm_directives():
-    recipe = override(get("grpo-qwen2.5-vl-72b-mathv60k"), ["site.partition=gpu", "site.account=me", "site.grace_s=60"])
+    recipe = override(
+        get("grpo-qwen2.5-vl-72b-mathv60k"), ["site.partition=gpu", "site.account=me", "site.grace_s=60"]
+    )
     text = next(iter(render(recipe, "slurm").values()))
     lines = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
-    assert {"--nodes=4", "--ntasks-per-node=1", "--gpus-per-node=8", "--requeue", "--time=3-00:00:00"} <= set(lines)
+    assert {"--nodes=4", "--ntasks-per-node=1", "--gpus-per-node=8", "--requeue", "--time=3-00:00:00"} <= set(
+        lines
+    )
     assert {"--partition=gpu", "--account=me", "--signal=TERM@60", "--open-mode=append"} <= set(lines)
     first = next(i for i, line in enumerate(text.splitlines()) if line and not line.startswith("#"))
     assert all(
@@ -27,13 +32,19 @@ def test_slurm_directives():
 
 @pytest.mark.parametrize(
     ("container", "inside"),
-    [("pyxis", "--container-image=pytorch/pytorch:2.13.0"), ("apptainer", "apptainer exec --nv"), ("", "inside=()")],
+    [
+        ("pyxis", "--container-image=pytorch/pytorch:2.13.0"),
+        ("apptainer", "apptainer exec --nv"),
+        ("", "inside=()"),
+    ],
 )
 def test_slurm_containers(container, inside):
     recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), [f"site.container={container}"])
     text = next(iter(render(recipe, "slurm").values()))
     assert inside in text
-    assert ("UV_PYTHON_INSTALL_DIR" in text) == bool(container), "uv's Python would be lost with the first container"
+    assert ("UV_PYTHON_INSTALL_DIR" in text) == bool(container), (
+        "uv's Python would be lost with the first container"
+    )
     assert container != "pyxis" or "$DATA:$DATA" in text
 
 
@@ -78,7 +89,9 @@ def test_what_a_site_asks_for_besides():
 @pytest.mark.parametrize("target", ["slurm", "pbs"])
 def test_where_compute_nodes_have_no_internet_all_is_prepared_where_the_job_is_submitted(target, tmp_path):
     """The set-up under stand-ins for the environment's programs: what it runs, in order."""
-    recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), ["site.offline=true", "site.prelude=[echo module load]"])
+    recipe = override(
+        get("grpo-qwen2.5-vl-7b-mathv60k"), ["site.offline=true", "site.prelude=[echo module load]"]
+    )
     job, setup = render(recipe, target).items()
     assert setup[0].endswith(".setup.sh") and "HF_HUB_OFFLINE=1" in job[1] and "driver.sh" not in setup[1]
     (tmp_path / "trainer").mkdir()
@@ -102,7 +115,11 @@ def test_where_compute_nodes_have_no_internet_all_is_prepared_where_the_job_is_s
 def test_amd_gpus_change_environment_and_variables():
     recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), ["cluster.gpu=MI300X", "cluster.alternatives=[]"])
     text = next(iter(render(recipe, "slurm").values()))
-    assert "trainer/setup.sh rocm" in text and "HSA_NO_SCRATCH_RECLAIM=1" in text and ".venvs/rocm/bin/python" in text
+    assert (
+        "trainer/setup.sh rocm" in text
+        and "HSA_NO_SCRATCH_RECLAIM=1" in text
+        and ".venvs/rocm/bin/python" in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,7 +134,8 @@ def test_pbs_dialects(dialect, request_):
 
 
 def test_pbs_body_starts_one_launcher_per_node(tmp_path):
-    """The body under a stand-in for PBS: two hosts in the node file, pbsdsh that runs here, a launcher that reports."""
+    """The body under a stand-in for PBS: two hosts in the node file, pbsdsh that runs here, a launcher that
+    reports."""
     recipe = get("preflight")
     text = next(iter(render(recipe, "pbs").values()))
     (tmp_path / "trainer").mkdir()
@@ -130,14 +148,18 @@ def test_pbs_body_starts_one_launcher_per_node(tmp_path):
     python.chmod(0o755)
     pbsdsh = tmp_path / "bin/pbsdsh"
     pbsdsh.parent.mkdir()
-    pbsdsh.write_text('#!/bin/bash\n[ "$1" = -n ] && [ "$3" = -- ] || exit 9\nshift 3\nexec env -i PATH="$PATH" "$@"\n')
+    pbsdsh.write_text(
+        '#!/bin/bash\n[ "$1" = -n ] && [ "$3" = -- ] || exit 9\nshift 3\nexec env -i PATH="$PATH" "$@"\n'
+    )
     pbsdsh.chmod(0o755)
     (tmp_path / "nodes").write_text("alpha\nalpha\nbeta\n")
     env = {"PATH": f"{pbsdsh.parent}:{os.environ['PATH']}", "PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_JOBID": "7.x",
            "PBS_O_WORKDIR": str(tmp_path), "RUN_ID": "run", "HF_TOKEN": "a b'c", "HOME": str(tmp_path)}  # fmt: skip
     done = subprocess.run(["bash"], input=text, text=True, capture_output=True, env=env)
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"{rank}/2 peers=alpha beta run=run token=a b'c" for rank in (0, 1)]
+    assert sorted(done.stdout.splitlines()) == [
+        f"{rank}/2 peers=alpha beta run=run token=a b'c" for rank in (0, 1)
+    ]
     assert not list((tmp_path / ".cache").glob("*.sh")), "the node's script holds tokens and must be gone"
 
 
@@ -151,6 +173,10 @@ def test_pbs_refuses_a_node_file_of_the_wrong_length(tmp_path):
     python.write_text("#!/bin/bash\n")
     python.chmod(0o755)
     (tmp_path / "nodes").write_text("alpha\n")
-    env = os.environ | {"PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_JOBID": "7", "PBS_O_WORKDIR": str(tmp_path)}
+    env = os.environ | {
+        "PBS_NODEFILE": str(tmp_path / "nodes"),
+        "PBS_JOBID": "7",
+        "PBS_O_WORKDIR": str(tmp_path),
+    }
     done = subprocess.run(["bash"], input=text, text=True, capture_output=True, env=env)
     assert done.returncode == 2 and "PBS gave 1 nodes, the recipe wants 2" in done.stderr

@@ -16,7 +16,11 @@ def test_a_recipe_becomes_an_evaluation_of_its_model():
     assert step.args[1:5] == ("mathvista", "gsm8k-test", "--limit", "50")
     c = recipe.config
     assert step.creates == f"{c.data.path}/manifest.json" and c.data.split == "test"
-    assert (c.evaluation.pass_rate_samples, c.evaluation.temperature, c.evaluation.benchmarks) == (8, 1.0, True)
+    assert (c.evaluation.pass_rate_samples, c.evaluation.temperature, c.evaluation.benchmarks) == (
+        8,
+        1.0,
+        True,
+    )
     assert c.algorithm.kl_coef == 0 and c.evaluation.every_steps == 0, "no reference, no further split"
     greedy = resolve("grpo-qwen2.5-7b-gsm8k", benchmarks.settings("math-500", 1, None, 0)).config
     assert greedy.evaluation.temperature == 0.0

@@ -43,28 +43,40 @@ def test_the_plan_takes_what_earlier_launches_took(tmp_path, capsys):
     after = {o.target: o.start_s for o in cost.offers(get(SEVEN), tmp_path)}
     assert after["skypilot-runpod"] == 260.0 < before["skypilot-runpod"]
     assert after["skypilot-gcp"] == before["skypilot-gcp"]
-    assert {o.start_s for o in cost.offers(get(SEVEN))} == {before["skypilot-gcp"]}, "files are rendered without it"
+    assert {o.start_s for o in cost.offers(get(SEVEN))} == {before["skypilot-gcp"]}, (
+        "files are rendered without it"
+    )
     for i, seconds in enumerate((80, 100, 140)):
         said = {"run": {"setup": {"seconds": seconds, "bytes": 4.2e9}}}
         (tmp_path / f"runs/a{i}/manifest.json").write_text(json.dumps(said))
     assert boot.setup() == (100, 4.2e9, 3)
-    assert "the environment: 100 s, 4.2 GB downloaded (3 runs)" in " ".join(run(capsys, "plan", SEVEN)[1].split())
-    assert "skypilot-runpod 260 s (3 runs launched from here)" in " ".join(run(capsys, "plan", SEVEN)[1].split())
+    assert "the environment: 100 s, 4.2 GB downloaded (3 runs)" in " ".join(
+        run(capsys, "plan", SEVEN)[1].split()
+    )
+    assert "skypilot-runpod 260 s (3 runs launched from here)" in " ".join(
+        run(capsys, "plan", SEVEN)[1].split()
+    )
 
 
 def test_a_first_start_and_a_restart_go_by_one_model(tmp_path):
     share = cost.offers(get("grpo-qwen2.5-vl-72b-mathv60k"), tmp_path)[0]
-    assert share.start_s == boot.BOOT_S <= share.restart.total(), "73 s of download come beside 120 s of start"
+    assert share.start_s == boot.BOOT_S <= share.restart.total(), (
+        "73 s of download come beside 120 s of start"
+    )
     whole = cost.offers(get("grpo-qwen2.5-vl-72b-lora-mathv60k"), tmp_path)[0]
     assert whole.start_s == pytest.approx(boot.MACHINE_S + boot.ENVIRONMENT_S + 73_410_777_344 * 2 / 500e6)
-    assert whole.restart.total() == pytest.approx(whole.start_s + whole.restart.checkpoint), "the adapter's is small"
+    assert whole.restart.total() == pytest.approx(whole.start_s + whole.restart.checkpoint), (
+        "the adapter's is small"
+    )
 
 
 def test_what_a_restart_waits_for(tmp_path):
     big = "grpo-qwen2.5-vl-72b-mathv60k"
     spot = lambda *changes: next(o for o in cost.offers(override(get(big), [*changes]), tmp_path) if o.spot)  # noqa: E731
     kept, whole = spot().restart, spot("algorithm.kl_coef=0").restart
-    assert 72 < kept.base_weights < 75 and whole.base_weights == 0, "73.4e9 weights of 2 bytes, 4 nodes at 500 MB/s"
+    assert 72 < kept.base_weights < 75 and whole.base_weights == 0, (
+        "73.4e9 weights of 2 bytes, 4 nodes at 500 MB/s"
+    )
     assert kept.total() - whole.total() == pytest.approx(kept.base_weights)
     assert kept.total() - kept.total(image=True) == boot.ENVIRONMENT_S - boot.IMAGE_S
     assert spot().restart_s == kept.total() + kept.checkpoint, "the upload under way is lost"

@@ -1,4 +1,5 @@
-"""The spot formula against its limits and a simulation; prices from the snapshot and from a SkyPilot catalog."""
+"""The spot formula against its limits and a simulation; prices from the snapshot and from a SkyPilot
+catalog."""
 
 import json
 import math
@@ -47,7 +48,9 @@ def test_expectation_agrees_with_a_simulation(mtbp):
     rng = random.Random(0)
     work, interval, stall, restart = 20 * 3600.0, 600.0, 5.0, 300.0
     runs = [simulate(work, interval, stall, restart, mtbp, rng) for _ in range(300)]
-    assert cost.expected_seconds(work, interval, stall, restart, mtbp) == pytest.approx(sum(runs) / len(runs), rel=0.03)
+    assert cost.expected_seconds(work, interval, stall, restart, mtbp) == pytest.approx(
+        sum(runs) / len(runs), rel=0.03
+    )
 
 
 def test_the_plan_agrees_with_a_simulation_of_the_trainers_saves():
@@ -104,7 +107,10 @@ def test_the_price_is_that_of_the_card_which_is_rented():
 def test_the_recorded_price_is_that_of_the_cheapest_offer():
     for name in ("grpo-qwen2.5-vl-7b-mathv60k", "grpo-qwen2.5-vl-72b-mathv60k"):
         for target in ("skypilot-gcp", "dstack-runpod"):
-            assert cost.usd_per_hour(get(name), target) == cost.offers(get(name), targets=[target])[0].usd_per_hour
+            assert (
+                cost.usd_per_hour(get(name), target)
+                == cost.offers(get(name), targets=[target])[0].usd_per_hour
+            )
 
 
 def test_offers_above_the_hourly_limit_are_left_out():
@@ -127,11 +133,15 @@ def test_slow_networks_cost_time_in_multi_node_updates():
     need = memory.plan(recipe)
     assert need
     slow, fast = (cost.step_time(recipe, "A100-80GB", gbit, need) for gbit in (100.0, 1600.0))
-    gather = 73_410_777_344 * 2 * 3 / 4 / (100 / 8 * 1e9 * cost.NETWORK)  # three of four parts come over the wire
+    # three of four parts come over the wire
+    gather = 73_410_777_344 * 2 * 3 / 4 / (100 / 8 * 1e9 * cost.NETWORK)
     # Forward; backward, but for what is kept of the last layers, and some of each layer again; gradients.
     backward = 1 - 1e9 / (2 * 73_410_777_344) + 1 - 1e9 / (2 * need.shape.layer_parameters)
     overhead = cost.pass_overhead(recipe, need.shape)
-    assert slow.update == pytest.approx(4 * ((2 + backward) * gather + overhead)) and slow.update > 4 * fast.update
+    assert (
+        slow.update == pytest.approx(4 * ((2 + backward) * gather + overhead))
+        and slow.update > 4 * fast.update
+    )
     assert slow.logprobs == pytest.approx(2 * (gather + overhead / 3))
     near = override(recipe, ["optimizer.hpz_ranks=8"])
     assert slow.update - cost.step_time(near, "A100-80GB", 100.0, need).update > 4 * 0.9 * backward * gather
@@ -182,8 +192,8 @@ def test_a_72b_step_makes_an_eighth_of_the_passes_of_one_sample_each():
     [(LLAMA_8B, 2, 1, 1060, 97.7), (QWEN3_32B, 4, 4, 3206, 393.0)],
 )
 def test_steps_take_as_long_as_nemo_rl_measured(shape, nodes, tensor_parallel, mean_length, seconds):
-    """The same samples on the same GPUs, within a factor of 1.3: prompt lengths and the spread of lengths are not
-    published, and its training runs on Megatron. No constant was fitted to these two."""
+    """The same samples on the same GPUs, within a factor of 1.3: prompt lengths and the spread of lengths are
+    not published, and its training runs on Megatron. No constant was fitted to these two."""
     recipe, need = with_shape(nemo(nodes, tensor_parallel, mean_length), shape)
     step = cost.step_time(recipe, "H100", 3200.0, need)
     assert 1 / 1.3 < step.total / seconds < 1.3
@@ -195,11 +205,12 @@ def test_the_update_is_no_faster_than_what_others_train_at():
     def speed(shape, gpu, context):
         return 1 / (4 * cost.token_seconds(shape, gpu_named(gpu)) * (1 + attended_cost(shape) * context))
 
-    # torchtitan, benchmarks/: Llama-70B on 256 H100, 8,192 tokens, all recomputed: 597, and 652 with async TP.
+    # torchtitan, benchmarks/: Llama-70B on 256 H100, 8,192 tokens, all recomputed: 597, and 652 with async
+    # TP.
     llama_70b = Shape(hidden=8192, layers=80, heads=64, kv_heads=8, intermediate=28672, vocabulary=128_256)
     assert 597 / 1.2 < speed(llama_70b, "H100", 8192) < 652 * 1.2
-    # Together on 128 B300 (the peak of a B200): Qwen2.5-72B at 45 to 50% MFU, about 2,500, with TP and PP and without
-    # recomputing all: more than ours can reach, and less than twice as much.
+    # Together on 128 B300 (the peak of a B200): Qwen2.5-72B at 45 to 50% MFU, about 2,500, with TP and PP and
+    # without recomputing all: more than ours can reach, and less than twice as much.
     assert 2500 / 2 < speed(KNOWN["Qwen/Qwen2.5-VL-72B-Instruct"], "B200", 4096) < 2500
 
 
@@ -218,12 +229,18 @@ def test_machines_without_the_ram_are_left_out_and_named():
     assert at_runpod == {("skypilot-runpod", "H100"), ("dstack-runpod", "H100")}
     lines = cost.short_of_ram(more)
     assert len(lines) == 2
-    assert "skypilot-runpod, A100-80GB: 117 GiB of RAM come with a GPU, 120 GiB are asked for per node" in lines
+    assert (
+        "skypilot-runpod, A100-80GB: 117 GiB of RAM come with a GPU, 120 GiB are asked for per node" in lines
+    )
 
 
 def test_own_machines_cost_nothing():
     recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), ["cluster.spot=never"])
-    assert all(o.usd is None for o in cost.offers(recipe) if o.target in ("slurm", "pbs", "ssh", "skypilot-kubernetes"))
+    assert all(
+        o.usd is None
+        for o in cost.offers(recipe)
+        if o.target in ("slurm", "pbs", "ssh", "skypilot-kubernetes")
+    )
 
 
 def test_snapshot_is_dated_and_sourced():
@@ -246,9 +263,9 @@ def test_a_cloud_that_sells_eight_at_a_time_is_priced_from_its_catalog(tmp_path)
     assert (row.on_demand, row.spot, row.host_gib) == (63.2 / 8, 3.0, 256.0)
     found = cost.offers(get("grpo-qwen2.5-vl-7b-mathv60k"), tmp_path, ["skypilot-aws"])
     assert {(o.gpu, o.spot) for o in found} == {("H100", True), ("H100", False)}
-    assert cost.rented_usd(get("grpo-qwen2.5-vl-7b-mathv60k"), "skypilot-aws", "aws", "H100", False, tmp_path) == (
-        pytest.approx(8 * 6.88)
-    )
+    assert cost.rented_usd(
+        get("grpo-qwen2.5-vl-7b-mathv60k"), "skypilot-aws", "aws", "H100", False, tmp_path
+    ) == (pytest.approx(8 * 6.88))
 
 
 def write_catalogs(root):
@@ -273,11 +290,13 @@ def test_a_cached_catalog_goes_before_the_snapshot(tmp_path):
     row = prices.price("runpod", "A100-80GB", tmp_path)
     assert row and (row.on_demand, row.spot, row.host_gib) == (1.5, 1.1, 117)
     row = prices.price("gcp", "A100-80GB", tmp_path)
-    assert row and (row.on_demand, row.spot) == (pytest.approx(5.1), pytest.approx(2.0))  # GPU and its machine
+    # GPU and its machine
+    assert row and (row.on_demand, row.spot) == (pytest.approx(5.1), pytest.approx(2.0))
     assert row.host_gib == 170
     assert prices.regions("runpod", "A100-80GB", False, tmp_path) == {"IN": 1.5, "US": 1.6}
     assert list(prices.regions("runpod", "A100-80GB", True, tmp_path)) == ["US", "IN"], "the cheapest first"
-    assert list(prices.regions("gcp", "A100-80GB", True, tmp_path)) == ["us-central1"]  # elsewhere without its machine
+    # elsewhere without its machine
+    assert list(prices.regions("gcp", "A100-80GB", True, tmp_path)) == ["us-central1"]
     assert prices.regions("lambda", "A100-80GB", False, tmp_path) == {}
     assert prices.price("gcp", "H100", tmp_path) == prices.price("gcp", "H100")  # not in that catalog
     assert prices.price("runpod", "nothing", tmp_path) is None

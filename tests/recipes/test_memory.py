@@ -91,7 +91,9 @@ def test_72b_with_adapters_on_one_node_by_hand():
     assert update["fp32 master"] + update["Adam moments"] + update["gradients"] == adapter * 16 / 8
     sync = next(phase for phase in need.phases if phase.name == "sync").parts
     group = h * 152_064 * 2
-    assert sync["merging adapters"] == h * i * (4 + 4 + 2) + group, "fp32 of one layer twice, and the merged bucket"
+    assert sync["merging adapters"] == h * i * (4 + 4 + 2) + group, (
+        "fp32 of one layer twice, and the merged bucket"
+    )
     assert need.fits and max(phase.total for phase in need.phases) < 55 * GIB
     full = memory.plan(override(recipe, ["lora.rank=0"]))
     assert full and not full.fits
@@ -106,7 +108,8 @@ def test_every_recipe_fits_every_gpu_it_names():
 
 
 def test_recipes_for_one_gpu_ask_for_no_more_ram_than_is_rented_with_it():
-    """RunPod's smallest machine with an A100-80GB has 117 GiB (SkyPilot's catalog): asking for more finds no offer."""
+    """RunPod's smallest machine with an A100-80GB has 117 GiB (SkyPilot's catalog): asking for more finds no
+    offer."""
     one = [get(name) for name in RECIPES if get(name).cluster.gpus_per_node == 1 and memory.plan(get(name))]
     assert one
     for recipe in one:
@@ -116,13 +119,29 @@ def test_recipes_for_one_gpu_ask_for_no_more_ram_than_is_rented_with_it():
 @pytest.mark.parametrize(
     ("name", "overrides", "fix"),
     [
-        ("grpo-qwen2.5-vl-72b-mathv60k", ["model.gradient_checkpointing=false"], ["model.gradient_checkpointing=true"]),
+        (
+            "grpo-qwen2.5-vl-72b-mathv60k",
+            ["model.gradient_checkpointing=false"],
+            ["model.gradient_checkpointing=true"],
+        ),
         ("grpo-qwen2.5-vl-72b-mathv60k", ["cluster.nodes=1"], ["cluster.nodes=4"]),
         ("grpo-qwen2.5-vl-72b-mathv60k", ["rollout.tensor_parallel=2"], ["rollout.tensor_parallel=8"]),
         ("grpo-qwen2.5-vl-72b-mathv60k", ["optimizer.hpz_ranks=8"], ["optimizer.hpz_ranks=1"]),
-        ("grpo-qwen2.5-vl-7b-mathv60k", ["algorithm.logprob_tokens=600000"], ["algorithm.logprob_tokens=4096"]),
-        ("grpo-qwen2.5-vl-72b-mathv60k", ["optimizer.live_parameters=9000000000"], ["optimizer.live_parameters=0"]),
-        ("grpo-qwen2.5-vl-7b-mathv60k", ["algorithm.micro_batch_tokens=400000"], ["algorithm.micro_batch_tokens=4096"]),
+        (
+            "grpo-qwen2.5-vl-7b-mathv60k",
+            ["algorithm.logprob_tokens=600000"],
+            ["algorithm.logprob_tokens=4096"],
+        ),
+        (
+            "grpo-qwen2.5-vl-72b-mathv60k",
+            ["optimizer.live_parameters=9000000000"],
+            ["optimizer.live_parameters=0"],
+        ),
+        (
+            "grpo-qwen2.5-vl-7b-mathv60k",
+            ["algorithm.micro_batch_tokens=400000"],
+            ["algorithm.micro_batch_tokens=4096"],
+        ),
         (
             "grpo-qwen2.5-vl-3b-mathv60k",
             ["optimizer.grad_accum_dtype=fp32", "data.prompt_max_tokens=20000"],
@@ -130,7 +149,11 @@ def test_recipes_for_one_gpu_ask_for_no_more_ram_than_is_rented_with_it():
         ),
         (
             "grpo-qwen2.5-vl-3b-mathv60k",
-            ["optimizer.grad_accum_dtype=fp32", "optimizer.offload_reference=true", "data.prompt_max_tokens=50000"],
+            [
+                "optimizer.grad_accum_dtype=fp32",
+                "optimizer.offload_reference=true",
+                "data.prompt_max_tokens=50000",
+            ],
             ["optimizer.grad_accum_dtype=bf16"],
         ),
         ("grpo-qwen2.5-vl-3b-mathv60k", ["cluster.gpu=L40S"], ["optimizer.offload_optimizer=true"]),

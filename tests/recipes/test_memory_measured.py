@@ -12,8 +12,8 @@ import pytest
 
 from recipes.plan import memory
 from trainer import config as c
-from trainer.engine.environment import environment
 from trainer.hardware.model_shapes import shape_of
+from trainer.ranks.environment import environment
 
 HERE = Path(__file__).parent
 
@@ -43,7 +43,9 @@ def test_every_phase_takes_what_the_plan_says(medium_model, picture_dataset, tmp
     env = os.environ | environment(config) | measured_rank.MALLOC | {"PYTHONPATH": str(HERE.parents[1])}
     outs = [tmp_path / f"{rank}.json" for rank in (0, 1)]
     command = [sys.executable, str(HERE / "measured_rank.py"), str(path)]
-    ranks = [subprocess.Popen([*command, str(r), str(free_port), str(out)], env=env) for r, out in enumerate(outs)]
+    ranks = [
+        subprocess.Popen([*command, str(r), str(free_port), str(out)], env=env) for r, out in enumerate(outs)
+    ]
     try:
         assert [process.wait(550) for process in ranks] == [0, 0]
     finally:

@@ -1,4 +1,5 @@
-"""From a run's manifest back to the run, in a clone of this repository; and everything that is refused on the way."""
+"""From a run's manifest back to the run, in a clone of this repository; and everything that is refused on the
+way."""
 
 import json
 import os
@@ -42,12 +43,16 @@ def clone(tmp_path_factory):
 
 def launch(clone, *arguments):
     env = os.environ | {"PATH": f"{clone.parent / 'bin'}:{os.environ['PATH']}", "HOME": str(clone.parent)}
-    return subprocess.run([sys.executable, "launch.py", *arguments], cwd=clone, capture_output=True, text=True, env=env)
+    return subprocess.run(
+        [sys.executable, "launch.py", *arguments], cwd=clone, capture_output=True, text=True, env=env
+    )
 
 
 @pytest.fixture(scope="module")
 def written(clone):
-    done = launch(clone, "up", RECIPE, "--target", "slurm", "--run-id", "first", "--detach", "--set", "run.seed=7")
+    done = launch(
+        clone, "up", RECIPE, "--target", "slurm", "--run-id", "first", "--detach", "--set", "run.seed=7"
+    )
     assert done.returncode == 0, done.stderr
     return json.loads((clone / "runs/first/manifest.json").read_text())
 
@@ -67,7 +72,9 @@ def test_manifest_holds_what_the_run_was_made_from(written):
     assert half["recipe"] == RECIPE and half["overrides"] == ["run.seed=7"] and half["target"] == "slurm"
     assert half["config"]["data"]["episodes"] == 3 and half["config"]["run"]["seed"] == 7
     assert "note.txt" in half["diff"] and "gpu.txt" in half["locks"] and len(half["commit"]) == 40
-    assert half["fingerprint"] == run_config.fingerprint(run_config.from_dict(run_config.RunConfig, half["config"]))
+    assert half["fingerprint"] == run_config.fingerprint(
+        run_config.from_dict(run_config.RunConfig, half["config"])
+    )
 
 
 def test_the_run_is_made_again_from_commit_and_diff(clone, written):
@@ -80,7 +87,9 @@ def test_the_run_is_made_again_from_commit_and_diff(clone, written):
     assert done.returncode != 0
     done = reproduce(clone, written)
     assert done.returncode == 0, done.stderr
-    assert "episodes: 3" in done.stdout and "seed: 7" in done.stdout and "sbatch" in done.stdout.splitlines()[-2]
+    assert (
+        "episodes: 3" in done.stdout and "seed: 7" in done.stdout and "sbatch" in done.stdout.splitlines()[-2]
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,7 +122,14 @@ def test_the_node_adds_its_half(tmp_path, monkeypatch):
     data = tmp_path / "data"
     data.mkdir()
     (data / "manifest.json").write_text(
-        json.dumps({"name": "n", "revision": "r", "fingerprint": "f", "files": [{"path": "a.parquet", "sha256": "x"}]})
+        json.dumps(
+            {
+                "name": "n",
+                "revision": "r",
+                "fingerprint": "f",
+                "files": [{"path": "a.parquet", "sha256": "x"}],
+            }
+        )
     )
     config = run_config.RunConfig(
         run=run_config.Run(name="r", dir=str(tmp_path / "run"), seed=3), data=run_config.Data(path=str(data))
@@ -123,8 +139,17 @@ def test_the_node_adds_its_half(tmp_path, monkeypatch):
     monkeypatch.setenv("SPOTRL_SOURCE", "abc")
     assert manifest.main(str(path)) == 0
     first = json.loads((tmp_path / "run/manifest.json").read_text())
-    assert first["run"]["source"] == "abc" and first["run"]["seed"] == 3 and first["run"]["hardware"]["cpus"] >= 1
-    assert first["run"]["data"] == {"name": "n", "revision": "r", "fingerprint": "f", "files": {"a.parquet": "x"}}
+    assert (
+        first["run"]["source"] == "abc"
+        and first["run"]["seed"] == 3
+        and first["run"]["hardware"]["cpus"] >= 1
+    )
+    assert first["run"]["data"] == {
+        "name": "n",
+        "revision": "r",
+        "fingerprint": "f",
+        "files": {"a.parquet": "x"},
+    }
     (tmp_path / "run/manifest.json").write_text(json.dumps(first | {"launch": {"commit": "abc"}}))
     monkeypatch.setenv("SPOTRL_SOURCE", "later")
     assert manifest.main(str(path)) == 0  # a resume keeps what the run was started with

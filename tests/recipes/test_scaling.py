@@ -34,7 +34,9 @@ def test_a_gpu_has_as_much_to_do_on_every_number_of_nodes():
 
 def test_what_is_missing_is_shown_and_what_is_there_makes_the_table(capsys):
     written("s-4n", 10.0, 100.0)
-    code, out, _ = run(capsys, "scaling", BIG, "--target", "slurm", "--nodes", "8,4", "--run-id", "s", "--dry-run")
+    code, out, _ = run(
+        capsys, "scaling", BIG, "--target", "slurm", "--nodes", "8,4", "--run-id", "s", "--dry-run"
+    )
     assert code == 0 and "batch_size: 256" in out and "batch_size: 128" not in out, "the smaller one is there"
     written("s-8n", 11.0, 90.0)
     code, out, _ = run(capsys, "scaling", BIG, "--target", "slurm", "--nodes", "4,8", "--run-id", "s")

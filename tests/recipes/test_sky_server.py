@@ -1,4 +1,5 @@
-"""SkyPilot tasks through `sky launch --dryrun` on a real API server: what its optimizer chooses and refuses."""
+"""SkyPilot tasks through `sky launch --dryrun` on a real API server: what its optimizer chooses and
+refuses."""
 
 import json
 import os
@@ -50,9 +51,13 @@ def said(tmp_path_factory):
     one = files["skypilot-runpod/grpo-qwen2.5-vl-3b-mathv60k"]
     sent["two nodes on RunPod"] = one.replace("num_nodes: 1", "num_nodes: 2")
     sent["on demand"] = task("grpo-qwen2.5-vl-7b-mathv60k", "skypilot", "cluster.spot=never")
-    sent["too much memory"] = re.sub(r"memory: \d+", "memory: 9000", files["skypilot-gcp/grpo-qwen2.5-vl-3b-mathv60k"])
+    sent["too much memory"] = re.sub(
+        r"memory: \d+", "memory: 9000", files["skypilot-gcp/grpo-qwen2.5-vl-3b-mathv60k"]
+    )
     command = [*NAMESPACE, str(LAUNCH), "tests/recipes/sky_lab.py", str(tmp_path_factory.mktemp("sky"))]
-    done = subprocess.run(command, input=json.dumps(sent), text=True, capture_output=True, timeout=1500, cwd=ROOT)
+    done = subprocess.run(
+        command, input=json.dumps(sent), text=True, capture_output=True, timeout=1500, cwd=ROOT
+    )
     if "Operation not permitted" in done.stderr:
         pytest.skip("no network namespaces here")
     assert done.returncode == 0, done.stderr[-3000:]

@@ -52,7 +52,13 @@ def test_boxes_survive_thousands_of_them():
 
 @pytest.mark.parametrize(
     ("gold", "content"),
-    [("$\\boxed{A}$", "A"), ("$5$", "5"), ("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}"), ("\\$5", "\\$5"), ("$$", "")],
+    [
+        ("$\\boxed{A}$", "A"),
+        ("$5$", "5"),
+        ("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
+        ("\\$5", "\\$5"),
+        ("$$", ""),
+    ],
 )
 def test_unbox_takes_the_wrapping_off_a_gold_answer(gold, content):
     assert unbox(gold) == content

@@ -33,7 +33,9 @@ def test_three_thousand_half_open_requests_neither_stay_nor_block(monkeypatch):
         port = int(base.rpartition(":")[2])
         halves = [closing.enter_context(half) for half in open_halves(port, 3000)]
         started = time.monotonic()
-        assert call(f"{base}/get_reward", {"query": [wrap("1")], "labels": ["1"]})[1]["verdicts"] == ["correct"]
+        assert call(f"{base}/get_reward", {"query": [wrap("1")], "labels": ["1"]})[1]["verdicts"] == [
+            "correct"
+        ]
         assert time.monotonic() - started < 3.0
         connections = [c for c in psutil.Process().net_connections("tcp") if c.laddr and c.laddr.port == port]
         assert sum(c.status == "ESTABLISHED" for c in connections) <= guard.MAX_CONNECTIONS + 1

@@ -1,4 +1,5 @@
-"""Nothing that a model can write hangs the grader, takes the memory, harms the rest of a batch or is rewarded."""
+"""Nothing that a model can write hangs the grader, takes the memory, harms the rest of a batch or is
+rewarded."""
 
 import random
 import time

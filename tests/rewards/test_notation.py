@@ -8,7 +8,9 @@ TABLES = [Path(__file__).parent / name for name in ("cases.tsv", "held_out.tsv")
 
 
 def test_rules_are_skipped_only_where_they_would_change_nothing(monkeypatch):
-    contents = {field for table in TABLES for line in table.read_text().splitlines() for field in line.split("\t")}
+    contents = {
+        field for table in TABLES for line in table.read_text().splitlines() for field in line.split("\t")
+    }
     draw = random.Random(0)
     pieces = re.findall(r"\\[a-zA-Z]+|.", " ".join(sorted(contents)))
     contents |= {"".join(draw.choices(pieces, k=draw.randint(1, 12))) for _ in range(20_000)}

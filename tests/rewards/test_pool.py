@@ -16,7 +16,9 @@ from trainer.rewards.grading import grader
 from trainer.rewards.scorer import Scorer, TimeoutRateError
 
 ROOT = Path(__file__).resolve().parents[2]
-CASES = [(*line.split("\t"), "")[:5] for line in (Path(__file__).parent / "cases.tsv").read_text().splitlines()[1:]]
+CASES = [
+    (*line.split("\t"), "")[:5] for line in (Path(__file__).parent / "cases.tsv").read_text().splitlines()[1:]
+]
 TOWER = "\\sum_{a=1}^{999} \\sum_{b=1}^{999} \\sum_{c=1}^{999} "
 HANG = TOWER + "x"
 """A thousand million terms."""
@@ -30,7 +32,9 @@ def wrap(content: str) -> str:
 
 
 def settings(workers=2, deadline_s=20.0, max_timeout_rate=1.0, function="") -> config.Rewards:
-    return config.Rewards(workers=workers, deadline_s=deadline_s, max_timeout_rate=max_timeout_rate, function=function)
+    return config.Rewards(
+        workers=workers, deadline_s=deadline_s, max_timeout_rate=max_timeout_rate, function=function
+    )
 
 
 def workers_of(scorer: Scorer) -> list[psutil.Process]:
@@ -103,11 +107,15 @@ def test_too_many_timeouts_abort():
     with Scorer(settings(deadline_s=0.5, max_timeout_rate=0.2)) as scorer:
         scorer.score([wrap(ALGEBRA[1])], REFERENCES[1:2], ["math"])
         with pytest.raises(TimeoutRateError, match="max_timeout_rate"):
-            scorer.score([wrap(HANG), wrap("60"), wrap("61")], ["x", "60", "61"], ["math", "number", "number"])
+            scorer.score(
+                [wrap(HANG), wrap("60"), wrap("61")], ["x", "60", "61"], ["math", "number", "number"]
+            )
 
 
 def busy(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() == psutil.STATUS_RUNNING and process.cpu_times().user > 0.3
+    return (
+        process.is_running() and process.status() == psutil.STATUS_RUNNING and process.cpu_times().user > 0.3
+    )
 
 
 def test_what_is_killed_with_completions_in_hand_is_replaced_and_costs_nothing(tmp_path):
@@ -122,7 +130,9 @@ def test_what_is_killed_with_completions_in_hand_is_replaced_and_costs_nothing(t
         scorer.score(["a", "b"], ["", ""], ["text"] * 2)
         result: list = []
         thread = threading.Thread(
-            target=lambda: result.extend(scorer.score(["slow"] + ["a"] * 5 + ["slow"], [""] * 7, ["text"] * 7))
+            target=lambda: result.extend(
+                scorer.score(["slow"] + ["a"] * 5 + ["slow"], [""] * 7, ["text"] * 7)
+            )
         )
         thread.start()
         time.sleep(0.4)
@@ -167,13 +177,17 @@ while len(scorer._pool.pids()) < 2:
 print(*scorer._pool.pids(), flush=True)
 time.sleep(60)
 """
-    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True) as trainer:
+    with subprocess.Popen(
+        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as trainer:
         assert trainer.stdout is not None
         processes = [psutil.Process(int(pid)) for pid in trainer.stdout.readline().split()]
         assert until(lambda: all(busy(p) for p in processes), 30.0)
         trainer.kill()
         trainer.wait()
-    assert until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes), 5.0)
+    assert until(
+        lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes), 5.0
+    )
 
 
 def test_memory_of_all_workers_together_is_capped(monkeypatch):
@@ -187,7 +201,9 @@ def test_memory_of_all_workers_together_is_capped(monkeypatch):
 
 def test_a_worker_that_runs_out_of_memory_costs_its_completion_alone(monkeypatch):
     program = "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 28,) * 2)\n"
-    program += "def reward(text, reference, kind):\n    return len(bytes(1 << 30)) if 'much' in text else 1.0\n"
+    program += (
+        "def reward(text, reference, kind):\n    return len(bytes(1 << 30)) if 'much' in text else 1.0\n"
+    )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "greedy.py"
         path.write_text(program)
@@ -216,7 +232,15 @@ def test_user_function_runs_under_the_same_deadline(user_file):
     with Scorer(settings(function=f"{user_file}:reward", deadline_s=1.0)) as scorer:
         texts = ["abcde", "hang", "raise", "nan", "die", "x" * 20, "x"]
         outcomes = scorer.score(texts, ["long"] * 6 + ["other"], ["text"] * 7)
-    assert [o.verdict for o in outcomes] == ["correct", "timeout", "error", "error", "error", "correct", "wrong"]
+    assert [o.verdict for o in outcomes] == [
+        "correct",
+        "timeout",
+        "error",
+        "error",
+        "error",
+        "correct",
+        "wrong",
+    ]
     assert [o.accuracy for o in outcomes] == [0.5, 0.0, 0.0, 0.0, 0.0, 2.0, 0.0]
 
 

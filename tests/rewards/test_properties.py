@@ -1,4 +1,5 @@
-"""What holds for whole classes of answers: a changed answer is wrong, another spelling of the same value is right.
+"""What holds for whole classes of answers: a changed answer is wrong, another spelling of the same value is
+right.
 
 The reference answers are of the kinds that MathV60K, MATH, OlympiadBench and college textbooks have.
 """
@@ -79,7 +80,10 @@ def test_changing_a_sign_is_wrong(reference):
     for match in re.finditer(r"(?<!\^\{)[-+<>](?!1\})", reference):
         if match[0] + reference[match.end() : match.end() + 6] == "-\\infty":
             continue
-        assert verdict(reference[: match.start()] + flip[match[0]] + reference[match.end() :], reference) == "wrong"
+        assert (
+            verdict(reference[: match.start()] + flip[match[0]] + reference[match.end() :], reference)
+            == "wrong"
+        )
     if is_number(reference):
         assert verdict(reference[1:] if reference[0] == "-" else "-" + reference, reference) == "wrong"
 
@@ -92,7 +96,9 @@ def test_changing_a_unit_is_wrong(unit):
         assert verdict(f"12\\pi \\text{{ {other}}}", f"12\\pi \\text{{ {unit}}}") == expected, other
 
 
-@pytest.mark.parametrize("reference", ["(1, 2)", "(2, 5, 7)", "[1, 2)", "(\\frac{1}{2}, -3)", "x=2, y=-3", "3:4"])
+@pytest.mark.parametrize(
+    "reference", ["(1, 2)", "(2, 5, 7)", "[1, 2)", "(\\frac{1}{2}, -3)", "x=2, y=-3", "3:4"]
+)
 def test_swapping_the_order_is_wrong(reference):
     opening, closing = (reference[0], reference[-1]) if reference[0] in "([" else ("", "")
     separator = ":" if ":" in reference else ","
@@ -184,7 +190,9 @@ def polynomial(draw: random.Random) -> tuple[str, str]:
     """A product of factors, and the same multiplied out; coefficients at random."""
     a, b, c, d = (draw.choice([n for n in range(-9, 10) if n]) for _ in range(4))
     x, y = draw.sample("xyzabtuvRHN", 2)
-    return f"({a}{x} + {b})({c}{y} + {d})", f"{a * c}{x}{y} + {a * d}{x} + {b * c}{y} + {b * d}".replace("+ -", "- ")
+    return f"({a}{x} + {b})({c}{y} + {d})", f"{a * c}{x}{y} + {a * d}{x} + {b * c}{y} + {b * d}".replace(
+        "+ -", "- "
+    )
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -230,7 +238,12 @@ def test_an_option_is_committed_to_once(letter):
         "3\\sqrt{2}", "\\frac{1}{2}", "x > 2", "all of these", "I and II",
     ]  # fmt: skip
     for text in texts:
-        for way in (f"({letter}) {text}", f"{letter}. {text}", f"{letter}: {text}", f"\\text{{({letter}) }} {text}"):
+        for way in (
+            f"({letter}) {text}",
+            f"{letter}. {text}",
+            f"{letter}: {text}",
+            f"\\text{{({letter}) }} {text}",
+        ):
             assert verdict(way, letter) == "correct", way
             assert verdict(way, other) == "wrong", way
     for way in (f"({letter}) ({other})", f"{letter} or {other}", f"({letter}) or {other}", f"{letter}. 5 {other}. 6",

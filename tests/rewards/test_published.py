@@ -1,4 +1,5 @@
-"""What math-verify's own test pairs and this grader disagree about, as `benchmarks/rewards_published.py` found it."""
+"""What math-verify's own test pairs and this grader disagree about, as `benchmarks/rewards_published.py`
+found it."""
 
 import json
 from pathlib import Path
@@ -21,7 +22,9 @@ def test_recorded_disagreements_are_those_of_this_grader():
     rows = [d for d in PUBLISHED["disagreements"] if len(d["reference"]) < 120 and len(d["answer"]) < 120]
     assert len(rows) >= 15
     texts = [
-        f"<answer>{d['answer']}</answer>" if "\\boxed{" in d["answer"] else f"<answer>\\boxed{{{d['answer']}}}</answer>"
+        f"<answer>{d['answer']}</answer>"
+        if "\\boxed{" in d["answer"]
+        else f"<answer>\\boxed{{{d['answer']}}}</answer>"
         for d in rows
     ]
     references = [d["reference"] for d in rows]

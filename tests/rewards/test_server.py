@@ -46,7 +46,9 @@ def call(url, body=None, token=None, raw=None):
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     data = raw if raw is not None else json.dumps(body).encode() if body is not None else None
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data=data, headers=headers), timeout=60) as reply:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, data=data, headers=headers), timeout=60
+        ) as reply:
             text = reply.read().decode()
             status, answer = reply.status, dict(reply.headers)
     except urllib.error.HTTPError as error:
@@ -161,7 +163,9 @@ def test_metrics_count_answers_and_replies(url):
     call(f"{url}/get_reward", {"query": [wrap("1")], "labels": ["1"]}, TOKEN)
     status, text, _ = call(f"{url}/metrics", token=TOKEN)
     assert status == 200
-    assert 'reward_answers_total{verdict="correct"}' in text and 'reward_responses_total{status="200"}' in text
+    assert (
+        'reward_answers_total{verdict="correct"}' in text and 'reward_responses_total{status="200"}' in text
+    )
 
 
 def test_client_grades_through_the_server(url, monkeypatch):
@@ -196,7 +200,8 @@ def test_too_large_a_body_is_413_and_load_is_shed_with_503():
         assert status == 413 and "fewer completions" in reply["detail"]
         statuses: list[int] = []
         threads = [
-            threading.Thread(target=lambda: statuses.append(call(f"{base}/get_reward", hang)[0])) for _ in range(6)
+            threading.Thread(target=lambda: statuses.append(call(f"{base}/get_reward", hang)[0]))
+            for _ in range(6)
         ]
         for thread in threads:
             thread.start()
@@ -247,12 +252,18 @@ def test_what_is_wrong_with_one_row_costs_that_row(url):
 
 
 def test_half_a_surrogate_pair_reaches_the_processes_unharmed(url):
-    raw = json.dumps({"query": [wrap("x + \ud800"), wrap("1+\\sin x")], "labels": ["\\sin x + 1"] * 2}).encode()
+    raw = json.dumps(
+        {"query": [wrap("x + \ud800"), wrap("1+\\sin x")], "labels": ["\\sin x + 1"] * 2}
+    ).encode()
     assert call(f"{url}/get_reward", raw=raw, token=TOKEN)[1]["verdicts"] == ["wrong", "correct"]
 
 
 def test_prompts_bring_the_nouns_of_units(url):
-    body = {"query": [wrap("5 apples")] * 2, "labels": ["5"] * 2, "prompts": ["How many apples?", "How many oranges?"]}
+    body = {
+        "query": [wrap("5 apples")] * 2,
+        "labels": ["5"] * 2,
+        "prompts": ["How many apples?", "How many oranges?"],
+    }
     assert call(f"{url}/get_reward", body, TOKEN)[1]["verdicts"] == ["correct", "wrong"]
 
 

@@ -1,8 +1,9 @@
-"""The long soak: `python -m tests.soak --minutes 60 --json benchmarks/soak.json`. Two cores, about 10 GB of memory.
+"""The long soak: `python -m tests.soak --minutes 60 --json benchmarks/soak.json`. Two cores, about 10 GB of
+memory.
 
-A run of at least two epochs that is killed after a quarter of its time and resumed, whose memory, descriptors, /dev/shm
-and folders must be flat from then on; then, a few steps each: two ranks per engine, a vocabulary of 152k, and
-supervised fine-tuning on the same rows. The exit code says whether all of it held.
+A run of at least two epochs that is killed after a quarter of its time and resumed, whose memory,
+descriptors, /dev/shm and folders must be flat from then on; then, a few steps each: two ranks per engine, a
+vocabulary of 152k, and supervised fine-tuning on the same rows. The exit code says whether all of it held.
 """
 
 from __future__ import annotations
@@ -57,13 +58,15 @@ class Soak:
             config,
             method=method,
             run=replace(config.run, max_steps=10**6, seed=SEED),
-            rollout=replace(config.rollout, **{"prompts_per_step": PROMPTS, "samples_per_prompt": GROUP} | rollout),
+            rollout=replace(
+                config.rollout, **{"prompts_per_step": PROMPTS, "samples_per_prompt": GROUP} | rollout
+            ),
             algorithm=replace(config.algorithm, samples_per_update=PROMPTS * GROUP // 4),
             checkpoint=replace(config.checkpoint, keep_last=2),
             evaluation=replace(config.evaluation, every_steps=0 if method == "sft" else EPOCH_STEPS // 2),
             sft=c.SFT(batch_size=PROMPTS, max_tokens=8000),
         )
-        module = "trainer.sft" if method == "sft" else "tests.soak.lengths"
+        module = "trainer.loops.sft" if method == "sft" else "tests.soak.lengths"
         return Job(config, self.folder / name, self.env, module=module)
 
     def check(self, holds: bool, text: str) -> None:
@@ -74,7 +77,9 @@ class Soak:
     def until(self, job: Job, seconds: float, least_steps: int) -> None:
         """Lets it run that long and that many steps, and has it end as a preempted one does."""
         end = time.time() + seconds
-        job.until(lambda: time.time() > end and job.progress().get("step", 0) > least_steps, 10 * seconds, poll_s=1)
+        job.until(
+            lambda: time.time() > end and job.progress().get("step", 0) > least_steps, 10 * seconds, poll_s=1
+        )
         assert job.process
         os.kill(job.process.pid, signal.SIGTERM)
         self.check(job.wait(600) == EXIT_PREEMPTED, f"{job.path}: it did not end after the notice")
@@ -84,7 +89,8 @@ class Soak:
         self.check(left == [], f"{job.path}: processes are left over: {left}")
 
     def long(self) -> dict[str, Any]:
-        """Two epochs and more, one SIGKILL; what is held is compared from the first step after the resume on."""
+        """Two epochs and more, one SIGKILL; what is held is compared from the first step after the resume
+        on."""
         job, seconds = self.job("long"), self.seconds["long"]
         end = time.time() + seconds / 4
         job.start().until(lambda: time.time() > end and job.in_phase("update", 4), 10 * seconds)
@@ -118,10 +124,15 @@ class Soak:
         for line in lines:
             kind = "long" if line["tokens/response_max"] == LONGEST else "short"
             gaps[kind].append(line["mismatch/logprob_abs_mean"])
-            self.check(line["mismatch/logprob_abs_max"] < 1e-2, f"{job.path}: mismatch in step {line['step']}")
+            self.check(
+                line["mismatch/logprob_abs_max"] < 1e-2, f"{job.path}: mismatch in step {line['step']}"
+            )
         medians = {kind: statistics.median(found) for kind, found in gaps.items() if found}
         self.check(bool(gaps["long"]), f"{job.path}: no completion of {LONGEST} tokens")
-        self.check(medians.get("long", 0) < 10 * medians.get("short", 1), f"{job.path}: the mismatch grows with length")
+        self.check(
+            medians.get("long", 0) < 10 * medians.get("short", 1),
+            f"{job.path}: the mismatch grows with length",
+        )
         return out | {"steps_with_long_completions": len(gaps["long"]), "mismatch_mean": medians}
 
     def run(self, phase: str) -> dict[str, Any]:
@@ -143,7 +154,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--layers", type=int, default=36, help="of 3B: 36; of 7B: 28")
-    parser.add_argument("--phases", nargs="+", choices=SHARES, default=list(SHARES), help="others in the file stay")
+    parser.add_argument(
+        "--phases", nargs="+", choices=SHARES, default=list(SHARES), help="others in the file stay"
+    )
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40"]

@@ -5,37 +5,32 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from vllm import SamplingParams
-
 from tests.soak.lengths import lengths
-from trainer.algorithm.records import Prompt, Sample
-from trainer.data.processor import Request
-from trainer.engine import rollout
+from trainer.algorithm.traces import Trace
+from trainer.sampling import vllm_engine
 
 
-class Engine(rollout.Engine):
-    """It samples the longest of a group for all of it, and cuts."""
+class Engine(vllm_engine.Engine):
+    """It samples the longest of a group for all of it, end tokens included, and cuts."""
 
-    def _params(self, prompt: Prompt, n: int, temperature: float, max_tokens: int) -> SamplingParams:
-        return SamplingParams(
-            n=n,
-            temperature=temperature,
-            max_tokens=max(lengths(prompt, n)),
-            seed=prompt.seed if temperature else None,
-            logprobs=0,
-            ignore_eos=True,
-            detokenize=False,
-            flat_logprobs=True,
+    def _params(self, group: Any, index: int, temperature: float, max_tokens: int) -> Any:
+        params = super()._params(group, index, temperature, max(lengths(group.prompt, group.size)))
+        params.ignore_eos = True
+        params.stop_token_ids = []
+        return params
+
+    def _trace(self, group: Any, index: int, output: Any) -> Trace:
+        whole = super()._trace(group, index, output)
+        count = lengths(group.prompt, group.size)[index]
+        return replace(
+            whole,
+            tokens=whole.tokens[: whole.shared + count],
+            learned=whole.learned[:count],
+            logprobs=None if whole.logprobs is None else whole.logprobs[:count],
+            end="length",
         )
-
-    def _samples(self, prompt: Prompt, request: Request, output: Any) -> list[Sample]:
-        whole = super()._samples(prompt, request, output)
-        return [
-            replace(sample, token_ids=sample.token_ids[:n], logprobs=sample.logprobs[:n], finished=False)
-            for sample, n in zip(whole, lengths(prompt, len(whole)), strict=True)
-        ]
 
 
 def install() -> None:
-    """Workers of this process start it."""
-    rollout.Engine = Engine  # ty: ignore[invalid-assignment]
+    """Ranks of this process start it."""
+    vllm_engine.Engine = Engine  # ty: ignore[invalid-assignment]

@@ -1,4 +1,5 @@
-"""Rows as datasets have them: no image to four, from 200x150 to 1600x1200, in every mode and one that EXIF turns."""
+"""Rows as datasets have them: no image to four, from 200x150 to 1600x1200, in every mode and one that EXIF
+turns."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def row(rng: random.Random, shown: Sequence[Shown], sentences: int = 1) -> Row:
     """A question with these images."""
     images = [image(rng, size, mode) for size, mode in shown]
     text = TEXT * sentences + f"What is {rng.randrange(100)} plus {rng.randrange(100)}?"
-    messages = [{"role": "user", "content": [*({"type": "image"} for _ in images), {"type": "text", "text": text}]}]
+    messages = [
+        {"role": "user", "content": [*({"type": "image"} for _ in images), {"type": "text", "text": text}]}
+    ]
     solution = f"<think>{TEXT * rng.choice((1, 1, 4, 40))}</think><answer>$\\boxed{{1}}$</answer>"
     return Row(row_id("soak", messages, images), "soak", messages, images, "1", "number", solution)
 
@@ -62,10 +65,13 @@ def rows(rng: random.Random, count: int) -> Iterator[Row]:
 
 
 def write(out: Path, count: int, per_step: int, seed: int) -> Path:
-    """A dataset of `count` training rows and 5 held-out ones; the first step has a prompt of about 3,000 tokens."""
+    """A dataset of `count` training rows and 5 held-out ones; the first step has a prompt of about 3,000
+    tokens."""
     rng = random.Random(0)
     train = list(rows(rng, count))
-    train[first(1, count, per_step, seed)] = row(rng, list(zip(LARGE, ("RGBA", "turned", "P", "L"), strict=True)))
+    train[first(1, count, per_step, seed)] = row(
+        rng, list(zip(LARGE, ("RGBA", "turned", "P", "L"), strict=True))
+    )
     write_dataset(out, "soak", {"train": train, "test": list(rows(rng, 5))}, {})
     return out
 

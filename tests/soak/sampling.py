@@ -14,8 +14,8 @@ from typing import Any
 from tests.loops.jobs import Job
 
 EVERY_S, ALLOWED, ALLOWED_MIB = 5.0, 0.02, 4.0
-"""What may be added from the second quarter to the last: a share, or of memory and files so much. Ray's servers write
-8 MB of logs an hour, and hold little enough that 2% of it is a few pages."""
+"""What may be added from the second quarter to the last: a share, or of memory and files so much. Ray's
+servers write 8 MB of logs an hour, and hold little enough that 2% of it is a few pages."""
 PAGE_KIB = os.sysconf("SC_PAGE_SIZE") / 1024
 
 
@@ -74,13 +74,18 @@ class Sampler(threading.Thread):
         self.join()
 
     def growth(self, start: float, stop: float) -> dict[str, dict[str, Any]]:
-        """Of everything that was there in both: medians of the second and the last quarter of a span of time."""
+        """Of everything that was there in both: medians of the second and the last quarter of a span of
+        time."""
         quarter, found = (stop - start) / 4, {}
         for name, points in sorted(self.series.items()):
             second = [v for t, v in points if start + quarter <= t < start + 2 * quarter]
             last = [v for t, v in points if start + 3 * quarter <= t < stop]
             if second and last:
                 a, b = statistics.median(second), statistics.median(last)
-                found[name] = {"second_quarter": round(a, 2), "last_quarter": round(b, 2), "samples": len(second)}
+                found[name] = {
+                    "second_quarter": round(a, 2),
+                    "last_quarter": round(b, 2),
+                    "samples": len(second),
+                }
                 found[name]["flat"] = b <= a + max(a * ALLOWED, ALLOWED_MIB if "mib" in name else 0)
         return found

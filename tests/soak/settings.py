@@ -15,10 +15,15 @@ def settings(folder: Path, model: Path, data: Path, name: str) -> c.RunConfig:
     return c.RunConfig(
         run=c.Run(name=name, dir=str(folder / name / "run")),
         model=c.Model(path=str(model), dtype="fp32", gradient_checkpointing=True),
-        # Images are kept up to the limit: one that the first steps reach, or a cache that fills would look like a leak.
+        # Images are kept up to the limit: one that the first steps reach, or a cache that fills would look
+        # like a leak.
         data=c.Data(path=str(data), prompt_max_tokens=PROMPT_TOKENS, episodes=10**6, image_cache_gib=0.125),
         rollout=c.Rollout(
-            prompts_per_step=PROMPTS, samples_per_prompt=GROUP, max_tokens=LONGEST, kv_cache_gib=0.5, sleep_level=0
+            prompts_per_step=PROMPTS,
+            samples_per_prompt=GROUP,
+            max_tokens=LONGEST,
+            kv_cache_gib=0.5,
+            sleep_level=0,
         ),
         algorithm=c.Algorithm(samples_per_update=PROMPTS * GROUP // 2, kl_coef=0.01),
         # No weight stays gathered between two uses, as none of a model above DeepSpeed's limits does.

@@ -1,4 +1,5 @@
-"""The short soak: a deep model on rows of real shapes, a completion of 3,000 tokens beside short ones, killed once.
+"""The short soak: a deep model on rows of real shapes, a completion of 3,000 tokens beside short ones, killed
+once.
 
 The long form adds tensor parallelism, a vocabulary of 152k, two epochs, fine-tuning and flat resources:
 `python -m tests.soak --minutes 60 --json benchmarks/soak.json`.
@@ -20,7 +21,8 @@ from trainer.observe.history import read_history, read_lines
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 LAYERS, VOCABULARY = 28, 49_152
-"""The depth of 7B. 2,730 tokens make a chunk of logits: a rank with the long completion has one chunk more."""
+"""The depth of 7B. 2,730 tokens make a chunk of logits: a rank with the long completion has one chunk
+more."""
 STEPS, LONG_STEP, KILLED_IN, SEED = 6, 2, 4, 3
 MEAN_TOKENS = 25
 DEADLINE_S = 900
@@ -65,16 +67,22 @@ def test_real_lengths_on_a_deep_model(whole):
         assert line["grad/norm"] > 0 and line["optim/skipped_updates"] == 0 and line["data/left_out"] == 0
         assert line["mismatch/logprob_abs_mean"] < 5e-6 and line["mismatch/logprob_abs_max"] < 1e-4
     # With none of the others above 200, whichever rank does not have the longest one is done at once.
-    lengths = sorted(s["tokens"] for s in read_lines(whole.run_dir / "samples.jsonl") if s["step"] == LONG_STEP)
+    lengths = sorted(
+        s["tokens"] for s in read_lines(whole.run_dir / "samples.jsonl") if s["step"] == LONG_STEP
+    )
     assert len(lengths) == PROMPTS * GROUP and lengths[-1] == LONGEST and lengths[-2] < 200, lengths
-    # The head alone is 12 MiB; what DeepSpeed never lets go of (parameters of less than 100,000 elements) counts once.
+    # The head alone is 12 MiB; what DeepSpeed never lets go of (parameters of less than 100,000 elements)
+    # counts once.
     for line in read_history(whole.run_dir)[1:]:
         assert line["perf/gathered_gib"] * 2**30 > 3 * line["perf/passes"] * 4 * VOCABULARY * model.WIDTH
 
 
 def test_killed_and_resumed(base, whole, tmp_path):
     """The killed run starts from the other's checkpoint of step 2, so that the long step is computed once."""
-    again, name = job(replace(base, run=replace(base.run, dir=str(tmp_path / "run"))), tmp_path), "step-00000002"
+    again, name = (
+        job(replace(base, run=replace(base.run, dir=str(tmp_path / "run"))), tmp_path),
+        "step-00000002",
+    )
     shutil.copytree(whole.run_dir / "checkpoints" / name, again.run_dir / "checkpoints" / name)
     try:
         again.start().until(lambda: again.in_phase("update", KILLED_IN), DEADLINE_S)

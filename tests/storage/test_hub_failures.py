@@ -30,7 +30,8 @@ def hub(monkeypatch):
     with hub_server.serve() as served:
         served.add("owner/model", {WHOLE: b"w" * 2000})
         monkeypatch.setenv("HF_ENDPOINT", served.url)
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", served.url)  # transformers' calls take these
+        # transformers' calls take these
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", served.url)
         template = served.url + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
         yield served
@@ -59,7 +60,9 @@ def test_a_hub_that_is_away_is_an_outage(monkeypatch, tmp_path):
         hub_files.weight_files(CONFIG, tmp_path)
 
 
-@pytest.mark.parametrize("error", [httpx2.ReadError(""), httpx2.ReadTimeout("late"), XetDownloadError("x"), OSError(5)])
+@pytest.mark.parametrize(
+    "error", [httpx2.ReadError(""), httpx2.ReadTimeout("late"), XetDownloadError("x"), OSError(5)]
+)
 def test_a_download_that_breaks_off_is_an_outage(monkeypatch, tmp_path, error):
     def download(*_, **__):
         raise error
@@ -95,7 +98,9 @@ def test_an_outage_after_the_first_file_is_one_too(hub, tiny_model, monkeypatch,
     files = {path.name: path.read_bytes() for path in tiny_model.iterdir() if path.suffix != ".safetensors"}
     hub.add("owner/small", files)
     hub.fails = {name: 503 for name in files if name != "config.json"}
-    hub.fails |= dict.fromkeys(("tokenizer_config.json", "processor_config.json", "preprocessor_config.json"), 503)
+    hub.fails |= dict.fromkeys(
+        ("tokenizer_config.json", "processor_config.json", "preprocessor_config.json"), 503
+    )
     with pytest.raises(StorageError, match="owner/small"):
         Prompter(c.Model(path="owner/small"))
     hub.fails = {}

@@ -1,4 +1,5 @@
-"""Storage against real servers: rclone for bytes, authentication, death and interruption; moto for the S3 protocol."""
+"""Storage against real servers: rclone for bytes, authentication, death and interruption; moto for the S3
+protocol."""
 
 import hashlib
 import os
@@ -59,7 +60,11 @@ def test_round_trip_listing_and_deletion(store, tmp_path):
     assert len(store.list()) == 3
     assert store.get_bytes("step/two.json") == b"{}"
     back = []
-    assert store.get("step/one.bin", tmp_path / "deep" / "b", back.append, sha256=sha) == sum(back) == 20 * MIB + 17
+    assert (
+        store.get("step/one.bin", tmp_path / "deep" / "b", back.append, sha256=sha)
+        == sum(back)
+        == 20 * MIB + 17
+    )
     assert (tmp_path / "deep" / "b").read_bytes() == file.read_bytes()
     store.delete(["step/one.bin", "step/two.json", "never/was"])
     assert store.list() == [("other.json", 2)]
@@ -163,7 +168,9 @@ def test_killed_upload_leaves_no_object(rclone, tmp_path):
         relay.bytes_per_s = 20e6
         put = f"Storage('s3://bucket/k').put({str(file)!r}, 'f', sha256={sha!r})"
         code = f"from trainer.storage.storage import Storage; {put}"
-        process = subprocess.Popen([sys.executable, "-c", code], env=os.environ | servers.s3_environment(relay.port))
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], env=os.environ | servers.s3_environment(relay.port)
+        )
         while relay.passed < 16 * MIB:
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
@@ -228,7 +235,9 @@ def test_r2_takes_endpoint_and_keys_from_the_environment(monkeypatch, tmp_path):
     assert store.config["endpoint"] == "https://abc.r2.cloudflarestorage.com"
     (tmp_path / ".cloudflare").mkdir()
     (tmp_path / ".cloudflare/accountid").write_text("def\n")
-    (tmp_path / ".cloudflare/r2.credentials").write_text("[r2]\naws_access_key_id = K\naws_secret_access_key = S\n")
+    (tmp_path / ".cloudflare/r2.credentials").write_text(
+        "[r2]\naws_access_key_id = K\naws_secret_access_key = S\n"
+    )
     store, _ = open_store("r2://bucket/p", {}, QUICK)
     assert store.config["endpoint"] == "https://def.r2.cloudflarestorage.com"
     assert (store.config["access_key_id"], store.config["secret_access_key"]) == ("K", "S")
@@ -258,7 +267,9 @@ def test_s3_profile_of_the_shared_credentials_file(rclone, tmp_path):
 
 
 def test_gs_speaks_to_an_xml_endpoint(moto, tmp_path):
-    store = Storage("gs://bucket/gs", env={"STORAGE_EMULATOR_HOST": moto.env["AWS_ENDPOINT_URL"]}, retry=QUICK)
+    store = Storage(
+        "gs://bucket/gs", env={"STORAGE_EMULATOR_HOST": moto.env["AWS_ENDPOINT_URL"]}, retry=QUICK
+    )
     file, sha = blob(tmp_path / "a", 20 * MIB)
     store.put(file, "f", sha256=sha)
     assert ("f", 20 * MIB) in store.list()

@@ -1,16 +1,19 @@
-"""From samples to the tensors of one forward pass: one packed row in which samples of one prompt share its tokens."""
+"""From traces to the tensors of one forward pass: one packed row in which traces of one prompt share its
+tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from trainer.algorithm.scheduling import Length
+from trainer.algorithm.traces import Trace
 
 
 class Encoded(Protocol):
@@ -26,46 +29,46 @@ class Encoded(Protocol):
 
 
 @dataclass(frozen=True)
-class TrainItem:
-    """One completion to learn from."""
+class TrainBatch:
+    """Traces to learn from, with what the loss needs of each. Every list is as long as `traces`."""
 
-    row: int
-    """Dataset index of its prompt."""
-    prompt_token_ids: list[int]
-    token_ids: list[int]
-    """The completion, [T]."""
-    advantage: float
-    """Of the sequence; where its tokens' differ, their mean."""
-    rollout_logprobs: list[float] | None = None
-    """Of the engine, [T]; None: no engine sampled it."""
-    token_advantages: list[float] | None = None
-    """[T]; None: `advantage`, discounted by gamma."""
-    old_logprobs: list[float] | None = None
-    """Of the policy before the step's first update, [T]; None: it has not moved since, so its own are the old ones."""
-    ref_logprobs: list[float] | None = None
-    """Of the reference, [T]; None: no KL term."""
-    learned: tuple[int, ...] = ()
-    """Positions of the prompt that supervised training learns too, before the completion."""
+    traces: list[Trace]
+    advantages: list[np.ndarray]
+    """Advantage of every learned token, [T] float32 per trace."""
+    old: list[np.ndarray] | None = None
+    """Log-probabilities under the policy before the step's first update, [T] float32 per trace. None where
+    the policy has not moved since the rollout: those of the forward pass itself are the old ones then."""
+    reference: list[np.ndarray] | None = None
+    """Log-probabilities under the reference, [T] float32 per trace; None where the loss has no KL term."""
+
+    def __len__(self) -> int:
+        return len(self.traces)
 
     @property
-    def targets(self) -> int:
-        """Tokens that are learned."""
-        return len(self.learned) + len(self.token_ids)
+    def tokens(self) -> int:
+        """Number of learned tokens."""
+        return sum(len(trace.learned) for trace in self.traces)
 
-    @property
-    def length(self) -> int:
-        """Tokens of prompt and completion."""
-        return len(self.prompt_token_ids) + len(self.token_ids)
+    def pick(self, indices: Sequence[int]) -> TrainBatch:
+        """The batch of these traces, in this order."""
+        return TrainBatch(
+            [self.traces[i] for i in indices],
+            [self.advantages[i] for i in indices],
+            self.old and [self.old[i] for i in indices],
+            self.reference and [self.reference[i] for i in indices],
+        )
 
-    def scheduled(self, image_token_id: int) -> Length:
-        """What the schedule needs to know."""
-        prompt = self.prompt_token_ids
-        return Length(self.row, len(prompt), len(self.token_ids), prompt.count(image_token_id))
+
+def scheduled(trace: Trace, image_token_id: int) -> Length:
+    """What the schedule of passes needs to know of a trace."""
+    image_tokens = int(np.count_nonzero(trace.prompt == image_token_id))
+    return Length(trace.context, trace.shared, len(trace.completion), image_tokens)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which keys each stretch of queries sees: its own list of them, causal from the right end (as flash-attn 2.1+)."""
+    """Which keys each stretch of queries sees: its own list of them, causal from the right end (as flash-attn
+    2.1+)."""
 
     q: tuple[int, ...]
     """Queries of each stretch; the row is cut into them."""
@@ -80,23 +83,24 @@ class Layout:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Tensors of one forward pass over a row of T tokens, [prompt | completion | completion | prompt | ...], with N
-    completion tokens."""
+    """Tensors of one forward pass over a row of T tokens, [prompt | completion | completion | prompt | ...],
+    with N completion tokens."""
 
     input_ids: Tensor
     """[1, T]"""
     position_ids: Tensor
     """[3, 1, T]: of each sample as if it stood alone"""
     logits_at: Tensor
-    """[N]: the position that predicts each completion token; a prompt's last one does so for all its completions"""
+    """[N]: the position that predicts each completion token; a prompt's last one does so for all its
+    completions"""
     targets: Tensor
     """[N]: the completion tokens, sample after sample"""
     layout: Layout
     pixel_values: Tensor | None = None
     """[patches, dim] of the distinct prompts; None: no image"""
     grids: tuple[tuple[int, int, int], ...] = ()
-    """Of each image its frames, rows and columns of patches, in the order of the row, whose image tokens are theirs.
-    Numbers: of a tensor on a GPU each reading would wait for all that is queued there."""
+    """Of each image its frames, rows and columns of patches, in the order of the row, whose image tokens are
+    theirs. Numbers: of a tensor on a GPU each reading would wait for all that is queued there."""
 
 
 def moved(record: Any, device: torch.device) -> Any:
@@ -118,62 +122,119 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def collate(
-    items: Sequence[tuple[int, list[int], list[int]]],
-    encoded: Callable[[int], Encoded],
+    traces: Sequence[Trace],
+    encoded: Callable[[Trace], Encoded],
     positions: Callable[[list[int], Tensor | None], Tensor],
-    learned: Sequence[Sequence[int]] = (),
 ) -> MicroBatch:
-    """Packs (row, prompt ids, completion ids) into one row; each prompt stands in it once, with its first completion.
+    """Packs traces into one row; a prompt that several of them share stands in it once, with the first of
+    them.
 
-    encoded: row -> Encoded. positions: prompt ids and grid -> [3, P]. learned: of each item, positions of its prompt
-    that are targets before its completion's tokens. No items: a row of one token without targets, for a rank that must
-    make the pass with the others.
+    encoded: pixels of a trace's prompt. positions: (prompt ids, grid) -> rotary positions [3, P]. No traces:
+    a row of one token without targets, for a rank that must make the pass with the others.
     """
-    ids, at, targets, places, keys = [], [], [], [], []
-    q, k = [], []
-    seen: dict[int, tuple[int, int, int]] = {}  # row -> start, length, first position of a completion
-    pixels, grids = [], []
-    for (row, prompt, completion), also in zip(items, learned or [()] * len(items), strict=True):
-        n = len(completion)
-        if row not in seen:
-            start, enc = len(ids), encoded(row)
-            place = positions(prompt, enc.grid_thw)
-            seen[row] = start, len(prompt), int(place.max()) + 1
-            places.append(place)
-            ids += prompt
-            if enc.pixel_values is not None and enc.grid_thw is not None:
-                pixels.append(enc.pixel_values)
-                grids += [(t, h, w) for t, h, w in enc.grid_thw.tolist()]
-            q.append(len(prompt) + n)
-            keys.append(torch.arange(start, start + len(prompt) + n))
-        elif n:
-            start, size, _ = seen[row]
-            q.append(n)
-            keys += [torch.arange(start, start + size), torch.arange(len(ids), len(ids) + n)]
-        start, size, first = seen[row]
-        if n:
-            k.append(size + n)
-        elif len(k) < len(q):
-            k.append(size)
-        at += [start + j - 1 for j in also]
-        at += [start + size - 1, *range(len(ids), len(ids) + n - 1)][:n]
-        places.append((torch.arange(n) + first).expand(3, n))
-        ids += completion
-        targets += [*(prompt[j] for j in also), *completion]
-    if not items:
-        ids, places, q, k = [0], [torch.zeros(3, 1, dtype=torch.long)], [1], [1]
-    return MicroBatch(
-        input_ids=torch.tensor([ids]),
-        position_ids=torch.cat(places, 1)[:, None],
-        logits_at=torch.tensor(at, dtype=torch.long),
-        targets=torch.tensor(targets, dtype=torch.long),
-        layout=layout(q, k, torch.cat(keys) if q != k else None),
-        pixel_values=torch.cat(pixels) if pixels else None,
-        grids=tuple(grids),
-    )
+    row = _PackedRow()
+    for trace in traces:
+        if trace.context not in row.prompts:
+            row.add_prompt(trace, encoded(trace), positions)
+        else:
+            row.add_continuation(trace)
+    return row.micro_batch() if traces else _EMPTY
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """Where a prompt stands in the row."""
+
+    start: int
+    size: int
+    next_position: int
+    """Rotary position of the first token behind it."""
+
+
+class _PackedRow:
+    """The row while it grows: [prompt | completion | completion | prompt | ...]."""
+
+    def __init__(self) -> None:
+        self.prompts: dict[Hashable, _Placed] = {}
+        self.length = 0
+        self.ids: list[np.ndarray] = []
+        self.places: list[Tensor] = []
+        self.predictors: list[np.ndarray] = []
+        self.targets: list[np.ndarray] = []
+        self.q: list[int] = []
+        self.k: list[int] = []
+        self.keys: list[Tensor] = []
+        self.pixels: list[Tensor] = []
+        self.grids: list[tuple[int, int, int]] = []
+
+    def add_prompt(self, trace: Trace, encoded: Encoded, positions: Callable[..., Tensor]) -> None:
+        """Adds a prompt that the row does not have yet, and the trace's completion right behind it."""
+        place = positions(trace.prompt.tolist(), encoded.grid_thw)
+        prompt = _Placed(self.length, trace.shared, int(place.max()) + 1)
+        self.prompts[trace.context] = prompt
+        if encoded.pixel_values is not None and encoded.grid_thw is not None:
+            self.pixels.append(encoded.pixel_values)
+            self.grids += [(t, h, w) for t, h, w in encoded.grid_thw.tolist()]
+
+        self.ids.append(trace.prompt)
+        self.places.append(place)
+        self.q.append(len(trace.tokens))
+        self.k.append(len(trace.tokens))
+        self.keys.append(torch.arange(prompt.start, prompt.start + len(trace.tokens)))
+        self.length += trace.shared
+        self._add_completion(trace, prompt)
+
+    def add_continuation(self, trace: Trace) -> None:
+        """Adds a completion of a prompt that the row has; its queries see that prompt and itself."""
+        prompt, count = self.prompts[trace.context], len(trace.completion)
+        if count:
+            self.q.append(count)
+            self.k.append(prompt.size + count)
+            self.keys.append(torch.arange(prompt.start, prompt.start + prompt.size))
+            self.keys.append(torch.arange(self.length, self.length + count))
+        self._add_completion(trace, prompt)
+
+    def _add_completion(self, trace: Trace, prompt: _Placed) -> None:
+        # The token before a learned one predicts it; the prompt's last token predicts the first of every
+        # completion.
+        before = trace.learned.astype(np.int64) - 1
+        moved_by = np.where(before < prompt.size, prompt.start, self.length - prompt.size)
+        self.predictors.append(before + moved_by)
+        self.targets.append(trace.tokens[trace.learned])
+
+        count = len(trace.completion)
+        self.ids.append(trace.completion)
+        self.places.append((torch.arange(count) + prompt.next_position).expand(3, count))
+        self.length += count
+
+    def micro_batch(self) -> MicroBatch:
+        """The row as tensors."""
+        return MicroBatch(
+            input_ids=_int64(self.ids)[None],
+            position_ids=torch.cat(self.places, 1)[:, None],
+            logits_at=_int64(self.predictors),
+            targets=_int64(self.targets),
+            layout=layout(self.q, self.k, torch.cat(self.keys) if self.q != self.k else None),
+            pixel_values=torch.cat(self.pixels) if self.pixels else None,
+            grids=tuple(self.grids),
+        )
+
+
+def _int64(parts: Sequence[np.ndarray]) -> Tensor:
+    return torch.from_numpy(np.concatenate(parts).astype(np.int64))
 
 
 def layout(q: Sequence[int], k: Sequence[int], kv_index: Tensor | None = None) -> Layout:
     """Stretches of `q` queries with `k` keys each."""
     cu_q, cu_k = (torch.tensor([0, *accumulate(n)], dtype=torch.int32) for n in (q, k))
     return Layout(tuple(q), tuple(k), cu_q, cu_k, kv_index)
+
+
+_EMPTY = MicroBatch(
+    input_ids=torch.zeros(1, 1, dtype=torch.long),
+    position_ids=torch.zeros(3, 1, 1, dtype=torch.long),
+    logits_at=torch.zeros(0, dtype=torch.long),
+    targets=torch.zeros(0, dtype=torch.long),
+    layout=layout([1], [1]),
+)
+"""What a rank without traces computes: one token, nothing learned."""

@@ -1,27 +1,27 @@
-"""Turns a step's graded completions into the items that are trained on, with their advantages."""
+"""From a step's graded completions to those that are trained on and their advantages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from trainer.algorithm.advantages import Advantages, RewardParts, estimate, flat_groups
-from trainer.algorithm.batching import TrainItem
-from trainer.algorithm.losses import kl_divergence
-from trainer.algorithm.records import Outcome, Sample
+from trainer.algorithm.losses import discounted, kl_divergence
 from trainer.algorithm.refill import chosen
 from trainer.algorithm.shaping import GRADED, graded, shaped
+from trainer.algorithm.traces import Outcome, Trace
 from trainer.config import RunConfig
 
 
 @dataclass(frozen=True)
-class Batch:
-    """The completions that a step trains on."""
+class Credited:
+    """The traces that a step trains on, with what the grader and the estimator say of each."""
 
-    samples: list[Sample]
+    traces: list[Trace]
     outcomes: list[Outcome]
     advantages: Advantages
 
@@ -32,7 +32,9 @@ class Credit:
 
     rewards: RewardParts
     groups: Tensor
-    """[N] number of the group of each completion."""
+    """Number of the group of each completion, [N]."""
+    lengths: Tensor
+    """Learned tokens of each completion, [N]."""
     flat: list[bool]
     """Whether the grader gave a whole group the same reward, for each group by its number."""
     finished: list[bool]
@@ -44,24 +46,16 @@ class Credit:
         return [i for i, group in enumerate(self.groups.tolist()) if group in kept]
 
     def advantages(
-        self, config: RunConfig, total: Tensor, members: list[int], items: Sequence[TrainItem], kl_coef: float
-    ) -> tuple[Advantages, list[TrainItem]]:
-        """Advantages of the completions `members`, and `items` (one for each member) that carry them.
+        self, config: RunConfig, total: Tensor, members: list[int], kl: Tensor | None
+    ) -> Advantages:
+        """Advantages of `members`, in their order.
 
-        `total` [N] holds the rewards of all completions, normalized if the run is configured so.
-        `kl_coef` is the coefficient of the KL in the reward.
+        total: rewards of all completions, [N], normalized if so configured. kl: what each learned token of
+        the members costs, [sum of lengths]; None where the rewards hold no KL.
         """
         at = torch.tensor(members)
         rewards = replace(self.rewards, parts=self.rewards.parts[at])
-        lengths = torch.tensor([len(item.token_ids) for item in items])
-        kl = kl_coef * token_kl(config, items) if config.kl_in_reward else None
-        estimated = estimate(config.algorithm, rewards, total[at], self.groups[at], lengths, kl)
-
-        by_token = estimated.tokens or [None] * len(items)
-        with_advantages = []
-        for item, value, tokens in zip(items, estimated.values.tolist(), by_token, strict=True):
-            with_advantages.append(replace(item, advantage=value, token_advantages=tokens))
-        return estimated, with_advantages
+        return estimate(config.algorithm, rewards, total[at], self.groups[at], self.lengths[at], kl)
 
     def describe(self, config: RunConfig, members: list[int]) -> dict[str, float]:
         """Metrics of the groups, of the rewards of the form, and of what the update left out."""
@@ -83,24 +77,32 @@ class Credit:
         return out
 
 
-def credited(config: RunConfig, samples: Sequence[Sample], outcomes: Sequence[Outcome]) -> Credit:
-    """Rewards and groups of a step's completions."""
-    by_grader = graded(outcomes, config)
-    groups = torch.tensor([s.group for s in samples])
+def credited(config: RunConfig, traces: Sequence[Trace], outcomes: Sequence[Outcome]) -> Credit:
+    """Rewards of a step's completions."""
+    given = graded(outcomes, config)
+    groups = torch.tensor([trace.group for trace in traces])
     return Credit(
-        rewards=shaped(by_grader, samples, groups, config),
+        rewards=shaped(given, traces, groups, config),
         groups=groups,
-        flat=flat_groups(by_grader.total, groups).tolist(),
-        finished=[s.finished for s in samples],
+        lengths=torch.tensor([len(trace.learned) for trace in traces]),
+        flat=flat_groups(given.total, groups).tolist(),
+        finished=[trace.finished for trace in traces],
     )
 
 
-def token_kl(config: RunConfig, items: Sequence[TrainItem]) -> Tensor:
-    """Estimates of the KL to the reference at every completion token, [sum of lengths]."""
-    policy = [x for item in items for x in item.old_logprobs or ()]
-    reference = [x for item in items for x in item.ref_logprobs or ()]
-    return kl_divergence(
-        torch.tensor(policy, dtype=torch.float64),
-        torch.tensor(reference, dtype=torch.float64),
-        config.algorithm.kl_estimator,
-    )
+def token_kl(config: RunConfig, old: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> Tensor:
+    """Estimates of the KL to the reference at every learned token, [sum of lengths].
+
+    old, reference: log-probabilities under policy and reference, [T] per trace.
+    """
+    policy_flat = torch.from_numpy(np.concatenate(old)).double()
+    reference_flat = torch.from_numpy(np.concatenate(reference)).double()
+    return kl_divergence(policy_flat, reference_flat, config.algorithm.kl_estimator)
+
+
+def by_token(advantages: Advantages, lengths: Tensor, gamma: float) -> list[np.ndarray]:
+    """Advantage of every learned token, [T] float32 per trace; lengths: [N], learned tokens of each."""
+    if advantages.tokens is not None:
+        return [np.asarray(values, np.float32) for values in advantages.tokens]
+    flat = discounted(advantages.values, lengths, gamma)
+    return [part.numpy() for part in flat.split(lengths.tolist())]

@@ -4,14 +4,14 @@ step to step."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 
 import torch
 from torch import Tensor
 
 from trainer.algorithm.advantages import RewardParts, RunningNorm
-from trainer.algorithm.records import Outcome, Sample
+from trainer.algorithm.traces import Outcome, Trace
 from trainer.config import RunConfig
 
 GRADED = ("reward/accuracy", "reward/format")
@@ -29,10 +29,23 @@ class Carried(RunningNorm):
     prompts: int = 0
     """Number of prompts that were sampled so far."""
 
-    def start(self, config: RunConfig, step: int) -> None:
-        """Fills in what a fresh run, or an older checkpoint of `step`, does not have."""
-        self.kl_coef = self.kl_coef or config.algorithm.kl_coef
-        self.prompts = self.prompts or step * config.rollout.prompts_per_step
+    @classmethod
+    def resume(cls, saved: Mapping[str, float], config: RunConfig, step: int) -> Carried:
+        """The state after `step`.
+
+        saved: `state` of its checkpoint. That of an older version may lack fields, a fresh run has none of
+        them.
+        """
+        carried = cls()
+        for field in fields(cls):
+            setattr(carried, field.name, saved.get(field.name, field.default))
+        carried.kl_coef = carried.kl_coef or config.algorithm.kl_coef
+        carried.prompts = carried.prompts or step * config.rollout.prompts_per_step
+        return carried
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint keeps of it."""
+        return asdict(self)
 
 
 def graded(outcomes: Sequence[Outcome], config: RunConfig) -> RewardParts:
@@ -83,23 +96,21 @@ def tags(text: str) -> float:
     return sum(text.count(tag) == 1 for tag in TAGS) / len(TAGS)
 
 
-def shaped(
-    by_grader: RewardParts, samples: Sequence[Sample], groups: Tensor, config: RunConfig
-) -> RewardParts:
+def shaped(by_grader: RewardParts, traces: Sequence[Trace], groups: Tensor, config: RunConfig) -> RewardParts:
     """The grader's rewards followed by the rewards of the form that have a weight."""
     weights = config.rewards
     algorithm = config.algorithm
-    lengths = torch.tensor([len(s.token_ids) for s in samples])
+    lengths = torch.tensor([len(trace.completion) for trace in traces])
 
     parts: dict[str, tuple[float, Tensor]] = {}
     if weights.tags_weight:
-        values = torch.tensor([tags(s.text) for s in samples], dtype=torch.float64)
+        values = torch.tensor([tags(trace.text) for trace in traces], dtype=torch.float64)
         parts["reward/tags"] = weights.tags_weight, values
     if weights.length_weight:
         correct = by_grader.parts[:, 0] > 0
         parts["reward/length"] = weights.length_weight, brevity(lengths, groups, correct)
     if weights.repetition_weight:
-        repeated = [repetition(s.token_ids, weights.repetition_ngram) for s in samples]
+        repeated = [repetition(trace.completion.tolist(), weights.repetition_ngram) for trace in traces]
         parts["reward/repetition"] = weights.repetition_weight, torch.tensor(repeated, dtype=torch.float64)
     if algorithm.overlong_buffer and algorithm.overlong_penalty:
         values = overlong(lengths, config.rollout.max_tokens, algorithm.overlong_buffer)

@@ -1,4 +1,5 @@
-"""The record of a run's attempts, beside its checkpoints: who may write, how often it restarted, whether it is over.
+"""The record of a run's attempts, beside its checkpoints: who may write, how often it restarted, whether it
+is over.
 
     <remote>/<run id>/attempts/00000007.json        written once, when attempt 7 starts: its name, where the run stood
     <remote>/<run id>/attempts/00000007.beat.json   rewritten by its launcher while it lives
@@ -6,9 +7,10 @@
     <remote>/<run id>/attempts/final.json           the run is over for good: no attempt may start
     <remote>/<run id>/attempts/machines.json        machines that failed their checks, and how often each
 
-Without a store the record lies in the run's folder. The number is the fencing epoch: whoever finds a higher one, or
-another name under its own, has been replaced and never writes or deletes again. Numbers have no gaps, so that "is there
-a newer one" is one look-up of one key, which every store answers truly, and no listing, which may lag.
+Without a store the record lies in the run's folder. The number is the fencing epoch: whoever finds a higher
+one, or another name under its own, has been replaced and never writes or deletes again. Numbers have no gaps,
+so that "is there a newer one" is one look-up of one key, which every store answers truly, and no listing,
+which may lag.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ from trainer.storage.stores import Retry
 ATTEMPT_VARIABLE = "SPOTRL_ATTEMPT"
 """Carries the attempt's name from the launcher to the driver."""
 LAUNCH_VARIABLE = "SPOTRL_LAUNCH"
-"""Names one launch from the desk. Restarts by the engine keep it; `resume` and a new `up` set another, which opens a
-run that was over and starts its budget again."""
+"""Names one launch from the desk. Restarts by the engine keep it; `resume` and a new `up` set another, which
+opens a run that was over and starts its budget again."""
 BEAT_S = 60.0
 """Seconds between a living attempt's marks."""
 ALIVE_S = 4 * BEAT_S
@@ -129,7 +131,9 @@ class Attempt:
 def url_of(config: RunConfig) -> str:
     """Where the record of a run lies."""
     remote = config.checkpoint.remote.rstrip("/")
-    return f"{remote}/{config.run_id}/attempts" if remote else str(Path(config.run.dir).absolute() / "attempts")
+    return (
+        f"{remote}/{config.run_id}/attempts" if remote else str(Path(config.run.dir).absolute() / "attempts")
+    )
 
 
 def of_this_job(config: RunConfig, env: Mapping[str, str] = os.environ) -> Attempt:
@@ -154,7 +158,9 @@ class Attempts:
     @classmethod
     def of(cls, config: RunConfig, retry: Retry | None = None) -> Attempts:
         """The record of a run. Raises ConfigError for a store that cannot work."""
-        return cls(Storage(url_of(config), retry=retry), config.checkpoint.max_restarts, config.checkpoint.max_losses)
+        return cls(
+            Storage(url_of(config), retry=retry), config.checkpoint.max_restarts, config.checkpoint.max_losses
+        )
 
     def take(self, committed: int, launch: str = "") -> Attempt:
         """Starts an attempt, which replaces every earlier one. committed: newest committed step of the run.
@@ -170,30 +176,41 @@ class Attempts:
         while True:
             name = f"{epoch}-{secrets.token_hex(3)}"
             mine = Past(epoch, name, launch, committed, socket.gethostname(), time.time())
-            if self.storage.create(f"{epoch:08d}.json", _dump({k: v for k, v in asdict(mine).items() if k != "code"})):
+            if self.storage.create(
+                f"{epoch:08d}.json", _dump({k: v for k, v in asdict(mine).items() if k != "code"})
+            ):
                 return Attempt(self, name)
             epoch += 1
 
-    def count(self, committed: int, launch: str, code: int, why: str, machines: Collection[Machine] = ()) -> int:
+    def count(
+        self, committed: int, launch: str, code: int, why: str, machines: Collection[Machine] = ()
+    ) -> int:
         """Counts a start that failed before it could take an attempt; returns the exit code to leave with.
 
-        machines: those that failed their checks. Raises Final where the run is over. Replaces nothing that lives: a
-        second launch that fails leaves the first alone; in one launch the engine starts again what has ended.
+        machines: those that failed their checks. Raises Final where the run is over. Replaces nothing that
+        lives: a second launch that fails leaves the first alone; in one launch the engine starts again what
+        has ended.
         """
         other = self.alive()
         if other is not None and (not launch or other.launch != launch):
             return code
         return self.close(self.take(committed, launch), code, why, committed, machines)
 
-    def close(self, attempt: Attempt, code: int, why: str, committed: int, machines: Collection[Machine] = ()) -> int:
+    def close(
+        self, attempt: Attempt, code: int, why: str, committed: int, machines: Collection[Machine] = ()
+    ) -> int:
         """Records how an attempt ended; returns the exit code to leave with.
 
-        Where no restart can help, or none is left, the run is over for good, so that the engine need not start once
-        more to find out. machines: those that failed their checks. A fenced attempt writes nothing.
+        Where no restart can help, or none is left, the run is over for good, so that the engine need not
+        start once more to find out. machines: those that failed their checks. A fenced attempt writes
+        nothing.
         """
         if code == EXIT_FENCED:
             return code
-        self.write(f"{attempt.epoch:08d}.end", {"name": attempt.name, "code": code, "why": why, "unix_s": time.time()})
+        self.write(
+            f"{attempt.epoch:08d}.end",
+            {"name": attempt.name, "code": code, "why": why, "unix_s": time.time()},
+        )
         past = self.past()
         launch = past[-1].launch if past else ""
         if code in FINAL_EXIT_CODES:
@@ -208,12 +225,15 @@ class Attempts:
         return code
 
     def _remember(self, machines: Collection[Machine], why: str, launch: str) -> None:
-        """Counts machines that failed their checks. Raises Final, and ends the run, where one came too often."""
+        """Counts machines that failed their checks. Raises Final, and ends the run, where one came too
+        often."""
         if not machines:
             return
         known = self._read("machines") or {}
         times: dict[str, int] = known.get("times", {}) if known.get("launch") == launch else {}
-        counted = {machine.name: 1 + max(times.get(mark, 0) for mark in machine.marks) for machine in machines}
+        counted = {
+            machine.name: 1 + max(times.get(mark, 0) for mark in machine.marks) for machine in machines
+        }
         times |= {mark: counted[machine.name] for machine in machines for mark in machine.marks}
         self.write("machines", {"launch": launch, "times": times})
         name, most = max(counted.items(), key=lambda item: item[1])
@@ -235,7 +255,8 @@ class Attempts:
         return (marker["code"], marker["why"]) if marker else None
 
     def alive(self) -> Past | None:
-        """The newest attempt if it has neither ended nor been silent for ALIVE_S: ask before a second launch."""
+        """The newest attempt if it has neither ended nor been silent for ALIVE_S: ask before a second
+        launch."""
         past = self.past()
         newest = past[-1] if past and past[-1].code is None else None
         return newest if newest and time.time() - self.seen(newest) < ALIVE_S else None
@@ -246,12 +267,16 @@ class Attempts:
         return beat["unix_s"] if beat else attempt.begun_unix_s
 
     def past(self) -> list[Past]:
-        """The attempts since the last that got further than the one before it, oldest first; the newest at least."""
+        """The attempts since the last that got further than the one before it, oldest first; the newest at
+        least."""
         names = {key for key, _ in self.storage.list()}
         epochs = sorted(int(name[:8]) for name in names if len(name) == 13 and name[:8].isdigit())
         found: list[Past] = []
         for epoch in reversed(epochs):
-            mine, end = self.read(epoch), self._read(f"{epoch:08d}.end") if f"{epoch:08d}.end.json" in names else None
+            mine, end = (
+                self.read(epoch),
+                self._read(f"{epoch:08d}.end") if f"{epoch:08d}.end.json" in names else None,
+            )
             if mine is None:
                 continue
             found.append(Past(**mine, code=end["code"] if end else None))
@@ -272,9 +297,8 @@ class Attempts:
         if failed > self.max_restarts:
             why = f"{failed} attempts failed with no new checkpoint (checkpoint.max_restarts {self.max_restarts})"
         elif lost > self.max_losses:
-            why = (
-                f"{lost} attempts lost their machines with no new checkpoint (checkpoint.max_losses {self.max_losses})"
-            )
+            limit = f"checkpoint.max_losses {self.max_losses}"
+            why = f"{lost} attempts lost their machines with no new checkpoint ({limit})"
         if why:
             why = f"the run gives up at step {committed}: {why}"
             self.finish(EXIT_GAVE_UP, why, launch)

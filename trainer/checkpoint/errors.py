@@ -6,4 +6,5 @@ class CheckpointError(RuntimeError):
 
 
 class CorruptCheckpoint(CheckpointError):
-    """A file of a committed checkpoint is missing or has another sha256: fall back to the checkpoint before it."""
+    """A file of a committed checkpoint is missing or has another sha256: fall back to the checkpoint before
+    it."""

@@ -1,4 +1,5 @@
-"""A checkpoint's weights for elsewhere: a Hugging Face model folder or a peft adapter, streamed in small pieces."""
+"""A checkpoint's weights for elsewhere: a Hugging Face model folder or a peft adapter, streamed in small
+pieces."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ Sources = dict[str, tuple[tuple[int, ...], Callable[[int, int], torch.Tensor]]]
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json", ".*")
 """What an export does not take over from the model's own folder."""
 QUANTIZATION = "quantization.json"
-"""In an adapter's folder: arguments of transformers' BitsAndBytesConfig for the base that it was trained on."""
+"""In an adapter's folder: arguments of transformers' BitsAndBytesConfig for the base that it was trained
+on."""
 
 
 class Adapter(Protocol):
@@ -56,10 +58,10 @@ def export_hf(
 ) -> Path:
     """Writes the master weights as a Hugging Face model folder, streamed: no rank ever holds the model.
 
-    model_dir gives config, tokenizer, processor, chat template, and the weights that were frozen; adapters are merged
-    into these in fp32 and rounded once, those of a base in 4 bits into what these stood for in training. dtype: what is
-    written, "bf16" or "fp32". The folder appears whole or not at all. Raises ConfigError if model_dir is no model's
-    folder, CorruptCheckpoint for a damaged checkpoint.
+    model_dir gives config, tokenizer, processor, chat template, and the weights that were frozen; adapters
+    are merged into these in fp32 and rounded once, those of a base in 4 bits into what these stood for in
+    training. dtype: what is written, "bf16" or "fp32". The folder appears whole or not at all. Raises
+    ConfigError if model_dir is no model's folder, CorruptCheckpoint for a damaged checkpoint.
     """
     reader: Any = ShardReader(source) if isinstance(source, Found | str | Path) else source
     out, model = Path(out_dir), Path(model_dir)
@@ -82,7 +84,11 @@ def export_hf(
         shutil.copytree(model, scratch, ignore=shutil.ignore_patterns(*WEIGHTS))
         weight_map = {}
         for number, names in enumerate(files, 1):
-            file_name = f"model-{number:05d}-of-{len(files):05d}.safetensors" if len(files) > 1 else "model.safetensors"
+            file_name = (
+                f"model-{number:05d}-of-{len(files):05d}.safetensors"
+                if len(files) > 1
+                else "model.safetensors"
+            )
             write_file(scratch / file_name, _weights({name: sources[name] for name in names}, kind))
             weight_map |= dict.fromkeys(names, file_name)
         if len(files) > 1:
@@ -101,7 +107,9 @@ def export_adapter(source: Found | str | Path, out_dir: str | Path, config: RunC
     reader, out = ShardReader(source), Path(out_dir)
     names = [name for name in reader.names() if ".lora_" in name]
     if not names:
-        raise ConfigError(f"the checkpoint of step {reader.found.step} has no adapter: all weights were trained")
+        raise ConfigError(
+            f"the checkpoint of step {reader.found.step} has no adapter: all weights were trained"
+        )
     sources: Sources = {}
     for name in names:
         key = f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}"
@@ -110,16 +118,21 @@ def export_adapter(source: Found | str | Path, out_dir: str | Path, config: RunC
     about = {"peft_type": "LORA", "inference_mode": True} | base | config.lora.peft()
     with _whole(out) as scratch:
         scratch.mkdir(parents=True)
-        write_file(scratch / "adapter_model.safetensors", _weights(sources, EXPORT_DTYPES[config.model.dtype]))
+        write_file(
+            scratch / "adapter_model.safetensors", _weights(sources, EXPORT_DTYPES[config.model.dtype])
+        )
         (scratch / "adapter_config.json").write_text(json.dumps(about, indent=2))
         if config.lora.qlora:
-            (scratch / QUANTIZATION).write_text(json.dumps(config.lora.quantization(config.model.dtype), indent=2))
+            (scratch / QUANTIZATION).write_text(
+                json.dumps(config.lora.quantization(config.model.dtype), indent=2)
+            )
     return out
 
 
 @contextlib.contextmanager
 def _whole(out: Path) -> Generator[Path]:
-    """The name of a folder to make, which then takes the place of `out`; after an error `out` is as it was."""
+    """The name of a folder to make, which then takes the place of `out`; after an error `out` is as it
+    was."""
     scratch = out.with_name(f".{out.name}.partial")
     shutil.rmtree(scratch, ignore_errors=True)
     yield scratch
@@ -128,13 +141,16 @@ def _whole(out: Path) -> Generator[Path]:
 
 
 def _frozen(model: Path, reader: ShardReader | Adapter) -> Sources:
-    """The base model's tensors that were not trained, with their adapters. Older files name a parameter otherwise than
-    the module does."""
+    """The base model's tensors that were not trained, with their adapters. Older files name a parameter
+    otherwise than the module does."""
     sources: Sources = {}
     trained = set(reader.names())
     stems = [name.partition("lora_A.")[0] for name in trained if ".lora_A." in name]
     adapted = {f"{stem}weight": stem for stem in stems}
-    lora, tied = _lora(reader), json.loads((model / "config.json").read_text()).get("tie_word_embeddings", False)
+    lora, tied = (
+        _lora(reader),
+        json.loads((model / "config.json").read_text()).get("tie_word_embeddings", False),
+    )
     known = lambda name: hub.aliases(name) & trained or (tied and name == "lm_head.weight")  # noqa: E731
     if lora.rank or _settings(reader).get("model.freeze_vision"):  # else what is left out is no module's
         index = model / hub.INDEX
@@ -150,10 +166,15 @@ def _frozen(model: Path, reader: ShardReader | Adapter) -> Sources:
             stem = next((adapted[n] for n in hub.aliases(name) if n in adapted), "")
             if lora.qlora and re.fullmatch(TEXT, stem.removesuffix(".")):
                 read = partial(_read_nf4, read, shape, EXPORT_DTYPES[_dtype(reader)])
-            sources[name] = (shape, partial(_read_merged, read, reader, lora, stem, shape[-1]) if stem else read)
+            sources[name] = (
+                shape,
+                partial(_read_merged, read, reader, lora, stem, shape[-1]) if stem else read,
+            )
             adapted = {n: s for n, s in adapted.items() if s != stem}
     if adapted:
-        raise ConfigError(f"{model} has no {min(adapted)}, which the adapter changes: give the model it was trained on")
+        raise ConfigError(
+            f"{model} has no {min(adapted)}, which the adapter changes: give the model it was trained on"
+        )
     return sources
 
 
@@ -186,18 +207,25 @@ def _read_merged(
     """Elements [start, stop) of W + scale B A, flattened; of B only the rows that they lie in."""
     first, last = start // inputs, -(-stop // inputs)
     a = reader.read("master", f"{stem}lora_A.{ADAPTER}.weight").view(lora.rank, inputs)
-    b = reader.read("master", f"{stem}lora_B.{ADAPTER}.weight", first * lora.rank, last * lora.rank).view(-1, lora.rank)
+    b = reader.read("master", f"{stem}lora_B.{ADAPTER}.weight", first * lora.rank, last * lora.rank).view(
+        -1, lora.rank
+    )
     delta = (b @ a).reshape(-1)[start - first * inputs : stop - first * inputs]
     return read(start, stop).float().add(delta, alpha=lora.scale)
 
 
-def _read_nf4(read: Callable[[int, int], torch.Tensor], shape: Any, dtype: torch.dtype, start: int, stop: int) -> Any:
-    """Elements [start, stop) of what a weight's 4 bits stand for in a run that computes in dtype, flattened."""
+def _read_nf4(
+    read: Callable[[int, int], torch.Tensor], shape: Any, dtype: torch.dtype, start: int, stop: int
+) -> Any:
+    """Elements [start, stop) of what a weight's 4 bits stand for in a run that computes in dtype,
+    flattened."""
     return _nf4(read, shape, dtype).flatten()[start:stop]
 
 
 @functools.lru_cache(maxsize=1)  # a matrix is read in pieces, and its scales are of the whole
-def _nf4(read: Callable[[int, int], torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _nf4(
+    read: Callable[[int, int], torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
     weight = read(0, math.prod(shape)).to(dtype).view(shape)

@@ -1,58 +1,34 @@
-"""Finding the checkpoint to resume from: newest first, whole, and of this very run; and saying what was passed over."""
+"""Finding the checkpoint to resume from: newest first, whole, and of this very run; and saying what was
+passed over."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from trainer.checkpoint.format import code_fingerprint, unpack
-from trainer.checkpoint.layout import MANIFEST, local_dir, remote_folder, remote_url, step_name, step_of
+from trainer.checkpoint.layout import local_dir, remote_folder, remote_url, step_name
+from trainer.checkpoint.manifest import Manifests, manifests_here, manifests_there
 from trainer.checkpoint.reader import CorruptCheckpoint, Found, damaged, read_state, verified_in
-from trainer.config import ConfigError, RunConfig, compared, resume_view
+from trainer.checkpoint.resumable import refuse_other
+from trainer.config import ConfigError, RunConfig
 from trainer.errors import StorageError
 from trainer.storage.storage import Storage
 
-Manifests = dict[int, dict[str, Any]]
-"""step -> manifest."""
-
-
-def manifests_here(folder: Path) -> Manifests:
-    """The committed checkpoints of a local folder."""
-    manifests = {}
-    for path in folder.glob("step-*/manifest.json"):
-        with contextlib.suppress(FileNotFoundError):  # one that is being dropped
-            manifest = unpack(path.read_bytes())
-            if manifest is not None and manifest["step"] == step_of(path.parent.name):
-                manifests[manifest["step"]] = manifest
-    return manifests
-
-
-def manifests_there(storage: Storage) -> tuple[Manifests, dict[str, int]]:
-    """The committed checkpoints of a store, of each step the newest attempt's; and {key: bytes} of everything there."""
-    sizes = dict(storage.list())
-    found = [match for key in sizes if (match := MANIFEST.fullmatch(key))]
-    manifests: Manifests = {}
-    for match in sorted(found, key=lambda match: int((match[2] or "0").partition("-")[0])):
-        with contextlib.suppress(FileNotFoundError):  # one that is being dropped
-            manifest = unpack(storage.get_bytes(match[0]))
-            if manifest is None:
-                continue
-            if (manifest["step"], manifest.get("attempt", "")) == (step_of(match[1]), match[2] or ""):
-                manifests[manifest["step"]] = manifest
-    return manifests, sizes
-
 
 def find(
-    config: RunConfig, data_fingerprint: str, storage: Storage | None, before: int | None, say: Callable[[str], None]
+    config: RunConfig,
+    data_fingerprint: str,
+    storage: Storage | None,
+    before: int | None,
+    say: Callable[[str], None],
 ) -> tuple[Found | None, list[int]]:
-    """The newest usable checkpoint below step `before` (None: of all), and the newer ones that are passed over.
+    """The newest usable checkpoint below step `before` (None: of all), and the newer ones that are passed
+    over.
 
-    Raises ConfigError for a checkpoint of another configuration or dataset, where there are checkpoints and none is
-    whole, for `resume: must` without one and `resume: never` with one; StorageError if the store is away and there is
-    nothing local.
+    Raises ConfigError for a checkpoint of another configuration or dataset, where there are checkpoints and
+    none is whole, for `resume: must` without one and `resume: never` with one; StorageError if the store is
+    away and there is nothing local.
     """
     folder, url = local_dir(config), remote_url(config)
     here = manifests_here(folder)
@@ -66,7 +42,8 @@ def find(
         )
     passed = [step for step in newest_first if before is not None and step >= before]
     for step in newest_first[len(passed) :]:
-        # A checkpoint may lie here, there, or both; the two may differ after a fall-back, so each is tried by itself.
+        # A checkpoint may lie here, there, or both; the two may differ after a fall-back, so each is tried by
+        # itself.
         options = [m for m in (here.get(step), there.get(step)) if m is not None]
         reason = ""
         for manifest in options if len(options) == 2 and options[0] != options[1] else options[:1]:
@@ -76,7 +53,7 @@ def find(
             reason = _wrong(found, storage, inside, sizes)
             if reason:
                 continue
-            _refuse_other(config, data_fingerprint, manifest, say)
+            refuse_other(config, data_fingerprint, manifest, say)
             try:
                 return replace(found, state=read_state(found), verified=verified_in(found.directory)), passed
             except CorruptCheckpoint as error:
@@ -94,7 +71,9 @@ def find(
     return None, passed
 
 
-def _there(storage: Storage | None, have_local: bool, say: Callable[[str], None]) -> tuple[Manifests, dict[str, int]]:
+def _there(
+    storage: Storage | None, have_local: bool, say: Callable[[str], None]
+) -> tuple[Manifests, dict[str, int]]:
     if storage is None:
         return {}, {}
     try:
@@ -116,24 +95,3 @@ def _wrong(found: Found, storage: Storage | None, inside: str, sizes: dict[str, 
         if sizes.get(key) != entry["bytes"] and storage is not None and storage.size(key) != entry["bytes"]:
             return f"{entry['name']} is damaged or missing, in the store too"
     return ""
-
-
-def _refuse_other(
-    config: RunConfig, data_fingerprint: str, manifest: dict[str, Any], say: Callable[[str], None]
-) -> None:
-    cannot = f"cannot resume run {config.run_id} from step {manifest['step']}"
-    mine, theirs = resume_view(config), compared(manifest["config"])
-    for key in sorted(mine.keys() | theirs.keys()):
-        if mine.get(key) != theirs.get(key):
-            why = f" (optimizer.schedule {config.optimizer.schedule} decays over it)" if key == "run.max_steps" else ""
-            raise ConfigError(
-                f"{cannot}: {key} is {mine.get(key)!r}, the checkpoint has {theirs.get(key)!r}{why}: "
-                "set it back, or choose another run.id"
-            )
-    if manifest["data_fingerprint"] != data_fingerprint:
-        raise ConfigError(
-            f"{cannot}: the data at {config.data.path} is not what the checkpoint was trained on (fingerprint "
-            f"{data_fingerprint[:12]!r}, not {manifest['data_fingerprint'][:12]!r}); choose another run.id"
-        )
-    if manifest["code_fingerprint"] != code_fingerprint():
-        say("the trainer's code has changed since the checkpoint: the run continues, but perhaps not bit for bit")

@@ -7,13 +7,13 @@ One checkpoint is one folder `step-00000020`. Every rank writes its own files th
     rank-00001-of-00004.json             which [start, stop) of which flat parameter lies in which file, the CRC-32 of
                                          every MiB of these, RNG states
 
-The driver adds `state.json` and, last, `manifest.json` (sizes and sha256 of every file, and the attempt that wrote
-them): without it there is no checkpoint. In the store every attempt of a run has a folder of its own in a step's,
-`step-00000020/7-3f2c1a`, so that no committed object is ever overwritten.
+The driver adds `state.json` and, last, `manifest.json` (sizes and sha256 of every file, and the attempt that
+wrote them): without it there is no checkpoint. In the store every attempt of a run has a folder of its own in
+a step's, `step-00000020/7-3f2c1a`, so that no committed object is ever overwritten.
 
-ZeRO-3 cuts every flattened parameter into world_size equal pieces and pads the tail; stages 1 and 2 cut a whole group
-of parameters, so that a rank's piece of one may be all of it or nothing. Padding is not stored, so that the pieces can
-be read back by any number of ranks, at any stage.
+ZeRO-3 cuts every flattened parameter into world_size equal pieces and pads the tail; stages 1 and 2 cut a
+whole group of parameters, so that a rank's piece of one may be all of it or nothing. Padding is not stored,
+so that the pieces can be read back by any number of ranks, at any stage.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ import base64
 import hashlib
 import json
 import os
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from trainer.checkpoint.errors import CheckpointError
+from trainer.checkpoint.manifest import FileRecord, rank_stem
 from trainer.checkpoint.ranges import BLOCK_BYTES, DTYPES, BlockSums
-from trainer.config import RunConfig, fingerprint, resume_view
 
 FILE_BYTES = 4 << 30
-"""Largest shard file: a failed upload is repeated from the start of one file, and stores join small files quickly."""
+"""Largest shard file: a failed upload is repeated from the start of one file, and stores join small files
+quickly."""
 CHUNK_BYTES = 8 << 20
 """Written and hashed at a time."""
 
@@ -51,34 +51,21 @@ class Shard:
     """kind ("master", "exp_avg", "exp_avg_sq", ...) -> flat CPU tensor of stop - start elements."""
 
 
-@dataclass(frozen=True)
-class FileRecord:
-    """One file of a checkpoint, as the manifest lists it."""
-
-    name: str
-    bytes: int
-    sha256: str
-    uploaded: bool = False
-    """False without a remote store, and where the upload failed for longer than the retries last."""
-    error: str = ""
-    """What the upload failed with."""
-
-
-def rank_stem(rank: int, world_size: int) -> str:
-    """Stem of the files of one rank."""
-    return f"rank-{rank:05d}-of-{world_size:05d}"
-
-
 # --- values that JSON lacks -------------------------------------------------------------------------------------------
 
 
 def encode(value: Any) -> Any:
-    """JSON data of nested dicts, lists and tuples with numbers, strings, bytes, NumPy arrays and tensors in them."""
+    """JSON data of nested dicts, lists and tuples with numbers, strings, bytes, NumPy arrays and tensors in
+    them."""
     match value:
         case torch.Tensor():
             raw = value.detach().cpu().contiguous()
             data = base64.b64encode(raw.reshape(-1).view(torch.uint8).numpy().tobytes()).decode()
-            return {"__tensor__": data, "dtype": str(raw.dtype).removeprefix("torch."), "shape": list(raw.shape)}
+            return {
+                "__tensor__": data,
+                "dtype": str(raw.dtype).removeprefix("torch."),
+                "shape": list(raw.shape),
+            }
         case bytes():
             return {"__bytes__": base64.b64encode(value).decode()}
         case tuple():
@@ -98,7 +85,11 @@ def decode(value: Any) -> Any:
     """The inverse of `encode`."""
     match value:
         case {"__tensor__": data, "dtype": dtype, "shape": shape}:
-            flat = torch.frombuffer(bytearray(base64.b64decode(data)), dtype=torch.uint8) if data else torch.empty(0)
+            flat = (
+                torch.frombuffer(bytearray(base64.b64decode(data)), dtype=torch.uint8)
+                if data
+                else torch.empty(0)
+            )
             return flat.view(getattr(torch, dtype)).reshape(shape)
         case {"__bytes__": data}:
             return base64.b64decode(data)
@@ -113,76 +104,12 @@ def decode(value: Any) -> Any:
     return value
 
 
-def code_fingerprint() -> str:
-    """sha256 of the trainer's own sources. A difference is told on resume, never refused."""
-    digest, root = hashlib.sha256(), Path(__file__).parents[1]
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
-
-
-def describe(
-    config: RunConfig, step: int, records: Sequence[FileRecord], score: float | None, about: dict[str, str]
-) -> dict[str, Any]:
-    """The manifest of a checkpoint. about: its attempt and the fingerprint of its data."""
-    ranks = {record.name.partition("-of-")[2][:5] for record in records if record.name.startswith("rank-")}
-    return about | {
-        "format": "spotrl-checkpoint-1",
-        "run_id": config.run_id,
-        "step": step,
-        "world_size": int(ranks.pop()) if len(ranks) == 1 else config.placement.world_size,
-        "bytes": sum(record.bytes for record in records),
-        "score": score,
-        "fingerprint": fingerprint(config),
-        "config": resume_view(config),
-        "code_fingerprint": code_fingerprint(),
-        "files": [{key: asdict(r)[key] for key in ("name", "bytes", "sha256")} for r in records],
-    }
-
-
-def pack(manifest: dict[str, Any]) -> bytes:
-    """The bytes of `manifest.json`: the manifest and its own sha256."""
-    return json.dumps({"manifest": manifest, "sha256": _digest(manifest)}, indent=1, sort_keys=True).encode()
-
-
-def unpack(data: bytes) -> dict[str, Any] | None:
-    """The manifest in the bytes of a `manifest.json`; None if they are not whole, or name what no manifest names."""
-    try:
-        outer = json.loads(data)
-        manifest = outer["manifest"]
-        return manifest if _digest(manifest) == outer["sha256"] and _well_formed(manifest) else None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-
-
-def _well_formed(manifest: dict[str, Any]) -> bool:
-    """Whether every value that a reader relies on is of its kind, and no file name leads out of its folder."""
-    whole = lambda value: type(value) is int and value >= 0  # noqa: E731
-    files, score = manifest["files"], manifest["score"]
-    names = {entry["name"] for entry in files}
-    ranks = manifest["world_size"]
-    return (
-        all(whole(manifest[key]) for key in ("step", "world_size", "bytes"))
-        and 0 < ranks <= len(files) == len(names)
-        and {"state.json", *(f"{rank_stem(rank, ranks)}.json" for rank in range(ranks))} <= names
-        and all(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name) for name in names)
-        and all(whole(entry["bytes"]) and re.fullmatch(r"[0-9a-f]{64}", entry["sha256"]) for entry in files)
-        and (score is None or isinstance(score, int | float))
-        and re.fullmatch(r"(\d+-[0-9a-f]{6})?", manifest.get("attempt", "")) is not None
-        and all(isinstance(manifest[key], str) for key in ("run_id", "data_fingerprint", "code_fingerprint"))
-        and isinstance(manifest["config"], dict)
-    )
-
-
-def _digest(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
 # --- writing files ----------------------------------------------------------------------------------------------------
 
 
 def write_file(path: Path, parts: Iterable[Any], sums: BlockSums | None = None) -> tuple[int, str]:
-    """Writes buffers to `path` through a temporary file, durably; `sums` gets them too. Returns (bytes, sha256)."""
+    """Writes buffers to `path` through a temporary file, durably; `sums` gets them too. Returns (bytes,
+    sha256)."""
     scratch = path.with_name(f".{path.name}.partial")
     digest, count = hashlib.sha256(), 0
     try:
@@ -204,7 +131,9 @@ def write_file(path: Path, parts: Iterable[Any], sums: BlockSums | None = None) 
     return count, digest.hexdigest()
 
 
-def safetensors_header(entries: dict[str, tuple[torch.dtype, tuple[int, ...]]], metadata: dict[str, str]) -> bytes:
+def safetensors_header(
+    entries: dict[str, tuple[torch.dtype, tuple[int, ...]]], metadata: dict[str, str]
+) -> bytes:
     """The first bytes of a safetensors file whose tensors follow in the order of `entries`."""
     header: dict[str, Any] = {"__metadata__": metadata}
     offset = 0
@@ -227,7 +156,8 @@ def write_shards(
 ) -> list[FileRecord]:
     """Writes one rank's files and returns their records, the index first. Raises OSError (a full disk, say).
 
-    Tensors go kind by kind, "master" last: of a large model, an export fetches only the files that hold weights.
+    Tensors go kind by kind, "master" last: of a large model, an export fetches only the files that hold
+    weights.
     """
     stem, index, records, blocks = rank_stem(rank, world_size), {}, [], {}
     files: list[dict[str, torch.Tensor]] = [{}]
@@ -247,7 +177,12 @@ def write_shards(
             files[-1][f"{kind}/{name}"] = tensor
             index.setdefault(name, [list(shard.shape), shard.start, shard.stop, {}])[3][kind] = len(files) - 1
     for number, tensors in enumerate(files):
-        about = {"format": "spotrl-shard-1", "step": str(step), "rank": str(rank), "world_size": str(world_size)}
+        about = {
+            "format": "spotrl-shard-1",
+            "step": str(step),
+            "rank": str(rank),
+            "world_size": str(world_size),
+        }
         names = dict.fromkeys(key.partition("/")[2] for key in tensors)
         about["index"] = json.dumps({name: index[name][:3] for name in names}, separators=(",", ":"))
         header = safetensors_header({key: (t.dtype, (t.numel(),)) for key, t in tensors.items()}, about)
@@ -256,7 +191,13 @@ def write_shards(
         count, sha256 = write_file(folder / file_name, [header, *map(raw_bytes, tensors.values())], sums)
         records.append(FileRecord(file_name, count, sha256))
         blocks[file_name] = sums.packed()
-    sidecar = {"step": step, "rank": rank, "world_size": world_size, "files": [r.name for r in records], "index": index}
+    sidecar = {
+        "step": step,
+        "rank": rank,
+        "world_size": world_size,
+        "files": [r.name for r in records],
+        "index": index,
+    }
     sidecar |= {"block_bytes": BLOCK_BYTES, "crc32": blocks, "extra": encode(extra)}
     count, sha256 = write_file(folder / f"{stem}.json", [json.dumps(sidecar, separators=(",", ":")).encode()])
     return [FileRecord(f"{stem}.json", count, sha256), *records]

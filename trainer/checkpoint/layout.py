@@ -23,7 +23,8 @@ def step_of(name: str) -> int | None:
 
 
 def remote_folder(step: int, attempt: str) -> str:
-    """Folder of one attempt's checkpoint of a step, below the run's in the store. attempt "": the layout before 2."""
+    """Folder of one attempt's checkpoint of a step, below the run's in the store. attempt "": the layout
+    before 2."""
     return f"{step_name(step)}/{attempt}" if attempt else step_name(step)
 
 
@@ -34,7 +35,11 @@ def local_dir(config: RunConfig) -> Path:
 
 def remote_url(config: RunConfig) -> str:
     """URL of the run's checkpoints in the object store; empty without one."""
-    return f"{config.checkpoint.remote.rstrip('/')}/{config.run_id}/checkpoints" if config.checkpoint.remote else ""
+    return (
+        f"{config.checkpoint.remote.rstrip('/')}/{config.run_id}/checkpoints"
+        if config.checkpoint.remote
+        else ""
+    )
 
 
 def newest_step(config: RunConfig, storage: Storage | None) -> int:

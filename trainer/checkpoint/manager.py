@@ -1,20 +1,21 @@
-"""The driver's side of checkpoints: when one is due, its commit, retention, and finding the one to resume from.
+"""The driver's side of checkpoints: when one is due, its commit, retention, and finding the one to resume
+from.
 
-The commit point is `manifest.json`, written last; readers ignore a folder without one. A checkpoint is committed twice:
-on the disk as soon as every rank has written its files, and in the object store once every rank has uploaded them. An
-older checkpoint goes only after the new one is committed in the store.
+The commit point is `manifest.json`, written last; readers ignore a folder without one. A checkpoint is
+committed twice: on the disk as soon as every rank has written its files, and in the object store once every
+rank has uploaded them. An older checkpoint goes only after the new one is committed in the store.
 
     if checkpoints.due(step, step_time_s):
         checkpoints.begin(step, state)                      # state is frozen here
-        workers.save(step, checkpoints.local_steps(), checkpoints.sends, checkpoints.attempt)  # ShardWriter.start
+        learner.save(step, checkpoints.local_steps(), checkpoints.sends, checkpoints.attempt)  # ShardWriter.start
     ...
     if checkpoints.busy:                                    # between phases, and until it is done at the end
         try:
-            checkpoints.advance(workers.save_status())      # commits what every rank is done with
+            checkpoints.advance(learner.save_status())      # commits what every rank is done with
         except CheckpointError as error:                    # a rank could not write
             checkpoints.failed(error)
     if (step := checkpoints.to_send()) is not None:         # written while another was being uploaded, or that failed
-        workers.send(step)                                  # ShardWriter.send in every worker
+        learner.send(step)                                  # ShardWriter.send on every rank
 """
 
 from __future__ import annotations
@@ -30,15 +31,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.checkpoint.attempt import Attempt
-from trainer.checkpoint.find import find, manifests_here
-from trainer.checkpoint.format import FileRecord, describe, encode, pack, write_file
+from trainer.checkpoint.find import find
+from trainer.checkpoint.format import encode, write_file
 from trainer.checkpoint.layout import MANIFEST, local_dir, remote_folder, remote_url, step_name, step_of
+from trainer.checkpoint.manifest import FileRecord, describe, manifests_here, pack
 from trainer.checkpoint.reader import CorruptCheckpoint, Found
 from trainer.checkpoint.retention import make_room, prune_local, prune_remote
 from trainer.checkpoint.writer import RankStatus, disk_room, upload
 from trainer.config import RunConfig
 from trainer.errors import StorageError
 from trainer.hardware.save_interval import save_interval_s
+from trainer.storage import hub
 from trainer.storage.storage import Storage
 
 T = TypeVar("T")
@@ -53,10 +56,10 @@ def _say(text: str) -> None:
 class Checkpoints:
     """Commits, keeps and finds the checkpoints of one run.
 
-    data_fingerprint: of the dataset that is trained on. held: the right to write for this run; without it there is none
-    to lose (reading, tests of one writer). Raises StorageError from `advance` and `failed` after MAX_FAILURES failures
-    in a row; before that a failure is told, counted, and the next step tries again. Raises Fenced from wherever it
-    would have written or deleted after a newer attempt has started.
+    data_fingerprint: of the dataset that is trained on. held: the right to write for this run; without it
+    there is none to lose (reading, tests of one writer). Raises StorageError from `advance` and `failed`
+    after MAX_FAILURES failures in a row; before that a failure is told, counted, and the next step tries
+    again. Raises Fenced from wherever it would have written or deleted after a newer attempt has started.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class Checkpoints:
         self._pending: dict[str, Any] = {}
         self._remote: Future | None = None
         self._found: Found | None = None
+        self._model_fingerprint = hub.fingerprint(config)
         kept = max(config.checkpoint.keep_last, config.checkpoint.keep_last_remote)
         self._commits: deque[int] = deque(maxlen=kept)
         self._stale: list[int] = []
@@ -104,10 +108,11 @@ class Checkpoints:
     # --- when ---------------------------------------------------------------------------------------------------------
 
     def due(self, step: int, step_time_s: float, last: bool = False) -> bool:
-        """Whether to save after `step`. One is written at a time; beside an upload only where the disk has room for it.
+        """Whether to save after `step`. One is written at a time; beside an upload only where the disk has
+        room for it.
 
-        With every_steps 0 the first step is saved, to measure, and then as Daly's formula says. last: the run ends.
-        Raises StorageError after MAX_FAILURES failures in a row.
+        With every_steps 0 the first step is saved, to measure, and then as Daly's formula says. last: the run
+        ends. Raises StorageError after MAX_FAILURES failures in a row.
         """
         self.poll()
         if self.in_flight is not None or not self._wanted(step, step_time_s, last):
@@ -130,7 +135,8 @@ class Checkpoints:
                 )
                 self.interval_steps = steps
         return (
-            step - self.last_begun >= self.interval_steps or step % self.interval_steps == 0 != self.last_begun - step
+            step - self.last_begun >= self.interval_steps
+            or step % self.interval_steps == 0 != self.last_begun - step
         )
 
     def fits(self, remaining_s: float) -> bool:
@@ -143,12 +149,17 @@ class Checkpoints:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def begin(
-        self, step: int, state: dict[str, Any], *, score: float | None = None, attach: Iterable[str | Path] = ()
+        self,
+        step: int,
+        state: dict[str, Any],
+        *,
+        score: float | None = None,
+        attach: Iterable[str | Path] = (),
     ) -> None:
         """Opens the checkpoint of `step` before the workers write.
 
-        state: JSON values, tensors, arrays, bytes; read back as `Found.state`. score: held-out score for keep_best.
-        attach: append-only files of the run (metrics.jsonl) that a resume on a fresh node needs.
+        state: JSON values, tensors, arrays, bytes; read back as `Found.state`. score: held-out score for
+        keep_best. attach: append-only files of the run (metrics.jsonl) that a resume on a fresh node needs.
         """
         assert self.in_flight is None, "one checkpoint at a time"
         self._retry = False
@@ -156,7 +167,8 @@ class Checkpoints:
             (self.folder / step_name(stale) / "manifest.json").unlink(missing_ok=True)
         if self.storage and self._stale:  # passed over on resume: what follows replaces them
             self._submit(self._withdraw, self.storage, set(self._stale))
-        for path in (self.folder / step_name(step)).glob("rank-*"):  # of an attempt that was cut off, of other ranks
+        # of an attempt that was cut off, of other ranks
+        for path in (self.folder / step_name(step)).glob("rank-*"):
             path.unlink(missing_ok=True)
         self._stale = []
         self._make_room()
@@ -175,7 +187,8 @@ class Checkpoints:
         return self.uploading is not None and self.uploading == self.in_flight
 
     def advance(self, ranks: Sequence[RankStatus]) -> bool:
-        """Commits what every rank is done with; says whether a checkpoint was committed locally. Raises StorageError.
+        """Commits what every rank is done with; says whether a checkpoint was committed locally. Raises
+        StorageError.
 
         The store's commit is made in a thread; `poll` takes in how it ended.
         """
@@ -204,6 +217,7 @@ class Checkpoints:
                 with open(path, "rb") as file:
                     own.append(FileRecord(path.name, *write_file(folder / path.name, [file.read(size)])))
             about = {"attempt": self.attempt, "data_fingerprint": self.data_fingerprint}
+            about["model_fingerprint"] = self._model_fingerprint
             manifest = describe(self.config, step, [*records, *own], self._pending["score"], about)
             write_file(folder / "manifest.json", [pack(manifest)])
         except OSError as error:
@@ -232,7 +246,9 @@ class Checkpoints:
         self.failures_in_a_row += 1
         self._say(f"{error} ({self.failures_in_a_row} in a row)")
         if self.failures_in_a_row >= MAX_FAILURES:
-            raise StorageError(f"{self.failures_in_a_row} checkpoints in a row failed, the last with: {error}")
+            raise StorageError(
+                f"{self.failures_in_a_row} checkpoints in a row failed, the last with: {error}"
+            )
 
     def poll(self) -> None:
         """Takes in the result of the store's commit. Raises StorageError as `failed` does."""
@@ -245,7 +261,8 @@ class Checkpoints:
                 self._count_failure(error)
 
     def to_send(self) -> int | None:
-        """The step that the ranks are to upload now: the newest committed one, if the store lacks it and none is going.
+        """The step that the ranks are to upload now: the newest committed one, if the store lacks it and none
+        is going.
 
         Call it once per step: after a failed upload it asks for another. None: nothing to do.
         """
@@ -253,7 +270,8 @@ class Checkpoints:
         if self.storage is None or self.uploading is not None or (self.committed or 0) <= self.stored:
             return None
         self.uploading = self.committed
-        if self._found is not None and self._found.step == self.committed:  # written by the process before this one
+        # written by the process before this one
+        if self._found is not None and self._found.step == self.committed:
             self._remote = self._submit(self._push, self._found)
             return None
         return self.uploading
@@ -316,8 +334,11 @@ class Checkpoints:
         there = dict(self.storage.list(inside))
         for entry in manifest["files"]:
             key = f"{inside}/{entry['name']}"
-            if there.get(key) != entry["bytes"] and self.storage.size(key) != entry["bytes"]:  # a listing may lag
-                raise StorageError(f"step {step} is committed locally only: {entry['name']} is not whole in the store")
+            # a listing may lag
+            if there.get(key) != entry["bytes"] and self.storage.size(key) != entry["bytes"]:
+                raise StorageError(
+                    f"step {step} is committed locally only: {entry['name']} is not whole in the store"
+                )
         self._check()
         self.storage.put_bytes(f"{inside}/manifest.json", pack(manifest))
         self.stored = max(self.stored, step)
@@ -352,22 +373,26 @@ class Checkpoints:
         return self._bytes // self.config.placement.nodes
 
     def _make_room(self) -> int:
-        """Drops old local checkpoints, never the newest, until the next one fits the disk budget. Returns the room."""
+        """Drops old local checkpoints, never the newest, until the next one fits the disk budget. Returns the
+        room."""
         room = partial(disk_room, self.folder, self.config.checkpoint.max_disk_gib)
         return make_room(self.folder, self._share, room, {self.uploading}, self._say)
 
     # --- resume -------------------------------------------------------------------------------------------------------
 
     def find(self, before: int | None = None) -> Found | None:
-        """The newest committed checkpoint, local or remote, that is whole; None if there is none (or resume: never).
+        """The newest committed checkpoint, local or remote, that is whole; None if there is none (or resume:
+        never).
 
-        before: only steps below this one (after a CorruptCheckpoint). Local files are compared with their sha256 here,
-        remote ones by size here and by sha256 when they are fetched. Tells which checkpoints it passed over and why.
-        A checkpoint that a kill left committed locally only is sent to the store beside the run's start.
-        Raises ConfigError if the checkpoint belongs to another configuration or dataset, naming the difference.
+        before: only steps below this one (after a CorruptCheckpoint). Local files are compared with their
+        sha256 here, remote ones by size here and by sha256 when they are fetched. Tells which checkpoints it
+        passed over and why. A checkpoint that a kill left committed locally only is sent to the store beside
+        the run's start. Raises ConfigError if the checkpoint belongs to another configuration or dataset,
+        naming the difference.
         """
         config = self.config
-        if self.committed is not None and config.checkpoint.resume == "never":  # the checkpoints are this run's own
+        # the checkpoints are this run's own
+        if self.committed is not None and config.checkpoint.resume == "never":
             config = replace(config, checkpoint=replace(config.checkpoint, resume="auto"))
         found, self._stale = find(config, self.data_fingerprint, self.storage, before, self._say)
         if found is not None:
@@ -380,7 +405,8 @@ class Checkpoints:
         return found
 
     def restore(self, load: Callable[[Found], T], first: Found | None = None) -> tuple[Found, T] | None:
-        """Loads `first` or what `find` finds; falls back when `load` raises CorruptCheckpoint. None: from scratch."""
+        """Loads `first` or what `find` finds; falls back when `load` raises CorruptCheckpoint. None: from
+        scratch."""
         found = first or self.find()
         while found is not None:
             try:

@@ -1,7 +1,7 @@
 """Parts of a shard file straight from the store: every block that is read has a checksum of its own.
 
-A rank of another number of ranks needs slices of many files; their sha256 could only be compared after reading them
-whole. So the index of each rank's files lists the CRC-32 of every `BLOCK_BYTES` of them.
+A rank of another number of ranks needs slices of many files; their sha256 could only be compared after
+reading them whole. So the index of each rank's files lists the CRC-32 of every `BLOCK_BYTES` of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from trainer.storage.storage import Storage
 
 BLOCK_BYTES = 1 << 20
 KEPT_BLOCKS = 16
-"""Blocks of a file that a reader keeps: those at the edges of what it has read hold the beginning of what follows."""
+"""Blocks of a file that a reader keeps: those at the edges of what it has read hold the beginning of what
+follows."""
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 """safetensors' names."""
 _OF_NAME = {name: dtype for dtype, name in DTYPES.items()}
@@ -54,7 +55,8 @@ def unpacked(text: str) -> array:
 
 
 class RangedShard:
-    """One safetensors file of the store. May be read by several threads. Raises CorruptCheckpoint, StorageError."""
+    """One safetensors file of the store. May be read by several threads. Raises CorruptCheckpoint,
+    StorageError."""
 
     def __init__(self, storage: Storage, name: str, size: int, sums: array):
         self.storage, self.name, self.size, self._sums = storage, name, size, sums
@@ -79,7 +81,8 @@ class RangedShard:
         return torch.frombuffer(bytearray(self.span(first, last)), dtype=dtype)
 
     def span(self, start: int, stop: int) -> bytes:
-        """Bytes [start, stop), in one request, without the blocks at the edges that another read has or fetches."""
+        """Bytes [start, stop), in one request, without the blocks at the edges that another read has or
+        fetches."""
         if not 0 <= start < stop <= self.size:
             raise CorruptCheckpoint(f"{self.name} has {self.size} bytes, and [{start}, {stop}) is asked for")
         wanted = range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
@@ -102,14 +105,18 @@ class RangedShard:
         first, last, bad = min(wanted), max(wanted) + 1, 0
         try:
             for _ in range(2):
-                data = self.storage.get_range(self.name, first * BLOCK_BYTES, min(last * BLOCK_BYTES, self.size))
+                data = self.storage.get_range(
+                    self.name, first * BLOCK_BYTES, min(last * BLOCK_BYTES, self.size)
+                )
                 blocks = {n: data[(n - first) * BLOCK_BYTES : (n - first + 1) * BLOCK_BYTES] for n in wanted}
                 bad = next((n for n, block in blocks.items() if zlib.crc32(block) != self._sums[n]), None)
                 if bad is None:
                     for number, block in blocks.items():
                         wanted[number].set_result(block)
                     return
-            raise CorruptCheckpoint(f"{self.name} in {self.storage.url} is damaged from byte {bad * BLOCK_BYTES} on")
+            raise CorruptCheckpoint(
+                f"{self.name} in {self.storage.url} is damaged from byte {bad * BLOCK_BYTES} on"
+            )
         except BaseException as error:
             told = CorruptCheckpoint(str(error)) if isinstance(error, FileNotFoundError) else error
             for block in wanted.values():

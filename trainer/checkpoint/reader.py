@@ -1,7 +1,8 @@
 """Reading checkpoints: any number of ranks from shards of any number.
 
-Files come from the local folder where they are whole, else from the store as they are needed; every file's sha256 is
-compared with the manifest's before it is used. Ranks of another number than wrote it read ranges of the store's files.
+Files come from the local folder where they are whole, else from the store as they are needed; every file's
+sha256 is compared with the manifest's before it is used. Ranks of another number than wrote it read ranges of
+the store's files.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint
-from trainer.checkpoint.format import decode, rank_stem, unpack
+from trainer.checkpoint.format import decode
+from trainer.checkpoint.manifest import rank_stem, unpack
 from trainer.checkpoint.ranges import BLOCK_BYTES, RangedShard, unpacked
 from trainer.config import ConfigError
 from trainer.storage.storage import Storage
@@ -86,7 +88,8 @@ _verified: dict[Identity, str] = {}
 
 
 def matches(path: Path, entry: dict[str, Any], verified: Mapping[Identity, str] = _verified) -> bool:
-    """Whether a file has the size and sha256 of its manifest entry. One that is in `verified` is not hashed again."""
+    """Whether a file has the size and sha256 of its manifest entry. One that is in `verified` is not hashed
+    again."""
     try:
         identity = _identity(path)
     except FileNotFoundError:
@@ -130,9 +133,9 @@ class _Piece:
 class ShardReader:
     """Flat parameters of one checkpoint, in any pieces, over however many shard files.
 
-    source: a `Found`, or the folder of a whole local checkpoint. ranged: of files that are not here only what is read
-    is fetched, and kept nowhere; else whole files, to the disk. Raises CorruptCheckpoint, from any method, when a file
-    is missing or damaged.
+    source: a `Found`, or the folder of a whole local checkpoint. ranged: of files that are not here only what
+    is read is fetched, and kept nowhere; else whole files, to the disk. Raises CorruptCheckpoint, from any
+    method, when a file is missing or damaged.
     """
 
     def __init__(self, source: Found | str | Path, ranged: bool = False):
@@ -175,7 +178,9 @@ class ShardReader:
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a parameter. Raises CheckpointError for an unknown one."""
         if name not in self._shapes:
-            raise CheckpointError(f"the checkpoint of step {self.found.step} has no parameter {name}: another model?")
+            raise CheckpointError(
+                f"the checkpoint of step {self.found.step} has no parameter {name}: another model?"
+            )
         return self._shapes[name]
 
     def kinds(self, name: str) -> list[str]:
@@ -184,7 +189,8 @@ class ShardReader:
         return sorted(self._pieces[name][0].files)
 
     def read(self, kind: str, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Elements [start, stop) of a flattened parameter; `stop` past its end is cut there.  # [stop - start]"""
+        """Elements [start, stop) of a flattened parameter; `stop` past its end is cut there.  # [stop -
+        start]"""
         total = torch.Size(self.shape(name)).numel()
         stop = total if stop is None else min(stop, total)
         start = min(start, stop)
@@ -200,10 +206,14 @@ class ShardReader:
                 key, ranged = f"{kind}/{name}", isinstance(file, RangedShard)
                 parts.append(file.read(key, first, last) if ranged else file.get_slice(key)[first:last])
             except (SafetensorError, KeyError, IndexError) as error:
-                raise CorruptCheckpoint(f"checkpoint of step {self.found.step}: {kind}/{name}: {error}") from error
+                raise CorruptCheckpoint(
+                    f"checkpoint of step {self.found.step}: {kind}/{name}: {error}"
+                ) from error
             at = high
         if at != stop:
-            raise CorruptCheckpoint(f"checkpoint of step {self.found.step}: no shard holds {kind}/{name} from {at} on")
+            raise CorruptCheckpoint(
+                f"checkpoint of step {self.found.step}: no shard holds {kind}/{name} from {at} on"
+            )
         return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else torch.empty(0)
 
     def stream(self, wanted: Iterable[tuple[str, str, int, int]]) -> Iterator[torch.Tensor]:
@@ -218,9 +228,12 @@ class ShardReader:
                 yield coming.popleft().result()
 
     def extra(self, rank: int) -> dict[str, Any]:
-        """What a rank saved besides (RNG states). Raises CheckpointError if the checkpoint has no such rank."""
+        """What a rank saved besides (RNG states). Raises CheckpointError if the checkpoint has no such
+        rank."""
         if rank >= self.world_size:
-            raise CheckpointError(f"the checkpoint was written by {self.world_size} ranks: it has no rank {rank}")
+            raise CheckpointError(
+                f"the checkpoint was written by {self.world_size} ranks: it has no rank {rank}"
+            )
         return decode(self._sidecar(rank)["extra"])
 
     def _sidecar(self, rank: int) -> dict[str, Any]:
@@ -228,7 +241,8 @@ class ShardReader:
 
     def _file(self, piece: _Piece, kind: str) -> Any:
         with self._lock:
-            for sibling in sorted(self._siblings[piece.rank, kind]):  # who reads one of a rank's files reads them all
+            # who reads one of a rank's files reads them all
+            for sibling in sorted(self._siblings[piece.rank, kind]):
                 if sibling not in self._open:
                     self._open[sibling] = self._pool.submit(self._opened, sibling)
         return self._open[piece.files[kind]].result()
@@ -261,7 +275,9 @@ def read_state(found: Found) -> dict[str, Any]:
     except (ValueError, TypeError, AttributeError, KeyError, RuntimeError) as error:
         if isinstance(error, CheckpointError):
             raise
-        raise CorruptCheckpoint(f"checkpoint of step {found.step}: state.json is no state: {error}") from error
+        raise CorruptCheckpoint(
+            f"checkpoint of step {found.step}: state.json is no state: {error}"
+        ) from error
 
 
 def fetch_rank(found: Found, rank: int, world_size: int) -> None:

@@ -1,7 +1,7 @@
 """Which checkpoints stay: the newest and the best, here and in the store, and never the last whole one.
 
-Only what this run wrote is ever dropped: folders named `step-` and eight digits, without another run's manifest, and in
-the store the objects of a checkpoint there. Whatever else lies beside them is a person's.
+Only what this run wrote is ever dropped: folders named `step-` and eight digits, without another run's
+manifest, and in the store the objects of a checkpoint there. Whatever else lies beside them is a person's.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.find import Manifests, manifests_here, manifests_there
 from trainer.checkpoint.layout import step_name, step_of
+from trainer.checkpoint.manifest import Manifests, manifests_here, manifests_there
 from trainer.storage.storage import Storage
 
 
 def kept(manifests: Manifests, last: int, best: int, safe: int) -> set[int]:
-    """Steps that stay: the `last` newest of all, the `last` newest up to `safe`, and the `best` by held-out score.
+    """Steps that stay: the `last` newest of all, the `last` newest up to `safe`, and the `best` by held-out
+    score.
 
-    safe: newest step that the store has. What came after it does not count against what came before, so that an old
-    checkpoint goes only after the new one is committed in the store, however long that is away.
+    safe: newest step that the store has. What came after it does not count against what came before, so that
+    an old checkpoint goes only after the new one is committed in the store, however long that is away.
     """
     scored = [m for m in manifests.values() if m["score"] is not None]
     finest = sorted(scored, key=lambda m: (m["score"], m["step"]), reverse=True)[:best]
@@ -33,8 +34,11 @@ OBJECT = re.compile(r"(step-\d{8})/(?:(\d+-[0-9a-f]{6})/)?[A-Za-z0-9_.-]+")
 """Key of an object of a checkpoint."""
 
 
-def prune_local(run_id: str, folder: Path, last: int, best: int, safe: int, busy: Collection[int | None]) -> None:
-    """Drops local checkpoints that need not stay, and what no manifest ever followed. busy: steps being worked on."""
+def prune_local(
+    run_id: str, folder: Path, last: int, best: int, safe: int, busy: Collection[int | None]
+) -> None:
+    """Drops local checkpoints that need not stay, and what no manifest ever followed. busy: steps being
+    worked on."""
     manifests = manifests_here(folder)
     mine = {step: m for step, m in manifests.items() if m["run_id"] == run_id}
     keep, newest = kept(mine, last, best, safe) | (manifests.keys() - mine.keys()), max(mine, default=0)
@@ -45,7 +49,12 @@ def prune_local(run_id: str, folder: Path, last: int, best: int, safe: int, busy
 
 
 def prune_remote(
-    run_id: str, storage: Storage, last: int, best: int, busy: Collection[int | None], check: Callable[[], None]
+    run_id: str,
+    storage: Storage,
+    last: int,
+    best: int,
+    busy: Collection[int | None],
+    check: Callable[[], None],
 ) -> None:
     """The same in the store: of a step that stays, what other attempts left of it goes too.
 
@@ -63,14 +72,20 @@ def prune_remote(
         stays = step in keep and attempt == mine[step].get("attempt", "")
         if not stays and not theirs and step <= newest and step not in busy:
             check()
-            storage.delete([key for key in keys if key.endswith("/manifest.json")])  # from here on it is no checkpoint
+            # from here on it is no checkpoint
+            storage.delete([key for key in keys if key.endswith("/manifest.json")])
             storage.delete(keys)
 
 
 def make_room(
-    folder: Path, wanted: int, room: Callable[[], int], busy: Collection[int | None], say: Callable[[str], Any]
+    folder: Path,
+    wanted: int,
+    room: Callable[[], int],
+    busy: Collection[int | None],
+    say: Callable[[str], Any],
 ) -> int:
-    """Drops local checkpoints but the newest, oldest first, while `wanted` bytes do not fit; returns the room.
+    """Drops local checkpoints but the newest, oldest first, while `wanted` bytes do not fit; returns the
+    room.
 
     Where that is not enough the writers refuse, with the figures.
     """

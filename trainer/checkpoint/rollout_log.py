@@ -1,10 +1,12 @@
-"""The rollout log: a step's graded completions, durable before its update: a restart samples none of them again.
+"""The rollout log: a step's graded completions, durable before its update: a restart samples none of them
+again.
 
     <run.dir>/rollouts/step-00000021.npz                      written before the update of step 21
     <remote>/<run id>/rollouts/step-00000021/7-3f2c1a.npz     sent beside it, under the attempt that sampled it
 
-A restart from step 20 replays what is logged of 21, 22, ...: same token ids, log-probabilities and outcomes, so same
-updates, bit for bit. Files are plain NumPy archives without pickles; the CRC of every array is compared on reading.
+A restart from step 20 replays what is logged of 21, 22, ...: same token ids, log-probabilities and outcomes,
+so same updates, bit for bit. Files are plain NumPy archives without pickles; the CRC of every array is
+compared on reading.
 """
 
 from __future__ import annotations
@@ -18,16 +20,16 @@ import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trainer.algorithm.records import Outcome, Sample
+from trainer.algorithm.traces import End, ImageRef, Outcome, Trace, completed
 from trainer.checkpoint.attempt import Attempt, Fenced
-from trainer.checkpoint.format import code_fingerprint, write_file
+from trainer.checkpoint.format import write_file
 from trainer.checkpoint.layout import step_name
+from trainer.checkpoint.manifest import code_fingerprint
 from trainer.config import ConfigError, RunConfig, fingerprint
 from trainer.errors import StorageError
 from trainer.storage.storage import Storage
@@ -36,7 +38,10 @@ from trainer.storage.stores import Retry
 OBJECT = re.compile(r"step-(\d{8})/((\d+)-[0-9a-f]{6})\.npz")
 """Key of a step's log in the store: (step, attempt, its number)."""
 LOCAL = re.compile(r"step-(\d{8})\.npz")
-DAMAGED = (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile)
+FORMAT, FIRST_FORMAT = "spotrl-rollout-2", "spotrl-rollout-1"
+ENDS: tuple[End, ...] = ("stop", "length", "turns", "error")
+"""Values of `Trace.end` by their number in a log; new ones are added at the end."""
+DAMAGED = (OSError, ValueError, LookupError, EOFError, TypeError, zipfile.BadZipFile)
 """What reading an archive raises that is not whole, or is none."""
 RETRY = Retry(attempts=2)
 """The log saves work and guards none: a store that is away costs the restart its sampling, nothing else."""
@@ -46,7 +51,7 @@ RETRY = Retry(attempts=2)
 class Graded:
     """A step's completions, in the order of the loop, with what the grader said of each."""
 
-    samples: list[Sample]
+    traces: list[Trace]
     outcomes: list[Outcome]
     stats: dict[str, float]
     """The grader's metrics of the batch."""
@@ -65,7 +70,8 @@ def _say(text: str) -> None:
 
 
 class RolloutLog:
-    """The log of one run, in the driver. Uploads run beside training; what fails is told and counted, never raised."""
+    """The log of one run, in the driver. Uploads run beside training; what fails is told and counted, never
+    raised."""
 
     def __init__(
         self,
@@ -80,10 +86,14 @@ class RolloutLog:
         self._say, self._held = say, held
         self._resumes, self._keeps = config.checkpoint.resume != "never", config.logging.keep_rollouts
         self.folder = Path(config.run.dir) / "rollouts"
-        url = f"{config.checkpoint.remote.rstrip('/')}/{config.run_id}/rollouts" if config.checkpoint.remote else ""
+        url = (
+            f"{config.checkpoint.remote.rstrip('/')}/{config.run_id}/rollouts"
+            if config.checkpoint.remote
+            else ""
+        )
         self.storage = storage or (Storage(url, retry=RETRY) if url else None)
         self._about = {
-            "format": "spotrl-rollout-1",
+            "format": FORMAT,
             "run_id": config.run_id,
             "fingerprint": fingerprint(config),
             "data_fingerprint": data_fingerprint,
@@ -103,8 +113,8 @@ class RolloutLog:
     def open(self, step: int) -> list[int]:
         """Looks for the steps after `step` that can be replayed; returns them.
 
-        They are those of one history: of each step the newest attempt's, and never an older attempt's after a newer
-        one's, which would be an attempt that went on beside the one that had replaced it.
+        They are those of one history: of each step the newest attempt's, and never an older attempt's after a
+        newer one's, which would be an attempt that went on beside the one that had replaced it.
         """
         found = self._places(step) if self._resumes else {}
         self._usable, epoch, at = {}, 0, step + 1
@@ -137,10 +147,12 @@ class RolloutLog:
         for place in self._usable.pop(step, ()):
             try:
                 local = self.folder / f"{step_name(step)}.npz"
-                source = io.BytesIO(self.storage.get_bytes(place.key)) if place.key and self.storage else local
+                source = (
+                    io.BytesIO(self.storage.get_bytes(place.key)) if place.key and self.storage else local
+                )
                 with np.load(source, allow_pickle=False) as archive:
                     graded = _graded(self._header(archive, step), dict(archive))
-                self.replayed += len(graded.samples)
+                self.replayed += len(graded.traces)
                 return graded
             except (*DAMAGED, StorageError, ConfigError) as error:
                 why = error
@@ -150,7 +162,8 @@ class RolloutLog:
         return None
 
     def _header(self, archive: Any, step: int) -> dict[str, Any]:
-        """What a log says of itself. Raises ValueError where it is of another run, configuration, dataset or code."""
+        """What a log says of itself. Raises ValueError where it is of another run, configuration, dataset or
+        code."""
         about = json.loads(archive["about"].tobytes())
         for key, value in (self._about | {"step": step}).items():
             if about[key] != value:
@@ -162,8 +175,8 @@ class RolloutLog:
     def write(self, step: int, graded: Graded, floor: int = 0) -> None:
         """Makes a step's completions durable here, and sends them to the store beside what follows.
 
-        floor: oldest step that a restart may go on from; what is logged up to it is dropped, here and there, unless
-        the run keeps all of it (`logging.keep_rollouts`).
+        floor: oldest step that a restart may go on from; what is logged up to it is dropped, here and there,
+        unless the run keeps all of it (`logging.keep_rollouts`).
         """
         floor = 0 if self._keeps else floor
         about = self._about | {"step": step, "epoch": self._epoch, "stats": graded.stats}
@@ -191,7 +204,8 @@ class RolloutLog:
             if floor:
                 keys = [(key, OBJECT.fullmatch(key)) for key, _ in storage.list()]
                 storage.delete([key for key, match in keys if match and int(match[1]) <= floor])
-        except (FileNotFoundError, Fenced):  # dropped meanwhile; and the next commit says that the attempt is over
+        # dropped meanwhile; and the next commit says that the attempt is over
+        except (FileNotFoundError, Fenced):
             return
         except (StorageError, ConfigError, OSError) as error:
             self._failed(f"step {step} is logged on this disk only: {error}")
@@ -213,7 +227,8 @@ class RolloutLog:
 
 
 def history(folder: Path, storage: Storage | None) -> Iterator[tuple[int, Graded]]:
-    """All that is logged of one run, by step: the newest attempt's of each, and none that a newer one has replaced.
+    """All that is logged of one run, by step: the newest attempt's of each, and none that a newer one has
+    replaced.
 
     What cannot be read is left out, with a line that says so.
     """
@@ -243,24 +258,28 @@ def history(folder: Path, storage: Storage | None) -> Iterator[tuple[int, Graded
 
 
 def _archive(about: dict[str, Any], graded: Graded) -> bytes:
-    samples = graded.samples
-    prompts = {s.group: s.prompt_token_ids for s in samples}
-    logprobs = np.array([x for s in samples for x in s.logprobs], np.float64)
-    exact = logprobs.astype(np.float32)
+    """A step's traces and outcomes as one NumPy archive; `_graded` reads it back without loss."""
+    traces = graded.traces
+    prompts = {trace.group: trace.prompt for trace in traces}
+    images = [(ref.row, ref.number) for trace in traces for ref in trace.images]
     arrays = {
         "about": _text(about),
-        "group": np.array([s.group for s in samples], np.int64),
-        "row": np.array([s.row for s in samples], np.int64),
-        "index": np.array([s.index for s in samples], np.int64),
-        "finished": np.array([s.finished for s in samples], bool),
-        "weight_version": np.array([s.weight_version for s in samples], np.int64),
-        "tokens": np.array([len(s.token_ids) for s in samples], np.int64),
-        "token_ids": np.array([t for s in samples for t in s.token_ids], np.int32),
-        "logprobs": exact if np.array_equal(exact, logprobs) else logprobs,
+        "group": np.array([trace.group for trace in traces], np.int64),
+        "row": np.array([trace.row for trace in traces], np.int64),
+        "index": np.array([trace.index for trace in traces], np.int64),
+        "end": np.array([ENDS.index(trace.end) for trace in traces], np.int8),
+        "versions": np.array([trace.versions for trace in traces], np.int64),
+        "tokens": np.array([len(trace.completion) for trace in traces], np.int64),
+        "token_ids": np.concatenate([trace.completion for trace in traces]),
+        "learned": np.packbits(np.concatenate([_mask(trace) for trace in traces])),
+        "logprobs": np.concatenate([_known(trace.logprobs) for trace in traces]),
+        "sampled": np.array([trace.logprobs is not None for trace in traces], bool),
+        "images": np.array([len(trace.images) for trace in traces], np.int64),
+        "image_refs": np.array(images, np.int64).reshape(-1, 2),
         "prompt_group": np.array(list(prompts), np.int64),
         "prompt_tokens": np.array([len(ids) for ids in prompts.values()], np.int64),
-        "prompt_token_ids": np.array([t for ids in prompts.values() for t in ids], np.int32),
-        "texts": _text([s.text for s in samples]),
+        "prompt_token_ids": np.concatenate(list(prompts.values())),
+        "texts": _text([trace.text for trace in traces]),
         "outcomes": _text([astuple(outcome) for outcome in graded.outcomes]),
     }
     out = io.BytesIO()
@@ -268,28 +287,95 @@ def _archive(about: dict[str, Any], graded: Graded) -> bytes:
     return out.getvalue()
 
 
+def _mask(trace: Trace) -> np.ndarray:
+    """Whether each token is learned, [L] bool."""
+    mask = np.zeros(len(trace.tokens), bool)
+    mask[trace.learned] = True
+    return mask
+
+
+def _known(logprobs: np.ndarray | None) -> np.ndarray:
+    return np.zeros(0, np.float32) if logprobs is None else logprobs
+
+
 def _graded(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> Graded:
     """The inverse of `_archive`. Raises one of DAMAGED."""
-    groups = arrays["prompt_group"].tolist()
-    prompts = dict(zip(groups, _cut(arrays, "prompt_token_ids", "prompt_tokens"), strict=True))
-    columns = [arrays[name].tolist() for name in ("group", "row", "index", "finished", "weight_version")]
-    texts, outcomes = (json.loads(arrays[name].tobytes()) for name in ("texts", "outcomes"))
-    columns += [_cut(arrays, "token_ids", "tokens"), _cut(arrays, "logprobs", "tokens"), texts]
-    samples = [
-        Sample(group, row, index, prompts[group], tokens, logprobs, text, finished, version)
-        for group, row, index, finished, version, tokens, logprobs, text in zip(*columns, strict=True)
-    ]
-    graded = Graded(samples, [Outcome(*outcome) for outcome in outcomes], about["stats"])
-    if not samples or len(graded.outcomes) != len(samples):
-        raise ValueError(f"it has {len(samples)} completions and {len(graded.outcomes)} outcomes")
-    return graded
+    read = _first_format if about["format"] == FIRST_FORMAT else _traces
+    traces = read(arrays)
+    outcomes = [Outcome(*outcome) for outcome in json.loads(arrays["outcomes"].tobytes())]
+    if not traces or len(outcomes) != len(traces):
+        raise ValueError(f"it has {len(traces)} completions and {len(outcomes)} outcomes")
+    return Graded(traces, outcomes, about["stats"])
+
+
+def _traces(arrays: dict[str, np.ndarray]) -> list[Trace]:
+    prompts, texts = _prompts(arrays), json.loads(arrays["texts"].tobytes())
+    completions = _cut(arrays["token_ids"], arrays["tokens"])
+    groups = arrays["group"].tolist()
+    lengths = arrays["tokens"] + np.array([len(prompts[group]) for group in groups], np.int64)
+    flat_mask = np.unpackbits(arrays["learned"], count=int(lengths.sum())).astype(bool)
+    learned = [np.flatnonzero(mask).astype(np.int32) for mask in _cut(flat_mask, lengths)]
+    sampled = arrays["sampled"]
+    counts = np.array([len(positions) for positions in learned], np.int64) * sampled
+    logprobs = _cut(arrays["logprobs"], counts)
+    images = _cut(arrays["image_refs"], arrays["images"])
+
+    traces = []
+    for i, group in enumerate(groups):
+        oldest, newest = arrays["versions"][i].tolist()
+        traces.append(
+            Trace(
+                group=group,
+                row=int(arrays["row"][i]),
+                index=int(arrays["index"][i]),
+                tokens=np.concatenate([prompts[group], completions[i]]),
+                shared=len(prompts[group]),
+                learned=learned[i],
+                logprobs=logprobs[i] if sampled[i] else None,
+                images=tuple(ImageRef(row, number) for row, number in images[i].tolist()),
+                versions=(oldest, newest),
+                end=ENDS[arrays["end"][i]],
+                text=texts[i],
+            )
+        )
+    return traces
+
+
+def _first_format(arrays: dict[str, np.ndarray]) -> list[Trace]:
+    """Traces of a log that was written before there were any: one completion each, all of it learned."""
+    prompts, texts = _prompts(arrays), json.loads(arrays["texts"].tobytes())
+    completions = _cut(arrays["token_ids"], arrays["tokens"])
+    logprobs = _cut(arrays["logprobs"], arrays["tokens"])
+    traces = []
+    for i, group in enumerate(arrays["group"].tolist()):
+        version = int(arrays["weight_version"][i])
+        trace = completed(
+            prompts[group],
+            completions[i],
+            group=group,
+            row=int(arrays["row"][i]),
+            index=int(arrays["index"][i]),
+            logprobs=logprobs[i],
+            versions=(version, version),
+            end="stop" if arrays["finished"][i] else "length",
+            text=texts[i],
+        )
+        traces.append(trace)
+    return traces
+
+
+def _prompts(arrays: dict[str, np.ndarray]) -> dict[int, np.ndarray]:
+    """Prompt tokens by group."""
+    ids = _cut(arrays["prompt_token_ids"], arrays["prompt_tokens"])
+    return dict(zip(arrays["prompt_group"].tolist(), ids, strict=True))
 
 
 def _text(value: Any) -> np.ndarray:
     return np.frombuffer(json.dumps(value).encode(), np.uint8)
 
 
-def _cut(arrays: dict[str, np.ndarray], name: str, lengths: str) -> Iterator[list[Any]]:
-    flat = arrays[name].tolist()
-    for start, stop in pairwise(accumulate(arrays[lengths].tolist(), initial=0)):
-        yield flat[start:stop]
+def _cut(flat: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+    """Consecutive pieces of `flat` of these lengths. Raises ValueError where they do not add up."""
+    if int(lengths.sum()) != len(flat):
+        raise ValueError(f"{len(flat)} values for lengths that add up to {int(lengths.sum())}")
+    return np.split(flat, np.cumsum(lengths)[:-1]) if len(lengths) else []

@@ -1,4 +1,5 @@
-"""What a run has exported, as a model's folder: python -m trainer.checkpoint.weights SOURCE FOLDER BASE [REVISION]
+"""What a run has exported, as a model's folder: python -m trainer.checkpoint.weights SOURCE FOLDER BASE
+[REVISION]
 
 SOURCE is `hf` of a run, in a store or on this machine. An adapter is merged into BASE, a folder or a hub id.
 """
@@ -30,7 +31,9 @@ class AdapterFolder:
     def __init__(self, folder: Path):
         about = json.loads((folder / "adapter_config.json").read_text())
         quantized = (folder / QUANTIZATION).is_file()
-        self.lora = LoRA(rank=about["r"], alpha=about["lora_alpha"], rslora=about["use_rslora"], qlora=quantized)
+        self.lora = LoRA(
+            rank=about["r"], alpha=about["lora_alpha"], rslora=about["use_rslora"], qlora=quantized
+        )
         self._file: Any = safe_open(folder / "adapter_model.safetensors", framework="pt")
         # Its keys leave out the adapter's name, which the module's parameters have.
         self._keys = {
@@ -61,7 +64,9 @@ def make(source: str, folder: Path, base: str, revision: str = "") -> Path:
     here, fetched = Path(source), folder.with_name(f".{folder.name}.fetched")
     if "://" in source:
         if not Storage(source).list():
-            raise ConfigError(f"no exported weights at {source}: a run writes them at its end (checkpoint.export_hf)")
+            raise ConfigError(
+                f"no exported weights at {source}: a run writes them at its end (checkpoint.export_hf)"
+            )
         shutil.rmtree(fetched, ignore_errors=True)
         fetch(source, here := fetched)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +75,9 @@ def make(source: str, folder: Path, base: str, revision: str = "") -> Path:
         export_hf(adapter, folder, base_folder(base, revision), adapter.dtype)
         shutil.rmtree(fetched, ignore_errors=True)
     elif not (here / "config.json").is_file():
-        raise ConfigError(f"{source} has no config.json and no adapter_config.json: give `hf` of a run that has ended")
+        raise ConfigError(
+            f"{source} has no config.json and no adapter_config.json: give `hf` of a run that has ended"
+        )
     elif here == fetched:
         fetched.rename(folder)
     else:

@@ -1,7 +1,9 @@
-"""The writer in every worker: training waits for the copy, then one thread writes and hashes, and another uploads.
+"""The writer in every worker: training waits for the copy, then one thread writes and hashes, and another
+uploads.
 
-Writing and uploading are apart, so that the driver can commit what is whole on the disk without waiting for the store,
-and the next checkpoint can be written while the store is slow or away. One checkpoint at a time in each of the two.
+Writing and uploading are apart, so that the driver can commit what is whole on the disk without waiting for
+the store, and the next checkpoint can be written while the store is slow or away. One checkpoint at a time in
+each of the two.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from typing import Any
 import torch
 
 from trainer.checkpoint.errors import CheckpointError
-from trainer.checkpoint.format import FileRecord, Shard, rank_stem, write_shards
+from trainer.checkpoint.format import Shard, write_shards
 from trainer.checkpoint.layout import local_dir, remote_folder, remote_url, step_name, step_of
+from trainer.checkpoint.manifest import FileRecord, rank_stem
 from trainer.config import RunConfig
 from trainer.storage.storage import Storage
 
@@ -54,7 +57,8 @@ class ShardWriter:
         self._attempt = ""
 
     def host(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
-        """A flat host copy of `tensor` in a buffer that is kept for the next checkpoint (pinned for CUDA tensors).
+        """A flat host copy of `tensor` in a buffer that is kept for the next checkpoint (pinned for CUDA
+        tensors).
 
         Waits for the checkpoint that is being written, since that reads the same buffers.
         """
@@ -77,9 +81,10 @@ class ShardWriter:
     ) -> None:
         """Begins to write the checkpoint of `step` from host tensors that nobody changes until it is written.
 
-        keep: steps whose local files of this rank stay; other steps' go first (None: nothing goes). send: upload it as
-        soon as it is written. attempt: whose folder in the store it goes to (`Checkpoints.attempt`). Raises
-        CheckpointError if the disk budget would not hold it, before anything is written.
+        keep: steps whose local files of this rank stay; other steps' go first (None: nothing goes). send:
+        upload it as soon as it is written. attempt: whose folder in the store it goes to
+        (`Checkpoints.attempt`). Raises CheckpointError if the disk budget would not hold it, before anything
+        is written.
         """
         self._join()
         self._error, self._attempt = None, attempt
@@ -100,7 +105,8 @@ class ShardWriter:
         self._writing = _thread("checkpoint", self._write, step, shards, extra, send)
 
     def send(self, step: int) -> None:
-        """Begins to upload what this rank has written of `step`; what the store already has is not sent again."""
+        """Begins to upload what this rank has written of `step`; what the store already has is not sent
+        again."""
         assert step in self._written, f"rank {self.rank} has not written step {step}"
         self._sent.pop(step, None)
         self._sending = _thread("upload", self._upload, step, self._sending)
@@ -108,7 +114,8 @@ class ShardWriter:
     def status(self) -> RankStatus:
         """What is finished. Raises CheckpointError if the local write failed.
 
-        A failed upload does not raise: its records say `uploaded=False` and why, and the local checkpoint still counts.
+        A failed upload does not raise: its records say `uploaded=False` and why, and the local checkpoint
+        still counts.
         """
         if self._writing is None or not self._writing.is_alive():
             self._join()
@@ -176,7 +183,8 @@ def _thread(name: str, action: Any, *arguments: Any) -> threading.Thread:
 
 
 def upload(storage: Storage, folder: Path, inside: str, record: FileRecord) -> FileRecord:
-    """Uploads one file of a checkpoint to `inside` unless it is already there. The record says whether it worked."""
+    """Uploads one file of a checkpoint to `inside` unless it is already there. The record says whether it
+    worked."""
     try:
         storage.put(folder / record.name, f"{inside}/{record.name}", sha256=record.sha256)
     except Exception as error:  # of the store, the credentials or the disk: the driver counts and tells it
@@ -185,7 +193,8 @@ def upload(storage: Storage, folder: Path, inside: str, record: FileRecord) -> F
 
 
 def disk_room(folder: Path, max_disk_gib: float) -> int:
-    """Bytes that checkpoints may still take: the budget less what they hold, or the disk's free space less 5% of it."""
+    """Bytes that checkpoints may still take: the budget less what they hold, or the disk's free space less 5%
+    of it."""
     folder.mkdir(parents=True, exist_ok=True)
     usage = shutil.disk_usage(folder)
     room = usage.free - usage.total // 20

@@ -1,20 +1,21 @@
-"""The typed configuration of one run. `from trainer.config import RunConfig`; standard library and PyYAML only."""
+"""The typed configuration of one run. `from trainer.config import RunConfig`; standard library and PyYAML
+only."""
 
 from trainer.config.algorithm import Algorithm as Algorithm
-from trainer.config.files import RESUME_IGNORES as RESUME_IGNORES
 from trainer.config.files import checkpoint_holds_policy as checkpoint_holds_policy
 from trainer.config.files import checkpoint_suffices as checkpoint_suffices
-from trainer.config.files import compared as compared
 from trainer.config.files import dump as dump
-from trainer.config.files import fingerprint as fingerprint
 from trainer.config.files import load as load
 from trainer.config.files import nodes_share_weights as nodes_share_weights
-from trainer.config.files import resume_view as resume_view
 from trainer.config.lora import LoRA as LoRA
 from trainer.config.overrides import from_dict as from_dict
 from trainer.config.overrides import override as override
 from trainer.config.overrides import to_dict as to_dict
 from trainer.config.overrides import unknown_key as unknown_key
+from trainer.config.resume import RESUME_IGNORES as RESUME_IGNORES
+from trainer.config.resume import difference as difference
+from trainer.config.resume import fingerprint as fingerprint
+from trainer.config.resume import resume_view as resume_view
 from trainer.config.schema import SFT as SFT
 from trainer.config.schema import Checkpoint as Checkpoint
 from trainer.config.schema import Data as Data
@@ -29,6 +30,7 @@ from trainer.config.schema import Rollout as Rollout
 from trainer.config.schema import Run as Run
 from trainer.config.schema import RunConfig as RunConfig
 from trainer.config.schema import Watch as Watch
+from trainer.config.split import Split as Split
 from trainer.config.validation import validate as validate
 from trainer.config.validation import validate_saving as validate_saving
 from trainer.errors import ConfigError as ConfigError

@@ -1,4 +1,5 @@
-"""The objective: advantage, surrogate, aggregation, KL, rollout correction, sampling; published sets of them."""
+"""The objective: advantage, surrogate, aggregation, KL, rollout correction, sampling; published sets of
+them."""
 
 from __future__ import annotations
 
@@ -18,27 +19,31 @@ class Algorithm:
     """What is maximized. Formulas and their sources: docs/algorithms.md."""
 
     advantage: AdvantageKind = "group_norm"
-    """Advantage estimator (trainer/algorithm/advantages.py). group_norm: (r - group mean) / (group std + eps)."""
+    """Advantage estimator (trainer/algorithm/advantages.py). group_norm: (r - group mean) / (group std +
+    eps)."""
     advantage_eps: float = within(1e-6, least=0)
     """Added to the standard deviations (unbiased) that rewards are divided by."""
     normalize_reward: bool = False
-    """Divide rewards by their running standard deviation after subtracting the running mean (--normalize_reward)."""
+    """Divide rewards by their running standard deviation after subtracting the running mean
+    (--normalize_reward)."""
     surrogate: SurrogateKind = "ppo"
-    """ppo: clipped ratio per token. gspo: of the sequence. cispo: clipped ratio as a constant weight. gmpo: geometric
-    mean of clipped ratios."""
+    """ppo: clipped ratio per token. gspo: of the sequence. cispo: clipped ratio as a constant weight. gmpo:
+    geometric mean of clipped ratios."""
     clip_low: float = within(0.2, least=0, most=1)
     """Lower clip of the probability ratio: 1 - clip_low; for gmpo of its logarithm: -clip_low."""
     clip_high: float = within(0.2, least=0)
     """Upper clip of the probability ratio: 1 + clip_high; for gmpo of its logarithm: clip_high."""
     dual_clip: float = within(0.0, least=0)
-    """Largest ratio that counts for a negative advantage, above 1 (3 in the paper); 0: no limit. ppo and gspo."""
+    """Largest ratio that counts for a negative advantage, above 1 (3 in the paper); 0: no limit. ppo and
+    gspo."""
     loss_denominator: Literal["tokens", "sequences", "constant"] = "tokens"
     """Sum over tokens / all tokens of the optimizer step; mean of per-sequence means; or sum over tokens /
     (sequences x rollout.max_tokens), which no length biases. Always global."""
     kl_coef: float = within(1e-3, least=0)
     """Weight of KL(policy || reference), the first one if kl_target is set; 0 builds no reference model."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """loss: a term per token beside the surrogate. reward: subtracted from the rewards before the advantages."""
+    """loss: a term per token beside the surrogate. reward: subtracted from the rewards before the
+    advantages."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the KL, per token. In the loss k2 or k3: k1's gradient has mean zero."""
     kl_target: float = within(0.0, least=0)
@@ -46,8 +51,8 @@ class Algorithm:
     kl_horizon: int = within(10_000, least=1)
     """Completions over which kl_coef changes by at most 20%."""
     rollout_correction: Literal["off", "truncate", "mask"] = "truncate"
-    """Weight of a token's loss for what engine and policy disagree on: policy / engine probability, cut at its bounds
-    (truncate), or 0 beyond them (mask)."""
+    """Weight of a token's loss for what engine and policy disagree on: policy / engine probability, cut at
+    its bounds (truncate), or 0 beyond them (mask)."""
     correction_level: Literal["token", "sequence", "geometric"] = "token"
     """Ratio of each token, of the sequence (product), or the geometric mean of its tokens' ratios."""
     correction_low: float = within(0.0, least=0, most=1)
@@ -55,14 +60,16 @@ class Algorithm:
     correction_high: float = within(2.0, least=1)
     """Upper bound of the ratio."""
     mask_truncated: bool = False
-    """Leave completions that were cut at rollout.max_tokens out of the loss; they still count in their group."""
+    """Leave completions that were cut at rollout.max_tokens out of the loss; they still count in their
+    group."""
     overlong_buffer: float = within(0.0, least=0, most=1)
-    """Last share of rollout.max_tokens in which the reward falls linearly, by overlong_penalty at its end; 0: none."""
+    """Last share of rollout.max_tokens in which the reward falls linearly, by overlong_penalty at its end; 0:
+    none."""
     overlong_penalty: float = within(1.0, least=0)
     """What a completion as long as rollout.max_tokens loses."""
     refill_rounds: int = within(0, least=0)
-    """Dynamic sampling: further rounds of a step in which groups of equal reward are replaced by new prompts; 0: none.
-    Those that are left after the last round are trained on as they are."""
+    """Dynamic sampling: further rounds of a step in which groups of equal reward are replaced by new prompts;
+    0: none. Those that are left after the last round are trained on as they are."""
     gamma: float = within(1.0, above=0, most=1)
     """Discount of the advantage towards earlier tokens: A_t = gamma^(T-1-t) A."""
     samples_per_update: int = within(0, least=0)
@@ -70,11 +77,12 @@ class Algorithm:
     epochs: int = within(1, least=1)
     """Passes over each step's samples (the original's --max_epochs)."""
     micro_batch_tokens: int = within(0, least=0)
-    """Tokens per forward and backward pass on one rank, a prompt counted once for its completions in the pass; changes
-    neither loss nor gradient. 0: as many as 8 GiB of saved activations allow, at most 16,384, at least the longest
-    sample (trainer/config/budget.py)."""
+    """Tokens per forward and backward pass on one rank, a prompt counted once for its completions in the
+    pass; changes neither loss nor gradient. 0: as many as 8 GiB of saved activations allow, at most 16,384,
+    at least the longest sample (trainer/config/budget.py)."""
     logprob_tokens: int = within(0, least=0)
-    """The same for passes without gradients (old and reference log-probabilities); 0: twice micro_batch_tokens."""
+    """The same for passes without gradients (old and reference log-probabilities); 0: twice
+    micro_batch_tokens."""
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]]
     """Published sets of options by name: `--set algorithm=dapo`."""
@@ -85,7 +93,8 @@ _OBJECTIVE = (
     *("kl_in", "kl_estimator", "kl_target", "mask_truncated", "overlong_buffer", "overlong_penalty"),
     *("refill_rounds", "gamma"),
 )
-"""What every preset sets, besides kl_coef. The rest, such as batch sizes and the rollout correction, stays as it is."""
+"""What every preset sets, besides kl_coef. The rest, such as batch sizes and the rollout correction, stays as
+it is."""
 
 Algorithm.PRESETS = {
     name: {key: getattr(Algorithm, key) for key in _OBJECTIVE} | {"kl_coef": 0.0} | options
@@ -104,7 +113,16 @@ Algorithm.PRESETS = {
             "kl_in": "reward",
             "kl_estimator": "k1",
         },
-        "reinforce_pp": {"advantage": "reinforce_pp", "kl_coef": 0.01, "kl_in": "reward", "kl_estimator": "k1"},
-        "reinforce_pp_baseline": {"advantage": "reinforce_pp_baseline", "kl_coef": 0.01, "kl_estimator": "k2"},
+        "reinforce_pp": {
+            "advantage": "reinforce_pp",
+            "kl_coef": 0.01,
+            "kl_in": "reward",
+            "kl_estimator": "k1",
+        },
+        "reinforce_pp_baseline": {
+            "advantage": "reinforce_pp_baseline",
+            "kl_coef": 0.01,
+            "kl_estimator": "k2",
+        },
     }.items()
 }

@@ -1,4 +1,5 @@
-"""How many tokens a pass holds and how much it gathers ahead, from a model's shape; for the trainer and the plan."""
+"""How many tokens a pass holds and how much it gathers ahead, from a model's shape; for the trainer and the
+plan."""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ from trainer.hardware import adapters
 from trainer.hardware.model_shapes import Shape
 
 SAVED_BYTES, MOST_TOKENS = {"cuda": 8 << 30, "cpu": 1 << 30}, {"cuda": 16_384, "cpu": 4_096}
-"""Of a pass: what the backward pass needs of the layers, and where more tokens make its products no faster."""
+"""Of a pass: what the backward pass needs of the layers, and where more tokens make its products no
+faster."""
 PREFETCH = 50_000_000, 500_000_000
-"""Elements gathered ahead of their use: DeepSpeed's default, less than one matrix of 72B, and 1 GB in bf16."""
+"""Elements gathered ahead of their use: DeepSpeed's default, less than one matrix of 72B, and 1 GB in
+bf16."""
 
 
 WEIGHT_FILE = 5 << 30
@@ -20,7 +23,8 @@ NF4_BYTES, NF4_SCALES = 0.5, 1 / 64 + 4 / (64 * 256)
 
 
 def policy_bytes(config: RunConfig, shape: Shape) -> float:
-    """The policy's weights as they are gathered or kept whole, without adapters and without the scales of 4 bits."""
+    """The policy's weights as they are gathered or kept whole, without adapters and without the scales of 4
+    bits."""
     width = 2 if config.model.dtype == "bf16" else 4
     four = linear_weights(shape) if config.lora.qlora else 0
     return (shape.parameters - four) * width + four * NF4_BYTES
@@ -40,8 +44,8 @@ def trained(config: RunConfig, shape: Shape) -> int:
 
 
 def micro_batch_tokens(config: RunConfig, shape: Shape) -> int:
-    """`algorithm.micro_batch_tokens`, or by default: what 8 GiB of saved activations allow if every token is an image's
-    (1 GiB on a CPU), at most 16,384 (4,096), and at least the longest sample."""
+    """`algorithm.micro_batch_tokens`, or by default: what 8 GiB of saved activations allow if every token is
+    an image's (1 GiB on a CPU), at most 16,384 (4,096), and at least the longest sample."""
     if config.algorithm.micro_batch_tokens:
         return config.algorithm.micro_batch_tokens
     device = config.placement.device
@@ -50,19 +54,19 @@ def micro_batch_tokens(config: RunConfig, shape: Shape) -> int:
 
 
 def logprob_tokens(config: RunConfig, shape: Shape) -> int:
-    """`algorithm.logprob_tokens`, or by default twice `micro_batch_tokens`: a pass without gradients saves nothing."""
+    """`algorithm.logprob_tokens`, or by default twice `micro_batch_tokens`: a pass without gradients saves
+    nothing."""
     return config.algorithm.logprob_tokens or 2 * micro_batch_tokens(config, shape)
 
 
 def longest_sample(config: RunConfig) -> int:
     """Tokens of the longest prompt with the longest completion."""
-    return (
-        config.sft.max_tokens if config.method == "sft" else config.data.prompt_max_tokens + config.rollout.max_tokens
-    )
+    return config.sft.max_tokens if config.method == "sft" else config.longest_sequence
 
 
 def saved_per_token(config: RunConfig, shape: Shape) -> float:
-    """Bytes that the backward pass needs of the layers for an image token; of a layer its input if it is recomputed."""
+    """Bytes that the backward pass needs of the layers for an image token; of a layer its input if it is
+    recomputed."""
     w, again = 2 if config.model.dtype == "bf16" else 4, config.model.gradient_checkpointing
     text = shape.layers * (w * shape.hidden if again else decoder_layer(shape, w))
     if not (v := shape.vision) or not config.tower_trained:
@@ -71,10 +75,12 @@ def saved_per_token(config: RunConfig, shape: Shape) -> float:
 
 
 def downloaded(config: RunConfig, model: float, together: bool) -> float:
-    """Bytes of the base weights, `model` in all, that one node's disk holds: its share where nodes share the download,
-    which may be a file more than another's. All of them where the nodes' files lie `together`, and where the exporting
-    node copies the frozen vision tower from them."""
-    exports_base = config.model.freeze_vision and not config.lora.rank and config.checkpoint.export_hf != "never"
+    """Bytes of the base weights, `model` in all, that one node's disk holds: its share where nodes share the
+    download, which may be a file more than another's. All of them where the nodes' files lie `together`, and
+    where the exporting node copies the frozen vision tower from them."""
+    exports_base = (
+        config.model.freeze_vision and not config.lora.rank and config.checkpoint.export_hf != "never"
+    )
     if together or exports_base or not nodes_share_weights(config):
         return model
     return min(model, model / config.placement.nodes + WEIGHT_FILE)
@@ -86,17 +92,17 @@ def norm(hidden: int, w: int) -> int:
 
 
 def decoder_layer(shape: Shape, w: int) -> int:
-    """Per token: two norms; rotated q, rotated k, v, attention's output and its log-sum-exp; gate, its activation, up
-    and their product. Of norms of q and k, whose output is not kept, the rest."""
+    """Per token: two norms; rotated q, rotated k, v, attention's output and its log-sum-exp; gate, its
+    activation, up and their product. Of norms of q and k, whose output is not kept, the rest."""
     heads = (shape.heads + shape.kv_heads) * shape.head_dim
     attended = w * 2 * heads + 4 * shape.heads + shape.qk_norm * (4 + w) * heads
     return 2 * norm(shape.hidden, w) + attended + w * 4 * shape.intermediate
 
 
 def tower(shape: Shape, w: int) -> int:
-    """Per patch, a block of the vision tower: two norms; q, k and v as attention takes them, its output as it comes and
-    in order; gate, its activation, up and their product. Of a Qwen3-VL: LayerNorms' inputs and outputs; the first
-    matrix's output and its activation."""
+    """Per patch, a block of the vision tower: two norms; q, k and v as attention takes them, its output as it
+    comes and in order; gate, its activation, up and their product. Of a Qwen3-VL: LayerNorms' inputs and
+    outputs; the first matrix's output and its activation."""
     assert (v := shape.vision)
     norms, mlp = (norm(v.hidden, w), 4) if v.gated else (w * 2 * v.hidden, 2)
     return 2 * norms + w * (5 * v.hidden + mlp * v.intermediate) + 4 * v.heads
@@ -109,7 +115,8 @@ def prefetch_parameters(config: RunConfig, shape: Shape) -> int:
 
 
 def attended_cost(shape: Shape) -> float:
-    """Time of a token per token that it attends to, in its matrix products: by FLOPs, half a causal square."""
+    """Time of a token per token that it attends to, in its matrix products: by FLOPs, half a causal
+    square."""
     return shape.layers * shape.heads * shape.head_dim / shape.matmul_parameters
 
 

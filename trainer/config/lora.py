@@ -11,13 +11,17 @@ from trainer.config.ranges import within
 ADAPTER = "default"
 """peft's name for the only adapter, in the names of its parameters; adapter files leave it out."""
 TEXT = r"(?:.*\.)?layers\.\d+\.(?:self_attn|mlp)\.(?:q|k|v|o|gate|up|down)_proj"
-TOWER = r"(?:.*\.)?visual\.blocks\.\d+\.(?:attn\.(?:qkv|proj)|mlp\.(?:gate_proj|up_proj|down_proj|linear_fc[12]))"
-"""Names of the linear layers of Qwen's decoder layers, and of its vision tower's blocks; peft matches them whole."""
+TOWER = (
+    r"(?:.*\.)?visual\.blocks\.\d+\.(?:attn\.(?:qkv|proj)|mlp\.(?:gate_proj|up_proj|down_proj|linear_fc[12]))"
+)
+"""Names of the linear layers of Qwen's decoder layers, and of its vision tower's blocks; peft matches them
+whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoRA:
-    """Low-rank adapters (arXiv 2106.09685): W + scale B A, of which B and A are trained. Advice: docs/lora.md."""
+    """Low-rank adapters (arXiv 2106.09685): W + scale B A, of which B and A are trained. Advice:
+    docs/lora.md."""
 
     rank: int = within(0, least=0, most=1024)
     """Rows of A and columns of B; 0: no adapter, all weights are trained."""
@@ -32,8 +36,9 @@ class LoRA:
     dora: bool = False
     """Refused: its merge rescales each row of W + scale B A, which the weight sync does not compute."""
     qlora: bool = False
-    """The decoder layers' weights in 4 bits (NF4 with double quantization, arXiv 2305.14314), for 0.52 bytes instead of
-    2; method sft only. An adapter is merged into what the 4 bits stand for, not into the weights they are made from."""
+    """The decoder layers' weights in 4 bits (NF4 with double quantization, arXiv 2305.14314), for 0.52 bytes
+    instead of 2; method sft only. An adapter is merged into what the 4 bits stand for, not into the weights
+    they are made from."""
 
     @property
     def scale(self) -> float:

@@ -1,4 +1,5 @@
-"""Frozen dataclass trees from plain data and back: typed, with `a.b=c` overrides, unknown keys refused by name."""
+"""Frozen dataclass trees from plain data and back: typed, with `a.b=c` overrides, unknown keys refused by
+name."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from trainer.errors import ConfigError
 
 
 def from_dict(cls: Any, data: Any, where: str = "") -> Any:
-    """Builds dataclass `cls` from plain data. Raises ConfigError on an unknown key or a value of the wrong type."""
+    """Builds dataclass `cls` from plain data. Raises ConfigError on an unknown key or a value of the wrong
+    type."""
     if not isinstance(data, dict):
         raise ConfigError(f"{where or 'the configuration'}: expected a mapping, got {type(data).__name__}")
     hints = typing.get_type_hints(cls)
@@ -33,7 +35,11 @@ def from_dict(cls: Any, data: Any, where: str = "") -> Any:
 def unknown_key(path: str, key: str, known: list[str]) -> str:
     """The message for an unknown key: names the nearest known one."""
     near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
-    hint = f"did you mean {path[: len(path) - len(str(key))]}{near[0]}?" if near else f"known: {', '.join(known)}"
+    hint = (
+        f"did you mean {path[: len(path) - len(str(key))]}{near[0]}?"
+        if near
+        else f"known: {', '.join(known)}"
+    )
     return f"unknown key {path}: {hint}"
 
 
@@ -59,7 +65,9 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
         if origin is tuple and args[-1] is not Ellipsis and len(args) != len(value):
             raise ConfigError(f"{where}: expected {len(args)} values, got {len(value)}")
         inner = [args[0] if args[-1] is Ellipsis or origin is list else args[i] for i in range(len(value))]
-        return origin(_coerce(h, v, f"{where}[{i}]") for i, (h, v) in enumerate(zip(inner, value, strict=True)))
+        return origin(
+            _coerce(h, v, f"{where}[{i}]") for i, (h, v) in enumerate(zip(inner, value, strict=True))
+        )
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     if hint is float and isinstance(value, str):  # YAML 1.1 reads 5e-7 as a string
@@ -95,7 +103,9 @@ def override(config: Any, assignments: list[str]) -> Any:
 def _set(config: Any, keys: list[str], text: str, path: str) -> Any:
     known = [f.name for f in fields(config)]
     if keys[0] not in known:
-        raise ConfigError(unknown_key(path, keys[0], known) if len(keys) == 1 else unknown_key(keys[0], keys[0], known))
+        raise ConfigError(
+            unknown_key(path, keys[0], known) if len(keys) == 1 else unknown_key(keys[0], keys[0], known)
+        )
     child = getattr(config, keys[0])
     value = yaml.safe_load(text) if text else ""
     if len(keys) == 1 and isinstance(value, str) and is_dataclass(child):

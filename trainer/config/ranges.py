@@ -45,7 +45,8 @@ def within(
 
 
 def check_ranges(config: Any, where: str = "") -> None:
-    """Raises ConfigError naming the first field of a dataclass tree that is out of its range, or not finite."""
+    """Raises ConfigError naming the first field of a dataclass tree that is out of its range, or not
+    finite."""
     for f in fields(config):
         value, allowed = getattr(config, f.name), f.metadata.get("range")
         if is_dataclass(value):

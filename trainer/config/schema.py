@@ -1,7 +1,8 @@
-"""The typed configuration of one run: frozen dataclasses, one per concern, every field documented under itself.
+"""The typed configuration of one run: frozen dataclasses, one per concern, every field documented under
+itself.
 
-`RunConfig` is what runs: a recipe resolves to it, it is saved as `config.yaml` with the run, and every worker reads the
-same one.
+`RunConfig` is what runs: a recipe resolves to it, it is saved as `config.yaml` with the run, and every worker
+reads the same one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Literal
 from trainer.config.algorithm import Algorithm
 from trainer.config.lora import LoRA
 from trainer.config.ranges import within
+from trainer.config.split import Split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +21,8 @@ class Run:
     name: str = "run"
     """Human-readable name; shown in W&B, reports and job names."""
     id: str = ""
-    """Our own RUN_ID: keys bucket prefix, resume and logs, since engines' ids change on recovery. Default: name."""
+    """Our own RUN_ID: keys bucket prefix, resume and logs, since engines' ids change on recovery. Default:
+    name."""
     seed: int = within(0, least=0)
     """Every other seed is a hash of this one and of what is seeded."""
     dir: str = "runs/run"
@@ -55,8 +58,9 @@ class Data:
     path: str = ""
     """Prepared dataset (Parquet shards and manifest): local directory or object-store URL."""
     source: str = ""
-    """Rows that are not prepared yet, with the options of `data prepare`: `mine.jsonl --map answer=gold`, a name, or
-    OWNER/NAME of the hub. A recipe prepares them before the run, and `data.path` follows unless it is set too."""
+    """Rows that are not prepared yet, with the options of `data prepare`: `mine.jsonl --map answer=gold`, a
+    name, or OWNER/NAME of the hub. A recipe prepares them before the run, and `data.path` follows unless it
+    is set too."""
     split: str = "train"
     """Split of it that is trained on."""
     max_samples: int = within(0, least=0)
@@ -66,7 +70,8 @@ class Data:
     prompt_max_tokens: int = within(4096, least=1)
     """Longest prompt, image tokens included. Longer rows are left out and counted."""
     image_cache_gib: float = within(0.5, least=0)
-    """Decoded and encoded images that one worker keeps, GiB; as much again may be in the engine's open requests."""
+    """Decoded and encoded images that one worker keeps, GiB; as much again may be in the engine's open
+    requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +83,13 @@ class Rollout:
     samples_per_prompt: int = within(4, least=1)
     """Group size (the original's --n_samples_per_prompt)."""
     temperature: float = within(1.0, least=0.01, most=2)
-    """Sampling temperature (vLLM's least is 0.01); top_p is 1, top_k off: engine and policy use one distribution."""
+    """Sampling temperature (vLLM's least is 0.01); top_p is 1, top_k off: engine and policy use one
+    distribution."""
     max_tokens: int = within(1024, least=1)
     """Longest completion, in tokens (the original's --generate_max_len)."""
     tensor_parallel: int = within(1, least=1)
-    """GPUs per engine; the number of engines is world size / this (the original's --vllm_num_engines follows)."""
+    """GPUs per engine; the number of engines is world size / this (the original's --vllm_num_engines
+    follows)."""
     gpu_memory_utilization: float = within(0.4, above=0, below=1)
     """Share of GPU memory that the engine may take while awake."""
     kv_cache_gib: float = within(1.0, above=0)
@@ -94,7 +101,8 @@ class Rollout:
     eager: bool = False
     """No CUDA graphs (always so on CPU)."""
     sync_tolerance: float = within(0.0, least=0)
-    """Largest mean |log-prob difference| of engine and policy at the first sync; 0: 1e-3 for fp32, 5e-2 for bf16."""
+    """Largest mean |log-prob difference| of engine and policy at the first sync; 0: 1e-3 for fp32, 5e-2 for
+    bf16."""
     sync_bucket_bytes: int = within(1 << 30, least=1)
     """Layer groups are streamed in buckets of about this size (a single larger parameter goes alone)."""
 
@@ -120,19 +128,22 @@ class Optimizer:
     max_grad_norm: float = within(1.0, above=0)
     """Global gradient norm clip."""
     grad_accum_dtype: Literal["fp32", "bf16"] = "fp32"
-    """Type in which gradients add up over micro-batches. bf16 saves 2 bytes per trained parameter of the shard, and
-    loses addends small against the sum: 0.3% of the norm after 64 equal parts. A model in fp32 always adds in fp32."""
+    """Type in which gradients add up over micro-batches. bf16 saves 2 bytes per trained parameter of the
+    shard, and loses addends small against the sum: 0.3% of the norm after 64 equal parts. A model in fp32
+    always adds in fp32."""
     zero_stage: Literal[1, 2, 3] = 3
-    """What is sharded over all ranks. 1: Adam's states and fp32 weights. 2: gradients too. 3: weights too (method grpo
-    needs it). Stage 0 is left out: it sends what stage 1 sends, and keeps all states on every GPU."""
+    """What is sharded over all ranks. 1: Adam's states and fp32 weights. 2: gradients too. 3: weights too
+    (method grpo needs it). Stage 0 is left out: it sends what stage 1 sends, and keeps all states on every
+    GPU."""
     live_parameters: int = within(1_000_000_000, least=0)
-    """Elements of gathered weights that may stay whole on a GPU from the forward to the backward pass; 0: all are freed
-    at once. At the model's size or more, a micro-batch gathers it once instead of twice."""
+    """Elements of gathered weights that may stay whole on a GPU from the forward to the backward pass; 0: all
+    are freed at once. At the model's size or more, a micro-batch gathers it once instead of twice."""
     hpz_ranks: int = within(1, least=1)
-    """Ranks of a node that together keep a second copy of the weights, so that the backward pass gathers within it
-    (ZeRO++'s hpZ); its memory is weights / this per GPU. 1: none."""
+    """Ranks of a node that together keep a second copy of the weights, so that the backward pass gathers
+    within it (ZeRO++'s hpZ); its memory is weights / this per GPU. 1: none."""
     max_skipped_updates: int = within(3, least=0)
-    """Optimizer steps in a row that may be skipped because their gradient is not finite; one more ends the run."""
+    """Optimizer steps in a row that may be skipped because their gradient is not finite; one more ends the
+    run."""
     offload_optimizer: bool = False
     """Keep optimizer states in host memory always (not only while the engine is awake)."""
     offload_reference: bool = False
@@ -148,11 +159,14 @@ class Rewards:
     format_weight: float = within(0.5, least=0)
     """Weight of the format reward (exactly one think and one answer block)."""
     tags_weight: float = within(0.0, least=0)
-    """Weight of the share of the four think and answer tags that stand exactly once: part of the form's credit."""
+    """Weight of the share of the four think and answer tags that stand exactly once: part of the form's
+    credit."""
     length_weight: float = within(0.0, least=0)
-    """Weight of brevity within the group: 0.5 for the shortest to -0.5 for the longest, at most 0 if not correct."""
+    """Weight of brevity within the group: 0.5 for the shortest to -0.5 for the longest, at most 0 if not
+    correct."""
     repetition_weight: float = within(0.0, least=0)
-    """Weight of the repetition penalty: minus the share of a completion's n-grams of tokens that stood before."""
+    """Weight of the repetition penalty: minus the share of a completion's n-grams of tokens that stood
+    before."""
     repetition_ngram: int = within(40, least=1)
     """Tokens of such an n-gram."""
     workers: int = within(2, least=1)
@@ -162,11 +176,14 @@ class Rewards:
     max_timeout_rate: float = within(0.2, least=0, most=1)
     """Abort the run when a larger share of one step's completions timed out."""
     remote_url: str = ""
-    """Grade over HTTP at this /get_reward URL in place of local processes (the original's --remote_rm_url)."""
+    """Grade over HTTP at this /get_reward URL in place of local processes (the original's
+    --remote_rm_url)."""
     function: str = ""
-    """`path/to/file.py:function` of a user's reward, run under the same deadline; replaces the accuracy reward."""
+    """`path/to/file.py:function` of a user's reward, run under the same deadline; replaces the accuracy
+    reward."""
     judge_url: str = ""
-    """OpenAI-compatible endpoint (https://HOST/v1) that decides what the rules call wrong among `judge_types`."""
+    """OpenAI-compatible endpoint (https://HOST/v1) that decides what the rules call wrong among
+    `judge_types`."""
     judge_model: str = ""
     """Name of the model that it serves."""
     judge_types: str = "text"
@@ -174,7 +191,8 @@ class Rewards:
     judge_timeout_s: float = within(30.0, above=0)
     """For one reply; after 3 further tries the outcome is `timeout`."""
     judge_requests: int = within(0, least=0)
-    """Requests of the run, which ends when they are spent; 0: no limit. A restart counts on from its checkpoint."""
+    """Requests of the run, which ends when they are spent; 0: no limit. A restart counts on from its
+    checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,9 +212,11 @@ class Evaluation:
     samples_per_prompt: int = within(1, least=1)
     """Completions per prompt; accuracy is their mean."""
     pass_rate_samples: int = within(0, least=0)
-    """Train nothing: ask every training row this often at rollout.temperature, into pass_rates.jsonl. 0: train."""
+    """Train nothing: ask every training row this often at rollout.temperature, into pass_rates.jsonl. 0:
+    train."""
     benchmarks: bool = False
-    """These rows are of benchmarks: ask at evaluation.temperature, count what is too long as wrong, and score."""
+    """These rows are of benchmarks: ask at evaluation.temperature, count what is too long as wrong, and
+    score."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +224,8 @@ class Checkpoint:
     """When and where checkpoints are saved."""
 
     every_steps: int = within(50, least=0)
-    """Steps between checkpoints (--save_steps); 0: chosen by Young and Daly's formula from the measured save time."""
+    """Steps between checkpoints (--save_steps); 0: chosen by Young and Daly's formula from the measured save
+    time."""
     mean_time_between_preemptions_s: float = within(4 * 3600.0, above=0)
     """Stated MTBF of the nodes, seconds; used when every_steps is 0."""
     remote: str = ""
@@ -220,9 +241,11 @@ class Checkpoint:
     asynchronous: bool = True
     """Write and upload while training continues."""
     resume: Literal["auto", "never", "must"] = "auto"
-    """auto: resume from the newest committed checkpoint if there is one. must: refuse to start without one."""
+    """auto: resume from the newest committed checkpoint if there is one. must: refuse to start without
+    one."""
     export_hf: Literal["never", "end"] = "end"
-    """Write the final weights in Hugging Face format (--save_hf_ckpt); any checkpoint can be exported afterwards."""
+    """Write the final weights in Hugging Face format (--save_hf_ckpt); any checkpoint can be exported
+    afterwards."""
     max_disk_gib: float = within(0.0, least=0)
     """Budget for local checkpoints; 0: what the disk has, less 5%."""
     max_restarts: int = within(3, least=0)
@@ -266,11 +289,13 @@ class Logging:
     samples_every_steps: int = within(5, least=1)
     """Steps between written samples."""
     push_every_s: float = within(20.0, least=0)
-    """Seconds between two pushes of metrics, samples, log and node samples to `checkpoint.remote`; 0: never."""
+    """Seconds between two pushes of metrics, samples, log and node samples to `checkpoint.remote`; 0:
+    never."""
     profile_step: int = within(0, least=0)
     """Step whose phases are profiled on every rank (docs/debugging.md); 0: none but on request."""
     profile_s: float = within(20.0, above=0)
-    """Seconds of each call of a rank that are recorded: a rollout of thousands of tokens would fill the disk."""
+    """Seconds of each call of a rank that are recorded: a rollout of thousands of tokens would fill the
+    disk."""
     keep_rollouts: bool = False
     """Keep every step's graded completions, here and in the bucket (else: those that a restart may need)."""
 
@@ -280,7 +305,8 @@ class Watch:
     """The launcher's watchdog: when a run without progress counts as hung."""
 
     on_hang: Literal["end", "warn", "off"] = "end"
-    """end: writes all ranks' stacks, names the rank at fault, and ends the job with a code that restarts it."""
+    """end: writes all ranks' stacks, names the rank at fault, and ends the job with a code that restarts
+    it."""
     factor: float = within(3.0, above=1)
     """A phase hangs when it takes this many times its median over the last 20 steps, ..."""
     floor_s: float = within(120.0, above=0)
@@ -288,7 +314,8 @@ class Watch:
     first_s: float = within(900.0, above=0)
     """Limit of a phase that has never ended before."""
     start_s: float = within(900.0, above=0)
-    """Limit of the start. Reading and writing files stops this clock, as in the phases of checkpoints and exports."""
+    """Limit of the start. Reading and writing files stops this clock, as in the phases of checkpoints and
+    exports."""
     post_mortem: bool = False
     """A rank that raises waits for a debugger in place of ending the run (docs/debugging.md)."""
 
@@ -298,8 +325,8 @@ class Guards:
     """Warnings about a run that continues and learns nothing, and which of them end it."""
 
     end: str = "nonfinite,skipped"
-    """Guards that end the run, separated by commas: nonfinite, spike, skipped, kl, truncated, variance, entropy,
-    mismatch, disk, memory."""
+    """Guards that end the run, separated by commas: nonfinite, spike, skipped, kl, truncated, variance,
+    entropy, mismatch, disk, memory."""
     patience: int = within(3, least=1)
     """Steps in a row before one of them does."""
     spike_factor: float = within(10.0, above=1)
@@ -377,6 +404,21 @@ class RunConfig:
     def evaluation_path(self) -> str:
         """The dataset that is evaluated on."""
         return self.evaluation.path or self.data.path
+
+    @property
+    def train_split(self) -> Split:
+        """The rows that are trained on."""
+        return Split(self.data.path, self.data.split, self.data.max_samples)
+
+    @property
+    def evaluation_split(self) -> Split:
+        """The rows that are evaluated on."""
+        return Split(self.evaluation_path, self.evaluation.split, self.evaluation.max_samples)
+
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens of the longest prompt and completion together that the rollout engine takes."""
+        return self.data.prompt_max_tokens + self.rollout.max_tokens
 
     @property
     def samples_per_step(self) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.config import ConfigError, RunConfig
+from trainer.config import ConfigError, RunConfig, Split
 from trainer.data.dataset import Dataset, cache_folder, chat
 from trainer.data.processor import Prompter
 
@@ -70,12 +70,11 @@ def cached(key: object, compute: Callable[[], np.ndarray], folder: Path | None =
     return values
 
 
-def usable_rows(config: RunConfig, lengths: np.ndarray, path: str, split: str) -> list[int]:
-    """Indices of the rows that can be trained on, and a line on stdout that says how many are not, and why.
+def usable_rows(config: RunConfig, lengths: np.ndarray, split: Split) -> list[int]:
+    """Indices of the rows that can be trained on. Prints how many rows of the split are left out, and why.
 
-    The prompt must fit. With SFT there must be a solution, and both together must fit. `lengths` [rows,
-    2] come from `measure`; `path` and `split` name the dataset. Raises ConfigError if no row has a
-    solution.
+    The prompt must fit. With SFT there must be a solution, and both together must fit. `lengths` [rows, 2]
+    come from `measure`. Raises ConfigError if no row has a solution.
     """
     prompts = lengths[:, 0]
     solutions = lengths[:, 1]
@@ -85,8 +84,7 @@ def usable_rows(config: RunConfig, lengths: np.ndarray, path: str, split: str) -
         solved = fits & (solutions > 0)
         if not solved.any():
             raise ConfigError(
-                f"{path or config.data.path} has no `solution` in split {split or config.data.split}: "
-                "SFT needs worked solutions"
+                f"{split.path} has no `solution` in split {split.name}: SFT needs worked solutions"
             )
         whole = solved & (prompts + solutions <= config.sft.max_tokens)
         reasons["no solution"] = int((fits & ~solved).sum())
@@ -94,5 +92,7 @@ def usable_rows(config: RunConfig, lengths: np.ndarray, path: str, split: str) -
         fits = whole
     if not fits.all():
         why = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
-        print(f"data: {int((~fits).sum())} of {len(lengths)} rows of {split} left out: {why}", flush=True)
+        print(
+            f"data: {int((~fits).sum())} of {len(lengths)} rows of {split.name} left out: {why}", flush=True
+        )
     return np.flatnonzero(fits).tolist()

@@ -61,7 +61,9 @@ class Request:
     inputs: dict[str, Any]
     """vLLM's prompt; holds the decoded images."""
     pixel_bytes: int
-    """Memory of the images after the engine's processor has cut them into float32 patches."""
+    """Memory of its images once the engine's processor has cut them into patches of float32."""
+    images: int = 0
+    """Number of images."""
 
 
 class Prompter:
@@ -262,7 +264,7 @@ class Prompter:
         patch = self.processor.image_processor.patch_size
         values = 3 * self.processor.image_processor.temporal_patch_size * (patch * self.merge_size) ** 2
         pixels = 4 * values * sum(token == self.image_token_id for token in ids)
-        return Request(ids, {"prompt": text, "multi_modal_data": {"image": images}}, pixels)
+        return Request(ids, {"prompt": text, "multi_modal_data": {"image": images}}, pixels, len(images))
 
     def positions(self, token_ids: list[int], grid_thw: Tensor | None) -> Tensor:
         """Rotary positions [3, T] (time, height, width) of one sequence; text-only models count up by one."""

@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 from functools import lru_cache
 
-from trainer.algorithm.records import Prompt
 from trainer.algorithm.seeding import seed_of
+from trainer.algorithm.traces import Prompt
 from trainer.config import ConfigError
 
 

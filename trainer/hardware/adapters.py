@@ -7,11 +7,18 @@ from trainer.hardware.model_shapes import Shape
 
 def linears(shape: Shape, vision: bool) -> list[tuple[int, int]]:
     """(inputs, outputs) of every linear layer that gets an adapter."""
-    h, i, q, kv = shape.hidden, shape.intermediate, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    h, i, q, kv = (
+        shape.hidden,
+        shape.intermediate,
+        shape.heads * shape.head_dim,
+        shape.kv_heads * shape.head_dim,
+    )
     found = [(h, q), (h, kv), (h, kv), (q, h), (h, i), (h, i), (i, h)] * shape.layers
     if vision and (v := shape.vision):
         found += [(v.hidden, 3 * v.hidden), (v.hidden, v.hidden)] * v.depth
-        found += [(v.hidden, v.intermediate)] * (1 + v.gated) * v.depth + [(v.intermediate, v.hidden)] * v.depth
+        found += [(v.hidden, v.intermediate)] * (1 + v.gated) * v.depth + [
+            (v.intermediate, v.hidden)
+        ] * v.depth
     return found
 
 

@@ -1,7 +1,8 @@
-"""Which models are trained. Any other is refused by name: it may load and train and still be computed wrongly.
+"""Which models are trained. Any other is refused by name: it may load and train and still be computed
+wrongly.
 
-A row of `SUPPORTED` takes a case in tests/engine/test_parity.py (policy and engine are the same model) and one in
-tests/engine/test_packing.py (packed gradients are those of the padded computation).
+A row of `SUPPORTED` takes a case in tests/weights/test_parity.py (policy and engine are the same model) and
+one in tests/learning/test_packing.py (packed gradients are those of the padded computation).
 """
 
 from __future__ import annotations
@@ -43,11 +44,14 @@ def check(path: str, config: dict[str, Any]) -> None:
     if kind and kind not in SUPPORTED:
         _refuse(path, kind)
     if (config.get("text_config") or config).get("use_sliding_window"):
-        raise ConfigError(f"model.path {path}: layers with sliding windows are not supported; use a model without")
+        raise ConfigError(
+            f"model.path {path}: layers with sliding windows are not supported; use a model without"
+        )
 
 
 def check_path(path: str) -> None:
-    """The same for a local folder that has a config.json, or by name for a hub id such as `Qwen/Qwen3.5-9B`."""
+    """The same for a local folder that has a config.json, or by name for a hub id such as
+    `Qwen/Qwen3.5-9B`."""
     file = Path(path) / "config.json"
     if file.is_file():
         return check(path, json.loads(file.read_text()))
@@ -59,4 +63,6 @@ def check_path(path: str) -> None:
 
 def _refuse(path: str, kind: str) -> None:
     why = MISSING.get(kind, "it has no parity test")
-    raise ConfigError(f"model.path {path}: {kind} is not supported ({why}); use one of {', '.join(SUPPORTED.values())}")
+    raise ConfigError(
+        f"model.path {path}: {kind} is not supported ({why}); use one of {', '.join(SUPPORTED.values())}"
+    )

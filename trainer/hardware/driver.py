@@ -1,7 +1,9 @@
-"""Whether this machine's NVIDIA driver can run the CUDA that is to be installed: `python3 trainer/hardware/driver.py`.
+"""Whether this machine's NVIDIA driver can run the CUDA that is to be installed: `python3
+trainer/hardware/driver.py`.
 
-Answers in milliseconds, before 20 GB are downloaded. Standard library only, run as a file, Python 3.8 or newer. Exit
-code 36 (another machine may do) with one line, else 0. Read from the kernel module, then from nvidia-smi.
+Answers in milliseconds, before 20 GB are downloaded. Standard library only, run as a file, Python 3.8 or
+newer. Exit code 36 (another machine may do) with one line, else 0. Read from the kernel module, then from
+nvidia-smi.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ import sys
 from pathlib import Path
 
 NEEDED = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
-"""Oldest driver per major version of CUDA: NVIDIA, CUDA Toolkit release notes, minor-version compatibility."""
+"""Oldest driver per major version of CUDA: NVIDIA, CUDA Toolkit release notes, minor-version
+compatibility."""
 REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements" / "gpu.txt"
 MODULE = Path("/proc/driver/nvidia/version")
 EXIT_MACHINE = 36
@@ -49,7 +52,9 @@ def problem(driver: str, cuda: int) -> str:
         return "no NVIDIA driver answers here: take a GPU machine, or start the container with its GPUs"
     if oldest and tuple(map(int, driver.split(".")[:2])) < oldest:
         needs = ".".join(map(str, oldest))
-        return f"driver {driver} is too old for CUDA {cuda}, which needs {needs} or newer: take another machine"
+        return (
+            f"driver {driver} is too old for CUDA {cuda}, which needs {needs} or newer: take another machine"
+        )
     return ""
 
 

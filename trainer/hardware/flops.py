@@ -1,9 +1,11 @@
 """FLOPs of a model per phase, and what share of the GPUs' peak that is. Pure arithmetic, no torch.
 
-Counted are matrix multiplications (2 FLOPs per multiply-add) with causal attention, as in PaLM's appendix B (arXiv
+Counted are matrix multiplications (2 FLOPs per multiply-add) with causal attention, as in PaLM's appendix B
+(arXiv
 2204.02311) less the half of the attention that a causal kernel skips. Not counted: norms, activations, softmax, rotary
-embeddings, the embedding look-up, the optimizer, and padding. So these are the model's FLOPs: time spent on anything
-else lowers the utilisation (MFU). HFU adds the forward pass that gradient checkpointing repeats (arXiv 2205.05198).
+embeddings, the embedding look-up, the optimizer, and padding. So these are the model's FLOPs: time spent on
+anything else lowers the utilisation (MFU). HFU adds the forward pass that gradient checkpointing repeats
+(arXiv 2205.05198).
 """
 
 from __future__ import annotations
@@ -62,9 +64,9 @@ def language_flops(s: Shape, tokens: int) -> int:
 def vision_flops(s: Shape, grids: Iterable[Grid]) -> int:
     """Forward pass of the vision tower.
 
-    Per patch: the embedding, and in every block qkv, the output projection and the MLP. Attention is not causal: all
-    patches of a frame in `full`, in the others a window of window / patch per side, smaller at the edges. The merger,
-    and those of DeepStack, map merge^2 patches together through two matrices.
+    Per patch: the embedding, and in every block qkv, the output projection and the MLP. Attention is not
+    causal: all patches of a frame in `full`, in the others a window of window / patch per side, smaller at
+    the edges. The merger, and those of DeepStack, map merge^2 patches together through two matrices.
     """
     v = s.vision
     if v is None:
@@ -137,19 +139,25 @@ class Work:
 def train_flops(
     s: Shape, sequences: Iterable[Completed], recompute: bool, freeze_vision: bool, adapters: bool = False
 ) -> Work:
-    """Forward and backward pass; backward costs twice the forward, once for weights that only carry adapters (their own
-    products, a percent or so, are not counted).
+    """Forward and backward pass; backward costs twice the forward, once for weights that only carry adapters
+    (their own products, a percent or so, are not counted).
 
-    recompute: gradient checkpointing runs the forward pass of every block again, the logits not. freeze_vision: the
-    tower runs forward only.
+    recompute: gradient checkpointing runs the forward pass of every block again, the logits not.
+    freeze_vision: the tower runs forward only.
     """
     model = hardware = 0
     for q in sequences:
         tokens = q.prompt + q.completion
-        tower, layers, attention = vision_flops(s, q.grids), language_flops(s, tokens), attention_flops(s, 1, tokens)
+        tower, layers, attention = (
+            vision_flops(s, q.grids),
+            language_flops(s, tokens),
+            attention_flops(s, 1, tokens),
+        )
         passes = 2 if adapters else 3
         tower_passes, again = (1, 0) if freeze_vision else (passes, int(recompute))
-        model += tower_passes * tower + passes * (layers - attention + head_flops(s, q.completion)) + 3 * attention
+        model += (
+            tower_passes * tower + passes * (layers - attention + head_flops(s, q.completion)) + 3 * attention
+        )
         hardware += again * tower + int(recompute) * layers
     return Work(model, model + hardware)
 
@@ -165,8 +173,8 @@ def utilisation(flops: float, seconds: float, devices: int, peak: float | None) 
 def image_grids(token_ids: Iterable[int], image_token_id: int, merge: int = 2) -> tuple[Grid, ...]:
     """Grids of the images of a prompt, from its runs of image tokens alone.
 
-    A run of n tokens becomes the most nearly square grid of n x merge^2 patches. Against the true grid only the windows
-    at the edges can differ, well below a percent of the tower.
+    A run of n tokens becomes the most nearly square grid of n x merge^2 patches. Against the true grid only
+    the windows at the edges can differ, well below a percent of the tower.
     """
     runs, length = [], 0
     for token in (*token_ids, None):
@@ -194,17 +202,25 @@ def step_metrics(
     adapters: bool = False,
     shared_prompts: bool = True,
 ) -> dict[str, float]:
-    """`perf/mfu_rollout`, `perf/mfu_train` and `perf/hfu_train` of a GRPO step; {} where the peak is not known.
+    """`perf/mfu_rollout`, `perf/mfu_train` and `perf/hfu_train` of a GRPO step; {} where the peak is not
+    known.
 
-    The update holds, for each of `epochs`, training and the reference's log-probabilities, and once the policy's own
-    where `old_logprobs`. times: as `Phases.take` gives them.
+    The update holds, for each of `epochs`, training and the reference's log-probabilities, and once the
+    policy's own where `old_logprobs`. times: as `Phases.take` gives them.
     """
     rollout = rollout_flops(s, sequences, shared_prompts)
-    train, forward = train_flops(s, sequences, recompute, freeze_vision, adapters), logprob_flops(s, sequences)
+    train, forward = (
+        train_flops(s, sequences, recompute, freeze_vision, adapters),
+        logprob_flops(s, sequences),
+    )
     passes = forward * (epochs * reference + old_logprobs)
     found = {
         "perf/mfu_rollout": utilisation(rollout, times.get("time/rollout_s", 0.0), devices, peak),
-        "perf/mfu_train": utilisation(epochs * train.model + passes, times.get("time/update_s", 0.0), devices, peak),
-        "perf/hfu_train": utilisation(epochs * train.hardware + passes, times.get("time/update_s", 0.0), devices, peak),
+        "perf/mfu_train": utilisation(
+            epochs * train.model + passes, times.get("time/update_s", 0.0), devices, peak
+        ),
+        "perf/hfu_train": utilisation(
+            epochs * train.hardware + passes, times.get("time/update_s", 0.0), devices, peak
+        ),
     }
     return {name: value for name, value in found.items() if value is not None}

@@ -1,4 +1,5 @@
-"""The one table of GPUs, for plan, targets and utilization. Figures are the makers' data sheets, dense bf16."""
+"""The one table of GPUs, for plan, targets and utilization. Figures are the makers' data sheets, dense
+bf16."""
 
 from __future__ import annotations
 
@@ -26,24 +27,56 @@ class Gpu:
 
 
 GPUS = {
-    "L4": Gpu(driver=r"L4", memory_gib=22.0, bf16_tflops=121, hbm_gb_per_s=300, nvlink_gb_per_s=25, pcie_gb_per_s=25),
+    "L4": Gpu(
+        driver=r"L4", memory_gib=22.0, bf16_tflops=121, hbm_gb_per_s=300, nvlink_gb_per_s=25, pcie_gb_per_s=25
+    ),
     "L40S": Gpu(
-        driver=r"L40S", memory_gib=44.4, bf16_tflops=362, hbm_gb_per_s=864, nvlink_gb_per_s=25, pcie_gb_per_s=25
+        driver=r"L40S",
+        memory_gib=44.4,
+        bf16_tflops=362,
+        hbm_gb_per_s=864,
+        nvlink_gb_per_s=25,
+        pcie_gb_per_s=25,
     ),
     "A100": Gpu(
-        driver=r"A[18]00", memory_gib=39.4, bf16_tflops=312, hbm_gb_per_s=1555, nvlink_gb_per_s=300, pcie_gb_per_s=25
+        driver=r"A[18]00",
+        memory_gib=39.4,
+        bf16_tflops=312,
+        hbm_gb_per_s=1555,
+        nvlink_gb_per_s=300,
+        pcie_gb_per_s=25,
     ),
     "A100-80GB": Gpu(
-        driver=r"A[18]00", memory_gib=79.2, bf16_tflops=312, hbm_gb_per_s=2039, nvlink_gb_per_s=300, pcie_gb_per_s=25
+        driver=r"A[18]00",
+        memory_gib=79.2,
+        bf16_tflops=312,
+        hbm_gb_per_s=2039,
+        nvlink_gb_per_s=300,
+        pcie_gb_per_s=25,
     ),
     "H100": Gpu(
-        driver=r"H[18]00", memory_gib=79.2, bf16_tflops=989, hbm_gb_per_s=3350, nvlink_gb_per_s=450, pcie_gb_per_s=50
+        driver=r"H[18]00",
+        memory_gib=79.2,
+        bf16_tflops=989,
+        hbm_gb_per_s=3350,
+        nvlink_gb_per_s=450,
+        pcie_gb_per_s=50,
     ),
     "H200": Gpu(
-        driver=r"G?H200", memory_gib=139.8, bf16_tflops=989, hbm_gb_per_s=4800, nvlink_gb_per_s=450, pcie_gb_per_s=50
+        driver=r"G?H200",
+        memory_gib=139.8,
+        bf16_tflops=989,
+        hbm_gb_per_s=4800,
+        nvlink_gb_per_s=450,
+        pcie_gb_per_s=50,
     ),
     "B200": Gpu(
-        driver=r"B[23]00", memory_gib=178.4, bf16_tflops=2250, hbm_gb_per_s=8000, nvlink_gb_per_s=900, pcie_gb_per_s=50
+        driver=r"B[23]00",
+        memory_gib=178.4,
+        bf16_tflops=2250,
+        hbm_gb_per_s=8000,
+        nvlink_gb_per_s=900,
+        pcie_gb_per_s=50,
     ),
     "MI300X": Gpu(
         driver=r"MI3(00|25)X",
@@ -70,12 +103,13 @@ OTHERS = {
     r"RTX 4090": 165.2,
     r"MI250X?": 191.5,
 }
-"""Driver name -> dense bf16 TFLOP/s of GPUs and variants that no target offers by name. Figures with sparsity are
-halved. MI250 counts as its two dies, which ROCm shows as devices."""
+"""Driver name -> dense bf16 TFLOP/s of GPUs and variants that no target offers by name. Figures with sparsity
+are halved. MI250 counts as its two dies, which ROCm shows as devices."""
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Dense bf16 peak of a GPU by its driver's name, FLOP/s; None for an unknown one, a MIG slice, or a CPU."""
+    """Dense bf16 peak of a GPU by its driver's name, FLOP/s; None for an unknown one, a MIG slice, or a
+    CPU."""
     if re.search(r"\bMIG\b", device_name):
         return None
     names = OTHERS | {gpu.driver: gpu.bf16_tflops for gpu in GPUS.values()}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 GIB = 1 << 30
 WORKER_BYTES = {"cuda": 6 * GIB, "cpu": int(1.6 * GIB)}
-"""By `placement.device`. cpu: torch, vLLM and DeepSpeed loaded, with a model of no size (measured). cuda: the same with
-a CUDA context and pinned buffers (planning figure)."""
+"""By `placement.device`. cpu: torch, vLLM and DeepSpeed loaded, with a model of no size (measured). cuda: the
+same with a CUDA context and pinned buffers (planning figure)."""
 
 
 def worker_bytes(device: str, image_cache_gib: float) -> int:
-    """Host memory of one worker before any model: the process, its image cache, the engine's images in flight."""
+    """Host memory of one worker before any model: the process, its image cache, the engine's images in
+    flight."""
     return WORKER_BYTES[device] + int(2 * image_cache_gib * GIB)

@@ -1,4 +1,5 @@
-"""Shapes of the models, and what follows from a shape alone: parameters, bytes of KV cache, FLOPs per token."""
+"""Shapes of the models, and what follows from a shape alone: parameters, bytes of KV cache, FLOPs per
+token."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from trainer.hardware import architectures
 
 @dataclass(frozen=True, kw_only=True)
 class Vision:
-    """A vision tower of Qwen2.5-VL: windows, gated MLPs, RMSNorms; or of Qwen3-VL: learned positions, MLPs of two
-    matrices, LayerNorms, DeepStack."""
+    """A vision tower of Qwen2.5-VL: windows, gated MLPs, RMSNorms; or of Qwen3-VL: learned positions, MLPs of
+    two matrices, LayerNorms, DeepStack."""
 
     kind: Literal["qwen2_5_vl", "qwen3_vl"] = "qwen2_5_vl"
     hidden: int = 1280
@@ -41,8 +42,8 @@ class Vision:
         return self.kind == "qwen2_5_vl"
 
     def sizes(self, out: int) -> list[int]:
-        """Elements of each parameter: patch embedding, positions, blocks (norms, qkv, attention's output and MLP, with
-        biases), mergers to width `out`."""
+        """Elements of each parameter: patch embedding, positions, blocks (norms, qkv, attention's output and
+        MLP, with biases), mergers to width `out`."""
         h, i, merged = self.hidden, self.intermediate, self.hidden * self.merge**2
         patches, attention = self.channels * self.temporal * self.patch**2 * h, [3 * h * h, 3 * h, h * h, h]
         merger = [merged * merged, merged, merged * out, out]
@@ -112,12 +113,15 @@ class Shape:
         return 2 * self.layers * self.kv_heads * self.head_dim * bytes_per_value
 
     def flops_per_token(self, context: float) -> float:
-        """Forward FLOPs of one token: 2 per weight, and causal attention over an average of context / 2 tokens."""
+        """Forward FLOPs of one token: 2 per weight, and causal attention over an average of context / 2
+        tokens."""
         return 2 * self.matmul_parameters + 4 * self.layers * self.heads * self.head_dim * context / 2
 
 
 _TOWER, _LARGE_TOWER = Vision(), Vision(intermediate=3456)
-_QWEN3_VL = Vision(kind="qwen3_vl", patch=16, hidden=1024, depth=24, intermediate=4096, positions=2304, deepstack=3)
+_QWEN3_VL = Vision(
+    kind="qwen3_vl", patch=16, hidden=1024, depth=24, intermediate=4096, positions=2304, deepstack=3
+)
 _LARGE_QWEN3_VL = replace(_QWEN3_VL, hidden=1152, depth=27, intermediate=4304)
 _QWEN3 = Shape(hidden=2048, layers=28, heads=16, kv_heads=8, intermediate=6144, vocabulary=151936, tied=True,
                qkv_bias=False, qk_norm=True)  # fmt: skip
@@ -149,7 +153,8 @@ KNOWN = {
 
 
 def shape_of(path: str, revision: str = "") -> Shape | None:
-    """The shape of a model: from the table, a local folder or the hub's cache; None for a folder that is not there yet.
+    """The shape of a model: from the table, a local folder or the hub's cache; None for a folder that is not
+    there yet.
 
     Raises ConfigError for a hub model that none of them has, or of an architecture that is not supported.
     """
@@ -172,7 +177,8 @@ def known(path: str, revision: str = "") -> bool:
 
 
 def known_as(path: str) -> str:
-    """The hub id in the table whose shape a model has, as what was trained from it does; "" where there is none."""
+    """The hub id in the table whose shape a model has, as what was trained from it does; "" where there is
+    none."""
     shape = shape_of(path) if known(path) else None
     return path if path in KNOWN else next((name for name, one in KNOWN.items() if one == shape), "")
 
@@ -205,8 +211,13 @@ def from_config_of(path: str, config: dict[str, Any]) -> Shape:
 
 
 def from_config(config: dict[str, Any]) -> Shape:
-    """The shape in a Hugging Face config.json of a supported model, the text model's keys nested or at the top."""
-    text, vision, kind = config.get("text_config") or config, config.get("vision_config"), config.get("model_type", "")
+    """The shape in a Hugging Face config.json of a supported model, the text model's keys nested or at the
+    top."""
+    text, vision, kind = (
+        config.get("text_config") or config,
+        config.get("vision_config"),
+        config.get("model_type", ""),
+    )
     qwen3 = kind.startswith("qwen3")
     return Shape(
         hidden=text["hidden_size"],

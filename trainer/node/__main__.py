@@ -2,9 +2,9 @@
 
     topology -> checks -> rendezvous -> network -> Ray -> a real transfer between all nodes -> the job
 
-The head submits the training loop as a Ray job and every node exits with its exit code (trainer/exit_codes.py).
-Every wait has a deadline and names the missing nodes; a lost node ends the job on all others. No process is left
-running.
+The head submits the training loop as a Ray job and every node exits with its exit code
+(trainer/exit_codes.py). Every wait has a deadline and names the missing nodes; a lost node ends the job on
+all others. No process is left running.
 """
 
 from __future__ import annotations

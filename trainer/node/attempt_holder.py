@@ -1,4 +1,5 @@
-"""The head's part in the record of attempts: starts one, checks that it stays the newest, records how it ended."""
+"""The head's part in the record of attempts: starts one, checks that it stays the newest, records how it
+ended."""
 
 from __future__ import annotations
 
@@ -26,10 +27,13 @@ from trainer.checkpoint.attempt import (
     url_of,
 )
 from trainer.checkpoint.layout import newest_step, remote_url
+from trainer.checkpoint.resumable import check_resumable
 from trainer.config import ConfigError, RunConfig
+from trainer.data.dataset import Dataset
 from trainer.errors import StorageError
 from trainer.exit_codes import EXIT_FENCED, EXIT_NODE_LOST
 from trainer.node import rendezvous
+from trainer.node.precheck import precheck
 from trainer.node.preflight import findings
 from trainer.node.preflight.findings import Finding
 from trainer.node.run_lock import LAUNCHER_VARIABLE, RunLock
@@ -58,7 +62,9 @@ BRIEF = Retry(attempts=1, request_retries=1, request_retry_s=3.0, stall_s=5.0)
 """Retries of the last record, written when little time may be left."""
 
 
-def count(config: RunConfig, code: int, why: str, found: list[Finding], machines: Mapping[int, Machine]) -> int:
+def count(
+    config: RunConfig, code: int, why: str, found: list[Finding], machines: Mapping[int, Machine]
+) -> int:
     """Counts a start that failed before it took an attempt; returns the exit code to leave with.
 
     Else an engine that gets bad machines would rent and give them back without end. machines: by rank.
@@ -66,7 +72,9 @@ def count(config: RunConfig, code: int, why: str, found: list[Finding], machines
     if code not in LOST:
         return code
     bad = [machines[rank] for rank in findings.machines(found) if rank in machines]
-    why = why or next((finding.figure for finding in found if finding.level == "fail" and finding.machine), "")
+    why = why or next(
+        (finding.figure for finding in found if finding.level == "fail" and finding.machine), ""
+    )
     try:
         if bad:
             with (Path(config.run.dir) / REFUSED).open("a") as file:
@@ -84,10 +92,12 @@ def count(config: RunConfig, code: int, why: str, found: list[Finding], machines
 
 
 class AttemptHolder:
-    """One attempt from start to end. counts: whether an engine restarts this job; the restart budget then applies."""
+    """One attempt from start to end. counts: whether an engine restarts this job; the restart budget then
+    applies."""
 
-    def __init__(self, config: RunConfig, counts: bool):
-        self.config, self.counts = config, counts
+    def __init__(self, config: RunConfig, counts: bool, trains: bool):
+        """trains: whether the job is one of the trainer's loops, whose model, data and checkpoint can be checked."""
+        self.config, self.counts, self.trains = config, counts, trains
         self.lock = RunLock(config.run.dir, "launcher")
         self.attempt: Attempt | None = None
         self.fenced = ""
@@ -96,23 +106,31 @@ class AttemptHolder:
         self._stream: Stream | None = None
 
     def take(self) -> dict[str, str]:
-        """Locks the run's folder, probes the store, starts an attempt. Returns environment variables for the driver.
+        """Locks the run's folder, probes the store, starts an attempt. Returns environment variables for the
+        driver.
 
-        Raises ConfigError for a folder, store or permission that cannot work, StorageError for an unreachable store,
-        Final where the run is over.
+        Raises ConfigError for a folder, store, permission, model, dataset or checkpoint that cannot work,
+        StorageError for an unreachable store, Final where the run is over.
         """
         self.lock.take()
         if self.config.checkpoint.remote:
             probe(url_of(self.config))
+        if self.trains:
+            # All that can refuse this start comes before it replaces an attempt that may be alive.
+            precheck(self.config)
+            train_set = Dataset(self.config.data.path, self.config.data.split)
+            check_resumable(self.config, train_set.fingerprint)
         # Where no engine restarts the job, a person started it: the run is reopened.
         launch = os.environ.get(LAUNCH_VARIABLE) or ("" if self.counts else secrets.token_hex(4))
         return self._begin(launch) | {LAUNCHER_VARIABLE: str(os.getpid())}
 
     def after_a_lost_rank(self, stays: Callable[[], bool]) -> dict[str, str]:
-        """Ends this attempt, of which a rank's process died, and starts the next one here: variables for its driver.
+        """Ends this attempt, of which a rank's process died, and starts the next one here: variables for its
+        driver.
 
-        {}: the machines are to be given back, since no engine would restart the job, or the attempt has brought no new
-        checkpoint (a broken GPU ends each before one). stays: asked until the ranks are gone, a silent node is known.
+        {}: the machines are to be given back, since no engine would restart the job, or the attempt has
+        brought no new checkpoint (a broken GPU ends each before one). stays: asked until the ranks are gone,
+        a silent node is known.
         """
         assert self.attempt is not None
         deadline = time.monotonic() + RANKS_GONE_S
@@ -144,7 +162,9 @@ class AttemptHolder:
             store = Storage(url_of(self.config).removesuffix("/attempts"), retry=BRIEF)
             every_s, fenced = self.config.logging.push_every_s, lambda: bool(self.fenced)
             self._stream = Stream(self.config.run.dir, store, self.attempt.name, every_s, fenced)
-        threading.Thread(target=self._watch, args=(self.attempt, self._over), name="attempt", daemon=True).start()
+        threading.Thread(
+            target=self._watch, args=(self.attempt, self._over), name="attempt", daemon=True
+        ).start()
         return {ATTEMPT_VARIABLE: self.attempt.name}
 
     def _committed(self, retry: Retry | None = None) -> int:
@@ -169,7 +189,8 @@ class AttemptHolder:
             over.wait(POLL_S)
 
     def close(self, code: int, why: str) -> int:
-        """Pushes the last of the stream, and records how the job ended; returns the exit code to leave with."""
+        """Pushes the last of the stream, and records how the job ended; returns the exit code to leave
+        with."""
         self._over.set()
         self.lock.ending()
         code = EXIT_FENCED if self.fenced else code

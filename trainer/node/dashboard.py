@@ -1,6 +1,7 @@
 """Where Ray's dashboard of a run is, for `launch.py dashboard`: a file in the home directory on the head.
 
-The token opens the cluster. So it lies beside the user's keys with mode 600, never in the run's folder or the bucket.
+The token opens the cluster. So it lies beside the user's keys with mode 600, never in the run's folder or the
+bucket.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ FOLDER = ".cache/spotrl"
 
 
 def publish(run_id: str, url: str, token_path: str) -> str:
-    """Writes address and token of a run's dashboard, where the home can be written; returns the line to show."""
+    """Writes address and token of a run's dashboard, where the home can be written; returns the line to
+    show."""
     with contextlib.suppress(OSError):
         path = _path(run_id)
         path.parent.mkdir(parents=True, exist_ok=True)

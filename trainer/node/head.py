@@ -1,4 +1,5 @@
-"""The head's launcher: waits for the other nodes, runs Ray's head and the job, and sends every node the exit code."""
+"""The head's launcher: waits for the other nodes, runs Ray's head and the job, and sends every node the exit
+code."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ class HeadLauncher(Launcher):
         self.refuse()
         if self.arguments.preflight:
             return self.preflight()
-        self.holder = AttemptHolder(self.config, counts=self.node.engine != "local")
+        restarted = self.node.engine != "local"
+        self.holder = AttemptHolder(self.config, counts=restarted, trains=not self.arguments.command)
         self.env |= self.holder.take()
         self.start_ray()
         if self.links:
@@ -113,7 +115,9 @@ class HeadLauncher(Launcher):
     def blocked(self, missing: list[int]) -> str:
         """What blocks a missing node that is up: which nodes reach it. "" if none does."""
         assert self.links is not None
-        peers = {rank: (self.node.peers[rank], [self.port]) for rank in missing if rank < len(self.node.peers)}
+        peers = {
+            rank: (self.node.peers[rank], [self.port]) for rank in missing if rank < len(self.node.peers)
+        }
         here = [0, *self.links.links]
         answers = self.ask({rank: {"stage": "ports", "peers": peers} for rank in here}) if peers else {}
         for lost in peers:
@@ -125,7 +129,8 @@ class HeadLauncher(Launcher):
         return ""
 
     def compare_nodes(self, own: rendezvous.Message) -> None:
-        """Adds what the other nodes found, what differs between nodes, and the measurements of the network."""
+        """Adds what the other nodes found, what differs between nodes, and the measurements of the
+        network."""
         assert self.links is not None and self.prober is not None
         hellos = self.links.hellos
         for rank, hello in sorted(hellos.items()):
@@ -141,7 +146,11 @@ class HeadLauncher(Launcher):
         self.fabric = sum(p.gbit_per_s for p in infiniband.fastest(infiniband.ports()))
         # With InfiniBand or RoCE, NCCL leaves TCP to the rendezvous.
         self.found += network.judge(survey, gpus=self.config.placement.device == "cuda" and not self.fabric)
-        self.measured = {"pairs": [asdict(p) for p in survey.pairs], "nodes": networks, "addresses": addresses}
+        self.measured = {
+            "pairs": [asdict(p) for p in survey.pairs],
+            "nodes": networks,
+            "addresses": addresses,
+        }
 
     def ask(self, orders: network.Orders) -> dict[int, rendezvous.Message]:
         """Sends each node one order (this node's runs in a thread) and returns the replies. Raises Ended."""
@@ -150,11 +159,15 @@ class HeadLauncher(Launcher):
         for rank in orders.keys() - {0}:
             self.links.links[rank].send({"kind": "probe", **orders[rank]})
         if 0 in orders:
-            work = threading.Thread(target=lambda: answers.__setitem__(0, prober.obey(orders[0])), daemon=True)
+            work = threading.Thread(
+                target=lambda: answers.__setitem__(0, prober.obey(orders[0])), daemon=True
+            )
             work.start()
         late = lambda: f"{self.names(orders.keys() - answers.keys())} did not finish the network checks"  # noqa: E731
         for _ in self.until(late, EXIT_PREFLIGHT, PROBE_S):
-            answers.update((rank, message) for rank, message in self.check_others() if message["kind"] == "probed")
+            answers.update(
+                (rank, message) for rank, message in self.check_others() if message["kind"] == "probed"
+            )
             if orders.keys() <= answers.keys():
                 break
         middle = (began + time.time()) / 2
@@ -166,7 +179,10 @@ class HeadLauncher(Launcher):
         for line in findings.lines(self.found[self.told :], name_of):
             print(line, file=sys.stderr, flush=True)
         self.told = len(self.found)
-        path, code = findings.write(self.found, self.measured, self.config.run.dir), findings.exit_code(self.found)
+        path, code = (
+            findings.write(self.found, self.measured, self.config.run.dir),
+            findings.exit_code(self.found),
+        )
         if self.arguments.preflight and (last or code):
             print(findings.table(self.found, name_of), flush=True)
             self.say(f"all findings: {path}")
@@ -259,7 +275,8 @@ class HeadLauncher(Launcher):
         return code
 
     def gate(self) -> None:
-        """A real transfer between all nodes: Ray on the wrong network shows all nodes alive and then hangs."""
+        """A real transfer between all nodes: Ray on the wrong network shows all nodes alive and then
+        hangs."""
         assert self.ray is not None and self.links is not None
         addresses = [self.address, *(link.peer_address for _, link in sorted(self.links.links.items()))]
         env = self.ray.env | {"RAY_ADDRESS": f"{self.address}:{self.ray.ports.gcs}"}
@@ -319,7 +336,8 @@ class HeadLauncher(Launcher):
                 display.join(5.0)
 
     def hung(self, why: str) -> None:
-        """Writes all ranks' stacks, names the rank at fault. Raises Ended unless told to warn, or a rank waits."""
+        """Writes all ranks' stacks, names the rank at fault. Raises Ended unless told to warn, or a rank
+        waits."""
         assert self.ray is not None
         if self.links:
             self.links.send({"kind": "dump"})
@@ -375,7 +393,8 @@ class HeadLauncher(Launcher):
     def settle(self, code: int) -> int:
         """Records how it ended; returns the exit code for every node."""
         if self.holder or self.arguments.preflight or self.node.engine == "local":
-            return self.holder.close(code, self.why) if self.holder else code  # the others are never restarted
+            # the others are never restarted
+            return self.holder.close(code, self.why) if self.holder else code
         return attempt_holder.count(self.config, code, self.why, self.found, self.machines)
 
     def finish(self, code: int) -> None:

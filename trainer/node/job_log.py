@@ -1,4 +1,5 @@
-"""The job's log as it grows: copied to standard output where there is no live display, and kept with the run."""
+"""The job's log as it grows: copied to standard output where there is no live display, and kept with the
+run."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ RAYS_OWN = re.compile(r"^(Running entrypoint for job |.*job_manager\.py:\d+ -- R
 
 
 class JobLog:
-    """Copies new lines of the job's log to `launch.log` in the run's directory, and to standard output with `show`."""
+    """Copies new lines of the job's log to `launch.log` in the run's directory, and to standard output with
+    `show`."""
 
     def __init__(self, source: Path, run_dir: Path, show: bool):
         run_dir.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,5 @@
-"""What the launchers of the head and of the other nodes share: signals, waits with a deadline, Ray, cleaning up."""
+"""What the launchers of the head and of the other nodes share: signals, waits with a deadline, Ray, cleaning
+up."""
 
 from __future__ import annotations
 
@@ -85,7 +86,9 @@ class Signals:
 class Launcher(ABC):
     """What head and workers share."""
 
-    def __init__(self, config: RunConfig, node: NodeEnvironment, arguments: argparse.Namespace, signals: Signals):
+    def __init__(
+        self, config: RunConfig, node: NodeEnvironment, arguments: argparse.Namespace, signals: Signals
+    ):
         self.config, self.node, self.arguments, self.signals = config, node, arguments, signals
         self.wait_s = config.placement.start_timeout_s
         self.port = int(os.environ.get("SPOTRL_PORT", rendezvous.PORT))
@@ -101,8 +104,11 @@ class Launcher(ABC):
         """One line of this node's progress."""
         print(f"[node {self.node.rank}] {text}" if self.node.nodes > 1 else text, flush=True)
 
-    def until(self, what: Callable[[], str], code: int = EXIT_NODE_LOST, deadline_s: float = 0.0) -> Iterator[None]:
-        """Yields while waiting. Raises Ended on a signal, and after the deadline with `what()`: what is missing."""
+    def until(
+        self, what: Callable[[], str], code: int = EXIT_NODE_LOST, deadline_s: float = 0.0
+    ) -> Iterator[None]:
+        """Yields while waiting. Raises Ended on a signal, and after the deadline with `what()`: what is
+        missing."""
         deadline_s = deadline_s or self.wait_s
         deadline = time.monotonic() + deadline_s
         while time.monotonic() < deadline:
@@ -136,7 +142,14 @@ class Launcher(ABC):
         """Starts the download of a hub model's weights, once, beside what follows."""
         if self.fetching is None and not self.arguments.command and hub.from_hub(self.config):
             place = ["--node", str(self.node.rank), "--nodes", str(self.node.nodes)]
-            command = [sys.executable, "-m", "trainer.node.model_fetch", "--config", self.arguments.config, *place]
+            command = [
+                sys.executable,
+                "-m",
+                "trainer.node.model_fetch",
+                "--config",
+                self.arguments.config,
+                *place,
+            ]
             self.fetching = self.children.enter_context(self.child(command, self.env))
 
     def submit(self, env: dict[str, str]) -> Job:
@@ -147,9 +160,11 @@ class Launcher(ABC):
         assert self.ray is not None
         env = env | {STARTED_VARIABLE: str(self.began_unix_s)}
         config, arguments = self.config, self.arguments
-        loop = "trainer.sft" if config.method == "sft" else "trainer.grpo"
-        loop = "trainer.pass_rate" if config.evaluation.pass_rate_samples else loop
-        job_id = "".join(c if c.isalnum() or c in "-_" else "-" for c in config.run_id) + f"-{int(time.time())}"
+        loop = "trainer.loops.sft" if config.method == "sft" else "trainer.loops.grpo"
+        loop = "trainer.loops.pass_rate" if config.evaluation.pass_rate_samples else loop
+        job_id = (
+            "".join(c if c.isalnum() or c in "-_" else "-" for c in config.run_id) + f"-{int(time.time())}"
+        )
         command = arguments.command or [sys.executable, "-m", loop, "--config", arguments.config]
         try:
             return self.ray.submit(job_id, command, env, self.wait_s, lambda: self.signals.number is not None)
@@ -264,7 +279,8 @@ def end_descendants_of(process: subprocess.Popen[str]) -> None:
 
 
 def cache_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Puts caches on the large volume (SPOTRL_CACHE, else WORK of the generated scripts) unless they are set."""
+    """Puts caches on the large volume (SPOTRL_CACHE, else WORK of the generated scripts) unless they are
+    set."""
     root = env.get("SPOTRL_CACHE") or env.get("WORK")
     if not root:
         return {}

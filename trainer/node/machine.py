@@ -1,6 +1,7 @@
 """Which machine this is, so that a run recognizes one that it has refused before. Standard library only.
 
-An address does not tell: in a container it is the same on every host, and a rented machine has a new one each time.
+An address does not tell: in a container it is the same on every host, and a rented machine has a new one each
+time.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from trainer.checkpoint.attempt import Machine
 
 
 def this(root: Path = Path("/")) -> Machine:
-    """This machine: its host name, and its GPUs' own numbers; without GPUs that can be read, the name alone."""
+    """This machine: its host name, and its GPUs' own numbers; without GPUs that can be read, the name
+    alone."""
     found = []
     for path in (root / "proc/driver/nvidia/gpus").glob("*/information"):
         if match := re.search(r"GPU UUID:\s*(GPU-[0-9a-f-]+)", _text(path)):
             found.append(match[1])
-    found += [f"AMD-{_text(path).strip()}" for path in (root / "sys/class/drm").glob("card*/device/unique_id")]
+    found += [
+        f"AMD-{_text(path).strip()}" for path in (root / "sys/class/drm").glob("card*/device/unique_id")
+    ]
     name = socket.gethostname()
     return Machine(name, tuple(sorted(found)) or (name,))
 

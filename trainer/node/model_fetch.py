@@ -1,8 +1,9 @@
-"""Downloads a hub model's weights while Ray starts: `python -m trainer.node.model_fetch --config run.yaml`, per node.
+"""Downloads a hub model's weights while Ray starts: `python -m trainer.node.model_fetch --config run.yaml`,
+per node.
 
-The ranks find them in the hub's cache, or wait for the download under way. What fails here is told by the ranks, who
-ask for the same files. Under ZeRO-3 a node downloads its share of the files, which its ranks pass on to the others'.
-Nothing is downloaded for a resume whose checkpoint holds every weight.
+The ranks find them in the hub's cache, or wait for the download under way. What fails here is told by the
+ranks, who ask for the same files. Under ZeRO-3 a node downloads its share of the files, which its ranks pass
+on to the others'. Nothing is downloaded for a resume whose checkpoint holds every weight.
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ def needed(config: RunConfig) -> bool:
         return True
 
 
-def fetch(config: RunConfig, node: int = 0, nodes: int = 1, cache_dir: str | Path | None = None) -> list[Path]:
-    """Downloads what this node reads of the weights, into the hub's cache; nothing where there are fewer files."""
+def fetch(
+    config: RunConfig, node: int = 0, nodes: int = 1, cache_dir: str | Path | None = None
+) -> list[Path]:
+    """Downloads what this node reads of the weights, into the hub's cache; nothing where there are fewer
+    files."""
     names = hub.weight_files(config, cache_dir)
     return hub.fetch(config, names[node::nodes] if nodes_share_weights(config) else names, cache_dir)
 
@@ -55,7 +59,10 @@ def main() -> None:
         print(f"model: not downloaded ahead ({str(error).splitlines()[0]})", flush=True)
         return
     size, took = sum(path.stat().st_size for path in files), time.monotonic() - began
-    print(f"model: {size / 2**30:.2f} GiB of weights (files: {len(files)}) are here after {took:.0f} s", flush=True)
+    print(
+        f"model: {size / 2**30:.2f} GiB of weights (files: {len(files)}) are here after {took:.0f} s",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from trainer.hardware.host_memory import worker_bytes
 from trainer.hardware.model_shapes import shape_of
 
 BYTES_PER_PARAMETER = 32
-"""Of a CPU worker in fp32, one rank: weights, master, two moments, gradient, reference, engine, gathered copy."""
+"""Of a CPU worker in fp32, one rank: weights, master, two moments, gradient, reference, engine, gathered
+copy."""
 CHECKPOINT_BYTES_PER_PARAMETER = 12
 """fp32 master weight and two moments."""
 
@@ -43,10 +44,17 @@ def precheck(config: RunConfig) -> None:
             f"{config.rows_per_step}: lower {key}"
         )
     if config.evaluation.every_steps and not len(Dataset(config.evaluation_path, config.evaluation.split)):
-        raise ConfigError(f"{config.evaluation_path} has no rows in split {config.evaluation.split}: nothing to score")
+        raise ConfigError(
+            f"{config.evaluation_path} has no rows in split {config.evaluation.split}: nothing to score"
+        )
     _disk(config, weights)
     if config.placement.device == "cpu":
         _memory(config, weights)
+
+
+def check_device(config: RunConfig) -> None:
+    """Raises ConfigError where torch does not see the GPU that the run asks for."""
+    if config.placement.device == "cpu":
         return
     import torch
 
@@ -106,7 +114,10 @@ def _memory(config: RunConfig, weights: int) -> None:
     shared = weights / 4 * BYTES_PER_PARAMETER
     need = (
         ranks
-        * (worker_bytes(config.placement.device, config.data.image_cache_gib) + config.rollout.kv_cache_gib * 2**30)
+        * (
+            worker_bytes(config.placement.device, config.data.image_cache_gib)
+            + config.rollout.kv_cache_gib * 2**30
+        )
         + shared
     )
     free = psutil.virtual_memory().available

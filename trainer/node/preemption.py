@@ -1,6 +1,7 @@
 """Preemption: providers' notices, and what a process does in the time left.
 
-Standard library only, so that recipes and the node's first process can import it before anything is installed.
+Standard library only, so that recipes and the node's first process can import it before anything is
+installed.
 """
 
 from __future__ import annotations
@@ -31,14 +32,16 @@ NOTICE_S: dict[Provider, float] = {
     "slurm": 30.0,
     "none": 10.0,
 }
-"""Seconds between the notice and the kill. Kubernetes and Slurm: the defaults; state your own in SPOTRL_NOTICE_S."""
+"""Seconds between the notice and the kill. Kubernetes and Slurm: the defaults; state your own in
+SPOTRL_NOTICE_S."""
 
 FLAG_VARIABLE = "SPOTRL_NOTICE_FILE"
 """Names the node-local file through which the node's first process passes a notice to its workers."""
 
 
 def provider(env: Mapping[str, str] = os.environ, dmi: Path = Path("/sys/class/dmi/id")) -> Provider:
-    """Where this process runs, without a packet on the network: from the environment and the machine's DMI strings."""
+    """Where this process runs, without a packet on the network: from the environment and the machine's DMI
+    strings."""
     if "RUNPOD_POD_ID" in env:
         return "runpod"
     if env.get("GCE_METADATA_HOST"):
@@ -80,20 +83,26 @@ class MetadataServer:
     timeout_s: float = 2.0
 
     def ask(self) -> str | None:
-        """The reason if this machine is about to be preempted, else None. Raises OSError if it is unreachable."""
+        """The reason if this machine is about to be preempted, else None. Raises OSError if it is
+        unreachable."""
         match self.kind:
             case "gcp":
                 value = self._get("/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"})
                 return "gcp: instance preempted" if value.strip().upper() == "TRUE" else None
             case "aws":
                 token = self._get(
-                    "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}, method="PUT", missing=""
+                    "/latest/api/token",
+                    {"X-aws-ec2-metadata-token-ttl-seconds": "21600"},
+                    method="PUT",
+                    missing="",
                 )
                 headers = {"X-aws-ec2-metadata-token": token} if token else {}
                 action = self._get("/latest/meta-data/spot/instance-action", headers, missing="")
                 return f"aws: spot instance will {json.loads(action)['action']}" if action.strip() else None
 
-    def _get(self, path: str, headers: dict[str, str], method: str = "GET", missing: str | None = None) -> str:
+    def _get(
+        self, path: str, headers: dict[str, str], method: str = "GET", missing: str | None = None
+    ) -> str:
         request = urllib.request.Request(self.base_url.rstrip("/") + path, headers=headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=self.timeout_s) as answer:
@@ -105,14 +114,17 @@ class MetadataServer:
 
 
 def metadata_server(env: Mapping[str, str] = os.environ) -> MetadataServer | None:
-    """The metadata server to poll, or None. SPOTRL_METADATA=off stops it; the clouds' own variables move it."""
+    """The metadata server to poll, or None. SPOTRL_METADATA=off stops it; the clouds' own variables move
+    it."""
     if env.get("SPOTRL_METADATA") == "off":
         return None
     match provider(env):
         case "gcp":
             return MetadataServer("gcp", "http://" + env.get("GCE_METADATA_HOST", "metadata.google.internal"))
         case "aws":
-            return MetadataServer("aws", env.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254"))
+            return MetadataServer(
+                "aws", env.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254")
+            )
         case _:
             return None
 
@@ -126,7 +138,8 @@ def flag_file(env: Mapping[str, str] = os.environ) -> Path:
 
 
 def announce(reason: str, path: Path | None = None) -> None:
-    """Writes the notice for every process of this job on this node; called by the node's first process on SIGTERM."""
+    """Writes the notice for every process of this job on this node; called by the node's first process on
+    SIGTERM."""
     path = path or flag_file()
     scratch = path.with_name(f"{path.name}.{os.getpid()}")
     scratch.write_text(reason)
@@ -141,10 +154,11 @@ def agree(reasons: Iterable[str | None]) -> str | None:
 class Notice:
     """Watches for preemption: SIGTERM, SIGINT, the node's flag file and the cloud's metadata server.
 
-    Make it after `ray.init`, which installs a SIGTERM handler of its own. `signals` only works in the main thread.
-    When a notice comes, `on_notice(reason)` runs once in a thread of its own (flush, mark), so that a phase that
-    outlasts the notice loses nothing; with `exit_at_deadline` the process leaves with EXIT_PREEMPTED shortly before
-    the provider would kill it, because after SIGKILL the engine cannot distinguish a preemption from a crash.
+    Make it after `ray.init`, which installs a SIGTERM handler of its own. `signals` only works in the main
+    thread. When a notice comes, `on_notice(reason)` runs once in a thread of its own (flush, mark), so that a
+    phase that outlasts the notice loses nothing; with `exit_at_deadline` the process leaves with
+    EXIT_PREEMPTED shortly before the provider would kill it, because after SIGKILL the engine cannot
+    distinguish a preemption from a crash.
     """
 
     def __init__(

@@ -26,5 +26,9 @@ def connect(**options: Any) -> None:
             said = (str(error).strip().splitlines() or [type(error).__name__])[0]
             if attempt == ATTEMPTS:
                 raise RayError(f"Ray did not start in {attempt} attempts ({said})") from None
-            print(f"Ray did not start ({said}): attempt {attempt + 1} of {ATTEMPTS}", file=sys.stderr, flush=True)
+            print(
+                f"Ray did not start ({said}): attempt {attempt + 1} of {ATTEMPTS}",
+                file=sys.stderr,
+                flush=True,
+            )
             time.sleep(PAUSE_S * attempt)

@@ -1,6 +1,7 @@
 """Ray on one node, and the training job on the head, as processes ended by pid.
 
-Another Ray may run on the machine (SkyPilot's listens on 6380): `ray stop` would end it too, so it is never called.
+Another Ray may run on the machine (SkyPilot's listens on 6380): `ray stop` would end it too, so it is never
+called.
 """
 
 from __future__ import annotations
@@ -51,14 +52,16 @@ RAY = (
     "import sys; sys.modules.update({'ray.serve.scripts': None, 'ray.util.state.state_cli': None}); "
     "from ray.scripts.scripts import main; main()"
 )
-"""Ray's command line without two groups of commands that take it 2 s of CPU to import and that `start` never uses."""
+"""Ray's command line without two groups of commands that take it 2 s of CPU to import and that `start` never
+uses."""
 
 
 UNBLOCK = (
     "import os, signal, sys; signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); "
     "os.execvp(sys.argv[1], sys.argv[1:])"
 )
-"""Ray blocks SIGINT in its processes, and what they start inherits it: without this, Ctrl-C never reaches the job."""
+"""Ray blocks SIGINT in its processes, and what they start inherits it: without this, Ctrl-C never reaches the
+job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +94,11 @@ class Ports:
             elif alone:
                 chosen[f.name] = _free_port()
             else:
-                raise ConfigError(f"port {port} ({f.name}) is taken on {socket.gethostname()}: end what listens there")
-        if alone and chosen["gcs"] != 6379:  # another run is on this machine: avoid its workers' port range too
+                raise ConfigError(
+                    f"port {port} ({f.name}) is taken on {socket.gethostname()}: end what listens there"
+                )
+        # another run is on this machine: avoid its workers' port range too
+        if alone and chosen["gcs"] != 6379:
             start = 28000 + 1000 * (chosen["gcs"] % 4)
             chosen |= {"first_worker": start, "last_worker": start + 999}
         return cls(**chosen)
@@ -115,7 +121,8 @@ def _free_port() -> int:
 
 
 def session_of_its_own() -> None:
-    """For a new child process: no signal of our terminal reaches it, and the kernel ends it if we are killed."""
+    """For a new child process: no signal of our terminal reaches it, and the kernel ends it if we are
+    killed."""
     os.setsid()
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
@@ -149,14 +156,17 @@ def _signal(process: psutil.Process, number: signal.Signals) -> bool:
 
 
 def temporary(env: Mapping[str, str]) -> Path:
-    """Local folder for Ray: SPOTRL_TMP, else TMPDIR unless Ray's socket names would not fit under it, else /tmp.
+    """Local folder for Ray: SPOTRL_TMP, else TMPDIR unless Ray's socket names would not fit under it, else
+    /tmp.
 
     Raises ConfigError if SPOTRL_TMP is too long.
     """
     longest = 107 - len("/spotrl-12345678/session_2026-01-01_00-00-00_123456_1234567/sockets/plasma_store")
     if given := env.get("SPOTRL_TMP"):
         if len(given) > longest:
-            raise ConfigError(f"SPOTRL_TMP {given} is too long for socket names: choose one of at most {longest} bytes")
+            raise ConfigError(
+                f"SPOTRL_TMP {given} is too long for socket names: choose one of at most {longest} bytes"
+            )
         return Path(given)
     theirs = env.get("TMPDIR", "")
     return Path(theirs) if theirs and len(theirs) <= longest and Path(theirs).is_dir() else Path("/tmp")
@@ -170,9 +180,17 @@ class RayNode:
     """Ray's processes on this node."""
 
     def __init__(
-        self, *, address: str, ports: Ports, cpus: int, gpus: int | None, env: Mapping[str, str], token: str = ""
+        self,
+        *,
+        address: str,
+        ports: Ports,
+        cpus: int,
+        gpus: int | None,
+        env: Mapping[str, str],
+        token: str = "",
     ):
-        """address: this node's on the job's network. gpus: None lets Ray count. token: for a worker, the head's."""
+        """address: this node's on the job's network. gpus: None lets Ray count. token: for a worker, the
+        head's."""
         self.temp = Path(tempfile.mkdtemp(prefix="spotrl-", dir=temporary(env)))
         self.address, self.ports, self.cpus, self.gpus = address, ports, cpus, gpus
         self.token = token or secrets.token_hex(32)
@@ -204,7 +222,10 @@ class RayNode:
         command = [sys.executable, "-c", RAY, "start", "--block", "--disable-usage-stats", *role]
         command += [f"--node-ip-address={self.address}", f"--temp-dir={self.temp}", f"--num-cpus={self.cpus}"]
         command += [f"--node-manager-port={p.node_manager}", f"--object-manager-port={p.object_manager}"]
-        command += [f"--dashboard-agent-listen-port={p.agent_http}", f"--dashboard-agent-grpc-port={p.agent_grpc}"]
+        command += [
+            f"--dashboard-agent-listen-port={p.agent_http}",
+            f"--dashboard-agent-grpc-port={p.agent_grpc}",
+        ]
         command += [f"--runtime-env-agent-port={p.runtime_env}", f"--metrics-export-port={p.metrics}"]
         command += [f"--min-worker-port={p.first_worker}", f"--max-worker-port={p.last_worker}"]
         if not self.env.get("SPOTRL_WORKER_LOGS"):
@@ -256,7 +277,8 @@ class RayNode:
             shutil.rmtree(self.temp, ignore_errors=True)
 
     def debug_command(self) -> str:
-        """What attaches a debugger to a rank, on the rank's own node, where the token's folder has another name."""
+        """What attaches a debugger to a rank, on the rank's own node, where the token's folder has another
+        name."""
         token = f"$(ls -t {self.temp.parent}/spotrl-*/token | head -1)"
         ray = Path(sys.executable).with_name("ray")
         address = f"{self.address}:{self.ports.gcs}"
@@ -279,11 +301,24 @@ class RayNode:
             return json.loads(answer.read() or b"{}")
 
     def submit(
-        self, job_id: str, command: list[str], env: Mapping[str, str], deadline_s: float, stop: Callable[[], bool]
+        self,
+        job_id: str,
+        command: list[str],
+        env: Mapping[str, str],
+        deadline_s: float,
+        stop: Callable[[], bool],
     ) -> Job:
-        """Submits `command` with further variables. Raises TimeoutError with Ray's last reply, InterruptedError."""
+        """Submits `command` with further variables. Raises TimeoutError with Ray's last reply,
+        InterruptedError."""
         pid_file = self.temp / f"{job_id}.pid"
-        words = ["env", *(f"{name}={value}" for name, value in env.items()), sys.executable, "-c", UNBLOCK, *command]
+        words = [
+            "env",
+            *(f"{name}={value}" for name, value in env.items()),
+            sys.executable,
+            "-c",
+            UNBLOCK,
+            *command,
+        ]
         entrypoint = f'cd "{ROOT}" && echo $$ > "{pid_file}" && exec {shlex.join(words)}'
         deadline, last = time.monotonic() + deadline_s, ""
         while time.monotonic() < deadline:
@@ -337,4 +372,8 @@ class Job:
         if info["status"] not in ("SUCCEEDED", "FAILED", "STOPPED"):
             return None
         message = next((line for line in (info.get("message") or "").splitlines() if line.strip()), "")
-        return End(info["status"], 0 if info["status"] == "SUCCEEDED" else info.get("driver_exit_code"), message[:300])
+        return End(
+            info["status"],
+            0 if info["status"] == "SUCCEEDED" else info.get("driver_exit_code"),
+            message[:300],
+        )

@@ -18,8 +18,11 @@ from trainer.storage.storage import Storage
 
 
 def refused(losses: int) -> int:
-    """Records an attempt lost to this machine; returns EXIT_PREFLIGHT, or the final code when the budget is used up."""
-    record = Attempts(Storage(f"{os.environ['BUCKET'].rstrip('/')}/{os.environ['RUN_ID']}/attempts"), max_losses=losses)
+    """Records an attempt lost to this machine; returns EXIT_PREFLIGHT, or the final code when the budget is
+    used up."""
+    record = Attempts(
+        Storage(f"{os.environ['BUCKET'].rstrip('/')}/{os.environ['RUN_ID']}/attempts"), max_losses=losses
+    )
     past = record.past()
     committed = past[-1].committed if past else 0
     launch, here = os.environ.get(LAUNCH_VARIABLE, ""), machine.this()

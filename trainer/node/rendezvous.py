@@ -1,7 +1,7 @@
 """Connects the node launchers of one job before anything heavy starts, and detects at once when one is gone.
 
-The head listens and the others connect, so the shared address is one that carried real packets. Lines of JSON over TCP
-with a heartbeat; independent of Ray, which takes minutes to notice that a machine never connected.
+The head listens and the others connect, so the shared address is one that carried real packets. Lines of JSON
+over TCP with a heartbeat; independent of Ray, which takes minutes to notice that a machine never connected.
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ class Head:
         try:
             self._server.bind(("", port))
         except OSError:
-            raise RendezvousError(f"port {port} is taken on the head: end the other run, or set SPOTRL_PORT") from None
+            raise RendezvousError(
+                f"port {port} is taken on the head: end the other run, or set SPOTRL_PORT"
+            ) from None
         self._server.listen(nodes)
         self.port: int = self._server.getsockname()[1]
 
@@ -112,7 +114,8 @@ class Head:
         return [rank for rank in range(1, self.nodes) if rank not in self.links]
 
     def accept(self, timeout_s: float) -> int | None:
-        """Accepts one node and returns its rank, or None after `timeout_s`. Raises RendezvousError for a wrong node."""
+        """Accepts one node and returns its rank, or None after `timeout_s`. Raises RendezvousError for a
+        wrong node."""
         self._server.settimeout(timeout_s)
         try:
             connection, (address, _) = self._server.accept()
@@ -128,9 +131,8 @@ class Head:
         if hello.get("run") != self.run_id:
             problem = f"{host} ({address}) belongs to run {hello.get('run')!r}, this head to {self.run_id!r}"
         elif not 0 < rank < self.nodes or hello.get("nodes") != self.nodes:
-            problem = (
-                f"{host} ({address}) claims to be node {rank} of {hello.get('nodes')}, the head expects {self.nodes}"
-            )
+            claim = f"claims to be node {rank} of {hello.get('nodes')}"
+            problem = f"{host} ({address}) {claim}, the head expects {self.nodes}"
         elif rank in self.links and self.links[rank].lost() is None:
             problem = f"{host} ({address}) and {self.hellos[rank].get('host')} both claim to be node {rank}"
         if problem:
@@ -174,7 +176,8 @@ def join(
     silence_s: float = SILENCE_S,
     stop: Callable[[], bool] = lambda: False,
 ) -> Link:
-    """Connects to the head and sends the hello message. Raises RendezvousError at the deadline or at `stop()`."""
+    """Connects to the head and sends the hello message. Raises RendezvousError at the deadline or at
+    `stop()`."""
     deadline, why = time.monotonic() + deadline_s, "not tried"
     while time.monotonic() < deadline and not stop():
         try:

@@ -23,7 +23,8 @@ ENDING_S = 60.0
 
 
 class RunLock:
-    """A lock on a run's folder, held until this process ends however it ends. role: "launcher" or "driver"."""
+    """A lock on a run's folder, held until this process ends however it ends. role: "launcher" or
+    "driver"."""
 
     def __init__(self, run_dir: str | Path, role: str):
         self.path = Path(run_dir) / f".{role}.lock"
@@ -86,7 +87,8 @@ class RunLock:
 
 
 def die_with_launcher(env: Mapping[str, str] = os.environ) -> None:
-    """For the driver: ends this process at once when the launcher is gone. Ray, its parent, would keep it alive."""
+    """For the driver: ends this process at once when the launcher is gone. Ray, its parent, would keep it
+    alive."""
     if pid := env.get(LAUNCHER_VARIABLE):
         threading.Thread(target=_watch, args=(int(pid),), name="launcher", daemon=True).start()
 
@@ -100,7 +102,8 @@ def _watch(pid: int) -> None:
 
 
 def _born(pid: int) -> str:
-    """Start time of a running process in clock ticks; empty if there is none. A process id alone may be reused."""
+    """Start time of a running process in clock ticks; empty if there is none. A process id alone may be
+    reused."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

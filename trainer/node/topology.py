@@ -1,4 +1,5 @@
-"""This node's place in the job: rank, peers and head, from the engine's variables; and the network they share.
+"""This node's place in the job: rank, peers and head, from the engine's variables; and the network they
+share.
 
 `read` is a pure function of the environment variables. Explicit SPOTRL_* variables win over the engines':
 
@@ -48,7 +49,9 @@ class NodeEnvironment:
         return f"node {rank} ({self.peers[rank]})" if rank < len(self.peers) else f"node {rank}"
 
 
-def read(env: Mapping[str, str], hostname: str = "", read_text: Callable[[str], str] | None = None) -> NodeEnvironment:
+def read(
+    env: Mapping[str, str], hostname: str = "", read_text: Callable[[str], str] | None = None
+) -> NodeEnvironment:
     """This node's place. Raises ConfigError naming the variable that is missing or contradicts the others."""
     read_text = read_text or (lambda path: Path(path).read_text())
     if "SPOTRL_NODES" in env or "SPOTRL_PEERS" in env or "SPOTRL_NODE_RANK" in env:
@@ -93,7 +96,9 @@ def _spotrl(env: Mapping[str, str]) -> NodeEnvironment:
     if nodes == 1:
         peers, head = (head or "127.0.0.1",), head or "127.0.0.1"
     if not head:
-        raise ConfigError("SPOTRL_NODES is set without SPOTRL_HEAD: give the head's address, or all in SPOTRL_PEERS")
+        raise ConfigError(
+            "SPOTRL_NODES is set without SPOTRL_HEAD: give the head's address, or all in SPOTRL_PEERS"
+        )
     return _node("spotrl", rank, nodes, peers, _gpus(env.get("SPOTRL_GPUS_PER_NODE")), head)
 
 
@@ -101,7 +106,11 @@ def _skypilot(env: Mapping[str, str]) -> NodeEnvironment:
     peers = split_list(env["SKYPILOT_NODE_IPS"])
     nodes = _int(env, "SKYPILOT_NUM_NODES", default=len(peers))
     return _node(
-        "skypilot", _int(env, "SKYPILOT_NODE_RANK"), nodes, peers, _gpus(env.get("SKYPILOT_NUM_GPUS_PER_NODE"))
+        "skypilot",
+        _int(env, "SKYPILOT_NODE_RANK"),
+        nodes,
+        peers,
+        _gpus(env.get("SKYPILOT_NUM_GPUS_PER_NODE")),
     )
 
 
@@ -109,7 +118,9 @@ def _dstack(env: Mapping[str, str]) -> NodeEnvironment:
     peers = split_list(env.get("DSTACK_NODES_IPS", ""))
     nodes = _int(env, "DSTACK_NODES_NUM")
     head = env.get("DSTACK_MASTER_NODE_IP") or (peers[0] if peers else "127.0.0.1")
-    return _node("dstack", _int(env, "DSTACK_NODE_RANK"), nodes, peers, _gpus(env.get("DSTACK_GPUS_PER_NODE")), head)
+    return _node(
+        "dstack", _int(env, "DSTACK_NODE_RANK"), nodes, peers, _gpus(env.get("DSTACK_GPUS_PER_NODE")), head
+    )
 
 
 def _slurm(env: Mapping[str, str]) -> NodeEnvironment:
@@ -130,7 +141,9 @@ def _pbs(env: Mapping[str, str], hostname: str, read_text: Callable[[str], str])
     try:
         hosts = tuple(dict.fromkeys(read_text(env["PBS_NODEFILE"]).split()))
     except OSError:
-        raise ConfigError(f"PBS_NODEFILE names {env['PBS_NODEFILE']}, which cannot be read: set SPOTRL_PEERS") from None
+        raise ConfigError(
+            f"PBS_NODEFILE names {env['PBS_NODEFILE']}, which cannot be read: set SPOTRL_PEERS"
+        ) from None
     if not hosts:
         raise ConfigError(f"PBS_NODEFILE {env['PBS_NODEFILE']} is empty: set SPOTRL_PEERS")
     short = [h.partition(".")[0] for h in hosts]
@@ -144,7 +157,9 @@ def _pbs(env: Mapping[str, str], hostname: str, read_text: Callable[[str], str])
     if "PBS_GPUFILE" in env:  # Torque: one line per GPU, "host-gpuN"
         lines = read_text(env["PBS_GPUFILE"]).split()
         gpus = sum(re.sub(r"-gpu\d+$", "", line).partition(".")[0] == short[rank] for line in lines) or None
-    return _node("pbs", rank, len(hosts), hosts, _gpus(env.get("SPOTRL_GPUS_PER_NODE")) if gpus is None else gpus)
+    return _node(
+        "pbs", rank, len(hosts), hosts, _gpus(env.get("SPOTRL_GPUS_PER_NODE")) if gpus is None else gpus
+    )
 
 
 def _runpod(env: Mapping[str, str]) -> NodeEnvironment:
@@ -168,7 +183,9 @@ def _int(env: Mapping[str, str], *names: str, default: int | None = None) -> int
     if not text and default is not None:
         return default
     if not re.fullmatch(r"\d+", text):
-        raise ConfigError(f"{name} is {text!r}: it must be a number" if text else f"{' or '.join(names)} is missing")
+        raise ConfigError(
+            f"{name} is {text!r}: it must be a number" if text else f"{' or '.join(names)} is missing"
+        )
     return int(text)
 
 
@@ -250,11 +267,14 @@ def interface_of(address: str, known: Iterable[Interface]) -> Interface:
     raise ConfigError(f"no network interface here has the address {address} (there are: {have})")
 
 
-def network_variables(interface: Interface, env: Mapping[str, str], known: Iterable[Interface]) -> dict[str, str]:
+def network_variables(
+    interface: Interface, env: Mapping[str, str], known: Iterable[Interface]
+) -> dict[str, str]:
     """Every variable that must agree with the interface on which the nodes reach each other.
 
-    A variable that is set stays if that interface exists (a faster fabric may have its own name), else ConfigError.
-    NCCL matches prefixes unless the name begins with "="; Gloo and TensorPipe take exact names only.
+    A variable that is set stays if that interface exists (a faster fabric may have its own name), else
+    ConfigError. NCCL matches prefixes unless the name begins with "="; Gloo and TensorPipe take exact names
+    only.
     """
     names = {i.name for i in known}
     loopback = interface.address.startswith("127.")
@@ -265,8 +285,12 @@ def network_variables(interface: Interface, env: Mapping[str, str], known: Itera
         given = env.get(name, "")
         if given and not given.startswith("^"):
             stems = [g.lstrip("=") for g in split_list(given)]
-            if not any(n == s or (name == "NCCL_SOCKET_IFNAME" and n.startswith(s)) for n in names for s in stems):
-                raise ConfigError(f"{name} is {given}, and this node has {', '.join(sorted(names))}: unset it")
+            if not any(
+                n == s or (name == "NCCL_SOCKET_IFNAME" and n.startswith(s)) for n in names for s in stems
+            ):
+                raise ConfigError(
+                    f"{name} is {given}, and this node has {', '.join(sorted(names))}: unset it"
+                )
         if given:
             wanted[name] = given
     return wanted | {"VLLM_HOST_IP": interface.address}

@@ -35,7 +35,10 @@ def main(addresses: list[str]) -> int:
         if not missing:
             break
         if time.monotonic() > deadline:
-            print(f"error: Ray does not see {', '.join(missing)}; it sees {', '.join(sorted(alive))}", file=sys.stderr)
+            print(
+                f"error: Ray does not see {', '.join(missing)}; it sees {', '.join(sorted(alive))}",
+                file=sys.stderr,
+            )
             return 1
         time.sleep(0.2)
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -63,7 +66,9 @@ def main(addresses: list[str]) -> int:
             print(f"error: {pair[0]} could not send {BYTES >> 20} MiB to {pair[1]} through Ray: open all ports between "
                   "the nodes, or check the network interface", file=sys.stderr)  # fmt: skip
     if not late:
-        print(f"every node sent {BYTES >> 20} MiB to the next in {time.monotonic() - began:.1f} s", flush=True)
+        print(
+            f"every node sent {BYTES >> 20} MiB to the next in {time.monotonic() - began:.1f} s", flush=True
+        )
     return int(bool(late))
 
 

@@ -1,7 +1,8 @@
-"""Detects a job that makes no progress while all processes and connections are alive, and names the rank at fault.
+"""Detects a job that makes no progress while all processes and connections are alive, and names the rank at
+fault.
 
-The head's launcher compares the current phase with its usual duration. Every launcher makes its ranks write their
-stacks; the rank at fault is the one that has not entered the collective in which the others wait.
+The head's launcher compares the current phase with its usual duration. Every launcher makes its ranks write
+their stacks; the rank at fault is the one that has not entered the collective in which the others wait.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ DUMPED_S = 2 * (STACKS_S + TRACE_S)
 TRACE_BYTES = 4 << 20
 """Largest trace, compressed, that a node sends to the head; 2,000 entries are well under it."""
 MOVING = ("start", "resume", "checkpoint", "export")
-"""Phases that mostly read and write files: while they do, they make progress, however long a large model takes."""
+"""Phases that mostly read and write files: while they do, they make progress, however long a large model
+takes."""
 MOVES = 1e6
 """Bytes per second, of the ranks and the driver of any node, that count as progress."""
 
@@ -88,8 +90,8 @@ class Watchdog:
         self._gpus, self._hot = dict[int, int](), dict[tuple[int, int], int]()
 
     def look(self, sample: Mapping[str, Any]) -> list[str]:
-        """Takes in a node's sample; returns what is new in it, as lines: ranks that straggle or wait for a debugger,
-        GPUs that are slowed down or gone."""
+        """Takes in a node's sample; returns what is new in it, as lines: ranks that straggle or wait for a
+        debugger, GPUs that are slowed down or gone."""
         if sample["bytes_per_s"].get("files", 0) >= MOVES:
             self._moved = time.time()
         if sample["pieces"] != self._pieces.get(sample["node"], 0):
@@ -98,7 +100,8 @@ class Watchdog:
         self._paused.update(new)
         where, warning = f"on node {sample['node']}", self._stragglers.look(sample)
         lines = [
-            f"rank {r} {where} has raised {why} and waits for a debugger; {where}: {self.attach}" for r, why in new
+            f"rank {r} {where} has raised {why} and waits for a debugger; {where}: {self.attach}"
+            for r, why in new
         ]
         return lines + [f"warning: {text}" for text in (warning, *self._of_gpus(sample)) if text]
 
@@ -132,18 +135,22 @@ class Watchdog:
         return f"no progress in phase {phase} of step {state['step']} for {since:.0f} s (limit {limit:.0f})"
 
     def limit_s(self, phase: str) -> float:
-        """Seconds that a phase may take: a multiple of its median, or the limit of a phase that never ended before."""
+        """Seconds that a phase may take: a multiple of its median, or the limit of a phase that never ended
+        before."""
         watch = self.config.watch
         if phase == "start":
             return watch.start_s
-        times = [r[f"time/{phase}_s"] for r in read_history(self.config.run.dir) if f"time/{phase}_s" in r][-STEPS:]
+        times = [r[f"time/{phase}_s"] for r in read_history(self.config.run.dir) if f"time/{phase}_s" in r][
+            -STEPS:
+        ]
         if not times:
             return watch.first_s
         return max(watch.floor_s, watch.factor * statistics.median(times))
 
 
 def variables(folder: Path, post_mortem: bool = False) -> dict[str, str]:
-    """Environment variables that let the ranks report where they are, and wait for a debugger where asked to."""
+    """Environment variables that let the ranks report where they are, and wait for a debugger where asked
+    to."""
     folder.mkdir(exist_ok=True)
     return (debugger.variables() if post_mortem else {}) | {
         beacon.FOLDER_VARIABLE: str(folder),
@@ -154,7 +161,8 @@ def variables(folder: Path, post_mortem: bool = False) -> dict[str, str]:
 
 
 def dump(folder: Path, node: int) -> list[dict[str, Any]]:
-    """Makes this node's ranks write their stacks (and NCCL its flight recorder); returns where each rank is."""
+    """Makes this node's ranks write their stacks (and NCCL its flight recorder); returns where each rank
+    is."""
     found = beacon.read(folder)
     for pid in (*(one.pid for one in found), *_drivers(folder)):
         with contextlib.suppress(ProcessLookupError):
@@ -173,7 +181,8 @@ def dump(folder: Path, node: int) -> list[dict[str, Any]]:
 
 
 def _traces(folder: Path) -> dict[int, str]:
-    """NCCL's flight recorder of every rank that has one, by rank: torch writes it when asked through its pipe."""
+    """NCCL's flight recorder of every rank that has one, by rank: torch writes it when asked through its
+    pipe."""
     asked = []
     for pipe in folder.glob("nccl_pipe_*.pipe"):
         trace = folder / f"nccl_trace_{pipe.stem.removeprefix('nccl_pipe_')}"
@@ -211,7 +220,8 @@ def _drivers(folder: Path) -> dict[int, Path]:
 
 
 def told(folder: Path, ranks: Sequence[Rank], why: str, run_dir: str | Path) -> str:
-    """Writes all stacks into the run's folder; returns the line that names who is at fault. folder: the head's."""
+    """Writes all stacks into the run's folder; returns the line that names who is at fault. folder: the
+    head's."""
     driver = "".join(path.read_text() for path in _drivers(folder).values())
     line = f"{why}: {guilty(sorted(ranks, key=lambda r: r.rank), innermost(driver))}"
     out = write(ranks, line, run_dir)
@@ -225,9 +235,8 @@ def write(ranks: Sequence[Rank], why: str, run_dir: str | Path) -> Path:
     folder = Path(run_dir) / f"hang-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     folder.mkdir(parents=True, exist_ok=True)
     for r in ranks:
-        head = (
-            f"{why}\nrank {r.rank}, node {r.node}, state {r.state or 'gone'}: {r.calls} collectives, last {r.name}\n\n"
-        )
+        calls = f"{r.calls} collectives, last {r.name}"
+        head = f"{why}\nrank {r.rank}, node {r.node}, state {r.state or 'gone'}: {calls}\n\n"
         (folder / f"rank-{r.rank}.txt").write_text(head + r.stacks)
         if r.trace:
             (folder / f"nccl_trace_{r.rank}").write_bytes(zlib.decompress(base64.b64decode(r.trace)))
@@ -235,7 +244,8 @@ def write(ranks: Sequence[Rank], why: str, run_dir: str | Path) -> Path:
 
 
 def guilty(ranks: Sequence[Rank], driver: str = "") -> str:
-    """One line that names the rank at fault, from where all ranks are. driver: where the job's driver is, if known."""
+    """One line that names the rank at fault, from where all ranks are. driver: where the job's driver is, if
+    known."""
     if driver and all(r.state in ("R", "S") and r.place.endswith(IDLE) for r in ranks):
         return f"no rank is at work: the driver is at {driver}"
     if not ranks:
@@ -251,18 +261,27 @@ def guilty(ranks: Sequence[Rank], driver: str = "") -> str:
         worst = min(behind, key=lambda r: r.calls)
         place = f"; it is at {worst.place}" if worst.place else ""
         called = next((r.name for r in ahead if r is not worst), "")
-        return f"rank {worst.rank} on node {worst.node} has not entered {called} (collective {most}){place}" + _waiting(
-            [r for r in ranks if r not in behind]
+        return (
+            f"rank {worst.rank} on node {worst.node} has not entered {called} (collective {most}){place}"
+            + _waiting([r for r in ranks if r not in behind])
         )
     names = {r.name for r in ahead}
     if len(names) > 1:
         which = ", ".join(f"rank {r.rank} {r.name}" for r in ahead)
         return f"the ranks are in different collectives ({which}): they do not run the same program"
     if all(r.inside for r in ranks):
-        return f"all ranks are in {ahead[0].name} (collective {most}): the network between them, or a GPU, hangs"
-    return "all ranks are outside of collectives: " + "; ".join(f"rank {r.rank} at {r.place or '?'}" for r in ranks[:8])
+        return (
+            f"all ranks are in {ahead[0].name} (collective {most}): the network between them, or a GPU, hangs"
+        )
+    return "all ranks are outside of collectives: " + "; ".join(
+        f"rank {r.rank} at {r.place or '?'}" for r in ranks[:8]
+    )
 
 
 def _waiting(others: Sequence[Rank]) -> str:
     inside = [r for r in others if r.inside]
-    return f"; rank {inside[0].rank} waits for it in {inside[0].name} since {inside[0].since_s:.0f} s" if inside else ""
+    return (
+        f"; rank {inside[0].rank} waits for it in {inside[0].name} since {inside[0].since_s:.0f} s"
+        if inside
+        else ""
+    )

@@ -1,4 +1,5 @@
-"""The launcher of every node but the head: joins, adds its GPUs to Ray, and exits with the head's exit code."""
+"""The launcher of every node but the head: joins, adds its GPUs to Ray, and exits with the head's exit
+code."""
 
 from __future__ import annotations
 
@@ -78,7 +79,8 @@ class WorkerLauncher(Launcher):
                 raise Ended(self.signals.code, "the time after the notice is over")
 
     def hear(self, timeout_s: float, *wanted: str) -> rendezvous.Message:
-        """The next message of a wanted kind, or {} after `timeout_s` if none is wanted. Raises Ended at the end."""
+        """The next message of a wanted kind, or {} after `timeout_s` if none is wanted. Raises Ended at the
+        end."""
         assert self.link is not None
         deadline = time.monotonic() + timeout_s
         while True:
@@ -101,7 +103,9 @@ class WorkerLauncher(Launcher):
                 raise Ended(self.signals.code, STOPPED)
             if time.monotonic() >= deadline:
                 if wanted:
-                    raise Ended(EXIT_NODE_LOST, f"the head {self.node.head} sent nothing within {timeout_s:.0f} s")
+                    raise Ended(
+                        EXIT_NODE_LOST, f"the head {self.node.head} sent nothing within {timeout_s:.0f} s"
+                    )
                 return {}
 
     def finish(self, code: int) -> None:

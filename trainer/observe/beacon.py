@@ -1,7 +1,8 @@
-"""Where a rank is, in a small file that its node's launcher reads: the collective it entered last, and its stacks.
+"""Where a rank is, in a small file that its node's launcher reads: the collective it entered last, and its
+stacks.
 
-Two writes of 80 bytes into shared memory per collective. A signal makes the rank write its Python stacks, also while it
-hangs in native code.
+Two writes of 80 bytes into shared memory per collective. A signal makes the rank write its Python stacks,
+also while it hangs in native code.
 """
 
 from __future__ import annotations
@@ -112,7 +113,9 @@ def paused(folder: Path, one: Beacon) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def _recorded(function: Callable[..., Any], name: bytes, memory: mmap.mmap, state: list[Any]) -> Callable[..., Any]:
+def _recorded(
+    function: Callable[..., Any], name: bytes, memory: mmap.mmap, state: list[Any]
+) -> Callable[..., Any]:
     @functools.wraps(function)
     def recorded(*args: Any, **kwargs: Any) -> Any:
         began = time.time()

@@ -1,7 +1,7 @@
 """Curves and bars as inline SVG, for the report: pure functions of numbers, standard library only.
 
-Colours are CSS classes (`s1`...`s8`), so that a page can be light or dark. A line keeps at most `MAX_POINTS` vertices:
-of every bucket of steps its smallest and largest value, so that no spike is lost.
+Colours are CSS classes (`s1`...`s8`), so that a page can be light or dark. A line keeps at most `MAX_POINTS`
+vertices: of every bucket of steps its smallest and largest value, so that no spike is lost.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class Frame:
 
     def y(self, value: float) -> float:
         """Pixel of a value."""
-        a, b, v = (math.log10(t) for t in (self.y0, self.y1, value)) if self.log else (self.y0, self.y1, value)
+        a, b, v = (
+            (math.log10(t) for t in (self.y0, self.y1, value)) if self.log else (self.y0, self.y1, value)
+        )
         return HEIGHT - BOTTOM - (v - a) / ((b - a) or 1) * (HEIGHT - TOP - BOTTOM)
 
 
@@ -150,7 +152,8 @@ def label(value: float, percent: bool = False, digits: int = 3) -> str:
 
 
 def line_chart(chart: Chart, history: Sequence[dict[str, Any]], marks: Sequence[int] = ()) -> str:
-    """A figure, or "" where no line of the chart has a value. marks: steps after which the run was resumed."""
+    """A figure, or "" where no line of the chart has a value. marks: steps after which the run was
+    resumed."""
     found = [(line, series(history, line.name)) for line in chart.lines]
     found = [(line, points) for line, points in found if points]
     drawable = [(line, [p for p in points if _drawable(p[1], chart.log)]) for line, points in found]
@@ -166,7 +169,9 @@ def line_chart(chart: Chart, history: Sequence[dict[str, Any]], marks: Sequence[
     for line, points in drawable:
         shapes.append(_curve(frame, line, points))
     bad = [p[0] for _, points in found for p in points if not math.isfinite(p[1])]
-    shapes += [f'<path class="bad" d="M{frame.x(s):.1f} {HEIGHT - BOTTOM}v-9"/>' for s in sorted(set(bad))[:200]]
+    shapes += [
+        f'<path class="bad" d="M{frame.x(s):.1f} {HEIGHT - BOTTOM}v-9"/>' for s in sorted(set(bad))[:200]
+    ]
     legend = "".join(
         f'<span class="key s{line.color}"><i></i>{html.escape(line.label)} '
         f"<b>{label(points[-1][1], chart.percent)}</b></span>"
@@ -177,8 +182,11 @@ def line_chart(chart: Chart, history: Sequence[dict[str, Any]], marks: Sequence[
     return _figure(chart, frame, legend, "".join(shapes))
 
 
-def stacked_bars(chart: Chart, rows: Sequence[tuple[float, Sequence[float]]], keys: Sequence[tuple[str, int]]) -> str:
-    """Bars over steps, each a stack. rows: (step, one value per key); more than 100 are averaged in buckets."""
+def stacked_bars(
+    chart: Chart, rows: Sequence[tuple[float, Sequence[float]]], keys: Sequence[tuple[str, int]]
+) -> str:
+    """Bars over steps, each a stack. rows: (step, one value per key); more than 100 are averaged in
+    buckets."""
     if not rows:
         return ""
     count = min(len(rows), 100)
@@ -226,10 +234,14 @@ def _axes(frame: Frame) -> str:
     for tick in frame.y_ticks:
         y = frame.y(tick)
         parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{frame.width - RIGHT}"/>')
-        parts.append(f'<text class="ytick" x="{LEFT - 8}" y="{y + 4:.1f}">{label(tick, frame.percent)}</text>')
+        parts.append(
+            f'<text class="ytick" x="{LEFT - 8}" y="{y + 4:.1f}">{label(tick, frame.percent)}</text>'
+        )
     first, last = math.ceil(frame.x0), math.floor(frame.x1)
     ticks = [
-        t for t in nice_ticks(first, last, 10 if frame.width > WIDTH else 6) if t == round(t) and first <= t <= last
+        t
+        for t in nice_ticks(first, last, 10 if frame.width > WIDTH else 6)
+        if t == round(t) and first <= t <= last
     ]
     for tick in ticks or [first]:
         parts.append(f'<text class="xtick" x="{frame.x(tick):.1f}" y="{HEIGHT - 8}">{tick:,.0f}</text>')
@@ -255,11 +267,12 @@ def _curve(frame: Frame, line: Line, points: Sequence[Point]) -> str:
     kept = downsample(points)
     if line.dots or len(points) == 1:
         dots = "".join(f'<circle cx="{frame.x(s):.1f}" cy="{frame.y(v):.1f}" r="3"/>' for s, v in kept)
-        return (
-            f'<g class="s{line.color} dots" data-name="{name}"><path class="main" d="{_path(frame, kept)}"/>{dots}</g>'
-        )
+        path = f'<path class="main" d="{_path(frame, kept)}"/>'
+        return f'<g class="s{line.color} dots" data-name="{name}">{path}{dots}</g>'
     if len(points) < SMOOTH_FROM:
-        return f'<g class="s{line.color}" data-name="{name}"><path class="main" d="{_path(frame, kept)}"/></g>'
+        return (
+            f'<g class="s{line.color}" data-name="{name}"><path class="main" d="{_path(frame, kept)}"/></g>'
+        )
     values = [(s, math.log10(v)) for s, v in points] if frame.log else list(points)
     even = smooth(values, max(len(points) // 15, 5))
     even = [(s, 10**v) for s, v in even] if frame.log else even

@@ -1,4 +1,5 @@
-"""Several runs in one report: their curves over each other, what they reached and cost, how their settings differ."""
+"""Several runs in one report: their curves over each other, what they reached and cost, how their settings
+differ."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ def write_comparison(folders: Sequence[Path], out: Path) -> Path:
 def _read(folder: Path) -> Run:
     history = read_history(folder)
     if not history:
-        raise ConfigError(f"no metrics in {folder}: give the directory of a run that has made at least one step")
+        raise ConfigError(
+            f"no metrics in {folder}: give the directory of a run that has made at least one step"
+        )
     path = folder / "config.yaml"
     config = yaml.safe_load(path.read_text()) if path.exists() else {}
     return Run(run_name(folder), folder, history, dict(_flat(config or {})))
@@ -100,7 +103,9 @@ def _summary(runs: Sequence[Run]) -> str:
         cells += [_reached(run, name, percent) for _, name, percent in columns] + [money(run.folder)]
         named = f'<td><span class="key s{i}"><i></i>{html.escape(run.name)}</span></td>'
         rows.append(f"<tr>{named}{''.join(f'<td>{html.escape(c)}</td>' for c in cells)}</tr>")
-    head = "".join(f"<th>{html.escape(c)}</th>" for c in ("run", "steps", "time", *(c[0] for c in columns), "cost"))
+    head = "".join(
+        f"<th>{html.escape(c)}</th>" for c in ("run", "steps", "time", *(c[0] for c in columns), "cost")
+    )
     return (
         f'<section class="phases"><table class=wide><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></section>"
@@ -118,7 +123,11 @@ def _reached(run: Run, name: str, percent: bool) -> str:
 
 def _differences(runs: Sequence[Run]) -> str:
     keys = dict.fromkeys(key for run in runs for key in run.config)
-    shown = [k for k in keys if len({repr(run.config.get(k, "–")) for run in runs}) > 1 and not k.startswith("run.dir")]
+    shown = [
+        k
+        for k in keys
+        if len({repr(run.config.get(k, "–")) for run in runs}) > 1 and not k.startswith("run.dir")
+    ]
     if not shown:
         return "<h2>Configuration</h2><p>The configurations are the same.</p>"
     head = "".join(f"<th>{html.escape(run.name)}</th>" for run in runs)

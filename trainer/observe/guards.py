@@ -1,7 +1,7 @@
 """Guards against a run that continues and learns nothing: pure functions of each step's metrics.
 
-A guard that trips warns; one that is named in `guards.end` ends the run when it has tripped `guards.patience` steps in
-a row.
+A guard that trips warns; one that is named in `guards.end` ends the run when it has tripped `guards.patience`
+steps in a row.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class Guards:
         return f"{', '.join(bad)} {text}" if bad else ""
 
     def _spike(self, stats: Mapping[str, float]) -> str:
-        """Of the gradient's norm, and of the cross-entropy; a policy's loss is near 0 and means nothing by its size."""
+        """Of the gradient's norm, and of the cross-entropy; a policy's loss is near 0 and means nothing by
+        its size."""
         found = []
         for name, what, factor in (
             ("grad/norm", "gradient norm", self.limits.spike_factor),

@@ -1,4 +1,5 @@
-"""Reads what `metrics.py` writes. Standard library only: display and report run without the training stack."""
+"""Reads what `metrics.py` writes. Standard library only: display and report run without the training
+stack."""
 
 from __future__ import annotations
 
@@ -11,13 +12,15 @@ from typing import Any
 SLOWED = 8 | 32 | 64 | 128
 """Bits of a GPU's clocks' event reasons that stand for a fault (trainer/node/preflight/gpus.py)."""
 STRAGGLES = 0.3
-"""A rank straggles where it waits in collectives for a share of time that is this much below the others' median."""
+"""A rank straggles where it waits in collectives for a share of time that is this much below the others'
+median."""
 TAIL_BYTES = 256 << 10
 """Read from the end of a file: the newest samples of some hundred nodes, or metrics of as many steps."""
 
 
 def read_lines(path: str | Path) -> list[dict[str, Any]]:
-    """The records of one of the run's `.jsonl` files, a torn last line left out; [] where there is no file."""
+    """The records of one of the run's `.jsonl` files, a torn last line left out; [] where there is no
+    file."""
     path = Path(path)
     if not path.exists():
         return []
@@ -59,7 +62,8 @@ def newest_samples(run_dir: str | Path) -> list[dict[str, Any]]:
 
 
 def newest_lines(path: Path) -> list[dict[str, Any]]:
-    """The records at the end of one of the run's `.jsonl` files, however long it is; [] where there is no file."""
+    """The records at the end of one of the run's `.jsonl` files, however long it is; [] where there is no
+    file."""
     if not path.exists():
         return []
     with path.open("rb") as file:
@@ -73,11 +77,14 @@ def reproducible(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def truncate(path: Path, step: int) -> int:
-    """Drops the lines of later steps and a torn last line, or everything where step <= 0; returns how many."""
+    """Drops the lines of later steps and a torn last line, or everything where step <= 0; returns how
+    many."""
     if not path.exists():
         return 0
     lines = path.read_bytes().splitlines(keepends=True)
-    keep = [line for line in lines if (r := parse(line)) is not None and r["step"] <= step] if step > 0 else []
+    keep = (
+        [line for line in lines if (r := parse(line)) is not None and r["step"] <= step] if step > 0 else []
+    )
     if len(keep) < len(lines):
         replace(path, b"".join(keep))
     return len(lines) - len(keep)

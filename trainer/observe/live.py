@@ -1,7 +1,9 @@
-"""The live display of a run, followed from another process: `python -m trainer.observe.live RUN_DIR`, or `follow`.
+"""The live display of a run, followed from another process: `python -m trainer.observe.live RUN_DIR`, or
+`follow`.
 
-It reads what the trainer writes (metrics.jsonl, progress.json) and nothing else, so it can be started, stopped and
-started again at any time. On a terminal it redraws in place; elsewhere it prints one line per step.
+It reads what the trainer writes (metrics.jsonl, progress.json) and nothing else, so it can be started,
+stopped and started again at any time. On a terminal it redraws in place; elsewhere it prints one line per
+step.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ ROWS = (
 
 
 class Tail:
-    """Reads a growing metrics.jsonl piece by piece, and from the beginning where a resumed run has rewritten it."""
+    """Reads a growing metrics.jsonl piece by piece, and from the beginning where a resumed run has rewritten
+    it."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._inode, self._offset, self._rest = path, 0, 0, b""
@@ -91,7 +94,8 @@ def follow(
     console: Console | None = None,
     poll_s: float = REFRESH_S,
 ) -> str:
-    """Shows the run until `stop()` is true (None: until the run says that it has ended). Returns its last status.
+    """Shows the run until `stop()` is true (None: until the run says that it has ended). Returns its last
+    status.
 
     With `stop`, what an earlier attempt left in the run directory is not shown as news.
     """
@@ -119,7 +123,8 @@ def _watch(run_dir: Path, tail: Tail, began: float, stop: Callable[[], bool] | N
     while True:
         over = stop() if stop else False
         ended = read_progress(run_dir).get("status", "running") != "running"
-        new = tail.read()  # after the status, so that no line of an ended run is missed; before what is shown with it
+        # after the status, so that no line of an ended run is missed; before what is shown with it
+        new = tail.read()
         progress = read_progress(run_dir)
         if stop and not over and progress.get("updated_unix_s", 0) < began:
             progress = {}
@@ -136,7 +141,12 @@ def plain_line(record: dict[str, Any], progress: dict[str, Any]) -> str:
     """One step as one line, for logs."""
     total = progress.get("total_steps") or 0
     parts = [f"step {record['step']}" + (f"/{total}" if total else "")]
-    short = {"reward/mean": "reward", "reward/accuracy": "accuracy", "eval/accuracy": "held-out", "sft/loss": "loss"}
+    short = {
+        "reward/mean": "reward",
+        "reward/accuracy": "accuracy",
+        "eval/accuracy": "held-out",
+        "sft/loss": "loss",
+    }
     short |= {"kl/mean": "kl", "tokens/response_mean": "tokens", "mismatch/logprob_abs_mean": "mismatch"}
     for _, name, form in ROWS:
         if name in short and name in record:
@@ -149,7 +159,8 @@ def plain_line(record: dict[str, Any], progress: dict[str, Any]) -> str:
 
 
 def phase_seconds(history: Sequence[dict[str, Any]]) -> list[tuple[str, float]]:
-    """Mean seconds per step of each phase, in the order in which a step runs them; `other` is what no phase covers."""
+    """Mean seconds per step of each phase, in the order in which a step runs them; `other` is what no phase
+    covers."""
     timed = [r for r in history if "time/step_s" in r]
     if not timed:
         return []
@@ -177,7 +188,8 @@ def duration(seconds: float) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The course of `values` in at most `width` block characters, each the mean of its share; gaps where not finite."""
+    """The course of `values` in at most `width` block characters, each the mean of its share; gaps where not
+    finite."""
     if len(values) > width:
         edges = [round(i * len(values) / width) for i in range(width + 1)]
         parts = [values[a:b] for a, b in zip(edges, edges[1:], strict=False)]
@@ -233,7 +245,8 @@ def _state(progress: dict[str, Any]) -> Text:
     status = progress.get("status", "starting")
     if status != "running":
         return Text(
-            status, style="bold green" if status == "finished" else "bold red" if status == "failed" else "bold"
+            status,
+            style="bold green" if status == "finished" else "bold red" if status == "failed" else "bold",
         )
     since = time.time() - progress.get("phase_since_unix_s", time.time())
     text = Text(f"{progress.get('message') or progress.get('phase', '')} ")
@@ -247,13 +260,17 @@ def _headline(progress: dict[str, Any], history: Sequence[dict[str, Any]], width
     text = Text.assemble(("step ", "dim"), (f"{done}", "bold"), (f" of {total}" if total else "", "dim"))
     recent = [r["time/step_s"] for r in history[-20:] if "time/step_s" in r]
     if recent:
-        text.append("   ").append(f"{sum(recent) / len(recent):.2f}", style="bold").append(" s/step", style="dim")
+        text.append("   ").append(f"{sum(recent) / len(recent):.2f}", style="bold").append(
+            " s/step", style="dim"
+        )
     if left and progress.get("status") == "running":
         text.append("   ").append(duration(left), style="bold").append(" to go", style="dim")
     if not total:
         return text
     grid = Table.grid(padding=(0, 2))
-    bar = ProgressBar(total=total, completed=done, width=max(10, width - text.cell_len - 2), finished_style="green")
+    bar = ProgressBar(
+        total=total, completed=done, width=max(10, width - text.cell_len - 2), finished_style="green"
+    )
     grid.add_row(text, bar)
     return grid
 
@@ -268,7 +285,13 @@ def _values(history: Sequence[dict[str, Any]], width: int) -> Table:
         if not seen:
             continue
         values = [v for _, v in seen]
-        style = "green" if name.startswith(("reward/", "eval/")) else "magenta" if name.startswith("perf/") else "cyan"
+        style = (
+            "green"
+            if name.startswith(("reward/", "eval/"))
+            else "magenta"
+            if name.startswith("perf/")
+            else "cyan"
+        )
         line = Text(sparkline(values, max(8, width - 34)), style=style)
         if name.startswith("eval/"):
             line.append(f"  {form.format(values[0])} at step {seen[0][0]}", style="dim")
@@ -299,7 +322,10 @@ def _nodes(nodes: Sequence[dict[str, Any]]) -> Table:
         if gpus:
             busy = [g["busy_fraction"] for g in gpus]
             memory, hot = max(g["memory_bytes"] for g in gpus) / 2**30, max(g["temperature_c"] for g in gpus)
-            cells = [f"{len(gpus)} GPUs {sum(busy) / len(busy):.0%} busy", f"{memory:.0f} GiB, {hot} °C at most"]
+            cells = [
+                f"{len(gpus)} GPUs {sum(busy) / len(busy):.0%} busy",
+                f"{memory:.0f} GiB, {hot} °C at most",
+            ]
         cells += [f"CPU {node.get('cpu_fraction', 0):.0%}", f"memory {node.get('memory_fraction', 0):.0%}"]
         cells.append(f"disk {node.get('disk_free_bytes', 0) / 2**30:.0f} GiB free")
         cells.append(f"{duration(max(0.0, time.time() - node['unix_s']))} ago")

@@ -1,4 +1,5 @@
-"""The fixed table of metric names: what each is, and its unit. docs/metrics.md is this table, held to it by a test.
+"""The fixed table of metric names: what each is, and its unit. docs/metrics.md is this table, held to it by a
+test.
 
 Names starting with `time/` or `perf/` may differ between equal runs; all others are the same to the last bit.
 """
@@ -36,28 +37,55 @@ NAMES: dict[str, Name] = {
         "reward", "Mean of the overlong penalty, 0 to -1, before its weight (`algorithm.overlong_buffer`)."
     ),
     "reward/tags": Name(
-        "fraction", "Mean share of the four think and answer tags that stand exactly once (`rewards.tags_weight`)."
+        "fraction",
+        "Mean share of the four think and answer tags that stand exactly once (`rewards.tags_weight`).",
     ),
-    "reward/length": Name("reward", "Mean of brevity within the group, 0.5 to -0.5 (`rewards.length_weight`)."),
-    "reward/repetition": Name("reward", "Mean of the repetition penalty, 0 to -1 (`rewards.repetition_weight`)."),
-    "reward/judged_fraction": Name("fraction", "Share of completions that the judge decided (`rewards.judge_url`)."),
+    "reward/length": Name(
+        "reward", "Mean of brevity within the group, 0.5 to -0.5 (`rewards.length_weight`)."
+    ),
+    "reward/repetition": Name(
+        "reward", "Mean of the repetition penalty, 0 to -1 (`rewards.repetition_weight`)."
+    ),
+    "reward/judged_fraction": Name(
+        "fraction", "Share of completions that the judge decided (`rewards.judge_url`)."
+    ),
     "group/sampled": Name("prompts", "Prompts asked in the step, over all rounds of dynamic sampling."),
-    "group/surplus": Name("prompts", "Those of them whose completions earned unequal rewards and were not trained on."),
-    "group/trained_zero_std": Name("prompts", "Groups of equal reward trained on: no round was left to replace them."),
+    "group/surplus": Name(
+        "prompts", "Those of them whose completions earned unequal rewards and were not trained on."
+    ),
+    "group/trained_zero_std": Name(
+        "prompts", "Groups of equal reward trained on: no round was left to replace them."
+    ),
     # --- the update
     "loss/total": Name("loss", "What was minimised: policy + kl_coef * KL. Mean over the step's updates."),
-    "loss/nll": Name("nats/token", "Mean negative log-probability of the completion tokens under the policy."),
-    "loss/token_accuracy": Name("fraction", "Share of completion tokens that are the policy's most probable ones."),
-    "loss/policy": Name("loss", "The surrogate. With PPO's, near 0 by construction where each step is one update."),
+    "loss/nll": Name(
+        "nats/token", "Mean negative log-probability of the completion tokens under the policy."
+    ),
+    "loss/token_accuracy": Name(
+        "fraction", "Share of completion tokens that are the policy's most probable ones."
+    ),
+    "loss/policy": Name(
+        "loss", "The surrogate. With PPO's, near 0 by construction where each step is one update."
+    ),
     "kl/mean": Name("nats/token", "The estimate of the KL from policy to reference, before kl_coef."),
-    "kl/coef": Name("", "`algorithm.kl_coef` as steered towards `algorithm.kl_target`; absent where it is fixed."),
-    "entropy/mean": Name("nats/token", "Entropy of the policy's next-token distribution; its collapse ends learning."),
-    "ratio/mean": Name("ratio", "Mean probability ratio of policy to the policy that the update started from."),
+    "kl/coef": Name(
+        "", "`algorithm.kl_coef` as steered towards `algorithm.kl_target`; absent where it is fixed."
+    ),
+    "entropy/mean": Name(
+        "nats/token", "Entropy of the policy's next-token distribution; its collapse ends learning."
+    ),
+    "ratio/mean": Name(
+        "ratio", "Mean probability ratio of policy to the policy that the update started from."
+    ),
     "ratio/clip_fraction": Name("fraction", "Share of tokens whose surrogate was clipped."),
-    "ratio/clamped_fraction": Name("fraction", "Share of tokens whose log-ratio (20 nats) or k3 (10) was clamped."),
+    "ratio/clamped_fraction": Name(
+        "fraction", "Share of tokens whose log-ratio (20 nats) or k3 (10) was clamped."
+    ),
     "grad/norm": Name("norm", "Global gradient norm before clipping; mean over the step's updates."),
     "optim/lr": Name("", "Learning rate; mean over the step's updates."),
-    "optim/skipped_updates": Name("count", "Updates of the step left out because their gradient was not finite."),
+    "optim/skipped_updates": Name(
+        "count", "Updates of the step left out because their gradient was not finite."
+    ),
     # --- engine against policy
     "mismatch/logprob_abs_mean": Name(
         "nats", "Mean absolute log-prob difference of engine and policy over the sampled tokens."
@@ -65,12 +93,16 @@ NAMES: dict[str, Name] = {
     "mismatch/logprob_abs_max": Name("nats", "Largest of the same."),
     "mismatch/kl": Name("nats/token", "KL from engine to policy on the sampled tokens, k3 estimator."),
     "mismatch/kl_reverse": Name("nats/token", "KL from policy to engine on the same tokens."),
-    "mismatch/ratio_mean": Name("ratio", "Mean ratio of policy to engine probability over them; 1 in expectation."),
+    "mismatch/ratio_mean": Name(
+        "ratio", "Mean ratio of policy to engine probability over them; 1 in expectation."
+    ),
     "mismatch/ratio_max": Name("ratio", "Largest of the same."),
     "mismatch/ess": Name(
         "fraction", "Effective sample size by these ratios, mean^2 / mean square, as a share of the tokens."
     ),
-    "mismatch/corrected_fraction": Name("fraction", "Share of tokens whose correction was truncated or masked."),
+    "mismatch/corrected_fraction": Name(
+        "fraction", "Share of tokens whose correction was truncated or masked."
+    ),
     # --- the completions
     "tokens/prompt_mean": Name("tokens", "Mean prompt length, image tokens included."),
     "tokens/prompt_max": Name("tokens", "Longest prompt."),
@@ -79,15 +111,20 @@ NAMES: dict[str, Name] = {
     "tokens/response_max": Name("tokens", "Longest completion."),
     "tokens/truncated_fraction": Name("fraction", "Share of completions cut at `rollout.max_tokens`."),
     "tokens/masked_fraction": Name(
-        "fraction", "Share of completions left out of the loss because they were cut (`algorithm.mask_truncated`)."
+        "fraction",
+        "Share of completions left out of the loss because they were cut (`algorithm.mask_truncated`).",
     ),
     "tokens/step": Name("tokens", "Prompt and completion tokens of the step, over all ranks."),
     # --- the data
-    "data/left_out": Name("rows", "Rows of the split left out: too long, or without a solution where one is needed."),
+    "data/left_out": Name(
+        "rows", "Rows of the split left out: too long, or without a solution where one is needed."
+    ),
     # --- held out
     "eval/accuracy": Name("fraction", "Share of correct completions on the held-out split."),
     "eval/format": Name("fraction", "Share of well-formed completions on it."),
-    "eval/too_long": Name("rows", "Prompts on it that are too long for the engine: not asked, counted as wrong."),
+    "eval/too_long": Name(
+        "rows", "Prompts on it that are too long for the engine: not asked, counted as wrong."
+    ),
     "eval/response_tokens_mean": Name("tokens", "Mean completion length on it."),
     "eval/truncated_fraction": Name("fraction", "Share of completions on it cut at their longest."),
     "eval/loss": Name("nats/token", "Mean cross-entropy of the solutions on the held-out split; method sft."),
@@ -98,52 +135,79 @@ NAMES: dict[str, Name] = {
     "time/step_s": Name("s", "The whole step, from the end of the one before it."),
     "time/rollout_s": Name("s", "Generating completions."),
     "time/grade_s": Name("s", "Grading them, and the advantages."),
-    "time/update_s": Name("s", "Log-probabilities, forward, backward, optimizer; moving states in before it."),
+    "time/update_s": Name(
+        "s", "Log-probabilities, forward, backward, optimizer; moving states in before it."
+    ),
     "time/sync_s": Name("s", "New weights into the engine."),
     "time/checkpoint_s": Name(
         "s", "What the save after the step before held the loop up; the writing continues beside it."
     ),
     "time/eval_s": Name("s", "Held-out evaluation."),
-    "time/unix_s": Name("s", "Wall clock when the line was written, seconds since 1970. Written by `Metrics` itself."),
+    "time/unix_s": Name(
+        "s", "Wall clock when the line was written, seconds since 1970. Written by `Metrics` itself."
+    ),
     # --- speed and memory
-    "perf/rollout_tokens_per_s": Name("tokens/s", "Completion tokens per second of `time/rollout_s`, all engines."),
+    "perf/rollout_tokens_per_s": Name(
+        "tokens/s", "Completion tokens per second of `time/rollout_s`, all engines."
+    ),
     "perf/train_tokens_per_s": Name("tokens/s", "All tokens per second of `time/update_s`, all ranks."),
     "perf/tokens_per_s_per_gpu": Name("tokens/s", "All tokens per second of the whole step, per rank."),
     "perf/mfu_train": Name(
         "fraction", "FLOPs of the update / peak of the GPUs (trainer/hardware/flops.py); absent if unknown."
     ),
-    "perf/hfu_train": Name("fraction", "The same with the activations that gradient checkpointing computes again."),
+    "perf/hfu_train": Name(
+        "fraction", "The same with the activations that gradient checkpointing computes again."
+    ),
     "perf/mfu_rollout": Name("fraction", "FLOPs of generation, prefill and decode / peak of the GPUs."),
     "perf/passes": Name("count", "Forward and backward passes of a rank over the step's updates."),
-    "perf/gathered_gib": Name("GiB", "Weights that ZeRO-3 gathered on a rank in the updates; 0 at other stages."),
+    "perf/gathered_gib": Name(
+        "GiB", "Weights that ZeRO-3 gathered on a rank in the updates; 0 at other stages."
+    ),
     "perf/disk_free_gib": Name("GiB", "Free where the run is written, on the node that has the least."),
-    "perf/host_memory_fraction": Name("fraction", "Share of the memory in use, on the node that uses the most."),
+    "perf/host_memory_fraction": Name(
+        "fraction", "Share of the memory in use, on the node that uses the most."
+    ),
     "perf/shm_free_gib": Name("GiB", "Free in /dev/shm, on the node that has the least."),
-    "perf/network_gbit_per_s": Name("Gbit/s", "Sent by a node over network and InfiniBand, mean of the nodes."),
-    "perf/gpu_busy_fraction": Name("fraction", "GPU use, mean over the step and all GPUs; a GPU that waits is busy."),
+    "perf/network_gbit_per_s": Name(
+        "Gbit/s", "Sent by a node over network and InfiniBand, mean of the nodes."
+    ),
+    "perf/gpu_busy_fraction": Name(
+        "fraction", "GPU use, mean over the step and all GPUs; a GPU that waits is busy."
+    ),
     "perf/gpu_memory_gib_max": Name("GiB", "Memory in use on the fullest GPU."),
     "perf/gpu_power_w": Name("W", "Power of a GPU, mean; one that waits in a collective draws less."),
     "perf/gpu_temperature_c_max": Name("C", "Temperature of the hottest GPU."),
     "perf/gpu_slowed_fraction": Name("fraction", "Share of readings with a slowdown by heat or power brake."),
-    "perf/peak_memory_gib": Name("GiB", "Largest memory of a worker: of its GPU in learning; on CPU of its process."),
+    "perf/peak_memory_gib": Name(
+        "GiB", "Largest memory of a worker: of its GPU in learning; on CPU of its process."
+    ),
     "perf/grader_restarts": Name("count", "Grader processes killed and replaced so far."),
-    "perf/judge_requests": Name("count", "Requests sent to the judge by the run, as far as its checkpoints know."),
-    "perf/judge_remembered": Name("count", "Answers that it had judged before, since the start of the process."),
+    "perf/judge_requests": Name(
+        "count", "Requests sent to the judge by the run, as far as its checkpoints know."
+    ),
+    "perf/judge_remembered": Name(
+        "count", "Answers that it had judged before, since the start of the process."
+    ),
     "perf/checkpoint_save_s": Name("s", "The last save from start to commit, upload included."),
     "perf/checkpoint_stall_s": Name("s", "What it held the loop up."),
     "perf/checkpoint_gib": Name("GiB", "Its size over all ranks."),
     "perf/checkpoint_failures": Name("count", "Saves given up so far."),
     "perf/checkpoint_interval_steps": Name("steps", "Steps between saves, as chosen."),
-    "perf/start_s": Name("s", "Launch to ready for the first step; on the first line of every start, like its parts."),
+    "perf/start_s": Name(
+        "s", "Launch to ready for the first step; on the first line of every start, like its parts."
+    ),
     "perf/start_launch_s": Name("s", "Of it: checks, the other nodes, Ray, the driver's own start."),
     "perf/start_place_s": Name("s", "Workers placed, rows measured."),
     "perf/start_load_s": Name("s", "Model and engine loaded; the checkpoint's files are fetched beside it."),
     "perf/start_resume_s": Name("s", "The rest of the fetch, and the checkpoint read into the policy."),
     "perf/start_sync_s": Name("s", "The first weight sync and its check."),
     "perf/replayed_completions": Name(
-        "count", "Completions taken from the rollout log in place of sampling, since the start of the process."
+        "count",
+        "Completions taken from the rollout log in place of sampling, since the start of the process.",
     ),
-    "perf/rollout_log_failures": Name("count", "Steps since then whose log could not be written, sent or used."),
+    "perf/rollout_log_failures": Name(
+        "count", "Steps since then whose log could not be written, sent or used."
+    ),
 }
 
 PREFIXES = {"eval/accuracy_": "Held-out accuracy on one source of a data set that has several."}
@@ -151,5 +215,6 @@ PREFIXES = {"eval/accuracy_": "Held-out accuracy on one source of a data set tha
 
 
 def unknown(names: set[str] | list[str]) -> list[str]:
-    """Those of `names` that the table lacks, sorted. A user's reward function may add its own; the trainer may not."""
+    """Those of `names` that the table lacks, sorted. A user's reward function may add its own; the trainer
+    may not."""
     return sorted(name for name in set(names) - set(NAMES) if not name.startswith(tuple(PREFIXES)))

@@ -7,8 +7,9 @@
     progress.json    the phase that runs right now, for another process to show (`Phases`)
     tensorboard/     event files      wandb/  Weights & Biases
 
-A line is written with one system call, so a SIGKILL loses at most the line it tears. Names and units: docs/metrics.md.
-This module imports only the standard library: the display and the report run where the training stack is not installed.
+A line is written with one system call, so a SIGKILL loses at most the line it tears. Names and units:
+docs/metrics.md. This module imports only the standard library: the display and the report run where the
+training stack is not installed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ NAME = re.compile(r"[a-z0-9_]+/[A-Za-z0-9_.@-]+")
 
 
 class Metrics:
-    """Writes the metrics and samples of one run to every place the configuration asks for. Lives in the driver."""
+    """Writes the metrics and samples of one run to every place the configuration asks for. Lives in the
+    driver."""
 
     def __init__(
         self,
@@ -47,11 +49,12 @@ class Metrics:
         history: bytes = b"",
         samples: bytes = b"",
     ) -> None:
-        """Opens the run's files, to resume after `resume_step` (0: a fresh start, which drops an earlier run's lines).
+        """Opens the run's files, to resume after `resume_step` (0: a fresh start, which drops an earlier
+        run's lines).
 
-        history, samples: metrics.jsonl and samples.jsonl as saved with the checkpoint, for a new node whose disk lacks
-        the lines up to `resume_step`; the samples' images are not restored. Raises ConfigError when W&B is asked to
-        be online without an account.
+        history, samples: metrics.jsonl and samples.jsonl as saved with the checkpoint, for a new node whose
+        disk lacks the lines up to `resume_step`; the samples' images are not restored. Raises ConfigError
+        when W&B is asked to be online without an account.
         """
         self.run_dir, self.config = Path(run_dir), config
         self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -66,7 +69,12 @@ class Metrics:
         if resume_step <= 0:
             (self.run_dir / "attempts.jsonl").unlink(missing_ok=True)
         replace(self.run_dir / "config.yaml", configuration.dump(config).encode())
-        start = {"resume_step": resume_step, "unix_s": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
+        start = {
+            "resume_step": resume_step,
+            "unix_s": time.time(),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
         _append(self.run_dir / "attempts.jsonl", start)
         self._trackers = self._open_trackers(resume_step)
 
@@ -79,17 +87,21 @@ class Metrics:
         return trackers
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes one line. Several lines of one step are merged by the readers, the later value of a name winning.
+        """Writes one line. Several lines of one step are merged by the readers, the later value of a name
+        winning.
 
         Raises ValueError for a name that is not `section/name`, TypeError for a value that is not a number.
         """
         for name in values:
             if not NAME.fullmatch(name):
-                raise ValueError(f"metric name {name!r}: write it as section/name_unit, as in docs/metrics.md")
+                raise ValueError(
+                    f"metric name {name!r}: write it as section/name_unit, as in docs/metrics.md"
+                )
         numbers = {name: _number(name, value) for name, value in values.items()}
         _append(
             self.run_dir / "metrics.jsonl",
-            {"step": int(step), "time/unix_s": time.time()} | {n: _json_number(v) for n, v in numbers.items()},
+            {"step": int(step), "time/unix_s": time.time()}
+            | {n: _json_number(v) for n, v in numbers.items()},
         )
         for tracker in self._trackers:
             tracker.log(step, numbers)
@@ -97,8 +109,9 @@ class Metrics:
     def samples(self, step: int, rows: list[dict[str, Any]]) -> None:
         """Writes completions with their grades.
 
-        Each row: row, question, completion (the text), ground_truth, verdict, reward, advantage, tokens (of the
-        completion), and image_pngs: encoded images (PNG, JPEG or WebP), kept at no more than IMAGE_SIDE pixels.
+        Each row: row, question, completion (the text), ground_truth, verdict, reward, advantage, tokens (of
+        the completion), and image_pngs: encoded images (PNG, JPEG or WebP), kept at no more than IMAGE_SIDE
+        pixels.
         """
         written = []
         for row in rows:
@@ -123,7 +136,8 @@ class Metrics:
         return f"samples/{stem}{suffix}"
 
     def history(self) -> bytes:
-        """All lines so far, to be saved with a checkpoint so that the curves survive the loss of the node's disk."""
+        """All lines so far, to be saved with a checkpoint so that the curves survive the loss of the node's
+        disk."""
         path = self.run_dir / "metrics.jsonl"
         return path.read_bytes() if path.exists() else b""
 
@@ -134,7 +148,8 @@ class Metrics:
 
 
 class Phases:
-    """Times the phases of a step on the monotonic clock, tells other processes which one runs, and polls in between.
+    """Times the phases of a step on the monotonic clock, tells other processes which one runs, and polls in
+    between.
 
         with phases("rollout"): ...
         with phases("update"): ...
@@ -149,9 +164,9 @@ class Phases:
         on_boundary: Callable[[str], Any] | None = None,
         total_steps: int = 0,
     ) -> None:
-        """run_dir: where `progress.json` goes (None: nowhere). on_boundary: called with its name after every outermost
-        phase that ended well; what it raises stops the loop (a preemption notice). total_steps: 0 where it is
-        not known.
+        """run_dir: where `progress.json` goes (None: nowhere). on_boundary: called with its name after every
+        outermost phase that ended well; what it raises stops the loop (a preemption notice). total_steps: 0
+        where it is not known.
         """
         self._path = Path(run_dir) / "progress.json" if run_dir else None
         self._on_boundary = on_boundary
@@ -190,8 +205,8 @@ class Phases:
     def begin(self, step: int, total_steps: int | None = None) -> None:
         """Says that step `step` begins (1 is the first).
 
-        The clock of the first one starts here; that of a later one where the last `take` ended, so that what comes
-        between logging and the next step, such as a checkpoint, is that step's.
+        The clock of the first one starts here; that of a later one where the last `take` ended, so that what
+        comes between logging and the next step, such as a checkpoint, is that step's.
         """
         if not self._taken:
             self._seconds, self._began = {}, time.monotonic()
@@ -210,7 +225,8 @@ class Phases:
         return taken
 
     def note(self, **fields: Any) -> None:
-        """Puts more into `progress.json`; a `message`, such as "loading the model", lasts until a step begins."""
+        """Puts more into `progress.json`; a `message`, such as "loading the model", lasts until a step
+        begins."""
         self._state |= fields
         self._write()
 

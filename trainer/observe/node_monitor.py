@@ -1,4 +1,5 @@
-"""What a node is doing, sampled by its launcher: GPUs, network, disk, memory, and which rank keeps others waiting."""
+"""What a node is doing, sampled by its launcher: GPUs, network, disk, memory, and which rank keeps others
+waiting."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ RAYS_OWN = ("ray::Dash", "ray::Runtime", "ray::IDLE")
 
 
 class NodeStats:
-    """What the machines did in a step, for its metrics: all nodes where their launchers sample them, else this one."""
+    """What the machines did in a step, for its metrics: all nodes where their launchers sample them, else
+    this one."""
 
     def __init__(self, run_dir: str | Path) -> None:
         self.run_dir, self._since = Path(run_dir), time.time()
@@ -41,7 +43,11 @@ class NodeStats:
         found = {"perf/disk_free_gib": min(free) / 2**30, "perf/host_memory_fraction": max(used)}
         if samples:
             found["perf/shm_free_gib"] = min(s["shm_free_bytes"] for s in samples) / 2**30
-            sent = [s["bytes_per_s"].get(f"{fabric}_out", 0) for s in samples for fabric in ("network", "infiniband")]
+            sent = [
+                s["bytes_per_s"].get(f"{fabric}_out", 0)
+                for s in samples
+                for fabric in ("network", "infiniband")
+            ]
             found["perf/network_gbit_per_s"] = sum(sent) / len(samples) * 8e-9
         if gpus := [gpu for s in samples for gpu in s["gpus"]]:
             found |= {
@@ -136,8 +142,8 @@ def _traffic(infiniband: Path = Path("/sys/class/infiniband")) -> dict[str, int]
 
 
 def _file_bytes() -> dict[int, int]:
-    """Bytes that the job's processes here have read and written in files so far, by process id. Ray names its actors
-    after what they run; the driver is a child of the one that supervises the job."""
+    """Bytes that the job's processes here have read and written in files so far, by process id. Ray names its
+    actors after what they run; the driver is a child of the one that supervises the job."""
     found: dict[int, int] = {}
 
     def count(processes: list[psutil.Process]) -> None:
@@ -184,7 +190,8 @@ class Stragglers:
         if len(spans) < 2 or min(spans) < WINDOW_S:
             return ""
         shares = {
-            r: (self._last[r][1] - self._first[r][1]) / (self._last[r][0] - self._first[r][0]) for r in self._first
+            r: (self._last[r][1] - self._first[r][1]) / (self._last[r][0] - self._first[r][0])
+            for r in self._first
         }
         nodes = {r: self._last[r][2] for r in self._last}
         self._first = dict(self._last)

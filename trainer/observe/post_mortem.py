@@ -1,4 +1,5 @@
-"""Ray's post-mortem debugger in a rank: a rank that raises waits for a person, and says so where its launcher reads it.
+"""Ray's post-mortem debugger in a rank: a rank that raises waits for a person, and says so where its launcher
+reads it.
 
 `watch.post_mortem` sets the variables; docs/debugging.md tells how to attach.
 """
@@ -17,8 +18,9 @@ VARIABLE = "RAY_DEBUG_POST_MORTEM"
 
 
 def variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Environment of a node whose ranks wait: with pdb over a socket of the node itself, unless RAY_DEBUG asks for
-    another debugger; and without the time limits that would end the ranks which wait in a collective."""
+    """Environment of a node whose ranks wait: with pdb over a socket of the node itself, unless RAY_DEBUG
+    asks for another debugger; and without the time limits that would end the ranks which wait in a
+    collective."""
     return {
         VARIABLE: "1",
         "RAY_DEBUG": env.get("RAY_DEBUG", "legacy"),

@@ -1,4 +1,5 @@
-"""The part of a report that shows the machines: what each node did, and which rank the others waited for, per phase."""
+"""The part of a report that shows the machines: what each node did, and which rank the others waited for, per
+phase."""
 
 from __future__ import annotations
 
@@ -53,16 +54,22 @@ def _of_node(samples: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _over(
-    samples: Sequence[dict[str, Any]], name: str, of: Callable[[list[float]], float], form: str, unit: float = 1.0
+    samples: Sequence[dict[str, Any]],
+    name: str,
+    of: Callable[[list[float]], float],
+    form: str,
+    unit: float = 1.0,
 ) -> str:
     values = [s[name] / unit for s in samples if name in s]
     return form.format(of(values)) if values else "–"
 
 
 def waits(samples: Sequence[dict[str, Any]]) -> Waits:
-    """Share of each phase that each rank waited in collectives: a straggler waits least, since the others wait for it.
+    """Share of each phase that each rank waited in collectives: a straggler waits least, since the others
+    wait for it.
 
-    The time between two samples of a node counts for the phase of the later one, where both name the same step's phase.
+    The time between two samples of a node counts for the phase of the later one, where both name the same
+    step's phase.
     """
     seconds: dict[str, dict[int, float]] = {}
     waited: dict[str, dict[int, float]] = {}
@@ -88,7 +95,11 @@ def stragglers(shares: dict[int, float]) -> list[int]:
     """Ranks that wait for much less of the time than the median of the others."""
     if len(shares) < 2:
         return []
-    return [r for r in shares if statistics.median(v for o, v in shares.items() if o != r) - shares[r] >= STRAGGLES]
+    return [
+        r
+        for r in shares
+        if statistics.median(v for o, v in shares.items() if o != r) - shares[r] >= STRAGGLES
+    ]
 
 
 def _ranks(shares: Waits) -> str:

@@ -14,8 +14,15 @@ MOST_CATEGORIES = 40
 
 def scores_page(name: str, found: dict[str, Any]) -> str:
     """The report of an evaluation. found: what `benchmarks.json` holds."""
-    how = "greedy" if found["samples"] == 1 and not found["temperature"] else f"temperature {found['temperature']:g}"
-    facts = [found["model"], f"{found['samples']} completion{'s' * (found['samples'] > 1)} per problem, {how}"]
+    how = (
+        "greedy"
+        if found["samples"] == 1 and not found["temperature"]
+        else f"temperature {found['temperature']:g}"
+    )
+    facts = [
+        found["model"],
+        f"{found['samples']} completion{'s' * (found['samples'] > 1)} per problem, {how}",
+    ]
     facts += [f"judged by {found['judge']}"] if found["judge"] else []
     head = f"<header><h1>{html.escape(name)}</h1><p>{html.escape(' · '.join(facts))}</p></header>"
     note = "Accuracy; the line is its 95% interval over problems."
@@ -48,7 +55,11 @@ def _chart(benchmark: str, one: dict[str, Any]) -> str:
     if "published" in one:
         at = x(one["published"]["accuracy"])
         shapes.append(f'<path class="published" d="M{at:.1f} 6l-5 -6h10z"/>')
-    more = f" {len(parts) - MOST_CATEGORIES} more categories in benchmarks.md." if len(parts) > MOST_CATEGORIES else ""
+    more = (
+        f" {len(parts) - MOST_CATEGORIES} more categories in benchmarks.md."
+        if len(parts) > MOST_CATEGORIES
+        else ""
+    )
     extra = [f"{key} {one[key]:.1%}" for key in one if "@" in key]
     extra += [f"published {one['published']['accuracy']:.1%}"] if "published" in one else []
     note = f"<p>{html.escape(', '.join(extra))}.{more}</p>" if extra or more else ""

@@ -1,6 +1,8 @@
-"""From graded completions of benchmarks to their scores: pass@k, majority vote, confidence intervals, per category.
+"""From graded completions of benchmarks to their scores: pass@k, majority vote, confidence intervals, per
+category.
 
-Plain arithmetic on the lines of `pass_rates.jsonl`; the code that asks the model is trainer/pass_rate.py.
+Plain arithmetic on the lines of `pass_rates.jsonl`; the code that asks the model is
+trainer/loops/pass_rate.py.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ PUBLISHED = {
     "Qwen/Qwen2.5-VL-7B-Instruct": {"mathvista": 0.682, "mathvision": 0.251},
     "Qwen/Qwen2.5-VL-72B-Instruct": {"mathvista": 0.748, "mathvision": 0.381},
 }
-"""Accuracy by the model's authors: what a base model should come near to, and a trained one be held against."""
+"""Accuracy by the model's authors: what a base model should come near to, and a trained one be held
+against."""
 PUBLISHED_BY = "Qwen2.5-VL's README"
 
 
@@ -33,7 +36,8 @@ class Row:
     source: str
     """`benchmark/category`, or `benchmark`."""
     answers: Sequence[tuple[str | None, float]]
-    """Boxed answer and accuracy of each completion; a prompt that was too long for the engine has none right."""
+    """Boxed answer and accuracy of each completion; a prompt that was too long for the engine has none
+    right."""
     tokens: int = 0
     """Of all completions."""
     truncated: int = 0
@@ -48,7 +52,8 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 
 def majority(answers: Sequence[tuple[str | None, float]]) -> float:
-    """Accuracy of the most frequent answer, as it is spelled; the mean over answers that share the first place."""
+    """Accuracy of the most frequent answer, as it is spelled; the mean over answers that share the first
+    place."""
     votes = Counter(answer for answer, _ in answers if answer is not None)
     if not votes:
         return 0.0
@@ -92,13 +97,15 @@ def score(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def scores(rows: Sequence[Row], base: str = "") -> dict[str, dict[str, Any]]:
-    """By benchmark: its figures, under `categories` those of its parts where it has several, and under `published`
-    what the authors of `base` say. base: hub id of the model that is evaluated or was trained."""
+    """By benchmark: its figures, under `categories` those of its parts where it has several, and under
+    `published` what the authors of `base` say. base: hub id of the model that is evaluated or was trained."""
     found = {}
     for name in dict.fromkeys(row.source.partition("/")[0] for row in rows):
         own = [row for row in rows if row.source.partition("/")[0] == name]
         parts = sorted({row.source.partition("/")[2] for row in own})
-        by_part = {part: score([row for row in own if row.source.partition("/")[2] == part]) for part in parts}
+        by_part = {
+            part: score([row for row in own if row.source.partition("/")[2] == part]) for part in parts
+        }
         found[name] = score(own) | ({"categories": by_part} if len(parts) > 1 else {})
         if name in PUBLISHED.get(base, {}):
             found[name]["published"] = {"model": base, "accuracy": PUBLISHED[base][name]}
@@ -108,7 +115,9 @@ def scores(rows: Sequence[Row], base: str = "") -> dict[str, dict[str, Any]]:
 def table(found: dict[str, dict[str, Any]], judge: str) -> str:
     """Markdown. judge: the model that decided free text; empty: rules alone."""
     columns = [key for key in next(iter(found.values())) if "@" in key]
-    published = [f"published ({one['published']['model']})" for one in found.values() if "published" in one][:1]
+    published = [f"published ({one['published']['model']})" for one in found.values() if "published" in one][
+        :1
+    ]
     head = ["benchmark", "problems", "accuracy", "95%", *published, *columns, "no answer", "cut", "too long", "tokens",
             "by"]  # fmt: skip
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]

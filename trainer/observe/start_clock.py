@@ -1,4 +1,5 @@
-"""What a start takes, part by part, from the launcher's first line to the first step: what a preemption costs."""
+"""What a start takes, part by part, from the launcher's first line to the first step: what a preemption
+costs."""
 
 from __future__ import annotations
 

@@ -1,22 +1,22 @@
-"""A profile of one step: of each call of each rank torch.profiler's trace and, on CUDA, the allocator's history.
+"""A profile of one step: of each call of each rank torch.profiler's trace and, on CUDA, the allocator's
+history.
 
     RUN_DIR/profile/step-00000012/rank-3-02-update.json.gz          for ui.perfetto.dev or chrome://tracing
     RUN_DIR/profile/step-00000012/rank-3-02-update.memory.pickle    for pytorch.org/memory_viz
 
-`logging.profile_step` names the step; while a run runs, a file in its folder asks for the next one. Every rank writes
-on its own node and pushes its files to the bucket.
+`logging.profile_step` names the step; while a run runs, a file in its folder asks for the next one. Every
+rank writes on its own node and pushes its files to the bucket.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import signal
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any
 
 from trainer.config import ConfigError, RunConfig
 from trainer.errors import StorageError
@@ -26,7 +26,6 @@ FOLDER = "profile"
 """In the run's folder, and below the run's prefix in the bucket."""
 REQUEST = "profile.request"
 """File in the run's folder that asks for a profile of the next step."""
-M = TypeVar("M", bound=Callable[..., Any])
 ALLOCATIONS = 100_000
 """Newest allocations and frees that a memory snapshot tells of."""
 
@@ -53,12 +52,15 @@ class Recorder:
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Generator[None]:
-        """Records the body, or its first `logging.profile_s` seconds; writes the files once it has ended well."""
+        """Records the body, or its first `logging.profile_s` seconds; writes the files once it has ended
+        well."""
         import torch
         from torch.profiler import ProfilerActivity, profile
 
         stem, self.calls = str(self.folder / f"rank-{self.rank}-{self.calls:02d}-{name}"), self.calls + 1
-        recording = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.cuda else [])])
+        recording = profile(
+            activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.cuda else [])]
+        )
         if self.cuda:
             torch.cuda.memory._record_memory_history(max_entries=ALLOCATIONS)
         recording.start()
@@ -89,9 +91,11 @@ class Recorder:
 
 @contextlib.contextmanager
 def _alarm(seconds: float, action: Callable[[], None]) -> Generator[Callable[[], None]]:
-    """Calls `action` once: when the seconds are over, or when the body calls what it is given, or with the body.
+    """Calls `action` once: when the seconds are over, or when the body calls what it is given, or with the
+    body.
 
-    By a signal, since a profiler must stop in the thread that it started in; in other threads the seconds do not count.
+    By a signal, since a profiler must stop in the thread that it started in; in other threads the seconds do
+    not count.
     """
     pending = [action]
 
@@ -112,29 +116,16 @@ def _alarm(seconds: float, action: Callable[[], None]) -> Generator[Callable[[],
         once()
 
 
-def profiled(method: M) -> M:
-    """A method of an object with a `recorder`: recorded while there is one, under the method's name."""
-    function: Any = method
-
-    @functools.wraps(function)
-    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.recorder is None:
-            return function(self, *args, **kwargs)
-        with self.recorder(function.__name__):
-            return function(self, *args, **kwargs)
-
-    return cast("M", called)
-
-
-class Ranks(Protocol):
-    def all(self, method: str, *args: Any) -> list[Any]: ...
-
-
 class StepProfiles:
-    """The driver's part: has the ranks record the step that is configured, or the next one after a request."""
+    """The driver's part: has the ranks record the step that is configured, or the next one after a
+    request."""
 
-    def __init__(self, config: RunConfig, ranks: Ranks) -> None:
-        self.config, self.ranks, self.step = config, ranks, 0
+    def __init__(
+        self, config: RunConfig, record: Callable[[int], object], recorded: Callable[[], list[Taken]]
+    ) -> None:
+        """record: has every rank record the calls of a step. recorded: ends that and returns what each
+        took."""
+        self.config, self.record, self.recorded, self.step = config, record, recorded, 0
         self.request = Path(config.run.dir) / REQUEST
 
     def begin(self, step: int) -> None:
@@ -144,13 +135,13 @@ class StepProfiles:
             return
         self.request.unlink(missing_ok=True)
         self.step = step
-        self.ranks.all("record", step)
+        self.record(step)
 
     def end(self) -> None:
         """After it. Prints where the profile is."""
         if not self.step:
             return
-        taken = self.ranks.all("recorded")
+        taken = self.recorded()
         folder = f"{Path(self.config.run.dir) / FOLDER}/step-{self.step:08d}"
         size = max(t.size_bytes for t in taken) / 2**20
         memory = "" if self.config.placement.device == "cuda" else "; no memory snapshot: that is CUDA's"

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from trainer.algorithm.batching import TrainItem
-from trainer.algorithm.credit import Batch
-from trainer.algorithm.records import Outcome, Sample, Verdict
+from trainer.algorithm.credit import Credited
+from trainer.algorithm.traces import Outcome, Trace, Verdict
 from trainer.config import RunConfig
 from trainer.data.dataset import Dataset
 from trainer.data.schema import question
@@ -16,10 +15,11 @@ from trainer.hardware.flops import Completed, image_grids, step_metrics
 from trainer.hardware.model_shapes import Shape
 
 
-def describe(samples: list[Sample], outcomes: list[Outcome]) -> dict[str, float]:
+def describe(traces: Sequence[Trace], outcomes: Sequence[Outcome]) -> dict[str, float]:
     """Rewards, verdicts and lengths of all completions of one step."""
-    n = len(samples)
-    lengths = [len(s.token_ids) for s in samples]
+    n = len(traces)
+    lengths = [len(trace.completion) for trace in traces]
+    prompts = [trace.shared for trace in traces]
     rewards = [o.reward for o in outcomes]
     mean = sum(rewards) / n
     verdicts = Counter(o.verdict for o in outcomes)
@@ -32,20 +32,23 @@ def describe(samples: list[Sample], outcomes: list[Outcome]) -> dict[str, float]
         "tokens/response_mean": sum(lengths) / n,
         "tokens/response_max": max(lengths),
         "tokens/response_min": min(lengths),
-        "tokens/prompt_mean": sum(len(s.prompt_token_ids) for s in samples) / n,
-        "tokens/prompt_max": max(len(s.prompt_token_ids) for s in samples),
-        "tokens/step": sum(lengths) + sum(len(s.prompt_token_ids) for s in samples),
-        "tokens/truncated_fraction": sum(not s.finished for s in samples) / n,
+        "tokens/prompt_mean": sum(prompts) / n,
+        "tokens/prompt_max": max(prompts),
+        "tokens/step": sum(lengths) + sum(prompts),
+        "tokens/truncated_fraction": sum(not trace.finished for trace in traces) / n,
     }
 
 
 def throughput(stats: dict[str, float], times: dict[str, float], world_size: int) -> dict[str, float]:
-    """Tokens per second: completions in the rollout, all tokens in the update and in the whole step per rank."""
+    """Tokens per second: completions in the rollout, all tokens in the update and in the whole step per
+    rank."""
     total = stats.get("tokens/step", 0.0)
     prompt, completion = stats.get("tokens/prompt_mean", 0.0), stats.get("tokens/response_mean", 0.0)
     out = {"perf/tokens_per_s_per_gpu": total / times["time/step_s"] / world_size}
     if times.get("time/rollout_s") and prompt + completion:
-        out["perf/rollout_tokens_per_s"] = total * completion / (prompt + completion) / times["time/rollout_s"]
+        out["perf/rollout_tokens_per_s"] = (
+            total * completion / (prompt + completion) / times["time/rollout_s"]
+        )
     if times.get("time/update_s"):
         out["perf/train_tokens_per_s"] = total / times["time/update_s"]
     return out
@@ -56,14 +59,14 @@ def utilisation(
     shape: Shape,
     peak: float,
     image_token_id: int,
-    samples: Sequence[Sample | TrainItem],
+    traces: Sequence[Trace],
     times: dict[str, float],
 ) -> dict[str, float]:
     """Model and hardware FLOPs utilisation per phase. peak: of one GPU, FLOP/s."""
-    sequences = [
-        Completed(len(s.prompt_token_ids), len(s.token_ids), image_grids(s.prompt_token_ids, image_token_id), s.row)
-        for s in samples
-    ]
+    sequences = []
+    for trace in traces:
+        grids = image_grids(trace.prompt.tolist(), image_token_id)
+        sequences.append(Completed(trace.shared, len(trace.completion), grids, trace.row))
     grpo = config.method == "grpo"
     algorithm = config.algorithm
     return step_metrics(
@@ -82,27 +85,28 @@ def utilisation(
     )
 
 
-def sample_rows(config: RunConfig, dataset: Dataset, step: int, batch: Batch) -> list[dict[str, Any]]:
-    """A few of the completions trained on with their images, spread over the groups; [] where none are due."""
+def sample_rows(config: RunConfig, dataset: Dataset, step: int, batch: Credited) -> list[dict[str, Any]]:
+    """A few of the completions trained on with their images, spread over the groups; [] where none are
+    due."""
     log = config.logging
     if not log.samples_per_step or (step - 1) % max(log.samples_every_steps, 1):
         return []
-    samples, advantages = batch.samples, batch.advantages
-    stride = max(len(samples) // log.samples_per_step, 1)
+    stride = max(len(batch.traces) // log.samples_per_step, 1)
     rows = []
-    for i in list(range(0, len(samples), stride))[: log.samples_per_step]:
-        sample, outcome, row = samples[i], batch.outcomes[i], dataset[samples[i].row]
+    for i in list(range(0, len(batch.traces), stride))[: log.samples_per_step]:
+        trace, outcome = batch.traces[i], batch.outcomes[i]
+        row = dataset[trace.row]
         rows.append(
             {
-                "row": sample.row,
+                "row": trace.row,
                 "question": question(row.messages),
                 "image_pngs": row.images,
-                "completion": sample.text,
+                "completion": trace.text,
                 "ground_truth": row.answer,
                 "verdict": outcome.verdict,
                 "reward": outcome.reward,
-                "advantage": float(advantages.values[i]),
-                "tokens": len(sample.token_ids),
+                "advantage": float(batch.advantages.values[i]),
+                "tokens": len(trace.completion),
             }
         )
     return rows

@@ -1,12 +1,14 @@
-"""Pushes what a run writes about itself to its bucket while it runs: a desk follows it without reaching the machine.
+"""Pushes what a run writes about itself to its bucket while it runs: a desk follows it without reaching the
+machine.
 
     <remote>/<run id>/stream/<attempt>/metrics.jsonl/00000003    pieces of the files that grow
     <remote>/<run id>/stream/<attempt>/progress.json             small files, whole
     <remote>/<run id>/stream/<attempt>/samples/<hash>.jpg        images of the samples
 
-Stores cannot append. So the last piece of a file is written again until it holds PIECE_BYTES, and then the next begins:
-the number of objects grows with the bytes and not with the time. Nothing is written where nothing is new. Every attempt
-has a prefix of its own, and one that was replaced stops. trainer/observe/mirror.py reads it.
+Stores cannot append. So the last piece of a file is written again until it holds PIECE_BYTES, and then the
+next begins: the number of objects grows with the bytes and not with the time. Nothing is written where
+nothing is new. Every attempt has a prefix of its own, and one that was replaced stops.
+trainer/observe/mirror.py reads it.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class Growing:
         self._looked = 0
 
     def push(self, burst: int = 0, choose: Callable[[bytes], bytes] = bytes) -> None:
-        """Pushes the complete lines that are new. burst: the most bytes to take. choose: what of them is pushed."""
+        """Pushes the complete lines that are new. burst: the most bytes to take. choose: what of them is
+        pushed."""
         self._take(burst, choose)
         while self._unsent and len(self._piece) > PIECE_BYTES:
             cut = self._piece.rfind(b"\n", 0, PIECE_BYTES) + 1 or self._piece.find(b"\n") + 1
@@ -105,10 +108,14 @@ class Growing:
 
 
 class Stream:
-    """Pushes one attempt of a run, from a thread. A store that fails never stops the run: the next push catches up."""
+    """Pushes one attempt of a run, from a thread. A store that fails never stops the run: the next push
+    catches up."""
 
-    def __init__(self, run_dir: str | Path, storage: Storage, attempt: str, every_s: float, fenced: Callable[[], bool]):
-        """storage: the run's prefix. fenced: whether the attempt was replaced, after which nothing is written."""
+    def __init__(
+        self, run_dir: str | Path, storage: Storage, attempt: str, every_s: float, fenced: Callable[[], bool]
+    ):
+        """storage: the run's prefix. fenced: whether the attempt was replaced, after which nothing is
+        written."""
         self.run_dir, self.storage, self.every_s, self.fenced = Path(run_dir), storage, every_s, fenced
         self.prefix = f"{FOLDER}/{attempt}"
         self.failures = 0

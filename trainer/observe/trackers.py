@@ -1,6 +1,8 @@
-"""TensorBoard and Weights & Biases behind one small interface: log(step, numbers), samples(step, rows), close().
+"""TensorBoard and Weights & Biases behind one small interface: log(step, numbers), samples(step, rows),
+close().
 
-Both are views of metrics.jsonl, which stays the record: a tracker that fails at its service never stops a run.
+Both are views of metrics.jsonl, which stays the record: a tracker that fails at its service never stops a
+run.
 """
 
 from __future__ import annotations
@@ -33,12 +35,18 @@ class TensorBoard:
         self._summary: Any = getattr(summary_pb2, "Summary")  # noqa: B009
         session: Any = getattr(event_pb2, "SessionLog")  # noqa: B009
         start = session(status=session.START)
-        self._writer.add_event(self._event(wall_time=time.time(), step=max(resume_step, 0) + 1, session_log=start))
+        self._writer.add_event(
+            self._event(wall_time=time.time(), step=max(resume_step, 0) + 1, session_log=start)
+        )
 
     def log(self, step: int, numbers: dict[str, int | float]) -> None:
         """Writes the step's scalars and flushes."""
-        values = [self._summary.Value(tag=name, simple_value=value) for name, value in sorted(numbers.items())]
-        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
+        values = [
+            self._summary.Value(tag=name, simple_value=value) for name, value in sorted(numbers.items())
+        ]
+        self._writer.add_event(
+            self._event(wall_time=time.time(), step=step, summary=self._summary(value=values))
+        )
         self._writer.flush()
 
     def samples(self, step: int, rows: list[dict[str, Any]]) -> None:
@@ -51,8 +59,8 @@ class TensorBoard:
 class WeightsAndBiases:
     """A W&B run with our run id, so that every attempt of a preempted run is one run there.
 
-    Online, the service drops the steps that it has seen. Offline, every attempt leaves a directory of its own that
-    holds the whole history so far: `wandb sync` of the newest one is enough.
+    Online, the service drops the steps that it has seen. Offline, every attempt leaves a directory of its own
+    that holds the whole history so far: `wandb sync` of the newest one is enough.
     """
 
     def __init__(self, run_dir: Path, config: RunConfig, resume_step: int) -> None:
@@ -118,7 +126,9 @@ class WeightsAndBiases:
         ]
         table = self._wandb.Table(columns=columns, data=[[row.get(c) for c in columns] for row in rows])
         images = [
-            self._wandb.Image(str(self._run_dir / path), caption=f"row {row.get('row')}: {row.get('verdict')}")
+            self._wandb.Image(
+                str(self._run_dir / path), caption=f"row {row.get('row')}: {row.get('verdict')}"
+            )
             for row in rows
             for path in row["images"]
         ]

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from trainer import config as configuration
-from trainer.algorithm.records import Verdict
+from trainer.algorithm.traces import Verdict
 from trainer.config import ConfigError
 
 KEY_VARIABLE = "SPOTRL_JUDGE_KEY"

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, get_args
 
 from trainer import config as configuration
-from trainer.algorithm.records import Verdict
+from trainer.algorithm.traces import Verdict
 
 TOKEN_VARIABLE = "SPOTRL_REWARD_TOKEN"
 """Environment variable with the bearer token, on both sides."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer import config as configuration
-from trainer.algorithm.records import Outcome, Verdict
+from trainer.algorithm.traces import Outcome, Verdict
 from trainer.config import ConfigError
 from trainer.rewards import remote
 from trainer.rewards.grading import grader

@@ -1,6 +1,7 @@
 """Copies files between this machine and an object store, lists one, and finds out what it allows.
 
-python -m trainer.storage cp SOURCE TARGET | send FOLDER URL | fetch URL FOLDER | ls URL | probe URL [--read-only]
+python -m trainer.storage cp SOURCE TARGET | send FOLDER URL | fetch URL FOLDER | ls URL | probe URL
+[--read-only]
 
 send leaves out files that are there with the same size; fetch leaves a folder that is whole, or none.
 """

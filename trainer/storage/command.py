@@ -11,7 +11,8 @@ from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_OK, EXIT_STOR
 
 
 def exit_code(run: Callable[[], None]) -> int:
-    """Runs a command and returns its exit code; what a user can change and what a store said is printed as one line."""
+    """Runs a command and returns its exit code; what a user can change and what a store said is printed as
+    one line."""
     try:
         run()
     except (ConfigError, FileNotFoundError) as error:

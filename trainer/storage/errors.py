@@ -1,7 +1,7 @@
 """Telling permanent errors of a store from transient ones, from the replies that the providers document.
 
-obstore gives the reply's status and body as text only, and reports refusals of a listing as a generic error: the S3, R2
-and RunPod replies are XML with a `<Code>`, those of Google's JSON interface have a `"reason"`.
+obstore gives the reply's status and body as text only, and reports refusals of a listing as a generic error:
+the S3, R2 and RunPod replies are XML with a `<Code>`, those of Google's JSON interface have a `"reason"`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""The files of a pretrained model's weights: in a folder, or in the hub's cache, into which they are downloaded."""
+"""The files of a pretrained model's weights: in a folder, or in the hub's cache, into which they are
+downloaded."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -16,6 +18,8 @@ INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 READ_FIRST = ("tokenizer.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
 """Files of a tokenizer or processor, of which a model may lack some."""
 PARALLEL_FILES = 4
+SAMPLE_BYTES = 1 << 16
+"""Read at each of three places of a weight file, to tell it from others."""
 NODE_VARIABLE = "SPOTRL_WEIGHTS_NODE"
 """A node's place among those that share the download of a model's files, as its launcher counts them."""
 
@@ -26,11 +30,11 @@ def from_hub(config: RunConfig) -> bool:
 
 
 def file(config: RunConfig, name: str, cache_dir: str | Path | None = None) -> Path:
-    """Path of one file of the model; of the hub's, downloaded where it is not in the cache, after another process that
-    downloads it.
+    """Path of one file of the model; of the hub's, downloaded where it is not in the cache, after another
+    process that downloads it.
 
-    Raises FileNotFoundError where the model has no such file, ConfigError where the hub refuses it, StorageError where
-    the hub does not answer or the download breaks off.
+    Raises FileNotFoundError where the model has no such file, ConfigError where the hub refuses it,
+    StorageError where the hub does not answer or the download breaks off.
     """
     folder = Path(config.model.path)
     if folder.is_dir():
@@ -41,7 +45,9 @@ def file(config: RunConfig, name: str, cache_dir: str | Path | None = None) -> P
 
     revision, endpoint = config.model.revision or None, os.environ.get("HF_ENDPOINT") or None
     try:
-        got = hf_hub_download(config.model.path, name, revision=revision, endpoint=endpoint, cache_dir=cache_dir)
+        got = hf_hub_download(
+            config.model.path, name, revision=revision, endpoint=endpoint, cache_dir=cache_dir
+        )
     except Exception as error:  # those of its HTTP client, of Xet and its own have no base in common
         raise _failure(config.model.path, name, error) from error
     return Path(str(got))
@@ -66,17 +72,45 @@ def _failure(model: str, name: str, error: BaseException) -> Exception:
 
 
 def folder(config: RunConfig) -> Path:
-    """The local folder of the pretrained model; of a hub id what the hub's cache has, which may lack the weights."""
+    """The local folder of the pretrained model; of a hub id what the hub's cache has, which may lack the
+    weights."""
     if Path(config.model.path).is_dir():
         return Path(config.model.path)
     from huggingface_hub import hf_hub_download
 
     revision = config.model.revision or None
-    return Path(str(hf_hub_download(config.model.path, "config.json", revision=revision, local_files_only=True))).parent
+    return Path(
+        str(hf_hub_download(config.model.path, "config.json", revision=revision, local_files_only=True))
+    ).parent
+
+
+def fingerprint(config: RunConfig) -> str:
+    """What tells the model from another one: of a folder a hash of what it holds, of a hub's model its name.
+
+    Of every weight file some bytes at its start, middle and end are read: that takes no time, and other weights
+    of the same shapes differ there.
+    """
+    model = Path(config.model.path)
+    if not model.is_dir():
+        return f"hub:{config.model.path}@{config.model.revision}"
+    digest = hashlib.sha256()
+    described = json.loads((model / "config.json").read_text())
+    for volatile in ("transformers_version", "_name_or_path"):
+        described.pop(volatile, None)
+    digest.update(json.dumps(described, sort_keys=True).encode())
+    for path in sorted(model.glob("*.safetensors")):
+        size = path.stat().st_size
+        with path.open("rb") as weights:
+            digest.update(f"{path.name} {size}\n".encode())
+            for offset in (0, size // 2, max(0, size - SAMPLE_BYTES)):
+                weights.seek(offset)
+                digest.update(weights.read(SAMPLE_BYTES))
+    return f"files:{digest.hexdigest()}"
 
 
 def weight_files(config: RunConfig, cache_dir: str | Path | None = None) -> list[str]:
-    """Names of the files that hold the model's weights. Raises as `file` does, and ConfigError for a broken index."""
+    """Names of the files that hold the model's weights. Raises as `file` does, and ConfigError for a broken
+    index."""
     try:
         index = file(config, INDEX, cache_dir)
     except FileNotFoundError:
@@ -101,5 +135,6 @@ def ask(config: RunConfig) -> None:
 
 
 def aliases(key: str) -> set[str]:
-    """What a module may call a tensor of a file: older files of vision models leave out where the decoder lies."""
+    """What a module may call a tensor of a file: older files of vision models leave out where the decoder
+    lies."""
     return {key, f"model.{key}", key.replace("model.", "model.language_model.", 1)}

@@ -1,6 +1,7 @@
 """Whether a store can do what a run needs of it, found out in a second before anything expensive starts.
 
-`python -m trainer.storage probe URL [--read-only]` from the desk; the head's launcher does the same before Ray.
+`python -m trainer.storage probe URL [--read-only]` from the desk; the head's launcher does the same before
+Ray.
 """
 
 from __future__ import annotations
@@ -19,17 +20,23 @@ QUICK = Retry(attempts=2, first_wait_s=0.5, request_retries=1, request_retry_s=5
 """On a user's machine: gives up early."""
 
 
-def probe(url: str, *, write: bool = True, env: Mapping[str, str] = os.environ, retry: Retry = PATIENT) -> None:
+def probe(
+    url: str, *, write: bool = True, env: Mapping[str, str] = os.environ, retry: Retry = PATIENT
+) -> None:
     """Puts, lists, reads and deletes one small object below `url`; with write=False only lists.
 
-    Raises ConfigError, in one line that says what to change, for what no retry can cure (wrong key or secret, no such
-    bucket, a missing right, another region, a clock that is off); StorageError for a store that stays away.
+    Raises ConfigError, in one line that says what to change, for what no retry can cure (wrong key or secret,
+    no such bucket, a missing right, another region, a clock that is off); StorageError for a store that stays
+    away.
     """
     storage = Storage(url, env=env, retry=retry)
     if not write:
         storage.list()
         return
-    key, data = f"probe-{secrets.token_hex(6)}", b"SpotRL: whether this store can be written, read and cleared."
+    key, data = (
+        f"probe-{secrets.token_hex(6)}",
+        b"SpotRL: whether this store can be written, read and cleared.",
+    )
     storage.put_bytes(key, data)
     try:
         storage.list()

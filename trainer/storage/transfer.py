@@ -1,4 +1,5 @@
-"""Whole folders between this machine and a store, with a line every few seconds. Needs nothing but obstore."""
+"""Whole folders between this machine and a store, with a line every few seconds. Needs nothing but
+obstore."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ class Told:
         rate = self.done / (now - self.began)
         left = f"{(self.total - self.done) / rate:.0f} s left" if rate else "no end in sight"
         print(
-            f"{self.what}: {size(self.done)} of {size(self.total)}, {size(rate)}/s, {left}", file=sys.stderr, flush=True
+            f"{self.what}: {size(self.done)} of {size(self.total)}, {size(rate)}/s, {left}",
+            file=sys.stderr,
+            flush=True,
         )
 
 
@@ -61,7 +64,8 @@ LAST = ("config.json", "manifest.json")
 def upload(source: Path, url: str, resume: bool = False) -> tuple[int, int]:
     """Uploads a file or folder. Returns (files, bytes) sent.
 
-    resume: what is there with the same size is not sent again; for a URL under which only these bytes are ever put.
+    resume: what is there with the same size is not sent again; for a URL under which only these bytes are
+    ever put.
     """
     if not source.exists():
         raise ConfigError(f"nothing at {source}")

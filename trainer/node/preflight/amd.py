@@ -1,4 +1,5 @@
-"""The GPUs of an AMD node as AMD SMI's Python library (`amdsmi`, in ROCm's images) shows them, in the form of NVML's.
+"""The GPUs of an AMD node as AMD SMI's Python library (`amdsmi`, in ROCm's images) shows them, in the form of
+NVML's.
 
 Calls and fields: AMD SMI Python API reference, ROCm 6 and 7 (*read*; no AMD GPU has run this).
 """
@@ -71,7 +72,9 @@ def _read_one(amdsmi: Any, index: int, handle: Any) -> Gpu:
         index=index,
         name=str(asic.get("market_name") or "AMD GPU"),
         memory_bytes=ask("amdsmi_get_gpu_memory_total", amdsmi.AmdSmiMemoryType.VRAM, otherwise=0),
-        uncorrected_ecc=number(ask("amdsmi_get_gpu_total_ecc_count", otherwise={}).get("uncorrectable_count")),
+        uncorrected_ecc=number(
+            ask("amdsmi_get_gpu_total_ecc_count", otherwise={}).get("uncorrectable_count")
+        ),
         remap_pending=any(p["status"] == amdsmi.AmdSmiMemoryPageStatus.PENDING for p in pages),
         remap_failed=any(p["status"] == amdsmi.AmdSmiMemoryPageStatus.UNRESERVABLE for p in pages),
         pcie_width=pcie("pcie_metric", "pcie_width"),

@@ -23,7 +23,8 @@ class Finding:
     check: str
     """The check's name, such as `disk` or `bandwidth`."""
     nodes: tuple[int, ...] = ()
-    """Ranks of the nodes: none for the whole job, one for a node, two for a pair (from the first to the second)."""
+    """Ranks of the nodes: none for the whole job, one for a node, two for a pair (from the first to the
+    second)."""
     level: Level = "pass"
     figure: str
     """What was measured; for a failure, a sentence that states the problem."""
@@ -35,7 +36,8 @@ class Finding:
     """Another machine would fix it (exit code 36); else only the user can (exit code 2)."""
 
     def line(self, name_of: Callable[[int], str]) -> str:
-        """The finding in one line that names the node or the pair; `name_of` gives "" where there is one node only."""
+        """The finding in one line that names the node or the pair; `name_of` gives "" where there is one node
+        only."""
         where = " -> ".join(filter(None, map(name_of, self.nodes)))
         return f"{where + ': ' if where else ''}{self.figure}" + (f": {self.remedy}" if self.remedy else "")
 
@@ -55,7 +57,8 @@ def lines(findings: Iterable[Finding], name_of: Callable[[int], str]) -> list[st
 
 
 def machines(findings: Iterable[Finding]) -> list[int]:
-    """Ranks of the nodes whose machines failed a check by themselves; of a pair nobody knows which one it is."""
+    """Ranks of the nodes whose machines failed a check by themselves; of a pair nobody knows which one it
+    is."""
     return sorted({f.nodes[0] for f in findings if f.level == "fail" and f.machine and len(f.nodes) == 1})
 
 
@@ -80,7 +83,8 @@ def table(findings: Sequence[Finding], name_of: Callable[[int], str]) -> str:
     head = ("", "check", "where", "measured", "target")
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(4)]
     lines = [
-        "  ".join(cell.ljust(w) for cell, w in zip(row, [*widths, 0], strict=True)).rstrip() for row in [head, *rows]
+        "  ".join(cell.ljust(w) for cell, w in zip(row, [*widths, 0], strict=True)).rstrip()
+        for row in [head, *rows]
     ]
     return "\n".join(lines)
 

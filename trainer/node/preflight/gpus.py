@@ -17,7 +17,12 @@ from trainer.hardware import driver as drivers
 from trainer.node.preflight import targets
 from trainer.node.preflight.findings import Finding
 
-SLOWDOWNS = {8: "hardware slowdown", 32: "thermal slowdown", 64: "hardware thermal slowdown", 128: "power brake"}
+SLOWDOWNS = {
+    8: "hardware slowdown",
+    32: "thermal slowdown",
+    64: "hardware thermal slowdown",
+    128: "power brake",
+}
 """Bits of the clocks' event reasons that mean a fault; idle, power cap and application clocks do not."""
 XIDS = {48: "double-bit ECC error", 62: "internal controller halted", 64: "row remapping failed", 74: "NVLink error",
         79: "fallen off the bus", 94: "contained ECC error", 95: "uncontained ECC error", 119: "GSP timeout",
@@ -147,7 +152,8 @@ def check(rank: int, wanted: int) -> list[Finding]:
 
 
 def judge(reading: Reading, rank: int, wanted: int, cuda: int, log: str) -> list[Finding]:
-    """All findings on a node's GPUs. cuda: major version of the torch that is installed. log: the kernel's."""
+    """All findings on a node's GPUs. cuda: major version of the torch that is installed. log: the
+    kernel's."""
     used = reading.gpus[:wanted]
     wrong = drivers.problem(reading.driver, cuda)
     driver = f"driver {reading.driver}, CUDA {reading.cuda}"
@@ -163,15 +169,23 @@ def judge(reading: Reading, rank: int, wanted: int, cuda: int, log: str) -> list
     xids = sorted({int(n) for n in re.findall(r"NVRM: Xid \([^)]*\): (\d+)", log)} & XIDS.keys())
     text = "the kernel log has " + ", ".join(f"Xid {n} ({XIDS[n]})" for n in xids) if xids else ""
     figure = "no Xid" if log else "the kernel log is not readable here"
-    found.append(_found("kernel log", rank, text, figure, "", "a GPU of this machine is failing: take another"))
+    found.append(
+        _found("kernel log", rank, text, figure, "", "a GPU of this machine is failing: take another")
+    )
     return found
 
 
 def compare(found: Iterable[Finding]) -> list[Finding]:
-    """Nodes whose findings tell of other GPUs, or another driver, than most nodes have; in a tie the head counts."""
+    """Nodes whose findings tell of other GPUs, or another driver, than most nodes have; in a tie the head
+    counts."""
     out, findings = [], [f for f in found if f.level == "pass"]
     for check, level, text, remedy in (
-        ("GPU model", "fail", "its GPUs are not the other nodes'", "ask for one kind: the slowest sets the pace"),
+        (
+            "GPU model",
+            "fail",
+            "its GPUs are not the other nodes'",
+            "ask for one kind: the slowest sets the pace",
+        ),
         ("driver", "warn", "its driver is not the other nodes'", "take nodes of one image"),
     ):
         figures = {f.nodes[0]: f.figure for f in findings if f.check == check}
@@ -184,7 +198,8 @@ def compare(found: Iterable[Finding]) -> list[Finding]:
 
 
 def _complaints(gpu: Gpu, fastest: int) -> list[tuple[str, str, str, str, str, Any]]:
-    """(check, what is wrong or "", figure, target, remedy, level) of one GPU. fastest: PCIe generation of the node."""
+    """(check, what is wrong or "", figure, target, remedy, level) of one GPU. fastest: PCIe generation of the
+    node."""
     ecc = f"has {gpu.uncorrected_ecc} uncorrectable memory errors" if gpu.uncorrected_ecc else ""
     rows = "has failed to remap a memory row" if gpu.remap_failed else ""
     pending = "" if rows or not gpu.remap_pending else "waits for a reset to remap a memory row"
@@ -205,14 +220,30 @@ def _complaints(gpu: Gpu, fastest: int) -> list[tuple[str, str, str, str, str, A
         ("ECC", ecc or rows, "no error", "no uncorrectable error", another, "fail"),
         ("row remapping", pending, "none pending", "", "restart the machine or take another", "warn"),
         ("NVLink", links, f"{len(gpu.nvlinks)} links", "all up", another, "fail"),
-        ("PCIe", pcie, f"x{gpu.pcie_width}, PCIe {gpu.pcie_generation}", "its full width, all alike", another, "warn"),
+        (
+            "PCIe",
+            pcie,
+            f"x{gpu.pcie_width}, PCIe {gpu.pcie_generation}",
+            "its full width, all alike",
+            another,
+            "warn",
+        ),
         ("clocks", slow, "not slowed", "no slowdown", "power or cooling: " + another, "fail"),
         ("temperature", heat, "cool", f"{margin:.0f} C below slowdown", "cooling: " + another, "warn"),
-        ("processes on the GPU", busy, "none", "none", "end them (nvidia-smi), or take a machine of your own", "warn"),
+        (
+            "processes on the GPU",
+            busy,
+            "none",
+            "none",
+            "end them (nvidia-smi), or take a machine of your own",
+            "warn",
+        ),
     ]
 
 
-def _found(check: str, rank: int, wrong: str, figure: str, target: str, remedy: str, level: Any = "fail") -> Finding:
+def _found(
+    check: str, rank: int, wrong: str, figure: str, target: str, remedy: str, level: Any = "fail"
+) -> Finding:
     if not wrong:
         return Finding(check=check, nodes=(rank,), figure=figure, target=target)
     return Finding(check=check, nodes=(rank,), level=level, figure=wrong, target=target, remedy=remedy)

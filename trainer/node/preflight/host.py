@@ -1,4 +1,5 @@
-"""The host itself: memory, shared memory, limits, disks, packages and data. Measures, then checks by pure functions."""
+"""The host itself: memory, shared memory, limits, disks, packages and data. Measures, then checks by pure
+functions."""
 
 from __future__ import annotations
 
@@ -93,7 +94,10 @@ def available_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Bytes of memory that this process may still take: the machine's, or the container's if that is less."""
     machine = psutil.virtual_memory().available
     try:
-        limit, used = (cgroup / "memory.max").read_text().strip(), int((cgroup / "memory.current").read_text())
+        limit, used = (
+            (cgroup / "memory.max").read_text().strip(),
+            int((cgroup / "memory.current").read_text()),
+        )
     except (OSError, ValueError):
         return machine
     return machine if limit == "max" else min(machine, int(limit) - used)
@@ -119,7 +123,8 @@ def count_gpus(env: Mapping[str, str] = os.environ) -> int | None:
 
 
 def parameters_of(config: RunConfig) -> tuple[int, int]:
-    """Parameters of a known hub model or of a local folder with a config.json, and how many are trained; 0: unknown."""
+    """Parameters of a known hub model or of a local folder with a config.json, and how many are trained; 0:
+    unknown."""
     try:
         shape = shape_of(config.model.path)
     except (ConfigError, KeyError, ValueError):
@@ -128,8 +133,12 @@ def parameters_of(config: RunConfig) -> tuple[int, int]:
 
 
 def disk_needs(config: RunConfig, env: Mapping[str, str], alone: bool) -> list[tuple[str, Path, int]]:
-    """(purpose, folder, bytes) that the run will write on a node. What earlier attempts wrote counts as free."""
-    run_dir, (parameters, learning) = Path(config.run.dir).absolute(), (0, 0) if alone else parameters_of(config)
+    """(purpose, folder, bytes) that the run will write on a node. What earlier attempts wrote counts as
+    free."""
+    run_dir, (parameters, learning) = (
+        Path(config.run.dir).absolute(),
+        (0, 0) if alone else parameters_of(config),
+    )
     kept = config.checkpoint.keep_last + config.checkpoint.keep_best + 1
     checkpoints = learning * CHECKPOINT_BYTES_PER_PARAMETER * kept // config.placement.nodes
     held = sum(f.stat().st_size for f in (run_dir / "checkpoints").rglob("*") if f.is_file())
@@ -137,21 +146,26 @@ def disk_needs(config: RunConfig, env: Mapping[str, str], alone: bool) -> list[t
     if parameters and not Path(config.model.path).exists():
         hub = Path(env.get("HF_HOME") or Path.home() / ".cache/huggingface").absolute()
         cached = hub / "hub" / ("models--" + config.model.path.replace("/", "--")) / "snapshots"
-        size = 0 if cached.is_dir() else int(downloaded(config, 2 * parameters, config.checkpoint.shared_files))
+        size = (
+            0 if cached.is_dir() else int(downloaded(config, 2 * parameters, config.checkpoint.shared_files))
+        )
         needs.append(("model cache", hub, size))
     needs.append(("Ray's temporary folder", Path(env.get("SPOTRL_TMP") or env.get("TMPDIR") or "/tmp"), GIB))
     return needs
 
 
 def measure_disks(needs: Iterable[tuple[str, Path, int]]) -> Iterator[Disk]:
-    """Space and speed of the file systems that hold the folders, which need not exist yet; of each the speed once."""
+    """Space and speed of the file systems that hold the folders, which need not exist yet; of each the speed
+    once."""
     speeds: dict[int, float] = {}
     for purpose, path, need_bytes in needs:
         existing = next(p for p in (path, *path.parents) if p.exists())
         free, device = shutil.disk_usage(existing).free, existing.stat().st_dev
         if device not in speeds:
             speeds[device] = write_speed(existing) if free > 4 * SPEED_BYTES else 0.0
-        mounts = [m for m in psutil.disk_partitions(all=True) if existing.resolve().is_relative_to(m.mountpoint)]
+        mounts = [
+            m for m in psutil.disk_partitions(all=True) if existing.resolve().is_relative_to(m.mountpoint)
+        ]
         kind = max(mounts, key=lambda m: len(m.mountpoint)).fstype if mounts else ""
         yield Disk(
             purpose=purpose, path=str(path), device=device, filesystem=kind, free_bytes=free, need_bytes=need_bytes,
@@ -177,7 +191,9 @@ def write_speed(folder: Path) -> float:
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def check(config: RunConfig, node: NodeEnvironment, host: Host | None = None, alone: bool = False) -> list[Finding]:
+def check(
+    config: RunConfig, node: NodeEnvironment, host: Host | None = None, alone: bool = False
+) -> list[Finding]:
     """All findings of this node; pure when `host` is given."""
     host = host or measure(config, alone=alone)
     found = [
@@ -210,14 +226,18 @@ def check(config: RunConfig, node: NodeEnvironment, host: Host | None = None, al
 def _at_least(check: str, have: int, need: int, rank: int, text: str, remedy: str) -> Finding:
     figures = {"have": f"{have / GIB:.1f} GiB", "need": f"{need / GIB:.1f}"}
     if have >= need:
-        return Finding(check=check, nodes=(rank,), figure=f"{have / GIB:.1f} GiB", target=f"{need / GIB:.1f} GiB")
+        return Finding(
+            check=check, nodes=(rank,), figure=f"{have / GIB:.1f} GiB", target=f"{need / GIB:.1f} GiB"
+        )
     figure, target = text.format(**figures), f"{need / GIB:.1f} GiB"
     return Finding(check=check, nodes=(rank,), level="fail", figure=figure, target=target, remedy=remedy)
 
 
 def _limit(check: str, have: int, need: int, rank: int, text: str, remedy: str) -> Finding:
     if have < 0 or have >= need:
-        return Finding(check=check, nodes=(rank,), figure="no limit" if have < 0 else str(have), target=str(need))
+        return Finding(
+            check=check, nodes=(rank,), figure="no limit" if have < 0 else str(have), target=str(need)
+        )
     return Finding(check=check, nodes=(rank,), level="fail", figure=text, target=str(need), remedy=remedy)
 
 
@@ -227,10 +247,18 @@ def _gpu_count(config: RunConfig, node: NodeEnvironment, host: Host) -> list[Fin
     wanted, rank = config.placement.workers_per_node, (node.rank,)
     if host.gpus is None:
         remedy = "install the GPU driver, or use a GPU image"
-        return [Finding(check="GPUs", nodes=rank, level="fail", figure="no nvidia-smi or rocm-smi here", remedy=remedy)]
+        return [
+            Finding(
+                check="GPUs", nodes=rank, level="fail", figure="no nvidia-smi or rocm-smi here", remedy=remedy
+            )
+        ]
     if host.gpus < wanted:
         whole = node.gpus_per_node is not None and node.gpus_per_node >= wanted
-        remedy = "another node is needed: a GPU has dropped out" if whole else "ask the engine for more, or lower it"
+        remedy = (
+            "another node is needed: a GPU has dropped out"
+            if whole
+            else "ask the engine for more, or lower it"
+        )
         what = f"{host.gpus} GPUs are visible and placement.workers_per_node is {wanted}"
         return [Finding(check="GPUs", nodes=rank, level="fail", figure=what, remedy=remedy, machine=whole)]
     return [Finding(check="GPUs", nodes=rank, figure=str(host.gpus), target=str(wanted))]
@@ -244,17 +272,27 @@ def _disks(config: RunConfig, node: NodeEnvironment, disks: tuple[Disk, ...], al
         what = " and ".join(d.purpose for d in shared)
         if free >= need:
             figure = f"{free / GIB:.0f} GiB for {what}"
-            found.append(Finding(check="disk space", nodes=rank, figure=figure, target=f"{need / GIB:.0f} GiB"))
+            found.append(
+                Finding(check="disk space", nodes=rank, figure=figure, target=f"{need / GIB:.0f} GiB")
+            )
             continue
-        figure = f"{free / GIB:.1f} GiB are free for {what} ({shared[0].path}) and {need / GIB:.1f} are needed"
-        remedy = "free some, lower checkpoint.keep_last, or set run.dir, HF_HOME and SPOTRL_TMP to a larger disk"
-        found.append(Finding(check="disk space", nodes=rank, level="fail", figure=figure, remedy=remedy, machine=False))
+        figure = (
+            f"{free / GIB:.1f} GiB are free for {what} ({shared[0].path}) and {need / GIB:.1f} are needed"
+        )
+        remedy = (
+            "free some, lower checkpoint.keep_last, or set run.dir, HF_HOME and SPOTRL_TMP to a larger disk"
+        )
+        found.append(
+            Finding(check="disk space", nodes=rank, level="fail", figure=figure, remedy=remedy, machine=False)
+        )
     for disk in disks:
         if disk.purpose.startswith("Ray") and disk.filesystem.startswith(NETWORK_FILESYSTEMS):
             figure = f"{disk.purpose} {disk.path} is on {disk.filesystem}, over the network"
             remedy = "set SPOTRL_TMP to a local disk"
             found.append(
-                Finding(check="local disk", nodes=rank, level="warn", figure=figure, remedy=remedy, machine=False)
+                Finding(
+                    check="local disk", nodes=rank, level="warn", figure=figure, remedy=remedy, machine=False
+                )
             )
         if disk.write_bytes_per_s:
             found.append(_disk_speed(config, disk, rank, alone))
@@ -278,7 +316,13 @@ def _disk_speed(config: RunConfig, disk: Disk, rank: tuple[int, ...], alone: boo
     figure = f"{disk.path} takes {speed / 1e6:.0f} MB/s: {what} would take {size / speed:.0f} s to write"
     remedy = "set run.dir, HF_HOME or SPOTRL_TMP to a faster, local disk"
     return Finding(
-        check="disk speed", nodes=rank, level="warn", figure=figure, target=target, remedy=remedy, machine=False
+        check="disk speed",
+        nodes=rank,
+        level="warn",
+        figure=figure,
+        target=target,
+        remedy=remedy,
+        machine=False,
     )
 
 
@@ -289,7 +333,9 @@ def shm_bytes(config: RunConfig) -> int:
 
 def memory_bytes(config: RunConfig) -> int:
     """Bytes of host memory that the ranks' processes take before any model."""
-    return worker_bytes(config.placement.device, config.data.image_cache_gib) * config.placement.workers_per_node
+    return (
+        worker_bytes(config.placement.device, config.data.image_cache_gib) * config.placement.workers_per_node
+    )
 
 
 def _paths(config: RunConfig, node: NodeEnvironment) -> list[Finding]:
@@ -322,7 +368,8 @@ def facts(config: RunConfig) -> dict[str, Any]:
 
 
 def data_fingerprint(path: str) -> str:
-    """What a local prepared dataset holds: its own fingerprint and its files' sizes; "" for a URL or no dataset."""
+    """What a local prepared dataset holds: its own fingerprint and its files' sizes; "" for a URL or no
+    dataset."""
     manifest = Path(path).expanduser() / "manifest.json"
     if "://" in path or not manifest.is_file():
         return ""
@@ -343,11 +390,15 @@ def compare(head: dict[str, Any], other: dict[str, Any], rank: int) -> list[Find
     if wrong:
         what = ", ".join(f"{n} {theirs.get(n, 'missing')} (head: {ours.get(n, 'missing')})" for n in wrong)
         remedy = "run trainer/setup.sh of the same commit on every node"
-        found = [Finding(check="packages", nodes=(rank,), level="fail", figure=what, remedy=remedy, machine=False)]
+        found = [
+            Finding(check="packages", nodes=(rank,), level="fail", figure=what, remedy=remedy, machine=False)
+        ]
     if head["data"] != other["data"]:
         what = f"its data is not the head's ({other['data'] or 'none'}, head: {head['data'] or 'none'})"
         remedy = "prepare or copy the same dataset on every node (launch.py data verify)"
-        found.append(Finding(check="data", nodes=(rank,), level="fail", figure=what, remedy=remedy, machine=False))
+        found.append(
+            Finding(check="data", nodes=(rank,), level="fail", figure=what, remedy=remedy, machine=False)
+        )
     elif head["data"]:
         found.append(Finding(check="data", nodes=(rank,), figure=f"fingerprint {head['data']}"))
     return found

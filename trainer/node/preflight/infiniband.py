@@ -48,18 +48,23 @@ def fastest(found: list[Port]) -> list[Port]:
 
 
 def variables(found: list[Port], env: Mapping[str, str]) -> tuple[dict[str, str], str]:
-    """Variables for NCCL, and why. Nothing where it would choose the same by itself, or the variable is set already."""
+    """Variables for NCCL, and why. Nothing where it would choose the same by itself, or the variable is set
+    already."""
     used = fastest(found)
     if len(used) == len(found) or "NCCL_IB_HCA" in env or not used:
         return {}, ""
     names = ",".join(f"{p.device}:{p.number}" for p in used)
     left = ", ".join(p.device for p in found if p not in used)
-    return {"NCCL_IB_HCA": f"={names}"}, f"NCCL_IB_HCA=={names}: {left} is down or slower, and NCCL would use it, too"
+    return {
+        "NCCL_IB_HCA": f"={names}"
+    }, f"NCCL_IB_HCA=={names}: {left} is down or slower, and NCCL would use it, too"
 
 
 def judge(nodes: Mapping[int, list[dict[str, Any]]]) -> list[Finding]:
     """Findings over all nodes, of the ports as dictionaries: a node with less than the others is named."""
-    rates = {rank: sum(p.gbit_per_s for p in fastest([Port(**p) for p in found])) for rank, found in nodes.items()}
+    rates = {
+        rank: sum(p.gbit_per_s for p in fastest([Port(**p) for p in found])) for rank, found in nodes.items()
+    }
     best, out = max(rates.values(), default=0.0), []
     for rank, rate in rates.items():
         down = [p["device"] for p in nodes[rank] if not p["active"]]

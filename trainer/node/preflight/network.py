@@ -16,7 +16,8 @@ from trainer.node.preflight.probe import rounds
 
 Orders = Mapping[int, dict[str, Any]]
 Ask = Callable[[Orders], dict[int, dict[str, Any]]]
-"""Sends every named node its order and returns the replies by rank; `offset_s` is added to those about the clock."""
+"""Sends every named node its order and returns the replies by rank; `offset_s` is added to those about the
+clock."""
 
 PAIR_SECONDS = 16.0
 """Of streaming over all rounds, shared between them: 1 s a direction for 4 nodes, less for many."""
@@ -74,7 +75,8 @@ def survey(hellos: dict[int, dict[str, Any]], addresses: dict[int, str], ask: As
     seconds = min(1.0, PAIR_SECONDS / 2 / len(plan))
     for pairs in plan:
         found.pairs += measure_pairs(pairs, found, ask, seconds)
-    for pair in sorted(_doubtful(found.pairs), key=lambda p: (p.a, p.b)):  # measured again, alone: noise is not a fault
+    # measured again, alone: noise is not a fault
+    for pair in sorted(_doubtful(found.pairs), key=lambda p: (p.a, p.b)):
         again = measure_pairs([(pair.a, pair.b)], found, ask, seconds)
         found.pairs = [better(p, again[0]) if again and p == pair else p for p in found.pairs]
     return found
@@ -93,7 +95,9 @@ def measure_pairs(pairs: Iterable[tuple[int, int]], found: Survey, ask: Ask, sec
     """Measures pairs that share no node, all at once. Those of which one direction is cut are left out."""
     cut, measured = found.cut(), []
     pairs = [(a, b) for a, b in pairs if (a, b) not in cut and (b, a) not in cut]
-    smallest = {(a, b): min([m for m in (_mtu(found, a, b), _mtu(found, b, a)) if m] or [1500]) for a, b in pairs}
+    smallest = {
+        (a, b): min([m for m in (_mtu(found, a, b), _mtu(found, b, a)) if m] or [1500]) for a, b in pairs
+    }
     flights = ask({a: _order("datagrams", found, b, mtu=min(smallest[a, b], 9000)) for a, b in pairs})
     there = ask({a: _order("stream", found, b, seconds=seconds) for a, b in pairs})
     back = ask({b: _order("stream", found, a, seconds=seconds) for a, b in pairs})
@@ -175,7 +179,8 @@ def _doubtful(pairs: list[Pair]) -> list[Pair]:
 
 
 def _usual(pairs: list[Pair]) -> float:
-    """Bandwidth that the faster pairs reach: a quarter of the way down, so that one slow node does not move it."""
+    """Bandwidth that the faster pairs reach: a quarter of the way down, so that one slow node does not move
+    it."""
     speeds = sorted((min(p.bytes_per_s) for p in pairs), reverse=True)
     return speeds[len(speeds) // 4] if speeds else 0.0
 
@@ -186,14 +191,28 @@ def _interfaces(found: Survey) -> list[Finding]:
         ours = sorted(set(found.routes[rank].values()))
         name = _interface(hello, ours[0]) if ours else ""
         for variable, (chosen, address) in hello["chosen"].items():
-            same = [r for r, other in found.hellos.items() if r != rank and address in other["interfaces"].values()]
+            same = [
+                r
+                for r, other in found.hellos.items()
+                if r != rank and address in other["interfaces"].values()
+            ]
             if chosen != name and (same or address.startswith("127.")):
-                where = f"{chosen} ({address}), " + (f"an address that node {same[0]} has, too" if same else "loopback")
-                figure = f"{variable} names {where}: it leads nowhere, and the route to the other nodes is {name}"
-                out.append(_fail("interface", (rank,), figure, f"unset {variable}, or set it to {name}", machine=False))
+                where = f"{chosen} ({address}), " + (
+                    f"an address that node {same[0]} has, too" if same else "loopback"
+                )
+                figure = (
+                    f"{variable} names {where}: it leads nowhere, and the route to the other nodes is {name}"
+                )
+                out.append(
+                    _fail(
+                        "interface", (rank,), figure, f"unset {variable}, or set it to {name}", machine=False
+                    )
+                )
         if len(ours) > 1:
             figure = f"it reaches the other nodes over several of its addresses: {', '.join(ours)}"
-            out.append(_warn("interface", (rank,), figure, "give all nodes addresses on one network in SPOTRL_PEERS"))
+            out.append(
+                _warn("interface", (rank,), figure, "give all nodes addresses on one network in SPOTRL_PEERS")
+            )
         if not hello["resolves"]:
             figure = "its own host name does not resolve"
             out.append(_warn("host name", (rank,), figure, "add it to /etc/hosts: Gloo and vLLM look it up"))
@@ -228,8 +247,12 @@ def _ports(found: Survey) -> list[Finding]:
     for a, b in sorted({(min(p), max(p)) for p in cut if not set(p) & set(guilty)}):
         both = (a, b) in rest and (b, a) in rest
         source, to = (a, b) if (a, b) in cut else (b, a)
-        figure = "no connection either way" if both else f"no connection to any port, though node {to} reaches it"
-        out.append(_fail("ports", (source, to), figure, "open all TCP between the nodes (security group, firewall)"))
+        figure = (
+            "no connection either way" if both else f"no connection to any port, though node {to} reaches it"
+        )
+        out.append(
+            _fail("ports", (source, to), figure, "open all TCP between the nodes (security group, firewall)")
+        )
     for source, wrong in found.reached.items():
         for to in found.hellos:
             ports = [w for w in wrong if w[0] == to]
@@ -279,7 +302,9 @@ def _quality(found: Survey) -> list[Finding]:
     if not out and found.pairs:
         trips = [p.round_trip_ms for p in found.pairs]
         measured = all(p.udp for p in found.pairs)
-        figure = f"{min(trips):.2f} to {max(trips):.2f} ms" if measured else "not measured: datagrams are blocked"
+        figure = (
+            f"{min(trips):.2f} to {max(trips):.2f} ms" if measured else "not measured: datagrams are blocked"
+        )
         worst = max(max(p.loss) for p in found.pairs)
         out += [Finding(check="round trip", figure=figure, target=f"{targets.ROUND_TRIP_WARN_MS.value} ms")]
         out += [Finding(check="loss", figure=f"{worst:.2%}" if measured else figure, target=f"< {limit:.1%}")]
@@ -320,7 +345,9 @@ def _bandwidth(found: Survey, gpus: bool) -> list[Finding]:
         out.append(Finding(check="bandwidth", level="fail", figure=figure, target=target, remedy=remedy))
     if not out:
         figure = f"{gbit(min(speed.values()))} to {gbit(max(speed.values()))}"
-        target = f"a {floor:.0f} Gb/s link" if gpus else f"{targets.SLOW_PAIR_WARN.value:.0%} of the other pairs"
+        target = (
+            f"a {floor:.0f} Gb/s link" if gpus else f"{targets.SLOW_PAIR_WARN.value:.0%} of the other pairs"
+        )
         out.append(Finding(check="bandwidth", figure=figure, target=target))
     return out
 
@@ -350,5 +377,11 @@ def _warn(check: str, nodes: tuple[int, ...], figure: str, remedy: str) -> Findi
 
 def _fail(check: str, nodes: tuple[int, ...], figure: str, remedy: str, machine: bool = True) -> Finding:
     return Finding(
-        check=check, nodes=nodes, level="fail", figure=figure, target=WANTED[check], remedy=remedy, machine=machine
+        check=check,
+        nodes=nodes,
+        level="fail",
+        figure=figure,
+        target=WANTED[check],
+        remedy=remedy,
+        machine=machine,
     )

@@ -1,7 +1,9 @@
-"""One node's part of the network checks: it replies to its peers' probes and, on the head's order, probes them.
+"""One node's part of the network checks: it replies to its peers' probes and, on the head's order, probes
+them.
 
-Our own sockets and no root: TCP connections to every port that the job will use, datagrams for round trip, loss and
-MTU, and streams for bandwidth. Every connection starts with an identity check: the address may lead somewhere else.
+Our own sockets and no root: TCP connections to every port that the job will use, datagrams for round trip,
+loss and MTU, and streams for bandwidth. Every connection starts with an identity check: the address may lead
+somewhere else.
 """
 
 from __future__ import annotations
@@ -28,11 +30,13 @@ DATAGRAMS = 3000
 WINDOW = 32
 """Datagrams under way: too few to fill a socket's buffer, so that none is lost but by the network."""
 LATE_S = 1.0
-"""A datagram is called lost after this long, and back if it still comes: busy machines are late, not lossy."""
+"""A datagram is called lost after this long, and back if it still comes: busy machines are late, not
+lossy."""
 VOLLEY_S = 10.0
 """Longest that the datagrams of one pair are sent: on a link that loses half, fewer tell enough."""
 BUFFER_BYTES = 4 << 20
-"""Of the sockets' buffers, as far as the system grants it: holds some windows of an echo that gets no processor."""
+"""Of the sockets' buffers, as far as the system grants it: holds some windows of an echo that gets no
+processor."""
 DATAGRAM_BYTES = 1000
 MTU_TRIES = 8
 STREAMS = 4
@@ -47,7 +51,8 @@ class Prober:
     """Listens on every port that the job will use, and carries out the head's orders."""
 
     def __init__(self, rank: int, run_id: str, port: int, ports: Iterable[int]) -> None:
-        """port: where the other nodes find it (0: any). ports: those that Ray and the ranks will listen on."""
+        """port: where the other nodes find it (0: any). ports: those that Ray and the ranks will listen
+        on."""
         self.rank, self.run_id = rank, run_id
         self.mark = run_id.encode()[:16].ljust(16, b"\0")
         self.taken: list[int] = []
@@ -158,7 +163,8 @@ class Prober:
         raise ValueError(order["stage"])
 
     def _reach(self, peers: list[tuple[int, str, list[int]]]) -> list[tuple[int, str, int, str]]:
-        """(rank, address, port, what is wrong) of every peer's port that does not lead to that peer; all at once."""
+        """(rank, address, port, what is wrong) of every peer's port that does not lead to that peer; all at
+        once."""
         wrong: list[tuple[int, str, int, str]] = []
         threads = []
         for rank, address, ports in peers:
@@ -177,7 +183,9 @@ class Prober:
                     wrong.append((rank, address, port, f"node {reply['rank']} answers there"))
         except (OSError, ValueError) as error:
             what = getattr(error, "strerror", None) or "another program answers there"
-            wrong.append((rank, address, port, "no answer" if isinstance(error, TimeoutError) else what.lower()))
+            wrong.append(
+                (rank, address, port, "no answer" if isinstance(error, TimeoutError) else what.lower())
+            )
 
     @contextlib.contextmanager
     def _connect(self, address: str, port: int, do: str, **more: Any):
@@ -198,7 +206,10 @@ class Prober:
                 return {"udp": False}
             flight.sent = flight.back = 0
             flight.seen.clear()
-            with contextlib.suppress(OSError, ValueError), self._connect(address, port, "count", source=flight.port):
+            with (
+                contextlib.suppress(OSError, ValueError),
+                self._connect(address, port, "count", source=flight.port),
+            ):
                 pass  # begins to count at zero
             flight.volley(DATAGRAMS)
             sent = arrived = flight.sent
@@ -217,7 +228,10 @@ class Prober:
         rates: list[float] = []
 
         def send() -> None:
-            with contextlib.suppress(OSError, ValueError), self._connect(address, port, "stream") as (connection, _):
+            with (
+                contextlib.suppress(OSError, ValueError),
+                self._connect(address, port, "stream") as (connection, _),
+            ):
                 connection.settimeout(seconds + 2.0)
                 block, end = memoryview(bytes(BLOCK)), time.monotonic() + seconds
                 while (left := end - time.monotonic()) > 0:

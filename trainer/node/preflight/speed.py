@@ -1,7 +1,8 @@
-"""Speed of every GPU and of collectives, every sum checked: `python -m trainer.node.preflight.speed`, under torchrun.
+"""Speed of every GPU and of collectives, every sum checked: `python -m trainer.node.preflight.speed`, under
+torchrun.
 
-Matrix product and memory bandwidth per GPU, then all-reduce within each node and between all. Bus bandwidth as NCCL's
-tests define it: bytes / time * 2 (n - 1) / n, comparable with the link's own speed.
+Matrix product and memory bandwidth per GPU, then all-reduce within each node and between all. Bus bandwidth
+as NCCL's tests define it: bytes / time * 2 (n - 1) / n, comparable with the link's own speed.
 """
 
 from __future__ import annotations
@@ -22,13 +23,22 @@ from trainer.node.preflight.findings import Finding
 DEADLINE_S = 60.0
 """Longest wait for the other ranks, and for any one all-reduce."""
 WARM_S = 0.5
-"""An idle GPU takes some tenths of a second to its full clocks; without that good ones would differ by 10%."""
+"""An idle GPU takes some tenths of a second to its full clocks; without that good ones would differ by
+10%."""
 MATRIX = 8192
 """Side of the square bf16 matrices that are multiplied on a GPU."""
 
 
 def command(
-    python: str, seconds: float, device: str, rank: int, nodes: int, ranks_per_node: int, head: str, port: int, out: str
+    python: str,
+    seconds: float,
+    device: str,
+    rank: int,
+    nodes: int,
+    ranks_per_node: int,
+    head: str,
+    port: int,
+    out: str,
 ) -> list[str]:
     """What a node starts: torchrun with one process per rank."""
     return [
@@ -68,7 +78,11 @@ def main() -> int:
         inside, wrong = _reduce(device, groups[rank // local], arguments.seconds / 4, show=False)
     between, wrong_too = _reduce(device, dist.group.WORLD, arguments.seconds, show=rank == 0)
     wrong |= wrong_too
-    mine |= {"inside_gb_per_s": between if local == world else inside, "between_gb_per_s": between, "wrong": wrong}
+    mine |= {
+        "inside_gb_per_s": between if local == world else inside,
+        "between_gb_per_s": between,
+        "wrong": wrong,
+    }
     everyone: list[Any] = [None] * world
     dist.all_gather_object(everyone, mine)
     dist.destroy_process_group()
@@ -76,7 +90,8 @@ def main() -> int:
         Path(arguments.out).write_text(json.dumps(everyone))
     if any(r["wrong"] for r in everyone) and rank == 0:
         print(
-            "error: sums came back wrong: a GPU or a link corrupts data; do not train on these nodes", file=sys.stderr
+            "error: sums came back wrong: a GPU or a link corrupts data; do not train on these nodes",
+            file=sys.stderr,
         )
     return int(any(r["wrong"] for r in everyone))
 
@@ -112,7 +127,8 @@ def _reduce(device: Any, group: Any, seconds: float, show: bool) -> tuple[float,
         if show:
             took_ms = 1e3 * spent / (rounds - 1)
             print(
-                f"all-reduce of {size >> 10} KiB over {world} ranks: {took_ms:.2f} ms, {bus:.2f} GB/s bus", flush=True
+                f"all-reduce of {size >> 10} KiB over {world} ranks: {took_ms:.2f} ms, {bus:.2f} GB/s bus",
+                flush=True,
             )
     return best, wrong
 
@@ -155,9 +171,13 @@ def _memory_gb_per_s(device: Any) -> float:
 
 
 def judge(ranks: list[dict[str, Any]], fabric_gbit_per_s: float) -> list[Finding]:
-    """Findings on what the ranks measured. fabric_gbit_per_s: InfiniBand or RoCE of a node together, 0 for none."""
+    """Findings on what the ranks measured. fabric_gbit_per_s: InfiniBand or RoCE of a node together, 0 for
+    none."""
     out = []
-    for check, key, unit in (("matrix product", "tflops", "TFLOP/s"), ("GPU memory", "memory_gb_per_s", "GB/s")):
+    for check, key, unit in (
+        ("matrix product", "tflops", "TFLOP/s"),
+        ("GPU memory", "memory_gb_per_s", "GB/s"),
+    ):
         values = [r[key] for r in ranks if key in r]
         if not values:
             continue
@@ -171,7 +191,9 @@ def judge(ranks: list[dict[str, Any]], fabric_gbit_per_s: float) -> list[Finding
                         remedy="clocks, power or cooling of this GPU: take another machine")
             )  # fmt: skip
         if not slow:
-            out.append(Finding(check=check, figure=f"{min(values):.0f} to {max(values):.0f} {unit}", target=target))
+            out.append(
+                Finding(check=check, figure=f"{min(values):.0f} to {max(values):.0f} {unit}", target=target)
+            )
     nodes = sorted({r["node"] for r in ranks})
     for node in nodes:
         here = [r for r in ranks if r["node"] == node]
@@ -191,7 +213,9 @@ def _inside(node: int, ranks: list[dict[str, Any]]) -> list[Finding]:
     bus = min(r["inside_gb_per_s"] for r in ranks)
     target = f"{limit:.0f} GB/s ({targets.NVLINK_GB_PER_S[kind].source})"
     if bus >= limit:
-        return [Finding(check="all-reduce in the node", nodes=(node,), figure=f"{bus:.0f} GB/s", target=target)]
+        return [
+            Finding(check="all-reduce in the node", nodes=(node,), figure=f"{bus:.0f} GB/s", target=target)
+        ]
     # Half of it is out of reach only where NVLink is down or NCCL took another way.
     figure = f"all-reduce within the node reaches {bus:.0f} GB/s"
     remedy = "nvidia-smi nvlink -s and topo -m show which link is down; NCCL_DEBUG=INFO which way NCCL took"
@@ -202,7 +226,9 @@ def _inside(node: int, ranks: list[dict[str, Any]]) -> list[Finding]:
 
 def _between(bus: float, fabric_gbit_per_s: float) -> Finding:
     if not fabric_gbit_per_s:
-        return Finding(check="all-reduce between nodes", figure=f"{bus:.2f} GB/s", target="no InfiniBand or RoCE")
+        return Finding(
+            check="all-reduce between nodes", figure=f"{bus:.2f} GB/s", target="no InfiniBand or RoCE"
+        )
     limit = targets.FABRIC_SHARE.value * fabric_gbit_per_s / 8
     target = f"{limit:.0f} GB/s: {targets.FABRIC_SHARE.value:.0%} of {fabric_gbit_per_s:.0f} Gb/s ({targets.TOGETHER})"
     if bus >= limit:

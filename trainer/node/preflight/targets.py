@@ -21,8 +21,8 @@ NVLINK_GB_PER_S = {
     "H100": Target(800.0, TOGETHER),
     "A100": Target(530.0, f"{TOGETHER}, scaled by NVLink 3"),
 }
-"""Within a node, GB/s, both directions of a GPU's links together, as nvidia-smi and the guide count them. NCCL's bus
-bandwidth counts one direction: it is held against half of this."""
+"""Within a node, GB/s, both directions of a GPU's links together, as nvidia-smi and the guide count them.
+NCCL's bus bandwidth counts one direction: it is held against half of this."""
 NVLINK_SHARE_OF_BUS = 0.5
 """Bus bandwidth of an all-reduce per NVLink bandwidth of both directions."""
 
@@ -41,7 +41,9 @@ LOSS_FAIL = Target(0.004, "TCP's throughput goes with 1/sqrt(loss): Mathis et al
 LOSS_WARN = Target(0.001, OURS)
 ROUND_TRIP_WARN_MS = Target(2.0, "nodes of one zone are under 1 ms apart")
 """Best round trip of a pair."""
-CLOCK_FAIL_S = Target(60.0, "object stores refuse signatures that are 15 minutes off; logs must be readable together")
+CLOCK_FAIL_S = Target(
+    60.0, "object stores refuse signatures that are 15 minutes off; logs must be readable together"
+)
 CLOCK_WARN_S = Target(5.0, OURS)
 
 GPU_SPREAD = Target(0.10, "fleet median, as the issue trackers of large runs use it")

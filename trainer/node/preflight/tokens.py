@@ -19,7 +19,8 @@ TIMEOUT_S = 10.0
 
 
 def check(config: RunConfig, rank: int, env: Mapping[str, str] = os.environ) -> list[Finding]:
-    """One finding for each token that is set and will be used; a service that does not answer is a warning."""
+    """One finding for each token that is set and will be used; a service that does not answer is a
+    warning."""
     found = []
     if (token := env.get("HF_TOKEN")) and env.get("HF_HUB_OFFLINE") != "1" and _from_hub(config):
         url = env.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/") + "/api/whoami-v2"
@@ -27,7 +28,9 @@ def check(config: RunConfig, rank: int, env: Mapping[str, str] = os.environ) -> 
     if (key := env.get("WANDB_API_KEY")) and config.logging.wandb == "online":
         url = env.get("WANDB_BASE_URL", "https://api.wandb.ai").rstrip("/") + "/graphql"
         login = base64.b64encode(f"api:{key}".encode()).decode()
-        found.append(_finding("WANDB_API_KEY", rank, _refused(url, f"Basic {login}", {"query": "{viewer{id}}"})))
+        found.append(
+            _finding("WANDB_API_KEY", rank, _refused(url, f"Basic {login}", {"query": "{viewer{id}}"}))
+        )
     return found
 
 

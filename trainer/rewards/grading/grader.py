@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from trainer.algorithm.records import Verdict
+from trainer.algorithm.traces import Verdict
 from trainer.data.schema import AnswerType
 from trainer.rewards.grading import choices, expression, quantity, relations, structures
 from trainer.rewards.grading.expression import Unreadable

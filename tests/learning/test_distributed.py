@@ -1,0 +1,59 @@
+"""How the statistics of ranks and of updates become those of a step."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from tests.learning.one_rank import lessons, trace
+from trainer.algorithm.scheduling import Cost
+from trainer.config import ConfigError, Optimizer, RunConfig
+from trainer.learning.distributed import DistributedLearner, over_ranks, over_updates
+from trainer.learning.learner import LearnerFacts
+
+
+def test_ranks_add_up_but_for_what_they_agree_on_and_for_the_largest():
+    a = {"loss/total": 0.25, "mismatch/logprob_abs_max": 3.0, "grad/norm": 2.0, "optim/skipped_updates": 1.0,
+         "perf/peak_memory_gib": 5.0, "perf/gathered_gib": 7.0}  # fmt: skip
+    b = {**a, "loss/total": 0.5, "mismatch/logprob_abs_max": 4.0, "perf/peak_memory_gib": 4.0}
+    assert over_ranks([a, b]) == {"loss/total": 0.75, "mismatch/logprob_abs_max": 4.0, "grad/norm": 2.0,
+                                  "optim/skipped_updates": 1.0, "perf/peak_memory_gib": 5.0,
+                                  "perf/gathered_gib": 7.0}  # fmt: skip
+
+
+def test_over_updates_maxima_stay_maxima_counts_add_and_means_go_by_tokens():
+    """Three updates of 100, 300 and 100 tokens; the second was skipped and has no gradient norm."""
+    loss, worst, norms, skipped = (1.0, 2.0, 4.0), (0.5, 9.0, 0.1), (2.0, None, 6.0), (0.0, 1.0, 0.0)
+    stats = [{"loss/total": x, "mismatch/logprob_abs_max": w, "optim/skipped_updates": s, "perf/passes": 2.0,
+              "perf/peak_memory_gib": 3.0} | ({} if n is None else {"grad/norm": n})
+             for x, w, n, s in zip(loss, worst, norms, skipped, strict=True)]  # fmt: skip
+    step = over_updates(stats, [100, 300, 100])
+    assert step["loss/total"] == pytest.approx((100 + 600 + 400) / 500)
+    assert step["mismatch/logprob_abs_max"] == 9.0 and step["perf/peak_memory_gib"] == 3.0
+    assert step["grad/norm"] == pytest.approx(4.0)
+    assert step["optim/skipped_updates"] == 1.0 and step["perf/passes"] == 6.0
+
+
+def test_over_updates_a_skipped_one_spoils_no_mean():
+    good, bad = (
+        {"loss/total": 1.0, "optim/skipped_updates": 0.0},
+        {"loss/total": math.nan, "optim/skipped_updates": 1.0},
+    )
+    assert over_updates([good, bad], [10, 30]) == {"loss/total": 1.0, "optim/skipped_updates": 1.0}
+    assert over_updates([bad, bad], [10, 30]) == {"optim/skipped_updates": 2.0}
+    with_nan = over_updates([{**bad, "optim/skipped_updates": 0.0}], [10])
+    assert math.isnan(with_nan["loss/total"]), "of an update that was made it is told"
+
+
+def test_the_run_ends_after_so_many_skipped_updates_in_a_row():
+    """A good update between them begins the count again; all of them are counted for the checkpoint."""
+    fates = iter([1.0, 1.0, 0.0, 1.0, 1.0, 1.0])
+    ranks = SimpleNamespace(world_size=1, each=lambda method, calls: [{"optim/skipped_updates": next(fates)}])
+    learner = DistributedLearner(RunConfig(optimizer=Optimizer(max_skipped_updates=2)), ranks)
+    learner.facts = LearnerFacts("", -1, 100, 100, Cost())
+    batch = lessons([trace(0, [1, 2], [3, 4])], [1.0])
+    for _ in range(5):
+        learner.update(batch)
+    assert learner.skipped == 4
+    with pytest.raises(ConfigError, match="not finite in 3 updates in a row: start a new run with a"):
+        learner.update(batch)

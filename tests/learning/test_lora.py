@@ -1,0 +1,158 @@
+"""Adapters are those of plain peft: gradients, merged weights, reference, engine, resume; and what is
+refused."""
+
+import json
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+
+from examples.demo import tiny_model as tiny_model_module
+from trainer import config as c
+from trainer.config import ConfigError
+from trainer.hardware import adapters
+from trainer.hardware.model_shapes import shape_of
+
+
+def lora(config, world, method, **options):
+    return replace(
+        config,
+        method=method,
+        lora=c.LoRA(**options),
+        placement=replace(config.placement, workers_per_node=world),
+        rollout=replace(config.rollout, tensor_parallel=world),
+        optimizer=replace(config.optimizer, learning_rate=0.01, hpz_ranks=world if method == "sft" else 1),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "world", "method", "options"),
+    [
+        ("qwen2_5_vl", 1, "sft", {"rank": 4, "alpha": 8}),
+        ("qwen2_5_vl", 2, "grpo", {"rank": 3, "alpha": 4, "vision": True, "rslora": True}),
+        pytest.param("qwen2_5_vl", 2, "sft", {"rank": 8}, marks=pytest.mark.long),
+        pytest.param("qwen2_5_vl", 1, "grpo", {"rank": 8}, marks=pytest.mark.long),
+        pytest.param("qwen3_vl", 2, "grpo", {"rank": 4, "vision": True}, marks=pytest.mark.long),
+    ],
+)
+def test_adapters_are_those_of_plain_peft(
+    run_ranks, small_config, family_model, family, world, method, options
+):
+    config = lora(small_config, world, method, **options)
+    config = replace(config, model=replace(config.model, path=str(family_model(family))))
+    config = replace(config, model=replace(config.model, gradient_checkpointing=world == 1))
+    shape = shape_of(config.model.path)
+    for result in run_ranks("adapters", config):
+        assert result["trained"] == sum(adapters.sizes(shape, config.lora.rank, config.lora.vision))
+        together, worst = result["gradients"]
+        assert together < 1e-5 and worst < 1e-4
+        assert result["names"] in ([], ["lm_head.weight"]) and result["merged"] < 1e-6
+        assert result["resumed"], "a resumed run must go on bit for bit"
+        if method == "grpo":
+            (before, *first), (_, *second) = result["reference"]
+            assert before < 1e-4, "the reference is the model without adapters"
+            assert first == second, "bit for bit, whatever the adapters are"
+            assert result["engine"][0] < 1e-4 and result["stale"][1] > 1e-2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("world", "stage"), [(2, 3), *(pytest.param(*one, marks=pytest.mark.long) for one in ((2, 2), (1, 2)))]
+)
+def test_on_a_base_in_4_bits(run_ranks, small_config, world, stage):
+    config = lora(small_config, world, "sft", rank=4, alpha=8, qlora=True)
+    config = replace(
+        config,
+        model=replace(config.model, gradient_checkpointing=True),
+        optimizer=replace(config.optimizer, zero_stage=stage, hpz_ranks=1),
+    )
+    shape = shape_of(config.model.path)
+    for result in run_ranks("adapters", config):
+        together, worst = result["gradients"]
+        assert together < 1e-5 and worst < 1e-4
+        assert result["resumed"], "a resumed run must go on bit for bit"
+        assert result["numbers"] == sum(a * b for a, b in adapters.linears(shape, False))
+        assert result["bytes"] == result["numbers"] / 2 / (world if stage == 3 else 1)
+
+
+def test_an_adapter_of_4_bits_is_merged_into_what_they_stand_for(tiny_model, tmp_path):
+    import peft
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForImageTextToText, BitsAndBytesConfig
+
+    from trainer.checkpoint.export import QUANTIZATION
+    from trainer.checkpoint.weights import make
+
+    options = c.LoRA(rank=4, qlora=True)
+    quantization = options.quantization("fp32")
+    base = AutoModelForImageTextToText.from_pretrained(
+        tiny_model, dtype=torch.float32, quantization_config=BitsAndBytesConfig(**quantization)
+    ).train()
+    model = peft.get_peft_model(base, peft.LoraConfig(**options.peft()))
+    torch.manual_seed(1)
+    for name, p in model.named_parameters():
+        if "lora_B" in name:
+            p.data.normal_(0, 0.1)
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    save_file({k: v.contiguous() for k, v in peft.get_peft_model_state_dict(model).items()},
+              folder / "adapter_model.safetensors")  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"} | options.peft()))
+    (folder / QUANTIZATION).write_text(json.dumps(quantization))
+    merged = AutoModelForImageTextToText.from_pretrained(make(str(folder), tmp_path / "hf", str(tiny_model)))
+    ids = torch.arange(5, 60)[None]
+    with torch.no_grad():
+        want, got = model(input_ids=ids).logits, merged(input_ids=ids).logits
+        plain = AutoModelForImageTextToText.from_pretrained(tiny_model)(input_ids=ids).logits
+    assert float((want - got).abs().max()) < 1e-4 < 1e-2 < float((want - plain).abs().max())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": 8, "dora": True}, "lora.dora is not supported: its merge is not W"),
+        ({"rank": 8, "qlora": True}, "lora.qlora is for method sft: the engine holds all weights"),
+        ({"qlora": True}, "lora.qlora is for method sft"),
+        ({"rank": 8, "dropout": 0.1}, "lora.dropout is 0.1 with method grpo"),
+        ({"vision": True}, "lora.rank is 0, so there is no adapter"),
+    ],
+)
+def test_what_would_be_trained_wrongly_is_refused_by_name(options, message):
+    with pytest.raises(ConfigError, match=message):
+        c.validate(c.RunConfig(lora=c.LoRA(**options)))
+
+
+def test_frozen_and_adapted_tower_exclude_each_other():
+    config = c.RunConfig(lora=c.LoRA(rank=8, vision=True), model=c.Model(freeze_vision=True))
+    with pytest.raises(ConfigError, match="model.freeze_vision"):
+        c.validate(config)
+    assert json.dumps(config.lora.peft())
+
+
+def test_a_layer_without_an_adapter_is_refused(tiny_model):
+    from torch import nn
+    from transformers import AutoModelForImageTextToText
+
+    from trainer.learning import lora
+
+    model = AutoModelForImageTextToText.from_pretrained(tiny_model)
+    model.model.language_model.layers[0].extra_proj = nn.Linear(4, 4)
+    with pytest.raises(ConfigError, match=r"layers\.0\.extra_proj"):
+        lora.inject(model, c.LoRA(rank=2), 0)
+
+
+@pytest.mark.parametrize("family", get_args(tiny_model_module.Family))
+def test_every_linear_layer_of_every_family_gets_an_adapter(family, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    from trainer.learning import lora
+
+    folder = tiny_model_module.build(tmp_path / family, 0, family=family)
+    shape = shape_of(str(folder))
+    loader = AutoModelForImageTextToText if shape.vision else AutoModelForCausalLM
+    model = loader.from_pretrained(folder)
+    lora.inject(model, c.LoRA(rank=2, vision=bool(shape.vision)), 0)
+    trained = sorted(p.numel() for p in model.parameters() if p.requires_grad)
+    assert trained == sorted(adapters.sizes(shape, 2, bool(shape.vision)))

@@ -1,0 +1,73 @@
+"""ZeRO stages 1, 2 and 3 are one computation, that of plain torch in one process, with one format of
+checkpoints."""
+
+from dataclasses import replace
+
+import pytest
+
+from trainer import config as c
+from trainer.config import ConfigError
+
+LONG = pytest.mark.long
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("world", "lora", "offload", "dtype"),
+    [
+        (2, 0, False, "fp32"),
+        pytest.param(1, 0, False, "fp32", marks=LONG),
+        pytest.param(1, 4, False, "fp32", marks=LONG),
+        pytest.param(2, 4, False, "fp32", marks=LONG),
+        pytest.param(2, 0, True, "fp32", marks=LONG),
+        pytest.param(2, 0, False, "bf16", marks=LONG),
+        (2, 4, False, "bf16"),
+    ],
+)
+def test_every_stage_learns_what_plain_torch_learns(run_ranks, small_config, world, lora, offload, dtype):
+    """Loss and gradients of a step, packed and in several passes; a resume, bit for bit; checkpoints of all
+    stages."""
+    config = replace(
+        small_config,
+        model=replace(small_config.model, gradient_checkpointing=True, dtype=dtype),
+        lora=c.LoRA(rank=lora, alpha=8),
+        optimizer=replace(small_config.optimizer, learning_rate=1e-2, offload_optimizer=offload),
+        placement=replace(small_config.placement, workers_per_node=world),
+    )
+    exact = dtype == "fp32"  # plain torch always is
+    loose, near = (1e-5, 1e-4) if exact else (2e-2, 5e-2)
+    for result in run_ranks("stages", config):
+        for stage, found in result["stages"].items():
+            assert found["losses"] == pytest.approx([result["loss"]] * 2, rel=loose), stage
+            for together, worst in found["gradients"]:
+                assert together < (1e-5 if exact else near) and (worst < near or not exact), (
+                    stage,
+                    together,
+                    worst,
+                )
+            assert found["norm"] == pytest.approx(result["stages"]["3"]["norm"], rel=loose)
+            assert found["moved"] and found["resumed"] and found["again"], stage
+        assert len(result["elsewhere"]) == 9
+        for where, (whole, loss) in result["elsewhere"].items():
+            origin = where.split()[0]
+            assert whole and loss == pytest.approx(
+                result["elsewhere"][f"{origin} at {origin}"][1], rel=loose
+            ), where
+
+
+@pytest.mark.parametrize(
+    ("options", "method", "message"),
+    [
+        ({"zero_stage": 2}, "grpo", "zero_stage is 2 with method grpo"),
+        ({"zero_stage": 1, "hpz_ranks": 2}, "sft", "hpz_ranks is 2 at optimizer.zero_stage 1"),
+    ],
+)
+def test_a_stage_that_would_not_work_is_refused_by_name(options, method, message):
+    config = c.RunConfig(method=method, placement=c.Placement(workers_per_node=2))
+    with pytest.raises(ConfigError, match=message):
+        c.validate(replace(config, optimizer=c.Optimizer(**options)))
+
+
+def test_another_stage_may_resume():
+    one, three = (c.RunConfig(method="sft", optimizer=c.Optimizer(zero_stage=n)) for n in (1, 3))
+    assert c.resume_view(one) == c.resume_view(three)

@@ -1,0 +1,56 @@
+"""A start that cannot go on from the run's checkpoint is refused before it replaces an attempt that is alive."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.checkpoint.synthetic import again, save, writers
+from trainer import config as c
+from trainer.checkpoint.attempt import Attempts, Fenced
+from trainer.data.dataset import Dataset
+from trainer.node.attempt_holder import AttemptHolder
+
+
+@pytest.fixture
+def config(small_config, tmp_path):
+    """A run with a checkpoint of step 2 in its bucket."""
+    remote = f"file://{tmp_path}/bucket"
+    config = replace(small_config, checkpoint=replace(small_config.checkpoint, remote=remote))
+    data = Dataset(config.data.path, config.data.split).fingerprint
+    save(again(config, [], data=data), writers(config, 2), 2)
+    return config
+
+
+def elsewhere(config, tmp_path, *options: str):
+    """The same run as another desk starts it."""
+    return c.override(config, [f"run.dir={tmp_path}/elsewhere", *options])
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ("optimizer.learning_rate=0.5", "optimizer.learning_rate is 0.5, the checkpoint has 0.001"),
+        ("rollout.prompts_per_step=1000", "has 64 rows in split train and a step takes 1000"),
+        ("model.path=/nowhere", "neither a folder nor a hub id"),
+    ],
+)
+def test_what_is_refused_leaves_the_living_attempt_alone(config, tmp_path, option, why):
+    living = Attempts.of(config).take(2)
+    holder = AttemptHolder(elsewhere(config, tmp_path, option), counts=False, trains=True)
+    with pytest.raises(c.ConfigError, match=why):
+        holder.take()
+    living.check()
+    assert Attempts.of(config).alive().epoch == living.epoch
+    holder.lock.close()
+
+
+def test_what_can_go_on_replaces_it(config, tmp_path):
+    living = Attempts.of(config).take(2)
+    holder = AttemptHolder(elsewhere(config, tmp_path), counts=False, trains=True)
+    holder.take()
+    with pytest.raises(Fenced):
+        living.check()
+    holder.close(0, "")
+    holder.lock.close()

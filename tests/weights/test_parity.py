@@ -1,0 +1,47 @@
+"""Engine and policy are the same model, for every family and layout, before and after updates."""
+
+from dataclasses import replace
+
+import pytest
+
+LONG = pytest.mark.long
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "world", "tp"),
+    [
+        ("qwen2_5_vl", 2, 2),
+        ("qwen3_vl", 1, 1),
+        pytest.param("qwen2_5_vl", 1, 1, marks=LONG),
+        pytest.param("qwen2_5_vl", 2, 1, marks=LONG),
+        pytest.param("qwen3_vl", 2, 2, marks=LONG),
+        *(pytest.param(family, n, n, marks=LONG) for family in ("qwen2", "qwen3", "llama") for n in (1, 2)),
+    ],
+)
+def test_engine_agrees_with_policy(run_ranks, small_config, family_model, text_dataset, family, world, tp):
+    data = small_config.data if family.endswith("vl") else replace(small_config.data, path=str(text_dataset))
+    config = replace(
+        small_config,
+        data=data,
+        model=replace(small_config.model, path=str(family_model(family))),
+        placement=replace(small_config.placement, workers_per_node=world),
+        rollout=replace(small_config.rollout, tensor_parallel=tp, sync_bucket_bytes=1 << 18),
+        optimizer=replace(small_config.optimizer, learning_rate=0.01),
+    )
+    for result in run_ranks("parity", config):
+        print(family, world, tp, result["gaps"])
+        print(result["sync_bytes"], result["bucket_bytes"])
+        assert len(result["sync_bytes"]) > 3
+        held = max(result["sync_bytes"]) - 2 * result["bucket_bytes"]
+        assert held < 1e-3 * result["bucket_bytes"], "more than a bucket and its copy"
+        for worst, mean in result["gaps"]:
+            assert worst < 1e-4 and mean < 1e-5
+        assert result["stale"][1] > 1e-2, "the updates moved the policy, so an unsynced engine must differ"
+        assert result["repeat"], "equal seeds must give equal samples"
+        if tp == 1 or result["sampled"]:
+            assert result["reversed"], "a prompt's samples must not depend on its neighbours"
+            assert result["sampled"] > 500 and result["banned"] == 0
+            assert result["distinct"] > 0.5 * result["vocabulary"], (
+                "hot enough that a banned token would have come up"
+            )

@@ -1,0 +1,137 @@
+"""The records that flow through a run: Prompt -> Trace -> Outcome. Plain data: no behavior, no framework."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+Verdict = Literal["correct", "wrong", "no_answer", "timeout", "error"]
+End = Literal["stop", "length", "turns", "error"]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One row as it is asked at one step."""
+
+    group: int
+    """Position in the step's batch. The traces of one prompt share it; equal texts do not make a group."""
+    row: int
+    """Index of the row in its split."""
+    seed: int
+    """Base of the seeds of its completions: a hash of (run seed, step, row, epoch)."""
+
+
+@dataclass(frozen=True)
+class ImageRef:
+    """One image of a prompt: which row it stands in, and its place there."""
+
+    row: int
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """One conversation that a model can learn from: a prompt, what followed it, and which tokens are learned.
+
+    A sampled completion, a worked solution and (later) several turns have the same form: all tokens in one
+    array, and the positions that count in another.
+    """
+
+    group: int
+    """The prompt's group."""
+    row: int
+    """Index of the prompt's row in its split."""
+    index: int
+    """Which of the group's traces this is, from 0."""
+    tokens: np.ndarray
+    """Token ids of the whole context, [L] int32. Image placeholders are expanded to one id per merged
+    patch."""
+    shared: int
+    """How many first tokens all traces of the group have in common. They are packed once per pass."""
+    learned: np.ndarray
+    """Positions of the tokens that are trained, [T] int32, ascending, never 0."""
+    logprobs: np.ndarray | None = None
+    """Log-probabilities that the engine gave the learned tokens, after temperature, [T] float32; None if no
+    engine sampled them."""
+    images: tuple[ImageRef, ...] = ()
+    """Images in the order of their placeholders."""
+    versions: tuple[int, int] = (-1, -1)
+    """Oldest and newest version of the weights that sampled it; -1 if no engine did."""
+    end: End = "stop"
+    """Why it ended: the model's end token, the token limit, the limit of turns, or an error."""
+    text: str = ""
+    """What was sampled, as text without special tokens."""
+
+    @property
+    def prompt(self) -> np.ndarray:
+        """The shared tokens, [shared]."""
+        return self.tokens[: self.shared]
+
+    @property
+    def completion(self) -> np.ndarray:
+        """The tokens behind the shared ones, [L - shared]."""
+        return self.tokens[self.shared :]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the model ended it by itself."""
+        return self.end == "stop"
+
+    @property
+    def context(self) -> Hashable:
+        """A key that is equal exactly for traces that share a prompt: same row, same images, same first
+        tokens."""
+        return self.row, self.images, self.prompt.tobytes()
+
+
+def completed(
+    prompt_ids: Sequence[int] | np.ndarray,
+    completion_ids: Sequence[int] | np.ndarray,
+    *,
+    group: int,
+    row: int,
+    index: int = 0,
+    learned_earlier: Sequence[int] = (),
+    logprobs: Sequence[float] | np.ndarray | None = None,
+    images: tuple[ImageRef, ...] = (),
+    versions: tuple[int, int] = (-1, -1),
+    end: End = "stop",
+    text: str = "",
+) -> Trace:
+    """A trace of one prompt, [P], and one completion, [T], all of whose tokens are learned.
+
+    learned_earlier: positions of the prompt that are learned too, such as earlier replies. Other fields as in
+    `Trace`.
+    """
+    shared = len(prompt_ids)
+    tokens = np.concatenate([np.asarray(prompt_ids, np.int32), np.asarray(completion_ids, np.int32)])
+    behind_prompt = np.arange(shared, len(tokens), dtype=np.int32)
+    return Trace(
+        group=group,
+        row=row,
+        index=index,
+        tokens=tokens,
+        shared=shared,
+        learned=np.concatenate([np.asarray(learned_earlier, np.int32), behind_prompt]),
+        logprobs=None if logprobs is None else np.asarray(logprobs, np.float32),
+        images=images,
+        versions=versions,
+        end=end,
+        text=text,
+    )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the grader says of one trace."""
+
+    verdict: Verdict
+    accuracy: float
+    """1.0 for `correct`, else 0.0; a user's reward function may return any finite number."""
+    format: float
+    """1.0 for exactly one think and one answer block, else 0.0."""
+    reward: float
+    """accuracy_weight * accuracy + format_weight * format."""

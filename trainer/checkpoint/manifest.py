@@ -1,0 +1,131 @@
+"""The manifest of a checkpoint: what it is of, and which files make it whole. Needs no training stack."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.layout import MANIFEST, step_of
+from trainer.config import RunConfig, fingerprint, resume_view
+from trainer.storage.storage import Storage
+
+Manifests = dict[int, dict[str, Any]]
+"""step -> manifest."""
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """One file of a checkpoint, as the manifest lists it."""
+
+    name: str
+    bytes: int
+    sha256: str
+    uploaded: bool = False
+    """False without a remote store, and where the upload failed for longer than the retries last."""
+    error: str = ""
+    """What the upload failed with."""
+
+
+def rank_stem(rank: int, world_size: int) -> str:
+    """Stem of the files of one rank."""
+    return f"rank-{rank:05d}-of-{world_size:05d}"
+
+
+def code_fingerprint() -> str:
+    """sha256 of the trainer's own sources. A difference is told on resume, never refused."""
+    digest, root = hashlib.sha256(), Path(__file__).parents[1]
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def describe(
+    config: RunConfig, step: int, records: Sequence[FileRecord], score: float | None, about: dict[str, str]
+) -> dict[str, Any]:
+    """The manifest of a checkpoint. about: its attempt and the fingerprint of its data."""
+    ranks = {record.name.partition("-of-")[2][:5] for record in records if record.name.startswith("rank-")}
+    return about | {
+        "format": "spotrl-checkpoint-1",
+        "run_id": config.run_id,
+        "step": step,
+        "world_size": int(ranks.pop()) if len(ranks) == 1 else config.placement.world_size,
+        "bytes": sum(record.bytes for record in records),
+        "score": score,
+        "fingerprint": fingerprint(config),
+        "config": resume_view(config),
+        "code_fingerprint": code_fingerprint(),
+        "files": [{key: asdict(r)[key] for key in ("name", "bytes", "sha256")} for r in records],
+    }
+
+
+def pack(manifest: dict[str, Any]) -> bytes:
+    """The bytes of `manifest.json`: the manifest and its own sha256."""
+    return json.dumps({"manifest": manifest, "sha256": _digest(manifest)}, indent=1, sort_keys=True).encode()
+
+
+def unpack(data: bytes) -> dict[str, Any] | None:
+    """The manifest in the bytes of a `manifest.json`; None if they are not whole, or name what no manifest
+    names."""
+    try:
+        outer = json.loads(data)
+        manifest = outer["manifest"]
+        return manifest if _digest(manifest) == outer["sha256"] and _well_formed(manifest) else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _well_formed(manifest: dict[str, Any]) -> bool:
+    """Whether every value that a reader relies on is of its kind, and no file name leads out of its
+    folder."""
+    whole = lambda value: type(value) is int and value >= 0  # noqa: E731
+    files, score = manifest["files"], manifest["score"]
+    names = {entry["name"] for entry in files}
+    ranks = manifest["world_size"]
+    return (
+        all(whole(manifest[key]) for key in ("step", "world_size", "bytes"))
+        and 0 < ranks <= len(files) == len(names)
+        and {"state.json", *(f"{rank_stem(rank, ranks)}.json" for rank in range(ranks))} <= names
+        and all(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name) for name in names)
+        and all(whole(entry["bytes"]) and re.fullmatch(r"[0-9a-f]{64}", entry["sha256"]) for entry in files)
+        and (score is None or isinstance(score, int | float))
+        and re.fullmatch(r"(\d+-[0-9a-f]{6})?", manifest.get("attempt", "")) is not None
+        and all(isinstance(manifest[key], str) for key in ("run_id", "data_fingerprint", "code_fingerprint"))
+        and isinstance(manifest["config"], dict)
+    )
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def manifests_here(folder: Path) -> Manifests:
+    """The committed checkpoints of a local folder."""
+    manifests = {}
+    for path in folder.glob("step-*/manifest.json"):
+        with contextlib.suppress(FileNotFoundError):  # one that is being dropped
+            manifest = unpack(path.read_bytes())
+            if manifest is not None and manifest["step"] == step_of(path.parent.name):
+                manifests[manifest["step"]] = manifest
+    return manifests
+
+
+def manifests_there(storage: Storage) -> tuple[Manifests, dict[str, int]]:
+    """The committed checkpoints of a store, of each step the newest attempt's; and {key: bytes} of everything
+    there."""
+    sizes = dict(storage.list())
+    found = [match for key in sizes if (match := MANIFEST.fullmatch(key))]
+    manifests: Manifests = {}
+    for match in sorted(found, key=lambda match: int((match[2] or "0").partition("-")[0])):
+        with contextlib.suppress(FileNotFoundError):  # one that is being dropped
+            manifest = unpack(storage.get_bytes(match[0]))
+            if manifest is None:
+                continue
+            if (manifest["step"], manifest.get("attempt", "")) == (step_of(match[1]), match[2] or ""):
+                manifests[manifest["step"]] = manifest
+    return manifests, sizes

@@ -1,0 +1,133 @@
+"""What a resumed run must share with its checkpoint, whichever version of the code wrote that.
+
+A checkpoint outlives the code. It records the options that it was trained with; later versions know more of them,
+or other ones. The tables below say what such a record means today. Where things lie is never compared: the same
+data may be in another clone's folder, so data and model are compared by what they hold (trainer/checkpoint/find.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import PurePath
+from typing import Any
+
+from trainer.config.overrides import to_dict
+from trainer.config.schema import RunConfig
+
+RESUME_IGNORES = (
+    "run.dir",
+    "data.path",
+    "checkpoint",
+    "placement",
+    "logging",
+    "watch",
+    "guards",
+    "evaluation",
+    "rewards.workers",
+    "rewards.deadline_s",
+    "rewards.max_timeout_rate",
+    "rewards.remote_url",
+    "rewards.judge_requests",
+    "rewards.judge_timeout_s",
+    "data.image_cache_gib",
+    "rollout.gpu_memory_utilization",
+    "rollout.kv_cache_gib",
+    "rollout.sync_bucket_bytes",
+    "rollout.sync_tolerance",
+    "rollout.tensor_parallel",
+    "rollout.sleep_level",
+    "rollout.eager",
+    "rollout.prefix_caching",
+    "optimizer.zero_stage",
+    "optimizer.offload_optimizer",
+    "optimizer.offload_reference",
+    "optimizer.live_parameters",
+    "model.gradient_checkpointing",
+    "optimizer.hpz_ranks",
+    "optimizer.max_skipped_updates",
+    "algorithm.micro_batch_tokens",
+    "algorithm.logprob_tokens",
+)
+"""Options that may differ between a checkpoint and the run that resumes from it: they change where and how
+fast, not what is computed. `data.path` is one: the dataset's fingerprint is compared in its place."""
+
+MEANT_BEFORE: dict[str, Any] = {}
+"""Options whose default changed its meaning: what a checkpoint that does not name the option was trained with. Every
+other option that a checkpoint does not name had today's default: it did not exist yet."""
+
+RENAMED: dict[str, str] = {}
+"""Options that have another name today: {name in older checkpoints: name of today}."""
+
+REMOVED: dict[str, tuple[Any, ...]] = {}
+"""Options that are gone: {name: values of which today's code does the same}."""
+
+
+def resume_view(config: RunConfig) -> dict[str, Any]:
+    """The part of a configuration that a resumed run must share with its checkpoint, flat: {"section.key": value}.
+
+    The length of the run belongs to it where the learning rate goes by it; with a constant one it may change. So
+    may the address of a judge, as long as there is one, and the folder of a reward function.
+    """
+    return _compared(_flat(config))
+
+
+def fingerprint(config: RunConfig) -> str:
+    """sha256 of `resume_view`."""
+    return hashlib.sha256(json.dumps(resume_view(config), sort_keys=True).encode()).hexdigest()
+
+
+def difference(config: RunConfig, recorded: dict[str, Any]) -> str:
+    """Why a run of `config` cannot go on from a checkpoint with these options, as a sentence; empty if it can.
+
+    recorded: `resume_view` as the checkpoint's version of the code wrote it. `model.path` is not looked at.
+    """
+    recorded = {RENAMED.get(key, key): value for key, value in recorded.items()}
+    today, defaults = _flat(config), _flat(RunConfig())
+    for key in sorted(recorded.keys() - today.keys()):
+        if recorded[key] not in REMOVED.get(key, ()):
+            return (
+                f"{key} is an option that this version does not know, and the checkpoint has it at {recorded[key]!r}: "
+                "resume with the version that wrote it"
+            )
+
+    before = _compared({key: recorded.get(key, MEANT_BEFORE.get(key, defaults[key])) for key in today})
+    now = _compared(today)
+    for key in sorted(now.keys() | before.keys()):
+        if key == "model.path" or now.get(key) == before.get(key):
+            continue
+        why = ""
+        if key == "run.max_steps":
+            why = f" (optimizer.schedule {config.optimizer.schedule} decays over it)"
+        return (
+            f"{key} is {now.get(key)!r}, the checkpoint has {before.get(key)!r}{why}: "
+            "set it back, or choose another run.id"
+        )
+    return ""
+
+
+def _flat(config: RunConfig) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for section, values in to_dict(config).items():
+        if isinstance(values, dict):
+            flat |= {f"{section}.{key}": value for key, value in values.items()}
+        else:
+            flat[section] = values
+    return flat
+
+
+def _compared(flat: dict[str, Any]) -> dict[str, Any]:
+    """What of a flat configuration is compared, in the form that is compared."""
+    ignores = RESUME_IGNORES
+    if flat["optimizer.schedule"] == "constant" and not flat["optimizer.warmup_ratio"]:
+        ignores += ("run.max_steps",)
+    out = {}
+    for key, value in flat.items():
+        if any(key == name or key.startswith(name + ".") for name in ignores):
+            continue
+        if key == "rewards.judge_url":
+            value = bool(value)
+        if key == "rewards.function":
+            value = PurePath(str(value)).name
+        out[key] = value
+    return out

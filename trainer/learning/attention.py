@@ -1,0 +1,192 @@
+"""One attention for text and vision tower over packed rows: torch's variable-length kernel, or SDPA where it
+has none.
+
+Registered with transformers under a name that contains "flash": then the tower passes whole rows with their
+boundaries (no call per window) and the text model makes no mask. Text layers get the `layout` as an argument.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from trainer.algorithm.batching import Layout, layout
+
+NAME = "packed_flash"
+
+
+def use(model: Any) -> None:
+    """Switches a model that was loaded with sdpa to this attention, sub-models too; loading by this name is
+    refused."""
+    model.config._attn_implementation = NAME
+
+
+class Spread(torch.autograd.Function):
+    """x[index]; a prompt's keys get a gradient from each of its completions, and these are added up in
+    fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
+        """x [n, ...], index [m] -> [m, ...]."""
+        ctx.save_for_backward(index)
+        ctx.rows = len(x)
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # ty: ignore[incompatible-method-override]
+        """[m, ...] -> [n, ...]."""
+        (index,) = ctx.saved_tensors
+        out = grad.new_zeros((ctx.rows, *grad.shape[1:]), dtype=torch.float32)
+        return out.index_add_(0, index, grad.float()).to(grad.dtype), None
+
+
+def attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """query [1, H, T, D], key and value [1, Hkv, T, D] -> [1, T, H, D]. As transformers calls it.
+
+    Text: `layout`. Vision tower: `cu_seq_lens_q` and `max_length_q`, and `is_causal` False.
+    """
+    if attention_mask is not None or kwargs.get("sliding_window") or kwargs.get("dropout"):
+        raise NotImplementedError(
+            "packed rows have no masks, sliding windows or dropout: this model cannot be trained"
+        )
+    causal = getattr(module, "is_causal", True) if kwargs.get("is_causal") is None else kwargs["is_causal"]
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, H, D]
+    scale, rows = kwargs.get("scaling"), kwargs.get("layout")
+    if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
+        if rows is None:
+            cu, longest = kwargs["cu_seq_lens_q"].int(), int(kwargs["max_length_q"])
+            return varlen(q, k, v, cu, cu, longest, longest, causal, scale)[None], None
+        if rows.kv_index is not None:
+            k, v = Spread.apply(k, rows.kv_index), Spread.apply(v, rows.kv_index)
+        return varlen(q, k, v, rows.cu_q, rows.cu_k, max(rows.q), max(rows.k), causal, scale)[None], None
+    if rows is None:
+        bounds = kwargs["cu_seq_lens_q"].tolist()
+        lengths = [b - a for a, b in zip(bounds, bounds[1:], strict=False)]
+        rows = layout(lengths, lengths)
+    return by_shape(q, k, v, rows, causal, scale)[None], None
+
+
+AttentionInterface.register(NAME, attention)
+
+
+# --- on a GPU
+
+
+@cache
+def _parameters() -> frozenset[str]:
+    from torch.nn.attention.varlen import varlen_attn
+
+    return frozenset(inspect.signature(varlen_attn).parameters)
+
+
+def varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    max_q: int,
+    max_k: int,
+    causal: bool,
+    scale: Any,
+) -> Tensor:
+    """torch's flash attention over stretches of [T, H, D]; its signature grew from torch 2.10 to 2.13."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    known = _parameters()
+    options: dict[str, Any] = {}
+    if "window_size" in known:
+        options["window_size"] = (-1, 0) if causal else (-1, -1)
+    else:
+        options["is_causal"] = causal
+    if "scale" in known:
+        options["scale"] = scale
+    elif scale is not None:
+        q = q * (scale * q.shape[-1] ** 0.5)
+    if "enable_gqa" in known:
+        options["enable_gqa"] = q.shape[1] != k.shape[1]
+    else:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    out: Any = varlen_attn(
+        q.contiguous(), k.contiguous(), v.contiguous(), cu_q, cu_k, max_q, max_k, **options
+    )
+    return out
+
+
+# --- on a CPU, and in fp32
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """Stretches of about one shape, padded to [B, Q] queries and [B, K] keys."""
+
+    q_rows: Tensor
+    """[B * Q] into the row; padding points anywhere."""
+    k_rows: Tensor
+    """[B * K] into the list of keys."""
+    count: int
+    mask: Tensor | None
+    """[B, 1, Q, K]; None where causality alone hides the padding, or there is none."""
+
+
+@lru_cache(maxsize=6)
+def _buckets(
+    q: tuple[int, ...], k: tuple[int, ...], causal: bool, device: torch.device
+) -> tuple[list[_Bucket], Tensor | None]:
+    """The stretches by shape, and where each query of the row stands in the buckets' joined outputs; None:
+    all are of one shape and lie as they are."""
+    same: dict[tuple[int, int, bool], list[int]] = {}
+    for i, (a, b) in enumerate(zip(q, k, strict=True)):
+        own = a == b
+        shape = (_rounded(a), _rounded(b)) if causal else (a, b)
+        same.setdefault((*shape, own), []).append(i)
+    cu_q, cu_k = (torch.tensor([0, *n]).cumsum(0) for n in (q, k))
+    lengths_q, lengths_k = torch.tensor(q), torch.tensor(k)
+    buckets, place, at = [], torch.empty(sum(q), dtype=torch.long), 0
+    for (width, depth, own), which in same.items():
+        members = torch.tensor(which)
+        nq, nk = lengths_q[members, None], lengths_k[members, None]
+        i, j = torch.arange(width), torch.arange(depth)
+        real = i < nq
+        rows = (cu_q[members, None] + i).where(real, 0)
+        place[rows[real]] = (at + torch.arange(len(which) * width).view(-1, width))[real]
+        at += len(which) * width
+        mask = None
+        if causal and not own:
+            mask = ((j < nk)[:, None] & (j <= (i[:, None] + (nk - nq)[:, :, None])))[:, None].to(device)
+        keys = (cu_k[members, None] + j).where(j < nk, 0)
+        buckets.append(_Bucket(rows.view(-1).to(device), keys.view(-1).to(device), len(which), mask))
+    if len(buckets) == 1 and at == len(place):
+        return buckets, None
+    return buckets, place.to(device)
+
+
+def _rounded(n: int) -> int:
+    """A little more, so that few shapes remain: at most an eighth more from 128 on."""
+    step = max(16, 1 << max(n.bit_length() - 4, 0))
+    return -(-n // step) * step
+
+
+def by_shape(q: Tensor, k: Tensor, v: Tensor, rows: Layout, causal: bool, scale: Any) -> Tensor:
+    """The same by SDPA: one call for all stretches of about one shape. [T, H, D]."""
+    buckets, place = _buckets(rows.q, rows.k, causal, q.device)
+    outs = []
+    for b in buckets:
+        keys = b.k_rows if rows.kv_index is None else rows.kv_index[b.k_rows]
+        batched = [(x if place is None else x.index_select(0, at)).unflatten(0, (b.count, -1)).transpose(1, 2)
+                   for x, at in ((q, b.q_rows), (k, keys), (v, keys))]  # fmt: skip
+        out = F.scaled_dot_product_attention(
+            *batched, attn_mask=b.mask, is_causal=causal and b.mask is None, scale=scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )  # fmt: skip
+        outs.append(out.transpose(1, 2).flatten(0, 1))
+    return outs[0] if place is None else torch.cat(outs).index_select(0, place)

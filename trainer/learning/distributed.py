@@ -1,0 +1,187 @@
+"""The learner over all ranks: deals traces to them, calls them together, joins what they return."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from trainer.algorithm.batching import TrainBatch, scheduled
+from trainer.algorithm.scheduling import Plan, schedule
+from trainer.algorithm.traces import Trace
+from trainer.checkpoint.reader import Found
+from trainer.checkpoint.writer import RankStatus
+from trainer.config import ConfigError, RunConfig, Split
+from trainer.learning.learner import LearnerFacts, Logprobs
+from trainer.learning.learner_part import LearnerPart
+from trainer.ranks.ranks import Ranks
+
+COUNTS = ("optim/skipped_updates", "perf/passes", "perf/gathered_gib")
+"""Metrics of an update that all ranks agree on and that add up over a step's updates."""
+AGREED = ("grad/norm", "optim/lr", *COUNTS)
+"""Metrics of an update that all ranks agree on."""
+
+
+@dataclass(frozen=True)
+class RankWeights:
+    """The policy's weights, which lie in shards in the processes of the ranks."""
+
+    version: int
+    ranks: Ranks
+
+    def groups(self) -> Iterator[list[tuple[str, Tensor]]]:
+        """Brings every group to the driver, on the host. Samplers that share the ranks' processes need no
+        such copy."""
+        return self.ranks.stream(LearnerPart.weight_groups, [()] * self.ranks.world_size)
+
+
+class DistributedLearner:
+    """A `Learner` whose policy is sharded over ranks."""
+
+    facts: LearnerFacts
+
+    def __init__(self, config: RunConfig, ranks: Ranks) -> None:
+        self.config, self.ranks = config, ranks
+        self.skipped = 0
+        self._skipped_in_a_row = 0
+
+    def start(self, total_updates: int, found: Found | None = None) -> None:
+        """Loads policy and reference on every rank. Arguments as in `LearnerPart.start`."""
+        self.facts = self.ranks.all(LearnerPart.start, total_updates, found)[0]
+
+    # --- scoring and learning
+
+    def logprobs(self, traces: Sequence[Trace], split: Split, *, old: bool, reference: bool) -> Logprobs:
+        """`Learner.logprobs`, in passes larger than those of training."""
+        if not (old or reference):
+            return Logprobs()
+        plan = self._schedule(traces, self.facts.logprob_tokens)
+        calls = []
+        for passes in plan:
+            calls.append(([[traces[i] for i in members] for members in passes], split, old, reference))
+        results = self.ranks.each(LearnerPart.logprobs, calls)
+
+        scored: dict[str, list[np.ndarray]] = {}
+        for passes, result in zip(plan, results, strict=True):
+            for name, flat_passes in result.items():
+                values = scored.setdefault(name, [np.zeros(0, np.float32)] * len(traces))
+                for members, flat in zip(passes, flat_passes, strict=True):
+                    _spread(values, traces, members, flat)
+        return Logprobs(scored.get("old"), scored.get("reference"))
+
+    def update(self, batch: TrainBatch, kl_coef: float = 0.0) -> dict[str, float]:
+        """`Learner.update`."""
+        plan = self._schedule(batch.traces, self.facts.micro_batch_tokens)
+        calls = []
+        for passes in plan:
+            calls.append(([batch.pick(members) for members in passes], batch.tokens, len(batch), kl_coef))
+        stats = over_ranks(self.ranks.each(LearnerPart.update, calls))
+
+        if not stats["optim/skipped_updates"]:
+            self._skipped_in_a_row = 0
+            return stats
+        self.skipped += 1
+        self._skipped_in_a_row += 1
+        if self._skipped_in_a_row > self.config.optimizer.max_skipped_updates:
+            raise ConfigError(
+                f"the gradient was not finite in {self._skipped_in_a_row} updates in a row: start a new run with a "
+                "lower optimizer.learning_rate, or look at kl/mean and ratio/clamped_fraction of the steps before; the "
+                "last checkpoint stands"
+            )
+        return stats
+
+    def _schedule(self, traces: Sequence[Trace], budget: int) -> Plan:
+        lengths = [scheduled(trace, self.facts.image_token_id) for trace in traces]
+        return schedule(lengths, self.ranks.world_size, budget, self.facts.cost)
+
+    # --- weights and checkpoints
+
+    def weights(self, version: int) -> RankWeights:
+        """`Learner.weights`."""
+        return RankWeights(version, self.ranks)
+
+    def save(self, step: int, keep: list[int], send: bool, attempt: str) -> float:
+        """`Learner.save`."""
+        return max(self.ranks.all(LearnerPart.save, step, keep, send, attempt))
+
+    def send(self, step: int) -> None:
+        """`Learner.send`."""
+        self.ranks.all(LearnerPart.send, step)
+
+    def save_status(self) -> list[RankStatus]:
+        """`Learner.save_status`."""
+        return self.ranks.all(LearnerPart.save_status)
+
+    def load(self, found: Found) -> None:
+        """`Learner.load`."""
+        # on all of them before any resumes: one may find its files damaged
+        self.ranks.all(LearnerPart.load, found)
+        self.skipped = found.state.get("skipped", 0)
+        self.ranks.all(LearnerPart.resume, found.state["updates"], self.skipped)
+
+
+def _spread(
+    values: list[np.ndarray], traces: Sequence[Trace], members: Sequence[int], flat: np.ndarray
+) -> None:
+    """Puts a pass's flat values, [N], into `values` of its traces."""
+    start = 0
+    for i in members:
+        stop = start + len(traces[i].learned)
+        values[i] = flat[start:stop]
+        start = stop
+
+
+def over_ranks(stats: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Joins the ranks' statistics of one update: largest by max, what all agree on from the first, the rest
+    adds up.
+
+    The two moments of the engine's ratios become their effective sample size.
+    """
+    out = {}
+    for name in stats[0]:
+        values = [rank[name] for rank in stats]
+        if _is_largest(name):
+            out[name] = max(values)
+        elif name in AGREED:
+            out[name] = values[0]
+        else:
+            out[name] = sum(values)
+    square = out.pop("ratio_square", 0.0)
+    if square:
+        out["mismatch/ess"] = out["mismatch/ratio_mean"] ** 2 / square
+    return out
+
+
+def over_updates(stats: Sequence[dict[str, float]], tokens: Sequence[int]) -> dict[str, float]:
+    """Joins the statistics of a step's updates: largest by max, counts add up, the rest are means over their
+    tokens.
+
+    A skipped update has no gradient norm and may have values that are not finite: their mean is that of the
+    others.
+    """
+    values: dict[str, list[float]] = {}
+    weights: dict[str, list[int]] = {}
+    for update, count in zip(stats, tokens, strict=True):
+        skipped = bool(update.get("optim/skipped_updates"))
+        for name, value in update.items():
+            if not skipped or math.isfinite(value):
+                values.setdefault(name, []).append(value)
+                weights.setdefault(name, []).append(count)
+
+    out = {}
+    for name, column in values.items():
+        if _is_largest(name):
+            out[name] = max(column)
+        elif name in COUNTS:
+            out[name] = sum(column)
+        else:
+            weighted = sum(value * weight for value, weight in zip(column, weights[name], strict=True))
+            out[name] = weighted / (sum(weights[name]) or 1)
+    return out
+
+
+def _is_largest(name: str) -> bool:
+    return name.endswith("_max") or name == "perf/peak_memory_gib"

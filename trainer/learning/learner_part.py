@@ -1,0 +1,200 @@
+"""One rank's share of the learner: its part of the ZeRO-3 policy, of the reference, and of every
+checkpoint."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainer.algorithm.batching import MicroBatch, TrainBatch, collate
+from trainer.algorithm.losses import token_weights
+from trainer.algorithm.scheduling import Cost
+from trainer.algorithm.traces import Trace
+from trainer.checkpoint.reader import Found, ShardReader, fetch_rank
+from trainer.checkpoint.writer import RankStatus, ShardWriter
+from trainer.config import Split, budget, checkpoint_holds_policy
+from trainer.hardware import model_shapes
+from trainer.learning.learner import LearnerFacts
+from trainer.learning.prefetch import ahead
+from trainer.observe import beacon
+from trainer.ranks.heap import Heap
+from trainer.ranks.process import RankProcess
+
+if TYPE_CHECKING:
+    from trainer.learning.policy import Policy, TrainMicroBatch
+
+
+class LearnerPart:
+    """A part of a `RankProcess`. Methods that compute are collective."""
+
+    policy: Policy
+    writer: ShardWriter
+
+    def __init__(self, process: RankProcess) -> None:
+        self.process, self.config, self.reader = process, process.config, process.reader
+        self.asleep_bytes = 0
+        """What torch counts of an engine that sleeps in this process; the peak of an update leaves it out."""
+        self._heap = Heap()
+        self._fetching: Future[None] | None = None
+
+    def start(self, total_updates: int, found: Found | None = None) -> LearnerFacts:
+        """Meets the other ranks and loads policy and reference.
+
+        total_updates: optimizer steps of the whole run, for the learning-rate schedule. found: the checkpoint
+        that is going to replace the weights; its files are fetched meanwhile, and what fails there `load`
+        tells.
+        """
+        rank, world_size = self.process.rank, self.process.world_size
+        if found is not None:
+            self._fetching = ThreadPoolExecutor(1, "checkpoint").submit(fetch_rank, found, rank, world_size)
+        # Here, so that the driver, which only names this class, loads no DeepSpeed.
+        from trainer.learning.policy import Policy, init_distributed
+
+        init_distributed(self.process.device.type)
+        prompter = self.reader.prompter
+        banned = prompter.banned_token_ids() if self.config.method == "grpo" else []
+        shape = model_shapes.from_config(prompter.hf_config.to_dict())
+        empty = found is not None and checkpoint_holds_policy(self.config)
+        self.policy = Policy(self.config, shape, banned, self.process.device, total_updates, empty)
+        self.writer = ShardWriter(self.config, rank, world_size)
+        return LearnerFacts(
+            device_name=self.process.device_name,
+            image_token_id=self.reader.image_token_id,
+            micro_batch_tokens=budget.micro_batch_tokens(self.config, shape),
+            logprob_tokens=budget.logprob_tokens(self.config, shape),
+            cost=Cost(attended=budget.attended_cost(shape), image_token=budget.image_token_cost(shape)),
+        )
+
+    # --- scoring and learning
+
+    def logprobs(
+        self, passes: list[list[Trace]], split: Split, old: bool, reference: bool
+    ) -> dict[str, list[np.ndarray]]:
+        """Log-probabilities of the learned tokens under policy (`old`) and `reference`, flat, [N] float32 per
+        pass."""
+        with self.process.recording("logprobs"):
+            batches = ahead(lambda traces: self.collate(traces, split), passes)
+            scored = self.policy.logprobs(batches, old, reference)
+        return {name: [values.numpy() for values in parts] for name, parts in scored.items()}
+
+    def update(
+        self, passes: list[TrainBatch], tokens: int, sequences: int, kl_coef: float
+    ) -> dict[str, float]:
+        """One optimizer step over this rank's passes.
+
+        tokens, sequences: counts over all ranks, the global denominators. kl_coef: weight of the KL in the
+        loss.
+        """
+        with self.process.recording("update"):
+            # no engine sleeps and wakes, so nothing else starts the peak anew
+            if self.config.method == "sft":
+                self.forget_peak()
+            batches = ahead(lambda batch: self.micro_batch(batch, tokens, sequences), passes)
+            stats = self.policy.update(batches, len(passes), kl_coef)
+            self._heap.trim()
+        return stats | {"perf/peak_memory_gib": self._peak_memory_gib()}
+
+    def micro_batch(self, batch: TrainBatch, tokens: int, sequences: int) -> TrainMicroBatch:
+        """A pass with what the loss needs. tokens, sequences: as in `update`."""
+        from trainer.learning.policy import TrainMicroBatch
+
+        traces, denominator = batch.traces, self.config.algorithm.loss_denominator
+        lengths = torch.tensor([len(trace.learned) for trace in traces], dtype=torch.long)
+        mean = "sequences" if denominator == "sequences" else "tokens"
+        sampled = [trace.logprobs for trace in traces if trace.logprobs is not None]
+        return TrainMicroBatch(
+            batch=self.collate(traces, self.config.train_split),
+            advantages=_flat(batch.advantages),
+            weights=token_weights(lengths, denominator, tokens, sequences, self.config.rollout.max_tokens),
+            shares=token_weights(lengths, mean, tokens, sequences),
+            lengths=lengths,
+            rollout_logprobs=_flat(sampled) if len(sampled) == len(traces) else None,
+            old_logprobs=None if batch.old is None else _flat(batch.old),
+            ref_logprobs=None if batch.reference is None else _flat(batch.reference),
+        )
+
+    def collate(self, traces: Sequence[Trace], split: Split) -> MicroBatch:
+        """Packs traces of rows of `split` into one row of tensors."""
+        beacon.tick()
+        return collate(
+            traces, lambda trace: self.reader.encoded(split, trace.row), self.reader.prompter.positions
+        )
+
+    def forget_peak(self) -> None:
+        """Starts the measurement of the GPU's peak memory anew."""
+        if self.process.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+
+    def _peak_memory_gib(self) -> float:
+        if self.process.device.type == "cuda":
+            return (torch.cuda.max_memory_allocated() - self.asleep_bytes) / 2**30
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+    # --- weights and checkpoints
+
+    def weights(self, version: int) -> ShardedWeights:
+        """The policy's weights, for whoever shares this process."""
+        return ShardedWeights(version, self.policy, self.config.rollout.sync_bucket_bytes)
+
+    def weight_groups(self) -> Iterator[list[tuple[str, Tensor]]]:
+        """Yields copies of the policy's full weights on rank 0; the other ranks only help to gather them."""
+        for group in self.weights(0).groups():
+            if self.process.rank == 0:
+                yield [(name, tensor.detach().cpu().clone()) for name, tensor in group]
+
+    def save(self, step: int, keep: list[int], send: bool, attempt: str) -> float:
+        """`Learner.save` of this rank's shard."""
+        started = time.monotonic()
+        self.writer.start(step, self.policy.shards(self.writer.host), {}, keep, send, attempt)
+        if not self.config.checkpoint.asynchronous:
+            self.writer.wait()
+        return time.monotonic() - started
+
+    def send(self, step: int) -> None:
+        """Starts to upload what was written of `step`."""
+        self.writer.send(step)
+
+    def save_status(self) -> RankStatus:
+        """Steps whose files are written, and uploaded. Raises CheckpointError if this rank could not
+        write."""
+        return self.writer.status()
+
+    def load(self, found: Found) -> None:
+        """Reads this rank's part of a committed checkpoint, written by any number of ranks. Raises
+        CorruptCheckpoint.
+
+        It waits for no other rank: one whose files are damaged must not leave the others in a collective.
+        """
+        # what was fetched lies on the disk; ranges bring the rest
+        wait([self._fetching] if self._fetching else [])
+        self.policy.load(ShardReader(found, ranged=True).stream)
+
+    def resume(self, updates: int, skipped: int) -> None:
+        """Goes on from the loaded checkpoint, after all ranks have loaded it."""
+        self.policy.loaded(updates, skipped)
+
+
+@dataclass(frozen=True)
+class ShardedWeights:
+    """A `WeightSource` of the policy's shards. Going through its groups is collective."""
+
+    version: int
+    policy: Policy
+    bucket_bytes: int
+
+    def groups(self) -> Iterator[list[tuple[str, Tensor]]]:
+        """Every group, gathered on all ranks, for as long as it is looked at."""
+        return self.policy.weight_groups(self.bucket_bytes)
+
+
+def _flat(values: Sequence[np.ndarray]) -> Tensor:
+    """Values of all learned tokens of a pass, [N] float32; [0] for a pass without traces."""
+    return torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *values]))

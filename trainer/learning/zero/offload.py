@@ -1,0 +1,93 @@
+"""A rank's ZeRO-3 states out of the GPU while the engine is awake, and back for the update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+OWN_PAGES = 32 << 20
+"""Larger memory has pages of its own (glibc's highest mmap threshold); a page can be locked for one tensor
+only."""
+
+
+class States:
+    """Moves fp32 weights and Adam's moments to host memory and back; gradient memory is freed and allocated
+    again.
+
+    The low-precision shards stay: the weight sync gathers them. DeepSpeed's own `offload_states` moves fp32
+    states for its FusedAdam only, and copies gradients, which mean nothing between two steps, to the host and
+    back.
+    """
+
+    def __init__(self, zero: Any, device: torch.device) -> None:
+        """zero: DeepSpeed's ZeRO-3 optimizer, which keeps the same tensors for life; only their storage
+        moves."""
+        self.zero, self.device = zero, device
+        self.away = False
+        self._host: list[Tensor] = []
+        self._scratch_bytes: list[int] = []
+
+    @torch.no_grad()
+    def offload(self) -> None:
+        """Moves them to host memory. Nothing may be under way in the policy."""
+        if self.away:
+            return
+        self.zero.empty_partition_cache()
+        self._wait()  # for the streams of gathering and reducing too
+        self._scratch_bytes = []
+        for tensor in self._scratch():
+            # DeepSpeed holds views of it by parameter: they stay valid, which they would not if `.data` were
+            # replaced.
+            storage = tensor.untyped_storage()
+            self._scratch_bytes.append(storage.nbytes())
+            storage.resize_(0)
+        for i, tensor in enumerate(self._states()):
+            if i == len(self._host):
+                self._host.append(host_buffer(tensor))
+            self._host[i].copy_(tensor, non_blocking=True)
+            tensor.data = self._host[i]
+        self._wait()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.away = True
+
+    @torch.no_grad()
+    def reload(self) -> None:
+        """Moves them back to the GPU."""
+        if not self.away:
+            return
+        for tensor in self._states():
+            copy = torch.empty_like(tensor, device=self.device)
+            tensor.data = copy.copy_(tensor, non_blocking=True)
+        for tensor, size in zip(self._scratch(), self._scratch_bytes, strict=True):
+            tensor.untyped_storage().resize_(size)
+        # no gradient is ever written to the padding of a partition
+        self.zero.grad_partitions_flat_buffer.zero_()
+        self.away = False
+
+    def _states(self) -> Iterator[Tensor]:
+        yield from self.zero.fp32_partitioned_groups_flat
+        for state in self.zero.optimizer.state.values():
+            yield from (state[key] for key in ("exp_avg", "exp_avg_sq"))
+
+    def _scratch(self) -> Iterator[Tensor]:
+        yield self.zero.grad_partitions_flat_buffer
+        yield from (bucket.buffer for bucket in self.zero.ipg_buckets.values() if bucket.buffer is not None)
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def host_buffer(like: Tensor) -> Tensor:
+    """An empty host tensor of the shape and type of `like`, page-locked if that is on a GPU and large.
+
+    torch's own pinned memory comes in powers of two: 9 GB would take 16.
+    """
+    buffer = torch.empty_like(like, device="cpu", requires_grad=False)
+    if like.device.type == "cuda" and buffer.nbytes > OWN_PAGES:
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0))
+    return buffer

@@ -1,0 +1,132 @@
+"""Where a rank's fp32 weights and Adam's moments lie in DeepSpeed's optimizer at each ZeRO stage, and how to
+set them.
+
+Stage 3 cuts every flattened parameter into equal pieces, one per rank. Stages 1 and 2 lay a group's
+parameters end to end and cut the whole, so that a rank holds all of some parameters, a part of two, and
+nothing of the others. Either way a rank has at most one range [start, stop) of a parameter: a checkpoint of
+one stage is read at any other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainer.checkpoint.format import Shard
+
+KINDS = ("master", "exp_avg", "exp_avg_sq")
+"""What there is of a trained parameter: the fp32 weights and Adam's moments."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A rank's part of a parameter: elements [start, stop) of it flattened, from `at` on in the flat buffer
+    `flat`."""
+
+    start: int
+    stop: int
+    at: int
+    flat: Any
+    """fp32 weights of a parameter group on this rank; None of a parameter that this rank has nothing of."""
+
+
+class Partition:
+    """One rank's states. `publish` is collective; `load` waits for nobody."""
+
+    def __init__(self, zero: Any, names: dict[str, Any], stage: int, device: torch.device) -> None:
+        """zero: DeepSpeed's ZeRO optimizer. names: every parameter of the model, by name."""
+        self.zero, self.stage, self.device = zero, stage, device
+        self.trained = {name: p for name, p in names.items() if p.requires_grad}
+
+    def shards(self, host: Callable[[str, Tensor], Tensor]) -> dict[str, Shard]:
+        """This rank's part of every trained parameter; `host(key, tensor)` copies it off the device."""
+        return {name: self._shard(name, p, host) for name, p in self.trained.items()}
+
+    def _shard(self, name: str, p: Any, host: Callable[[str, Tensor], Tensor]) -> Shard:
+        piece = self._piece(p)
+        tensors = {kind: host(f"{kind}/{name}", view) for kind, view in self._views(piece).items()}
+        return Shard(shape=whole_shape(p), start=piece.start, stop=piece.stop, tensors=tensors)
+
+    @torch.no_grad()
+    def load(self, stream: Callable[[Iterable[tuple[str, str, int, int]]], Iterable[Tensor]]) -> None:
+        """Takes over weights and moments: `stream` gives [stop - start] of every (kind, name, start, stop) of
+        a flat parameter.
+        """
+        pieces = {name: self._piece(p) for name, p in self.trained.items()}
+        pieces = {name: piece for name, piece in pieces.items() if piece.start < piece.stop}
+        views = {name: self._views(piece) for name, piece in pieces.items()}
+        wanted = [(kind, name) for kind in sorted(KINDS) for name in pieces]  # as they lie in the files
+        values = stream((kind, name, pieces[name].start, pieces[name].stop) for kind, name in wanted)
+        for (kind, name), value in zip(wanted, values, strict=True):
+            views[name][kind].copy_(value)
+        for name, view in views.items() if self.stage == 3 else ():
+            master = view["master"]
+            self.trained[name].ds_tensor.data.view(-1)[: len(master)].copy_(master)
+
+    @torch.no_grad()
+    def publish(self, steps: int) -> None:
+        """After every rank's `load`: the model's own weights are the loaded ones, after `steps` steps of
+        Adam."""
+        for state in self.zero.optimizer.state.values():
+            state["step"].fill_(float(steps))
+        if self.stage < 3:
+            self.zero.update_lp_params()
+            return
+        self.zero.invalidate_secondary_tensor()  # hpZ's copy within the node is of the weights before
+        if persistent := self.zero.persistent_parameters:
+            persistent[0].partition(persistent)
+            persistent[0].all_gather(persistent)
+
+    def _piece(self, p: Any) -> Piece:
+        if self.stage == 3:
+            size, rank = p.ds_tensor.numel(), dist.get_rank()
+            start = min(rank * size, p.ds_numel)
+            group, at, _ = self.zero.grad_position[self.zero.get_param_id(p)]
+            return Piece(
+                start, min(start + size, p.ds_numel), at, self.zero.fp32_partitioned_groups_flat[group]
+            )
+        if (mapping := p._hp_mapping) is None:
+            return Piece(0, 0, 0, None)
+        own, at = mapping.lp_fragment_address, mapping.hp_fragment_address.start
+        flat = self.zero.single_partition_of_fp32_groups[mapping.param_group_index]
+        return Piece(own.start, own.start + own.numel, at, flat)
+
+    def _views(self, piece: Piece) -> dict[str, Tensor]:
+        """Views [stop - start] of the flat buffers that hold a piece; Adam's are made here before the first
+        step."""
+        if piece.flat is None:
+            return {kind: torch.empty(0) for kind in KINDS}
+        optimizer = self.zero.optimizer
+        state = optimizer.state[piece.flat]
+        if not state:
+            on = self.device if optimizer.defaults.get("fused") else "cpu"
+            state["step"] = torch.zeros((), dtype=torch.float32, device=on)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(piece.flat), torch.zeros_like(piece.flat)
+        held = (piece.flat.detach(), state["exp_avg"], state["exp_avg_sq"])
+        return {k: t.narrow(0, piece.at, piece.stop - piece.start) for k, t in zip(KINDS, held, strict=True)}
+
+
+def whole_shape(p: Any) -> tuple[int, ...]:
+    """Shape of a parameter that may be sharded."""
+    return tuple(getattr(p, "ds_shape", p.shape))
+
+
+def buckets(named: list[tuple[str, Any]], limit: int) -> Iterator[list[tuple[str, Any]]]:
+    """Consecutive parameters of up to `limit` bytes together; a larger one alone."""
+    bucket: list[tuple[str, Any]] = []
+    size = 0
+    for name, p in named:
+        n = math.prod(whole_shape(p)) * p.element_size()
+        if bucket and size + n > limit:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, p))
+        size += n
+    if bucket:
+        yield bucket

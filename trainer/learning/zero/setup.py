@@ -1,0 +1,135 @@
+"""DeepSpeed's ZeRO as this trainer sets it up: configuration, a count of gathers, its logging and patches
+tamed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.zero import partition_parameters
+from deepspeed.runtime.zero.config import ZERO_OPTIMIZATION
+from deepspeed.runtime.zero.linear import zero3_linear_wrap
+from torch import Tensor, nn
+
+from trainer.config import ConfigError, RunConfig
+from trainer.config.budget import prefetch_parameters
+from trainer.hardware.model_shapes import Shape
+
+FUNCTIONAL: Any = nn.functional
+LINEAR = FUNCTIONAL.linear
+
+
+def frugal(method: Any) -> Any:
+    """Lets a policy's method run on DeepSpeed's `linear` at stage 3: it keeps no gathered weight for the
+    backward pass.
+
+    `zero.Init` puts it in the place of torch's for good, and vLLM compiles its own calls of `linear` in this
+    process.
+    """
+
+    @wraps(method)
+    def wrapped(policy: Any, *args: Any) -> Any:
+        if policy.config.optimizer.zero_stage < 3:
+            return method(policy, *args)
+        FUNCTIONAL.linear = zero3_linear_wrap
+        try:
+            return method(policy, *args)
+        finally:
+            FUNCTIONAL.linear = LINEAR
+
+    return wrapped
+
+
+def exact_frequencies(model: Any) -> None:
+    """Computes rotary frequencies in fp32 again: `zero.Init` rounds what a model's constructors make to its
+    own type.
+
+    In bf16 that is a radian off at position 1,000 (github.com/deepspeedai/DeepSpeed/issues/4932).
+    """
+    for module in model.modules():
+        if isinstance(getattr(module, "inv_freq", None), Tensor):
+            for name, buffer in list(module.named_buffers(recurse=False)):
+                setattr(module, name, buffer.float())
+            model._init_weights(module)
+
+
+class Gathers:
+    """Counts what the passes of this process gather: calls, and bytes of whole weights."""
+
+    def __init__(self) -> None:
+        self.calls = self.bytes = 0
+        inner = partition_parameters._dist_allgather_fn
+
+        def counted(input_tensor: Tensor, output_tensor: Tensor, group: Any = None) -> Any:
+            self.calls += 1
+            self.bytes += output_tensor.nbytes
+            return inner(input_tensor, output_tensor, group)
+
+        module: Any = partition_parameters
+        module._dist_allgather_fn = counted
+
+
+GATHERS = Gathers()
+
+
+def _one_optimizer(engine: Any, optimizer: Any) -> str:
+    """For bf16 at stage 1 DeepSpeed has another optimizer, with other buffers, which also steps on a gradient
+    that is not finite."""
+    return ZERO_OPTIMIZATION if engine.zero_optimization() else CHECK(engine, optimizer)
+
+
+ENGINE: Any = DeepSpeedEngine
+CHECK = ENGINE._do_optimizer_sanity_check
+ENGINE._do_optimizer_sanity_check = _one_optimizer
+
+
+def zero_config(config: RunConfig, shape: Shape, inference: bool = False) -> dict[str, Any]:
+    """DeepSpeed's configuration: the ZeRO stage, our gradient accumulation, our optimizer."""
+    o = config.optimizer
+    zero: dict[str, Any] = {"stage": o.zero_stage, "overlap_comm": config.placement.device == "cuda"}
+    if o.zero_stage == 3:
+        zero |= {
+            "stage3_max_live_parameters": o.live_parameters,
+            "stage3_max_reuse_distance": o.live_parameters,
+            "stage3_prefetch_bucket_size": prefetch_parameters(config, shape),
+        }
+    if inference and o.offload_reference:
+        zero["offload_param"] = {"device": "cpu", "pin_memory": config.placement.device == "cuda"}
+    if not inference and o.offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": config.placement.device == "cuda"}
+    if not inference and o.hpz_ranks > 1:
+        zero["zero_hpz_partition_size"] = o.hpz_ranks
+    out: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,  # a packed row
+        "gradient_accumulation_steps": 1,
+        "zero_optimization": zero,
+        "bf16": {"enabled": config.model.dtype == "bf16"},
+        "steps_per_print": 10**9,
+        # Its clock would wait for the GPU at the start and the end of every pass.
+        "timers": {"throughput": {"enabled": False}},
+    }
+    if not inference:
+        if config.model.dtype == "bf16":
+            out["data_types"] = {"grad_accum_dtype": o.grad_accum_dtype}
+        out |= {"gradient_clipping": o.max_grad_norm, "zero_force_ds_cpu_optimizer": False}
+    return out
+
+
+def quietly(initialize: Callable[..., Any], **kwargs: Any) -> Any:
+    """DeepSpeed logs some hundred lines per engine; warnings and errors stay."""
+    logger = logging.getLogger("DeepSpeed")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        return initialize(**kwargs)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            "the policy does not fit this GPU: use more GPUs, a smaller model, optimizer.zero_stage=3, or "
+            "optimizer.offload_optimizer=true"
+        ) from error
+    finally:
+        logger.setLevel(level)

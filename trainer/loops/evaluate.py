@@ -1,0 +1,58 @@
+"""Held-out accuracy, with the engine awake from the rollout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainer.algorithm.seeding import seed_of
+from trainer.algorithm.traces import Prompt
+from trainer.config import RunConfig
+from trainer.sampling.sampler import Ask
+
+if TYPE_CHECKING:
+    from trainer.run.session import Session
+
+
+def evaluate(config: RunConfig, run: Session) -> dict[str, float]:
+    """Generates and grades completions of every held-out row, each time with the same rows and seeds.
+
+    A prompt that is too long for the engine is skipped and counts as wrong: it stays in the denominator.
+    """
+    evaluation, split = config.evaluation, config.evaluation_split
+    dataset = run.rows.dataset(split)
+    lengths = run.rows.prompt_tokens(split)
+    prompts = []
+    for row, length in enumerate(lengths):
+        if length < config.longest_sequence:
+            prompts.append(Prompt(group=row, row=row, seed=seed_of(config.run.seed, "eval", row)))
+    ask = Ask(
+        prompts=prompts,
+        split=split,
+        prompt_tokens=lengths,
+        samples_per_prompt=evaluation.samples_per_prompt,
+        temperature=evaluation.temperature,
+        max_tokens=config.rollout.max_tokens,
+    )
+    traces = run.sampler.sample(ask).all()
+    outcomes = run.score(traces, dataset)
+
+    accuracy, well_formed = [0.0] * len(lengths), 0.0
+    for trace, outcome in zip(traces, outcomes, strict=True):
+        accuracy[trace.row] += outcome.accuracy
+        well_formed += outcome.format
+    sources = [source.rpartition("/")[2] for source in dataset.column("source")[: len(lengths)]]
+    by_source: dict[str, list[float]] = {}
+    for source, value in zip(sources, accuracy, strict=True):
+        by_source.setdefault(source, []).append(value)
+    asked, generated = evaluation.samples_per_prompt * len(lengths), max(1, len(traces))
+    metrics = {
+        "eval/accuracy": sum(accuracy) / asked,
+        "eval/format": well_formed / asked,
+        "eval/too_long": float(len(lengths) - len(prompts)),
+        "eval/response_tokens_mean": sum(len(trace.completion) for trace in traces) / generated,
+        "eval/truncated_fraction": sum(not trace.finished for trace in traces) / generated,
+    }
+    if len(by_source) > 1:
+        for name, values in sorted(by_source.items()):
+            metrics[f"eval/accuracy_{name}"] = sum(values) / (evaluation.samples_per_prompt * len(values))
+    return metrics

@@ -1,0 +1,168 @@
+"""GRPO of a vision-language model, on one screen: `python -m trainer.loops.grpo --config run.yaml`.
+
+    sample -> grade -> learn -> sync -> evaluate, save, log
+
+Every step is a function of (config, step, weights): a run that is stopped anywhere and resumed computes the
+same values. What is graded is logged, so that a restart repeats updates and samples nothing twice.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+
+from trainer.algorithm.batching import TrainBatch
+from trainer.algorithm.credit import Credit, Credited, by_token, credited, token_kl
+from trainer.algorithm.refill import shortfall
+from trainer.algorithm.seeding import seed_of
+from trainer.algorithm.shaping import Carried, next_kl_coef
+from trainer.algorithm.traces import Outcome, Trace
+from trainer.checkpoint.rollout_log import Graded
+from trainer.config import RunConfig
+from trainer.learning.distributed import over_updates
+from trainer.loops.evaluate import evaluate
+from trainer.loops.process import main
+from trainer.observe.step_stats import describe, sample_rows
+from trainer.run.session import Session
+from trainer.sampling.sampler import Ask
+
+
+def train(config: RunConfig, run: Session) -> None:
+    """Runs to the last step."""
+    learner, sampler, phases = run.learner, run.sampler, run.phases
+    total, per_step = total_steps(config, len(run.train_rows)), updates_per_step(config)
+    resumed = run.resume()
+    step, carried = resumed.step, Carried.resume(resumed.carried, config, resumed.step)
+    with phases("sync"):
+        sampler.rest()
+        sampler.load(learner.weights(step))
+        run.check_first_sync()
+    if step == 0 and config.evaluation.every_steps:
+        with phases("eval"):
+            run.metrics.log(0, evaluate(config, run))
+
+    graded = run.rollouts.read(step + 1)
+    while step < total:
+        step += 1
+        run.begin(step, total)
+        graded = graded or collect(config, run, step, carried)
+        with phases("update"):
+            sampler.rest()
+            stats, batch = learn(config, run, step, graded, carried)
+
+        graded = run.rollouts.read(step + 1)
+        evaluates = run.due(config.evaluation.every_steps, step, total)
+        if graded is None or evaluates:  # else nothing is sampled before the next update
+            with phases("sync"):
+                sampler.load(learner.weights(step))
+        if evaluates:
+            with phases("eval"):
+                stats |= evaluate(config, run)
+        run.log(step, stats, batch.traces, sample_rows(config, run.train_set, step, batch))
+        run.save(step, total, step * per_step, carried.state(), stats.get("eval/accuracy"))
+    run.finish(step, step * per_step, carried.state())
+
+
+def updates_per_step(config: RunConfig) -> int:
+    """Optimizer steps per rollout."""
+    return config.algorithm.epochs * config.samples_per_step // config.samples_per_update
+
+
+def total_steps(config: RunConfig, rows: int) -> int:
+    """Rollouts of the whole run over `rows` rows."""
+    return config.run.max_steps or rows * config.data.episodes // config.rollout.prompts_per_step
+
+
+def total_updates(config: RunConfig, rows: int) -> int:
+    """Optimizer steps of the whole run."""
+    return total_steps(config, rows) * updates_per_step(config)
+
+
+def collect(config: RunConfig, run: Session, step: int, carried: Carried) -> Graded:
+    """The step's completions, graded; and those of further prompts while groups of unequal rewards are
+    missing."""
+    size = config.rollout.prompts_per_step
+    traces: list[Trace] = []
+    outcomes: list[Outcome] = []
+    count = size
+    for _ in range(1 + config.algorithm.refill_rounds):
+        with run.phases("rollout"):
+            done = len({trace.group for trace in traces})
+            asked = carried.prompts + done
+            ask = Ask(
+                prompts=run.stream.draw(asked, count, step, done),
+                split=config.train_split,
+                prompt_tokens=run.rows.prompt_tokens(config.train_split),
+                samples_per_prompt=config.rollout.samples_per_prompt,
+                temperature=config.rollout.temperature,
+                max_tokens=config.rollout.max_tokens,
+                upcoming=run.stream.draw(asked + count, size, step + 1),
+            )
+            more = run.sampler.sample(ask).all()
+        with run.phases("grade"):
+            outcomes += run.score(more)
+            traces += more
+        count = shortfall(credited(config, traces, outcomes).flat, size)
+        if not count:
+            break
+    return run.keep(step, traces, outcomes)
+
+
+def learn(
+    config: RunConfig, run: Session, step: int, graded: Graded, carried: Carried
+) -> tuple[dict[str, float], Credited]:
+    """The step's optimizer updates: `epochs` passes over its traces, `samples_per_update` at a time.
+
+    Returns the step's metrics, and what was trained on.
+    """
+    algorithm = config.algorithm
+    credit = credited(config, graded.traces, graded.outcomes)
+    members = credit.members(config.rollout.prompts_per_step)
+    batch, trained = prepare(config, run, graded, credit, members, carried)
+
+    stats, tokens = [], []
+    for epoch in range(algorithm.epochs):
+        order = list(range(len(batch)))
+        random.Random(seed_of(config.run.seed, "minibatch", step, epoch)).shuffle(order)
+        for start in range(0, len(order), config.samples_per_update):
+            part = order[start : start + config.samples_per_update]
+            if algorithm.mask_truncated:
+                part = [i for i in part if batch.traces[i].finished]
+            update = batch.pick(part)
+            stats.append(run.learner.update(update, 0.0 if config.kl_in_reward else carried.kl_coef))
+            tokens.append(update.tokens)
+
+    metrics = over_updates(stats, tokens) | graded.stats
+    metrics |= describe(graded.traces, graded.outcomes) | credit.describe(config, members)
+    carried.prompts += len(credit.flat)
+    if algorithm.kl_target:
+        metrics["kl/coef"] = carried.kl_coef
+        kl = metrics.get("kl/mean", math.nan)
+        carried.kl_coef = next_kl_coef(
+            carried.kl_coef, kl, algorithm.kl_target, algorithm.kl_horizon, len(batch)
+        )
+    return metrics, trained
+
+
+def prepare(
+    config: RunConfig, run: Session, graded: Graded, credit: Credit, members: list[int], carried: Carried
+) -> tuple[TrainBatch, Credited]:
+    """The members' traces with their advantages and with the log-probabilities that the loss needs."""
+    algorithm = config.algorithm
+    total = carried(credit.rewards.total) if algorithm.normalize_reward else credit.rewards.total
+    traces = [graded.traces[i] for i in members]
+    scored = run.learner.logprobs(
+        traces, config.train_split, old=config.old_logprobs, reference=bool(algorithm.kl_coef)
+    )
+    kl = None
+    if config.kl_in_reward:
+        assert scored.old is not None and scored.reference is not None
+        kl = carried.kl_coef * token_kl(config, scored.old, scored.reference)
+    advantages = credit.advantages(config, total, members, kl)
+    by_trace = by_token(advantages, credit.lengths[members], algorithm.gamma)
+    batch = TrainBatch(traces, by_trace, scored.old, scored.reference)
+    return batch, Credited(traces, [graded.outcomes[i] for i in members], advantages)
+
+
+if __name__ == "__main__":
+    main(train, total_updates)

@@ -1,0 +1,171 @@
+"""How often the model solves each training row: `python -m trainer.loops.pass_rate --config run.yaml`.
+
+Nothing is trained.
+
+Rows are asked `evaluation.pass_rate_samples` times each, at the run's temperature. `pass_rates.jsonl` in the
+run's directory gets a line per row: id, pass rate, its shortest correct completion (empty if there is none),
+and of every completion the boxed answer and its accuracy. `data filter --rates` keeps rows by it, `data
+worked` learns from its completions. A run that was stopped goes on behind the last whole block of rows; with
+`checkpoint.remote` the file is pushed there too. With `evaluation.benchmarks` the rows are scored at the end:
+`benchmarks.json`, `benchmarks.md` and `report.html`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.algorithm.seeding import seed_of
+from trainer.algorithm.traces import Outcome, Prompt, Trace
+from trainer.config import ConfigError, RunConfig
+from trainer.hardware import model_shapes
+from trainer.loops.process import main
+from trainer.observe import scores
+from trainer.observe.report_scores import scores_page
+from trainer.rewards.grading.extraction import final_answer
+from trainer.run.session import Session
+from trainer.sampling.sampler import Ask
+
+FILE = "pass_rates.jsonl"
+
+
+def measure(config: RunConfig, run: Session) -> None:
+    """Asks block after block of rows. Seeds follow from run seed and row, so a stopped run goes on as it
+    would have."""
+    n = config.evaluation.pass_rate_samples
+    if n < 1:
+        raise ConfigError(
+            "evaluation.pass_rate_samples is 0: give the number of completions per row, such as 8"
+        )
+    phases, path = run.phases, Path(config.run.dir) / FILE
+    run.resume()
+    with phases("sync"):
+        run.sampler.rest()
+        run.sampler.load(run.learner.weights(0))
+        run.check_first_sync()
+    size, evaluation = config.rows_per_step, config.evaluation
+    temperature = evaluation.temperature if evaluation.benchmarks else config.rollout.temperature
+    all_rows = run.train_rows
+    blocks = [all_rows[start : start + size] for start in range(0, len(all_rows), size)]
+    written = _whole_lines(run, path)
+    rates = [json.loads(line)["pass_rate"] for line in written]
+    for number, rows in enumerate(blocks, 1):
+        if number * size <= len(rates) or (number == len(blocks) and len(rates) == len(all_rows)):
+            continue
+        phases.begin(number, len(blocks))
+        prompts = [
+            Prompt(group=row, row=row, seed=seed_of(config.run.seed, "pass rate", row)) for row in rows
+        ]
+        ask = Ask(
+            prompts=prompts,
+            split=config.train_split,
+            prompt_tokens=run.rows.prompt_tokens(config.train_split),
+            samples_per_prompt=n,
+            temperature=temperature,
+            max_tokens=config.rollout.max_tokens,
+        )
+        with phases("rollout"):
+            traces = run.sampler.sample(ask).all()
+        with phases("grade"):
+            outcomes = run.score(traces)
+        records = records_of(traces, outcomes, {row: run.train_set[row].id for row in rows})
+        with open(path, "a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+        if run.checkpoints.storage:
+            run.checkpoints.storage.put(path, FILE)
+        rates += [record["pass_rate"] for record in records]
+        print(f"{len(rates)} of {len(all_rows)} rows: {_summary(rates)}", flush=True)
+    if evaluation.benchmarks:
+        _score(config, run, path)
+    phases.finish()
+    print(f"{path}: {len(rates)} rows, {run.left_out} left out; {_summary(rates)}", flush=True)
+
+
+def _score(config: RunConfig, run: Session, path: Path) -> None:
+    """Writes the scores of all rows, those included that were too long to be asked."""
+    n, sources = config.evaluation.pass_rate_samples, run.train_set.column("source")
+    rows = {
+        row: scores.Row(sources[row], [(None, 0.0)] * n, asked=False) for row in range(len(run.train_set))
+    }
+    for row, line in zip(run.train_rows, path.read_text(encoding="utf-8").splitlines(), strict=True):
+        found = json.loads(line)
+        rows[row] = scores.Row(sources[row], found["answers"], found["tokens"], found["truncated"])
+    judge = config.rewards.judge_model if config.rewards.judge_url else ""
+    asked = {
+        "model": config.model.path,
+        "samples": n,
+        "temperature": config.evaluation.temperature,
+        "judge": judge,
+    }
+    figures = scores.scores(list(rows.values()), model_shapes.known_as(config.model.path))
+    table, found = scores.table(figures, judge), asked | {"benchmarks": figures}
+    for name, text in (
+        ("benchmarks.json", json.dumps(found, indent=1)),
+        ("benchmarks.md", table),
+        ("report.html", scores_page(config.run.name, found)),
+    ):
+        written = path.with_name(name)
+        written.write_text(text + "\n", encoding="utf-8")
+        if run.checkpoints.storage:
+            run.checkpoints.storage.put(written, name)
+    print(table, flush=True)
+
+
+def records_of(
+    traces: Sequence[Trace], outcomes: Sequence[Outcome], ids: dict[int, str]
+) -> list[dict[str, Any]]:
+    """One line per row of `ids`, in their order."""
+    graded: dict[int, list[tuple[Trace, Outcome]]] = {row: [] for row in ids}
+    for trace, outcome in zip(traces, outcomes, strict=True):
+        graded[trace.row].append((trace, outcome))
+    lines = []
+    for row, pairs in graded.items():
+        right = [trace.text for trace, outcome in pairs if outcome.verdict == "correct" and trace.finished]
+        rate = sum(outcome.accuracy for _, outcome in pairs) / len(pairs)
+        shortest = min(right, key=len, default="")
+        answers = [(_voted(trace.text), outcome.accuracy) for trace, outcome in pairs]
+        tokens = sum(len(trace.completion) for trace, _ in pairs)
+        cut = sum(not trace.finished for trace, _ in pairs)
+        lines.append({"id": ids[row], "pass_rate": rate, "samples": len(pairs), "completion": shortest,
+                      "answers": answers, "tokens": tokens, "truncated": cut})  # fmt: skip
+    return lines
+
+
+def _voted(text: str) -> str | None:
+    """The boxed answer, unless there are several."""
+    answer, hedged = final_answer(text)
+    return None if hedged else answer
+
+
+def _whole_lines(run: Session, path: Path) -> list[str]:
+    """The lines of whole blocks that an earlier start wrote; anything behind them is cut off."""
+    if run.checkpoints.storage and not path.exists() and run.checkpoints.storage.exists(FILE):
+        run.checkpoints.storage.get(FILE, path)
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    ids = [run.train_set[row].id for row in run.train_rows[: len(lines)]]
+    whole: list[str] = []
+    for line, wanted in zip(lines, ids, strict=False):
+        try:
+            row = json.loads(line)["id"]
+        except (ValueError, KeyError, TypeError):
+            break  # torn by a kill
+        if row != wanted:
+            raise ConfigError(f"{path} was measured on other rows: remove it, or give the run another id")
+        whole.append(line)
+    if len(whole) < len(run.train_rows):
+        whole = whole[: len(whole) // run.config.rows_per_step * run.config.rows_per_step]
+    if path.exists():
+        path.write_text("".join(f"{line}\n" for line in whole), encoding="utf-8")
+    return whole
+
+
+def _summary(rates: Sequence[float]) -> str:
+    never, always = sum(rate == 0 for rate in rates), sum(rate == 1 for rate in rates)
+    mean = sum(rates) / max(1, len(rates))
+    return f"solved {mean:.1%} of the time, {never} never, {always} always, {len(rates) - never - always} between"
+
+
+if __name__ == "__main__":
+    main(measure, lambda config, rows: 1)

@@ -1,0 +1,157 @@
+"""The process around a loop: its command line, its Ray cluster or torchrun's ranks, its exit code."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.exceptions
+
+from trainer import config as configuration
+from trainer.checkpoint.attempt import Fenced, Final
+from trainer.config import ConfigError, RunConfig
+from trainer.errors import RayError, StorageError
+from trainer.exit_codes import (
+    EXIT_CONFIG,
+    EXIT_ERROR,
+    EXIT_FENCED,
+    EXIT_NODE_LOST,
+    EXIT_PREEMPTED,
+    EXIT_RAY,
+    EXIT_STORAGE,
+)
+from trainer.node import ray_client
+from trainer.node.precheck import check_device, precheck
+from trainer.node.run_lock import die_with_launcher
+from trainer.observe import beacon
+from trainer.ranks import torchrun
+from trainer.ranks.ranks import Ranks
+from trainer.run.saving import Preempted
+from trainer.run.session import Session
+
+DEAD = (
+    ray.exceptions.ActorDiedError,
+    ray.exceptions.ActorUnavailableError,
+    ray.exceptions.NodeDiedError,
+    ray.exceptions.OutOfMemoryError,
+    ConnectionError,
+)
+
+
+def main(train: Callable[[RunConfig, Session], None], total_updates: Callable[[RunConfig, int], int]) -> None:
+    """Command line of a loop: `--config run.yaml`. Exits with a code of trainer/exit_codes.py."""
+    parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
+    parser.add_argument("--config", required=True, help="resolved configuration of the run (YAML)")
+    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override one value")
+    arguments = parser.parse_args()
+    code = _run(train, total_updates, arguments.config, arguments.set)
+    if code == EXIT_PREEMPTED:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # the interpreter takes seconds to tear down torch, and the notice is running out
+    sys.exit(code)
+
+
+def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int:
+    session: Session | None = None
+    ranks: Ranks | None = None
+    try:
+        config = configuration.override(configuration.load(path), overrides)
+        configuration.validate(config)
+        if torchrun.here():
+            store = torchrun.join(config)
+            if store.rank:
+                torchrun.serve(config, store)
+                return 0
+            ranks = torchrun.TorchrunRanks(config, store)
+        beacon.start_driver()
+        precheck(config)
+        check_device(config)
+        die_with_launcher()
+        if ranks is None:
+            connect(config)
+        session = Session(config, total_updates, ranks)
+        with session:
+            try:
+                train(config, session)
+            except Preempted as notice:
+                session.saving.flush()
+                session.mark("interrupted" if session.notice.reason == "interrupted" else "preempted")
+                step = session.checkpoints.committed or 0
+                print(f"stopping: {notice}; the run resumes from step {step}", file=sys.stderr, flush=True)
+                return session.notice.exit_code
+        return 0
+    except KeyboardInterrupt:
+        if session is not None:
+            session.mark("interrupted")
+        return 130
+    except Exception as error:
+        code, text = explain(error, ranks or (session.ranks if session else None))
+        print(text, file=sys.stderr, flush=True)
+        if session is not None:
+            session.mark("fenced" if code == EXIT_FENCED else "failed")
+        return code
+    finally:
+        if ranks is not None:
+            ranks.stop()
+        if ray.is_initialized():
+            ray.shutdown()
+        if session is not None:
+            session.notice.close()  # last: until here it ends the process before the provider does
+
+
+def explain(error: Exception, ranks: Ranks | None = None) -> tuple[int, str]:
+    """Exit code and what to print: one line for what a person can change, the traceback for a defect."""
+    if isinstance(error, Fenced):
+        return EXIT_FENCED, f"error: {error}"
+    if isinstance(error, Final):
+        return error.code, f"error: {error}"
+    if isinstance(error, ConfigError):
+        message = str(getattr(error, "cause", None) or error).strip()
+        return EXIT_CONFIG, f"error: {message}"
+    cause = getattr(error, "cause", None) or error  # of what a worker raised
+    full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+    if isinstance(error, StorageError) or full:
+        return EXIT_STORAGE, f"error: {cause}"
+    if isinstance(error, DEAD):
+        said, who = str(error), ranks.named(str(error)) if ranks else ""
+        memory = "low on memory" in said or "OOM" in said
+        why = (
+            "out of memory? See docs/failures.md"
+            if who and memory
+            else (said.splitlines() or ["no reason given"])[0]
+        )
+        return EXIT_NODE_LOST, f"error: a worker or node was lost: {f'{who}: ' if who else ''}{why}"
+    infrastructure = RayError | ray.exceptions.LocalRayletDiedError | ray.exceptions.RuntimeEnvSetupError
+    if isinstance(error, infrastructure):
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return (
+            EXIT_RAY,
+            f"error: {line}: the machine is too busy, or Ray is broken on it; start the run again",
+        )
+    return EXIT_ERROR, "".join(traceback.format_exception(error))
+
+
+def connect(config: RunConfig) -> None:
+    """Joins the Ray cluster at RAY_ADDRESS, or starts one on this machine. Raises RayError."""
+    common: dict[str, Any] = {
+        "log_to_driver": bool(os.environ.get("SPOTRL_WORKER_LOGS")),
+        "logging_level": "WARNING",
+    }
+    root = str(Path(__file__).resolve().parents[2])
+    common["runtime_env"] = {"env_vars": {"PYTHONPATH": root}}
+    if not os.environ.get("RAY_ADDRESS"):
+        # Ray's own 15 is for background work; training is not
+        os.environ.setdefault("RAY_worker_niceness", "0")
+        workers = config.placement.workers_per_node * config.placement.threads_per_worker
+        common |= {"num_cpus": max(workers, os.cpu_count() or 1), "include_dashboard": False}
+        if config.placement.device == "cpu":
+            common["num_gpus"] = 0
+    ray_client.connect(**common)

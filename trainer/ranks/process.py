@@ -1,0 +1,140 @@
+"""One rank: the process of one GPU (or of a share of the CPU), and the parts of the trainer that live in
+it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Generator, Iterator
+from functools import cached_property
+from types import FunctionType
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from trainer.checkpoint.errors import CheckpointError
+from trainer.config import RunConfig, Split
+from trainer.data.reader import RowReader
+from trainer.observe import beacon, post_mortem
+from trainer.observe.step_profile import Recorder, Taken
+from trainer.ranks import cpu_matmul
+
+T = TypeVar("T")
+
+
+class RankProcess:
+    """What one rank holds. The driver reaches it through `Ranks`, which calls the methods of its parts.
+
+    A part is any class whose constructor takes the process. It is made at its first use and lives as long as
+    the process: `LearnerPart` holds the policy, `SamplerPart` the rollout engine.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.device = torch.device(config.placement.device)
+        self.rank = 0
+        self.reader = RowReader(config)
+        self._parts: dict[type, Any] = {RankProcess: self}
+        self._recorder: Recorder | None = None
+        if self.device.type == "cpu":
+            torch.set_num_threads(config.placement.threads_per_worker)
+            self._matmul = cpu_matmul.install()
+
+    def part(self, kind: type[T]) -> T:
+        """The process's only instance of a part."""
+        if kind not in self._parts:
+            self._parts[kind] = kind(self)  # ty: ignore[too-many-positional-arguments]
+        return self._parts[kind]
+
+    def call(self, method: FunctionType, *args: Any) -> Any:
+        """Calls a method of a part, such as `LearnerPart.update`."""
+        return getattr(self.part(owner(method)), method.__name__)(*args)
+
+    def stream(self, method: FunctionType, *args: Any) -> Iterator[Any]:
+        """Calls a method of a part that yields its results one by one."""
+        yield from getattr(self.part(owner(method)), method.__name__)(*args)
+
+    # --- meeting the other ranks
+
+    def where(self) -> tuple[str, int, int, int]:
+        """(node address, GPU index or process id, a free port, process id): the driver sorts ranks by it."""
+        import ray
+
+        address = ray.util.get_node_ip_address()
+        with socket.socket() as s:
+            s.bind((address, 0))
+            port = s.getsockname()[1]
+        gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+        return address, int(gpus[0]) if gpus else os.getpid(), port, os.getpid()
+
+    def meet(self, rank: int, local_rank: int, master: str, port: int) -> None:
+        """Takes the process's place among the ranks, before anything of DeepSpeed or vLLM is loaded."""
+        beacon.start(rank)  # before DeepSpeed and vLLM bind torch.distributed's functions
+        post_mortem.install(handled=(CheckpointError,))
+        self.rank = rank
+        os.environ |= {
+            "RANK": str(rank),
+            # Ray shows each actor one GPU
+            "LOCAL_RANK": "0" if self.device.type == "cuda" else str(local_rank),
+            "WORLD_SIZE": str(self.world_size),
+            "MASTER_ADDR": master,
+            "MASTER_PORT": str(port),
+        }
+        if self.device.type == "cuda":
+            torch.cuda.set_device(0)
+            self.device = torch.device("cuda", 0)
+            if self.config.optimizer.offload_optimizer:  # Adam on the CPU; Ray would leave it one thread
+                torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.config.placement.workers_per_node))
+        torch.manual_seed(self.config.run.seed)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.config.placement.world_size
+
+    @cached_property
+    def device_name(self) -> str:
+        """The GPU's name; empty on CPU."""
+        return torch.cuda.get_device_name() if self.device.type == "cuda" else ""
+
+    def allocated_bytes(self) -> int:
+        """Bytes of the GPU's tensors. vLLM's sleep takes their memory away and leaves them in torch's
+        count."""
+        return torch.cuda.memory_allocated() if self.device.type == "cuda" else 0
+
+    # --- rows
+
+    def processor_fingerprint(self) -> str:
+        """A hash of the model's processor. Equal ones give equal lengths."""
+        return self.reader.prompter.fingerprint()
+
+    def lengths(self, split: Split, start: int, stop: int) -> np.ndarray:
+        """`RowReader.lengths`. Needs neither model nor engine."""
+        return self.reader.lengths(split, start, stop)
+
+    # --- the profile of one step
+
+    def record(self, step: int) -> None:
+        """Records the calls that follow, until `recorded`."""
+        self._recorder = Recorder(self.config, step, self.rank)
+
+    def recorded(self) -> Taken:
+        """Ends the recording and pushes its files to the bucket."""
+        assert self._recorder is not None
+        taken, self._recorder = self._recorder.push(), None
+        return taken
+
+    @contextlib.contextmanager
+    def recording(self, name: str) -> Generator[None]:
+        """Records the body under this name, if a profile was asked for."""
+        with self._recorder(name) if self._recorder else contextlib.nullcontext():
+            yield
+
+
+def owner(method: FunctionType) -> type:
+    """The class that defines a method."""
+    name = method.__qualname__.rpartition(".")[0]
+    return getattr(sys.modules[method.__module__], name)

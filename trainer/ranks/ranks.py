@@ -1,0 +1,51 @@
+"""How the driver calls its ranks: one method on all of them, at once. Ray and torchrun are two ways to do
+so."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Ranks(ABC):
+    """All ranks of a run. A method is named by its function, such as `LearnerPart.update`; it is called on
+    every rank.
+
+    Most methods are collective: inside them the ranks wait for each other, so they are never called on a few
+    ranks. An exception on one rank is raised here.
+    """
+
+    world_size: int
+
+    @abstractmethod
+    def start(self) -> None:
+        """Has every rank take its place (`RankProcess.meet`)."""
+
+    @abstractmethod
+    def each(self, method: Callable[..., R], arguments: Sequence[tuple[Any, ...]]) -> list[R]:
+        """Calls `method(*arguments[rank])` on every rank; returns the results by rank."""
+
+    @abstractmethod
+    def first(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Calls a method that is not collective on rank 0 alone."""
+
+    @abstractmethod
+    def stream(self, method: Callable[..., Iterator[R]], arguments: Sequence[tuple[Any, ...]]) -> Iterator[R]:
+        """Calls a generator method on every rank; yields what any of them yields, as it comes."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Ends the ranks."""
+
+    def all(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        """Calls `method(*args)` on every rank; returns the results by rank."""
+        assert not kwargs, "arguments travel to the ranks by position"
+        return self.each(method, [args] * self.world_size)
+
+    def named(self, message: str) -> str:
+        """The rank that a message about a dead process speaks of; empty where it names none."""
+        return ""

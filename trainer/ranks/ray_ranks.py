@@ -1,0 +1,116 @@
+"""The ranks as Ray actors: a placement group with a bundle per rank, and ranks in a fixed order."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from trainer.config import ConfigError, RunConfig
+from trainer.errors import RayError
+from trainer.ranks.environment import environment
+from trainer.ranks.process import RankProcess
+from trainer.ranks.ranks import Ranks
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class RayRanks(Ranks):
+    """One actor per rank. Calls return when every rank has returned."""
+
+    def __init__(self, config: RunConfig) -> None:
+        """Places the actors; they load nothing yet. Raises ConfigError if the cluster lacks the GPUs or
+        CPUs."""
+        self.config = config
+        self.world_size = config.placement.world_size
+        if config.placement.device == "cuda":
+            bundle = {"CPU": 1.0, "GPU": 1.0}
+        else:
+            bundle = {"CPU": float(config.placement.threads_per_worker)}
+        self.group = placement_group([bundle] * self.world_size, strategy="PACK")
+        _await_placement(self.group, bundle, self.world_size, config.placement.start_timeout_s)
+
+        actor = ray.remote(RankProcess)
+        actors: list[Any] = []
+        for number in range(self.world_size):
+            options = actor.options(
+                num_cpus=bundle["CPU"],
+                num_gpus=bundle.get("GPU", 0),
+                runtime_env={"env_vars": environment(config)},
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    self.group, placement_group_bundle_index=number
+                ),
+            )
+            actors.append(options.remote(config))
+
+        # PACK does not order bundles: an engine's tensor-parallel ranks must be neighbors on one node.
+        places = ray.get([actor.where.remote() for actor in actors])
+        ranked = sorted(zip(places, actors, strict=True), key=lambda pair: pair[0][:2])
+        self._places: list[tuple[Any, ...]] = [place for place, _ in ranked]
+        self.actors: list[Any] = [actor for _, actor in ranked]
+        self.pids = [place[3] for place in self._places]
+
+    def start(self) -> None:
+        hosts = [place[0] for place in self._places]
+        master, port = hosts[0], self._places[0][2]
+        local_ranks = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
+        self.each(RankProcess.meet, [(rank, local, master, port) for rank, local in enumerate(local_ranks)])
+
+    def each(self, method: Callable[..., R], arguments: Sequence[tuple[Any, ...]]) -> list[R]:
+        calls = zip(self.actors, arguments, strict=True)
+        return ray.get([actor.call.remote(method, *args) for actor, args in calls])
+
+    def first(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return ray.get(self.actors[0].call.remote(method, *args))
+
+    def stream(self, method: Callable[..., Iterator[R]], arguments: Sequence[tuple[Any, ...]]) -> Iterator[R]:
+        waiting: list[Any] = []
+        for actor, args in zip(self.actors, arguments, strict=True):
+            waiting.append(actor.stream.options(num_returns="streaming").remote(method, *args))
+        while waiting:
+            ready: Any = ray.wait(waiting, num_returns=1)[0][0]
+            try:
+                result = next(ready)
+            except StopIteration:
+                waiting.remove(ready)
+            else:
+                yield ray.get(result)
+
+    def stop(self) -> None:
+        for actor in self.actors:
+            ray.kill(actor)
+        remove_placement_group(self.group)
+
+    def named(self, message: str) -> str:
+        """The rank that Ray's message on a dead actor is about, by its process and address."""
+        pid = re.search(r"\bpid[:=]\s*(\d+)", message)
+        for rank, (address, _, _, mine) in enumerate(self._places):
+            if pid and mine == int(pid[1]) and address in message:
+                return f"rank {rank} (process {mine} on {address})"
+        return ""
+
+
+def _await_placement(group: Any, bundle: dict[str, float], count: int, timeout_s: float) -> None:
+    """Waits until Ray has placed the group. Raises ConfigError where the cluster is too small, RayError when
+    late."""
+    ready, started = group.ready(), time.monotonic()
+    while not ray.wait([ready], timeout=min(30.0, timeout_s))[0]:
+        have, waited = ray.cluster_resources(), time.monotonic() - started
+        short = {}
+        for name, amount in bundle.items():
+            if have.get(name, 0) < amount * count:
+                short[name] = f"{int(have.get(name, 0))} of {int(amount * count)}"
+        if short and waited > min(60.0, timeout_s):
+            raise ConfigError(
+                f"the Ray cluster cannot hold {count} ranks (has {short}): "
+                "lower placement.nodes or placement.workers_per_node, or wait for the missing node"
+            )
+        if waited > timeout_s:
+            raise RayError(f"Ray placed no group of {count} ranks within {timeout_s:.0f} s")
+        print(f"waiting for {count} ranks to be placed; cluster has {have}", flush=True)

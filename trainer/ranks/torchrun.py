@@ -1,0 +1,288 @@
+"""The ranks where torchrun has started one process per rank, without Ray: rank 0 drives, the others do as it
+asks.
+
+Calls and results go through torchrun's own store; what the ranks compute goes through their collectives, as
+ever.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from datetime import timedelta
+from importlib.metadata import version
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import torch.distributed as dist
+
+from trainer import config as configuration
+from trainer.checkpoint.errors import CheckpointError
+from trainer.config import ConfigError, RunConfig, fingerprint
+from trainer.data.dataset import Dataset
+from trainer.exit_codes import EXIT_CONFIG
+from trainer.ranks.environment import environment
+from trainer.ranks.process import RankProcess
+from trainer.ranks.ranks import Ranks
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MEET_S = 60.0
+"""Until when the master must answer, and every rank or node must have come."""
+VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+PACKAGES = ("torch", "transformers", "deepspeed", "peft")
+
+
+def here() -> bool:
+    """Whether torchrun has started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+class Store:
+    """A store that all ranks (or nodes) share. Waiting in it lets signals through."""
+
+    def __init__(self, inner: Any, rank: int, world: int) -> None:
+        self.inner, self.rank, self.world = inner, rank, world
+
+    def put(self, key: str, value: Any) -> None:
+        """Any value that can be pickled."""
+        self.inner.set(key, pickle.dumps(value))
+
+    def look(self, key: str, timeout_s: float = math.inf) -> Any:
+        """The value, once it is there. Raises TimeoutError."""
+        end = time.monotonic() + timeout_s
+        while True:
+            try:
+                self.inner.wait([key], timedelta(seconds=min(2.0, timeout_s)))
+                return pickle.loads(self.inner.get(key))
+            except dist.DistNetworkError:
+                raise
+            except dist.DistStoreError:
+                if time.monotonic() > end:
+                    raise TimeoutError(key) from None
+
+    def take(self, key: str) -> Any:
+        """The same, and removes it."""
+        value = self.look(key)
+        self.inner.delete_key(key)
+        return value
+
+
+def join(config: RunConfig) -> Store:
+    """The store of the ranks that torchrun has started, after `meet`. Before anything asks for a GPU.
+
+    Raises ConfigError, in one line, for missing variables and for a world that is not that of the
+    configuration.
+    """
+    if missing := [name for name in VARIABLES if name not in os.environ]:
+        raise ConfigError(
+            f"torchrun has not set {', '.join(missing)}: start with `torchrun ... -m trainer.loops.sft`"
+        )
+    place, local, rank = config.placement, int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["RANK"])
+    world = int(os.environ["WORLD_SIZE"])
+    if config.method != "sft":
+        raise ConfigError(
+            "torchrun starts method sft only: GRPO's engines are placed by Ray, use `launch.py up`"
+        )
+    if (world, local) != (place.world_size, place.workers_per_node):
+        raise ConfigError(
+            f"torchrun has started {world} ranks, {local} on this node, and placement is {place.nodes} nodes x "
+            f"{place.workers_per_node}: make --nnodes and --nproc-per-node the same as placement"
+        )
+    os.environ |= environment(config)
+    if place.device == "cuda":  # one GPU each, as Ray shows them
+        seen, number = os.environ.get("CUDA_VISIBLE_DEVICES"), int(os.environ["LOCAL_RANK"])
+        os.environ["CUDA_VISIBLE_DEVICES"] = seen.split(",")[number] if seen else str(number)
+    with _named(f"rank {rank}", os.environ["MASTER_PORT"]):
+        inner, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=MEET_S))))
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = Store(dist.PrefixStore(f"spotrl/{restart}", inner), rank, world)
+    meet(store, config, "rank")
+    return store
+
+
+@contextlib.contextmanager
+def _named(who: str, port: str | int) -> Generator[None]:
+    """Turns what torch says of a master that does not answer into one line."""
+    try:
+        yield
+    except (dist.DistError, RuntimeError) as error:
+        said = str(error).splitlines()[0]
+        raise ConfigError(
+            f"{who} on {socket.gethostname()} got no answer from the master at {os.environ['MASTER_ADDR']}:{port} "
+            f"({said}): start node 0, open the port, and give all nodes its MASTER_ADDR and MASTER_PORT"
+        ) from None
+
+
+def meet(store: Store, config: RunConfig, kind: str, wait_s: float = MEET_S) -> None:
+    """Meets all others, and compares what they stand on. kind: "rank" or "node", for what is said.
+
+    Raises ConfigError, on all of them, with one line on the first thing that is wrong: one that came twice,
+    some that did not come within `wait_s`, other data, packages, configuration or GPUs.
+    """
+    times, own = store.inner.add(f"start/{store.rank}", 1), facts(config)
+    store.put(f"facts/{store.rank}/{times}", own)
+    if times > 1:
+        raise ConfigError(
+            f"{kind} {store.rank} on {own['host']} was started before: give every node its own NODE_RANK"
+        )
+    if store.rank == 0:
+        store.put("verdict", verdict(store, kind, wait_s))
+    try:
+        found = store.look("verdict", 2 * wait_s)
+    except TimeoutError:
+        found = f"{kind} 0 said nothing for {2 * wait_s:.0f} s: look at its output"
+    store.inner.add("read", 1)
+    end = time.monotonic() + 5.0
+    while store.rank == 0 and store.inner.add("read", 0) < store.world and time.monotonic() < end:
+        time.sleep(0.05)  # its process may hold the store
+    if found:
+        raise ConfigError(found)
+
+
+def facts(config: RunConfig) -> dict[str, str]:
+    """What must be equal everywhere, and where this is."""
+    try:
+        data = Dataset(config.data.path, config.data.split).fingerprint[:12]
+    except (ConfigError, OSError) as error:
+        data = f"none ({error})"
+    gpu = ""
+    if config.placement.device == "cuda":
+        import torch
+
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    found = {"host": socket.gethostname(), "data": data, "packages": packages, "GPU": gpu}
+    return found | {"configuration": fingerprint(config)[:12]}
+
+
+def verdict(store: Store, kind: str, wait_s: float) -> str:
+    """What is wrong, in one line; empty: nothing. On rank or node 0."""
+    end, come = time.monotonic() + wait_s, dict[int, dict[str, str]]()
+    while len(come) < store.world and time.monotonic() < end:
+        for rank in range(store.world):
+            if rank not in come and store.inner.check([f"facts/{rank}/1"]):
+                come[rank] = store.look(f"facts/{rank}/1")
+            if rank in come and store.inner.check([f"facts/{rank}/2"]):
+                hosts = f"on {come[rank]['host']} and on {store.look(f'facts/{rank}/2')['host']}"
+                return f"{kind} {rank} was started twice, {hosts}: give every node a NODE_RANK of its own"
+        time.sleep(0.05)
+    if absent := [str(rank) for rank in range(store.world) if rank not in come]:
+        return (
+            f"no word from {kind} {', '.join(absent)} within {wait_s:.0f} s: start it, or look at its output"
+        )
+    for rank, found in come.items():
+        for what in ("data", "packages", "configuration", "GPU"):
+            if found[what] != come[0][what]:
+                return (
+                    f"{what} differs: {kind} {rank} on {found['host']} has {found[what]}, {kind} 0 on "
+                    f"{come[0]['host']} has {come[0][what]}: make them the same"
+                )
+    return ""
+
+
+class TorchrunRanks(Ranks):
+    """Rank 0's own process and the others, which `serve`."""
+
+    def __init__(self, config: RunConfig, store: Store) -> None:
+        self.config, self.store = config, store
+        self.process = RankProcess(config)
+        self.world_size = store.world
+        self.calls = 0
+
+    def start(self) -> None:
+        master, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        per_node = self.config.placement.workers_per_node
+        self.each(
+            RankProcess.meet, [(rank, rank % per_node, master, port) for rank in range(self.world_size)]
+        )
+
+    def each(self, method: Callable[..., R], arguments: Sequence[tuple[Any, ...]]) -> list[R]:
+        self.calls += 1
+        for rank in range(1, self.world_size):
+            self.store.put(f"call/{self.calls}/{rank}", (method, arguments[rank]))
+        results = [_called(self.process, method, arguments[0])]
+        for rank in range(1, self.world_size):
+            results.append(self.store.take(f"result/{self.calls}/{rank}"))
+        for result in results:
+            if isinstance(result, CheckpointError):
+                raise result
+        return results
+
+    def first(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return _called(self.process, method, args)
+
+    def stream(self, method: Callable[..., Iterator[R]], arguments: Sequence[tuple[Any, ...]]) -> Iterator[R]:
+        raise ConfigError(
+            "torchrun's ranks return whole results only: rollouts are started by Ray, use `launch.py up`"
+        )
+
+    def stop(self) -> None:
+        """Lets the other ranks end."""
+        for rank in range(1, self.world_size):
+            self.store.put(f"call/{self.calls + 1}/{rank}", None)
+
+
+def serve(config: RunConfig, store: Store) -> None:
+    """Every rank but 0: does as rank 0 asks, until it is told to end. A notice is rank 0's to act on."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    process = RankProcess(config)
+    call = 1
+    while (asked := store.take(f"call/{call}/{store.rank}")) is not None:
+        method, arguments = asked
+        store.put(f"result/{call}/{store.rank}", _called(process, method, arguments))
+        call += 1
+
+
+def _called(process: RankProcess, method: Any, arguments: tuple[Any, ...]) -> Any:
+    """The result, or a CheckpointError, which is rank 0's to handle; torchrun ends all ranks after any other
+    error."""
+    try:
+        return process.call(method, *arguments)
+    except CheckpointError as error:
+        return error
+
+
+def main() -> int:
+    """`python -m trainer.ranks.torchrun --config run.yaml`: checks the nodes by NNODES, NODE_RANK,
+    MASTER_ADDR and MASTER_PORT, before torchrun, which would wait for minutes for one that never comes.
+    Returns the exit code."""
+    parser = argparse.ArgumentParser(description=(main.__doc__ or "").partition(": ")[2])
+    parser.add_argument("--config", required=True, help="resolved configuration of the run (YAML)")
+    parser.add_argument(
+        "--wait", type=float, default=MEET_S, help="seconds for all nodes to come (%(default)s)"
+    )
+    options = parser.parse_args()
+    try:
+        if missing := [
+            name for name in ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ
+        ]:
+            raise ConfigError(f"{', '.join(missing)} not set: give every node the same, but for NODE_RANK")
+        node, nodes, port = (int(os.environ[name]) for name in ("NODE_RANK", "NNODES", "MASTER_PORT"))
+        config = configuration.load(options.config)
+        if not 0 <= node < nodes or nodes != config.placement.nodes:
+            raise ConfigError(
+                f"NODE_RANK {node} of NNODES {nodes}, and placement.nodes is {config.placement.nodes}"
+            )
+        with _named(f"node {node}", port + 1):
+            inner = dist.TCPStore(
+                os.environ["MASTER_ADDR"], port + 1, None, node == 0, timedelta(seconds=options.wait), False
+            )
+        meet(Store(inner, node, nodes), config, "node", options.wait)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

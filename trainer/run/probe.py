@@ -1,0 +1,51 @@
+"""Whether engine and policy are the same model: sample, score by the learner, compare."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainer.algorithm.traces import Prompt
+from trainer.config import RunConfig
+from trainer.learning.learner import Learner
+from trainer.run.rows import Rows
+from trainer.sampling.sampler import Ask, Sampler
+
+PROBE_TOKENS = 16
+PROBE_SEED = 7
+SYNC_TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2}
+"""Mean |log-probability difference| of engine and policy above which the first sync counts as broken."""
+
+
+def check_first_sync(config: RunConfig, sampler: Sampler, learner: Learner, rows: Rows) -> None:
+    """Compares the two on a few prompts, right after the first load. It works for any sampler and any
+    learner.
+
+    Raises RuntimeError if they are not the same model.
+    """
+    engines = config.placement.world_size // config.rollout.tensor_parallel
+    usable, split = rows.usable(config.train_split), config.train_split
+    ask = Ask(
+        prompts=[Prompt(group=i, row=usable[i % len(usable)], seed=PROBE_SEED) for i in range(engines)],
+        split=split,
+        prompt_tokens=rows.prompt_tokens(split),
+        samples_per_prompt=2,
+        temperature=config.rollout.temperature,
+        max_tokens=min(PROBE_TOKENS, config.rollout.max_tokens),
+    )
+    traces = sampler.sample(ask).all()
+    scored = learner.logprobs(traces, split, old=True, reference=False).old
+    assert scored is not None
+    gaps: dict[int, list[np.ndarray]] = {}
+    for trace, policy in zip(traces, scored, strict=True):
+        gaps.setdefault(trace.group, []).append(np.abs(policy - trace.logprobs))
+    by_engine = [np.concatenate(parts) for parts in gaps.values()]
+    mean = float(np.max([gap.mean() for gap in by_engine]))
+    worst = float(np.max([gap.max() for gap in by_engine]))
+
+    limit = config.rollout.sync_tolerance or SYNC_TOLERANCE[config.model.dtype]
+    print(f"weight sync: engine and policy differ by {mean:.1e} nats (mean), {worst:.1e} (max)", flush=True)
+    if not mean <= limit:
+        raise RuntimeError(
+            f"after the weight sync engine and policy differ by {mean:.2e} nats per token (limit {limit:.0e}): the "
+            "engine does not hold the policy's weights; training on it would be noise. See docs/failures.md"
+        )

@@ -1,0 +1,75 @@
+"""The rows of a run as the loop knows them: how long each is, and which of them can be used."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from trainer.config import RunConfig, Split
+from trainer.data import lengths
+from trainer.data.dataset import Dataset
+from trainer.data.reader import Datasets
+from trainer.ranks.process import RankProcess
+from trainer.ranks.ranks import Ranks
+
+ROWS_PER_CALL = 1024
+PROGRESS_S = 10.0
+
+
+class Rows:
+    """Datasets, and the lengths of their rows, which the ranks measure side by side before they load
+    anything."""
+
+    def __init__(self, config: RunConfig, ranks: Ranks, datasets: Datasets) -> None:
+        self.config, self.ranks, self.datasets = config, ranks, datasets
+        self._lengths: dict[Split, np.ndarray] = {}
+        self._usable: dict[Split, list[int]] = {}
+
+    def dataset(self, split: Split) -> Dataset:
+        """The split's dataset."""
+        return self.datasets[split]
+
+    def lengths(self, split: Split) -> np.ndarray:
+        """Tokens of prompts and solutions of a split's rows, [rows, 2]; see trainer/data/lengths.py."""
+        if split not in self._lengths:
+            dataset = self.datasets[split]
+            rows = min(len(dataset), split.max_rows or len(dataset))
+            processor = self.ranks.first(RankProcess.processor_fingerprint)
+            key = [dataset.fingerprint, split.name, rows, self.config.method, processor]
+            self._lengths[split] = lengths.cached(key, lambda: self._measure(split, rows))
+        return self._lengths[split]
+
+    def prompt_tokens(self, split: Split) -> np.ndarray:
+        """Tokens of every row's prompt, [rows]."""
+        return self.lengths(split)[:, 0]
+
+    def usable(self, split: Split) -> list[int]:
+        """Indices of the rows that are not too long and have what the method needs."""
+        if split not in self._usable:
+            self._usable[split] = lengths.usable_rows(self.config, self.lengths(split), split)
+        return self._usable[split]
+
+    def left_out(self, split: Split) -> int:
+        """How many rows are not usable."""
+        return len(self.lengths(split)) - len(self.usable(split))
+
+    def _measure(self, split: Split, rows: int) -> np.ndarray:
+        """Each rank takes a contiguous slice, so that it reads a row group once; in pieces, so that progress
+        shows."""
+        world_size = self.ranks.world_size
+        cuts = [rows * rank // world_size for rank in range(world_size + 1)]
+        out, shown = np.zeros((rows, 2), np.int32), time.monotonic()
+        longest = max(stop - start for start, stop in zip(cuts, cuts[1:], strict=False))
+        for offset in range(0, longest, ROWS_PER_CALL):
+            pieces = []
+            for start, stop in zip(cuts, cuts[1:], strict=False):
+                pieces.append((min(start + offset, stop), min(start + offset + ROWS_PER_CALL, stop)))
+            measured = self.ranks.each(RankProcess.lengths, [(split, *piece) for piece in pieces])
+            for (start, stop), part in zip(pieces, measured, strict=True):
+                out[start:stop] = part
+            if time.monotonic() - shown > PROGRESS_S:
+                shown = time.monotonic()
+                done = sum(stop - cut for (_, stop), cut in zip(pieces, cuts, strict=False))
+                print(f"data: {done} of {rows} rows of {split.name} measured", flush=True)
+        return out

@@ -1,0 +1,149 @@
+"""When the run's state is saved, and what a notice means for the current step."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trainer.checkpoint.format import CheckpointError
+from trainer.checkpoint.manager import Checkpoints
+from trainer.errors import StorageError
+from trainer.learning.learner import Learner
+from trainer.node.preemption import Notice
+
+ATTACHED = ("metrics.jsonl", "samples.jsonl")
+"""Append-only files of the run that travel with a checkpoint, so that a new node has the curves."""
+
+CHANGES_STATE = "update"
+"""The phase after which the weights are no longer those of the step before."""
+
+STEP_MEMORY = 8
+"""After a notice, a step is expected to take as long as the slowest of this many last steps."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """The run's state between two steps: what a checkpoint holds besides the ranks' shards."""
+
+    step: int
+    carried: dict[str, float]
+    """What the loop needs for its next step besides the weights."""
+    updates: int
+    """Optimizer steps so far."""
+    skipped: int
+    """Updates whose gradient was not finite."""
+    score: float | None = None
+    """The step's evaluation, if it had one."""
+
+
+class Preempted(Exception):
+    """A preemption notice, or Ctrl-C; raised between phases."""
+
+
+class Saving:
+    """Drives the checkpoints of one run from the boundaries between its phases and steps."""
+
+    def __init__(self, run_dir: str, checkpoints: Checkpoints, learner: Learner, notice: Notice) -> None:
+        self.run_dir, self.checkpoints, self.learner, self.notice = (
+            Path(run_dir),
+            checkpoints,
+            learner,
+            notice,
+        )
+        self._step_times: deque[float] = deque(maxlen=STEP_MEMORY)
+        self._stepped_at = time.monotonic()
+        self._position: Position | None = None
+        self._announced = False
+
+    def stepped(self, step_s: float) -> None:
+        """Records the duration of a finished step."""
+        self._step_times.append(step_s)
+        self._stepped_at = time.monotonic()
+
+    def maybe_save(self, position: Position, *, last: bool) -> None:
+        """Between two steps: advances the save under way, and starts one if it is due. last: of the run."""
+        self._position = replace(position, carried=dict(position.carried))
+        self._advance()
+        step_s = self._step_times[-1] if self._step_times else 0.0
+        if self.checkpoints.due(position.step, step_s, last=last):
+            self._save(self._position)
+        elif (late := self.checkpoints.to_send()) is not None:
+            self.learner.send(late)
+
+    def _save(self, at: Position) -> None:
+        checkpoints = self.checkpoints
+        attach = [self.run_dir / name for name in ATTACHED]
+        state = {"updates": at.updates, "skipped": at.skipped, "reward_norm": at.carried}
+        checkpoints.begin(at.step, state, score=at.score, attach=attach)
+        try:
+            keep, to = checkpoints.local_steps(), checkpoints.attempt
+            checkpoints.stall_s = self.learner.save(at.step, keep, checkpoints.sends, to)
+        except CheckpointError as error:
+            checkpoints.failed(error)
+
+    def _advance(self) -> None:
+        if self.checkpoints.busy:
+            try:
+                self.checkpoints.advance(self.learner.save_status())
+            except CheckpointError as error:
+                self.checkpoints.failed(error)
+
+    def finish(self, position: Position) -> None:
+        """Waits until the checkpoint of the last step is committed."""
+        while self.checkpoints.safe != position.step:
+            self.maybe_save(position, last=True)
+            while self.checkpoints.busy:
+                self._advance()
+                time.sleep(0.05)
+
+    def on_boundary(self, phase: str) -> None:
+        """After every phase: commits written checkpoints, and after a notice decides whether to finish the
+        step."""
+        if phase == CHANGES_STATE:
+            self._position = None
+        self._advance()
+        if (reason := self.notice.poll()) is not None and not self._goes_on(phase):
+            raise Preempted(reason)
+
+    def _goes_on(self, phase: str) -> bool:
+        """After a notice: whether the current step can be finished and saved in the time left.
+
+        One decision for all ranks: a notice on any node reaches this process, which drives all ranks.
+        """
+        if phase == "checkpoint" or self.notice.reason == "interrupted" or not self._step_times:
+            return False
+        rest_s = max(0.0, max(self._step_times) - (time.monotonic() - self._stepped_at))
+        left_s = self.notice.left_s()
+        if not self.checkpoints.fits(left_s - rest_s):
+            return False
+        if not self._announced:
+            self._announced = True
+            plan = (
+                f"finishing the step (about {rest_s:.1f} s) and saving it ({self.checkpoints.write_s:.1f} s)"
+            )
+            print(f"notice: {self.notice.reason}, {left_s:.0f} s left: {plan}", flush=True)
+        return True
+
+    def flush(self) -> None:
+        """After a notice: saves the run's state if the time suffices, and waits for uploads as long as it
+        can."""
+        checkpoints, at = self.checkpoints, self._position
+        try:
+            while (left_s := self.notice.left_s()) > 0:
+                self._advance()
+                unsaved = (
+                    at is not None and at.step != checkpoints.last_begun and checkpoints.in_flight is None
+                )
+                if at is not None and unsaved and checkpoints.fits(left_s):
+                    self._save(at)
+                elif checkpoints.busy:
+                    time.sleep(0.05)
+                elif (late := checkpoints.to_send()) is not None:
+                    self.learner.send(late)
+                elif not checkpoints.busy:
+                    break
+        except StorageError as error:
+            print(error, file=sys.stderr, flush=True)

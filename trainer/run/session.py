@@ -1,0 +1,312 @@
+"""What a training loop uses: rows, learner, sampler, grading, metrics, checkpoints; opened and closed
+together."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trainer.algorithm.traces import Outcome, Trace
+from trainer.checkpoint.attempt import of_this_job
+from trainer.checkpoint.export import export_adapter, export_hf
+from trainer.checkpoint.manager import Checkpoints
+from trainer.checkpoint.reader import Found
+from trainer.checkpoint.rollout_log import Graded, RolloutLog
+from trainer.config import ConfigError, RunConfig
+from trainer.data.dataset import Dataset
+from trainer.data.prompt_stream import PromptStream
+from trainer.data.reader import Datasets
+from trainer.data.schema import question
+from trainer.hardware.gpus import peak_flops
+from trainer.hardware.model_shapes import shape_of
+from trainer.learning.distributed import DistributedLearner
+from trainer.learning.learner import Learner
+from trainer.node.preemption import Notice
+from trainer.node.run_lock import RunLock
+from trainer.observe.guards import Guards
+from trainer.observe.history import newest_lines
+from trainer.observe.metrics import Metrics, Phases
+from trainer.observe.node_monitor import NodeStats
+from trainer.observe.report import write_report
+from trainer.observe.start_clock import StartClock
+from trainer.observe.step_profile import StepProfiles
+from trainer.observe.step_stats import one_line, throughput, utilisation
+from trainer.ranks.process import RankProcess
+from trainer.ranks.ranks import Ranks
+from trainer.ranks.ray_ranks import RayRanks
+from trainer.rewards.scorer import Scorer
+from trainer.run.probe import check_first_sync
+from trainer.run.rows import Rows
+from trainer.run.saving import ATTACHED, Position, Saving
+from trainer.sampling.colocated import Colocated
+from trainer.sampling.sampler import Sampler
+from trainer.storage import hub
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where a run goes on."""
+
+    step: int
+    """The last step that is done; 0 for a fresh start."""
+    carried: dict[str, float]
+    """What the loop left in the checkpoint for its next step; empty for a fresh start."""
+
+
+class Session:
+    """Use as a context manager. The loop calls the methods in the order below.
+
+    The constructor works in stages. One that fails undoes those before it, and the run's folder says how it
+    ended.
+    """
+
+    learner: Learner
+    sampler: Sampler
+    metrics: Metrics
+
+    def __init__(
+        self, config: RunConfig, total_updates: Callable[[RunConfig, int], int], ranks: Ranks | None = None
+    ) -> None:
+        """total_updates: (config, rows) -> optimizer steps of the whole run, for the learning-rate schedule.
+
+        ranks: those that are there already; None: Ray places them.
+        """
+        self.config = config
+        self.clock = StartClock()
+        self.clock.mark("launch")
+        with contextlib.ExitStack() as stages:
+            self._claim_run(stages)
+            self._open_stores(stages)
+            self._measure_rows(ranks)
+            self._load(total_updates)
+            self._stages = stages.pop_all()
+
+    def _claim_run(self, stages: contextlib.ExitStack) -> None:
+        """Takes the run's folder for this process."""
+        self.datasets = Datasets()
+        self.train_set = self.datasets[self.config.train_split]
+        self.lock = RunLock(self.config.run.dir, "driver")
+        stages.callback(self.lock.close)
+        self.lock.take(wait=True)
+        self.notice = Notice(exit_at_deadline=True)
+        self.phases = Phases(self.config.run.dir, lambda phase: self.saving.on_boundary(phase))
+        self.phases.note(message="loading model and engine")
+        stages.push(self._mark_failed_start)
+
+    def _mark_failed_start(self, kind: type[BaseException] | None, *_: object) -> None:
+        """While the session is being made: a start that fails must not read as a run that goes on."""
+        if kind is not None and not hasattr(self, "_stages"):
+            self.mark("interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
+
+    def _open_stores(self, stages: contextlib.ExitStack) -> None:
+        """Opens what grades, what saves, and what logs rollouts."""
+        self.rewards = Scorer(self.config.rewards)
+        stages.callback(self.rewards.close)
+        held = of_this_job(self.config)
+        self.checkpoints = Checkpoints(self.config, self.train_set.fingerprint, held=held)
+        stages.callback(self.checkpoints.close)
+        self.rollouts = RolloutLog(self.config, self.train_set.fingerprint, held=held)
+        stages.callback(self.rollouts.close)
+
+    def _measure_rows(self, ranks: Ranks | None) -> None:
+        """Places the ranks and has them measure the rows. What is wrong with rows ends the run before models
+        load."""
+        config = self.config
+        self.ranks = ranks or RayRanks(config)
+        self.rows = Rows(config, self.ranks, self.datasets)
+        train_rows = self.rows.usable(config.train_split)
+        if config.evaluation.every_steps and config.method == "sft":
+            self.rows.usable(config.evaluation_split)
+        elif config.evaluation.every_steps:
+            self.rows.lengths(config.evaluation_split)
+        self.stream = PromptStream(train_rows, config.rows_per_step, config.run.seed)
+        self.clock.mark("place")
+
+    def _load(self, total_updates: Callable[[RunConfig, int], int]) -> None:
+        """Loads policy, reference and engine on every rank."""
+        config = self.config
+        self._newest = self.checkpoints.find()  # before the model: every rank fetches its files beside that
+        self.ranks.start()
+        learner = DistributedLearner(config, self.ranks)
+        learner.start(total_updates(config, len(self.stream.rows)), self._newest)
+        self.learner = learner
+        if config.method == "grpo":
+            sampler = Colocated(config, self.ranks)
+            sampler.start()
+            self.sampler = sampler
+        self.clock.mark("load")
+
+        facts = self.learner.facts
+        self._peak_flops = peak_flops(facts.device_name)
+        self._shape = shape_of(str(hub.folder(config))) if self._peak_flops else None
+        self.guards = Guards(config.guards)
+        self.nodes = NodeStats(config.run.dir)
+        self.saving = Saving(config.run.dir, self.checkpoints, self.learner, self.notice)
+        record = partial(self.ranks.all, RankProcess.record)
+        self.profiles = StepProfiles(config, record, partial(self.ranks.all, RankProcess.recorded))
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stages.close()
+
+    def resume(self) -> Resumed:
+        """Loads the newest complete checkpoint, if there is one."""
+        with self.phases("resume"):
+            restored = self.checkpoints.restore(self.learner.load, self._newest)
+        if restored is None and self._newest is not None:  # the ranks may hold no weights at all
+            raise ConfigError(
+                f"the checkpoint of step {self._newest.step} is gone since the start: bring it back"
+            )
+        if restored is None and self.config.checkpoint.resume == "must":
+            raise ConfigError(
+                "checkpoint.resume is `must` and there is no committed checkpoint: check run.id and remote"
+            )
+        found = restored[0] if restored else None
+        step = found.step if found else 0
+        self.rollouts.open(step)
+        history, shown = [_attached(found, name) if found else b"" for name in ATTACHED]
+        self.metrics = Metrics(self.config.run.dir, self.config, step, history, shown)
+        self._stages.callback(self.metrics.close)
+        logged = newest_lines(Path(self.config.run.dir) / "metrics.jsonl")
+        self.rewards.resume(logged[-1] if logged else {})
+        print(f"resumed from step {step}" if found else "starting from scratch", flush=True)
+        self.clock.mark("resume")
+        return Resumed(step, dict(found.state["reward_norm"]) if found else {})
+
+    def check_first_sync(self) -> None:
+        """Compares engine and policy after the first load. Raises RuntimeError if they are not the same
+        model."""
+        check_first_sync(self.config, self.sampler, self.learner, self.rows)
+        self.clock.mark("sync")
+
+    @property
+    def train_rows(self) -> Sequence[int]:
+        """Indices of the training rows that are used."""
+        return self.stream.rows
+
+    @property
+    def left_out(self) -> int:
+        """How many training rows are not used."""
+        return self.rows.left_out(self.config.train_split)
+
+    def begin(self, step: int, total: int) -> None:
+        """Before every step."""
+        self.phases.begin(step, total)
+        self.profiles.begin(step)
+
+    def score(self, traces: Sequence[Trace], dataset: Dataset | None = None) -> list[Outcome]:
+        """Grades completions against the reference answers of their rows."""
+        dataset = dataset or self.train_set
+        rows = {trace.row: dataset[trace.row] for trace in traces}
+        asked = {index: question(row.messages) for index, row in rows.items()}
+        return self.rewards.score(
+            [trace.text for trace in traces],
+            [rows[trace.row].answer for trace in traces],
+            [rows[trace.row].answer_type for trace in traces],
+            [asked[trace.row] for trace in traces],
+        )
+
+    def keep(self, step: int, traces: list[Trace], outcomes: list[Outcome]) -> Graded:
+        """Logs a step's graded completions, before the weights change."""
+        stats = {name: value for name, value in self.rewards.stats().items() if not name.startswith("perf/")}
+        graded = Graded(traces, outcomes, stats)
+        self.rollouts.write(step, graded, self.checkpoints.floor)
+        return graded
+
+    @staticmethod
+    def due(every: int, step: int, total: int) -> bool:
+        """Whether something done every `every` steps is due; the last step always is. 0: never."""
+        return bool(every) and (step % every == 0 or step == total)
+
+    def log(
+        self,
+        step: int,
+        stats: dict[str, float],
+        traces: Sequence[Trace],
+        shown: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        """Writes the step's metrics, and the samples to show. Comes before the save: its step is always
+        logged.
+
+        traces: all that was trained on, for the utilization.
+        """
+        times = self.phases.take()
+        self.profiles.end()
+        self.saving.stepped(times["time/step_s"])
+        # the loop's own before an evaluation's
+        stats = self.rewards.stats() | stats | {"data/left_out": self.left_out}
+        stats |= throughput(stats, times, self.config.placement.world_size) | times
+        stats |= self.checkpoints.metrics() | self.rollouts.metrics()
+        if not self.clock.told:
+            print(self.clock.tell(), flush=True)
+            stats |= self.clock.metrics()
+        if self._peak_flops and self._shape:
+            image_token_id = self.learner.facts.image_token_id
+            stats |= utilisation(self.config, self._shape, self._peak_flops, image_token_id, traces, times)
+        stats |= self.nodes.take()
+        self.metrics.log(step, stats)
+        for alarm in self.guards.look(step, stats):
+            if alarm.end:
+                raise ConfigError(f"{alarm.text}; the run ends: guards.end names this guard")
+            print(f"warning: {alarm.text}", flush=True)
+        if shown:
+            self.metrics.samples(step, list(shown))
+        print(one_line(step, stats), flush=True)
+
+    def save(
+        self, step: int, total: int, updates: int, carried: dict[str, float], score: float | None = None
+    ) -> None:
+        """Saves the run's state after a step, if a save is due.
+
+        updates: optimizer steps so far. carried: what the loop needs for its next step. score: the step's
+        evaluation.
+        """
+        with self.phases("checkpoint"):
+            self.saving.maybe_save(
+                Position(step, carried, updates, self.learner.skipped, score), last=step == total
+            )
+
+    def finish(self, step: int, updates: int, carried: dict[str, float]) -> None:
+        """Waits until the last checkpoint is committed, exports the weights, writes the report."""
+        with self.phases("checkpoint"):
+            self.saving.finish(Position(step, carried, updates, self.learner.skipped))
+        if self.config.checkpoint.export_hf != "never":
+            with self.phases("export"):
+                self.export()
+        self.phases.finish()
+        self.metrics.close()
+        print(f"report: {write_report(self.config.run.dir)}", flush=True)
+
+    def export(self) -> Path:
+        """Writes the newest checkpoint as a Hugging Face model folder, or its adapter as peft's, and pushes
+        it beside the checkpoints."""
+        found, out = self.checkpoints.find(), Path(self.config.run.dir) / "hf"
+        assert found is not None
+        if self.config.lora.rank:
+            export_adapter(found, out, self.config)
+        else:
+            # its weights are the base model's, of which this node may have a share
+            if self.config.model.freeze_vision:
+                hub.fetch(self.config, hub.weight_files(self.config))
+            export_hf(found, out, hub.folder(self.config), self.config.model.dtype)
+        if self.checkpoints.storage:
+            for path in sorted(out.iterdir()):
+                self.checkpoints.storage.put(path, f"hf/{path.name}")
+        print(f"weights: {out}", flush=True)
+        return out
+
+    def mark(self, status: str) -> None:
+        """Writes for other processes how the run ended, if the disk allows it."""
+        with contextlib.suppress(OSError):
+            self.phases.finish(status)
+
+
+def _attached(found: Found, name: str) -> bytes:
+    names = {entry["name"] for entry in found.manifest["files"]}
+    return found.local(name).read_bytes() if name in names else b""

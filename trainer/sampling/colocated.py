@@ -1,0 +1,61 @@
+"""Engines in the processes of the policy's own ranks: an engine of n GPUs lives in n neighboring ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainer.algorithm.traces import Prompt
+from trainer.config import RunConfig
+from trainer.learning.distributed import RankWeights
+from trainer.ranks.ranks import Ranks
+from trainer.sampling.dealing import deal
+from trainer.sampling.sampler import Ask, Rollout
+from trainer.sampling.sampler_part import SamplerPart
+from trainer.weights.source import WeightSource
+
+
+class Colocated:
+    """A `Sampler` that shares its GPUs with the learner: `load` wakes the engines, `rest` puts them to
+    sleep."""
+
+    def __init__(self, config: RunConfig, ranks: Ranks) -> None:
+        self.config, self.ranks = config, ranks
+
+    def start(self) -> None:
+        """Builds the engines, after the learner has loaded the policy."""
+        self.ranks.all(SamplerPart.start)
+
+    def load(self, weights: WeightSource) -> None:
+        """`Sampler.load`: every rank takes its part of the weights from the policy in its own process."""
+        if not isinstance(weights, RankWeights) or weights.ranks is not self.ranks:
+            raise ValueError(
+                "colocated engines take weights from the ranks that they share, and from nowhere else"
+            )
+        self.ranks.all(SamplerPart.load, weights.version)
+
+    def sample(self, ask: Ask) -> Rollout:
+        """`Sampler.sample`: prompts are dealt so that all engines should finish together."""
+        now, later = self._shares(ask, ask.prompts), self._shares(ask, ask.upcoming)
+        calls = []
+        for rank in range(self.ranks.world_size):
+            engine = rank // self.config.rollout.tensor_parallel
+            rows = [prompt.row for prompt in later[engine]]
+            calls.append(
+                (now[engine], ask.split, ask.samples_per_prompt, ask.temperature, ask.max_tokens, rows)
+            )
+        return Rollout(self.ranks.stream(SamplerPart.sample, calls))
+
+    def _shares(self, ask: Ask, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
+        """Prompts by engine."""
+        # Nobody knows a completion's length before it is sampled: half of the longest weighs it against the
+        # prompt.
+        unknown = ask.samples_per_prompt * ask.max_tokens / 2
+        costs = [float(ask.prompt_tokens[prompt.row]) + unknown for prompt in prompts]
+        return deal(prompts, costs, self.ranks.world_size // self.config.rollout.tensor_parallel)
+
+    def rest(self) -> None:
+        """`Sampler.rest`."""
+        self.ranks.all(SamplerPart.rest)
+
+    def close(self) -> None:
+        """`Sampler.close`: the engines end with the ranks' processes."""

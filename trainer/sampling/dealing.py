@@ -1,0 +1,24 @@
+"""Which engine samples which prompt: all of them should finish together. Seeds are per prompt, so no sample
+changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainer.algorithm.traces import Prompt
+
+
+def deal(prompts: Sequence[Prompt], costs: Sequence[float], engines: int) -> list[list[Prompt]]:
+    """Shares of about equal cost (longest processing time first), each in the order of the step.
+
+    costs: expected tokens of each prompt with its completions, above 0. A function of its arguments alone, so
+    that a resumed run deals as before, and the next step's shares are known while this one is sampled.
+    """
+    loads, owner = [0.0] * engines, [0] * len(prompts)
+    for i in sorted(range(len(prompts)), key=lambda i: (-costs[i], i)):
+        owner[i] = min(range(engines), key=lambda engine: (loads[engine], engine))
+        loads[owner[i]] += costs[i]
+    return [
+        [prompt for prompt, at in zip(prompts, owner, strict=True) if at == engine]
+        for engine in range(engines)
+    ]

@@ -1,0 +1,78 @@
+"""One rank's share of a colocated engine: vLLM in the process that also holds the policy's shard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from trainer.algorithm.traces import Prompt, Trace
+from trainer.config import Split
+from trainer.learning.learner_part import LearnerPart
+from trainer.ranks.process import RankProcess
+
+
+class SamplerPart:
+    """A part of a `RankProcess`, beside its `LearnerPart`. All methods are collective.
+
+    Policy and engine take turns on the GPU: one of them sleeps. `load` ends with the engine awake, `rest`
+    with the policy's states back.
+    """
+
+    def __init__(self, process: RankProcess) -> None:
+        self.process, self.config, self.reader = process, process.config, process.reader
+        self.learner = process.part(LearnerPart)
+
+    def start(self) -> None:
+        """Builds the engine, without weights, and puts it to sleep."""
+        # Here, so that the driver, which only names this class, loads no vLLM.
+        from trainer.sampling.vllm_engine import Engine
+
+        self.learner.policy.offload()
+        before = self.process.allocated_bytes()
+        self.engine = Engine(self.config, self.reader.prompter, self.reader.images_per_prompt())
+        if self.engine.sleeps:
+            self.learner.asleep_bytes = self.process.allocated_bytes() - before
+        self.engine.sleep()
+
+    def load(self, version: int) -> None:
+        """Brings the policy's weights into the engine. Before: the engine sleeps. After: it is awake."""
+        from trainer.weights import in_process
+
+        with self.process.recording("load"):
+            self.learner.policy.offload()
+            self.engine.wake_weights()
+            in_process.push(self.learner.weights(version), self.engine)
+            self.engine.wake_cache()
+
+    def rest(self) -> None:
+        """Puts the engine to sleep and takes the policy's states back."""
+        self.engine.sleep()
+        self.learner.forget_peak()
+        self.learner.policy.reload()
+
+    def sample(
+        self,
+        prompts: Sequence[Prompt],
+        split: Split,
+        samples_per_prompt: int,
+        temperature: float,
+        max_tokens: int,
+        upcoming: Sequence[int],
+    ) -> Iterator[list[Trace]]:
+        """Completes this engine's prompts. All its ranks compute; only the first yields the groups, as they
+        finish.
+
+        upcoming: training rows that are asked next; their images are decoded while the engine samples.
+        """
+        self.reader.look_ahead(self.config.train_split, upcoming)
+        first_of_engine = self.process.rank % self.config.rollout.tensor_parallel == 0
+        with self.process.recording("sample"):
+            groups = self.engine.generate(
+                prompts,
+                lambda prompt: self.reader.request(split, prompt.row),
+                samples_per_prompt=samples_per_prompt,
+                temperature=temperature,
+                max_tokens=max_tokens,
+            )
+            for group in groups:
+                if first_of_engine:
+                    yield group

@@ -1,0 +1,287 @@
+"""The rollout engine: vLLM in the rank's own process. With trainer/weights, the only file that imports
+vLLM."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm import LLM, SamplingParams
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.sample.logits_processor import LogitsProcessor
+
+from trainer.algorithm.traces import End, ImageRef, Prompt, Trace, completed
+from trainer.config import ConfigError, RunConfig
+from trainer.data.processor import Prompter, Request
+from trainer.observe import beacon
+from trainer.weights import in_process
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.sample.logits_processor import BatchUpdate
+
+ProcessorV2: Any = object
+"""What vLLM's model runner V2 (on GPUs) demands of a processor; in 0.26 it has none, and such engines run on
+V1."""
+with contextlib.suppress(ImportError):
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as ProcessorV2
+
+
+def _reduce_over_gloo() -> None:
+    """Keeps vLLM's CPU tensor parallelism off its shared-memory segments.
+
+    Under an external launcher their name is the same for every engine of the machine and a killed one leaves
+    them behind, so that the next engine cannot start. Where ranks name it differently, vLLM uses
+    torch.distributed instead.
+    """
+    from vllm.distributed.device_communicators import cpu_communicator
+
+    segments: Any = cpu_communicator._CPUSHMDistributed
+    segments.make_group_name = staticmethod(
+        lambda communicator: f"{communicator.unique_name}-{communicator.rank}"
+    )
+
+
+ENDS: dict[str | None, End] = {"stop": "stop", "length": "length"}
+"""What vLLM's reasons to finish mean; any other is an error."""
+
+
+class BanTokens(LogitsProcessor, ProcessorV2):
+    """Sets the ids in `additional_config["banned_token_ids"]` to -inf before sampling, for every request.
+
+    It keeps no tensor: runner V2 makes processors within the weights' memory, which sleep level 2 discards.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, *_: Any) -> None:
+        additional: Any = vllm_config.additional_config
+        self.ranges = ranges(additional["banned_token_ids"])
+
+    def apply(self, logits: torch.Tensor, *_: Any) -> torch.Tensor:
+        """logits: [requests, vocabulary], changed in place."""
+        for start, stop in self.ranges:
+            logits[:, start:stop] = float("-inf")
+        return logits
+
+    def is_argmax_invariant(self) -> bool:
+        """No: the best token may be a banned one."""
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """The ban is the same for all requests."""
+
+
+def ranges(ids: Sequence[int]) -> list[tuple[int, int]]:
+    """Sorted ids as runs [start, stop)."""
+    out: list[tuple[int, int]] = []
+    for i in ids:
+        if out and out[-1][1] == i:
+            out[-1] = (out[-1][0], i + 1)
+        else:
+            out.append((i, i + 1))
+    return out
+
+
+class Engine:
+    """This rank's part of an engine of `rollout.tensor_parallel` ranks; all of them make the same calls."""
+
+    def __init__(self, config: RunConfig, prompter: Prompter, images_per_prompt: int) -> None:
+        in_process.register()
+        self.config = config
+        self.eos_token_id, self._tokenizer = prompter.eos_token_id, prompter.tokenizer
+        on_gpu = config.placement.device == "cuda"
+        rollout = config.rollout
+        extra: dict[str, Any] = {}
+        if on_gpu:
+            extra["gpu_memory_utilization"] = rollout.gpu_memory_utilization
+            extra["enable_sleep_mode"] = rollout.sleep_level > 0
+            if rollout.tensor_parallel > 1:
+                # vLLM's own all-reduces look for the peers' GPUs by index, and Ray shows each rank one. NCCL
+                # is left.
+                extra["disable_custom_all_reduce"] = True
+                extra["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
+        else:
+            # vLLM's 128 on CPU is more than most prompts have: groups would share nothing
+            extra["block_size"] = 32
+            extra["kv_cache_memory_bytes"] = int(rollout.kv_cache_gib * 2**30)
+            # A prompt cut in two would rewind its seeded generator, which torch's CPU generator cannot.
+            extra["enable_chunked_prefill"] = False
+            extra["max_num_batched_tokens"] = max(8192, config.longest_sequence)
+            if rollout.tensor_parallel > 1:
+                _reduce_over_gloo()
+        if prompter.has_vision:
+            extra["limit_mm_per_prompt"] = {"image": images_per_prompt, "video": 0}
+            extra["mm_processor_kwargs"] = {"size": prompter.size}
+            # By default vLLM keeps 4 GiB of processed images; a prompt comes once per step, and a sync
+            # forgets them.
+            extra["mm_processor_cache_gb"] = 0
+        if config.model.revision:
+            extra["revision"] = config.model.revision
+        try:
+            self.llm = LLM(
+                model=config.model.path,
+                dtype="bfloat16" if config.model.dtype == "bf16" else "float32",
+                load_format=in_process.BACKEND,
+                tensor_parallel_size=rollout.tensor_parallel,
+                distributed_executor_backend="external_launcher",
+                max_model_len=config.longest_sequence,
+                enforce_eager=rollout.eager or not on_gpu,
+                enable_prefix_caching=rollout.prefix_caching,
+                logprobs_mode="processed_logprobs",
+                logits_processors=[BanTokens],
+                additional_config={"banned_token_ids": prompter.banned_token_ids()},
+                weight_transfer_config={"backend": in_process.BACKEND},
+                generation_config="vllm",  # the model's own would change temperature, top_p and top_k
+                seed=0,
+                disable_log_stats=True,
+                **extra,
+            )
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                "vLLM does not fit this GPU: lower rollout.gpu_memory_utilization, or raise rollout.tensor_parallel"
+            ) from error
+        except ValueError as error:  # its own check of the memory
+            if "memory" not in str(error):
+                raise
+            key = "gpu_memory_utilization" if on_gpu else "kv_cache_gib"
+            raise ConfigError(f"vLLM's memory, rollout.{key}: {str(error).splitlines()[0]}") from error
+        self.version = -1
+        self._awake = True
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Calls a method of vLLM's worker in this process."""
+        return self.llm.collective_rpc(method, args=args)
+
+    def reset_caches(self) -> None:
+        """Forgets what was computed with other weights: KV blocks, processed inputs, image embeddings
+        (vllm#44910)."""
+        if not self.llm.reset_prefix_cache():
+            raise RuntimeError("the prefix cache was not reset: a request is still running")
+        self.llm.reset_mm_cache()
+        self.llm.llm_engine.reset_encoder_cache()
+
+    def sleep(self) -> None:
+        """Frees the engine's memory: KV cache, and weights by `rollout.sleep_level` (CUDA only)."""
+        if self.sleeps and self._awake:
+            self.llm.sleep(level=self.config.rollout.sleep_level)
+            self._awake = False
+
+    def wake_weights(self) -> None:
+        """First half of waking: memory for weights, which a sync must fill before anything is generated."""
+        self._wake("weights")
+
+    def wake_cache(self) -> None:
+        """Second half: memory for the KV cache."""
+        self._wake("kv_cache")
+
+    def _wake(self, tag: str) -> None:
+        if self.sleeps:
+            torch.cuda.empty_cache()  # what torch keeps of the policy's pass and of the sync, vLLM cannot use
+            self.llm.wake_up(tags=[tag])
+            self._awake = True
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether it gives its memory away between rollouts."""
+        return self.config.placement.device == "cuda" and self.config.rollout.sleep_level > 0
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        read: Callable[[Prompt], Request],
+        *,
+        samples_per_prompt: int,
+        temperature: float,
+        max_tokens: int,
+    ) -> Iterator[list[Trace]]:
+        """Samples completions; yields each prompt's group of traces when the last of them has ended.
+
+        Every completion is a request of its own with a seed of its own: neither order nor batch matters to
+        it, and it can be ended or continued by itself. read: the prompt for the engine; it is called as late
+        as the memory of `data.image_cache_gib` for patches of open prompts demands, so that a large
+        evaluation does not hold all its images at once. Raises RuntimeError where engine and policy disagree
+        on a prompt's tokens.
+        """
+        limit_bytes = int(self.config.data.image_cache_gib * 2**30)
+        waiting, open_groups, held_bytes = deque(prompts), dict[str, _OpenGroup](), 0
+        upcoming: Request | None = None
+        while waiting or open_groups:
+            while waiting:
+                upcoming = upcoming or read(waiting[0])
+                if open_groups and held_bytes + upcoming.pixel_bytes > limit_bytes:
+                    break
+                group = _OpenGroup(waiting.popleft(), upcoming, samples_per_prompt)
+                open_groups[str(group.prompt.group)] = group
+                held_bytes += upcoming.pixel_bytes
+                self._add(group, upcoming, temperature, max_tokens)
+                upcoming = None
+
+            beacon.tick()
+            for output in self.llm.llm_engine.step():
+                if not output.finished:
+                    continue
+                name, _, index = output.request_id.partition("/")
+                group = open_groups[name]
+                group.traces[int(index)] = self._trace(group, int(index), output)
+                if len(group.traces) == samples_per_prompt:
+                    held_bytes -= open_groups.pop(name).pixel_bytes
+                    yield [group.traces[i] for i in range(samples_per_prompt)]
+
+    def _add(self, group: _OpenGroup, request: Request, temperature: float, max_tokens: int) -> None:
+        """Opens the group's requests. Its images are processed once, for all of them."""
+        (rendered,) = self.llm._preprocess_cmpl([request.inputs])  # ty: ignore[invalid-argument-type]
+        for index in range(group.size):
+            params = self._params(group, index, temperature, max_tokens)
+            self.llm.llm_engine.add_request(f"{group.prompt.group}/{index}", rendered, params)
+
+    def _params(self, group: _OpenGroup, index: int, temperature: float, max_tokens: int) -> SamplingParams:
+        return SamplingParams(
+            temperature=temperature,
+            max_tokens=max_tokens,
+            seed=group.prompt.seed + index if temperature else None,
+            logprobs=0,
+            stop_token_ids=[self.eos_token_id],
+            # Text and objects for every token of every decode step would take a sixth of a small model's
+            # rollout.
+            detokenize=False,
+            flat_logprobs=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _trace(self, group: _OpenGroup, index: int, output: Any) -> Trace:
+        engine_ids = list(output.prompt_token_ids or ())
+        if engine_ids != group.prompt_ids:
+            raise RuntimeError(
+                f"row {group.prompt.row}: engine and policy read its prompt as {len(engine_ids)} and "
+                f"{len(group.prompt_ids)} tokens: the processors of vLLM and transformers disagree"
+            )
+        (completion,) = output.outputs
+        ids, logprobs = list(completion.token_ids), list(completion.logprobs.logprobs)
+        assert len(ids) == len(logprobs), "vLLM gave other logprobs than those of the sampled tokens"
+        return completed(
+            group.prompt_ids,
+            ids,
+            group=group.prompt.group,
+            row=group.prompt.row,
+            index=index,
+            logprobs=logprobs,
+            images=tuple(ImageRef(group.prompt.row, number) for number in range(group.images)),
+            versions=(self.version, self.version),
+            end=ENDS.get(completion.finish_reason, "error"),
+            text=self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+        )
+
+
+class _OpenGroup:
+    """A prompt whose completions are being sampled."""
+
+    def __init__(self, prompt: Prompt, request: Request, size: int) -> None:
+        self.prompt, self.size = prompt, size
+        self.prompt_ids, self.pixel_bytes, self.images = (
+            request.token_ids,
+            request.pixel_bytes,
+            request.images,
+        )
+        self.traces: dict[int, Trace] = {}
