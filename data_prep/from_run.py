@@ -60,53 +60,46 @@ def rows(
 ) -> Iterator[dict[str, Any]]:
     """Rows of a step's completions.
 
-    The advantage is that of the update. It is None for groups that the update left out, and if it
-    followed from what the log does not hold: the KL in the reward, or normalized rewards without the
-    steps before (`norm` None).
+    The advantage is that of the update. It is None for groups that the update left out, and if it followed
+    from what the log does not hold: the KL in the reward, or normalized rewards without the steps before
+    (`norm` None).
     """
-    samples = graded.samples
     advantages = _advantages(config, graded, norm)
-    for i, (sample, outcome) in enumerate(zip(samples, graded.outcomes, strict=True)):
+    for i, (trace, outcome) in enumerate(zip(graded.traces, graded.outcomes, strict=True)):
         line: dict[str, Any] = {
             "step": step,
-            "row": sample.row,
-            "group": sample.group,
-            "index": sample.index,
-            "completion": sample.text,
+            "row": trace.row,
+            "group": trace.group,
+            "index": trace.index,
+            "completion": trace.text,
             "verdict": outcome.verdict,
             "accuracy": outcome.accuracy,
             "format": outcome.format,
             "reward": outcome.reward,
             "advantage": advantages.get(i),
-            "tokens": len(sample.token_ids),
-            "prompt_tokens": len(sample.prompt_token_ids),
-            "finished": sample.finished,
-            "weight_version": sample.weight_version,
+            "tokens": len(trace.completion),
+            "prompt_tokens": trace.shared,
+            "finished": trace.finished,
+            "weight_version": trace.versions[1],
         }
         if tokens:
-            line["prompt_token_ids"] = sample.prompt_token_ids
-            line["token_ids"] = sample.token_ids
-            line["logprobs"] = sample.logprobs
+            line["prompt_token_ids"] = trace.prompt.tolist()
+            line["token_ids"] = trace.completion.tolist()
+            line["logprobs"] = None if trace.logprobs is None else trace.logprobs.tolist()
         yield line
 
 
 def _advantages(config: RunConfig, graded: Graded, norm: RunningNorm | None) -> dict[int, float]:
     """Index of a completion -> its advantage, as far as it is known."""
-    samples = graded.samples
-    credit = credited(config, samples, graded.outcomes)
+    credit = credited(config, graded.traces, graded.outcomes)
     total = credit.rewards.total
     if config.algorithm.normalize_reward and norm is not None:
         total = norm(total)
     if config.kl_in_reward or (norm is None and config.algorithm.normalize_reward):
         return {}
-
     members = credit.members(config.rollout.prompts_per_step)
-    items = []
-    for i in members:
-        s = samples[i]
-        items.append(TrainItem(s.row, s.prompt_token_ids, s.token_ids, 0.0, s.logprobs))
-    estimated, _ = credit.advantages(config, total, members, items, 0.0)
-    return dict(zip(members, torch.as_tensor(estimated.values).tolist(), strict=True))
+    advantages = credit.advantages(config, total, members, None)
+    return dict(zip(members, advantages.values.tolist(), strict=True))
 
 
 def _place(run: str, bucket: str) -> tuple[Path, str]:

@@ -66,7 +66,12 @@ def test_the_message_may_be_a_list_and_the_assistants_turn_is_dropped():
 )  # fmt: skip
 def test_a_broken_line_is_a_problem_and_never_an_exception(line, reason, says):
     problem = parse(line)
-    assert isinstance(problem, BadRow) and problem.reason == reason and says in problem.detail and problem.index == 0
+    assert (
+        isinstance(problem, BadRow)
+        and problem.reason == reason
+        and says in problem.detail
+        and problem.index == 0
+    )
 
 
 @pytest.mark.parametrize(

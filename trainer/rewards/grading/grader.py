@@ -171,8 +171,8 @@ _TUPLES = re.compile(r"\(([^()=]*,[^()=]*)\)\s*=\s*\((.*,.*)\)")
 _WORDS = re.compile(r"[A-Za-z]{2,20}(?:\s+[A-Za-z]{2,20}){0,5}", re.ASCII)
 _QUANTITIES_TEXT = (
     "area perimeter volume length width height radius diameter circumference probability answer result "
-    "total value distance speed velocity time cost price number mean median mode average range slope ratio ans "
-    "the of "
+    "total value distance speed velocity time cost price number mean median mode average range slope ratio "
+    "ans the of "
 )
 _QUANTITIES = frozenset(_QUANTITIES_TEXT.split())
 _LEAD = re.compile(
