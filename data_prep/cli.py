@@ -110,9 +110,8 @@ def _with_dataset(options: argparse.Namespace) -> int:
             from data_prep.write.export import export
 
             rows = export(options.dataset, options.to, options.out)
-            print(
-                f"{options.out}: {', '.join(f'{split}.parquet {count:,}' for split, count in rows.items())} rows"
-            )
+            written = ", ".join(f"{split}.parquet {count:,}" for split, count in rows.items())
+            print(f"{options.out}: {written} rows")
     return 0
 
 
@@ -254,19 +253,23 @@ def _sources(
         return catalog.any_repository(
             repository, mapping, show, options.split, keep=evaluation, sft=options.sft
         )
-    raise ConfigError(f"no file, folder or dataset {source!r}: the names are {', '.join(NAMES)}, generated; on the hub "
-                      "a dataset is OWNER/NAME")  # fmt: skip
+    raise ConfigError(
+        f"no file, folder or dataset {source!r}: the names are {', '.join(NAMES)}, generated; on the hub "
+        "a dataset is OWNER/NAME"
+    )
 
 
 def _generated(options: argparse.Namespace, evaluation: bool) -> Any:
-    """Problems drawn here. Raises ConfigError for a difficulty that is none."""
+    """The source of generated problems. Raises ConfigError if rows or difficulty are out of range."""
     from data_prep.generate.source import Generated
 
     low, dots, high = options.difficulty.partition("..")
-    ends = low, high if dots else low
+    ends = (low, high if dots else low)
     if not all(end in ("1", "2", "3", "4", "5") for end in ends) or ends[0] > ends[1] or options.rows < 1:
-        raise ConfigError(f"--rows {options.rows} --difficulty {options.difficulty}: give at least one row, and a "
-                          "difficulty or two ends, such as 3 or 1..5")  # fmt: skip
+        raise ConfigError(
+            f"--rows {options.rows} --difficulty {options.difficulty}: give at least one row, and a "
+            "difficulty or two ends, such as 3 or 1..5"
+        )
     return Generated(options.rows, options.seed, (int(ends[0]), int(ends[1])), options.validation, evaluation)
 
 
@@ -299,15 +302,14 @@ def _summary(manifest: Manifest, where: str) -> None:
         print(
             f"  refused from the archive: {len(stats['images']['refused']):,} members, listed in the manifest"
         )
-    for split, count in stats["groups"]["rows_near_train"].items() if stats else ():
-        print(
-            f"  note: {count:,} rows of {split} have an image that train nearly has (the source's own split)"
-        )
-    for overlap in stats["overlaps"] if stats else ():
-        touched = sum(overlap["evaluation_rows_touched"].values())
-        print(
-            f"  {overlap['set']}: {overlap['rows_excluded']:,} rows left out, with images of {touched:,} of its rows"
-        )
+    if stats:
+        for split, count in stats["groups"]["rows_near_train"].items():
+            near = "have an image that train nearly has (the source's own split)"
+            print(f"  note: {count:,} rows of {split} {near}")
+        for overlap in stats["overlaps"]:
+            touched = sum(overlap["evaluation_rows_touched"].values())
+            excluded = f"{overlap['rows_excluded']:,} rows left out"
+            print(f"  {overlap['set']}: {excluded}, with images of {touched:,} of its rows")
     print(
         f"  fingerprint {manifest.fingerprint[:16]}; see preview.html and quarantine.jsonl beside the shards"
     )

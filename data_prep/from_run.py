@@ -1,6 +1,6 @@
-"""The completions that a run was trained on, as rows: text, verdict, rewards, advantage.
+"""Writes the completions that a run was trained on as rows: text, verdict, rewards, advantage.
 
-From its rollout log.
+They come from the run's rollout log.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from trainer.storage.storage import Storage
 
 
 def write(run: str, bucket: str, out: str, tokens: bool) -> dict[str, int]:
-    """Writes one line of JSON per completion.
+    """Writes one line of JSON per completion of `run`, an id or a folder, and returns counts.
 
-    Returns counts. Raises ConfigError where nothing of the run is found.
-
-    run: its id, or its folder. tokens: token ids and log-probabilities, too.
+    With `tokens`, lines have token ids and log-probabilities, too. Raises ConfigError if nothing of the
+    run is found.
     """
     folder, url = _place(run, bucket)
     config = _config(folder, url)
     counts = {"steps": 0, "completions": 0, "without advantage": 0}
-    norm, next_step = RunningNorm(), 1
+    norm = RunningNorm()
+    next_step = 1
     part = Path(f"{out}.{os.getpid()}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
     try:
         with part.open("w", encoding="utf-8") as file:
             for step, graded in history(folder / "rollouts", Storage(f"{url}/rollouts") if url else None):
-                # Normalized rewards rest on all steps before: without those nobody knows them.
+                # Normalized rewards follow from all steps before. If one is missing, they are not known.
                 whole = next_step == step
                 next_step = step + 1 if whole else 0
                 for line in rows(config, step, graded, norm if whole else None, tokens):
@@ -58,20 +58,14 @@ def write(run: str, bucket: str, out: str, tokens: bool) -> dict[str, int]:
 def rows(
     config: RunConfig, step: int, graded: Graded, norm: RunningNorm | None, tokens: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """A step's completions. advantage: as the update had it; None for groups that it left out, and where it
-    rested on what the log has not (the KL in the reward; normalized rewards without the steps before, `norm`
-    None)."""
-    traces, outcomes = graded.traces, graded.outcomes
-    credit = credited(config, traces, outcomes)
-    known: dict[int, float] = {}
-    total = credit.rewards.total
-    if config.algorithm.normalize_reward and norm is not None:
-        total = norm(total)
-    if not config.kl_in_reward and (norm is not None or not config.algorithm.normalize_reward):
-        members = credit.members(config.rollout.prompts_per_step)
-        advantages = credit.advantages(config, total, members, None)
-        known = dict(zip(members, advantages.values.tolist(), strict=True))
-    for i, (trace, outcome) in enumerate(zip(traces, outcomes, strict=True)):
+    """Rows of a step's completions.
+
+    The advantage is that of the update. It is None for groups that the update left out, and if it followed
+    from what the log does not hold: the KL in the reward, or normalized rewards without the steps before
+    (`norm` None).
+    """
+    advantages = _advantages(config, graded, norm)
+    for i, (trace, outcome) in enumerate(zip(graded.traces, graded.outcomes, strict=True)):
         line: dict[str, Any] = {
             "step": step,
             "row": trace.row,
@@ -82,7 +76,7 @@ def rows(
             "accuracy": outcome.accuracy,
             "format": outcome.format,
             "reward": outcome.reward,
-            "advantage": known.get(i),
+            "advantage": advantages.get(i),
             "tokens": len(trace.completion),
             "prompt_tokens": trace.shared,
             "finished": trace.finished,
@@ -93,6 +87,19 @@ def rows(
             line["token_ids"] = trace.completion.tolist()
             line["logprobs"] = None if trace.logprobs is None else trace.logprobs.tolist()
         yield line
+
+
+def _advantages(config: RunConfig, graded: Graded, norm: RunningNorm | None) -> dict[int, float]:
+    """Index of a completion -> its advantage, as far as it is known."""
+    credit = credited(config, graded.traces, graded.outcomes)
+    total = credit.rewards.total
+    if config.algorithm.normalize_reward and norm is not None:
+        total = norm(total)
+    if config.kl_in_reward or (norm is None and config.algorithm.normalize_reward):
+        return {}
+    members = credit.members(config.rollout.prompts_per_step)
+    advantages = credit.advantages(config, total, members, None)
+    return dict(zip(members, advantages.values.tolist(), strict=True))
 
 
 def _place(run: str, bucket: str) -> tuple[Path, str]:

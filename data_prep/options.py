@@ -1,72 +1,77 @@
-"""The options of the command line, and what `--help` teaches."""
+"""The options of the command line, and the texts of `--help`."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any
 
-NAMES = ("mathv60k", "mathv-geo", "geometry3k", "geometry3k-test", "virl39k", "mmk12", "deepscaler",
-         "openmmreasoner", "vero", "alpaca", "gsm8k", "gsm8k-test", "math", "mathvista", "mathverse", "mathvision",
-         "mmmu-pro", "math-500")  # fmt: skip
-"""The catalog's names; the catalog itself takes half a second to import."""
+NAMES = (
+    "mathv60k", "mathv-geo", "geometry3k", "geometry3k-test", "virl39k", "mmk12", "deepscaler",
+    "openmmreasoner", "vero", "alpaca", "gsm8k", "gsm8k-test", "math",
+    "mathvista", "mathverse", "mathvision", "mmmu-pro", "math-500",
+)  # fmt: skip
+"""Names in the catalog, which itself takes half a second to import."""
 GENERATED = "generated"
-"""The set that is drawn here; see `data_prep/generate`."""
+"""Name of the set whose problems are drawn by `data_prep/generate`."""
 EPILOG = """
 your own data: a file or a folder (JSONL, JSON, CSV, TSV, Parquet; images beside, inside or in archives):
-  uv run launch.py data prepare mine.jsonl --dry-run                  # 1. how will it be read? nothing is written
-  uv run launch.py data prepare mine.jsonl --map answer=gold          #    name a column that was not recognized
-  uv run launch.py data prepare mine.jsonl                            # 2. check, split, convert: into data/mine
-  uv run launch.py data show data/mine                                # 3. look at rows; preview.html has images
-  less data/mine/quarantine.jsonl                                     #    and at what was left out, and why
-  uv run launch.py up RECIPE --set data.path=data/mine                # 4. train on it
+  uv run launch.py data prepare mine.jsonl --dry-run              # 1. how will it be read? nothing is written
+  uv run launch.py data prepare mine.jsonl --map answer=gold      #    name a column that was not recognized
+  uv run launch.py data prepare mine.jsonl                        # 2. check, split, convert: into data/mine
+  uv run launch.py data show data/mine                            # 3. look at rows; preview.html has images
+  less data/mine/quarantine.jsonl                                 #    and at what was left out, and why
+  uv run launch.py up RECIPE --set data.path=data/mine            # 4. train on it
 
 a published set:
-  uv run launch.py data prepare --list                                # names, licenses, what was checked
-  uv run launch.py data prepare mathv60k                              # or any repository: OWNER/NAME
-  uv run launch.py data prepare mathvista                             # what you will evaluate on, all rows kept
-  uv run launch.py data prepare generated --rows 20000 --difficulty 1..5 --seed 0   # drawn here, without a download
-  uv run launch.py data overlap data/geometry3k data/mathvista        # does the training set know it?
+  uv run launch.py data prepare --list                            # names, licenses, what was checked
+  uv run launch.py data prepare mathv60k                          # or any repository: OWNER/NAME
+  uv run launch.py data prepare mathvista                         # what you will evaluate on, all rows kept
+  uv run launch.py data prepare generated --rows 20000 --difficulty 1..5 --seed 0   # drawn, not downloaded
+  uv run launch.py data overlap data/geometry3k data/mathvista    # does the training set know it?
   uv run launch.py data mix data/mine=2 data/geometry3k=0.5 --out data/both
   uv run launch.py data filter data/virl39k --pass-rate 0.1..0.9 --out data/useful
-  uv run launch.py evaluate RECIPE --pass-rate --set data.path=data/mine    # or measure the rates: pass_rates.jsonl
+  uv run launch.py evaluate RECIPE --pass-rate --set data.path=data/mine    # measures rates: pass_rates.jsonl
   uv run launch.py data worked data/mine --log runs/ID/pass_rates.jsonl --out data/mine-sft
-  uv run launch.py data from-run RUN --out data/run.jsonl             # what a run sampled: text, rewards, advantages
+  uv run launch.py data from-run RUN --out data/run.jsonl         # what a run sampled, with rewards
   uv run launch.py data export data/mine --to trl --out data/mine-trl
 
-Every command explains itself: `data prepare --help`. Inside an environment, `python -m data_prep` is the same.
-The format, the checks and the reasons in quarantine.jsonl are in docs/data.md.
+Every command explains itself: `data prepare --help`. Inside an environment, `python -m data_prep` is the
+same. The format, the checks and the reasons in quarantine.jsonl are in docs/data.md.
 """
 EXAMPLES = f"""
 forms that are recognized, by their columns:
-  question and answer   question, problem, query or instruction; answer, gold, label...; image or images; choices
-                        (plain, EasyR1, ViRL39K, Alpaca; a worked solution with a box or #### gives the answer)
+  question and answer   question, problem, query or instruction; answer, gold, label...; image or images;
+                        choices (plain, EasyR1, ViRL39K, Alpaca; a worked solution with a box or #### gives
+                        the answer)
   messages              OpenAI and Qwen chats: the last reply states the answer; images as paths or data URLs
   conversations         LLaVA and ShareGPT, with image or images
   verl                  prompt, images, reward_model.ground_truth
   MathV60K              message, answer
-images may be paths (relative to the file, absolute, or endings of names inside --images), bytes, base64, data URLs, or
-structures of bytes and path as the datasets library writes them.
+images may be paths (relative to the file, absolute, or endings of names inside --images), bytes, base64,
+data URLs, or structures of bytes and path as the datasets library writes them.
 
 named sets: {", ".join(NAMES)}, {GENERATED}
 
 examples:
-  uv run launch.py data prepare mine.csv --map question=text,answer=solution.value,images=photo --images photos.zip
-  uv run launch.py data prepare mine.jsonl=2 geometry3k=0.5 --name both  # training rows twice; every other one
+  uv run launch.py data prepare mine.csv --map question=text,answer=solution.value,images=photo \\
+      --images photos.zip
+  uv run launch.py data prepare mine.jsonl=2 geometry3k=0.5 --name both  # training rows twice; half of them
   uv run launch.py data prepare test.jsonl --evaluation --split test     # keep every row as it is
   uv run launch.py data prepare mathv60k --out s3://bucket/mathv60k --tokenizer Qwen/Qwen2.5-VL-7B-Instruct
   uv run launch.py data prepare mathv60k --exclude data/mathvista        # not on what is evaluated
   uv run launch.py data prepare gsm8k --revision COMMIT                  # the same again, months later
 
-An interrupted preparation is repeated with the same command: downloads resume where they stopped, images that were
-unpacked and checked are not touched again. Rows that fail a check are in OUT/quarantine.jsonl, each with its reason.
+An interrupted preparation is repeated with the same command: downloads resume where they stopped, images that
+were unpacked and checked are not touched again. Rows that fail a check are in OUT/quarantine.jsonl, each with
+its reason.
 """
 
 
 def parser() -> argparse.ArgumentParser:
-    """All options, with what they mean."""
+    """The parser of all commands."""
     top = argparse.ArgumentParser(
         prog="launch.py data",
-        description="Downloads, checks and converts datasets to one format: Parquet shards with the images inside.",
+        description="Downloads, checks and converts datasets to one format: Parquet shards with the images.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -77,25 +82,56 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _prepare_parser(commands: Any) -> None:
-    make = commands.add_parser("prepare", help="download, check and convert your own data, or a published set",
-                               description="Reads sources, checks every row and image, writes shards.",
-                               epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    make.add_argument("sources", nargs="*", metavar="SOURCE", help="a file, a folder, a name (--list) or OWNER/NAME on "
-                      "the hub; SOURCE=WEIGHT takes its training rows so often")  # fmt: skip
-    make.add_argument("--out", default="", metavar="DIR|URL", help="local directory, or s3:// gs:// r2:// prefix "
-                      "(default: data/NAME)")  # fmt: skip
+    make = commands.add_parser(
+        "prepare",
+        help="download, check and convert your own data, or a published set",
+        description="Reads sources, checks every row and image, writes shards.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    make.add_argument(
+        "sources",
+        nargs="*",
+        metavar="SOURCE",
+        help="a file, a folder, a name (--list) or OWNER/NAME on "
+        "the hub; SOURCE=WEIGHT takes its training rows so often",
+    )
+    make.add_argument(
+        "--out",
+        default="",
+        metavar="DIR|URL",
+        help="local directory, or s3:// gs:// r2:// prefix (default: data/NAME)",
+    )
     make.add_argument("--name", default="", help="of the dataset (default: that of the source)")
     make.add_argument("--list", action="store_true", help="show the named sets and end")
     make.add_argument("--dry-run", action="store_true", help="show how own data would be read and end")
     where = make.add_argument_group("how it is read")
-    where.add_argument("--map", default="", metavar="ROLE=COLUMN,...", help="roles: question, answer, images, choices, "
-                       "solution, system, source, split; a dot goes inside: answer=solution.value")  # fmt: skip
-    where.add_argument("--images", action="append", default=[], metavar="PATH", help="folder or archive (.zip, .tar, "
-                       ".tar.gz, .tar.bz2, .tar.xz) with the images; repeatable")  # fmt: skip
-    where.add_argument("--split", default="", help="the split of all rows (default: by file names or a split column, "
-                       "else train and validation by content)")  # fmt: skip
-    where.add_argument("--revision", default="", help="branch, tag or commit on the hub (default: main, and the commit "
-                       "that it meant is saved in the manifest)")  # fmt: skip
+    where.add_argument(
+        "--map",
+        default="",
+        metavar="ROLE=COLUMN,...",
+        help="roles: question, answer, images, choices, "
+        "solution, system, source, split; a dot goes inside: answer=solution.value",
+    )
+    where.add_argument(
+        "--images",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="folder or archive (.zip, .tar, .tar.gz, .tar.bz2, .tar.xz) with the images; repeatable",
+    )
+    where.add_argument(
+        "--split",
+        default="",
+        help="the split of all rows (default: by file names or a split column, "
+        "else train and validation by content)",
+    )
+    where.add_argument(
+        "--revision",
+        default="",
+        help="branch, tag or commit on the hub (default: main, and the commit "
+        "that it meant is saved in the manifest)",
+    )
     where.add_argument(
         "--mirror", default="", metavar="DIR", help="folder with OWNER/REPO/FILE instead of the hub"
     )
@@ -107,10 +143,19 @@ def _prepare_parser(commands: Any) -> None:
     checks.add_argument(
         "--evaluation", action="store_true", help="an evaluation set: all rows stay as published"
     )
-    checks.add_argument("--sft", action="store_true", help="for supervised training (method: sft): replies are learned "
-                        "as they stand, and need no answer that can be graded")  # fmt: skip
-    checks.add_argument("--tokenizer", default="", metavar="MODEL", help="count the text's tokens too, with this "
-                        "model's tokenizer and chat template: directory, hub id, or id@revision")  # fmt: skip
+    checks.add_argument(
+        "--sft",
+        action="store_true",
+        help="for supervised training (method: sft): replies are learned "
+        "as they stand, and need no answer that can be graded",
+    )
+    checks.add_argument(
+        "--tokenizer",
+        default="",
+        metavar="MODEL",
+        help="count the text's tokens too, with this "
+        "model's tokenizer and chat template: directory, hub id, or id@revision",
+    )
     checks.add_argument(
         "--max-tokens", type=int, default=4096, help="longest prompt, images included (%(default)s)"
     )
@@ -118,8 +163,13 @@ def _prepare_parser(commands: Any) -> None:
     checks.add_argument(
         "--min-side", type=int, default=28, help="shortest side of an image, pixels (%(default)s)"
     )
-    checks.add_argument("--exclude", action="append", default=[], metavar="DIR|URL", help="prepared evaluation set: "
-                        "rows with an image that it has are left out; repeatable")  # fmt: skip
+    checks.add_argument(
+        "--exclude",
+        action="append",
+        default=[],
+        metavar="DIR|URL",
+        help="prepared evaluation set: rows with an image that it has are left out; repeatable",
+    )
     checks.add_argument(
         "--limit", type=int, default=0, metavar="N", help="only the first N rows of each source"
     )
@@ -167,14 +217,23 @@ def _dataset_parsers(commands: Any) -> None:
         "`prepare` writes it too.",
         "DIR",
     )
-    add("verify", "read every shard and compare its hash with the manifest",
-        "Exit code 2 and the shard's name if one is damaged: fetch or prepare it again.")  # fmt: skip
-    both = add("overlap", "images and sources that a dataset shares with an evaluation set",
-               "Prints JSON. `prepare --exclude EVALUATION` leaves such rows out.")  # fmt: skip
+    add(
+        "verify",
+        "read every shard and compare its hash with the manifest",
+        "Exit code 2 and the shard's name if one is damaged: fetch or prepare it again.",
+    )
+    both = add(
+        "overlap",
+        "images and sources that a dataset shares with an evaluation set",
+        "Prints JSON. `prepare --exclude EVALUATION` leaves such rows out.",
+    )
     both.add_argument("evaluation", metavar="EVALUATION", help="a prepared evaluation set")
-    mixed = commands.add_parser("mix", help="join prepared datasets by weights",
-                                description="Joins prepared datasets: DIR=2 takes its training rows twice, DIR=0.5 "
-                                "half of them. Training rows are shuffled, others joined as they are.")  # fmt: skip
+    mixed = commands.add_parser(
+        "mix",
+        help="join prepared datasets by weights",
+        description="Joins prepared datasets: DIR=2 takes its training rows twice, DIR=0.5 "
+        "half of them. Training rows are shuffled, others joined as they are.",
+    )
     mixed.add_argument("parts", nargs="+", metavar="DIR[=WEIGHT]")
     mixed.add_argument("--seed", type=int, default=0)
     some = add(
@@ -183,15 +242,22 @@ def _dataset_parsers(commands: Any) -> None:
         "Rows that are always or never solved teach nothing.",
     )
     some.add_argument("--pass-rate", required=True, metavar="LOW..HIGH", help="both ends included: 0.1..0.9")
-    some.add_argument("--rates", default="", metavar="FILE", help='lines of {"id", "pass_rate"} (default: the rates '
-                      "that came with the rows)")  # fmt: skip
+    some.add_argument(
+        "--rates",
+        default="",
+        metavar="FILE",
+        help='lines of {"id", "pass_rate"} (default: the rates that came with the rows)',
+    )
     own = add("worked", "solved rows with a run's correct completions, for supervised training (method: sft)")
     own.add_argument(
         "--log", required=True, metavar="FILE", help="samples.jsonl or pass_rates.jsonl of a run on DIR"
     )
-    run = commands.add_parser("from-run", help="the completions of a run as rows: text, verdict, rewards, advantage",
-                              description="Writes one line of JSON per completion of the run's rollout log. A run "
-                              "keeps what a restart may need; with logging.keep_rollouts all of it.")  # fmt: skip
+    run = commands.add_parser(
+        "from-run",
+        help="the completions of a run as rows: text, verdict, rewards, advantage",
+        description="Writes one line of JSON per completion of the run's rollout log. A run "
+        "keeps what a restart may need; with logging.keep_rollouts all of it.",
+    )
     run.add_argument("run", metavar="RUN", help="id or folder of a run")
     run.add_argument("--bucket", default="", help="of a run that was not launched from here")
     run.add_argument("--tokens", action="store_true", help="token ids and log-probabilities, too")

@@ -1,8 +1,8 @@
-"""From sources to a prepared dataset: unpack and check the images, judge every row, split, write,
+"""Makes a prepared dataset of sources: unpack and check the images, check every row, split, write,
 manifest last.
 
-The rows are read three times (which images are wanted; the checks; the writing), because a line costs
-microseconds and memory then holds neither texts nor images.
+The rows are read three times: to see which images are wanted, for the checks, and to write them. A line costs
+microseconds, and so memory holds neither texts nor images.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any, NoReturn
 from data_prep.checks.overlap import mark_overlaps
 from data_prep.checks.split import groups_of, validation_groups
 from data_prep.checks.tokens import text_token_counter
-from data_prep.checks.validate import UNASKABLE, Judged, References, Settings, judge, mark_repeats
+from data_prep.checks.validate import UNASKABLE, CheckedRow, References, Settings, judge, mark_repeats
 from data_prep.ingest.archive import Refused
 from data_prep.ingest.checking import warm_up
 from data_prep.ingest.image_store import ImageStore
 from data_prep.ingest.images import ImageFacts
 from data_prep.ingest.wanted import Wanted
-from data_prep.sources.source import Candidate, Problem, Source
+from data_prep.sources.source import BadRow, Candidate, Source
 from data_prep.write import statistics
 from data_prep.write.preview import Samples, write_preview
 from data_prep.write.shards import SplitWriter, clear, fingerprint, write_manifest
@@ -44,38 +44,41 @@ def _quiet(stage: str, done: int, total: int) -> None:
     pass
 
 
-class _Open:
-    """One source with its images."""
+class _OpenSource:
+    """A source with its images."""
 
     images: ImageStore
 
     def __init__(self, source: Source, settings: Settings) -> None:
-        self.source, self.settings = source, settings
+        self.source = source
+        self.settings = settings
         self.image_bytes = source.image_bytes()
         self.wanted = Wanted(())
         self.refused = Refused()
         self.unused = 0
 
     def open_images(self, work_dir: Path) -> None:
-        """Waits for the hashes of the source's files: images of a former run count if these are the same."""
+        """Opens the images, after the source's files are hashed: images of a former run count if these
+        are equal."""
         key = json.dumps([self.source.files, dataclasses.asdict(self.settings.limits)], sort_keys=True)
         self.images = ImageStore(work_dir, self.settings.limits, hashlib.sha256(key.encode()).hexdigest())
 
-    def rows(self) -> Iterator[Candidate | Problem]:
+    def rows(self) -> Iterator[Candidate | BadRow]:
         return islice(self.source.rows(), self.settings.limit or None)
 
     def facts(self, row: Candidate) -> list[ImageFacts | None | str]:
-        """Facts of the row's images; None where one is missing, a reason where it cannot be had."""
-        found: list[ImageFacts | None | str] = []
+        """Facts of the row's images; None for a missing image, a reason for one that cannot be read."""
+        facts: list[ImageFacts | None | str] = []
         for path in row.images:
             member = self.wanted.member(path)
+            refused = "" if member else self.refused.reason(path)
             if member == "" or member in self.images.conflicting:
-                found.append(f"image_ambiguous: several images are named {path}")
-            elif why := "" if member else self.refused.reason(path):
-                found.append(f"image_refused: {path}: {why}")
+                facts.append(f"image_ambiguous: several images are named {path}")
+            elif refused:
+                facts.append(f"image_refused: {path}: {refused}")
             else:
-                found.append(self.images.facts(member or ""))
-        return found
+                facts.append(self.images.facts(member or ""))
+        return facts
 
     def read(self, row: Candidate) -> list[bytes]:
         return [self.images.read(self.wanted.member(path) or "") for path in row.images]
@@ -95,17 +98,17 @@ def prepare(
     """Prepares `sources` as one dataset in a local directory.
 
     Args:
-        sources: where rows and images come from.
-        out_dir: made if missing. If it holds the very dataset that is asked for, nothing is done.
-        name: of the dataset.
+        sources: the sources of rows and images.
+        out_dir: folder of the dataset, made if missing. If it holds this very dataset, nothing is done.
+        name: name of the dataset.
         settings: limits, split, tokenizer.
-        workers: decoding processes; 0: one per core.
-        on_progress: follows the stages.
-        overwrite: replace another dataset in `out_dir`.
-        exclude: prepared evaluation sets: rows with an image that one of them nearly has are quarantined.
-        work_dir: for the unpacked images, removed at the end; default inside `out_dir`.
+        workers: number of decoding processes; 0: one per core.
+        on_progress: called as the stages advance.
+        overwrite: whether another dataset in `out_dir` is replaced.
+        exclude: prepared evaluation sets; rows with an image that one of them nearly has are quarantined.
+        work_dir: folder of the unpacked images, removed at the end; default: inside `out_dir`.
 
-    Raises ConfigError where there is another dataset, too little disk, or no row that can be used.
+    Raises ConfigError if there is another dataset, too little disk, or no row that can be used.
     """
     out = Path(out_dir)
     workers = workers or len(os.sched_getaffinity(0))
@@ -119,7 +122,7 @@ def prepare(
             )
     out.mkdir(parents=True, exist_ok=True)
     work = Path(work_dir) if work_dir else out / ".work"
-    opened = [_Open(source, settings) for source in sources]
+    opened = [_OpenSource(source, settings) for source in sources]
     warm_up()
     totals = [_find_wanted(one) for one in opened]
     asked = _asked(sources, settings, exclude)
@@ -130,16 +133,25 @@ def prepare(
         _unpack(one, workers, on_progress)
     references = References(workers)
     try:
-        judged, problems = _judge_all(
-            opened, settings, references, sum(rows for rows, _ in totals), on_progress
-        )
+        row_count = sum(rows for rows, _ in totals)
+        judged, problems = _judge_all(opened, settings, references, row_count, on_progress)
         kept = [row for rows in judged for row in rows]
         mark_repeats(kept, references.same)
     finally:
         references.close()
-    facts = {p.facts.sha256: p.facts for one in opened for p in one.images.stored.values()}
-    stored = {image.facts.sha256: (one, name) for one in opened for name, image in one.images.stored.items()}
-    overlaps = mark_overlaps(kept, facts, exclude, lambda sha: stored[sha][0].images.read(stored[sha][1]))
+
+    facts: dict[str, ImageFacts] = {}
+    places: dict[str, tuple[ImageStore, str]] = {}
+    for one in opened:
+        for member, image in one.images.stored.items():
+            facts[image.facts.sha256] = image.facts
+            places[image.facts.sha256] = one.images, member
+
+    def image_bytes(sha256: str) -> bytes:
+        store, member = places[sha256]
+        return store.read(member)
+
+    overlaps = mark_overlaps(kept, facts, exclude, image_bytes)
     clear(out)
     if settings.evaluation:
         _keep_as_published(kept, problems)
@@ -151,11 +163,10 @@ def prepare(
     samples = Samples(rows)
     manifest = _write(opened, judged, problems, out, name, asked, rows, samples, on_progress)
     stats = statistics.collect(kept, facts, groups)
-    stats["images"] |= {
-        "unused": sum(one.unused for one in opened),
-        "refused": [list(member) for one in opened for member in one.refused.members][:1000],
-        "resumed": sum(one.images.resumed for one in opened),
-    }
+    refused = [list(member) for one in opened for member in one.refused.members]
+    stats["images"]["unused"] = sum(one.unused for one in opened)
+    stats["images"]["refused"] = refused[:1000]
+    stats["images"]["resumed"] = sum(one.images.resumed for one in opened)
     stats["overlaps"] = overlaps
     manifest = dataclasses.replace(manifest, statistics=stats)
     write_preview(out, manifest, samples)
@@ -171,7 +182,7 @@ def _asked(sources: Sequence[Source], settings: Settings, exclude: Sequence[str]
     fingerprint."""
     asked = json.loads(json.dumps(dataclasses.asdict(settings)))
     if not settings.sft:
-        del asked["sft"]  # as before there was such a thing: the same data keeps its fingerprint
+        del asked["sft"]  # the same data keeps the fingerprint that it had before this option
     asked["tokenizer"] = (
         Path(settings.tokenizer).name if os.path.isdir(settings.tokenizer) else settings.tokenizer
     )
@@ -182,7 +193,7 @@ def _asked(sources: Sequence[Source], settings: Settings, exclude: Sequence[str]
     return asked
 
 
-def _find_wanted(one: _Open) -> tuple[int, int]:
+def _find_wanted(one: _OpenSource) -> tuple[int, int]:
     """First reading. Returns the number of rows and of references to images."""
     rows = references = 0
     paths: set[str] = set()
@@ -195,7 +206,9 @@ def _find_wanted(one: _Open) -> tuple[int, int]:
     return rows, references
 
 
-def check_disk(opened: Sequence[_Open], totals: Sequence[tuple[int, int]], out: Path, work: Path) -> None:
+def check_disk(
+    opened: Sequence[_OpenSource], totals: Sequence[tuple[int, int]], out: Path, work: Path
+) -> None:
     """Raises ConfigError if the unpacked images and the shards, where rows share images, cannot fit."""
     unpack = shards = 0
     for one, (rows, references) in zip(opened, totals, strict=True):
@@ -205,17 +218,18 @@ def check_disk(opened: Sequence[_Open], totals: Sequence[tuple[int, int]], out: 
         shards += int(size * max(1.0, references / max(1, len(one.wanted)))) + 4096 * rows
     work.mkdir(parents=True, exist_ok=True)
     same = os.stat(out).st_dev == os.stat(work).st_dev
-    needs = {out: shards + (unpack if same else 0)} | ({} if same else {work: unpack})
+    needs = {out: shards + unpack} if same else {out: shards, work: unpack}
     for place, need in needs.items():
         free = shutil.disk_usage(place).free
         if need > free:
             raise ConfigError(
-                f"{place} has {free / 2**30:.1f} GiB free, the preparation needs up to {need / 2**30:.1f} GiB: "
-                f"free some, or choose another --out (and --work for the unpacked images)"
+                f"{place} has {free / 2**30:.1f} GiB free, "
+                f"the preparation needs up to {need / 2**30:.1f} GiB: free some, "
+                "or choose another --out (and --work for the unpacked images)"
             )
 
 
-def _unpack(one: _Open, workers: int, on_progress: Progress) -> None:
+def _unpack(one: _OpenSource, workers: int, on_progress: Progress) -> None:
     if not len(one.wanted):
         return
     total = one.image_bytes
@@ -234,12 +248,16 @@ def _unpack(one: _Open, workers: int, on_progress: Progress) -> None:
 
 
 def _judge_all(
-    opened: Sequence[_Open], settings: Settings, references: References, total: int, on_progress: Progress
-) -> tuple[list[list[Judged]], list[list[Problem]]]:
+    opened: Sequence[_OpenSource],
+    settings: Settings,
+    references: References,
+    total: int,
+    on_progress: Progress,
+) -> tuple[list[list[CheckedRow]], list[list[BadRow]]]:
     """Second reading: every row's checks, in batches for the tokenizer."""
     count_tokens = text_token_counter(settings.tokenizer)
-    judged: list[list[Judged]] = []
-    problems: list[list[Problem]] = []
+    judged: list[list[CheckedRow]] = []
+    problems: list[list[BadRow]] = []
     done = 0
     for one in opened:
         judged.append([])
@@ -247,28 +265,28 @@ def _judge_all(
         rows = one.rows()
         while batch := list(islice(rows, BATCH_ROWS)):
             candidates = [complete(row, settings.sft) for row in batch if isinstance(row, Candidate)]
-            problems[-1] += [row for row in batch if isinstance(row, Problem)]
+            problems[-1] += [row for row in batch if isinstance(row, BadRow)]
             counts = count_tokens([row.messages for row in candidates])
             answers = references.check([row.answer for row in candidates])
-            judged[-1] += [
-                judge(row, reference, one.facts(row), tokens, settings)
-                for row, reference, tokens in zip(candidates, answers, counts, strict=True)
-            ]
+            for row, reference, tokens in zip(candidates, answers, counts, strict=True):
+                judged[-1].append(judge(row, reference, one.facts(row), tokens, settings))
             done += len(batch)
             on_progress("rows checked", done, total)
     return judged, problems
 
 
 def complete(row: Candidate, sft: bool = False) -> Candidate:
-    """The row with a system prompt, ours where its source has none; with `sft` it is learned as it stands."""
+    """The row with a system prompt, ours if its source has none. With `sft` the row stays the same."""
     if sft or row.messages and row.messages[0]["role"] == "system":
         return row
     prompt = SYSTEM_PROMPT if row.images else TEXT_SYSTEM_PROMPT
     return dataclasses.replace(row, messages=[{"role": "system", "content": prompt}, *row.messages])
 
 
-def _assign_splits(rows: list[Judged], facts: dict[str, ImageFacts], settings: Settings) -> dict[str, Any]:
-    """Gives every kept row its split. Returns what the statistics say of the groups."""
+def _assign_splits(
+    rows: list[CheckedRow], facts: dict[str, ImageFacts], settings: Settings
+) -> dict[str, Any]:
+    """Gives every kept row its split. Returns the statistics of the groups."""
     kept = [row for row in rows if not row.reason]
     looks = {sha: facts[sha].look for row in kept for sha in row.images}
     keys = groups_of([row.images for row in kept], [row.question for row in kept], looks)
@@ -278,34 +296,30 @@ def _assign_splits(rows: list[Judged], facts: dict[str, ImageFacts], settings: S
         row.split = row.split or ("validation" if key in chosen else "train")
     train = {key for row, key in zip(kept, keys, strict=True) if row.split == "train"}
     sizes = Counter(keys)
-    return {
-        "count": len(sizes),
-        "largest": max(sizes.values()),
-        "rows_near_train": dict(
-            Counter(
-                row.split
-                for row, key in zip(kept, keys, strict=True)
-                if row.split != "train" and key in train
-            )
-        ),
-    }
+    near_train: Counter[str] = Counter()
+    for row, key in zip(kept, keys, strict=True):
+        if row.split != "train" and key in train:
+            near_train[row.split] += 1
+    return {"count": len(sizes), "largest": max(sizes.values()), "rows_near_train": dict(near_train)}
 
 
-def _keep_as_published(rows: list[Judged], problems: list[list[Problem]]) -> None:
-    """Takes back what the checks say of rows that can be asked. ConfigError naming those that cannot."""
+def _keep_as_published(rows: list[CheckedRow], problems: list[list[BadRow]]) -> None:
+    """Keeps all rows that can be asked, whatever the checks say. Raises ConfigError that names the others."""
     lost = [f"row {one.index} ({one.reason})" for of in problems for one in of]
     lost += [f"row {row.index} ({row.reason})" for row in rows if row.reason.partition(":")[0] in UNASKABLE]
     if lost:
+        shown = lost[:3] + (["..."] if len(lost) > 3 else [])
         raise ConfigError(
-            f"{len(lost)} rows of this evaluation set cannot be asked, and a score without them is no score of it: "
-            f"{'; '.join(lost[:3])}{'; ...' if len(lost) > 3 else ''}"
+            f"{len(lost)} rows of this evaluation set cannot be asked, "
+            f"and a score without them is no score of it: {'; '.join(shown)}"
         )
     for row in rows:
-        row.found, row.reason = row.reason.partition(":")[0], ""
+        row.found = row.reason.partition(":")[0]
+        row.reason = ""
 
 
 def _nothing_left(
-    opened: Sequence[_Open], judged: list[list[Judged]], problems: list[list[Problem]], out: Path
+    opened: Sequence[_OpenSource], judged: list[list[CheckedRow]], problems: list[list[BadRow]], out: Path
 ) -> NoReturn:
     """Writes the quarantine file and says why there is no dataset, with the first rows as they were read."""
     _write(opened, judged, problems, out, "", {}, {}, Samples({}), _quiet)
@@ -319,9 +333,11 @@ def _nothing_left(
     )
 
 
-def _weigh(opened: Sequence[_Open], judged: list[list[Judged]]) -> None:
-    """Training rows of a source with weight 2.5 are written twice, and every other one of them a third
-    time."""
+def _weigh(opened: Sequence[_OpenSource], judged: list[list[CheckedRow]]) -> None:
+    """Sets how often each row is written.
+
+    A training row of a source with weight 2.5 is written twice, and every other one of them a third time.
+    """
     for one, rows in zip(opened, judged, strict=True):
         whole, part = divmod(one.source.weight, 1)
         for row in rows:
@@ -333,19 +349,20 @@ def _weigh(opened: Sequence[_Open], judged: list[list[Judged]]) -> None:
                 row.reason = f"not_sampled: the weight of its source is {one.source.weight:g}"
 
 
-def _rows_of_splits(judged: list[Judged]) -> dict[str, int]:
-    """How many rows each split keeps; `train` first."""
+def _rows_of_splits(judged: list[CheckedRow]) -> dict[str, int]:
+    """Number of rows that each split keeps, `train` first."""
     counts = Counter[str]()
     for row in judged:
         counts[row.split] += 0 if row.reason else row.copies
-    counts = +counts
-    return {split: counts[split] for split in sorted(counts, key=lambda split: (split != "train", split))}
+    counts = +counts  # without splits that keep no row
+    in_order = sorted(counts, key=lambda split: (split != "train", split))
+    return {split: counts[split] for split in in_order}
 
 
 def _write(
-    opened: Sequence[_Open],
-    judged: list[list[Judged]],
-    problems: list[list[Problem]],
+    opened: Sequence[_OpenSource],
+    judged: list[list[CheckedRow]],
+    problems: list[list[BadRow]],
     out: Path,
     name: str,
     asked: dict[str, Any],
@@ -353,7 +370,7 @@ def _write(
     samples: Samples,
     on_progress: Progress,
 ) -> Manifest:
-    """Third reading: kept rows into shards, the others into the quarantine file."""
+    """Third reading: writes kept rows to shards, the others to the quarantine file."""
     writers = {split: SplitWriter(out, split) for split in rows}
     counts = dict.fromkeys(rows, 0)
     quarantined: Counter[str] = Counter()
@@ -372,7 +389,7 @@ def _write(
                 done += 1
                 if done % BATCH_ROWS == 0 or done == total:
                     on_progress("rows written", done, total)
-                if isinstance(item, Problem):
+                if isinstance(item, BadRow):
                     leave_out(
                         f"{item.reason}: {item.detail}",
                         source=one.source.name,
@@ -380,7 +397,8 @@ def _write(
                         raw=item.raw,
                     )
                     continue
-                row, result = complete(item, one.settings.sft), next(verdict)
+                row = complete(item, one.settings.sft)
+                result = next(verdict)
                 if result.reason:
                     asked_text = question(row.messages)[:2000]
                     leave_out(

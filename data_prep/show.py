@@ -17,7 +17,7 @@ from trainer.data.schema import Manifest, Row
 
 
 def catalog() -> str:
-    """All named datasets: where from, how many rows, license, and what was checked."""
+    """All named datasets with repository, number of rows, license, and what was checked."""
     lines = []
     for name, entry in CATALOG.items():
         kind = "evaluation" if entry.evaluation else "training"
@@ -29,9 +29,8 @@ def catalog() -> str:
         lines.append(
             f"{'':<12}commit: {entry.revision or 'main, named in the manifest'}; checked: {entry.checked}"
         )
-    lines.append(
-        f"{'generated':<12}training: geometry, charts, counting, clocks, tables, functions; five difficulties"
-    )
+    families = "geometry, charts, counting, clocks, tables, functions"
+    lines.append(f"{'generated':<12}training: {families}; five difficulties")
     lines.append(f"{'':<12}drawn here, as many rows as are asked for (--rows, --difficulty, --seed)")
     lines.append(f"{'':<12}checked: every kind of question by an independent solver (tests)")
     return "\n".join(lines)
@@ -44,27 +43,26 @@ def detected(sources: Sequence[RecordSource]) -> str:
         files = ", ".join(path.name for path, _ in source.tables[:4])
         more = f" and {len(source.tables) - 4} more" if len(source.tables) > 4 else ""
         lines.append(f"{files}{more}: read as {source.form.name}")
-        lines += [
-            f"  {role:<9} {'<-' if value else ':'} {column:<24} {value}".rstrip()
-            for role, column, value in source.describe()
-        ]
-        places = [str(root) for root in source.roots] + (
-            [f"paths from {source.beside}"] if source.beside else []
-        )
+        for role, column, value in source.describe():
+            arrow = "<-" if value else ":"
+            lines.append(f"  {role:<9} {arrow} {column:<24} {value}".rstrip())
+        places = [str(root) for root in source.roots]
+        if source.beside:
+            places.append(f"paths from {source.beside}")
         if "images" in source.form.columns or "chat" in source.form.columns:
             lines.append(f"  images are looked for in the records, {', '.join(places)}")
     return "\n".join(lines)
 
 
 def row(dataset: Dataset, index: int, tokenizer: str, min_pixels: int, max_pixels: int) -> str:
-    """One row as the model will be asked, with its sizes in tokens and what supervised training learns
-    from."""
+    """One row as the model sees it, with its sizes in tokens and what supervised training learns."""
     one = dataset[index]
     lines = [f"row {index} of {dataset.split}: {one.id}, {one.source}"]
     images = iter(one.images)
     for message in one.messages:
         content = message["content"]
-        for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        for part in parts:
             text = part["text"] if part["type"] == "text" else _image(next(images), min_pixels, max_pixels)
             lines.append(f"  {message['role']:<10}{text}")
     lines.append(f"  reference answer: {one.answer} ({one.answer_type})")
@@ -81,21 +79,21 @@ def mask(dataset: Dataset, index: int, model: str, min_pixels: int, max_pixels: 
     from trainer.config import Model
     from trainer.data.processor import Prompter
 
-    prompter, one = Prompter(Model(path=model, min_pixels=min_pixels, max_pixels=max_pixels)), dataset[index]
-    ids = prompter.token_ids(one)
-    solution, earlier = (
-        prompter.solution_ids(one) if one.solution else [],
-        set(prompter.learned_positions(one)),
-    )
-    marked = [("+" if at in earlier else " ", token) for at, token in enumerate(ids)] + [
-        ("+", t) for t in solution
-    ]
+    prompter = Prompter(Model(path=model, min_pixels=min_pixels, max_pixels=max_pixels))
+    one = dataset[index]
+    solution = prompter.solution_ids(one) if one.solution else []
+    earlier = set(prompter.learned_positions(one))
+    marked = []
+    for position, token in enumerate(prompter.token_ids(one)):
+        marked.append(("+" if position in earlier else " ", token))
+    marked += [("+", token) for token in solution]
     count = len(earlier) + len(solution)
     lines = [
         f"row {index} of {dataset.split}: {one.id}, {len(marked) - count} tokens of context, {count} learned"
     ]
     for (sign, token), run in groupby(marked):
-        times = f" x {n}" if (n := len(list(run))) > 1 else ""
+        repeats = len(list(run))
+        times = f" x {repeats}" if repeats > 1 else ""
         lines.append(f"{sign} {token:>6} {prompter.tokenizer.decode([token])!r}{times}")
     return "\n".join(lines)
 
@@ -117,11 +115,8 @@ def _tokens(one: Row, tokenizer: str, min_pixels: int, max_pixels: int) -> str:
     prompt = count([one.messages])[0] + of_images - len(one.images)
     shown = f"prompt {prompt} ({of_images} of images)"
     if one.solution:
-        whole = (
-            count([[*one.messages, {"role": "assistant", "content": one.solution}]])[0]
-            + of_images
-            - len(one.images)
-        )
+        chat = [*one.messages, {"role": "assistant", "content": one.solution}]
+        whole = count([chat])[0] + of_images - len(one.images)
         shown += f"; supervised: {prompt} masked, about {whole - prompt} learned from"
     return shown
 
@@ -158,19 +153,27 @@ def stats(path: str) -> str:
 
 
 def _table(title: str, values: dict[str, Any]) -> list[str]:
-    return [f"{title}:", *(f"  {name:<28}{value:>10,}" for name, value in values.items())] if values else []
+    if not values:
+        return []
+    return [f"{title}:", *(f"  {name:<28}{value:>10,}" for name, value in values.items())]
 
 
 def source_parts(texts: Sequence[str]) -> list[tuple[str, float]]:
-    """`PATH` or `PATH=WEIGHT` each. ConfigError for a weight that is no positive number."""
+    """(path, weight) of each `PATH` or `PATH=WEIGHT`.
+
+    Raises ConfigError if a weight is no positive number.
+    """
     parts = []
     for text in texts:
-        path, equals, weight = ("", "", "") if Path(text).exists() else text.rpartition("=")
+        path, equals, weight = text.rpartition("=")
+        if Path(text).exists() or not equals:
+            parts.append((text, 1.0))
+            continue
         try:
-            value = float(weight) if equals else 1.0
+            value = float(weight)
         except ValueError:
             raise ConfigError(f"{text}: after = stands a weight, such as 0.5 or 2") from None
         if not 0 < value < 1000:
             raise ConfigError(f"{text}: a weight is above 0 and below 1000")
-        parts.append((path if equals else text, value))
+        parts.append((path, value))
     return parts

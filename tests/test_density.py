@@ -178,7 +178,11 @@ def crowded_assignments(tree: ast.Module) -> Iterator[Breach]:
 
 def named_lambdas(tree: ast.Module) -> Iterator[Breach]:
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Lambda):
+        if not (isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Lambda)):
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        # An attribute cannot be given its value by `def`.
+        if any(isinstance(target, ast.Name) for target in targets):
             yield Breach(node.lineno, "named lambda")
 
 
@@ -198,7 +202,8 @@ def is_table(node: ast.AST) -> bool:
     if not isinstance(node, DISPLAYS):
         return False
     rows = node.keys if isinstance(node, ast.Dict) else node.elts
-    return len(rows) >= ROWS_OF_A_TABLE and is_data(node)
+    stands_as_rows = node.end_lineno is not None and node.end_lineno > node.lineno
+    return len(rows) >= ROWS_OF_A_TABLE and stands_as_rows and is_data(node)
 
 
 def skipped_formatting(tree: ast.Module, text: str) -> Iterator[Breach]:
@@ -334,7 +339,7 @@ def test_crowded_assignments_are_found():
 
 def test_named_lambdas_are_found():
     assert rules("f = lambda x: x\n") == ["named lambda"]
-    assert rules("f = sorted(x, key=lambda y: y)\n") == []
+    assert rules("f = sorted(x, key=lambda y: y)\nx.y = lambda: 1\n") == []
 
 
 def test_formatting_is_skipped_for_tables_only():
@@ -342,6 +347,7 @@ def test_formatting_is_skipped_for_tables_only():
     assert rules("for a in (1,\n  2, 3):  # fmt: skip\n    pass\n") == []
     assert rules("@case('a', [1, 2,\n  3])  # fmt: skip\ndef f(): pass\n") == []
     assert rules("f(a,\n  b, c)  # fmt: skip\n") == ["fmt: skip"]
+    assert rules("f(a,\n  (1, 2, 3))  # fmt: skip\n") == ["fmt: skip"]
     assert rules("x = {a: f(1),\n  2: 3, 4: 5}  # fmt: skip\n") == ["fmt: skip"]
 
 

@@ -1,5 +1,5 @@
-"""Images that training data shares with an evaluation set, by content: the same one, scaled or
-re-encoded or not."""
+"""Finds images that training data shares with an evaluation set, by content: scaled or re-encoded ones
+count, too."""
 
 from __future__ import annotations
 
@@ -10,42 +10,43 @@ from typing import Any
 import numpy as np
 
 from data_prep.checks.split import near_pairs, stacked
-from data_prep.checks.validate import Judged, question_hash
+from data_prep.checks.validate import CheckedRow, question_hash
 from data_prep.ingest.images import ImageFacts, ImageLimits, inspect, levels
 from trainer.data.dataset import Dataset, read_manifest
 from trainer.data.images import decode
 from trainer.data.schema import question
 
 DETAIL = ((160, 64, 42), (0, 24, 22))
-"""(shortest side in pixels, cells a side, levels): how a near pair is looked at again. Measured on
-drawings and tables: the same image at half size or as a JPEG of quality 50 differs by at most 36 levels
-in a cell, one with another number in the same drawing by more in 88 of 89 cases. Below 160 pixels half
-size differs by up to 20, numbers by less."""
+"""(shortest side in pixels, cells a side, levels): how a near pair is compared again.
+
+Measured on drawings and tables: the same image at half size or as a JPEG of quality 50 differs by at
+most 36 levels in a cell; one with another number in the same drawing differs by more in 88 of 89 cases.
+Below 160 pixels half size differs by up to 20, another number by less."""
 
 
 def same_image(first: bytes, second: bytes) -> bool:
     """Whether two images that look alike as thumbnails are the same one, scaled or re-encoded."""
     images = [decode(data, "") for data in (first, second)]
     short = min(min(image.size) for image in images)
-    side, within = next((side, within) for least, side, within in DETAIL if short >= least)
+    _, side, within = next(detail for detail in DETAIL if short >= detail[0])
     one, other = (levels(image, side) for image in images)
     return bool(np.abs(one - other).max() <= within)
 
 
-class Evaluation:
-    """The images of a prepared evaluation set, to be compared with ours."""
+class EvaluationSet:
+    """The images of a prepared evaluation set, with which training images are compared."""
 
     def __init__(self, path: str) -> None:
-        """Reads all of them, of all splits."""
+        """Reads the images of all splits."""
         self.name = read_manifest(path).name
         self._splits = {split: Dataset(path, split) for split in read_manifest(path).rows}
         self._places: list[tuple[str, int, int]] = []
         self.rows: list[tuple[str, str]] = []
-        """(id, source) of the row of each image."""
+        """(id, source) of each image's row."""
         self.sources = Counter[str]()
-        """Rows of each source, with images or without."""
+        """Number of rows of each source, with images or without."""
         self.texts: dict[bytes, tuple[str, str]] = {}
-        """Hash of the question -> (id, source), of rows without images."""
+        """Hash of the question -> (id, source), for rows without images."""
         looks: list[str] = []
         for split, dataset in self._splits.items():
             for number, row in enumerate(dataset):
@@ -65,7 +66,10 @@ class Evaluation:
         return self._splits[split][row].images[k]
 
     def near(self, looks: Sequence[str], read: Callable[[int], bytes]) -> dict[int, list[int]]:
-        """Which of our images (thumbnails `looks`, content by `read`) are which of theirs."""
+        """Our image -> the images of this set that are the same.
+
+        Our images are given by their thumbnails `looks`; `read` gives their content.
+        """
         found: dict[int, list[int]] = {}
         for pairs in near_pairs(stacked(looks), self._looks):
             for i, j in pairs.tolist():
@@ -74,13 +78,16 @@ class Evaluation:
         return found
 
     def touched(self, found: dict[int, list[int]]) -> dict[str, int]:
-        """Rows of each of their sources with an image of ours."""
+        """Number of rows of this set, by source, that have an image of ours."""
         rows = {self.rows[j] for hits in found.values() for j in hits}
         return dict(Counter(source for _, source in rows).most_common())
 
 
 def mark_overlaps(
-    rows: Sequence[Judged], facts: dict[str, ImageFacts], exclude: Sequence[str], read: Callable[[str], bytes]
+    rows: Sequence[CheckedRow],
+    facts: dict[str, ImageFacts],
+    exclude: Sequence[str],
+    read: Callable[[str], bytes],
 ) -> list[dict[str, Any]]:
     """Marks kept rows with an image (or, having none, the question) of an evaluation set as `overlap`;
     reports per set.
@@ -89,17 +96,21 @@ def mark_overlaps(
     """
     report = []
     for path in exclude:
-        evaluation = Evaluation(path)
+        evaluation = EvaluationSet(path)
         ours = [sha for sha, image in facts.items() if image.look]
         found = evaluation.near([facts[sha].look for sha in ours], lambda i, ours=ours: read(ours[i]))
         matches = {ours[i]: evaluation.rows[hits[0]] for i, hits in found.items()}
-        marked, asked = 0, set[tuple[str, str]]()
+        marked = 0
+        asked = set[tuple[str, str]]()
         for row in rows:
+            if row.reason:
+                continue
             hit = next((matches[sha] for sha in row.images if sha in matches), None)
-            if hit and not row.reason:
+            twin = None if row.images else evaluation.texts.get(row.question)
+            if hit:
                 row.reason = f"overlap: its image is that of {hit[1]} row {hit[0]}"
                 marked += 1
-            elif not row.images and not row.reason and (twin := evaluation.texts.get(row.question)):
+            elif twin:
                 row.reason = f"overlap: its question is that of {twin[1]} row {twin[0]}"
                 marked += 1
                 asked.add(twin)
@@ -114,10 +125,10 @@ def overlap_report(path: str, evaluation: str) -> dict[str, Any]:
     """Compares two prepared datasets without changing either.
 
     Returns:
-        {"rows", "rows_near": rows of `path` with an image that `evaluation` has, "by_source", "evaluation_rows",
-        "evaluation_rows_touched": by source, "same_sources": sub-sources that both name}.
+        {"rows", "rows_near": rows of `path` with an image that `evaluation` has, "by_source",
+        "evaluation_rows", "evaluation_rows_touched": by source, "same_sources": sub-sources that both name}.
     """
-    theirs = Evaluation(evaluation)
+    theirs = EvaluationSet(evaluation)
     near: Counter[str] = Counter()
     sources: Counter[str] = Counter()
     touched: dict[int, list[int]] = {}
@@ -129,9 +140,14 @@ def overlap_report(path: str, evaluation: str) -> dict[str, Any]:
             looks = [inspect(image, ImageLimits()).look for image in row.images]
             batch += [(number, k, look) for k, look in enumerate(looks) if look]
             if len(batch) >= 4096 or number == len(dataset) - 1:
-                found = theirs.near(
-                    [look for *_, look in batch], lambda i, d=dataset, b=batch: d[b[i][0]].images[b[i][1]]
-                )
+
+                def read(
+                    i: int, dataset: Dataset = dataset, batch: list[tuple[int, int, str]] = batch
+                ) -> bytes:
+                    number, k, _ = batch[i]
+                    return dataset[number].images[k]
+
+                found = theirs.near([look for *_, look in batch], read)
                 near.update(dataset[number].source for number in sorted({batch[i][0] for i in found}))
                 for hits in found.values():
                     touched.setdefault(0, []).extend(hits)
@@ -154,9 +170,11 @@ def _same_sources(ours: Counter[str], theirs: Counter[str]) -> dict[str, dict[st
         return "".join(c for c in source.rpartition("/")[2].casefold() if c.isalnum())
 
     named = {key(source): source.rpartition("/")[2] for source in theirs if "/" in source}
-    mine, other = Counter[str](), Counter[str]()
-    for source, rows in ours.items():
-        mine[key(source)] += rows
-    for source, rows in theirs.items():
-        other[key(source)] += rows
-    return {named[k]: {"rows": mine[k], "evaluation_rows": other[k]} for k in sorted(named) if mine[k]}
+    rows = Counter[str]()
+    evaluation_rows = Counter[str]()
+    for source, count in ours.items():
+        rows[key(source)] += count
+    for source, count in theirs.items():
+        evaluation_rows[key(source)] += count
+    shared = [k for k in sorted(named) if rows[k]]
+    return {named[k]: {"rows": rows[k], "evaluation_rows": evaluation_rows[k]} for k in shared}

@@ -1,4 +1,4 @@
-"""Train and validation split by content: images that are nearly the same never stand on both sides."""
+"""Splits rows into train and validation by content: nearly equal images are never on both sides."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from data_prep.ingest.images import LOOK_SIDE, NEAR_LEVELS
 
 BLOCK_PAIRS = 1 << 20
-"""Pairs compared at once: bounds the memory (about 3 bytes each, 40 where all are near)."""
+"""Pairs that are compared at once, which bounds the memory: 3 bytes each, 40 if all are near."""
 FEW = 0.02
 """Share of a block's pairs below which they are listed and compared one by one."""
 
@@ -35,8 +35,8 @@ def near_pairs(
         left: [n, places] uint8.
         right: [m, places] uint8.
         within: levels.
-        joined: [n] labels of one set (`left` is `right`): only i < j are given, and no pair whose labels are equal
-            when its block begins. The caller may change them between blocks.
+        joined: [n] labels, if `left` is `right`: only pairs of i < j are given, and none whose labels are
+            equal when its block begins. The caller may change them between blocks.
 
     Yields:
         [pairs, 2] int64.
@@ -46,14 +46,15 @@ def near_pairs(
     places = np.argsort(-right[:: len(right) // 4096 + 1].astype(np.float32).var(axis=0), kind="stable")
     b = np.ascontiguousarray(right[:, places].T)
     a = b if left is right else np.ascontiguousarray(left[:, places].T)
-    low, high = (
-        np.maximum(a, within) - within,
-        np.minimum(a, 255 - within) + within,
-    )  # uint8 would wrap around
+    # Cut first, since uint8 would wrap around.
+    low = np.maximum(a, within) - within
+    high = np.minimum(a, 255 - within) + within
     step = max(1, BLOCK_PAIRS // len(right))
     for start in range(0, len(left), step):
-        rows, first = slice(start, start + step), 0 if joined is None else start
-        near, place = np.ones((len(left[rows]), len(right) - first), dtype=bool), 0
+        rows = slice(start, start + step)
+        first = 0 if joined is None else start
+        near = np.ones((len(left[rows]), len(right) - first), dtype=bool)
+        place = 0
         if joined is not None:
             near = joined[rows, None] != joined[None, first:]
         while place < len(places) and np.count_nonzero(near) > FEW * near.size:
@@ -75,12 +76,16 @@ def join(labels: np.ndarray, pairs: np.ndarray) -> None:
 
     Labels [n] point at members of lower index until each points at itself or at one that does.
     """
-    first, second = pairs[:, 0], pairs[:, 1]
+    first = pairs[:, 0]
+    second = pairs[:, 1]
     while len(first):
-        one, other = labels[first], labels[second]
+        one = labels[first]
+        other = labels[second]
         apart = one != other
-        first, second = first[apart], second[apart]
-        low, high = np.minimum(one, other)[apart], np.maximum(one, other)[apart]
+        first = first[apart]
+        second = second[apart]
+        low = np.minimum(one, other)[apart]
+        high = np.maximum(one, other)[apart]
         np.minimum.at(labels, high, low)
         while True:
             shorter = labels[labels]
@@ -92,7 +97,7 @@ def join(labels: np.ndarray, pairs: np.ndarray) -> None:
 def groups_of(
     rows: Sequence[Sequence[str]], questions: Sequence[bytes], look_of: dict[str, str]
 ) -> list[str]:
-    """A group key for every row: rows with a (nearly) common image share it; rows without images, a question.
+    """A group key for every row: rows share it if they share an image, or a question if they have none.
 
     Args:
         rows: sha256 of each row's images.
@@ -100,11 +105,12 @@ def groups_of(
         look_of: sha256 -> thumbnail in hex.
 
     Returns:
-        Per row the smallest content hash of its group, so that a group keeps its key while others come and go.
+        For each row the smallest content hash of its group, so that a group keeps its key while others come
+        and go.
     """
     images = sorted({sha for row in rows for sha in row})
     number = {sha: i for i, sha in enumerate(images)}
-    # images with equal thumbnails are joined first: there can be many, and they need not be compared
+    # Images with equal thumbnails are joined first: there can be many, and they need not be compared.
     unique, kind = np.unique(stacked([look_of[sha] for sha in images]), axis=0, return_inverse=True)
     kind = kind.reshape(-1)
     looks = np.arange(len(unique))
@@ -116,14 +122,14 @@ def groups_of(
     join(labels, np.stack([leader[looks[kind]], labels], axis=1))
     same_row = [(number[row[0]], number[sha]) for row in rows for sha in row[1:]]
     join(labels, np.array(same_row, dtype=np.int64).reshape(-1, 2))
-    return [
-        images[labels[number[row[0]]]] if row else asked.hex()
-        for row, asked in zip(rows, questions, strict=True)
-    ]
+    keys = []
+    for row, asked in zip(rows, questions, strict=True):
+        keys.append(images[labels[number[row[0]]]] if row else asked.hex())
+    return keys
 
 
 def validation_groups(keys: Sequence[str], share: float, seed: int) -> set[str]:
-    """The groups that go to validation: each by a hash of its key, so that new rows do not move old ones.
+    """The groups that go to validation. A hash of its key decides, so that new rows do not move old ones.
 
     A group of more than a tenth of the wanted validation rows stays in training: one family of images
     would be all that is validated on.

@@ -1,5 +1,7 @@
-"""Prompt lengths as the processor counts them, without images, torch or the processor: text by the
-model's tokenizer and chat template, images by the resize formula (`images.image_tokens`).
+"""Counts the tokens of prompts as the processor does, without images, torch or the processor.
+
+The model's tokenizer and chat template count the text, the resize formula counts images
+(`images.image_tokens`).
 """
 
 from __future__ import annotations
@@ -13,11 +15,12 @@ Counter = Callable[[list[list[dict[str, Any]]]], list[int]]
 
 
 def text_token_counter(model: str) -> Counter:
-    """A function from chats to their numbers of tokens, each image counted as one; zeros without a model.
+    """A function that counts the tokens of chats, with one for each image; it gives 0 without a model.
 
     Args:
-        model: local directory or hub id with tokenizer and chat template, optionally `id@revision`. ConfigError if it
-            cannot be loaded.
+        model: local directory or hub id with tokenizer and chat template, optionally `id@revision`.
+
+    Raises ConfigError if the tokenizer cannot be loaded.
     """
     if not model:
         return lambda chats: [0] * len(chats)
@@ -25,7 +28,8 @@ def text_token_counter(model: str) -> Counter:
 
     path, _, revision = model.partition("@")
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(path, **({"revision": revision} if revision else {}))
+        options = {"revision": revision} if revision else {}
+        tokenizer: Any = AutoTokenizer.from_pretrained(path, **options)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--tokenizer {model}: {str(error).splitlines()[0]}") from None
     if not getattr(tokenizer, "chat_template", None):
@@ -35,19 +39,17 @@ def text_token_counter(model: str) -> Counter:
     def count(chats: list[list[dict[str, Any]]]) -> list[int]:
         if not chats:
             return []
-        texts = [
-            tokenizer.apply_chat_template(
-                _plain(chat) if bare else chat, tokenize=False, add_generation_prompt=True
-            )
-            for chat in chats
-        ]
+        texts = []
+        for chat in chats:
+            known = _plain(chat) if bare else chat
+            texts.append(tokenizer.apply_chat_template(known, tokenize=False, add_generation_prompt=True))
         return [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
 
     return count
 
 
 def _takes_parts(tokenizer: Any) -> bool:
-    """Whether the template knows content as a list of parts (that of a text-only model does not)."""
+    """Whether the template accepts content as a list of parts, which that of a text-only model does not."""
     try:
         chat = [{"role": "user", "content": [{"type": "text", "text": "q"}]}]
         return "{" not in tokenizer.apply_chat_template(chat, tokenize=False)

@@ -1,5 +1,4 @@
-"""The checks of a row, and what is done with it: kept in a split, or quarantined with a reason that is
-counted."""
+"""Checks rows, and decides whether a row is kept or goes to quarantine with a reason that is counted."""
 
 from __future__ import annotations
 
@@ -14,20 +13,31 @@ from data_prep.sources.source import Candidate
 from trainer.data.schema import AnswerType, placeholders, question
 
 _SPECIAL = re.compile(r"<\|[a-z0-9_]+\|>")
-UNASKABLE = frozenset({
-    "image_count", "image_missing", "image_refused", "image_ambiguous", "image_empty", "image_undecodable",
-    "image_crashed", "image_ratio", "image_too_large", "no_question", "special_token",
-})  # fmt: skip
+UNASKABLE = frozenset(
+    {
+        "image_count",
+        "image_missing",
+        "image_refused",
+        "image_ambiguous",
+        "image_empty",
+        "image_undecodable",
+        "image_crashed",
+        "image_ratio",
+        "image_too_large",
+        "no_question",
+        "special_token",
+    }
+)
 """Reasons for which not even an evaluation set can keep a row."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a preparation is asked for. Everything here changes the result and is saved in the manifest."""
+    """Options of a preparation, all of which change the result and are saved in the manifest."""
 
     limits: ImageLimits = field(default_factory=ImageLimits)
     min_pixels: int = 4 * 28 * 28
-    """Of the model that will be trained (model.min_pixels): decides the number of image tokens."""
+    """Smallest area of the model's images (model.min_pixels), which decides the number of image tokens."""
     max_pixels: int = 1280 * 28 * 28
     max_tokens: int = 4096
     """Longest prompt, image tokens included."""
@@ -37,7 +47,7 @@ class Settings:
     """Share of the rows for the validation split, where the source has no splits of its own; 0 for none."""
     split_seed: int = 0
     limit: int = 0
-    """Only the first this many rows of the source; 0: all."""
+    """Number of rows of the source that are read; 0: all."""
     evaluation: bool = False
     """Keep all rows as published; what the checks find is counted. A row that cannot be asked at all is
     an error."""
@@ -46,8 +56,8 @@ class Settings:
 
 
 @dataclass
-class Judged:
-    """A candidate after its checks. Small: there is one per row in memory, without text or images."""
+class CheckedRow:
+    """A candidate after its checks, without text or images: one for each row is in memory."""
 
     index: int
     source: str
@@ -60,11 +70,11 @@ class Judged:
     answer: str
     tokens: int = 0
     reason: str = ""
-    """Empty: kept. The word before the colon is counted."""
+    """Why the row is left out; empty if it is kept. The word before the colon is counted."""
     found: str = ""
-    """What would have been the reason, of a row of an evaluation set."""
+    """The reason for which a row of an evaluation set would have been left out."""
     copies: int = 1
-    """How often it is written, by the weight of its source."""
+    """Number of times that the row is written, by the weight of its source."""
 
 
 class References:
@@ -75,11 +85,11 @@ class References:
         from trainer.config import Rewards as Config
         from trainer.rewards.scorer import Scorer
 
-        self._rewards = Scorer(Config(workers=workers, deadline_s=deadline_s))
+        self._scorer = Scorer(Config(workers=workers, deadline_s=deadline_s))
         self._known: dict[str, tuple[AnswerType, str]] = {}
 
     def check(self, answers: list[str]) -> list[tuple[AnswerType, str]]:
-        """For each answer the grader's route, and why it cannot be graded against (empty if it can)."""
+        """The grader's route for each answer, and why it cannot serve as a reference (empty if it can)."""
         from trainer.rewards.grading import grader
 
         algebra: list[str] = []
@@ -91,25 +101,25 @@ class References:
                 error = grader.reference_error(answer, kind)
                 self._known[answer] = kind, f"bad_answer: {error}" if error else ""
         if algebra:
-            for answer, error in zip(
-                algebra, self._rewards.reference_errors(algebra, ["math"] * len(algebra)), strict=True
-            ):
+            errors = self._scorer.reference_errors(algebra, ["math"] * len(algebra))
+            for answer, error in zip(algebra, errors, strict=True):
                 self._known[answer] = "math", f"bad_answer: {error}" if error else ""
         return [self._known[answer] for answer in answers]
 
-    def same(self, first: Judged, second: Judged) -> bool:
-        """Whether two reference answers are one by the grader's own judgement (`0.5` and `1/2` are)."""
+    def same(self, first: CheckedRow, second: CheckedRow) -> bool:
+        """Whether two reference answers are equal for the grader, as `0.5` and `1/2` are."""
         if first.answer == second.answer:
             return True
         text = f"<think></think><answer>$\\boxed{{{second.answer}}}$</answer>"
-        return self._rewards.score([text], [first.answer], [first.answer_type])[0].verdict == "correct"
+        (outcome,) = self._scorer.score([text], [first.answer], [first.answer_type])
+        return outcome.verdict == "correct"
 
     def close(self) -> None:
-        self._rewards.close()
+        self._scorer.close()
 
 
 def image_error(paths: list[str], facts: list[ImageFacts | None | str]) -> str:
-    """Reason to leave a row out because of one of its images; empty if all are good."""
+    """Why a row must be left out because of one of its images; empty if all are good."""
     for path, image in zip(paths, facts, strict=True):
         if image is None:
             return f"image_missing: no {path} in the source"
@@ -126,15 +136,15 @@ def judge(
     facts: list[ImageFacts | None | str],
     text_tokens: int,
     settings: Settings,
-) -> Judged:
-    """All checks that need only this row.
+) -> CheckedRow:
+    """Makes all checks that need only this row.
 
     Args:
         row: the candidate.
         reference: route and fault of the answer, from `References.check`.
-        facts: of each of its images; None where it is missing, a reason where it cannot be had.
-        text_tokens: of the rendered prompt, each image counted as one token; 0 where no tokenizer was given.
-        settings: limits.
+        facts: facts of its images; None for a missing image, a reason for one that cannot be read.
+        text_tokens: tokens of the rendered prompt, with one for each image; 0 without a tokenizer.
+        settings: the limits.
     """
     kind, reason = ("text", "") if settings.sft else reference
     asked = placeholders(row.messages)
@@ -154,7 +164,7 @@ def judge(
         tokens -= len(images) if text_tokens else 0
         if tokens > settings.max_tokens:
             reason = f"too_long: {tokens} tokens, more than {settings.max_tokens}"
-    return Judged(
+    return CheckedRow(
         index=row.index,
         source=row.source,
         split=row.split,
@@ -173,7 +183,10 @@ def special_token(row: Candidate) -> str:
     for message in row.messages:
         content = message["content"]
         texts += [content] if isinstance(content, str) else [part.get("text", "") for part in content]
-    return next((hit[0] for text in texts if (hit := _SPECIAL.search(text))), "")
+    for text in texts:
+        if hit := _SPECIAL.search(text):
+            return hit[0]
+    return ""
 
 
 def question_hash(text: str) -> bytes:
@@ -186,13 +199,13 @@ def normal_question(text: str) -> str:
     return re.sub(r"\s+", " ", text).strip().casefold()
 
 
-def mark_repeats(rows: Iterable[Judged], equal: Callable[[Judged, Judged], bool]) -> None:
+def mark_repeats(rows: Iterable[CheckedRow], equal: Callable[[CheckedRow, CheckedRow], bool]) -> None:
     """Marks rows that ask the same question about the same images, within a split.
 
     With the same answer, the first stays and the others are `duplicate`; with different answers none
     can be trusted, and all are `conflicting_answers`.
     """
-    groups: dict[tuple, list[Judged]] = defaultdict(list)
+    groups: dict[tuple, list[CheckedRow]] = defaultdict(list)
     for row in rows:
         if not row.reason:
             groups[row.split, row.question, row.images].append(row)
@@ -200,10 +213,9 @@ def mark_repeats(rows: Iterable[Judged], equal: Callable[[Judged, Judged], bool]
         first = same[0]
         if any(not equal(first, other) for other in same[1:]):
             answers = ", ".join(sorted({row.answer for row in same})[:5])
+            numbers = ", ".join(str(row.index) for row in same[:5])
             for row in same:
-                row.reason = (
-                    f"conflicting_answers: {answers} (rows {', '.join(str(r.index) for r in same[:5])})"
-                )
+                row.reason = f"conflicting_answers: {answers} (rows {numbers})"
         else:
             for row in same[1:]:
                 row.reason = f"duplicate: of row {first.index}"

@@ -1,5 +1,4 @@
-"""Bar charts and line charts with a scale: one value, differences, sums, the extreme, counts above a
-value."""
+"""Bar charts and line charts with a scale: a value, differences, sums, extremes, counts above a value."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from data_prep.generate.scene import COLORS, PALE, Problem, Scene, lettered
 NAMES = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 BARS = {1: 3, 2: 4, 3: 5, 4: 6, 5: 7}
 PARTS = {1: 1, 2: 1, 3: 2, 4: 2, 5: 4}
-"""Values fall on ticks of the scale, or on halves or quarters of the distance between two."""
+"""Parts of the distance between two ticks on which values fall: whole, halves or quarters."""
 
 
 def make(rng: random.Random, difficulty: int) -> Problem:
@@ -25,9 +24,10 @@ def make(rng: random.Random, difficulty: int) -> Problem:
     _draw(scene, rng, names, levels, ticks, parts, tick)
     kinds = ("value", "highest", "difference", "sum", "above", "lowest", "range")
     kind = rng.choice(kinds[:2] if difficulty == 1 else kinds[:4] if difficulty < 4 else kinds[2:])
-    if (kind == "highest" and values.count(max(values)) > 1) or (
-        kind == "lowest" and values.count(min(values)) > 1
-    ):
+    # A question must have one answer.
+    if kind == "highest" and values.count(max(values)) > 1:
+        kind = "sum"
+    if kind == "lowest" and values.count(min(values)) > 1:
         kind = "sum"
     i, j = rng.sample(range(bars), 2)
     if kind == "difference" and values[i] == values[j]:
@@ -47,16 +47,14 @@ def make(rng: random.Random, difficulty: int) -> Problem:
             answer = str(values[high] - values[low])
         case "above":
             limit = rng.choice(values)
-            question, answer = (
-                f"How many days have a value above {limit}?",
-                str(sum(v > limit for v in values)),
-            )
+            question = f"How many days have a value above {limit}?"
+            answer = str(sum(v > limit for v in values))
         case "range":
             question = "What is the difference between the highest and the lowest value?"
             answer = str(max(values) - min(values))
         case _:
-            question, answer = f"What is the sum of the values for {names[i]} and {names[j]}?", str(
-                values[i] + values[j])  # fmt: skip
+            question = f"What is the sum of the values for {names[i]} and {names[j]}?"
+            answer = str(values[i] + values[j])
     return Problem(scene, kind, question, answer, values)
 
 
@@ -78,8 +76,13 @@ def _draw(
     ends = [(left + (i + 0.5) * wide, bottom - level * step) for i, level in enumerate(levels)]
     if rng.random() < 0.5:
         for x, y in ends:
-            scene.polygon((x - wide * 0.3, y), (x + wide * 0.3, y), (x + wide * 0.3, bottom), (x - wide * 0.3, bottom),
-                          color=color)  # fmt: skip
+            scene.polygon(
+                (x - wide * 0.3, y),
+                (x + wide * 0.3, y),
+                (x + wide * 0.3, bottom),
+                (x - wide * 0.3, bottom),
+                color=color,
+            )
     else:
         for x, _ in ends:
             scene.line((x, top), (x, bottom), color=PALE)

@@ -16,10 +16,18 @@ def make(rng: random.Random, difficulty: int) -> Problem:
     """One clock, or two side by side from difficulty 4 on."""
     step = STEP[difficulty]
     shown = rng.randrange(0, 720, step)
-    kind = "time" if difficulty < 3 else rng.choice(("time", "later")) if difficulty == 3 else rng.choice(
-        ("later", "earlier", "between"))  # fmt: skip
+    if difficulty < 3:
+        kind = "time"
+    elif difficulty == 3:
+        kind = rng.choice(("time", "later"))
+    else:
+        kind = rng.choice(("later", "earlier", "between"))
+
     two = kind == "between"
-    scene = Scene.sized(rng, (480 if two else 220, 240 if two else 220) if step == 1 else (200, 150))
+    least: tuple[float, float] = (200, 150)
+    if step == 1:
+        least = (480, 240) if two else (220, 220)
+    scene = Scene.sized(rng, least)
     radius = min(scene.width / (4 if two else 2), scene.height / 2) * rng.uniform(0.86, 0.94)
     numbered = difficulty < 5 or rng.random() < 0.5
     _clock(scene, scene.width / (4 if two else 2), scene.height / 2, radius, shown, step == 1, numbered)
@@ -27,21 +35,19 @@ def make(rng: random.Random, difficulty: int) -> Problem:
         other = (shown + rng.randrange(1, 720)) % 720
         _clock(scene, scene.width * 3 / 4, scene.height / 2, radius, other, True, numbered)
         question = (
-            "The left clock shows when a trip starts, the right clock when it ends, less than 12 hours later. "
-            "How many minutes does the trip take?"
+            "The left clock shows when a trip starts, the right clock when it ends, "
+            "less than 12 hours later. How many minutes does the trip take?"
         )
         return Problem(scene, kind, question, str((other - shown) % 720), [shown, other])
     if kind == "time":
         return Problem(scene, kind, f"What time does the clock show? {FORMAT}", clock_time(shown), [shown])
     minutes = rng.randint(5, 55) if difficulty < 5 else rng.randint(61, 600)
     later = (shown + (minutes if kind == "later" else -minutes)) % 720
-    asked = (
-        f"What time will it be {minutes} minutes"
-        if kind == "later"
-        else f"What time was it {minutes} minutes"
-    )
-    when = "after" if kind == "later" else "before"
-    return Problem(scene, kind, f"{asked} {when} the time on the clock? {FORMAT}", clock_time(later), [shown])
+    if kind == "later":
+        asked = f"What time will it be {minutes} minutes after the time on the clock?"
+    else:
+        asked = f"What time was it {minutes} minutes before the time on the clock?"
+    return Problem(scene, kind, f"{asked} {FORMAT}", clock_time(later), [shown])
 
 
 def clock_time(minutes: int) -> str:
@@ -51,9 +57,8 @@ def clock_time(minutes: int) -> str:
 
 def _clock(scene: Scene, x: float, y: float, radius: float, shown: int, ticks: bool, numbered: bool) -> None:
     def at(turn: float, share: float) -> tuple[float, float]:
-        return x + radius * share * math.sin(2 * math.pi * turn), y - radius * share * math.cos(
-            2 * math.pi * turn
-        )
+        angle = 2 * math.pi * turn
+        return x + radius * share * math.sin(angle), y - radius * share * math.cos(angle)
 
     scene.ellipse(x, y, radius, BLACK, max(1.5, radius / 40))
     for minute in range(60):

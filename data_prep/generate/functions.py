@@ -58,7 +58,8 @@ def make(rng: random.Random, difficulty: int) -> Problem:
 
 
 def _parabola(rng: random.Random, scene: Scene, kind: str) -> Problem:
-    half, up = rng.randint(1, 2), rng.choice((-1, 1))
+    half = rng.randint(1, 2)
+    up = rng.choice((-1, 1))
     middle = rng.randint(-REACH + half + 1, REACH - half - 1)
     bottom = -up * half * half if kind != "vertex" else rng.randint(-4, 4)
     _axes(scene)
@@ -75,8 +76,8 @@ def _parabola(rng: random.Random, scene: Scene, kind: str) -> Problem:
 
 
 def _two_lines(rng: random.Random, scene: Scene, kind: str) -> Problem:
-    one, other = rng.sample([Fraction(n, d) for n in (-2, -1, 1, 2) for d in (1, 2) if (n, d) not in ((2, 2), (-2, 2))],
-                            2)  # fmt: skip
+    slopes = [Fraction(n, d) for n in (-2, -1, 1, 2) for d in (1, 2) if (n, d) not in ((2, 2), (-2, 2))]
+    one, other = rng.sample(slopes, 2)
     x, y = rng.randint(-4, 4), rng.randint(-4, 4)
 
     def f(t: Fraction) -> Fraction:

@@ -9,8 +9,14 @@ from typing import Any
 
 from data_prep.generate.scene import COLORS, Point, Problem, Scene
 
-KINDS = {1: ("perimeter", "angle"), 2: ("angle", "area", "triangle_area"), 3: ("triangle_area", "hypotenuse", "leg"),
-         4: ("corner_area", "corner_perimeter", "leg"), 5: ("corner_area", "root", "trapezoid")}  # fmt: skip
+KINDS = {
+    1: ("perimeter", "angle"),
+    2: ("angle", "area", "triangle_area"),
+    3: ("triangle_area", "hypotenuse", "leg"),
+    4: ("corner_area", "corner_perimeter", "leg"),
+    5: ("corner_area", "root", "trapezoid"),
+}
+"""Difficulty -> kinds of question."""
 TRIPLES = ((3, 4, 5), (5, 12, 13), (8, 15, 17), (20, 21, 29), (12, 35, 37), (28, 45, 53))
 
 
@@ -34,8 +40,8 @@ def make(rng: random.Random, difficulty: int) -> Problem:
         case "hypotenuse" | "leg":
             factor, triple = rng.randint(1, difficulty + 1), rng.choice(TRIPLES)
             a, b, c = (side * factor for side in triple)
-            _figure(rng, scene, [(0, 0), (a, 0), (0, b)], {0: a, 1: "x" if kind == "hypotenuse" else c,
-                    2: b if kind == "hypotenuse" else "x"}, [0])  # fmt: skip
+            sides = {0: a, 1: "x", 2: b} if kind == "hypotenuse" else {0: a, 1: c, 2: "x"}
+            _figure(rng, scene, [(0, 0), (a, 0), (0, b)], sides, [0])
             answer = str(c if kind == "hypotenuse" else b)
             return Problem(scene, kind, "How long is the side marked x?", answer, [a, b, c])
         case "root":
@@ -54,7 +60,12 @@ def make(rng: random.Random, difficulty: int) -> Problem:
     c, d = (max(3, round(side * rng.uniform(0.35, 0.65))) for side in (a, b))
     corners = [(0, 0), (a, 0), (a, d), (c, d), (c, b), (0, b)]
     _figure(rng, scene, corners, {0: a, 1: d, 4: c, 5: b}, [0, 1, 2, 4, 5])
-    asked, answer = ("area", a * d + c * (b - d)) if kind == "corner_area" else ("perimeter", 2 * (a + b))
+    if kind == "corner_area":
+        asked = "area"
+        answer = a * d + c * (b - d)
+    else:
+        asked = "perimeter"
+        answer = 2 * (a + b)
     question = f"All corners of the figure are right angles. What is its {asked}?"
     return Problem(scene, kind, question, str(answer), [a, b, c, d])
 

@@ -1,5 +1,4 @@
-"""What a generated image is made of: a list of marks on white, which can be drawn and can be read by a
-program."""
+"""A generated image as a list of marks on white, which can be drawn, and can be read by a program."""
 
 from __future__ import annotations
 
@@ -12,11 +11,16 @@ from typing import Any, Literal
 
 from PIL import Image, ImageDraw, ImageFont
 
-SMALLEST, LARGEST = (200, 150), (800, 600)
-"""Sizes of the images, pixels."""
+SMALLEST = (200, 150)
+"""Smallest size of an image, pixels."""
+LARGEST = (800, 600)
+"""Largest size of an image, pixels."""
 SMOOTH = 2
-"""Marks are drawn so many times larger and averaged: sloped lines have no stairs."""
-BLACK, GRAY, PALE, WHITE = (20, 20, 20), (120, 120, 120), (215, 215, 215), (255, 255, 255)
+"""Factor by which marks are drawn larger before they are averaged, so that sloped lines have no stairs."""
+BLACK = (20, 20, 20)
+GRAY = (120, 120, 120)
+PALE = (215, 215, 215)
+WHITE = (255, 255, 255)
 COLORS = {"red": (214, 39, 40), "green": (34, 150, 60), "blue": (35, 90, 200), "orange": (255, 140, 0),
           "purple": (130, 60, 170)}  # fmt: skip
 Point = tuple[float, float]
@@ -25,20 +29,20 @@ Color = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Mark:
-    """One thing on the image, in pixels from the upper left corner."""
+    """One thing on the image. Positions are in pixels from the upper left corner."""
 
     kind: Literal["line", "polygon", "ellipse", "text"]
     points: tuple[Point, ...]
-    """Of a line and a polygon its corners, of an ellipse two corners of its box, of a text its middle."""
+    """Corners of a line or polygon, two corners of the box of an ellipse, or the middle of a text."""
     color: Color = BLACK
     width: float = 1.0
-    """Of a line; of an outline, 0 for a filled shape; of a text the height of the font."""
+    """Width of a line or outline, 0 for a filled shape; height of the font of a text."""
     text: str = ""
 
 
 @dataclass
 class Scene:
-    """An image as marks. Families add to it."""
+    """An image as marks, which families of problems add."""
 
     width: int
     height: int
@@ -51,9 +55,8 @@ class Scene:
         sides = []
         for low, small, large in zip(least, SMALLEST, LARGEST, strict=True):
             floor = min(large, max(small, int(low)))
-            sides.append(
-                round(floor + (large - floor) * min(1.0, max(0.0, share + rng.uniform(-0.08, 0.08))))
-            )
+            portion = min(1.0, max(0.0, share + rng.uniform(-0.08, 0.08)))
+            sides.append(round(floor + (large - floor) * portion))
         return cls(sides[0], sides[1])
 
     @property
@@ -79,7 +82,7 @@ class Scene:
 
     @property
     def digest(self) -> str:
-        """Hash of the marks: equal for equal images."""
+        """Hash of the marks, equal for equal images."""
         return hashlib.sha256(repr((self.width, self.height, self.marks)).encode()).hexdigest()
 
     def png(self) -> bytes:
@@ -97,9 +100,10 @@ class Scene:
                     draw.polygon(points, fill=mark.color)
                 case "ellipse":
                     box = (*points[0], *points[1])
-                    draw.ellipse(
-                        box, None if width else mark.color, mark.color if width else None, max(1, width)
-                    )
+                    if width:
+                        draw.ellipse(box, None, mark.color, width)
+                    else:
+                        draw.ellipse(box, mark.color, None, 1)
                 case "text":
                     font = ImageFont.load_default(mark.width * SMOOTH)
                     draw.text(points[0], mark.text, fill=mark.color, font=font, anchor="mm")
@@ -114,11 +118,11 @@ class Problem:
 
     scene: Scene
     kind: str
-    """What is asked, within the family."""
+    """Kind of question within the family."""
     question: str
     answer: str
     facts: Any
-    """What decides the answer, as JSON values: equal problems have equal facts, however they are drawn."""
+    """JSON values that decide the answer. Equal problems have equal facts, however they are drawn."""
 
     @property
     def key(self) -> str:

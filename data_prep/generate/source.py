@@ -1,5 +1,7 @@
-"""Generated problems as a source: every row follows from the seed and its index, and any prefix stays
-what it is."""
+"""Generated problems as a source.
+
+Every row follows from the seed and its index, and any prefix stays the same.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,7 @@ from data_prep.generate import charts, clocks, counting, functions, geometry, ta
 from data_prep.generate.scene import Problem
 from data_prep.ingest.archive import Member, Refused
 from data_prep.ingest.wanted import Wanted
-from data_prep.sources.source import Candidate, with_images
-from data_prep.sources.source import Problem as BadRow
+from data_prep.sources.source import BadRow, Candidate, with_images
 from trainer.config import ConfigError
 
 FAMILIES: dict[str, Callable[[random.Random, int], Problem]] = {
@@ -28,11 +29,11 @@ FAMILIES: dict[str, Callable[[random.Random, int], Problem]] = {
     "functions": functions.make,
 }
 VERSION = 1
-"""Of the families: rows of the same seed differ between versions."""
+"""Version of the families: rows of the same seed differ between versions."""
 MAX_REPEATS = 10_000
-"""After so many problems in a row that were there before, there are no more."""
+"""Repeated problems in a row after which there are no new ones."""
 PNG_BYTES = 20_000
-"""About one image."""
+"""Estimated size of an image."""
 
 
 def problem(seed: int, index: int, difficulty: tuple[int, int] = (1, 5)) -> Problem:
@@ -55,24 +56,24 @@ class Generated:
     difficulty: tuple[int, int] = (1, 5)
     validation: float = 0.02
     evaluation: bool = False
-    """All rows are of the split `test`, and such as no training set with the same share has."""
+    """Whether all rows are of the split `test`; no training set with the same share has them."""
     name: str = "generated"
     revision: str = ""
     weight: float = 1.0
 
     @property
     def files(self) -> list[dict[str, Any]]:
-        """No file is read; the recipe stands for one, with the version of Pillow, which draws the letters."""
+        """No file is read. The options stand for one, with the version of Pillow, which draws the letters."""
         low, high = self.difficulty
+        held = ", held out" if self.evaluation else ""
         recipe = (
             f"generated v{VERSION}: rows {self.rows_wanted}, seed {self.seed}, difficulty {low}..{high}, "
-            f"validation {self.validation:g}{', held out' if self.evaluation else ''}, Pillow {PIL.__version__}"
+            f"validation {self.validation:g}{held}, Pillow {PIL.__version__}"
         )
         return [{"path": recipe, "bytes": 0, "sha256": hashlib.sha256(recipe.encode()).hexdigest()}]
 
     def problems(self) -> Iterator[tuple[int, str, Problem]]:
-        """(index, family, problem) of every row; repeats of a question with the same image are passed
-        over."""
+        """(index, family, problem) of every row; a repeated question with the same image is skipped."""
         seen: set[bytes] = set()
         index = repeats = 0
         while len(seen) < self.rows_wanted:
@@ -82,7 +83,9 @@ class Generated:
                 seen.add(key)
                 repeats = 0
                 yield index, list(FAMILIES)[index % len(FAMILIES)], one
-            elif (repeats := repeats + 1) > MAX_REPEATS:
+            else:
+                repeats += 1
+            if repeats > MAX_REPEATS:
                 raise ConfigError(
                     f"no more than {len(seen):,} different rows: ask for fewer, or more difficulties"
                 )
@@ -91,7 +94,9 @@ class Generated:
     def rows(self) -> Iterator[Candidate | BadRow]:
         """All rows. The family is the sub-source; it and the kind are in `extra`."""
         for index, family, one in self.problems():
-            split = "test" if self.evaluation else "validation" if held_out(one, self.validation) else "train"
+            split = "validation" if held_out(one, self.validation) else "train"
+            if self.evaluation:
+                split = "test"
             yield Candidate(
                 index=index,
                 source=f"{self.name}/{family}",

@@ -1,4 +1,4 @@
-"""Reading an image archive once, as a stream: no second copy, nothing written under a name that the
+"""Reads an image archive once, as a stream: there is no second copy, and no file gets a name that the
 archive chose."""
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from typing import IO, Any, cast
 from trainer.config import ConfigError
 
 MAX_MEMBER_BYTES = 128 << 20
-"""A larger file is no image that could be trained on. It is not read."""
+"""Largest file that is read; a larger one is no image that could be trained on."""
 MAX_INFLATION = 1000
-"""A zip member that claims to inflate by more than this (and beyond SMALL_BYTES) is not read: images do
-not."""
+"""Largest factor by which a zip member beyond SMALL_BYTES may inflate. Images inflate by less."""
 SMALL_BYTES = 16 << 20
 TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 
@@ -39,7 +38,7 @@ class Refused:
         self.members.append((name[:300], reason))
 
     def reason(self, path: str) -> str:
-        """Why the file that this path names was not read; empty if it is not among these."""
+        """Why the file that a path names was not read; empty if it was not refused."""
         name = path.rpartition("/")[2]
         return next((why for refused, why in self.members if refused.rpartition("/")[2] == name), "")
 
@@ -67,7 +66,7 @@ def safe_name(name: str) -> str:
 
 
 def link_target(member: str, target: str, hard: bool) -> str:
-    """Where a link points, relative to the archive's root. Raises ValueError if that is outside."""
+    """Path that a link points to, relative to the archive's root. Raises ValueError if it is outside."""
     if target.startswith("/") or "\\" in target or "\0" in target:
         raise ValueError(f"link to {target!r} leaves the archive")
     base = [] if hard else member.split("/")[:-1]
@@ -179,7 +178,7 @@ def _whole(file: IO[bytes], size: int, path: Path) -> bytes:
 
 
 class _Damaged(Exception):
-    """Found by our own checks."""
+    """The archive is damaged, as our own checks show."""
 
 
 def _expect_end(tar: tarfile.TarFile) -> None:
@@ -277,9 +276,8 @@ def unpacked_bytes(path: Path) -> int:
     if path.suffix == ".zip":
         try:
             with zipfile.ZipFile(path) as archive:
-                return sum(
-                    info.file_size for info in archive.infolist() if info.file_size <= MAX_MEMBER_BYTES
-                )
+                sizes = [info.file_size for info in archive.infolist()]
+                return sum(size for size in sizes if size <= MAX_MEMBER_BYTES)
         except zipfile.BadZipFile as error:
             raise ConfigError(
                 f"{path} is truncated, damaged or no zip ({error}): download it again"

@@ -1,4 +1,4 @@
-"""Images of a pack decoded by worker processes, which an image or a hand from outside may kill."""
+"""Decodes images of a pack in worker processes, which an image may kill, or someone from outside."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from data_prep.ingest.images import ImageFacts, ImageLimits, inspect
 
 IMAGE_TIMEOUT_S = 60.0
-"""After this a worker is killed: a decoder hangs. A batch has as much for each of its images."""
+"""Time for each image of a batch, after which its worker is killed: the decoder hangs."""
 
 
 def check(pack: str, places: list[tuple[int, int]], limits: ImageLimits) -> list[ImageFacts]:
@@ -53,8 +53,11 @@ class Checks:
     """
 
     def __init__(self, pack: Path, limits: ImageLimits, workers: int) -> None:
-        self._pack, self._limits, self._workers = str(pack), limits, workers
-        self._pool, self._single = _pool(workers), _pool(1)
+        self._pack = str(pack)
+        self._limits = limits
+        self._workers = workers
+        self._pool = _pool(workers)
+        self._single = _pool(1)
         self._tasks: deque[_Task] = deque()
 
     def submit(self, places: list[tuple[int, int]]) -> None:
@@ -89,7 +92,8 @@ class Checks:
 
     def _alone(self, place: tuple[int, int]) -> ImageFacts:
         why = ""
-        for _ in range(2):  # once more: another hand may have killed the first worker
+        # A second try, since someone else may have killed the first worker.
+        for _ in range(2):
             begun = time.monotonic()
             try:
                 return self._start(self._single, [place]).result()[0]
@@ -126,12 +130,11 @@ def _end_with_the_caller() -> None:
 
 
 def warm_up() -> None:
-    """Begins to load what the workers need, while the caller continues."""
+    """Starts to load what the workers need, while the caller continues."""
     _context()
     resource_tracker.ensure_running()  # unblocks what is blocked while it starts
-    before = signal.pthread_sigmask(
-        signal.SIG_BLOCK, {signal.SIGINT}
-    )  # Ctrl-C is for the caller, who ends the others
+    # Ctrl-C is for the caller, who ends the others.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
     finally:
@@ -139,8 +142,8 @@ def warm_up() -> None:
 
 
 def _context() -> multiprocessing.context.ForkServerContext:
-    """Processes are not forked from here, which may have threads, but from one that imported Pillow and
-    numpy once."""
+    """A context whose processes are forked from one that imported Pillow and numpy, and that has no
+    threads."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["data_prep.ingest.checking", "PIL.JpegImagePlugin", "PIL.PngImagePlugin"])
     return context

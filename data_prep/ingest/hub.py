@@ -1,10 +1,10 @@
-"""Files of a dataset repository on the Hugging Face hub at one commit, or of a mirror folder laid out
-like it.
+"""Files of a dataset repository on the Hugging Face hub at one commit, or of a mirror folder with the
+same layout.
 
-`huggingface_hub` resolves the revision, downloads, resumes and caches; every file is hashed once, for
-the manifest and against what the hub states. `HF_ENDPOINT`, `HF_TOKEN` and `HF_HOME` are honored. A
-mirror folder holds `REPO_OWNER/REPO/FILE`, as `hf download REPO --repo-type dataset --local-dir
-MIRROR/REPO` leaves it.
+`huggingface_hub` resolves the revision, downloads, resumes and caches. Every file is hashed once, for
+the manifest and to compare it with what the hub states. `HF_ENDPOINT`, `HF_TOKEN` and `HF_HOME` are
+honored. A mirror folder holds `REPO_OWNER/REPO/FILE`, as `hf download REPO --repo-type dataset
+--local-dir MIRROR/REPO` leaves it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Fetched:
-    """A file that is here and is what the hub says."""
+    """A local file whose size and hash are those that the hub states."""
 
     local: Path
     record: dict[str, Any]
@@ -41,11 +41,12 @@ class Repository:
     def __init__(
         self, repo: str, revision: str = "", mirror: str | Path = "", cache_dir: str | Path = ""
     ) -> None:
-        self.repo, self.revision = repo, revision
+        self.repo = repo
+        self.revision = revision
         self._cache = str(cache_dir) or None
         self._folder = Path(mirror) / repo if mirror else None
         self.files: dict[str, tuple[int, str]] = {}
-        """Path -> (bytes, sha256 where the hub states it: that of large files)."""
+        """Path -> (bytes, sha256). The hub states the sha256 of large files; that of others is empty."""
         if self._folder:
             self._list_mirror(self._folder)
         else:
@@ -87,7 +88,10 @@ class Repository:
         return found
 
     def fetch(self, paths: Sequence[str], on_progress: Progress) -> list[Fetched]:
-        """Downloads (or finds in the mirror) and hashes files. ConfigError if one is missing or damaged."""
+        """Downloads and hashes files, or takes them from the mirror.
+
+        ConfigError if one is missing or damaged.
+        """
         return [self._fetch(path, on_progress) for path in paths]
 
     def _fetch(self, path: str, on_progress: Progress) -> Fetched:
@@ -95,15 +99,16 @@ class Repository:
             raise ConfigError(f"{self.repo} at {self.revision or self._folder} has no {path}")
         size, stated = self.files[path]
         for again in (False, True):
-            local = (
-                self._folder / path if self._folder else self._download(path, size, on_progress, force=again)
-            )
+            if self._folder:
+                local = self._folder / path
+            else:
+                local = self._download(path, size, on_progress, force=again)
             sha256 = sha256_of(local)
             if local.stat().st_size == size and stated in ("", sha256):
                 return Fetched(local, {"path": path, "bytes": size, "sha256": sha256})
         raise ConfigError(
-            f"{self.repo}/{path}: twice {local.stat().st_size} bytes with sha256 {sha256[:12]}… instead of {size} with "
-            f"{stated[:12] or 'any'}…; is {_endpoint() or 'the hub'} sound?"
+            f"{self.repo}/{path}: twice {local.stat().st_size} bytes with sha256 {sha256[:12]}… "
+            f"instead of {size} with {stated[:12] or 'any'}…; is {_endpoint() or 'the hub'} sound?"
         )
 
     def _download(self, path: str, size: int, on_progress: Progress, force: bool) -> Path:
@@ -125,7 +130,8 @@ class Repository:
 
 
 def _endpoint() -> str | None:
-    return os.environ.get("HF_ENDPOINT") or None  # read now: the library reads it once, when it is imported
+    # The library reads it only once, when it is imported.
+    return os.environ.get("HF_ENDPOINT") or None
 
 
 def _is_commit(revision: str) -> bool:
@@ -150,8 +156,8 @@ def _one_line(where: str) -> Generator[None]:
             raise
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         message = (
-            f"{_endpoint() or 'the hub'} cannot be reached ({first}): check the network, set HF_ENDPOINT, or use "
-            "--mirror DIR"
+            f"{_endpoint() or 'the hub'} cannot be reached ({first}): "
+            "check the network, set HF_ENDPOINT, or use --mirror DIR"
         )
     else:
         return

@@ -1,9 +1,9 @@
-"""The images of a source, unpacked into one file and checked: `images.bin`, and a ledger from which to
-continue.
+"""Unpacks the images of a source into one file, `images.bin`, checks them, and keeps a ledger of what
+is done.
 
-The archive is read once, as a stream. Each wanted image is appended to the pack; worker processes read
+The archive is read once, as a stream. Each wanted image is appended to the pack. Worker processes read
 it from there, decode it and return the facts; then a line of the ledger says where it lies. A
-preparation that was interrupted reads the stream again but neither writes nor decodes what the ledger
+preparation that was interrupted reads the stream again, but neither writes nor decodes what the ledger
 already has.
 """
 
@@ -22,9 +22,9 @@ from data_prep.ingest.images import ImageFacts, ImageLimits
 from data_prep.ingest.wanted import Wanted
 
 BATCH_BYTES = 4 << 20
-"""Images are handed to a worker in batches of about this size."""
+"""Size of a batch of images for a worker, about."""
 BATCH_FILES = 256
-"""And of at most this many files of the archive."""
+"""Most files of the archive for a batch."""
 
 
 @dataclass(frozen=True)
@@ -38,21 +38,26 @@ class Stored:
 
 
 class ImageStore:
-    """Store of checked images by name. `fill` it, then `facts` and `read`."""
+    """Checked images by name: `fill` the store, then call `facts` and `read`."""
 
     def __init__(self, work_dir: Path, limits: ImageLimits, key: str) -> None:
-        """Opens `work_dir`, keeping what a former run left if `key` (what is unpacked, and how) is the
-        same."""
+        """Opens `work_dir`.
+
+        What a former run left there is kept if `key`, the files and limits, is the same.
+        """
         work_dir.mkdir(parents=True, exist_ok=True)
-        self._pack_path, self._ledger_path = work_dir / "images.bin", work_dir / "images.jsonl"
-        self._limits, self._key = limits, key
+        self._pack_path = work_dir / "images.bin"
+        self._ledger_path = work_dir / "images.jsonl"
+        self._limits = limits
+        self._key = key
         self.stored: dict[str, Stored] = {}
         self.conflicting: set[str] = set()
-        """Names that several members with different content have."""
+        """Names of several members with different content."""
         self.resumed = 0
         self._end = 0
         self._recover()
-        self._pack = open(self._pack_path, "r+b" if self._pack_path.exists() else "w+b", buffering=1 << 20)  # noqa: SIM115
+        mode = "r+b" if self._pack_path.exists() else "w+b"
+        self._pack = open(self._pack_path, mode, buffering=1 << 20)  # noqa: SIM115
         self._pack.truncate(self._end)
         self._pack.seek(self._end)
 
@@ -181,7 +186,7 @@ class ImageStore:
         yield batch
 
     def _compare(self, member: Member, appended: dict[str, tuple[int, int]]) -> None:
-        """A second member of a name: with other content, nobody knows which one is meant."""
+        """Compares a second member of a name. If its content differs, it is not known which one is meant."""
         self._pack.flush()
         stored = self.stored.get(member.name)
         offset, size = (stored.offset, stored.size) if stored else appended[member.name]
@@ -203,7 +208,10 @@ class ImageStore:
         return os.pread(self._pack.fileno(), stored.size, stored.offset)
 
     def close(self, remove: bool = False) -> None:
-        """Closes the files; `remove` deletes them: the dataset is complete and holds the images itself."""
+        """Closes the files.
+
+        `remove` deletes them, once the dataset is complete and holds the images itself.
+        """
         self._pack.close()
         self._ledger.close()
         if remove:
@@ -216,7 +224,10 @@ class _Batch:
 
     def __init__(self) -> None:
         self.places: list[tuple[str, int, int]] = []
-        self.bytes = self.seen = self.seen_bytes = self.unused = 0
+        self.bytes = 0
+        self.seen = 0
+        self.seen_bytes = 0
+        self.unused = 0
 
 
 def _follow(name: str, links: dict[str, str]) -> str:

@@ -14,13 +14,13 @@ from PIL import Image, UnidentifiedImageError
 from trainer.data.images import FORMATS, MAX_PIXELS, open_image, to_rgb, upright_size
 
 FACTOR = 28
-"""One image token of Qwen2.5-VL is 28 x 28 pixels (patches of 14, merged 2 x 2)."""
+"""Side in pixels of an image token of Qwen2.5-VL (patches of 14, merged 2 x 2)."""
 LOOK_SIDE = 16
-"""Images are compared as LOOK_SIDE x LOOK_SIDE gray thumbnails, their contrast stretched."""
+"""Side of the gray thumbnails with stretched contrast by which images are compared."""
 MAX_STRETCH = 5.0
-"""So that thin lines on white count, and the noise of a flat image does not."""
+"""Largest stretch: thin lines on white count, but the noise of a flat image does not."""
 NEAR_LEVELS = 50
-"""Thumbnails that differ by at most this many of 255 levels everywhere are of near-identical images."""
+"""Levels, of 255, by which thumbnails of near-identical images differ at most."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class ImageFacts:
     """Facts about one encoded image."""
 
     sha256: str
-    """Of the encoded bytes."""
+    """sha256 of the encoded bytes."""
     width: int = 0
     height: int = 0
-    """Pixels, before any resizing."""
+    """Width and height are in pixels, before any resizing."""
     format: str = ""
     """Pillow's name: PNG, JPEG, WEBP..."""
     mode: str = ""
@@ -52,7 +52,8 @@ def smart_resize(
     """
     if max(height, width) > 200 * min(height, width):
         raise ValueError(f"aspect ratio of {width}x{height} is above 200")
-    new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
+    new_height = round(height / factor) * factor
+    new_width = round(width / factor) * factor
     if new_height * new_width > max_pixels:
         shrink = math.sqrt(height * width / max_pixels)
         new_height = max(factor, math.floor(height / shrink / factor) * factor)
@@ -72,7 +73,7 @@ def image_tokens(width: int, height: int, min_pixels: int, max_pixels: int) -> i
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """What an image must keep to."""
+    """Limits of an image."""
 
     min_side: int = FACTOR
     """Shortest side in pixels. Below 28 the processors in use disagree about the size after resizing."""
@@ -120,7 +121,8 @@ def inspect(data: bytes, limits: ImageLimits) -> ImageFacts:
 
 def size_error(width: int, height: int, limits: ImageLimits) -> str:
     """Why an image of this size is left out; empty if it is not."""
-    short, long = min(width, height), max(width, height)
+    short = min(width, height)
+    long = max(width, height)
     if short < limits.min_side:
         return f"image_too_small: {width}x{height}, shortest side below {limits.min_side}"
     if long > limits.max_ratio * short:
@@ -131,7 +133,7 @@ def size_error(width: int, height: int, limits: ImageLimits) -> str:
 
 
 def levels(image: Image.Image, side: int = LOOK_SIDE) -> np.ndarray:
-    """Mean gray levels of an upright RGB image [side, side] float32: what survives scaling and
+    """Mean gray levels of an upright RGB image, [side, side] float32, which survive scaling and
     compression."""
     gray = image.convert("L").convert("F").resize((side, side), Image.Resampling.BOX)
     return np.asarray(gray, dtype=np.float32)

@@ -14,8 +14,8 @@ from trainer.data.schema import LEARNED
 
 ROLES = {
     "question": ("question", "problem", "query", "prompt", "instruction", "input"),
-    "answer": ("answer", "gt_answer", "ground_truth", "final_answer", "expected_answer", "correct_answer", "gold",
-               "label", "target", "response", "output"),
+    "answer": ("answer", "gt_answer", "ground_truth", "final_answer", "expected_answer", "correct_answer",
+               "gold", "label", "target", "response", "output"),
     "images": ("images", "image", "decoded_image", "image_path", "image_paths", "img", "imgs", "image_file"),
     "choices": ("choices", "options"),
     "solution": ("solution", "rationale", "explanation", "reasoning", "cot"),
@@ -23,7 +23,7 @@ ROLES = {
     "source": ("source", "data_source", "dataset"),
     "split": ("split",),
 }  # fmt: skip
-"""What a column may be called, the first that is there wins. `--map ROLE=COLUMN` names another."""
+"""Role -> names that its column may have; the first that exists wins. `--map ROLE=COLUMN` names another."""
 CHATS = {
     "message": "MathV60K",
     "conversations": "LLaVA / ShareGPT",
@@ -37,7 +37,7 @@ _MARK = re.compile(r"####|\\(?:boxed|fbox)")
 _IMG = re.compile(r"(?:Picture \d+:\s*)?<img>(.*?)</img>\n?")
 _NUMBERED = re.compile(r"<image[ _]?\d+>")
 TERSE = 20
-"""A reply that is longer than its answer by no more than this many characters is no worked solution."""
+"""Characters by which a worked solution is longer than its answer, at least."""
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -83,30 +83,21 @@ class Form:
             )
         columns = self.columns.get("images", "").split(",")
         images = [image for column in columns for image in listed(_inside(record, column))]
+        learned: list[int] = []
         if "chat" in self.columns:
-            turns, learned = self.value(record, "chat"), []
+            turns = self.value(record, "chat")
             if self.sft:
                 turns, learned = flagged(turns)
             messages, inside, reply = _chat(turns, images)
-            images = [*inside, *images] if inside else images
+            images = [*inside, *images]
             answer = self._answer(record)
         else:
-            asked = text_of(self.value(record, "question"))
-            more = text_of(record.get("input")) if self.columns.get("question") == "instruction" else ""
-            asked = f"{asked}\n\n{more}" if more else asked
-            asked, inside = _tagged(asked)
-            images = [*inside, *images]
-            messages, reply, answer, learned = [], "", self._answer(record), []
-            choices = listed(self.value(record, "choices"))
-            if choices:
-                asked, answer = _with_choices(asked, choices, self.value(record, "answer"), self.keep)
-            if system := text_of(self.value(record, "system")):
-                messages.append({"role": "system", "content": system})
-            content = with_images(asked, len(images)) if images else asked.strip()
-            messages.append({"role": "user", "content": content})
-        answer, solution = (
-            self._learned(record, answer, reply) if self.sft else self._graded(record, answer, reply)
-        )
+            messages, images, answer = self._question(record, images)
+            reply = ""
+        if self.sft:
+            answer, solution = self._learned(record, answer, reply)
+        else:
+            answer, solution = self._graded(record, answer, reply)
         return Parsed(
             messages=messages,
             images=images,
@@ -117,20 +108,44 @@ class Form:
             extra=self._extra(record) | ({LEARNED: learned} if learned else {}),
         )
 
+    def _question(
+        self, record: dict[str, Any], images: list[Any]
+    ) -> tuple[list[dict[str, Any]], list[Any], str]:
+        """Messages, images and answer of a record that has a question."""
+        asked = text_of(self.value(record, "question"))
+        if self.columns.get("question") == "instruction":
+            more = text_of(record.get("input"))
+            asked = f"{asked}\n\n{more}" if more else asked
+        asked, inside = _tagged(asked)
+        images = [*inside, *images]
+        answer = self._answer(record)
+        choices = listed(self.value(record, "choices"))
+        if choices:
+            asked, answer = _with_choices(asked, choices, self.value(record, "answer"), self.keep)
+
+        messages: list[dict[str, Any]] = []
+        system = text_of(self.value(record, "system"))
+        if system:
+            messages.append({"role": "system", "content": system})
+        content = with_images(asked, len(images)) if images else asked.strip()
+        messages.append({"role": "user", "content": content})
+        return messages, images, answer
+
     def _graded(self, record: dict[str, Any], answer: str, reply: str) -> tuple[str, str]:
         """Reference answer, and worked answer (empty if there is none). Raises BadRecord."""
-        solution = text_of(self.value(record, "solution")) or (
-            reply if len(reply) > len(answer) + TERSE else ""
-        )
-        answer = answer or ("" if solution else reply)
+        solution = text_of(self.value(record, "solution"))
+        if not solution and len(reply) > len(answer) + TERSE:
+            solution = reply
+        if not answer and not solution:
+            answer = reply
         if not answer and not solution:
             raise BadRecord(
                 "no_answer_field", f"nothing under {self.columns.get('answer') or 'any known column'}"
             )
-        given, answer = answer, stated_answer(answer or solution)
-        if (not answer and (not given or len(given) > SHORT)) or (
-            self.marked and not _MARK.search(given or solution)
-        ):
+        given = answer
+        answer = stated_answer(given or solution)
+        unstated = not answer and (not given or len(given) > SHORT)
+        if unstated or (self.marked and not _MARK.search(given or solution)):
             raise BadRecord("no_answer_field", "the text states no answer: no box, no ####, no `answer is`")
         if "####" in given:
             solution = re.sub(r"<<[^>]*>>", "", given.rpartition("####")[0])
@@ -139,15 +154,18 @@ class Form:
         return answer, solution
 
     def _learned(self, record: dict[str, Any], answer: str, reply: str) -> tuple[str, str]:
-        """The same for supervised training: all of the reply is learned, an answer beside it is kept."""
+        """Reference answer and solution for supervised training, which learns all of the reply."""
         solution = text_of(self.value(record, "solution")) or reply
         if not (solution or answer).strip():
             raise BadRecord("no_reply", "there is no solution, no answer and no last reply to learn from")
-        return (stated_answer(answer), solution) if solution else ("", answer)
+        if not solution:
+            return "", answer
+        return stated_answer(answer), solution
 
     def _answer(self, record: dict[str, Any]) -> str:
         value = self.value(record, "answer")
-        value = value[0] if isinstance(value, list) and len(value) == 1 else value
+        if isinstance(value, list) and len(value) == 1:
+            value = value[0]
         if isinstance(value, (list, dict)):
             raise BadRecord("no_answer_field", f"the answer is a {type(value).__name__}, not one value")
         return text_of(value)
@@ -206,11 +224,14 @@ def detect(
             columns[role] = free[0]
     if not chat and ("question" not in columns or not {"answer", "solution"} & columns.keys()):
         raise ValueError(
-            f"columns {', '.join(names)}; looked for a question ({', '.join(ROLES['question'])}) with an answer "
-            f"({', '.join(ROLES['answer'])}) or a solution, or for a conversation ({', '.join(CHATS)}). "
+            f"columns {', '.join(names)}; looked for a question ({', '.join(ROLES['question'])}) "
+            f"with an answer ({', '.join(ROLES['answer'])}) or a solution, "
+            f"or for a conversation ({', '.join(CHATS)}). "
             "Name them: --map question=COLUMN,answer=COLUMN,images=COLUMN"
         )
-    name = "verl" if chat and rewards else CHATS[chat] if chat else "question and answer"
+    name = CHATS[chat] if chat else "question and answer"
+    if chat and rewards:
+        name = "verl"
     return Form(name, columns, keep, sft=sft)
 
 

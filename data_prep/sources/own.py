@@ -17,37 +17,48 @@ from typing import Any
 from data_prep.ingest.archive import TAR_ENDINGS, Member, Refused, files_under, members, unpacked_bytes
 from data_prep.ingest.wanted import Wanted
 from data_prep.sources.forms import BadRecord, Form, detect
-from data_prep.sources.records import ENDINGS, RAW_CHARS, Unreadable, read
-from data_prep.sources.source import Candidate, Problem
+from data_prep.sources.records import ENDINGS, RAW_CHARS, UnreadableRecord, read
+from data_prep.sources.source import BadRow, Candidate
 from trainer.config import ConfigError
 from trainer.data.dataset import sha256_of
 
 SAMPLE = 50
-"""Records by which the form of a file is found."""
-_SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation",
-           "dev": "validation", "test": "test", "testmini": "test"}  # fmt: skip
+"""Number of records by which the form of a file is found."""
+_SPLITS = {
+    "train": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "test": "test",
+    "testmini": "test",
+}
 _BASE64 = ("iVBOR", "/9j/", "R0lGOD", "UklGR", "SUkq", "TU0AK", "Qk0")
-"""How PNG, JPEG, GIF, WebP, TIFF and BMP begin in base64."""
+"""First characters of PNG, JPEG, GIF, WebP, TIFF and BMP in base64."""
+
+
+def no_subsource(images: Sequence[str]) -> str:
+    """The origin of rows whose images' paths name none."""
+    return ""
 
 
 @dataclass
 class RecordSource:
-    """Rows of data files, all in one form. An image inside a record is named `@ROW-K`; others by their
-    paths."""
+    """Rows of data files of one form. An image inside a record is named `@ROW-K`, others by their paths."""
 
     name: str
     tables: list[tuple[Path, str]]
     """(file, split of its rows; empty: to be split)."""
     form: Form
     roots: list[Path] = field(default_factory=list)
-    """Archives and folders with images: a path matches by its ending."""
+    """Archives and folders with images, which paths match by their endings."""
     beside: Path | None = None
-    """Folder that paths are relative to, where none of the roots has them."""
+    """Folder that paths are relative to if none of the roots has them."""
     revision: str = ""
     record: Callable[[], list[dict[str, Any]]] = list
     """Gives `files`; may wait until they are hashed."""
-    subsource: Callable[[list[str]], str] = lambda images: ""
-    """What the images' paths say of a row's origin."""
+    subsource: Callable[[list[str]], str] = no_subsource
+    """Gives the origin of a row that its images' paths name."""
     weight: float = 1.0
 
     @property
@@ -55,22 +66,20 @@ class RecordSource:
         """[{"path", "bytes", "sha256"}] of all that is read."""
         return self.record()
 
-    def rows(self) -> Iterator[Candidate | Problem]:
-        """Parses record by record. One that does not hold what it should is a Problem, never an exception."""
+    def rows(self) -> Iterator[Candidate | BadRow]:
+        """Parses the records one by one. A record that cannot be parsed is a BadRow, never an exception."""
         for index, split, record in self._records():
-            if isinstance(record, Unreadable):
-                yield Problem(index, "bad_json", record.detail, record.raw)
+            if isinstance(record, UnreadableRecord):
+                yield BadRow(index, "bad_json", record.detail, record.raw)
                 continue
             try:
                 yield self._candidate(index, split, record)
             except BadRecord as error:
-                yield Problem(index, *error.args, str(record)[:RAW_CHARS])
+                yield BadRow(index, *error.args, str(record)[:RAW_CHARS])
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                yield Problem(
-                    index, "bad_record", f"{type(error).__name__}: {error}", str(record)[:RAW_CHARS]
-                )
+                yield BadRow(index, "bad_record", f"{type(error).__name__}: {error}", str(record)[:RAW_CHARS])
 
-    def _records(self) -> Iterator[tuple[int, str, dict[str, Any] | Unreadable]]:
+    def _records(self) -> Iterator[tuple[int, str, dict[str, Any] | UnreadableRecord]]:
         index = 0
         for path, split in self.tables:
             for record in read(path):
@@ -106,7 +115,7 @@ class RecordSource:
 
     def _inside(self, refused: Refused) -> Iterator[Member]:
         for index, _, record in self._records():
-            if isinstance(record, Unreadable):
+            if isinstance(record, UnreadableRecord):
                 continue
             try:
                 values = self.form.parse(record).images
@@ -132,13 +141,15 @@ class RecordSource:
     def describe(self) -> list[tuple[str, str, str]]:
         """(role, column, value in the first record): what was found, for the user to look at."""
         first = next((record for _, _, record in self._records() if isinstance(record, dict)), {})
-        found = [
-            (role, column, str(self.form.value(first, role)).replace("\n", " ")[:70])
-            for role, column in self.form.columns.items()
-        ]
+        lines = []
+        for role, column in self.form.columns.items():
+            value = str(self.form.value(first, role)).replace("\n", " ")
+            lines.append((role, column, value[:70]))
         used = {column.partition(".")[0] for column in self.form.columns.values()}
         unused = [name for name in first if name not in used]
-        return found + ([("(unused)", ", ".join(unused)[:100], "")] if unused else [])
+        if unused:
+            lines.append(("(unused)", ", ".join(unused)[:100], ""))
+        return lines
 
 
 def _path(value: Any) -> str:
@@ -200,21 +211,26 @@ def split_of(path: str) -> str:
 
 
 def own(
-    path: str | Path, name: str = "", images: Sequence[str | Path] = (), mapping: dict[str, str] | None = None,
-    split: str = "", keep: bool = False, sft: bool = False,
-) -> list[RecordSource]:  # fmt: skip
+    path: str | Path,
+    name: str = "",
+    images: Sequence[str | Path] = (),
+    mapping: dict[str, str] | None = None,
+    split: str = "",
+    keep: bool = False,
+    sft: bool = False,
+) -> list[RecordSource]:
     """Sources of a local file or folder: one per form that its data files have.
 
     Args:
         path: a data file, or a folder with data files, images and archives.
-        name: of the dataset; default: that of the file or folder.
-        images: archives and folders with images; default: the folder itself, or what lies where the paths say.
-        mapping: role -> column, before what is found.
-        split: of all rows; default: by the files' names, or to be split.
-        keep: columns without a role are kept in `extra`.
-        sft: replies are learned from as they stand.
+        name: the dataset's name; default: that of the file or folder.
+        images: archives and folders with images; default: the folder itself, or the files of the paths.
+        mapping: role -> column; it comes before what is detected.
+        split: the split of all rows; default: by the files' names, else train and validation by content.
+        keep: whether columns without a role are kept in `extra`.
+        sft: whether replies are learned as they are.
 
-    Raises ConfigError where there is no data file, or none in a known form.
+    Raises ConfigError if there is no data file, or none in a known form.
     """
     path = Path(path)
     if path.is_dir():
@@ -223,16 +239,19 @@ def own(
         archives = [file for file in found if file.suffix == ".zip" or file.name.endswith(TAR_ENDINGS)]
         if not files:
             raise ConfigError(f"{path} has no data file: one of {', '.join(ENDINGS)} is looked for")
-        roots, beside = [Path(one) for one in images] or [path, *archives], path
+        roots = [Path(one) for one in images] or [path, *archives]
+        beside = path
     else:
-        files, roots, beside = [path], [Path(one) for one in images], path.parent
+        files = [path]
+        roots = [Path(one) for one in images]
+        beside = path.parent
     for root in (*roots, *files):
         if not root.exists():
             raise ConfigError(f"no file or folder {root}")
-    splits = [
-        split or split_of(file.name if len(files) == 1 else file.relative_to(path).as_posix())
-        for file in files
-    ]
+    splits = []
+    for file in files:
+        shown = file.name if len(files) == 1 else file.relative_to(path).as_posix()
+        splits.append(split or split_of(shown))
     if set(splits) == {"train"} and not split:
         splits = [""] * len(splits)  # nothing else is there to validate on
     tables = list(zip(files, splits, strict=True))
@@ -256,7 +275,8 @@ def by_form(
     sources = []
     for form, files in groups.values():
         source = RecordSource(name, files, form, roots, beside)
-        source.subsource = subsource if form.name == "MathV60K" else source.subsource
+        if form.name == "MathV60K":
+            source.subsource = subsource
         source.record = cache(partial(hashes, source))
         sources.append(source)
     return sources
@@ -275,8 +295,10 @@ def form_of(path: Path, mapping: dict[str, str], keep: bool = False, sft: bool =
         raise ConfigError(f"{path}: {error}{shown}") from None
 
 
-def _short(record: dict[str, Any] | Unreadable) -> str:
-    return f"{record.raw[:200]!r} ({record.detail})" if isinstance(record, Unreadable) else str(record)[:300]
+def _short(record: dict[str, Any] | UnreadableRecord) -> str:
+    if isinstance(record, UnreadableRecord):
+        return f"{record.raw[:200]!r} ({record.detail})"
+    return str(record)[:300]
 
 
 def hashes(source: RecordSource) -> list[dict[str, Any]]:
@@ -293,8 +315,13 @@ def hashes(source: RecordSource) -> list[dict[str, Any]]:
             entries.append(_digest("images", [(p.relative_to(root).as_posix(), p) for p in inside]))
     if source.beside is not None and not source.roots:
         paths = {image for row in source.rows() if isinstance(row, Candidate) for image in row.images}
-        there = [(path, file) for path in sorted(paths) if (file := source._beside(path))]
-        entries += [_digest("images", there)] if there else []
+        files_beside = []
+        for image in sorted(paths):
+            file = source._beside(image)
+            if file:
+                files_beside.append((image, file))
+        if files_beside:
+            entries.append(_digest("images", files_beside))
     return entries
 
 

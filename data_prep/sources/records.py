@@ -25,14 +25,14 @@ BATCH_ROWS = 64
 
 
 @dataclass(frozen=True)
-class Unreadable:
+class UnreadableRecord:
     """A place in a file where a record should be."""
 
     detail: str
     raw: str
 
 
-def read(path: Path) -> Iterator[dict[str, Any] | Unreadable]:
+def read(path: Path) -> Iterator[dict[str, Any] | UnreadableRecord]:
     """All records of a file, by its ending. Raises ConfigError where the file as a whole cannot be read."""
     try:
         match path.suffix:
@@ -58,7 +58,7 @@ def parse_json(text: str | bytes) -> Any:
     return json.loads(text, parse_float=str)
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any] | Unreadable]:
+def _lines(path: Path) -> Iterator[dict[str, Any] | UnreadableRecord]:
     with open(path, "rb") as file:
         for line in file:
             if not line.strip():
@@ -66,7 +66,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any] | Unreadable]:
             try:
                 yield _object(parse_json(line))
             except (ValueError, RecursionError) as error:
-                yield Unreadable(str(error), line[:RAW_CHARS].decode("utf-8", "replace"))
+                yield UnreadableRecord(str(error), line[:RAW_CHARS].decode("utf-8", "replace"))
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _object(value: Any) -> dict[str, Any]:
     return value
 
 
-def _document(path: Path) -> Iterator[dict[str, Any] | Unreadable]:
+def _document(path: Path) -> Iterator[dict[str, Any] | UnreadableRecord]:
     """A list of objects, an object with one such list inside, or objects by their id."""
     try:
         whole = parse_json(path.read_bytes())
@@ -94,14 +94,14 @@ def _document(path: Path) -> Iterator[dict[str, Any] | Unreadable]:
         try:
             yield _object(value)
         except ValueError as error:
-            yield Unreadable(str(error), str(value)[:RAW_CHARS])
+            yield UnreadableRecord(str(error), str(value)[:RAW_CHARS])
 
 
-def _separated(path: Path, delimiter: str) -> Iterator[dict[str, Any] | Unreadable]:
+def _separated(path: Path, delimiter: str) -> Iterator[dict[str, Any] | UnreadableRecord]:
     csv.field_size_limit(1 << 30)  # images may be inside, in base64
     with open(path, newline="", encoding="utf-8-sig") as file:
         for record in csv.DictReader(file, delimiter=delimiter):
             if None in record:
-                yield Unreadable("more fields than the header has", str(record)[:RAW_CHARS])
+                yield UnreadableRecord("more fields than the header has", str(record)[:RAW_CHARS])
             else:
                 yield record

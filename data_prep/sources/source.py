@@ -37,7 +37,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Problem:
+class BadRow:
     """A row that could not be read."""
 
     index: int
@@ -62,7 +62,7 @@ class Source(Protocol):
         """[{"path", "bytes", "sha256"}] that were read."""
         ...
 
-    def rows(self) -> Iterator[Candidate | Problem]:
+    def rows(self) -> Iterator[Candidate | BadRow]:
         """All rows, in the source's order."""
         ...
 

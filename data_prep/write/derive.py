@@ -1,6 +1,7 @@
-"""Datasets made from prepared ones: mixed by weights, filtered by pass rate, with a run's completions.
+"""Makes datasets from prepared ones: mixed by weights, filtered by pass rate, or with a run's
+completions as solutions.
 
-Ids stay.
+Rows keep their ids.
 """
 
 from __future__ import annotations
@@ -84,15 +85,14 @@ def keep_by_rate(
     def chosen(split: str) -> Iterator[Row]:
         for row in Dataset(path, split):
             rate = rates.get(row.id) if rates is not None else pass_rate(row)
-            verdict = (
-                "no rate"
-                if rate is None
-                else "too hard"
-                if rate < low
-                else "too easy"
-                if rate > high
-                else "kept"
-            )
+            if rate is None:
+                verdict = "no rate"
+            elif rate < low:
+                verdict = "too hard"
+            elif rate > high:
+                verdict = "too easy"
+            else:
+                verdict = "kept"
             counts[verdict] += 1
             if verdict == "kept":
                 yield dataclasses.replace(row, extra=row.extra | {"pass_rate": rate})
@@ -119,8 +119,9 @@ def read_completions(path: str | Path, ids: Sequence[str]) -> dict[str, str]:
                 row = record["id"] if "id" in record else ids[record["row"]]
                 text = record["completion"] if record.get("verdict", "correct") == "correct" else ""
             except (ValueError, KeyError, TypeError, IndexError):
-                raise ConfigError(f"{path}, line {number}: no line of this dataset's samples.jsonl or pass_rates.jsonl"
-                                  ) from None  # fmt: skip
+                raise ConfigError(
+                    f"{path}, line {number}: no line of this dataset's samples.jsonl or pass_rates.jsonl"
+                ) from None
             if text and len(text) < len(found.get(row, text + " ")):
                 found[row] = text
     if unknown := found.keys() - set(ids):
@@ -137,7 +138,8 @@ def with_completions(path: str, out: str | Path, log: str | Path) -> tuple[Manif
 
     Returns the manifest, and how many training rows have no correct completion and are left out.
     """
-    manifest, train = read_manifest(path), Dataset(path)
+    manifest = read_manifest(path)
+    train = Dataset(path)
     completions = read_completions(log, train.column("id"))
     solved = (
         dataclasses.replace(row, solution=completions[row.id]) for row in train if row.id in completions

@@ -60,13 +60,25 @@ def _verl(row: Row, split: str, index: int) -> dict[str, Any]:
     }
 
 
+_REWARD_MODEL = pa.struct([("style", _S), ("ground_truth", _S)])
 _INFO = pa.struct([("split", _S), ("index", pa.int64()), ("id", _S), ("answer_type", _S)])
 _SCHEMAS: dict[Target, list[tuple[str, pa.DataType]]] = {
-    "trl": [("prompt", _TURN_WITH_PARTS), ("completion", _TURN_WITH_PARTS), ("images", _IMAGES.type), ("solution", _S),
-            ("id", _S)],
-    "verl": [("data_source", _S), ("prompt", _TURN), ("images", _IMAGES.type), ("ability", _S),
-             ("reward_model", pa.struct([("style", _S), ("ground_truth", _S)])), ("extra_info", _INFO)],
-}  # fmt: skip
+    "trl": [
+        ("prompt", _TURN_WITH_PARTS),
+        ("completion", _TURN_WITH_PARTS),
+        ("images", _IMAGES.type),
+        ("solution", _S),
+        ("id", _S),
+    ],
+    "verl": [
+        ("data_source", _S),
+        ("prompt", _TURN),
+        ("images", _IMAGES.type),
+        ("ability", _S),
+        ("reward_model", _REWARD_MODEL),
+        ("extra_info", _INFO),
+    ],
+}
 
 
 def _feature(kind: pa.DataType) -> Any:
@@ -81,8 +93,10 @@ def _feature(kind: pa.DataType) -> Any:
 
 
 def export(path: str, target: Target, out: str | Path) -> dict[str, int]:
-    """Writes `SPLIT.parquet` for every split of the dataset at `path` into `out`. Returns the rows of
-    each."""
+    """Writes `SPLIT.parquet` into `out` for every split of the dataset at `path`.
+
+    Returns the rows of each.
+    """
     make: Callable[[Row, str, int], dict[str, Any]] = _trl if target == "trl" else _verl
     fields = _SCHEMAS[target]
     features = {name: _feature(kind) for name, kind in fields}

@@ -21,13 +21,15 @@ THREADS = 4
 THUMBNAIL = 280
 """Longest side of an image on the page, in pixels."""
 STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; color: #1c2430; }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem;
+  color: #1c2430; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 .tables { display: flex; flex-wrap: wrap; gap: 1.5rem; align-items: flex-start; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding-bottom: .3rem; }
 td { padding: .15rem .6rem .15rem 0; border-bottom: 1px solid #e4e8ee; vertical-align: top; }
-td.n { text-align: right; } td.b { width: 8rem; } td.b div { background: #4a7bd0; height: .7rem; border-radius: 2px; }
+td.n { text-align: right; }
+td.b { width: 8rem; } td.b div { background: #4a7bd0; height: .7rem; border-radius: 2px; }
 .rows { display: grid; grid-template-columns: repeat(auto-fill, minmax(20rem, 1fr)); gap: 1rem; }
 .row { border: 1px solid #dde3ea; border-radius: 8px; padding: .8rem; overflow-wrap: anywhere; }
 .row img { max-width: 100%; background: #fff; border: 1px solid #eef1f5; }
@@ -38,26 +40,25 @@ td.n { text-align: right; } td.b { width: 8rem; } td.b div { background: #4a7bd0
 
 
 class Samples:
-    """Evenly spaced rows of every split, drawn in threads: Pillow lets go of the interpreter's lock."""
+    """Evenly spaced rows of every split, drawn in threads, since Pillow releases the interpreter's lock."""
 
     def __init__(self, rows: dict[str, int]) -> None:
-        """`rows`: of each split."""
+        """`rows` is the number of rows of each split."""
         self._rows = rows
-        self._chosen = {
-            split: range(0, count, max(1, count // SAMPLES_PER_SPLIT))[:SAMPLES_PER_SPLIT]
-            for split, count in rows.items()
-        }
+        self._chosen: dict[str, range] = {}
+        for split, count in rows.items():
+            every = max(1, count // SAMPLES_PER_SPLIT)
+            self._chosen[split] = range(0, count, every)[:SAMPLES_PER_SPLIT]
         self._drawn: dict[str, list[Future[str]]] = {split: [] for split in rows}
         self._threads = ThreadPoolExecutor(THREADS)
 
     def of(self, dataset: Dataset) -> None:
-        """Draws those of a split that lies on the disk."""
+        """Draws the samples of a split that is on the disk."""
         for number in self._chosen[dataset.split]:
             self.offer(dataset.split, number, dataset[number])
 
     def offer(self, split: str, number: int, row: Row) -> None:
-        """Draws the split's row of this number if it is one of them. Rows are to be offered in their
-        order."""
+        """Draws a row of a split if it is one of the samples. Rows must be offered in their order."""
         if number in self._chosen[split]:
             self._drawn[split].append(self._threads.submit(_row, row))
 
@@ -105,7 +106,8 @@ def _facts(manifest: Manifest) -> str:
     splits = ", ".join(f"{split} {count:,}" for split, count in manifest.rows.items())
     lines = [
         f"Rows: {_text(splits)}. Left out: {sum(manifest.quarantined.values()):,} (in quarantine.jsonl).",
-        f"{len(manifest.files)} shards, {size / 2**20:,.1f} MiB. Revision: {_text(manifest.revision or 'local')}.",
+        f"{len(manifest.files)} shards, {size / 2**20:,.1f} MiB. "
+        f"Revision: {_text(manifest.revision or 'local')}.",
         f"Fingerprint: {_text(manifest.fingerprint)}",
     ]
     return f"<p class=meta>{'<br>'.join(lines)}</p>"

@@ -37,7 +37,7 @@ SCHEMA = pa.schema(
     metadata={"huggingface": json.dumps({"info": {"features": _FEATURES}})},
 )
 SHARD_BYTES = 256 << 20
-"""A shard is closed after the row group that takes it past this size."""
+"""Size of a shard, which ends after the row group that exceeds it."""
 GROUP_BYTES = 4 << 20
 GROUP_ROWS = 64
 """A row group is closed at whichever comes first: it is the unit of a random read, and of the writer's
@@ -72,7 +72,9 @@ class SplitWriter:
     """
 
     def __init__(self, out_dir: Path, split: str, shard_bytes: int = SHARD_BYTES) -> None:
-        self._dir, self._split, self._shard_bytes = out_dir, split, shard_bytes
+        self._dir = out_dir
+        self._split = split
+        self._shard_bytes = shard_bytes
         self._buffer: list[Row] = []
         self._buffered = 0
         self.images_per_row = 0
@@ -94,7 +96,8 @@ class SplitWriter:
         table = pa.Table.from_pylist([_record(row) for row in self._buffer], schema=SCHEMA)
         writer.write_table(table, row_group_size=len(self._buffer))
         self._shards[-1]["rows"] += len(self._buffer)
-        self._buffer, self._buffered = [], 0
+        self._buffer = []
+        self._buffered = 0
         if file.tell() >= self._shard_bytes:
             self._finish_shard()
 
@@ -102,10 +105,11 @@ class SplitWriter:
         path = self._dir / f".{self._split}-{len(self._shards):05d}.part"
         file = _HashedFile(path)
         self._shards.append({"part": path, "rows": 0})
-        columns = ["source", "answer_type"]
-        return pq.ParquetWriter(
-            file, SCHEMA, compression="none", use_dictionary=columns, write_statistics=False
-        ), file
+        repeated = ["source", "answer_type"]
+        writer = pq.ParquetWriter(
+            file, SCHEMA, compression="none", use_dictionary=repeated, write_statistics=False
+        )
+        return writer, file
 
     def _finish_shard(self) -> None:
         if self._open is None:
@@ -135,11 +139,11 @@ def _record(row: Row) -> dict[str, Any]:
         content = message["content"]
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         messages.append({"role": message["role"], "content": parts})
-    return {name: getattr(row, name) for name in COLUMNS} | {
-        "messages": messages,
-        "images": [{"bytes": image, "path": None} for image in row.images],
-        "extra": json.dumps(row.extra, ensure_ascii=False, sort_keys=True) if row.extra else "",
-    }
+    record: dict[str, Any] = {name: getattr(row, name) for name in COLUMNS}
+    record["messages"] = messages
+    record["images"] = [{"bytes": image, "path": None} for image in row.images]
+    record["extra"] = json.dumps(row.extra, ensure_ascii=False, sort_keys=True) if row.extra else ""
+    return record
 
 
 def fingerprint(files: list[dict[str, Any]], settings: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from data_prep.checks.validate import Judged
+from data_prep.checks.validate import CheckedRow
 from data_prep.ingest.images import ImageFacts
 
 PERCENTILES = (0, 5, 25, 50, 75, 95, 99, 100)
@@ -29,7 +29,7 @@ def histogram(values: Sequence[int], edges: Sequence[int]) -> dict[str, int]:
     return counts
 
 
-def _rejected(rows: Sequence[Judged]) -> dict[str, dict[str, Any]]:
+def _rejected(rows: Sequence[CheckedRow]) -> dict[str, dict[str, Any]]:
     """Reference answers that the grader cannot use: {type: {"rows", "examples"}}."""
     bad: dict[str, list[str]] = {}
     for row in rows:
@@ -38,31 +38,37 @@ def _rejected(rows: Sequence[Judged]) -> dict[str, dict[str, Any]]:
     return {kind: {"rows": len(answers), "examples": answers[:3]} for kind, answers in bad.items()}
 
 
-def collect(rows: Sequence[Judged], facts: dict[str, ImageFacts], groups: dict[str, Any]) -> dict[str, Any]:
+def collect(
+    rows: Sequence[CheckedRow], facts: dict[str, ImageFacts], groups: dict[str, Any]
+) -> dict[str, Any]:
     """Statistics of the kept rows and their images."""
     kept = [row for row in rows if not row.reason]
     used = {sha: facts[sha] for row in kept for sha in row.images}
     images = list(used.values())
     tokens = [row.tokens for row in kept]
+    sources = Counter(row.source for row in kept)
+    answer_types = Counter(row.answer_type for row in kept)
+    findings = Counter(row.found for row in kept if row.found)
+    formats = Counter(f"{p.format} {p.mode}" for p in images)
+    longest_sides = [max(p.width, p.height) for p in images]
+    references = sum(len(row.images) for row in kept)
     return {
         "rows": {"read": len(rows), "kept": len(kept)},
-        "sources": dict(Counter(row.source for row in kept).most_common()),
-        "answer_types": dict(Counter(row.answer_type for row in kept).most_common()),
+        "sources": dict(sources.most_common()),
+        "answer_types": dict(answer_types.most_common()),
         "rejected_answers": _rejected(rows),
-        "found": dict(Counter(row.found for row in kept if row.found).most_common()),
+        "found": dict(findings.most_common()),
         "tokens": {
             "percentiles": percentiles(tokens),
             "histogram": histogram(tokens, (128, 256, 512, 1024, 2048, 4096, 8192)),
         },
         "images": {
             "distinct": len(images),
-            "references": sum(len(row.images) for row in kept),
-            "formats": dict(Counter(f"{p.format} {p.mode}" for p in images).most_common()),
+            "references": references,
+            "formats": dict(formats.most_common()),
             "width": percentiles([p.width for p in images]),
             "height": percentiles([p.height for p in images]),
-            "longest_side": histogram(
-                [max(p.width, p.height) for p in images], (56, 112, 224, 448, 896, 1792, 3584)
-            ),
+            "longest_side": histogram(longest_sides, (56, 112, 224, 448, 896, 1792, 3584)),
         },
         "groups": groups,
     }

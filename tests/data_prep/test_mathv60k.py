@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.sources.mathv60k import local
-from data_prep.sources.source import Candidate, Problem, unboxed
+from data_prep.sources.source import BadRow, Candidate, unboxed
 from tests.data_prep import raw
 from trainer.config import ConfigError
 
@@ -67,7 +67,7 @@ def test_the_message_may_be_a_list_and_the_assistants_turn_is_dropped():
 def test_a_broken_line_is_a_problem_and_never_an_exception(line, reason, says):
     problem = parse(line)
     assert (
-        isinstance(problem, Problem)
+        isinstance(problem, BadRow)
         and problem.reason == reason
         and says in problem.detail
         and problem.index == 0

@@ -13,7 +13,7 @@ import psutil
 
 from tests.rewards.test_server import ROOT, call, free_port, in_this_process, wait_for, wrap
 from trainer.rewards import guard
-from trainer.rewards.server import Limits
+from trainer.rewards.server import ServerLimits
 
 
 def open_halves(port: int, count: int) -> list[socket.socket]:
@@ -29,7 +29,7 @@ def test_three_thousand_half_open_requests_neither_stay_nor_block(monkeypatch):
     monkeypatch.setattr(guard, "HEAD_TIMEOUT_S", 4.0)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    with in_this_process(Limits(body_timeout_s=2.0)) as base, ExitStack() as closing:
+    with in_this_process(ServerLimits(body_timeout_s=2.0)) as base, ExitStack() as closing:
         port = int(base.rpartition(":")[2])
         halves = [closing.enter_context(half) for half in open_halves(port, 3000)]
         started = time.monotonic()

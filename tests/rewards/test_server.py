@@ -23,7 +23,7 @@ from trainer.rewards import remote
 from trainer.rewards.guard import GuardedProtocol
 from trainer.rewards.remote import BadReplyError
 from trainer.rewards.scorer import Scorer
-from trainer.rewards.server import Limits, check_host, create_app, response_of
+from trainer.rewards.server import ServerLimits, check_host, create_app, response_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "only-for-this-test"
@@ -84,7 +84,7 @@ def url():
 
 
 @contextmanager
-def in_this_process(limits: Limits):
+def in_this_process(limits: ServerLimits):
     port = free_port()
     app = create_app(config.Rewards(deadline_s=3.0, workers=1), limits)
     server = uvicorn.Server(
@@ -195,7 +195,7 @@ def test_client_gives_up_on_a_server_that_stays_away(monkeypatch):
 
 def test_too_large_a_body_is_413_and_load_is_shed_with_503():
     hang = {"query": [wrap(HANG)] * 4, "labels": ["x"] * 4}
-    with in_this_process(Limits(body_bytes=10_000, in_flight=4, batch=4)) as base:
+    with in_this_process(ServerLimits(body_bytes=10_000, in_flight=4, batch=4)) as base:
         status, reply, _ = call(f"{base}/get_reward", {"query": ["a" * 20_000_000], "labels": ["1"]})
         assert status == 413 and "fewer completions" in reply["detail"]
         statuses: list[int] = []
@@ -348,7 +348,7 @@ def test_a_kept_connection_serves_many_requests(url):
 
 
 def test_bodies_being_read_are_capped_together():
-    with in_this_process(Limits(body_bytes=1 << 20, bodies_bytes=3 << 19)) as base:
+    with in_this_process(ServerLimits(body_bytes=1 << 20, bodies_bytes=3 << 19)) as base:
         port = int(base.rpartition(":")[2])
         part = b"POST /get_reward HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" + b" " * 999_000
         held = [socket.create_connection(("127.0.0.1", port)) for _ in range(4)]

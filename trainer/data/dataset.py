@@ -141,8 +141,7 @@ class Dataset:
                     yield _row(table, i)
 
     def column(self, name: str) -> list[Any]:
-        """All values of one column; the others are not read. Of `images` it would hold every one in
-        memory."""
+        """All values of one column; others are not read. Not for `images`, which may not fit in memory."""
         values: list[Any] = []
         with self._lock:
             for shard in range(len(self._files)):

@@ -87,8 +87,7 @@ class Manifest:
 
 
 def row_id(source: str, messages: list[dict[str, Any]], images: list[bytes]) -> str:
-    """Stable id of a row: 16 hex digits of the sha256 over source, messages and images, without the
-    answer."""
+    """Stable id of a row: 16 hex digits of the sha256 over source, messages and images, not the answer."""
     return row_id_of(source, messages, [hashlib.sha256(image).hexdigest() for image in images])
 
 

@@ -1,4 +1,4 @@
-"""Connections that keep a server waiting are dropped: uvicorn itself waits for a request's head for ever."""
+"""Drops connections that keep the server waiting; uvicorn itself waits for the head of a request for ever."""
 
 from __future__ import annotations
 
@@ -9,43 +9,41 @@ import time
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_TIMEOUT_S = 10.0
-"""From connecting, or from the last reply, to the end of a request's head."""
+"""Time from connecting, or from the last reply, to the end of a request's head."""
 MAX_CONNECTIONS = 512
-"""Fewer where the limit of open files is low. One more drops the one that has kept the server waiting
-the longest."""
+"""Connections that are held at once, fewer if the limit of open files is low.
+
+One more connection drops the one that has kept the server waiting longest."""
 SPARE_FILES = 64
-"""For everything but connections: grader processes, logs, libraries."""
+"""Open files for everything but connections: grader processes, logs, libraries."""
 
 
 def max_connections() -> int:
-    """How many connections are held at once."""
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return (
-        min(MAX_CONNECTIONS, max(8, files - SPARE_FILES))
-        if files != resource.RLIM_INFINITY
-        else MAX_CONNECTIONS
-    )
+    """Number of connections that are held at once."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return min(MAX_CONNECTIONS, max(8, files - SPARE_FILES))
 
 
 class GuardedProtocol(H11Protocol):
     """One connection."""
 
     waiting_since: float | None = None
-    """While its request has not arrived as a whole."""
+    """Time since which the server waits for the rest of a request; None: it does not."""
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Makes room by dropping the longest wait."""
+        """Makes room by dropping the connection that has been waited for longest."""
         super().connection_made(transport)
         self._await_head()
         if len(self.connections) > max_connections():
-            waiting = [
-                c for c in self.connections if isinstance(c, GuardedProtocol) and c.waiting_since is not None
-            ]
+            guarded = [c for c in self.connections if isinstance(c, GuardedProtocol)]
+            waiting = [c for c in guarded if c.waiting_since is not None]
             min(waiting, key=lambda c: c.waiting_since or 0.0).transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Ends the wait for the head with the head, and the wait as such with the body."""
+        """Stops the head's timer once the head is there, and the wait once the body is there."""
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
             self._cancel()
@@ -53,13 +51,13 @@ class GuardedProtocol(H11Protocol):
                 self.waiting_since = None
 
     def on_response_complete(self) -> None:
-        """The next request's head is awaited."""
+        """Waits for the head of the next request."""
         super().on_response_complete()
         if not self.transport.is_closing():
             self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is awaited any more."""
+        """Stops the timer."""
         self._cancel()
         super().connection_lost(exc)
 

@@ -1,8 +1,9 @@
-"""A process that grades, one task at a time: `python -m trainer.rewards.pool_worker FD PARENT MEMORY
-[USER_FUNCTION]`.
+"""A process that grades, one task at a time.
+
+    python -m trainer.rewards.pool_worker FD PARENT MEMORY [USER_FUNCTION]
 
 Tasks and results are JSON messages over the connection FD. When the trainer dies, even by SIGKILL in
-the middle of a task, the kernel kills the worker (PR_SET_PDEATHSIG).
+the middle of a task, the kernel kills this process (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ UserFunction = Callable[[str, str, str], Any]
 
 
 def load_function(spec: str) -> UserFunction:
-    """Loads `path/to/file.py:function`. Raises ValueError saying what is wrong with it."""
+    """The function of `path/to/file.py:function`. Raises ValueError that says what is wrong with it."""
     path, _, name = spec.rpartition(":")
     if not path or not Path(path).is_file():
         raise ValueError(
@@ -47,8 +48,8 @@ def load_function(spec: str) -> UserFunction:
 def grade_task(task: list[str], function: UserFunction | None) -> list[Any]:
     """Runs one task and returns [verdict or message, number].
 
-    Tasks: ["grade", box, reference, answer type, question], ["reference", reference, answer type, question],
-    ["user", text, reference, answer type].
+    The tasks are ["grade", box, reference, answer type, question], ["reference", reference, answer
+    type, question] and ["user", text, reference, answer type].
     """
     from trainer.rewards.grading import grader
 
@@ -60,22 +61,25 @@ def grade_task(task: list[str], function: UserFunction | None) -> list[Any]:
             return [grader.reference_error(*arguments), 0.0]  # ty: ignore[invalid-argument-type]
         case ["user", *arguments] if function is not None:
             value = float(function(*arguments))
-            return ["correct" if value > 0 else "wrong", value] if math.isfinite(value) else ["error", 0.0]
+            if not math.isfinite(value):
+                return ["error", 0.0]
+            return ["correct" if value > 0 else "wrong", value]
     raise ValueError(f"unknown task {task[0]!r}")
 
 
 def work(connection: Connection, user_function: str, memory_bytes: int) -> None:
-    """Ready, then a task, its result, the next; until the other side hangs up."""
+    """Sends `ready`, then a result for each task, until the other side closes the connection."""
     function = None
     try:
         function = load_function(user_function) if user_function else None
     except BaseException as error:
         connection.send_bytes(json.dumps(["failed", f"{type(error).__name__}: {error}"]).encode())
         return
-    if function is None:  # a user's file may load what it likes
+    # A user's file may need any amount of memory.
+    if function is None:
         from trainer.rewards.grading import grader
 
-        grader.decide("x + 1", "1 + x", "math")  # warm
+        grader.decide("x + 1", "1 + x", "math")  # loads what the first task would wait for
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     connection.send_bytes(json.dumps(["ready", ""]).encode())
     while True:

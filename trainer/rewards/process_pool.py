@@ -1,4 +1,4 @@
-"""`ProcessPool`: processes that grade (`pool_worker.py`), one task at a time, killed and replaced at a
+"""Processes that grade (`pool_worker.py`), one task at a time; a process is killed and replaced at a
 deadline."""
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ from typing import Any
 from trainer.config import ConfigError
 
 START_TIMEOUT_S = 120.0
-"""For a process to import the grader or the user's file; a node under load takes its time."""
+"""Time for a process to import the grader or the user's file on a busy node."""
 START_ATTEMPTS = 3
 MAX_STRETCH = 4.0
-"""No task may take longer than this many deadlines, however busy the node is."""
+"""Number of deadlines that a task may take at most, however busy the node is."""
 MEMORY_BYTES = 4 << 30
-"""Address space of all built-in graders together; a worker is ready at 30 MiB."""
+"""Address space of all built-in graders together. A process needs 30 MiB to start."""
 
 
 class Closed(Exception):
-    """The pool was closed meanwhile."""
+    """The pool was closed while a task ran."""
 
 
 class ProcessPool:
-    """Worker processes, each with a thread that feeds it one task at a time and kills it at the deadline."""
+    """Grader processes, each with a thread that gives it one task at a time and kills it at the deadline."""
 
     def __init__(self, workers: int, deadline_s: float, function: str = ""):
         self.deadline_s = deadline_s
         self.restarts = 0
-        self._workers, self._function = workers, function
+        self._workers = workers
+        self._function = function
         self._tasks: queue.SimpleQueue[tuple[list[str], Future[Any]] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._processes: set[subprocess.Popen[bytes]] = set()
@@ -44,7 +45,8 @@ class ProcessPool:
         self._closed = False
 
     def submit(self, task: list[str]) -> Future[Any]:
-        """Queues a task of `pool_worker.grade_task`; its result, or ["timeout", 0.0] or ["error", 0.0]."""
+        """Queues a task of `pool_worker.grade_task`. It results in ["timeout", 0.0] or ["error", 0.0]
+        if it fails."""
         with self._lock:
             if self._closed:
                 raise RuntimeError("the grader is closed")
@@ -59,16 +61,16 @@ class ProcessPool:
         return future
 
     def check(self) -> None:
-        """Starts one worker and ends it. Raises ConfigError if the user function cannot be loaded."""
+        """Starts one process and ends it. Raises ConfigError if the user function cannot be loaded."""
         self._end(self._start())
 
     def pids(self) -> list[int]:
-        """The processes that run now."""
+        """Ids of the processes that run now."""
         with self._lock:
             return [process.pid for process in self._processes]
 
     def close(self) -> None:
-        """Ends threads and processes; tasks under way end as errors."""
+        """Ends threads and processes; tasks that run end as errors."""
         with self._lock:
             self._closed = True
             for process in self._processes:
@@ -79,7 +81,7 @@ class ProcessPool:
             thread.join(timeout=5)
 
     def _serve(self) -> None:
-        worker: _Worker | None = None
+        worker: _GraderProcess | None = None
         while (item := self._tasks.get()) is not None:
             task, future = item
             try:
@@ -91,10 +93,10 @@ class ProcessPool:
         if worker is not None:
             self._end(worker)
 
-    def _grade(self, worker: _Worker | None, task: list[str]) -> tuple[_Worker | None, Any]:
-        """One task to its end. Returns the worker to continue with, and the result.
+    def _grade(self, worker: _GraderProcess | None, task: list[str]) -> tuple[_GraderProcess | None, Any]:
+        """Runs one task. Returns the process to continue with, and the result.
 
-        A worker that is gone may have been killed from outside or by this very task: one more try tells.
+        A process that is gone may have been killed from outside or by this task: a second try shows which.
         """
         for _ in range(2):
             if worker is not None and worker.process.poll() is not None:  # killed while it had nothing to do
@@ -113,26 +115,26 @@ class ProcessPool:
                 worker = None
         return None, ["error", 0.0]
 
-    def _drop(self, worker: _Worker | None) -> None:
+    def _drop(self, worker: _GraderProcess | None) -> None:
         if worker is not None:
             with self._lock:
                 self.restarts += 1
             self._end(worker)
 
-    def _end(self, worker: _Worker) -> None:
+    def _end(self, worker: _GraderProcess) -> None:
         worker.process.kill()
         worker.process.wait()
         worker.connection.close()
         with self._lock:
             self._processes.discard(worker.process)
 
-    def _start(self) -> _Worker:
-        """A new worker that is ready for tasks. Raises Closed, or ConfigError if none can be started."""
+    def _start(self) -> _GraderProcess:
+        """A new process that is ready for tasks. Raises Closed, or ConfigError if none can be started."""
         for _ in range(START_ATTEMPTS):
             with self._lock:
                 if self._closed:
                     raise Closed
-                worker = _Worker(self._function, MEMORY_BYTES // self._workers)
+                worker = _GraderProcess(self._function, MEMORY_BYTES // self._workers)
                 self._processes.add(worker.process)
             try:
                 if not worker.connection.poll(START_TIMEOUT_S):
@@ -153,14 +155,15 @@ class ProcessPool:
         )
 
 
-class _Worker:
-    """One process that grades, and the connection to it."""
+class _GraderProcess:
+    """A process that grades, and the connection to it."""
 
     def __init__(self, function: str, memory_bytes: int):
         root = str(Path(__file__).resolve().parents[2])
+        paths = [root, os.environ.get("PYTHONPATH", "")]
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])),
+            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
         }
@@ -169,20 +172,25 @@ class _Worker:
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "trainer.rewards.pool_worker", *arguments],
-                pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
 
     def ask(self, task: list[str], deadline_s: float) -> Any:
-        """The worker's result. Raises TimeoutError at the deadline, EOFError if the worker is gone.
+        """Result of a task. Raises TimeoutError at the deadline, EOFError if the process is gone.
 
-        The clock stands still while the worker waits for a CPU, so that a busy node does not make wrong
+        Time in which the process waits for a CPU does not count, so that a busy node causes no wrong
         verdicts.
         """
-        started, queued = time.monotonic(), _waited_for_cpu_s(self.process.pid)
+        started = time.monotonic()
+        waited_before_s = _waited_for_cpu_s(self.process.pid)
         self.connection.send_bytes(json.dumps(task).encode())
         while True:
             elapsed = time.monotonic() - started
-            left = deadline_s - elapsed + _waited_for_cpu_s(self.process.pid) - queued
+            waited_s = _waited_for_cpu_s(self.process.pid) - waited_before_s
+            left = deadline_s - elapsed + waited_s
             if left <= 0 or elapsed > MAX_STRETCH * deadline_s:
                 raise TimeoutError
             if self.connection.poll(max(left, 0.01)):
@@ -190,7 +198,7 @@ class _Worker:
 
 
 def _waited_for_cpu_s(pid: int) -> float:
-    """Seconds that a process was ready to run and had no CPU (Linux; 0 where the kernel does not tell)."""
+    """Seconds that a process was ready to run and had no CPU (Linux); 0 if the kernel does not count them."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):

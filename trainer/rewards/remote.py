@@ -20,9 +20,9 @@ TOKEN_VARIABLE = "SPOTRL_REWARD_TOKEN"
 BATCH = 256
 """Completions per request."""
 PARALLEL = 4
-"""Requests under way at once."""
+"""Requests that are in flight at once."""
 RETRIES = 5
-"""Further tries after a refused connection, a 5xx or a shed load; waits of 1, 2, 4, 8, 16 s."""
+"""Further tries after a refused connection or a 5xx; the waits are 1, 2, 4, 8, 16 s."""
 
 
 class BadReplyError(RuntimeError):
@@ -30,12 +30,12 @@ class BadReplyError(RuntimeError):
 
 
 class Client:
-    """Grades over HTTP. Reference answers and questions travel with the request."""
+    """Grades over HTTP. Each request holds the reference answers and the questions."""
 
     def __init__(self, config: configuration.Rewards):
         self.url = config.remote_url
         self.name = f"rewards.remote_url {self.url.partition('?')[0]}"
-        """For messages: without a token in the query."""
+        """Name of the server in messages, without a token that the query may hold."""
         self.timeout_s = 60.0 + BATCH * config.deadline_s / max(config.workers, 1)
 
     def grade(
@@ -45,12 +45,11 @@ class Client:
         answer_types: Sequence[str],
         questions: Sequence[str],
     ) -> list[tuple[Verdict, float]]:
-        """(verdict, accuracy) per completion. Raises ConnectionError, BadReplyError."""
+        """(verdict, accuracy) of each completion. Raises ConnectionError, BadReplyError."""
         columns = {"query": texts, "prompts": questions, "labels": references, "answer_types": answer_types}
-        bodies = [
-            {name: list(values[i : i + BATCH]) for name, values in columns.items()}
-            for i in range(0, len(texts), BATCH)
-        ]
+        bodies = []
+        for i in range(0, len(texts), BATCH):
+            bodies.append({name: list(values[i : i + BATCH]) for name, values in columns.items()})
         with ThreadPoolExecutor(PARALLEL) as threads:
             replies = list(threads.map(self._post, bodies))
         return [pair for reply in replies for pair in reply]
@@ -78,24 +77,31 @@ class Client:
         raise AssertionError("unreachable")
 
     def _verdicts(self, reply: Any, expected: int) -> list[tuple[Verdict, float]]:
-        """From `server.py`, or a server in OpenRLHF's shape: its `scores`, or else `rewards`, are the
-        accuracies."""
+        """(verdict, accuracy) of each completion, from `server.py` or from a server in OpenRLHF's format.
+
+        The latter sends no verdicts; its `scores`, or else its `rewards`, are the accuracies.
+        """
         if not isinstance(reply, dict):
-            raise BadReplyError(f"{self.name} sent {type(reply).__name__} in place of an object")
+            raise BadReplyError(f"{self.name} sent {type(reply).__name__} instead of an object")
         name = next((n for n in ("acc_rewards", "scores", "rewards") if reply.get(n) is not None), "rewards")
-        accuracies, said = reply.get(name), reply.get("verdicts")
-        for values in (accuracies, said):
+        accuracies = reply.get(name)
+        verdicts: list[Verdict] | None = reply.get("verdicts")
+        for values in (accuracies, verdicts):
             if values is not None and (not isinstance(values, list) or len(values) != expected):
                 raise BadReplyError(f"{self.name} sent no list of {expected} {name}, one for each completion")
         if accuracies is None:
             raise BadReplyError(f"{self.name} sent neither acc_rewards, scores nor rewards")
-        if bad := [a for a in accuracies if not isinstance(a, int | float) or not math.isfinite(a)]:
-            raise BadReplyError(
-                f"{self.name} sent {bad[0]!r} among its {name}: every one must be a finite number"
-            )
-        if unknown := set(map(str, said or ())) - set(get_args(Verdict)):
+
+        for accuracy in accuracies:
+            if not isinstance(accuracy, int | float) or not math.isfinite(accuracy):
+                raise BadReplyError(
+                    f"{self.name} sent {accuracy!r} among its {name}: every one must be a finite number"
+                )
+        unknown = set(map(str, verdicts or ())) - set(get_args(Verdict))
+        if unknown:
             raise BadReplyError(
                 f"{self.name} sent the unknown verdict {min(unknown)!r}: use {get_args(Verdict)}"
             )
-        verdicts: list[Verdict] = said or ["correct" if a > 0 else "wrong" for a in accuracies]
-        return [(v, float(a)) for v, a in zip(verdicts, accuracies, strict=True)]
+        if not verdicts:
+            verdicts = ["correct" if accuracy > 0 else "wrong" for accuracy in accuracies]
+        return [(verdict, float(a)) for verdict, a in zip(verdicts, accuracies, strict=True)]

@@ -1,7 +1,7 @@
-"""`Scorer`: grades batches of completions; can neither hang nor lose a batch to one completion.
+"""Grades batches of completions; one completion can neither hang a batch nor lose it.
 
-Letters, numbers and words are decided in the calling process, by form and in microseconds. What must be
-evaluated, and every user function, runs in processes that can be killed (`process_pool.py`).
+Letters, numbers and words are graded by their form in the calling process, in microseconds. Whatever
+must be evaluated, and every user function, runs in processes that can be killed (`process_pool.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainer.rewards.judge import Case, Judge
 from trainer.rewards.process_pool import ProcessPool
 
 MAX_REMEMBERED = 100_000
-"""Verdicts of evaluated expressions kept, so that a group's equal answers are worked out once."""
+"""Verdicts of evaluated expressions that are kept, so that equal answers of a group are evaluated once."""
 
 Graded = tuple[Verdict, float]
 
@@ -32,27 +32,27 @@ class TimeoutRateError(RuntimeError):
 
 
 @dataclass
-class Batch:
-    """Completions under way."""
+class PendingBatch:
+    """Completions that are being graded."""
 
     texts: Sequence[str]
     graded: list[Graded | None]
-    """By row; None until its task is done."""
+    """Grade of each completion; None until its task is done."""
     futures: dict[tuple[str, ...], Future[Any]] = field(default_factory=dict)
     members: dict[tuple[str, ...], list[int]] = field(default_factory=dict)
-    """Task -> the rows that wait for it."""
+    """Task -> indices of the completions that wait for it."""
     cases: dict[int, Case] = field(default_factory=dict)
-    """By row, what the judge is asked if the rules call it wrong."""
+    """Index of a completion -> what the judge is asked if the rules grade it as wrong."""
 
 
 class Scorer:
     """Grades completions against the reference answers of their rows.
 
-    Thread-safe. Holds no process before the first completion that needs one, unless a user function
-    must be checked.
+    Several threads may use it. No process starts before the first completion that needs one, unless a
+    user function must be checked.
 
     Raises:
-        ConfigError: the user function cannot be loaded, or function and remote_url are both set.
+        ConfigError: the user function cannot be loaded, or options are set that exclude each other.
     """
 
     def __init__(self, config: configuration.Rewards):
@@ -69,7 +69,7 @@ class Scorer:
         self._remote = remote.Client(config) if config.remote_url else None
         self._pool = ProcessPool(config.workers, config.deadline_s, config.function)
         self._known: dict[tuple[str, ...], Verdict] = {}
-        self._last: dict[str, float] = {}
+        self._last_shares: dict[str, float] = {}
         if config.function:
             self._pool.check()
 
@@ -80,13 +80,13 @@ class Scorer:
         answer_types: Sequence[str],
         questions: Sequence[str] | None = None,
     ) -> list[Outcome]:
-        """Grades a batch; `texts[i]` against `references[i]` by route `answer_types[i]`. Order is kept.
+        """Grades a batch: `texts[i]` against `references[i]` as `answer_types[i]`. The order is kept.
 
         Args:
             texts: whole completions.
             references: contents of the boxes of the reference answers.
-            answer_types: `grader.classify` of these.
-            questions: their nouns may stand for units; without them only units of the list do.
+            answer_types: `grader.classify` of the reference answers.
+            questions: their nouns count as units; without them only the units of the list do.
 
         Raises:
             ValueError: the lists differ in length.
@@ -95,8 +95,10 @@ class Scorer:
         """
         questions = questions or [""] * len(texts)
         if not len(texts) == len(references) == len(answer_types) == len(questions):
-            lengths = f"{len(texts)} texts, {len(references)} references, {len(answer_types)} types"
-            raise ValueError(f"{lengths}, {len(questions)} questions: lengths must agree")
+            raise ValueError(
+                f"{len(texts)} texts, {len(references)} references, {len(answer_types)} types, "
+                f"{len(questions)} questions: lengths must agree"
+            )
         if self._remote is not None:
             graded = self._remote.grade(texts, references, answer_types, questions)
             return self._outcomes(texts, graded, 0, 0)
@@ -108,28 +110,32 @@ class Scorer:
         references: Sequence[str],
         answer_types: Sequence[str],
         questions: Sequence[str],
-    ) -> Batch:
-        """Decides at once what needs no evaluation, and hands the rest to the processes."""
-        batch = Batch(texts, [None] * len(texts))
-        for i, row in enumerate(zip(texts, references, answer_types, questions, strict=True)):
+    ) -> PendingBatch:
+        """Grades at once what needs no evaluation, and gives the rest to the processes."""
+        batch = PendingBatch(texts, [None] * len(texts))
+        rows = zip(texts, references, answer_types, questions, strict=True)
+        for i, (text, reference, answer_type, question) in enumerate(rows):
             if self.config.function:
-                batch.members.setdefault(("user", *row[:3]), []).append(i)
+                batch.members.setdefault(("user", text, reference, answer_type), []).append(i)
                 continue
-            content, hedged = final_answer(row[0])
+
+            content, hedged = final_answer(text)
+            if self._judge and content and not hedged and answer_type in self._judged_types:
+                batch.cases[i] = (content[:MAX_BOX_CHARS], reference, question)
+            task = (content or "", reference, answer_type, question)
             verdict: Verdict | None = "no_answer"
-            if self._judge and content and not hedged and row[2] in self._judged_types:
-                batch.cases[i] = (content[:MAX_BOX_CHARS], row[1], row[3])
             if content is not None:
-                verdict = grader.decide_fast("" if hedged else content, *row[1:])  # ty: ignore[invalid-argument-type]
-                verdict = verdict or self._known.get((content, *row[1:]))
+                fast = "" if hedged else content
+                verdict = grader.decide_fast(fast, *task[1:])  # ty: ignore[invalid-argument-type]
+                verdict = verdict or self._known.get(task)
             if verdict is not None:
                 batch.graded[i] = (verdict, float(verdict == "correct"))
             else:
-                batch.members.setdefault(("grade", content or "", *row[1:]), []).append(i)
+                batch.members.setdefault(("grade", *task), []).append(i)
         batch.futures = {task: self._pool.submit(list(task)) for task in batch.members}
         return batch
 
-    def finish(self, batch: Batch) -> list[Outcome]:
+    def finish(self, batch: PendingBatch) -> list[Outcome]:
         """Waits for the processes, then asks the judge.
 
         Raises TimeoutRateError, and ConfigError as the judge does.
@@ -142,13 +148,17 @@ class Scorer:
                 self._known[task[1:]] = verdict
             for i in members:
                 batch.graded[i] = (verdict, accuracy)
-        slow = sum(map(len, batch.members.values()))
-        graded = [g for g in batch.graded if g is not None]
+        graded = [grade for grade in batch.graded if grade is not None]
+
+        judged: list[int] = []
         if self._judge is not None:
-            asked = [i for i in batch.cases if graded[i][0] == "wrong"]
-            for i, verdict in zip(asked, self._judge.verdicts([batch.cases[i] for i in asked]), strict=True):
+            judged = [i for i in batch.cases if graded[i][0] == "wrong"]
+            verdicts = self._judge.verdicts([batch.cases[i] for i in judged])
+            for i, verdict in zip(judged, verdicts, strict=True):
                 graded[i] = (verdict, float(verdict == "correct"))
-        return self._outcomes(batch.texts, graded, slow, len(asked) if self._judge else 0)
+
+        evaluated = sum(len(members) for members in batch.members.values())
+        return self._outcomes(batch.texts, graded, evaluated, len(judged))
 
     def reference_errors(
         self, references: Sequence[str], answer_types: Sequence[str], questions: Sequence[str] | None = None
@@ -159,24 +169,23 @@ class Scorer:
         errors: list[str | None] = []
         for reference, future in zip(references, futures, strict=True):
             message, _ = future.result()
-            failed = message in ("timeout", "error")
-            errors.append(
-                f"reference answer {reference[:80]!r}: reading it ended in {message}" if failed else message
-            )
+            if message in ("timeout", "error"):
+                message = f"reference answer {reference[:80]!r}: reading it ended in {message}"
+            errors.append(message)
         return errors
 
     def stats(self) -> dict[str, float]:
-        """Shares of the last batch by verdict, and how many workers had to be replaced since the start."""
-        found = {**self._last, "perf/grader_restarts": float(self._pool.restarts)}
+        """Shares of the last batch by verdict, and counts since the start of restarts and the judge's
+        requests."""
+        stats = {**self._last_shares, "perf/grader_restarts": float(self._pool.restarts)}
         if self._judge is not None:
-            found |= {
-                "perf/judge_requests": self._judge.requests,
-                "perf/judge_remembered": self._judge.remembered,
-            }
-        return found
+            stats["perf/judge_requests"] = self._judge.requests
+            stats["perf/judge_remembered"] = self._judge.remembered
+        return stats
 
     def resume(self, logged: Mapping[str, float]) -> None:
-        """Counts the judge's requests on from the metrics of the step that a run resumes from."""
+        """Continues the count of the judge's requests from the metrics of the step that a run resumes
+        from."""
         if self._judge is not None:
             self._judge.requests = int(logged.get("perf/judge_requests", 0))
 
@@ -190,28 +199,31 @@ class Scorer:
         self.close()
 
     def _outcomes(
-        self, texts: Sequence[str], graded: Sequence[Graded], slow: int, judged: int
+        self, texts: Sequence[str], graded: Sequence[Graded], evaluated: int, judged: int
     ) -> list[Outcome]:
         outcomes = []
         for text, (verdict, accuracy) in zip(texts, graded, strict=True):
             form = format_reward(text)
             reward = self.config.accuracy_weight * accuracy + self.config.format_weight * form
             outcomes.append(Outcome(verdict, accuracy, form, reward))
-        self._count(outcomes, slow, judged)
+        self._count(outcomes, evaluated, judged)
         return outcomes
 
-    def _count(self, outcomes: list[Outcome], slow: int, judged: int) -> None:
+    def _count(self, outcomes: list[Outcome], evaluated: int, judged: int) -> None:
         if not outcomes:
             return
-        counts = Counter(o.verdict for o in outcomes)
-        share = {v: counts[v] / len(outcomes) for v in ("timeout", "error", "no_answer")}
-        self._last = {f"reward/{v}_rate": s for v, s in share.items()}
-        self._last["reward/algebra_fraction"] = slow / len(outcomes)
+        counts = Counter(outcome.verdict for outcome in outcomes)
+        shares = {}
+        for verdict in ("timeout", "error", "no_answer"):
+            shares[f"reward/{verdict}_rate"] = counts[verdict] / len(outcomes)
+        shares["reward/algebra_fraction"] = evaluated / len(outcomes)
         if self._judge is not None:
-            self._last["reward/judged_fraction"] = judged / len(outcomes)
-        if share["timeout"] > self.config.max_timeout_rate:
+            shares["reward/judged_fraction"] = judged / len(outcomes)
+        self._last_shares = shares
+
+        if shares["reward/timeout_rate"] > self.config.max_timeout_rate:
             raise TimeoutRateError(
-                f"{counts['timeout']} of {len(outcomes)} completions timed out in the grader, more than "
-                f"rewards.max_timeout_rate {self.config.max_timeout_rate}: look at the samples, and raise it, or "
-                f"rewards.deadline_s ({self.config.deadline_s} s) if the node is overloaded"
+                f"{counts['timeout']} of {len(outcomes)} completions timed out in the grader, "
+                f"more than rewards.max_timeout_rate {self.config.max_timeout_rate}: look at the samples, "
+                f"and raise it, or rewards.deadline_s ({self.config.deadline_s} s) if the node is overloaded"
             )

@@ -2,15 +2,15 @@
 
     python -m trainer.rewards.server --host 127.0.0.1 --port 5000
 
-`POST /get_reward` takes what the original's server and OpenRLHF's client send, with the reference
-answers as labels:
+`POST /get_reward` takes what OpenRLHF-M's server and OpenRLHF's client send, with the reference answers
+as labels:
 
-    {"query": [...], "prompts": [...], "labels": [...], "answer_types": [...]}  prompts, answer_types may be left out
-    -> {"rewards": [...], "scores": [...], "format_rewards": [...], "acc_rewards": [...], "verdicts": [...],
-        "extra_logs": {"accuracy": [...], "format": [...]}}
+    {"query": [...], "prompts": [...], "labels": [...], "answer_types": [...]}
+    -> {"rewards": [...], "scores": [...], "format_rewards": [...], "acc_rewards": [...],
+        "verdicts": [...], "extra_logs": {"accuracy": [...], "format": [...]}}
 
-A label is never looked up by the text of a prompt. `GET /health` and `GET /metrics` (Prometheus text)
-beside it.
+`prompts` and `answer_types` may be left out. A label is never looked up by the text of a prompt. The
+server also answers `GET /health` and `GET /metrics` (Prometheus text).
 """
 
 from __future__ import annotations
@@ -43,44 +43,52 @@ from trainer.rewards.remote import TOKEN_VARIABLE
 from trainer.rewards.scorer import Scorer
 
 GRACE_S = 10
-"""For requests in hand when the server is told to stop."""
+"""Time for the requests that are being graded when the server is told to stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What a server takes on."""
+class ServerLimits:
+    """What a server accepts."""
 
     body_bytes: int = 64 << 20
-    """Largest request; more is a 413."""
+    """Largest request; a larger one gets a 413."""
     bodies_bytes: int = 256 << 20
-    """Of all requests being read; a request beyond is a 503, to be sent again later."""
+    """Bytes of all requests that are being read; a request beyond gets a 503, to be sent again later."""
     body_timeout_s: float = 60.0
-    """For a body to arrive; later is a 408."""
+    """Time for a body to arrive; a later one gets a 408."""
     batch: int = 4096
-    """Most completions per request; more is a 422."""
+    """Most completions of a request; one with more gets a 422."""
     in_flight: int = 16_384
-    """Most completions being graded at once; a request beyond is a 503, to be sent again later."""
+    """Most completions that are graded at once; a request beyond gets a 503, to be sent again later."""
 
 
 _ASSISTANT = re.compile(
-    r"<\|im_start\|>assistant\n|<\|start_header_id\|>assistant<\|end_header_id\|>\s*|<start_of_turn>model\n|<\|assistant\|>\s*"
+    r"<\|im_start\|>assistant\n|<\|start_header_id\|>assistant<\|end_header_id\|>\s*"
+    r"|<start_of_turn>model\n|<\|assistant\|>\s*"
 )
 _SPECIAL = r"(?:<[|｜][^<>|｜\s]{1,40}[|｜]>|</?s>|<(?:pad|eos|bos|unk|end_of_turn)>|\[(?:PAD|EOS|SEP)\])"
-_TOKEN, _TOKEN_LENGTH = re.compile(_SPECIAL), 44  # at most
+_TOKEN = re.compile(_SPECIAL)
+_TOKEN_LENGTH = 44  # characters of a match, at most
 _LEADING = re.compile(rf"\A(?:\s*{_SPECIAL})+\s*")
 
 
 def response_of(query: str) -> str:
-    """The completion: after the last assistant turn of a chat, else all; special tokens at both ends off."""
+    """The completion, without special tokens at both ends.
+
+    It is what follows the start of the last assistant turn of a chat, or all of `query`.
+    """
     turns = [match.end() for match in _ASSISTANT.finditer(query)]
     completion = query[turns[-1] :] if turns else query
     return _LEADING.sub("", completion[: _content_end(completion)], count=1)
 
 
 def _content_end(completion: str) -> int:
-    """Where the special tokens at the end begin, with the space around them. Read backwards, in linear
-    time."""
-    content, end = len(completion), _spaces_begin(completion, len(completion))
+    """Position at which the special tokens at the end start, with the space around them.
+
+    The text is read backwards, in linear time.
+    """
+    content = len(completion)
+    end = _spaces_begin(completion, content)
     while end:
         first = max(completion.rfind(mark, max(0, end - _TOKEN_LENGTH), end) for mark in "<[")
         if first < 0 or not _TOKEN.fullmatch(completion, first, end):
@@ -96,8 +104,8 @@ def _spaces_begin(text: str, end: int) -> int:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request to grade: lists of one length."""
+class GradingRequest:
+    """A request to grade: lists of equal length."""
 
     completions: list[str]
     references: list[str]
@@ -105,13 +113,13 @@ class Asked:
     questions: list[str]
 
 
-def parse(body: bytes, limit: int) -> Asked:
+def parse(body: bytes, limit: int) -> GradingRequest:
     """Reads a request.
 
-    What is wrong with one row (null, no text, half a surrogate pair) costs that row alone.
+    A fault of one row (null, no text, half a surrogate pair) costs that row alone.
 
     Raises:
-        HTTPException: 422 where there is no such request, or its lists do not fit each other.
+        HTTPException: 422 if this is no such request, or if its lists differ in length.
     """
     try:
         sent = json.loads(body, parse_constant=lambda _: None)
@@ -133,32 +141,36 @@ def parse(body: bytes, limit: int) -> Asked:
             )
     if len(columns["query"]) > limit:
         raise HTTPException(422, f"{len(columns['query'])} completions in one request: send at most {limit}")
-    unknown = {str(t) for t in columns.get("answer_types", ()) if t not in get_args(AnswerType)}
+    known = get_args(AnswerType)
+    unknown = {str(t) for t in columns.get("answer_types", ()) if t not in known}
     if unknown:
-        raise HTTPException(
-            422, f"unknown answer_types {sorted(unknown)[:5]}: use {', '.join(get_args(AnswerType))}"
-        )
+        raise HTTPException(422, f"unknown answer_types {sorted(unknown)[:5]}: use {', '.join(known)}")
+
     references = [_text(label) for label in columns["labels"]]
-    return Asked(
-        [response_of(_text(query)) for query in columns["query"]],
-        references,
-        columns.get("answer_types") or [grader.classify(reference) for reference in references],
-        [_text(prompt) for prompt in columns.get("prompts") or [""] * len(references)],
+    answer_types: list[str] = columns.get("answer_types") or [*map(grader.classify, references)]
+    return GradingRequest(
+        completions=[response_of(_text(query)) for query in columns["query"]],
+        references=references,
+        answer_types=answer_types,
+        questions=[_text(prompt) for prompt in columns.get("prompts") or [""] * len(references)],
     )
 
 
 def _text(value: Any) -> str:
-    """A number is its digits; what is neither is empty, and graded as such."""
-    return value if isinstance(value, str) else str(value) if type(value) in (int, float) else ""
+    """`value` if it is text, the digits of a number, and empty text for anything else."""
+    if isinstance(value, str):
+        return value
+    return str(value) if type(value) in (int, float) else ""
 
 
-async def body_of(request: Request, limits: Limits, held: Counter[str]) -> bytes:
-    """The whole body. `held["bytes"]` counts those of all requests being read.
+async def body_of(request: Request, limits: ServerLimits, held: Counter[str]) -> bytes:
+    """The whole body of a request. `held["bytes"]` counts the bytes of all requests that are being read.
 
     Raises:
         HTTPException: 413 after the body was read and dropped, else the client would see a reset; 408, 503.
     """
-    body, size = bytearray(), 0
+    body = bytearray()
+    size = 0
     try:
         async with asyncio.timeout(limits.body_timeout_s):
             async for piece in request.stream():
@@ -180,17 +192,18 @@ async def body_of(request: Request, limits: Limits, held: Counter[str]) -> bytes
     return bytes(body)
 
 
-class Counted:
-    """Counts replies by status.
+class CountedReplies:
+    """Middleware that counts replies by status.
 
-    Plain ASGI: FastAPI's own kind would pass every piece of a body through a queue.
+    It is plain ASGI: FastAPI's own kind of middleware would pass every piece of a body through a queue.
     """
 
     def __init__(self, app: ASGIApp, statuses: Counter[int]):
-        self.app, self.statuses = app, statuses
+        self.app = app
+        self.statuses = statuses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One connection's request."""
+        """Serves a request."""
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -200,14 +213,14 @@ class Counted:
         await self.app(scope, receive, counted)
 
 
-def create_app(settings: config.Rewards, limits: Limits | None = None, token: str = "") -> FastAPI:
-    """The application. Holds its scorer from start-up to shutdown."""
-    limits = limits or Limits()
+def create_app(settings: config.Rewards, limits: ServerLimits | None = None, token: str = "") -> FastAPI:
+    """The application, which has one scorer from start to shutdown."""
+    limits = limits or ServerLimits()
     scorer = Scorer(replace(settings, remote_url="", max_timeout_rate=1.0))
     verdicts: Counter[str] = Counter()
     statuses: Counter[int] = Counter()
     held: Counter[str] = Counter()
-    """`bytes` being read, `completions` being graded."""
+    """`bytes` that are being read, and `completions` that are being graded."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
@@ -217,9 +230,8 @@ def create_app(settings: config.Rewards, limits: Limits | None = None, token: st
     app = FastAPI(title="reward server", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
 
     def authorize(request: Request) -> None:
-        sent = request.query_params.get("token") or request.headers.get("authorization", "").removeprefix(
-            "Bearer "
-        )
+        header = request.headers.get("authorization", "")
+        sent = request.query_params.get("token") or header.removeprefix("Bearer ")
         if token and not hmac.compare_digest(sent.encode(), token.encode()):
             raise HTTPException(
                 401, f"send the token of {TOKEN_VARIABLE} as Authorization: Bearer … or as ?token=…"
@@ -228,7 +240,7 @@ def create_app(settings: config.Rewards, limits: Limits | None = None, token: st
     def busy() -> HTTPException:
         return HTTPException(503, "busy: send this again", headers={"Retry-After": "1"})
 
-    app.add_middleware(Counted, statuses=statuses)
+    app.add_middleware(CountedReplies, statuses=statuses)
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -264,22 +276,24 @@ def create_app(settings: config.Rewards, limits: Limits | None = None, token: st
         finally:
             held["completions"] -= len(asked.completions)
         verdicts.update(o.verdict for o in outcomes)
-        rewards = [o.reward for o in outcomes]
-        accuracies, formats = [o.accuracy for o in outcomes], [o.format for o in outcomes]
+        accuracies = [o.accuracy for o in outcomes]
+        formats = [o.format for o in outcomes]
         reply = {
-            "rewards": rewards, "scores": accuracies, "format_rewards": formats, "acc_rewards": accuracies,
-            "verdicts": [o.verdict for o in outcomes], "extra_logs": {"accuracy": accuracies, "format": formats},
-        }  # fmt: skip
-        return Response(
-            json.dumps(reply), media_type="application/json"
-        )  # FastAPI would walk through it first
+            "rewards": [o.reward for o in outcomes],
+            "scores": accuracies,
+            "format_rewards": formats,
+            "acc_rewards": accuracies,
+            "verdicts": [o.verdict for o in outcomes],
+            "extra_logs": {"accuracy": accuracies, "format": formats},
+        }
+        # FastAPI would validate a dictionary value by value.
+        return Response(json.dumps(reply), media_type="application/json")
 
     return app
 
 
 def check_host(host: str, token: str) -> None:
-    """Raises ConfigError for an address that listens everywhere, or one beyond this machine without a
-    token."""
+    """Raises ConfigError for an address that is open to the world, or to other machines without a token."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -315,9 +329,15 @@ def main() -> None:
     except ConfigError as error:
         sys.exit(f"error: {error}")
     uvicorn.run(
-        app, host=options.host, port=options.port, http=GuardedProtocol, ws="none", log_level="warning",
-        access_log=False, timeout_graceful_shutdown=GRACE_S,
-    )  # fmt: skip
+        app,
+        host=options.host,
+        port=options.port,
+        http=GuardedProtocol,
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=GRACE_S,
+    )
 
 
 if __name__ == "__main__":

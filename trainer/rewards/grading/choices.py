@@ -1,8 +1,8 @@
 r"""Option letters in all their spellings, and plain words.
 
-A box commits to one letter or it earns nothing. A marked letter (`(B)`, `B.`, `B:`) that begins the box
-commits, whatever the option's text then says (`(B) x = 5`, `C. Both A and B`); a second marked letter
-takes it back, and so does a second bare one (`A = B`, `A or B`, `ABCD`).
+A box commits to one letter or it earns nothing. A marked letter (`(B)`, `B.`, `B:`) at the start of the
+box commits, whatever the option's text then says (`(B) x = 5`, `C. Both A and B`). A second marked
+letter takes it back, and so does a second bare one (`A = B`, `A or B`, `ABCD`).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _MARK = re.compile(
 )
 _OPTION = re.compile(r"(?<![A-Za-z\\])(?:([A-HJ-Z])(?![A-Za-z])|\(([a-h])\))", re.ASCII)
 _TAKEN_BACK = re.compile(
-    r"(?:(?:,|/|\||&|=|\+|-|\\[a-zA-Z]+|(?:or|and|not|no|maybe|perhaps|possibly|probably|actually|rather|instead|wait|sorry"
-    r"|also|even)(?![a-z]))\s*)*[\"'{(\[]*([A-Za-z])[)\].:\"'}]*"
+    r"(?:(?:,|/|\||&|=|\+|-|\\[a-zA-Z]+"
+    r"|(?:or|and|not|no|maybe|perhaps|possibly|probably|actually|rather|instead|wait|sorry|also|even)(?![a-z]))\s*)*[\"'{(\[]*([A-Za-z])[)\].:\"'}]*"
     r"|is (?:not|wrong|incorrect|false)\b.*",
     re.ASCII | re.IGNORECASE | re.DOTALL,
 )
@@ -48,18 +48,29 @@ def letter(content: str) -> str | None:
     if len(content) > MAX_CHARS:
         return None
     s = clean(content).strip("*")
-    s = s[1:-1] if s[:1] == s[-1:] == "'" else s
-    if match := _BARE.fullmatch(s):
-        found, rest = match["letter"].upper(), match["rest"] or ""
-        others = {next(g for g in groups if g).upper() for groups in _OPTION.findall(rest)}
-        return None if others - {found} or "=" in rest else found
-    match = _MARKED.fullmatch(s)
-    if match is None:
+    if s[:1] == s[-1:] == "'":
+        s = s[1:-1]
+    bare = _BARE.fullmatch(s)
+    if bare:
+        named = bare["letter"].upper()
+        rest = bare["rest"] or ""
+        contradicted = _letters(_OPTION, rest) - {named} or "=" in rest
+        return None if contradicted else named
+
+    marked = _MARKED.fullmatch(s)
+    if marked is None:
         return None
-    found, rest = (match["a"] or match["b"] or match["c"]).upper(), match["rest"].strip()
-    others = {next(g for g in groups if g).upper() for groups in _MARK.findall(rest)}
-    back = _TAKEN_BACK.fullmatch(rest)
-    return None if others - {found} or (back and (back[1] or "").upper() != found) else found
+    named = (marked["a"] or marked["b"] or marked["c"]).upper()
+    rest = marked["rest"].strip()
+    taken_back = _TAKEN_BACK.fullmatch(rest)
+    if _letters(_MARK, rest) - {named} or (taken_back and (taken_back[1] or "").upper() != named):
+        return None
+    return named
+
+
+def _letters(pattern: re.Pattern[str], text: str) -> set[str]:
+    """The letters that a pattern of several groups finds, upper case."""
+    return {next(group for group in groups if group).upper() for groups in pattern.findall(text)}
 
 
 _EDGES = " \t\"'.,;:!?*`()[]{}"
@@ -82,11 +93,12 @@ _LABEL = re.compile(r"[A-Za-z]|[IVX]{1,5}|[ivx]{1,5}|[0-9]{1,2}", re.ASCII)
 
 def same_words(reference: str, answer: str) -> bool:
     """Whether two plain texts say the same: `yes.` and `Yes`, `I and II` and `II, I`; not `CO` and `Co`."""
-    r, a = clean(reference).strip(_EDGES), clean(answer).strip(_EDGES)
+    r = clean(reference).strip(_EDGES)
+    a = clean(answer).strip(_EDGES)
     if _CASE_MATTERS.fullmatch(r) and r not in _ANSWERS:
         return r == a
-    lists = _labels(r), _labels(a)
-    return words(reference) == words(answer) or (lists[0] is not None and lists[0] == lists[1])
+    labels = _labels(r)
+    return words(reference) == words(answer) or (labels is not None and labels == _labels(a))
 
 
 def _labels(text: str) -> frozenset[str] | None:
@@ -122,14 +134,15 @@ IN_WORDS = {
 
 
 def in_symbols(content: str) -> str:
-    """`all real numbers` and `no solution` as sets; anything else as it is."""
+    """`all real numbers` and `no solution` as sets; anything else stays the same."""
     words = clean(content)
     return next((symbol for symbol, pattern in IN_WORDS.items() if pattern.fullmatch(words)), content)
 
 
 _MATHS_TEXT = (
-    "pi sin cos tan cot sec csc log ln exp sqrt frac lim max min det gcd lcm mod inf infinity oo infty xy yz xz "
-    "xyz alpha beta gamma delta theta phi omega lambda mu sigma tau arcsin arccos arctan sinh cosh tanh "
+    "pi sin cos tan cot sec csc log ln exp sqrt frac lim max min det gcd lcm mod inf infinity oo infty "
+    "xy yz xz xyz alpha beta gamma delta theta phi omega lambda mu sigma tau arcsin arccos arctan "
+    "sinh cosh tanh "
 )
 _MATHS = frozenset(_MATHS_TEXT.split())
 _DATE = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}|\d{1,2}[-/]\d{1,2}[-/]\d{4}", re.ASCII)
@@ -137,22 +150,20 @@ _DATE = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}|\d{1,2}[-/]\d{1,2}[-/]\d{4}", r
 
 @lru_cache(maxsize=8192)
 def is_text(content: str) -> bool:
-    """Whether a reference answer is words (`Yes`, `North America`, `June 5`, a date), not an expression."""
-    if (
-        not content.isascii()
-        or "\\text" in content
-        and "\\text{ or" not in content
-        and "\\text{ and" not in content
-    ):
+    """Whether a reference answer is words (`Yes`, `North America`, `June 5`) or a date, not an expression."""
+    joined = "\\text{ or" in content or "\\text{ and" in content
+    if not content.isascii() or ("\\text" in content and not joined):
         content = clean(content)
     s = content.strip().rstrip(".!?")
     if _DATE.fullmatch(s):
         return True
     tokens = re.findall(r"[^\W\d_]+", s)
-    if not tokens or re.search(r"[\\^=<>{}$|+*/;√π×≤≥]", s) or any(t.casefold() in _MATHS for t in tokens):
+    if not tokens or re.search(r"[\\^=<>{}$|+*/;√π×≤≥]", s):
+        return False
+    if any(t.casefold() in _MATHS for t in tokens):
         return False
     if len(tokens) == 1:
-        return (
-            len(tokens[0]) >= 2 and (tokens[0] == s.strip("\"'") or len(tokens[0]) >= 4)
-        ) or s in _TRANSLATED
+        (token,) = tokens
+        alone = token == s.strip("\"'")
+        return (len(token) >= 2 and (alone or len(token) >= 4)) or s in _TRANSLATED
     return any(len(t) >= 3 for t in tokens) and ("," not in s or _labels(s) is not None)

@@ -1,6 +1,6 @@
-"""What of an answer counts: the last box inside its answer block; and the format reward.
+"""Finds the answer that counts, the last box inside the answer block, and computes the format reward.
 
-Linear time on any text.
+Both take linear time on any text.
 """
 
 from __future__ import annotations
@@ -8,17 +8,16 @@ from __future__ import annotations
 import re
 
 MAX_TEXT_CHARS = 4_000_000
-"""Longer answers hold no answer: no engine writes them, and scanning them is not free."""
+"""A longer completion counts as one without an answer: no engine writes it, and scanning takes time."""
 
 MAX_BOX_CHARS = 2_000
-"""A longer box is wrong: no reference answer comes near it, and it bounds every later step."""
-
+"""A longer box is wrong: no reference answer is nearly as long, and the limit bounds every later step."""
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 
 
 def answer_block(text: str) -> str | None:
-    """The content of the last `<answer>` block after the reasoning; to the end of the text where it was cut.
+    """Content of the last `<answer>` block after the reasoning, to the end of the text if it was cut.
 
     Everything up to the last `</think>` is reasoning: an answer block in there does not count.
     """
@@ -36,15 +35,15 @@ def answer_block(text: str) -> str | None:
 
 def boxes(text: str) -> list[str]:
     r"""Contents of all complete outermost `\boxed{…}` and `\fbox{…}` in order (`unbox` opens nested ones)."""
-    found = []
-    at = 0
-    while (match := _BOX.search(text, at)) is not None:
+    contents = []
+    start = 0
+    while (match := _BOX.search(text, start)) is not None:
         end = closing_brace(text, match.end() - 1)
         if end is None:
             break
-        found.append(text[match.end() : end])
-        at = end + 1
-    return found
+        contents.append(text[match.end() : end])
+        start = end + 1
+    return contents
 
 
 def closing_brace(text: str, opening: int) -> int | None:
@@ -52,7 +51,8 @@ def closing_brace(text: str, opening: int) -> int | None:
 
     None if there is none.
     """
-    depth, at = 0, opening
+    depth = 0
+    at = opening
     while at < len(text):
         match text[at]:
             case "\\":
@@ -81,17 +81,17 @@ def unbox(content: str) -> str:
 
 
 def final_answer(text: str) -> tuple[str | None, bool]:
-    """The answer that counts, and whether it is a hedge (several different boxes in the answer block).
+    """The answer that counts, and whether it is a hedge: several different boxes in the answer block.
 
-    Returns (None, False) where there is no answer block or no complete box in it.
+    Returns (None, False) if there is no answer block or no complete box in it.
     """
     block = answer_block(text)
     if block is None:
         return None, False
-    found = [unbox(b) for b in boxes(block)]
-    if not found:
+    answers = [unbox(box) for box in boxes(block)]
+    if not answers:
         return None, False
-    return found[-1], any(b != found[-1] for b in found)
+    return answers[-1], any(answer != answers[-1] for answer in answers)
 
 
 def format_reward(text: str) -> float:

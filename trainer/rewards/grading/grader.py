@@ -1,15 +1,16 @@
-r"""The grader: is this the reference answer? Pure functions of strings.
+r"""Decides whether an answer is the reference answer, by pure functions of strings.
 
 The reference answer comes with the request; nothing is looked up by the text of a prompt. Only the last
-box in the `<answer>` block counts. Routes are tried in order, each exact about what it accepts: letter,
-words, number, structure (`(1, 2)`, `3:4`, `12:05`), relation (`x > 3`), expression. `decide_fast` takes
-those that need no evaluation; `decide` takes all, in bounded time for all that is known, and belongs
-into a worker process that can be killed.
+box in the `<answer>` block counts. Routes are tried in order, and each accepts one kind exactly:
+letter, words, number, structure (`(1, 2)`, `3:4`, `12:05`), relation (`x > 3`), expression.
+`decide_fast` takes the routes that need no evaluation. `decide` takes all of them. Its time is bounded
+for all input that is known, but it belongs in a process that can be killed.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -33,7 +34,7 @@ __all__ = [
 
 
 PLAIN = re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?")
-"""Most numbers: nothing but sign, digits and point."""
+"""A number of sign, digits and point only, as most are."""
 
 
 class BadReferenceError(ValueError):
@@ -41,7 +42,7 @@ class BadReferenceError(ValueError):
 
 
 class _NeedsEvaluation(Exception):
-    """Raised on the fast path where only the value of an expression can tell."""
+    """Only the value of an expression decides, and the caller wants no evaluation."""
 
 
 def grade(completion: str, reference: str, answer_type: AnswerType, question: str = "") -> Verdict:
@@ -49,12 +50,13 @@ def grade(completion: str, reference: str, answer_type: AnswerType, question: st
 
     Args:
         completion: the model's text with its think and answer blocks.
-        reference: the content of the reference answer's box; `$…$` and `\\boxed{…}` around it are taken off.
+        reference: the content of the reference answer's box, with or without `$…$` and `\\boxed{…}`.
         answer_type: the route (`classify(reference)`).
         question: its nouns may follow a number as units (`5 apples`).
 
     Returns:
-        "correct", "wrong", "no_answer" (no complete box in an answer block), or "error" (unreadable reference answer).
+        "correct", "wrong", "no_answer" (no complete box in an answer block), or "error" (the reference
+        answer cannot be read).
     """
     content, hedged = final_answer(completion)
     if content is None:
@@ -65,32 +67,28 @@ def grade(completion: str, reference: str, answer_type: AnswerType, question: st
 def decide(content: str, reference: str, answer_type: AnswerType, question: str = "") -> Verdict:
     """Grades the content of a box. "error" if the reference answer cannot be read."""
     try:
-        return (
-            "correct"
-            if _equal(unbox(reference), unbox(content), answer_type, question, evaluate=True)
-            else "wrong"
-        )
+        same = _equal(unbox(reference), unbox(content), answer_type, question, evaluate=True)
     except BadReferenceError:
         return "error"
+    return "correct" if same else "wrong"
 
 
 def decide_fast(content: str, reference: str, answer_type: AnswerType, question: str = "") -> Verdict | None:
-    """Like `decide`, by the form of the strings alone: microseconds. None where something must be
-    evaluated."""
+    """Like `decide`, by the form of the strings alone: microseconds.
+
+    None where something must be evaluated.
+    """
     try:
-        return (
-            "correct"
-            if _equal(unbox(reference), unbox(content), answer_type, question, evaluate=False)
-            else "wrong"
-        )
+        same = _equal(unbox(reference), unbox(content), answer_type, question, evaluate=False)
     except BadReferenceError:
         return "error"
     except (_NeedsEvaluation, RecursionError):
         return None
+    return "correct" if same else "wrong"
 
 
 def classify(reference: str) -> AnswerType:
-    """The route for a reference answer."""
+    """The route that fits a reference answer."""
     reference = unbox(reference)
     if PLAIN.fullmatch(reference):
         return "number"
@@ -144,7 +142,8 @@ def _equal(
                 raise BadReferenceError(f"the reference answer {reference[:80]!r} has no words")
             if choices.same_words(reference, answer):
                 return True
-            if (reference := choices.in_symbols(reference)) not in choices.IN_WORDS:
+            reference = choices.in_symbols(reference)
+            if reference not in choices.IN_WORDS:
                 return False
     if answer_type == "number" and PLAIN.fullmatch(reference) and PLAIN.fullmatch(answer):
         return Decimal(reference) == Decimal(answer)
@@ -166,13 +165,14 @@ _NAME = re.compile(
     rf"|{_SYMBOL}\s*:\s*{_SYMBOL}",
     re.ASCII,
 )
-r"""What may stand before an equals sign and names a value: `x_1`, `f(2)`, `m\angle ABC`, `AB`, `\sin A`."""
+r"""A name of a value, left of an equals sign: `x_1`, `f(2)`, `m\angle ABC`, `AB`, `\sin A`."""
 _TUPLE_OF_NAMES = re.compile(rf"\(\s*{_SYMBOL}(?:\s*,\s*{_SYMBOL}){{1,3}}\s*\)", re.ASCII)
 _TUPLES = re.compile(r"\(([^()=]*,[^()=]*)\)\s*=\s*\((.*,.*)\)")
 _WORDS = re.compile(r"[A-Za-z]{2,20}(?:\s+[A-Za-z]{2,20}){0,5}", re.ASCII)
 _QUANTITIES_TEXT = (
-    "area perimeter volume length width height radius diameter circumference probability answer result total value "
-    "distance speed velocity time cost price number mean median mode average range slope ratio ans the of "
+    "area perimeter volume length width height radius diameter circumference probability answer result "
+    "total value distance speed velocity time cost price number mean median mode average range slope ratio "
+    "ans the of "
 )
 _QUANTITIES = frozenset(_QUANTITIES_TEXT.split())
 _LEAD = re.compile(
@@ -197,60 +197,68 @@ class _Comparison:
     """One reference answer against one box."""
 
     context: str
-    """Question and reference answer: where nouns and names may come from."""
+    """Question and reference answer, from which nouns and names come."""
     evaluate: bool
     by_spelling: bool
-    """The same text is the same value."""
+    """Whether equal texts count as equal values without evaluation."""
 
     def values(self, reference: str, answer: str, inner: bool = False) -> bool:
-        """Numbers, then structures and relations, then expressions; parts of structures come back here
-        (`inner`)."""
+        """Compares numbers, then structures and relations, then expressions.
+
+        Parts of structures are compared by it, too (`inner`).
+        """
         raw = reference, answer
         reference, answer = clean(reference), clean(answer)
         if not reference:
             raise BadReferenceError("empty reference answer")
         reference, answer = self.unnamed(reference, answer), self.unnamed(answer, reference)
-        sides = _FUNCTION.fullmatch(reference), _FUNCTION.fullmatch(answer)
-        if sides[0] and sides[1] and (sides[0][1] == "y") != (sides[1][1] == "y") and "y" not in sides[0][2]:
-            reference, answer = sides[0][2], sides[1][2]
-        r, a = quantity.parse(reference, self.context), quantity.parse(answer, self.context)
-        if r is not None and a is not None:
-            return quantity.equal(r, a)
-        if (special := self.by_form(reference, answer)) is not None:
-            return special
-        wanted, said = structures.parse(reference), structures.parse(answer)
-        if wanted is not None and said is not None and _is_one(wanted) == _is_one(said):
-            return self.parts(wanted, said, inner)
-        if said is None and "=" not in reference and not relations.is_relation(reference):
+        reference, answer = _function_bodies(reference, answer)
+
+        number = quantity.parse(reference, self.context)
+        answered_number = quantity.parse(answer, self.context)
+        if number is not None and answered_number is not None:
+            return quantity.equal(number, answered_number)
+        same_form = self.by_form(reference, answer)
+        if same_form is not None:
+            return same_form
+
+        wanted = structures.parse(reference)
+        given = structures.parse(answer)
+        if wanted is not None and given is not None and _is_one(wanted) == _is_one(given):
+            return self.parts(wanted, given, inner)
+        about = relations.is_relation(reference)
+        if given is None and "=" not in reference and not about:
             if "=" in answer:
                 return not inner and self.chain(reference, answer)
             if _APPROXIMATELY.search(answer):
                 return not inner and self.approximation(reference, answer)
-        if relations.is_relation(reference) or relations.is_relation(answer):
-            about = relations.is_relation(reference) or (
-                wanted is not None and wanted.kind in _INTERVALS and len(wanted.parts) == 2
-            )
-            return about and self.relations(
-                reference, answer, relations.is_relation(answer) or said is not None
-            )
-        if wanted is not None or said is not None:  # one value is a set of one, and no other structure
-            if wanted is not None and _is_one(wanted):
-                return self.values(wanted.parts[0], answer, True)
-            return said is not None and _is_one(said) and self.values(reference, said.parts[0], True)
-        if r is not None:
-            return self.expression_of_number(r, reference, answer, raw[1])
+        if about or relations.is_relation(answer):
+            interval = wanted is not None and wanted.kind in _INTERVALS and len(wanted.parts) == 2
+            comparable = relations.is_relation(answer) or given is not None
+            return (about or interval) and self.relations(reference, answer, comparable)
+
+        # A value equals a set of that value, and no other structure.
+        if wanted is not None and _is_one(wanted):
+            return self.values(wanted.parts[0], answer, True)
+        if given is not None and _is_one(given):
+            return self.values(reference, given.parts[0], True)
+        if wanted is not None or given is not None:
+            return False
+        if number is not None:
+            return self.expression_of_number(number, reference, answer, raw[1])
         return self.expressions(*self.without_units(raw, (reference, answer)))
 
     def unnamed(self, s: str, other: str) -> str:
-        """Takes `x =` off where the other side has no equals sign; `(x, y) = (1, 2)` is `x = 1, y = 2`
-        where it has."""
+        """`s` without a name in front (`x =`), if `other` has no equals sign.
+
+        If it has one, `(x, y) = (1, 2)` becomes `x = 1, y = 2`.
+        """
         if "=" in other and (pair := _TUPLES.fullmatch(s)) is not None:
-            names, values = split_top(pair[1]), split_top(pair[2])
-            return (
-                ", ".join(f"{n} = {v}" for n, v in zip(names, values, strict=True))
-                if len(names) == len(values)
-                else s
-            )
+            names = split_top(pair[1])
+            values = split_top(pair[2])
+            if len(names) != len(values):
+                return s
+            return ", ".join(f"{n} = {v}" for n, v in zip(names, values, strict=True))
         s = _LEAD.sub("", s)
         if other.startswith("(") and (point := _POINT.fullmatch(s)) is not None:
             return point[1]
@@ -274,45 +282,54 @@ class _Comparison:
         return (s.isupper() and len(s) <= 4) or s.lower() in nouns(self.context) | _QUANTITIES
 
     def by_form(self, reference: str, answer: str) -> bool | None:
-        """Times of day, ratios, numbers of other bases, the empty set; None where the reference is none
-        of these."""
-        if (time := structures.clock(reference)) is not None:
-            said = structures.clock(answer)
-            return said is not None and structures.same_time(time, said)
-        if (ratio := structures.ratio(reference)) is not None:
+        """Compares times of day, ratios, numbers of other bases, and the empty set.
+
+        None if the reference is none of these.
+        """
+        time = structures.clock(reference)
+        if time is not None:
+            answered = structures.clock(answer)
+            return answered is not None and structures.same_time(time, answered)
+        ratio = structures.ratio(reference)
+        if ratio is not None:
             return _ratio_equal(ratio, answer)
-        if (based := structures.based(reference)) is not None:
+        based = structures.based(reference)
+        if based is not None:
             return structures.based(answer) == based
-        if (wanted := structures.proportion(reference)) is not None:
-            (first, *rest), (head, *tail) = wanted, structures.proportion(answer) or ("",)
-            return len(rest) == len(tail) and all(
-                self.expressions(f"({w})/({first})", f"({s})/({head})")
-                for w, s in zip(rest, tail, strict=True)
-            )
+        proportion = structures.proportion(reference)
+        if proportion is not None:
+            return self.proportions(proportion, structures.proportion(answer) or ("",))
         if _EMPTY_SET.fullmatch(reference):
             return _EMPTY_SET.fullmatch(answer) is not None
         return None
 
-    def chain(self, reference: str, answer: str) -> bool:
-        """`x = \\frac12 = 0.5` states one number; `61 = 60` and `A = B` state none."""
-        sides = re.split(r"\s*=\s*", answer)
-        sides = sides[1:] if self.names(sides[0]) else sides
-        *exact, last = sides
-        if (
-            not all(sides)
-            or len(sides) > 4
-            or not all(self.values(reference, side, inner=True) for side in exact)
-        ):
+    def proportions(self, reference: Sequence[str], answer: Sequence[str]) -> bool:
+        """Whether all terms have the same quotient by the first one: `a:b` and `2a:2b`."""
+        if len(reference) != len(answer):
             return False
-        return (
-            self.approximation(reference, last)
-            if "\\approx" in last
-            else self.values(reference, last, inner=True)
-        )
+        pairs = zip(reference[1:], answer[1:], strict=True)
+        return all(self.expressions(f"({r})/({reference[0]})", f"({a})/({answer[0]})") for r, a in pairs)
+
+    def chain(self, reference: str, answer: str) -> bool:
+        """Whether all sides of a chain are the reference: `x = \\frac12 = 0.5`, but not `61 = 60` or `A
+        = B`."""
+        sides = re.split(r"\s*=\s*", answer)
+        if self.names(sides[0]):
+            sides = sides[1:]
+        if not all(sides) or len(sides) > 4:
+            return False
+        *exact, last = sides
+        if not all(self.values(reference, side, inner=True) for side in exact):
+            return False
+        if "\\approx" in last:
+            return self.approximation(reference, last)
+        return self.values(reference, last, inner=True)
 
     def approximation(self, reference: str, answer: str) -> bool:
-        r"""`\frac{1}{6} \approx 0.167` states both, and the decimal must be the rounding of what is no
-        decimal."""
+        r"""Whether an approximation states the reference: `\frac{1}{6} \approx 0.167`.
+
+        The decimal must be the correct rounding of the other side.
+        """
         sides = _APPROXIMATELY.split(answer)
         decimal = quantity.parse(sides[1], self.context) if len(sides) == 2 else None
         if decimal is None or abs(decimal.value) * 10**decimal.decimals < 10 or decimal.decimals < 1:
@@ -325,14 +342,17 @@ class _Comparison:
         if not any(self.values(reference, side, inner=True) for side in stated):
             return False
         exact = f"{number.value.numerator}/{number.value.denominator}" if number else value
-        return self.evaluated(
-            lambda: expression.rounds_to(expression.read(exact), decimal.value, decimal.decimals)
-        )
+
+        def rounded() -> bool:
+            return expression.rounds_to(expression.read(exact), decimal.value, decimal.decimals)
+
+        return self.evaluated(rounded)
 
     def parts(self, reference: structures.Structure, answer: structures.Structure, inner: bool) -> bool:
-        """Part by part.
+        """Compares two structures part by part.
 
-        Sets within sets only by spelling: trying all pairs at every level takes exponential time.
+        Sets within sets are compared by spelling only: to try all pairs at every level takes
+        exponential time.
         """
         if not any("=" in part for part in answer.parts):
             reference = structures.values(reference)
@@ -349,13 +369,15 @@ class _Comparison:
         return False
 
     def cover(self, reference: tuple[str, ...], answer: tuple[str, ...]) -> bool:
-        """Whether every part of either side equals one of the other."""
+        """Whether every part of either side equals a part of the other side."""
         if len(reference) > 20 or len(answer) > 20:
             return reference == answer
         pairs = [[self.values(r, a, inner=True) for a in answer] for r in reference]
         return all(map(any, pairs)) and all(map(any, zip(*pairs, strict=True)))
 
     def relations(self, reference: str, answer: str, comparable: bool) -> bool:
+        """Whether two relations or sets say the same."""
+
         def same() -> bool:
             try:
                 relations.check(reference)
@@ -366,7 +388,7 @@ class _Comparison:
         return self.spelled_alike(reference, answer) or self.evaluated(same)
 
     def expression_of_number(self, r: quantity.Quantity, reference: str, answer: str, raw: str) -> bool:
-        """A number as reference and something unsimplified as answer: `\\sqrt{16}`, `2^3`; 3:4 for 3/4."""
+        """Whether an answer that is not simplified equals a number: `\\sqrt{16}`, `2^3`; 3:4 for 3/4."""
         if (ratio := structures.ratio(answer)) is not None:
             exact = r.decimals < 0 and structures.clock(answer) is None and len(ratio) == 2 and ratio[1] != 0
             return exact and r.value == ratio[0] / ratio[1]
@@ -378,33 +400,43 @@ class _Comparison:
         return self.expressions(f"{value.numerator}/{value.denominator}", answer)
 
     def without_units(self, raw: tuple[str, str], cleaned: tuple[str, str]) -> tuple[str, str]:
-        """Both expressions without their units, the answer scaled to the reference's; no answer if they
-        do not fit."""
-        (_, wanted), (value, unit) = split_unit(raw[0], self.context), split_unit(raw[1], self.context)
-        reference = self.unnamed(split_unit(raw[0], self.context)[0], cleaned[1]) if wanted else cleaned[0]
-        answer = self.unnamed(value, cleaned[0]) if unit else cleaned[1]
+        """Both expressions without units, the answer scaled to the unit of the reference.
+
+        The answer is empty if the units do not fit.
+        """
+        reference, answer = cleaned
+        bare_reference, wanted = split_unit(raw[0], self.context)
+        bare_answer, unit = split_unit(raw[1], self.context)
+        if wanted:
+            reference = self.unnamed(bare_reference, cleaned[1])
+        if unit:
+            answer = self.unnamed(bare_answer, cleaned[0])
         if not wanted or not unit or not wanted.dimensions or not unit.dimensions:
             return reference, answer
         if wanted.dimensions != unit.dimensions:
             return reference, ""
         scale = unit.size / wanted.size
-        return reference, answer if scale == 1 else f"({scale.numerator}/{scale.denominator})({answer})"
+        if scale != 1:
+            answer = f"({scale.numerator}/{scale.denominator})({answer})"
+        return reference, answer
 
     def expressions(self, reference: str, answer: str) -> bool:
+        """Whether two expressions have the same value."""
         wanted = _read(reference)
         if self.spelled_alike(reference, answer):
             return True
         try:
-            said = expression.read(answer)
+            given = expression.read(answer)
         except Unreadable:
             return False
-        if not said.symbols <= wanted.symbols:
+        if not given.symbols <= wanted.symbols:
             return False
 
         def same() -> bool:
             try:
-                return expression.equal(wanted, said)
+                return expression.equal(wanted, given)
             except Unreadable:
+                # If the reference does not even equal itself, the row is wrong.
                 try:
                     expression.equal(wanted, wanted)
                 except Unreadable:
@@ -432,10 +464,21 @@ def _read(reference: str) -> expression.Expression:
         raise BadReferenceError(f"{reference[:80]!r}: {error}") from None
 
 
+def _function_bodies(reference: str, answer: str) -> tuple[str, str]:
+    """The right sides of `y = …` and `f(x) = …`, if one side has each form; else both as they are."""
+    left = _FUNCTION.fullmatch(reference)
+    right = _FUNCTION.fullmatch(answer)
+    if left is None or right is None:
+        return reference, answer
+    if (left[1] == "y") == (right[1] == "y") or "y" in left[2]:
+        return reference, answer
+    return left[2], right[2]
+
+
 def _ratio_equal(reference: tuple[quantity.Fraction, ...], answer: str) -> bool:
-    said = structures.ratio(answer)
-    if said is not None:
-        return said == reference
+    ratio = structures.ratio(answer)
+    if ratio is not None:
+        return ratio == reference
     number = quantity.parse(answer)
     if number is None or number.percent or number.unit or len(reference) != 2 or not reference[1]:
         return False

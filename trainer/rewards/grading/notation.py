@@ -1,9 +1,9 @@
-r"""One spelling for each notation: LaTeX, Unicode and plain text are brought to a small common subset
-before comparing.
+r"""Gives each notation one spelling: LaTeX, Unicode and plain text become a small common subset before
+they are compared.
 
 `60^{\circ}`, `60\degree` and `60°` all become `60°`; `\dfrac12` becomes `\frac{1}{2}`; `\text{ cm}`
-becomes ` cm`. Every pattern here is linear on the short strings (`extraction.MAX_BOX_CHARS`) that it
-gets.
+becomes ` cm`. Every pattern takes linear time on the short strings that it gets
+(`extraction.MAX_BOX_CHARS`).
 """
 
 from __future__ import annotations
@@ -13,24 +13,27 @@ from functools import lru_cache
 from typing import Any
 
 DOLLAR = "＄"
-"""Money, once the dollar signs of mathematics are off."""
+"""Sign of money, after the dollar signs of mathematics were taken off."""
 
 _CHARACTERS = {
-    "−": "-", "–": "-", "﹣": "-", "－": "-", "＋": "+", "×": "\\times ", "⋅": "\\cdot ", "·": "\\cdot ", "÷": "/",
+    "−": "-", "–": "-", "﹣": "-", "－": "-", "＋": "+", "÷": "/",
+    "×": "\\times ", "⋅": "\\cdot ", "·": "\\cdot ",
     "∕": "/", "⁄": "/", "。": ".", "、": ",", "和": " and ", "或": " or ", "′": "'", "″": "''", "∞": "\\infty ",
     "∛": "\\sqrt[3]", "∜": "\\sqrt[4]", "√": "\\sqrt", "ℝ": "\\mathbb{R}", "∂": "\\partial ", "…": "\\ldots ",
     "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "≈": "\\approx ", "±": "\\pm ", "∪": "\\cup ", "∩": "\\cap ",
     "∈": "\\in ", "∖": "\\setminus ", "∣": "|", "⩽": "\\le ", "⩾": "\\ge ", "Ω": "\\Omega ", "µ": "\\mu ",
     "ϕ": "\\phi ",
     "∅": "\\emptyset ", "º": "°", "˚": "°", "∘": "°", "℃": "°C", "℉": "°F", "∠": "\\angle ",
-    "½": " \\frac{1}{2}", "⅓": " \\frac{1}{3}", "⅔": " \\frac{2}{3}", "¼": " \\frac{1}{4}", "¾": " \\frac{3}{4}",
-    "⅕": " \\frac{1}{5}", "⅛": " \\frac{1}{8}", "⅜": " \\frac{3}{8}", "⅝": " \\frac{5}{8}", "⅞": " \\frac{7}{8}",
+    "½": " \\frac{1}{2}", "⅓": " \\frac{1}{3}", "⅔": " \\frac{2}{3}", "¼": " \\frac{1}{4}",
+    "¾": " \\frac{3}{4}", "⅕": " \\frac{1}{5}", "⅛": " \\frac{1}{8}", "⅜": " \\frac{3}{8}",
+    "⅝": " \\frac{5}{8}", "⅞": " \\frac{7}{8}",
     "“": '"', "”": '"', "‘": "'", "’": "'", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u200b": "",
-} | dict(zip("₀₁₂₃₄₅₆₇₈₉", (f"_{{{n}}}" for n in range(10)), strict=True))  # fmt: skip
+}  # fmt: skip
+_CHARACTERS |= {digit: f"_{{{n}}}" for n, digit in enumerate("₀₁₂₃₄₅₆₇₈₉")}
 _CHARACTERS |= {chr(c): chr(c - 0xFEE0) for c in range(0xFF01, 0xFF5F) if chr(c) != DOLLAR}  # full width
 _GREEK_TEXT = (
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi "
-    "omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon "
+    "phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"
 )
 GREEK = tuple(_GREEK_TEXT.split())
 _LETTERS = "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩ"
@@ -65,12 +68,14 @@ _RULES = [
     ("\\", r"\\lt(?![a-zA-Z])", "<"),
     ("\\", r"\\lbrace(?![a-zA-Z])", r"\\{"),
     ("\\", r"\\rbrace(?![a-zA-Z])", r"\\}"),
-    ("\\°", r"\^\s*\{?\s*(?:\\circ|°)(?![a-zA-Z])\s*\}?|\\(?:text)?degree(?![a-zA-Z])|\\circ(?![a-zA-Z])", "°"),
+    ("\\°", r"\^\s*\{?\s*(?:\\circ|°)(?![a-zA-Z])\s*\}?|\\(?:text)?degree(?![a-zA-Z])|\\circ(?![a-zA-Z])",
+     "°"),
     ("\\", r"\\frac\s*([0-9a-z])\s*([0-9a-z])", r"\\frac{\1}{\2}"),
     ("\\", r"\\frac\s*([0-9a-z])\s*\{", r"\\frac{\1}{"),
     ("\\", r"(\\frac\s*\{[^{}]*\})\s*([0-9a-z])", r"\1{\2}"),
     ("q", r"(?<![\\a-zA-Z])sqrt(?![a-zA-Z])", r"\\sqrt"),
-    ("q", r"\\sqrt\s*((?:\[[^][{}]*\])?)\s*([0-9]+(?:\.[0-9]+)?|[a-zA-Z]|\\(?:pi|alpha|beta|theta)(?![a-zA-Z]))",
+    ("q", r"\\sqrt\s*((?:\[[^][{}]*\])?)\s*"
+          r"([0-9]+(?:\.[0-9]+)?|[a-zA-Z]|\\(?:pi|alpha|beta|theta)(?![a-zA-Z]))",
      r"\\sqrt\1{\2}"),
     ("q", r"\\sqrt\s*((?:\[[^][{}]*\])?)\s*\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)", r"\\sqrt\1{\2}"),
     ("p", r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
@@ -84,8 +89,8 @@ _RULES = [
     ("", r"\s+", " "),
     ("/", r"(?<![0-9./])([0-9]+) ([0-9]+)/([0-9]+)(?![0-9/.])", r"\1\\frac{\2}{\3}"),
 ]  # fmt: skip
-"""(characters of which the text must have one for the rule to do anything; pattern; replacement).
-Empty: always."""
+"""(needed characters, pattern, replacement). A rule is tried if the text has one of its needed
+characters, or if there are none."""
 _COMPILED: list[tuple[frozenset[str], re.Pattern[str], Any]] = [
     (frozenset(needs), re.compile(p), replacement) for needs, p, replacement in _RULES
 ]
@@ -101,15 +106,18 @@ _OLD_FONT = re.compile(r"\{?\\(?:bf|rm|it|mathrm|mathbf)(?![a-zA-Z{])\s*([^{}\\]
 
 @lru_cache(maxsize=4096)
 def clean(content: str) -> str:
-    """The common spelling of a box's content. Total: any string gives some string."""
+    """The common spelling of a box's content. Any string gives some string."""
     s = content.strip().strip("\0")
     if _PLAIN_NUMBER.fullmatch(s):
         return s
-    s = "".join(_CHARACTERS.get(c, c) for c in s) if not s.isascii() else s
+    if not s.isascii():
+        s = "".join(_CHARACTERS.get(c, c) for c in s)
     while len(s) > 4 and s.startswith("**") and s.endswith("**"):
         s = s[2:-2].strip()
-    s = _QUOTED.sub(r"\2", _LONE_DOLLAR.sub(DOLLAR, s.replace("\\$", DOLLAR))).replace("$", " ")
-    s = s.replace("\\(", "(").replace("\\)", ")").replace("\\[", "[").replace("\\]", "]") if "\\" in s else s
+    s = _LONE_DOLLAR.sub(DOLLAR, s.replace("\\$", DOLLAR))
+    s = _QUOTED.sub(r"\2", s).replace("$", " ")
+    for bracket in "()[]":
+        s = s.replace("\\" + bracket, bracket)
     for _ in range(3):
         unwrapped = _WRAPPER.sub(r" \1 ", s)
         if unwrapped == s:
@@ -132,7 +140,9 @@ _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 def split_top(s: str, separators: str = ",;") -> list[str]:
     r"""Splits at separators outside of all brackets; intervals may close with the other kind."""
-    parts, depth, start = [], 0, 0
+    parts = []
+    depth = 0
+    start = 0
     for i, c in enumerate(s):
         if c in "([{":
             depth += 1
@@ -147,10 +157,10 @@ def split_top(s: str, separators: str = ",;") -> list[str]:
 def strip_outer(s: str) -> str:
     r"""Takes off brackets that hold the whole of a single value: `(5)`, `{5}`; not `(1, 2)`, not `\{5\}`."""
     for _ in range(3):
-        if len(s) > 2 and s[0] in "({" and s[-1] == _BRACKETS[s[0]] and is_one_group(s) and "," not in s:
-            s = s[1:-1].strip()
-        else:
-            break
+        enclosed = len(s) > 2 and s[0] in "({" and s[-1] == _BRACKETS[s[0]] and is_one_group(s)
+        if not enclosed or "," in s:
+            return s
+        s = s[1:-1].strip()
     return s
 
 
@@ -158,7 +168,10 @@ def is_one_group(s: str) -> bool:
     """Whether the bracket that opens `s` is closed by its last character and no sooner."""
     depth = 0
     for i, c in enumerate(s):
-        depth += (c in "([{") - (c in ")]}")
+        if c in "([{":
+            depth += 1
+        elif c in ")]}":
+            depth -= 1
         if depth == 0:
             return i == len(s) - 1
     return False

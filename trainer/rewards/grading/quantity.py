@@ -23,42 +23,49 @@ MAX_EXPONENT = 400
 @dataclass(frozen=True)
 class Quantity:
     value: Fraction
-    """Exact value, a percentage not yet divided by 100."""
+    """Exact value; a percentage is not divided by 100."""
     decimals: int = -1
     """Digits after the point of a plain decimal; 0 for an integer; -1 for a fraction, mixed number or
     power."""
     percent: bool = False
     unit: Unit | None = None
-    """None where none was written, or only the word `units`."""
+    """None if none was written, or only the word `units`."""
     glued: bool = False
     """The unit is one letter right after the digits, so it may be a variable: `5h`."""
 
 
-_D = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
+_D = (
+    r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?"
+    r"|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
+)
+"""Digits, with or without separators of thousands and a decimal point."""
 _SIGN = r"(?:negative |minus |[-+])?"
 _NUMBER = re.compile(
     rf"(?P<sign>{_SIGN})\s*(?P<money>[＄€£¥₹])?\s*(?P<sign2>[-+]?)\s*(?:"
-    rf"(?P<rn>[0-9]*)\.(?P<rh>[0-9]*?)(?:\\(?:overline|bar|dot|overset{{\.}})\s*\{{?\s*(?P<rp>[0-9]+)\s*\}}?|\((?P<rp2>[0-9]+)\)"
+    rf"(?P<rn>[0-9]*)\.(?P<rh>[0-9]*?)"
+    rf"(?:\\(?:overline|bar|dot|overset{{\.}})\s*\{{?\s*(?P<rp>[0-9]+)\s*\}}?|\((?P<rp2>[0-9]+)\)"
     rf"|(?:(?P<rp3>[0-9])(?P=rp3){{2,}}|(?P<rp4>[0-9]{{2,6}}?)(?P=rp4)+)\s*(?:\.\.\.|\\l?dots))"
     rf"|(?P<mixed>[0-9]+)\s*\\frac\s*\{{\s*(?P<mn>[0-9]+)\s*\}}\s*\{{\s*(?P<md>[0-9]+)\s*\}}"
     rf"|\\frac\s*\{{\s*(?P<fsign>-?)\s*(?P<fn>{_D})\s*\}}\s*\{{\s*(?P<fdsign>-?)\s*(?P<fd>{_D})\s*\}}"
     rf"|(?P<sn>{_D})\s*/\s*(?P<sdsign>-?)\s*(?P<sd>{_D})"
     rf"|(?P<em>{_D})[eE](?P<ee>[-+]?[0-9]{{1,4}})(?![0-9.])"
-    rf"|(?:(?P<tm>{_D})\s*(?:\\times|\\cdot|\*|x)\s*)?10\s*\^\s*(?:\{{\s*(?P<te1>[-+]?[0-9]{{1,4}})\s*\}}|\(\s*(?P<te3>[-+]?[0-9]{{1,4}})\s*\)|(?P<te2>-?[0-9]{{1,4}})(?![0-9.]))"
+    rf"|(?:(?P<tm>{_D})\s*(?:\\times|\\cdot|\*|x)\s*)?10\s*\^\s*"
+    rf"(?:\{{\s*(?P<te1>[-+]?[0-9]{{1,4}})\s*\}}|\(\s*(?P<te3>[-+]?[0-9]{{1,4}})\s*\)"
+    rf"|(?P<te2>-?[0-9]{{1,4}})(?![0-9.]))"
     rf"|(?P<plain>{_D})"
     rf")(?P<rest>.*)",
     re.ASCII,
-)  # fmt: skip
+)
 _APPROXIMATELY = re.compile(r"^(?:\\approx|\\sim|about |approximately )\s*", re.ASCII)
 
 
 @lru_cache(maxsize=8192)
 def parse(content: str, context: str = "") -> Quantity | None:
-    """Reads a box's content or a reference answer as one number, or None if it is anything else.
+    """Reads the content of a box or a reference answer as one number; None if it is anything else.
 
     Args:
-        content: of the box.
-        context: question and reference answer, whose nouns may stand for units.
+        content: the content, as it was written.
+        context: question and reference answer, whose nouns count as units.
     """
     if len(content) > MAX_CHARS:
         return None
@@ -76,18 +83,25 @@ def _single(s: str, context: str) -> Quantity | None:
     if (match["sign"] in ("-", "negative ", "minus ")) != (match["sign2"] == "-"):
         value = -value
     rest = match["rest"].strip()
-    if rest.startswith("%") or rest.lower() in ("percent", "percentage", "per cent", "pct"):
-        return None if rest.startswith("%") and rest[1:].strip() else Quantity(value, decimals, percent=True)
-    found = unit(rest, context) if rest not in ("", ".") else None
-    if found is None and rest not in ("", "."):
+    if rest == "%" or rest.lower() in ("percent", "percentage", "per cent", "pct"):
+        return Quantity(value, decimals, percent=True)
+    if rest.startswith("%"):
         return None
+
+    measured_in = None
+    if rest not in ("", "."):
+        measured_in = unit(rest, context)
+        if measured_in is None:
+            return None
     if match["money"]:
         money = unit(match["money"])
-        if found is not None and found != money:
+        if measured_in is not None and measured_in != money:
             return None
-        found = money
+        measured_in = money
+    if measured_in is not None and not measured_in.dimensions:
+        measured_in = None
     glued = len(match["rest"]) == 1 and rest.isascii() and rest.isalpha()
-    return Quantity(value, decimals, unit=found if found and found.dimensions else None, glued=glued)
+    return Quantity(value, decimals, unit=measured_in, glued=glued)
 
 
 _COMPOUND = re.compile(r"([0-9]+)\s*([A-Za-z°'\"㐀-鿿]+\.?)[\s,]*(?:and\s+)?(?=[0-9]|$)", re.ASCII)
@@ -98,17 +112,18 @@ def _compound(s: str, context: str) -> Quantity | None:
     pieces = _COMPOUND.findall(s) if 2 <= len(s) <= 60 and s[0].isdigit() else []
     if not 2 <= len(pieces) <= 4 or _COMPOUND.sub("", s).strip():
         return None
-    units = [unit(name, context) for _, name in pieces]
-    known = [u for u in units if u is not None]
-    sizes = [u.size for u in known]
-    if (
-        len(known) < len(pieces)
-        or len({u.dimensions for u in known}) > 1
-        or sizes != sorted(set(sizes), reverse=True)
-    ):
-        return None
-    total = sum((int(n) * size for (n, _), size in zip(pieces, sizes, strict=True)), Fraction(0))
-    return Quantity(total / sizes[-1], unit=known[-1])
+    total = Fraction(0)
+    last: Unit | None = None
+    for count, name in pieces:
+        part = unit(name, context)
+        if part is None:
+            return None
+        if last is not None and (part.dimensions != last.dimensions or part.size >= last.size):
+            return None
+        total += int(count) * part.size
+        last = part
+    assert last is not None
+    return Quantity(total / last.size, unit=last)
 
 
 def _digits(text: str) -> Fraction:
@@ -116,23 +131,40 @@ def _digits(text: str) -> Fraction:
 
 
 def _value(g: dict[str, str | None]) -> tuple[Fraction | None, int]:
+    """Value and decimals of a number from the groups of `_NUMBER`; no value if it divides by zero or is
+    too large."""
     if plain := g["plain"]:
         return _digits(plain), len(plain.partition(".")[2])
     if whole := g["mixed"]:
-        top, bottom = int(g["mn"] or 0), int(g["md"] or 0)
+        top = int(g["mn"] or 0)
+        bottom = int(g["md"] or 0)
         return (int(whole) + Fraction(top, bottom), -1) if bottom else (None, 0)
     if period := g["rp"] or g["rp2"] or g["rp3"] or g["rp4"]:
-        head, nines = g["rh"] or "", 10 ** len(period) - 1
-        return Fraction(int((g["rn"] or "0") + head) * nines + int(period), nines * 10 ** len(head)), -1
-    for over, under, signs in (("fn", "fd", ("fsign", "fdsign")), ("sn", "sd", ("sdsign",))):
-        if (top := g[over]) is not None and (bottom := g[under]) is not None:
-            divisor = _digits(bottom)
-            sign = -1 if sum(g[s] == "-" for s in signs) % 2 else 1
-            return (sign * _digits(top) / divisor, -1) if divisor else (None, 0)
+        # 0.1(23) is (1 * 99 + 23) / 990.
+        head = g["rh"] or ""
+        nines = 10 ** len(period) - 1
+        before = int((g["rn"] or "0") + head)
+        return Fraction(before * nines + int(period), nines * 10 ** len(head)), -1
+    if g["fn"] is not None:
+        return _quotient(g["fn"], g["fd"], g["fsign"], g["fdsign"])
+    if g["sn"] is not None:
+        return _quotient(g["sn"], g["sd"], "", g["sdsign"])
+
     exponent = int(g["ee"] or g["te1"] or g["te2"] or g["te3"] or 0)
     if abs(exponent) > MAX_EXPONENT:
         return None, 0
     return _digits(g["em"] or g["tm"] or "1") * Fraction(10) ** exponent, -1
+
+
+def _quotient(
+    top: str, bottom: str | None, sign: str | None, bottom_sign: str | None
+) -> tuple[Fraction | None, int]:
+    """`_value` of a fraction."""
+    divisor = _digits(bottom or "")
+    if not divisor:
+        return None, 0
+    value = _digits(top) / divisor
+    return (-value if (sign == "-") != (bottom_sign == "-") else value), -1
 
 
 def equal(reference: Quantity, answer: Quantity) -> bool:
@@ -156,33 +188,36 @@ def equal(reference: Quantity, answer: Quantity) -> bool:
 def _percent_equal(reference: Quantity, answer: Quantity) -> bool:
     if reference.unit or answer.unit:
         return False
-    g = reference.value / 100 if reference.percent else reference.value
-    a = answer.value / 100 if answer.percent else answer.value
-    if g == a:
+    exact = reference.value / 100 if reference.percent else reference.value
+    stated = answer.value / 100 if answer.percent else answer.value
+    if exact == stated:
         return True
-    # One side left the sign out. At or below one, the bare number may be a share, so only the exact
-    # reading counts.
-    return (
-        reference.percent != answer.percent and reference.value == answer.value and abs(reference.value) > 1
-    )
+    if reference.percent == answer.percent:
+        return False
+    # One side left the sign out. A bare number of at most one may be a share, so only the exact reading
+    # counts.
+    return reference.value == answer.value and abs(reference.value) > 1
 
 
 def _rounds_to(reference: Quantity, answer: Quantity) -> bool:
-    """A recurring fraction and its decimal: 1/3 and 0.333, rounded (not cut) at three digits or more.
+    """Whether one is a recurring fraction and the other its decimal: 1/3 and 0.333.
 
-    From a fraction as reference any correct rounding counts. From a decimal as reference the digits
-    must show the fraction's whole period, else 3.14 would be 22/7.
+    The decimal must be rounded (not cut) at three digits or more. If the fraction is the reference, any
+    correct rounding counts. If the decimal is, its digits must show the fraction's whole period, else
+    3.14 would be 22/7.
     """
     if reference.decimals < 0 <= answer.decimals:
-        fraction, decimal, from_reference = reference.value, answer, True
+        fraction = reference.value
+        decimal = answer
     elif answer.decimals < 0 <= reference.decimals:
-        fraction, decimal, from_reference = answer.value, reference, False
+        fraction = answer.value
+        decimal = reference
     else:
         return False
     if decimal.decimals < 3 or decimal.decimals > 30 or abs(decimal.value * 10**decimal.decimals) < 100:
         return False
     head, period = _expansion(fraction.denominator, decimal.decimals)
-    if period == 0 or (not from_reference and head + period > decimal.decimals):
+    if period == 0 or (decimal is reference and head + period > decimal.decimals):
         return False
     return abs(decimal.value - fraction) * 2 * 10**decimal.decimals <= 1
 
@@ -199,7 +234,9 @@ def _expansion(denominator: int, limit: int) -> tuple[int, int]:
         head = max(head, count)
     if denominator == 1:
         return head, 0
-    power, period = 10 % denominator, 1
+    power = 10 % denominator
+    period = 1
     while power != 1 and period <= limit:
-        power, period = power * 10 % denominator, period + 1
+        power = power * 10 % denominator
+        period += 1
     return head, period

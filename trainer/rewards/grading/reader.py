@@ -1,7 +1,8 @@
-r"""Reads LaTeX or plain mathematics into a function of a point (`values.py`).
+r"""Reads LaTeX or plain mathematics as a function of a point (`values.py`).
 
-Symbols keep their case, subscript, prime and accent: `R` is not `r`, `y'` not `y`, and `\frac{dy}{dx}`
-is one symbol, not a quotient. Whatever is not understood is Unreadable, never skipped.
+Symbols keep their case, subscript, prime and accent: `R` is not `r`, `y'` is not `y`, and
+`\frac{dy}{dx}` is one symbol, not a quotient. Whatever is not understood is Unreadable, and never
+skipped.
 """
 
 from __future__ import annotations
@@ -25,13 +26,18 @@ class Expression:
     value: Node
     symbols: frozenset[str]
     analytic: bool
-    """Without |x| and its like, so that complex points mean something."""
+    """Whether it has no |x| and the like, so that its values at complex points have a meaning."""
     bare_log: bool
 
 
 _SYMBOLS = {name: name for name in (*GREEK, "Upsilon", "hbar", "infty") if name != "pi"} | {
-    "ell": "l", "varepsilon": "epsilon", "vartheta": "theta", "varphi": "phi", "varrho": "rho", "varsigma": "sigma",
-}  # fmt: skip
+    "ell": "l",
+    "varepsilon": "epsilon",
+    "vartheta": "theta",
+    "varphi": "phi",
+    "varrho": "rho",
+    "varsigma": "sigma",
+}
 _ACCENT_NAMES = (
     "vec hat bar overline tilde dot ddot overrightarrow widehat widetilde mathcal mathscr mathfrak mathbb"
 )
@@ -61,13 +67,15 @@ class _Reader:
 
     def __init__(self, text: str):
         self.tokens = tokens(text)
-        self.at = self.depth = 0
+        self.at = 0
+        self.depth = 0
         self.symbols: set[str] = set()
-        self.analytic, self.bare_log = True, False
+        self.analytic = True
+        self.bare_log = False
         self.bars = False
-        """Inside of |…|: the next bar closes."""
+        """Whether the reader is inside of |…|, which the next bar closes."""
         self.angle = False
-        """Inside of a trigonometric function: degrees are radians."""
+        """Whether the reader is in a trigonometric function, where degrees become radians."""
 
     @property
     def next(self) -> str | None:
@@ -80,7 +88,7 @@ class _Reader:
     def take(self, expected: str | None = None) -> str:
         token = self.next
         if token is None or (expected is not None and token != expected):
-            raise Unreadable(f"{token!r} in place of {expected!r}")
+            raise Unreadable(f"{token!r} instead of {expected!r}")
         self.at += 1
         return token
 
@@ -99,14 +107,17 @@ class _Reader:
             self.take()
             if token == "\\times" and self.vectors(start, middle):
                 right = self.factors(self.signed())
-                node = (values.cross if self.vectors(middle, self.at) else values.times)(node, right)
+                multiply = values.cross if self.vectors(middle, self.at) else values.times
+                node = multiply(node, right)
+            elif token in _TIMES:
+                node = values.times(node, self.signed())
             else:
-                node = (values.times if token in _TIMES else values.over)(node, self.signed())
+                node = values.over(node, self.signed())
             node = self.factors(node)
         return node
 
     def factors(self, node: Node) -> Node:
-        """What follows without a sign."""
+        """The product of `node` and the factors that follow it without a sign."""
         while (token := self.next) is not None and token not in _ENDS and not (token == "|" and self.bars):
             if token in _TIMES or token in _OVER:
                 break
@@ -149,20 +160,15 @@ class _Reader:
     def mixed(self, start: int, node: Node) -> Node:
         r"""`3\frac{1}{2}` is a mixed number, `2\frac{\pi}{3}` and `2\frac{5}{3}` are products."""
         tokens = [t for _, t in self.tokens[start : start + 8]]
-        if (
-            self.at != start + 1
-            or len(tokens) < 8
-            or [tokens[i] for i in (1, 2, 4, 5, 7)] != ["\\frac", *"{}{}"]
-        ):
+        if self.at != start + 1 or len(tokens) < 8:
             return node
-        if not (
-            tokens[0].isdigit()
-            and tokens[3].isdigit()
-            and tokens[6].isdigit()
-            and int(tokens[3]) < int(tokens[6])
-        ):
+        whole = tokens[0]
+        top = tokens[3]
+        bottom = tokens[6]
+        if tokens != [whole, "\\frac", "{", top, "}", "{", bottom, "}"]:
             return node
-        return values.plus(node, self.atom())
+        proper = whole.isdigit() and top.isdigit() and bottom.isdigit() and int(top) < int(bottom)
+        return values.plus(node, self.atom()) if proper else node
 
     def postfix(self, node: Node) -> Node:
         while self.next in ("!", "%", "°"):
@@ -186,8 +192,9 @@ class _Reader:
         opening = self.take()
         closing = _GROUPS.get(opening)
         if closing is None:
-            raise Unreadable(f"{opening!r} in place of a bracket")
-        bars, self.bars = self.bars, False
+            raise Unreadable(f"{opening!r} instead of a bracket")
+        bars = self.bars
+        self.bars = False
         node = self.deeper(self.sum)
         self.take(closing)
         self.bars = bars
@@ -204,23 +211,25 @@ class _Reader:
             base += "_" + (self.raw() if self.next == "{" else self.take())
         while self.next == "'":
             base += self.take()
-        order = [t for _, t in self.tokens[self.at + 3 : self.at + 4]]
-        if (
-            base not in ("e", "i")
-            and order
-            and order[0] in "123456789n"
-            and self.next_is("^", "{", "(", *order, ")", "}")
-        ):
-            self.at += 6  # a third derivative
-            base += "^(n)" if order == ["n"] else "'" * int(order[0])
+        if base in ("e", "i") or self.at + 3 >= len(self.tokens):
+            return base
+        # A derivative: y^{(3)}.
+        order = self.tokens[self.at + 3][1]
+        if order in "123456789n" and self.next_is("^", "{", "(", order, ")", "}"):
+            self.at += 6
+            base += "^(n)" if order == "n" else "'" * int(order)
         return base
 
     def raw(self) -> str:
-        """The tokens of a group in braces, as they stand."""
-        text, depth = "", 0
+        """The text of a group in braces."""
+        text = ""
+        depth = 0
         while True:
             token = self.take()
-            depth += (token == "{") - (token == "}")
+            if token == "{":
+                depth += 1
+            elif token == "}":
+                depth -= 1
             if depth == 0:
                 return text.removeprefix("{")
             text += token
@@ -235,10 +244,13 @@ class _Reader:
             return self.application(name)
         if name == "e":
             return lambda p: p.context.e
-        return (lambda p: p.context.mpc(0, 1)) if name == "i" else self.symbol(name)
+        if name == "i":
+            return lambda p: p.context.mpc(0, 1)
+        return self.symbol(name)
 
     def application(self, name: str) -> Node:
-        """An unknown function: a cosine of its own for each name, so that f(x) is not f(y), nor f times x."""
+        """A function that is not known: each name has a cosine of its own, so that f(x) is not f(y),
+        nor f times x."""
         self.take("(")
         arguments = [self.deeper(self.sum)]
         while self.next == ",":
@@ -278,7 +290,8 @@ class _Reader:
         if self.bars:
             raise Unreadable("bars within bars")
         self.take("|")
-        self.bars, self.analytic = True, False
+        self.bars = True
+        self.analytic = False
         node = self.deeper(self.sum)
         self.take("|")
         self.bars = False
@@ -291,7 +304,8 @@ class _Reader:
             return self.symbol(self.name(_SYMBOLS[name]))
         if name in _ACCENTS:
             accent = "vec" if name == "overrightarrow" else name
-            return self.symbol(self.name(f"{accent} {self.raw() if self.next == '{' else self.take()}"))
+            accented = self.raw() if self.next == "{" else self.take()
+            return self.symbol(self.name(f"{accent} {accented}"))
         match name:
             case "pi":
                 return lambda p: +p.context.pi
@@ -310,13 +324,18 @@ class _Reader:
                 self.at -= 1
                 self.analytic = False
                 inside = self.group()
-                return lambda p: (p.context.floor if name == "lfloor" else p.context.ceil)(inside(p))
+                if name == "lfloor":
+                    return lambda p: p.context.floor(inside(p))
+                return lambda p: p.context.ceil(inside(p))
         raise Unreadable(f"\\{name} is not known")
 
     def function(self, name: str) -> Node:
-        r"""`\sin^2 x`, `\sin^{-1} x`, `\log_2 8`, `\sin 2x`, `\ln|x|`: a bare argument ends at a sign
-        or function."""
-        base, exponent = None, None
+        r"""A function and its argument: `\sin^2 x`, `\sin^{-1} x`, `\log_2 8`, `\sin 2x`, `\ln|x|`.
+
+        An argument without brackets ends at a sign or a function.
+        """
+        base = None
+        exponent = None
         for _ in range(2):
             if self.next == "_" and name == "log" and base is None:
                 self.take()
@@ -330,7 +349,8 @@ class _Reader:
                     exponent = self.exponent()
         if name == "log" and base is None:
             self.bare_log = True
-        angle, self.angle = self.angle, name in _TRIGONOMETRIC
+        angle = self.angle
+        self.angle = name in _TRIGONOMETRIC
         argument = self.argument()
         self.angle = angle
         node = values.log(argument, base) if name == "log" else values.function(name, argument)
@@ -345,14 +365,18 @@ class _Reader:
         if self.next == "|" and not self.bars:
             return self.absolute()
         node = self.deeper(self.power)
-        while self.kind in ("letter", "symbol") or (
-            self.kind == "command" and (self.next or "")[1:] in {*_SYMBOLS, "pi", "frac", "sqrt"}
-        ):
+        while self.continues_argument():
             node = values.times(node, self.deeper(self.power))
         return node
 
+    def continues_argument(self) -> bool:
+        """Whether the next token belongs to a bare argument: a letter, a symbol, a fraction or a root."""
+        if self.kind == "command":
+            return (self.next or "")[1:] in {*_SYMBOLS, "pi", "frac", "sqrt"}
+        return self.kind in ("letter", "symbol")
+
     def series(self, name: str) -> Node:
-        r"""`\sum_{k=1}^{9} k^2`: a number of terms known at once."""
+        r"""A sum or product whose number of terms is known: `\sum_{k=1}^{9} k^2`."""
         self.take("_")
         self.take("{")
         index = self.take()

@@ -54,7 +54,7 @@ _ANY = "⟪member⟫"
 
 @dataclass(frozen=True)
 class Relation:
-    """`left - right` compared with zero by `sign`: one of `=`, `>`, `\\ge`, `\\ne`."""
+    """Says that `left - right` compares with zero by `sign`, which is `=`, `>`, `\\ge` or `\\ne`."""
 
     sign: str
     left: str
@@ -65,7 +65,7 @@ Branches = tuple[tuple[Relation, ...], ...]
 
 
 def is_relation(s: str) -> bool:
-    """Whether a cleaned text holds a sign of relation or a set that is no list."""
+    """Whether a cleaned text has a relation sign or is a set that is not a list."""
     return bool(SIGN.search(s) or _MEMBER.search(s) or _SET.search(s))
 
 
@@ -75,14 +75,16 @@ def equal(reference: str, answer: str) -> bool:
     if "" in names:  # a bare set takes its variable from the other side
         name = next((n for n in names if n), _ANY)
         names = [name, name]
-    wanted, said = branches(reference, names[0]), branches(answer, names[1])
-    return _pair(wanted, said, lambda w, s: _pair(w, s, _same_relation))
+    wanted = branches(reference, names[0])
+    given = branches(answer, names[1])
+    return _pair(wanted, given, lambda w, g: _pair(w, g, _same_relation))
 
 
 def check(reference: str) -> None:
-    """Raises Unreadable where a reference answer cannot be compared."""
-    for relation in (r for branch in branches(reference, _variable(reference) or _ANY) for r in branch):
-        _difference(relation)
+    """Raises Unreadable if a reference answer cannot be compared."""
+    for branch in branches(reference, _variable(reference) or _ANY):
+        for relation in branch:
+            _difference(relation)
 
 
 def _variable(s: str) -> str:
@@ -92,9 +94,11 @@ def _variable(s: str) -> str:
         return ""
     chains = [SIGN.split(_MEMBER.split(piece)[0])[::2] for piece in _AND.split(_OR.sub(",", s))]
     middle = [sides[1] for sides in chains if len(sides) == 3]
-    alone = [side for side in [*middle, *(s for sides in chains for s in sides)] if _VARIABLE.fullmatch(side)]
-    inside = [v for v in _VARIABLE.findall(s) if v not in _CONSTANTS]
-    return next((v for v in alone if v not in _CONSTANTS), inside[0] if inside else "")
+    every_side = [side for sides in chains for side in sides]
+    for side in [*middle, *every_side]:
+        if _VARIABLE.fullmatch(side) and side not in _CONSTANTS:
+            return side
+    return next((v for v in _VARIABLE.findall(s) if v not in _CONSTANTS), "")
 
 
 def _builder(s: str) -> str:
@@ -134,7 +138,7 @@ def branches(s: str, variable: str) -> Branches:
 def _without_holes(found: Branches) -> Branches:
     """`x < 3 or x > 3` is `x \\ne 3`."""
     if len(found) == 2 and all(len(b) == 1 and b[0].sign == ">" for b in found):
-        first, second = found[0][0], found[1][0]
+        ((first,), (second,)) = found
         if (first.left, first.right) == (second.right, second.left):
             return ((Relation("\\ne", first.left, first.right),),)
     return found
@@ -143,43 +147,53 @@ def _without_holes(found: Branches) -> Branches:
 def _chains(part: str) -> list[tuple[Relation, ...]]:
     """The relations that all hold in `a < b \\le c`, `x > 1, x < 3`; two alternatives for `|x| > 1`."""
     alternatives: list[list[Relation]] = [[]]
-    for chain in (c for piece in split_top(_AND.sub(",", part)) for c in [piece] if c):
+    for chain in filter(None, split_top(_AND.sub(",", part))):
         pieces = SIGN.split(chain)
         if len(pieces) < 3 or not all(pieces[::2]):
             raise Unreadable("a relation without two sides")
         if len(pieces) == 5 and (inside := _inside_bars(pieces[2])):  # 1 < |f| < 2
             low, first, _, second, high = pieces
-            pieces = [low, first, inside, second, high]
-            turned = [f"-({high})", second, inside, first, f"-({low})"]
-            pairs = [[_oriented(*side[i : i + 3]) for i in (0, 2)] for side in (pieces, turned)]
-            alternatives = [a + [r for r in pair if r] for a in alternatives for pair in pairs]
+            positive = [(low, first, inside), (inside, second, high)]
+            negative = [(f"-({high})", second, inside), (inside, first, f"-({low})")]
+            alternatives = _combined(alternatives, [positive, negative])
             continue
         for left, sign, right in zip(pieces[:-2:2], pieces[1::2], pieces[2::2], strict=True):
-            options = [
-                [_oriented(a, sign_, b) for a, sign_, b in option] for option in _absolute(left, sign, right)
-            ]
-            alternatives = [a + [r for r in o if r] for a in alternatives for o in options]
+            alternatives = _combined(alternatives, _absolute(left, sign, right))
     return [tuple(a) for a in alternatives]
 
 
+def _combined(
+    alternatives: list[list[Relation]], options: list[list[tuple[str, str, str]]]
+) -> list[list[Relation]]:
+    """Every alternative together with the relations of every option."""
+    combined = []
+    for alternative in alternatives:
+        for option in options:
+            relations = [_oriented(left, sign, right) for left, sign, right in option]
+            combined.append(alternative + [r for r in relations if r])
+    return combined
+
+
 def _absolute(left: str, sign: str, right: str) -> list[list[tuple[str, str, str]]]:
+    """The alternatives of a relation, without the bars of |f|; each is a list of (left, sign, right)."""
     if sign in (">", "\\ge"):
-        left, sign, right = right, {">": "<", "\\ge": "\\le"}[sign], left
-    inside = _inside_bars(left), _inside_bars(right)
-    if sign in ("<", "\\le") and inside[0]:  # |f| < g
-        return [[(f"-({right})", sign, inside[0]), (inside[0], sign, right)]]
-    if sign in ("<", "\\le") and inside[1]:  # g < |f|
-        return [[(left, sign, inside[1])], [(inside[1], sign, f"-({left})")]]
+        return _absolute(right, {">": "<", "\\ge": "\\le"}[sign], left)
+    if sign in ("<", "\\le"):
+        if f := _inside_bars(left):  # |f| < g
+            return [[(f"-({right})", sign, f), (f, sign, right)]]
+        if f := _inside_bars(right):  # g < |f|
+            return [[(left, sign, f)], [(f, sign, f"-({left})")]]
     return [[(left, sign, right)]]
 
 
 def _inside_bars(s: str) -> str:
-    return s[1:-1] if len(s) > 2 and s[0] == s[-1] == "|" and "|" not in s[1:-1] else ""
+    one_pair = len(s) > 2 and s[0] == s[-1] == "|" and "|" not in s[1:-1]
+    return s[1:-1] if one_pair else ""
 
 
 def _oriented(left: str, sign: str, right: str) -> Relation | None:
-    """None for `x < \\infty`, which says nothing."""
-    infinite = structures.infinite(left), structures.infinite(right)
+    """A relation by `>`, `\\ge`, `=` or `\\ne`; None for `x < \\infty`, which says nothing."""
+    infinite = (structures.infinite(left), structures.infinite(right))
     if any(infinite) and sign not in ("=", "\\ne"):
         below = infinite[0] == "-" or infinite[1] == "+"
         if below == (sign in ("<", "\\le")) and not all(infinite):
@@ -191,7 +205,8 @@ def _oriented(left: str, sign: str, right: str) -> Relation | None:
 
 
 def _set(s: str, variable: str) -> list[tuple[Relation, ...]]:
-    """Unions of intervals, the real numbers, the real numbers without some."""
+    """The branches of a union of intervals, of the real numbers, or of the real numbers without some
+    points."""
     whole, *taken = re.split(r"\s*(?:\\setminus(?![a-zA-Z])|(?<=\\mathbb\{R\})\s*[-\\])\s*", s)
     if taken:
         points = structures.parse(taken[0]) if len(taken) == 1 else None
@@ -200,11 +215,9 @@ def _set(s: str, variable: str) -> list[tuple[Relation, ...]]:
         return [tuple(Relation("\\ne", variable, point) for point in points.parts)]
     found: list[tuple[Relation, ...]] = []
     for part in re.split(r"\s*\\cup(?![a-zA-Z])\s*", s):
-        part = (
-            part[1:-1]
-            if part[:1] == "(" and part[-1:] == ")" and is_one_group(part) and "," not in part
-            else part
-        )
+        enclosed = part[:1] == "(" and part[-1:] == ")" and is_one_group(part)
+        if enclosed and "," not in part:
+            part = part[1:-1]
         if part == "\\mathbb{R}":
             found.append(())
             continue
@@ -219,7 +232,7 @@ def _set(s: str, variable: str) -> list[tuple[Relation, ...]]:
 
 
 def _pair(these: Sequence, those: Sequence, same: Callable) -> bool:
-    """Whether each of these is one of those, one to one."""
+    """Whether the elements of both pair up, one to one, so that the two of a pair are the same."""
     left = list(those)
     for this in these:
         match = next((i for i, that in enumerate(left) if same(this, that)), None)
@@ -237,7 +250,8 @@ def _difference(relation: Relation) -> Expression:
 def _same_relation(first: Relation, second: Relation) -> bool:
     if first.sign != second.sign:
         return False
-    f, g = _difference(first), _difference(second)
+    f = _difference(first)
+    g = _difference(second)
     if not g.symbols <= f.symbols:
         return False
     bases = expression.readings(f, g)

@@ -22,7 +22,7 @@ Kind = str
 
 @dataclass(frozen=True)
 class Structure:
-    """Two or more parts in brackets, or a bare list; a set may have one."""
+    """Two or more parts in brackets or in a list without brackets; a set may have one part."""
 
     kind: Kind
     parts: tuple[str, ...]
@@ -54,16 +54,16 @@ def parse(content: str) -> Structure | None:
         return Structure("set", parts) if parts and (braces or len(parts) > 1) else None
     if s[0] in "([" and s[-1] in ")]" and is_one_group(s):
         parts = tuple(split_top(s[1:-1]))
-        if len(parts) < 2 or not all(parts) or "\\pm" in s or quantity.parse(s[1:-1]) and s[0] == "[":
+        bracketed_number = s[0] == "[" and quantity.parse(s[1:-1])
+        if len(parts) < 2 or not all(parts) or "\\pm" in s or bracketed_number:
             return None
         return Structure(s[0] + s[-1], parts)
     parts = _parts(s)
     names = {m[1] for m in map(_NAMED.fullmatch, parts) if m}
     if len(parts) < 2 or (len(names) > 1 and _OR.search(s)):  # x = 1 or y = 2 has no two values
         return None
-    unordered = (
-        ("=" in s and not any("=" in p for p in parts)) or (_AND.search(s) and "=" not in s) or "\\pm" in s
-    )
+    unnamed = "=" in s and not any("=" in part for part in parts)
+    unordered = unnamed or (_AND.search(s) and "=" not in s) or "\\pm" in s
     return Structure("set" if unordered else "list", parts)
 
 
@@ -74,12 +74,13 @@ _MATRIX = re.compile(
 
 
 def _matrix(match: re.Match[str]) -> Structure | None:
-    rows = [
-        [cell.strip() for cell in row.split("&")]
-        for row in re.split(r"\\\\|\\cr(?![a-zA-Z])", match[2].strip())
-    ]
-    rows = rows[:-1] if rows[-1] == [""] else rows
-    if "\\begin" in match[2] or len({len(row) for row in rows}) != 1 or not all(all(row) for row in rows):
+    rows = []
+    for row in re.split(r"\\\\|\\cr(?![a-zA-Z])", match[2].strip()):
+        rows.append([cell.strip() for cell in row.split("&")])
+    if rows[-1] == [""]:
+        rows.pop()
+    widths = {len(row) for row in rows}
+    if "\\begin" in match[2] or len(widths) != 1 or not all(all(row) for row in rows):
         return None
     bars = match[1] == "vmatrix" or match[0].startswith("|")
     kind = f"{len(rows)}x{len(rows[0])} {'determinant' if bars else 'matrix'}"
@@ -101,36 +102,42 @@ def _parts(s: str) -> tuple[str, ...]:
 
 
 def _depth(s: str) -> int:
-    return sum((c in "([{") - (c in ")]}") for c in s)
+    return sum(c in "([{" for c in s) - sum(c in ")]}" for c in s)
 
 
 def _signs(part: str) -> list[str]:
-    r"""`1 \pm x` is the two values `1 + x` and `1 - x`; more than one sign in a part is left for algebra."""
-    return [part.replace("\\pm", sign).lstrip("+ ") for sign in "+-"] if part.count("\\pm") == 1 else [part]
+    r"""The two values of `1 \pm x`, `1 + x` and `1 - x`; a part with more such signs needs algebra."""
+    if part.count("\\pm") != 1:
+        return [part]
+    return [part.replace("\\pm", sign).lstrip("+ ") for sign in "+-"]
 
 
 def values(structure: Structure, by_name: bool = False) -> Structure:
-    """Without the names, where every part has its own: `q = 2, p = 5` -> the tuple 2, 5; `by_name` 5, 2."""
+    """The parts without their names, if every part has one: `q = 2, p = 5` -> the tuple 2, 5; `by_name`
+    5, 2."""
     named = [_NAMED.fullmatch(p) for p in structure.parts]
     if not all(named) or structure.kind not in ("list", "set"):
         return structure
     pairs = [(m[1], m[2].strip()) for m in named if m]
-    return Structure("()", tuple(value for _, value in (sorted(pairs) if by_name else pairs)))
+    if by_name:
+        pairs.sort()
+    return Structure("()", tuple(value for _, value in pairs))
 
 
 def compatible(reference: Structure, answer: Structure) -> Literal["ordered", "unordered", "no"]:
-    """How the parts of two structures are to be compared.
+    """The way in which the parts of two structures must be compared.
 
     A bare list is taken for what the reference is; tuples and intervals are ordered, sets and bare
     lists are not. A column is the tuple of its entries.
     """
     same_length = len(reference.parts) == len(answer.parts)
     if {reference.kind, answer.kind} <= {"set", "list"}:
-        distinct = [len({part.replace(" ", "") for part in s.parts}) for s in (reference, answer)]
-        once = distinct[0] == distinct[1] and (same_length or distinct[0] == len(reference.parts))
+        different = len({part.replace(" ", "") for part in reference.parts})
+        answered = len({part.replace(" ", "") for part in answer.parts})
+        once = different == answered and (same_length or different == len(reference.parts))
         return "unordered" if once or "set" in (reference.kind, answer.kind) else "no"
-    pairs = {"()", "list"}, {"()", f"{len(reference.parts)}x1 matrix"}
-    same_kind = reference.kind == answer.kind or {reference.kind, answer.kind} in pairs
+    comparable = ({"()", "list"}, {"()", f"{len(reference.parts)}x1 matrix"})
+    same_kind = reference.kind == answer.kind or {reference.kind, answer.kind} in comparable
     return "ordered" if same_kind and same_length else "no"
 
 
@@ -149,8 +156,12 @@ _BASED = re.compile(r"([0-9A-F]+)_(?:([0-9]{1,2})|\{\s*([0-9]{1,2}|[a-z]{3,12})\
 
 def based(content: str) -> tuple[str, str] | None:
     """(digits, base) of a number such as `204_5` or `1A_{16}`; None if it is none."""
-    match = _BASED.fullmatch(clean(content).replace(" ", "")) if len(content) <= 60 else None
-    return (match[1].lstrip("0"), match[2] or match[3]) if match else None
+    if len(content) > 60:
+        return None
+    match = _BASED.fullmatch(clean(content).replace(" ", ""))
+    if match is None:
+        return None
+    return match[1].lstrip("0"), match[2] or match[3]
 
 
 _RATIO = re.compile(r"([0-9]+(?:\.[0-9]+)?)((?:\s*(?::|to)\s*[0-9]+(?:\.[0-9]+)?){1,4})", re.ASCII)
@@ -177,18 +188,24 @@ def clock(content: str) -> tuple[int, int, int, str] | None:
     match = _CLOCK.fullmatch(clean(content))
     if match is None or int(match[1]) > 24:
         return None
-    hour, half = int(match[1]), (match[4] or "").lower()
+    hour = int(match[1])
+    half = (match[4] or "").lower()
     if half and not 1 <= hour <= 12:
         return None
     return hour, int(match[2]), int(match[3] or 0), half
 
 
 def same_time(reference: tuple[int, int, int, str], answer: tuple[int, int, int, str]) -> bool:
-    """A marker that the reference has must be met (3:45 PM is 15:45); one that only the answer has is
-    let pass."""
+    """Whether two times of day are the same.
+
+    A marker in the reference must be met (3:45 PM is 15:45). A marker in the answer alone does no harm.
+    """
 
     def hour24(t: tuple[int, int, int, str]) -> int:
-        return t[0] % 12 + 12 * (t[3] == "p") if t[3] else t[0]
+        hour, _, _, half = t
+        if not half:
+            return hour
+        return hour % 12 + 12 if half == "p" else hour % 12
 
     if reference[1:3] != answer[1:3]:
         return False

@@ -7,12 +7,36 @@ import re
 from trainer.rewards.grading.values import Unreadable
 
 FUNCTIONS = {
-    "sin": "sin", "cos": "cos", "tan": "tan", "cot": "cot", "sec": "sec", "csc": "csc", "sinh": "sinh", "cosh": "cosh",
-    "tanh": "tanh", "coth": "coth", "arcsin": "asin", "arccos": "acos", "arctan": "atan", "asin": "asin",
-    "acos": "acos", "atan": "atan", "arccot": "acot", "arcsec": "asec", "arccsc": "acsc", "tg": "tan", "ctg": "cot",
-    "arctg": "atan", "arcsinh": "asinh", "arccosh": "acosh", "arctanh": "atanh", "ln": "ln", "log": "log", "lg": "lg",
+    "sin": "sin",
+    "cos": "cos",
+    "tan": "tan",
+    "cot": "cot",
+    "sec": "sec",
+    "csc": "csc",
+    "sinh": "sinh",
+    "cosh": "cosh",
+    "tanh": "tanh",
+    "coth": "coth",
+    "arcsin": "asin",
+    "arccos": "acos",
+    "arctan": "atan",
+    "asin": "asin",
+    "acos": "acos",
+    "atan": "atan",
+    "arccot": "acot",
+    "arcsec": "asec",
+    "arccsc": "acsc",
+    "tg": "tan",
+    "ctg": "cot",
+    "arctg": "atan",
+    "arcsinh": "asinh",
+    "arccosh": "acosh",
+    "arctanh": "atanh",
+    "ln": "ln",
+    "log": "log",
+    "lg": "lg",
     "exp": "exp",
-}  # fmt: skip
+}
 _PLAIN_WORDS = frozenset([*FUNCTIONS, "sqrt", "pi"])
 
 _TOKEN = re.compile(
@@ -30,14 +54,17 @@ _DERIVATIVE = re.compile(
 
 def _derivative(m: re.Match[str]) -> str:
     if m[8]:
-        parts = m[8], m[9], m[10], "1", "1"
+        parts = (m[8], m[9], m[10], "1", "1")
     else:
-        parts = m[1], m[4].strip(), m[5], m[2] or m[3] or "1", m[6] or m[7] or "1"
+        parts = (m[1], m[4].strip(), m[5], m[2] or m[3] or "1", m[6] or m[7] or "1")
     return "⟪" + " ".join(parts).replace("\\", "") + "⟫"
 
 
 def tokens(text: str) -> list[tuple[str, str]]:
-    """(kind, text) of each: number, command, letter, symbol (a derivative) or sign. Raises Unreadable."""
+    """(kind, text) of each token. Raises Unreadable.
+
+    The kinds are number, command, letter, symbol (a derivative) and sign.
+    """
     found: list[tuple[str, str]] = []
     text = _DERIVATIVE.sub(_derivative, text)
     position = 0

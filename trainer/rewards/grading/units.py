@@ -3,8 +3,8 @@ question itself uses.
 
 A unit is a size and its dimensions (`km/h` is 5/18 of m·s⁻¹), so that any two spellings of one unit
 agree: `m/s^2`, `m s^{-2}`, `meters per second squared`. A noun (`5 apples`) is a dimension of its own,
-and only one that the question or the reference answer contains. Words of number, scale or denial (`5
-lakh`, `5 never`) are units nowhere.
+if the question or the reference answer contains it. Words of number, scale or denial (`5 lakh`, `5
+never`) are never units.
 """
 
 from __future__ import annotations
@@ -19,65 +19,125 @@ from trainer.rewards.grading.notation import clean
 
 @dataclass(frozen=True)
 class Unit:
-    """Some unit of measurement."""
+    """A unit of measurement."""
 
     size: Fraction
-    """In base units."""
+    """Size in base units."""
     dimensions: tuple[tuple[str, int], ...]
-    """Sorted (base unit or noun, exponent)."""
+    """(base unit or noun, exponent), sorted."""
 
 
 _KNOWN: dict[str, Unit] = {}
 _CASED: set[str] = {"ml"}
-"""Small prefixed symbols, in lower case: `mg` must be written so, for `Mg` is another unit; `KM` can
-only be `km`."""
+"""Symbols with a small prefix, in lower case, whose case matters: `mg` is not `Mg`, but `KM` can only
+be `km`."""
 
 
 def _define(size: str | int | Fraction, dimensions: str, names: str) -> None:
-    powers = sorted((d.rstrip("-0123456789"), int(d.lstrip("-") and d[len(d.rstrip("-0123456789")) :] or 1))
-                    for d in dimensions.split())  # fmt: skip
+    """Adds one unit under several names. `dimensions` is written as `kg m2 s-2`."""
+    powers = []
+    for dimension in dimensions.split():
+        base = dimension.rstrip("-0123456789")
+        exponent = dimension.removeprefix(base)
+        powers.append((base, int(exponent or 1)))
     for name in names.split():
-        _KNOWN[name] = Unit(Fraction(size), tuple(powers))
+        _KNOWN[name] = Unit(Fraction(size), tuple(sorted(powers)))
 
 
 for _size, _dimensions, _names in (
-    ("0.0254", "m", "in inch inche"), ("0.3048", "m", "ft foot feet"), ("0.9144", "m", "yd yard"),
-    ("1609.344", "m", "mi mile"), (1852, "m", "nmi"), (9460730472580800, "m", "ly lightyear light-year"),
-    ("0.45359237", "kg", "lb lbs pound"), ("0.028349523125", "kg", "oz ounce"), (1000, "kg", "t ton tonne 吨"),
-    (60, "s", "min minute 分钟"), (3600, "s", "h hr hour 小时"), (86400, "s", "d day 天 日"),
-    (604800, "s", "wk week 周"), (1, "month", "month 月"), (12, "month", "yr year 年"), (120, "month", "decade"),
+    ("0.0254", "m", "in inch inche"),
+    ("0.3048", "m", "ft foot feet"),
+    ("0.9144", "m", "yd yard"),
+    ("1609.344", "m", "mi mile"),
+    (1852, "m", "nmi"),
+    (9460730472580800, "m", "ly lightyear light-year"),
+    ("0.45359237", "kg", "lb lbs pound"),
+    ("0.028349523125", "kg", "oz ounce"),
+    (1000, "kg", "t ton tonne 吨"),
+    (60, "s", "min minute 分钟"),
+    (3600, "s", "h hr hour 小时"),
+    (86400, "s", "d day 天 日"),
+    (604800, "s", "wk week 周"),
+    (1, "month", "month 月"),
+    (12, "month", "yr year 年"),
+    (120, "month", "decade"),
     (1200, "month", "century centurie"),
-    ("0.001", "m3", "L l liter litre 升"), ("0.000001", "m3", "mL ml milliliter millilitre cc 毫升"),
-    ("0.003785411784", "m3", "gal gallon"), ("4046.8564224", "m2", "acre"), (10000, "m2", "ha hectare 公顷"),
-    (1, "dollar", "＄ dollar usd USD buck"), ("0.01", "dollar", "cent ¢"), (1, "euro", "€ euro EUR"),
-    (1, "sterling", "£ GBP"), (1, "yen", "¥ yen JPY"), (1, "yuan", "yuan RMB rmb 元"), (1, "rupee", "₹ rupee Rs rs"),
-    (1, "degree", "° degree deg 度"), (1, "radian", "rad radian"), (Fraction(1, 60), "degree", "arcmin arcminute"),
-    (1, "Celsius", "°C C ℃ celsius Celsius"), (1, "Fahrenheit", "°F F fahrenheit Fahrenheit"), (1, "K", "K kelvin"),
-    (1, "revolution s-1", "rps"), (Fraction(1, 60), "revolution s-1", "rpm"), (1, "revolution", "revolution rev turn"),
-    (Fraction(10, 36), "m s-1", "kph kmh kmph"), ("0.44704", "m s-1", "mph"), (Fraction(1852, 3600), "m s-1", "knot"),
-    ("4.184", "kg m2 s-2", "cal calorie"), (4184, "kg m2 s-2", "kcal Cal kilocalorie"),
-    (3600000, "kg m2 s-2", "kWh"), (101325, "kg m-1 s-2", "atm atmosphere"), (100000, "kg m-1 s-2", "bar"),
-    ("133.322387415", "kg m-1 s-2", "mmHg torr"), (1, "bit", "bit"), (8, "bit", "byte"), (1, "decibel", "dB decibel"),
-    (1, "kg m2 s-2", "Nm"), (1, "kg m s-1", "Ns"), (3600, "kg m2 s-2", "Wh"), (3600, "A s", "Ah"),
+    ("0.001", "m3", "L l liter litre 升"),
+    ("0.000001", "m3", "mL ml milliliter millilitre cc 毫升"),
+    ("0.003785411784", "m3", "gal gallon"),
+    ("4046.8564224", "m2", "acre"),
+    (10000, "m2", "ha hectare 公顷"),
+    (1, "dollar", "＄ dollar usd USD buck"),
+    ("0.01", "dollar", "cent ¢"),
+    (1, "euro", "€ euro EUR"),
+    (1, "sterling", "£ GBP"),
+    (1, "yen", "¥ yen JPY"),
+    (1, "yuan", "yuan RMB rmb 元"),
+    (1, "rupee", "₹ rupee Rs rs"),
+    (1, "degree", "° degree deg 度"),
+    (1, "radian", "rad radian"),
+    (Fraction(1, 60), "degree", "arcmin arcminute"),
+    (1, "Celsius", "°C C ℃ celsius Celsius"),
+    (1, "Fahrenheit", "°F F fahrenheit Fahrenheit"),
+    (1, "K", "K kelvin"),
+    (1, "revolution s-1", "rps"),
+    (Fraction(1, 60), "revolution s-1", "rpm"),
+    (1, "revolution", "revolution rev turn"),
+    (Fraction(10, 36), "m s-1", "kph kmh kmph"),
+    ("0.44704", "m s-1", "mph"),
+    (Fraction(1852, 3600), "m s-1", "knot"),
+    ("4.184", "kg m2 s-2", "cal calorie"),
+    (4184, "kg m2 s-2", "kcal Cal kilocalorie"),
+    (3600000, "kg m2 s-2", "kWh"),
+    (101325, "kg m-1 s-2", "atm atmosphere"),
+    (100000, "kg m-1 s-2", "bar"),
+    ("133.322387415", "kg m-1 s-2", "mmHg torr"),
+    (1, "bit", "bit"),
+    (8, "bit", "byte"),
+    (1, "decibel", "dB decibel"),
+    (1, "kg m2 s-2", "Nm"),
+    (1, "kg m s-1", "Ns"),
+    (3600, "kg m2 s-2", "Wh"),
+    (3600, "A s", "Ah"),
     ("3.6", "A s", "mAh"),
     (1, "", "unit sq.unit 个 只 条 本 张 人 辆 棵 支 块 次 岁 件 名 位 種 种"),
-):  # fmt: skip
+):
     _define(_size, _dimensions, _names)
 _PREFIXES = {
-    "": 0, "p pico": -12, "n nano": -9, "µ μ u micro": -6, "m milli": -3, "c centi": -2, "d deci": -1, "k kilo": 3,
-    "M mega": 6, "G giga": 9, "T tera": 12,
-}  # fmt: skip
+    "": 0,
+    "p pico": -12,
+    "n nano": -9,
+    "µ μ u micro": -6,
+    "m milli": -3,
+    "c centi": -2,
+    "d deci": -1,
+    "k kilo": 3,
+    "M mega": 6,
+    "G giga": 9,
+    "T tera": 12,
+}
 for _symbol, _long, _size, _dimensions, _chosen in (
-    ("m", "meter metre", 1, "m", "numµckd"), ("g", "gram gramme gm", "0.001", "kg", "nuµmk"),
-    ("s", "second sec", 1, "s", "nuµm"), ("A", "ampere amp", 1, "A", "nuµmk"), ("mol", "mole", 1, "mol", "nuµmk"),
-    ("N", "newton", 1, "kg m s-2", "nuµmkM"), ("J", "joule", 1, "kg m2 s-2", "nuµmkMG"),
-    ("W", "watt", 1, "kg m2 s-3", "nuµmkMG"), ("Pa", "pascal", 1, "kg m-1 s-2", "mkMGh"),
-    ("Hz", "hertz", 1, "s-1", "mkMGT"), ("V", "volt", 1, "kg m2 s-3 A-1", "nuµmkM"),
-    ("Ω", "ohm Ohm", 1, "kg m2 s-3 A-2", "mkMG"), ("eV", "electronvolt", "1.602176634e-19", "kg m2 s-2", "mkMG"),
-    ("T", "tesla", 1, "kg s-2 A-1", "nuµm"), ("H", "henry", 1, "kg m2 s-2 A-2", "nuµm"),
-    ("Wb", "weber", 1, "kg m2 s-2 A-1", "m"), ("lm", "lumen", 1, "lm", ""), ("cd", "candela", 1, "cd", ""),
-    ("C", "coulomb", 1, "A s", "pnuµm"), ("F", "farad", 1, "kg-1 m-2 s4 A2", "pnuµm"),  # a bare C, F: degrees
-):  # fmt: skip
+    ("m", "meter metre", 1, "m", "numµckd"),
+    ("g", "gram gramme gm", "0.001", "kg", "nuµmk"),
+    ("s", "second sec", 1, "s", "nuµm"),
+    ("A", "ampere amp", 1, "A", "nuµmk"),
+    ("mol", "mole", 1, "mol", "nuµmk"),
+    ("N", "newton", 1, "kg m s-2", "nuµmkM"),
+    ("J", "joule", 1, "kg m2 s-2", "nuµmkMG"),
+    ("W", "watt", 1, "kg m2 s-3", "nuµmkMG"),
+    ("Pa", "pascal", 1, "kg m-1 s-2", "mkMGh"),
+    ("Hz", "hertz", 1, "s-1", "mkMGT"),
+    ("V", "volt", 1, "kg m2 s-3 A-1", "nuµmkM"),
+    ("Ω", "ohm Ohm", 1, "kg m2 s-3 A-2", "mkMG"),
+    ("eV", "electronvolt", "1.602176634e-19", "kg m2 s-2", "mkMG"),
+    ("T", "tesla", 1, "kg s-2 A-1", "nuµm"),
+    ("H", "henry", 1, "kg m2 s-2 A-2", "nuµm"),
+    ("Wb", "weber", 1, "kg m2 s-2 A-1", "m"),
+    ("lm", "lumen", 1, "lm", ""),
+    ("cd", "candela", 1, "cd", ""),
+    ("C", "coulomb", 1, "A s", "pnuµm"),
+    ("F", "farad", 1, "kg-1 m-2 s4 A2", "pnuµm"),  # a bare C, F: degrees
+):
     for _prefix, _exponent in _PREFIXES.items():
         _short, _, _word = _prefix.rpartition(" ")
         _scaled = Fraction(_size) * Fraction(10) ** _exponent
@@ -86,53 +146,69 @@ for _symbol, _long, _size, _dimensions, _chosen in (
             _define(_scaled, _dimensions, " ".join(name for name in _names if name not in _KNOWN))
             _CASED.update(name.lower() for name in _names if _short and _short[0] in "pnuµm")
             _define(_scaled, _dimensions, " ".join(_word + name for name in _long.split()))
-for _name, _unit in (("厘米", "cm"), ("米", "m"), ("毫米", "mm"), ("分米", "dm"), ("千米", "km"), ("公里", "km"),
-                     ("克", "g"), ("千克", "kg"), ("公斤", "kg"), ("秒", "s"), ("时", "h"), ("分", "min")):  # fmt: skip
+for _name, _unit in (
+    ("厘米", "cm"),
+    ("米", "m"),
+    ("毫米", "mm"),
+    ("分米", "dm"),
+    ("千米", "km"),
+    ("公里", "km"),
+    ("克", "g"),
+    ("千克", "kg"),
+    ("公斤", "kg"),
+    ("秒", "s"),
+    ("时", "h"),
+    ("分", "min"),
+):
     _KNOWN[_name] = _KNOWN[_unit]
 for _prefix, _power in (("平方", 2), ("立方", 3)):
     for _name in ("厘米", "米", "毫米", "分米", "千米"):
         _KNOWN[_prefix + _name] = Unit(_KNOWN[_name].size ** _power, (("m", _power),))
 
-_CARDINALS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand million billion trillion "
+_CARDINALS_TEXT = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety "
+    "hundred thousand million billion trillion"
 )
+_CARDINALS = _CARDINALS_TEXT.split()
 _NEVER_TEXT = (
-    "first second third fifth eighth ninth twelfth half halve halves quarter dozen score gross lakh lac crore "
-    "mega giga tera kilo centi milli micro nano hecto deca deci double triple twice thrice once pair couple "
-    "several few many k bn a an the and or not no nor none never neither either both all any some each every only "
-    "just than then less more over under above below about around between up down out off to from in on at by of "
-    "for with without is are isn was were be been if but so as it its this that these those there here what which "
-    "who whose when where why how plus minus times divided multiplied squared cubed square cubic root factorial "
-    "mod modulo remainder base power pi sqrt percent percentage point infinity inf log ln sin cos tan sec csc cot "
-    "exp max min sum difference product quotient choose negative positive opposite inverse reciprocal wrong "
-    "incorrect false true correct right maybe perhaps possibly probably approximately roughly nearly almost "
-    "exactly short shy away other otherwise except instead versus vs into am pm alpha beta gamma theta phi repeating "
-    "recurring "
-    "impossible undefined unknown cannot can can't don't doesn't does did do has have had will would could should "
-    "may might must "
+    "first second third fifth eighth ninth twelfth half halve halves quarter dozen score gross lakh "
+    "lac crore mega giga tera kilo centi milli micro nano hecto deca deci double triple twice thrice "
+    "once pair couple several few many k bn a an the and or not no nor none never neither either both "
+    "all any some each every only just than then less more over under above below about around "
+    "between up down out off to from in on at by of for with without is are isn was were be been if "
+    "but so as it its this that these those there here what which who whose when where why how plus "
+    "minus times divided multiplied squared cubed square cubic root factorial mod modulo remainder "
+    "base power pi sqrt percent percentage point infinity inf log ln sin cos tan sec csc cot exp max "
+    "min sum difference product quotient choose negative positive opposite inverse reciprocal wrong "
+    "incorrect false true correct right maybe perhaps possibly probably approximately roughly nearly "
+    "almost exactly short shy away other otherwise except instead versus vs into am pm alpha beta "
+    "gamma theta phi repeating recurring impossible undefined unknown cannot can can't don't doesn't "
+    "does did do has have had will would could should may might must"
 )
-_NEVER = frozenset(_NEVER_TEXT.split()) | {c + s for c in _CARDINALS.split() for s in ("", "th", "fold")} | {
-    c.removesuffix("y") + "ieth" for c in _CARDINALS.split()
-}  # fmt: skip
-"""Words that change a number, deny it or hedge, whatever the question says; compared in the singular."""
+_CARDINAL_FORMS = [cardinal + ending for cardinal in _CARDINALS for ending in ("", "th", "fold")]
+_TENTHS = [cardinal.removesuffix("y") + "ieth" for cardinal in _CARDINALS]
+_NEVER = frozenset([*_NEVER_TEXT.split(), *_CARDINAL_FORMS, *_TENTHS])
+"""Words that change a number, deny it or hedge; they are units in no question. They are compared in the
+singular."""
 _COUNTED = frozenset(
     ("squares", "points", "roots", "sums", "differences", "products", "quotients", "cubes", "powers")
 )
-"""Of these, what a question may ask the number of: `12 squares`, `3 points`; only in the plural."""
+"""Plurals of such words whose number a question may ask for: `12 squares`, `3 points`."""
 
 
 def singular(word: str) -> str:
-    """`apples` -> `apple`, `boxes` -> `boxe` (on both sides alike)."""
-    return word[:-1] if len(word) > 2 and word.endswith("s") and not word.endswith("ss") else word
+    """`apples` -> `apple`. `boxes` -> `boxe` does no harm, as both sides are treated alike."""
+    plural = len(word) > 2 and word.endswith("s") and not word.endswith("ss")
+    return word[:-1] if plural else word
 
 
 @lru_cache(maxsize=4096)
 def nouns(text: str) -> frozenset[str]:
     """The words of a question or reference answer that may stand behind a number, lower case and singular."""
-    found = frozenset(re.findall(r"[a-z]{2,20}", text[:20_000].lower()))
-    words = frozenset(w for w in map(singular, found) if w not in _NEVER and len(w) > 2)
-    return words | (found & _COUNTED)
+    words = frozenset(re.findall(r"[a-z]{2,20}", text[:20_000].lower()))
+    singulars = map(singular, words)
+    return frozenset(w for w in singulars if w not in _NEVER and len(w) > 2) | (words & _COUNTED)
 
 
 _PIECE = re.compile(
@@ -148,71 +224,123 @@ _SCALE_OR_UNIT = {
     "K": re.compile(r"(?<![A-Za-z])(?:K|kelvins?)(?![A-Za-z])"),
     "T": re.compile(r"\bT\b|[Tt]esla"),
 }
-"""A thousand or kelvin, a trillion or tesla: units only where question or reference answer names them."""
+"""Letters that are a scale (a thousand, a trillion) unless question or reference answer names the unit."""
 
 
 @lru_cache(maxsize=8192)
 def unit(text: str, context: str = "") -> Unit | None:
-    """Reads all of a cleaned text as a unit, or None if it is none.
+    """Reads all of a cleaned text as a unit; None if it is not one.
 
     Args:
         text: what follows a number: `cm^2`, ` meters per second`, ` red apples`.
         context: question and reference answer, for their nouns.
     """
+    text = _normalized(text)
+    if not text or len(text) > 60:
+        return None
+    reader = _UnitReader(context)
+    position = 0
+    while position < len(text):
+        piece = _PIECE.match(text, position)
+        if piece is None or piece.end() == position:
+            if text[position:].isspace():
+                break
+            return None
+        if not reader.take(piece):
+            return None
+        position = piece.end()
+    if not reader.complete or text.count("(") != text.count(")"):  # `5 *` and `5 (` have no unit
+        return None
+    return reader.unit()
+
+
+def _normalized(text: str) -> str:
     text = _CELSIUS.sub(lambda m: "°" + m[1].upper(), text)
-    text = (
-        _FRACTION.sub(r"\1/(\2)", text.strip(" ~").removeprefix("-").strip())
-        .replace("\\Omega", "Ω")
-        .replace("每", "/")
-    )
+    text = text.strip(" ~").removeprefix("-").strip()
+    text = _FRACTION.sub(r"\1/(\2)", text).replace("\\Omega", "Ω").replace("每", "/")
     text = re.sub(r"\\mu\s*", "µ", text).replace("mm Hg", "mmHg")
     if text.startswith("(") and text.endswith(")") and text.count("(") == 1:
         text = text[1:-1]
-    if not text or len(text) > 60:
-        return None
-    size, powers = Fraction(1), dict[str, int]()
-    last: tuple[Unit, int] | None = None
-    sign, inside, next_power, at, ended = 1, False, 1, 0, False
-    while at < len(text):
-        match = _PIECE.match(text, at)
-        if match is None or match.end() == at:
-            if text[at:].isspace():
-                break
-            return None
-        at = match.end()
-        ended = bool(match["name"] or match["power"] or match["after"] or (inside and match["times"] == ")"))
-        if match["over"]:
-            if last is None or inside or sign < 0:
-                return None
-            sign = -1
-        elif times := match["times"]:
-            inside = times == "(" or (inside and times != ")")
-            if times == ")" or (times != "(" and not inside):
-                sign = 1
-        elif word := match["before"]:
-            next_power = 2 if word.startswith("s") else 3
-        elif match["after"] or match["power"]:
-            if last is None:
-                return None
-            found, was = last
-            power = int(match["power"]) if match["power"] else 2 if match["after"] == "squared" else 3
-            if not 0 < abs(power) < 7:
-                return None
-            size *= found.size ** (was * (power - 1))
-            for name, exponent in found.dimensions:
-                powers[name] += exponent * was * (power - 1)
-            last = None
-        else:
-            found = _lookup(match["name"], context)
-            if found is None:
-                return None
-            was = sign * next_power
-            last, next_power = (found, was), 1
-            size *= found.size**was
-            for name, exponent in found.dimensions:
-                powers[name] = powers.get(name, 0) + exponent * was
-    whole = ended and next_power == 1 and text.count("(") == text.count(")")  # `5 *` and `5 (` have no unit
-    return Unit(size, tuple(sorted((n, e) for n, e in powers.items() if e))) if whole else None
+    return text
+
+
+class _UnitReader:
+    """Multiplies the pieces of a unit, which `_PIECE` matches, from left to right."""
+
+    def __init__(self, context: str) -> None:
+        self.context = context
+        self.size = Fraction(1)
+        self.powers: dict[str, int] = {}
+        self.last: tuple[Unit, int] | None = None
+        """The factor that a power after it applies to, and its exponent so far."""
+        self.sign = 1
+        """-1 below a fraction bar."""
+        self.inside = False
+        """Within brackets."""
+        self.next_power = 1
+        """Power that a word before the name asks for: 2 after `square`, 3 after `cubic`."""
+        self.ended = False
+        """Whether the last piece may end a unit."""
+
+    @property
+    def complete(self) -> bool:
+        return self.ended and self.next_power == 1
+
+    def unit(self) -> Unit:
+        """The product of all pieces."""
+        return Unit(self.size, tuple(sorted((name, power) for name, power in self.powers.items() if power)))
+
+    def take(self, piece: re.Match[str]) -> bool:
+        """Adds the next piece. False if it cannot stand here."""
+        closes = self.inside and piece["times"] == ")"
+        self.ended = bool(piece["name"] or piece["power"] or piece["after"] or closes)
+        if piece["over"]:
+            return self._divide()
+        if piece["times"]:
+            self._multiply(piece["times"])
+            return True
+        if piece["before"]:
+            self.next_power = 2 if piece["before"].startswith("s") else 3
+            return True
+        if piece["after"]:
+            return self._raise(2 if piece["after"] == "squared" else 3)
+        if piece["power"]:
+            return self._raise(int(piece["power"]))
+        return self._name(piece["name"])
+
+    def _divide(self) -> bool:
+        if self.last is None or self.inside or self.sign < 0:
+            return False
+        self.sign = -1
+        return True
+
+    def _multiply(self, sign: str) -> None:
+        self.inside = sign == "(" or (self.inside and sign != ")")
+        if sign == ")" or (sign != "(" and not self.inside):
+            self.sign = 1
+
+    def _raise(self, power: int) -> bool:
+        if self.last is None or not 0 < abs(power) < 7:
+            return False
+        factor, exponent = self.last
+        self._add(factor, exponent * (power - 1))
+        self.last = None
+        return True
+
+    def _name(self, name: str) -> bool:
+        factor = _lookup(name, self.context)
+        if factor is None:
+            return False
+        exponent = self.sign * self.next_power
+        self.next_power = 1
+        self.last = factor, exponent
+        self._add(factor, exponent)
+        return True
+
+    def _add(self, factor: Unit, exponent: int) -> None:
+        self.size *= factor.size**exponent
+        for name, power in factor.dimensions:
+            self.powers[name] = self.powers.get(name, 0) + power * exponent
 
 
 def _lookup(name: str, context: str) -> Unit | None:
@@ -220,8 +348,10 @@ def _lookup(name: str, context: str) -> Unit | None:
     word = singular(name.rstrip("."))
     if word in _SCALE_OR_UNIT and not _SCALE_OR_UNIT[word].search(context):
         return None
-    any_case = len(word) > 1 and word.lower() not in _CASED
-    for form in (name.rstrip("."), word, *((name.lower().rstrip("."), word.lower()) if any_case else ())):
+    forms = [name.rstrip("."), word]
+    if len(word) > 1 and word.lower() not in _CASED:
+        forms += [name.lower().rstrip("."), word.lower()]
+    for form in forms:
         if form in _KNOWN:
             return _KNOWN[form]
     lowered = name.lower() if name.lower() in _COUNTED else word.lower()
@@ -231,19 +361,21 @@ def _lookup(name: str, context: str) -> Unit | None:
 
 
 def split_unit(raw: str, context: str) -> tuple[str, Unit | None]:
-    r"""Takes a unit off an expression: `25\pi \text{ cm}^2` -> (`25\pi`, cm²). None where there is none.
+    r"""Separates an expression and its unit: `25\pi \text{ cm}^2` -> (`25\pi`, cm²). None if it has no unit.
 
-    Without `\text` only after a number, bracket or \pi, and only units of two letters and more: in
+    A unit without `\text` must follow a number, a bracket or \pi, and have two letters or more: in
     `2\pi h` the h is a height, not an hour.
     """
     s = clean(raw)
     marked = _MARKED.search(raw) is not None
     for match in _START.finditer(s, max(0, len(s) - 60)):
-        value, rest = s[: match.start()].rstrip(), s[match.start() :].strip()
+        value = s[: match.start()].rstrip()
+        rest = s[match.start() :].strip()
         if not value or not (marked or (len(rest) > 1 and _NUMERIC_END.search(value))):
             continue
-        if (found := unit(rest, context)) is not None:
-            return value, found
+        known = unit(rest, context)
+        if known is not None:
+            return value, known
     return s, None
 
 

@@ -10,20 +10,20 @@ from typing import Any
 from mpmath.ctx_mp import MPContext
 
 MAX_POWER_BITS = 1 << 22
-"""Of a power or exponential: 2^4194304. What is beyond is a tower of powers."""
+"""Bits of a power or exponential: 2^4194304. What is beyond is a tower of powers."""
 MAX_FACTORIAL = 100_000
 MAX_ARGUMENT = 10**15
-"""Of a sine: its period must be taken off in more digits the larger it is."""
+"""Largest argument of a sine: the larger it is, the more digits its reduction takes."""
 MAX_TERMS = 1_000
-"""Of a sum or product sign."""
+"""Most terms of a sum or product sign."""
 
 
 class Unreadable(ValueError):
-    """Not an expression, or one whose value is not cheap to find."""
+    """The text is not an expression, or its value is not cheap to compute."""
 
 
 class Undefined(ArithmeticError):
-    """Not real at a real point."""
+    """The value is not real at a real point."""
 
 
 def _context(digits: int) -> Any:
@@ -33,8 +33,9 @@ def _context(digits: int) -> Any:
 
 
 DIGITS = 150
-CONTEXT, FINE = _context(DIGITS), _context(2 * DIGITS)
-"""Of 150 digits and, to tell a tiny number from zero, of 300."""
+CONTEXT = _context(DIGITS)
+FINE = _context(2 * DIGITS)
+"""A context of twice as many digits, which shows whether a tiny number is zero."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +44,17 @@ class Point:
 
     seed: int
     kind: str
-    """complex (right half plane), or real: positive, signs at random, the opposite signs."""
+    """complex (right half plane), or real: positive, signs (drawn at random), opposite signs."""
     context: Any = CONTEXT
     log_base: int = 0
-    r"""Of a bare `\log`: 0 is natural, else 10. Both conventions are in use."""
+    r"""Base of a bare `\log`: 0 means natural, else 10. Both conventions are in use."""
     bound: dict[str, Any] = field(default_factory=dict)
     """Values of the indices of sums."""
     component: int = 0
-    """Of vectors, whose cross product has two factors in different components."""
+    """Component of vectors; the two factors of a cross product are in different ones."""
 
     def symbol(self, name: str) -> Any:
-        """The symbol's value, a function of its name and the seed."""
+        """Value of a symbol, which is a function of its name and the seed."""
         if name in self.bound:
             return self.bound[name]
         component = f"{self.component} " if self.component and name.startswith(("vec ", "hat ")) else ""
@@ -61,7 +62,8 @@ class Point:
         size = self.context.mpf(draw.randint(10**17, 4 * 10**17)) / 2**57
         if self.kind == "complex":
             return size * self.context.expjpi(self.context.mpf(draw.randint(-(10**17), 10**17)) / 10**18)
-        return -size if self.kind == ("signs" if draw.random() < 0.5 else "opposite signs") else size
+        negative_kind = "signs" if draw.random() < 0.5 else "opposite signs"
+        return -size if self.kind == negative_kind else size
 
 
 Node = Callable[[Point], Any]
@@ -69,16 +71,19 @@ Node = Callable[[Point], Any]
 
 
 def value(node: Node, point: Point) -> Any:
-    """A finite number. Raises Undefined where there is none, Unreadable where it is too expensive."""
+    """Value of a node, a finite number.
+
+    Raises Undefined if there is none, Unreadable if it is too expensive.
+    """
     try:
-        found = node(point)
+        number = node(point)
     except (ZeroDivisionError, OverflowError, ValueError) as error:
         if isinstance(error, Unreadable):
             raise
         raise Undefined from None
-    if not point.context.isfinite(found):
+    if not point.context.isfinite(number):
         raise Undefined
-    return found
+    return number
 
 
 def constant(digits: str) -> Node:
@@ -112,12 +117,12 @@ def over(a: Node, b: Node) -> Node:
 
 
 def degrees(a: Node) -> Node:
-    """In radians."""
+    """An angle in degrees, as radians."""
     return lambda p: a(p) * p.context.pi / 180
 
 
 def small(v: Any, p: Point, limit: float = MAX_ARGUMENT) -> Any:
-    """The value itself. Raises Unreadable where it is above the limit."""
+    """`v` itself. Raises Unreadable if it is above the limit."""
     if not p.context.isfinite(v):
         raise Undefined
     if abs(v) > limit:
@@ -133,7 +138,8 @@ def power(base: Node, exponent: Node) -> Node:
     """`base^exponent`; undefined for a negative base and a broken exponent at a real point."""
 
     def power(p: Point) -> Any:
-        b, e = base(p), small(exponent(p), p)
+        b = base(p)
+        e = small(exponent(p), p)
         if b == 0:
             return b**e if e.imag == 0 and e.real > 0 else _undefined()
         if abs(e) * (abs(p.context.ln(b)) + 1) > MAX_POWER_BITS:
@@ -153,7 +159,8 @@ def root(radicand: Node, degree: Node) -> Node:
     """The real root of odd degree, else the principal one."""
 
     def root(p: Point) -> Any:
-        v, n = radicand(p), small(degree(p), p)
+        v = radicand(p)
+        n = small(degree(p), p)
         if v.imag == 0 and v.real < 0 and n.imag == 0 and n.real % 2 == 1:  # the real root, as on paper
             return -((-v) ** (1 / n))
         if _negative(v, p):
@@ -164,7 +171,7 @@ def root(radicand: Node, degree: Node) -> Node:
 
 
 def log(argument: Node, base: Node | None) -> Node:
-    r"""To a base, or as the point reads a bare `\\log`."""
+    r"""Logarithm to a base, or as the point reads a bare `\\log`."""
 
     def log(p: Point) -> Any:
         v = argument(p)
@@ -184,14 +191,11 @@ def function(name: str, argument: Node) -> Node:
 
     def function(p: Point) -> Any:
         limit = MAX_POWER_BITS if name.endswith(("exp", "h")) else MAX_ARGUMENT
-        found = getattr(p.context, name)(small(argument(p), p, limit))
-        if (
-            p.kind != "complex"
-            and name in ("asin", "acos", "acosh", "atanh", "asec", "acsc")
-            and found.imag != 0
-        ):
+        result = getattr(p.context, name)(small(argument(p), p, limit))
+        partly_real = name in ("asin", "acos", "acosh", "atanh", "asec", "acsc")
+        if p.kind != "complex" and partly_real and result.imag != 0:
             raise Undefined
-        return found
+        return result
 
     return function
 
@@ -200,7 +204,8 @@ def series(name: str, index: str, first: Node, last: Node, term: Node) -> Node:
     """A sum or product over whole numbers."""
 
     def series(p: Point) -> Any:
-        start, end = (int(small(bound(p), p).real) for bound in (first, last))
+        start = int(small(first(p), p).real)
+        end = int(small(last(p), p).real)
         if end - start >= MAX_TERMS or (first(p), last(p)) != (start, end):
             raise Unreadable("too many terms, or no number of them")
         total = p.context.mpf(name == "prod")
