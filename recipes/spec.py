@@ -12,6 +12,7 @@ from typing import Literal
 
 from trainer import config as run_config
 from trainer.config import ConfigError, RunConfig, unknown_key
+from trainer.config.bucket_address import FORMS, BucketAddress, is_address
 from trainer.config.ranges import check_ranges, within
 from trainer.hardware.gpus import gpu_named
 
@@ -275,11 +276,13 @@ def validate(recipe: Recipe) -> None:
         raise ConfigError(f"recipe name {recipe.name!r}: use lower-case letters, digits, dots and dashes")
     for name in (cluster.gpu, *cluster.alternatives) if cluster.gpus_per_node else ():
         gpu_named(name)
-    scheme = recipe.storage.bucket.partition("://")[0]
-    if recipe.storage.bucket and ("://" not in recipe.storage.bucket or scheme not in ("s3", "gs", "r2", "file")):
-        raise ConfigError(f"storage.bucket {recipe.storage.bucket!r}: write it as s3://, gs://, r2:// or file://name")
-    if (weights := recipe.storage.weights) and not weights.startswith("/") and "://" not in weights:
-        raise ConfigError(f"storage.weights {weights!r}: write it as s3://, gs:// or r2:// URL, or as an absolute path")
+    if recipe.storage.bucket:
+        BucketAddress.parse(recipe.storage.bucket, "storage.bucket")
+    weights = recipe.storage.weights
+    if weights and not weights.startswith("/"):
+        if not is_address(weights):
+            raise ConfigError(f"storage.weights {weights!r}: write it as {FORMS}, or as an absolute path")
+        BucketAddress.parse(weights, "storage.weights")
     if recipe.kind == "serve" and cluster.nodes > 1:
         raise ConfigError(f"cluster.nodes is {cluster.nodes}, and one server runs on one node: set it to 1")
     if recipe.kind == "train":

@@ -125,10 +125,13 @@ def word(argument: str) -> str:
     return shlex.quote(argument)
 
 
-def preamble(work: str, bucket: bool, runs: str = "$WORK/runs", data: str = "$WORK/data") -> str:
+def preamble(
+    work: str, bucket: bool, runs: str = "$WORK/runs", data: str = "$WORK/data", kept_folder: str = "/"
+) -> str:
     """Strict mode and the directories: `work`, `runs` and `data` are shell expressions; `bucket` asks for BUCKET.
 
     `data` goes elsewhere where `work` is a volume that all nodes see: each prepares its own copy there.
+    kept_folder: what outlives the machine, so that BUCKET may be a file:// address below it (capabilities.kept_folder).
     """
     ask = ': "${BUCKET:?the bucket that checkpoints are pushed to is missing: give BUCKET=s3://..., gs://... or r2://...}"'
     names = " ".join((*SECRETS, *SETTINGS))
@@ -136,6 +139,8 @@ def preamble(work: str, bucket: bool, runs: str = "$WORK/runs", data: str = "$WO
         "set -euo pipefail",
         ': "${RUN_ID:?the id of the run is missing: give RUN_ID}"',
         ask if bucket else ': "${BUCKET:=}"',
+        f'[ -z "$BUCKET" ] || bash trainer/bucket.sh "$BUCKET" "{kept_folder}"',
+        'BUCKET="${BUCKET%/}"',
         f'export WORK="${{WORK:-{work}}}"',
         f'export DATA="${{DATA:-{data}}}" MODELS="${{MODELS:-$WORK/models}}" RUNS="${{RUNS:-{runs}}}"',
         'export HF_HOME="${HF_HOME:-$WORK/huggingface}"',

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from recipes.capabilities import CAPABILITIES, capability, engine_gpu, gpus_for, managed
+from recipes.capabilities import CAPABILITIES, capability, engine_gpu, gpus_for, kept_folder, managed
 from recipes.plan import cost
 from recipes.spec import Recipe
 from recipes.targets import restarts, script
@@ -74,7 +74,12 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
         # With `network_tier: best` SkyPilot gives a container 1 GiB of /dev/shm; the host's goes before.
         task["config"] = {"docker": {"run_options": ["--ipc=host"]}}
     work = "/workspace" if can.cloud == "runpod" or recipe.storage.volume else "$HOME/spotrl"
-    begin = script.preamble(work, bucket=recipe.kind == "train", data=script.data_directory(recipe))
+    begin = script.preamble(
+        work,
+        bucket=recipe.kind == "train",
+        data=script.data_directory(recipe),
+        kept_folder=kept_folder(recipe, target),
+    )
     task["setup"] = begin + script.setup_commands(recipe, EXIT_PREFLIGHT)
     check = script.driver_check(recipe, EXIT_PREFLIGHT)
     ready = check + script.write_config(recipe) + script.keep_commands(recipe)

@@ -61,18 +61,31 @@ BAD = [
     (["up", "grpo-qwen2.5-vl-72b-mathv60k", "--target", "skypilot-runpod"], "use dstack-runpod"),
     (["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-gcp"], "give --bucket s3://"),
     (
-        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "s3://b"],
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "s3://mine"],
         "export AWS_ACCESS_KEY_ID",
     ),
     (
-        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "gs://b"],
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "gs://mine"],
         "GOOGLE_SERVICE_ACCOUNT_KEY",
     ),
     (
-        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "r2://b"],
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "r2://mine"],
         "export R2_ACCOUNT_ID",
     ),
-    (["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--bucket", "ftp://b"], "write it as s3://"),
+    (["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--bucket", "ftp://b"], "write it as s3://NAME/PREFIX"),
+    (["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "s3://"], "names no bucket"),
+    (["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--bucket", ""], "that variable is not set"),
+    (["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--bucket", "  ", "--dry-run"], "variable is not set"),
+    (["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--set", "storage.bucket=s3:/a"], "unknown form"),
+    (["pull", "mine", "--bucket", "s3://$MINE"], "holds a variable that was not filled in"),
+    (
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "file:///data"],
+        "a folder of one machine, and skypilot-runpod throws its machines away",
+    ),
+    (
+        ["render", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "dstack-gcp", "--set", "storage.bucket=file:///data"],
+        "a folder of one machine, and dstack-gcp throws its machines away",
+    ),
     (
         ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--set", "logging.wandb=online"],
         "export WANDB_API_KEY",
@@ -151,19 +164,19 @@ def test_dry_run_shows_task_and_commands_and_starts_nothing(capsys, monkeypatch,
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "KEY-ID")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "TOP-SECRET")
     code, out, _ = run(
-        capsys, "up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "s3://b", "--dry-run",
-        "--run-id", "mine",
+        capsys, "up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "s3://mine",
+        "--run-id", "mine", "--dry-run",
     )  # fmt: skip
     assert code == 0 and "num_nodes: 1" in out and "TOP-SECRET" not in out and "KEY-ID" not in out
     last = out.strip().splitlines()[-1]
-    assert "sky jobs launch -y -n mine" in last and "--env RUN_ID=mine --env BUCKET=s3://b" in last
+    assert "sky jobs launch -y -n mine" in last and "--env RUN_ID=mine --env BUCKET=s3://mine" in last
     assert "--secret AWS_ACCESS_KEY_ID --secret AWS_SECRET_ACCESS_KEY" in last
     assert not (tmp_path / "runs").exists()
 
 
 def test_the_default_target_is_the_cheapest(capsys, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
-    code, out, _ = run(capsys, "up", "grpo-qwen2.5-vl-72b-mathv60k", "--bucket", "s3://b", "--dry-run")
+    code, out, _ = run(capsys, "up", "grpo-qwen2.5-vl-72b-mathv60k", "--bucket", "s3://mine", "--dry-run")
     assert code == 0 and "dstack apply" in out.splitlines()[-1]
 
 

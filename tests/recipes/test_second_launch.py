@@ -38,7 +38,7 @@ def test_a_job_that_waits_for_its_machines_is_alive(capsys, monkeypatch, tmp_pat
     stand_in(tmp_path, monkeypatch, "sky", "")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     RunRecord(run_id="mine", recipe=SEVEN, target="skypilot-runpod", managed=True,
-              overrides=["storage.bucket=s3://b"]).save()  # fmt: skip
+              overrides=["storage.bucket=s3://mine"]).save()  # fmt: skip
     said = engine_state.Said(text="managed job 3: STARTING", name="3")
     monkeypatch.setattr(engine_state, "ask", lambda record: said)
     monkeypatch.setattr("recipes.drivers.launching.probe", lambda *a: None)

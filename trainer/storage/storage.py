@@ -48,11 +48,12 @@ class Storage:
     """
 
     def __init__(self, url: str | os.PathLike, *, env: Mapping[str, str] = os.environ, retry: Retry | None = None):
-        self.url = os.fspath(url).rstrip("/")
+        self.url = os.fspath(url)
         self.retry = retry or Retry()
         self.retries = 0
         self._lock = threading.Lock()
         self._store, self.limits = open_store(self.url, env, self.retry)
+        self.url = self.url.rstrip("/")
         self._slow_store, _ = open_store(self.url, env, self.retry, DOWNLOAD_TIMEOUT_S)
         self._ranges = True
 
