@@ -16,7 +16,7 @@ from dataclasses import replace
 from secrets import token_hex
 
 from recipes import capabilities, manifest, run_record, uploads
-from recipes.drivers import desk_python, engine_state, engines, ssh_driver, tokens
+from recipes.drivers import bucket_access, desk_python, engine_state, engines, ssh_driver, tokens
 from recipes.drivers.engines import Commands
 from recipes.plan import cost, memory, prices
 from recipes.presets import own_data
@@ -66,6 +66,8 @@ def up(
     paths = [str(directory / name) for name in files]
     names = [*secrets, *([script.API_KEY] if recipe.kind == "serve" else [])]
     commands = engines.commands(record, paths, env, names, args.detach)
+    for line in bucket_access.unverified(recipe, secrets):
+        print(f"# --- {line}" if args.dry_run else line, flush=True)
     if args.dry_run:
         return _show(recipe, record, files, commands, env)
     tool(commands)
@@ -74,9 +76,9 @@ def up(
     if recipe.kind == "serve":
         secrets |= {script.API_KEY: tokens.api_key(run_id)}
     if recipe.storage.weights:
-        weights_there(recipe.storage.weights, env | secrets)
+        bucket_access.check_weights(recipe.storage.weights, env | secrets)
     if recipe.storage.bucket and recipe.kind == "train":
-        probe(recipe.storage.bucket, env | secrets)
+        bucket_access.probe(recipe.storage.bucket, env | secrets)
     if recipe.kind == "train" and (lives := alive(record, env | secrets)):
         if not args.takeover:
             raise ConfigError(
@@ -121,20 +123,6 @@ def cheapest_target(recipe: Recipe) -> str:
     raise ConfigError(f"no target with known prices can run {recipe.name}: name one with --target (docs/targets.md)")
 
 
-def weights_there(url: str, env: dict[str, str]) -> None:
-    """Raises ConfigError where a run has exported nothing that could be served or scored, before anything is rented."""
-    if url.startswith(("/", "gs://")) and "GOOGLE_SERVICE_ACCOUNT_KEY" not in env:
-        return  # the node's step says it; of Google's stores only machines with an account can tell
-    command = [desk_python.find(), "-m", "trainer.storage", "ls", url]
-    done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
-    if done.returncode:
-        raise ConfigError((done.stderr.strip() or "no answer").splitlines()[-1].removeprefix("error: "))
-    if not {line.split()[-1] for line in done.stdout.splitlines()} & {"config.json", "adapter_config.json"}:
-        raise ConfigError(
-            f"no exported weights at {url}: a run writes them at its end (checkpoint.export_hf), see `launch.py status`"
-        )
-
-
 def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[str]) -> None:
     """Everything that can be known before something is started. Raises ConfigError with the change to make."""
     can = capabilities.capability(target)
@@ -168,8 +156,7 @@ def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[s
                 "a new node could not resume without the others' files, so several nodes need a bucket: give --bucket "
                 "s3://..., or --set checkpoint.shared_files=true where all of them see the run's directory"
             )
-    if bucket:
-        _check_credentials(bucket, can.cloud, secrets)
+    bucket_access.check_credentials(recipe, target, secrets)
     if recipe.config.logging.wandb == "online" and "WANDB_API_KEY" not in secrets:
         raise ConfigError("logging.wandb is online and there is no token: export WANDB_API_KEY, or set it to offline")
     if reproducible and (dirty := manifest.dirty_files()):
@@ -186,18 +173,6 @@ def _check_hourly(recipe: Recipe, target: str) -> None:
         )
 
 
-def probe(bucket: str, env: dict[str, str]) -> None:
-    """Puts, lists, reads and deletes an object in the bucket, before anything is rented. Raises ConfigError."""
-    if bucket.startswith("gs://") and "GOOGLE_SERVICE_ACCOUNT_KEY" not in env:
-        print(f"{bucket} is not tried from here: the machines have their own account, this one has no key", flush=True)
-        return
-    command = [desk_python.find(), "-m", "trainer.storage", "probe", bucket]
-    done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
-    if done.returncode:
-        said = (done.stderr.strip() or "it said nothing").splitlines()[-1]
-        raise ConfigError(said.removeprefix("error: "))
-
-
 def alive(record: RunRecord, env: dict[str, str]) -> str:
     """What is known of an earlier launch of this run that has not ended; "" if there is none.
 
@@ -207,7 +182,7 @@ def alive(record: RunRecord, env: dict[str, str]) -> str:
     said = engine_state.ask(before) if before and not before.ended_s else None
     if said and said.whole and not said.ended_s:
         return said.text
-    if not record.bucket or (record.bucket.startswith("gs://") and "GOOGLE_SERVICE_ACCOUNT_KEY" not in env):
+    if not record.bucket or not bucket_access.can_open(record.bucket, env):
         return ""
     command = [desk_python.find(), "-m", "trainer.checkpoint", f"{record.bucket.rstrip('/')}/{record.run_id}"]
     done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
@@ -227,20 +202,6 @@ def _check_memory(recipe: Recipe, target: str) -> None:
     fix = memory.cheapest_fix(recipe, gpu)
     advice = " ".join(f"--set {change}" for change in fix) if fix else "use more nodes, or GPUs with more memory"
     raise ConfigError(f"{recipe.name} does not fit {gpu}: {need.problem}; cheapest change: {advice}")
-
-
-def _check_credentials(bucket: str, cloud: str, secrets: Collection[str]) -> None:
-    match bucket.partition("://")[0]:
-        case "s3" if "AWS_ACCESS_KEY_ID" not in secrets:
-            raise ConfigError(f"no credentials for {bucket}: export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
-        case "r2" if "R2_ACCESS_KEY_ID" not in secrets:
-            raise ConfigError(
-                f"no credentials for {bucket}: export R2_ACCOUNT_ID, R2_ACCESS_KEY_ID, R2_SECRET_ACCESS_KEY"
-            )
-        case "gs" if cloud != "gcp" and "GOOGLE_SERVICE_ACCOUNT_KEY" not in secrets:
-            raise ConfigError(
-                f"no credentials for {bucket} outside GCP: export GOOGLE_SERVICE_ACCOUNT_KEY (the key's JSON)"
-            )
 
 
 def _check_secrets(recipe: Recipe, target: str) -> None:
