@@ -135,7 +135,10 @@ class Budget:
     max_requeues: int = within(20, least=0)
     """Restarts of one batch job (Slurm, PBS), whatever the reason; `resume` submits a new one."""
     idle_minutes: int = within(10, least=0)
-    """Machines go down after this long without a job."""
+    """Machines of managed jobs and of dstack wait this long for the next attempt of a run, then they go down."""
+    keep_minutes: int = within(0, least=0)
+    """A SkyPilot cluster that is no managed job (on demand, servers, preflight) stays this long after its job, for a
+    look at it; 0: it goes down at once, whether the job succeeded or failed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from recipes.spec import Recipe
 from recipes.targets import dstack, script, ssh
 from recipes.targets.render import render
 from trainer.config import ConfigError
+from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED
 
 
 def up(
@@ -57,6 +58,7 @@ def up(
         planned_usd=(plan.usd or 0.0) if plan else 0.0,
         planned_hours=plan.hours if plan else 0.0,
         earlier_usd=before.usd() if before else 0.0,
+        confirmed=can.engine in ("", "ssh"),
     )
     directory = run_record.RUNS / run_id / "task"
     env = {"RUN_ID": run_id} | ({"BUCKET": recipe.storage.bucket} if recipe.storage.bucket else {})
@@ -103,9 +105,12 @@ def up(
     )
     if recipe.kind == "serve":
         print(engines.how_to_call(record, recipe.config.run.name), flush=True)
-    code = _run(commands, record, env | secrets)
-    if not code and not args.detach:
-        over(run_id, recipe.budget.idle_minutes if can.engine == "sky" and not record.managed else 0)
+    try:
+        code = _run(commands, record, env | secrets)
+    except BaseException as error:  # Ctrl-C, a program that cannot be started: nothing may cost for ever in `status`
+        settle(run_id, EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_CONFIG, args.detach, 0)
+        raise
+    settle(run_id, code, args.detach, 1 + recipe.budget.keep_minutes)
     return code
 
 
@@ -245,16 +250,18 @@ def _run(commands: Commands, record: RunRecord, env: dict[str, str]) -> int:
         argv = [engines.find(command[0]) or command[0], *command[1:]]
         if command[0] in ("sbatch", "qsub"):
             done = subprocess.run(argv, env=os.environ | env, capture_output=True, text=True)
-            print(done.stdout.strip() or done.stderr.strip())
+            said = done.stdout.strip() or done.stderr.strip()
+            print(said)
             if done.returncode:
+                engine_state.launch_failed(record, (said or "no word").splitlines()[-1]).save()
                 return done.returncode
-            replace(record, cluster=done.stdout.strip().partition(";")[0]).save()
+            replace(record, cluster=done.stdout.strip().partition(";")[0], confirmed=True).save()
             continue
         code, interrupted = _foreground(argv, os.environ | env)
         if interrupted and command[0] in ("tail", "sky"):
             print(f"\nthe run continues: `launch.py logs {record.run_id}` follows it, `down` ends it")
         if code or interrupted:
-            return 130 if interrupted else code
+            return EXIT_INTERRUPTED if interrupted else code
     return 0
 
 
@@ -296,8 +303,39 @@ def drive(run: str, what: str, dry_run: bool = False) -> int:
     return code
 
 
-def over(run: str, minutes: float = 0.0) -> None:
-    """Notes that a run's machines cost nothing any more, `minutes` from now."""
+def settle(run_id: str, code: int, detached: bool, cluster_minutes: float) -> None:
+    """Notes what came of a launch whose commands have ended with `code`: what still costs, what never began, and why.
+
+    cluster_minutes: until a SkyPilot cluster goes down by itself after its job.
+    """
+    record = run_record.load(run_id)
+    can, interrupted = capabilities.capability(record.target), code == EXIT_INTERRUPTED
+    is_cluster = can.engine == "sky" and not record.managed
+    if not code:
+        record = replace(record, confirmed=True)
+        if not detached:
+            minutes = cluster_minutes if is_cluster else 0
+            record = replace(record, ended_s=time.time() + 60 * minutes, state="finished")
+    elif can.engine in ("sky", "dstack"):
+        said = engine_state.ask(record)
+        record = engine_state.noted(record, said)
+        if record.confirmed and is_cluster and not interrupted:
+            record = replace(record, ended_s=time.time() + 60 * cluster_minutes, why=f"exit code {code}")
+        elif not record.confirmed and said and not interrupted:
+            record = engine_state.launch_failed(record, f"{said.text}; the launch ended with exit code {code}")
+        elif not record.confirmed:
+            print(f"the launch of {run_id} is not confirmed: `launch.py status {run_id}` asks the platform", flush=True)
+    elif can.engine in ("", "ssh") and not detached:
+        state, why = ("stopped", "Ctrl-C") if interrupted else ("failed", f"exit code {code}")
+        record = replace(record, ended_s=time.time(), state=state, why=why)
+    elif not record.ended_s and (not record.confirmed or detached):
+        record = engine_state.launch_failed(record, "Ctrl-C" if interrupted else f"exit code {code}")
+    record.save()
+
+
+def over(run: str) -> None:
+    """Notes that `down` has given a run's machines back."""
     record = run_record.load(run)
-    if not record.ended_s:
-        replace(record, ended_s=time.time() + 60 * minutes).save()
+    is_cluster = record.target.startswith("skypilot") and not record.managed
+    state = "gone" if is_cluster else record.state if record.ended_s else "stopped"
+    replace(record, ended_s=record.ended_s or time.time(), state=state).save()

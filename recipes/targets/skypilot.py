@@ -119,7 +119,7 @@ def _resources(recipe: Recipe, target: str) -> dict[str, Any]:
         "memory": f"{cluster.memory_gib}+",
         "disk_size": cluster.disk_gib,
         "ports": [script.PORT if recipe.kind == "serve" else DASHBOARD_PORT],
-        "autostop": {"idle_minutes": budget.idle_minutes, "down": True},
+        "autostop": _autostop(recipe, target),
         "job_recovery": restarts.sky(recipe),
     }
     if not cluster.gpus_per_node or can.cloud == "kubernetes":
@@ -132,6 +132,14 @@ def _resources(recipe: Recipe, target: str) -> dict[str, Any]:
     if len(choices) == 1:
         return choices[0] | common
     return {"ordered": choices} | common
+
+
+def _autostop(recipe: Recipe, target: str) -> dict[str, Any]:
+    """When machines without a job go down. SkyPilot takes 0 minutes for 1; an open ssh session, which is also that of
+    `launch.py dashboard`, would keep a cluster, so only jobs count."""
+    if managed(recipe, target):
+        return {"idle_minutes": recipe.budget.idle_minutes, "down": True}
+    return {"idle_minutes": recipe.budget.keep_minutes, "wait_for": "jobs", "down": True}
 
 
 def _choices(recipe: Recipe, target: str) -> list[dict[str, Any]]:

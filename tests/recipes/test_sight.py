@@ -30,7 +30,7 @@ def bucket(tmp_path, monkeypatch):
     """A bucket with the run `far`, of 6 steps, whose machine is gone."""
     monkeypatch.setattr(desk_python, "find", lambda: sys.executable)
     monkeypatch.setenv("COLUMNS", "100")
-    url, machine = str(tmp_path / "bucket"), tmp_path / "machine"
+    url, machine = f"file://{tmp_path}/bucket", tmp_path / "machine"
     machine.mkdir()
     attempts = Attempts(Storage(f"{url}/far/attempts"))
     attempt = attempts.take(0, "launch")
