@@ -250,6 +250,8 @@ def override(recipe: Recipe, assignments: list[str]) -> Recipe:
             recipe = run_config.override(recipe, [assignment])
         elif head == "placement" and any(k in assignment.partition("=")[0] for k in (".nodes", ".workers_per_node")):
             raise ConfigError("placement follows the cluster: set cluster.nodes and cluster.gpus_per_node")
+        elif assignment.partition("=")[0].strip() == "run.id":
+            raise ConfigError("run.id is the launch's own: give it as --run-id")
         elif (key := assignment.partition("=")[0].strip()) in ("checkpoint.max_restarts", "checkpoint.max_losses"):
             raise ConfigError(f"{key} follows the budget: set {key.replace('checkpoint', 'budget')}")
         elif head in sections:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 
 import yaml
 
-from recipes.spec import PLACEHOLDERS, Recipe, Step
+from recipes.spec import MARKS, PLACEHOLDERS, Recipe, Step
 from trainer.config import RunConfig, override, to_dict
 from trainer.exit_codes import EXIT_CONFIG
 
@@ -60,13 +61,24 @@ def on_node(recipe: Recipe) -> Recipe:
     config = recipe.config
     for upload in recipe.uploads:
         config = override(config, [f"{upload.field}={upload.there}"])
-    used = {f"{path}/manifest.json" for path in (config.data.path, config.evaluation_path)}
-    steps = [step for step in recipe.steps if step.module != "data_prep" or step.creates in used]
+    steps = _needed(recipe.steps, config)
     if weights := recipe.storage.weights:
         made = (weights, WEIGHTS, config.model.path, *([config.model.revision] if config.model.revision else []))
         steps.append(Step(creates=f"{WEIGHTS}/config.json", module="trainer.checkpoint.weights", args=made))
         config = override(config, [f"model.path={WEIGHTS}", "model.revision="])
     return replace(recipe, config=config, steps=(*(upload.step for upload in recipe.uploads), *steps))
+
+
+def _needed(steps: Sequence[Step], config: RunConfig) -> list[Step]:
+    """The steps whose result the run reads, and those that such a step reads: no tiny model beside one of your own."""
+    read = [config.model.path, config.data.path, config.evaluation_path]
+    needed: list[Step] = []
+    for step in reversed(steps):  # a step reads what an earlier one has made
+        folder, _, mark = step.creates.rpartition("/")
+        if mark not in MARKS.values() or folder in read:
+            needed.insert(0, step)
+            read += step.args
+    return needed
 
 
 def again(recipe: Recipe) -> str:

@@ -98,6 +98,7 @@ BAD = [
     (["up", "grpo-qwen2.5-vl-72b-mathv60k", "--hosts", "a,b,c,c"], "names a machine twice"),
     (["up", "grpo-qwen2.5-vl-72b-mathv60k", "--hosts", "a,b,c,d:x"], "write it as"),
     (["up", "demo", "--set", "rollout.max_token=1"], "did you mean rollout.max_tokens?"),
+    (["up", "demo", "--set", "run.id=x"], "give it as --run-id"),
     (["up", "demo", "--set", "rollout"], "write it as section.key=value"),
     (["up", "demo", "--run-id", "Bad/Id"], "lower-case letters"),
     (["render", "demo"], "name a target with --target"),
@@ -158,6 +159,22 @@ def test_the_demo_of_sft_trains_an_adapter_on_the_other_demos_model(capsys):
         assert code == 0 and f"method: {method.partition('-')[0]}" in shown[method]
     models = [re.findall(r"demo-[0-9a-f]{8}", text)[0] for text in shown.values()]
     assert models[0] == models[1] and "rank: 16" in shown["sft-lora"] and "zero_stage: 2" in shown["sft-lora"]
+
+
+def test_the_demo_of_another_model_or_of_other_rows_makes_only_what_it_reads(capsys, tmp_path):
+    def modules(*overrides):
+        code, out, _ = run(capsys, "demo", "--dry-run", *[part for text in overrides for part in ("--set", text)])
+        assert code == 0
+        return re.findall(r"-m (examples\.demo\.\w+)", out)
+
+    for name, mark in (("model", "config.json"), ("rows", "manifest.json")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / mark).write_text("{}")
+    shapes, warm = "examples.demo.shapes", "examples.demo.warm_start"
+    assert modules() == [shapes, warm]
+    assert modules(f"model.path={tmp_path}/model") == [shapes]
+    assert modules(f"data.path={tmp_path}/rows") == [shapes, warm], "the warm start is made from the shapes"
+    assert modules(f"data.path={tmp_path}/rows", f"model.path={tmp_path}/model") == []
 
 
 def test_dry_run_shows_task_and_commands_and_starts_nothing(capsys, monkeypatch, tmp_path):
