@@ -176,6 +176,9 @@ def parser() -> argparse.ArgumentParser:
     status = add("status", "state, cost and last step of the runs launched from here; all there is of one", "stored")
     status.add_argument("run", nargs="?", help="only this one")
     status.add_argument("--watch", action="store_true", help="live, until it ends: step, phase, reward, speed, nodes")
+    add("runs", "runs in a bucket, whoever launched them: how they stand, and why they ended").add_argument(
+        "--bucket", help="s3://NAME/PREFIX as given to `up`; default: all that this desk has used"
+    )
     logs = add("logs", "follow the log of a run", "run", "stored")
     logs.add_argument("--stored", action="store_true", help="from its bucket: the machines are not asked")
     add("pull", "fetch metrics, samples, log and configuration of a run from its bucket", "run", "stored").add_argument(
@@ -267,6 +270,8 @@ def dispatch(args: argparse.Namespace) -> int:
             return commands.resume(args)
         case "status":
             return commands.status(args.run, args.bucket, args.watch)
+        case "runs":
+            return commands.runs(args.bucket)
         case "logs":
             return commands.logs(args.run, args.bucket, args.stored)
         case "report":

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes import run_record
-from recipes.drivers import engine_state, launching
+from recipes.drivers import engine_state, launching, sight
 from recipes.drivers.engine_state import LAUNCH_FAILED, Said
 from recipes.run_record import RUNS, RunRecord
 
@@ -37,6 +37,8 @@ def show(run: str | None) -> int:
             shown.append(record)
     print("\n".join(table(shown, whole=bool(run))) if shown else "no run was launched from here")
     if not run:
+        for name, bucket in sight.remembered().items():
+            print(f"{name}: fetched from {bucket}, not launched from here")
         return 0
     if said:
         print(said.text)

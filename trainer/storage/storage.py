@@ -205,6 +205,15 @@ class Storage:
 
         return self._try(f"listing of {prefix or 'everything'}", fetch, whole=True)
 
+    def folders(self) -> tuple[str, ...]:
+        """Names of the folders right below this prefix, sorted; what lies in them is not listed."""
+
+        def fetch() -> tuple[str, ...]:
+            found = obstore.list_with_delimiter(self._store)["common_prefixes"]
+            return tuple(sorted(str(path).rpartition("/")[2] for path in found))
+
+        return self._try("listing of folders", fetch, whole=True)
+
     def exists(self, key: str) -> bool:
         """Whether there is an object at `key`."""
         return self.size(key) is not None
