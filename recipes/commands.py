@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 NO_TRAINING = ("lora.rank=1", "lora.vision=false", "lora.dropout=0")
-"""An adapter that changes nothing, B being 0: a model that is only asked then needs no optimizer states, and a fraction
-of the GPUs."""
+"""An adapter that changes nothing, B being 0: a model that is only asked then needs no optimizer states, and
+a fraction of the GPUs."""
 
 
 def list_recipes(model: str) -> int:
@@ -45,7 +45,8 @@ def plan(
     budget_usd: float = 0.0,
     network_gbit_s: float = 0.0,
 ) -> int:
-    """Memory, disk, time and dollars of a recipe. Exit code 2 where it does not fit, or no offer keeps the limits.
+    """Memory, disk, time and dollars of a recipe. Exit code 2 where it does not fit, or no offer keeps the
+    limits.
 
     network_gbit_s: between nodes, for the comparison of ZeRO stages; 0: the target's.
     """
@@ -66,7 +67,8 @@ def plan(
             hours = choose.hours_of(deadline) if deadline else math.inf
         except (ValueError, KeyError) as error:
             raise ConfigError(f"--deadline {deadline!r}: write it as 90m, 24h or 3d") from error
-        offers = [offer for offer in offers if offer.usd is not None]  # machines of your own are not chosen among
+        # machines of your own are not chosen among
+        offers = [offer for offer in offers if offer.usd is not None]
         chosen = choose.choose(offers, hours, budget_usd or math.inf)
         return shown.choice(recipe, *chosen, _wide(), where[0])
     need = memory.plan(recipe)
@@ -81,7 +83,9 @@ def render(name: str, target: str | None, overrides: list[str], out: str) -> int
 
     recipe = resolve(name, overrides)
     if not target:
-        raise ConfigError(f"name a target with --target: {recipe.name} runs on {', '.join(targets_for(recipe))}")
+        raise ConfigError(
+            f"name a target with --target: {recipe.name} runs on {', '.join(targets_for(recipe))}"
+        )
     recipe = uploads.planned(recipe, target, {})
     files = render_files(recipe, target)
     for line in uploads.lines(recipe):
@@ -109,7 +113,9 @@ def up(name: str, target: str | None, args: argparse.Namespace) -> int:
         overrides.append(f"storage.bucket={args.bucket}")
     recipe, run_id = resolve(name, overrides), args.run_id
     if name.startswith("demo") and not run_id:
-        run_id = run_record.interrupted(name, target or "local", overrides, Path(recipe.config.model.path).name)
+        run_id = run_record.interrupted(
+            name, target or "local", overrides, Path(recipe.config.model.path).name
+        )
         if run_id:
             print(f"resuming {run_id}, which was interrupted (--run-id NEW starts from scratch)")
     return launching.up(name, recipe, target, run_id, overrides, args)
@@ -182,7 +188,8 @@ def status(run: str | None, bucket: str, watch: bool) -> int:
         return sight.now(run, bucket)
     try:
         code = status_table.show(run)
-    except ConfigError as error:  # the engine's program is not installed here: the bucket is asked all the same
+    # the engine's program is not installed here: the bucket is asked all the same
+    except ConfigError as error:
         if not (run and sight.url_of(run, bucket)):
             raise
         print(f"warning: {error}", file=sys.stderr, flush=True)

@@ -1,4 +1,5 @@
-"""The command line: answers at once, one line for what it refuses, and the commands that it gives to the engines."""
+"""The command line: answers at once, one line for what it refuses, and the commands that it gives to the
+engines."""
 
 import json
 import os
@@ -55,9 +56,18 @@ def test_light_commands_import_no_framework():
 BAD = [
     (["up", "grpo-qwen2.5-vl-7b-mathv60"], "did you mean grpo-qwen2.5-vl-7b-mathv60k?"),
     (["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-azure"], "unknown target skypilot-azure"),
-    (["up", "grpo-qwen2.5-vl-7b-mathv60k", "--set", "cluster.gpu=H1000"], "unknown GPU H1000: did you mean H100?"),
-    (["up", "grpo-qwen2.5-vl-72b-mathv60k", "--target", "slurm", "--set", "cluster.nodes=1"], "cheapest change: --set"),
-    (["up", "grpo-qwen2.5-vl-72b-mathv60k", "--target", "slurm", "--set", "cluster.spot=only"], "use skypilot-gcp"),
+    (
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--set", "cluster.gpu=H1000"],
+        "unknown GPU H1000: did you mean H100?",
+    ),
+    (
+        ["up", "grpo-qwen2.5-vl-72b-mathv60k", "--target", "slurm", "--set", "cluster.nodes=1"],
+        "cheapest change: --set",
+    ),
+    (
+        ["up", "grpo-qwen2.5-vl-72b-mathv60k", "--target", "slurm", "--set", "cluster.spot=only"],
+        "use skypilot-gcp",
+    ),
     (["up", "grpo-qwen2.5-vl-72b-mathv60k", "--target", "skypilot-runpod"], "use dstack-runpod"),
     (["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-gcp"], "give --bucket s3://"),
     (
@@ -72,18 +82,37 @@ BAD = [
         ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "r2://mine"],
         "export R2_ACCOUNT_ID",
     ),
-    (["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--bucket", "ftp://b"], "write it as s3://NAME/PREFIX"),
-    (["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "s3://"], "names no bucket"),
+    (
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--bucket", "ftp://b"],
+        "write it as s3://NAME/PREFIX",
+    ),
+    (
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "s3://"],
+        "names no bucket",
+    ),
     (["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--bucket", ""], "that variable is not set"),
-    (["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--bucket", "  ", "--dry-run"], "variable is not set"),
-    (["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--set", "storage.bucket=s3:/a"], "unknown form"),
+    (
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--bucket", "  ", "--dry-run"],
+        "variable is not set",
+    ),
+    (
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--set", "storage.bucket=s3:/a"],
+        "unknown form",
+    ),
     (["pull", "mine", "--bucket", "s3://$MINE"], "holds a variable that was not filled in"),
     (
         ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "file:///data"],
         "a folder of one machine, and skypilot-runpod throws its machines away",
     ),
     (
-        ["render", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "dstack-gcp", "--set", "storage.bucket=file:///data"],
+        [
+            "render",
+            "grpo-qwen2.5-vl-7b-mathv60k",
+            "--target",
+            "dstack-gcp",
+            "--set",
+            "storage.bucket=file:///data",
+        ],
         "a folder of one machine, and dstack-gcp throws its machines away",
     ),
     (
@@ -91,7 +120,14 @@ BAD = [
         "export WANDB_API_KEY",
     ),
     (
-        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-gcp", "--set", "budget.max_hourly_usd=10"],
+        [
+            "up",
+            "grpo-qwen2.5-vl-7b-mathv60k",
+            "--target",
+            "skypilot-gcp",
+            "--set",
+            "budget.max_hourly_usd=10",
+        ],
         "the cheapest node of skypilot-gcp costs 16.22 per hour (8 x A100-80GB, spot)",
     ),
     (["up", "grpo-qwen2.5-vl-72b-mathv60k", "--hosts", "a,b"], "wants 4 machines and 2 were given"),
@@ -108,10 +144,14 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("given", [["test", "-m", "lab"], ["test"], ["data", "--help"], ["data", "prepare", "--out=x"]])
+@pytest.mark.parametrize(
+    "given", [["test", "-m", "lab"], ["test"], ["data", "--help"], ["data", "prepare", "--out=x"]]
+)
 def test_tests_and_data_get_their_arguments_whole(given, monkeypatch):
     passed = []
-    monkeypatch.setattr("recipes.commands.delegate", lambda args: passed.append((args.command, args.arguments)) or 0)
+    monkeypatch.setattr(
+        "recipes.commands.delegate", lambda args: passed.append((args.command, args.arguments)) or 0
+    )
     assert launch.main(given) == 0
     assert passed == [(given[0], given[1:])]
 
@@ -119,11 +159,14 @@ def test_tests_and_data_get_their_arguments_whole(given, monkeypatch):
 @pytest.mark.parametrize("given", [["data"], ["data", "--help"], ["data", "prepare", "--help"]])
 def test_help_of_data_needs_no_environment(given):
     command = [sys.executable, "launch.py", *given]
-    done = subprocess.run(command, cwd=ROOT, env={"PATH": ""}, capture_output=True, text=True)  # no bash, no set-up
+    # no bash, no set-up
+    done = subprocess.run(command, cwd=ROOT, env={"PATH": ""}, capture_output=True, text=True)
     said = done.stdout
     assert done.returncode == 0, done.stderr
     assert all(name in said for name in ("mathv60k", "mathvista", "launch.py data prepare"))
-    assert "prepare" in given or all(f"    {name}" in said for name in ("prepare", "preview", "verify", "overlap"))
+    assert "prepare" in given or all(
+        f"    {name}" in said for name in ("prepare", "preview", "verify", "overlap")
+    )
 
 
 @pytest.mark.parametrize(("arguments", "message"), BAD, ids=[" ".join(a) for a, _ in BAD])
@@ -163,7 +206,9 @@ def test_the_demo_of_sft_trains_an_adapter_on_the_other_demos_model(capsys):
 
 def test_the_demo_of_another_model_or_of_other_rows_makes_only_what_it_reads(capsys, tmp_path):
     def modules(*overrides):
-        code, out, _ = run(capsys, "demo", "--dry-run", *[part for text in overrides for part in ("--set", text)])
+        code, out, _ = run(
+            capsys, "demo", "--dry-run", *[part for text in overrides for part in ("--set", text)]
+        )
         assert code == 0
         return re.findall(r"-m (examples\.demo\.\w+)", out)
 
@@ -201,7 +246,9 @@ def test_slurm_job_is_submitted_recorded_shown_and_cancelled(capsys, monkeypatch
     stand_in(tmp_path, monkeypatch, "sbatch", 'test "$RUN_ID" = mine && echo "77;cluster"')
     stand_in(tmp_path, monkeypatch, "squeue", "")
     stand_in(tmp_path, monkeypatch, "scancel", "")
-    code, out, _ = run(capsys, "up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--run-id", "mine", "--detach")
+    code, out, _ = run(
+        capsys, "up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--run-id", "mine", "--detach"
+    )
     assert code == 0 and "run mine on slurm" in out
     record = run_record.load("mine")
     assert (record.cluster, record.target, record.recipe) == ("77", "slurm", "grpo-qwen2.5-vl-7b-mathv60k")
@@ -248,7 +295,8 @@ def test_the_runs_own_count_of_restarts_is_the_budgets():
 
 
 def test_a_bucket_that_cannot_be_used_is_refused_before_anything_is_rented(capsys, monkeypatch, tmp_path):
-    """The real probe against a real S3 server: a bucket that is there, one that is not, and a wrong secret."""
+    """The real probe against a real S3 server: a bucket that is there, one that is not, and a wrong
+    secret."""
     stand_in(tmp_path, monkeypatch, "sbatch", 'echo "77"')
     up = ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--detach", "--run-id"]
     with servers.rclone(tmp_path / "disk") as server:
@@ -268,7 +316,9 @@ def test_tokens_are_found_where_their_tools_keep_them(monkeypatch, tmp_path):
     for folder in (".aws", ".cloudflare", ".cache/huggingface"):
         (tmp_path / folder).mkdir(parents=True)
     section = "aws_access_key_id = {0}\naws_secret_access_key = {0}%secret\n"
-    (tmp_path / ".aws/credentials").write_text(f"[default]\n{section.format('d')}[work]\n{section.format('w')}")
+    (tmp_path / ".aws/credentials").write_text(
+        f"[default]\n{section.format('d')}[work]\n{section.format('w')}"
+    )
     (tmp_path / ".cloudflare/r2.credentials").write_text("[r2]\n" + section.format("r"))
     (tmp_path / ".cloudflare/accountid").write_text("account\n")
     (tmp_path / ".cache/huggingface/token").write_text("hf_x\n")
@@ -288,7 +338,9 @@ def test_tokens_are_found_where_their_tools_keep_them(monkeypatch, tmp_path):
 
 
 def test_a_rented_gpu_can_be_left_alone():
-    recipe = resolve("demo", ["setup=cpu", "cluster.gpus_per_node=1", "cluster.gpu=A100-80GB", "cluster.spot=prefer"])
+    recipe = resolve(
+        "demo", ["setup=cpu", "cluster.gpus_per_node=1", "cluster.gpu=A100-80GB", "cluster.spot=prefer"]
+    )
     assert (recipe.config.placement.device, recipe.config.placement.workers_per_node) == ("cpu", 2)
     assert cost.usd_per_hour(recipe, "skypilot-runpod") == pytest.approx(1.39)
     assert cost.usd_per_hour(recipe, "slurm") == 0.0
@@ -343,7 +395,9 @@ def test_what_a_slurm_site_asks_for_is_in_its_directives(capsys):
 
 def test_dstack_takes_the_hubs_token_from_the_environment_where_there_is_one():
     record = RunRecord(run_id="mine", recipe="r", target="dstack-runpod")
-    given = lambda secrets: engines.commands(record, ["t.yaml"], {"RUN_ID": "mine"}, secrets, False).up[-1][7:]  # noqa: E731
+    given = lambda secrets: engines.commands(record, ["t.yaml"], {"RUN_ID": "mine"}, secrets, False).up[-1][
+        7:
+    ]  # noqa: E731
     assert given(["HF_TOKEN", "AWS_ACCESS_KEY_ID"]) == ["-e", "RUN_ID=mine", "-e", "HF_TOKEN"]
     assert given(["AWS_ACCESS_KEY_ID"]) == ["-e", "RUN_ID=mine"]
 

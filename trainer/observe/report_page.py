@@ -40,7 +40,8 @@ def model_name(path: str) -> str:
 
 
 def cost(folder: Path) -> dict[str, Any]:
-    """`cost.json`, which the desk writes: usd, hours, and planned_usd, planned_hours where there is a plan."""
+    """`cost.json`, which the desk writes: usd, hours, and planned_usd, planned_hours where there is a
+    plan."""
     path = folder / "cost.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
