@@ -18,8 +18,9 @@ from PIL import Image
 from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from trainer.config.run_folder import read_progress
 from trainer.observe import live
-from trainer.observe.history import read_history, read_progress
+from trainer.observe.history import read_history
 from trainer.observe.report import write_report
 
 DOCS = Path(__file__).parent

@@ -7,7 +7,6 @@ the runs; a later one starts what is missing and shows what is there.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from recipes import run_record
 from recipes.plan import cost, memory, zero_stages
 from recipes.presets import resolve
 from recipes.spec import Recipe
-from trainer.config import ConfigError
+from trainer.config import ConfigError, run_folder
 
 WARM_UP = 3
 """First steps, which load, compile and gather ahead in an order that is not known yet; not counted."""
@@ -97,7 +96,7 @@ def steps_of(run_id: str) -> list[dict[str, float]]:
     for folder in (run_record.RUNS / run_id, run_record.RUNS / run_id / run_record.PULLED):
         path = Path(folder) / "metrics.jsonl"
         if path.is_file():
-            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            lines = run_folder.read_lines(path)
             if counted := [line for line in lines if line["step"] > WARM_UP and "time/step_s" in line]:
                 return counted
     return []

@@ -6,17 +6,16 @@ says.
 
 from __future__ import annotations
 
-import json
 import textwrap
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from recipes import run_record
 from recipes.drivers import engine_state, launching, sight
 from recipes.drivers.engine_state import LAUNCH_FAILED, Said
 from recipes.run_record import RUNS, RunRecord
+from trainer.config import run_folder
 
 WIDTH = 80
 """Columns of the table, which is that of a terminal nobody has resized."""
@@ -103,32 +102,19 @@ def state_of(record: RunRecord) -> str:
 def _of_progress(record: RunRecord) -> str:
     """What the run itself has written; "" where its files are not here."""
     for folder in (RUNS / record.run_id, RUNS / record.run_id / run_record.PULLED):
-        progress = _read(folder / "progress.json")
-        if not progress:
-            continue
-        here = record.target == "local" and folder.name != run_record.PULLED
-        gone = here and not Path(f"/proc/{progress.get('pid')}").exists()
-        return "died" if gone and progress["status"] == "running" else progress["status"]
+        progress = run_folder.read_progress(folder)
+        if progress:
+            return progress["status"]
     return ""
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):  # not there, or being written
-        return {}
 
 
 def last_step(record: RunRecord) -> str:
     """The last whole line of the run's metrics, where they are on this machine or were fetched; else ""."""
     path = run_record.metrics_of(RUNS / record.run_id)
-    for line in reversed(_tail(path) if path else []):
-        try:
-            row = json.loads(line)
+    for row in reversed(run_folder.newest_lines(path) if path else []):
+        if "step" in row:
             reward = row.get("reward/mean")
             return f"{row['step']}" + (f", reward {float(reward):.2f}" if reward is not None else "")
-        except (ValueError, KeyError, TypeError):  # a line that a kill has torn
-            continue
     return ""
 
 

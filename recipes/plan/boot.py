@@ -4,11 +4,11 @@ assumption."""
 from __future__ import annotations
 
 import functools
-import json
 import statistics
 from dataclasses import dataclass
 
 from recipes import run_record
+from trainer.config import run_folder
 
 MACHINE_S, ENVIRONMENT_S, START_S = 90.0, 270.0, 120.0
 """Until a machine runs our commands, its environment is there, and Ray, engine and policy stand
@@ -73,7 +73,7 @@ def _of(name: str, target: str) -> float | None:
     try:
         record = run_record.load(name)
         path = run_record.metrics_of(run_record.RUNS / name)
-        lines = (json.loads(line) for line in path.read_text().splitlines()) if path else iter(())
+        lines = run_folder.read_lines(path) if path else []
         first = next(line for line in lines if line.get("step") == 1)
         took = first["time/unix_s"] - first["time/step_s"] - record.started_s
     # another format, or nothing to measure yet

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from trainer import config as configuration
 from trainer.config import RunConfig
-from trainer.observe.history import read_lines, read_progress, reproducible
+from trainer.config.run_folder import read_lines, read_progress
+from trainer.observe.history import reproducible
 
 ROOT = Path(__file__).parents[2]
 MARK = "SPOTRL_TEST_JOB"

@@ -15,8 +15,9 @@ from written_run import picture, write_run
 
 from trainer.algorithm.traces import Verdict
 from trainer.config import RunConfig, load, override
+from trainer.config.run_folder import read_lines, read_progress
 from trainer.observe import metric_names
-from trainer.observe.history import read_history, read_lines, read_progress, reproducible, truncate
+from trainer.observe.history import read_history, reproducible, truncate
 from trainer.observe.metrics import Metrics, Phases, thumbnail
 
 ROOT = Path(__file__).parents[2]

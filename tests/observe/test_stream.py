@@ -13,10 +13,11 @@ from written_run import sample, values, write_run
 
 from trainer.checkpoint.attempt import Attempts
 from trainer.config import ConfigError, RunConfig, override
+from trainer.config.run_folder import read_lines, read_progress
 from trainer.errors import StorageError
 from trainer.observe import mirror as mirroring
 from trainer.observe import stream as streaming
-from trainer.observe.history import read_history, read_lines, read_progress
+from trainer.observe.history import read_history
 from trainer.observe.metrics import Metrics, Phases
 from trainer.observe.mirror import Mirror
 from trainer.observe.node_monitor import append

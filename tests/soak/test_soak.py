@@ -16,7 +16,8 @@ from tests.loops.jobs import REWARD, Job
 from tests.soak import model, rows
 from tests.soak.lengths import environment
 from tests.soak.settings import GROUP, LONGEST, PROMPTS, settings
-from trainer.observe.history import read_history, read_lines
+from trainer.config.run_folder import read_lines
+from trainer.observe.history import read_history
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 

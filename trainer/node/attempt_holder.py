@@ -29,6 +29,7 @@ from trainer.checkpoint.attempt import (
 from trainer.checkpoint.layout import newest_step, remote_url
 from trainer.checkpoint.resumable import check_resumable
 from trainer.config import ConfigError, RunConfig
+from trainer.config.run_folder import read_progress
 from trainer.data.dataset import Dataset
 from trainer.errors import StorageError
 from trainer.exit_codes import EXIT_FENCED, EXIT_NODE_LOST
@@ -37,7 +38,6 @@ from trainer.node.precheck import precheck
 from trainer.node.preflight import findings
 from trainer.node.preflight.findings import Finding
 from trainer.node.run_lock import LAUNCHER_VARIABLE, RunLock
-from trainer.observe.history import read_progress
 from trainer.observe.stream import Stream
 from trainer.storage.probe import probe
 from trainer.storage.storage import Storage

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import RunConfig
+from trainer.config.run_folder import read_progress
 from trainer.observe import beacon
 from trainer.observe import post_mortem as debugger
-from trainer.observe.history import SLOWED, read_history, read_progress
+from trainer.observe.history import SLOWED, read_history
 from trainer.observe.node_monitor import Stragglers
 
 LOOK_S = 1.0

@@ -25,7 +25,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trainer.observe.history import merge_lines, newest_samples, read_history, read_progress
+from trainer.config.run_folder import read_progress
+from trainer.observe.history import merge_lines, newest_samples, read_history
 from trainer.observe.report_page import run_name
 
 REFRESH_S = 1.0

@@ -29,7 +29,8 @@ from typing import Any
 
 from trainer import config as configuration
 from trainer.config import RunConfig
-from trainer.observe.history import last_step, replace, truncate
+from trainer.config.run_folder import process_stamp, write_whole
+from trainer.observe.history import last_step, truncate
 from trainer.observe.trackers import TensorBoard, WeightsAndBiases
 
 IMAGE_SIDE = 448
@@ -61,14 +62,14 @@ class Metrics:
         self._images = self.run_dir / "samples"
         path = self.run_dir / "metrics.jsonl"
         if history and last_step(path, resume_step) < resume_step:
-            replace(path, history)
+            write_whole(path, history)
             if samples:
-                replace(self.run_dir / "samples.jsonl", samples)
+                write_whole(self.run_dir / "samples.jsonl", samples)
         truncate(path, resume_step)
         truncate(self.run_dir / "samples.jsonl", resume_step)
         if resume_step <= 0:
             (self.run_dir / "attempts.jsonl").unlink(missing_ok=True)
-        replace(self.run_dir / "config.yaml", configuration.dump(config).encode())
+        write_whole(self.run_dir / "config.yaml", configuration.dump(config).encode())
         start = {
             "resume_step": resume_step,
             "unix_s": time.time(),
@@ -132,7 +133,7 @@ class Metrics:
         for known in self._images.glob(stem + ".*"):
             return f"samples/{known.name}"
         data, suffix = thumbnail(data, IMAGE_SIDE)
-        replace(self._images / f"{stem}{suffix}", data)
+        write_whole(self._images / f"{stem}{suffix}", data)
         return f"samples/{stem}{suffix}"
 
     def history(self) -> bytes:
@@ -183,8 +184,7 @@ class Phases:
             "phase_since_unix_s": now,
             "step_since_unix_s": now,
             "started_unix_s": now,
-            "pid": os.getpid(),
-        }
+        } | process_stamp()
         self._write()
 
     @contextlib.contextmanager
@@ -247,7 +247,7 @@ class Phases:
 
     def _write(self) -> None:
         if self._path:
-            replace(self._path, json.dumps(self._state | {"updated_unix_s": time.time()}).encode())
+            write_whole(self._path, json.dumps(self._state | {"updated_unix_s": time.time()}).encode())
 
 
 def thumbnail(data: bytes, side: int) -> tuple[bytes, str]:

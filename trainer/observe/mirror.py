@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
-from trainer.observe.history import read_lines, read_progress, replace
+from trainer.config.run_folder import read_lines, read_progress, write_whole
 from trainer.observe.step_profile import FOLDER as PROFILES
 from trainer.observe.stream import FOLDER, PROFILE_REQUEST
 from trainer.storage.command import exit_code
@@ -90,7 +90,7 @@ class Mirror:
             key, path = one
             path.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):  # a log's piece, deleted since it was listed
-                replace(path, self.storage.get_bytes(key))
+                write_whole(path, self.storage.get_bytes(key))
 
         with ThreadPoolExecutor(FETCHES) as pool:
             list(pool.map(fetch, wanted))
@@ -111,7 +111,7 @@ class Mirror:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if (data or path.exists()) and (not path.exists() or path.read_bytes() != data):
-            replace(path, data)
+            write_whole(path, data)
 
     def state(self) -> dict[str, Any]:
         """Of the newest attempt: name, host, begun_unix_s, seen_unix_s, code (None: no word), why, final,

@@ -15,8 +15,9 @@ from typing import Any
 
 import psutil
 
+from trainer.config.run_folder import read_progress
 from trainer.observe import beacon
-from trainer.observe.history import SLOWED, STRAGGLES, newest_samples, read_progress
+from trainer.observe.history import SLOWED, STRAGGLES, newest_samples
 
 EVERY_S = 10.0
 FILE = "nodes.jsonl"

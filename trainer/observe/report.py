@@ -23,9 +23,10 @@ from typing import Any
 
 from trainer import config as configuration
 from trainer.config import ConfigError, RunConfig
+from trainer.config.run_folder import read_lines, read_progress
 from trainer.observe import compare, report_nodes, report_page
 from trainer.observe.charts import Chart, Line, label, line_chart, series, stacked_bars
-from trainer.observe.history import read_history, read_lines, read_progress
+from trainer.observe.history import read_history
 from trainer.observe.live import duration, phase_seconds
 from trainer.observe.report_charts import CHARTS, HELD_OUT, PHASE_COLORS
 from trainer.observe.report_page import page

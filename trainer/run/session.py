@@ -17,6 +17,7 @@ from trainer.checkpoint.manager import Checkpoints
 from trainer.checkpoint.reader import Found
 from trainer.checkpoint.rollout_log import Graded, RolloutLog
 from trainer.config import ConfigError, RunConfig
+from trainer.config.run_folder import newest_lines
 from trainer.data.dataset import Dataset
 from trainer.data.prompt_stream import PromptStream
 from trainer.data.reader import Datasets
@@ -28,7 +29,6 @@ from trainer.learning.learner import Learner
 from trainer.node.preemption import Notice
 from trainer.node.run_lock import RunLock
 from trainer.observe.guards import Guards
-from trainer.observe.history import newest_lines
 from trainer.observe.metrics import Metrics, Phases
 from trainer.observe.node_monitor import NodeStats
 from trainer.observe.report import write_report

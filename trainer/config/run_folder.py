@@ -1,0 +1,134 @@
+"""The folder of a run: what its files are called, and how they are written and read while others do so too.
+
+The trainer writes it; the display, the report, `status` and the launchers read it, on this machine or from a copy of
+it. Standard library only, so that a desk without the training stack can read a run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+METRICS = "metrics.jsonl"
+"""One line per step."""
+SAMPLES = "samples.jsonl"
+"""Some of the completions with their grades."""
+NODES = "nodes.jsonl"
+"""Samples of the nodes' GPUs, disks and memory."""
+ATTEMPTS = "attempts.jsonl"
+"""One line per start of the trainer."""
+PROGRESS = "progress.json"
+"""The phase that runs right now."""
+CONFIG = "config.yaml"
+"""The resolved configuration."""
+LAUNCH_LOG = "launch.log"
+"""What the job printed."""
+LAUNCH = "launch.json"
+"""The desk's record of the launch."""
+MANIFEST = "manifest.json"
+"""What the run was made from."""
+REPORT = "report.html"
+
+RUNNING, DIED = "running", "died"
+TAIL_BYTES = 256 << 10
+"""Read from the end of a file: the newest samples of some hundred nodes, or metrics of as many steps."""
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file so that a reader sees the old content or the new, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(data)
+    os.replace(temporary, path)
+
+
+# --- lines that a kill may have torn ----------------------------------------------------------------------------------
+
+
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """The record of a line with its line feed; None where the line is torn or holds no record."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def read_lines(path: str | Path) -> list[dict[str, Any]]:
+    """The records of a `.jsonl` file, torn lines left out; [] where there is no file."""
+    path = Path(path)
+    if not path.exists():
+        return []
+    return _records(path.read_bytes())
+
+
+def newest_lines(path: str | Path) -> list[dict[str, Any]]:
+    """The records at the end of a `.jsonl` file, however long it is; [] where there is no file."""
+    path = Path(path)
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        return _records(file.read())
+
+
+def _records(data: bytes) -> list[dict[str, Any]]:
+    parsed = [parse_line(line) for line in data.splitlines(keepends=True)]
+    return [record for record in parsed if record is not None]
+
+
+# --- what the run says of itself --------------------------------------------------------------------------------------
+
+
+def process_stamp() -> dict[str, Any]:
+    """What tells this process from any other: `read_progress` asks whether it is still there."""
+    return {"pid": os.getpid(), "pid_started": started_ticks(os.getpid()), "pid_space": _pid_space()}
+
+
+def _pid_space() -> str:
+    """Which machine and container a process id belongs to."""
+    try:
+        return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()
+
+
+def started_ticks(pid: int) -> int:
+    """When a process of this machine was started, in clock ticks since boot; 0 if there is none, or if it is a
+    zombie. Two processes that had the same id differ in it."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] == "Z" else int(fields[19])
+
+
+def read_progress(run_dir: str | Path) -> dict[str, Any]:
+    """The content of `progress.json`; {} where there is none yet.
+
+    A run whose process was killed cannot say so: where its process was one of this machine and is gone, `status` is
+    `died`.
+    """
+    try:
+        progress = json.loads((Path(run_dir) / PROGRESS).read_text())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return {}
+    if not isinstance(progress, dict):
+        return {}
+    if progress.get("status") == RUNNING and _is_gone(progress):
+        progress |= {"status": DIED, "phase": DIED}
+    return progress
+
+
+def _is_gone(progress: dict[str, Any]) -> bool:
+    """Whether the process that wrote it has ended; False where that cannot be known from here."""
+    if progress.get("pid_space") != _pid_space() or "pid_started" not in progress:
+        return False
+    return started_ticks(progress["pid"]) != progress["pid_started"]
