@@ -1,5 +1,7 @@
-"""Reads what `metrics.py` writes. Standard library only: display and report run without the training
-stack."""
+"""Reads what `metrics.py` writes.
+
+Standard library only: display and report run without the training stack.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ from typing import Any
 SLOWED = 8 | 32 | 64 | 128
 """Bits of a GPU's clocks' event reasons that stand for a fault (trainer/node/preflight/gpus.py)."""
 STRAGGLES = 0.3
-"""A rank straggles where it waits in collectives for a share of time that is this much below the others'
+"""A rank straggles if the share of time that it waits in collectives is this much below the others'
 median."""
 TAIL_BYTES = 256 << 10
-"""Read from the end of a file: the newest samples of some hundred nodes, or metrics of as many steps."""
+"""Bytes at the end of a file that hold the newest samples of some hundred nodes, or as many steps."""
 
 
 def read_lines(path: str | Path) -> list[dict[str, Any]]:
@@ -42,7 +44,8 @@ def merge_lines(steps: dict[int, dict[str, Any]], lines: Iterable[bytes]) -> lis
 
 def read_history(run_dir: str | Path) -> list[dict[str, Any]]:
     """Metrics per step of a run, in order of steps; [] where there is no metrics.jsonl yet."""
-    path, steps = Path(run_dir) / "metrics.jsonl", {}
+    path = Path(run_dir) / "metrics.jsonl"
+    steps: dict[int, dict[str, Any]] = {}
     if path.exists():
         merge_lines(steps, path.read_bytes().splitlines(keepends=True))
     return [steps[step] for step in sorted(steps)]
@@ -82,9 +85,11 @@ def truncate(path: Path, step: int) -> int:
     if not path.exists():
         return 0
     lines = path.read_bytes().splitlines(keepends=True)
-    keep = (
-        [line for line in lines if (r := parse(line)) is not None and r["step"] <= step] if step > 0 else []
-    )
+    keep = []
+    for line in lines if step > 0 else []:
+        record = parse(line)
+        if record is not None and record["step"] <= step:
+            keep.append(line)
     if len(keep) < len(lines):
         replace(path, b"".join(keep))
     return len(lines) - len(keep)
