@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from trainer import config as c
 from trainer.checkpoint.layout import local_dir
@@ -86,6 +88,25 @@ def test_too_little_memory(small_config, capsys, tmp_path):
 def test_fewer_rows_than_a_step_takes(small_config, capsys, tmp_path):
     message = refuse(small_config, capsys, tmp_path, ["rollout.prompts_per_step=66"])
     assert "has 64 rows in split train and a step takes 66: lower rollout.prompts_per_step" in message
+
+
+@pytest.mark.parametrize("wanted", ["fp32", "bf16"])
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_parameters_are_counted_whatever_their_type_in_the_files(small_config, tmp_path, stored, wanted):
+    """A model that was saved in bf16 and is trained in fp32 is not half as large."""
+    (tmp_path / "model").mkdir()
+    shutil.copy(Path(small_config.model.path) / "config.json", tmp_path / "model")
+    tensors = {"a.weight": torch.zeros(300, 7, dtype=stored), "b.weight": torch.zeros(11, dtype=stored)}
+    save_file(tensors, tmp_path / "model/model.safetensors", {"format": "pt"})
+    config = c.override(small_config, [f"model.path={tmp_path}/model", f"model.dtype={wanted}"])
+    assert precheck._parameters(config) == 300 * 7 + 11
+
+
+def test_a_weight_file_that_is_none(small_config, capsys, tmp_path):
+    shutil.copytree(small_config.model.path, tmp_path / "model")
+    (tmp_path / "model/model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1")
+    config = c.override(small_config, [f"model.path={tmp_path}/model"])
+    assert "is no safetensors file" in refuse(config, capsys, tmp_path)
 
 
 def test_too_little_disk(small_config, capsys, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@ tests/lab."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -11,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -75,7 +77,6 @@ def test_nodes_meet_in_any_order_and_the_head_knows_who_is_missing():
         (hello(1), "both claim to be node 1"),
         (hello(3), "claims to be node 3 of 3"),
         (hello(2, nodes=4), "claims to be node 2 of 4"),
-        (hello(2, run="other"), "belongs to run 'other'"),
     ],
 )
 def test_a_node_that_does_not_belong_is_refused_by_name(second, message):
@@ -83,13 +84,49 @@ def test_a_node_that_does_not_belong_is_refused_by_name(second, message):
         meet(3, hello(1), second)
 
 
-def test_a_stranger_does_not_disturb_the_head():
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"GET / HTTP/1.0\r\n\r\n",
+        b'{"rank": "abc", "run": "run"}\n',
+        b'{"rank": 1.5, "run": "run"}\n',
+        b'{"rank": true, "run": "run"}\n',
+        b'{"rank": 1}\n',
+        b'["rank", 1]\n',
+        b'"rank"\n',
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)) * 4,
+        b"[" * 200_000 + b"\n",
+        b"x" * (9 << 20),
+        b"",
+    ],
+    ids=str,
+)
+def test_a_stranger_does_not_disturb_the_head(line):
+    """Whatever it says, and while it keeps its connection open."""
     head = rendezvous.Head(2, "run", port=0)
-    with socket.create_connection(("127.0.0.1", head.port)) as s:
-        s.sendall(b"GET / HTTP/1.0\r\n\r\n")
-        assert head.accept(1.0) is None
-    link = rendezvous.join("127.0.0.1", hello(1, 2), 5.0, head.port)
-    assert head.accept(5.0) == 1 and link.lost() is None
+    with socket.create_connection(("127.0.0.1", head.port)) as stranger:
+
+        def talk():
+            with contextlib.suppress(OSError):  # the head may close while it is still talking
+                stranger.sendall(line)
+
+        threading.Thread(target=talk, daemon=True).start()
+        assert head.accept(0.3) is None
+        began = time.monotonic()
+        link = rendezvous.join("127.0.0.1", hello(1, 2), 5.0, head.port)
+        assert head.accept(5.0) == 1 and link.lost() is None
+        assert time.monotonic() - began < 2.0, "one that says nothing makes nobody wait"
+    head.close()
+
+
+def test_a_late_node_of_another_run_is_told_so_and_sent_away(capsys):
+    head = rendezvous.Head(2, "run", port=0)
+    late = rendezvous.join("127.0.0.1", hello(1, 2, run="other"), 5.0, head.port)
+    assert head.accept(0.5) is None
+    assert "belongs to run 'other', this head to 'run'" in (late.receive(5.0) or {})["why"]
+    assert "belongs to run 'other'" in capsys.readouterr().out
+    ours = rendezvous.join("127.0.0.1", hello(1, 2), 5.0, head.port)
+    assert head.accept(5.0) == 1 and ours.lost() is None
     head.close()
 
 

@@ -17,6 +17,7 @@ from trainer.data.dataset import Dataset
 from trainer.hardware import architectures
 from trainer.hardware.host_memory import worker_bytes
 from trainer.hardware.model_shapes import shape_of
+from trainer.storage import hub
 
 BYTES_PER_PARAMETER = 32
 """Of a CPU worker in fp32, one rank: weights, master, two moments, gradient, reference, engine, gathered
@@ -28,7 +29,7 @@ CHECKPOINT_BYTES_PER_PARAMETER = 12
 def precheck(config: RunConfig) -> None:
     """Raises ConfigError naming the change to make. Reads the disk, never a device or the network."""
     validate_saving(config)
-    weights = _model(config)
+    parameters = _parameters(config)
     train = Dataset(config.data.path, config.data.split)
     if not len(train):
         raise ConfigError(f"{config.data.path} has no rows in split {config.data.split}: prepare it again")
@@ -47,9 +48,9 @@ def precheck(config: RunConfig) -> None:
         raise ConfigError(
             f"{config.evaluation_path} has no rows in split {config.evaluation.split}: nothing to score"
         )
-    _disk(config, weights)
+    _disk(config, parameters)
     if config.placement.device == "cpu":
-        _memory(config, weights)
+        _memory(config, parameters)
 
 
 def check_device(config: RunConfig) -> None:
@@ -65,17 +66,17 @@ def check_device(config: RunConfig) -> None:
         )
 
 
-def _model(config: RunConfig) -> int:
-    """Bytes of the model's weight files; 0 where they are not on this disk."""
+def _parameters(config: RunConfig) -> int:
+    """Number of the model's parameters, whatever their type in the files; 0 where they are not on this disk."""
     path = Path(config.model.path)
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ConfigError(f"model.path {path} has no config.json: give a Hugging Face model folder")
-        size = sum(f.stat().st_size for f in path.glob("*.safetensors"))
-        if not size:
+        count = sum(hub.parameters_in(file) for file in path.glob("*.safetensors"))
+        if not count:
             raise ConfigError(f"model.path {path} has no *.safetensors weights: download them again")
         architectures.check_path(str(path))
-        return size
+        return count
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", config.model.path):
         raise ConfigError(f"model.path {config.model.path} is neither a folder nor a hub id (owner/name)")
     architectures.check_path(config.model.path)
@@ -91,12 +92,12 @@ def _cached(config: RunConfig) -> None:
         raise ConfigError(f"model.path {config.model.path} is not on this disk, and the hub is switched off")
 
 
-def _disk(config: RunConfig, weights: int) -> None:
+def _disk(config: RunConfig, parameters: int) -> None:
     folder = Path(config.run.dir).resolve()
     while not folder.exists():
         folder = folder.parent
-    parameters = weights / (2 if config.model.dtype == "bf16" else 4)
-    if config.lora.rank and weights and (shape := shape_of(config.model.path)):
+    shape = shape_of(config.model.path) if config.lora.rank and parameters else None
+    if shape:
         parameters = trained(config, shape)
     kept = config.checkpoint.keep_last + config.checkpoint.keep_best + 1
     need = parameters * CHECKPOINT_BYTES_PER_PARAMETER * kept / config.placement.nodes
@@ -109,9 +110,9 @@ def _disk(config: RunConfig, weights: int) -> None:
         )
 
 
-def _memory(config: RunConfig, weights: int) -> None:
+def _memory(config: RunConfig, parameters: int) -> None:
     ranks = config.placement.workers_per_node
-    shared = weights / 4 * BYTES_PER_PARAMETER
+    shared = parameters * BYTES_PER_PARAMETER
     need = (
         ranks
         * (

@@ -23,9 +23,17 @@ HEARTBEAT_S = 1.0
 SILENCE_S = 15.0
 """A node silent for this long is lost (a cut cable; a dead process closes the connection at once)."""
 
+HELLO_S = 5.0
+"""Who connects and has not said who it is for so long is no node."""
+POLL_S = 0.05
+LONGEST_LINE_BYTES = 8 << 20
+"""Longer lines are no messages of ours; what a node's checks found is some kilobytes."""
+MOST_WAITING = 256
+"""Connections that may wait to be read; beyond it the oldest goes."""
+
 
 class RendezvousError(RuntimeError):
-    """A node did not connect, connected twice or belongs to another run. The message names it."""
+    """A node did not connect, or two of this run claim one place. The message names it."""
 
 
 class Link:
@@ -77,10 +85,16 @@ class Link:
         self._connection.close()
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            for line in self._connection.makefile("rb"):
+        with (
+            contextlib.suppress(OSError, ValueError, RecursionError),
+            self._connection.makefile("rb") as lines,
+        ):
+            while line := lines.readline(LONGEST_LINE_BYTES):
+                message = json.loads(line)
+                if not isinstance(message, dict):
+                    break  # no launcher of ours
                 self._heard = time.monotonic()
-                if message := json.loads(line):
+                if message:
                     self.inbox.put(message)
         self._closed.set()
         self.inbox.put({})  # wakes up a waiting reader
@@ -98,6 +112,8 @@ class Head:
         self.nodes, self.run_id, self._silence_s = nodes, run_id, silence_s
         self.links: dict[int, Link] = {}
         self.hellos: dict[int, Message] = {}
+        self._waiting: dict[Link, float] = {}
+        """Connections that have not said yet who they are, and since when."""
         self._server = socket.socket()
         self._server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -114,27 +130,57 @@ class Head:
         return [rank for rank in range(1, self.nodes) if rank not in self.links]
 
     def accept(self, timeout_s: float) -> int | None:
-        """Accepts one node and returns its rank, or None after `timeout_s`. Raises RendezvousError for a
-        wrong node."""
-        self._server.settimeout(timeout_s)
-        try:
-            connection, (address, _) = self._server.accept()
-        except TimeoutError:
+        """Waits for one node and returns its rank, or None after `timeout_s`.
+
+        Whoever else connects (a port scanner, a late node of another run) is sent away, and the wait goes on. Raises
+        RendezvousError for a node that claims to be of this run and cannot be.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._connect(min(POLL_S, max(0.0, deadline - time.monotonic())))
+            for link, since in list(self._waiting.items()):
+                hello = link.receive(0)
+                if hello is not None:
+                    del self._waiting[link]
+                    rank = self._admit(link, hello)
+                    if rank is not None:
+                        return rank
+                elif link.lost() or time.monotonic() - since > HELLO_S:
+                    del self._waiting[link]
+                    link.close()
+            if time.monotonic() >= deadline:
+                return None
+
+    def _connect(self, timeout_s: float) -> None:
+        """Takes one connection, if there is one. What it says is read beside those of others."""
+        self._server.settimeout(timeout_s or 0.001)
+        with contextlib.suppress(OSError):
+            connection, _ = self._server.accept()
+            self._waiting[Link(connection, self._silence_s)] = time.monotonic()
+            if len(self._waiting) > MOST_WAITING:
+                oldest = next(iter(self._waiting))
+                del self._waiting[oldest]
+                oldest.close()
+
+    def _admit(self, link: Link, hello: Message) -> int | None:
+        """The node's rank; None for a stranger. Raises RendezvousError."""
+        rank, host = hello.get("rank"), hello.get("host", link.peer_address)
+        if type(rank) is not int or "run" not in hello:
+            link.close()  # no node of any run
             return None
-        link = Link(connection, self._silence_s)
-        hello = link.receive(5.0)
-        if hello is None or "rank" not in hello:
-            link.close()  # a port scanner, or a health probe
+        who = f"{host} ({link.peer_address})"
+        if hello["run"] != self.run_id:
+            problem = f"{who} belongs to run {hello['run']!r}, this head to {self.run_id!r}"
+            print(f"rendezvous: {problem}: sent away", flush=True)
+            link.send({"kind": "refused", "why": problem})
+            link.close()
             return None
-        rank, host = int(hello["rank"]), hello.get("host", address)
+
         problem = ""
-        if hello.get("run") != self.run_id:
-            problem = f"{host} ({address}) belongs to run {hello.get('run')!r}, this head to {self.run_id!r}"
-        elif not 0 < rank < self.nodes or hello.get("nodes") != self.nodes:
-            claim = f"claims to be node {rank} of {hello.get('nodes')}"
-            problem = f"{host} ({address}) {claim}, the head expects {self.nodes}"
+        if not 0 < rank < self.nodes or hello.get("nodes") != self.nodes:
+            problem = f"{who} claims to be node {rank} of {hello.get('nodes')}, the head expects {self.nodes}"
         elif rank in self.links and self.links[rank].lost() is None:
-            problem = f"{host} ({address}) and {self.hellos[rank].get('host')} both claim to be node {rank}"
+            problem = f"{who} and {self.hellos[rank].get('host')} both claim to be node {rank}"
         if problem:
             link.send({"kind": "refused", "why": problem})
             raise RendezvousError(problem)
@@ -163,7 +209,7 @@ class Head:
         return any(link.quiet for link in self.links.values())
 
     def close(self) -> None:
-        for link in self.links.values():
+        for link in (*self.links.values(), *self._waiting):
             link.close()
         self._server.close()
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,8 @@ INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 READ_FIRST = ("tokenizer.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
 """Files of a tokenizer or processor, of which a model may lack some."""
 PARALLEL_FILES = 4
+MOST_HEADER_BYTES = 100 << 20
+"""As safetensors itself limits it."""
 SAMPLE_BYTES = 1 << 16
 """Read at each of three places of a weight file, to tell it from others."""
 NODE_VARIABLE = "SPOTRL_WEIGHTS_NODE"
@@ -106,6 +109,20 @@ def fingerprint(config: RunConfig) -> str:
                 weights.seek(offset)
                 digest.update(weights.read(SAMPLE_BYTES))
     return f"files:{digest.hexdigest()}"
+
+
+def parameters_in(path: Path) -> int:
+    """Number of values in a safetensors file, from its header. Raises ConfigError for a file that is none."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > MOST_HEADER_BYTES:
+                raise ValueError("no header")
+            header = json.loads(file.read(length))
+        shapes = [about["shape"] for name, about in header.items() if name != "__metadata__"]
+        return sum(math.prod(shape) for shape in shapes)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} is no safetensors file ({error!r}): download the model again") from error
 
 
 def weight_files(config: RunConfig, cache_dir: str | Path | None = None) -> list[str]:
