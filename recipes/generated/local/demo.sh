@@ -15,8 +15,8 @@ fetch() { # prepared data from the bucket, if it is there
   [ -n "$BUCKET" ] && rm -rf "$DATA/.$1" && .venvs/cpu/bin/python -m trainer.storage cp "$BUCKET/data/$1" "$DATA/.$1" 2>/dev/null \
     && [ -e "$DATA/.$1/manifest.json" ] && mv "$DATA/.$1" "$DATA/$1"
 }
-if missing "${DATA}/shapes-e76c5c5c/manifest.json"; then fetch shapes-e76c5c5c || { .venvs/cpu/bin/python -m examples.demo.shapes --out "${DATA}/shapes-e76c5c5c"; touch ".cache/made-shapes-e76c5c5c"; }; fi
-if missing "${MODELS}/demo-0e06b16a/config.json"; then .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-e76c5c5c" --out "${MODELS}/demo-0e06b16a"; fi
+if missing "${DATA}/shapes-c160a3ba/manifest.json"; then fetch shapes-c160a3ba || { .venvs/cpu/bin/python -m examples.demo.shapes --out "${DATA}/shapes-c160a3ba"; touch ".cache/made-shapes-c160a3ba"; }; fi
+if missing "${MODELS}/demo-25139970/config.json"; then .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-c160a3ba" --out "${MODELS}/demo-25139970"; fi
 cat > ".cache/$RUN_ID.yaml" <<YAML
 method: grpo
 run:
@@ -25,12 +25,12 @@ run:
   dir: "${RUNS}/${RUN_ID}"
   max_steps: 60
 model:
-  path: "${MODELS}/demo-0e06b16a"
+  path: "${MODELS}/demo-25139970"
   dtype: fp32
   gradient_checkpointing: false
   min_pixels: 784
 data:
-  path: "${DATA}/shapes-e76c5c5c"
+  path: "${DATA}/shapes-c160a3ba"
   prompt_max_tokens: 512
   image_cache_gib: 0.1
 rollout:
