@@ -7,7 +7,7 @@ import pytest
 
 from trainer.hardware.model_shapes import known_as
 from trainer.observe.report import write_report
-from trainer.observe.scores import Row, interval, majority, pass_at_k, score, scores, table
+from trainer.observe.scores import ScoredProblem, interval, majority, pass_at_k, score, scores, table
 
 
 @pytest.mark.parametrize(("n", "correct"), [(1, 0), (1, 1), (5, 2), (6, 0), (6, 6), (8, 3)])
@@ -37,10 +37,10 @@ def test_intervals_are_wilson_s_or_by_the_standard_error():
 
 def test_a_prompt_that_was_too_long_counts_as_wrong():
     rows = [
-        Row("set/a", [("7", 1.0), ("7", 1.0)], tokens=30, truncated=0),
-        Row("set/b", [("7", 1.0), ("9", 0.0)], tokens=50, truncated=1),
-        Row("set/b", [(None, 0.0)] * 2, asked=False),
-        Row("gsm8k", [(None, 0.0), ("1", 0.0)], tokens=10, truncated=0),
+        ScoredProblem("set/a", [("7", 1.0), ("7", 1.0)], tokens=30, truncated=0),
+        ScoredProblem("set/b", [("7", 1.0), ("9", 0.0)], tokens=50, truncated=1),
+        ScoredProblem("set/b", [(None, 0.0)] * 2, asked=False),
+        ScoredProblem("gsm8k", [(None, 0.0), ("1", 0.0)], tokens=10, truncated=0),
     ]
     found = scores(rows)
     assert list(found) == ["set", "gsm8k"] and "categories" not in found["gsm8k"]
@@ -56,15 +56,15 @@ def test_a_prompt_that_was_too_long_counts_as_wrong():
 
 
 def test_what_is_published_by_a_judge_says_so():
-    found = scores([Row("mathvista/x", [("7", 1.0)])])
+    found = scores([ScoredProblem("mathvista/x", [("7", 1.0)])])
     assert "rules (published: a judge)" in table(found, "") and "judge big" in table(found, "big")
     assert "@" not in table(found, ""), "one completion has no pass@k"
-    assert score([Row("a", [("7", 1.0)] * 3)])["pass@3"] == 1.0
+    assert score([ScoredProblem("a", [("7", 1.0)] * 3)])["pass@3"] == 1.0
 
 
 def test_the_report_of_an_evaluation_shows_intervals_categories_and_what_is_published(tmp_path):
-    rows = [Row(f"mathvista/set {i % 3}", [("7", float(i % 4 > 0))], tokens=9) for i in range(40)]
-    rows += [Row("gsm8k", [("7", 1.0)], tokens=9)]
+    rows = [ScoredProblem(f"mathvista/set {i % 3}", [("7", float(i % 4 > 0))], tokens=9) for i in range(40)]
+    rows += [ScoredProblem("gsm8k", [("7", 1.0)], tokens=9)]
     base = "Qwen/Qwen2.5-VL-7B-Instruct"
     found = scores(rows, base)
     head, first = table(found, "").splitlines()[::2][:2]

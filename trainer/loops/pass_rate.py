@@ -87,11 +87,12 @@ def _score(config: RunConfig, run: Session, path: Path) -> None:
     """Writes the scores of all rows, those included that were too long to be asked."""
     n, sources = config.evaluation.pass_rate_samples, run.train_set.column("source")
     rows = {
-        row: scores.Row(sources[row], [(None, 0.0)] * n, asked=False) for row in range(len(run.train_set))
+        row: scores.ScoredProblem(sources[row], [(None, 0.0)] * n, asked=False)
+        for row in range(len(run.train_set))
     }
     for row, line in zip(run.train_rows, path.read_text(encoding="utf-8").splitlines(), strict=True):
         found = json.loads(line)
-        rows[row] = scores.Row(sources[row], found["answers"], found["tokens"], found["truncated"])
+        rows[row] = scores.ScoredProblem(sources[row], found["answers"], found["tokens"], found["truncated"])
     judge = config.rewards.judge_model if config.rewards.judge_url else ""
     asked = {
         "model": config.model.path,

@@ -67,7 +67,7 @@ def check_device(config: RunConfig) -> None:
 
 
 def _parameters(config: RunConfig) -> int:
-    """Number of the model's parameters, whatever their type in the files; 0 where they are not on this disk."""
+    """Number of the model's parameters, whatever their type in the files; 0 if they are not on this disk."""
     path = Path(config.model.path)
     if path.is_dir():
         if not (path / "config.json").is_file():

@@ -132,8 +132,8 @@ class Head:
     def accept(self, timeout_s: float) -> int | None:
         """Waits for one node and returns its rank, or None after `timeout_s`.
 
-        Whoever else connects (a port scanner, a late node of another run) is sent away, and the wait goes on. Raises
-        RendezvousError for a node that claims to be of this run and cannot be.
+        Whoever else connects (a port scanner, a late node of another run) is sent away, and the wait goes on.
+        Raises RendezvousError for a node that claims to be of this run and cannot be.
         """
         deadline = time.monotonic() + timeout_s
         while True:

@@ -1,8 +1,8 @@
-"""Where a rank is, in a small file that its node's launcher reads: the collective it entered last, and its
-stacks.
+"""A small file that says where a rank is, for its node's launcher: the collective it entered last, and
+its stacks.
 
-Two writes of 80 bytes into shared memory per collective. A signal makes the rank write its Python stacks,
-also while it hangs in native code.
+It takes two writes of 80 bytes into shared memory per collective. On a signal the rank writes its
+Python stacks, even while it hangs in native code.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ PIECES = struct.Struct("!Q")
 """Behind the record: pieces of work done, such as a step of the engine or a pass."""
 SIZE = RECORD.size + PIECES.size
 COLLECTIVES = (
-    "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_gather_single", "all_to_all",
-    "all_to_all_single", "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object", "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single", "reduce_scatter_tensor", "scatter",
+    "all_reduce", "reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor",
+    "all_gather", "all_gather_into_tensor", "all_gather_object", "all_gather_single",
+    "all_to_all", "all_to_all_single",
+    "broadcast", "broadcast_object_list", "gather", "gather_object", "scatter", "barrier",
 )  # fmt: skip
 
 
@@ -43,7 +43,7 @@ class Beacon:
     calls: int
     """Collectives entered so far."""
     inside: bool
-    """It has not come back from the last one."""
+    """Whether the rank is still in the last one."""
     since_s: float
     """Seconds since it entered or left the last one."""
     waited_s: float
@@ -55,7 +55,7 @@ class Beacon:
 
 
 def start(rank: int) -> None:
-    """In a rank's process, before anything binds torch.distributed's functions."""
+    """Starts the beacon of a rank's process, before anything binds torch.distributed's functions."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
         return
@@ -74,7 +74,7 @@ def start(rank: int) -> None:
 
 
 def record(pieces: int) -> bytes:
-    """What the file of a rank holds that has entered no collective yet."""
+    """Content of the file of a rank that has entered no collective yet."""
     return RECORD.pack(0, False, time.time(), 0.0, b"") + PIECES.pack(pieces)
 
 
@@ -83,14 +83,14 @@ _done: list[Any] = []
 
 
 def tick() -> None:
-    """A piece of work is done: for the watchdog, a phase that is longer than any before has not stopped."""
+    """Counts a piece of work, so that the watchdog does not take a long phase for a hang."""
     if _done:
         _done[1] += 1
         PIECES.pack_into(_done[0], RECORD.size, _done[1])
 
 
 def start_driver() -> None:
-    """In the driver's process, which is in no collective."""
+    """Lets the driver's process, which is in no collective, write its stacks on the signal."""
     if folder := os.environ.get(FOLDER_VARIABLE):
         _answer(Path(folder) / f"driver-{os.getpid()}.stacks")
 
@@ -100,15 +100,16 @@ def _answer(stacks: Path) -> None:
 
 
 def pause(what: str) -> None:
-    """Says that this rank waits for a debugger, and why; "": no longer."""
-    if not (folder := os.environ.get(FOLDER_VARIABLE)):
+    """Notes that this rank waits for a debugger, and why; "" if it no longer waits."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if not folder:
         return
     for path in Path(folder).glob(f"rank-*-{os.getpid()}.beacon"):
         path.with_suffix(".paused").write_text(what)
 
 
 def paused(folder: Path, one: Beacon) -> str:
-    """For what a rank waits for a debugger; "" where it does not."""
+    """Why a rank waits for a debugger; "" if it does not wait."""
     path = folder / f"rank-{one.rank}-{one.pid}.paused"
     return path.read_text() if path.exists() else ""
 
@@ -131,13 +132,22 @@ def _recorded(
 
 
 def read(folder: Path) -> list[Beacon]:
-    """The beacons of this node's ranks, by rank; of a rank that was started again the newest."""
-    found: dict[int, Beacon] = {}
+    """The beacons of this node's ranks, in order; the newest one of a rank that was started again."""
+    beacons: dict[int, Beacon] = {}
     paths = [p for p in folder.glob("rank-*.beacon") if p.stat().st_size == SIZE]
     for path in sorted(paths, key=lambda p: p.stat().st_ctime):
         rank, pid = (int(part) for part in path.stem.split("-")[1:])
         data = path.read_bytes()
-        calls, inside, at, waited, name = RECORD.unpack_from(data)
-        (pieces,), text = PIECES.unpack_from(data, RECORD.size), name.rstrip(b"\0").decode()
-        found[rank] = Beacon(rank, pid, calls, inside, max(0.0, time.time() - at), waited, text, pieces)
-    return [found[rank] for rank in sorted(found)]
+        calls, inside, changed_unix_s, waited_s, name = RECORD.unpack_from(data)
+        (pieces,) = PIECES.unpack_from(data, RECORD.size)
+        beacons[rank] = Beacon(
+            rank=rank,
+            pid=pid,
+            calls=calls,
+            inside=inside,
+            since_s=max(0.0, time.time() - changed_unix_s),
+            waited_s=waited_s,
+            name=name.rstrip(b"\0").decode(),
+            pieces=pieces,
+        )
+    return [beacons[rank] for rank in sorted(beacons)]

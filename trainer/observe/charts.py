@@ -1,7 +1,7 @@
 """Curves and bars as inline SVG, for the report: pure functions of numbers, standard library only.
 
-Colours are CSS classes (`s1`...`s8`), so that a page can be light or dark. A line keeps at most `MAX_POINTS`
-vertices: of every bucket of steps its smallest and largest value, so that no spike is lost.
+Colors are CSS classes (`s1`...`s8`), so that a page can be light or dark. A line has at most `MAX_POINTS`
+vertices: the smallest and the largest value of every bucket of steps, so that no spike is lost.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from itertools import accumulate
 from typing import Any
 
 WIDTH, HEIGHT = 560, 230
-LEFT, RIGHT, TOP, BOTTOM = 50, 14, 10, 28
+LEFT = 50
+RIGHT = 14
+TOP = 10
+BOTTOM = 28
 MAX_POINTS = 400
 SMOOTH_FROM = 40
 """A curve of at least this many points is also drawn smoothed, the raw one pale behind it."""
@@ -27,13 +30,13 @@ class Line:
     """One curve of a chart."""
 
     name: str
-    """Metric."""
+    """Name of the metric."""
     label: str
-    """Legend."""
+    """Text of the legend."""
     color: int = 1
-    """1..8."""
+    """Color, 1 to 8."""
     dots: bool = False
-    """Few points, each a measurement of its own: drawn with dots and never smoothed."""
+    """Whether its points are few and separate measurements: drawn with dots, never smoothed."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +48,13 @@ class Chart:
     percent: bool = False
     log: bool = False
     zero: bool = False
-    """The axis starts at 0."""
+    """Whether the axis starts at 0."""
     band: tuple[str, str] | None = None
     """Metrics of the lower and upper edge of a shaded band."""
     wide: bool = False
-    """Over the page's whole width."""
+    """Whether it takes the page's whole width."""
     skip_flat: bool = False
-    """Left out where no value ever changes."""
+    """Whether the chart is left out if no value ever changes."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +76,16 @@ class Frame:
 
     def y(self, value: float) -> float:
         """Pixel of a value."""
-        a, b, v = (
-            (math.log10(t) for t in (self.y0, self.y1, value)) if self.log else (self.y0, self.y1, value)
-        )
-        return HEIGHT - BOTTOM - (v - a) / ((b - a) or 1) * (HEIGHT - TOP - BOTTOM)
+        low = self._scaled(self.y0)
+        high = self._scaled(self.y1)
+        share = (self._scaled(value) - low) / ((high - low) or 1)
+        return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+
+    def _scaled(self, value: float) -> float:
+        return math.log10(value) if self.log else value
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------
+# --- numbers --------------------------------------------------------------------------------------------
 
 
 def series(history: Sequence[dict[str, Any]], name: str) -> list[Point]:
@@ -148,7 +154,7 @@ def label(value: float, percent: bool = False, digits: int = 3) -> str:
     return f"{value:.{digits}g}" if size < 1000 else f"{value:,.0f}"
 
 
-# --- drawing ----------------------------------------------------------------------------------------------------------
+# --- drawing --------------------------------------------------------------------------------------------
 
 
 def line_chart(chart: Chart, history: Sequence[dict[str, Any]], marks: Sequence[int] = ()) -> str:
@@ -158,7 +164,8 @@ def line_chart(chart: Chart, history: Sequence[dict[str, Any]], marks: Sequence[
     found = [(line, points) for line, points in found if points]
     drawable = [(line, [p for p in points if _drawable(p[1], chart.log)]) for line, points in found]
     edges = [[p for p in series(history, n) if _drawable(p[1], chart.log)] for n in chart.band or ()]
-    values = [v for _, points in drawable for _, v in points] + [v for points in edges for _, v in points]
+    values = [v for _, points in drawable for _, v in points]
+    values += [v for points in edges for _, v in points]
     if not values or (chart.skip_flat and len(set(values)) == 1):
         return ""
     steps = [p[0] for _, points in found for p in points]
@@ -191,13 +198,17 @@ def stacked_bars(
         return ""
     count = min(len(rows), 100)
     buckets = [rows[i * len(rows) // count : (i + 1) * len(rows) // count] for i in range(count)]
-    stacks = [[sum(r[1][k] for r in b) / len(b) for k in range(len(keys))] for b in buckets]
+    stacks = []
+    for bucket in buckets:
+        stacks.append([sum(values[k] for _, values in bucket) / len(bucket) for k in range(len(keys))])
     width = 2 * WIDTH + 20
     ticks = nice_ticks(0, max(map(sum, stacks)))
     frame = Frame(rows[0][0] - 0.5, rows[-1][0] + 0.5, 0, ticks[-1], y_ticks=ticks, width=width)
     shapes = [_axes(frame)]
     for bucket, stack in zip(buckets, stacks, strict=True):
-        left, right, base = frame.x(bucket[0][0] - 0.5), frame.x(bucket[-1][0] + 0.5), 0.0
+        left = frame.x(bucket[0][0] - 0.5)
+        right = frame.x(bucket[-1][0] + 0.5)
+        base = 0.0
         gap = min(1.5, (right - left) * 0.15)
         for (_, color), value in zip(keys, stack, strict=True):
             top, bottom = frame.y(base + value), frame.y(base)
@@ -250,10 +261,11 @@ def _axes(frame: Frame) -> str:
 
 def _marks(frame: Frame, marks: Sequence[int]) -> str:
     inside = [m for m in marks if frame.x0 <= m <= frame.x1]
-    return "".join(
-        f'<path class="mark" d="M{frame.x(m + 0.5 if m + 0.5 <= frame.x1 else m):.1f} {TOP}V{HEIGHT - BOTTOM}"/>'
-        for m in inside
-    )
+    paths = []
+    for mark in inside:
+        x = frame.x(mark + 0.5 if mark + 0.5 <= frame.x1 else mark)
+        paths.append(f'<path class="mark" d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}"/>')
+    return "".join(paths)
 
 
 def _path(frame: Frame, points: Sequence[Point]) -> str:
@@ -293,8 +305,11 @@ def _figure(chart: Chart, frame: Frame, legend: str, shapes: str, hover: bool = 
     note = f"<p>{html.escape(chart.note)}</p>" if chart.note else ""
     scale = f'data-x0="{frame.x0}" data-x1="{frame.x1}" data-y0="{frame.y0:g}" data-y1="{frame.y1:g}"'
     kind = f' data-log="{int(frame.log)}" data-percent="{int(frame.percent)}"'
+    size = " wide" if frame.width > WIDTH else ""
+    title = html.escape(chart.title)
     return (
-        f'<figure class="chart{" wide" if frame.width > WIDTH else ""}"><figcaption><h3>{html.escape(chart.title)}</h3>'
-        f'<div class="legend">{legend}</div></figcaption>{note}<svg viewBox="0 0 {frame.width} {HEIGHT}" role="img" '
-        f'aria-label="{html.escape(chart.title)}" {scale + kind if hover else ""}>{shapes}</svg></figure>'
+        f'<figure class="chart{size}"><figcaption><h3>{title}</h3>'
+        f'<div class="legend">{legend}</div></figcaption>{note}'
+        f'<svg viewBox="0 0 {frame.width} {HEIGHT}" role="img" '
+        f'aria-label="{title}" {scale + kind if hover else ""}>{shapes}</svg></figure>'
     )

@@ -1,5 +1,5 @@
-"""Several runs in one report: their curves over each other, what they reached and cost, how their settings
-differ."""
+"""Several runs in one report: their curves in one drawing, what they reached and cost, how their
+settings differ."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainer.observe.report_charts import CHARTS, HELD_OUT
 from trainer.observe.report_page import money, page, run_name
 
 MAX_RUNS = 8
-"""As many as there are colors."""
+"""Number of colors."""
 SUMMARY = (
     ("held-out accuracy", "eval/accuracy", True),
     ("reward", "reward/mean", False),
@@ -31,12 +31,12 @@ SUMMARY = (
     ("s/step", "time/step_s", False),
     ("rollout tokens/s", "perf/rollout_tokens_per_s", False),
 )
-"""Column, metric, percent. Of `time/` and `perf/` the median, of the others the first and the last value."""
+"""(column, metric, percent). `time/` and `perf/` show the median, others the first and the last value."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """One of the runs."""
+class ComparedRun:
+    """One run of a comparison."""
 
     name: str
     folder: Path
@@ -53,15 +53,16 @@ def write_comparison(folders: Sequence[Path], out: Path) -> Path:
     if len({run.name for run in runs}) < len(runs):
         runs = [replace(run, name=f"{run.name} ({i})") for i, run in enumerate(runs, 1)]
     charts = "".join(overlay(chart, runs) for chart in (HELD_OUT, *CHARTS))
+    now = html.escape(time.strftime("%-d %B %Y, %H:%M UTC", time.gmtime()))
     body = (
-        f"<header><h1>{len(runs)} runs</h1><p>{html.escape(time.strftime('%-d %B %Y, %H:%M UTC', time.gmtime()))}</p>"
+        f"<header><h1>{len(runs)} runs</h1><p>{now}</p>"
         f'</header>{_summary(runs)}<section class="charts">{charts}</section>{_differences(runs)}'
     )
     out.write_text(page(" against ".join(run.name for run in runs), body), encoding="utf-8")
     return out
 
 
-def _read(folder: Path) -> Run:
+def _read(folder: Path) -> ComparedRun:
     history = read_history(folder)
     if not history:
         raise ConfigError(
@@ -69,7 +70,7 @@ def _read(folder: Path) -> Run:
         )
     path = folder / "config.yaml"
     config = yaml.safe_load(path.read_text()) if path.exists() else {}
-    return Run(run_name(folder), folder, history, dict(_flat(config or {})))
+    return ComparedRun(run_name(folder), folder, history, dict(_flat(config or {})))
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -79,7 +80,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return found
 
 
-def overlay(chart: Any, runs: Sequence[Run]) -> str:
+def overlay(chart: Any, runs: Sequence[ComparedRun]) -> str:
     """One drawing per metric of a chart, with a curve per run."""
     drawn = []
     for line in chart.lines:
@@ -94,7 +95,7 @@ def overlay(chart: Any, runs: Sequence[Run]) -> str:
     return "".join(drawn)
 
 
-def _summary(runs: Sequence[Run]) -> str:
+def _summary(runs: Sequence[ComparedRun]) -> str:
     columns = [c for c in SUMMARY if any(series(run.history, c[1]) for run in runs)]
     rows = []
     for i, run in enumerate(runs, 1):
@@ -112,7 +113,7 @@ def _summary(runs: Sequence[Run]) -> str:
     )
 
 
-def _reached(run: Run, name: str, percent: bool) -> str:
+def _reached(run: ComparedRun, name: str, percent: bool) -> str:
     values = [v for _, v in series(run.history, name)]
     if not values:
         return "–"
@@ -121,24 +122,23 @@ def _reached(run: Run, name: str, percent: bool) -> str:
     return f"{label(values[0], percent)} → {label(values[-1], percent)}"
 
 
-def _differences(runs: Sequence[Run]) -> str:
+def _differences(runs: Sequence[ComparedRun]) -> str:
     keys = dict.fromkeys(key for run in runs for key in run.config)
-    shown = [
-        k
-        for k in keys
-        if len({repr(run.config.get(k, "–")) for run in runs}) > 1 and not k.startswith("run.dir")
-    ]
+    shown = []
+    for key in keys:
+        values = {repr(run.config.get(key, "–")) for run in runs}
+        if len(values) > 1 and not key.startswith("run.dir"):
+            shown.append(key)
     if not shown:
         return "<h2>Configuration</h2><p>The configurations are the same.</p>"
     head = "".join(f"<th>{html.escape(run.name)}</th>" for run in runs)
-    rows = "".join(
-        f"<tr><td>{html.escape(key)}</td>"
-        + "".join(f"<td>{html.escape(str(run.config.get(key, '–')))}</td>" for run in runs)
-        + "</tr>"
-        for key in shown
-    )
+    rows = ""
+    for key in shown:
+        cells = "".join(f"<td>{html.escape(str(run.config.get(key, '–')))}</td>" for run in runs)
+        rows += f"<tr><td>{html.escape(key)}</td>{cells}</tr>"
     same = len(keys) - len(shown)
     return (
         f"<h2>Configuration <small>{len(shown)} fields differ, {same} are the same</small></h2>"
-        f'<section class="phases"><table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table></section>'
+        f'<section class="phases"><table><thead><tr><th></th>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></section>"
     )

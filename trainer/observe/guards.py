@@ -1,6 +1,6 @@
-"""Guards against a run that continues and learns nothing: pure functions of each step's metrics.
+"""Guards against a run that continues but learns nothing: pure functions of each step's metrics.
 
-A guard that trips warns; one that is named in `guards.end` ends the run when it has tripped `guards.patience`
+A guard that trips warns. One that is named in `guards.end` ends the run when it has tripped `guards.patience`
 steps in a row.
 """
 
@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trainer.config import Guards as Limits
+from trainer import config
 
 WINDOW = 20
-"""Steps whose median is usual."""
+"""Number of the last steps whose median counts as usual."""
 REFERENCE = 10
-"""First steps of a run (or of a resumed one), which entropy and mismatch are held against."""
+"""Number of first steps, since the start or a resume, with which entropy and mismatch are compared."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Alarm:
     guard: str
     text: str
     end: bool
-    """The run is to end."""
+    """Whether the run must end."""
 
 
 class Guards:
-    """Holds what earlier steps were like."""
+    """Compares each step with limits and with earlier steps."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: config.Guards) -> None:
         self.limits = limits
         self._ends = [name.strip() for name in limits.end.split(",")]
         self._usual: dict[str, deque[float]] = {}
@@ -40,37 +40,41 @@ class Guards:
 
     def look(self, step: int, stats: Mapping[str, float]) -> list[Alarm]:
         """The alarms of a step, in the order of the guards."""
-        found = []
+        alarms = []
         for guard, text in self._trips(stats).items():
-            self._streak[guard] = self._streak.get(guard, 0) + 1 if text else 0
-            if text:
-                streak = self._streak[guard]
-                end = guard in self._ends and streak >= self.limits.patience
-                if end or streak & (streak - 1) == 0:  # a lasting one at 1, 2, 4, 8, ... in a row
-                    found.append(Alarm(guard, f"step {step}: {text} (guard {guard}, {streak} in a row)", end))
-        return found
+            if not text:
+                self._streak[guard] = 0
+                continue
+            streak = self._streak.get(guard, 0) + 1
+            self._streak[guard] = streak
+            end = guard in self._ends and streak >= self.limits.patience
+            # A lasting alarm is repeated after 1, 2, 4, 8, ... steps.
+            if end or streak & (streak - 1) == 0:
+                alarms.append(Alarm(guard, f"step {step}: {text} (guard {guard}, {streak} in a row)", end))
+        return alarms
 
     def _trips(self, stats: Mapping[str, float]) -> dict[str, str]:
+        """Guard -> what is wrong; empty if nothing is."""
         limits = self.limits
+        skipped = "updates were skipped, gradients not finite:"
+        left = "the policy has left the reference: KL"
+        cut = "responses cut at rollout.max_tokens: share"
+        flat = "groups without variance teach nothing: share"
+        disk = "the disk fills up: GiB free"
+        memory = "host memory fills up: share used"
+        host_memory = self._above(stats, "perf/host_memory_fraction", limits.host_memory_max, memory)
         return {
             "nonfinite": self._nonfinite(stats),
             "spike": self._spike(stats),
-            "skipped": self._above(stats, "optim/skipped_updates", 0.0, "updates were skipped, gradients not finite:"),
-            "kl": self._above(stats, "kl/mean", limits.kl_max, "the policy has left the reference: KL"),
-            "truncated": self._above(
-                stats, "tokens/truncated_fraction", limits.truncated_max, "responses cut at rollout.max_tokens: share"
-            ),
-            "variance": self._above(
-                stats, "group/zero_std_fraction", limits.zero_std_max, "groups without variance teach nothing: share"
-            ),
+            "skipped": self._above(stats, "optim/skipped_updates", 0.0, skipped),
+            "kl": self._above(stats, "kl/mean", limits.kl_max, left),
+            "truncated": self._above(stats, "tokens/truncated_fraction", limits.truncated_max, cut),
+            "variance": self._above(stats, "group/zero_std_fraction", limits.zero_std_max, flat),
             "entropy": self._shrunk(stats),
             "mismatch": self._grown(stats),
-            "disk": self._below(stats, "perf/disk_free_gib", limits.disk_free_gib, "the disk fills up: GiB free"),
-            "memory": self._above(
-                stats, "perf/host_memory_fraction", limits.host_memory_max, "host memory fills up: share used"
-            )
-            or self._leaking(stats),
-        }  # fmt: skip
+            "disk": self._below(stats, "perf/disk_free_gib", limits.disk_free_gib, disk),
+            "memory": host_memory or self._leaking(stats),
+        }
 
     @staticmethod
     def _nonfinite(stats: Mapping[str, float]) -> str:
@@ -80,21 +84,24 @@ class Guards:
         return f"{', '.join(bad)} {text}" if bad else ""
 
     def _spike(self, stats: Mapping[str, float]) -> str:
-        """Of the gradient's norm, and of the cross-entropy; a policy's loss is near 0 and means nothing by
-        its size."""
-        found = []
+        """What is wrong with the gradient's norm or the cross-entropy.
+
+        A policy's loss is near 0, so its size means nothing.
+        """
+        spikes = []
         for name, what, factor in (
             ("grad/norm", "gradient norm", self.limits.spike_factor),
             ("sft/loss", "loss", self.limits.loss_factor),
         ):
-            now, known = stats.get(name, math.nan), self._usual.setdefault(name, deque(maxlen=WINDOW))
+            now = stats.get(name, math.nan)
+            known = self._usual.setdefault(name, deque(maxlen=WINDOW))
             if not math.isfinite(now):
                 continue
             usual = statistics.median(known) if len(known) >= REFERENCE else math.inf
             known.append(now)
             if now > factor * usual:
-                found.append(f"{what} {now:.3g}, usually {usual:.3g}")
-        return "; ".join(found)
+                spikes.append(f"{what} {now:.3g}, usually {usual:.3g}")
+        return "; ".join(spikes)
 
     @staticmethod
     def _above(stats: Mapping[str, float], name: str, limit: float, text: str) -> str:
@@ -116,20 +123,23 @@ class Guards:
 
     def _leaking(self, stats: Mapping[str, float]) -> str:
         name = "perf/host_memory_fraction"
-        usual, now = self._reference(stats, name), stats.get(name, 0.0)
+        usual = self._reference(stats, name)
+        now = stats.get(name, 0.0)
         if usual is None or now - usual <= self.limits.host_memory_growth:
             return ""
         return f"host memory grows: {now:.0%} in use, {usual:.0%} at the start"
 
     def _shrunk(self, stats: Mapping[str, float]) -> str:
-        usual, now = self._reference(stats, "entropy/mean"), stats.get("entropy/mean", 0.0)
+        usual = self._reference(stats, "entropy/mean")
+        now = stats.get("entropy/mean", 0.0)
         if usual is None or now >= self.limits.entropy_min_share * usual:
             return ""
         return f"entropy collapsed to {now:.3g} from {usual:.3g} at the start: the policy says one thing only"
 
     def _grown(self, stats: Mapping[str, float]) -> str:
         name = "mismatch/logprob_abs_mean"
-        usual, now = self._reference(stats, name), stats.get(name, 0.0)
+        usual = self._reference(stats, name)
+        now = stats.get(name, 0.0)
         if usual is None or now <= self.limits.mismatch_factor * max(usual, 1e-4):
             return ""
         return f"engine and policy drift apart: {now:.2g} nats per token, {usual:.2g} at the start"

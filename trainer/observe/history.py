@@ -1,5 +1,7 @@
-"""Reads what `metrics.py` writes. Standard library only: display and report run without the training
-stack."""
+"""Reads what `metrics.py` writes.
+
+Standard library only: display and report run without the training stack.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from trainer.config.run_folder import METRICS, NODES, newest_lines, parse_line, 
 SLOWED = 8 | 32 | 64 | 128
 """Bits of a GPU's clocks' event reasons that stand for a fault (trainer/node/preflight/gpus.py)."""
 STRAGGLES = 0.3
-"""A rank straggles where it waits in collectives for a share of time that is this much below the others'
+"""A rank straggles if the share of time that it waits in collectives is this much below the others'
 median."""
 
 
@@ -31,7 +33,8 @@ def merge_lines(steps: dict[int, dict[str, Any]], lines: Iterable[bytes]) -> lis
 
 def read_history(run_dir: str | Path) -> list[dict[str, Any]]:
     """Metrics per step of a run, in order of steps; [] where there is no metrics.jsonl yet."""
-    path, steps = Path(run_dir) / METRICS, {}
+    path = Path(run_dir) / METRICS
+    steps: dict[int, dict[str, Any]] = {}
     if path.exists():
         merge_lines(steps, path.read_bytes().splitlines(keepends=True))
     return [steps[step] for step in sorted(steps)]
@@ -53,11 +56,11 @@ def truncate(path: Path, step: int) -> int:
     if not path.exists():
         return 0
     lines = path.read_bytes().splitlines(keepends=True)
-    keep = (
-        [line for line in lines if (r := parse_line(line)) is not None and r["step"] <= step]
-        if step > 0
-        else []
-    )
+    keep = []
+    for line in lines if step > 0 else []:
+        record = parse_line(line)
+        if record is not None and record["step"] <= step:
+            keep.append(line)
     if len(keep) < len(lines):
         write_whole(path, b"".join(keep))
     return len(lines) - len(keep)

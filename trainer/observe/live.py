@@ -64,7 +64,10 @@ class Tail:
     it."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._inode, self._offset, self._rest = path, 0, 0, b""
+        self._path = path
+        self._inode = 0
+        self._offset = 0
+        self._rest = b""
         self._steps: dict[int, dict[str, Any]] = {}
 
     def read(self) -> list[dict[str, Any]]:
@@ -74,7 +77,9 @@ class Tail:
         except FileNotFoundError:
             return []
         if stat.st_ino != self._inode or stat.st_size < self._offset:
-            self._offset, self._rest, self._steps = 0, b"", {}
+            self._offset = 0
+            self._rest = b""
+            self._steps = {}
         self._inode = stat.st_ino
         with self._path.open("rb") as file:
             file.seek(self._offset)
@@ -95,8 +100,9 @@ def follow(
     console: Console | None = None,
     poll_s: float = REFRESH_S,
 ) -> str:
-    """Shows the run until `stop()` is true (None: until the run says that it has ended). Returns its last
-    status.
+    """Shows the run until `stop()` is true (None: until the run says that it has ended).
+
+    Returns its last status.
 
     With `stop`, what an earlier attempt left in the run directory is not shown as news.
     """
@@ -135,7 +141,7 @@ def _watch(run_dir: Path, tail: Tail, began: float, stop: Callable[[], bool] | N
         time.sleep(poll_s)
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------------
+# --- what is shown --------------------------------------------------------------------------------------
 
 
 def plain_line(record: dict[str, Any], progress: dict[str, Any]) -> str:
@@ -245,10 +251,8 @@ def render(
 def _state(progress: dict[str, Any]) -> Text:
     status = progress.get("status", "starting")
     if status != "running":
-        return Text(
-            status,
-            style="bold green" if status == "finished" else "bold red" if status == "failed" else "bold",
-        )
+        styles = {"finished": "bold green", "failed": "bold red"}
+        return Text(status, style=styles.get(status, "bold"))
     since = time.time() - progress.get("phase_since_unix_s", time.time())
     text = Text(f"{progress.get('message') or progress.get('phase', '')} ")
     return text.append(duration(max(since, 0)), style="dim")
@@ -261,9 +265,8 @@ def _headline(progress: dict[str, Any], history: Sequence[dict[str, Any]], width
     text = Text.assemble(("step ", "dim"), (f"{done}", "bold"), (f" of {total}" if total else "", "dim"))
     recent = [r["time/step_s"] for r in history[-20:] if "time/step_s" in r]
     if recent:
-        text.append("   ").append(f"{sum(recent) / len(recent):.2f}", style="bold").append(
-            " s/step", style="dim"
-        )
+        text.append("   ").append(f"{sum(recent) / len(recent):.2f}", style="bold")
+        text.append(" s/step", style="dim")
     if left and progress.get("status") == "running":
         text.append("   ").append(duration(left), style="bold").append(" to go", style="dim")
     if not total:
@@ -286,13 +289,11 @@ def _values(history: Sequence[dict[str, Any]], width: int) -> Table:
         if not seen:
             continue
         values = [v for _, v in seen]
-        style = (
-            "green"
-            if name.startswith(("reward/", "eval/"))
-            else "magenta"
-            if name.startswith("perf/")
-            else "cyan"
-        )
+        style = "cyan"
+        if name.startswith(("reward/", "eval/")):
+            style = "green"
+        elif name.startswith("perf/"):
+            style = "magenta"
         line = Text(sparkline(values, max(8, width - 34)), style=style)
         if name.startswith("eval/"):
             line.append(f"  {form.format(values[0])} at step {seen[0][0]}", style="dim")
@@ -303,11 +304,13 @@ def _values(history: Sequence[dict[str, Any]], width: int) -> Table:
 def _phase_bar(history: Sequence[dict[str, Any]], width: int) -> Group:
     phases = phase_seconds(history)
     total = sum(s for _, s in phases) or 1.0
-    bar, legend, at = Text(), [], 0.0
+    bar = Text()
+    legend = []
+    before = 0.0
     for name, seconds in phases:
         color = PHASE_COLORS[name]
-        cells = round((at + seconds) / total * width) - round(at / total * width)
-        at += seconds
+        cells = round((before + seconds) / total * width) - round(before / total * width)
+        before += seconds
         bar.append("█" * cells, style=color)
         if seconds / total >= 0.005:
             legend.append(Text.assemble(("■ ", color), f"{name} ", (f"{seconds:.2f} s", "dim")))
@@ -322,7 +325,8 @@ def _nodes(nodes: Sequence[dict[str, Any]]) -> Table:
         cells = []
         if gpus:
             busy = [g["busy_fraction"] for g in gpus]
-            memory, hot = max(g["memory_bytes"] for g in gpus) / 2**30, max(g["temperature_c"] for g in gpus)
+            memory = max(g["memory_bytes"] for g in gpus) / 2**30
+            hot = max(g["temperature_c"] for g in gpus)
             cells = [
                 f"{len(gpus)} GPUs {sum(busy) / len(busy):.0%} busy",
                 f"{memory:.0f} GiB, {hot} °C at most",
@@ -347,8 +351,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if args.once:
         console = Console()
-        console.print(render(run_name(run_dir), read_progress(run_dir), read_history(run_dir), max(console.width, 80),
-                             last_samples(run_dir)))  # fmt: skip
+        progress = read_progress(run_dir)
+        width = max(console.width, 80)
+        console.print(
+            render(run_name(run_dir), progress, read_history(run_dir), width, last_samples(run_dir))
+        )
         return 0
     try:
         follow(run_dir)

@@ -215,6 +215,8 @@ PREFIXES = {"eval/accuracy_": "Held-out accuracy on one source of a data set tha
 
 
 def unknown(names: set[str] | list[str]) -> list[str]:
-    """Those of `names` that the table lacks, sorted. A user's reward function may add its own; the trainer
-    may not."""
+    """Those of `names` that the table lacks, sorted.
+
+    A user's reward function may add its own; the trainer may not.
+    """
     return sorted(name for name in set(names) - set(NAMES) if not name.startswith(tuple(PREFIXES)))

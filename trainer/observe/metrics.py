@@ -39,8 +39,10 @@ NAME = re.compile(r"[a-z0-9_]+/[A-Za-z0-9_.@-]+")
 
 
 class Metrics:
-    """Writes the metrics and samples of one run to every place the configuration asks for. Lives in the
-    driver."""
+    """Writes the metrics and samples of one run to every place the configuration asks for.
+
+    Lives in the driver.
+    """
 
     def __init__(
         self,
@@ -57,7 +59,8 @@ class Metrics:
         disk lacks the lines up to `resume_step`; the samples' images are not restored. Raises ConfigError
         when W&B is asked to be online without an account.
         """
-        self.run_dir, self.config = Path(run_dir), config
+        self.run_dir = Path(run_dir)
+        self.config = config
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self._images = self.run_dir / "samples"
         path = self.run_dir / "metrics.jsonl"
@@ -88,8 +91,9 @@ class Metrics:
         return trackers
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes one line. Several lines of one step are merged by the readers, the later value of a name
-        winning.
+        """Writes one line.
+
+        Several lines of one step are merged by the readers, the later value of a name winning.
 
         Raises ValueError for a name that is not `section/name`, TypeError for a value that is not a number.
         """
@@ -99,11 +103,9 @@ class Metrics:
                     f"metric name {name!r}: write it as section/name_unit, as in docs/metrics.md"
                 )
         numbers = {name: _number(name, value) for name, value in values.items()}
-        _append(
-            self.run_dir / "metrics.jsonl",
-            {"step": int(step), "time/unix_s": time.time()}
-            | {n: _json_number(v) for n, v in numbers.items()},
-        )
+        line: dict[str, Any] = {"step": int(step), "time/unix_s": time.time()}
+        line |= {name: _json_number(value) for name, value in numbers.items()}
+        _append(self.run_dir / "metrics.jsonl", line)
         for tracker in self._trackers:
             tracker.log(step, numbers)
 
@@ -174,7 +176,8 @@ class Phases:
         self._seconds: dict[str, float] = {}
         self._stack: list[str] = []
         self._taken = False
-        self._mark = self._began = time.monotonic()
+        self._began = time.monotonic()
+        self._mark = self._began
         now = time.time()
         self._state: dict[str, Any] = {
             "status": "running",
@@ -209,7 +212,8 @@ class Phases:
         comes between logging and the next step, such as a checkpoint, is that step's.
         """
         if not self._taken:
-            self._seconds, self._began = {}, time.monotonic()
+            self._seconds = {}
+            self._began = time.monotonic()
         self._state |= {"step": step, "step_since_unix_s": time.time(), "message": ""}
         if total_steps is not None:
             self._state["total_steps"] = total_steps
@@ -221,7 +225,9 @@ class Phases:
         now = time.monotonic()
         taken = {f"time/{name}_s": seconds for name, seconds in self._seconds.items()}
         taken["time/step_s"] = now - self._began
-        self._seconds, self._began, self._taken = {}, now, True
+        self._seconds = {}
+        self._began = now
+        self._taken = True
         return taken
 
     def note(self, **fields: Any) -> None:
@@ -291,4 +297,6 @@ def _json_number(value: int | float) -> int | float | str:
     """JSON has no NaN: non-finite numbers become the words that JavaScript and Python's float() both read."""
     if math.isfinite(value):
         return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"

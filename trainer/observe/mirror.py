@@ -35,17 +35,20 @@ SILENT_S = 240.0
 trainer/checkpoint/attempt.py)."""
 GROWING = ("metrics.jsonl", "samples.jsonl", "launch.log", "nodes.jsonl")
 FETCHES = 16
-"""Objects fetched at once."""
+"""Objects that are fetched at once."""
 QUICK = Retry(attempts=2, request_retries=2, request_retry_s=10.0, stall_s=15.0)
-"""A person waits."""
+"""Retries while a person waits."""
 
 
 class Mirror:
-    """One run's stream. Raises ConfigError where the bucket has none, StorageError for one that does not
-    answer."""
+    """One run's stream.
+
+    Raises ConfigError where the bucket has none, StorageError for one that does not answer.
+    """
 
     def __init__(self, url: str, folder: str | Path):
-        self.storage, self.folder = Storage(url, retry=QUICK), Path(folder)
+        self.storage = Storage(url, retry=QUICK)
+        self.folder = Path(folder)
         self.cache = self.folder / ".pieces"
 
     def update(self) -> dict[str, Any]:
@@ -54,8 +57,8 @@ class Mirror:
         attempts = sorted({key.split("/")[1] for key, _ in listed}, key=_epoch)
         if not attempts:
             raise ConfigError(
-                f"no stream of a run in {self.storage.url}: check the bucket and the run's id; it begins once the "
-                "launcher has started its attempt"
+                f"no stream of a run in {self.storage.url}: check the bucket and the run's id; "
+                "it begins once the launcher has started its attempt"
             )
         self._fetch(listed, f"{FOLDER}/{attempts[-1]}/")
         for name in ("metrics.jsonl", "samples.jsonl"):  # those of an attempt hold the earlier ones' steps
@@ -114,24 +117,36 @@ class Mirror:
             write_whole(path, data)
 
     def state(self) -> dict[str, Any]:
-        """Of the newest attempt: name, host, begun_unix_s, seen_unix_s, code (None: no word), why, final,
-        alive."""
+        """State of the newest attempt, {} without one.
+
+        It has name, host, begun_unix_s, seen_unix_s, code (None: it reported none), why, final and alive.
+        """
         keys = {key for key, _ in self.storage.list("attempts")}
         epochs = sorted(k for k in keys if k.removeprefix("attempts/")[:-5].isdigit())
         if not epochs:
             return {}
         stem = epochs[-1].removesuffix(".json")
-        read = lambda key: json.loads(self.storage.get_bytes(key)) if key in keys else {}  # noqa: E731
-        begun, beat, end = read(epochs[-1]), read(f"{stem}.beat.json"), read(f"{stem}.end.json")
+
+        def read(key: str) -> dict[str, Any]:
+            return json.loads(self.storage.get_bytes(key)) if key in keys else {}
+
+        begun = read(epochs[-1])
+        beat = read(f"{stem}.beat.json")
+        end = read(f"{stem}.end.json")
         final = read("attempts/final.json")
         if final.get("launch") != begun["launch"]:
             final = {}
         seen = beat.get("unix_s", begun["begun_unix_s"])
         return {
-            "name": begun["name"], "host": begun["host"], "begun_unix_s": begun["begun_unix_s"], "seen_unix_s": seen,
-            "code": end.get("code"), "why": final.get("why") or end.get("why") or "", "final": bool(final),
+            "name": begun["name"],
+            "host": begun["host"],
+            "begun_unix_s": begun["begun_unix_s"],
+            "seen_unix_s": seen,
+            "code": end.get("code"),
+            "why": final.get("why") or end.get("why") or "",
+            "final": bool(final),
             "alive": not end and not final and time.time() - seen < SILENT_S,
-        }  # fmt: skip
+        }
 
     def _progress(self, attempt: str, state: dict[str, Any]) -> None:
         """The newest attempt's own progress, corrected by the record where its process was killed."""
@@ -150,8 +165,10 @@ class Mirror:
         self._write("progress.json", json.dumps(progress).encode())
 
     def weights(self) -> Path:
-        """The exported weights, the largest part of a run: fetched on request. Raises ConfigError without
-        any."""
+        """The exported weights, the largest part of a run: fetched on request.
+
+        Raises ConfigError without any.
+        """
         keys = [key for key, _ in self.storage.list("checkpoints/hf")]
         if not keys:
             raise ConfigError("the run has exported no weights: it does so at its end (checkpoint.export_hf)")

@@ -1,5 +1,4 @@
-"""What a node is doing, sampled by its launcher: GPUs, network, disk, memory, and which rank keeps others
-waiting."""
+"""Samples a node for its launcher: GPUs, network, disk, memory, and which rank keeps others waiting."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import os
 import shutil
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,9 @@ from trainer.observe.history import SLOWED, STRAGGLES, newest_samples
 EVERY_S = 10.0
 FILE = "nodes.jsonl"
 WINDOW_S = 30.0
-"""Shortest time over which ranks are compared."""
+"""Shortest time for which ranks are compared."""
 RAYS_OWN = ("ray::Dash", "ray::Runtime", "ray::IDLE")
-"""Names of Ray's processes that are no actor's; the kernel keeps 15 characters."""
+"""Starts of names of Ray's processes that are no actors. The kernel keeps 15 characters."""
 
 
 class NodeStats:
@@ -32,41 +31,55 @@ class NodeStats:
     this one."""
 
     def __init__(self, run_dir: str | Path) -> None:
-        self.run_dir, self._since = Path(run_dir), time.time()
+        self.run_dir = Path(run_dir)
+        self._since = time.time()
 
     def take(self) -> dict[str, float]:
-        """Of the time since the last call. Disk and memory are those of the node that has the least left."""
+        """Metrics of the time since the last call.
+
+        Disk and memory are those of the node with the least left.
+        """
         samples = [s for s in newest_samples(self.run_dir) if s["unix_s"] >= self._since]
         self._since = time.time()
         memory = psutil.virtual_memory()
         free = [shutil.disk_usage(self.run_dir).free, *(s["disk_free_bytes"] for s in samples)]
         used = [1 - memory.available / memory.total, *(s["memory_fraction"] for s in samples)]
-        found = {"perf/disk_free_gib": min(free) / 2**30, "perf/host_memory_fraction": max(used)}
+        metrics = {"perf/disk_free_gib": min(free) / 2**30, "perf/host_memory_fraction": max(used)}
         if samples:
-            found["perf/shm_free_gib"] = min(s["shm_free_bytes"] for s in samples) / 2**30
-            sent = [
-                s["bytes_per_s"].get(f"{fabric}_out", 0)
-                for s in samples
-                for fabric in ("network", "infiniband")
-            ]
-            found["perf/network_gbit_per_s"] = sum(sent) / len(samples) * 8e-9
-        if gpus := [gpu for s in samples for gpu in s["gpus"]]:
-            found |= {
-                "perf/gpu_busy_fraction": statistics.mean(g["busy_fraction"] for g in gpus),
-                "perf/gpu_memory_gib_max": max(g["memory_bytes"] for g in gpus) / 2**30,
-                "perf/gpu_power_w": statistics.mean(g["power_w"] for g in gpus),
-                "perf/gpu_temperature_c_max": max(g["temperature_c"] for g in gpus),
-                "perf/gpu_slowed_fraction": statistics.mean(bool(g["slowdown"] & SLOWED) for g in gpus),
-            }
-        return found
+            metrics["perf/shm_free_gib"] = min(s["shm_free_bytes"] for s in samples) / 2**30
+            sent = 0
+            for sample in samples:
+                rates = sample["bytes_per_s"]
+                sent += rates.get("network_out", 0) + rates.get("infiniband_out", 0)
+            metrics["perf/network_gbit_per_s"] = sent / len(samples) * 8e-9
+        gpus = [gpu for sample in samples for gpu in sample["gpus"]]
+        return metrics | (_gpu_metrics(gpus) if gpus else {})
+
+
+def _gpu_metrics(gpus: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Means and extremes of all GPUs' samples."""
+    busy = [gpu["busy_fraction"] for gpu in gpus]
+    power_w = [gpu["power_w"] for gpu in gpus]
+    slowed = [bool(gpu["slowdown"] & SLOWED) for gpu in gpus]
+    return {
+        "perf/gpu_busy_fraction": statistics.mean(busy),
+        "perf/gpu_memory_gib_max": max(gpu["memory_bytes"] for gpu in gpus) / 2**30,
+        "perf/gpu_power_w": statistics.mean(power_w),
+        "perf/gpu_temperature_c_max": max(gpu["temperature_c"] for gpu in gpus),
+        "perf/gpu_slowed_fraction": statistics.mean(slowed),
+    }
 
 
 class NodeMonitor:
-    """Samples one node. GPUs where pynvml finds a driver."""
+    """Samples one node, with its GPUs if pynvml finds a driver."""
 
     def __init__(self, rank: int, run_dir: str | Path, beacons: Path) -> None:
-        self.rank, self.run_dir, self.beacons = rank, Path(run_dir), beacons
-        self._next, self._bytes, self._files = 0.0, _traffic(), dict[int, int]()
+        self.rank = rank
+        self.run_dir = Path(run_dir)
+        self.beacons = beacons
+        self._next = 0.0
+        self._bytes = _traffic()
+        self._files: dict[int, int] = {}
         self._at = time.monotonic()
         self._nvml: Any = None
         with contextlib.suppress(Exception):  # no driver, or none that this library knows
@@ -84,15 +97,25 @@ class NodeMonitor:
 
     def sample(self) -> dict[str, Any]:
         """One reading of everything; rates are over the time since the last one."""
-        now, traffic = time.monotonic(), _traffic()
+        now = time.monotonic()
+        traffic = _traffic()
         seconds = max(now - self._at, 1e-3)
         rates = {name: round((traffic[name] - self._bytes.get(name, 0)) / seconds) for name in traffic}
         files = _file_bytes()
         rates["files"] = round(sum(n - self._files.get(pid, 0) for pid, n in files.items()) / seconds)
-        self._at, self._bytes, self._files = now, traffic, files
+        self._at = now
+        self._bytes = traffic
+        self._files = files
         ranks = beacon.read(self.beacons)
-        existing = next(p for p in (self.run_dir.absolute(), *self.run_dir.absolute().parents) if p.exists())
-        memory, shm = psutil.virtual_memory(), Path("/dev/shm")
+        paused = {}
+        for rank in ranks:
+            why = beacon.paused(self.beacons, rank)
+            if why:
+                paused[str(rank.rank)] = why
+        run_dir = self.run_dir.absolute()
+        existing = next(path for path in (run_dir, *run_dir.parents) if path.exists())
+        memory = psutil.virtual_memory()
+        shm = Path("/dev/shm")
         return {
             "node": self.rank,
             "unix_s": time.time(),
@@ -104,18 +127,20 @@ class NodeMonitor:
             "gpus": self._gpus(),
             "ranks": {str(b.rank): [b.calls, b.waited_s] for b in ranks},
             "pieces": sum(b.pieces for b in ranks),
-            "paused": {str(b.rank): why for b in ranks if (why := beacon.paused(self.beacons, b))},
+            "paused": paused,
         }
 
     def _gpus(self) -> list[dict[str, Any]]:
-        nvml, found = self._nvml, []
+        nvml = self._nvml
         if nvml is None:
-            return found
+            return []
+        gpus = []
         for index in range(nvml.nvmlDeviceGetCount()):
             with contextlib.suppress(nvml.NVMLError):
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                use, memory = nvml.nvmlDeviceGetUtilizationRates(handle), nvml.nvmlDeviceGetMemoryInfo(handle)
-                found.append(
+                use = nvml.nvmlDeviceGetUtilizationRates(handle)
+                memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+                gpus.append(
                     {
                         "gpu": index,
                         "busy_fraction": use.gpu / 100,
@@ -125,7 +150,7 @@ class NodeMonitor:
                         "slowdown": nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
                     }
                 )
-        return found
+        return gpus
 
 
 def _traffic(infiniband: Path = Path("/sys/class/infiniband")) -> dict[str, int]:
@@ -143,8 +168,10 @@ def _traffic(infiniband: Path = Path("/sys/class/infiniband")) -> dict[str, int]
 
 
 def _file_bytes() -> dict[int, int]:
-    """Bytes that the job's processes here have read and written in files so far, by process id. Ray names its
-    actors after what they run; the driver is a child of the one that supervises the job."""
+    """Bytes that the job's processes on this node have read and written in files so far, by process id.
+
+    Ray names its actors after what they run. The driver is a child of the process that supervises the job.
+    """
     found: dict[int, int] = {}
 
     def count(processes: list[psutil.Process]) -> None:
@@ -164,7 +191,7 @@ def _file_bytes() -> dict[int, int]:
 
 
 def append(run_dir: str | Path, sample: Mapping[str, Any]) -> None:
-    """Adds a sample to `nodes.jsonl` of the run with the phase under way, in one write."""
+    """Adds a sample, with the phase that runs now, to the run's `nodes.jsonl` in one write."""
     phase = read_progress(run_dir).get("phase", "")
     line = json.dumps({**sample, "phase": phase}, sort_keys=True).encode() + b"\n"
     descriptor = os.open(Path(run_dir) / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -182,7 +209,7 @@ class Stragglers:
         self._last: dict[int, tuple[float, float, int]] = {}
 
     def look(self, sample: Mapping[str, Any]) -> str:
-        """Takes in a sample; at the end of a window says who straggles, else ""."""
+        """Adds a sample. Returns one line about a straggler at the end of a window, else ""."""
         for rank, (_, waited) in sample["ranks"].items():
             point = (sample["unix_s"], waited, sample["node"])
             self._first.setdefault(int(rank), point)
@@ -190,10 +217,10 @@ class Stragglers:
         spans = [self._last[r][0] - self._first[r][0] for r in self._first]
         if len(spans) < 2 or min(spans) < WINDOW_S:
             return ""
-        shares = {
-            r: (self._last[r][1] - self._first[r][1]) / (self._last[r][0] - self._first[r][0])
-            for r in self._first
-        }
+        shares = {}
+        for rank, (began, waited_before, _) in self._first.items():
+            ended, waited, _ = self._last[rank]
+            shares[rank] = (waited - waited_before) / (ended - began)
         nodes = {r: self._last[r][2] for r in self._last}
         self._first = dict(self._last)
         return straggler(shares, nodes)
@@ -206,6 +233,6 @@ def straggler(shares: Mapping[int, float], nodes: Mapping[int, int]) -> str:
     if usual - shares[least] < STRAGGLES:
         return ""
     return (
-        f"rank {least} on node {nodes[least]} keeps the others waiting: in collectives they wait {usual:.0%} of the "
-        f"time, it {shares[least]:.0%}"
+        f"rank {least} on node {nodes[least]} keeps the others waiting: "
+        f"in collectives they wait {usual:.0%} of the time, it {shares[least]:.0%}"
     )

@@ -1,7 +1,6 @@
-"""Ray's post-mortem debugger in a rank: a rank that raises waits for a person, and says so where its launcher
-reads it.
+"""Ray's post-mortem debugger in a rank: a rank that raises waits for a person, and its launcher learns of it.
 
-`watch.post_mortem` sets the variables; docs/debugging.md tells how to attach.
+`watch.post_mortem` sets the variables; docs/debugging.md says how to attach.
 """
 
 from __future__ import annotations
@@ -18,9 +17,11 @@ VARIABLE = "RAY_DEBUG_POST_MORTEM"
 
 
 def variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Environment of a node whose ranks wait: with pdb over a socket of the node itself, unless RAY_DEBUG
-    asks for another debugger; and without the time limits that would end the ranks which wait in a
-    collective."""
+    """Environment of a node whose ranks wait for a debugger.
+
+    The debugger is pdb over a socket of the node itself, unless RAY_DEBUG asks for another one. The
+    time limits that would end ranks in a collective are lifted.
+    """
     return {
         VARIABLE: "1",
         "RAY_DEBUG": env.get("RAY_DEBUG", "legacy"),
@@ -30,20 +31,24 @@ def variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def install(handled: tuple[type[Exception], ...]) -> None:
-    """In a rank's process. handled: exceptions that the driver deals with; nobody is called for those."""
+    """Installs the debugger in a rank's process.
+
+    Exceptions in `handled` are the driver's; no rank waits for those.
+    """
     if os.environ.get(VARIABLE) != "1":
         return
     rpdb: Any = importlib.import_module("ray.util.rpdb")
     wait = rpdb._post_mortem
 
-    def told() -> None:
+    def wait_for_a_person() -> None:
         error = sys.exc_info()[1]
         if error is None or isinstance(error, handled):
             return
-        beacon.pause(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}")
+        lines = str(error).strip().splitlines() or [""]
+        beacon.pause(f"{type(error).__name__}: {lines[0][:200]}")
         try:
             wait()
         finally:
             beacon.pause("")
 
-    rpdb._post_mortem = told
+    rpdb._post_mortem = wait_for_a_person

@@ -34,12 +34,14 @@ from trainer.observe.report_scores import scores_page
 
 MAX_SAMPLES = 24
 MAX_PICTURE_BYTES = 6_000_000
-"""Of all inlined images together; those beyond it are named, not shown."""
+"""Bytes of all images in the page; those beyond it are named, not shown."""
 
 
 def write_report(run_dir: str | Path) -> Path:
-    """Writes `report.html` into the run directory and returns its path. Raises ConfigError where there is no
-    run."""
+    """Writes `report.html` into the run directory and returns its path.
+
+    Raises ConfigError where there is no run.
+    """
     run_dir = Path(run_dir)
     history = read_history(run_dir)
     if not history and (scored := run_dir / "benchmarks.json").exists():
@@ -89,7 +91,7 @@ def _hero(marks: Sequence[int]) -> Chart:
     return replace(HELD_OUT, note=HELD_OUT.note + " Dotted: the run was resumed here.") if marks else HELD_OUT
 
 
-# --- top --------------------------------------------------------------------------------------------------------------
+# --- top ------------------------------------------------------------------------------------------------
 
 
 def _header(
@@ -108,7 +110,8 @@ def _header(
         world = config.placement.world_size
         facts.insert(1, f"{world} {where}{'s' if world > 1 else ''}")
     return (
-        f'<header><h1>{html.escape(name)}<span class="chip {html.escape(status)}">{html.escape(status)}</span></h1>'
+        f"<header><h1>{html.escape(name)}"
+        f'<span class="chip {html.escape(status)}">{html.escape(status)}</span></h1>'
         f"<p>{html.escape(' · '.join(facts))}</p></header>"
     )
 
@@ -153,16 +156,16 @@ def _tiles(
         tiles.append(("cost", f"${cost['usd']:,.2f}", planned))
     if len(attempts) > 1:
         tiles.append(("resumed", f"{len(attempts) - 1}×", f"last after step {attempts[-1]['resume_step']:,}"))
-    cells = "".join(
-        f'<div class="tile"><span>{html.escape(t)}</span><b>{html.escape(v)}</b><small>{html.escape(s)}</small></div>'
-        for t, v, s in tiles
-    )
+    cells = ""
+    for title, value, note in tiles:
+        cells += f'<div class="tile"><span>{html.escape(title)}</span>'
+        cells += f"<b>{html.escape(value)}</b><small>{html.escape(note)}</small></div>"
     columns = min((6, 5, 4, 3), key=lambda c: (-len(tiles) % c, -c)) if len(tiles) > 2 else len(tiles)
     cells += '<div class="tile filler"></div>' * (-len(tiles) % columns)
     return f'<section class="tiles" style="--columns:{columns}">{cells}</section>'
 
 
-# --- phases -----------------------------------------------------------------------------------------------------------
+# --- phases ---------------------------------------------------------------------------------------------
 
 
 def _phases(history: Sequence[dict[str, Any]]) -> str:
@@ -183,18 +186,20 @@ def _phases(history: Sequence[dict[str, Any]]) -> str:
         for (name, color), (_, s) in zip(keys, means, strict=True)
     )
     table = "".join(
-        f'<tr><td><span class="key s{color}"><i></i>{html.escape(name)}</span></td><td>{100 * s / total:.1f}%</td>'
+        f'<tr><td><span class="key s{color}"><i></i>{html.escape(name)}</span></td>'
+        f"<td>{100 * s / total:.1f}%</td>"
         f"<td>{s:.3g} s</td><td>{duration(s * len(timed))}</td></tr>"
         for (name, color), (_, s) in zip(keys, means, strict=True)
     )
     return (
         f'<h2>Where the time went</h2><section class="phases"><div class="bar">{bar}</div>'
-        f"{stacked_bars(chart, rows, keys)}<table><thead><tr><th>phase</th><th>share</th><th>mean per step</th>"
+        f"{stacked_bars(chart, rows, keys)}"
+        f"<table><thead><tr><th>phase</th><th>share</th><th>mean per step</th>"
         f"<th>total</th></tr></thead><tbody>{table}</tbody></table></section>"
     )
 
 
-# --- samples ----------------------------------------------------------------------------------------------------------
+# --- samples --------------------------------------------------------------------------------------------
 
 
 def choose(samples: Sequence[dict[str, Any]], limit: int = MAX_SAMPLES) -> list[dict[str, Any]]:
@@ -207,11 +212,10 @@ def choose(samples: Sequence[dict[str, Any]], limit: int = MAX_SAMPLES) -> list[
     while order and sum(min(len(steps[s]), limit) for s in order) > limit and len(order) > 1:
         keep = max(len(order) * limit // sum(len(steps[s]) for s in order), 1)
         keep = min(keep, len(order) - 1)
-        order = (
-            [order[round(i * (len(order) - 1) / max(keep - 1, 1))] for i in range(keep)]
-            if keep > 1
-            else order[-1:]
-        )
+        if keep > 1:
+            order = [order[round(i * (len(order) - 1) / (keep - 1))] for i in range(keep)]
+        else:
+            order = order[-1:]
     return [sample for step in reversed(order) for sample in steps[step][:limit]]
 
 
@@ -219,17 +223,17 @@ def _samples(run_dir: Path, samples: Sequence[dict[str, Any]]) -> str:
     if not samples:
         return ""
     chosen = choose(samples)
-    left = (
-        f"{len(chosen)} of {len(samples):,} written"
-        if len(chosen) < len(samples)
-        else f"{len(chosen)} written"
-    )
+    left = f"{len(chosen)} written"
+    if len(chosen) < len(samples):
+        left = f"{len(chosen)} of {len(samples):,} written"
     verdicts = sorted({s.get("verdict", "") for s in chosen})
     buttons = "".join(
         f'<button data-verdict="{html.escape(v)}">{html.escape(v.replace("_", " "))}</button>'
         for v in verdicts
     )
-    budget, rows, step = MAX_PICTURE_BYTES, [], None
+    budget = MAX_PICTURE_BYTES
+    rows = []
+    step = None
     for sample in chosen:
         if sample["step"] != step:
             step = sample["step"]
@@ -237,7 +241,8 @@ def _samples(run_dir: Path, samples: Sequence[dict[str, Any]]) -> str:
         pictures, budget = _pictures(run_dir, sample.get("images", []), budget)
         rows.append(_card(sample, pictures))
     return (
-        f'<h2>Samples <small>{left}</small></h2><div class="filter"><button data-verdict="" class="on">all</button>'
+        f"<h2>Samples <small>{left}</small></h2>"
+        f'<div class="filter"><button data-verdict="" class="on">all</button>'
         f'{buttons}</div><section class="samples">{"".join(rows)}</section>'
     )
 
@@ -251,10 +256,12 @@ def _card(sample: dict[str, Any], pictures: str) -> str:
         numbers.append(f"{sample['tokens']} tokens")
     numbers.append(f"row {sample.get('row', '?')}")
     return (
-        f'<article data-verdict="{html.escape(verdict)}"><div class="pictures">{pictures}</div><div class="said">'
+        f'<article data-verdict="{html.escape(verdict)}"><div class="pictures">{pictures}</div>'
+        f'<div class="said">'
         f'<p class="question">{html.escape(str(sample.get("question", "")))}</p>'
         f'<div class="answer">{_answer(str(sample.get("completion", "")))}</div>'
-        f'<p class="grade"><span class="chip {html.escape(verdict)}">{html.escape(verdict.replace("_", " "))}</span>'
+        f'<p class="grade"><span class="chip {html.escape(verdict)}">'
+        f"{html.escape(verdict.replace('_', ' '))}</span>"
         f"<span>ground truth <b>{html.escape(str(sample.get('ground_truth', '')))}</b></span>"
         f"<small>{' · '.join(numbers)}</small></p>"
         "</div></article>"
@@ -291,7 +298,7 @@ def _pictures(run_dir: Path, paths: Sequence[str], budget: int) -> tuple[str, in
     return "".join(parts), budget
 
 
-# --- configuration and attempts ---------------------------------------------------------------------------------------
+# --- configuration and attempts -------------------------------------------------------------------------
 
 
 def _config(path: Path) -> tuple[RunConfig | None, str]:
@@ -335,7 +342,8 @@ def _attempts(attempts: Sequence[dict[str, Any]]) -> str:
         for i, a in enumerate(attempts, 1)
     )
     return (
-        '<h2>Attempts</h2><section class="phases"><table class="attempts"><thead><tr><th></th><th>started (UTC)</th>'
+        '<h2>Attempts</h2><section class="phases"><table class="attempts"><thead><tr><th></th>'
+        "<th>started (UTC)</th>"
         f"<th>host</th><th>continued after step</th></tr></thead><tbody>{rows}</tbody></table></section>"
     )
 

@@ -1,4 +1,4 @@
-"""Which curves a report shows, in which order: data for trainer/observe/charts.py."""
+"""The curves of a report, in order: data for trainer/observe/charts.py."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ HELD_OUT = Chart(
     wide=True,
 )
 CHARTS = (
-    Chart("Reward", (Line("reward/mean", "mean", 1), Line("reward/std", "std", 8)), "Before any normalization."),
+    Chart(
+        "Reward", (Line("reward/mean", "mean", 1), Line("reward/std", "std", 8)), "Before any normalization."
+    ),
     Chart(
         "Completion format",
         (Line("reward/format", "well-formed", 3), Line("reward/no_answer_rate", "no answer", 4)),
         "One think block and one answer block; no final answer found.",
         percent=True,
     ),
-    Chart("KL to the reference", (Line("kl/mean", "nats/token", 5),), "How far the policy has moved.", zero=True),
+    Chart(
+        "KL to the reference", (Line("kl/mean", "nats/token", 5),), "How far the policy has moved.", zero=True
+    ),
     Chart("Entropy", (Line("entropy/mean", "nats/token", 6),), "Its collapse ends exploration.", zero=True),
     Chart(
         "Completion length",
@@ -60,10 +64,21 @@ CHARTS = (
     ),
     Chart("Cross-entropy", (Line("sft/loss", "nats/token", 1),), "Of the completion tokens."),
     Chart("Learning rate", (Line("optim/lr", "", 8),), zero=True, skip_flat=True),
-    Chart("Grading trouble", (Line("reward/timeout_rate", "timeouts", 4), Line("reward/error_rate", "errors", 2)),
-          percent=True, skip_flat=True),
-    Chart("Rollout speed", (Line("perf/rollout_tokens_per_s", "tokens/s", 1),), "All engines together.", zero=True),
-    Chart("Training speed", (Line("perf/train_tokens_per_s", "tokens/s", 3),), "All ranks together.", zero=True),
+    Chart(
+        "Grading trouble",
+        (Line("reward/timeout_rate", "timeouts", 4), Line("reward/error_rate", "errors", 2)),
+        percent=True,
+        skip_flat=True,
+    ),
+    Chart(
+        "Rollout speed",
+        (Line("perf/rollout_tokens_per_s", "tokens/s", 1),),
+        "All engines together.",
+        zero=True,
+    ),
+    Chart(
+        "Training speed", (Line("perf/train_tokens_per_s", "tokens/s", 3),), "All ranks together.", zero=True
+    ),
     Chart(
         "Model FLOPs utilisation",
         (Line("perf/mfu_train", "update", 1), Line("perf/mfu_rollout", "rollout", 2)),
@@ -72,13 +87,16 @@ CHARTS = (
     ),
     Chart(
         "Checkpoints",
-        (Line("perf/checkpoint_save_s", "s to save and upload", 1), Line("perf/checkpoint_stall_s", "s held up", 4)),
+        (
+            Line("perf/checkpoint_save_s", "s to save and upload", 1),
+            Line("perf/checkpoint_stall_s", "s held up", 4),
+        ),
         "The last save from start to commit, beside training, and what of it held training up.",
         zero=True,
         skip_flat=True,
     ),
     Chart("Peak memory", (Line("perf/peak_memory_gib", "GiB", 8),), "Of the fullest worker.", zero=True),
-)  # fmt: skip
+)
 PHASE_COLORS = {
     "rollout": 1,
     "grade": 2,

@@ -22,8 +22,8 @@ def section(samples: Sequence[dict[str, Any]]) -> str:
     if not samples:
         return ""
     nodes = sorted({s["node"] for s in samples})
-    columns = ("node", "GPUs busy", "GPU memory, peak", "hottest", "power", "slowed down", "CPU", "memory, peak",
-               "disk free, least", "network in", "out", "InfiniBand in", "out")  # fmt: skip
+    columns = ["node", "GPUs busy", "GPU memory, peak", "hottest", "power", "slowed down", "CPU"]
+    columns += ["memory, peak", "disk free, least", "network in", "out", "InfiniBand in", "out"]
     rows = [[str(n), *_of_node([s for s in samples if s["node"] == n])] for n in nodes]
     shown = f'<h2>Machines</h2><section class="phases">{_table(columns, rows)}'
     return shown + _ranks(waits(samples)) + "</section>"
@@ -36,14 +36,18 @@ def _of_node(samples: Sequence[dict[str, Any]]) -> list[str]:
         values = [s["bytes_per_s"][name] for s in samples if name in s.get("bytes_per_s", {})]
         return f"{statistics.mean(values) / 1e6:,.0f} MB/s" if values else "–"
 
-    slowed = sum(bool(g.get("slowdown", 0) & SLOWED) for g in gpus)
-    of_gpus = [
-        f"{statistics.mean(g['busy_fraction'] for g in gpus):.0%}",
-        f"{max(g['memory_bytes'] for g in gpus) / GIB:.1f} GiB",
-        f"{max(g['temperature_c'] for g in gpus)} °C",
-        f"{statistics.mean(g['power_w'] for g in gpus):.0f} W",
-        f"{slowed / len(gpus):.0%} of samples" if slowed else "never",
-    ] if gpus else ["–"] * 5  # fmt: skip
+    of_gpus = ["–"] * 5
+    if gpus:
+        slowed = sum(bool(g.get("slowdown", 0) & SLOWED) for g in gpus)
+        busy = statistics.mean([g["busy_fraction"] for g in gpus])
+        power_w = statistics.mean([g["power_w"] for g in gpus])
+        of_gpus = [
+            f"{busy:.0%}",
+            f"{max(g['memory_bytes'] for g in gpus) / GIB:.1f} GiB",
+            f"{max(g['temperature_c'] for g in gpus)} °C",
+            f"{power_w:.0f} W",
+            f"{slowed / len(gpus):.0%} of samples" if slowed else "never",
+        ]
     return [
         *of_gpus,
         _over(samples, "cpu_fraction", statistics.mean, "{:.0%}"),
@@ -85,21 +89,22 @@ def waits(samples: Sequence[dict[str, Any]]) -> Waits:
             for table, value in ((seconds, at - before[0]), (waited, wait - before[1])):
                 table.setdefault(phase, {}).setdefault(rank, 0.0)
                 table[phase][rank] += value
-    return {
-        phase: {rank: waited[phase][rank] / s for rank, s in sorted(of.items()) if s > 0}
-        for phase, of in sorted(seconds.items(), key=lambda p: -sum(p[1].values()))
-    }
+    shares: Waits = {}
+    for phase, by_rank in sorted(seconds.items(), key=lambda p: -sum(p[1].values())):
+        shares[phase] = {rank: waited[phase][rank] / s for rank, s in sorted(by_rank.items()) if s > 0}
+    return shares
 
 
 def stragglers(shares: dict[int, float]) -> list[int]:
     """Ranks that wait for much less of the time than the median of the others."""
     if len(shares) < 2:
         return []
-    return [
-        r
-        for r in shares
-        if statistics.median(v for o, v in shares.items() if o != r) - shares[r] >= STRAGGLES
-    ]
+    late = []
+    for rank, share in shares.items():
+        others = [value for other, value in shares.items() if other != rank]
+        if statistics.median(others) - share >= STRAGGLES:
+            late.append(rank)
+    return late
 
 
 def _ranks(shares: Waits) -> str:

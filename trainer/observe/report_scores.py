@@ -8,26 +8,32 @@ from typing import Any
 from trainer.observe.report_page import page
 from trainer.observe.scores import PUBLISHED_BY
 
-WIDTH, NAME, ROW, FIGURES = 1140, 250, 24, 200
+WIDTH = 1140
+NAME = 250
+"""Width of the labels."""
+ROW = 24
+"""Height of a row."""
+FIGURES = 200
+"""Width of the figures at the right."""
 MOST_CATEGORIES = 40
 
 
 def scores_page(name: str, found: dict[str, Any]) -> str:
-    """The report of an evaluation. found: what `benchmarks.json` holds."""
-    how = (
-        "greedy"
-        if found["samples"] == 1 and not found["temperature"]
-        else f"temperature {found['temperature']:g}"
-    )
-    facts = [
-        found["model"],
-        f"{found['samples']} completion{'s' * (found['samples'] > 1)} per problem, {how}",
-    ]
-    facts += [f"judged by {found['judge']}"] if found["judge"] else []
+    """The report of an evaluation, from the content of `benchmarks.json`."""
+    samples = found["samples"]
+    how = f"temperature {found['temperature']:g}"
+    if samples == 1 and not found["temperature"]:
+        how = "greedy"
+    completions = "1 completion" if samples == 1 else f"{samples} completions"
+    facts = [found["model"], f"{completions} per problem, {how}"]
+    if found["judge"]:
+        facts.append(f"judged by {found['judge']}")
     head = f"<header><h1>{html.escape(name)}</h1><p>{html.escape(' · '.join(facts))}</p></header>"
     note = "Accuracy; the line is its 95% interval over problems."
-    if published := [one["published"] for one in found["benchmarks"].values() if "published" in one]:
-        note += f" Triangle: published for {published[0]['model']} ({PUBLISHED_BY}), with another prompt and scorer."
+    published = [one["published"] for one in found["benchmarks"].values() if "published" in one]
+    if published:
+        model = published[0]["model"]
+        note += f" Triangle: published for {model} ({PUBLISHED_BY}), with another prompt and scorer."
     charts = "".join(_chart(benchmark, one) for benchmark, one in found["benchmarks"].items())
     return page(name, f'{head}<p>{html.escape(note)}</p><section class="charts">{charts}</section>')
 
@@ -37,19 +43,24 @@ def _chart(benchmark: str, one: dict[str, Any]) -> str:
     parts = sorted(one.get("categories", {}).items(), key=lambda part: -part[1]["accuracy"])
     rows = [("all", one), *((part or "(none)", figures) for part, figures in parts[:MOST_CATEGORIES])]
     height = ROW * (len(rows) + 1)
-    x = lambda share: NAME + share * (WIDTH - NAME - FIGURES)  # noqa: E731
+
+    def x(share: float) -> float:
+        return NAME + share * (WIDTH - NAME - FIGURES)
+
     shapes = [
         f'<path class="grid" d="M{x(t / 4):.1f} 0V{height - ROW}"/>'
         f'<text class="xtick" x="{x(t / 4):.1f}" y="{height - 6}">{25 * t}%</text>'
         for t in range(5)
     ]
     for i, (label, figures) in enumerate(rows):
-        y, (low, high) = ROW * i, figures["interval"]
+        y = ROW * i
+        low, high = figures["interval"]
         value = f"{figures['accuracy']:.1%} of {figures['problems']:,}"
         shapes.append(
             f'<text class="ytick" x="{NAME - 10}" y="{y + 16}">{html.escape(label[:36])}</text>'
-            f'<rect class="f{1 if i else 3}" x="{NAME}" y="{y + 5}" width="{x(figures["accuracy"]) - NAME:.1f}" '
-            f'height="{ROW - 10}"/><path class="interval" d="M{x(low):.1f} {y + ROW / 2}H{x(high):.1f}"/>'
+            f'<rect class="f{1 if i else 3}" x="{NAME}" y="{y + 5}" '
+            f'width="{x(figures["accuracy"]) - NAME:.1f}" height="{ROW - 10}"/>'
+            f'<path class="interval" d="M{x(low):.1f} {y + ROW / 2}H{x(high):.1f}"/>'
             f'<text class="value" x="{x(1) + 12}" y="{y + 16}">{value}</text>'
         )
     if "published" in one:

@@ -1,8 +1,6 @@
-"""From graded completions of benchmarks to their scores: pass@k, majority vote, confidence intervals, per
-category.
+"""Scores of benchmarks from graded completions: pass@k, majority vote, confidence intervals, per category.
 
-Plain arithmetic on the lines of `pass_rates.jsonl`; the code that asks the model is
-trainer/loops/pass_rate.py.
+It is plain arithmetic on the lines of `pass_rates.jsonl`; trainer/loops/pass_rate.py samples the model.
 """
 
 from __future__ import annotations
@@ -14,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 Z = 1.959964
-"""Of a two-sided interval of 95%."""
+"""Standard errors on each side of an interval of 95%."""
 ASKED_A_MODEL = ("mathvista", "mathverse")
-"""Benchmarks whose published figures come from a judge model: ours by rules alone is another figure."""
-
+"""Benchmarks whose published figures come from a judge model. Ours, by rules alone, are not comparable."""
 
 PUBLISHED = {
     "Qwen/Qwen2.5-VL-3B-Instruct": {"mathvista": 0.623, "mathvision": 0.212},
@@ -30,7 +27,7 @@ PUBLISHED_BY = "Qwen2.5-VL's README"
 
 
 @dataclass(frozen=True)
-class Row:
+class ScoredProblem:
     """One problem with its completions."""
 
     source: str
@@ -39,11 +36,11 @@ class Row:
     """Boxed answer and accuracy of each completion; a prompt that was too long for the engine has none
     right."""
     tokens: int = 0
-    """Of all completions."""
+    """Tokens of all completions."""
     truncated: int = 0
-    """Completions cut at their longest."""
+    """Number of completions that were cut at the longest length."""
     asked: bool = True
-    """False: its prompt was too long."""
+    """Whether it was asked; its prompt may be too long."""
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
@@ -65,71 +62,90 @@ def majority(answers: Sequence[tuple[str | None, float]]) -> float:
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """95% interval of the mean over problems: Wilson's where each is 0 or 1, else by their standard error."""
-    n, mean = len(values), sum(values) / len(values)
+    n = len(values)
+    mean = sum(values) / n
     if all(v in (0.0, 1.0) for v in values):
-        middle, scale = (mean + Z**2 / (2 * n)), 1 + Z**2 / n
+        middle = mean + Z**2 / (2 * n)
+        scale = 1 + Z**2 / n
         half = Z * math.sqrt(mean * (1 - mean) / n + Z**2 / (4 * n * n))
         return (max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale))
     spread = math.sqrt(sum((v - mean) ** 2 for v in values) / max(1, n - 1) / n)
     return (max(0.0, mean - Z * spread), min(1.0, mean + Z * spread))
 
 
-def score(rows: Sequence[Row]) -> dict[str, Any]:
+def score(rows: Sequence[ScoredProblem]) -> dict[str, Any]:
     """Figures of problems with equally many completions each."""
     n = len(rows[0].answers)
     correct = [sum(accuracy > 0 for _, accuracy in row.answers) for row in rows]
     asked = max(1, n * sum(row.asked for row in rows))
-    powers = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k < n]
-    found: dict[str, Any] = {
+    accuracies = [sum(accuracy for _, accuracy in row.answers) / n for row in rows]
+    without_answer = 0
+    for row in rows:
+        if row.asked:
+            without_answer += sum(answer is None for answer, _ in row.answers)
+    too_long = sum(not row.asked for row in rows)
+    earned = sum(accuracy for row in rows for _, accuracy in row.answers)
+    figures: dict[str, Any] = {
         "problems": len(rows),
-        "too_long": sum(not row.asked for row in rows),
-        "accuracy": sum(accuracy for row in rows for _, accuracy in row.answers) / (n * len(rows)),
-        "interval": interval([sum(a for _, a in row.answers) / n for row in rows]),
-        "no_answer": sum(a is None for row in rows if row.asked for a, _ in row.answers) / asked,
+        "too_long": too_long,
+        "accuracy": earned / (n * len(rows)),
+        "interval": interval(accuracies),
+        "no_answer": without_answer / asked,
         "truncated": sum(row.truncated for row in rows) / asked,
         "tokens": sum(row.tokens for row in rows) / asked,
     }
-    for k in [*powers, n] if n > 1 else []:
-        found[f"pass@{k}"] = sum(pass_at_k(n, c, k) for c in correct) / len(rows)
     if n > 1:
-        found[f"maj@{n}"] = sum(majority(row.answers) for row in rows) / len(rows)
-    return found
+        powers = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k < n]
+        for k in [*powers, n]:
+            figures[f"pass@{k}"] = sum(pass_at_k(n, c, k) for c in correct) / len(rows)
+        figures[f"maj@{n}"] = sum(majority(row.answers) for row in rows) / len(rows)
+    return figures
 
 
-def scores(rows: Sequence[Row], base: str = "") -> dict[str, dict[str, Any]]:
-    """By benchmark: its figures, under `categories` those of its parts where it has several, and under
-    `published` what the authors of `base` say. base: hub id of the model that is evaluated or was trained."""
-    found = {}
-    for name in dict.fromkeys(row.source.partition("/")[0] for row in rows):
-        own = [row for row in rows if row.source.partition("/")[0] == name]
-        parts = sorted({row.source.partition("/")[2] for row in own})
-        by_part = {
-            part: score([row for row in own if row.source.partition("/")[2] == part]) for part in parts
-        }
-        found[name] = score(own) | ({"categories": by_part} if len(parts) > 1 else {})
+def scores(rows: Sequence[ScoredProblem], base: str = "") -> dict[str, dict[str, Any]]:
+    """Benchmark -> its figures.
+
+    `categories` holds the figures of its parts, if it has several. `published` holds what the authors
+    of `base`, the hub id of the model that is evaluated or was trained, say.
+    """
+    by_benchmark: dict[str, dict[str, list[ScoredProblem]]] = {}
+    for row in rows:
+        name, _, part = row.source.partition("/")
+        by_benchmark.setdefault(name, {}).setdefault(part, []).append(row)
+
+    figures = {}
+    for name, parts in by_benchmark.items():
+        whole = [row for row in rows if row.source.partition("/")[0] == name]
+        figures[name] = score(whole)
+        if len(parts) > 1:
+            figures[name]["categories"] = {part: score(parts[part]) for part in sorted(parts)}
         if name in PUBLISHED.get(base, {}):
-            found[name]["published"] = {"model": base, "accuracy": PUBLISHED[base][name]}
-    return found
+            figures[name]["published"] = {"model": base, "accuracy": PUBLISHED[base][name]}
+    return figures
 
 
-def table(found: dict[str, dict[str, Any]], judge: str) -> str:
-    """Markdown. judge: the model that decided free text; empty: rules alone."""
-    columns = [key for key in next(iter(found.values())) if "@" in key]
-    published = [f"published ({one['published']['model']})" for one in found.values() if "published" in one][
-        :1
-    ]
-    head = ["benchmark", "problems", "accuracy", "95%", *published, *columns, "no answer", "cut", "too long", "tokens",
-            "by"]  # fmt: skip
+def table(by_benchmark: dict[str, dict[str, Any]], judge: str) -> str:
+    """The scores as a Markdown table. `judge` is the model that graded free text; empty: rules alone."""
+    columns = [key for key in next(iter(by_benchmark.values())) if "@" in key]
+    models = [one["published"]["model"] for one in by_benchmark.values() if "published" in one]
+    head = ["benchmark", "problems", "accuracy", "95%"]
+    if models:
+        head.append(f"published ({models[0]})")
+    head += [*columns, "no answer", "cut", "too long", "tokens", "by"]
+
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for name, figures in found.items():
-        by = f"judge {judge}" if judge else "rules" + " (published: a judge)" * (name in ASKED_A_MODEL)
-        parts = [(name, figures, by)]
+    for name, figures in by_benchmark.items():
+        graded_by = f"judge {judge}" if judge else "rules"
+        if not judge and name in ASKED_A_MODEL:
+            graded_by += " (published: a judge)"
+        parts = [(name, figures, graded_by)]
         parts += [(f"- {part or '(none)'}", one, "") for part, one in figures.get("categories", {}).items()]
-        for label, one, how in parts:
+        for label, one, by in parts:
             low, high = one["interval"]
-            shares = [f"{one[column]:.1%}" for column in (*columns, "no_answer", "truncated")]
-            theirs = [f"{one['published']['accuracy']:.1%}" if "published" in one else ""] * len(published)
-            cells = [label, one["problems"], f"{one['accuracy']:.1%}", f"{low:.1%} to {high:.1%}", *theirs, *shares,
-                     one["too_long"], f"{one['tokens']:.0f}", how]  # fmt: skip
+            cells = [label, one["problems"], f"{one['accuracy']:.1%}", f"{low:.1%} to {high:.1%}"]
+            if models:
+                cells.append(f"{one['published']['accuracy']:.1%}" if "published" in one else "")
+            cells += [f"{one[column]:.1%}" for column in (*columns, "no_answer", "truncated")]
+            cells += [one["too_long"], f"{one['tokens']:.0f}", by]
             lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)

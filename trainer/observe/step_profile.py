@@ -1,11 +1,10 @@
-"""A profile of one step: of each call of each rank torch.profiler's trace and, on CUDA, the allocator's
-history.
+"""Profiles one step: torch.profiler's trace of each call of each rank and, on CUDA, the allocator's history.
 
     RUN_DIR/profile/step-00000012/rank-3-02-update.json.gz          for ui.perfetto.dev or chrome://tracing
     RUN_DIR/profile/step-00000012/rank-3-02-update.memory.pickle    for pytorch.org/memory_viz
 
-`logging.profile_step` names the step; while a run runs, a file in its folder asks for the next one. Every
-rank writes on its own node and pushes its files to the bucket.
+`logging.profile_step` names the step. While a run runs, a file in its folder asks for the next one.
+Every rank writes on its own node and pushes its files to the bucket.
 """
 
 from __future__ import annotations
@@ -23,29 +22,32 @@ from trainer.errors import StorageError
 from trainer.storage.storage import Storage
 
 FOLDER = "profile"
-"""In the run's folder, and below the run's prefix in the bucket."""
+"""Folder in the run's folder, and below the run's prefix in the bucket."""
 REQUEST = "profile.request"
 """File in the run's folder that asks for a profile of the next step."""
 ALLOCATIONS = 100_000
-"""Newest allocations and frees that a memory snapshot tells of."""
+"""Newest allocations and frees that a memory snapshot holds."""
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What one rank recorded."""
+    """The files that one rank recorded."""
 
     files: int
     size_bytes: int
     failed: str = ""
-    """Why the files are not in the bucket."""
+    """Why the files are not in the bucket; empty if they are."""
 
 
 class Recorder:
     """Records calls of one rank."""
 
     def __init__(self, config: RunConfig, step: int, rank: int) -> None:
-        self.seconds, self.cuda = config.logging.profile_s, config.placement.device == "cuda"
-        self.folder, self.rank, self.calls = Path(config.run.dir) / FOLDER / f"step-{step:08d}", rank, 0
+        self.seconds = config.logging.profile_s
+        self.cuda = config.placement.device == "cuda"
+        self.folder = Path(config.run.dir) / FOLDER / f"step-{step:08d}"
+        self.rank = rank
+        self.calls = 0
         remote = config.checkpoint.remote.rstrip("/")
         self.url = f"{remote}/{config.run_id}/{FOLDER}/step-{step:08d}" if remote else ""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -57,10 +59,12 @@ class Recorder:
         import torch
         from torch.profiler import ProfilerActivity, profile
 
-        stem, self.calls = str(self.folder / f"rank-{self.rank}-{self.calls:02d}-{name}"), self.calls + 1
-        recording = profile(
-            activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.cuda else [])]
-        )
+        stem = str(self.folder / f"rank-{self.rank}-{self.calls:02d}-{name}")
+        self.calls += 1
+        activities = [ProfilerActivity.CPU]
+        if self.cuda:
+            activities.append(ProfilerActivity.CUDA)
+        recording = profile(activities=activities)
         if self.cuda:
             torch.cuda.memory._record_memory_history(max_entries=ALLOCATIONS)
         recording.start()
@@ -125,11 +129,14 @@ class StepProfiles:
     ) -> None:
         """record: has every rank record the calls of a step. recorded: ends that and returns what each
         took."""
-        self.config, self.record, self.recorded, self.step = config, record, recorded, 0
+        self.config = config
+        self.record = record
+        self.recorded = recorded
+        self.step = 0
         self.request = Path(config.run.dir) / REQUEST
 
     def begin(self, step: int) -> None:
-        """Before a step."""
+        """Starts to record, if `step` is to be profiled."""
         asked = self.request.exists()
         if not asked and step != self.config.logging.profile_step:
             return
@@ -138,7 +145,7 @@ class StepProfiles:
         self.record(step)
 
     def end(self) -> None:
-        """After it. Prints where the profile is."""
+        """Ends the record after the step, and prints where the profile is."""
         if not self.step:
             return
         taken = self.recorded()

@@ -1,4 +1,4 @@
-"""What one step is reduced to for the metrics and the sample table: pure functions of its records."""
+"""Reduces a step to its metrics and to rows of the sample table, by pure functions of its records."""
 
 from __future__ import annotations
 
@@ -22,20 +22,25 @@ def describe(traces: Sequence[Trace], outcomes: Sequence[Outcome]) -> dict[str, 
     prompts = [trace.shared for trace in traces]
     rewards = [o.reward for o in outcomes]
     mean = sum(rewards) / n
+    squares = sum((r - mean) ** 2 for r in rewards)
     verdicts = Counter(o.verdict for o in outcomes)
+    verdict_rates = {f"reward/{verdict}_rate": verdicts[verdict] / n for verdict in get_args(Verdict)}
+    accuracy = sum(o.accuracy for o in outcomes) / n
+    well_formed = sum(o.format for o in outcomes) / n
+    cut = sum(not trace.finished for trace in traces)
     return {
         "reward/mean": mean,
-        "reward/std": (sum((r - mean) ** 2 for r in rewards) / max(n - 1, 1)) ** 0.5,
-        "reward/accuracy": sum(o.accuracy for o in outcomes) / n,
-        "reward/format": sum(o.format for o in outcomes) / n,
-        **{f"reward/{verdict}_rate": verdicts[verdict] / n for verdict in get_args(Verdict)},
+        "reward/std": (squares / max(n - 1, 1)) ** 0.5,
+        "reward/accuracy": accuracy,
+        "reward/format": well_formed,
+        **verdict_rates,
         "tokens/response_mean": sum(lengths) / n,
         "tokens/response_max": max(lengths),
         "tokens/response_min": min(lengths),
         "tokens/prompt_mean": sum(prompts) / n,
         "tokens/prompt_max": max(prompts),
         "tokens/step": sum(lengths) + sum(prompts),
-        "tokens/truncated_fraction": sum(not trace.finished for trace in traces) / n,
+        "tokens/truncated_fraction": cut / n,
     }
 
 
@@ -43,7 +48,8 @@ def throughput(stats: dict[str, float], times: dict[str, float], world_size: int
     """Tokens per second: completions in the rollout, all tokens in the update and in the whole step per
     rank."""
     total = stats.get("tokens/step", 0.0)
-    prompt, completion = stats.get("tokens/prompt_mean", 0.0), stats.get("tokens/response_mean", 0.0)
+    prompt = stats.get("tokens/prompt_mean", 0.0)
+    completion = stats.get("tokens/response_mean", 0.0)
     out = {"perf/tokens_per_s_per_gpu": total / times["time/step_s"] / world_size}
     if times.get("time/rollout_s") and prompt + completion:
         out["perf/rollout_tokens_per_s"] = (
@@ -62,7 +68,7 @@ def utilisation(
     traces: Sequence[Trace],
     times: dict[str, float],
 ) -> dict[str, float]:
-    """Model and hardware FLOPs utilisation per phase. peak: of one GPU, FLOP/s."""
+    """Model and hardware FLOPs utilization per phase. `peak` is that of one GPU, in FLOP/s."""
     sequences = []
     for trace in traces:
         grids = image_grids(trace.prompt.tolist(), image_token_id)

@@ -32,27 +32,32 @@ PROFILE_REQUEST = "requests/profile"
 """Object below the run's prefix that asks for a profile of the next step."""
 PIECE_BYTES = 256 << 10
 BURST_BYTES = 1 << 20
-"""Of the job's log, the most that one push takes: of more, the newest part."""
+"""Most bytes of the job's log that a push takes; of more it takes the newest part."""
 LOG_PIECES = 256
-"""Of the job's log, pieces kept: the first LOG_HEAD and the newest."""
+"""Pieces of the job's log that are kept: the first LOG_HEAD and the newest."""
 LOG_HEAD = 8
 IMAGE_BYTES = 64 << 20
-"""Of all sample images of an attempt together."""
+"""Bytes of all sample images of an attempt."""
 NODE_S = 60.0
-"""Between two samples of one node that are pushed; on the machine nodes.jsonl has all of them."""
+"""Least time between two pushed samples of a node; nodes.jsonl on the machine has all of them."""
 CLOSE_S = 5.0
-"""For the last push: the machine's time may be running out."""
+"""Time for the last push, as the machine may be about to end."""
 WHOLE = ("config.yaml", "progress.json", "attempts.jsonl", "preflight.json", "manifest.json")
 
 
 class Growing:
-    """One file that grows, in pieces. start: bytes that are an earlier attempt's."""
+    """A growing file in pieces. Its first `start` bytes are an earlier attempt's."""
 
     def __init__(self, path: Path, storage: Storage, prefix: str, start: int = 0):
-        self.path, self.storage, self.prefix = path, storage, prefix
+        self.path = path
+        self.storage = storage
+        self.prefix = prefix
         self.left_out = 0
         """Bytes that were not pushed, or are deleted again."""
-        self._inode, self._offset, self._number, self._unsent = 0, start, 0, False
+        self._inode = 0
+        self._offset = start
+        self._number = 0
+        self._unsent = False
         self._piece = bytearray()
         self._looked = 0
 
@@ -65,7 +70,8 @@ class Growing:
             if cut == len(self._piece):
                 break
             self._put(bytes(self._piece[:cut]))
-            self._number, self._piece = self._number + 1, self._piece[cut:]
+            self._number += 1
+            self._piece = self._piece[cut:]
         if self._unsent:
             self._put(bytes(self._piece))
             self._unsent = False
@@ -77,18 +83,22 @@ class Growing:
             return
         if stat.st_size < self._offset or (self._inode and stat.st_ino != self._inode):  # written anew
             self.storage.delete(key for key, _ in self.storage.list(self.prefix))
-            self._offset, self._number, self._piece = 0, 0, bytearray()
+            self._offset = 0
+            self._number = 0
+            self._piece = bytearray()
         self._inode = stat.st_ino
         with self.path.open("rb") as file:
             file.seek(self._offset)
             new = file.read()
         new = new[: new.rfind(b"\n") + 1]
-        chosen, skipped = choose(new), 0
+        chosen = choose(new)
+        skipped = 0
         if burst and len(chosen) > burst:
             kept = chosen[chosen.find(b"\n", len(chosen) - burst) + 1 :]
             skipped = len(chosen) - len(kept)
             chosen = b"[%d bytes of the log are left out here]\n" % skipped + kept
-        self._offset, self.left_out = self._offset + len(new), self.left_out + skipped
+        self._offset += len(new)
+        self.left_out += skipped
         if chosen:
             self._piece += chosen
             self._unsent = True
@@ -108,24 +118,31 @@ class Growing:
 
 
 class Stream:
-    """Pushes one attempt of a run, from a thread. A store that fails never stops the run: the next push
-    catches up."""
+    """Pushes one attempt of a run, from a thread.
+
+    A store that fails never stops the run: the next push catches up.
+    """
 
     def __init__(
         self, run_dir: str | Path, storage: Storage, attempt: str, every_s: float, fenced: Callable[[], bool]
     ):
         """storage: the run's prefix. fenced: whether the attempt was replaced, after which nothing is
         written."""
-        self.run_dir, self.storage, self.every_s, self.fenced = Path(run_dir), storage, every_s, fenced
+        self.run_dir = Path(run_dir)
+        self.storage = storage
+        self.every_s = every_s
+        self.fenced = fenced
         self.prefix = f"{FOLDER}/{attempt}"
         self.failures = 0
         self._born = time.time() - 1.0  # clocks of file systems are coarse
         self._log = self._growing("launch.log", self._size("launch.log"))
         self._nodes = self._growing("nodes.jsonl", self._size("nodes.jsonl"))
-        self._metrics, self._samples = self._growing("metrics.jsonl"), self._growing("samples.jsonl")
+        self._metrics = self._growing("metrics.jsonl")
+        self._samples = self._growing("samples.jsonl")
         self._sent: dict[str, Any] = {}
         self._node_times: dict[int, float] = {}
-        self._image_bytes, self._images_left_out = 0, 0
+        self._image_bytes = 0
+        self._images_left_out = 0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stream", daemon=True)
         self._thread.start()
@@ -148,7 +165,8 @@ class Stream:
             except (StorageError, ConfigError, OSError) as error:
                 self.failures += 1
                 if self.failures & (self.failures - 1) == 0:  # at 1, 2, 4, 8, ... failures
-                    text = f"stream: what the run writes did not reach the bucket ({self.failures} times): {error}"
+                    times = f"({self.failures} times)"
+                    text = f"stream: what the run writes did not reach the bucket {times}: {error}"
                     print(text, file=sys.stderr, flush=True)
             if over:
                 return
@@ -170,7 +188,7 @@ class Stream:
             self._sent["left_out.json"] = left
 
     def requested(self) -> None:
-        """Hands on what a desk has asked for: a profile of the next step."""
+        """Passes on the request of a desk for a profile of the next step."""
         with contextlib.suppress(FileNotFoundError):
             self.storage.get_bytes(PROFILE_REQUEST)
             (self.run_dir / REQUEST).touch()
@@ -193,7 +211,7 @@ class Stream:
             self._sent[name] = mark
 
     def _thinned(self, new: bytes) -> bytes:
-        """Of every node at most one sample per NODE_S."""
+        """At most one sample per NODE_S of every node."""
         kept = []
         for line in new.splitlines(keepends=True):
             sample = json.loads(line)

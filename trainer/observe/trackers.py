@@ -1,8 +1,6 @@
-"""TensorBoard and Weights & Biases behind one small interface: log(step, numbers), samples(step, rows),
-close().
+"""TensorBoard and Weights & Biases behind one interface: log(step, numbers), samples(step, rows), close().
 
-Both are views of metrics.jsonl, which stays the record: a tracker that fails at its service never stops a
-run.
+Both are views of metrics.jsonl, which stays the record. A tracker whose service fails never stops a run.
 """
 
 from __future__ import annotations
@@ -30,8 +28,9 @@ class TensorBoard:
             for old in log_dir.glob("events.out.tfevents.*"):
                 old.unlink()
         self._writer = EventFileWriter(str(log_dir))
-        # TensorBoard forgets whatever earlier files hold from this step on
-        self._event: Any = getattr(event_pb2, "Event")  # noqa: B009 - generated at import, invisible to type checkers
+        # TensorBoard forgets what earlier files hold from this step on.
+        # getattr, since type checkers do not see classes that are generated at import.
+        self._event: Any = getattr(event_pb2, "Event")  # noqa: B009
         self._summary: Any = getattr(summary_pb2, "Summary")  # noqa: B009
         session: Any = getattr(event_pb2, "SessionLog")  # noqa: B009
         start = session(status=session.START)
@@ -114,25 +113,18 @@ class WeightsAndBiases:
 
     def samples(self, step: int, rows: list[dict[str, Any]]) -> None:
         """Logs the step's samples as a table, and their images with the verdict under each."""
-        columns: list[str | int] = [
-            "row",
-            "question",
-            "completion",
-            "ground_truth",
-            "verdict",
-            "reward",
-            "advantage",
-            "tokens",
-        ]
-        table = self._wandb.Table(columns=columns, data=[[row.get(c) for c in columns] for row in rows])
-        images = [
-            self._wandb.Image(
-                str(self._run_dir / path), caption=f"row {row.get('row')}: {row.get('verdict')}"
-            )
-            for row in rows
-            for path in row["images"]
-        ]
-        self._run.log({"samples": table} | ({"images": images} if images else {}), step=step)
+        columns: list[str | int] = ["row", "question", "completion", "ground_truth", "verdict"]
+        columns += ["reward", "advantage", "tokens"]
+        data: list[Any] = [[row.get(column) for column in columns] for row in rows]
+        logged: dict[str, Any] = {"samples": self._wandb.Table(columns=columns, data=data)}
+        images = []
+        for row in rows:
+            caption = f"row {row.get('row')}: {row.get('verdict')}"
+            for path in row["images"]:
+                images.append(self._wandb.Image(str(self._run_dir / path), caption=caption))
+        if images:
+            logged["images"] = images
+        self._run.log(logged, step=step)
 
     def close(self) -> None:
         """Ends the W&B run; waits at most `finish_timeout` for a slow service."""
