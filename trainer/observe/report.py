@@ -21,6 +21,7 @@ from typing import Any
 
 from trainer import config as configuration
 from trainer.config import ConfigError, RunConfig
+from trainer.config.model_name import model_name
 from trainer.observe import compare, report_nodes, report_page
 from trainer.observe.charts import Chart, Line, label, line_chart, series, stacked_bars
 from trainer.observe.history import read_history, read_lines, read_progress
@@ -95,7 +96,7 @@ def _header(
     began = attempts[0]["unix_s"] if attempts else history[0].get("time/unix_s", 0)
     facts = [time.strftime("%-d %B %Y, %H:%M UTC", time.gmtime(began))] if began else []
     if config:
-        facts.insert(0, f"{config.method.upper()} of {report_page.model_name(config.model.path)}")
+        facts.insert(0, f"{config.method.upper()} of {model_name(config.model.path)}")
         where = "GPU" if config.placement.device == "cuda" else "CPU worker"
         world = config.placement.world_size
         facts.insert(1, f"{world} {where}{'s' if world > 1 else ''}")
