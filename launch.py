@@ -3,10 +3,11 @@
 # requires-python = ">=3.11"
 # dependencies = ["pyyaml>=6", "rich>=14"]
 # ///
-"""SpotRL's front door: `python3 launch.py COMMAND`, see `python3 launch.py --help`. The command line is recipes/cli.py.
+"""SpotRL's front door: `python3 launch.py COMMAND`, see `python3 launch.py --help`. The command line is
+recipes/cli.py.
 
-Any Python from 3.9 on will do. Where this one is older than the code needs or lacks PyYAML and rich, the file starts
-itself again under uv, which brings both; where there is no uv, pip installs it into .cache/uv.
+Any Python from 3.9 on will do. Where this one is older than the code needs or lacks PyYAML and rich, the file
+starts itself again under uv, which brings both; where there is no uv, pip installs it into .cache/uv.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 CACHE = ROOT / ".cache" / "uv"
 RESTARTED = "SPOTRL_RESTARTED"
-SYSTEM_CERTIFICATES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
+SYSTEM_CERTIFICATES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/cert.pem",
+)
 """Debian and Ubuntu; Red Hat; Alpine and macOS."""
 
 
@@ -40,7 +45,8 @@ def main(arguments: list[str]) -> int:
 
 
 def trust_this_machine() -> None:
-    """Has uv trust the certificates of this machine where it has a list of them: a company's own are in no other."""
+    """Has uv trust the certificates of this machine where it has a list of them: a company's own are in no
+    other."""
     if any(os.path.exists(path) for path in SYSTEM_CERTIFICATES):
         os.environ.setdefault("UV_SYSTEM_CERTS", "1")
 
@@ -63,7 +69,8 @@ def restart(arguments: list[str]) -> int:
 
 
 def end_with_uv() -> None:
-    """Has the kernel end this process when uv, which stays its parent and is what a person's shell knows, is killed."""
+    """Has the kernel end this process when uv, which stays its parent and is what a person's shell knows, is
+    killed."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
@@ -81,12 +88,24 @@ def find_uv() -> str:
 
 
 def install_uv() -> str:
-    """Installs uv into the repository's cache with pip. Empty, after one line that says what to do, if it cannot."""
+    """Installs uv into the repository's cache with pip. Empty, after one line that says what to do, if it
+    cannot."""
     if importlib.util.find_spec("pip") is None:
-        fail("uv and pip are missing: install pip (Debian, Ubuntu: apt install python3-pip) or uv, and call this again")
+        fail(
+            "uv and pip are missing: install pip (Debian, Ubuntu: apt install python3-pip) or uv, and call this again"
+        )
         return ""
     print("launch.py: installing uv into .cache/uv (once)", file=sys.stderr, flush=True)
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", str(CACHE)]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--target",
+        str(CACHE),
+    ]
     done = subprocess.run([*pip, "uv"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     uv = CACHE / "bin" / "uv"
     if done.returncode or not uv.exists():

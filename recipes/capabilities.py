@@ -36,7 +36,8 @@ class Capability:
     gpus: dict[str, str]
     """Our name of a GPU -> the engine's."""
     network_gbit_s: dict[str, float]
-    """Between nodes, Gbit/s per node, by GPU; "" is the default. Planning figures: the providers' or common ones."""
+    """Between nodes, Gbit/s per node, by GPU; "" is the default. Planning figures: the providers' or common
+    ones."""
     fast: tuple[str, ...] = ()
     """GPUs of which nodes of eight take SkyPilot's `network_tier: best`."""
     bucket_mount: bool = False
@@ -151,9 +152,12 @@ def engine_gpu(target: str, gpu: str, count: int) -> str:
 
 
 def variant(recipe: Recipe, target: str, gpu: str) -> str:
-    """The price list's name of the form of a GPU that is rented there: RunPod's SXM and PCIe cards differ in price."""
+    """The price list's name of the form of a GPU that is rented there: RunPod's SXM and PCIe cards differ in
+    price."""
     return (
-        engine_gpu("skypilot-runpod", gpu, recipe.cluster.gpus_per_node) if market(recipe, target) == "runpod" else ""
+        engine_gpu("skypilot-runpod", gpu, recipe.cluster.gpus_per_node)
+        if market(recipe, target) == "runpod"
+        else ""
     )
 
 
@@ -186,7 +190,11 @@ def gpus_for(recipe: Recipe, target: str) -> list[str]:
     """Our names of the GPUs that the recipe takes and the target has, the recipe's first choice first."""
     can, cluster = capability(target), recipe.cluster
     wanted = (cluster.gpu, *cluster.alternatives)
-    return [g for g in wanted if g in can.gpus and cluster.gpus_per_node in COUNTS.get((can.cloud, g), range(1, 9))]
+    return [
+        g
+        for g in wanted
+        if g in can.gpus and cluster.gpus_per_node in COUNTS.get((can.cloud, g), range(1, 9))
+    ]
 
 
 def targets_for(recipe: Recipe) -> list[str]:
@@ -220,7 +228,8 @@ def kept_folder(recipe: Recipe, target: str) -> str:
 
 
 def check_bucket(recipe: Recipe, target: str) -> None:
-    """Raises ConfigError where the bucket is a folder that goes away with the target's machines or containers."""
+    """Raises ConfigError where the bucket is a folder that goes away with the target's machines or
+    containers."""
     if not recipe.storage.bucket:
         return
     address = BucketAddress.parse(recipe.storage.bucket, "storage.bucket")
@@ -235,7 +244,8 @@ def check_bucket(recipe: Recipe, target: str) -> None:
 
 
 def market(recipe: Recipe, target: str) -> str:
-    """The price list's name for what a target rents: RunPod has one price for pods and another for clusters."""
+    """The price list's name for what a target rents: RunPod has one price for pods and another for
+    clusters."""
     cloud = capability(target).cloud
     return "runpod" if cloud == "runpod-cluster" and recipe.cluster.nodes == 1 else cloud
 
@@ -247,7 +257,8 @@ def _nearness(target: str, other: str) -> tuple[bool, bool]:
 
 
 def managed(recipe: Recipe, target: str) -> bool:
-    """Whether SkyPilot's jobs controller runs it, and starts it again when a node is taken away, evicted or drained."""
+    """Whether SkyPilot's jobs controller runs it, and starts it again when a node is taken away, evicted or
+    drained."""
     can = capability(target)
     return (
         can.engine == "sky"

@@ -26,7 +26,12 @@ LAUNCHED = ("recipe", "target", "set", "launch", "takeover", "remote", "dry")
 EVALUATE: dict[str, dict[str, Any]] = {
     "--samples": {"type": int, "help": "completions per row (8; of benchmarks 1)"},
     "--temperature": {"type": float, "help": "of benchmarks: default 0 for one completion, 1 for several"},
-    "--limit": {"type": int, "default": 0, "metavar": "N", "help": "of benchmarks: only the first N rows of each"},
+    "--limit": {
+        "type": int,
+        "default": 0,
+        "metavar": "N",
+        "help": "of benchmarks: only the first N rows of each",
+    },
 }
 
 
@@ -53,7 +58,9 @@ def parser() -> argparse.ArgumentParser:
                     what = {"serve": trained, "evaluate": f"{trained}; or a recipe"}
                     command.add_argument("recipe", help=what.get(name, named))
                 case "target":
-                    command.add_argument("--target", help="where: see docs/targets.md; default: the cheapest that can")
+                    command.add_argument(
+                        "--target", help="where: see docs/targets.md; default: the cheapest that can"
+                    )
                 case "set":
                     command.add_argument(
                         "--set",
@@ -67,16 +74,26 @@ def parser() -> argparse.ArgumentParser:
                 case "stored":
                     command.add_argument("--bucket", help="of a run that was not launched from here")
                 case "dry":
-                    command.add_argument("--dry-run", action="store_true", help="show what would run, start nothing")
+                    command.add_argument(
+                        "--dry-run", action="store_true", help="show what would run, start nothing"
+                    )
                 case "launch":
                     command.add_argument(
-                        "--run-id", default="", help="our own id, under which it saves and resumes; default: a new one"
+                        "--run-id",
+                        default="",
+                        help="our own id, under which it saves and resumes; default: a new one",
                     )
-                    command.add_argument("--bucket", help="s3://, gs:// or r2:// URL that checkpoints are pushed to")
-                    command.add_argument("--reproducible", action="store_true", help="refuse a dirty git tree")
+                    command.add_argument(
+                        "--bucket", help="s3://, gs:// or r2:// URL that checkpoints are pushed to"
+                    )
+                    command.add_argument(
+                        "--reproducible", action="store_true", help="refuse a dirty git tree"
+                    )
                 case "takeover":
                     command.add_argument(
-                        "--takeover", action="store_true", help="end the run of this id that is alive, and replace it"
+                        "--takeover",
+                        action="store_true",
+                        help="end the run of this id that is alive, and replace it",
                     )
                 case "remote":
                     command.add_argument(
@@ -103,7 +120,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="G",
         help="Gb/s between nodes, as stated or as preflight found",
     )
-    plan.add_argument("--deadline", default="", metavar="24h", help="choose an offer that ends in time (90m, 24h, 3d)")
+    plan.add_argument(
+        "--deadline", default="", metavar="24h", help="choose an offer that ends in time (90m, 24h, 3d)"
+    )
     plan.add_argument("--budget", type=float, metavar="USD", help="choose an offer that costs no more")
     add(
         "render",
@@ -171,18 +190,24 @@ def parser() -> argparse.ArgumentParser:
         "dry",
         example="--target ssh --hosts 10.0.0.1,10.0.0.2",
     )
-    add("resume", "start a run again; it resumes from its last committed checkpoint", "run", "takeover", "dry")
-    status = add("status", "state, cost and last step of the runs launched from here; all there is of one", "stored")
+    add(
+        "resume", "start a run again; it resumes from its last committed checkpoint", "run", "takeover", "dry"
+    )
+    status = add(
+        "status", "state, cost and last step of the runs launched from here; all there is of one", "stored"
+    )
     status.add_argument("run", nargs="?", help="only this one")
-    status.add_argument("--watch", action="store_true", help="live, until it ends: step, phase, reward, speed, nodes")
+    status.add_argument(
+        "--watch", action="store_true", help="live, until it ends: step, phase, reward, speed, nodes"
+    )
     add("runs", "runs in a bucket, whoever launched them: how they stand, and why they ended").add_argument(
         "--bucket", help="s3://NAME/PREFIX as given to `up`; default: all that this desk has used"
     )
     logs = add("logs", "follow the log of a run", "run", "stored")
     logs.add_argument("--stored", action="store_true", help="from its bucket: the machines are not asked")
-    add("pull", "fetch metrics, samples, log and configuration of a run from its bucket", "run", "stored").add_argument(
-        "--weights", action="store_true", help="the exported weights, too"
-    )
+    add(
+        "pull", "fetch metrics, samples, log and configuration of a run from its bucket", "run", "stored"
+    ).add_argument("--weights", action="store_true", help="the exported weights, too")
     add(
         "profile", "ask a running run for a profile of its next step (docs/debugging.md)", "run", "stored"
     ).add_argument("--fetch", action="store_true", help="fetch the profiles that it has taken")
@@ -223,7 +248,9 @@ def main(arguments: list[str]) -> int:
     args.arguments, args.flags = arguments[cut:], [] if passed_on else arguments[cut + 1 :]
     try:
         if args.flags and "takeover" not in args:
-            raise ConfigError(f"`{args.command}` starts no engine that {' '.join(args.flags)} could be passed on to")
+            raise ConfigError(
+                f"`{args.command}` starts no engine that {' '.join(args.flags)} could be passed on to"
+            )
         if "bucket" in args:
             # Given and empty is a variable that is not set, and no wish to do without.
             args.bucket = "" if args.bucket is None else BucketAddress.parse(args.bucket, "--bucket").url
@@ -243,12 +270,15 @@ def main(arguments: list[str]) -> int:
 
 
 def dispatch(args: argparse.Namespace) -> int:
-    """Calls the command's function. recipes.commands imports only what each needs: `list` must answer at once."""
+    """Calls the command's function. recipes.commands imports only what each needs: `list` must answer at
+    once."""
     match args.command:
         case "list":
             return commands.list_recipes(args.model)
         case "plan":
-            return commands.plan(args.recipe, args.target, args.set, args.deadline, args.budget, args.network_gbit)
+            return commands.plan(
+                args.recipe, args.target, args.set, args.deadline, args.budget, args.network_gbit
+            )
         case "render":
             return commands.render(args.recipe, args.target, args.set, args.out)
         case "data" | "test":

@@ -1,7 +1,8 @@
-"""Recipes and overrides in files of your own: `my.py:function`, `my.yaml` (base and overrides), `--set @more.yaml`.
+"""Recipes and overrides in files of your own: `my.py:function`, `my.yaml` (base and overrides), `--set
+@more.yaml`.
 
-A YAML file is read once, where the command is given, and becomes plain overrides: the record of a run holds those, so
-`resume` and `reproduce` do not depend on the file. A Python file is read again, from where it was.
+A YAML file is read once, where the command is given, and becomes plain overrides: the record of a run holds
+those, so `resume` and `reproduce` do not depend on the file. A Python file is read again, from where it was.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def expand(recipe: str, assignments: list[str]) -> tuple[str, list[str]]:
 
 
 def from_here(arguments: list[str]) -> list[str]:
-    """The arguments of `data` with absolute paths: `mine.jsonl=2`, `--images=imgs`, and what `--out` is to make."""
+    """The arguments of `data` with absolute paths: `mine.jsonl=2`, `--images=imgs`, and what `--out` is to
+    make."""
     found = []
     for before, argument in pairwise(["", *arguments]):
         option, _, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
@@ -65,7 +67,9 @@ def _absolute(assignment: str) -> str:
     for i, word in enumerate(words):
         path, equals, weight = ("", "", "") if Path(word).exists() else word.rpartition("=")
         path = path or word
-        plain = i and words[i - 1].startswith("--") and words[i - 1] not in ("--images", "--exclude", "--mirror")
+        plain = (
+            i and words[i - 1].startswith("--") and words[i - 1] not in ("--images", "--exclude", "--mirror")
+        )
         if not plain and Path(path).exists():
             words[i] = f"{Path(path).absolute()}{equals}{weight}"
     return f"{key}={json.dumps(shlex.join(words))}"
@@ -118,7 +122,8 @@ def flatten(values: dict[Any, Any], above: str = "") -> list[str]:
 
 
 def from_python(reference: str) -> Recipe:
-    """Calls the function of `file.py:function`. The file's folder can be imported from. Raises ConfigError."""
+    """Calls the function of `file.py:function`. The file's folder can be imported from. Raises
+    ConfigError."""
     name, _, function = reference.rpartition(":")
     path = Path(name)
     if not name or not function:
@@ -143,5 +148,7 @@ def from_python(reference: str) -> Recipe:
     if not callable(make):
         raise ConfigError(f"{path} has no function {function}")
     if not isinstance(recipe, Recipe):
-        raise ConfigError(f"{reference} returned {type(recipe).__name__}, and a recipe is recipes.spec.Recipe")
+        raise ConfigError(
+            f"{reference} returned {type(recipe).__name__}, and a recipe is recipes.spec.Recipe"
+        )
     return recipe

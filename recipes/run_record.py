@@ -28,7 +28,8 @@ class RunRecord:
     overrides: list[str] = field(default_factory=list)
     bucket: str = ""
     cluster: str = ""
-    """The engine's name for it: SkyPilot cluster or managed job, dstack run, Slurm or PBS job id, ssh hosts."""
+    """The engine's name for it: SkyPilot cluster or managed job, dstack run, Slurm or PBS job id, ssh
+    hosts."""
     flags: list[str] = field(default_factory=list)
     """Passed on to the engine's program as they are: what stood after `--`."""
     uploads: dict[str, str] = field(default_factory=dict)
@@ -44,13 +45,16 @@ class RunRecord:
     planned_hours: float = 0.0
     """Expected hours of the whole run as planned at the launch; 0: no plan."""
     rented: list[tuple[float, float, str]] = field(default_factory=list)
-    """(Unix time, dollars per hour of all nodes, what) of each kind of machine that the engine was seen to rent."""
+    """(Unix time, dollars per hour of all nodes, what) of each kind of machine that the engine was seen to
+    rent."""
     ended_s: float = 0.0
     """Unix time from which on nothing is billed any more; 0: not known to have ended."""
     confirmed: bool = True
-    """Whether the platform was seen to have the run: until then its launch is an intention, which costs nothing."""
+    """Whether the platform was seen to have the run: until then its launch is an intention, which costs
+    nothing."""
     state: str = ""
-    """What the run was last seen to be: running, finished, failed, stopped, gone, launch failed; "": nobody looked."""
+    """What the run was last seen to be: running, finished, failed, stopped, gone, launch failed; "": nobody
+    looked."""
     why: str = ""
     """Why it ended or never began, in a line; "": nobody said."""
     earlier_usd: float = 0.0
@@ -65,10 +69,11 @@ class RunRecord:
         return max(0.0, self._until() - self.started_s) / 3600
 
     def usd(self) -> float:
-        """Dollars so far, all launches together; at most, because machines are billed only once they are there.
+        """Dollars so far, all launches together; at most, because machines are billed only once they are
+        there.
 
-        At the prices of what the engine was seen to rent, each from when it was seen; else at the launch's. A launch
-        that its platform was never seen to take costs nothing without evidence.
+        At the prices of what the engine was seen to rent, each from when it was seen; else at the launch's. A
+        launch that its platform was never seen to take costs nothing without evidence.
         """
         if not self.confirmed:
             return self.earlier_usd
@@ -81,7 +86,8 @@ class RunRecord:
         return self.earlier_usd + sum(rate * span / 3600 for rate, span in zip(rates, spans, strict=True))
 
     def usd_per_hour_now(self) -> float:
-        """Dollars per hour that are billed now, as far as is known; 0 once it has ended or was never confirmed."""
+        """Dollars per hour that are billed now, as far as is known; 0 once it has ended or was never
+        confirmed."""
         if not self.confirmed or (self.ended_s and self.ended_s <= time.time()):
             return 0.0
         return self.rented[-1][1] if self.rented else self.usd_per_hour
@@ -115,11 +121,14 @@ def known(run_id: str) -> bool:
 
 def metrics_of(folder: Path) -> Path | None:
     """The metrics of the run whose record is in `folder`, where they are here or were fetched."""
-    return next((f / "metrics.jsonl" for f in (folder, folder / PULLED) if (f / "metrics.jsonl").is_file()), None)
+    return next(
+        (f / "metrics.jsonl" for f in (folder, folder / PULLED) if (f / "metrics.jsonl").is_file()), None
+    )
 
 
 def setup_of(folder: Path) -> dict[str, float]:
-    """What the environment's set-up took on the run's head: seconds, bytes; {} where that is not known here."""
+    """What the environment's set-up took on the run's head: seconds, bytes; {} where that is not known
+    here."""
     for path in (folder / PULLED / "manifest.json", folder / "manifest.json"):
         try:
             if told := json.loads(path.read_text())["run"]["setup"]:
@@ -135,7 +144,8 @@ def names() -> list[str]:
 
 
 def newest_first() -> list[RunRecord]:
-    """All records by their launch. The files' times would not do: a record is written again when its run ends."""
+    """All records by their launch. The files' times would not do: a record is written again when its run
+    ends."""
     return sorted(map(load, names()), key=lambda record: record.started_s, reverse=True)
 
 
@@ -143,12 +153,15 @@ def load(run_id: str) -> RunRecord:
     """The record of a run. Raises ConfigError naming the runs that are known."""
     if not known(run_id):
         others = ", ".join(names())
-        raise ConfigError(f"no run {run_id} was launched from here: " + (f"known: {others}" if others else "none"))
+        raise ConfigError(
+            f"no run {run_id} was launched from here: " + (f"known: {others}" if others else "none")
+        )
     return RunRecord(**json.loads((RUNS / run_id / "launch.json").read_text()))
 
 
 def interrupted(recipe: str, target: str, overrides: list[str], model: str) -> str:
-    """The newest run of this very recipe and model that neither finished nor is running now; empty if there is none."""
+    """The newest run of this very recipe and model that neither finished nor is running now; empty if there
+    is none."""
     for record in newest_first():
         if (record.recipe, record.target, record.overrides) != (recipe, target, overrides):
             continue
@@ -175,14 +188,18 @@ def _gone(pid: int) -> bool:
 
 
 def new_run_id(recipe: str) -> str:
-    """A fresh id: recipe, UTC minute and four hex digits; also a valid bucket prefix, cluster name and job name."""
+    """A fresh id: recipe, UTC minute and four hex digits; also a valid bucket prefix, cluster name and job
+    name."""
     stamp = time.strftime("%m%d-%H%M", time.gmtime())
-    name = re.sub(r"[^a-z0-9-]", "-", recipe.rpartition(":")[2].lower())  # of `file.py:function`, the function
+    # of `file.py:function`, the function
+    name = re.sub(r"[^a-z0-9-]", "-", recipe.rpartition(":")[2].lower())
     return f"{name}-{stamp}-{secrets.token_hex(2)}"
 
 
 def check_run_id(run_id: str) -> str:
     """The id, if engines and buckets take it. Raises ConfigError."""
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,62}", run_id):
-        raise ConfigError(f"run id {run_id!r}: use at most 63 lower-case letters, digits and dashes, a letter first")
+        raise ConfigError(
+            f"run id {run_id!r}: use at most 63 lower-case letters, digits and dashes, a letter first"
+        )
     return run_id

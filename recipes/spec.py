@@ -1,7 +1,8 @@
 """What a recipe is: one run's configuration, and the machines, data, storage and budget that it needs.
 
 A recipe is data. Presets return one (`recipes/presets`), targets turn it into the text that an engine takes
-(`recipes/targets`), the plan says what it needs and costs (`recipes/plan`). Nothing here imports torch, ray or vllm.
+(`recipes/targets`), the plan says what it needs and costs (`recipes/plan`). Nothing here imports torch, ray
+or vllm.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from trainer.config.ranges import check_ranges, within
 from trainer.hardware.gpus import gpu_named
 
 PLACEHOLDERS = ("RUN_ID", "RUNS", "DATA", "MODELS", "BUCKET")
-"""Names that a recipe's configuration may hold as ${NAME}: known only where it runs, filled in by the task's script."""
+"""Names that a recipe's configuration may hold as ${NAME}: known only where it runs, filled in by the task's
+script."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +33,8 @@ class Cluster:
     alternatives: tuple[str, ...] = ()
     """GPUs that do as well; engines that can choose take the cheapest."""
     spot: Literal["prefer", "only", "never"] = "prefer"
-    """prefer: preemptible nodes where the target has them, on-demand as the fallback. only: refused without them."""
+    """prefer: preemptible nodes where the target has them, on-demand as the fallback. only: refused without
+    them."""
     cpus: int = within(0, least=0)
     """vCPUs per node; 0: 8 per GPU and 8 for the node itself."""
     memory_gib: int = within(0, least=0)
@@ -46,7 +49,8 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Something prepared once before training, in the training environment; skipped where its result is there."""
+    """Something prepared once before training, in the training environment; skipped where its result is
+    there."""
 
     creates: str
     """File that exists when the step is done."""
@@ -110,14 +114,16 @@ class Storage:
     bucket: str = ""
     """Object-store URL (s3://, gs://, r2://); empty: asked for at launch (BUCKET)."""
     volume: str = ""
-    """Network volume or claim mounted at /workspace that keeps model weights and data between launches; optional."""
+    """Network volume or claim mounted at /workspace that keeps model weights and data between launches;
+    optional."""
     mount: str = ""
-    """Where the bucket is mounted for looking into it (targets with FUSE); checkpoints never go through it."""
+    """Where the bucket is mounted for looking into it (targets with FUSE); checkpoints never go through
+    it."""
     volume_gib: int = within(0, least=0)
     """Size of that volume, GiB; 0: from the memory plan."""
     weights: str = ""
-    """What a run exported (BUCKET/RUN/checkpoints/hf, or a folder where the nodes are this machine's) in the place of
-    model.path's weights; an adapter is merged into these."""
+    """What a run exported (BUCKET/RUN/checkpoints/hf, or a folder where the nodes are this machine's) in the
+    place of model.path's weights; an adapter is merged into these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +141,11 @@ class Budget:
     max_requeues: int = within(20, least=0)
     """Restarts of one batch job (Slurm, PBS), whatever the reason; `resume` submits a new one."""
     idle_minutes: int = within(10, least=0)
-    """Machines of managed jobs and of dstack wait this long for the next attempt of a run, then they go down."""
+    """Machines of managed jobs and of dstack wait this long for the next attempt of a run, then they go
+    down."""
     keep_minutes: int = within(0, least=0)
-    """A SkyPilot cluster that is no managed job (on demand, servers, preflight) stays this long after its job, for a
-    look at it; 0: it goes down at once, whether the job succeeded or failed."""
+    """A SkyPilot cluster that is no managed job (on demand, servers, preflight) stays this long after its
+    job, for a look at it; 0: it goes down at once, whether the job succeeded or failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +161,8 @@ class Site:
     queue: str = ""
     """Kueue's local queue that the pods wait in (SkyPilot on Kubernetes)."""
     storage_class: str = ""
-    """Storage class of the claim `storage.volume`; several nodes need one that many can write to (ReadWriteMany)."""
+    """Storage class of the claim `storage.volume`; several nodes need one that many can write to
+    (ReadWriteMany)."""
     rdma: str = ""
     """Extended resource of the InfiniBand devices (rdma/ib) and how many: `rdma/ib:8`."""
     hosts: tuple[str, ...] = ()
@@ -174,11 +182,13 @@ class Site:
     reservation: str = ""
     """Slurm reservation."""
     gres: str = ""
-    """Slurm's generic resource per node, where the site wants it in the place of --gpus-per-node: `gpu:h100:8`."""
+    """Slurm's generic resource per node, where the site wants it in the place of --gpus-per-node:
+    `gpu:h100:8`."""
     prelude: tuple[str, ...] = ()
     """Lines of shell that the batch script begins with on every node: `module load cuda/13`."""
     offline: bool = False
-    """Compute nodes have no internet (Slurm, PBS): `up` prepares environment, data and model where it is called."""
+    """Compute nodes have no internet (Slurm, PBS): `up` prepares environment, data and model where it is
+    called."""
     container: Literal["", "pyxis", "apptainer"] = ""
     """Run inside cluster.image by this container runtime (Slurm)."""
     pbs: Literal["pro", "torque"] = "pro"
@@ -201,8 +211,8 @@ class Recipe:
     description: str
     """One line for the list."""
     kind: Literal["train", "preflight", "serve"] = "train"
-    """preflight runs the node launcher's checks and a collective between all nodes, and no model; serve runs vLLM's
-    server on one node."""
+    """preflight runs the node launcher's checks and a collective between all nodes, and no model; serve runs
+    vLLM's server on one node."""
     config: RunConfig = field(default_factory=RunConfig)
     """What the trainer runs."""
     cluster: Cluster = field(default_factory=Cluster)
@@ -222,7 +232,8 @@ class Recipe:
     targets: tuple[Target, ...] = ()
     """Targets that it is meant for; empty: every target that can run its shape."""
     setup: Literal["", "cpu", "gpu", "rocm"] = ""
-    """Environment; default: gpu, or cpu where the cluster has no GPUs. cpu leaves rented GPUs alone, for a try-out."""
+    """Environment; default: gpu, or cpu where the cluster has no GPUs. cpu leaves rented GPUs alone, for a
+    try-out."""
 
     @property
     def environment(self) -> str:
@@ -234,25 +245,37 @@ class Recipe:
     @property
     def cpus(self) -> int:
         """vCPUs per node."""
-        return self.cluster.cpus or max(2, 8 * self.cluster.gpus_per_node + (8 if self.cluster.gpus_per_node else 2))
+        return self.cluster.cpus or max(
+            2, 8 * self.cluster.gpus_per_node + (8 if self.cluster.gpus_per_node else 2)
+        )
 
 
 def override(recipe: Recipe, assignments: list[str]) -> Recipe:
-    """Applies `--set section.key=value`: sections of the recipe (cluster, storage, ...) or of its run configuration.
+    """Applies `--set section.key=value`: sections of the recipe (cluster, storage, ...) or of its run
+    configuration.
 
     Nodes and GPUs are the cluster's; `placement` follows them. Raises ConfigError on an unknown key.
     """
     sections = [f.name for f in fields(RunConfig)]
-    parts = [f.name for f in fields(Recipe) if f.name in ("cluster", "dataset", "storage", "budget", "site", "setup")]
+    parts = [
+        f.name
+        for f in fields(Recipe)
+        if f.name in ("cluster", "dataset", "storage", "budget", "site", "setup")
+    ]
     for assignment in assignments:
         head = assignment.partition("=")[0].partition(".")[0].strip()
         if head in parts:
             recipe = run_config.override(recipe, [assignment])
-        elif head == "placement" and any(k in assignment.partition("=")[0] for k in (".nodes", ".workers_per_node")):
+        elif head == "placement" and any(
+            k in assignment.partition("=")[0] for k in (".nodes", ".workers_per_node")
+        ):
             raise ConfigError("placement follows the cluster: set cluster.nodes and cluster.gpus_per_node")
         elif assignment.partition("=")[0].strip() == "run.id":
             raise ConfigError("run.id is the launch's own: give it as --run-id")
-        elif (key := assignment.partition("=")[0].strip()) in ("checkpoint.max_restarts", "checkpoint.max_losses"):
+        elif (key := assignment.partition("=")[0].strip()) in (
+            "checkpoint.max_restarts",
+            "checkpoint.max_losses",
+        ):
             raise ConfigError(f"{key} follows the budget: set {key.replace('checkpoint', 'budget')}")
         elif head in sections:
             recipe = replace(recipe, config=run_config.override(recipe.config, [assignment]))
@@ -262,7 +285,8 @@ def override(recipe: Recipe, assignments: list[str]) -> Recipe:
 
 
 def placed(recipe: Recipe) -> Recipe:
-    """The recipe with `placement` written from its cluster and its restarts from its budget: they cannot disagree."""
+    """The recipe with `placement` written from its cluster and its restarts from its budget: they cannot
+    disagree."""
     cluster, place = recipe.cluster, recipe.config.placement
     device = "cpu" if recipe.environment == "cpu" else "cuda"
     workers = cluster.gpus_per_node if device == "cuda" else place.workers_per_node

@@ -1,4 +1,5 @@
-"""Models and datasets of this machine that a rented node must have: put into the bucket before anything is rented."""
+"""Models and datasets of this machine that a rented node must have: put into the bucket before anything is
+rented."""
 
 from __future__ import annotations
 
@@ -33,8 +34,12 @@ def planned(recipe: Recipe, target: str, earlier: dict[str, str]) -> Recipe:
         key = earlier.get(field, "")
         mark = MARKS[kind]
         if not key and not (Path(local) / mark).is_file():
-            raise ConfigError(f"{field} {path} has no {mark} on this machine, and the nodes of {target} have no {path}")
-        found.append(Upload(field=field, local=local, key=key or f"{kind}/{Path(local).name.lower()}-{content(local)}"))
+            raise ConfigError(
+                f"{field} {path} has no {mark} on this machine, and the nodes of {target} have no {path}"
+            )
+        found.append(
+            Upload(field=field, local=local, key=key or f"{kind}/{Path(local).name.lower()}-{content(local)}")
+        )
     if recipe.storage.weights.startswith("/"):
         raise ConfigError(
             f"the nodes of {target} have no {recipe.storage.weights}: give the run's bucket, or --target local"
@@ -66,7 +71,9 @@ def lines(recipe: Recipe) -> list[str]:
     """What is uploaded, with its size, for a person."""
     bucket = recipe.storage.bucket or "BUCKET"
     return [
-        f"{u.local} ({_gib(u.local):.2f} GiB) to {bucket}/{u.key}" for u in recipe.uploads if Path(u.local).is_dir()
+        f"{u.local} ({_gib(u.local):.2f} GiB) to {bucket}/{u.key}"
+        for u in recipe.uploads
+        if Path(u.local).is_dir()
     ]
 
 
@@ -75,7 +82,9 @@ def send(recipe: Recipe, python: str, env: dict[str, str]) -> None:
     for upload, line in zip(_here(recipe), lines(recipe), strict=True):
         print(f"uploading {line}", flush=True)
         url = f"{recipe.storage.bucket}/{upload.key}"
-        done = subprocess.run([python, "-m", "trainer.storage", "send", upload.local, url], env=os.environ | env)
+        done = subprocess.run(
+            [python, "-m", "trainer.storage", "send", upload.local, url], env=os.environ | env
+        )
         if done.returncode:
             raise ConfigError(f"{upload.field} {upload.local} could not be uploaded, so nothing was rented")
 

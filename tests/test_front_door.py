@@ -1,4 +1,5 @@
-"""launch.py on a machine that has Python and nothing else. Every interpreter here lacks pip, PyYAML and rich."""
+"""launch.py on a machine that has Python and nothing else. Every interpreter here lacks pip, PyYAML and
+rich."""
 
 import ast
 import os
@@ -76,7 +77,9 @@ def test_a_uv_that_brings_nothing_ends_the_second_start(bare, tmp_path):
     """No endless loop: this `uv` starts the file again with the same bare Python."""
     (tmp_path / "shims").mkdir()
     shim = tmp_path / "shims/uv"
-    shim.write_text(f'#!/bin/sh\n[ "$1" = run ] && exec {tmp_path}/bare/bin/python {tmp_path}/launch.py list\nexit 0\n')
+    shim.write_text(
+        f'#!/bin/sh\n[ "$1" = run ] && exec {tmp_path}/bare/bin/python {tmp_path}/launch.py list\nexit 0\n'
+    )
     shim.chmod(0o755)
     done = bare("list", path=str(shim.parent))
     assert done.returncode == 2 and "without PyYAML and rich" in done.stderr

@@ -1,4 +1,5 @@
-"""Whether a launch can reach its buckets: what this machine finds out before anything is rented, and what it cannot."""
+"""Whether a launch can reach its buckets: what this machine finds out before anything is rented, and what it
+cannot."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def check_credentials(recipe: Recipe, target: str, secrets: Collection[str]) -> 
             case "r2" if "R2_ACCESS_KEY_ID" not in secrets:
                 wanted = "R2_ACCOUNT_ID, R2_ACCESS_KEY_ID, R2_SECRET_ACCESS_KEY"
             case "gs" if GOOGLE_KEY not in secrets and not on_gcp:
-                wanted = f"{GOOGLE_KEY} (the key's JSON): machines of {target} have no Google account of their own"
+                wanted = (
+                    f"{GOOGLE_KEY} (the key's JSON): machines of {target} have no Google account of their own"
+                )
             case _:
                 continue
         raise ConfigError(f"no credentials for {address.url}: export {wanted}")
@@ -64,13 +67,15 @@ def can_open(address: str, env: dict[str, str]) -> bool:
 
 
 def probe(bucket: str, env: dict[str, str]) -> None:
-    """Puts, lists, reads and deletes an object in the bucket, before anything is rented. Raises ConfigError."""
+    """Puts, lists, reads and deletes an object in the bucket, before anything is rented. Raises
+    ConfigError."""
     if can_open(bucket, env):
         _storage("probe", bucket, env)
 
 
 def check_weights(url: str, env: dict[str, str]) -> None:
-    """Raises ConfigError where a run has exported nothing that could be served or scored, before anything is rented."""
+    """Raises ConfigError where a run has exported nothing that could be served or scored, before anything is
+    rented."""
     if not is_address(url) or not can_open(url, env):
         return  # the node's step says it
     listed = _storage("ls", url, env)

@@ -1,4 +1,5 @@
-"""What SkyPilot and dstack say of a run: its state, place, end and cost, from what their programs print as JSON."""
+"""What SkyPilot and dstack say of a run: its state, place, end and cost, from what their programs print as
+JSON."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ LAUNCH_FAILED = "launch failed"
 OVERDUE_S = 300.0
 """How late a machine may be to go down before it counts as one that costs on."""
 FORGOTTEN_S = 3600.0
-"""A launch that the platform does not know this long after it was asked for was never taken: SkyPilot rents its jobs
-controller first, and its server works on while the desk is away."""
+"""A launch that the platform does not know this long after it was asked for was never taken: SkyPilot rents
+its jobs controller first, and its server works on while the desk is away."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,8 @@ def ask(record: RunRecord, answers: Answers | None = None) -> Said | None:
 
 
 def is_open(record: RunRecord) -> bool:
-    """Whether only the platform can tell if the run still costs: a cluster counts until it was seen to be gone."""
+    """Whether only the platform can tell if the run still costs: a cluster counts until it was seen to be
+    gone."""
     if not record.target.startswith(("skypilot", "dstack")):
         return False
     if record.target.startswith("skypilot") and not record.managed:
@@ -110,7 +112,8 @@ def noted(record: RunRecord, said: Said | None) -> RunRecord:
 
 
 def _unknown(record: RunRecord, said: Said) -> RunRecord:
-    """The record of a run that its platform has not. A queue of jobs forgets what has ended; a cluster is gone."""
+    """The record of a run that its platform has not. A queue of jobs forgets what has ended; a cluster is
+    gone."""
     if record.confirmed:
         return replace(record, ended_s=record.ended_s or said.ended_s, state=said.state or record.state)
     if record.ended_s or time.time() - record.started_s < FORGOTTEN_S:
@@ -148,7 +151,9 @@ def _job(record: RunRecord, answers: Answers) -> Said | None:
     if not mine:
         return Said(text=f"managed job {record.run_id}: not known to SkyPilot", known=False)
     job = max(mine, key=lambda row: row["job_id"])
-    place = ", ".join(job[key] for key in ("infra", "cluster_resources") if job.get(key) not in (None, "", "-"))
+    place = ", ".join(
+        job[key] for key in ("infra", "cluster_resources") if job.get(key) not in (None, "", "-")
+    )
     reason = job.get("failure_reason") or ""
     why = f" ({reason})" if reason else ""
     moved = f"recovered {job.get('recovery_count') or 0} times"
@@ -156,11 +161,20 @@ def _job(record: RunRecord, answers: Answers) -> Said | None:
     state = _state(job["status"])
     end = (job.get("end_at") or time.time()) if _over(job["status"]) else 0.0
     usd, what = (0.0, "") if end else _rented(record, job)
-    return Said(text=text, state=state, why=reason, ended_s=end, name=str(job["job_id"]), usd_per_hour=usd, rented=what)
+    return Said(
+        text=text,
+        state=state,
+        why=reason,
+        ended_s=end,
+        name=str(job["job_id"]),
+        usd_per_hour=usd,
+        rented=what,
+    )
 
 
 def _rented(record: RunRecord, job: dict[str, Any]) -> tuple[float, str]:
-    """(dollars per hour, what) of a managed job's machines, from SkyPilot's description and our price list."""
+    """(dollars per hour, what) of a managed job's machines, from SkyPilot's description and our price
+    list."""
     gpu = next(iter(job.get("accelerators") or {}), "")
     spot, cloud = "[spot]" in (job.get("cluster_resources") or ""), (job.get("cloud") or "").lower()
     try:
@@ -181,7 +195,9 @@ def _cluster(record: RunRecord, answers: Answers) -> Said | None:
         return Said(text=f"cluster {record.run_id}: gone", state="gone", ended_s=time.time(), known=False)
     status = mine[0]["status"]
     text = f"cluster {record.run_id}: {status}, {mine[0].get('resources_str') or ''}"
-    return Said(text=text, state={"INIT": "starting", "UP": "running"}.get(status, status.lower()), whole=False)
+    return Said(
+        text=text, state={"INIT": "starting", "UP": "running"}.get(status, status.lower()), whole=False
+    )
 
 
 def _dstack(record: RunRecord, answers: Answers) -> Said | None:
@@ -216,7 +232,9 @@ def _final_line(name: str) -> str:
     """The line with which a run on dstack says that it ended for good, if its log has one."""
     program = engines.find("dstack")
     done = (
-        subprocess.run([program, "logs", name], capture_output=True, text=True, errors="replace") if program else None
+        subprocess.run([program, "logs", name], capture_output=True, text=True, errors="replace")
+        if program
+        else None
     )
     lines = done.stdout.splitlines() if done else []
     return next((line.strip() for line in reversed(lines) if restarts.FINAL in line), "")

@@ -1,4 +1,5 @@
-"""`up`: from a resolved recipe to running machines, with every check that can be made before anything is rented."""
+"""`up`: from a resolved recipe to running machines, with every check that can be made before anything is
+rented."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ def up(
     directory = run_record.RUNS / run_id / "task"
     env = {"RUN_ID": run_id} | ({"BUCKET": recipe.storage.bucket} if recipe.storage.bucket else {})
     env |= tokens.settings()
-    # The same through all restarts by the engine; a new one opens a run that had ended for good (trainer/checkpoint).
+    # The same through all restarts by the engine; a new one opens a run that had ended for good
+    # (trainer/checkpoint).
     env |= {"SPOTRL_SOURCE": manifest.source_id(), "SPOTRL_LAUNCH": token_hex(4)}
     paths = [str(directory / name) for name in files]
     names = [*secrets, *([script.API_KEY] if recipe.kind == "serve" else [])]
@@ -100,15 +102,22 @@ def up(
     print(
         f"run {run_id} on {target}"
         + (f", ${record.usd_per_hour:.2f} per hour" if record.usd_per_hour else "")
-        + (f", planned: {record.planned_hours:.1f} h and ${record.planned_usd:,.0f}" if record.planned_usd else ""),
+        + (
+            f", planned: {record.planned_hours:.1f} h and ${record.planned_usd:,.0f}"
+            if record.planned_usd
+            else ""
+        ),
         flush=True,
     )
     if recipe.kind == "serve":
         print(engines.how_to_call(record, recipe.config.run.name), flush=True)
     try:
         code = _run(commands, record, env | secrets)
-    except BaseException as error:  # Ctrl-C, a program that cannot be started: nothing may cost for ever in `status`
-        settle(run_id, EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_CONFIG, args.detach, 0)
+    # Ctrl-C, a program that cannot be started: nothing may cost for ever in `status`
+    except BaseException as error:
+        settle(
+            run_id, EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_CONFIG, args.detach, 0
+        )
         raise
     settle(run_id, code, args.detach, 1 + recipe.budget.keep_minutes)
     return code
@@ -125,11 +134,14 @@ def cheapest_target(recipe: Recipe) -> str:
               (prices_of := cost.node_prices(recipe, name, prices.sky_catalogs()))]  # fmt: skip
     if recipe.kind != "train" and rented:
         return min(rented)[1]
-    raise ConfigError(f"no target with known prices can run {recipe.name}: name one with --target (docs/targets.md)")
+    raise ConfigError(
+        f"no target with known prices can run {recipe.name}: name one with --target (docs/targets.md)"
+    )
 
 
 def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[str]) -> None:
-    """Everything that can be known before something is started. Raises ConfigError with the change to make."""
+    """Everything that can be known before something is started. Raises ConfigError with the change to
+    make."""
     can = capabilities.capability(target)
     files = own_data.files_of(recipe.config.data.source) if recipe.config.data.source else []
     if files and not can.shared_files:
@@ -144,7 +156,9 @@ def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[s
             "data.path to the folder"
         )
     if recipe.uploads and not recipe.storage.bucket:
-        raise ConfigError(f"{recipe.uploads[0].local} goes to the nodes of {target} through a bucket: give --bucket")
+        raise ConfigError(
+            f"{recipe.uploads[0].local} goes to the nodes of {target} through a bucket: give --bucket"
+        )
     if recipe.cluster.gpus_per_node and recipe.kind == "train":
         _check_memory(recipe, target)
     _check_hourly(recipe, target)
@@ -165,7 +179,9 @@ def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[s
             )
     bucket_access.check_credentials(recipe, target, secrets)
     if recipe.config.logging.wandb == "online" and "WANDB_API_KEY" not in secrets:
-        raise ConfigError("logging.wandb is online and there is no token: export WANDB_API_KEY, or set it to offline")
+        raise ConfigError(
+            "logging.wandb is online and there is no token: export WANDB_API_KEY, or set it to offline"
+        )
     if reproducible and (dirty := manifest.dirty_files()):
         raise ConfigError(f"--reproducible wants a clean git tree: commit or drop {', '.join(dirty[:4])}")
 
@@ -194,7 +210,8 @@ def alive(record: RunRecord, env: dict[str, str]) -> str:
     command = [desk_python.find(), "-m", "trainer.checkpoint", f"{record.bucket.rstrip('/')}/{record.run_id}"]
     done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
     told = json.loads(done.stdout) if done.returncode == 0 else {}
-    if not told.get("alive") or (before and before.ended_s > told["seen_unix_s"]):  # our own `down` has ended it
+    # our own `down` has ended it
+    if not told.get("alive") or (before and before.ended_s > told["seen_unix_s"]):
         return ""
     return f"attempt {told['attempt']} on {told['host']}, seen {time.time() - told['seen_unix_s']:.0f} s ago"
 
@@ -207,7 +224,9 @@ def _check_memory(recipe: Recipe, target: str) -> None:
         return
     gpu, need = next(iter(bad.items()))
     fix = memory.cheapest_fix(recipe, gpu)
-    advice = " ".join(f"--set {change}" for change in fix) if fix else "use more nodes, or GPUs with more memory"
+    advice = (
+        " ".join(f"--set {change}" for change in fix) if fix else "use more nodes, or GPUs with more memory"
+    )
     raise ConfigError(f"{recipe.name} does not fit {gpu}: {need.problem}; cheapest change: {advice}")
 
 
@@ -219,19 +238,26 @@ def _check_secrets(recipe: Recipe, target: str) -> None:
     done = subprocess.run([engines.find("dstack"), "secret", "list"], capture_output=True, text=True)
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
-        raise ConfigError(f"dstack secret list said {said!r}: point dstack at your server (dstack project add)")
+        raise ConfigError(
+            f"dstack secret list said {said!r}: point dstack at your server (dstack project add)"
+        )
     missing = [name.lower() for name in wanted if name.lower() not in done.stdout.split()]
     if missing:
-        raise ConfigError(f"dstack has no secret {', '.join(missing)}: run dstack secret set {missing[0]} VALUE")
+        raise ConfigError(
+            f"dstack has no secret {', '.join(missing)}: run dstack secret set {missing[0]} VALUE"
+        )
 
 
 def tool(commands: Commands) -> None:
-    """Raises ConfigError where the engine's program is missing; the launch environment counts as installed."""
+    """Raises ConfigError where the engine's program is missing; the launch environment counts as
+    installed."""
     if not engines.find(commands.tool):
         raise ConfigError(f"{commands.tool} is not installed: {commands.hint}")
 
 
-def _show(recipe: Recipe, record: RunRecord, files: dict[str, str], commands: Commands, env: dict[str, str]) -> int:
+def _show(
+    recipe: Recipe, record: RunRecord, files: dict[str, str], commands: Commands, env: dict[str, str]
+) -> int:
     directory = run_record.RUNS / record.run_id / "task"
     for name, text in files.items():
         print(f"# --- {directory / name}\n{text}")
@@ -268,10 +294,11 @@ def _run(commands: Commands, record: RunRecord, env: dict[str, str]) -> int:
 
 
 def _foreground(argv: list[str], env: dict[str, str]) -> tuple[int, bool]:
-    """Runs a command to its end: (exit code, whether Ctrl-C was pressed). Ctrl-C is the command's own to obey.
+    """Runs a command to its end: (exit code, whether Ctrl-C was pressed). Ctrl-C is the command's own to
+    obey.
 
-    The terminal sends it to the whole process group. `subprocess.run` would kill the command a quarter of a second
-    later: amid a checkpoint, or before the machines were told to stop.
+    The terminal sends it to the whole process group. `subprocess.run` would kill the command a quarter of a
+    second later: amid a checkpoint, or before the machines were told to stop.
     """
     process, interrupted = subprocess.Popen(argv, env=env, preexec_fn=_end_with_us), False
     while True:
@@ -306,7 +333,8 @@ def drive(run: str, what: str, dry_run: bool = False) -> int:
 
 
 def settle(run_id: str, code: int, detached: bool, cluster_minutes: float) -> None:
-    """Notes what came of a launch whose commands have ended with `code`: what still costs, what never began, and why.
+    """Notes what came of a launch whose commands have ended with `code`: what still costs, what never began,
+    and why.
 
     cluster_minutes: until a SkyPilot cluster goes down by itself after its job.
     """
@@ -324,9 +352,14 @@ def settle(run_id: str, code: int, detached: bool, cluster_minutes: float) -> No
         if record.confirmed and is_cluster and not interrupted:
             record = replace(record, ended_s=time.time() + 60 * cluster_minutes, why=f"exit code {code}")
         elif not record.confirmed and said and not interrupted:
-            record = engine_state.launch_failed(record, f"{said.text}; the launch ended with exit code {code}")
+            record = engine_state.launch_failed(
+                record, f"{said.text}; the launch ended with exit code {code}"
+            )
         elif not record.confirmed:
-            print(f"the launch of {run_id} is not confirmed: `launch.py status {run_id}` asks the platform", flush=True)
+            print(
+                f"the launch of {run_id} is not confirmed: `launch.py status {run_id}` asks the platform",
+                flush=True,
+            )
     elif can.engine in ("", "ssh") and not detached:
         state, why = ("stopped", "Ctrl-C") if interrupted else ("failed", f"exit code {code}")
         record = replace(record, ended_s=time.time(), state=state, why=why)

@@ -1,4 +1,5 @@
-"""What is said where no offer keeps a deadline or a budget: how far off the nearest is, and how many nodes would do."""
+"""What is said where no offer keeps a deadline or a budget: how far off the nearest is, and how many nodes
+would do."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ FACTORS = (2, 4, 8, 0.5, 0.25)
 
 
 def excess(judged: Judged, deadline_h: float, budget_usd: float) -> float:
-    """How many times the worse of the two limits is exceeded by the hours and dollars that most runs stay within."""
+    """How many times the worse of the two limits is exceeded by the hours and dollars that most runs stay
+    within."""
     dollars = math.inf if judged.usd is None else judged.usd
     return max(judged.hours / deadline_h, dollars / budget_usd if math.isfinite(budget_usd) else 0.0)
 
@@ -29,13 +31,16 @@ def nearest(judged: list[Judged], deadline_h: float, budget_usd: float) -> str:
         misses.append(f"{best.hours:.1f} hours where {deadline_h:.3g} were given")
     if best.usd is not None and best.usd > budget_usd:
         misses.append(f"${best.usd:,.0f} where ${budget_usd:,.0f} were given")
-    return f"the nearest is {choose.name(best)}: {choose.SURE:.0%} of its runs take up to {' and '.join(misses)}"
+    return (
+        f"the nearest is {choose.name(best)}: {choose.SURE:.0%} of its runs take up to {' and '.join(misses)}"
+    )
 
 
 def other_nodes(
     nodes: int, offers_of: Callable[[int], list[Offer]], deadline_h: float, budget_usd: float
 ) -> tuple[int, Judged] | None:
-    """(nodes, offer) of the first other number of nodes that keeps both limits. offers_of: [] where none can run it."""
+    """(nodes, offer) of the first other number of nodes that keeps both limits. offers_of: [] where none can
+    run it."""
     for factor in FACTORS:
         count = nodes * factor
         if count < 1 or count != int(count):

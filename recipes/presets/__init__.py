@@ -52,7 +52,9 @@ def get(name: str) -> Recipe:
         return recipe
     if name not in RECIPES:
         near = difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.4)
-        raise ConfigError(f"unknown recipe {name}: " + (f"did you mean {near[0]}?" if near else "see `launch.py list`"))
+        raise ConfigError(
+            f"unknown recipe {name}: " + (f"did you mean {near[0]}?" if near else "see `launch.py list`")
+        )
     recipe = placed(RECIPES[name]())
     if recipe.name != name:
         raise ConfigError(f"recipe {name} calls itself {recipe.name}: make the two agree in recipes/presets")
@@ -73,5 +75,6 @@ def resolve(name: str, overrides: list[str]) -> Recipe:
     validate(recipe)
     if not recipe.storage.bucket:
         return recipe
-    bucket = BucketAddress.parse(recipe.storage.bucket, "storage.bucket")  # keys are joined to it with one slash
+    # keys are joined to it with one slash
+    bucket = BucketAddress.parse(recipe.storage.bucket, "storage.bucket")
     return replace(recipe, storage=replace(recipe.storage, bucket=bucket.url))

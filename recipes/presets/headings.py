@@ -1,4 +1,5 @@
-"""Name and description of a recipe whose model or machines were changed: both say what runs, and not what it was."""
+"""Name and description of a recipe whose model or machines were changed: both say what runs, and not what it
+was."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ LONGEST = 36
 
 
 def renamed(recipe: Recipe, base: Recipe) -> Recipe:
-    """`recipe`, made from `base` by overrides, under a name and a description of its own model and machines."""
+    """`recipe`, made from `base` by overrides, under a name and a description of its own model and
+    machines."""
     if recipe.kind != "train":
         return recipe
     before, now = model_name(base.config.model.path), model_name(recipe.config.model.path)

@@ -1,7 +1,9 @@
-"""dstack files: a task, the fleet that it runs on, and the volume where the recipe names one. Checked against 0.22.5.
+"""dstack files: a task, the fleet that it runs on, and the volume where the recipe names one. Checked against
+0.22.5.
 
-What shapes them: a node lost on RunPod, Kubernetes or own machines counts as `error`, not as `interruption`, so both
-are retried; several nodes need a fleet with `placement: cluster`; commands are joined with && unless one block.
+What shapes them: a node lost on RunPod, Kubernetes or own machines counts as `error`, not as `interruption`,
+so both are retried; several nodes need a fleet with `placement: cluster`; commands are joined with && unless
+one block.
 """
 
 from __future__ import annotations
@@ -31,10 +33,14 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
         )
     files = {
         f"{recipe.name}.yaml": to_yaml(_task(recipe, target, name), _head(recipe, target)),
-        f"{recipe.name}.fleet.yaml": to_yaml(_fleet(recipe, target, name), "The machines; once, before the task."),
+        f"{recipe.name}.fleet.yaml": to_yaml(
+            _fleet(recipe, target, name), "The machines; once, before the task."
+        ),
     }
     if recipe.storage.volume:
-        files[f"{recipe.name}.volume.yaml"] = to_yaml(_volume(recipe, target), "The volume; once, before the fleet.")
+        files[f"{recipe.name}.volume.yaml"] = to_yaml(
+            _volume(recipe, target), "The volume; once, before the fleet."
+        )
     return files
 
 
@@ -62,7 +68,8 @@ def _head(recipe: Recipe, target: str) -> str:
 def secrets(recipe: Recipe, target: str) -> tuple[str, ...]:
     """Tokens that the task takes from dstack's own secrets, which have these names in lower case.
 
-    A secret that the task names and the server does not have ends the run, once the machines are there: no others.
+    A secret that the task names and the server does not have ends the run, once the machines are there: no
+    others.
     """
     if recipe.kind != "train" and not recipe.storage.weights:
         return ()
@@ -113,7 +120,9 @@ def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
 
 
 def _env(recipe: Recipe, target: str) -> list[str]:
-    bucket = [f"BUCKET={recipe.storage.bucket}" if recipe.storage.bucket else "BUCKET"] * (recipe.kind == "train")
+    bucket = [f"BUCKET={recipe.storage.bucket}" if recipe.storage.bucket else "BUCKET"] * (
+        recipe.kind == "train"
+    )
     tokens = [f"{key}=${{{{ secrets.{key.lower()} }}}}" for key in secrets(recipe, target)]
     return ["RUN_ID", *bucket, *([script.API_KEY] if recipe.kind == "serve" else []), *tokens]
 
@@ -159,7 +168,8 @@ def _max_price(recipe: Recipe, target: str) -> float:
     if recipe.budget.max_hourly_usd:
         return recipe.budget.max_hourly_usd
     known = [
-        price(market(recipe, target), gpu, variant=variant(recipe, target, gpu)) for gpu in gpus_for(recipe, target)
+        price(market(recipe, target), gpu, variant=variant(recipe, target, gpu))
+        for gpu in gpus_for(recipe, target)
     ]
     dearest = max((row.on_demand for row in known if row), default=0.0)
     return round(1.5 * dearest * recipe.cluster.gpus_per_node, 2)
@@ -177,14 +187,18 @@ def _fleet(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
         return fleet | {
             "ssh_config": {"user": user, "identity_file": site.ssh_key or "~/.ssh/id_ed25519", "hosts": hosts}
         }
-    fleet |= {"nodes": f"0..{cluster.nodes}", "resources": _resources(recipe, target)} | _market(recipe, target)
+    fleet |= {"nodes": f"0..{cluster.nodes}", "resources": _resources(recipe, target)} | _market(
+        recipe, target
+    )
     return fleet | {"idle_duration": f"{recipe.budget.idle_minutes}m"}
 
 
 def _volume(recipe: Recipe, target: str) -> dict[str, Any]:
     cloud = {"runpod-cluster": "runpod"}.get(capability(target).cloud, capability(target).cloud)
     if not cloud:
-        raise ConfigError(f"{target} runs on your machines: mount the volume there and leave storage.volume empty")
+        raise ConfigError(
+            f"{target} runs on your machines: mount the volume there and leave storage.volume empty"
+        )
     if not recipe.site.region and cloud != "kubernetes":
         raise ConfigError("a volume lives in one region: set site.region, for example US-KS-2 on RunPod")
     size = recipe.storage.volume_gib or recipe.cluster.disk_gib

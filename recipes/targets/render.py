@@ -1,4 +1,5 @@
-"""Renders a recipe for any target; `python -m recipes.targets.render` writes the committed recipes/generated."""
+"""Renders a recipe for any target; `python -m recipes.targets.render` writes the committed
+recipes/generated."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ LAUNCHED = ("slurm", "pbs", "skypilot", "skypilot-runpod", "skypilot-gcp", "skyp
 
 
 def render(recipe: Recipe, target: str) -> dict[str, str]:
-    """File name -> text; the first is the one to launch. Raises ConfigError where the target cannot run the recipe."""
+    """File name -> text; the first is the one to launch. Raises ConfigError where the target cannot run the
+    recipe."""
     validate(recipe)
     capabilities.check(recipe, target)
     capabilities.check_bucket(recipe, target)

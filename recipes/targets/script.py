@@ -1,7 +1,8 @@
-"""The shell that every target's task runs: the same few lines everywhere; all logic is in setup.sh and trainer/node.
+"""The shell that every target's task runs: the same few lines everywhere; all logic is in setup.sh and
+trainer/node.
 
-The resolved configuration stands in the task itself, so that a generated file is whole: it names everything that the
-run depends on, and ${RUN_ID}, ${BUCKET}, ${DATA}, ${MODELS} and ${RUNS} are filled in where it runs.
+The resolved configuration stands in the task itself, so that a generated file is whole: it names everything
+that the run depends on, and ${RUN_ID}, ${BUCKET}, ${DATA}, ${MODELS} and ${RUNS} are filled in where it runs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from trainer.exit_codes import EXIT_CONFIG
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
            "R2_ACCESS_KEY_ID", "R2_SECRET_ACCESS_KEY", "GOOGLE_SERVICE_ACCOUNT_KEY", "SPOTRL_REWARD_TOKEN",
            "SPOTRL_JUDGE_KEY")  # fmt: skip
-"""Tokens that a run may need. They come from your environment or the engine's secret store, never from a file."""
+"""Tokens that a run may need. They come from your environment or the engine's secret store, never from a
+file."""
 SETTINGS = ("AWS_ENDPOINT_URL", "AWS_REGION", "R2_ACCOUNT_ID")
 """Settings of the object store and the node launcher that may be given besides."""
 PORT = 8000
@@ -28,7 +30,8 @@ PORT = 8000
 API_KEY = "VLLM_API_KEY"
 """What a server asks its callers for."""
 WEIGHTS = "${MODELS}/${RUN_ID}"
-"""Where a node puts `storage.weights`: a launch's own, so that an older export is never taken for a newer one."""
+"""Where a node puts `storage.weights`: a launch's own, so that an older export is never taken for a newer
+one."""
 
 
 MISSING = 'missing() { case "$1" in *://*) return 1 ;; *) [ ! -e "$1" ] ;; esac; }'
@@ -57,20 +60,27 @@ if [ "${SKYPILOT_NODE_RANK:-${DSTACK_NODE_RANK:-0}}" = 0 ]; then CALLS fi
 
 
 def on_node(recipe: Recipe) -> Recipe:
-    """The recipe as its nodes see it: uploaded folders where they are fetched to, and no data that it does not use."""
+    """The recipe as its nodes see it: uploaded folders where they are fetched to, and no data that it does
+    not use."""
     config = recipe.config
     for upload in recipe.uploads:
         config = override(config, [f"{upload.field}={upload.there}"])
     steps = _needed(recipe.steps, config)
     if weights := recipe.storage.weights:
-        made = (weights, WEIGHTS, config.model.path, *([config.model.revision] if config.model.revision else []))
+        made = (
+            weights,
+            WEIGHTS,
+            config.model.path,
+            *([config.model.revision] if config.model.revision else []),
+        )
         steps.append(Step(creates=f"{WEIGHTS}/config.json", module="trainer.checkpoint.weights", args=made))
         config = override(config, [f"model.path={WEIGHTS}", "model.revision="])
     return replace(recipe, config=config, steps=(*(upload.step for upload in recipe.uploads), *steps))
 
 
 def _needed(steps: Sequence[Step], config: RunConfig) -> list[Step]:
-    """The steps whose result the run reads, and those that such a step reads: no tiny model beside one of your own."""
+    """The steps whose result the run reads, and those that such a step reads: no tiny model beside one of
+    your own."""
     read = [config.model.path, config.data.path, config.evaluation_path]
     needed: list[Step] = []
     for step in reversed(steps):  # a step reads what an earlier one has made
@@ -129,7 +139,10 @@ class _Quoting(yaml.SafeDumper):
 
 
 _Quoting.add_representer(
-    str, lambda dumper, value: dumper.represent_scalar("tag:yaml.org,2002:str", value, '"' if "${" in value else None)
+    str,
+    lambda dumper, value: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", value, '"' if "${" in value else None
+    ),
 )
 
 
@@ -154,10 +167,12 @@ def word(argument: str) -> str:
 def preamble(
     work: str, bucket: bool, runs: str = "$WORK/runs", data: str = "$WORK/data", kept_folder: str = "/"
 ) -> str:
-    """Strict mode and the directories: `work`, `runs` and `data` are shell expressions; `bucket` asks for BUCKET.
+    """Strict mode and the directories: `work`, `runs` and `data` are shell expressions; `bucket` asks for
+    BUCKET.
 
     `data` goes elsewhere where `work` is a volume that all nodes see: each prepares its own copy there.
-    kept_folder: what outlives the machine, so that BUCKET may be a file:// address below it (capabilities.kept_folder).
+    kept_folder: what outlives the machine, so that BUCKET may be a file:// address below it
+    (capabilities.kept_folder).
     """
     ask = ': "${BUCKET:?the bucket that checkpoints are pushed to is missing: give BUCKET=s3://..., gs://... or r2://...}"'
     names = " ".join((*SECRETS, *SETTINGS))
@@ -183,16 +198,22 @@ def data_directory(recipe: Recipe) -> str:
 
 
 def driver_check(recipe: Recipe, code: int = EXIT_CONFIG) -> str:
-    """Leaves with `code` where the GPU driver cannot run the environment; for every shell that needs the GPU."""
+    """Leaves with `code` where the GPU driver cannot run the environment; for every shell that needs the
+    GPU."""
     return f". trainer/driver.sh {code} {recipe.budget.max_losses}\n" if recipe.environment == "gpu" else ""
 
 
 def setup_commands(recipe: Recipe, bad_driver: int = EXIT_CONFIG, check_driver: bool = True) -> str:
     """Driver's check, environment and preparation; a second run of it does nothing."""
     recipe = on_node(recipe)
-    lines = [driver_check(recipe, bad_driver).rstrip("\n")] if recipe.environment == "gpu" and check_driver else []
+    lines = (
+        [driver_check(recipe, bad_driver).rstrip("\n")]
+        if recipe.environment == "gpu" and check_driver
+        else []
+    )
     lines.append(f"bash trainer/setup.sh {recipe.environment}")
-    if recipe.storage.volume and recipe.cluster.nodes == 1:  # the next machine need not download the packages again
+    # the next machine need not download the packages again
+    if recipe.storage.volume and recipe.cluster.nodes == 1:
         lines.insert(0, 'export UV_CACHE_DIR="$WORK/uv" UV_LINK_MODE=copy')
     python = f".venvs/{recipe.environment}/bin/python"
     if recipe.steps:
@@ -207,33 +228,41 @@ def setup_commands(recipe: Recipe, bad_driver: int = EXIT_CONFIG, check_driver: 
 
 def _data_name(step: Step) -> str:
     """What a prepared dataset is called below $DATA and in the bucket; "" for another step."""
-    return step.creates.removeprefix("${DATA}/").partition("/")[0] if step.creates.startswith("${DATA}/") else ""
+    return (
+        step.creates.removeprefix("${DATA}/").partition("/")[0] if step.creates.startswith("${DATA}/") else ""
+    )
 
 
 def keep_commands(recipe: Recipe) -> str:
-    """For machines that are thrown away: the head puts what it has prepared into the bucket, while training begins."""
+    """For machines that are thrown away: the head puts what it has prepared into the bucket, while training
+    begins."""
     names = [name for step in on_node(recipe).steps if (name := _data_name(step))]
     python = f".venvs/{recipe.environment}/bin/python"
-    return KEEP.replace("PYTHON", python).replace("CALLS", " ".join(f"keep {n} &" for n in names)) if names else ""
+    return (
+        KEEP.replace("PYTHON", python).replace("CALLS", " ".join(f"keep {n} &" for n in names))
+        if names
+        else ""
+    )
 
 
 def site_lines(recipe: Recipe) -> list[str]:
-    """What the batch scripts of a site begin with: its own lines, and no way to the hub where there is none."""
+    """What the batch scripts of a site begin with: its own lines, and no way to the hub where there is
+    none."""
     offline = ["export HF_HUB_OFFLINE=1 UV_OFFLINE=1 # prepared where the job was submitted"]
     return [*recipe.site.prelude, *(offline if recipe.site.offline else [])]
 
 
 def login_files(recipe: Recipe, runs: str) -> dict[str, str]:
-    """For compute nodes without internet: environment, data and model, prepared on a node that has it (login node).
+    """For compute nodes without internet: environment, data and model, prepared on a node that has it (login
+    node).
 
-    The job does the same and finds everything there. The driver is checked in the job: this node may have no GPU.
+    The job does the same and finds everything there. The driver is checked in the job: this node may have no
+    GPU.
     """
     if not recipe.site.offline:
         return {}
     model = recipe.config.model
-    head = (
-        f"#!/usr/bin/env bash\n# Before the job, where there is internet: RUN_ID=my-run bash {recipe.name}.setup.sh\n"
-    )
+    head = f"#!/usr/bin/env bash\n# Before the job, where there is internet: RUN_ID=my-run bash {recipe.name}.setup.sh\n"
     text = head + preamble(recipe.site.shared_dir or "$PWD/.cache", bucket=False, runs=runs)
     text += "\n".join(recipe.site.prelude) + "\n" if recipe.site.prelude else ""
     text += setup_commands(recipe, check_driver=False)
@@ -244,7 +273,8 @@ def login_files(recipe: Recipe, runs: str) -> dict[str, str]:
 
 
 def write_config(recipe: Recipe) -> str:
-    """Writes the run's configuration beside the repository, and what it is made from into the run's directory."""
+    """Writes the run's configuration beside the repository, and what it is made from into the run's
+    directory."""
     return config_file(recipe) + manifest_command(recipe)
 
 

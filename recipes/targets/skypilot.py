@@ -1,8 +1,9 @@
 """SkyPilot task files: `sky launch` on demand, `sky jobs launch` for spot. Checked against SkyPilot 0.14.1.
 
 What shapes them: RunPod runs one node and has no FUSE, so nothing is mounted and checkpoints go up by our own
-uploader; SkyPilot's ids change on recovery, so checkpoints are keyed by RUN_ID; rclone's cached mounts upload in any
-order and may lose their tail on `down` (skypilot#8519), so no checkpoint is ever committed through one.
+uploader; SkyPilot's ids change on recovery, so checkpoints are keyed by RUN_ID; rclone's cached mounts upload
+in any order and may lose their tail on `down` (skypilot#8519), so no checkpoint is ever committed through
+one.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
     """Task file, and the volume's where the recipe names one."""
     can = capability(target)
     if recipe.storage.mount and not can.bucket_mount:
-        raise ConfigError(f"{target} cannot mount buckets (no FUSE): leave storage.mount empty, or use skypilot-gcp")
+        raise ConfigError(
+            f"{target} cannot mount buckets (no FUSE): leave storage.mount empty, or use skypilot-gcp"
+        )
     task: dict[str, Any] = {
         "name": job_name(recipe),
         "workdir": ".",
@@ -139,25 +142,31 @@ def _resources(recipe: Recipe, target: str) -> dict[str, Any]:
 
 
 def _autostop(recipe: Recipe, target: str) -> dict[str, Any]:
-    """When machines without a job go down. SkyPilot takes 0 minutes for 1; an open ssh session, which is also that of
-    `launch.py dashboard`, would keep a cluster, so only jobs count."""
+    """When machines without a job go down. SkyPilot takes 0 minutes for 1; an open ssh session, which is also
+    that of `launch.py dashboard`, would keep a cluster, so only jobs count."""
     if managed(recipe, target):
         return {"idle_minutes": recipe.budget.idle_minutes, "down": True}
     return {"idle_minutes": recipe.budget.keep_minutes, "wait_for": "jobs", "down": True}
 
 
 def _choices(recipe: Recipe, target: str) -> list[dict[str, Any]]:
-    """Places to try, in order of what the run is expected to cost there, preemptions and restarts included (what trains
-    nothing: per hour); then those whose price or memory is not known, spot before on-demand."""
+    """Places to try, in order of what the run is expected to cost there, preemptions and restarts included
+    (what trains nothing: per hour); then those whose price or memory is not known, spot before on-demand."""
     names = cost.members(recipe, target)
-    expected = {(o.target, o.gpu, o.spot): o.usd for o in cost.offers(recipe, targets=names) if o.usd is not None}
+    expected = {
+        (o.target, o.gpu, o.spot): o.usd for o in cost.offers(recipe, targets=names) if o.usd is not None
+    }
     if recipe.kind != "train":
-        expected = {(name, gpu, spot): usd for name in names for usd, gpu, spot in cost.node_prices(recipe, name)}
+        expected = {
+            (name, gpu, spot): usd for name in names for usd, gpu, spot in cost.node_prices(recipe, name)
+        }
     found: list[tuple[float, bool, int, dict[str, Any]]] = []
     for name in names:
         for gpu in gpus_for(recipe, name) if recipe.cluster.gpus_per_node else [""]:
             for spot in cost.markets(recipe, name):
-                entry = _place(recipe, name, gpu) | ({"use_spot": spot} if CAPABILITIES[name].spot and gpu else {})
+                entry = _place(recipe, name, gpu) | (
+                    {"use_spot": spot} if CAPABILITIES[name].spot and gpu else {}
+                )
                 found.append((expected.get((name, gpu, spot), math.inf), not spot, len(found), entry))
     return [entry for *_, entry in sorted(found, key=lambda f: f[:3])]
 
@@ -182,7 +191,8 @@ def _pod(recipe: Recipe) -> dict[str, Any]:
     site = recipe.site
     memory = {"medium": "Memory", "sizeLimit": f"{recipe.cluster.shm_gib}Gi"}
     spec: dict[str, Any] = {"volumes": [{"name": "dshm", "emptyDir": memory}]}
-    # Else pods go to nodes whose disk is too small, and are evicted amid training. With a claim the data are there.
+    # Else pods go to nodes whose disk is too small, and are evicted amid training. With a claim the data are
+    # there.
     disk = ENVIRONMENT_GIB if recipe.storage.volume else recipe.cluster.disk_gib
     requests: dict[str, Any] = {"ephemeral-storage": f"{disk}Gi"}
     resources = {"requests": requests}
@@ -200,7 +210,8 @@ def _pod(recipe: Recipe) -> dict[str, Any]:
 
 
 def _claim(recipe: Recipe) -> str:
-    """The claim at /workspace, which outlives the pods: models, data and packages are there after a recovery."""
+    """The claim at /workspace, which outlives the pods: models, data and packages are there after a
+    recovery."""
     size = str(recipe.storage.volume_gib or recipe.cluster.disk_gib)
     where = f"k8s/{recipe.site.kubernetes_context}" if recipe.site.kubernetes_context else "k8s"
     data: dict[str, Any] = {"name": recipe.storage.volume, "type": "k8s-pvc", "infra": where, "size": size}

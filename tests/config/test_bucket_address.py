@@ -91,7 +91,9 @@ def test_what_is_no_address_is_refused_with_the_change_to_make(text, message):
 
 
 def shell(address, kept):
-    done = subprocess.run(["bash", "trainer/bucket.sh", address, kept], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", "trainer/bucket.sh", address, kept], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode in (0, 2) and bool(done.stderr) == bool(done.returncode), done.stderr
     return done.returncode == 0
 
@@ -101,7 +103,9 @@ def test_the_shell_of_rendered_files_accepts_the_same(text):
     assert shell(text, "/") == (text in RIGHT)
 
 
-@pytest.mark.parametrize("code", [*range(1, 33), 33, 34, 39, 42, 47, 63, 64, 91, 92, 93, 96, 124, 127, 160, 233, 8364])
+@pytest.mark.parametrize(
+    "code", [*range(1, 33), 33, 34, 39, 42, 47, 63, 64, 91, 92, 93, 96, 124, 127, 160, 233, 8364]
+)
 @pytest.mark.parametrize("form", ["s3://my{}bucket", "s3://bucket/a{}b", "file:///data/a{}b"])
 def test_the_shell_takes_the_same_characters(code, form):
     text = form.format(chr(code))
@@ -131,4 +135,9 @@ def test_a_node_makes_no_folder_of_a_wrong_address(text, tmp_path, monkeypatch):
 
 
 def test_a_path_is_no_address():
-    assert not is_address("/data/runs") and not is_address("runs") and not is_address("./s3:") and is_address("s3:")
+    assert (
+        not is_address("/data/runs")
+        and not is_address("runs")
+        and not is_address("./s3:")
+        and is_address("s3:")
+    )

@@ -9,7 +9,9 @@ from trainer import config as c
 
 
 def test_round_trip(tmp_path):
-    config = c.override(c.RunConfig(), ["optimizer.learning_rate=5e-7", "run.name=x", "optimizer.betas=[0.9, 0.99]"])
+    config = c.override(
+        c.RunConfig(), ["optimizer.learning_rate=5e-7", "run.name=x", "optimizer.betas=[0.9, 0.99]"]
+    )
     path = tmp_path / "run.yaml"
     path.write_text(c.dump(config))
     assert c.load(path) == config
@@ -43,7 +45,9 @@ def test_a_wrong_override_says_what_is_right(assignment, message):
 def test_an_unknown_key_in_a_file_names_the_nearest(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("algorithm: {kl_coeff: 0.1}\n")
-    with pytest.raises(c.ConfigError, match=r"unknown key algorithm.kl_coeff: did you mean algorithm.kl_coef\?"):
+    with pytest.raises(
+        c.ConfigError, match=r"unknown key algorithm.kl_coeff: did you mean algorithm.kl_coef\?"
+    ):
         c.load(path)
 
 
@@ -64,7 +68,10 @@ def test_an_unknown_key_in_a_file_names_the_nearest(tmp_path):
         (["model.min_pixels=10000000"], "swap them"),
         (["optimizer.learning_rate=-1"], r"learning_rate is -1.0: it must be at least 0"),
         (["optimizer.learning_rate=.nan"], "learning_rate is nan"),
-        (["optimizer.betas=[0.9, 1.0]"], r"optimizer.betas is \(0.9, 1.0\): it must be at least 0 and below 1"),
+        (
+            ["optimizer.betas=[0.9, 1.0]"],
+            r"optimizer.betas is \(0.9, 1.0\): it must be at least 0 and below 1",
+        ),
         (["evaluation.samples_per_prompt=0"], "evaluation.samples_per_prompt is 0: it must be at least 1"),
         (["data.max_samples=-5"], "data.max_samples is -5: it must be at least 0"),
         (["algorithm.samples_per_update=-64"], "at least 0"),

@@ -27,7 +27,14 @@ def svgs(page: str) -> list[ET.Element]:
 def test_the_report_holds_curves_samples_phases_and_configuration_and_asks_nothing_of_anywhere(tmp_path):
     write_run(tmp_path, 60, overrides=("logging.tensorboard=false", "optimizer.learning_rate=2e-4"))
     page = report.write_report(tmp_path).read_text()
-    for title in ("Accuracy", "Reward", "KL to the reference", "Completion length", "Losses", "Engine against policy"):
+    for title in (
+        "Accuracy",
+        "Reward",
+        "KL to the reference",
+        "Completion length",
+        "Losses",
+        "Engine against policy",
+    ):
         assert f"<h3>{title}</h3>" in page
     assert "Seconds per step" in page and "Where the time went" in page
     assert page.count("<article ") == report.MAX_SAMPLES and "24 of 48 written" in page
@@ -46,7 +53,9 @@ def test_every_drawing_is_well_formed_and_stays_within_its_frame(tmp_path):
         _, _, width, height = map(float, svg.attrib["viewBox"].split())
         for path in svg.iter("path"):
             if path.attrib["class"] in ("main", "raw", "band"):
-                numbers = [tuple(map(float, p.split())) for p in re.split("[ML]", path.attrib["d"].rstrip("Z")) if p]
+                numbers = [
+                    tuple(map(float, p.split())) for p in re.split("[ML]", path.attrib["d"].rstrip("Z")) if p
+                ]
                 assert all(charts.LEFT - 0.1 <= x <= width - charts.RIGHT + 0.1 for x, _ in numbers)
                 assert all(charts.TOP - 0.1 <= y <= height - charts.BOTTOM + 0.1 for _, y in numbers)
 
@@ -113,7 +122,9 @@ def test_a_supervised_run_has_its_own_curves(tmp_path):
         metrics.log(step, {"sft/loss": 3 / step} | phases.take())
     phases.finish("failed")
     page = report.write_report(tmp_path).read_text()
-    assert "<h3>Cross-entropy</h3>" in page and "<h3>Reward</h3>" not in page and 'chip failed">failed' in page
+    assert (
+        "<h3>Cross-entropy</h3>" in page and "<h3>Reward</h3>" not in page and 'chip failed">failed' in page
+    )
     assert "SFT of" in page
 
 
@@ -143,7 +154,11 @@ def test_a_browser_draws_it_without_complaint(tmp_path):
              "--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}",
              "--enable-logging=stderr"]  # fmt: skip
     done = subprocess.run(
-        [chromium, *flags, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120, check=True
+        [chromium, *flags, "--dump-dom", page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
     assert done.stdout.count('class="tip"') == done.stdout.count("data-x0=")  # the script ran to its end
     assert "CONSOLE" not in done.stderr, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
@@ -202,7 +217,13 @@ def test_log_ticks_are_powers_of_ten():
 def test_labels_are_short():
     cases = {0.25: "0.25", 12_000: "12k", 2_110: "2,110", 3e-7: "3e-7", 2.5e6: "2.5M", 0: "0", -0.5: "-0.5"}
     assert {v: charts.label(v) for v in cases} == cases
-    assert [charts.label(v, True) for v in (0, 0.2, 0.747, 1, 0.0005)] == ["0%", "20%", "74.7%", "100%", "0.1%"]
+    assert [charts.label(v, True) for v in (0, 0.2, 0.747, 1, 0.0005)] == [
+        "0%",
+        "20%",
+        "74.7%",
+        "100%",
+        "0.1%",
+    ]
 
 
 def test_a_point_is_drawn_where_it_belongs():
@@ -215,7 +236,9 @@ def test_a_point_is_drawn_where_it_belongs():
 
 def test_a_stack_is_as_tall_as_its_sum_and_buckets_are_means():
     rows = [(step, [1.0, 3.0]) for step in range(1, 301)]
-    svg = ET.fromstring(re.search(r"<svg.*</svg>", charts.stacked_bars(Chart("t", ()), rows, [("a", 1), ("b", 2)]))[0])
+    svg = ET.fromstring(
+        re.search(r"<svg.*</svg>", charts.stacked_bars(Chart("t", ()), rows, [("a", 1), ("b", 2)]))[0]
+    )
     bars = list(svg.iter("rect"))
     assert len(bars) == 200
     plot = charts.HEIGHT - charts.TOP - charts.BOTTOM

@@ -1,9 +1,10 @@
-"""What SkyPilot and dstack decide after exit codes, by their own code: `.venvs/launch/bin/python THIS < question.json`.
+"""What SkyPilot and dstack decide after exit codes, by their own code: `.venvs/launch/bin/python THIS <
+question.json`.
 
-{"sky": {name: task}, "dstack": {name: [task, questions]}, "codes": questions} -> for each name, how often in a row the
-engine starts the job again after each question; a question is the exit codes of all nodes. Nothing is launched:
-SkyPilot's recovery strategy is made from the task as its jobs controller makes it; dstack's run and jobs are rows in a
-database in memory, whose state its own worker analyzes.
+{"sky": {name: task}, "dstack": {name: [task, questions]}, "codes": questions} -> for each name, how often in
+a row the engine starts the job again after each question; a question is the exit codes of all nodes. Nothing
+is launched: SkyPilot's recovery strategy is made from the task as its jobs controller makes it; dstack's run
+and jobs are rows in a database in memory, whose state its own worker analyzes.
 """
 
 import asyncio
@@ -97,7 +98,9 @@ _REASON = {False: "DONE_BY_RUNNER", True: "CONTAINER_EXITED_WITH_ERROR"}
 
 def main() -> None:
     asked = json.load(sys.stdin)
-    out: dict = {name: [sky_restarts(text, codes) for codes in asked["codes"]] for name, text in asked["sky"].items()}
+    out: dict = {
+        name: [sky_restarts(text, codes) for codes in asked["codes"]] for name, text in asked["sky"].items()
+    }
     for name, (text, questions) in asked["dstack"].items():
         out[name] = asyncio.run(dstack_restarts(text, questions))
     print(json.dumps(out))

@@ -16,7 +16,9 @@ def amazons_keys(elsewhere, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "stand-in")
 
 
-@pytest.mark.parametrize("target", ["skypilot", "skypilot-runpod", "skypilot-aws", "skypilot-kubernetes", "slurm"])
+@pytest.mark.parametrize(
+    "target", ["skypilot", "skypilot-runpod", "skypilot-aws", "skypilot-kubernetes", "slurm"]
+)
 @pytest.mark.parametrize("given", [("--bucket", "gs://mine"), ROWS])
 def test_google_storage_without_a_key_is_refused_where_machines_have_no_account(target, given, capsys):
     code, out, err = run(capsys, "up", SEVEN, "--target", target, "--dry-run", *given)
@@ -26,13 +28,16 @@ def test_google_storage_without_a_key_is_refused_where_machines_have_no_account(
 
 
 @pytest.mark.parametrize("given", [("--bucket", "gs://mine/runs"), ROWS])
-def test_google_storage_without_a_key_is_said_to_be_unverified_on_google_cloud(given, capsys, monkeypatch, tmp_path):
+def test_google_storage_without_a_key_is_said_to_be_unverified_on_google_cloud(
+    given, capsys, monkeypatch, tmp_path
+):
     up = ["up", SEVEN, "--target", "skypilot-gcp", "--run-id", "mine", *given]
     code, out, _ = run(capsys, *up, "--dry-run")
     said = [line for line in out.splitlines() if "NOT VERIFIED: gs://mine/" in line]
     assert code == 0 and len(said) == 1 and "gcloud storage ls gs://mine" in said[0]
     stand_in(tmp_path, monkeypatch, "sky", "")
-    monkeypatch.setattr(bucket_access, "_storage", lambda command, url, env: "")  # the other bucket is Amazon's
+    # the other bucket is Amazon's
+    monkeypatch.setattr(bucket_access, "_storage", lambda command, url, env: "")
     code, out, _ = run(capsys, *up, "--detach")
     assert code == 0 and out.count("NOT VERIFIED: gs://mine/") == 1
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", "{}")

@@ -27,14 +27,18 @@ def test_a_changed_model_or_cluster_is_in_name_and_heading(given, name, descript
 
 
 def test_the_demo_of_another_model_says_so():
-    assert resolve("demo", ["model.path=/m/SmolLM2"]).description == "GRPO of SmolLM2 on shapes (2 CPU workers)"
+    assert (
+        resolve("demo", ["model.path=/m/SmolLM2"]).description == "GRPO of SmolLM2 on shapes (2 CPU workers)"
+    )
     assert resolve("demo", ["model.path=/m/SmolLM2"]).name == "demo"
     assert resolve("demo", ["model.path=/m/SmolLM2", "run.name=mine"]).config.run.name == "mine"
 
 
 def test_the_demo_of_another_model_or_of_other_rows_makes_only_what_it_reads(capsys, tmp_path):
     def modules(*overrides):
-        code, out, _ = run(capsys, "demo", "--dry-run", *[part for text in overrides for part in ("--set", text)])
+        code, out, _ = run(
+            capsys, "demo", "--dry-run", *[part for text in overrides for part in ("--set", text)]
+        )
         assert code == 0
         return re.findall(r"-m (examples\.demo\.\w+)", out)
 

@@ -72,9 +72,7 @@ def test_the_regions_are_named_by_price(tmp_path, monkeypatch, capsys):
     folder.mkdir(parents=True)
     rows = [f"8x,A100-80GB-SXM,8.0,96.0,2000.0,{region},{usd},{usd},{region}-1," for region, usd in
             (("CA", 16.0), ("US", 12.0), ("NO", 12.8), ("SE", 20.0), ("IN", 24.0))]  # fmt: skip
-    header = (
-        "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Region,SpotPrice,Price,AvailabilityZone,GpuInfo"
-    )
+    header = "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Region,SpotPrice,Price,AvailabilityZone,GpuInfo"
     (folder / "vms.csv").write_text("\n".join([header, *rows]) + "\n")
     monkeypatch.setenv("SKY_RUNTIME_DIR", str(tmp_path))
     asked = ["plan", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--deadline", "30d"]

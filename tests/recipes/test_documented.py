@@ -23,7 +23,8 @@ ASSIGNMENT = re.compile(r"[A-Z_]+=\S*")
 
 
 def commands(text):
-    """(argument vector, refusal) of every command in fenced or indented blocks; the refusal is shown below it."""
+    """(argument vector, refusal) of every command in fenced or indented blocks; the refusal is shown below
+    it."""
     blocks = re.findall(r"^```(?:bash|sh|console)?\n(.*?)^```", text, re.M | re.S) + re.findall(
         r"(?:^ {4}.*\n?)+", text, re.M
     )
@@ -63,7 +64,9 @@ def test_commands_are_found():
     assert {words[0] for _, words, _ in THEIRS} == {"sky", "dstack", "sbatch", "qsub"}
 
 
-@pytest.mark.parametrize(("page", "words", "refusal"), OURS, ids=[f"{p}: {shlex.join(w)}" for p, w, _ in OURS])
+@pytest.mark.parametrize(
+    ("page", "words", "refusal"), OURS, ids=[f"{p}: {shlex.join(w)}" for p, w, _ in OURS]
+)
 def test_our_command_is_taken_and_its_dry_run_ends_well(page, words, refusal, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(run_record, "RUNS", tmp_path / "runs")
     for name in SECRETS:
@@ -92,7 +95,9 @@ def test_our_command_is_taken_and_its_dry_run_ends_well(page, words, refusal, mo
     said = capsys.readouterr()
     if refusal:
         plain = re.sub(r"[\d.]+", "0", said.err)  # figures may move
-        parts = [re.sub(r"[\d.]+", "0", part).strip() for part in refusal.removeprefix("launch.py: ").split("...")]
+        parts = [
+            re.sub(r"[\d.]+", "0", part).strip() for part in refusal.removeprefix("launch.py: ").split("...")
+        ]
         assert code == 2 and all(part in plain for part in parts), said.err
     else:
         assert code == 0, said.err
@@ -107,7 +112,9 @@ def test_preflight_of_every_target_needs_neither_bucket_nor_keys(monkeypatch, tm
     monkeypatch.setenv("HOME", str(tmp_path))
     for target in CAPABILITIES:
         given = ["preflight", "--target", target, "--dry-run", "--hosts", "a,b"]
-        given += ["--set", "cluster.nodes=1", "--hosts", "a"] if target in ("local", "skypilot-runpod") else []
+        given += (
+            ["--set", "cluster.nodes=1", "--hosts", "a"] if target in ("local", "skypilot-runpod") else []
+        )
         assert cli.main(given) == 0, (target, capsys.readouterr().err)
         shown = capsys.readouterr().out
         assert "BUCKET:?" not in shown and "secrets." not in shown and "\n- BUCKET" not in shown, target
@@ -165,9 +172,13 @@ def test_engines_take_every_command_of_docs_generated_files_and_drivers():
         taken += [words for words, _ in commands("\n" + re.sub("^  ", "    ", head, flags=re.M) + "\n")]
     for target in ("skypilot-runpod", "skypilot-gcp", "dstack-runpod"):
         for managed in (True, False):
-            flags = ["--max-offers", "3", "--gpu", "H100:8"] if target == "dstack-runpod" else ["--cpus", "64+"]
+            flags = (
+                ["--max-offers", "3", "--gpu", "H100:8"] if target == "dstack-runpod" else ["--cpus", "64+"]
+            )
             name = "r" if managed else "serve"
-            record = run_record.RunRecord(run_id="r", recipe=name, target=target, managed=managed, flags=flags)
+            record = run_record.RunRecord(
+                run_id="r", recipe=name, target=target, managed=managed, flags=flags
+            )
             files, env = ["t.yaml", "t.fleet.yaml", "t.volume.yaml"], {"RUN_ID": "r", "SPOTRL_LAUNCH": "x"}
             driven = engines.commands(record, files, env, ["HF_TOKEN", "VLLM_API_KEY"], True)
             taken += [*driven.up, *driven.status, *driven.logs, *driven.down]

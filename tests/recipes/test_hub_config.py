@@ -1,4 +1,5 @@
-"""The plan of a model that no table has: its config.json in a folder, in the hub's cache, or from the hub itself."""
+"""The plan of a model that no table has: its config.json in a folder, in the hub's cache, or from the hub
+itself."""
 
 import json
 import threading
@@ -29,7 +30,8 @@ def own_caches(tmp_path, monkeypatch):
 
 @pytest.fixture
 def hub(monkeypatch):
-    """Serves config.json of me/coder at main, of me/other (not supported), and me/closed only with a token."""
+    """Serves config.json of me/coder at main, of me/other (not supported), and me/closed only with a
+    token."""
     asked = []
 
     class Hub(BaseHTTPRequestHandler):

@@ -37,7 +37,8 @@ def bucket(elsewhere, monkeypatch):
 
 
 def sky(tmp_path, monkeypatch, launch="exit 0", jobs="", clusters="", name="sky"):
-    """A stand-in for SkyPilot's program: what `launch` does, and the lists that it prints ("": it does not answer)."""
+    """A stand-in for SkyPilot's program: what `launch` does, and the lists that it prints ("": it does not
+    answer)."""
     answer = lambda rows: f"printf '\\033[2mhint\\033[0m\\n'; echo '{rows}'" if rows else "exit 1"  # noqa: E731
     body = f'case "$*" in *" queue "*) {answer(jobs)} ;; status*) {answer(clusters)} ;; *launch*) {launch} ;; esac'
     stand_in(tmp_path, monkeypatch, name, body)
@@ -60,7 +61,9 @@ def test_a_launch_that_the_platform_refused_costs_nothing(capsys, monkeypatch, t
     assert run_record.load("mine").ended_s > 0
 
 
-def test_a_launch_that_nobody_can_tell_about_costs_nothing_until_the_platform_has_it(capsys, monkeypatch, tmp_path):
+def test_a_launch_that_nobody_can_tell_about_costs_nothing_until_the_platform_has_it(
+    capsys, monkeypatch, tmp_path
+):
     sky(tmp_path, monkeypatch, launch="exit 3")
     _, out, _ = run(capsys, *SPOT)
     assert "the launch of mine is not confirmed: `launch.py status mine` asks the platform" in out
@@ -175,7 +178,9 @@ def test_a_cluster_whose_job_failed_goes_down_and_is_watched_until_it_has(capsys
     assert "gone" in out and "still costing" not in out
     asked = len((tmp_path / "calls").read_text().splitlines())
     listed(capsys)
-    assert len((tmp_path / "calls").read_text().splitlines()) == asked, "what is gone is not asked about again"
+    assert len((tmp_path / "calls").read_text().splitlines()) == asked, (
+        "what is gone is not asked about again"
+    )
 
 
 def test_a_cluster_goes_down_with_its_job_and_machines_of_managed_jobs_wait_for_the_next_attempt():
@@ -192,7 +197,9 @@ def test_a_cluster_goes_down_with_its_job_and_machines_of_managed_jobs_wait_for_
 
 def test_platforms_are_asked_once_however_many_runs_there_are(capsys, monkeypatch, tmp_path):
     for name in ("a", "b", "c"):
-        RunRecord(run_id=name, recipe=SEVEN, target="skypilot-runpod", managed=True, started_s=time.time()).save()
+        RunRecord(
+            run_id=name, recipe=SEVEN, target="skypilot-runpod", managed=True, started_s=time.time()
+        ).save()
     RunRecord(run_id="d", recipe=SEVEN, target="skypilot-runpod", managed=True, ended_s=time.time()).save()
     sky(tmp_path, monkeypatch, jobs=json.dumps([JOB | {"job_name": "b"}]))
     run(capsys, "status")
@@ -201,8 +208,15 @@ def test_platforms_are_asked_once_however_many_runs_there_are(capsys, monkeypatc
 
 def test_every_run_is_shown_whole_in_80_columns(capsys, monkeypatch, tmp_path):
     name = "grpo-qwen2-5-vl-72b-lora-mathv60k-of-a-long-name-1123-1612-ab12"
-    long = {"recipe": SEVEN, "target": "skypilot-kubernetes", "started_s": time.time() - 4e5, "usd_per_hour": 234.5}
-    RunRecord(run_id=name, planned_usd=23456.0, planned_hours=123.4, confirmed=True, managed=True, **long).save()
+    long = {
+        "recipe": SEVEN,
+        "target": "skypilot-kubernetes",
+        "started_s": time.time() - 4e5,
+        "usd_per_hour": 234.5,
+    }
+    RunRecord(
+        run_id=name, planned_usd=23456.0, planned_hours=123.4, confirmed=True, managed=True, **long
+    ).save()
     RunRecord(run_id="mine", confirmed=False, managed=True, **long).save()
     RunRecord(run_id="near", recipe="demo", target="local", started_s=time.time() - 60).save()
     (run_record.RUNS / "near/task").mkdir()

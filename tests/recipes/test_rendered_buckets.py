@@ -23,7 +23,12 @@ ROOT = Path(__file__).parents[2]
         ("skypilot-runpod", ["storage.bucket=gs://mine"], ["--secret GOOGLE_SERVICE_ACCOUNT_KEY"], ["AWS_"]),
         ("skypilot-runpod", ["storage.bucket=r2://mine"], ["--secret R2_ACCESS_KEY_ID"], ["AWS_"]),
         ("skypilot-runpod", [], ["--secret AWS_ACCESS_KEY_ID", "resumes from its last"], ["R2_"]),
-        ("skypilot-runpod", ["evaluation.pass_rate_samples=4"], ["goes on behind the rows"], ["resumes from"]),
+        (
+            "skypilot-runpod",
+            ["evaluation.pass_rate_samples=4"],
+            ["goes on behind the rows"],
+            ["resumes from"],
+        ),
     ],
 )
 def test_the_head_says_what_the_file_needs(target, overrides, said, unsaid):
@@ -55,15 +60,34 @@ def test_no_rendered_file_begins_without_a_bucket_that_can_be_one(target, tmp_pa
     """Committed files are launched by hand, so what the desk refuses must be refused where they run."""
     (tmp_path / "trainer").mkdir()
     shutil.copy(ROOT / "trainer/bucket.sh", tmp_path / "trainer")
-    batch = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "1", "PBS_O_WORKDIR": str(tmp_path), "PBS_JOBID": "1"}
+    batch = {
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "SLURM_JOB_ID": "1",
+        "PBS_O_WORKDIR": str(tmp_path),
+        "PBS_JOBID": "1",
+    }
 
     def begin(bucket, *overrides):
-        env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "WORK": str(tmp_path / "work"), "RUN_ID": "r"}
+        env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "WORK": str(tmp_path / "work"),
+            "RUN_ID": "r",
+        }
         env |= {**batch, "BUCKET": bucket}
         shell = ["bash", "-c", beginning(target, *overrides)]
         return subprocess.run(shell, cwd=tmp_path, env=env, capture_output=True, text=True)
 
-    for wrong in ("s3://", "gs://", "r2://", "s3://$MINE", "s3:///runs", " s3://mine", "file://data", "s3://..."):
+    for wrong in (
+        "s3://",
+        "gs://",
+        "r2://",
+        "s3://$MINE",
+        "s3:///runs",
+        " s3://mine",
+        "file://data",
+        "s3://...",
+    ):
         done = begin(wrong)
         assert (done.returncode, done.stdout) == (2, ""), done.stderr
         assert done.stderr.startswith(f"error: BUCKET is '{wrong}': write s3://NAME/PREFIX")

@@ -1,4 +1,5 @@
-"""Retry rules of every engine over exit codes: the rendered shell is run, then the engine's own code decides."""
+"""Retry rules of every engine over exit codes: the rendered shell is run, then the engine's own code
+decides."""
 
 import json
 import os
@@ -20,7 +21,9 @@ from trainer.exit_codes import FINAL_EXIT_CODES, RECOVER_EXIT_CODES
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / ".venvs/launch/bin/python"
-needs_launch = pytest.mark.skipif(not LAUNCH.exists(), reason="no .venvs/launch: bash trainer/setup.sh launch")
+needs_launch = pytest.mark.skipif(
+    not LAUNCH.exists(), reason="no .venvs/launch: bash trainer/setup.sh launch"
+)
 CODES = (0, 1, 2, 33, 34, 35, 36, 37, 38, 39, 130, 137, 139)
 AGAIN = {33, 34, 35, 36, 39}
 BIG, ONE = "grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k"
@@ -28,7 +31,13 @@ WAIT = (
     "import os, signal, time; signal.signal(signal.SIGINT, lambda *_: os._exit(130)); "
     "signal.signal(signal.SIGTERM, lambda *_: os._exit(33)); print('up', flush=True); time.sleep(60)"
 )
-SEVERAL_NODES = ([2, 137, 137, 137], [1, 137, 137, 137], [37, 37, 137, 137], [33, 137, 137, 137], [34, 34, 137, 34])
+SEVERAL_NODES = (
+    [2, 137, 137, 137],
+    [1, 137, 137, 137],
+    [37, 37, 137, 137],
+    [33, 137, 137, 137],
+    [34, 34, 137, 34],
+)
 """As SkyPilot reports several nodes: once one has failed, it ends the others and writes 137 for each."""
 
 
@@ -67,7 +76,13 @@ def checkout(tmp_path):
 
 def environment(checkout, code, **more):
     path = f"{checkout}/bin:{os.environ['PATH']}"
-    env = {"PATH": path, "HOME": str(checkout), "WORK": str(checkout / "w"), "RUN_ID": "r", "BUCKET": "s3://mine"}
+    env = {
+        "PATH": path,
+        "HOME": str(checkout),
+        "WORK": str(checkout / "w"),
+        "RUN_ID": "r",
+        "BUCKET": "s3://mine",
+    }
     return env | {"CODE": str(code)} | more
 
 
@@ -78,13 +93,19 @@ def dstack_shell(checkout, task):
 
 def ends_with(checkout, command, code, **more):
     done = subprocess.run(
-        command, cwd=checkout, env=environment(checkout, code, **more), capture_output=True, text=True, timeout=60
+        command,
+        cwd=checkout,
+        env=environment(checkout, code, **more),
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     return done.returncode, done.stdout + done.stderr
 
 
 def decisions(sky, dstack):
-    """Restarts in a row, by SkyPilot's and dstack's own code; CODES of one node, then SEVERAL_NODES, for SkyPilot."""
+    """Restarts in a row, by SkyPilot's and dstack's own code; CODES of one node, then SEVERAL_NODES, for
+    SkyPilot."""
     asked = {"sky": sky, "dstack": dstack, "codes": [[code] for code in CODES] + list(SEVERAL_NODES)}
     env = os.environ | {"SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
     command = [LAUNCH, "tests/recipes/engine_rules.py"]
@@ -114,7 +135,9 @@ def test_dstack_starts_again_after_our_codes_alone(checkout, name, target):
     said = {code: ends_with(checkout, dstack_shell(checkout, task), code) for code in CODES}
     for code in CODES:
         assert said[code][0] == (code if code in AGAIN else 0), said[code]
-        assert (restarts.FINAL in said[code][1]) == (code not in AGAIN and code != 0), "0 alone would look like success"
+        assert (restarts.FINAL in said[code][1]) == (code not in AGAIN and code != 0), (
+            "0 alone would look like success"
+        )
     nodes = get(name).cluster.nodes
     found = decisions({}, {"run": (task, [[said[code][0]] * nodes for code in CODES] + [[1] * nodes])})["run"]
     assert {code for code, count in zip(CODES, found, strict=False) if count} == AGAIN
@@ -188,7 +211,9 @@ def test_a_batch_job_without_a_run_id_is_named_by_its_number(target, checkout):
     text = main_file(ONE, target)
     line = next(line for line in text.splitlines() if line.startswith("export RUN_ID="))
     env = {"SLURM_JOB_ID": "77", "PBS_JOBID": "77.server"}
-    done = subprocess.run(["bash", "-c", f"{line}\necho $RUN_ID"], env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["bash", "-c", f"{line}\necho $RUN_ID"], env=env, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "grpo-qwen2-5-vl-7b-mathv60k-77\n"
 
 

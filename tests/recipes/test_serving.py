@@ -1,4 +1,5 @@
-"""`serve` and `evaluate` of what a run has trained: which weights, where, on how many GPUs, with which key."""
+"""`serve` and `evaluate` of what a run has trained: which weights, where, on how many GPUs, with which
+key."""
 
 import json
 import os
@@ -49,20 +50,32 @@ def config_in(task):
 
 def test_weights_come_from_the_bucket_and_gpus_from_the_memory_plan(capsys, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
-    record(bucket="s3://mine", overrides=["storage.bucket=s3://mine", "data.path=s3://mine/rows", "run.max_steps=9"])
+    record(
+        bucket="s3://mine",
+        overrides=["storage.bucket=s3://mine", "data.path=s3://mine/rows", "run.max_steps=9"],
+    )
     for command in (["serve", "mine"], ["evaluate", "mine", "--benchmarks", "mathvista"]):
-        code, out, err = run(capsys, *command, "--target", "skypilot-runpod", "--dry-run", "--run-id", "other")
+        code, out, err = run(
+            capsys, *command, "--target", "skypilot-runpod", "--dry-run", "--run-id", "other"
+        )
         assert code == 0, err
         assert "accelerators: A100-80GB:1\n" in out, "one GPU asks a 7B model; eight train it"
-        fetch = r"-m trainer.checkpoint.weights s3://mine/mine/checkpoints/hf .*Qwen/Qwen2.5-VL-7B-Instruct; fi"
+        fetch = (
+            r"-m trainer.checkpoint.weights s3://mine/mine/checkpoints/hf .*Qwen/Qwen2.5-VL-7B-Instruct; fi"
+        )
         assert re.search(fetch, out) and config_in(out)["model"]["path"] == "${MODELS}/${RUN_ID}"
-    assert "data_prep prepare mathvista" in out and "mine/rows" not in out, "the benchmark's rows, not the run's"
+    assert "data_prep prepare mathvista" in out and "mine/rows" not in out, (
+        "the benchmark's rows, not the run's"
+    )
     assert config_in(out)["lora"] == {"rank": 1} and config_in(out)["checkpoint"]["remote"] == "${BUCKET}"
 
 
 def test_larger_models_take_more_gpus_and_tell_where_none_do():
     large = ["model.path=Qwen/Qwen2.5-VL-72B-Instruct"]
-    assert sizing.fewest_gpus(resolve("serve", large))[1:] == ["cluster.gpus_per_node=4", "rollout.tensor_parallel=4"]
+    assert sizing.fewest_gpus(resolve("serve", large))[1:] == [
+        "cluster.gpus_per_node=4",
+        "rollout.tensor_parallel=4",
+    ]
     asked = ["lora.rank=1", "algorithm.kl_coef=0"]
     assert sizing.fewest_gpus(resolve("grpo-qwen2.5-vl-72b-mathv60k", asked)) == [
         "cluster.nodes=1", "cluster.gpus_per_node=8", "rollout.tensor_parallel=8",

@@ -48,7 +48,8 @@ case "$SPOTRL_NODE_RANK" in 0) {head} ;; *) {worker} ;; esac
 
 @pytest.fixture
 def machines(tmp_path, monkeypatch):
-    """A function that prepares two hosts whose nodes run the given shell commands, and returns the launch's record."""
+    """A function that prepares two hosts whose nodes run the given shell commands, and returns the launch's
+    record."""
     for name in SECRETS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_TOKEN", "top 'secret'")
@@ -75,7 +76,9 @@ def machines(tmp_path, monkeypatch):
         for host in hosts:
             (tmp_path / "hosts" / host.partition(":")[0]).mkdir(parents=True, exist_ok=True)
         overrides = [f"site.hosts=[{','.join(hosts)}]"]
-        record = RunRecord(run_id="mine", recipe="preflight", target="ssh", overrides=overrides, bucket="s3://mine")
+        record = RunRecord(
+            run_id="mine", recipe="preflight", target="ssh", overrides=overrides, bucket="s3://mine"
+        )
         record.save()
         task = runs / "mine/task"
         task.mkdir(parents=True)
@@ -90,7 +93,10 @@ def test_every_node_runs_with_its_place_and_the_tokens(machines, capsys, tmp_pat
     assert ssh_driver.up(machines()) == 0
     lines = capsys.readouterr().out.splitlines()
     for rank in (0, 1):
-        assert f"[{rank}] rank {rank} of 2 peers one 10.0.0.2 run mine bucket s3://mine token top 'secret'" in lines
+        assert (
+            f"[{rank}] rank {rank} of 2 peers one 10.0.0.2 run mine bucket s3://mine token top 'secret'"
+            in lines
+        )
     calls = (tmp_path / "calls").read_text()
     assert "secret" not in calls and "-p 2201" in calls and "-P 2201" in calls
     assert "rank 0 of 2" in (tmp_path / "runs/mine/launch.log").read_text()
@@ -120,7 +126,9 @@ def test_an_unreachable_machine_is_named_and_nothing_is_started(machines, capsys
 
 
 def test_down_ends_exactly_this_run(machines, capsys, tmp_path):
-    record = machines(head=f"echo $$ > {tmp_path}/head; sleep 300", worker=f"echo $$ > {tmp_path}/worker; sleep 300")
+    record = machines(
+        head=f"echo $$ > {tmp_path}/head; sleep 300", worker=f"echo $$ > {tmp_path}/worker; sleep 300"
+    )
     result = []
     thread = threading.Thread(target=lambda: result.append(ssh_driver.up(record)))
     thread.start()
@@ -146,7 +154,9 @@ def test_a_detached_run_goes_on_alone_and_is_not_started_twice(machines, capsys,
     ssh_driver.status(record)
     assert ssh_driver.down(record) == 0
     ssh_driver.status(record)
-    states = [line.rpartition(" ")[2] for line in capsys.readouterr().out.splitlines() if line.startswith("user@")]
+    states = [
+        line.rpartition(" ")[2] for line in capsys.readouterr().out.splitlines() if line.startswith("user@")
+    ]
     assert states == ["running", "running", "ended", "ended"]
 
 

@@ -17,7 +17,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_status_adds_up_dollars_and_shows_the_last_step(capsys, tmp_path):
-    record = RunRecord(run_id="mine", recipe="demo", target="local", started_s=time.time() - 7200, usd_per_hour=10.0)
+    record = RunRecord(
+        run_id="mine", recipe="demo", target="local", started_s=time.time() - 7200, usd_per_hour=10.0
+    )
     record.save()
     (tmp_path / "runs/mine/metrics.jsonl").write_text(
         '{"step": 1, "reward/mean": 0.1}\n{"step": 2, "reward/mean": 0.5}\n'
@@ -45,7 +47,13 @@ def test_status_of_a_managed_job_is_what_its_engine_says(capsys, monkeypatch, tm
         run_id="mine", recipe="r", target="skypilot-runpod", managed=True, started_s=1000.0, usd_per_hour=1.5
     ).save()
     job = {"job_id": 1, "job_name": "mine", "status": "FAILED", "recovery_count": 0}
-    again = job | {"job_id": 2, "status": "SUCCEEDED", "recovery_count": 2, "end_at": 8200.0, "infra": "RunPod (CA)"}
+    again = job | {
+        "job_id": 2,
+        "status": "SUCCEEDED",
+        "recovery_count": 2,
+        "end_at": 8200.0,
+        "infra": "RunPod (CA)",
+    }
     answers(tmp_path, monkeypatch, "sky", [again, job, job | {"job_name": "other"}])
     code, out, _ = run(capsys, "status", "mine")
     assert code == 0 and "managed job 2: SUCCEEDED, RunPod (CA), recovered 2 times" in out and " 3.00" in out
@@ -57,8 +65,15 @@ def test_status_of_a_managed_job_is_what_its_engine_says(capsys, monkeypatch, tm
 
 
 def test_status_of_a_dstack_run_has_the_servers_own_cost(capsys, monkeypatch, tmp_path):
-    RunRecord(run_id="mine", recipe="r", target="dstack-runpod", started_s=time.time() - 60, usd_per_hour=100.0).save()
-    now = {"run_spec": {"run_name": "mine"}, "submitted_at": "2026-01-01T00:00:00", "status": "running", "cost": 3.25}
+    RunRecord(
+        run_id="mine", recipe="r", target="dstack-runpod", started_s=time.time() - 60, usd_per_hour=100.0
+    ).save()
+    now = {
+        "run_spec": {"run_name": "mine"},
+        "submitted_at": "2026-01-01T00:00:00",
+        "status": "running",
+        "cost": 3.25,
+    }
     answers(tmp_path, monkeypatch, "dstack", {"project": "main", "runs": [now]})
     code, out, _ = run(capsys, "status", "mine")
     assert code == 0 and "dstack run mine: running" in out and "3.25" in out
@@ -76,7 +91,10 @@ def test_status_of_a_dstack_run_has_the_servers_own_cost(capsys, monkeypatch, tm
 @pytest.mark.parametrize(
     ("says", "message"),
     [
-        ("echo 'aws_access_key_id ******'", "dstack has no secret aws_secret_access_key: run dstack secret set"),
+        (
+            "echo 'aws_access_key_id ******'",
+            "dstack has no secret aws_secret_access_key: run dstack secret set",
+        ),
         ("echo 'No default project' >&2; exit 1", "dstack secret list said 'No default project'"),
     ],
 )
@@ -99,11 +117,24 @@ def test_what_was_rented_and_what_was_planned_stand_beside_each_other(capsys, mo
         started_s=time.time() - 3600, planned_usd=321.0, planned_hours=25.5,
     )  # fmt: skip
     record.save()
-    job = {"job_id": 1, "job_name": "mine", "status": "RUNNING", "recovery_count": 0, "infra": "GCP (us-central1)"}
-    job |= {"cloud": "GCP", "accelerators": {"A100-80GB": 8}, "cluster_resources": "1x[spot](gpus=A100-80GB:8)"}
+    job = {
+        "job_id": 1,
+        "job_name": "mine",
+        "status": "RUNNING",
+        "recovery_count": 0,
+        "infra": "GCP (us-central1)",
+    }
+    job |= {
+        "cloud": "GCP",
+        "accelerators": {"A100-80GB": 8},
+        "cluster_resources": "1x[spot](gpus=A100-80GB:8)",
+    }
     answers(tmp_path, monkeypatch, "sky", [job])
     out = " ".join(run(capsys, "status", "mine")[1].split())
-    assert "rented: GCP (us-central1), 1x[spot](gpus=A100-80GB:8): $16.22 per hour (at the launch the cheapest" in out
+    assert (
+        "rented: GCP (us-central1), 1x[spot](gpus=A100-80GB:8): $16.22 per hour (at the launch the cheapest"
+        in out
+    )
     assert " 1.0 (25.5) 16.22 (321) " in out, "hours and planned hours, dollars and planned dollars"
     answers(tmp_path, monkeypatch, "sky", [job | {"cluster_resources": "1x(gpus=A100-80GB:8)"}])
     run(capsys, "status", "mine")
@@ -116,10 +147,17 @@ def test_what_was_rented_and_what_was_planned_stand_beside_each_other(capsys, mo
 
 
 def test_dstack_says_what_each_node_costs(capsys, monkeypatch, tmp_path):
-    RunRecord(run_id="mine", recipe="r", target="dstack-runpod", started_s=time.time() - 60, usd_per_hour=100.0).save()
+    RunRecord(
+        run_id="mine", recipe="r", target="dstack-runpod", started_s=time.time() - 60, usd_per_hour=100.0
+    ).save()
     node = {"price": 28.7, "instance_type": {"name": "H100 x8"}, "region": "US-KS-2"}
     jobs = [{"job_submissions": [{"job_provisioning_data": node}]}] * 4
-    now = {"run_spec": {"run_name": "mine"}, "submitted_at": "2026-01-01T00:00:00", "status": "running", "cost": 3.25}
+    now = {
+        "run_spec": {"run_name": "mine"},
+        "submitted_at": "2026-01-01T00:00:00",
+        "status": "running",
+        "cost": 3.25,
+    }
     answers(tmp_path, monkeypatch, "dstack", {"project": "main", "runs": [now | {"jobs": jobs}]})
     assert "rented: 4 x H100 x8 in US-KS-2: $114.80 per hour" in run(capsys, "status", "mine")[1]
 
@@ -131,13 +169,25 @@ def test_a_cluster_that_is_gone_costs_nothing_more(capsys, monkeypatch, tmp_path
     assert run_record.load("mine").ended_s > 0
 
 
-def test_a_run_that_dstack_calls_done_and_that_ended_for_good_is_shown_as_failed(capsys, monkeypatch, tmp_path):
+def test_a_run_that_dstack_calls_done_and_that_ended_for_good_is_shown_as_failed(
+    capsys, monkeypatch, tmp_path
+):
     """dstack gets 0 for what it must not start again, so its "done" alone is no success."""
-    RunRecord(run_id="mine", recipe="r", target="dstack-runpod", started_s=time.time() - 60, usd_per_hour=9.0).save()
+    RunRecord(
+        run_id="mine", recipe="r", target="dstack-runpod", started_s=time.time() - 60, usd_per_hour=9.0
+    ).save()
     done = {"run_spec": {"run_name": "mine"}, "submitted_at": "2026-01-01T00:00:00", "status": "done", "cost": 2.0,
             "last_processed_at": "2026-01-01T01:00:00Z"}  # fmt: skip
     listed = json.dumps({"project": "main", "runs": [done]})
     said = "step 1\nerror: no such bucket\nspotrl: ended for good: exit code 2"
-    for log, shown in ((said, "FAILED: spotrl: ended for good: exit code 2"), ("step 31\nfinished", "run mine: done")):
-        stand_in(tmp_path, monkeypatch, "dstack", f"case $1 in ps) echo '{listed}' ;; logs) printf '{log}\\n' ;; esac")
+    for log, shown in (
+        (said, "FAILED: spotrl: ended for good: exit code 2"),
+        ("step 31\nfinished", "run mine: done"),
+    ):
+        stand_in(
+            tmp_path,
+            monkeypatch,
+            "dstack",
+            f"case $1 in ps) echo '{listed}' ;; logs) printf '{log}\\n' ;; esac",
+        )
         assert shown in " ".join(run(capsys, "status", "mine")[1].split())

@@ -1,4 +1,5 @@
-"""The rendered text of every recipe on every target: committed, parsed by the engines' own code, free of secrets."""
+"""The rendered text of every recipe on every target: committed, parsed by the engines' own code, free of
+secrets."""
 
 import hashlib
 import json
@@ -22,7 +23,9 @@ from trainer import config as run_config
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / ".venvs/launch/bin/python"
-needs_launch = pytest.mark.skipif(not LAUNCH.exists(), reason="no .venvs/launch: bash trainer/setup.sh launch")
+needs_launch = pytest.mark.skipif(
+    not LAUNCH.exists(), reason="no .venvs/launch: bash trainer/setup.sh launch"
+)
 PAIRS = [(name, target) for name in RECIPES for target in targets_for(get(name))]
 VALUES = {"RUN_ID": "r", "RUNS": "/runs", "DATA": "/data", "MODELS": "/models", "BUCKET": "s3://mine"}
 
@@ -45,7 +48,9 @@ def test_committed_files_are_what_the_code_writes():
     files = generated()
     there = {p.relative_to(GENERATED).as_posix(): p.read_text() for p in GENERATED.rglob("*") if p.is_file()}
     assert there.keys() == files.keys(), "run python -m recipes.targets.render"
-    assert [name for name in files if files[name] != there[name]] == [], "run python -m recipes.targets.render"
+    assert [name for name in files if files[name] != there[name]] == [], (
+        "run python -m recipes.targets.render"
+    )
 
 
 @pytest.mark.parametrize(("name", "target"), PAIRS)
@@ -84,10 +89,17 @@ def test_shellcheck():
         text = next(iter(render(with_hosts(name, target), target).values()))
         shell = text if text.startswith("#!") else "#!/usr/bin/env bash\n" + shell_of(text)
         without = re.sub(r"<<YAML.*?^YAML$", "</dev/null", shell, flags=re.M | re.S)
-        shells[re.sub(r"grpo-[\w.-]+|mathv60k|geometry3k|gsm8k|\d+", "x", without)] = f"{name} on {target}", shell
+        shells[re.sub(r"grpo-[\w.-]+|mathv60k|geometry3k|gsm8k|\d+", "x", without)] = (
+            f"{name} on {target}",
+            shell,
+        )
     for where, shell in shells.values():
         done = subprocess.run(
-            [program, "-x", "-s", "bash", "-S", "style", "-"], input=shell, text=True, capture_output=True, cwd=ROOT
+            [program, "-x", "-s", "bash", "-S", "style", "-"],
+            input=shell,
+            text=True,
+            capture_output=True,
+            cwd=ROOT,
         )
         assert done.returncode == 0, where + done.stdout
 
@@ -124,7 +136,9 @@ def test_skypilot_tries_places_in_order_of_what_the_run_will_cost_there():
         assert [(e["infra"], e["use_spot"]) for e in entries] == clouds
         assert sorted(o.usd for o in offers) == [o.usd for o in offers]
     # RunPod's spot is listed at the on-demand price: then it is only dearer, since it is taken away besides
-    assert [e["use_spot"] for e in entries if e["infra"] == "runpod" and e["accelerators"] == "H100-SXM:1"] == [
+    assert [
+        e["use_spot"] for e in entries if e["infra"] == "runpod" and e["accelerators"] == "H100-SXM:1"
+    ] == [
         False,
         True,
     ]
@@ -149,7 +163,9 @@ def test_skypilot_asks_for_fast_networks_only_between_nodes():
 
 
 def test_kubernetes_pods_get_shared_memory_and_infiniband():
-    task = sky_task("grpo-qwen2.5-vl-72b-mathv60k", "skypilot-kubernetes", "site.rdma=rdma/ib:8", "site.node_pool=h100")
+    task = sky_task(
+        "grpo-qwen2.5-vl-72b-mathv60k", "skypilot-kubernetes", "site.rdma=rdma/ib:8", "site.node_pool=h100"
+    )
     spec = task["config"]["kubernetes"]["pod_config"]["spec"]
     assert spec["containers"][0]["resources"]["limits"] == {"rdma/ib": 8}
     assert spec["containers"][0]["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
@@ -161,7 +177,9 @@ def test_kubernetes_pods_can_have_a_claim_and_wait_in_kueue():
     recipe = override(get("grpo-qwen2.5-vl-32b-mathv60k"), claim)
     task, volume = map(yaml.safe_load, render(recipe, "skypilot-kubernetes").values())
     assert task["volumes"] == {"/workspace": "cache"}
-    assert (volume["type"], volume["config"]["access_mode"]) == ("k8s-pvc", "ReadWriteMany"), "two nodes write to it"
+    assert (volume["type"], volume["config"]["access_mode"]) == ("k8s-pvc", "ReadWriteMany"), (
+        "two nodes write to it"
+    )
     assert task["config"]["kubernetes"]["kueue"] == {"local_queue_name": "research"}
     own = task["config"]["kubernetes"]["pod_config"]["spec"]["containers"][0]["resources"]["requests"]
     assert own == {"ephemeral-storage": "60Gi"}, "of the pod's own disk: the rest lies on the claim"
@@ -210,15 +228,24 @@ print(json.dumps(out))
 
 @needs_launch
 def test_skypilot_parses_every_task():
-    files = {f"{t}/{n}": x for n0, t in PAIRS if t.startswith("skypilot") for n, x in render(get(n0), t).items()}
+    files = {
+        f"{t}/{n}": x for n0, t in PAIRS if t.startswith("skypilot") for n, x in render(get(n0), t).items()
+    }
     recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), ["storage.volume=data", "site.region=US/US-KS-2"])
     files |= {f"volume/{n}": x for n, x in render(recipe, "skypilot-runpod").items()}
-    claim = ["storage.volume=cache", "site.storage_class=shared", "site.queue=research", "site.kubernetes_context=a"]
+    claim = [
+        "storage.volume=cache",
+        "site.storage_class=shared",
+        "site.queue=research",
+        "site.kubernetes_context=a",
+    ]
     pods = render(override(get("grpo-qwen2.5-vl-32b-mathv60k"), claim), "skypilot-kubernetes")
     files |= {f"skypilot-kubernetes/claim/{n}": x for n, x in pods.items()}
     files["no-bucket"] = files["skypilot-gcp/grpo-qwen2.5-vl-72b-mathv60k.yaml"]
     env = os.environ | {"SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
-    done = subprocess.run([LAUNCH, "-c", CHECK_SKY], input=json.dumps(files), text=True, capture_output=True, env=env)
+    done = subprocess.run(
+        [LAUNCH, "-c", CHECK_SKY], input=json.dumps(files), text=True, capture_output=True, env=env
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.strip().splitlines()[-1])
     assert "BUCKET" in found.pop("no-bucket"), "SkyPilot itself refuses a task whose bucket is missing"
@@ -249,15 +276,21 @@ print(json.dumps(out))
 @needs_launch
 def test_dstack_parses_every_file():
     files = {
-        f"{t}/{n}": x for n0, t in PAIRS if t.startswith("dstack") for n, x in render(with_hosts(n0, t), t).items()
+        f"{t}/{n}": x
+        for n0, t in PAIRS
+        if t.startswith("dstack")
+        for n, x in render(with_hosts(n0, t), t).items()
     }
     recipe = override(get("grpo-qwen2.5-vl-72b-mathv60k"), ["storage.volume=data", "site.region=US-KS-2"])
     files |= {f"volume/{n}": x for n, x in render(recipe, "dstack-runpod").items()}
-    done = subprocess.run([LAUNCH, "-c", CHECK_DSTACK], input=json.dumps(files), text=True, capture_output=True)
+    done = subprocess.run(
+        [LAUNCH, "-c", CHECK_DSTACK], input=json.dumps(files), text=True, capture_output=True
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.strip().splitlines()[-1])
     assert {name: error for name, error in found.items() if isinstance(error, str)} == {}
-    assert all(re.fullmatch(r"[a-z][a-z0-9-]{1,40}", names[0]) for names in found.values())  # the server's own rule
+    # the server's own rule
+    assert all(re.fullmatch(r"[a-z][a-z0-9-]{1,40}", names[0]) for names in found.values())
 
 
 @pytest.mark.parametrize(
@@ -334,7 +367,9 @@ def test_an_environment_that_comes_with_the_image_is_taken_if_it_is_the_same(tmp
     (image / ".venvs/gpu/.stamp").write_text(hashlib.sha256(parts).hexdigest() + "\n")
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "SPOTRL_IMAGE_DIR": str(image)}
     setup = ["bash", str(work / "trainer/setup.sh"), "gpu"]
-    said = [subprocess.run(setup, env=env, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    said = [
+        subprocess.run(setup, env=env, capture_output=True, text=True, check=True).stdout for _ in range(2)
+    ]
     assert said == ["environment gpu comes with the image\n", ""]
     assert (work / ".venvs/gpu/bin/python").exists()
 
@@ -374,7 +409,9 @@ def test_the_head_keeps_in_the_bucket_what_it_has_prepared_and_the_next_machine_
     python.parent.mkdir(parents=True)
     store = f'[ "$2" != trainer.storage ] || exec {sys.executable} "$@"'
     made = f"$DATA/{name}"
-    make = f'[ "$2" != examples.demo.shapes ] || {{ mkdir -p "{made}"; echo "{{}}" > "{made}/manifest.json"; }}'
+    make = (
+        f'[ "$2" != examples.demo.shapes ] || {{ mkdir -p "{made}"; echo "{{}}" > "{made}/manifest.json"; }}'
+    )
     python.write_text(f'#!/bin/bash\necho "$2 $3"\n{store}\n{make}\n')
     python.chmod(0o755)
     for file in ("setup.sh", "driver.sh"):
@@ -389,11 +426,15 @@ def test_the_head_keeps_in_the_bucket_what_it_has_prepared_and_the_next_machine_
         (tmp_path / ".cache").mkdir()
         env = os.environ | {"DATA": str(data), "MODELS": str(data), "RUN_ID": "r", "PYTHONPATH": str(ROOT)}
         env |= {"BUCKET": f"file://{tmp_path}/bucket", "SKYPILOT_NODE_RANK": str(rank)}
-        done = subprocess.run(["bash", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["bash", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+        )
         return done.stdout.splitlines()
 
     kept = tmp_path / "bucket/data" / name / "manifest.json"
     assert "examples.demo.shapes --out" in start("second", 1) and not kept.exists(), "only the head sends"
     assert "trainer.storage send" in start("head", 0) and kept.read_text() == "{}\n"
     again = start("next", 0)
-    assert "trainer.storage cp" in again and not {"examples.demo.shapes --out", "trainer.storage send"} & set(again)
+    assert "trainer.storage cp" in again and not {"examples.demo.shapes --out", "trainer.storage send"} & set(
+        again
+    )

@@ -59,8 +59,12 @@ def test_nodes_fetch_what_the_desk_uploads(mine, target):
     assert f'path: "${{MODELS}}/{name}"' in task and str(mine) not in task
     assert "data_prep prepare mathv60k" not in task, "60,000 rows that nobody reads"
     (mine / "Mine/model.safetensors").write_text("other")
-    assert uploads.planned(recipe, target, {}).uploads[0].key != keys["model.path"], "another state has another key"
-    assert {u.field: u.key for u in uploads.planned(recipe, target, keys).uploads} == keys, "a run keeps its own"
+    assert uploads.planned(recipe, target, {}).uploads[0].key != keys["model.path"], (
+        "another state has another key"
+    )
+    assert {u.field: u.key for u in uploads.planned(recipe, target, keys).uploads} == keys, (
+        "a run keeps its own"
+    )
 
 
 def test_targets_that_see_the_folder_are_left_alone(mine):
@@ -74,7 +78,10 @@ def test_targets_that_see_the_folder_are_left_alone(mine):
     [
         ("model.path=/nowhere/model", "model.path /nowhere/model has no config.json on this machine"),
         ("data.path=/nowhere/rows", "data.path /nowhere/rows has no manifest.json"),
-        ("rewards.function=/home/me/reward.py:score", "rewards.function /home/me/reward.py is not on the nodes"),
+        (
+            "rewards.function=/home/me/reward.py:score",
+            "rewards.function /home/me/reward.py is not on the nodes",
+        ),
     ],
 )
 def test_what_nodes_could_not_have_is_refused(assignment, why):
@@ -89,7 +96,17 @@ def test_a_folder_goes_to_the_bucket_before_anything_is_rented_and_is_fetched_wh
     found = f"find {bucket} -name config.json | grep -q . && echo uploaded-before >> {mine}/calls"
     stand_in(mine, monkeypatch, "sky", found)
     monkeypatch.chdir(mine)
-    up = ["up", SEVEN, "--target", "skypilot-runpod", "--detach", "--run-id", "mine", "--bucket", "s3://bucket/"]
+    up = [
+        "up",
+        SEVEN,
+        "--target",
+        "skypilot-runpod",
+        "--detach",
+        "--run-id",
+        "mine",
+        "--bucket",
+        "s3://bucket/",
+    ]
     code, out, err = run(capfd, *up, "--set", "model.path=Mine")
     assert code == 0, err
     assert f"uploading {mine}/Mine (0.00 GiB) to s3://bucket/models/mine-" in out

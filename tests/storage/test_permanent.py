@@ -26,14 +26,27 @@ PERMANENT_S = 10.0
 
 
 def xml(code: str, more: str = "") -> str:
-    return f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>m</Message>{more}</Error>'
+    return (
+        f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>m</Message>{more}</Error>'
+    )
 
 
-# Replies as the providers document them (read, not run): S3 error responses, R2 error codes, Cloud Storage XML errors.
+# Replies as the providers document them (read, not run): S3 error responses, R2 error codes, Cloud Storage
+# XML errors.
 REPLIES = [
-    ("s3", 301, xml("PermanentRedirect", "<Endpoint>b.s3.eu-west-1.amazonaws.com</Endpoint>"), "set AWS_REGION"),
+    (
+        "s3",
+        301,
+        xml("PermanentRedirect", "<Endpoint>b.s3.eu-west-1.amazonaws.com</Endpoint>"),
+        "set AWS_REGION",
+    ),
     ("s3", 301, "", "set AWS_REGION"),
-    ("s3", 400, xml("AuthorizationHeaderMalformed", "<Region>eu-west-1</Region>"), "set AWS_REGION=eu-west-1"),
+    (
+        "s3",
+        400,
+        xml("AuthorizationHeaderMalformed", "<Region>eu-west-1</Region>"),
+        "set AWS_REGION=eu-west-1",
+    ),
     ("s3", 403, xml("RequestTimeTooSkewed"), "clock is off"),
     ("s3", 403, xml("AccessDenied"), "no right"),
     ("s3", 403, xml("InvalidAccessKeyId"), "does not know the access key"),
@@ -93,7 +106,11 @@ def environment(scheme: str, port: int) -> dict[str, str]:
 def test_documented_replies_that_no_retry_cures(scheme, status, body, cure, operation):
     with replying(status, body) as port:
         store = Storage(f"{scheme}://bucket/p", env=environment(scheme, port))
-        act = {"put": lambda: store.put_bytes("k", b"x"), "list": store.list, "get": lambda: store.get_bytes("k")}
+        act = {
+            "put": lambda: store.put_bytes("k", b"x"),
+            "list": store.list,
+            "get": lambda: store.get_bytes("k"),
+        }
         begun = time.monotonic()
         with pytest.raises(ConfigError, match=cure) as error:
             act[operation]()
@@ -139,7 +156,9 @@ def test_a_probe_leaves_nothing_and_asks_for_no_right_that_is_not_needed(tmp_pat
 
     port = servers.free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         servers.wait_for_port(port, process, 60)
         keys = {"endpoint_url": f"http://127.0.0.1:{port}", "region_name": "us-east-1",
@@ -205,7 +224,8 @@ def test_a_download_that_stalls_goes_on_from_where_it_stands(tmp_path, capfd):
 
 
 def test_a_slow_link_has_no_deadline(tmp_path):
-    """Requests that may take half a second, a file that takes many: the bytes keep coming, so it is no error."""
+    """Requests that may take half a second, a file that takes many: the bytes keep coming, so it is no
+    error."""
     file, sha = blob(tmp_path / "a", 6 * MIB)
     with servers.moto() as server:
         Storage("s3://bucket/p", env=server.env).put(file, "f")

@@ -1,4 +1,5 @@
-"""The address of a bucket: `s3://NAME/PREFIX`, also `gs://` and `r2://`, or `file:///FOLDER`. Standard library only.
+"""The address of a bucket: `s3://NAME/PREFIX`, also `gs://` and `r2://`, or `file:///FOLDER`. Standard
+library only.
 
 Desk, nodes and rendered shell (`trainer/bucket.sh`) accept the very same addresses: a test holds them equal.
 """
@@ -35,9 +36,13 @@ class BucketAddress:
         """Reads an address. Raises ConfigError, which begins with `what` and says what to write instead."""
         said = f"{what} {text!r}"
         if not text.strip():
-            raise ConfigError(f"{said} is empty: write {FORMS}; if it was given as $NAME, that variable is not set")
+            raise ConfigError(
+                f"{said} is empty: write {FORMS}; if it was given as $NAME, that variable is not set"
+            )
         if "$" in text:
-            raise ConfigError(f"{said} holds a variable that was not filled in: write {FORMS}, or set the variable")
+            raise ConfigError(
+                f"{said} holds a variable that was not filled in: write {FORMS}, or set the variable"
+            )
         if re.search(r"\s", text, re.ASCII):
             raise ConfigError(f"{said} has white space in it: remove that")
 
@@ -104,7 +109,9 @@ def _check_parts(path: str, part: str, said: str) -> None:
     """Raises ConfigError unless all that stands between slashes is a name."""
     for name in path.split("/"):
         if not name:
-            raise ConfigError(f"{said} has nothing between two slashes: write one slash, or set what stands there")
+            raise ConfigError(
+                f"{said} has nothing between two slashes: write one slash, or set what stands there"
+            )
         if name in (".", ".."):
             raise ConfigError(f"{said}: {name!r} is no folder of a bucket: write the path without it")
         if not re.fullmatch(part, name):

@@ -14,7 +14,9 @@ def validate(config: RunConfig) -> None:
     c, world = config, config.placement.world_size
     check_ranges(c)
     if c.model.min_pixels > c.model.max_pixels:
-        raise ConfigError(f"model.min_pixels {c.model.min_pixels} > model.max_pixels {c.model.max_pixels}: swap them")
+        raise ConfigError(
+            f"model.min_pixels {c.model.min_pixels} > model.max_pixels {c.model.max_pixels}: swap them"
+        )
     if c.data.source and not c.data.path:
         raise ConfigError(
             "data.source is prepared by a recipe (`launch.py up RECIPE --set data.source=...`): without one, run "
@@ -67,7 +69,9 @@ def validate(config: RunConfig) -> None:
             "completions of a prompt are all the same; use 1, or a temperature above 0"
         )
     if c.evaluation.benchmarks and c.evaluation.temperature == 0 and c.evaluation.pass_rate_samples > 1:
-        raise ConfigError("several greedy completions of a prompt are all the same: use one, or a temperature above 0")
+        raise ConfigError(
+            "several greedy completions of a prompt are all the same: use one, or a temperature above 0"
+        )
     if c.rollout.samples_per_prompt < 2:
         raise ConfigError("rollout.samples_per_prompt is 1: a group of one has no advantage; use at least 2")
     if world % c.rollout.tensor_parallel:
@@ -166,7 +170,8 @@ def _refused(a: Algorithm) -> list[tuple[bool, str]]:
 
 
 def validate_saving(config: RunConfig) -> None:
-    """Refuses a run that could not resume: every node writes its own part, and a new node has none of them."""
+    """Refuses a run that could not resume: every node writes its own part, and a new node has none of
+    them."""
     remote = config.checkpoint.remote
     if is_address(remote):  # ${BUCKET} of a recipe is filled in where it runs
         BucketAddress.parse(remote, "checkpoint.remote")

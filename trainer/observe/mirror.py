@@ -5,8 +5,9 @@
     python -m trainer.observe.mirror profile URL FOLDER [--fetch]    asks for a profile of the next step; fetches all
     python -m trainer.observe.mirror runs BUCKET                     what runs are in a bucket
 
-Display and report then read the folder. Pieces that are here already (by key and size) are not fetched again. Needs
-obstore and PyYAML only. trainer/observe/stream.py writes what is read here; trainer/checkpoint/attempt.py the record.
+Display and report then read the folder. Pieces that are here already (by key and size) are not fetched again.
+Needs obstore and PyYAML only. trainer/observe/stream.py writes what is read here;
+trainer/checkpoint/attempt.py the record.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from trainer.storage.storage import Storage
 from trainer.storage.stores import Retry
 
 SILENT_S = 240.0
-"""An attempt that has made no mark for this long is taken for dead (`ALIVE_S` of trainer/checkpoint/attempt.py)."""
+"""An attempt that has made no mark for this long is taken for dead (`ALIVE_S` of
+trainer/checkpoint/attempt.py)."""
 GROWING = ("metrics.jsonl", "samples.jsonl", "launch.log", "nodes.jsonl")
 FETCHES = 16
 """Objects fetched at once."""
@@ -39,7 +41,8 @@ QUICK = Retry(attempts=2, request_retries=2, request_retry_s=10.0, stall_s=15.0)
 
 
 class Mirror:
-    """One run's stream. Raises ConfigError where the bucket has none, StorageError for one that does not answer."""
+    """One run's stream. Raises ConfigError where the bucket has none, StorageError for one that does not
+    answer."""
 
     def __init__(self, url: str, folder: str | Path):
         self.storage, self.folder = Storage(url, retry=QUICK), Path(folder)
@@ -78,7 +81,9 @@ class Mirror:
             path = self.cache / key.removeprefix(f"{FOLDER}/")
             growing = path.parent.name in GROWING
             known = path.stat().st_size if path.is_file() else -1
-            if known != size or (key.startswith(newest) and not growing and path.suffix not in (".jpeg", ".png")):
+            if known != size or (
+                key.startswith(newest) and not growing and path.suffix not in (".jpeg", ".png")
+            ):
                 wanted.append((key, path))
 
         def fetch(one: tuple[str, Path]) -> None:
@@ -109,7 +114,8 @@ class Mirror:
             replace(path, data)
 
     def state(self) -> dict[str, Any]:
-        """Of the newest attempt: name, host, begun_unix_s, seen_unix_s, code (None: no word), why, final, alive."""
+        """Of the newest attempt: name, host, begun_unix_s, seen_unix_s, code (None: no word), why, final,
+        alive."""
         keys = {key for key, _ in self.storage.list("attempts")}
         epochs = sorted(k for k in keys if k.removeprefix("attempts/")[:-5].isdigit())
         if not epochs:
@@ -132,7 +138,9 @@ class Mirror:
         path = self.cache / attempt / "progress.json"
         progress = json.loads(path.read_bytes()) if path.exists() else {"status": "running", "phase": "start"}
         if state and not state["alive"] and progress["status"] == "running":
-            message = f"attempt {state['name']} ended" + (f" with {state['code']}" if state["code"] is not None else "")
+            message = f"attempt {state['name']} ended" + (
+                f" with {state['code']}" if state["code"] is not None else ""
+            )
             message += f" ({state['why']})" if state["why"] else ""
             if state["code"] is None:
                 message = f"attempt {state['name']} has been silent since {_clock(state['seen_unix_s'])} UTC"
@@ -142,7 +150,8 @@ class Mirror:
         self._write("progress.json", json.dumps(progress).encode())
 
     def weights(self) -> Path:
-        """The exported weights, the largest part of a run: fetched on request. Raises ConfigError without any."""
+        """The exported weights, the largest part of a run: fetched on request. Raises ConfigError without
+        any."""
         keys = [key for key, _ in self.storage.list("checkpoints/hf")]
         if not keys:
             raise ConfigError("the run has exported no weights: it does so at its end (checkpoint.export_hf)")
@@ -155,7 +164,9 @@ class Mirror:
         if ended(self, self.update()):
             raise ConfigError("the run is over: set logging.profile_step and start it again")
         self.storage.put_bytes(PROFILE_REQUEST, b"")
-        return "the next step is profiled once the run has seen the request (logging.push_every_s): see its log"
+        return (
+            "the next step is profiled once the run has seen the request (logging.push_every_s): see its log"
+        )
 
     def profiles(self) -> str:
         """Fetches every profile that there is; returns the folder. Raises ConfigError without any."""
@@ -197,7 +208,8 @@ def show_log(mirror: Mirror, follow: bool, every_s: float) -> None:
 
 
 def runs(bucket: str) -> list[str]:
-    """Two lines for every run in a bucket, the last begun last: its id and when it began; how it stands, and why.
+    """Two lines for every run in a bucket, the last begun last: its id and when it began; how it stands, and
+    why.
 
     Raises ConfigError where there is none.
     """
@@ -238,7 +250,9 @@ def run(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("command", choices=("pull", "logs", "profile", "runs"))
     parser.add_argument("url")
     parser.add_argument("folder", type=Path, nargs="?", default=Path())
-    parser.add_argument("--every", type=float, default=0.0, help="pull again every so many seconds until the end")
+    parser.add_argument(
+        "--every", type=float, default=0.0, help="pull again every so many seconds until the end"
+    )
     parser.add_argument("--follow", action="store_true")
     parser.add_argument("--weights", action="store_true")
     parser.add_argument("--fetch", action="store_true")

@@ -1,7 +1,9 @@
-"""The report of a run: one self-contained HTML page, `python -m trainer.observe.report RUN_DIR`. compare.py: several.
+"""The report of a run: one self-contained HTML page, `python -m trainer.observe.report RUN_DIR`. compare.py:
+several.
 
 Curves, phase times, samples with their images, the resolved configuration. The page loads nothing (its own
-content policy forbids it), and its size is bounded: curves are thinned, samples are chosen, images are inlined.
+content policy forbids it), and its size is bounded: curves are thinned, samples are chosen, images are
+inlined.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ MAX_PICTURE_BYTES = 6_000_000
 
 
 def write_report(run_dir: str | Path) -> Path:
-    """Writes `report.html` into the run directory and returns its path. Raises ConfigError where there is no run."""
+    """Writes `report.html` into the run directory and returns its path. Raises ConfigError where there is no
+    run."""
     run_dir = Path(run_dir)
     history = read_history(run_dir)
     if not history and (scored := run_dir / "benchmarks.json").exists():
@@ -45,7 +48,9 @@ def write_report(run_dir: str | Path) -> Path:
         )
         return run_dir / "report.html"
     if not history:
-        raise ConfigError(f"no metrics in {run_dir}: give the directory of a run that has made at least one step")
+        raise ConfigError(
+            f"no metrics in {run_dir}: give the directory of a run that has made at least one step"
+        )
     attempts = read_lines(run_dir / "attempts.jsonl")
     marks = [a["resume_step"] for a in attempts if a["resume_step"] > 0]
     progress = read_progress(run_dir)
@@ -75,7 +80,9 @@ def _by_source(history: Sequence[dict[str, Any]]) -> Chart:
     names = sorted({name for record in history for name in record if name.startswith("eval/accuracy_")})
     lines = tuple(Line(n, n.removeprefix("eval/accuracy_"), i, dots=True) for i, n in enumerate(names[:8], 1))
     more = f" The first 8 of {len(names)}." if len(names) > 8 else ""
-    return Chart("Held-out accuracy by source", lines, f"Sources of the held-out rows.{more}", percent=True, wide=True)
+    return Chart(
+        "Held-out accuracy by source", lines, f"Sources of the held-out rows.{more}", percent=True, wide=True
+    )
 
 
 def _hero(marks: Sequence[int]) -> Chart:
@@ -191,7 +198,8 @@ def _phases(history: Sequence[dict[str, Any]]) -> str:
 
 
 def choose(samples: Sequence[dict[str, Any]], limit: int = MAX_SAMPLES) -> list[dict[str, Any]]:
-    """At most `limit` samples, by whole steps: the first and the last ones, and evenly between; newest step first."""
+    """At most `limit` samples, by whole steps: the first and the last ones, and evenly between; newest step
+    first."""
     steps: dict[int, list[dict[str, Any]]] = {}
     for sample in samples:
         steps.setdefault(sample["step"], []).append(sample)
@@ -199,7 +207,11 @@ def choose(samples: Sequence[dict[str, Any]], limit: int = MAX_SAMPLES) -> list[
     while order and sum(min(len(steps[s]), limit) for s in order) > limit and len(order) > 1:
         keep = max(len(order) * limit // sum(len(steps[s]) for s in order), 1)
         keep = min(keep, len(order) - 1)
-        order = [order[round(i * (len(order) - 1) / max(keep - 1, 1))] for i in range(keep)] if keep > 1 else order[-1:]
+        order = (
+            [order[round(i * (len(order) - 1) / max(keep - 1, 1))] for i in range(keep)]
+            if keep > 1
+            else order[-1:]
+        )
     return [sample for step in reversed(order) for sample in steps[step][:limit]]
 
 
@@ -207,10 +219,15 @@ def _samples(run_dir: Path, samples: Sequence[dict[str, Any]]) -> str:
     if not samples:
         return ""
     chosen = choose(samples)
-    left = f"{len(chosen)} of {len(samples):,} written" if len(chosen) < len(samples) else f"{len(chosen)} written"
+    left = (
+        f"{len(chosen)} of {len(samples):,} written"
+        if len(chosen) < len(samples)
+        else f"{len(chosen)} written"
+    )
     verdicts = sorted({s.get("verdict", "") for s in chosen})
     buttons = "".join(
-        f'<button data-verdict="{html.escape(v)}">{html.escape(v.replace("_", " "))}</button>' for v in verdicts
+        f'<button data-verdict="{html.escape(v)}">{html.escape(v.replace("_", " "))}</button>'
+        for v in verdicts
     )
     budget, rows, step = MAX_PICTURE_BYTES, [], None
     for sample in chosen:
@@ -245,11 +262,16 @@ def _card(sample: dict[str, Any], pictures: str) -> str:
 
 
 def _answer(text: str, limit: int = 4000) -> str:
-    """The completion with its think block dimmed and its answer block strong; the middle of a long one is left out."""
+    """The completion with its think block dimmed and its answer block strong; the middle of a long one is
+    left out."""
     if len(text) > limit:
-        text = text[: limit // 2] + f"\n[… {len(text) - limit:,} characters left out …]\n" + text[-limit // 2 :]
+        text = (
+            text[: limit // 2] + f"\n[… {len(text) - limit:,} characters left out …]\n" + text[-limit // 2 :]
+        )
     safe = html.escape(text)
-    safe = re.sub(r"(&lt;think&gt;.*?(?:&lt;/think&gt;|$))", r'<span class="think">\1</span>', safe, flags=re.DOTALL)
+    safe = re.sub(
+        r"(&lt;think&gt;.*?(?:&lt;/think&gt;|$))", r'<span class="think">\1</span>', safe, flags=re.DOTALL
+    )
     return re.sub(r"(&lt;answer&gt;.*?&lt;/answer&gt;)", r"<b>\1</b>", safe, flags=re.DOTALL)
 
 
@@ -263,7 +285,9 @@ def _pictures(run_dir: Path, paths: Sequence[str], budget: int) -> tuple[str, in
             continue
         budget -= size
         kind = {".jpg": "jpeg"}.get(file.suffix, file.suffix[1:])
-        parts.append(f'<img alt="" src="data:image/{kind};base64,{base64.b64encode(file.read_bytes()).decode()}">')
+        parts.append(
+            f'<img alt="" src="data:image/{kind};base64,{base64.b64encode(file.read_bytes()).decode()}">'
+        )
     return "".join(parts), budget
 
 
@@ -317,9 +341,13 @@ def _attempts(attempts: Sequence[dict[str, Any]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m trainer.observe.report", description=write_report.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.observe.report", description=write_report.__doc__
+    )
     parser.add_argument("run_dir", type=Path, nargs="+")
-    parser.add_argument("--out", type=Path, default=Path("comparison.html"), help="of several runs: where it goes")
+    parser.add_argument(
+        "--out", type=Path, default=Path("comparison.html"), help="of several runs: where it goes"
+    )
     args = parser.parse_args(argv)
     try:
         several = len(args.run_dir) > 1

@@ -34,7 +34,8 @@ def run_name(folder: Path) -> str:
 
 
 def cost(folder: Path) -> dict[str, Any]:
-    """`cost.json`, which the desk writes: usd, hours, and planned_usd, planned_hours where there is a plan."""
+    """`cost.json`, which the desk writes: usd, hours, and planned_usd, planned_hours where there is a
+    plan."""
     path = folder / "cost.json"
     return json.loads(path.read_text()) if path.exists() else {}
 

@@ -1,9 +1,9 @@
 """Object storage behind one small class: s3://, gs://, r2://, file:// and plain paths, through obstore.
 
-What it adds to obstore: whole-file retry with backoff (obstore retries requests, but an upload whose server went away
-is lost), uploads that skip what is already there, downloads that resume from where they were cut off and are verified
-while they stream, and permanent errors raised at once with their fix. ETags and conditional writes are not needed:
-stores disagree about both.
+What it adds to obstore: whole-file retry with backoff (obstore retries requests, but an upload whose server
+went away is lost), uploads that skip what is already there, downloads that resume from where they were cut
+off and are verified while they stream, and permanent errors raised at once with their fix. ETags and
+conditional writes are not needed: stores disagree about both.
 
 `python -m trainer.storage cp SOURCE TARGET` copies a file or a folder either way; `ls URL` lists.
 """
@@ -43,11 +43,13 @@ CHUNK_BYTES = 256 << 10
 class Storage:
     """One prefix of one store. Keys are relative to it, with forward slashes.
 
-    Raises ConfigError for a URL or credentials that cannot work, FileNotFoundError for a missing key, and StorageError
-    when the retries are used up.
+    Raises ConfigError for a URL or credentials that cannot work, FileNotFoundError for a missing key, and
+    StorageError when the retries are used up.
     """
 
-    def __init__(self, url: str | os.PathLike, *, env: Mapping[str, str] = os.environ, retry: Retry | None = None):
+    def __init__(
+        self, url: str | os.PathLike, *, env: Mapping[str, str] = os.environ, retry: Retry | None = None
+    ):
         self.url = os.fspath(url)
         self.retry = retry or Retry()
         self.retries = 0
@@ -66,8 +68,8 @@ class Storage:
     def put(self, path: str | Path, key: str, progress: Progress | None = None, *, sha256: str = "") -> bool:
         """Uploads one file; it appears whole or not at all. Returns False if it was already there.
 
-        With `sha256` the upload is resumable per file: `key.sha256` is written after the file, and a file of the same
-        size whose note has the same sum is not sent again.
+        With `sha256` the upload is resumable per file: `key.sha256` is written after the file, and a file of
+        the same size whose note has the same sum is not sent again.
         """
         path = Path(path)
         size = path.stat().st_size
@@ -92,8 +94,9 @@ class Storage:
     def get(self, key: str, path: str | Path, progress: Progress | None = None, *, sha256: str = "") -> int:
         """Downloads one file to `path`, in place only when it is whole. Returns its bytes.
 
-        There is no deadline for the whole, however slow the link: a download that stalls or breaks resumes from the
-        byte that it has reached. Raises ValueError if `sha256` is given and the bytes have another sum.
+        There is no deadline for the whole, however slow the link: a download that stalls or breaks resumes
+        from the byte that it has reached. Raises ValueError if `sha256` is given and the bytes have another
+        sum.
         """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,14 +113,19 @@ class Storage:
 
                 count = self._download(key, take)
             if sha256 and digest.hexdigest() != sha256:
-                raise ValueError(f"{key} in {self.url} is damaged: its sha256 is not the one that was written")
+                raise ValueError(
+                    f"{key} in {self.url} is damaged: its sha256 is not the one that was written"
+                )
             partial.replace(path)
             return count
         finally:
             partial.unlink(missing_ok=True)
 
-    def _download(self, key: str, take: Callable[[Any], None], start: int = 0, stop: int | None = None) -> int:
-        """Passes bytes [start, stop) of an object to `take`, in order; None: to its end. Returns their number."""
+    def _download(
+        self, key: str, take: Callable[[Any], None], start: int = 0, stop: int | None = None
+    ) -> int:
+        """Passes bytes [start, stop) of an object to `take`, in order; None: to its end. Returns their
+        number."""
         at, size, began = start, -1, time.monotonic()
         told = began
 
@@ -141,7 +149,10 @@ class Storage:
                 at += len(view)
                 if (now := time.monotonic()) - told > TELL_S:
                     told = now
-                    done, rate = f"{at / 2**20:.0f} of {size / 2**20:.0f} MiB", (at - start) / 2**20 / (now - began)
+                    done, rate = (
+                        f"{at / 2**20:.0f} of {size / 2**20:.0f} MiB",
+                        (at - start) / 2**20 / (now - began),
+                    )
                     print(f"storage: {key}: {done}, {rate:.1f} MiB/s", file=sys.stderr, flush=True)
             if at != size:
                 raise exceptions.GenericError(f"{key}: got {at} of {size} bytes")
@@ -161,13 +172,17 @@ class Storage:
 
     def put_bytes(self, key: str, data: bytes) -> None:
         """Writes a small object in one request."""
-        self._try(f"upload of {key}", lambda: obstore.put(self._store, key, data, use_multipart=False), whole=True)
+        self._try(
+            f"upload of {key}", lambda: obstore.put(self._store, key, data, use_multipart=False), whole=True
+        )
 
     def create(self, key: str, data: bytes) -> bool:
-        """Writes a small object that must not exist yet, by a conditional put; False if another writer was first.
+        """Writes a small object that must not exist yet, by a conditional put; False if another writer was
+        first.
 
-        data: no two writers' bytes may be equal. Where the store ignores or refuses the condition, this is a look-up, a
-        put and a re-read: of two writers at once the later one wins, and the earlier one sees it when it reads again.
+        data: no two writers' bytes may be equal. Where the store ignores or refuses the condition, this is a
+        look-up, a put and a re-read: of two writers at once the later one wins, and the earlier one sees it
+        when it reads again.
         """
 
         def put() -> None:
@@ -184,14 +199,16 @@ class Storage:
         self._try(f"upload of {key}", put, whole=True)
         try:
             return self.get_bytes(key) == data
-        except FileNotFoundError:  # a store that replaces an object by removing it first: the other writer is later
+        # a store that replaces an object by removing it first: the other writer is later
+        except FileNotFoundError:
             return False
 
     def get_bytes(self, key: str) -> bytes:
         return self._try(f"download of {key}", lambda: bytes(obstore.get(self._store, key).bytes()))
 
     def get_range(self, key: str, start: int, stop: int) -> bytes:
-        """Bytes [start, stop) of an object, as `get` fetches; from a store without ranges all before them is read."""
+        """Bytes [start, stop) of an object, as `get` fetches; from a store without ranges all before them is
+        read."""
         data = bytearray()
         self._download(key, data.extend, start, stop)
         return bytes(data)
@@ -237,12 +254,15 @@ class Storage:
 
     def _has(self, key: str, size: int, sha256: str) -> bool:
         try:
-            return self.get_bytes(_note(key)).decode().split() == [sha256, str(size)] and self.size(key) == size
+            return (
+                self.get_bytes(_note(key)).decode().split() == [sha256, str(size)] and self.size(key) == size
+            )
         except FileNotFoundError:
             return False
 
     def _try(self, what: str, action: Callable[[], T], *, whole: bool = False) -> T:
-        """The action's result, tried again after errors that may pass. whole: a 404 can only mean the bucket."""
+        """The action's result, tried again after errors that may pass. whole: a 404 can only mean the
+        bucket."""
         attempt = 0
         while True:
             try:

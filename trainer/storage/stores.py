@@ -1,4 +1,5 @@
-"""Opening a store from its URL: endpoints, credentials and limits, from the environment as boto and SkyPilot set it."""
+"""Opening a store from its URL: endpoints, credentials and limits, from the environment as boto and SkyPilot
+set it."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class Limits:
     """How a store wants large files."""
 
     part_bytes: int = 8 << 20
-    """Smallest part of a multipart upload; equal parts (R2 asks for that). A smaller file goes in one request."""
+    """Smallest part of a multipart upload; equal parts (R2 asks for that). A smaller file goes in one
+    request."""
     usual_part_bytes: int = 64 << 20
     """Parts grow with the file up to this: each part is a request that is paid for."""
     usual_parts: int = 64
@@ -38,7 +40,8 @@ class Limits:
     """Deadline of one request of an upload. RunPod joins the parts of a 10 GB file for up to two hours."""
 
     def part_for(self, size: int) -> int:
-        """Part size for a file of `size` bytes. Raises ConfigError if it is larger than the store can take."""
+        """Part size for a file of `size` bytes. Raises ConfigError if it is larger than the store can
+        take."""
         grown = min(self.usual_part_bytes, -(-size // self.usual_parts))
         part = max(self.part_bytes, grown, -(-size // self.max_parts))
         if part > self.max_part_bytes:
@@ -77,13 +80,18 @@ DOWNLOAD_TIMEOUT_S = 24 * 3600.0
 """Deadline of a whole download, which `Retry.stall_s` watches."""
 
 
-def open_store(url: str, env: Mapping[str, str], retry: Retry, request_timeout_s: float = 0.0) -> tuple[Any, Limits]:
-    """The obstore store of `url` and its limits. Raises ConfigError for a URL or credentials that cannot work.
+def open_store(
+    url: str, env: Mapping[str, str], retry: Retry, request_timeout_s: float = 0.0
+) -> tuple[Any, Limits]:
+    """The obstore store of `url` and its limits. Raises ConfigError for a URL or credentials that cannot
+    work.
 
     request_timeout_s: in place of the store's own.
     """
     if not is_address(url):
-        return LocalStore(os.path.abspath(os.path.expanduser(url)), mkdir=True, automatic_cleanup=True), Limits()
+        return LocalStore(
+            os.path.abspath(os.path.expanduser(url)), mkdir=True, automatic_cleanup=True
+        ), Limits()
     address = BucketAddress.parse(url, "address")
     if not address.is_store:
         return LocalStore(address.path, mkdir=True, automatic_cleanup=True), Limits()
@@ -98,7 +106,9 @@ def open_store(url: str, env: Mapping[str, str], retry: Retry, request_timeout_s
         case "gs":
             endpoint = env.get("STORAGE_EMULATOR_HOST") or ""
     if endpoint and not re.fullmatch(r"https?://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+)(:\d+)?(/\S*)?", endpoint):
-        raise ConfigError(f"{url}: the endpoint {endpoint!r} is no URL: write https://host, as the provider gives it")
+        raise ConfigError(
+            f"{url}: the endpoint {endpoint!r} is no URL: write https://host, as the provider gives it"
+        )
     limits = RUNPOD if re.search(r"//s3api-[^/]*\.runpod\.io", endpoint) else Limits()
     options: dict[str, Any] = {
         "client_options": {
@@ -109,7 +119,11 @@ def open_store(url: str, env: Mapping[str, str], retry: Retry, request_timeout_s
         "retry_config": {
             "max_retries": retry.request_retries,
             "retry_timeout": timedelta(seconds=retry.request_retry_s),
-            "backoff": {"init_backoff": timedelta(seconds=0.2), "max_backoff": timedelta(seconds=15), "base": 2},
+            "backoff": {
+                "init_backoff": timedelta(seconds=0.2),
+                "max_backoff": timedelta(seconds=15),
+                "base": 2,
+            },
         },
         "prefix": prefix or None,
     }
@@ -120,7 +134,9 @@ def open_store(url: str, env: Mapping[str, str], retry: Retry, request_timeout_s
         return GCSStore(bucket, **keys, **options), limits
     if endpoint:
         keys["endpoint"] = endpoint
-    checksum = env.get("AWS_CHECKSUM_ALGORITHM", "SHA256" if not endpoint or ".amazonaws.com" in endpoint else "")
+    checksum = env.get(
+        "AWS_CHECKSUM_ALGORITHM", "SHA256" if not endpoint or ".amazonaws.com" in endpoint else ""
+    )
     if checksum:  # Amazon compares it with what arrived; others may refuse the header
         keys["checksum_algorithm"] = checksum
     if limits is RUNPOD:
@@ -136,10 +152,14 @@ _GCS_VARIABLES = {
 
 
 def _s3_keys(env: Mapping[str, str]) -> dict[str, Any]:
-    """Credentials as boto finds them: variables, then the profile of the shared file, else the instance's role."""
+    """Credentials as boto finds them: variables, then the profile of the shared file, else the instance's
+    role."""
     keys: dict[str, Any] = {"region": env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or "us-east-1"}
     if env.get("AWS_ACCESS_KEY_ID"):
-        keys |= {"access_key_id": env["AWS_ACCESS_KEY_ID"], "secret_access_key": env.get("AWS_SECRET_ACCESS_KEY", "")}
+        keys |= {
+            "access_key_id": env["AWS_ACCESS_KEY_ID"],
+            "secret_access_key": env.get("AWS_SECRET_ACCESS_KEY", ""),
+        }
         return keys | ({"session_token": env["AWS_SESSION_TOKEN"]} if env.get("AWS_SESSION_TOKEN") else {})
     path = Path(env.get("AWS_SHARED_CREDENTIALS_FILE") or Path.home() / ".aws/credentials").expanduser()
     return keys | _profile(path, env.get("AWS_PROFILE") or "default")
@@ -150,15 +170,22 @@ def _r2(env: Mapping[str, str], url: str) -> tuple[str, dict[str, Any]]:
     home = Path.home() / ".cloudflare"
     account_file = home / "accountid"
     account = env.get("R2_ACCOUNT_ID") or (account_file.read_text().strip() if account_file.is_file() else "")
-    endpoint = env.get("R2_ENDPOINT_URL") or (f"https://{account}.r2.cloudflarestorage.com" if account else "")
+    endpoint = env.get("R2_ENDPOINT_URL") or (
+        f"https://{account}.r2.cloudflarestorage.com" if account else ""
+    )
     if not endpoint:
         raise ConfigError(f"{url}: set R2_ENDPOINT_URL or R2_ACCOUNT_ID, or write ~/.cloudflare/accountid")
     if env.get("R2_ACCESS_KEY_ID"):
-        keys = {"access_key_id": env["R2_ACCESS_KEY_ID"], "secret_access_key": env.get("R2_SECRET_ACCESS_KEY", "")}
+        keys = {
+            "access_key_id": env["R2_ACCESS_KEY_ID"],
+            "secret_access_key": env.get("R2_SECRET_ACCESS_KEY", ""),
+        }
     else:
         keys = _profile(home / "r2.credentials", "r2")
     if not keys:
-        raise ConfigError(f"{url}: set R2_ACCESS_KEY_ID and R2_SECRET_ACCESS_KEY, or write {home}/r2.credentials")
+        raise ConfigError(
+            f"{url}: set R2_ACCESS_KEY_ID and R2_SECRET_ACCESS_KEY, or write {home}/r2.credentials"
+        )
     return endpoint, keys | {"region": "auto"}
 
 
