@@ -24,10 +24,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 CACHE = ROOT / ".cache" / "uv"
 RESTARTED = "SPOTRL_RESTARTED"
+SYSTEM_CERTIFICATES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/cert.pem",
+)
+"""Debian and Ubuntu; Red Hat; Alpine and macOS."""
 
 
 def main(arguments: list[str]) -> int:
     """Runs one command and returns its exit code."""
+    trust_this_machine()
     if not ready():
         return restart(arguments)
     if os.environ.pop(RESTARTED, None):
@@ -35,6 +42,13 @@ def main(arguments: list[str]) -> int:
     from recipes import cli  # ty: ignore[import-not-found]
 
     return cli.main(arguments)
+
+
+def trust_this_machine() -> None:
+    """Has uv trust the certificates of this machine where it has a list of them: a company's own are in no
+    other."""
+    if any(os.path.exists(path) for path in SYSTEM_CERTIFICATES):
+        os.environ.setdefault("UV_SYSTEM_CERTS", "1")
 
 
 def ready() -> bool:

@@ -211,11 +211,12 @@ def check(recipe: Recipe, target: str) -> None:
     if why:
         others = sorted(targets_for(recipe), key=lambda name: _nearness(target, name))
         others = [name for name in others if name not in ("local", "skypilot")]
-        hint = (
-            f"use {' or '.join(others[:4])}"
-            if others
-            else "no target can: change cluster.nodes, cluster.gpu or cluster.spot"
-        )
+        if others:
+            hint = f"use {' or '.join(others[:4])}"
+        elif recipe.targets == ("local",):
+            hint = "it runs on this machine, --target local"
+        else:
+            hint = "no target can: change cluster.nodes, cluster.gpu or cluster.spot"
         raise ConfigError(f"{why}: {hint}")
 
 

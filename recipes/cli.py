@@ -117,16 +117,13 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--network-gbit",
         type=float,
-        default=0.0,
         metavar="G",
         help="Gb/s between nodes, as stated or as preflight found",
     )
     plan.add_argument(
         "--deadline", default="", metavar="24h", help="choose an offer that ends in time (90m, 24h, 3d)"
     )
-    plan.add_argument(
-        "--budget", type=float, default=0.0, metavar="USD", help="choose an offer that costs no more"
-    )
+    plan.add_argument("--budget", type=float, metavar="USD", help="choose an offer that costs no more")
     add(
         "render",
         "print the task files of a recipe, or write them to --out",
@@ -261,6 +258,8 @@ def main(arguments: list[str]) -> int:
             args.recipe, args.set = recipe_files.expand(getattr(args, "recipe", args.command), args.set)
             if args.command in ("evaluate", "serve") and Path(args.recipe).is_dir():
                 args.recipe = str(Path(args.recipe).absolute())
+        if args.command == "data":
+            args.arguments = recipe_files.from_here(args.arguments)
         os.chdir(ROOT)  # files of yours were named from where you stand
         return dispatch(args)
     except ConfigError as error:

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import shlex
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,22 @@ def expand(recipe: str, assignments: list[str]) -> tuple[str, list[str]]:
         given += flatten(read(Path(assignment[1:]))) if assignment.startswith("@") else [assignment]
     name, given = _based(recipe, given, ())
     return name, [_absolute(assignment) for assignment in given]
+
+
+def from_here(arguments: list[str]) -> list[str]:
+    """The arguments of `data` with absolute paths: `mine.jsonl=2`, `--images=imgs`, and what `--out` is to
+    make."""
+    found = []
+    for before, argument in pairwise(["", *arguments]):
+        option, _, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+        path, equals, weight = value.rpartition("=")
+        if not path or Path(value).exists():
+            path, equals, weight = value, "", ""
+        made = "--out" in (before, option) and path and "://" not in path
+        if path and (made or Path(path).exists()):
+            argument = f"{option}{'=' if option else ''}{Path(path).absolute()}{equals}{weight}"
+        found.append(argument)
+    return found
 
 
 def _absolute(assignment: str) -> str:

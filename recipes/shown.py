@@ -125,20 +125,9 @@ def _per_hour(recipe: Recipe, console: Console) -> None:
 
 
 def choice(
-    recipe: Recipe,
-    chosen: choose.Judged | None,
-    judged: list[choose.Judged],
-    console: Console,
-    catalogs: Path,
+    recipe: Recipe, chosen: choose.Judged, judged: list[choose.Judged], console: Console, catalogs: Path
 ) -> int:
-    """What to rent and in which regions, and what that gives up; 2 where no offer keeps the limits."""
-    if chosen is None:
-        best = max(judged, key=lambda j: j.kept, default=None)
-        near = f": the nearest is {choose.name(best)}, in {best.kept:.0%} of its runs" if best else ""
-        console.print(
-            f"\nno offer keeps the limits in {choose.SURE:.0%} of {choose.RUNS} simulated runs{near}"
-        )
-        return 2
+    """What to rent and in which regions, and what that gives up. Returns the exit code."""
     offer, runs = chosen.offer, f"{choose.SURE:.0%} of {choose.RUNS} simulated runs"
     console.print(
         f"\n[bold]{choose.name(chosen)}[/bold]: {offer.hours:.1f} h and ${offer.usd or 0:,.0f} expected; "
@@ -150,6 +139,20 @@ def choice(
     for line in choose.given_up(chosen, judged):
         console.print(f"gives up {line}", highlight=False)
     return 0
+
+
+def no_choice(near: str, cure: tuple[int, choose.Judged] | None, console: Console) -> None:
+    """That no offer keeps the limits, which misses them least, and the number of nodes that would do, if one
+    does."""
+    told = f"no offer keeps the limits in {choose.SURE:.0%} of {choose.RUNS} simulated runs"
+    console.print(f"\n{told}: {near}" if near else f"\n{told}: no price is known", highlight=False)
+    if cure:
+        nodes, judged = cure
+        console.print(
+            f"--set cluster.nodes={nodes} keeps them: {choose.name(judged)}, {judged.hours:.1f} h and "
+            f"${judged.usd or 0:,.0f} in {choose.SURE:.0%} of its runs",
+            highlight=False,
+        )
 
 
 def _regions(recipe: Recipe, offer: cost.Offer, catalogs: Path) -> str:

@@ -53,6 +53,13 @@ def planned(recipe: Recipe, target: str, earlier: dict[str, str]) -> Recipe:
     return replace(recipe, uploads=tuple(found))
 
 
+def check_model_folder(recipe: Recipe) -> None:
+    """Raises ConfigError where model.path is to be a folder of this machine, and that holds no model."""
+    path = recipe.config.model.path
+    if path.startswith(("/", "~")) and not (Path(path).expanduser() / "config.json").is_file():
+        raise ConfigError(f"model.path {path} has no config.json on this machine: give the folder of a model")
+
+
 def content(folder: str) -> str:
     """Eight hex digits of a folder's names, sizes and times: two states of one folder never share a key."""
     parts = sorted((str(p.relative_to(folder)), p.stat()) for p in Path(folder).rglob("*") if p.is_file())

@@ -49,6 +49,22 @@ def test_it_restarts_itself_under_uv_and_passes_arguments_and_exit_code_on(bare)
     assert done.returncode == 2 and "did you mean demo?" in done.stderr
 
 
+def test_uv_trusts_this_machines_certificates_where_it_has_a_list(bare, tmp_path, monkeypatch):
+    """A company's proxy signs with its own: uv's built-in list knows none of them."""
+    monkeypatch.delenv("UV_SYSTEM_CERTS", raising=False)
+    (tmp_path / "shims").mkdir()
+    shim = tmp_path / "shims/uv"
+    shim.write_text('#!/bin/sh\necho "certificates ${UV_SYSTEM_CERTS:-built in}"\n')
+    shim.chmod(0o755)
+    file = tmp_path / "launch.py"
+    (tmp_path / "ca.crt").touch()
+    text = file.read_text()
+    for path, said in (("ca.crt", "certificates 1"), ("nothing.crt", "certificates built in")):
+        file.write_text(text.replace("/etc/ssl/certs/ca-certificates.crt", str(tmp_path / path))
+                        .replace("/etc/pki/tls", "/nothing").replace("/etc/ssl/cert.pem", "/nothing"))  # fmt: skip
+        assert said in bare("list", path=str(shim.parent)).stdout
+
+
 def test_a_uv_that_does_not_answer_is_not_taken(bare, tmp_path):
     (tmp_path / "shims").mkdir()
     shim = tmp_path / "shims/uv"

@@ -162,6 +162,8 @@ def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[s
     if recipe.cluster.gpus_per_node and recipe.kind == "train":
         _check_memory(recipe, target)
     _check_hourly(recipe, target)
+    if target == "local":
+        uploads.check_model_folder(recipe)
     if target == "ssh":
         ssh.hosts_of(recipe)
     bucket = recipe.storage.bucket

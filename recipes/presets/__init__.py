@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from recipes import recipe_files
-from recipes.presets import demo, gsm8k, own_data, preflight, serving, sft, vision
+from recipes.presets import demo, gsm8k, headings, own_data, preflight, serving, sft, vision
 from recipes.spec import Recipe, override, placed, validate
 from trainer.config import ConfigError
 from trainer.config.bucket_address import BucketAddress
@@ -64,7 +64,14 @@ def get(name: str) -> Recipe:
 
 def resolve(name: str, overrides: list[str]) -> Recipe:
     """The recipe of that name with its overrides, validated."""
-    recipe = own_data.prepared(override(get(name), overrides), overrides)
+    base = get(name)
+    recipe = own_data.prepared(override(base, overrides), overrides)
+    if base.cluster.gpus_per_node and not recipe.cluster.gpus_per_node and not recipe.setup:
+        raise ConfigError(
+            f"cluster.gpus_per_node is 0, and {name} is made for GPUs: give 1 or more, or setup=cpu besides for a "
+            "try-out on CPU workers"
+        )
+    recipe = headings.renamed(recipe, base)
     validate(recipe)
     if not recipe.storage.bucket:
         return recipe

@@ -72,17 +72,8 @@ def secrets(recipe: Recipe, target: str) -> tuple[str, ...]:
     """
     if recipe.kind != "train" and not recipe.storage.weights:
         return ()
-    url = recipe.storage.bucket or recipe.storage.weights
-    scheme = url.partition("://")[0] or ("gs" if capability(target).cloud == "gcp" else "s3")
-    match scheme:
-        case "gs":
-            names = ("GOOGLE_SERVICE_ACCOUNT_KEY",)
-        case "r2":
-            names = ("R2_ACCESS_KEY_ID", "R2_SECRET_ACCESS_KEY")
-        case "s3":
-            names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-        case _:
-            names = ()
+    default = "gs" if capability(target).cloud == "gcp" else "s3"
+    names = script.bucket_keys(recipe.storage.bucket or recipe.storage.weights or f"{default}://")
     return names + (("WANDB_API_KEY",) if recipe.config.logging.wandb == "online" else ())
 
 

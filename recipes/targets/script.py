@@ -102,7 +102,21 @@ def again(recipe: Recipe) -> str:
     """What RUN_ID means, for the head of a file."""
     if recipe.kind == "serve":
         return f"Callers give the key of {API_KEY}. The server ends after {recipe.budget.max_hours:g} hours."
+    if recipe.config.evaluation.pass_rate_samples:
+        return "The same RUN_ID goes on behind the rows that are scored; a new one starts from scratch."
     return "The same RUN_ID resumes from its last committed checkpoint; a new one starts from scratch."
+
+
+def bucket_keys(url: str) -> tuple[str, ...]:
+    """Names of the tokens that open a bucket."""
+    match url.partition("://")[0]:
+        case "gs":
+            return ("GOOGLE_SERVICE_ACCOUNT_KEY",)
+        case "r2":
+            return ("R2_ACCESS_KEY_ID", "R2_SECRET_ACCESS_KEY")
+        case "s3":
+            return ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    return ()
 
 
 def secret_names(recipe: Recipe) -> tuple[str, ...]:

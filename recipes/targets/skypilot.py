@@ -97,8 +97,12 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
 def _head(recipe: Recipe, target: str, path: str) -> str:
     bucket = "" if recipe.storage.bucket or recipe.kind != "train" else " --env BUCKET=s3://..."
     command = "sky jobs launch" if managed(recipe, target) else "sky launch"
-    needs = {"train": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "serve": (script.API_KEY,)}
-    secrets = "".join(f" --secret {name}" for name in needs.get(recipe.kind, ()))
+    url = recipe.storage.bucket or recipe.storage.weights or ("s3://" if recipe.kind == "train" else "")
+    needs = script.bucket_keys(url)
+    if url.startswith("gs://") and capability(target).cloud == "gcp":
+        needs = ()  # the machines' own account
+    needs += (script.API_KEY,) if recipe.kind == "serve" else ()
+    secrets = "".join(f" --secret {name}" for name in needs)
     return (
         f"{script.written_by(recipe, target)}\n"
         f"  {command} {path} --env RUN_ID=my-run{bucket}{secrets}\n"

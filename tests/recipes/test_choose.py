@@ -1,8 +1,10 @@
 """Choosing under a deadline and a budget: the simulation against the formula, and choices checked by hand."""
 
 import math
+import re
 
 import pytest
+from desk import run
 
 from recipes.cli import main
 from recipes.plan import choose, cost
@@ -81,3 +83,16 @@ def test_the_regions_are_named_by_price(tmp_path, monkeypatch, capsys):
     assert "per GPU-hour in US $1.50, NO $1.60, CA $2.00, SE $2.50, and 1 more: the engine tries" in said
     assert main([*asked, "--set", "site.region=NO"]) == 0
     assert "in NO alone (site.region)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_no_offer_in_time_says_how_far_off_the_nearest_is_and_how_many_nodes_would_do(capsys):
+    code, out, _ = run(capsys, "plan", "grpo-qwen2.5-vl-7b-mathv60k", "--deadline", "6.5h")
+    assert code == 2 and re.search(
+        r"the nearest is .*: 90% of its runs take up to [\d.]+ hours where 6.5 were given", out
+    )
+    nodes = re.search(r"--set cluster.nodes=(\d) keeps them: .*, ([\d.]+) h and \$", out)
+    assert int(nodes[1]) > 1 and float(nodes[2]) <= 6.5
+    given = ["--deadline", "6.5h", "--set", f"cluster.nodes={nodes[1]}"]
+    assert run(capsys, "plan", "grpo-qwen2.5-vl-7b-mathv60k", *given)[0] == 0
+    code, out, _ = run(capsys, "plan", "grpo-qwen2.5-vl-7b-mathv60k", "--budget", "10")
+    assert code == 2 and re.search(r"take up to \$\d+ where \$10 were given", out) and "keeps them" not in out

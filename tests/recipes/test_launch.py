@@ -53,97 +53,6 @@ def test_light_commands_import_no_framework():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-BAD = [
-    (["up", "grpo-qwen2.5-vl-7b-mathv60"], "did you mean grpo-qwen2.5-vl-7b-mathv60k?"),
-    (["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-azure"], "unknown target skypilot-azure"),
-    (
-        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--set", "cluster.gpu=H1000"],
-        "unknown GPU H1000: did you mean H100?",
-    ),
-    (
-        ["up", "grpo-qwen2.5-vl-72b-mathv60k", "--target", "slurm", "--set", "cluster.nodes=1"],
-        "cheapest change: --set",
-    ),
-    (
-        ["up", "grpo-qwen2.5-vl-72b-mathv60k", "--target", "slurm", "--set", "cluster.spot=only"],
-        "use skypilot-gcp",
-    ),
-    (["up", "grpo-qwen2.5-vl-72b-mathv60k", "--target", "skypilot-runpod"], "use dstack-runpod"),
-    (["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-gcp"], "give --bucket s3://"),
-    (
-        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "s3://mine"],
-        "export AWS_ACCESS_KEY_ID",
-    ),
-    (
-        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "gs://mine"],
-        "GOOGLE_SERVICE_ACCOUNT_KEY",
-    ),
-    (
-        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "r2://mine"],
-        "export R2_ACCOUNT_ID",
-    ),
-    (
-        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--bucket", "ftp://b"],
-        "write it as s3://NAME/PREFIX",
-    ),
-    (
-        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "s3://"],
-        "names no bucket",
-    ),
-    (["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--bucket", ""], "that variable is not set"),
-    (
-        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--bucket", "  ", "--dry-run"],
-        "variable is not set",
-    ),
-    (
-        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--set", "storage.bucket=s3:/a"],
-        "unknown form",
-    ),
-    (["pull", "mine", "--bucket", "s3://$MINE"], "holds a variable that was not filled in"),
-    (
-        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "file:///data"],
-        "a folder of one machine, and skypilot-runpod throws its machines away",
-    ),
-    (
-        [
-            "render",
-            "grpo-qwen2.5-vl-7b-mathv60k",
-            "--target",
-            "dstack-gcp",
-            "--set",
-            "storage.bucket=file:///data",
-        ],
-        "a folder of one machine, and dstack-gcp throws its machines away",
-    ),
-    (
-        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--set", "logging.wandb=online"],
-        "export WANDB_API_KEY",
-    ),
-    (
-        [
-            "up",
-            "grpo-qwen2.5-vl-7b-mathv60k",
-            "--target",
-            "skypilot-gcp",
-            "--set",
-            "budget.max_hourly_usd=10",
-        ],
-        "the cheapest node of skypilot-gcp costs 16.22 per hour (8 x A100-80GB, spot)",
-    ),
-    (["up", "grpo-qwen2.5-vl-72b-mathv60k", "--hosts", "a,b"], "wants 4 machines and 2 were given"),
-    (["up", "grpo-qwen2.5-vl-72b-mathv60k", "--hosts", "a,b,c,c"], "names a machine twice"),
-    (["up", "grpo-qwen2.5-vl-72b-mathv60k", "--hosts", "a,b,c,d:x"], "write it as"),
-    (["up", "demo", "--set", "rollout.max_token=1"], "did you mean rollout.max_tokens?"),
-    (["up", "demo", "--set", "run.id=x"], "give it as --run-id"),
-    (["up", "demo", "--set", "rollout"], "write it as section.key=value"),
-    (["up", "demo", "--run-id", "Bad/Id"], "lower-case letters"),
-    (["render", "demo"], "name a target with --target"),
-    (["resume", "nothing"], "no run nothing was launched from here"),
-    (["report", "nothing"], "no run at nothing"),
-    (["reproduce", "nothing.json"], "no manifest at nothing.json"),
-]
-
-
 @pytest.mark.parametrize(
     "given", [["test", "-m", "lab"], ["test"], ["data", "--help"], ["data", "prepare", "--out=x"]]
 )
@@ -169,19 +78,6 @@ def test_help_of_data_needs_no_environment(given):
     )
 
 
-@pytest.mark.parametrize(("arguments", "message"), BAD, ids=[" ".join(a) for a, _ in BAD])
-def test_bad_input_is_one_line_and_starts_nothing(arguments, message, capsys, monkeypatch, tmp_path):
-    started = []
-    monkeypatch.setattr(launching, "_run", lambda *a: started.append(a))
-    if arguments[0] == "report":
-        from recipes import commands
-
-        monkeypatch.setattr(commands.subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a, 0))
-    code, out, err = run(capsys, *arguments)
-    assert code == 2 and err.startswith("launch.py: ") and err.count("\n") == 1 and message in err
-    assert started == [] and out == "" and not list((tmp_path / "runs").glob("*"))
-
-
 def test_missing_engine_is_refused_before_anything_is_written(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(engines, "find", lambda program: "")
     code, _, err = run(capsys, "up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm")
@@ -202,24 +98,6 @@ def test_the_demo_of_sft_trains_an_adapter_on_the_other_demos_model(capsys):
         assert code == 0 and f"method: {method.partition('-')[0]}" in shown[method]
     models = [re.findall(r"demo-[0-9a-f]{8}", text)[0] for text in shown.values()]
     assert models[0] == models[1] and "rank: 16" in shown["sft-lora"] and "zero_stage: 2" in shown["sft-lora"]
-
-
-def test_the_demo_of_another_model_or_of_other_rows_makes_only_what_it_reads(capsys, tmp_path):
-    def modules(*overrides):
-        code, out, _ = run(
-            capsys, "demo", "--dry-run", *[part for text in overrides for part in ("--set", text)]
-        )
-        assert code == 0
-        return re.findall(r"-m (examples\.demo\.\w+)", out)
-
-    for name, mark in (("model", "config.json"), ("rows", "manifest.json")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / mark).write_text("{}")
-    shapes, warm = "examples.demo.shapes", "examples.demo.warm_start"
-    assert modules() == [shapes, warm]
-    assert modules(f"model.path={tmp_path}/model") == [shapes]
-    assert modules(f"data.path={tmp_path}/rows") == [shapes, warm], "the warm start is made from the shapes"
-    assert modules(f"data.path={tmp_path}/rows", f"model.path={tmp_path}/model") == []
 
 
 def test_dry_run_shows_task_and_commands_and_starts_nothing(capsys, monkeypatch, tmp_path):
@@ -452,6 +330,31 @@ def test_a_demo_waits_for_the_processes_of_a_killed_one_and_leaves_a_running_one
         waited = time.monotonic() - began
         assert 0.4 < waited < 30 if killed else 0.3 <= waited < 30
         end()
+
+
+def test_data_reads_files_and_writes_folders_where_the_command_is_given(monkeypatch, tmp_path):
+    passed = []
+    monkeypatch.setattr("recipes.commands.delegate", lambda args: passed.append(args.arguments) or 0)
+    for name in ("mine.jsonl", "photos.zip", "a=b.csv"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    given = [
+        "prepare",
+        "mine.jsonl=2",
+        "a=b.csv",
+        "geometry3k=0.5",
+        "--images=photos.zip",
+        "--out",
+        "made",
+        "--rows=5",
+    ]
+    assert launch.main(["data", *given]) == 0
+    here = tmp_path
+    assert passed == [["prepare", f"{here}/mine.jsonl=2", f"{here}/a=b.csv", "geometry3k=0.5",
+                       f"--images={here}/photos.zip", "--out", f"{here}/made", "--rows=5"]]  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert launch.main(["data", "prepare", "mine.jsonl", "--out=s3://mine/rows"]) == 0
+    assert passed[-1] == ["prepare", f"{here}/mine.jsonl", "--out=s3://mine/rows"]
 
 
 def test_dry_run_over_ssh_shows_what_every_machine_gets(capsys, monkeypatch):

@@ -380,69 +380,6 @@ def test_an_environment_that_comes_with_the_image_is_taken_if_it_is_the_same(tmp
     assert (work / ".venvs/gpu/bin/python").exists()
 
 
-WORKS = ("local", "ssh", "slurm", "pbs", "skypilot", "skypilot-runpod", "skypilot-gcp", "skypilot-kubernetes",
-         "dstack-runpod", "dstack-gcp", "dstack-ssh")  # fmt: skip
-
-
-def beginning(target, *overrides):
-    """The shell that a rendered file begins with, up to where it has made its folders."""
-    recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), ["site.hosts=[a]", *overrides])
-    text = next(iter(render(recipe, target).values()))
-    if target.startswith("skypilot"):
-        text = yaml.safe_load(text)["setup"]
-    if target.startswith("dstack"):
-        text = re.search(r"set -euo pipefail\n.*", yaml.safe_load(text)["commands"][0], re.S)[0]
-    head, found, _ = text.partition('mkdir -p "$WORK" .cache\n')
-    assert found
-    return f"{head}{found}echo began $BUCKET\n"
-
-
-@pytest.mark.parametrize("target", WORKS)
-def test_no_rendered_file_begins_without_a_bucket_that_can_be_one(target, tmp_path):
-    """Committed files are launched by hand, so what the desk refuses must be refused where they run."""
-    (tmp_path / "trainer").mkdir()
-    shutil.copy(ROOT / "trainer/bucket.sh", tmp_path / "trainer")
-    batch = {
-        "SLURM_SUBMIT_DIR": str(tmp_path),
-        "SLURM_JOB_ID": "1",
-        "PBS_O_WORKDIR": str(tmp_path),
-        "PBS_JOBID": "1",
-    }
-
-    def begin(bucket, *overrides):
-        env = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(tmp_path),
-            "WORK": str(tmp_path / "work"),
-            "RUN_ID": "r",
-        }
-        env |= {**batch, "BUCKET": bucket}
-        shell = ["bash", "-c", beginning(target, *overrides)]
-        return subprocess.run(shell, cwd=tmp_path, env=env, capture_output=True, text=True)
-
-    for wrong in (
-        "s3://",
-        "gs://",
-        "r2://",
-        "s3://$MINE",
-        "s3:///runs",
-        " s3://mine",
-        "file://data",
-        "s3://...",
-    ):
-        done = begin(wrong)
-        assert (done.returncode, done.stdout) == (2, ""), done.stderr
-        assert done.stderr.startswith(f"error: BUCKET is '{wrong}': write s3://NAME/PREFIX")
-        assert not (tmp_path / "work").exists()
-    rented = target.startswith(("skypilot", "dstack"))
-    assert begin("file:///workspace/runs").returncode == (2 if rented else 0)
-    assert begin("s3://mine/").stdout.endswith("began s3://mine\n")
-    if target == "skypilot-runpod":
-        volume = ["storage.volume=mine", "site.region=US/US-KS-2"]
-        assert begin("file:///workspace/runs", *volume).returncode == 0
-        assert begin("file:///data", *volume).returncode == 2
-
-
 # --- batch systems ----------------------------------------------------------------------------------------------------
 
 

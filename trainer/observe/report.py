@@ -23,6 +23,7 @@ from typing import Any
 
 from trainer import config as configuration
 from trainer.config import ConfigError, RunConfig
+from trainer.config.model_name import model_name
 from trainer.config.run_folder import read_lines, read_progress
 from trainer.observe import compare, report_nodes, report_page
 from trainer.observe.charts import Chart, Line, label, line_chart, series, stacked_bars
@@ -38,6 +39,8 @@ MAX_PICTURE_BYTES = 6_000_000
 
 
 def write_report(run_dir: str | Path) -> Path:
+    """Writes `report.html` into the run directory and returns its path. Raises ConfigError where there is no
+    run."""
     """Writes `report.html` into the run directory and returns its path.
 
     Raises ConfigError where there is no run.
@@ -105,7 +108,7 @@ def _header(
     began = attempts[0]["unix_s"] if attempts else history[0].get("time/unix_s", 0)
     facts = [time.strftime("%-d %B %Y, %H:%M UTC", time.gmtime(began))] if began else []
     if config:
-        facts.insert(0, f"{config.method.upper()} of {report_page.model_name(config.model.path)}")
+        facts.insert(0, f"{config.method.upper()} of {model_name(config.model.path)}")
         where = "GPU" if config.placement.device == "cuda" else "CPU worker"
         world = config.placement.world_size
         facts.insert(1, f"{world} {where}{'s' if world > 1 else ''}")
@@ -212,6 +215,11 @@ def choose(samples: Sequence[dict[str, Any]], limit: int = MAX_SAMPLES) -> list[
     while order and sum(min(len(steps[s]), limit) for s in order) > limit and len(order) > 1:
         keep = max(len(order) * limit // sum(len(steps[s]) for s in order), 1)
         keep = min(keep, len(order) - 1)
+        order = (
+            [order[round(i * (len(order) - 1) / max(keep - 1, 1))] for i in range(keep)]
+            if keep > 1
+            else order[-1:]
+        )
         if keep > 1:
             order = [order[round(i * (len(order) - 1) / (keep - 1))] for i in range(keep)]
         else:
@@ -223,6 +231,11 @@ def _samples(run_dir: Path, samples: Sequence[dict[str, Any]]) -> str:
     if not samples:
         return ""
     chosen = choose(samples)
+    left = (
+        f"{len(chosen)} of {len(samples):,} written"
+        if len(chosen) < len(samples)
+        else f"{len(chosen)} written"
+    )
     left = f"{len(chosen)} written"
     if len(chosen) < len(samples):
         left = f"{len(chosen)} of {len(samples):,} written"

@@ -1,0 +1,132 @@
+"""What the command line refuses: one line each, and nothing is started."""
+
+import subprocess
+
+import pytest
+from desk import elsewhere as elsewhere
+from desk import run
+
+from recipes.drivers import launching
+
+BAD = [
+    (["up", "grpo-qwen2.5-vl-7b-mathv60"], "did you mean grpo-qwen2.5-vl-7b-mathv60k?"),
+    (["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-azure"], "unknown target skypilot-azure"),
+    (
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--set", "cluster.gpu=H1000"],
+        "unknown GPU H1000: did you mean H100?",
+    ),
+    (
+        ["up", "grpo-qwen2.5-vl-72b-mathv60k", "--target", "slurm", "--set", "cluster.nodes=1"],
+        "cheapest change: --set",
+    ),
+    (
+        ["up", "grpo-qwen2.5-vl-72b-mathv60k", "--target", "slurm", "--set", "cluster.spot=only"],
+        "use skypilot-gcp",
+    ),
+    (["up", "grpo-qwen2.5-vl-72b-mathv60k", "--target", "skypilot-runpod"], "use dstack-runpod"),
+    (["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-gcp"], "give --bucket s3://"),
+    (
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "s3://mine"],
+        "export AWS_ACCESS_KEY_ID",
+    ),
+    (
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "gs://mine"],
+        "GOOGLE_SERVICE_ACCOUNT_KEY",
+    ),
+    (
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "r2://mine"],
+        "export R2_ACCOUNT_ID",
+    ),
+    (
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--bucket", "ftp://b"],
+        "write it as s3://NAME/PREFIX",
+    ),
+    (
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "s3://"],
+        "names no bucket",
+    ),
+    (["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--bucket", ""], "that variable is not set"),
+    (
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--bucket", "  ", "--dry-run"],
+        "variable is not set",
+    ),
+    (
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--set", "storage.bucket=s3:/a"],
+        "unknown form",
+    ),
+    (["pull", "mine", "--bucket", "s3://$MINE"], "holds a variable that was not filled in"),
+    (
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "file:///data"],
+        "a folder of one machine, and skypilot-runpod throws its machines away",
+    ),
+    (
+        [
+            "render",
+            "grpo-qwen2.5-vl-7b-mathv60k",
+            "--target",
+            "dstack-gcp",
+            "--set",
+            "storage.bucket=file:///data",
+        ],
+        "a folder of one machine, and dstack-gcp throws its machines away",
+    ),
+    (
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--set", "logging.wandb=online"],
+        "export WANDB_API_KEY",
+    ),
+    (
+        [
+            "up",
+            "grpo-qwen2.5-vl-7b-mathv60k",
+            "--target",
+            "skypilot-gcp",
+            "--set",
+            "budget.max_hourly_usd=10",
+        ],
+        "the cheapest node of skypilot-gcp costs 16.22 per hour (8 x A100-80GB, spot)",
+    ),
+    (["up", "grpo-qwen2.5-vl-72b-mathv60k", "--hosts", "a,b"], "wants 4 machines and 2 were given"),
+    (["up", "grpo-qwen2.5-vl-72b-mathv60k", "--hosts", "a,b,c,c"], "names a machine twice"),
+    (["up", "grpo-qwen2.5-vl-72b-mathv60k", "--hosts", "a,b,c,d:x"], "write it as"),
+    (["up", "demo", "--set", "rollout.max_token=1"], "did you mean rollout.max_tokens?"),
+    (["up", "demo", "--set", "run.id=x"], "give it as --run-id"),
+    (["up", "demo", "--set", "rollout"], "write it as section.key=value"),
+    (["up", "demo", "--run-id", "Bad/Id"], "lower-case letters"),
+    (["render", "demo"], "name a target with --target"),
+    (["plan", "demo", "--budget", "0"], "--budget 0: give dollars above 0"),
+    (["plan", "demo", "--budget", "nan"], "--budget nan: give dollars above 0"),
+    (["plan", "demo", "--network-gbit", "0"], "--network-gbit 0: give Gb/s above 0"),
+    (["plan", "demo", "--deadline", "0h"], "give more than no time"),
+    (
+        ["plan", "grpo-qwen2.5-vl-7b-mathv60k", "--set", "cluster.gpus_per_node=0"],
+        "is made for GPUs: give 1 or more",
+    ),
+    (
+        ["plan", "grpo-qwen2.5-vl-7b-mathv60k", "--set", "model.path=/nowhere"],
+        "has no config.json on this machine",
+    ),
+    (
+        ["up", "demo", "--set", "model.path=/nowhere"],
+        "model.path /nowhere has no config.json on this machine",
+    ),
+    (
+        ["up", "demo-sft-lora", "--target", "slurm"],
+        "is not made for slurm: it runs on this machine, --target local",
+    ),
+    (["resume", "nothing"], "no run nothing was launched from here"),
+    (["report", "nothing"], "no run at nothing"),
+    (["reproduce", "nothing.json"], "no manifest at nothing.json"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=[" ".join(a) for a, _ in BAD])
+def test_bad_input_is_one_line_and_starts_nothing(arguments, message, capsys, monkeypatch, tmp_path):
+    started = []
+    monkeypatch.setattr(launching, "_run", lambda *a: started.append(a))
+    if arguments[0] == "report":
+        from recipes import commands
+
+        monkeypatch.setattr(commands.subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a, 0))
+    code, out, err = run(capsys, *arguments)
+    assert code == 2 and err.startswith("launch.py: ") and err.count("\n") == 1 and message in err
+    assert started == [] and out == "" and not list((tmp_path / "runs").glob("*"))

@@ -1,0 +1,101 @@
+"""Rendered files launched by hand: which tokens their heads ask for, and what they refuse as a bucket."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from recipes.presets import get
+from recipes.spec import override
+from recipes.targets.render import render
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("target", "overrides", "said", "unsaid"),
+    [
+        ("skypilot-gcp", ["storage.bucket=gs://mine"], [], ["--secret"]),
+        ("skypilot-runpod", ["storage.bucket=gs://mine"], ["--secret GOOGLE_SERVICE_ACCOUNT_KEY"], ["AWS_"]),
+        ("skypilot-runpod", ["storage.bucket=r2://mine"], ["--secret R2_ACCESS_KEY_ID"], ["AWS_"]),
+        ("skypilot-runpod", [], ["--secret AWS_ACCESS_KEY_ID", "resumes from its last"], ["R2_"]),
+        (
+            "skypilot-runpod",
+            ["evaluation.pass_rate_samples=4"],
+            ["goes on behind the rows"],
+            ["resumes from"],
+        ),
+    ],
+)
+def test_the_head_says_what_the_file_needs(target, overrides, said, unsaid):
+    recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), overrides)
+    text = next(iter(render(recipe, target).values()))
+    head = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
+    assert all(part in head for part in said) and not any(part in head for part in unsaid), head
+
+
+WORKS = ("local", "ssh", "slurm", "pbs", "skypilot", "skypilot-runpod", "skypilot-gcp", "skypilot-kubernetes",
+         "dstack-runpod", "dstack-gcp", "dstack-ssh")  # fmt: skip
+
+
+def beginning(target, *overrides):
+    """The shell that a rendered file begins with, up to where it has made its folders."""
+    recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), ["site.hosts=[a]", *overrides])
+    text = next(iter(render(recipe, target).values()))
+    if target.startswith("skypilot"):
+        text = yaml.safe_load(text)["setup"]
+    if target.startswith("dstack"):
+        text = re.search(r"set -euo pipefail\n.*", yaml.safe_load(text)["commands"][0], re.S)[0]
+    head, found, _ = text.partition('mkdir -p "$WORK" .cache\n')
+    assert found
+    return f"{head}{found}echo began $BUCKET\n"
+
+
+@pytest.mark.parametrize("target", WORKS)
+def test_no_rendered_file_begins_without_a_bucket_that_can_be_one(target, tmp_path):
+    """Committed files are launched by hand, so what the desk refuses must be refused where they run."""
+    (tmp_path / "trainer").mkdir()
+    shutil.copy(ROOT / "trainer/bucket.sh", tmp_path / "trainer")
+    batch = {
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "SLURM_JOB_ID": "1",
+        "PBS_O_WORKDIR": str(tmp_path),
+        "PBS_JOBID": "1",
+    }
+
+    def begin(bucket, *overrides):
+        env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "WORK": str(tmp_path / "work"),
+            "RUN_ID": "r",
+        }
+        env |= {**batch, "BUCKET": bucket}
+        shell = ["bash", "-c", beginning(target, *overrides)]
+        return subprocess.run(shell, cwd=tmp_path, env=env, capture_output=True, text=True)
+
+    for wrong in (
+        "s3://",
+        "gs://",
+        "r2://",
+        "s3://$MINE",
+        "s3:///runs",
+        " s3://mine",
+        "file://data",
+        "s3://...",
+    ):
+        done = begin(wrong)
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        assert done.stderr.startswith(f"error: BUCKET is '{wrong}': write s3://NAME/PREFIX")
+        assert not (tmp_path / "work").exists()
+    rented = target.startswith(("skypilot", "dstack"))
+    assert begin("file:///workspace/runs").returncode == (2 if rented else 0)
+    assert begin("s3://mine/").stdout.endswith("began s3://mine\n")
+    if target == "skypilot-runpod":
+        volume = ["storage.volume=mine", "site.region=US/US-KS-2"]
+        assert begin("file:///workspace/runs", *volume).returncode == 0
+        assert begin("file:///data", *volume).returncode == 2

@@ -1,0 +1,14 @@
+"""What a person calls the model that `model.path` names. Standard library only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+EXPORTS = ("hf", "checkpoints", "pulled")
+"""Folders of a run that hold its exported weights: the run's own name says more."""
+
+
+def model_name(path: str) -> str:
+    """The last part of a hub id or folder; of a run's export, which is `RUN/hf`, the run."""
+    parts = [part for part in Path(path).parts if part not in EXPORTS]
+    return parts[-1] if parts else path
