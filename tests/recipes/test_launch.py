@@ -52,7 +52,7 @@ def test_light_commands_import_no_framework():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("given", [["test", "-m", "lab"], ["test"], ["data", "--help"], ["data", "prepare", "--out=x"]])
+@pytest.mark.parametrize("given", [["test", "-m", "lab"], ["test"], ["data", "--help"], ["data", "prepare", "--name=x"]])
 def test_tests_and_data_get_their_arguments_whole(given, monkeypatch):
     passed = []
     monkeypatch.setattr("recipes.commands.delegate", lambda args: passed.append((args.command, args.arguments)) or 0)
