@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 NO_TRAINING = ("lora.rank=1", "lora.vision=false", "lora.dropout=0")
-"""An adapter that changes nothing, B being 0: a model that is only asked then needs no optimizer states, and a fraction
-of the GPUs."""
+"""An adapter that changes nothing, B being 0: a model that is only asked then needs no optimizer states, and
+a fraction of the GPUs."""
 
 
 def list_recipes(model: str) -> int:
@@ -47,7 +47,8 @@ def plan(
     budget_usd: float | None = None,
     network_gbit_s: float | None = None,
 ) -> int:
-    """Memory, disk, time and dollars of a recipe. Exit code 2 where it does not fit, or no offer keeps the limits.
+    """Memory, disk, time and dollars of a recipe. Exit code 2 where it does not fit, or no offer keeps the
+    limits.
 
     network_gbit_s: between nodes, for the comparison of ZeRO stages; None: the target's.
     """
@@ -105,7 +106,9 @@ def render(name: str, target: str | None, overrides: list[str], out: str) -> int
 
     recipe = resolve(name, overrides)
     if not target:
-        raise ConfigError(f"name a target with --target: {recipe.name} runs on {', '.join(targets_for(recipe))}")
+        raise ConfigError(
+            f"name a target with --target: {recipe.name} runs on {', '.join(targets_for(recipe))}"
+        )
     recipe = uploads.planned(recipe, target, {})
     files = render_files(recipe, target)
     for line in uploads.lines(recipe):
@@ -133,7 +136,9 @@ def up(name: str, target: str | None, args: argparse.Namespace) -> int:
         overrides.append(f"storage.bucket={args.bucket}")
     recipe, run_id = resolve(name, overrides), args.run_id
     if name.startswith("demo") and not run_id:
-        run_id = run_record.interrupted(name, target or "local", overrides, Path(recipe.config.model.path).name)
+        run_id = run_record.interrupted(
+            name, target or "local", overrides, Path(recipe.config.model.path).name
+        )
         if run_id:
             print(f"resuming {run_id}, which was interrupted (--run-id NEW starts from scratch)")
     return launching.up(name, recipe, target, run_id, overrides, args)
@@ -206,7 +211,8 @@ def status(run: str | None, bucket: str, watch: bool) -> int:
         return sight.now(run, bucket)
     try:
         code = status_table.show(run)
-    except ConfigError as error:  # the engine's program is not installed here: the bucket is asked all the same
+    # the engine's program is not installed here: the bucket is asked all the same
+    except ConfigError as error:
         if not (run and sight.url_of(run, bucket)):
             raise
         print(f"warning: {error}", file=sys.stderr, flush=True)
