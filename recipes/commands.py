@@ -59,6 +59,12 @@ def plan(
         raise ConfigError(f"--network-gbit {network_gbit_s:g}: give Gb/s above 0")
     if budget_usd is not None and not budget_usd > 0:
         raise ConfigError(f"--budget {budget_usd:g}: give dollars above 0")
+    try:
+        hours = choose.hours_of(deadline) if deadline else math.inf
+    except (ValueError, KeyError) as error:
+        raise ConfigError(f"--deadline {deadline!r}: write it as 90m, 24h or 3d") from error
+    if not hours > 0:
+        raise ConfigError(f"--deadline {deadline!r}: give more than no time")
     recipe = resolve(name, overrides)
     uploads.check_model_folder(recipe)
     if target:
@@ -68,12 +74,6 @@ def plan(
     network = network_gbit_s or zero_stages.network_of(recipe, target)
     shown.plan(recipe, offers, cost.short_of_ram(recipe, *where), _wide(), network)
     if deadline or budget_usd:
-        try:
-            hours = choose.hours_of(deadline) if deadline else math.inf
-        except (ValueError, KeyError) as error:
-            raise ConfigError(f"--deadline {deadline!r}: write it as 90m, 24h or 3d") from error
-        if not hours > 0:
-            raise ConfigError(f"--deadline {deadline!r}: give more than no time")
         limits = hours, budget_usd or math.inf
         chosen, judged = choose.choose(_priced(offers), *limits)
         if chosen:

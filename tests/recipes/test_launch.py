@@ -54,7 +54,7 @@ def test_light_commands_import_no_framework():
 
 
 @pytest.mark.parametrize(
-    "given", [["test", "-m", "lab"], ["test"], ["data", "--help"], ["data", "prepare", "--out=x"]]
+    "given", [["test", "-m", "lab"], ["test"], ["data", "--help"], ["data", "prepare", "--name=x"]]
 )
 def test_tests_and_data_get_their_arguments_whole(given, monkeypatch):
     passed = []
