@@ -8,6 +8,8 @@ import functools
 import json
 import os
 import time
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,44 +70,62 @@ class Listed:
     path: Path
 
 
+HOSTS = {"A100-80GB": "a2-ultragpu-1g", "H100": "a3-highgpu-1g"}
+"""GCP's machine of one GPU: its price comes on top of the GPU's in SkyPilot's catalog."""
+
+
 @functools.cache
 def listed(cloud: str, gpu: str, engine_gpu: str, catalogs: Path) -> Listed | None:
     """From `vms.csv`; on GCP, the GPU and the machine that it is attached to. None where it is not listed."""
     path = catalogs / cloud / "vms.csv"
     if not path.is_file():
         return None
-    with path.open() as file:
-        header = next(csv.reader([next(file)]))
-        rows = [
-            dict(zip(header, next(csv.reader([line])), strict=False))
-            for line in file
-            if f",{engine_gpu}," in line
-            or (cloud == "gcp" and line.startswith(("a2-ultragpu-1g", "a3-highgpu-1g")))
-        ]
-    gpus = [r for r in rows if r["AcceleratorName"] == engine_gpu]
+    rows = _rows(path, cloud, engine_gpu)
+    gpus = [row for row in rows if row["AcceleratorName"] == engine_gpu and _number(row, "AcceleratorCount")]
     # Some clouds (AWS) sell eight at a time only: then their eighth.
-    fewest = min((float(r["AcceleratorCount"]) for r in gpus), default=0.0)
-    gpus = [r for r in gpus if float(r["AcceleratorCount"]) == fewest]
-    hosts = {
-        r["AvailabilityZone"]: r
-        for r in rows
-        if not r["AcceleratorName"] and r["InstanceType"] == HOSTS.get(gpu)
-    }
+    fewest = min((_number(row, "AcceleratorCount") for row in gpus), default=0.0)
+    gpus = [row for row in gpus if _number(row, "AcceleratorCount") == fewest]
+    hosts = {}
+    for row in rows:
+        if not row["AcceleratorName"] and row["InstanceType"] == HOSTS.get(gpu):
+            hosts[row["AvailabilityZone"]] = row
+
     regions: dict[str, dict[str, float]] = {}
     for column in ("Price", "SpotPrice"):
         found: dict[str, float] = {}
         for row in gpus:
             host = hosts.get(row["AvailabilityZone"])
-            if row[column] and (cloud != "gcp" or host):
-                usd = float(row[column]) / fewest + (float(host[column]) if host else 0.0)
-                found[row["Region"]] = min(usd, found.get(row["Region"], usd))
+            price_usd = _number(row, column)
+            if not price_usd or (cloud == "gcp" and not (host and _number(host, column))):
+                continue
+            usd = price_usd / fewest + (_number(host, column) if host else 0.0)
+            found[row["Region"]] = min(usd, found.get(row["Region"], usd))
         regions[column] = dict(sorted(found.items(), key=lambda item: item[1]))
-    ram = max(
-        (float(row["MemoryGiB"]) / fewest for row in [*gpus, *hosts.values()] if row["MemoryGiB"]),
-        default=None,
-    )
+    sizes = [_number(row, "MemoryGiB") / fewest for row in [*gpus, *hosts.values()]]
+    ram = max((size for size in sizes if size), default=None)
     date = time.strftime("%Y-%m-%d", time.gmtime(path.stat().st_mtime))
     return Listed(regions, ram, date, path) if regions["Price"] else None
+
+
+def _rows(path: Path, cloud: str, engine_gpu: str) -> list[defaultdict[str, str]]:
+    """The rows of a GPU, and of GCP's machines that it is attached to; a column that a cloud lacks is empty."""
+    rows = []
+    with path.open() as file:
+        header = next(csv.reader([file.readline()]), [])
+        for line in file:
+            machine = cloud == "gcp" and line.startswith(tuple(HOSTS.values()))
+            if machine or f",{engine_gpu}," in line:
+                values = zip(header, next(csv.reader([line])), strict=False)
+                rows.append(defaultdict(str, values))
+    return rows
+
+
+def _number(row: Mapping[str, str], column: str) -> float:
+    """A row's number; 0 where it is missing or none."""
+    try:
+        return float(row[column] or 0)
+    except ValueError:
+        return 0.0
 
 
 def from_catalog(known: Price, catalogs: Path) -> Price | None:
@@ -125,7 +145,3 @@ def regions(cloud: str, gpu: str, spot: bool, catalogs: Path, variant: str = "")
     known = price(cloud, gpu, None, variant)
     found = listed(cloud, gpu, known.engine_gpu if known else variant or gpu, catalogs)
     return found.regions["SpotPrice" if spot else "Price"] if found else {}
-
-
-HOSTS = {"A100-80GB": "a2-ultragpu-1g", "H100": "a3-highgpu-1g"}
-"""GCP's machine of one GPU: its price comes on top of the GPU's in SkyPilot's catalog."""

@@ -33,6 +33,7 @@ from trainer.checkpoint.format import CheckpointError, Shard
 from trainer.checkpoint.layout import step_name
 from trainer.checkpoint.manager import Checkpoints
 from trainer.checkpoint.retention import kept
+from trainer.checkpoint.writer import ShardWriter
 from trainer.config import override
 from trainer.errors import StorageError
 from trainer.storage.storage import Storage
@@ -253,6 +254,21 @@ def test_the_next_one_is_written_while_one_is_uploaded(tmp_path, told, monkeypat
         for name, value in server.env.items():
             monkeypatch.setenv(name, value)
         assert holds(again(config, told).find(), 6)
+
+
+def test_staging_takes_the_bytes_that_it_holds(run, monkeypatch):
+    """torch's pinned memory comes in powers of two: a tensor just above one would take twice its size."""
+    pinned = []
+    empty = torch.empty
+    monkeypatch.setattr(
+        torch, "empty", lambda *a, **k: pinned.append(a) if k.get("pin_memory") else empty(*a, **k)
+    )
+    writer = ShardWriter(run[0], 0, 1)
+    sizes = [2**20 + 1, 3 * 2**18, 17]
+    for number, size in enumerate(sizes):
+        writer.host(f"master/{number}", torch.zeros(size))
+        writer.host(f"exp_avg/{number}", torch.zeros(size))
+    assert writer.staged_bytes() == 2 * 4 * sum(sizes) and not pinned
 
 
 def test_the_writer_keeps_its_host_buffers(run):

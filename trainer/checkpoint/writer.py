@@ -23,6 +23,7 @@ from trainer.checkpoint.errors import CheckpointError
 from trainer.checkpoint.format import Shard, write_shards
 from trainer.checkpoint.layout import local_dir, remote_folder, remote_url, step_name, step_of
 from trainer.checkpoint.manifest import FileRecord, rank_stem
+from trainer.checkpoint.staging import host_buffer
 from trainer.config import RunConfig
 from trainer.storage.storage import Storage
 
@@ -56,6 +57,10 @@ class ShardWriter:
         self._buffers: dict[str, torch.Tensor] = {}
         self._attempt = ""
 
+    def staged_bytes(self) -> int:
+        """Host memory that the copies of the last checkpoint take."""
+        return sum(buffer.untyped_storage().nbytes() for buffer in self._buffers.values())
+
     def host(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
         """A flat host copy of `tensor` in a buffer that is kept for the next checkpoint (pinned for CUDA
         tensors).
@@ -66,7 +71,7 @@ class ShardWriter:
         flat = tensor.detach().reshape(-1)
         buffer = self._buffers.get(key)
         if buffer is None or buffer.shape != flat.shape or buffer.dtype != flat.dtype:
-            buffer = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=flat.device.type == "cuda")
+            buffer = host_buffer(flat)
             self._buffers[key] = buffer
         return buffer.copy_(flat)
 

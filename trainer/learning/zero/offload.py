@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-OWN_PAGES = 32 << 20
-"""Larger memory has pages of its own (glibc's highest mmap threshold); a page can be locked for one tensor
-only."""
+from trainer.checkpoint.staging import host_buffer
 
 
 class States:
@@ -80,14 +78,3 @@ class States:
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-
-
-def host_buffer(like: Tensor) -> Tensor:
-    """An empty host tensor of the shape and type of `like`, page-locked if that is on a GPU and large.
-
-    torch's own pinned memory comes in powers of two: 9 GB would take 16.
-    """
-    buffer = torch.empty_like(like, device="cpu", requires_grad=False)
-    if like.device.type == "cuda" and buffer.nbytes > OWN_PAGES:
-        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0))
-    return buffer

@@ -1,0 +1,21 @@
+"""Host memory that tensors of a GPU are copied into: for checkpoints, and for states that leave the GPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+OWN_PAGES = 32 << 20
+"""Larger memory has pages of its own (glibc's highest mmap threshold); a page can be locked for one tensor only."""
+
+
+def host_buffer(like: Tensor) -> Tensor:
+    """An empty host tensor of the shape and type of `like`, page-locked if that is on a GPU and large.
+
+    It takes as many bytes as it holds. torch's own pinned memory (`pin_memory=True`) comes in powers of two: the
+    staging of a 7B checkpoint would take 175 GiB of a node where 93 are planned.
+    """
+    buffer = torch.empty_like(like, device="cpu", requires_grad=False)
+    if like.device.type == "cuda" and buffer.nbytes > OWN_PAGES:
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0))
+    return buffer
