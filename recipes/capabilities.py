@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from recipes.spec import Recipe
 from trainer.config import ConfigError
+from trainer.config.bucket_address import BucketAddress
 
 RUNPOD = {"L4": "L4", "L40S": "L40S", "A100-80GB": "A100-80GB-SXM", "H100": "H100-SXM", "H200": "H200-SXM",
           "B200": "B200", "MI300X": "MI300X"}  # fmt: skip
@@ -216,6 +217,29 @@ def check(recipe: Recipe, target: str) -> None:
             else "no target can: change cluster.nodes, cluster.gpu or cluster.spot"
         )
         raise ConfigError(f"{why}: {hint}")
+
+
+def kept_folder(recipe: Recipe, target: str) -> str:
+    """The folder of a node whose files outlive the run's machines: "/" for machines of yours, "" for none."""
+    if capability(target).engine not in ("sky", "dstack"):
+        return "/"
+    return "/workspace" if recipe.storage.volume else ""
+
+
+def check_bucket(recipe: Recipe, target: str) -> None:
+    """Raises ConfigError where the bucket is a folder that goes away with the target's machines or
+    containers."""
+    if not recipe.storage.bucket:
+        return
+    address = BucketAddress.parse(recipe.storage.bucket, "storage.bucket")
+    kept = kept_folder(recipe, target)
+    if address.is_store or (kept and f"{address.path}/".startswith(f"{kept.rstrip('/')}/")):
+        return
+    volume = f", or a folder below {kept}" if kept else ""
+    raise ConfigError(
+        f"storage.bucket {address.url} is a folder of one machine, and {target} throws its machines away: "
+        f"give s3://NAME/PREFIX, gs:// or r2://{volume}"
+    )
 
 
 def market(recipe: Recipe, target: str) -> str:

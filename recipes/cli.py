@@ -10,6 +10,7 @@ from typing import Any
 
 from recipes import commands, recipe_files
 from trainer.config import ConfigError
+from trainer.config.bucket_address import BucketAddress
 from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED
 
 DESCRIPTION = """SpotRL: recipes for post-training vision-language models, and where to run them.
@@ -71,9 +72,7 @@ def parser() -> argparse.ArgumentParser:
                 case "run":
                     command.add_argument("run", help="id of a run launched from here: see `status`")
                 case "stored":
-                    command.add_argument(
-                        "--bucket", default="", help="of a run that was not launched from here"
-                    )
+                    command.add_argument("--bucket", help="of a run that was not launched from here")
                 case "dry":
                     command.add_argument(
                         "--dry-run", action="store_true", help="show what would run, start nothing"
@@ -85,9 +84,7 @@ def parser() -> argparse.ArgumentParser:
                         help="our own id, under which it saves and resumes; default: a new one",
                     )
                     command.add_argument(
-                        "--bucket",
-                        default="",
-                        help="s3://, gs:// or r2:// URL that checkpoints are pushed to",
+                        "--bucket", help="s3://, gs:// or r2:// URL that checkpoints are pushed to"
                     )
                     command.add_argument(
                         "--reproducible", action="store_true", help="refuse a dirty git tree"
@@ -206,6 +203,9 @@ def parser() -> argparse.ArgumentParser:
     status.add_argument(
         "--watch", action="store_true", help="live, until it ends: step, phase, reward, speed, nodes"
     )
+    add("runs", "runs in a bucket, whoever launched them: how they stand, and why they ended").add_argument(
+        "--bucket", help="s3://NAME/PREFIX as given to `up`; default: all that this desk has used"
+    )
     logs = add("logs", "follow the log of a run", "run", "stored")
     logs.add_argument("--stored", action="store_true", help="from its bucket: the machines are not asked")
     add(
@@ -254,6 +254,9 @@ def main(arguments: list[str]) -> int:
             raise ConfigError(
                 f"`{args.command}` starts no engine that {' '.join(args.flags)} could be passed on to"
             )
+        if "bucket" in args:
+            # Given and empty is a variable that is not set, and no wish to do without.
+            args.bucket = "" if args.bucket is None else BucketAddress.parse(args.bucket, "--bucket").url
         if "set" in args:
             args.recipe, args.set = recipe_files.expand(getattr(args, "recipe", args.command), args.set)
             if args.command in ("evaluate", "serve") and Path(args.recipe).is_dir():
@@ -299,6 +302,8 @@ def dispatch(args: argparse.Namespace) -> int:
             return commands.resume(args)
         case "status":
             return commands.status(args.run, args.bucket, args.watch)
+        case "runs":
+            return commands.runs(args.bucket)
         case "logs":
             return commands.logs(args.run, args.bucket, args.stored)
         case "report":

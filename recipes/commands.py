@@ -184,7 +184,7 @@ def status(run: str | None, bucket: str, watch: bool) -> int:
 
     if watch:
         return sight.watch(run or sight.newest(), bucket)
-    if run and bucket and not run_record.known(run):
+    if run and not run_record.known(run) and sight.url_of(run, bucket):
         return sight.now(run, bucket)
     try:
         code = status_table.show(run)
@@ -195,6 +195,13 @@ def status(run: str | None, bucket: str, watch: bool) -> int:
         print(f"warning: {error}", file=sys.stderr, flush=True)
         code = 0
     return (sight.now(run, bucket) or code) if run else code
+
+
+def runs(bucket: str) -> int:
+    """The runs of a bucket, or of all buckets that this desk knows."""
+    from recipes.drivers import sight
+
+    return sight.runs(bucket)
 
 
 def logs(run: str, bucket: str, stored: bool) -> int:

@@ -49,21 +49,34 @@ class RunRecord:
     rent."""
     ended_s: float = 0.0
     """Unix time from which on nothing is billed any more; 0: not known to have ended."""
+    confirmed: bool = True
+    """Whether the platform was seen to have the run: until then its launch is an intention, which costs
+    nothing."""
+    state: str = ""
+    """What the run was last seen to be: running, finished, failed, stopped, gone, launch failed; "": nobody
+    looked."""
+    why: str = ""
+    """Why it ended or never began, in a line; "": nobody said."""
     earlier_usd: float = 0.0
     """What launches of the same run cost before this one."""
     counted_usd: float | None = None
     """What this one cost as its engine counted, where it counts and was asked."""
 
     def hours(self) -> float:
-        """Since the launch, up to its end."""
+        """Since the launch, up to its end; none of a launch that was never confirmed."""
+        if not self.confirmed:
+            return 0.0
         return max(0.0, self._until() - self.started_s) / 3600
 
     def usd(self) -> float:
         """Dollars so far, all launches together; at most, because machines are billed only once they are
         there.
 
-        At the prices of what the engine was seen to rent, each from when it was seen; else at the launch's.
+        At the prices of what the engine was seen to rent, each from when it was seen; else at the launch's. A
+        launch that its platform was never seen to take costs nothing without evidence.
         """
+        if not self.confirmed:
+            return self.earlier_usd
         if self.counted_usd is not None:
             return self.earlier_usd + self.counted_usd
         until = self._until()
@@ -71,6 +84,13 @@ class RunRecord:
         begins = [self.started_s, *(seen for seen, _, _ in self.rented[1:]), until]
         spans = (max(0.0, min(end, until) - begin) for begin, end in pairwise(begins))
         return self.earlier_usd + sum(rate * span / 3600 for rate, span in zip(rates, spans, strict=True))
+
+    def usd_per_hour_now(self) -> float:
+        """Dollars per hour that are billed now, as far as is known; 0 once it has ended or was never
+        confirmed."""
+        if not self.confirmed or (self.ended_s and self.ended_s <= time.time()):
+            return 0.0
+        return self.rented[-1][1] if self.rented else self.usd_per_hour
 
     def seen(self, usd_per_hour: float, what: str) -> RunRecord:
         """The record with what its engine rents now."""

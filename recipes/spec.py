@@ -13,6 +13,7 @@ from typing import Literal
 
 from trainer import config as run_config
 from trainer.config import ConfigError, RunConfig, unknown_key
+from trainer.config.bucket_address import FORMS, BucketAddress, is_address
 from trainer.config.ranges import check_ranges, within
 from trainer.hardware.gpus import gpu_named
 
@@ -140,7 +141,11 @@ class Budget:
     max_requeues: int = within(20, least=0)
     """Restarts of one batch job (Slurm, PBS), whatever the reason; `resume` submits a new one."""
     idle_minutes: int = within(10, least=0)
-    """Machines go down after this long without a job."""
+    """Machines of managed jobs and of dstack wait this long for the next attempt of a run, then they go
+    down."""
+    keep_minutes: int = within(0, least=0)
+    """A SkyPilot cluster that is no managed job (on demand, servers, preflight) stays this long after its
+    job, for a look at it; 0: it goes down at once, whether the job succeeded or failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,6 +270,8 @@ def override(recipe: Recipe, assignments: list[str]) -> Recipe:
             k in assignment.partition("=")[0] for k in (".nodes", ".workers_per_node")
         ):
             raise ConfigError("placement follows the cluster: set cluster.nodes and cluster.gpus_per_node")
+        elif assignment.partition("=")[0].strip() == "run.id":
+            raise ConfigError("run.id is the launch's own: give it as --run-id")
         elif (key := assignment.partition("=")[0].strip()) in (
             "checkpoint.max_restarts",
             "checkpoint.max_losses",
@@ -298,17 +305,13 @@ def validate(recipe: Recipe) -> None:
         raise ConfigError(f"recipe name {recipe.name!r}: use lower-case letters, digits, dots and dashes")
     for name in (cluster.gpu, *cluster.alternatives) if cluster.gpus_per_node else ():
         gpu_named(name)
-    scheme = recipe.storage.bucket.partition("://")[0]
-    if recipe.storage.bucket and (
-        "://" not in recipe.storage.bucket or scheme not in ("s3", "gs", "r2", "file")
-    ):
-        raise ConfigError(
-            f"storage.bucket {recipe.storage.bucket!r}: write it as s3://, gs://, r2:// or file://name"
-        )
-    if (weights := recipe.storage.weights) and not weights.startswith("/") and "://" not in weights:
-        raise ConfigError(
-            f"storage.weights {weights!r}: write it as s3://, gs:// or r2:// URL, or as an absolute path"
-        )
+    if recipe.storage.bucket:
+        BucketAddress.parse(recipe.storage.bucket, "storage.bucket")
+    weights = recipe.storage.weights
+    if weights and not weights.startswith("/"):
+        if not is_address(weights):
+            raise ConfigError(f"storage.weights {weights!r}: write it as {FORMS}, or as an absolute path")
+        BucketAddress.parse(weights, "storage.weights")
     if recipe.kind == "serve" and cluster.nodes > 1:
         raise ConfigError(f"cluster.nodes is {cluster.nodes}, and one server runs on one node: set it to 1")
     if recipe.kind == "train":

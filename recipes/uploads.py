@@ -62,7 +62,7 @@ def content(folder: str) -> str:
 
 def lines(recipe: Recipe) -> list[str]:
     """What is uploaded, with its size, for a person."""
-    bucket = recipe.storage.bucket.rstrip("/") or "BUCKET"
+    bucket = recipe.storage.bucket or "BUCKET"
     return [
         f"{u.local} ({_gib(u.local):.2f} GiB) to {bucket}/{u.key}"
         for u in recipe.uploads
@@ -74,7 +74,7 @@ def send(recipe: Recipe, python: str, env: dict[str, str]) -> None:
     """Uploads what is not there yet, with its size, speed and time on the screen. Raises ConfigError."""
     for upload, line in zip(_here(recipe), lines(recipe), strict=True):
         print(f"uploading {line}", flush=True)
-        url = f"{recipe.storage.bucket.rstrip('/')}/{upload.key}"
+        url = f"{recipe.storage.bucket}/{upload.key}"
         done = subprocess.run(
             [python, "-m", "trainer.storage", "send", upload.local, url], env=os.environ | env
         )

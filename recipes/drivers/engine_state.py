@@ -4,9 +4,10 @@ JSON."""
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -17,63 +18,158 @@ from recipes.run_record import RunRecord
 from recipes.targets import restarts
 from trainer.config import ConfigError
 
-OVER = ("SUCCEEDED", "CANCELLED", "FAILED", "DONE", "TERMINATED", "GONE")
+STATES = {
+    "SUCCEEDED": "finished",
+    "DONE": "finished",
+    "CANCELLED": "stopped",
+    "TERMINATED": "stopped",
+    "FAILED": "failed",
+}
+"""How a platform's word for an end begins, and ours."""
+LAUNCH_FAILED = "launch failed"
+OVERDUE_S = 300.0
+"""How late a machine may be to go down before it counts as one that costs on."""
+FORGOTTEN_S = 3600.0
+"""A launch that the platform does not know this long after it was asked for was never taken: SkyPilot rents
+its jobs controller first, and its server works on while the desk is away."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Said:
-    """What an engine says of a run."""
+    """What a platform says of a run."""
 
     text: str
     """State, place and recoveries."""
+    state: str = ""
+    """In one word of ours: running, starting, finished, failed, stopped, gone."""
+    why: str = ""
+    """Why it failed or was stopped, where the platform says it."""
     ended_s: float = 0.0
     """Unix time from which on it costs nothing; 0: it may still cost."""
     usd: float | None = None
-    """What the engine itself has counted."""
+    """What the platform itself has counted."""
     usd_per_hour: float = 0.0
     """Of all nodes that it has rented now; 0: not known."""
     rented: str = ""
     """What these are."""
     name: str = ""
-    """The engine's own name for it, where it is not ours."""
+    """The platform's own name for it, where it is not ours."""
+    known: bool = True
+    """False: the platform answered, and has no run of this name."""
     whole: bool = True
     """Whether there is no more to ask it for."""
 
 
-def ask(record: RunRecord) -> Said | None:
-    """Asks SkyPilot or dstack; None for other engines, and where the engine does not answer."""
+@dataclass
+class Answers:
+    """What the platforms' programs print, each asked once, however many runs one looks at."""
+
+    printed: dict[tuple[str, ...], Any] = field(default_factory=dict)
+
+    def rows(self, *command: str) -> Any:
+        """The JSON that a command prints; None if there is none."""
+        if command not in self.printed:
+            self.printed[command] = _json_of(command)
+        return self.printed[command]
+
+
+def ask(record: RunRecord, answers: Answers | None = None) -> Said | None:
+    """Asks SkyPilot or dstack; None for other platforms, and where the platform does not answer."""
+    answers = answers or Answers()
     if record.target.startswith("skypilot"):
-        return _job(record) if record.managed else _cluster(record)
-    return _dstack(record) if record.target.startswith("dstack") else None
+        return _job(record, answers) if record.managed else _cluster(record, answers)
+    return _dstack(record, answers) if record.target.startswith("dstack") else None
 
 
-def _rows(*command: str) -> Any:
-    """The JSON that a command prints; None if there is none."""
-    program = engines.find(command[0])
-    done = (
-        subprocess.run([program or command[0], *command[1:]], capture_output=True, text=True)
-        if program
-        else None
+def is_open(record: RunRecord) -> bool:
+    """Whether only the platform can tell if the run still costs: a cluster counts until it was seen to be
+    gone."""
+    if not record.target.startswith(("skypilot", "dstack")):
+        return False
+    if record.target.startswith("skypilot") and not record.managed:
+        return record.state not in ("gone", LAUNCH_FAILED)
+    return not record.ended_s
+
+
+def noted(record: RunRecord, said: Said | None) -> RunRecord:
+    """The record with what its platform says; no answer changes nothing."""
+    if said is None:
+        return record
+    if not said.known:
+        return _unknown(record, said)
+    ended_s = record.ended_s if record.confirmed else 0.0
+    if ended_s and ended_s < time.time() - OVERDUE_S and not said.ended_s:
+        ended_s = 0.0  # it was to be gone by then, and costs on
+    ended_s = ended_s or said.ended_s
+    return replace(
+        record.seen(said.usd_per_hour, said.rented),
+        confirmed=True,
+        ended_s=ended_s,
+        counted_usd=said.usd if ended_s else record.counted_usd,
+        state=said.state,
+        why=said.why or (record.why if record.confirmed else ""),
     )
-    start = min((i for i in map(done.stdout.find, "[{") if i >= 0), default=-1) if done else -1
-    return json.loads(done.stdout[start:]) if done and done.returncode == 0 and start >= 0 else None
 
 
-def _job(record: RunRecord) -> Said | None:
-    rows = _rows("sky", "jobs", "queue", "-a", "-v", "-o", "json")
-    mine = [row for row in rows or [] if row["job_name"] == record.run_id]
-    if not mine:
+def _unknown(record: RunRecord, said: Said) -> RunRecord:
+    """The record of a run that its platform has not. A queue of jobs forgets what has ended; a cluster is
+    gone."""
+    if record.confirmed:
+        return replace(record, ended_s=record.ended_s or said.ended_s, state=said.state or record.state)
+    if record.ended_s or time.time() - record.started_s < FORGOTTEN_S:
+        return record
+    return launch_failed(record, said.text)
+
+
+def launch_failed(record: RunRecord, why: str) -> RunRecord:
+    """The record of a launch that its platform never took."""
+    return replace(record, ended_s=time.time(), state=LAUNCH_FAILED, why=why)
+
+
+def _json_of(command: tuple[str, ...]) -> Any:
+    program = engines.find(command[0])
+    if not program:
         return None
+    done = subprocess.run([program, *command[1:]], capture_output=True, text=True)
+    if done.returncode:
+        return None
+    # Hints come before it, and colors: an escape sequence has a bracket of its own.
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.stdout)
+    for start in re.finditer(r"[\[{]", text):
+        try:
+            return json.JSONDecoder().raw_decode(text, start.start())[0]
+        except json.JSONDecodeError:
+            continue
+    return None
+
+
+def _job(record: RunRecord, answers: Answers) -> Said | None:
+    rows = answers.rows("sky", "jobs", "queue", "-a", "-v", "-o", "json")
+    if rows is None:
+        return None
+    mine = [row for row in rows if row["job_name"] == record.run_id]
+    if not mine:
+        return Said(text=f"managed job {record.run_id}: not known to SkyPilot", known=False)
     job = max(mine, key=lambda row: row["job_id"])
     place = ", ".join(
         job[key] for key in ("infra", "cluster_resources") if job.get(key) not in (None, "", "-")
     )
-    why = f" ({job['failure_reason']})" if job.get("failure_reason") else ""
+    reason = job.get("failure_reason") or ""
+    why = f" ({reason})" if reason else ""
     moved = f"recovered {job.get('recovery_count') or 0} times"
     text = f"managed job {job['job_id']}: {job['status']}{why}, {place or 'no machine yet'}, {moved}"
+    state = _state(job["status"])
     end = (job.get("end_at") or time.time()) if _over(job["status"]) else 0.0
     usd, what = (0.0, "") if end else _rented(record, job)
-    return Said(text=text, ended_s=end, name=str(job["job_id"]), usd_per_hour=usd, rented=what)
+    return Said(
+        text=text,
+        state=state,
+        why=reason,
+        ended_s=end,
+        name=str(job["job_id"]),
+        usd_per_hour=usd,
+        rented=what,
+    )
 
 
 def _rented(record: RunRecord, job: dict[str, Any]) -> tuple[float, str]:
@@ -89,35 +185,43 @@ def _rented(record: RunRecord, job: dict[str, Any]) -> tuple[float, str]:
     return usd, f"{job.get('infra') or cloud}, {job['cluster_resources']}" if usd else ""
 
 
-def _cluster(record: RunRecord) -> Said | None:
-    rows = _rows("sky", "status", record.run_id, "-o", "json")
+def _cluster(record: RunRecord, answers: Answers) -> Said | None:
+    # Refreshed: SkyPilot's own list has a cluster that went down by itself until it is asked again.
+    rows = answers.rows("sky", "status", "--refresh", "-o", "json")
     if rows is None:
         return None
     mine = [row for row in rows if row["name"] == record.run_id]
     if not mine:
-        return Said(text=f"cluster {record.run_id}: gone", ended_s=time.time())
-    text = f"cluster {record.run_id}: {mine[0]['status']}, {mine[0].get('resources_str') or ''}"
-    return Said(text=text, whole=False)
+        return Said(text=f"cluster {record.run_id}: gone", state="gone", ended_s=time.time(), known=False)
+    status = mine[0]["status"]
+    text = f"cluster {record.run_id}: {status}, {mine[0].get('resources_str') or ''}"
+    return Said(
+        text=text, state={"INIT": "starting", "UP": "running"}.get(status, status.lower()), whole=False
+    )
 
 
-def _dstack(record: RunRecord) -> Said | None:
-    listed, name = _rows("dstack", "ps", "-a", "--json"), engines.dstack_name(record.run_id)
-    mine = [row for row in (listed or {}).get("runs", []) if row["run_spec"]["run_name"] == name]
-    if not mine:
+def _dstack(record: RunRecord, answers: Answers) -> Said | None:
+    listed, name = answers.rows("dstack", "ps", "-a", "--json"), engines.dstack_name(record.run_id)
+    if listed is None:
         return None
+    mine = [row for row in listed.get("runs", []) if row["run_spec"]["run_name"] == name]
+    if not mine:
+        return Said(text=f"dstack run {name}: not known to dstack", known=False)
     run = max(mine, key=lambda row: row["submitted_at"])
     why = run.get("error") or run.get("termination_reason") or ""
     if run["status"] == "done" and (line := _final_line(name)):
         # dstack gets 0 so that it does not start the run again: its own status does not show success.
-        return Said(text=f"dstack run {name}: FAILED: {line}", ended_s=_ended(run), usd=run.get("cost"))
+        text = f"dstack run {name}: FAILED: {line}"
+        return Said(text=text, state="failed", why=line, ended_s=_ended(run), usd=run.get("cost"))
     text = f"dstack run {name}: {run['status']}" + (f" ({why})" if why else "")
+    state = _state(run["status"])
     if _over(run["status"]):
-        return Said(text=text, ended_s=_ended(run), usd=run.get("cost"))
+        return Said(text=text, state=state, why=why, ended_s=_ended(run), usd=run.get("cost"))
     nodes = [job["job_submissions"][-1].get("job_provisioning_data") for job in run.get("jobs", [])]
     found = [node for node in nodes if node]
     what = f"{len(found)} x {found[0]['instance_type']['name']} in {found[0]['region']}" if found else ""
     per_hour = sum(node["price"] for node in found)
-    return Said(text=text, usd=run.get("cost"), usd_per_hour=per_hour, rented=what)
+    return Said(text=text, state=state, usd=run.get("cost"), usd_per_hour=per_hour, rented=what)
 
 
 def _ended(run: dict[str, Any]) -> float:
@@ -136,5 +240,10 @@ def _final_line(name: str) -> str:
     return next((line.strip() for line in reversed(lines) if restarts.FINAL in line), "")
 
 
+def _state(word: str) -> str:
+    """Our word for a state that is an end; the platform's own for any other."""
+    return next((ours for theirs, ours in STATES.items() if word.upper().startswith(theirs)), word.lower())
+
+
 def _over(state: str) -> bool:
-    return state.upper().startswith(OVER)
+    return state.upper().startswith(tuple(STATES))

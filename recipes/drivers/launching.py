@@ -17,7 +17,7 @@ from dataclasses import replace
 from secrets import token_hex
 
 from recipes import capabilities, manifest, run_record, uploads
-from recipes.drivers import desk_python, engine_state, engines, ssh_driver, tokens
+from recipes.drivers import bucket_access, desk_python, engine_state, engines, ssh_driver, tokens
 from recipes.drivers.engines import Commands
 from recipes.plan import cost, memory, prices
 from recipes.presets import own_data
@@ -26,6 +26,7 @@ from recipes.spec import Recipe
 from recipes.targets import dstack, script, ssh
 from recipes.targets.render import render
 from trainer.config import ConfigError
+from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED
 
 
 def up(
@@ -58,6 +59,7 @@ def up(
         planned_usd=(plan.usd or 0.0) if plan else 0.0,
         planned_hours=plan.hours if plan else 0.0,
         earlier_usd=before.usd() if before else 0.0,
+        confirmed=can.engine in ("", "ssh"),
     )
     directory = run_record.RUNS / run_id / "task"
     env = {"RUN_ID": run_id} | ({"BUCKET": recipe.storage.bucket} if recipe.storage.bucket else {})
@@ -68,6 +70,8 @@ def up(
     paths = [str(directory / name) for name in files]
     names = [*secrets, *([script.API_KEY] if recipe.kind == "serve" else [])]
     commands = engines.commands(record, paths, env, names, args.detach)
+    for line in bucket_access.unverified(recipe, secrets):
+        print(f"# --- {line}" if args.dry_run else line, flush=True)
     if args.dry_run:
         return _show(recipe, record, files, commands, env)
     tool(commands)
@@ -76,9 +80,9 @@ def up(
     if recipe.kind == "serve":
         secrets |= {script.API_KEY: tokens.api_key(run_id)}
     if recipe.storage.weights:
-        weights_there(recipe.storage.weights, env | secrets)
+        bucket_access.check_weights(recipe.storage.weights, env | secrets)
     if recipe.storage.bucket and recipe.kind == "train":
-        probe(recipe.storage.bucket, env | secrets)
+        bucket_access.probe(recipe.storage.bucket, env | secrets)
     if recipe.kind == "train" and (lives := alive(record, env | secrets)):
         if not args.takeover:
             raise ConfigError(
@@ -107,9 +111,15 @@ def up(
     )
     if recipe.kind == "serve":
         print(engines.how_to_call(record, recipe.config.run.name), flush=True)
-    code = _run(commands, record, env | secrets)
-    if not code and not args.detach:
-        over(run_id, recipe.budget.idle_minutes if can.engine == "sky" and not record.managed else 0)
+    try:
+        code = _run(commands, record, env | secrets)
+    # Ctrl-C, a program that cannot be started: nothing may cost for ever in `status`
+    except BaseException as error:
+        settle(
+            run_id, EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_CONFIG, args.detach, 0
+        )
+        raise
+    settle(run_id, code, args.detach, 1 + recipe.budget.keep_minutes)
     return code
 
 
@@ -127,21 +137,6 @@ def cheapest_target(recipe: Recipe) -> str:
     raise ConfigError(
         f"no target with known prices can run {recipe.name}: name one with --target (docs/targets.md)"
     )
-
-
-def weights_there(url: str, env: dict[str, str]) -> None:
-    """Raises ConfigError where a run has exported nothing that could be served or scored, before anything is
-    rented."""
-    if url.startswith(("/", "gs://")) and "GOOGLE_SERVICE_ACCOUNT_KEY" not in env:
-        return  # the node's step says it; of Google's stores only machines with an account can tell
-    command = [desk_python.find(), "-m", "trainer.storage", "ls", url]
-    done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
-    if done.returncode:
-        raise ConfigError((done.stderr.strip() or "no answer").splitlines()[-1].removeprefix("error: "))
-    if not {line.split()[-1] for line in done.stdout.splitlines()} & {"config.json", "adapter_config.json"}:
-        raise ConfigError(
-            f"no exported weights at {url}: a run writes them at its end (checkpoint.export_hf), see `launch.py status`"
-        )
 
 
 def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[str]) -> None:
@@ -180,8 +175,7 @@ def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[s
                 "a new node could not resume without the others' files, so several nodes need a bucket: give --bucket "
                 "s3://..., or --set checkpoint.shared_files=true where all of them see the run's directory"
             )
-    if bucket:
-        _check_credentials(bucket, can.cloud, secrets)
+    bucket_access.check_credentials(recipe, target, secrets)
     if recipe.config.logging.wandb == "online" and "WANDB_API_KEY" not in secrets:
         raise ConfigError(
             "logging.wandb is online and there is no token: export WANDB_API_KEY, or set it to offline"
@@ -200,22 +194,6 @@ def _check_hourly(recipe: Recipe, target: str) -> None:
         )
 
 
-def probe(bucket: str, env: dict[str, str]) -> None:
-    """Puts, lists, reads and deletes an object in the bucket, before anything is rented. Raises
-    ConfigError."""
-    if bucket.startswith("gs://") and "GOOGLE_SERVICE_ACCOUNT_KEY" not in env:
-        print(
-            f"{bucket} is not tried from here: the machines have their own account, this one has no key",
-            flush=True,
-        )
-        return
-    command = [desk_python.find(), "-m", "trainer.storage", "probe", bucket]
-    done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
-    if done.returncode:
-        said = (done.stderr.strip() or "it said nothing").splitlines()[-1]
-        raise ConfigError(said.removeprefix("error: "))
-
-
 def alive(record: RunRecord, env: dict[str, str]) -> str:
     """What is known of an earlier launch of this run that has not ended; "" if there is none.
 
@@ -225,7 +203,7 @@ def alive(record: RunRecord, env: dict[str, str]) -> str:
     said = engine_state.ask(before) if before and not before.ended_s else None
     if said and said.whole and not said.ended_s:
         return said.text
-    if not record.bucket or (record.bucket.startswith("gs://") and "GOOGLE_SERVICE_ACCOUNT_KEY" not in env):
+    if not record.bucket or not bucket_access.can_open(record.bucket, env):
         return ""
     command = [desk_python.find(), "-m", "trainer.checkpoint", f"{record.bucket.rstrip('/')}/{record.run_id}"]
     done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
@@ -248,22 +226,6 @@ def _check_memory(recipe: Recipe, target: str) -> None:
         " ".join(f"--set {change}" for change in fix) if fix else "use more nodes, or GPUs with more memory"
     )
     raise ConfigError(f"{recipe.name} does not fit {gpu}: {need.problem}; cheapest change: {advice}")
-
-
-def _check_credentials(bucket: str, cloud: str, secrets: Collection[str]) -> None:
-    match bucket.partition("://")[0]:
-        case "s3" if "AWS_ACCESS_KEY_ID" not in secrets:
-            raise ConfigError(
-                f"no credentials for {bucket}: export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-            )
-        case "r2" if "R2_ACCESS_KEY_ID" not in secrets:
-            raise ConfigError(
-                f"no credentials for {bucket}: export R2_ACCOUNT_ID, R2_ACCESS_KEY_ID, R2_SECRET_ACCESS_KEY"
-            )
-        case "gs" if cloud != "gcp" and "GOOGLE_SERVICE_ACCOUNT_KEY" not in secrets:
-            raise ConfigError(
-                f"no credentials for {bucket} outside GCP: export GOOGLE_SERVICE_ACCOUNT_KEY (the key's JSON)"
-            )
 
 
 def _check_secrets(recipe: Recipe, target: str) -> None:
@@ -314,16 +276,18 @@ def _run(commands: Commands, record: RunRecord, env: dict[str, str]) -> int:
         argv = [engines.find(command[0]) or command[0], *command[1:]]
         if command[0] in ("sbatch", "qsub"):
             done = subprocess.run(argv, env=os.environ | env, capture_output=True, text=True)
-            print(done.stdout.strip() or done.stderr.strip())
+            said = done.stdout.strip() or done.stderr.strip()
+            print(said)
             if done.returncode:
+                engine_state.launch_failed(record, (said or "no word").splitlines()[-1]).save()
                 return done.returncode
-            replace(record, cluster=done.stdout.strip().partition(";")[0]).save()
+            replace(record, cluster=done.stdout.strip().partition(";")[0], confirmed=True).save()
             continue
         code, interrupted = _foreground(argv, os.environ | env)
         if interrupted and command[0] in ("tail", "sky"):
             print(f"\nthe run continues: `launch.py logs {record.run_id}` follows it, `down` ends it")
         if code or interrupted:
-            return 130 if interrupted else code
+            return EXIT_INTERRUPTED if interrupted else code
     return 0
 
 
@@ -366,8 +330,45 @@ def drive(run: str, what: str, dry_run: bool = False) -> int:
     return code
 
 
-def over(run: str, minutes: float = 0.0) -> None:
-    """Notes that a run's machines cost nothing any more, `minutes` from now."""
+def settle(run_id: str, code: int, detached: bool, cluster_minutes: float) -> None:
+    """Notes what came of a launch whose commands have ended with `code`: what still costs, what never began,
+    and why.
+
+    cluster_minutes: until a SkyPilot cluster goes down by itself after its job.
+    """
+    record = run_record.load(run_id)
+    can, interrupted = capabilities.capability(record.target), code == EXIT_INTERRUPTED
+    is_cluster = can.engine == "sky" and not record.managed
+    if not code:
+        record = replace(record, confirmed=True)
+        if not detached:
+            minutes = cluster_minutes if is_cluster else 0
+            record = replace(record, ended_s=time.time() + 60 * minutes, state="finished")
+    elif can.engine in ("sky", "dstack"):
+        said = engine_state.ask(record)
+        record = engine_state.noted(record, said)
+        if record.confirmed and is_cluster and not interrupted:
+            record = replace(record, ended_s=time.time() + 60 * cluster_minutes, why=f"exit code {code}")
+        elif not record.confirmed and said and not interrupted:
+            record = engine_state.launch_failed(
+                record, f"{said.text}; the launch ended with exit code {code}"
+            )
+        elif not record.confirmed:
+            print(
+                f"the launch of {run_id} is not confirmed: `launch.py status {run_id}` asks the platform",
+                flush=True,
+            )
+    elif can.engine in ("", "ssh") and not detached:
+        state, why = ("stopped", "Ctrl-C") if interrupted else ("failed", f"exit code {code}")
+        record = replace(record, ended_s=time.time(), state=state, why=why)
+    elif not record.ended_s and (not record.confirmed or detached):
+        record = engine_state.launch_failed(record, "Ctrl-C" if interrupted else f"exit code {code}")
+    record.save()
+
+
+def over(run: str) -> None:
+    """Notes that `down` has given a run's machines back."""
     record = run_record.load(run)
-    if not record.ended_s:
-        replace(record, ended_s=time.time() + 60 * minutes).save()
+    is_cluster = record.target.startswith("skypilot") and not record.managed
+    state = "gone" if is_cluster else record.state if record.ended_s else "stopped"
+    replace(record, ended_s=record.ended_s or time.time(), state=state).save()

@@ -19,15 +19,18 @@ from recipes.run_record import PULLED, RunRecord
 from trainer.config import ConfigError
 from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED
 
+BUCKET = "bucket"
+"""File beside what was fetched: the bucket that it came from, where the run was not launched from here."""
 EVERY_S = 10.0
 """Between two looks into the bucket."""
 
 
 def files(run: str, bucket: str = "") -> Path:
-    """The folder with a run's files, fetched if they are not here. Raises ConfigError where there are
-    none."""
+    """The folder with a run's files, fetched where a bucket is named or they are not here. Raises ConfigError
+    where there are none, SystemExit where the bucket has none, even if older files were fetched from another
+    one."""
     for path in (Path(run), run_record.RUNS / run):
-        if (path / "metrics.jsonl").exists() or (path / "config.yaml").exists():
+        if not bucket and ((path / "metrics.jsonl").exists() or (path / "config.yaml").exists()):
             return path
     url = url_of(run, bucket)
     folder = run_record.RUNS / run / PULLED
@@ -35,15 +38,32 @@ def files(run: str, bucket: str = "") -> Path:
         raise ConfigError(
             f"no run at {run}: give the id or the folder of a run, and --bucket for one that was not launched from here"
         )
-    if (code := mirror("pull", url, folder)) and not (folder / "metrics.jsonl").exists():
+    code = mirror("pull", url, folder)
+    if code == EXIT_CONFIG or (code and not (folder / "metrics.jsonl").exists()):
         raise SystemExit(code)
+    if code:
+        print(f"{url} does not answer: this is what was fetched before", file=sys.stderr, flush=True)
+    else:
+        remember(run, bucket)
     return folder
+
+
+def remember(run: str, bucket: str) -> None:
+    """Notes where a run that was not launched from here lies, so that its id is enough from now on."""
+    if bucket and not run_record.known(run):
+        (run_record.RUNS / run / PULLED / BUCKET).write_text(bucket + "\n")
+
+
+def remembered() -> dict[str, str]:
+    """Run -> bucket of the runs that were fetched and not launched from here."""
+    notes = sorted(run_record.RUNS.glob(f"*/{PULLED}/{BUCKET}"))
+    return {note.parents[1].name: note.read_text().strip() for note in notes}
 
 
 def url_of(run: str, bucket: str = "") -> str:
     """Where a run's files are in its bucket; "" for a run without one."""
-    if not bucket and run_record.known(run):
-        bucket = run_record.load(run).bucket
+    if not bucket:
+        bucket = run_record.load(run).bucket if run_record.known(run) else remembered().get(run, "")
     return f"{bucket.rstrip('/')}/{run}" if bucket else ""
 
 
@@ -67,8 +87,25 @@ def pull(run: str, bucket: str, weights: bool) -> int:
     folder = run_record.RUNS / run / PULLED
     code = mirror("pull", url, folder, *(["--weights"] if weights else []))
     if not code:
+        remember(run, bucket)
         print(folder)
     return code
+
+
+def runs(bucket: str) -> int:
+    """Lists the runs of a bucket; of the buckets that this desk knows where none is named. Raises
+    ConfigError."""
+    records = map(run_record.load, run_record.names())
+    known = {record.bucket for record in records} | set(remembered().values())
+    buckets = [bucket] if bucket else sorted(known - {""})
+    if not buckets:
+        raise ConfigError("no run was launched from here into a bucket: give --bucket")
+    worst = 0
+    for url in buckets:
+        print(f"{url}:", flush=True)
+        command = [desk_python.find(), "-m", "trainer.observe.mirror", "runs", url]
+        worst = subprocess.run(command, env=_env()).returncode or worst
+    return worst
 
 
 def profile(run: str, bucket: str, fetch: bool) -> int:
@@ -144,7 +181,10 @@ def logs(run: str, bucket: str, stored: bool) -> int:
 
 def report(runs: list[str], bucket: str) -> int:
     """One HTML file of a run, or of several over each other."""
-    folders = [files(run, bucket) for run in runs]
+    try:
+        folders = [files(run, bucket) for run in runs]
+    except SystemExit as refused:  # the mirror has said why
+        return int(refused.code or 0)
     for run, folder in zip(runs, folders, strict=True):
         if run_record.known(run):
             (folder / "cost.json").write_text(json.dumps(costs(run_record.load(run))))

@@ -1,63 +1,164 @@
-"""`status`: the runs launched from here, their cost so far and last step; of one run also what its engine
-says."""
+"""`status`: the runs launched from here: where, alive or how they ended, what they cost, their last step.
+
+Platforms are asked once each, and only where a run may still cost; of a single run there is also what its own
+says.
+"""
 
 from __future__ import annotations
 
 import json
+import textwrap
 import time
 from dataclasses import replace
-
-from rich.console import Console
-from rich.table import Table
+from pathlib import Path
+from typing import Any
 
 from recipes import run_record
-from recipes.drivers import engine_state, launching
+from recipes.drivers import engine_state, launching, sight
+from recipes.drivers.engine_state import LAUNCH_FAILED, Said
 from recipes.run_record import RUNS, RunRecord
+
+WIDTH = 80
+"""Columns of the table, which is that of a terminal nobody has resized."""
+NOT_CONFIRMED = "launch not confirmed"
+BAD_ENDS = ("failed", "died", LAUNCH_FAILED)
+LOGS = ("launch.log", f"{run_record.PULLED}/launch.log", "slurm.log", "pbs.log", "local.log")
+TAIL_BYTES = 64 << 10
 
 
 def show(run: str | None) -> int:
-    """One line per run, what it cost beside what was planned; of a single run also what its engine says."""
-    names = [run] if run else run_record.names()
-    said = engine_state.ask(run_record.load(run)) if run else None
-    if run and said:
-        record = run_record.load(run).seen(said.usd_per_hour, said.rented)
-        if ended_s := record.ended_s or said.ended_s:
-            record = replace(record, counted_usd=said.usd, ended_s=ended_s)
-        record.save()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("run", "target", "started", "hours (plan)", "$ at most (plan)", "last step"):
-        table.add_column(column)
-    for name in names:
-        record = run_record.load(name)
-        if said and said.usd is not None:
-            record = replace(record, counted_usd=said.usd)
-        started = time.strftime("%m-%d %H:%M", time.gmtime(record.started_s))
-        spent = f"{record.usd():.2f}" if record.usd_per_hour or record.rented else "-"
-        hours = f"{record.hours():.1f}" + (f" ({record.planned_hours:.1f})" if record.planned_hours else "")
-        spent += f" ({record.planned_usd:.0f})" if record.planned_usd else ""
-        table.add_row(name, record.target, started, hours, spent, last_step(record))
-    Console().print(table if names else "no run was launched from here")
+    """A few lines per run, the newest last; of a single run also what its platform says."""
+    records = [run_record.load(run)] if run else run_record.newest_first()[::-1]
+    answers = engine_state.Answers()
+    said = None
+    shown = []
+    for record in records:
+        if run or engine_state.is_open(record):
+            said = engine_state.ask(record, answers)
+            shown.append(_noted(record, said))
+        else:
+            shown.append(record)
+    print("\n".join(table(shown, whole=bool(run))) if shown else "no run was launched from here")
+    if not run:
+        for name, bucket in sight.remembered().items():
+            print(f"{name}: fetched from {bucket}, not launched from here")
+        return 0
     if said:
         print(said.text)
     if said and said.usd_per_hour:
-        print(
-            f"rented: {said.rented}: ${said.usd_per_hour:.2f} per hour{_expected(run_record.load(run or ''))}"
-        )
-    return 0 if not run or (said and said.whole) else launching.drive(run, "status")
+        print(f"rented: {said.rented}: ${said.usd_per_hour:.2f} per hour{_expected(shown[0])}")
+    return 0 if said and said.whole else launching.drive(run, "status")
+
+
+def _noted(record: RunRecord, said: Said | None) -> RunRecord:
+    """The record as its platform says it is, kept for the next look; dollars of a run that goes on are only
+    shown."""
+    noted = engine_state.noted(record, said)
+    if noted != record:
+        noted.save()
+    if said and said.usd is not None:
+        return replace(noted, counted_usd=said.usd)
+    return noted
+
+
+def table(records: list[RunRecord], whole: bool) -> list[str]:
+    """The lines of all runs in WIDTH columns, then what costs now. whole: reasons are not cut."""
+    lines = [
+        f"{'run':<66}started UTC",
+        f"  {'target':<20}{'state':<21}{'hours (plan)':<15}$ at most (plan)",
+    ]
+    for record in records:
+        lines += ["", *_lines(record, whole)]
+    return lines + costing(records)
+
+
+def _lines(record: RunRecord, whole: bool) -> list[str]:
+    started = time.strftime("%m-%d %H:%M", time.gmtime(record.started_s))
+    hours = f"{record.hours():.1f}" + (f" ({record.planned_hours:.1f})" if record.planned_hours else "")
+    billed = record.usd_per_hour or record.rented or record.counted_usd or record.earlier_usd
+    dollars = f"{record.usd():.2f}" if billed else "-"
+    dollars += f" ({record.planned_usd:.0f})" if record.planned_usd else ""
+    state = state_of(record)
+    lines = [
+        f"{record.run_id:<66}{started}",
+        f"  {record.target:<20}{state:<21}{hours:<15}{dollars}",
+    ]
+    if step := last_step(record):
+        lines.append(f"  step {step}")
+    reason = record.why or (last_words(record) if state in BAD_ENDS else "")
+    if reason:
+        lines.append(f"  {reason if whole else textwrap.shorten(reason, WIDTH - 2, placeholder=' ...')}")
+    return lines
+
+
+def state_of(record: RunRecord) -> str:
+    """What a run is, in a word or two, as far as this machine knows."""
+    if not record.confirmed:
+        return record.state if record.ended_s else NOT_CONFIRMED
+    if record.ended_s > time.time():
+        return "going down"
+    if record.ended_s and record.state:
+        return record.state
+    return _of_progress(record) or record.state or ("ended" if record.ended_s else "launched")
+
+
+def _of_progress(record: RunRecord) -> str:
+    """What the run itself has written; "" where its files are not here."""
+    for folder in (RUNS / record.run_id, RUNS / record.run_id / run_record.PULLED):
+        progress = _read(folder / "progress.json")
+        if not progress:
+            continue
+        here = record.target == "local" and folder.name != run_record.PULLED
+        gone = here and not Path(f"/proc/{progress.get('pid')}").exists()
+        return "died" if gone and progress["status"] == "running" else progress["status"]
+    return ""
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):  # not there, or being written
+        return {}
+
+
+def last_step(record: RunRecord) -> str:
+    """The last whole line of the run's metrics, where they are on this machine or were fetched; else ""."""
+    path = run_record.metrics_of(RUNS / record.run_id)
+    for line in reversed(_tail(path) if path else []):
+        try:
+            row = json.loads(line)
+            reward = row.get("reward/mean")
+            return f"{row['step']}" + (f", reward {float(reward):.2f}" if reward is not None else "")
+        except (ValueError, KeyError, TypeError):  # a line that a kill has torn
+            continue
+    return ""
+
+
+def last_words(record: RunRecord) -> str:
+    """The last line of the newest log that is here; "" without one."""
+    found = [path for name in LOGS if (path := RUNS / record.run_id / name).is_file()]
+    for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
+        if lines := [line.strip() for line in _tail(path) if line.strip()]:
+            return lines[-1]
+    return ""
+
+
+def _tail(path: Path) -> list[str]:
+    """Lines at the end of a file, however long it is."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        return file.read().decode(errors="replace").splitlines()
+
+
+def costing(records: list[RunRecord]) -> list[str]:
+    """What is billed now, per hour, and how to end it; [] where nothing is."""
+    rates = {record.run_id: rate for record in records if (rate := record.usd_per_hour_now())}
+    if not rates:
+        return []
+    told = ", ".join(f"{run} ${rate:.2f}" for run, rate in rates.items())
+    text = f"still costing ${sum(rates.values()):.2f} per hour ({told}): `launch.py down RUN` ends one"
+    return ["", *textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)]
 
 
 def _expected(record: RunRecord) -> str:
     return f" (at the launch the cheapest was ${record.usd_per_hour:.2f})" if record.usd_per_hour else ""
-
-
-def last_step(record: RunRecord) -> str:
-    """The last line of the run's metrics, where they are on this machine or were fetched."""
-    path = run_record.metrics_of(RUNS / record.run_id)
-    if not path:
-        return "-"
-    lines = path.read_text().splitlines()
-    if not lines:
-        return "-"
-    row = json.loads(lines[-1])
-    reward = row.get("reward/mean")
-    return f"{row['step']}" + (f", reward {reward:.2f}" if reward is not None else "")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from dataclasses import replace
 
 from recipes import recipe_files
 from recipes.presets import demo, gsm8k, own_data, preflight, serving, sft, vision
 from recipes.spec import Recipe, override, placed, validate
 from trainer.config import ConfigError
+from trainer.config.bucket_address import BucketAddress
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "demo": demo.demo,
@@ -64,4 +66,8 @@ def resolve(name: str, overrides: list[str]) -> Recipe:
     """The recipe of that name with its overrides, validated."""
     recipe = own_data.prepared(override(get(name), overrides), overrides)
     validate(recipe)
-    return recipe
+    if not recipe.storage.bucket:
+        return recipe
+    # keys are joined to it with one slash
+    bucket = BucketAddress.parse(recipe.storage.bucket, "storage.bucket")
+    return replace(recipe, storage=replace(recipe.storage, bucket=bucket.url))

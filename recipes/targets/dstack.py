@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipes.capabilities import capability, gpus_for, market, uses_spot, variant
+from recipes.capabilities import capability, gpus_for, kept_folder, market, uses_spot, variant
 from recipes.plan.prices import price
 from recipes.spec import Recipe
 from recipes.targets import restarts, script
@@ -115,7 +115,12 @@ def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
     }
     if recipe.cluster.gpus_per_node and recipe.kind != "serve":
         task["utilization_policy"] = {"min_gpu_utilization": 5, "time_window": "1h"}
-    begin = script.preamble("/workspace", bucket=recipe.kind == "train", data=script.data_directory(recipe))
+    begin = script.preamble(
+        "/workspace",
+        bucket=recipe.kind == "train",
+        data=script.data_directory(recipe),
+        kept_folder=kept_folder(recipe, target),
+    )
     body = begin + script.setup_commands(recipe, EXIT_PREFLIGHT) + script.write_config(recipe)
     body += script.keep_commands(recipe)
     task["commands"] = [restarts.dstack_command(recipe, body)]

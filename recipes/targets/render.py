@@ -34,6 +34,7 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
     recipe."""
     validate(recipe)
     capabilities.check(recipe, target)
+    capabilities.check_bucket(recipe, target)
     if capabilities.capability(target).shared_files and recipe.cluster.nodes > 1 and recipe.kind == "train":
         saving = replace(recipe.config.checkpoint, shared_files=True)  # so that the bucket may be left out
         recipe = replace(recipe, config=replace(recipe.config, checkpoint=saving))

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 
 import yaml
 
-from recipes.spec import PLACEHOLDERS, Recipe, Step
+from recipes.spec import MARKS, PLACEHOLDERS, Recipe, Step
 from trainer.config import RunConfig, override, to_dict
 from trainer.exit_codes import EXIT_CONFIG
 
@@ -64,8 +65,7 @@ def on_node(recipe: Recipe) -> Recipe:
     config = recipe.config
     for upload in recipe.uploads:
         config = override(config, [f"{upload.field}={upload.there}"])
-    used = {f"{path}/manifest.json" for path in (config.data.path, config.evaluation_path)}
-    steps = [step for step in recipe.steps if step.module != "data_prep" or step.creates in used]
+    steps = _needed(recipe.steps, config)
     if weights := recipe.storage.weights:
         made = (
             weights,
@@ -76,6 +76,19 @@ def on_node(recipe: Recipe) -> Recipe:
         steps.append(Step(creates=f"{WEIGHTS}/config.json", module="trainer.checkpoint.weights", args=made))
         config = override(config, [f"model.path={WEIGHTS}", "model.revision="])
     return replace(recipe, config=config, steps=(*(upload.step for upload in recipe.uploads), *steps))
+
+
+def _needed(steps: Sequence[Step], config: RunConfig) -> list[Step]:
+    """The steps whose result the run reads, and those that such a step reads: no tiny model beside one of
+    your own."""
+    read = [config.model.path, config.data.path, config.evaluation_path]
+    needed: list[Step] = []
+    for step in reversed(steps):  # a step reads what an earlier one has made
+        folder, _, mark = step.creates.rpartition("/")
+        if mark not in MARKS.values() or folder in read:
+            needed.insert(0, step)
+            read += step.args
+    return needed
 
 
 def written_by(recipe: Recipe, target: str) -> str:
@@ -144,11 +157,15 @@ def word(argument: str) -> str:
     return shlex.quote(argument)
 
 
-def preamble(work: str, bucket: bool, runs: str = "$WORK/runs", data: str = "$WORK/data") -> str:
+def preamble(
+    work: str, bucket: bool, runs: str = "$WORK/runs", data: str = "$WORK/data", kept_folder: str = "/"
+) -> str:
     """Strict mode and the directories: `work`, `runs` and `data` are shell expressions; `bucket` asks for
     BUCKET.
 
     `data` goes elsewhere where `work` is a volume that all nodes see: each prepares its own copy there.
+    kept_folder: what outlives the machine, so that BUCKET may be a file:// address below it
+    (capabilities.kept_folder).
     """
     ask = ': "${BUCKET:?the bucket that checkpoints are pushed to is missing: give BUCKET=s3://..., gs://... or r2://...}"'
     names = " ".join((*SECRETS, *SETTINGS))
@@ -156,6 +173,8 @@ def preamble(work: str, bucket: bool, runs: str = "$WORK/runs", data: str = "$WO
         "set -euo pipefail",
         ': "${RUN_ID:?the id of the run is missing: give RUN_ID}"',
         ask if bucket else ': "${BUCKET:=}"',
+        f'[ -z "$BUCKET" ] || bash trainer/bucket.sh "$BUCKET" "{kept_folder}"',
+        'BUCKET="${BUCKET%/}"',
         f'export WORK="${{WORK:-{work}}}"',
         f'export DATA="${{DATA:-{data}}}" MODELS="${{MODELS:-$WORK/models}}" RUNS="${{RUNS:-{runs}}}"',
         'export HF_HOME="${HF_HOME:-$WORK/huggingface}"',

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from recipes.capabilities import CAPABILITIES, capability, engine_gpu, gpus_for, managed
+from recipes.capabilities import CAPABILITIES, capability, engine_gpu, gpus_for, kept_folder, managed
 from recipes.plan import cost
 from recipes.spec import Recipe
 from recipes.targets import restarts, script
@@ -77,7 +77,12 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
         # With `network_tier: best` SkyPilot gives a container 1 GiB of /dev/shm; the host's goes before.
         task["config"] = {"docker": {"run_options": ["--ipc=host"]}}
     work = "/workspace" if can.cloud == "runpod" or recipe.storage.volume else "$HOME/spotrl"
-    begin = script.preamble(work, bucket=recipe.kind == "train", data=script.data_directory(recipe))
+    begin = script.preamble(
+        work,
+        bucket=recipe.kind == "train",
+        data=script.data_directory(recipe),
+        kept_folder=kept_folder(recipe, target),
+    )
     task["setup"] = begin + script.setup_commands(recipe, EXIT_PREFLIGHT)
     check = script.driver_check(recipe, EXIT_PREFLIGHT)
     ready = check + script.write_config(recipe) + script.keep_commands(recipe)
@@ -116,7 +121,7 @@ def _resources(recipe: Recipe, target: str) -> dict[str, Any]:
         "memory": f"{cluster.memory_gib}+",
         "disk_size": cluster.disk_gib,
         "ports": [script.PORT if recipe.kind == "serve" else DASHBOARD_PORT],
-        "autostop": {"idle_minutes": budget.idle_minutes, "down": True},
+        "autostop": _autostop(recipe, target),
         "job_recovery": restarts.sky(recipe),
     }
     if not cluster.gpus_per_node or can.cloud == "kubernetes":
@@ -129,6 +134,14 @@ def _resources(recipe: Recipe, target: str) -> dict[str, Any]:
     if len(choices) == 1:
         return choices[0] | common
     return {"ordered": choices} | common
+
+
+def _autostop(recipe: Recipe, target: str) -> dict[str, Any]:
+    """When machines without a job go down. SkyPilot takes 0 minutes for 1; an open ssh session, which is also
+    that of `launch.py dashboard`, would keep a cluster, so only jobs count."""
+    if managed(recipe, target):
+        return {"idle_minutes": recipe.budget.idle_minutes, "down": True}
+    return {"idle_minutes": recipe.budget.keep_minutes, "wait_for": "jobs", "down": True}
 
 
 def _choices(recipe: Recipe, target: str) -> list[dict[str, Any]]:

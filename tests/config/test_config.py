@@ -149,7 +149,7 @@ def test_several_nodes_need_a_store_or_shared_files():
     base = c.override(c.RunConfig(), ["placement.nodes=2"])
     with pytest.raises(c.ConfigError, match=r"checkpoint\.remote is empty.*set it to a bucket.*shared_files"):
         c.validate_saving(base)
-    for change in ("checkpoint.remote=s3://b", "checkpoint.shared_files=true", "placement.nodes=1"):
+    for change in ("checkpoint.remote=s3://mine", "checkpoint.shared_files=true", "placement.nodes=1"):
         c.validate_saving(c.override(base, [change]))
 
 

@@ -10,7 +10,7 @@ import pytest
 from written_run import picture, values, write_run
 
 from trainer.config import ConfigError, RunConfig, override
-from trainer.observe import charts, report, report_charts
+from trainer.observe import charts, report, report_charts, report_page
 from trainer.observe.charts import Chart, Frame, Line
 from trainer.observe.metrics import Metrics, Phases
 
@@ -267,3 +267,18 @@ def test_phases_have_a_colour_in_both_displays_and_a_row_in_the_table():
 
     phases = {n[5:-2] for n in NAMES if n.startswith("time/")} - {"step", "unix"}
     assert phases == set(PHASE_COLORS) - {"other"} == set(report_charts.PHASE_COLORS)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/models/SmolLM2-135M-Instruct", "SmolLM2-135M-Instruct"),
+        ("Qwen/Qwen3-VL-8B-Instruct", "Qwen3-VL-8B-Instruct"),
+        ("/home/me/runs/warm/hf", "warm"),
+        ("runs/warm/pulled/hf", "warm"),
+        ("runs/warm/checkpoints/hf/", "warm"),
+        ("hf", "hf"),
+    ],
+)
+def test_a_model_is_called_by_its_name_and_an_export_by_its_run(path, name):
+    assert report_page.model_name(path) == name

@@ -112,7 +112,7 @@ def plans(files: dict[str, str]) -> dict:
     out = {}
     for name, text in sorted(files.items(), key=lambda item: not item[0].endswith(".fleet.yaml")):
         configuration = parse_apply_configuration(
-            yaml.safe_load(text.replace("\n- RUN_ID\n- BUCKET\n", "\n- RUN_ID=r\n- BUCKET=s3://b\n"))
+            yaml.safe_load(text.replace("\n- RUN_ID\n- BUCKET\n", "\n- RUN_ID=r\n- BUCKET=s3://mine\n"))
         )
         started = time.monotonic()
         try:

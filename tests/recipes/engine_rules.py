@@ -24,7 +24,7 @@ def sky_restarts(text: str, codes: list[int]) -> int:
     from sky import backends
     from sky.jobs import recovery_strategy
 
-    given = [("RUN_ID", "r"), ("BUCKET", "s3://b")]
+    given = [("RUN_ID", "r"), ("BUCKET", "s3://mine")]
     task = sky.Task.from_yaml_config(yaml.safe_load(text), env_overrides=given)
     executor = recovery_strategy.StrategyExecutor.make(
         "cluster", backends.CloudVmRayBackend(), task, 1, 0, None, set(), asyncio.Lock(), asyncio.Condition()
@@ -50,7 +50,7 @@ async def dstack_restarts(text: str, questions: list[list[int]]) -> list[int]:
     database.override_db(database.Database(url, engine=engine))
     async with engine.begin() as connection:
         await connection.run_sync(BaseModel.metadata.create_all)
-    text = text.replace("\n- RUN_ID\n", "\n- RUN_ID=r\n").replace("\n- BUCKET\n", "\n- BUCKET=s3://b\n")
+    text = text.replace("\n- RUN_ID\n", "\n- RUN_ID=r\n").replace("\n- BUCKET\n", "\n- BUCKET=s3://mine\n")
     configuration = parse_apply_configuration(yaml.safe_load(text))
     answers = []
     async with database.get_session_ctx() as session:

@@ -87,7 +87,7 @@ def test_our_command_is_taken_and_its_dry_run_ends_well(page, words, refusal, mo
     replace(seven, bucket="s3://mine", overrides=["storage.bucket=s3://mine"]).save()  # what pages call yours
     if args.command in ("serve", "evaluate"):
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "stand-in")
-    bucket = getattr(args, "bucket", "")
+    bucket = getattr(args, "bucket", "") or ""
     if bucket.startswith("s3://"):
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "stand-in")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "stand-in")

@@ -71,18 +71,50 @@ BAD = [
     (["up", "grpo-qwen2.5-vl-72b-mathv60k", "--target", "skypilot-runpod"], "use dstack-runpod"),
     (["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-gcp"], "give --bucket s3://"),
     (
-        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "s3://b"],
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "s3://mine"],
         "export AWS_ACCESS_KEY_ID",
     ),
     (
-        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "gs://b"],
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "gs://mine"],
         "GOOGLE_SERVICE_ACCOUNT_KEY",
     ),
     (
-        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "r2://b"],
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "r2://mine"],
         "export R2_ACCOUNT_ID",
     ),
-    (["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--bucket", "ftp://b"], "write it as s3://"),
+    (
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--bucket", "ftp://b"],
+        "write it as s3://NAME/PREFIX",
+    ),
+    (
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "s3://"],
+        "names no bucket",
+    ),
+    (["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--bucket", ""], "that variable is not set"),
+    (
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--bucket", "  ", "--dry-run"],
+        "variable is not set",
+    ),
+    (
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--set", "storage.bucket=s3:/a"],
+        "unknown form",
+    ),
+    (["pull", "mine", "--bucket", "s3://$MINE"], "holds a variable that was not filled in"),
+    (
+        ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "file:///data"],
+        "a folder of one machine, and skypilot-runpod throws its machines away",
+    ),
+    (
+        [
+            "render",
+            "grpo-qwen2.5-vl-7b-mathv60k",
+            "--target",
+            "dstack-gcp",
+            "--set",
+            "storage.bucket=file:///data",
+        ],
+        "a folder of one machine, and dstack-gcp throws its machines away",
+    ),
     (
         ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--set", "logging.wandb=online"],
         "export WANDB_API_KEY",
@@ -102,6 +134,7 @@ BAD = [
     (["up", "grpo-qwen2.5-vl-72b-mathv60k", "--hosts", "a,b,c,c"], "names a machine twice"),
     (["up", "grpo-qwen2.5-vl-72b-mathv60k", "--hosts", "a,b,c,d:x"], "write it as"),
     (["up", "demo", "--set", "rollout.max_token=1"], "did you mean rollout.max_tokens?"),
+    (["up", "demo", "--set", "run.id=x"], "give it as --run-id"),
     (["up", "demo", "--set", "rollout"], "write it as section.key=value"),
     (["up", "demo", "--run-id", "Bad/Id"], "lower-case letters"),
     (["render", "demo"], "name a target with --target"),
@@ -171,23 +204,41 @@ def test_the_demo_of_sft_trains_an_adapter_on_the_other_demos_model(capsys):
     assert models[0] == models[1] and "rank: 16" in shown["sft-lora"] and "zero_stage: 2" in shown["sft-lora"]
 
 
+def test_the_demo_of_another_model_or_of_other_rows_makes_only_what_it_reads(capsys, tmp_path):
+    def modules(*overrides):
+        code, out, _ = run(
+            capsys, "demo", "--dry-run", *[part for text in overrides for part in ("--set", text)]
+        )
+        assert code == 0
+        return re.findall(r"-m (examples\.demo\.\w+)", out)
+
+    for name, mark in (("model", "config.json"), ("rows", "manifest.json")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / mark).write_text("{}")
+    shapes, warm = "examples.demo.shapes", "examples.demo.warm_start"
+    assert modules() == [shapes, warm]
+    assert modules(f"model.path={tmp_path}/model") == [shapes]
+    assert modules(f"data.path={tmp_path}/rows") == [shapes, warm], "the warm start is made from the shapes"
+    assert modules(f"data.path={tmp_path}/rows", f"model.path={tmp_path}/model") == []
+
+
 def test_dry_run_shows_task_and_commands_and_starts_nothing(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "KEY-ID")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "TOP-SECRET")
     code, out, _ = run(
-        capsys, "up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "s3://b", "--dry-run",
-        "--run-id", "mine",
+        capsys, "up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "s3://mine",
+        "--run-id", "mine", "--dry-run",
     )  # fmt: skip
     assert code == 0 and "num_nodes: 1" in out and "TOP-SECRET" not in out and "KEY-ID" not in out
     last = out.strip().splitlines()[-1]
-    assert "sky jobs launch -y -n mine" in last and "--env RUN_ID=mine --env BUCKET=s3://b" in last
+    assert "sky jobs launch -y -n mine" in last and "--env RUN_ID=mine --env BUCKET=s3://mine" in last
     assert "--secret AWS_ACCESS_KEY_ID --secret AWS_SECRET_ACCESS_KEY" in last
     assert not (tmp_path / "runs").exists()
 
 
 def test_the_default_target_is_the_cheapest(capsys, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
-    code, out, _ = run(capsys, "up", "grpo-qwen2.5-vl-72b-mathv60k", "--bucket", "s3://b", "--dry-run")
+    code, out, _ = run(capsys, "up", "grpo-qwen2.5-vl-72b-mathv60k", "--bucket", "s3://mine", "--dry-run")
     assert code == 0 and "dstack apply" in out.splitlines()[-1]
 
 

@@ -3,6 +3,7 @@ decides."""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,6 +55,7 @@ def checkout(tmp_path):
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer/setup.sh").write_text("exit ${SETUP_CODE:-0}\n")
     (tmp_path / "trainer/driver.sh").write_text("")
+    shutil.copy(ROOT / "trainer/bucket.sh", tmp_path / "trainer")
     python = tmp_path / ".venvs/gpu/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text(
@@ -79,7 +81,7 @@ def environment(checkout, code, **more):
         "HOME": str(checkout),
         "WORK": str(checkout / "w"),
         "RUN_ID": "r",
-        "BUCKET": "s3://b",
+        "BUCKET": "s3://mine",
     }
     return env | {"CODE": str(code)} | more
 
@@ -220,7 +222,8 @@ def test_files_for_rented_machines_want_a_run_id():
     for target in ("skypilot-runpod", "skypilot", "skypilot-gcp", "skypilot-kubernetes"):
         assert yaml.safe_load(main_file(ONE, target))["envs"]["RUN_ID"] is None
     code = (
-        "import sys, sky, yaml; sky.Task.from_yaml_config(yaml.safe_load(sys.stdin), [('BUCKET', 's3://b')])"
+        "import sys, sky, yaml; "
+        "sky.Task.from_yaml_config(yaml.safe_load(sys.stdin), [('BUCKET', 's3://mine')])"
     )
     env = os.environ | {"SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
     done = subprocess.run(

@@ -24,8 +24,10 @@ from recipes.plan import sizing
 from recipes.presets import resolve
 from recipes.run_record import RunRecord
 from recipes.targets.render import render
+from tests import servers
 from trainer import config as c
 from trainer.config import ConfigError
+from trainer.storage.storage import Storage
 
 ROOT = Path(__file__).parents[2]
 LORA = "grpo-qwen2.5-vl-72b-lora-mathv60k"
@@ -114,13 +116,14 @@ def test_what_cannot_be_served_is_refused_in_a_line(capsys):
 
 def test_nothing_is_rented_for_weights_that_are_not_there(capsys, tmp_path, monkeypatch):
     stand_in(tmp_path, monkeypatch, "sky", "")
-    record(bucket=f"file://{tmp_path}/bucket")
-    code, _, err = run(capsys, "serve", "mine", "--target", "skypilot-runpod")
-    assert code == 2 and "no exported weights at" in err and not (tmp_path / "calls").exists()
-    export = tmp_path / "bucket/mine" / trained.EXPORT
-    export.mkdir(parents=True, exist_ok=True)
-    (export / "config.json").write_text("{}")
-    code, out, err = run(capsys, "serve", "mine", "--target", "skypilot-runpod", "--run-id", "served")
+    record(bucket="s3://bucket")
+    with servers.rclone(tmp_path / "disk") as server:
+        for name, value in server.env.items():
+            monkeypatch.setenv(name, value)
+        code, _, err = run(capsys, "serve", "mine", "--target", "skypilot-runpod")
+        assert code == 2 and "no exported weights at" in err and not (tmp_path / "calls").exists()
+        Storage(f"s3://bucket/mine/{trained.EXPORT}").put_bytes("config.json", b"{}")
+        code, out, err = run(capsys, "serve", "mine", "--target", "skypilot-runpod", "--run-id", "served")
     assert code == 0, err
     key = run_record.RUNS / "served/api.key"
     assert stat.S_IMODE(key.stat().st_mode) == 0o600 and len(key.read_text()) >= 32

@@ -31,7 +31,7 @@ def bucket(tmp_path, monkeypatch):
     """A bucket with the run `far`, of 6 steps, whose machine is gone."""
     monkeypatch.setattr(desk_python, "find", lambda: sys.executable)
     monkeypatch.setenv("COLUMNS", "100")
-    url, machine = str(tmp_path / "bucket"), tmp_path / "machine"
+    url, machine = f"file://{tmp_path}/bucket", tmp_path / "machine"
     machine.mkdir()
     attempts = Attempts(Storage(f"{url}/far/attempts"))
     attempt = attempts.take(0, "launch")
@@ -117,6 +117,46 @@ def test_logs_fall_back_on_the_bucket_where_the_engine_has_none(bucket, capfd, m
     stand_in(tmp_path, monkeypatch, "tail", "exit 1")
     code, out, err = run(capfd, "logs", "far")
     assert code == 0 and "the job's own words" in out and "the engine has no log of far any more" in err
+
+
+def test_the_runs_of_a_bucket_are_listed_whoever_launched_them(bucket, capfd):
+    def attempt(run, **end):
+        attempts = Attempts(Storage(f"{bucket}/{run}/attempts"))
+        taken = attempts.take(0, "launch")
+        if end:
+            attempts.close(taken, **end)
+        return taken
+
+    Storage(bucket).put_bytes("data/shapes/manifest.json", b"{}")
+    attempt("alive")
+    attempt("broken", code=2, why="data.path is empty", committed=0)
+    code, out, err = run(capfd, "runs", "--bucket", bucket)
+    assert code == 0, err
+    told = dict(zip(*[iter(out.splitlines()[1:])] * 2, strict=True))
+    names = {line.split()[0]: below for line, below in told.items()}
+    assert set(names) == {"far", "alive", "broken"}
+    assert "finished" in names["far"] and "running, attempt" in names["alive"]
+    assert "data.path is empty" in names["broken"]
+    code, _, err = run(capfd, "runs", "--bucket", f"{bucket}/nothing")
+    assert code == 2 and "no run in" in err
+    code, _, err = run(capfd, "runs")
+    assert code == 2 and "give --bucket" in err
+    record(bucket).save()
+    assert "far" in run(capfd, "runs")[1]
+
+
+def test_a_run_that_was_fetched_is_known_and_a_wrong_bucket_is_no_older_file(bucket, capfd):
+    code, _, err = run(capfd, "status", "far")
+    assert code == 2 and "no run far was launched from here" in err
+    assert run(capfd, "pull", "far", "--bucket", bucket)[0] == 0
+    code, out, err = run(capfd, "status", "far")
+    assert code == 0 and "step 6" in out, err
+    assert "the job's own words" in run(capfd, "logs", "far")[1]
+    assert f"far: fetched from {bucket}, not launched from here" in run(capfd, "status")[1]
+    for command in ("status", "report", "pull"):
+        code, out, err = run(capfd, command, "far", "--bucket", f"{bucket}-of-another")
+        assert code == 2 and "step 6" not in out and "no stream of a run in" in err, command
+    assert run(capfd, "status", "far")[0] == 0, "the bucket that it was found in is kept"
 
 
 @pytest.mark.parametrize(

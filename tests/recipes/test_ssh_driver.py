@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,8 @@ from recipes.drivers import ssh_driver
 from recipes.run_record import RunRecord
 from recipes.targets.render import render
 from recipes.targets.script import SECRETS
+
+ROOT = Path(__file__).parents[2]
 
 SSH = """#!/bin/bash
 echo "ssh $*" >> {calls}
@@ -33,6 +36,7 @@ root={hosts}/$host/${{target#*:}}
 mkdir -p "$root/.cache" "$root/trainer" "$root/.venvs/gpu/bin"
 : > "$root/trainer/setup.sh"
 : > "$root/trainer/driver.sh"
+cp {checkout}/trainer/bucket.sh "$root/trainer/"
 cp {python} "$root/.venvs/gpu/bin/python"
 """
 PYTHON = """#!/bin/bash
@@ -57,7 +61,12 @@ def machines(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
 
     def prepare(head="exit 0", worker="exit 0", second="user@two:2201/10.0.0.2"):
-        values = {"calls": tmp_path / "calls", "hosts": tmp_path / "hosts", "python": tmp_path / "python"}
+        values = {
+            "calls": tmp_path / "calls",
+            "hosts": tmp_path / "hosts",
+            "python": tmp_path / "python",
+            "checkout": ROOT,
+        }
         (tmp_path / "python").write_text(PYTHON.format(head=head, worker=worker))
         (tmp_path / "python").chmod(0o755)
         for name, text in (("ssh", SSH), ("scp", SCP), ("rsync", RSYNC)):
@@ -68,7 +77,7 @@ def machines(tmp_path, monkeypatch):
             (tmp_path / "hosts" / host.partition(":")[0]).mkdir(parents=True, exist_ok=True)
         overrides = [f"site.hosts=[{','.join(hosts)}]"]
         record = RunRecord(
-            run_id="mine", recipe="preflight", target="ssh", overrides=overrides, bucket="s3://b"
+            run_id="mine", recipe="preflight", target="ssh", overrides=overrides, bucket="s3://mine"
         )
         record.save()
         task = runs / "mine/task"
@@ -85,7 +94,8 @@ def test_every_node_runs_with_its_place_and_the_tokens(machines, capsys, tmp_pat
     lines = capsys.readouterr().out.splitlines()
     for rank in (0, 1):
         assert (
-            f"[{rank}] rank {rank} of 2 peers one 10.0.0.2 run mine bucket s3://b token top 'secret'" in lines
+            f"[{rank}] rank {rank} of 2 peers one 10.0.0.2 run mine bucket s3://mine token top 'secret'"
+            in lines
         )
     calls = (tmp_path / "calls").read_text()
     assert "secret" not in calls and "-p 2201" in calls and "-P 2201" in calls

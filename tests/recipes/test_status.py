@@ -104,7 +104,7 @@ def test_secrets_that_the_server_lacks_are_refused_before_machines_are_rented(
     stand_in(tmp_path, monkeypatch, "dstack", says)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     code, _, err = run(
-        capsys, "up", "grpo-qwen2.5-vl-72b-mathv60k", "--target", "dstack-runpod", "--bucket", "s3://b"
+        capsys, "up", "grpo-qwen2.5-vl-72b-mathv60k", "--target", "dstack-runpod", "--bucket", "s3://mine"
     )
     assert code == 2 and message in err and err.count("\n") == 1
     assert (tmp_path / "calls").read_text() == "dstack secret list\n" and not (tmp_path / "runs").exists()

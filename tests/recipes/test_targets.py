@@ -27,7 +27,7 @@ needs_launch = pytest.mark.skipif(
     not LAUNCH.exists(), reason="no .venvs/launch: bash trainer/setup.sh launch"
 )
 PAIRS = [(name, target) for name in RECIPES for target in targets_for(get(name))]
-VALUES = {"RUN_ID": "r", "RUNS": "/runs", "DATA": "/data", "MODELS": "/models", "BUCKET": "s3://b"}
+VALUES = {"RUN_ID": "r", "RUNS": "/runs", "DATA": "/data", "MODELS": "/models", "BUCKET": "s3://mine"}
 
 
 def with_hosts(name, target):
@@ -83,7 +83,7 @@ def test_shell_is_valid_and_configuration_is_whole(name, target):
     assert resolved.run_id == "r" and resolved.placement == recipe.config.placement
     if recipe.kind == "train":
         run_config.validate(resolved)
-        assert resolved.checkpoint.remote == "s3://b"
+        assert resolved.checkpoint.remote == "s3://mine"
 
 
 def test_heredoc_expands_placeholders_and_nothing_else(tmp_path):
@@ -309,9 +309,9 @@ def test_dstack_parses_every_file():
     [
         ("dstack-runpod", [], ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"]),
         ("dstack-gcp", [], ["GOOGLE_SERVICE_ACCOUNT_KEY"]),
-        ("dstack-gcp", ["storage.bucket=s3://b"], ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"]),
-        ("dstack-runpod", ["storage.bucket=r2://b"], ["R2_ACCESS_KEY_ID", "R2_SECRET_ACCESS_KEY"]),
-        ("dstack-runpod", ["storage.bucket=gs://b", "logging.wandb=online"],
+        ("dstack-gcp", ["storage.bucket=s3://mine"], ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"]),
+        ("dstack-runpod", ["storage.bucket=r2://mine"], ["R2_ACCESS_KEY_ID", "R2_SECRET_ACCESS_KEY"]),
+        ("dstack-runpod", ["storage.bucket=gs://mine", "logging.wandb=online"],
          ["GOOGLE_SERVICE_ACCOUNT_KEY", "WANDB_API_KEY"]),
     ],
 )  # fmt: skip
@@ -380,67 +380,64 @@ def test_an_environment_that_comes_with_the_image_is_taken_if_it_is_the_same(tmp
     assert (work / ".venvs/gpu/bin/python").exists()
 
 
-# --- batch systems ----------------------------------------------------------------------------------------------------
+WORKS = ("local", "ssh", "slurm", "pbs", "skypilot", "skypilot-runpod", "skypilot-gcp", "skypilot-kubernetes",
+         "dstack-runpod", "dstack-gcp", "dstack-ssh")  # fmt: skip
 
 
-def test_steps_are_skipped_where_their_result_is_there_or_at_a_url(tmp_path):
-    recipe = get("grpo-qwen2.5-0.5b-gsm8k")
-    python = tmp_path / ".venvs/gpu/bin/python"
-    python.parent.mkdir(parents=True)
-    python.write_text('#!/bin/bash\n[ "$2" = trainer.storage ] && exit 2\necho "ran $*"\n')
-    python.chmod(0o755)
+def beginning(target, *overrides):
+    """The shell that a rendered file begins with, up to where it has made its folders."""
+    recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), ["site.hosts=[a]", *overrides])
+    text = next(iter(render(recipe, target).values()))
+    if target.startswith("skypilot"):
+        text = yaml.safe_load(text)["setup"]
+    if target.startswith("dstack"):
+        text = re.search(r"set -euo pipefail\n.*", yaml.safe_load(text)["commands"][0], re.S)[0]
+    head, found, _ = text.partition('mkdir -p "$WORK" .cache\n')
+    assert found
+    return f"{head}{found}echo began $BUCKET\n"
+
+
+@pytest.mark.parametrize("target", WORKS)
+def test_no_rendered_file_begins_without_a_bucket_that_can_be_one(target, tmp_path):
+    """Committed files are launched by hand, so what the desk refuses must be refused where they run."""
     (tmp_path / "trainer").mkdir()
-    (tmp_path / "trainer/setup.sh").write_text("")
-    (tmp_path / "trainer/driver.sh").write_text("")
+    shutil.copy(ROOT / "trainer/bucket.sh", tmp_path / "trainer")
+    batch = {
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "SLURM_JOB_ID": "1",
+        "PBS_O_WORKDIR": str(tmp_path),
+        "PBS_JOBID": "1",
+    }
 
-    def run(data):
-        env = os.environ | {"DATA": data, "BUCKET": "s3://b"}
-        code = "set -euo pipefail\n" + script.setup_commands(recipe)
-        return subprocess.run(
-            ["bash", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
-        ).stdout
+    def begin(bucket, *overrides):
+        env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "WORK": str(tmp_path / "work"),
+            "RUN_ID": "r",
+        }
+        env |= {**batch, "BUCKET": bucket}
+        shell = ["bash", "-c", beginning(target, *overrides)]
+        return subprocess.run(shell, cwd=tmp_path, env=env, capture_output=True, text=True)
 
-    (tmp_path / ".cache").mkdir()
-    assert run(str(tmp_path / "data")) == f"ran -m data_prep prepare gsm8k --out {tmp_path}/data/gsm8k\n"
-    assert run("s3://elsewhere/data") == ""
-    (tmp_path / "data/gsm8k").mkdir(parents=True)
-    (tmp_path / "data/gsm8k/manifest.json").write_text("{}")
-    assert run(str(tmp_path / "data")) == ""
-
-
-def test_the_head_keeps_in_the_bucket_what_it_has_prepared_and_the_next_machine_takes_it(tmp_path):
-    recipe = get("demo")
-    name = script._data_name(recipe.steps[0])
-    python = tmp_path / ".venvs/cpu/bin/python"
-    python.parent.mkdir(parents=True)
-    store = f'[ "$2" != trainer.storage ] || exec {sys.executable} "$@"'
-    made = f"$DATA/{name}"
-    make = (
-        f'[ "$2" != examples.demo.shapes ] || {{ mkdir -p "{made}"; echo "{{}}" > "{made}/manifest.json"; }}'
-    )
-    python.write_text(f'#!/bin/bash\necho "$2 $3"\n{store}\n{make}\n')
-    python.chmod(0o755)
-    for file in ("setup.sh", "driver.sh"):
-        (tmp_path / "trainer").mkdir(exist_ok=True)
-        (tmp_path / "trainer" / file).write_text("")
-    code = "set -euo pipefail\n" + script.setup_commands(recipe) + script.keep_commands(recipe) + "wait\n"
-
-    def start(node, rank):
-        data = tmp_path / node
-        data.mkdir()
-        shutil.rmtree(tmp_path / ".cache", ignore_errors=True)
-        (tmp_path / ".cache").mkdir()
-        env = os.environ | {"DATA": str(data), "MODELS": str(data), "RUN_ID": "r", "PYTHONPATH": str(ROOT)}
-        env |= {"BUCKET": f"file://{tmp_path}/bucket", "SKYPILOT_NODE_RANK": str(rank)}
-        done = subprocess.run(
-            ["bash", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
-        )
-        return done.stdout.splitlines()
-
-    kept = tmp_path / "bucket/data" / name / "manifest.json"
-    assert "examples.demo.shapes --out" in start("second", 1) and not kept.exists(), "only the head sends"
-    assert "trainer.storage send" in start("head", 0) and kept.read_text() == "{}\n"
-    again = start("next", 0)
-    assert "trainer.storage cp" in again and not {"examples.demo.shapes --out", "trainer.storage send"} & set(
-        again
-    )
+    for wrong in (
+        "s3://",
+        "gs://",
+        "r2://",
+        "s3://$MINE",
+        "s3:///runs",
+        " s3://mine",
+        "file://data",
+        "s3://...",
+    ):
+        done = begin(wrong)
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        assert done.stderr.startswith(f"error: BUCKET is '{wrong}': write s3://NAME/PREFIX")
+        assert not (tmp_path / "work").exists()
+    rented = target.startswith(("skypilot", "dstack"))
+    assert begin("file:///workspace/runs").returncode == (2 if rented else 0)
+    assert begin("s3://mine/").stdout.endswith("began s3://mine\n")
+    if target == "skypilot-runpod":
+        volume = ["storage.volume=mine", "site.region=US/US-KS-2"]
+        assert begin("file:///workspace/runs", *volume).returncode == 0
+        assert begin("file:///data", *volume).returncode == 2

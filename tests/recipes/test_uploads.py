@@ -12,6 +12,7 @@ from desk import run, stand_in
 from recipes import run_record, uploads
 from recipes.presets import resolve
 from recipes.targets.render import render
+from tests import servers
 from trainer.config import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +36,15 @@ def mine(tmp_path):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
     return tmp_path
+
+
+@pytest.fixture
+def s3_server(mine, monkeypatch):
+    """A real S3 server with one bucket, whose files lie in `disk/bucket`."""
+    with servers.rclone(mine / "disk") as server:
+        for name, value in server.env.items():
+            monkeypatch.setenv(name, value)
+        yield server
 
 
 @pytest.mark.parametrize("target", ["skypilot-runpod", "dstack-runpod", "skypilot"])
@@ -79,8 +89,10 @@ def test_what_nodes_could_not_have_is_refused(assignment, why):
         uploads.planned(resolve(SEVEN, [assignment]), "skypilot-runpod", {})
 
 
-def test_a_folder_goes_to_the_bucket_before_anything_is_rented_and_is_fetched_whole(mine, capfd, monkeypatch):
-    bucket = mine / "bucket"
+def test_a_folder_goes_to_the_bucket_before_anything_is_rented_and_is_fetched_whole(
+    mine, capfd, monkeypatch, s3_server
+):
+    bucket = mine / "disk/bucket"
     found = f"find {bucket} -name config.json | grep -q . && echo uploaded-before >> {mine}/calls"
     stand_in(mine, monkeypatch, "sky", found)
     monkeypatch.chdir(mine)
@@ -93,11 +105,11 @@ def test_a_folder_goes_to_the_bucket_before_anything_is_rented_and_is_fetched_wh
         "--run-id",
         "mine",
         "--bucket",
-        f"file://{bucket}",
+        "s3://bucket/",
     ]
     code, out, err = run(capfd, *up, "--set", "model.path=Mine")
     assert code == 0, err
-    assert f"uploading {mine}/Mine (0.00 GiB) to file://{bucket}/models/mine-" in out
+    assert f"uploading {mine}/Mine (0.00 GiB) to s3://bucket/models/mine-" in out
     assert "uploaded-before" in (mine / "calls").read_text()
     assert "2 files, " in out, "how much, and how long it took"
     key = run_record.load("mine").uploads["model.path"]
@@ -107,12 +119,10 @@ def test_a_folder_goes_to_the_bucket_before_anything_is_rented_and_is_fetched_wh
     target = mine / "node/model"
     fetch = [sys.executable, "-m", "trainer.storage", "fetch"]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    assert subprocess.run([*fetch, f"file://{bucket}/{key}", str(target)], env=env).returncode == 0
+    assert subprocess.run([*fetch, f"s3://bucket/{key}", str(target)], env=env).returncode == 0
     assert (target / "model.safetensors").read_text() == "w" * 5000
     assert [p.name for p in target.parent.iterdir()] == ["model"]
-    missing = subprocess.run(
-        [*fetch, f"file://{bucket}/models/x", str(mine / "x")], env=env, capture_output=True
-    )
+    missing = subprocess.run([*fetch, "s3://bucket/models/x", str(mine / "x")], env=env, capture_output=True)
     assert missing.returncode == 2 and not (mine / "x").exists()
 
 

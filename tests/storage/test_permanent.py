@@ -133,7 +133,7 @@ def test_replies_that_pass_are_tried_again(status):
         ({"AWS_SECRET_ACCESS_KEY": "wrong"}, "s3://bucket/p", "secret key is wrong"),
         ({"AWS_ACCESS_KEY_ID": "AKIANOBODY"}, "s3://bucket/p", "does not know the access key"),
         ({}, "s3://no-such-bucket/p", "no such bucket"),
-        ({}, "s3://a bucket?/p", "no bucket name"),
+        ({}, "s3://a-bucket?/p", "no bucket name"),
         ({"AWS_ENDPOINT_URL": "http://a host/"}, "s3://bucket/p", "is no URL"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainer.config.algorithm import Algorithm
+from trainer.config.bucket_address import BucketAddress, is_address
 from trainer.config.overrides import ConfigError
 from trainer.config.ranges import check_ranges
 from trainer.config.schema import RunConfig
@@ -171,7 +172,10 @@ def _refused(a: Algorithm) -> list[tuple[bool, str]]:
 def validate_saving(config: RunConfig) -> None:
     """Refuses a run that could not resume: every node writes its own part, and a new node has none of
     them."""
-    if config.placement.nodes > 1 and not config.checkpoint.remote and not config.checkpoint.shared_files:
+    remote = config.checkpoint.remote
+    if is_address(remote):  # ${BUCKET} of a recipe is filled in where it runs
+        BucketAddress.parse(remote, "checkpoint.remote")
+    if config.placement.nodes > 1 and not remote and not config.checkpoint.shared_files:
         raise ConfigError(
             f"placement.nodes is {config.placement.nodes} and checkpoint.remote is empty, so no new node could resume: "
             "set it to a bucket, or checkpoint.shared_files to true where all nodes see run.dir"

@@ -3,6 +3,7 @@
     python -m trainer.observe.mirror pull URL FOLDER [--every 10] [--weights]    URL: <bucket>/<run id>
     python -m trainer.observe.mirror logs URL FOLDER [--follow]
     python -m trainer.observe.mirror profile URL FOLDER [--fetch]    asks for a profile of the next step
+    python -m trainer.observe.mirror runs BUCKET                     what runs are in a bucket
 
 Display and report then read the folder. Pieces that are here already (by key and size) are not fetched again.
 Needs obstore and PyYAML only. trainer/observe/stream.py writes what is read here;
@@ -223,12 +224,49 @@ def show_log(mirror: Mirror, follow: bool, every_s: float) -> None:
         time.sleep(every_s)
 
 
+def runs(bucket: str) -> list[str]:
+    """Two lines for every run in a bucket, the last begun last: its id and when it began; how it stands, and
+    why.
+
+    Raises ConfigError where there is none.
+    """
+    storage = Storage(bucket, retry=QUICK)
+
+    def look(run: str) -> tuple[str, dict[str, Any]]:
+        return run, Mirror(f"{storage.url}/{run}", "").state()
+
+    with ThreadPoolExecutor(FETCHES) as pool:
+        found = [(run, state) for run, state in pool.map(look, storage.folders()) if state]
+    if not found:
+        raise ConfigError(f"no run in {bucket}: check the bucket and its prefix")
+    lines = []
+    for run, state in sorted(found, key=lambda one: one[1]["begun_unix_s"]):
+        began = time.strftime("%m-%d %H:%M", time.gmtime(state["begun_unix_s"]))
+        lines += [f"{run:<66}{began}", f"  {stands(state)}"]
+    return lines
+
+
+def stands(state: dict[str, Any]) -> str:
+    """How a run stands by the record of its newest attempt, in words."""
+    why = f": {state['why']}" if state["why"] else ""
+    attempt = f"attempt {state['name']} on {state['host']}"
+    if state["alive"]:
+        return f"running, {attempt}, seen {time.time() - state['seen_unix_s']:.0f} s ago"
+    if state["code"] == 0:
+        return f"finished, {attempt}"
+    if state["final"]:
+        return f"failed for good{why}"
+    if state["code"] is None:
+        return f"silent since {_clock(state['seen_unix_s'])} UTC, {attempt}"
+    return f"ended with {state['code']}, {attempt}{why}"
+
+
 def run(arguments: Sequence[str] | None = None) -> None:
     """The command line. Raises ConfigError, StorageError."""
     parser = argparse.ArgumentParser(prog="python -m trainer.observe.mirror", description=__doc__)
-    parser.add_argument("command", choices=("pull", "logs", "profile"))
+    parser.add_argument("command", choices=("pull", "logs", "profile", "runs"))
     parser.add_argument("url")
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path())
     parser.add_argument(
         "--every", type=float, default=0.0, help="pull again every so many seconds until the end"
     )
@@ -236,6 +274,9 @@ def run(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--weights", action="store_true")
     parser.add_argument("--fetch", action="store_true")
     args = parser.parse_args(arguments)
+    if args.command == "runs":
+        print("\n".join(runs(args.url)))
+        return
     mirror = Mirror(args.url, args.folder)
     if args.command == "profile":
         print(mirror.profiles() if args.fetch else mirror.request_profile())

@@ -104,7 +104,7 @@ def _header(
     began = attempts[0]["unix_s"] if attempts else history[0].get("time/unix_s", 0)
     facts = [time.strftime("%-d %B %Y, %H:%M UTC", time.gmtime(began))] if began else []
     if config:
-        facts.insert(0, f"{config.method.upper()} of {Path(config.model.path).name}")
+        facts.insert(0, f"{config.method.upper()} of {report_page.model_name(config.model.path)}")
         where = "GPU" if config.placement.device == "cuda" else "CPU worker"
         world = config.placement.world_size
         facts.insert(1, f"{world} {where}{'s' if world > 1 else ''}")

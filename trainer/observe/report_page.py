@@ -33,6 +33,12 @@ def run_name(folder: Path) -> str:
     return folder.absolute().parent.name if folder.name == PULLED else folder.absolute().name
 
 
+def model_name(path: str) -> str:
+    """What a person calls the model of `model.path`: of a run's export, which is `RUN/hf`, the run."""
+    parts = [part for part in Path(path).parts if part not in ("hf", "checkpoints", PULLED)]
+    return parts[-1] if parts else path
+
+
 def cost(folder: Path) -> dict[str, Any]:
     """`cost.json`, which the desk writes: usd, hours, and planned_usd, planned_hours where there is a
     plan."""

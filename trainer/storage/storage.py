@@ -50,11 +50,12 @@ class Storage:
     def __init__(
         self, url: str | os.PathLike, *, env: Mapping[str, str] = os.environ, retry: Retry | None = None
     ):
-        self.url = os.fspath(url).rstrip("/")
+        self.url = os.fspath(url)
         self.retry = retry or Retry()
         self.retries = 0
         self._lock = threading.Lock()
         self._store, self.limits = open_store(self.url, env, self.retry)
+        self.url = self.url.rstrip("/")
         self._slow_store, _ = open_store(self.url, env, self.retry, DOWNLOAD_TIMEOUT_S)
         self._ranges = True
 
@@ -220,6 +221,15 @@ class Storage:
             return sorted((meta["path"], meta["size"]) for batch in batches for meta in batch)
 
         return self._try(f"listing of {prefix or 'everything'}", fetch, whole=True)
+
+    def folders(self) -> tuple[str, ...]:
+        """Names of the folders right below this prefix, sorted; what lies in them is not listed."""
+
+        def fetch() -> tuple[str, ...]:
+            found = obstore.list_with_delimiter(self._store)["common_prefixes"]
+            return tuple(sorted(str(path).rpartition("/")[2] for path in found))
+
+        return self._try("listing of folders", fetch, whole=True)
 
     def exists(self, key: str) -> bool:
         """Whether there is an object at `key`."""

@@ -16,6 +16,7 @@ from typing import Any
 from obstore.store import GCSStore, LocalStore, S3Store
 
 from trainer.config import ConfigError
+from trainer.config.bucket_address import BucketAddress, is_address
 
 
 @dataclass(frozen=True)
@@ -87,18 +88,16 @@ def open_store(
 
     request_timeout_s: in place of the store's own.
     """
-    scheme, colon, rest = url.partition("://")
-    if not colon:
-        scheme, rest = "file", os.path.abspath(os.path.expanduser(url))
-    bucket, _, prefix = rest.partition("/")
-    if scheme != "file" and not bucket:
-        raise ConfigError(f"{url}: name a bucket, as in {scheme}://bucket/prefix")
-    if scheme != "file" and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}", bucket):
-        raise ConfigError(
-            f"{url}: {bucket!r} is no bucket name (letters, digits, dots and hyphens): correct it"
-        )
-    if scheme == "file":
-        return LocalStore(_absolute(rest), mkdir=True, automatic_cleanup=True), Limits()
+    if not is_address(url):
+        return LocalStore(
+            os.path.abspath(os.path.expanduser(url)), mkdir=True, automatic_cleanup=True
+        ), Limits()
+    address = BucketAddress.parse(url, "address")
+    if not address.is_store:
+        return LocalStore(address.path, mkdir=True, automatic_cleanup=True), Limits()
+    scheme = address.scheme
+    bucket = address.bucket
+    prefix = address.path
     endpoint, keys = "", {}
     match scheme:
         case "s3":
@@ -108,8 +107,6 @@ def open_store(
             endpoint, keys = _r2(env, url)
         case "gs":
             endpoint = env.get("STORAGE_EMULATOR_HOST") or ""
-        case _:
-            raise ConfigError(f"{url}: unknown store {scheme}://; use s3://, gs://, r2://, file:// or a path")
     if endpoint and not re.fullmatch(r"https?://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+)(:\d+)?(/\S*)?", endpoint):
         raise ConfigError(
             f"{url}: the endpoint {endpoint!r} is no URL: write https://host, as the provider gives it"
@@ -154,12 +151,6 @@ _GCS_VARIABLES = {
     "service_account_key": "GOOGLE_SERVICE_ACCOUNT_KEY",
     "application_credentials": "GOOGLE_APPLICATION_CREDENTIALS",
 }
-
-
-def _absolute(rest: str) -> str:
-    if not rest.startswith("/"):
-        raise ConfigError(f"file://{rest}: write an absolute path, as in file:///data/checkpoints")
-    return rest
 
 
 def _s3_keys(env: Mapping[str, str]) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 set -euo pipefail
 : "${RUN_ID:?the id of the run is missing: give RUN_ID}"
 : "${BUCKET:=}"
+[ -z "$BUCKET" ] || bash trainer/bucket.sh "$BUCKET" "/"
+BUCKET="${BUCKET%/}"
 export WORK="${WORK:-$PWD/.cache}"
 export DATA="${DATA:-$WORK/data}" MODELS="${MODELS:-$WORK/models}" RUNS="${RUNS:-$PWD/runs}"
 export HF_HOME="${HF_HOME:-$WORK/huggingface}"

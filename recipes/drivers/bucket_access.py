@@ -1,0 +1,97 @@
+"""Whether a launch can reach its buckets: what this machine finds out before anything is rented, and what it
+cannot."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Collection
+
+from recipes import capabilities
+from recipes.drivers import desk_python
+from recipes.spec import Recipe
+from trainer.config import ConfigError
+from trainer.config.bucket_address import BucketAddress, is_address
+
+GOOGLE_KEY = "GOOGLE_SERVICE_ACCOUNT_KEY"
+
+
+def addresses(recipe: Recipe) -> dict[str, BucketAddress]:
+    """Every address that the recipe's nodes read or write, by the field that names it. Raises ConfigError."""
+    given = {
+        "storage.bucket": recipe.storage.bucket,
+        "storage.weights": recipe.storage.weights,
+        "data.path": recipe.config.data.path,
+        "evaluation.path": recipe.config.evaluation.path,
+    }
+    return {field: BucketAddress.parse(text, field) for field, text in given.items() if is_address(text)}
+
+
+def check_credentials(recipe: Recipe, target: str, secrets: Collection[str]) -> None:
+    """Raises ConfigError where a node of the target could not open one of the recipe's buckets.
+
+    secrets: names of the tokens that this machine has for the run.
+    """
+    on_gcp = capabilities.capability(target).cloud == "gcp"
+    for address in addresses(recipe).values():
+        match address.scheme:
+            case "s3" if "AWS_ACCESS_KEY_ID" not in secrets:
+                wanted = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            case "r2" if "R2_ACCESS_KEY_ID" not in secrets:
+                wanted = "R2_ACCOUNT_ID, R2_ACCESS_KEY_ID, R2_SECRET_ACCESS_KEY"
+            case "gs" if GOOGLE_KEY not in secrets and not on_gcp:
+                wanted = (
+                    f"{GOOGLE_KEY} (the key's JSON): machines of {target} have no Google account of their own"
+                )
+            case _:
+                continue
+        raise ConfigError(f"no credentials for {address.url}: export {wanted}")
+
+
+def unverified(recipe: Recipe, secrets: Collection[str]) -> list[str]:
+    """A line for each bucket that this machine has no key for and that the nodes may be able to open."""
+    if GOOGLE_KEY in secrets:
+        return []
+    return [
+        f"NOT VERIFIED: {address.url} ({field}). There is no {GOOGLE_KEY} here, "
+        "so the machines' own account is the first to try it, when they are paid for, "
+        "and another desk's run of this id would not be seen. Try it with "
+        f"`gcloud storage ls gs://{address.bucket}`, or export the key's JSON"
+        for field, address in addresses(recipe).items()
+        if address.scheme == "gs"
+    ]
+
+
+def can_open(address: str, env: dict[str, str]) -> bool:
+    """Whether this machine has what it takes to look into the bucket; without a key, Google's it cannot."""
+    return not address.startswith("gs://") or GOOGLE_KEY in env
+
+
+def probe(bucket: str, env: dict[str, str]) -> None:
+    """Puts, lists, reads and deletes an object in the bucket, before anything is rented. Raises
+    ConfigError."""
+    if can_open(bucket, env):
+        _storage("probe", bucket, env)
+
+
+def check_weights(url: str, env: dict[str, str]) -> None:
+    """Raises ConfigError where a run has exported nothing that could be served or scored, before anything is
+    rented."""
+    if not is_address(url) or not can_open(url, env):
+        return  # the node's step says it
+    listed = _storage("ls", url, env)
+    if not {line.split()[-1] for line in listed.splitlines()} & {"config.json", "adapter_config.json"}:
+        raise ConfigError(
+            f"no exported weights at {url}: a run writes them at its end (checkpoint.export_hf), "
+            "see `launch.py status`"
+        )
+
+
+def _storage(command: str, url: str, env: dict[str, str]) -> str:
+    """What `python -m trainer.storage COMMAND URL` prints. Raises ConfigError with its last line."""
+    argv = [desk_python.find(), "-m", "trainer.storage", command, url]
+    done = subprocess.run(argv, env=os.environ | env, capture_output=True, text=True)
+    if done.returncode:
+        said = (done.stderr.strip() or "it said nothing").splitlines()[-1]
+        raise ConfigError(said.removeprefix("error: "))
+    return done.stdout
