@@ -1,4 +1,4 @@
-"""The rendered shell that prepares data and models: skipped if they exist, kept in the bucket, taken from it."""
+"""The rendered shell that prepares data and models: skipped if they exist, or taken from the bucket."""
 
 import os
 import shutil
