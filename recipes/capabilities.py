@@ -238,8 +238,8 @@ def check_bucket(recipe: Recipe, target: str) -> None:
         return
     volume = f", or a folder below {kept}" if kept else ""
     raise ConfigError(
-        f"storage.bucket {address.url} is a folder of one machine, and {target} throws its machines away: give "
-        f"s3://NAME/PREFIX, gs:// or r2://{volume}"
+        f"storage.bucket {address.url} is a folder of one machine, and {target} throws its machines away: "
+        f"give s3://NAME/PREFIX, gs:// or r2://{volume}"
     )
 
 

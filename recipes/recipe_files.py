@@ -45,7 +45,8 @@ def from_here(arguments: list[str]) -> list[str]:
         option, _, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
         path, equals, weight = value.rpartition("=")
         if not path or Path(value).exists():
-            path, equals, weight = value, "", ""
+            path = value
+            equals = weight = ""
         made = "--out" in (before, option) and path and "://" not in path
         if path and (made or Path(path).exists()):
             argument = f"{option}{'=' if option else ''}{Path(path).absolute()}{equals}{weight}"

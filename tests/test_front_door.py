@@ -60,8 +60,10 @@ def test_uv_trusts_this_machines_certificates_where_it_has_a_list(bare, tmp_path
     (tmp_path / "ca.crt").touch()
     text = file.read_text()
     for path, said in (("ca.crt", "certificates 1"), ("nothing.crt", "certificates built in")):
-        file.write_text(text.replace("/etc/ssl/certs/ca-certificates.crt", str(tmp_path / path))
-                        .replace("/etc/pki/tls", "/nothing").replace("/etc/ssl/cert.pem", "/nothing"))  # fmt: skip
+        moved = text.replace("/etc/ssl/certs/ca-certificates.crt", str(tmp_path / path))
+        for other in ("/etc/pki/tls", "/etc/ssl/cert.pem"):
+            moved = moved.replace(other, "/nothing")
+        file.write_text(moved)
         assert said in bare("list", path=str(shim.parent)).stdout
 
 

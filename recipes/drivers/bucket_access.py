@@ -53,8 +53,9 @@ def unverified(recipe: Recipe, secrets: Collection[str]) -> list[str]:
     if GOOGLE_KEY in secrets:
         return []
     return [
-        f"NOT VERIFIED: {address.url} ({field}). There is no {GOOGLE_KEY} here, so the machines' own account is the "
-        "first to try it, when they are paid for, and another desk's run of this id would not be seen. Try it with "
+        f"NOT VERIFIED: {address.url} ({field}). There is no {GOOGLE_KEY} here, "
+        "so the machines' own account is the first to try it, when they are paid for, "
+        "and another desk's run of this id would not be seen. Try it with "
         f"`gcloud storage ls gs://{address.bucket}`, or export the key's JSON"
         for field, address in addresses(recipe).items()
         if address.scheme == "gs"
@@ -81,7 +82,8 @@ def check_weights(url: str, env: dict[str, str]) -> None:
     listed = _storage("ls", url, env)
     if not {line.split()[-1] for line in listed.splitlines()} & {"config.json", "adapter_config.json"}:
         raise ConfigError(
-            f"no exported weights at {url}: a run writes them at its end (checkpoint.export_hf), see `launch.py status`"
+            f"no exported weights at {url}: a run writes them at its end (checkpoint.export_hf), "
+            "see `launch.py status`"
         )
 
 

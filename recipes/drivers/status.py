@@ -28,7 +28,9 @@ TAIL_BYTES = 64 << 10
 def show(run: str | None) -> int:
     """A few lines per run, the newest last; of a single run also what its platform says."""
     records = [run_record.load(run)] if run else run_record.newest_first()[::-1]
-    answers, said, shown = engine_state.Answers(), None, []
+    answers = engine_state.Answers()
+    said = None
+    shown = []
     for record in records:
         if run or engine_state.is_open(record):
             said = engine_state.ask(record, answers)

@@ -108,7 +108,8 @@ def listed(cloud: str, gpu: str, engine_gpu: str, catalogs: Path) -> Listed | No
 
 
 def _rows(path: Path, cloud: str, engine_gpu: str) -> list[defaultdict[str, str]]:
-    """The rows of a GPU, and of GCP's machines that it is attached to; a column that a cloud lacks is empty."""
+    """The rows of a GPU, and of GCP's machines that it is attached to; a column that a cloud lacks is
+    empty."""
     rows = []
     with path.open() as file:
         header = next(csv.reader([file.readline()]), [])

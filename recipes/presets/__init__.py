@@ -68,8 +68,8 @@ def resolve(name: str, overrides: list[str]) -> Recipe:
     recipe = own_data.prepared(override(base, overrides), overrides)
     if base.cluster.gpus_per_node and not recipe.cluster.gpus_per_node and not recipe.setup:
         raise ConfigError(
-            f"cluster.gpus_per_node is 0, and {name} is made for GPUs: give 1 or more, or setup=cpu besides for a "
-            "try-out on CPU workers"
+            f"cluster.gpus_per_node is 0, and {name} is made for GPUs: give 1 or more, or setup=cpu besides "
+            "for a try-out on CPU workers"
         )
     recipe = headings.renamed(recipe, base)
     validate(recipe)

@@ -47,6 +47,14 @@ def test_google_storage_without_a_key_is_said_to_be_unverified_on_google_cloud(
 
 def test_a_bucket_that_only_the_weights_or_rows_are_in_needs_its_key_too(capsys, monkeypatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    code, _, err = run(capsys, "serve", "Qwen/Qwen2.5-VL-7B-Instruct", "--target", "skypilot-runpod", "--dry-run",
-                       "--set", "storage.weights=s3://mine/hf")  # fmt: skip
+    code, _, err = run(
+        capsys,
+        "serve",
+        "Qwen/Qwen2.5-VL-7B-Instruct",
+        "--target",
+        "skypilot-runpod",
+        "--dry-run",
+        "--set",
+        "storage.weights=s3://mine/hf",
+    )
     assert code == 2 and "no credentials for s3://mine/hf: export AWS_ACCESS_KEY_ID" in err

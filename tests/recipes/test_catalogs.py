@@ -14,7 +14,8 @@ HEADERS = {
     "AvailabilityZone,GpuInfo",
     "aws": "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,Price,SpotPrice,Region,"
     "AvailabilityZone,Arch",
-    "azure": "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,SpotPrice,Region,GpuInfo,Arch",
+    "azure": "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,SpotPrice,Region,GpuInfo,"
+    "Arch",
     "lambda": "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice",
     "nebius": "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice",
 }
@@ -39,7 +40,9 @@ def catalog(folder, cloud: str, *rows: dict[str, str]):
         header = HEADERS[cloud].split(",")
         writer = csv.DictWriter(file, header, extrasaction="ignore", restval="")
         writer.writeheader()
-        writer.writerows(rows)
+        known = prices.price(cloud, GPU)
+        name = known.engine_gpu if known else GPU
+        writer.writerows(row | {"AcceleratorName": name} for row in rows)
     return folder
 
 

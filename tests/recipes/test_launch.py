@@ -350,8 +350,9 @@ def test_data_reads_files_and_writes_folders_where_the_command_is_given(monkeypa
     ]
     assert launch.main(["data", *given]) == 0
     here = tmp_path
-    assert passed == [["prepare", f"{here}/mine.jsonl=2", f"{here}/a=b.csv", "geometry3k=0.5",
-                       f"--images={here}/photos.zip", "--out", f"{here}/made", "--rows=5"]]  # fmt: skip
+    sources = [f"{here}/mine.jsonl=2", f"{here}/a=b.csv", "geometry3k=0.5"]
+    options = [f"--images={here}/photos.zip", "--out", f"{here}/made", "--rows=5"]
+    assert passed == [["prepare", *sources, *options]]
     monkeypatch.chdir(tmp_path)
     assert launch.main(["data", "prepare", "mine.jsonl", "--out=s3://mine/rows"]) == 0
     assert passed[-1] == ["prepare", f"{here}/mine.jsonl", "--out=s3://mine/rows"]

@@ -40,8 +40,12 @@ def bucket(elsewhere, monkeypatch):
 def sky(tmp_path, monkeypatch, launch="exit 0", jobs="", clusters="", name="sky"):
     """A stand-in for SkyPilot's program: what `launch` does, and the lists that it prints ("": it does not
     answer)."""
-    answer = lambda rows: f"printf '\\033[2mhint\\033[0m\\n'; echo '{rows}'" if rows else "exit 1"  # noqa: E731
-    body = f'case "$*" in *" queue "*) {answer(jobs)} ;; status*) {answer(clusters)} ;; *launch*) {launch} ;; esac'
+
+    def answer(rows):
+        return f"printf '\\033[2mhint\\033[0m\\n'; echo '{rows}'" if rows else "exit 1"
+
+    queue = f'*" queue "*) {answer(jobs)} ;;'
+    body = f'case "$*" in {queue} status*) {answer(clusters)} ;; *launch*) {launch} ;; esac'
     stand_in(tmp_path, monkeypatch, name, body)
 
 
@@ -119,7 +123,8 @@ def test_a_desk_that_was_killed_leaves_a_launch_that_is_asked_about(capsys, monk
 def desk(tmp_path, *arguments):
     """launch.py in a process and a group of its own, with the test's run records."""
     code = (
-        "import signal, sys; from pathlib import Path; import launch; from recipes import manifest, run_record\n"
+        "import signal, sys; from pathlib import Path; import launch\n"
+        "from recipes import manifest, run_record\n"
         "from recipes.drivers import bucket_access; bucket_access.probe = lambda *a: None\n"
         f"manifest.RUNS = run_record.RUNS = Path({str(run_record.RUNS)!r})\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler); sys.exit(launch.main(sys.argv[1:]))"

@@ -221,7 +221,10 @@ def test_a_batch_job_without_a_run_id_is_named_by_its_number(target, checkout):
 def test_files_for_rented_machines_want_a_run_id():
     for target in ("skypilot-runpod", "skypilot", "skypilot-gcp", "skypilot-kubernetes"):
         assert yaml.safe_load(main_file(ONE, target))["envs"]["RUN_ID"] is None
-    code = "import sys, sky, yaml; sky.Task.from_yaml_config(yaml.safe_load(sys.stdin), [('BUCKET', 's3://mine')])"
+    code = (
+        "import sys, sky, yaml; "
+        "sky.Task.from_yaml_config(yaml.safe_load(sys.stdin), [('BUCKET', 's3://mine')])"
+    )
     env = os.environ | {"SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
     done = subprocess.run(
         [LAUNCH, "-c", code], input=main_file(ONE, "skypilot"), capture_output=True, text=True, env=env

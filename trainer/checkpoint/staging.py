@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 
 OWN_PAGES = 32 << 20
-"""Larger memory has pages of its own (glibc's highest mmap threshold); a page can be locked for one tensor only."""
+"""Larger memory has pages of its own (glibc's highest mmap threshold); a page can be locked for one tensor
+only."""
 
 
 def host_buffer(like: Tensor) -> Tensor:
     """An empty host tensor of the shape and type of `like`, page-locked if that is on a GPU and large.
 
-    It takes as many bytes as it holds. torch's own pinned memory (`pin_memory=True`) comes in powers of two: the
-    staging of a 7B checkpoint would take 175 GiB of a node where 93 are planned.
+    It takes as many bytes as it holds. torch's own pinned memory (`pin_memory=True`) comes in powers of two:
+    the staging of a 7B checkpoint would take 175 GiB of a node where 93 are planned.
     """
     buffer = torch.empty_like(like, device="cpu", requires_grad=False)
     if like.device.type == "cuda" and buffer.nbytes > OWN_PAGES:

@@ -1,7 +1,7 @@
 """The folder of a run: what its files are called, and how they are written and read while others do so too.
 
-The trainer writes it; the display, the report, `status` and the launchers read it, on this machine or from a copy of
-it. Standard library only, so that a desk without the training stack can read a run.
+The trainer writes it; the display, the report, `status` and the launchers read it, on this machine or from a
+copy of it. Standard library only, so that a desk without the training stack can read a run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TAIL_BYTES = 256 << 10
 """Read from the end of a file: the newest samples of some hundred nodes, or metrics of as many steps."""
 
 
-# --- writing ----------------------------------------------------------------------------------------------------------
+# --- writing ----------------------------------------------------------------------------------------------
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -47,7 +47,7 @@ def write_whole(path: Path, data: bytes) -> None:
     os.replace(temporary, path)
 
 
-# --- lines that a kill may have torn ----------------------------------------------------------------------------------
+# --- lines that a kill may have torn ----------------------------------------------------------------------
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
@@ -84,7 +84,7 @@ def _records(data: bytes) -> list[dict[str, Any]]:
     return [record for record in parsed if record is not None]
 
 
-# --- what the run says of itself --------------------------------------------------------------------------------------
+# --- what the run says of itself --------------------------------------------------------------------------
 
 
 def process_stamp() -> dict[str, Any]:
@@ -101,8 +101,8 @@ def _pid_space() -> str:
 
 
 def started_ticks(pid: int) -> int:
-    """When a process of this machine was started, in clock ticks since boot; 0 if there is none, or if it is a
-    zombie. Two processes that had the same id differ in it."""
+    """When a process of this machine was started, in clock ticks since boot; 0 if there is none, or if it is
+    a zombie. Two processes that had the same id differ in it."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -113,8 +113,8 @@ def started_ticks(pid: int) -> int:
 def read_progress(run_dir: str | Path) -> dict[str, Any]:
     """The content of `progress.json`; {} where there is none yet.
 
-    A run whose process was killed cannot say so: where its process was one of this machine and is gone, `status` is
-    `died`.
+    A run whose process was killed cannot say so: where its process was one of this machine and is gone,
+    `status` is `died`.
     """
     try:
         progress = json.loads((Path(run_dir) / PROGRESS).read_text())

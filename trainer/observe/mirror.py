@@ -2,7 +2,7 @@
 
     python -m trainer.observe.mirror pull URL FOLDER [--every 10] [--weights]    URL: <bucket>/<run id>
     python -m trainer.observe.mirror logs URL FOLDER [--follow]
-    python -m trainer.observe.mirror profile URL FOLDER [--fetch]    asks for a profile of the next step; fetches all
+    python -m trainer.observe.mirror profile URL FOLDER [--fetch]    asks for a profile of the next step
     python -m trainer.observe.mirror runs BUCKET                     what runs are in a bucket
 
 Display and report then read the folder. Pieces that are here already (by key and size) are not fetched again.

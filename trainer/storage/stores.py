@@ -95,7 +95,9 @@ def open_store(
     address = BucketAddress.parse(url, "address")
     if not address.is_store:
         return LocalStore(address.path, mkdir=True, automatic_cleanup=True), Limits()
-    scheme, bucket, prefix = address.scheme, address.bucket, address.path
+    scheme = address.scheme
+    bucket = address.bucket
+    prefix = address.path
     endpoint, keys = "", {}
     match scheme:
         case "s3":

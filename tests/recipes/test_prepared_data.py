@@ -1,0 +1,75 @@
+"""The rendered shell that prepares data and models: skipped if they exist, or taken from the bucket."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from recipes.presets import get
+from recipes.targets import script
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_steps_are_skipped_where_their_result_is_there_or_at_a_url(tmp_path):
+    recipe = get("grpo-qwen2.5-0.5b-gsm8k")
+    python = tmp_path / ".venvs/gpu/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/bash\n[ "$2" = trainer.storage ] && exit 2\necho "ran $*"\n')
+    python.chmod(0o755)
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer/setup.sh").write_text("")
+    (tmp_path / "trainer/driver.sh").write_text("")
+
+    def run(data):
+        env = os.environ | {"DATA": data, "BUCKET": "s3://mine"}
+        code = "set -euo pipefail\n" + script.setup_commands(recipe)
+        return subprocess.run(
+            ["bash", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+        ).stdout
+
+    (tmp_path / ".cache").mkdir()
+    assert run(str(tmp_path / "data")) == f"ran -m data_prep prepare gsm8k --out {tmp_path}/data/gsm8k\n"
+    assert run("s3://elsewhere/data") == ""
+    (tmp_path / "data/gsm8k").mkdir(parents=True)
+    (tmp_path / "data/gsm8k/manifest.json").write_text("{}")
+    assert run(str(tmp_path / "data")) == ""
+
+
+def test_the_head_keeps_in_the_bucket_what_it_has_prepared_and_the_next_machine_takes_it(tmp_path):
+    recipe = get("demo")
+    name = script._data_name(recipe.steps[0])
+    python = tmp_path / ".venvs/cpu/bin/python"
+    python.parent.mkdir(parents=True)
+    store = f'[ "$2" != trainer.storage ] || exec {sys.executable} "$@"'
+    made = f"$DATA/{name}"
+    make = (
+        f'[ "$2" != examples.demo.shapes ] || {{ mkdir -p "{made}"; echo "{{}}" > "{made}/manifest.json"; }}'
+    )
+    python.write_text(f'#!/bin/bash\necho "$2 $3"\n{store}\n{make}\n')
+    python.chmod(0o755)
+    for file in ("setup.sh", "driver.sh"):
+        (tmp_path / "trainer").mkdir(exist_ok=True)
+        (tmp_path / "trainer" / file).write_text("")
+    code = "set -euo pipefail\n" + script.setup_commands(recipe) + script.keep_commands(recipe) + "wait\n"
+
+    def start(node, rank):
+        data = tmp_path / node
+        data.mkdir()
+        shutil.rmtree(tmp_path / ".cache", ignore_errors=True)
+        (tmp_path / ".cache").mkdir()
+        env = os.environ | {"DATA": str(data), "MODELS": str(data), "RUN_ID": "r", "PYTHONPATH": str(ROOT)}
+        env |= {"BUCKET": f"file://{tmp_path}/bucket", "SKYPILOT_NODE_RANK": str(rank)}
+        done = subprocess.run(
+            ["bash", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+        )
+        return done.stdout.splitlines()
+
+    kept = tmp_path / "bucket/data" / name / "manifest.json"
+    assert "examples.demo.shapes --out" in start("second", 1) and not kept.exists(), "only the head sends"
+    assert "trainer.storage send" in start("head", 0) and kept.read_text() == "{}\n"
+    again = start("next", 0)
+    assert "trainer.storage cp" in again and not {"examples.demo.shapes --out", "trainer.storage send"} & set(
+        again
+    )
