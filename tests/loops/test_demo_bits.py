@@ -1,0 +1,42 @@
+"""The demo's 60 steps are those of revision 5ad573f, bit for bit: a redesign may move code, not numbers.
+
+`benchmarks/demo_bits.jsonl` was written by that revision on an AMD EPYC with AVX-512. Other processors multiply in another
+order: there the test compares the first steps to the rounding of fp32.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tests.loops.jobs import ROOT
+from trainer.observe.history import read_history
+
+RECORDED = ROOT / "benchmarks/demo_bits.jsonl"
+SAME_PROCESSOR = ("AuthenticAMD", "avx512f", "avx512_bf16")
+NOT_COMPUTED = ("time/", "perf/", "node/")
+FIRST_STEPS = 3
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+def test_the_demo_is_the_same_run():
+    run_id = f"demo-bits-{uuid.uuid4().hex[:6]}"
+    subprocess.run([sys.executable, "launch.py", "demo", "--run-id", run_id], cwd=ROOT, check=True)
+    now = {line["step"]: line for line in read_history(ROOT / "runs" / run_id)}
+    cpu = Path("/proc/cpuinfo").read_text()
+    exact = all(word in cpu for word in SAME_PROCESSOR)
+    for text in RECORDED.read_text().splitlines():
+        then = json.loads(text)
+        line = now[then["step"]]
+        assert {name for name in line if not name.startswith(NOT_COMPUTED)} == then.keys()
+        for name, value in then.items():
+            if exact:
+                assert line[name] == value, (then["step"], name)
+            elif then["step"] <= FIRST_STEPS:
+                assert line[name] == pytest.approx(value, rel=1e-2, abs=1e-4), (then["step"], name)
