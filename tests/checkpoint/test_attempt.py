@@ -23,6 +23,7 @@ from trainer.exit_codes import (
     EXIT_NODE_LOST,
     EXIT_PREEMPTED,
     EXIT_PREFLIGHT,
+    EXIT_RAY,
 )
 from trainer.storage.storage import Storage
 
@@ -211,6 +212,28 @@ def test_lost_machines_have_a_limit_of_their_own(record):
     end(record, 2, None)
     with pytest.raises(Final, match="4 attempts lost their machines"):
         record.take(2, "launch")
+
+
+@pytest.mark.parametrize("code", [EXIT_NODE_LOST, EXIT_RAY])
+def test_a_process_that_dies_twice_in_one_step_is_the_runs_defect(record, capsys, code):
+    """A host out of memory repeats: it is rented twice, not eleven times."""
+    why = "a worker or node was lost: rank 2 (process 701 on 10.0.0.2): out of memory?"
+    assert record.close(record.take(8, "job"), code, why, 8, died_at=11) == code
+    assert record.close(record.take(8, "job"), code, why, 8, died_at=11) == EXIT_GAVE_UP
+    said = capsys.readouterr().out
+    assert "gives up at step 8: 2 attempts in a row lost a process in step 11" in said and "rank 2" in said
+    with pytest.raises(Final, match="lost a process in step 11"):
+        record.take(8, "job")
+    record.take(8, "a person starts it again")
+
+
+def test_other_steps_new_checkpoints_and_lost_machines_are_no_defect(record):
+    for step in (11, 12, 0, 0, 13):  # 0: the machine was lost, or nobody knows
+        assert record.close(record.take(8, "job"), EXIT_NODE_LOST, "", 8, died_at=step) == EXIT_NODE_LOST
+    # It got further, and then the same step fails once.
+    assert record.close(record.take(12, "job"), EXIT_NODE_LOST, "", 12, died_at=13) == EXIT_NODE_LOST
+    assert record.close(record.take(12, "job"), EXIT_PREEMPTED, "", 12) == EXIT_PREEMPTED
+    assert record.close(record.take(12, "job"), EXIT_NODE_LOST, "", 12, died_at=14) == EXIT_NODE_LOST
 
 
 def test_preemptions_that_committed_cost_nothing(record):

@@ -20,6 +20,7 @@ import os
 import secrets
 import socket
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -55,6 +56,8 @@ LOST = (None, EXIT_PREEMPTED, EXIT_NODE_LOST, EXIT_PREFLIGHT, EXIT_RAY)
 FREE = (EXIT_OK, EXIT_INTERRUPTED, EXIT_FENCED, EXIT_GAVE_UP)
 """Ends that cost nothing of the budget."""
 
+SAME_STEP = 2
+"""Times that a process may die in one step, on machines that live, without a new checkpoint between."""
 SAME_MACHINE = 3
 """Times that one machine may fail its checks in one launch: an engine that gives it again has no other."""
 
@@ -86,6 +89,8 @@ class Past:
     begun_unix_s: float
     code: int | None = None
     """Exit code; None while it lives, and after a kill."""
+    died_at: int = 0
+    """Step in which a process of the job died while all machines lived; 0 where that is not how it ended."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +182,8 @@ class Attempts:
             name = f"{epoch}-{secrets.token_hex(3)}"
             mine = Past(epoch, name, launch, committed, socket.gethostname(), time.time())
             if self.storage.create(
-                f"{epoch:08d}.json", _dump({k: v for k, v in asdict(mine).items() if k != "code"})
+                f"{epoch:08d}.json",
+                _dump({k: v for k, v in asdict(mine).items() if k not in ("code", "died_at")}),
             ):
                 return Attempt(self, name)
             epoch += 1
@@ -197,19 +203,25 @@ class Attempts:
         return self.close(self.take(committed, launch), code, why, committed, machines)
 
     def close(
-        self, attempt: Attempt, code: int, why: str, committed: int, machines: Collection[Machine] = ()
+        self,
+        attempt: Attempt,
+        code: int,
+        why: str,
+        committed: int,
+        machines: Collection[Machine] = (),
+        died_at: int = 0,
     ) -> int:
         """Records how an attempt ended; returns the exit code to leave with.
 
-        Where no restart can help, or none is left, the run is over for good, so that the engine need not
-        start once more to find out. machines: those that failed their checks. A fenced attempt writes
-        nothing.
+        Where no restart can help, or none is left, the run is over for good, so that the platform need not
+        start once more to find out. machines: those that failed their checks. died_at: as in `Past`. A fenced
+        attempt writes nothing.
         """
         if code == EXIT_FENCED:
             return code
         self.write(
             f"{attempt.epoch:08d}.end",
-            {"name": attempt.name, "code": code, "why": why, "unix_s": time.time()},
+            {"name": attempt.name, "code": code, "why": why, "unix_s": time.time(), "died_at": died_at},
         )
         past = self.past()
         launch = past[-1].launch if past else ""
@@ -279,7 +291,8 @@ class Attempts:
             )
             if mine is None:
                 continue
-            found.append(Past(**mine, code=end["code"] if end else None))
+            ended = {"code": end["code"], "died_at": end.get("died_at", 0)} if end else {}
+            found.append(Past(**mine, **ended))
             if len(found) > 1 and found[-2].committed > found[-1].committed:
                 break
         return found[::-1]
@@ -287,14 +300,27 @@ class Attempts:
     def _refuse_spent(self, past: list[Past], launch: str, committed: int) -> None:
         """Raises Final if the attempts since the last new commit have spent the budget, and ends the run."""
         failed = lost = 0
+        died_at: Counter[int] = Counter()
         for attempt in reversed(past):
             if attempt.launch != launch or committed > attempt.committed:
                 break
             committed = attempt.committed
             lost += attempt.code in LOST
             failed += attempt.code not in (*LOST, *FREE)
+            if attempt.died_at:
+                died_at[attempt.died_at] += 1
+
         why = ""
-        if failed > self.max_restarts:
+        step, deaths = max(died_at.items(), key=lambda item: item[1], default=(0, 0))
+        if deaths >= SAME_STEP:
+            last = self._read(f"{past[-1].epoch:08d}.end") or {}
+            reason = last.get("why") or "no reason was given"
+            why = (
+                f"{deaths} attempts in a row lost a process in step {step} on machines that lived, with no new "
+                f"checkpoint between them ({reason}): that is the run's, and other machines would meet it again. See "
+                "docs/failures.md on memory"
+            )
+        elif failed > self.max_restarts:
             why = f"{failed} attempts failed with no new checkpoint (checkpoint.max_restarts {self.max_restarts})"
         elif lost > self.max_losses:
             limit = f"checkpoint.max_losses {self.max_losses}"

@@ -32,7 +32,7 @@ from trainer.config import ConfigError, RunConfig
 from trainer.config.run_folder import read_progress
 from trainer.data.dataset import Dataset
 from trainer.errors import StorageError
-from trainer.exit_codes import EXIT_FENCED, EXIT_NODE_LOST
+from trainer.exit_codes import EXIT_FENCED, EXIT_NODE_LOST, EXIT_RAY
 from trainer.node import rendezvous
 from trainer.node.precheck import precheck
 from trainer.node.preflight import findings
@@ -188,9 +188,12 @@ class AttemptHolder:
                 print(f"attempt: {error}", file=sys.stderr, flush=True)
             over.wait(POLL_S)
 
-    def close(self, code: int, why: str) -> int:
-        """Pushes the last of the stream, and records how the job ended; returns the exit code to leave
-        with."""
+    def close(self, code: int, why: str, machines_live: bool = False) -> int:
+        """Pushes the last of the stream, and records how the job ended; returns the exit code to leave with.
+
+        machines_live: whether no machine is known to be lost. A rank or Ray that died then died of the run, or of its
+        own machine: once may be chance, twice in one step is not.
+        """
         self._over.set()
         self.lock.ending()
         code = EXIT_FENCED if self.fenced else code
@@ -202,7 +205,10 @@ class AttemptHolder:
             mark(self.config.run.dir, "fenced" if code == EXIT_FENCED else "")
             return code
         try:
-            return Attempts.of(self.config, BRIEF).close(self.attempt, code, why, self._committed(BRIEF))
+            died = machines_live and code in (EXIT_NODE_LOST, EXIT_RAY)
+            step = read_progress(self.config.run.dir).get("step", 0) if died else 0
+            record, committed = Attempts.of(self.config, BRIEF), self._committed(BRIEF)
+            return record.close(self.attempt, code, why, committed, died_at=step)
         except (ConfigError, StorageError, OSError) as error:
             print(f"attempt: its end is not recorded: {error}", file=sys.stderr, flush=True)
             return code

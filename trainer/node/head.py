@@ -394,7 +394,8 @@ class HeadLauncher(Launcher):
         """Records how it ended; returns the exit code for every node."""
         if self.holder or self.arguments.preflight or self.node.engine == "local":
             # the others are never restarted
-            return self.holder.close(code, self.why) if self.holder else code
+            live = not (self.links and self.links.lost())
+            return self.holder.close(code, self.why, live) if self.holder else code
         return attempt_holder.count(self.config, code, self.why, self.found, self.machines)
 
     def finish(self, code: int) -> None:
