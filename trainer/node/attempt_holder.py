@@ -96,7 +96,8 @@ class AttemptHolder:
     applies."""
 
     def __init__(self, config: RunConfig, counts: bool, trains: bool):
-        """trains: whether the job is one of the trainer's loops, whose model, data and checkpoint can be checked."""
+        """trains: whether the job is one of the trainer's loops, whose model, data and checkpoint can be
+        checked."""
         self.config, self.counts, self.trains = config, counts, trains
         self.lock = RunLock(config.run.dir, "launcher")
         self.attempt: Attempt | None = None
@@ -191,8 +192,8 @@ class AttemptHolder:
     def close(self, code: int, why: str, machines_live: bool = False) -> int:
         """Pushes the last of the stream, and records how the job ended; returns the exit code to leave with.
 
-        machines_live: whether no machine is known to be lost. A rank or Ray that died then died of the run, or of its
-        own machine: once may be chance, twice in one step is not.
+        machines_live: whether no machine is known to be lost. A rank or Ray that died then died of the run,
+        or of its own machine: once may be chance, twice in one step is not.
         """
         self._over.set()
         self.lock.ending()
