@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from recipes import run_record
-from recipes.drivers import desk_python, engine_state, launching, tokens
+from recipes.drivers import desk_python, engine_state, launched, tokens
 from recipes.run_record import PULLED, RunRecord
 from trainer.config import ConfigError
 from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED
@@ -163,7 +163,7 @@ def logs(run: str, bucket: str, stored: bool) -> int:
         return mirror("logs", url, run_record.RUNS / run / PULLED, "--follow")
     if not (url and run_record.load(run).ended_s):
         try:
-            code = launching.drive(run, "logs")
+            code = launched.drive(run, "logs")
         except ConfigError:  # the engine's program is not installed here
             if not url:
                 raise

@@ -87,4 +87,4 @@ def test_a_person_launches_looks_and_ends(answer):
     assert code == 0 and "Run mine submitted" in text and "$1.79" in text and "stand-in" not in text
     assert said["status"][0] == 0 and re.search(r"dstack run mine: (submitted|pending|provisioning)", said["status"][1])
     assert (said["logs"][0], said["down"][0]) == (0, 0)
-    assert re.search(r" 0\.00 .*\n.*mine: terminat(ing|ed) \(stopped_by_user\)", said["after"][1])
+    assert re.search(r" 0\.00 [\s\S]*mine: terminat(ing|ed) \(stopped_by_user\)", said["after"][1])
