@@ -127,7 +127,8 @@ def now(run: str, bucket: str = "") -> int:
     except ConfigError:  # launched from here, without bucket, on machines of its own: its engine knows, we do not
         return 0
     except SystemExit as refused:  # the mirror has said why
-        return int(refused.code or 0)
+        has_not_begun = run_record.known(run) and not bucket
+        return 0 if has_not_begun else int(refused.code or 0)
     return subprocess.run([sys.executable, "-m", "trainer.observe.live", str(folder), "--once"]).returncode
 
 
