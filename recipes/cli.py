@@ -1,4 +1,5 @@
-"""The command line of launch.py: reads it, names files from where the person stands, and calls the command."""
+"""The command line of launch.py: reads it, names files from where the person stands, and calls the
+command."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     args.flags = [] if passes_on else arguments[cut + 1 :]
 
     if args.flags and "takeover" not in args:
-        raise ConfigError(f"`{args.command}` starts no engine that {' '.join(args.flags)} could be passed on to")
+        raise ConfigError(
+            f"`{args.command}` starts no engine that {' '.join(args.flags)} could be passed on to"
+        )
     if "bucket" in args:
         # Given and empty is a variable that is not set, and no wish to do without.
         args.bucket = "" if args.bucket is None else BucketAddress.parse(args.bucket, "--bucket").url

@@ -1,4 +1,5 @@
-"""How a command of launch.py is declared: once, above the function that it calls. recipes/commands.py has them all."""
+"""How a command of launch.py is declared: once, above the function that it calls. recipes/commands.py has
+them all."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ def command(
     """Declares the function below it as a command. It gets the parsed arguments and returns the exit code."""
 
     def declare(run: Function) -> Function:
-        declared = Command(name=name, help=help, arguments=arguments, example=example, passes_on=passes_on, run=run)
+        declared = Command(
+            name=name, help=help, arguments=arguments, example=example, passes_on=passes_on, run=run
+        )
         COMMANDS[name] = declared
         return run
 
@@ -72,7 +75,9 @@ def parser(description: str) -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for declared in COMMANDS.values():
         about = declared.help[0].upper() + declared.help[1:] + "."
-        shown = f"example:\n  python3 launch.py {declared.name} {declared.example}" if declared.example else None
+        shown = (
+            f"example:\n  python3 launch.py {declared.name} {declared.example}" if declared.example else None
+        )
         own = commands.add_parser(
             declared.name, help=declared.help, description=about, epilog=shown, formatter_class=form
         )

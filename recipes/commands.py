@@ -1,4 +1,5 @@
-"""The commands of launch.py, each declared above the function that it calls; a function returns the exit code.
+"""The commands of launch.py, each declared above the function that it calls; a function returns the exit
+code.
 
 `list` must answer at once, so every function imports what it needs.
 """
@@ -25,7 +26,9 @@ SET = argument("--set", action="append", default=[], metavar="A.B=C",
 RUN = argument("run", help="id of a run launched from here: see `status`")
 STORED = argument("--bucket", help="of a run that was not launched from here")
 DRY_RUN = argument("--dry-run", action="store_true", help="show what would run, start nothing")
-TAKEOVER = argument("--takeover", action="store_true", help="end the run of this id that is alive, and replace it")
+TAKEOVER = argument(
+    "--takeover", action="store_true", help="end the run of this id that is alive, and replace it"
+)
 LAUNCH = (
     argument("--run-id", default="", help="our own id, under which it saves and resumes; default: a new one"),
     argument("--bucket", help="s3://, gs:// or r2:// URL that checkpoints are pushed to"),
@@ -47,7 +50,9 @@ def call(args: argparse.Namespace) -> int:
 @command(
     "list",
     "recipes, what they need and cost, and where they can run",
-    argument("--model", default="", metavar="TEXT", help="only those of models with this in their name: qwen3-vl"),
+    argument(
+        "--model", default="", metavar="TEXT", help="only those of models with this in their name: qwen3-vl"
+    ),
 )
 def _(args: argparse.Namespace) -> int:
     from recipes import shown
@@ -62,8 +67,12 @@ def _(args: argparse.Namespace) -> int:
     RECIPE,
     TARGET,
     SET,
-    argument("--network-gbit", type=float, metavar="G", help="Gb/s between nodes, as stated or as preflight found"),
-    argument("--deadline", default="", metavar="24h", help="choose an offer that ends in time (90m, 24h, 3d)"),
+    argument(
+        "--network-gbit", type=float, metavar="G", help="Gb/s between nodes, as stated or as preflight found"
+    ),
+    argument(
+        "--deadline", default="", metavar="24h", help="choose an offer that ends in time (90m, 24h, 3d)"
+    ),
     argument("--budget", type=float, metavar="USD", help="choose an offer that costs no more"),
     example=f"{BIG} --target dstack-runpod --set rollout.tensor_parallel=8",
 )
@@ -94,7 +103,9 @@ def _render(name: str, target: str | None, overrides: list[str], out: str) -> in
 
     recipe = resolve(name, overrides)
     if not target:
-        raise ConfigError(f"name a target with --target: {recipe.name} runs on {', '.join(targets_for(recipe))}")
+        raise ConfigError(
+            f"name a target with --target: {recipe.name} runs on {', '.join(targets_for(recipe))}"
+        )
     recipe = uploads.planned(recipe, target, {})
     files = render_files(recipe, target)
     for line in uploads.lines(recipe):
@@ -130,12 +141,19 @@ def _(args: argparse.Namespace) -> int:
     argument("recipe", help="id of a run, folder of a model, or OWNER/NAME of the hub; or a recipe"),
     *STARTED,
     one_of(
-        argument("--benchmarks", default="", metavar="NAME,...", help="scores into benchmarks.json and benchmarks.md"),
+        argument(
+            "--benchmarks",
+            default="",
+            metavar="NAME,...",
+            help="scores into benchmarks.json and benchmarks.md",
+        ),
         argument("--pass-rate", action="store_true", help="of every training row, into pass_rates.jsonl"),
     ),
     argument("--samples", type=int, help="completions per row (8; of benchmarks 1)"),
     argument("--temperature", type=float, help="of benchmarks: default 0 for one completion, 1 for several"),
-    argument("--limit", type=int, default=0, metavar="N", help="of benchmarks: only the first N rows of each"),
+    argument(
+        "--limit", type=int, default=0, metavar="N", help="of benchmarks: only the first N rows of each"
+    ),
     example=f"Qwen/Qwen3-VL-8B-Instruct --benchmarks mathvista,math-500 --samples 8\n"
     f"  python3 launch.py evaluate {MIDDLE} --pass-rate --set model.path=runs/mine/hf",
 )
@@ -234,7 +252,8 @@ def _status(run: str | None, bucket: str, watch: bool) -> int:
         return sight.now(run, bucket)
     try:
         code = status_table.show(run)
-    except ConfigError as error:  # the engine's program is not installed here: the bucket is asked all the same
+    # the engine's program is not installed here: the bucket is asked all the same
+    except ConfigError as error:
         if not (run and sight.url_of(run, bucket)):
             raise
         print(f"warning: {error}", file=sys.stderr, flush=True)
@@ -332,7 +351,9 @@ def _(args: argparse.Namespace) -> int:
 def _(args: argparse.Namespace) -> int:
     from recipes import reproduce
 
-    return reproduce.reproduce(Path(args.manifest), args.run_id, args.target, args.bucket, args.hosts, args.dry_run)
+    return reproduce.reproduce(
+        Path(args.manifest), args.run_id, args.target, args.bucket, args.hosts, args.dry_run
+    )
 
 
 @command("data", "prepare, preview, verify and compare datasets", passes_on=True)

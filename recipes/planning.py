@@ -1,4 +1,5 @@
-"""`plan`: memory, disk, time and dollars of a recipe, and the choice of an offer under a deadline and a budget."""
+"""`plan`: memory, disk, time and dollars of a recipe, and the choice of an offer under a deadline and a
+budget."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ def plan(
     budget_usd: float | None = None,
     network_gbit_s: float | None = None,
 ) -> int:
-    """Memory, disk, time and dollars of a recipe. Exit code 2 where it does not fit, or no offer keeps the limits.
+    """Memory, disk, time and dollars of a recipe. Exit code 2 where it does not fit, or no offer keeps the
+    limits.
 
     network_gbit_s: between nodes, for the comparison of ZeRO stages; None: the target's.
     """

@@ -83,7 +83,9 @@ def worktree(launch: dict[str, Any]) -> Path:
     subprocess.run(["git", "worktree", "prune"], check=True)
     subprocess.run(["git", "worktree", "add", "--detach", "--quiet", str(tree), commit], check=True)
     if launch["diff"]:
-        done = subprocess.run(["git", "apply", "-"], input=launch["diff"], text=True, cwd=tree, capture_output=True)
+        done = subprocess.run(
+            ["git", "apply", "-"], input=launch["diff"], text=True, cwd=tree, capture_output=True
+        )
         if done.returncode:
             raise ConfigError(
                 f"the manifest's diff does not apply to {commit[:12]}: {done.stderr.strip().splitlines()[0]}"
@@ -98,7 +100,9 @@ def worktree(launch: dict[str, Any]) -> Path:
 def check_locks(launch: dict[str, Any], tree: Path) -> None:
     """Raises ConfigError naming the requirement files that differ."""
     now = manifest.lock_hashes(tree)
-    wrong = sorted(name for name in launch["locks"].keys() | now.keys() if launch["locks"].get(name) != now.get(name))
+    wrong = sorted(
+        name for name in launch["locks"].keys() | now.keys() if launch["locks"].get(name) != now.get(name)
+    )
     if wrong:
         raise ConfigError(f"locked requirements differ from the manifest's: {', '.join(wrong)}")
 
@@ -110,12 +114,18 @@ def check_config(launch: dict[str, Any], tree: Path) -> None:
         "a = json.load(sys.stdin); print(json.dumps(to_dict(resolve(a[0], a[1]).config)))"
     )
     given = json.dumps([launch["recipe"], launch["overrides"]])
-    done = subprocess.run([sys.executable, "-c", script], input=given, text=True, cwd=tree, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], input=given, text=True, cwd=tree, capture_output=True
+    )
     if done.returncode:
-        raise ConfigError(f"the recipe does not resolve at that commit: {done.stderr.strip().splitlines()[-1]}")
+        raise ConfigError(
+            f"the recipe does not resolve at that commit: {done.stderr.strip().splitlines()[-1]}"
+        )
     wrong = differences(launch["config"], json.loads(done.stdout))
     if wrong:
-        raise ConfigError(f"the recipe resolves to another configuration than the manifest's: {', '.join(wrong[:6])}")
+        raise ConfigError(
+            f"the recipe resolves to another configuration than the manifest's: {', '.join(wrong[:6])}"
+        )
 
 
 def differences(a: dict[str, Any], b: dict[str, Any], where: str = "") -> list[str]:

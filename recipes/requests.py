@@ -13,8 +13,8 @@ from recipes.plan import sizing
 from recipes.presets import benchmarks, resolve
 
 NO_TRAINING = ("lora.rank=1", "lora.vision=false", "lora.dropout=0")
-"""An adapter that changes nothing, B being 0: a model that is only asked then needs no optimizer states, and a fraction
-of the GPUs."""
+"""An adapter that changes nothing, B being 0: a model that is only asked then needs no optimizer states, and
+a fraction of the GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """`launch.py scaling`: the same short run on several numbers of nodes, and what came of it in one table.
 
-Weak scaling: rows per step grow with the nodes, so that every GPU has as much to do. The first call starts the runs; a
-later one starts what is missing and shows what is there.
+Weak scaling: rows per step grow with the nodes, so that every GPU has as much to do. The first call starts
+the runs; a later one starts what is missing and shows what is there.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def overrides(recipe: Recipe, nodes: int, steps: int) -> list[str]:
         grown["algorithm.samples_per_update"] = config.algorithm.samples_per_update
     for key, rows in grown.items():
         if rows * nodes % had:
-            raise ConfigError(f"{key} {rows} of {had} nodes cannot be cut to {nodes}: set it to a multiple of {had}")
+            raise ConfigError(
+                f"{key} {rows} of {had} nodes cannot be cut to {nodes}: set it to a multiple of {had}"
+            )
     return [
         f"cluster.nodes={nodes}", f"run.max_steps={steps}", "evaluation.every_steps=0", "checkpoint.export_hf=never",
         f"checkpoint.every_steps={steps}", *(f"{key}={rows * nodes // had}" for key, rows in grown.items()),
@@ -83,7 +85,9 @@ def scaling(request: Request, nodes_text: str, steps: int) -> int:
             missing.append(run_id)
     print(table(found))
     for run_id in missing if not options.dry_run else []:
-        print(f"{run_id} has no steps here yet: wait for it, or `launch.py pull {run_id}`, then run this again")
+        print(
+            f"{run_id} has no steps here yet: wait for it, or `launch.py pull {run_id}`, then run this again"
+        )
     return 2 if missing and not options.dry_run else 0
 
 
@@ -113,7 +117,9 @@ def table(runs: Sequence[Measured]) -> str:
     """Text, a line per run; speed-up and efficiency are over the smallest."""
     if not runs:
         return "no run has been measured yet"
-    lines = [f"{'nodes':>6}{'ranks':>7}{'s/step':>10}{'planned':>10}{'tokens/s':>12}{'speed-up':>10}{'efficiency':>12}"]
+    lines = [
+        f"{'nodes':>6}{'ranks':>7}{'s/step':>10}{'planned':>10}{'tokens/s':>12}{'speed-up':>10}{'efficiency':>12}"
+    ]
     first = runs[0]
     for run in runs:
         speed = run.tokens_per_s / first.tokens_per_s

@@ -27,8 +27,8 @@ def wide() -> Console:
 
 
 def recipes(console: Console, model: str = "") -> None:
-    """Every recipe on one line: model, method, data, shape, targets, memory and cost. model: only those of models with
-    this in their name. Raises ConfigError where there is none."""
+    """Every recipe on one line: model, method, data, shape, targets, memory and cost. model: only those of
+    models with this in their name. Raises ConfigError where there is none."""
     names = [name for name in RECIPES if model.lower() in RECIPES[name]().config.model.path.lower()]
     if not names:
         raise ConfigError(
@@ -97,8 +97,8 @@ def _families(targets: Iterable[str]) -> str:
 def plan(
     recipe: Recipe, offers: list[cost.Offer], left_out: list[str], console: Console, network_gbit_s: float
 ) -> None:
-    """Memory per phase, host and disk, then every way to run it, and what was left out. network_gbit_s: between nodes,
-    for the comparison of ZeRO stages."""
+    """Memory per phase, host and disk, then every way to run it, and what was left out. network_gbit_s:
+    between nodes, for the comparison of ZeRO stages."""
     console.print(f"[bold]{recipe.name}[/bold]: {recipe.description}; {shape(recipe)}\n")
     need = memory.plan(recipe)
     if need is None:
@@ -125,10 +125,14 @@ def _per_hour(recipe: Recipe, console: Console) -> None:
         for usd, gpu, spot in cost.node_prices(recipe, target, catalogs)
     ]  # fmt: skip
     for usd, target, gpu, spot in sorted(found):
-        console.print(f"${usd:.2f} per hour: {target}, {gpu}, {'spot' if spot else 'on demand'}", highlight=False)
+        console.print(
+            f"${usd:.2f} per hour: {target}, {gpu}, {'spot' if spot else 'on demand'}", highlight=False
+        )
 
 
-def choice(recipe: Recipe, chosen: choose.Judged, judged: list[choose.Judged], console: Console, catalogs: Path) -> int:
+def choice(
+    recipe: Recipe, chosen: choose.Judged, judged: list[choose.Judged], console: Console, catalogs: Path
+) -> int:
     """What to rent and in which regions, and what that gives up. Returns the exit code."""
     offer, runs = chosen.offer, f"{choose.SURE:.0%} of {choose.RUNS} simulated runs"
     console.print(
@@ -144,7 +148,8 @@ def choice(recipe: Recipe, chosen: choose.Judged, judged: list[choose.Judged], c
 
 
 def no_choice(near: str, cure: tuple[int, choose.Judged] | None, console: Console) -> None:
-    """That no offer keeps the limits, which misses them least, and the number of nodes that would do, if one does."""
+    """That no offer keeps the limits, which misses them least, and the number of nodes that would do, if one
+    does."""
     told = f"no offer keeps the limits in {choose.SURE:.0%} of {choose.RUNS} simulated runs"
     console.print(f"\n{told}: {near}" if near else f"\n{told}: no price is known", highlight=False)
     if cure:
@@ -171,7 +176,9 @@ def _regions(recipe: Recipe, offer: cost.Offer, catalogs: Path) -> str:
 
 def _memory(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
     table = Table(
-        title=f"GPU memory by phase, GiB of {need.gpu_bytes / GIB:.1f} ({need.gpu})", box=None, title_justify="left"
+        title=f"GPU memory by phase, GiB of {need.gpu_bytes / GIB:.1f} ({need.gpu})",
+        box=None,
+        title_justify="left",
     )
     parts = list(dict.fromkeys(part for phase in need.phases for part in phase.parts))
     table.add_column("")
@@ -191,7 +198,9 @@ def _memory(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
     console.print(f"/dev/shm per node: {need.shm_bytes / GIB:.0f} GiB{saved}")
     if not need.fits:
         fix = memory.cheapest_fix(recipe)
-        advice = " ".join(f"--set {change}" for change in fix) if fix else "more nodes, or GPUs with more memory"
+        advice = (
+            " ".join(f"--set {change}" for change in fix) if fix else "more nodes, or GPUs with more memory"
+        )
         console.print(f"[red]does not fit[/red]: {need.problem}. Cheapest change that makes it fit: {advice}")
     console.print()
 
@@ -216,9 +225,21 @@ def _stages(recipe: Recipe, network_gbit_s: float, console: Console) -> None:
         return
     where = f", {network_gbit_s:g} Gb/s between nodes" if recipe.cluster.nodes > 1 else ""
     table = Table(
-        title=f"ZeRO stages on {shape(recipe)}, updates of a step in seconds{where}", box=None, title_justify="left"
+        title=f"ZeRO stages on {shape(recipe)}, updates of a step in seconds{where}",
+        box=None,
+        title_justify="left",
     )
-    for column in ("ZeRO", "peak GiB", "fits", "compute", "collectives", "waited for", "gather after", "Python", "sum"):
+    for column in (
+        "ZeRO",
+        "peak GiB",
+        "fits",
+        "compute",
+        "collectives",
+        "waited for",
+        "gather after",
+        "Python",
+        "sum",
+    ):
         table.add_column(column, justify="left" if column == "ZeRO" else "right")
     for stage in stages:
         t = stage.time
@@ -235,7 +256,9 @@ def _stages(recipe: Recipe, network_gbit_s: float, console: Console) -> None:
 
 def _offers(offers: list[cost.Offer], console: Console) -> None:
     first = offers[0]
-    table = Table(title=f"Time and cost of {first.steps} steps, cheapest first", box=None, title_justify="left")
+    table = Table(
+        title=f"Time and cost of {first.steps} steps, cheapest first", box=None, title_justify="left"
+    )
     for column in ("target", "GPU", "market", "$/hour", "rollout s", "logprobs s", "update s", "sync s", "step s",
                    "hours", "preempted", "save every", "$ per run"):  # fmt: skip
         table.add_column(column, justify="left" if column in ("target", "GPU", "market") else "right")
@@ -250,11 +273,19 @@ def _offers(offers: list[cost.Offer], console: Console) -> None:
         )  # fmt: skip
     console.print(table)
     starts = {offer.target: boot.seconds(offer.target) for offer in offers}
-    told = [f"{name} {took:.0f} s ({runs} runs launched from here)" for name, (took, runs) in starts.items() if runs]
+    told = [
+        f"{name} {took:.0f} s ({runs} runs launched from here)"
+        for name, (took, runs) in starts.items()
+        if runs
+    ]
     longer = f"longer where the model's download takes over {boot.START_S:.0f} s"
     told.append(f"{'else ' * bool(told)}{boot.BOOT_S:.0f} s assumed, {longer}")
     took, received, runs = boot.setup()
-    part = f" Of that the environment: {took:.0f} s, {received / 1e9:.1f} GB downloaded ({runs} runs)." if runs else ""
+    part = (
+        f" Of that the environment: {took:.0f} s, {received / 1e9:.1f} GB downloaded ({runs} runs)."
+        if runs
+        else ""
+    )
     console.print(f"Launch to first step: {', '.join(told)}.{part}", highlight=False)
     if spot := next((offer for offer in offers if offer.spot), None):
         console.print(f"Back after a preemption on {spot.target}: {spot.restart}.", highlight=False)

@@ -33,13 +33,16 @@ def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[s
         _check_without_bucket(recipe, target)
     bucket_access.check_credentials(recipe, target, secrets)
     if recipe.config.logging.wandb == "online" and "WANDB_API_KEY" not in secrets:
-        raise ConfigError("logging.wandb is online and there is no token: export WANDB_API_KEY, or set it to offline")
+        raise ConfigError(
+            "logging.wandb is online and there is no token: export WANDB_API_KEY, or set it to offline"
+        )
     if reproducible and (dirty := manifest.dirty_files()):
         raise ConfigError(f"--reproducible wants a clean git tree: commit or drop {', '.join(dirty[:4])}")
 
 
 def check_outside(recipe: Recipe, record: RunRecord, commands: Commands, env: dict[str, str]) -> None:
-    """What only others can tell: programs, dstack's secrets, buckets. Raises ConfigError with the change to make."""
+    """What only others can tell: programs, dstack's secrets, buckets. Raises ConfigError with the change to
+    make."""
     tool(commands)
     if capabilities.capability(record.target).engine == "dstack":
         _check_secrets(recipe, record.target)
@@ -63,13 +66,17 @@ def _check_data(recipe: Recipe, target: str) -> None:
             "data.path to the folder"
         )
     if recipe.uploads and not recipe.storage.bucket:
-        raise ConfigError(f"{recipe.uploads[0].local} goes to the nodes of {target} through a bucket: give --bucket")
+        raise ConfigError(
+            f"{recipe.uploads[0].local} goes to the nodes of {target} through a bucket: give --bucket"
+        )
 
 
 def _check_without_bucket(recipe: Recipe, target: str) -> None:
     can = capabilities.capability(target)
     if can.asks_bucket:
-        raise ConfigError(f"{target} throws its machines away, so checkpoints need a bucket: give --bucket s3://...")
+        raise ConfigError(
+            f"{target} throws its machines away, so checkpoints need a bucket: give --bucket s3://..."
+        )
     if recipe.cluster.nodes > 1 and not (can.shared_files or recipe.config.checkpoint.shared_files):
         raise ConfigError(
             "a new node could not resume without the others' files, so several nodes need a bucket: give --bucket "
@@ -95,7 +102,9 @@ def _check_memory(recipe: Recipe, target: str) -> None:
         return
     gpu, need = next(iter(bad.items()))
     fix = memory.cheapest_fix(recipe, gpu)
-    advice = " ".join(f"--set {change}" for change in fix) if fix else "use more nodes, or GPUs with more memory"
+    advice = (
+        " ".join(f"--set {change}" for change in fix) if fix else "use more nodes, or GPUs with more memory"
+    )
     raise ConfigError(f"{recipe.name} does not fit {gpu}: {need.problem}; cheapest change: {advice}")
 
 
@@ -107,14 +116,19 @@ def _check_secrets(recipe: Recipe, target: str) -> None:
     done = subprocess.run([engines.find("dstack"), "secret", "list"], capture_output=True, text=True)
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
-        raise ConfigError(f"dstack secret list said {said!r}: point dstack at your server (dstack project add)")
+        raise ConfigError(
+            f"dstack secret list said {said!r}: point dstack at your server (dstack project add)"
+        )
     missing = [name.lower() for name in wanted if name.lower() not in done.stdout.split()]
     if missing:
-        raise ConfigError(f"dstack has no secret {', '.join(missing)}: run dstack secret set {missing[0]} VALUE")
+        raise ConfigError(
+            f"dstack has no secret {', '.join(missing)}: run dstack secret set {missing[0]} VALUE"
+        )
 
 
 def tool(commands: Commands) -> None:
-    """Raises ConfigError where the engine's program is missing; the launch environment counts as installed."""
+    """Raises ConfigError where the engine's program is missing; the launch environment counts as
+    installed."""
     if not engines.find(commands.tool):
         raise ConfigError(f"{commands.tool} is not installed: {commands.hint}")
 
@@ -133,6 +147,7 @@ def alive(record: RunRecord, env: dict[str, str]) -> str:
     command = [desk_python.find(), "-m", "trainer.checkpoint", f"{record.bucket}/{record.run_id}"]
     done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
     told = json.loads(done.stdout) if done.returncode == 0 else {}
-    if not told.get("alive") or (before and before.ended_s > told["seen_unix_s"]):  # our own `down` has ended it
+    # our own `down` has ended it
+    if not told.get("alive") or (before and before.ended_s > told["seen_unix_s"]):
         return ""
     return f"attempt {told['attempt']} on {told['host']}, seen {time.time() - told['seen_unix_s']:.0f} s ago"

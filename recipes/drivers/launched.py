@@ -33,7 +33,8 @@ def drive(run: str, what: str, dry_run: bool = False) -> int:
 
 
 def settle(run_id: str, code: int, detached: bool, cluster_minutes: float) -> None:
-    """Notes what came of a launch whose commands have ended with `code`: what still costs, what never began, and why.
+    """Notes what came of a launch whose commands have ended with `code`: what still costs, what never began,
+    and why.
 
     cluster_minutes: until a SkyPilot cluster goes down by itself after its job.
     """
@@ -68,7 +69,9 @@ def _asked(record: RunRecord, code: int, down_s: float) -> RunRecord:
         return engine_state.launch_failed(record, f"{said.text}; the launch ended with exit code {code}")
     # After Ctrl-C SkyPilot's server works on what it was asked for, and may have it a minute later.
     run_id = record.run_id
-    print(f"the launch of {run_id} is not confirmed: `launch.py status {run_id}` asks the platform", flush=True)
+    print(
+        f"the launch of {run_id} is not confirmed: `launch.py status {run_id}` asks the platform", flush=True
+    )
     return record
 
 

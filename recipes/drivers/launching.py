@@ -120,7 +120,8 @@ def prepared(name: str, recipe: Recipe, target: str | None, overrides: list[str]
     if recipe.storage.bucket:
         env["BUCKET"] = recipe.storage.bucket
     env |= tokens.settings()
-    # The same through all restarts by the platform; a new one opens a run that had ended for good (trainer/checkpoint).
+    # The same through all restarts by the platform; a new one opens a run that had ended for good
+    # (trainer/checkpoint).
     env |= {"SPOTRL_SOURCE": manifest.source_id(), "SPOTRL_LAUNCH": token_hex(4)}
     paths = [str(run_record.RUNS / run_id / "task" / file) for file in files]
     names = [*secrets, *([script.API_KEY] if recipe.kind == "serve" else [])]
@@ -140,13 +141,20 @@ def show(launch: Launch) -> None:
         print(f"{exports} {shlex.join(command)}")
     if launch.record.target == "ssh":
         print("# --- which runs, with tokens on standard input")
-        print(*ssh_driver.shown(launch.recipe, launch.record, launch.folder / next(iter(launch.files))), sep="\n")
+        print(
+            *ssh_driver.shown(launch.recipe, launch.record, launch.folder / next(iter(launch.files))),
+            sep="\n",
+        )
 
 
 def replace_earlier(launch: Launch, takeover: bool) -> None:
     """Ends an earlier launch of the run that is alive. Raises ConfigError without `takeover`."""
     run_id = launch.record.run_id
-    lives = launch_checks.alive(launch.record, launch.env | launch.secrets) if launch.recipe.kind == "train" else ""
+    lives = (
+        launch_checks.alive(launch.record, launch.env | launch.secrets)
+        if launch.recipe.kind == "train"
+        else ""
+    )
     if not lives:
         return
     if not takeover:
@@ -177,7 +185,8 @@ def start(launch: Launch, detach: bool) -> int:
         print(engines.how_to_call(record, recipe.config.run.name), flush=True)
     try:
         code = _run(launch.commands, record, env)
-    except BaseException as error:  # Ctrl-C, a program that cannot be started: nothing may cost for ever in `status`
+    # Ctrl-C, a program that cannot be started: nothing may cost for ever in `status`
+    except BaseException as error:
         code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_CONFIG
         launched.settle(record.run_id, code, detach, 0)
         raise
@@ -205,7 +214,9 @@ def cheapest_target(recipe: Recipe) -> str:
               (prices_of := cost.node_prices(recipe, name, prices.sky_catalogs()))]  # fmt: skip
     if recipe.kind != "train" and rented:
         return min(rented)[1]
-    raise ConfigError(f"no target with known prices can run {recipe.name}: name one with --target (docs/targets.md)")
+    raise ConfigError(
+        f"no target with known prices can run {recipe.name}: name one with --target (docs/targets.md)"
+    )
 
 
 def _run(commands: Commands, record: RunRecord, env: dict[str, str]) -> int:
@@ -229,10 +240,11 @@ def _run(commands: Commands, record: RunRecord, env: dict[str, str]) -> int:
 
 
 def _foreground(argv: list[str], env: dict[str, str]) -> tuple[int, bool]:
-    """Runs a command to its end: (exit code, whether Ctrl-C was pressed). Ctrl-C is the command's own to obey.
+    """Runs a command to its end: (exit code, whether Ctrl-C was pressed). Ctrl-C is the command's own to
+    obey.
 
-    The terminal sends it to the whole process group. `subprocess.run` would kill the command a quarter of a second
-    later: amid a checkpoint, or before the machines were told to stop.
+    The terminal sends it to the whole process group. `subprocess.run` would kill the command a quarter of a
+    second later: amid a checkpoint, or before the machines were told to stop.
     """
     process, interrupted = subprocess.Popen(argv, env=env, preexec_fn=_end_with_us), False
     while True:

@@ -1,6 +1,7 @@
 """Sight of a run from the desk: its files are read where they are here, else fetched from its bucket.
 
-Fetching needs obstore (the environment `desk`, a second to make); display and report run under this very Python.
+Fetching needs obstore (the environment `desk`, a second to make); display and report run under this very
+Python.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ EVERY_S = 10.0
 
 
 def files(run: str, bucket: str = "") -> Path:
-    """The folder with a run's files, fetched where a bucket is named or they are not here. Raises ConfigError where
-    there are none, SystemExit where the bucket has none, even if older files were fetched from another one."""
+    """The folder with a run's files, fetched where a bucket is named or they are not here. Raises ConfigError
+    where there are none, SystemExit where the bucket has none, even if older files were fetched from another
+    one."""
     for path in (Path(run), run_record.RUNS / run):
         if not bucket and ((path / "metrics.jsonl").exists() or (path / "config.yaml").exists()):
             return path
@@ -91,7 +93,8 @@ def pull(run: str, bucket: str, weights: bool) -> int:
 
 
 def runs(bucket: str) -> int:
-    """Lists the runs of a bucket; of the buckets that this desk knows where none is named. Raises ConfigError."""
+    """Lists the runs of a bucket; of the buckets that this desk knows where none is named. Raises
+    ConfigError."""
     records = map(run_record.load, run_record.names())
     known = {record.bucket for record in records} | set(remembered().values())
     buckets = [bucket] if bucket else sorted(known - {""})
@@ -124,7 +127,8 @@ def now(run: str, bucket: str = "") -> int:
     """Shows where a run stands: step, phase, reward, speed, nodes."""
     try:
         folder = files(run, bucket)
-    except ConfigError:  # launched from here, without bucket, on machines of its own: its engine knows, we do not
+    # launched from here, without bucket, on machines of its own: its engine knows, we do not
+    except ConfigError:
         return 0
     except SystemExit as refused:  # the mirror has said why
         has_not_begun = run_record.known(run) and not bucket
@@ -156,7 +160,8 @@ def newest() -> str:
 
 
 def logs(run: str, bucket: str, stored: bool) -> int:
-    """Follows a run's log through its engine; from the bucket where that cannot, is over, or --stored asks for it."""
+    """Follows a run's log through its engine; from the bucket where that cannot, is over, or --stored asks
+    for it."""
     url = url_of(run, bucket)
     if stored or bucket or not run_record.known(run):
         if not url:
@@ -190,7 +195,8 @@ def report(runs: list[str], bucket: str) -> int:
 
 
 def costs(record: RunRecord) -> dict[str, float]:
-    """Dollars and hours of a run: so far, and of the whole run as planned at the launch, where prices were known."""
+    """Dollars and hours of a run: so far, and of the whole run as planned at the launch, where prices were
+    known."""
     found = {"usd": record.usd(), "hours": record.hours(), "unix_s": time.time()}
     if (said := engine_state.ask(record)) and said.usd is not None:
         found["usd"] = record.earlier_usd + said.usd

@@ -1,6 +1,7 @@
 """`status`: the runs launched from here: where, alive or how they ended, what they cost, their last step.
 
-Platforms are asked once each, and only where a run may still cost; of a single run there is also what its own says.
+Platforms are asked once each, and only where a run may still cost; of a single run there is also what its own
+says.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def show(run: str | None) -> int:
 
 
 def _noted(record: RunRecord, said: Said | None) -> RunRecord:
-    """The record as its platform says it is, kept for the next look; dollars of a run that goes on are only shown."""
+    """The record as its platform says it is, kept for the next look; dollars of a run that goes on are only
+    shown."""
     noted = engine_state.noted(record, said)
     if noted != record:
         noted.save()

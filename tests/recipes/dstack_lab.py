@@ -1,8 +1,9 @@
-"""A real dstack server without a cloud: `.venvs/launch/bin/python tests/recipes/dstack_lab.py FOLDER PYTHON < files`.
+"""A real dstack server without a cloud: `.venvs/launch/bin/python tests/recipes/dstack_lab.py FOLDER PYTHON <
+files`.
 
-Run it inside a network namespace (`unshare -n`): the server sees a price catalog from files and a RunPod backend whose
-key nobody checks, creates every fleet and plans every task of the JSON that it is given, and prints what it offers as
-JSON. Then launch.py, run by PYTHON, is tried on it.
+Run it inside a network namespace (`unshare -n`): the server sees a price catalog from files and a RunPod
+backend whose key nobody checks, creates every fleet and plans every task of the JSON that it is given, and
+prints what it offers as JSON. Then launch.py, run by PYTHON, is tried on it.
 """
 
 import json
@@ -30,7 +31,8 @@ PROVIDERS = ("aws", "azure", "verda", "gcp", "lambdalabs", "nebius", "oci", "run
 
 
 def rows():
-    """RunPod pods of 1 to 8 GPUs, Instant Clusters of 2 to 8 pods, and a spot pod that must never be offered."""
+    """RunPod pods of 1 to 8 GPUs, Instant Clusters of 2 to 8 pods, and a spot pod that must never be
+    offered."""
     for name, gpu, usd in (("NVIDIA A100-SXM4-80GB", "A100", 1.79), ("NVIDIA H100 80GB HBM3", "H100", 3.99)):
         for count in (1, 2, 4, 8):
             size = f"{16 * count},{125 * count},{count},{gpu},80"
@@ -66,7 +68,8 @@ def start(folder: Path) -> tuple[subprocess.Popen, float]:
     command = [str(program), "server", "--port", str(PORT)]
     server = subprocess.Popen(command, env=env, stdout=log, stderr=log, cwd=folder)
     seen, heard = 0, started
-    while time.monotonic() - heard < SILENCE_S:  # a busy machine is slow, and its server's log grows all the same
+    # a busy machine is slow, and its server's log grows all the same
+    while time.monotonic() - heard < SILENCE_S:
         size = (folder / "server.log").stat().st_size
         seen, heard = (size, time.monotonic()) if size != seen else (seen, heard)
         try:
@@ -88,7 +91,9 @@ def add_backend(folder: Path) -> None:
     project = database.execute("select id from projects where name = 'main'").fetchone()[0]
     auth = encrypt('{"type": "api_key", "api_key": "stand-in"}')
     values = (uuid.uuid4().hex, project, "RUNPOD", '{"type": "runpod", "regions": null}', auth)
-    database.execute("insert into backends (id, project_id, type, config, auth) values (?, ?, ?, ?, ?)", values)
+    database.execute(
+        "insert into backends (id, project_id, type, config, auth) values (?, ?, ?, ?, ?)", values
+    )
     database.commit()
     database.close()
 
@@ -112,7 +117,9 @@ def plans(files: dict[str, str]) -> dict:
         started = time.monotonic()
         try:
             if name.endswith(".fleet.yaml"):
-                spec = FleetSpec(configuration=configuration, configuration_path=name, profile=Profile(name="default"))
+                spec = FleetSpec(
+                    configuration=configuration, configuration_path=name, profile=Profile(name="default")
+                )
                 client.fleets.apply_plan("main", ApplyFleetPlanInput(spec=spec))
                 out[name] = {"fleet": configuration.name}
                 continue
@@ -130,7 +137,11 @@ def plans(files: dict[str, str]) -> dict:
                 "price": plan.offers[0].price if plan.offers else None,
                 "spot": any(offer.instance.resources.spot for offer in plan.offers),
                 "gpus": sorted(
-                    {offer.instance.resources.gpus[0].name for offer in plan.offers if offer.instance.resources.gpus}
+                    {
+                        offer.instance.resources.gpus[0].name
+                        for offer in plan.offers
+                        if offer.instance.resources.gpus
+                    }
                 ),
                 "seconds": round(time.monotonic() - started, 3),
             }
@@ -164,7 +175,9 @@ def by_hand(folder: Path, python: str) -> dict:
 def _by_hand(env: dict[str, str], repository: Path, python: str) -> dict:
 
     def said(*command: str) -> list:
-        done = subprocess.run(command, env=env, cwd=repository, capture_output=True, text=True, timeout=SILENCE_S)
+        done = subprocess.run(
+            command, env=env, cwd=repository, capture_output=True, text=True, timeout=SILENCE_S
+        )
         return [done.returncode, done.stdout + done.stderr]
 
     launch, recipe = [python, "launch.py"], "grpo-qwen2.5-vl-3b-mathv60k"

@@ -1,4 +1,5 @@
-"""Every dstack task planned by a real dstack server: accepted as it stands, with the offers and prices of a catalog."""
+"""Every dstack task planned by a real dstack server: accepted as it stands, with the offers and prices of a
+catalog."""
 
 import json
 import os
@@ -62,7 +63,9 @@ def test_every_file_is_accepted(said):
     assert sum("offers" in plan for plan in said.values()) > 30
 
 
-@pytest.mark.parametrize("name", ["grpo-qwen2.5-vl-32b-mathv60k", "grpo-qwen2.5-vl-72b-mathv60k", "preflight"])
+@pytest.mark.parametrize(
+    "name", ["grpo-qwen2.5-vl-32b-mathv60k", "grpo-qwen2.5-vl-72b-mathv60k", "preflight"]
+)
 def test_runpod_offers_instant_clusters_on_demand(said, name):
     plan = said[f"dstack-runpod/{name}.yaml"]
     assert plan["offers"] == 2 and plan["gpus"] == ["A100", "H100"] and not plan["spot"]
@@ -85,6 +88,8 @@ def test_a_person_launches_looks_and_ends(answer):
     assert code == 2 and "launch.py: dstack has no secret aws_access_key_id, aws_secret_access_key" in text
     code, text = said["up"]
     assert code == 0 and "Run mine submitted" in text and "$1.79" in text and "stand-in" not in text
-    assert said["status"][0] == 0 and re.search(r"dstack run mine: (submitted|pending|provisioning)", said["status"][1])
+    assert said["status"][0] == 0 and re.search(
+        r"dstack run mine: (submitted|pending|provisioning)", said["status"][1]
+    )
     assert (said["logs"][0], said["down"][0]) == (0, 0)
     assert re.search(r" 0\.00 [\s\S]*mine: terminat(ing|ed) \(stopped_by_user\)", said["after"][1])

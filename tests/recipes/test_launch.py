@@ -1,4 +1,5 @@
-"""The command line: answers at once, one line for what it refuses, and the commands that it gives to the engines."""
+"""The command line: answers at once, one line for what it refuses, and the commands that it gives to the
+engines."""
 
 import json
 import os
@@ -57,7 +58,9 @@ def test_light_commands_import_no_framework():
 )
 def test_tests_and_data_get_their_arguments_whole(given, monkeypatch):
     passed = []
-    monkeypatch.setattr("recipes.commands.delegate", lambda what, arguments: passed.append((what, arguments)) or 0)
+    monkeypatch.setattr(
+        "recipes.commands.delegate", lambda what, arguments: passed.append((what, arguments)) or 0
+    )
     assert launch.main(given) == 0
     assert passed == [(given[0], given[1:])]
 
@@ -65,11 +68,14 @@ def test_tests_and_data_get_their_arguments_whole(given, monkeypatch):
 @pytest.mark.parametrize("given", [["data"], ["data", "--help"], ["data", "prepare", "--help"]])
 def test_help_of_data_needs_no_environment(given):
     command = [sys.executable, "launch.py", *given]
-    done = subprocess.run(command, cwd=ROOT, env={"PATH": ""}, capture_output=True, text=True)  # no bash, no set-up
+    # no bash, no set-up
+    done = subprocess.run(command, cwd=ROOT, env={"PATH": ""}, capture_output=True, text=True)
     said = done.stdout
     assert done.returncode == 0, done.stderr
     assert all(name in said for name in ("mathv60k", "mathvista", "launch.py data prepare"))
-    assert "prepare" in given or all(f"    {name}" in said for name in ("prepare", "preview", "verify", "overlap"))
+    assert "prepare" in given or all(
+        f"    {name}" in said for name in ("prepare", "preview", "verify", "overlap")
+    )
 
 
 def test_missing_engine_is_refused_before_anything_is_written(capsys, monkeypatch, tmp_path):
@@ -118,7 +124,9 @@ def test_slurm_job_is_submitted_recorded_shown_and_cancelled(capsys, monkeypatch
     stand_in(tmp_path, monkeypatch, "sbatch", 'test "$RUN_ID" = mine && echo "77;cluster"')
     stand_in(tmp_path, monkeypatch, "squeue", "")
     stand_in(tmp_path, monkeypatch, "scancel", "")
-    code, out, _ = run(capsys, "up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--run-id", "mine", "--detach")
+    code, out, _ = run(
+        capsys, "up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--run-id", "mine", "--detach"
+    )
     assert code == 0 and "run mine on slurm" in out
     record = run_record.load("mine")
     assert (record.cluster, record.target, record.recipe) == ("77", "slurm", "grpo-qwen2.5-vl-7b-mathv60k")
@@ -165,7 +173,8 @@ def test_the_runs_own_count_of_restarts_is_the_budgets():
 
 
 def test_a_bucket_that_cannot_be_used_is_refused_before_anything_is_rented(capsys, monkeypatch, tmp_path):
-    """The real probe against a real S3 server: a bucket that is there, one that is not, and a wrong secret."""
+    """The real probe against a real S3 server: a bucket that is there, one that is not, and a wrong
+    secret."""
     stand_in(tmp_path, monkeypatch, "sbatch", 'echo "77"')
     up = ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--detach", "--run-id"]
     with servers.rclone(tmp_path / "disk") as server:
@@ -185,7 +194,9 @@ def test_tokens_are_found_where_their_tools_keep_them(monkeypatch, tmp_path):
     for folder in (".aws", ".cloudflare", ".cache/huggingface"):
         (tmp_path / folder).mkdir(parents=True)
     section = "aws_access_key_id = {0}\naws_secret_access_key = {0}%secret\n"
-    (tmp_path / ".aws/credentials").write_text(f"[default]\n{section.format('d')}[work]\n{section.format('w')}")
+    (tmp_path / ".aws/credentials").write_text(
+        f"[default]\n{section.format('d')}[work]\n{section.format('w')}"
+    )
     (tmp_path / ".cloudflare/r2.credentials").write_text("[r2]\n" + section.format("r"))
     (tmp_path / ".cloudflare/accountid").write_text("account\n")
     (tmp_path / ".cache/huggingface/token").write_text("hf_x\n")
@@ -205,7 +216,9 @@ def test_tokens_are_found_where_their_tools_keep_them(monkeypatch, tmp_path):
 
 
 def test_a_rented_gpu_can_be_left_alone():
-    recipe = resolve("demo", ["setup=cpu", "cluster.gpus_per_node=1", "cluster.gpu=A100-80GB", "cluster.spot=prefer"])
+    recipe = resolve(
+        "demo", ["setup=cpu", "cluster.gpus_per_node=1", "cluster.gpu=A100-80GB", "cluster.spot=prefer"]
+    )
     assert (recipe.config.placement.device, recipe.config.placement.workers_per_node) == ("cpu", 2)
     assert cost.usd_per_hour(recipe, "skypilot-runpod") == pytest.approx(1.39)
     assert cost.usd_per_hour(recipe, "slurm") == 0.0
@@ -260,7 +273,9 @@ def test_what_a_slurm_site_asks_for_is_in_its_directives(capsys):
 
 def test_dstack_takes_the_hubs_token_from_the_environment_where_there_is_one():
     record = RunRecord(run_id="mine", recipe="r", target="dstack-runpod")
-    given = lambda secrets: engines.commands(record, ["t.yaml"], {"RUN_ID": "mine"}, secrets, False).up[-1][7:]  # noqa: E731
+    given = lambda secrets: engines.commands(record, ["t.yaml"], {"RUN_ID": "mine"}, secrets, False).up[-1][
+        7:
+    ]  # noqa: E731
     assert given(["HF_TOKEN", "AWS_ACCESS_KEY_ID"]) == ["-e", "RUN_ID=mine", "-e", "HF_TOKEN"]
     assert given(["AWS_ACCESS_KEY_ID"]) == ["-e", "RUN_ID=mine"]
 
@@ -322,7 +337,16 @@ def test_data_reads_files_and_writes_folders_where_the_command_is_given(monkeypa
     for name in ("mine.jsonl", "photos.zip", "a=b.csv"):
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
-    given = ["prepare", "mine.jsonl=2", "a=b.csv", "geometry3k=0.5", "--images=photos.zip", "--out", "made", "--rows=5"]
+    given = [
+        "prepare",
+        "mine.jsonl=2",
+        "a=b.csv",
+        "geometry3k=0.5",
+        "--images=photos.zip",
+        "--out",
+        "made",
+        "--rows=5",
+    ]
     assert launch.main(["data", *given]) == 0
     here = tmp_path
     assert passed == [["prepare", f"{here}/mine.jsonl=2", f"{here}/a=b.csv", "geometry3k=0.5",

@@ -27,13 +27,21 @@ def test_the_72b_recipe_has_the_original_options():
     config = get("grpo-qwen2.5-vl-72b-mathv60k").config
     assert (config.placement.nodes, config.placement.workers_per_node) == (4, 8)
     assert config.placement.world_size // config.rollout.tensor_parallel == 4  # engines of TP 8 on 32 GPUs
-    assert (config.rollout.prompts_per_step, config.rollout.samples_per_prompt, config.rollout.max_tokens) == (
+    assert (
+        config.rollout.prompts_per_step,
+        config.rollout.samples_per_prompt,
+        config.rollout.max_tokens,
+    ) == (
         64,
         4,
         8000,
     )
     assert (config.data.max_samples, config.data.episodes, config.data.prompt_max_tokens) == (1000, 2, 4096)
-    assert (config.algorithm.kl_coef, config.algorithm.kl_estimator, config.algorithm.gamma) == (1e-3, "k3", 1.0)
+    assert (config.algorithm.kl_coef, config.algorithm.kl_estimator, config.algorithm.gamma) == (
+        1e-3,
+        "k3",
+        1.0,
+    )
     assert config.algorithm.normalize_reward and config.algorithm.samples_per_update == 64
     assert config.optimizer.learning_rate == 5e-7 and config.rollout.gpu_memory_utilization == 0.4
     assert config.checkpoint.keep_last == 2 and config.model.gradient_checkpointing
@@ -101,7 +109,9 @@ def test_every_field_is_documented():
 def test_own_rows_take_the_place_of_the_dataset(tmp_path, monkeypatch):
     (tmp_path / "mine.jsonl").write_text('{"question": "1+1?", "answer": 2}\n')
     monkeypatch.chdir(tmp_path)
-    name, given = recipe_files.expand("grpo-qwen2.5-vl-7b-mathv60k", ["data.source=mine.jsonl --map 'answer=answer'"])
+    name, given = recipe_files.expand(
+        "grpo-qwen2.5-vl-7b-mathv60k", ["data.source=mine.jsonl --map 'answer=answer'"]
+    )
     recipe = resolve(name, given)
     (step,) = recipe.steps
     path = "${DATA}/${RUN_ID}"
@@ -112,8 +122,14 @@ def test_own_rows_take_the_place_of_the_dataset(tmp_path, monkeypatch):
     named = resolve(name, ["data.source=me/mine --revision main", "data.path=${DATA}/x"])
     assert named.steps[0].args == ("prepare", "me/mine", "--revision", "main", "--out", "${DATA}/x")
     demo = resolve("demo", ["data.source=generated --rows 50"])
-    assert [step.module for step in demo.steps] == ["data_prep", "examples.demo.shapes", "examples.demo.warm_start"]
-    with pytest.raises(ConfigError, match="nodes of skypilot-runpod do not have it: put the rows into a bucket"):
+    assert [step.module for step in demo.steps] == [
+        "data_prep",
+        "examples.demo.shapes",
+        "examples.demo.warm_start",
+    ]
+    with pytest.raises(
+        ConfigError, match="nodes of skypilot-runpod do not have it: put the rows into a bucket"
+    ):
         launch_checks.check(recipe, "skypilot-runpod", False, [])
     with pytest.raises(ConfigError, match="there is no file other.jsonl where you are"):
         resolve(name, ["data.source=other.jsonl"])

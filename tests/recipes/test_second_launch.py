@@ -12,7 +12,9 @@ from trainer.storage.storage import Storage
 SEVEN = "grpo-qwen2.5-vl-7b-mathv60k"
 
 
-def test_a_second_launch_of_a_run_that_is_alive_is_refused_unless_it_takes_over(capsys, monkeypatch, tmp_path):
+def test_a_second_launch_of_a_run_that_is_alive_is_refused_unless_it_takes_over(
+    capsys, monkeypatch, tmp_path
+):
     stand_in(tmp_path, monkeypatch, "sbatch", 'echo "77"')
     stand_in(tmp_path, monkeypatch, "scancel", "")
     bucket = f"file://{tmp_path}/bucket"
@@ -30,7 +32,9 @@ def test_a_second_launch_of_a_run_that_is_alive_is_refused_unless_it_takes_over(
     assert calls == ["sbatch", "scancel", "sbatch"]
     held.beat()  # as the new one would
     assert run(capsys, "down", "mine")[0] == 0
-    assert run(capsys, *up)[0] == 0, "what our own `down` has ended is not alive, though its last mark is fresh"
+    assert run(capsys, *up)[0] == 0, (
+        "what our own `down` has ended is not alive, though its last mark is fresh"
+    )
 
 
 def test_a_job_that_waits_for_its_machines_is_alive(capsys, monkeypatch, tmp_path):

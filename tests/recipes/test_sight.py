@@ -1,4 +1,5 @@
-"""`status`, `logs`, `report`, `pull` and `dashboard` from the desk: the machine is gone, the bucket is a folder."""
+"""`status`, `logs`, `report`, `pull` and `dashboard` from the desk: the machine is gone, the bucket is a
+folder."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ def bucket(tmp_path, monkeypatch):
 def record(url, **values):
     (run_record.RUNS / "far/task").mkdir(parents=True)
     (run_record.RUNS / "far/task/demo.sbatch").touch()
-    return RunRecord(run_id="far", recipe="demo", target="slurm", bucket=url, started_s=time.time() - 60, **values)
+    return RunRecord(
+        run_id="far", recipe="demo", target="slurm", bucket=url, started_s=time.time() - 60, **values
+    )
 
 
 def test_a_run_of_another_desk_is_seen_in_its_bucket_alone(bucket, capfd):
@@ -68,12 +71,16 @@ def test_a_run_of_another_desk_is_seen_in_its_bucket_alone(bucket, capfd):
 
 
 def test_a_run_of_another_desk_is_served_and_scored_from_its_bucket(bucket, tmp_path):
-    config = c.RunConfig(run=c.Run(name="theirs"), model=c.Model(path="Qwen/Qwen3-VL-8B-Instruct", max_pixels=99_999))
+    config = c.RunConfig(
+        run=c.Run(name="theirs"), model=c.Model(path="Qwen/Qwen3-VL-8B-Instruct", max_pixels=99_999)
+    )
     stream = Stream(tmp_path / "machine", Storage(f"{bucket}/far"), "9-again", 3600.0, lambda: False)
     (tmp_path / "machine/config.yaml").write_text(c.dump(config))
     stream.close()
     own = trained.served("far", bucket, None)
-    assert {f"storage.weights={bucket}/far/checkpoints/hf", "model.max_pixels=99999", "run.name=far"} <= set(own)
+    assert {f"storage.weights={bucket}/far/checkpoints/hf", "model.max_pixels=99999", "run.name=far"} <= set(
+        own
+    )
     recipe, own = trained.evaluated("far", bucket, None)
     assert recipe == "grpo-qwen3-vl-8b-mathv60k" and "model.max_pixels=99999" in own
 

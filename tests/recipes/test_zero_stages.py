@@ -1,4 +1,5 @@
-"""ZeRO stages side by side: their bytes and seconds by hand, what fits, and the warning for a slow network."""
+"""ZeRO stages side by side: their bytes and seconds by hand, what fits, and the warning for a slow
+network."""
 
 import pytest
 
