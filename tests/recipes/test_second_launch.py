@@ -1,5 +1,7 @@
 """A second launch of a run that is alive, and flags that are passed on to the engine."""
 
+from dataclasses import replace
+
 from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
