@@ -20,6 +20,7 @@ import pytest
 
 from trainer import config as c
 from trainer.config import ConfigError
+from trainer.exit_codes import EXIT_NODE_LOST
 from trainer.node import rendezvous
 from trainer.node.job_log import JobLog
 from trainer.node.launcher import MASTER_PORT
@@ -92,6 +93,7 @@ def test_a_node_that_does_not_belong_is_refused_by_name(second, message):
         b'{"rank": 1.5, "run": "run"}\n',
         b'{"rank": true, "run": "run"}\n',
         b'{"rank": 1}\n',
+        b'{"rank": 1, "run": "run", "nodes": 2}\n',
         b'["rank", 1]\n',
         b'"rank"\n',
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)) * 4,
@@ -119,14 +121,29 @@ def test_a_stranger_does_not_disturb_the_head(line):
     head.close()
 
 
-def test_a_late_node_of_another_run_is_told_so_and_sent_away(capsys):
-    head = rendezvous.Head(2, "run", port=0)
-    late = rendezvous.join("127.0.0.1", hello(1, 2, run="other"), 5.0, head.port)
+@pytest.mark.parametrize(
+    ("late", "why"),
+    [
+        ({"run": "other"}, "belongs to run 'other', this head to 'run'"),
+        (
+            {"start": {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}},
+            "its SLURM_RESTART_COUNT is '1', not '2'",
+        ),
+        ({"start": {"SPOTRL_LAUNCH": "old"}}, "its SPOTRL_LAUNCH is 'old', not 'new'"),
+    ],
+)
+def test_a_late_node_of_another_run_or_start_is_told_so_and_sent_away(capsys, late, why):
+    start = {"SPOTRL_LAUNCH": "new", "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}
+    head = rendezvous.Head(2, "run", port=0, start=start)
+    left_over = rendezvous.join("127.0.0.1", hello(1, 2) | late, 5.0, head.port)
     assert head.accept(0.5) is None
-    assert "belongs to run 'other', this head to 'run'" in (late.receive(5.0) or {})["why"]
-    assert "belongs to run 'other'" in capsys.readouterr().out
-    ours = rendezvous.join("127.0.0.1", hello(1, 2), 5.0, head.port)
-    assert head.accept(5.0) == 1 and ours.lost() is None
+    told = left_over.receive(5.0) or {}
+    assert why in told["why"] and told["code"] == EXIT_NODE_LOST
+    assert why in capsys.readouterr().out
+    # A variable that only the head has says nothing about the node.
+    ours = hello(1, 2) | {"start": {"SPOTRL_LAUNCH": "new", "SKYPILOT_TASK_ID": "t"}}
+    link = rendezvous.join("127.0.0.1", ours, 5.0, head.port)
+    assert head.accept(5.0) == 1 and link.lost() is None
     head.close()
 
 

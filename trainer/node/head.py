@@ -26,7 +26,7 @@ from trainer.exit_codes import (
     FINAL_EXIT_CODES,
     RECOVER_EXIT_CODES,
 )
-from trainer.node import attempt_holder, dashboard, machine, rendezvous, watchdog
+from trainer.node import attempt_holder, dashboard, machine, rendezvous, topology, watchdog
 from trainer.node.attempt_holder import AttemptHolder
 from trainer.node.job_log import JobLog
 from trainer.node.launcher import MASTER_PORT, POLL_S, SPEED_FILE, STOPPED, Ended, Launcher
@@ -57,7 +57,8 @@ class HeadLauncher(Launcher):
     def run(self) -> int:
         """The whole launch. Raises Ended."""
         if self.node.nodes > 1:
-            self.links = rendezvous.Head(self.node.nodes, self.config.run_id, self.port)
+            start = topology.start_names(os.environ)
+            self.links = rendezvous.Head(self.node.nodes, self.config.run_id, self.port, start=start)
         own = self.look_at_host()
         self.found = [findings.received(f) for f in own["findings"]]
         self.machines = {0: machine.received(own["machine"])}

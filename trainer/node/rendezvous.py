@@ -12,8 +12,10 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from trainer.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST
 
 Message = dict[str, Any]
 
@@ -107,9 +109,20 @@ class Link:
 class Head:
     """The head's side: one link to every other node."""
 
-    def __init__(self, nodes: int, run_id: str, port: int = PORT, silence_s: float = SILENCE_S):
-        """Listens at once. Raises RendezvousError if the port is taken."""
+    def __init__(
+        self,
+        nodes: int,
+        run_id: str,
+        port: int = PORT,
+        silence_s: float = SILENCE_S,
+        start: Mapping[str, str] | None = None,
+    ):
+        """Listens at once. start: what names this start of the run (`topology.start_names`).
+
+        Raises RendezvousError if the port is taken.
+        """
         self.nodes, self.run_id, self._silence_s = nodes, run_id, silence_s
+        self.start = dict(start or {})
         self.links: dict[int, Link] = {}
         self.hellos: dict[int, Message] = {}
         self._waiting: dict[Link, float] = {}
@@ -165,14 +178,14 @@ class Head:
     def _admit(self, link: Link, hello: Message) -> int | None:
         """The node's rank; None for a stranger. Raises RendezvousError."""
         rank, host = hello.get("rank"), hello.get("host", link.peer_address)
-        if type(rank) is not int or "run" not in hello:
+        if hello.get("kind") != "hello" or type(rank) is not int or "run" not in hello:
             link.close()  # no node of any run
             return None
         who = f"{host} ({link.peer_address})"
-        if hello["run"] != self.run_id:
-            problem = f"{who} belongs to run {hello['run']!r}, this head to {self.run_id!r}"
+        if stranger := self._stranger(hello):
+            problem = f"{who} {stranger}"
             print(f"rendezvous: {problem}: sent away", flush=True)
-            link.send({"kind": "refused", "why": problem})
+            link.send({"kind": "refused", "code": EXIT_NODE_LOST, "why": problem})
             link.close()
             return None
 
@@ -182,10 +195,23 @@ class Head:
         elif rank in self.links and self.links[rank].lost() is None:
             problem = f"{who} and {self.hellos[rank].get('host')} both claim to be node {rank}"
         if problem:
-            link.send({"kind": "refused", "why": problem})
+            link.send({"kind": "refused", "code": EXIT_CONFIG, "why": problem})
             raise RendezvousError(problem)
         self.links[rank], self.hellos[rank] = link, hello
         return rank
+
+    def _stranger(self, hello: Message) -> str:
+        """What the node belongs to, where that is not this start of this run; else ""."""
+        if hello["run"] != self.run_id:
+            return f"belongs to run {hello['run']!r}, this head to {self.run_id!r}"
+        theirs = hello.get("start")
+        if not isinstance(theirs, dict):
+            return ""
+        # Only what both have tells: a platform may give a variable to the head alone.
+        for name in self.start.keys() & theirs.keys():
+            if theirs[name] != self.start[name]:
+                return f"belongs to another start of this run: its {name} is {theirs[name]!r}, not {self.start[name]!r}"
+        return ""
 
     def send(self, message: Message) -> None:
         """Sends a message to every node."""

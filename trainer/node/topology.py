@@ -19,6 +19,15 @@ from typing import Literal
 
 from trainer.config import ConfigError
 
+START_VARIABLES = (
+    "SPOTRL_LAUNCH",
+    "SKYPILOT_TASK_ID",
+    "SLURM_JOB_ID",
+    "SLURM_RESTART_COUNT",
+    "PBS_JOBID",
+)
+"""Variables that all nodes of one start have alike, and another start of the same run has otherwise."""
+
 Engine = Literal["spotrl", "skypilot", "dstack", "slurm", "pbs", "runpod", "torchrun", "local"]
 
 
@@ -75,6 +84,11 @@ def read(
             f"{node.engine}: node rank {node.rank} of {node.nodes} nodes: ranks go from 0 to {node.nodes - 1}"
         )
     return node
+
+
+def start_names(env: Mapping[str, str]) -> dict[str, str]:
+    """What names this start of the job: a node that an earlier start left over has another value."""
+    return {name: env[name] for name in START_VARIABLES if env.get(name)}
 
 
 def _node(

@@ -29,6 +29,7 @@ class WorkerLauncher(Launcher):
             "rank": self.node.rank,
             "nodes": self.node.nodes,
             "run": self.config.run_id,
+            "start": topology.start_names(os.environ),
             "host": os.uname().nodename,
             "network": self.prober.hello(),
         }
@@ -89,7 +90,7 @@ class WorkerLauncher(Launcher):
                 case "end":
                     raise Ended(message["code"], "")
                 case "refused":
-                    raise Ended(EXIT_CONFIG, message["why"])
+                    raise Ended(message["code"], message["why"])
                 case "notice":
                     self.announce(message["reason"])
                 case "dump" if self.ray is not None:
