@@ -63,8 +63,8 @@ def _check_data(recipe: Recipe, target: str) -> None:
     data, made = recipe.config.data.path, {step.creates for step in recipe.steps}
     if recipe.kind == "train" and data.startswith("${DATA}") and f"{data}/manifest.json" not in made:
         raise ConfigError(
-            f"{recipe.name} trains on rows that nobody publishes: make them from a run of yours (docs/sft.md), "
-            "and set "
+            f"{recipe.name} trains on rows that nobody publishes: make them from a run of yours "
+            "(docs/sft.md), and set "
             "data.path to the folder"
         )
     if recipe.uploads and not recipe.storage.bucket:

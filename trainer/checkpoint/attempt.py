@@ -317,8 +317,8 @@ class Attempts:
             reason = last.get("why") or "no reason was given"
             why = (
                 f"{deaths} attempts in a row lost a process in step {step} on machines that lived, with no "
-                f"new checkpoint between them ({reason}): that is the run's, and other machines would meet it "
-                "again. See docs/failures.md on memory"
+                f"new checkpoint between them ({reason}): that is the run's, and other machines would "
+                "meet it again. See docs/failures.md on memory"
             )
         elif failed > self.max_restarts:
             why = f"{failed} attempts failed with no new checkpoint (checkpoint.max_restarts {self.max_restarts})"
