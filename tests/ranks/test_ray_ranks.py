@@ -1,4 +1,5 @@
-"""Ranks as Ray actors: typed calls on all of them, streams that start at once, and weights that come to the driver."""
+"""Ranks as Ray actors: typed calls on all of them, streams that start at once, weights that come to the
+driver."""
 
 from __future__ import annotations
 
