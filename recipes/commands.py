@@ -1,104 +1,106 @@
-"""What the commands of launch.py do; each returns an exit code."""
+"""The commands of launch.py, each declared above the function that it calls; a function returns the exit
+code.
+
+`list` must answer at once, so every function imports what it needs.
+"""
 
 from __future__ import annotations
 
 import argparse
-import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from recipes import run_record
+from recipes.command_line import COMMANDS, argument, command, one_of
 from recipes.presets import resolve
 from trainer.config import ConfigError
 
-if TYPE_CHECKING:
-    from rich.console import Console
+BIG, MIDDLE = "grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k"
+"""Recipes of the examples."""
 
-    from recipes.plan import cost
+RECIPE = argument("recipe", help="its name, see `list`, or a file: FILE.yaml, FILE.py:FUNCTION")
+TARGET = argument("--target", help="where: see docs/targets.md; default: the cheapest that can")
+SET = argument(
+    "--set",
+    action="append",
+    default=[],
+    metavar="A.B=C",
+    help="override a field, or all of @FILE.yaml; an unknown one is refused (docs/options.md)",
+)
+RUN = argument("run", help="id of a run launched from here: see `status`")
+STORED = argument("--bucket", help="of a run that was not launched from here")
+DRY_RUN = argument("--dry-run", action="store_true", help="show what would run, start nothing")
+TAKEOVER = argument(
+    "--takeover", action="store_true", help="end the run of this id that is alive, and replace it"
+)
+LAUNCH = (
+    argument("--run-id", default="", help="our own id, under which it saves and resumes; default: a new one"),
+    argument("--bucket", help="s3://, gs:// or r2:// URL that checkpoints are pushed to"),
+    argument("--reproducible", action="store_true", help="refuse a dirty git tree"),
+)
+REMOTE = (
+    argument("--hosts", default="", help="machines for the target ssh: [user@]address[:port],..."),
+    argument("--detach", action="store_true", help="do not follow the logs"),
+)
+STARTED = (TARGET, SET, *LAUNCH, TAKEOVER, *REMOTE, DRY_RUN)
+"""What every command that starts a recipe takes."""
 
 
-NO_TRAINING = ("lora.rank=1", "lora.vision=false", "lora.dropout=0")
-"""An adapter that changes nothing, B being 0: a model that is only asked then needs no optimizer states, and
-a fraction of the GPUs."""
+def call(args: argparse.Namespace) -> int:
+    """Calls the function of the command that was given."""
+    return COMMANDS[args.command].run(args)
 
 
-def list_recipes(model: str) -> int:
+@command(
+    "list",
+    "recipes, what they need and cost, and where they can run",
+    argument(
+        "--model", default="", metavar="TEXT", help="only those of models with this in their name: qwen3-vl"
+    ),
+)
+def _(args: argparse.Namespace) -> int:
     from recipes import shown
 
-    shown.recipes(_wide(), model)
+    shown.recipes(shown.wide(), args.model)
     return 0
 
 
-def _wide() -> Console:
-    """A console that is wide enough for the tables where output goes to a file."""
-    from rich.console import Console
+@command(
+    "plan",
+    "memory per phase, disk, time per step and dollars",
+    RECIPE,
+    TARGET,
+    SET,
+    argument(
+        "--network-gbit", type=float, metavar="G", help="Gb/s between nodes, as stated or as preflight found"
+    ),
+    argument(
+        "--deadline", default="", metavar="24h", help="choose an offer that ends in time (90m, 24h, 3d)"
+    ),
+    argument("--budget", type=float, metavar="USD", help="choose an offer that costs no more"),
+    example=f"{BIG} --target dstack-runpod --set rollout.tensor_parallel=8",
+)
+def _(args: argparse.Namespace) -> int:
+    from recipes import planning
 
-    console = Console()
-    return console if console.is_terminal else Console(width=170)
-
-
-def plan(
-    name: str,
-    target: str | None,
-    overrides: list[str],
-    deadline: str = "",
-    budget_usd: float | None = None,
-    network_gbit_s: float | None = None,
-) -> int:
-    """Memory, disk, time and dollars of a recipe. Exit code 2 where it does not fit, or no offer keeps the
-    limits.
-
-    network_gbit_s: between nodes, for the comparison of ZeRO stages; None: the target's.
-    """
-    from recipes import capabilities, shown, uploads
-    from recipes.plan import choose, cost, memory, nearest, prices, zero_stages
-
-    if network_gbit_s is not None and not network_gbit_s > 0:
-        raise ConfigError(f"--network-gbit {network_gbit_s:g}: give Gb/s above 0")
-    if budget_usd is not None and not budget_usd > 0:
-        raise ConfigError(f"--budget {budget_usd:g}: give dollars above 0")
-    try:
-        hours = choose.hours_of(deadline) if deadline else math.inf
-    except (ValueError, KeyError) as error:
-        raise ConfigError(f"--deadline {deadline!r}: write it as 90m, 24h or 3d") from error
-    if not hours > 0:
-        raise ConfigError(f"--deadline {deadline!r}: give more than no time")
-    recipe = resolve(name, overrides)
-    uploads.check_model_folder(recipe)
-    if target:
-        capabilities.check(recipe, target)
-    where = prices.sky_catalogs(), [target] if target else None
-    offers = cost.offers(recipe, *where)
-    network = network_gbit_s or zero_stages.network_of(recipe, target)
-    shown.plan(recipe, offers, cost.short_of_ram(recipe, *where), _wide(), network)
-    if deadline or budget_usd:
-        limits = hours, budget_usd or math.inf
-        chosen, judged = choose.choose(_priced(offers), *limits)
-        if chosen:
-            return shown.choice(recipe, chosen, judged, _wide(), where[0])
-
-        def offers_of(nodes: int) -> list[cost.Offer]:
-            try:
-                return _priced(cost.offers(resolve(name, [*overrides, f"cluster.nodes={nodes}"]), *where))
-            except ConfigError:  # its rows do not divide, say
-                return []
-
-        near = nearest.nearest(judged, *limits)
-        cure = nearest.other_nodes(recipe.cluster.nodes, offers_of, *limits)
-        shown.no_choice(near, cure, _wide())
-        return 2
-    need = memory.plan(recipe)
-    return 0 if need is None or need.fits else 2
+    return planning.plan(args.recipe, args.target, args.set, args.deadline, args.budget, args.network_gbit)
 
 
-def _priced(offers: list[cost.Offer]) -> list[cost.Offer]:
-    """The offers of machines for rent: those of your own are not chosen among."""
-    return [offer for offer in offers if offer.usd is not None]
+@command(
+    "render",
+    "print the task files of a recipe, or write them to --out",
+    RECIPE,
+    TARGET,
+    SET,
+    argument("--out", default="", help="folder to write them to"),
+    example=f"{MIDDLE} --target skypilot-runpod",
+)
+def _(args: argparse.Namespace) -> int:
+    return _render(args.recipe, args.target, args.set, args.out)
 
 
-def render(name: str, target: str | None, overrides: list[str], out: str) -> int:
+def _render(name: str, target: str | None, overrides: list[str], out: str) -> int:
     """Writes or prints the task files of a recipe."""
     from recipes import uploads
     from recipes.capabilities import targets_for
@@ -124,83 +126,129 @@ def render(name: str, target: str | None, overrides: list[str], out: str) -> int
     return 0
 
 
-def up(name: str, target: str | None, args: argparse.Namespace) -> int:
-    """Starts a recipe on a target."""
-    from recipes.drivers import launching
+@command(
+    "up",
+    "run a recipe; Ctrl-C stops following the logs; what stands after `--` goes to sky, dstack, sbatch "
+    "or qsub",
+    RECIPE,
+    *STARTED,
+    example=f"{MIDDLE} --target skypilot-runpod --bucket s3://mine --set optimizer.learning_rate=1e-6\n"
+    f"  python3 launch.py up {MIDDLE} --target slurm -- --exclude=gpu-7 --mail-type=END",
+)
+def _(args: argparse.Namespace) -> int:
+    from recipes import requests
 
-    overrides = list(args.set)
-    if args.hosts:
-        overrides.append(f"site.hosts=[{args.hosts}]")
-        target = target or "ssh"
-    if args.bucket:
-        overrides.append(f"storage.bucket={args.bucket}")
-    recipe, run_id = resolve(name, overrides), args.run_id
-    if name.startswith("demo") and not run_id:
-        run_id = run_record.interrupted(
-            name, target or "local", overrides, Path(recipe.config.model.path).name
-        )
-        if run_id:
-            print(f"resuming {run_id}, which was interrupted (--run-id NEW starts from scratch)")
-    return launching.up(name, recipe, target, run_id, overrides, args)
+    return requests.up(requests.of(args, args.recipe, args.target))
 
 
-def evaluate(args: argparse.Namespace) -> int:
-    """Scores on benchmarks, or pass rates of the training rows. What the user sets wins."""
-    from recipes.drivers import trained
-    from recipes.presets import benchmarks
+@command(
+    "evaluate",
+    "score a recipe, a model or a run on benchmarks, or measure the pass rate of each training row",
+    argument("recipe", help="id of a run, folder of a model, or OWNER/NAME of the hub; or a recipe"),
+    *STARTED,
+    one_of(
+        argument(
+            "--benchmarks",
+            default="",
+            metavar="NAME,...",
+            help="scores into benchmarks.json and benchmarks.md",
+        ),
+        argument("--pass-rate", action="store_true", help="of every training row, into pass_rates.jsonl"),
+    ),
+    argument("--samples", type=int, help="completions per row (8; of benchmarks 1)"),
+    argument("--temperature", type=float, help="of benchmarks: default 0 for one completion, 1 for several"),
+    argument(
+        "--limit", type=int, default=0, metavar="N", help="of benchmarks: only the first N rows of each"
+    ),
+    example=f"Qwen/Qwen3-VL-8B-Instruct --benchmarks mathvista,math-500 --samples 8\n"
+    f"  python3 launch.py evaluate {MIDDLE} --pass-rate --set model.path=runs/mine/hf",
+)
+def _(args: argparse.Namespace) -> int:
+    from recipes import requests
 
+    request = requests.of(args, args.recipe, args.target)
     if not args.benchmarks:
-        args.set.append(f"evaluation.pass_rate_samples={max(1, args.samples or 8)}")
-        return up(args.recipe, args.target, args)
-    name, own = trained.evaluated(args.recipe, args.bucket, args.target)
-    asked = benchmarks.settings(args.benchmarks, max(1, args.samples or 1), args.temperature, args.limit)
-    args.set = _sized(name, [*own, *asked, *NO_TRAINING], args.set)
-    return up(name, args.target, args)
+        return requests.pass_rates(request, args.samples)
+    return requests.score(request, args.benchmarks, args.samples, args.temperature, args.limit)
 
 
-def serve(args: argparse.Namespace) -> int:
-    """Serves a run's weights, or a model, with vLLM."""
-    from recipes.drivers import trained
+@command(
+    "scaling",
+    "the same short run on several numbers of nodes, then speed-up and efficiency in one table",
+    RECIPE,
+    *STARTED,
+    argument("--nodes", default="1,2,4,8", metavar="N,...", help="numbers of nodes (%(default)s)"),
+    argument("--steps", type=int, default=20, metavar="N", help="of each run (%(default)s)"),
+    example="sft-qwen2.5-72b-full --target slurm --nodes 4,8,16",
+)
+def _(args: argparse.Namespace) -> int:
+    from recipes import requests, scaling
 
-    args.set = _sized("serve", trained.served(args.recipe, args.bucket, args.target), args.set)
-    return up("serve", args.target, args)
-
-
-def _sized(name: str, own: list[str], given: list[str]) -> list[str]:
-    """All overrides, with the fewest GPUs that do where the user names no number."""
-    from recipes.plan import sizing
-
-    keys = {text.partition("=")[0].strip() for text in given}
-    if keys & {"cluster.nodes", "cluster.gpus_per_node"}:
-        return [*own, *given]
-    return [*own, *sizing.fewest_gpus(resolve(name, [*own, *given])), *given]
+    return scaling.scaling(requests.of(args, args.recipe, args.target), args.nodes, args.steps)
 
 
-def delegate(args: argparse.Namespace) -> int:
-    """Commands that need the training environment: data (but not its help), test."""
-    if args.command == "data" and (not args.arguments or {"-h", "--help"} & set(args.arguments)):
-        return subprocess.run([sys.executable, "-m", "data_prep", *(args.arguments or ["--help"])]).returncode
-    environment = "test" if args.command == "test" else "cpu"
-    code = subprocess.run(["bash", "trainer/setup.sh", environment]).returncode
-    if code:
-        return code
-    command = [f".venvs/{environment}/bin/python", "-m", "data_prep" if args.command == "data" else "pytest"]
-    # All tests: the quick ones on all cores, then those that bring processes of their own.
-    parts = [["--fast"], ["--rest"]] if args.command == "test" and not args.arguments else [args.arguments]
-    return max((subprocess.run([*command, *part]).returncode for part in parts), key=abs)
+@command(
+    "serve",
+    "serve a run's weights, or a model, with vLLM's OpenAI-compatible server",
+    argument("recipe", help="id of a run, folder of a model, or OWNER/NAME of the hub"),
+    *STARTED,
+    example="RUN --target skypilot-runpod\n"
+    "  python3 launch.py serve Qwen/Qwen2.5-VL-7B-Instruct --target local",
+)
+def _(args: argparse.Namespace) -> int:
+    from recipes import requests
+
+    return requests.serve(requests.of(args, args.recipe, args.target))
 
 
-def resume(args: argparse.Namespace) -> int:
-    """Starts a run again with its own id; the trainer resumes from the last committed checkpoint."""
-    from recipes.drivers import launching
+@command(
+    "demo",
+    "the whole pipeline on this machine, on CPU; one that was killed resumes where it was",
+    SET,
+    *LAUNCH,
+    TAKEOVER,
+    DRY_RUN,
+    argument("--method", choices=("grpo", "sft-lora"), default="grpo", help="what is shown (%(default)s)"),
+    example="--set run.max_steps=20 --run-id short",
+)
+def _(args: argparse.Namespace) -> int:
+    from recipes import requests
 
-    record = run_record.load(args.run)
-    args.reproducible, args.flags = False, args.flags or record.flags
-    recipe = resolve(record.recipe, record.overrides)
-    return launching.up(record.recipe, recipe, record.target, record.run_id, record.overrides, args)
+    name = "demo" if args.method == "grpo" else f"demo-{args.method}"
+    return requests.up(requests.of(args, name, "local"))
 
 
-def status(run: str | None, bucket: str, watch: bool) -> int:
+@command(
+    "preflight",
+    "check a cluster: every node, and a collective between all of them",
+    *STARTED,
+    example="--target ssh --hosts 10.0.0.1,10.0.0.2",
+)
+def _(args: argparse.Namespace) -> int:
+    from recipes import requests
+
+    return requests.up(requests.of(args, "preflight", args.target))
+
+
+@command("resume", "start a run again; it resumes from its last committed checkpoint", RUN, TAKEOVER, DRY_RUN)
+def _(args: argparse.Namespace) -> int:
+    from recipes import requests
+
+    return requests.resume(args.run, requests.of(args, "", None).options)
+
+
+@command(
+    "status",
+    "state, cost and last step of the runs launched from here; all there is of one",
+    STORED,
+    argument("run", nargs="?", help="only this one"),
+    argument("--watch", action="store_true", help="live, until it ends: step, phase, reward, speed, nodes"),
+)
+def _(args: argparse.Namespace) -> int:
+    return _status(args.run, args.bucket, args.watch)
+
+
+def _status(run: str | None, bucket: str, watch: bool) -> int:
     """The runs launched from here, or one with what its engine and its files say; live with `watch`."""
     from recipes.drivers import sight
     from recipes.drivers import status as status_table
@@ -220,57 +268,121 @@ def status(run: str | None, bucket: str, watch: bool) -> int:
     return (sight.now(run, bucket) or code) if run else code
 
 
-def runs(bucket: str) -> int:
-    """The runs of a bucket, or of all buckets that this desk knows."""
+@command(
+    "runs",
+    "runs in a bucket, whoever launched them: how they stand, and why they ended",
+    argument("--bucket", help="s3://NAME/PREFIX as given to `up`; default: all that this desk has used"),
+)
+def _(args: argparse.Namespace) -> int:
     from recipes.drivers import sight
 
-    return sight.runs(bucket)
+    return sight.runs(args.bucket)
 
 
-def logs(run: str, bucket: str, stored: bool) -> int:
-    """Follows a run's log."""
+@command(
+    "logs",
+    "follow the log of a run",
+    RUN,
+    STORED,
+    argument("--stored", action="store_true", help="from its bucket: the machines are not asked"),
+)
+def _(args: argparse.Namespace) -> int:
     from recipes.drivers import sight
 
-    return sight.logs(run, bucket, stored)
+    return sight.logs(args.run, args.bucket, args.stored)
 
 
-def report(runs: list[str], bucket: str) -> int:
-    """One HTML file of one run or several."""
+@command(
+    "pull",
+    "fetch metrics, samples, log and configuration of a run from its bucket",
+    RUN,
+    STORED,
+    argument("--weights", action="store_true", help="the exported weights, too"),
+)
+def _(args: argparse.Namespace) -> int:
     from recipes.drivers import sight
 
-    return sight.report(runs, bucket)
+    return sight.pull(args.run, args.bucket, args.weights)
 
 
-def pull(run: str, bucket: str, weights: bool) -> int:
-    """Fetches a run's files from its bucket."""
+@command(
+    "profile",
+    "ask a running run for a profile of its next step (docs/debugging.md)",
+    RUN,
+    STORED,
+    argument("--fetch", action="store_true", help="fetch the profiles that it has taken"),
+)
+def _(args: argparse.Namespace) -> int:
     from recipes.drivers import sight
 
-    return sight.pull(run, bucket, weights)
+    return sight.profile(args.run, args.bucket, args.fetch)
 
 
-def profile(run: str, bucket: str, fetch: bool) -> int:
-    """Asks a running run for a profile of its next step, or fetches those that it has taken."""
+@command("dashboard", "open a tunnel to Ray's dashboard and jobs of a running run", RUN, DRY_RUN)
+def _(args: argparse.Namespace) -> int:
+    from recipes.drivers import dashboard
+
+    return dashboard.open_tunnel(args.run, args.dry_run)
+
+
+@command("down", "stop a run and give its machines back", RUN, DRY_RUN)
+def _(args: argparse.Namespace) -> int:
+    from recipes.drivers import launched
+
+    return launched.drive(args.run, "down", args.dry_run)
+
+
+@command(
+    "report",
+    "one HTML file: curves, samples, phases, nodes, configuration; of several runs their curves over each "
+    "other",
+    STORED,
+    argument("runs", nargs="+", metavar="run", help="id of a run, or its folder"),
+)
+def _(args: argparse.Namespace) -> int:
     from recipes.drivers import sight
 
-    return sight.profile(run, bucket, fetch)
+    return sight.report(args.runs, args.bucket)
 
 
-def dashboard(run: str, dry_run: bool) -> int:
-    """Opens a tunnel to Ray's dashboard."""
-    from recipes.drivers import dashboard as tunnel
+@command(
+    "reproduce",
+    "run again what a manifest describes; refuses where it cannot, and names what differs",
+    TARGET,
+    *LAUNCH,
+    TAKEOVER,
+    *REMOTE,
+    DRY_RUN,
+    argument("manifest", help="manifest.json of a run"),
+    example="runs/demo-x/manifest.json",
+)
+def _(args: argparse.Namespace) -> int:
+    from recipes import reproduce
 
-    return tunnel.open_tunnel(run, dry_run)
+    return reproduce.reproduce(
+        Path(args.manifest), args.run_id, args.target, args.bucket, args.hosts, args.dry_run
+    )
 
 
-def down(run: str, dry_run: bool) -> int:
-    """Ends a run and gives its machines back."""
-    from recipes.drivers import launching
-
-    return launching.drive(run, "down", dry_run)
+@command("data", "prepare, preview, verify and compare datasets", passes_on=True)
+def _(args: argparse.Namespace) -> int:
+    return delegate("data", args.arguments)
 
 
-def reproduce(args: argparse.Namespace) -> int:
-    """Runs again what a manifest describes."""
-    from recipes import reproduce as reproducing
+@command("test", "run the tests; --fast: those without engine; all arguments go to pytest", passes_on=True)
+def _(args: argparse.Namespace) -> int:
+    return delegate("test", args.arguments)
 
-    return reproducing.reproduce(args)
+
+def delegate(what: str, arguments: list[str]) -> int:
+    """Commands that need the training environment: data (but not its help), test."""
+    if what == "data" and (not arguments or {"-h", "--help"} & set(arguments)):
+        return subprocess.run([sys.executable, "-m", "data_prep", *(arguments or ["--help"])]).returncode
+    environment = "test" if what == "test" else "cpu"
+    code = subprocess.run(["bash", "trainer/setup.sh", environment]).returncode
+    if code:
+        return code
+    command = [f".venvs/{environment}/bin/python", "-m", "data_prep" if what == "data" else "pytest"]
+    # All tests: the quick ones on all cores, then those that bring processes of their own.
+    parts = [["--fast"], ["--rest"]] if what == "test" and not arguments else [arguments]
+    return max((subprocess.run([*command, *part]).returncode for part in parts), key=abs)

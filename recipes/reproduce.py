@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import shutil
@@ -17,26 +16,19 @@ from trainer.config import ConfigError
 TREES = Path(".cache/reproduce")
 
 
-def reproduce(args: argparse.Namespace) -> int:
+def reproduce(path: Path, run_id: str, target: str | None, bucket: str, hosts: str, dry_run: bool) -> int:
     """Makes a worktree of the manifest's commit and diff, checks it, and launches the recipe from there."""
-    launch = read(Path(args.manifest))
-    run_id = run_record.check_run_id(args.run_id or run_record.new_run_id(launch["recipe"]))
+    launch = read(path)
+    run_id = run_record.check_run_id(run_id or run_record.new_run_id(launch["recipe"]))
     tree = worktree(launch)
     check_locks(launch, tree)
     check_config(launch, tree)
-    command = [
-        sys.executable,
-        "launch.py",
-        "up",
-        launch["recipe"],
-        "--target",
-        args.target or launch["target"],
-    ]
+    command = [sys.executable, "launch.py", "up", launch["recipe"], "--target", target or launch["target"]]
     for assignment in launch["overrides"]:
         command += ["--set", assignment]
-    command += ["--run-id", run_id] + (["--bucket", args.bucket] if args.bucket else [])
-    command += ["--hosts", args.hosts] if args.hosts else []
-    command += ["--dry-run"] if args.dry_run else []
+    command += ["--run-id", run_id] + (["--bucket", bucket] if bucket else [])
+    command += ["--hosts", hosts] if hosts else []
+    command += ["--dry-run"] if dry_run else []
     print(f"{launch['commit'][:12]} with its diff and locks stands in {tree}", flush=True)
     return subprocess.run(command, cwd=tree).returncode
 

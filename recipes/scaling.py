@@ -6,15 +6,15 @@ the runs; a later one starts what is missing and shows what is there.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from recipes import run_record
+from recipes import requests, run_record
 from recipes.plan import cost, memory, zero_stages
 from recipes.presets import resolve
+from recipes.requests import Request
 from recipes.spec import Recipe
 from trainer.config import ConfigError, run_folder
 
@@ -64,31 +64,30 @@ def overrides(recipe: Recipe, nodes: int, steps: int) -> list[str]:
     ]  # fmt: skip
 
 
-def scaling(args: argparse.Namespace) -> int:
+def scaling(request: Request, nodes_text: str, steps: int) -> int:
     """Starts what is missing, and shows what has been measured. 2 while a run is not there yet."""
-    from recipes import commands
-
-    recipe = resolve(args.recipe, args.set)
-    if args.steps <= WARM_UP:
-        raise ConfigError(f"--steps {args.steps}: the first {WARM_UP} are not counted; give more")
+    given, options = list(request.overrides), request.options
+    recipe = resolve(request.recipe, given)
+    if steps <= WARM_UP:
+        raise ConfigError(f"--steps {steps}: the first {WARM_UP} are not counted; give more")
     found, missing = [], []
-    for nodes in sizes(args.nodes):
-        run_id = f"{args.run_id or f'scaling-{recipe.name}'}-{nodes}n"
-        changed = [*args.set, *overrides(recipe, nodes, args.steps)]
+    for nodes in sizes(nodes_text):
+        run_id = f"{options.run_id or f'scaling-{recipe.name}'}-{nodes}n"
+        changed = [*given, *overrides(recipe, nodes, steps)]
         if not run_record.known(run_id):
-            own = argparse.Namespace(**vars(args) | {"set": changed, "run_id": run_id, "detach": True})
-            if code := commands.up(args.recipe, args.target, own):
+            own = replace(options, run_id=run_id, detach=True)
+            if code := requests.up(replace(request, overrides=tuple(changed), options=own)):
                 return code
         if lines := steps_of(run_id):
-            found.append(measured(resolve(args.recipe, changed), args.target, lines))
+            found.append(measured(resolve(request.recipe, changed), request.target, lines))
         else:
             missing.append(run_id)
     print(table(found))
-    for run_id in missing if not args.dry_run else []:
+    for run_id in missing if not options.dry_run else []:
         print(
             f"{run_id} has no steps here yet: wait for it, or `launch.py pull {run_id}`, then run this again"
         )
-    return 2 if missing and not args.dry_run else 0
+    return 2 if missing and not options.dry_run else 0
 
 
 def steps_of(run_id: str) -> list[dict[str, float]]:

@@ -20,6 +20,12 @@ REGIONS = 4
 """That are named, of all that the catalog lists."""
 
 
+def wide() -> Console:
+    """A console that is wide enough for the tables where output goes to a file."""
+    console = Console()
+    return console if console.is_terminal else Console(width=170)
+
+
 def recipes(console: Console, model: str = "") -> None:
     """Every recipe on one line: model, method, data, shape, targets, memory and cost. model: only those of
     models with this in their name. Raises ConfigError where there is none."""

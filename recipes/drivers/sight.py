@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from recipes import run_record
-from recipes.drivers import desk_python, engine_state, launching, tokens
+from recipes.drivers import desk_python, engine_state, launched, tokens
 from recipes.run_record import PULLED, RunRecord
 from trainer.config import ConfigError
 from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED
@@ -131,7 +131,8 @@ def now(run: str, bucket: str = "") -> int:
     except ConfigError:
         return 0
     except SystemExit as refused:  # the mirror has said why
-        return int(refused.code or 0)
+        has_not_begun = run_record.known(run) and not bucket
+        return 0 if has_not_begun else int(refused.code or 0)
     return subprocess.run([sys.executable, "-m", "trainer.observe.live", str(folder), "--once"]).returncode
 
 
@@ -168,7 +169,7 @@ def logs(run: str, bucket: str, stored: bool) -> int:
         return mirror("logs", url, run_record.RUNS / run / PULLED, "--follow")
     if not (url and run_record.load(run).ended_s):
         try:
-            code = launching.drive(run, "logs")
+            code = launched.drive(run, "logs")
         except ConfigError:  # the engine's program is not installed here
             if not url:
                 raise

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from recipes import run_record
-from recipes.drivers import engine_state, launching, sight
+from recipes.drivers import engine_state, launched, sight
 from recipes.drivers.engine_state import LAUNCH_FAILED, Said
 from recipes.run_record import RUNS, RunRecord
 from trainer.config import run_folder
@@ -46,7 +46,7 @@ def show(run: str | None) -> int:
         print(said.text)
     if said and said.usd_per_hour:
         print(f"rented: {said.rented}: ${said.usd_per_hour:.2f} per hour{_expected(shown[0])}")
-    return 0 if said and said.whole else launching.drive(run, "status")
+    return 0 if said and said.whole else launched.drive(run, "status")
 
 
 def _noted(record: RunRecord, said: Said | None) -> RunRecord:

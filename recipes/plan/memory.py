@@ -1,7 +1,8 @@
 """Bytes: per GPU and phase, per host, on disk. Arithmetic from the model's shape; every constant says where
 it is from.
 
-What stands where, by phase (trainer/learning/policy.py and trainer/sampling are the code that this describes):
+What stands where, by phase (trainer/learning/policy.py and trainer/sampling are the code that this
+describes):
 
     load      weights arrive in shards (below ZeRO-3 whole), the fp32 master copy is made
     rollout   ZeRO-3's states are in host memory, the engine holds its weights and KV cache

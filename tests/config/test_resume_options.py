@@ -94,6 +94,19 @@ def test_options_that_were_renamed_or_removed(monkeypatch):
     assert c.difference(config, older | {"algorithm.old_clip": 2.0}).startswith("algorithm.dual_clip is 0.0")
 
 
+def test_the_file_of_an_older_run_is_read(tmp_path, monkeypatch):
+    """`resume`, `evaluate` and `serve` read the config.yaml that the run was started with."""
+    path = tmp_path / "config.yaml"
+    monkeypatch.setitem(resume.RENAMED, "algorithm.old_clip", "algorithm.dual_clip")
+    monkeypatch.setitem(resume.REMOVED, "rollout.gone", (None, 3))
+    text = c.dump(c.RunConfig()).replace("dual_clip: 0.0", "old_clip: 2.0")
+    path.write_text(text.replace("rollout:\n", "rollout:\n  gone: 3\n"))
+    assert c.load(path).algorithm.dual_clip == 2.0
+    path.write_text(text.replace("rollout:\n", "rollout:\n  gone: 4\n"))
+    with pytest.raises(c.ConfigError, match="unknown key rollout.gone"):
+        c.load(path)
+
+
 def test_what_an_older_checkpoint_holds_besides_is_not_compared():
     view = c.resume_view(c.RunConfig())
     assert c.difference(c.RunConfig(), view | {"rewards.judge_requests": 5, "run.max_steps": 9}) == ""

@@ -112,7 +112,6 @@ def test_an_adapter_of_4_bits_is_merged_into_what_they_stand_for(tiny_model, tmp
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rank": 8, "dora": True}, "lora.dora is not supported: its merge is not W"),
         ({"rank": 8, "qlora": True}, "lora.qlora is for method sft: the engine holds all weights"),
         ({"qlora": True}, "lora.qlora is for method sft"),
         ({"rank": 8, "dropout": 0.1}, "lora.dropout is 0.1 with method grpo"),

@@ -163,6 +163,7 @@ def by_hand(folder: Path, python: str) -> dict:
     (repository / ".venvs/desk/bin").mkdir(parents=True)
     (repository / ".venvs/desk/bin/python").write_text(f'#!/bin/bash\nexec {python} "$@"\n')
     (repository / ".venvs/desk/bin/python").chmod(0o755)
+    (repository / ".venvs/desk/.stamp").touch()
     os.environ["PATH"] += f":{Path(python).parent}"
     sys.path.append(str(root / "tests"))
     import servers  # ty: ignore[unresolved-import]

@@ -92,4 +92,4 @@ def test_a_person_launches_looks_and_ends(answer):
         r"dstack run mine: (submitted|pending|provisioning)", said["status"][1]
     )
     assert (said["logs"][0], said["down"][0]) == (0, 0)
-    assert re.search(r" 0\.00 .*\n.*mine: terminat(ing|ed) \(stopped_by_user\)", said["after"][1])
+    assert re.search(r" 0\.00 [\s\S]*mine: terminat(ing|ed) \(stopped_by_user\)", said["after"][1])

@@ -19,7 +19,7 @@ from desk import run, stand_in
 import launch
 from recipes import run_record
 from recipes.commands import resolve
-from recipes.drivers import engines, launching, tokens
+from recipes.drivers import engines, launch_checks, tokens
 from recipes.plan import cost
 from recipes.run_record import RunRecord
 from recipes.targets import ssh
@@ -59,7 +59,7 @@ def test_light_commands_import_no_framework():
 def test_tests_and_data_get_their_arguments_whole(given, monkeypatch):
     passed = []
     monkeypatch.setattr(
-        "recipes.commands.delegate", lambda args: passed.append((args.command, args.arguments)) or 0
+        "recipes.commands.delegate", lambda what, arguments: passed.append((what, arguments)) or 0
     )
     assert launch.main(given) == 0
     assert passed == [(given[0], given[1:])]
@@ -86,7 +86,7 @@ def test_missing_engine_is_refused_before_anything_is_written(capsys, monkeypatc
 
 
 def test_reproducible_refuses_a_dirty_tree(capsys, monkeypatch):
-    monkeypatch.setattr(launching.manifest, "dirty_files", lambda: ["a.py", "b.py"])
+    monkeypatch.setattr(launch_checks.manifest, "dirty_files", lambda: ["a.py", "b.py"])
     code, _, err = run(capsys, "demo", "--reproducible", "--dry-run")
     assert code == 2 and "commit or drop a.py, b.py" in err
 
@@ -334,7 +334,7 @@ def test_a_demo_waits_for_the_processes_of_a_killed_one_and_leaves_a_running_one
 
 def test_data_reads_files_and_writes_folders_where_the_command_is_given(monkeypatch, tmp_path):
     passed = []
-    monkeypatch.setattr("recipes.commands.delegate", lambda args: passed.append(args.arguments) or 0)
+    monkeypatch.setattr("recipes.commands.delegate", lambda what, arguments: passed.append(arguments) or 0)
     for name in ("mine.jsonl", "photos.zip", "a=b.csv"):
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)

@@ -1,5 +1,7 @@
 """A second launch of a run that is alive, and flags that are passed on to the engine."""
 
+from dataclasses import replace
+
 from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
@@ -48,6 +50,17 @@ def test_a_job_that_waits_for_its_machines_is_alive(capsys, monkeypatch, tmp_pat
     monkeypatch.setattr("recipes.drivers.bucket_access.probe", lambda *a: None)
     code, _, err = run(capsys, "resume", "mine")
     assert code == 2 and "run mine is alive (managed job 3: STARTING)" in err
+
+
+def test_a_launch_that_the_platform_never_took_can_be_started_again(capsys, monkeypatch, tmp_path):
+    stand_in(tmp_path, monkeypatch, "sky", 'case "$*" in *" queue "*) echo "[]" ;; esac')
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setattr("recipes.drivers.bucket_access.probe", lambda *a: None)
+    bucket = ["storage.bucket=s3://mine"]
+    record = RunRecord(run_id="mine", recipe=SEVEN, target="skypilot-runpod", managed=True, overrides=bucket)
+    replace(record, confirmed=False).save()
+    code, out, err = run(capsys, "resume", "mine")
+    assert code == 0 and "run mine on skypilot-runpod" in out, err
 
 
 def test_flags_after_two_dashes_go_to_the_engine_and_are_kept_for_resume(capsys, monkeypatch, tmp_path):

@@ -179,6 +179,15 @@ def test_a_bucket_without_the_run_is_one_line(bucket, capfd):
     assert code == 2 and "no stream of a run in" in err and err.count("\n") == 1
 
 
+def test_status_of_a_run_that_has_not_begun_is_no_failure(bucket, capfd, monkeypatch, tmp_path):
+    (run_record.RUNS / "new/task").mkdir(parents=True)
+    (run_record.RUNS / "new/task/demo.sbatch").touch()
+    RunRecord(run_id="new", recipe="demo", target="slurm", bucket=bucket, started_s=time.time()).save()
+    stand_in(tmp_path, monkeypatch, "squeue", "exit 0")
+    code, _, err = run(capfd, "status", "new")
+    assert code == 0 and "no stream of a run in" in err
+
+
 def test_the_dashboard_is_found_through_ssh_and_its_token_kept_private(capfd, monkeypatch, tmp_path):
     RunRecord(run_id="far", recipe="preflight", target="ssh", overrides=["site.hosts=[me@gpu1:2222]",
               "cluster.nodes=1"]).save()  # fmt: skip

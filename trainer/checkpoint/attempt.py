@@ -226,7 +226,7 @@ class Attempts:
     ) -> int:
         """Records how an attempt ended; returns the exit code to leave with.
 
-        Where no restart can help, or none is left, the run is over for good, so that the engine need not
+        Where no restart can help, or none is left, the run is over for good, so that the platform need not
         start once more to find out. machines: those that failed their checks. died_at_step: as in `Past`. A
         fenced attempt writes nothing.
         """
@@ -344,8 +344,11 @@ class Attempts:
         why = ""
         if len(deaths) > 1 and deaths[0].died_at_step == deaths[1].died_at_step:
             # The same end on other machines is the run's. Machines that were lost in between say nothing.
-            why = f"it has died twice {_at(deaths[0].died_at_step)} with no new checkpoint between"
-            why += f": {deaths[0].why}" if deaths[0].why else ""
+            why = (
+                f"it has died twice {_at(deaths[0].died_at_step)} with no new checkpoint between "
+                f"({deaths[0].why or 'no reason was given'}): that is the run's, and other machines would meet it "
+                "again. See docs/failures.md on memory"
+            )
         elif failed > self.max_restarts:
             limit = f"checkpoint.max_restarts {self.max_restarts}"
             why = f"{failed} attempts failed with no new checkpoint ({limit})"

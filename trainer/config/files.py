@@ -7,20 +7,24 @@ from pathlib import Path
 import yaml
 
 from trainer.config.overrides import from_dict, to_dict
+from trainer.config.resume import of_today
 from trainer.config.schema import RunConfig
 from trainer.config.validation import validate
 from trainer.errors import ConfigError
 
 
 def load(path: str | Path) -> RunConfig:
-    """Reads a resolved configuration. Raises ConfigError if the file is missing, not YAML or not valid."""
+    """Reads a resolved configuration, of an older version too.
+
+    Raises ConfigError if the file is missing, not YAML or not valid.
+    """
     try:
         data = yaml.safe_load(Path(path).read_text())
     except FileNotFoundError:
         raise ConfigError(f"no configuration at {path}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
-    config = from_dict(RunConfig, data or {})
+    config = from_dict(RunConfig, of_today(data) if isinstance(data, dict) else data or {})
     validate(config)
     return config
 

@@ -33,8 +33,6 @@ class LoRA:
     """Of the adapters' inputs; method sft only."""
     vision: bool = False
     """Adapters in the vision tower's blocks too; without them the tower stays as it is."""
-    dora: bool = False
-    """Refused: its merge rescales each row of W + scale B A, which the weight sync does not compute."""
     qlora: bool = False
     """The decoder layers' weights in 4 bits (NF4 with double quantization, arXiv 2305.14314), for 0.52 bytes
     instead of 2; method sft only. An adapter is merged into what the 4 bits stand for, not into the weights

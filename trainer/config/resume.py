@@ -59,8 +59,32 @@ other option that a checkpoint does not name had today's default: it did not exi
 RENAMED: dict[str, str] = {}
 """Options that have another name today: {name in older checkpoints: name of today}."""
 
-REMOVED: dict[str, tuple[Any, ...]] = {}
+REMOVED: dict[str, tuple[Any, ...]] = {"lora.dora": (False,)}
 """Options that are gone: {name: values of which today's code does the same}."""
+
+
+def of_today(data: dict[str, Any]) -> dict[str, Any]:
+    """A configuration as older code wrote it, under the names of today; {section: {key: value}}.
+
+    What is left under an unknown name is the caller's to refuse.
+    """
+    sections = {name: dict(values) if isinstance(values, dict) else values for name, values in data.items()}
+    for old, new in RENAMED.items():
+        section, _, key = old.partition(".")
+        if key in _options(sections, section):
+            new_section, _, new_key = new.partition(".")
+            value = sections[section].pop(key)
+            sections.setdefault(new_section, {})[new_key] = value
+    for name, harmless in REMOVED.items():
+        section, _, key = name.partition(".")
+        if _options(sections, section).get(key) in harmless and key in _options(sections, section):
+            del sections[section][key]
+    return sections
+
+
+def _options(sections: dict[str, Any], name: str) -> dict[str, Any]:
+    section = sections.get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def resume_view(config: RunConfig) -> dict[str, Any]:

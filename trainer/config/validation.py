@@ -99,11 +99,6 @@ def _refused_adapters(c: RunConfig) -> list[tuple[bool, str]]:
     """Adapters that would be trained or merged wrongly, and what to change."""
     return [
         (
-            c.lora.dora,
-            "lora.dora is not supported: its merge is not W + scale B A, which is what the engine is sent: set it to "
-            "false; lora.rslora is supported",
-        ),
-        (
             c.lora.qlora and c.method == "grpo",
             "lora.qlora is for method sft: the engine holds all weights in its own type, with other kernels: set "
             "it to false. 72B with adapters on bf16 takes 18 GiB of states per GPU on 8",

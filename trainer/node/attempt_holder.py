@@ -93,7 +93,8 @@ class AttemptHolder:
     applies."""
 
     def __init__(self, config: RunConfig, counts: bool, trains: bool):
-        """trains: whether the job is one of the trainer's loops, whose model, data and checkpoint can be checked."""
+        """trains: whether the job is one of the trainer's loops, whose model, data and checkpoint can be
+        checked."""
         self.config, self.counts, self.trains = config, counts, trains
         self.lock = RunLock(config.run.dir, "launcher")
         self.attempt: Attempt | None = None

@@ -210,8 +210,8 @@ class Head:
         # Only what both have tells: a platform may give a variable to the head alone.
         for name in self.start.keys() & theirs.keys():
             if theirs[name] != self.start[name]:
-                both = f"its {name} is {theirs[name]!r}, not {self.start[name]!r}"
-                return f"belongs to another start of this run: {both}"
+                value = f"{theirs[name]!r}, not {self.start[name]!r}"
+                return f"belongs to another start of this run: its {name} is {value}"
         return ""
 
     def send(self, message: Message) -> None:

@@ -35,7 +35,8 @@ class Ranks(ABC):
 
     @abstractmethod
     def stream(self, method: Callable[..., Iterator[R]], arguments: Sequence[tuple[Any, ...]]) -> Iterator[R]:
-        """Calls a generator method on every rank; yields what any of them yields, as it comes."""
+        """Starts a generator method on every rank, at once; the iterator gives what any of them yields, as it
+        comes."""
 
     @abstractmethod
     def stop(self) -> None:

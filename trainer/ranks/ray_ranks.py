@@ -73,6 +73,11 @@ class RayRanks(Ranks):
         waiting: list[Any] = []
         for actor, args in zip(self.actors, arguments, strict=True):
             waiting.append(actor.stream.options(num_returns="streaming").remote(method, *args))
+        return self._results(waiting)
+
+    @staticmethod
+    def _results(waiting: list[Any]) -> Iterator[Any]:
+        """What the generators yield, as it comes."""
         while waiting:
             ready: Any = ray.wait(waiting, num_returns=1)[0][0]
             try:

@@ -1,0 +1,157 @@
+"""Every check before anything is rented: of the recipe alone, then of programs, buckets and servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Collection
+
+from recipes import capabilities, manifest, run_record, uploads
+from recipes.drivers import bucket_access, desk_python, engine_state, engines
+from recipes.drivers.engines import Commands
+from recipes.plan import cost, memory, prices
+from recipes.presets import own_data
+from recipes.run_record import RunRecord
+from recipes.spec import Recipe
+from recipes.targets import dstack, ssh
+from trainer.config import ConfigError
+
+
+def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[str]) -> None:
+    """Everything that can be known without asking anybody. Raises ConfigError with the change to make."""
+    _check_data(recipe, target)
+    if recipe.cluster.gpus_per_node and recipe.kind == "train":
+        _check_memory(recipe, target)
+    _check_hourly(recipe, target)
+    if target == "local":
+        uploads.check_model_folder(recipe)
+    if target == "ssh":
+        ssh.hosts_of(recipe)
+    if recipe.kind == "train" and not recipe.storage.bucket:
+        _check_without_bucket(recipe, target)
+    bucket_access.check_credentials(recipe, target, secrets)
+    if recipe.config.logging.wandb == "online" and "WANDB_API_KEY" not in secrets:
+        raise ConfigError(
+            "logging.wandb is online and there is no token: export WANDB_API_KEY, or set it to offline"
+        )
+    if reproducible and (dirty := manifest.dirty_files()):
+        raise ConfigError(f"--reproducible wants a clean git tree: commit or drop {', '.join(dirty[:4])}")
+
+
+def check_outside(recipe: Recipe, record: RunRecord, commands: Commands, env: dict[str, str]) -> None:
+    """What only others can tell: programs, dstack's secrets, buckets. Raises ConfigError with the change to
+    make."""
+    tool(commands)
+    if capabilities.capability(record.target).engine == "dstack":
+        _check_secrets(recipe, record.target)
+    if recipe.storage.weights:
+        bucket_access.check_weights(recipe.storage.weights, env)
+    if recipe.storage.bucket and recipe.kind == "train":
+        bucket_access.probe(recipe.storage.bucket, env)
+
+
+def _check_data(recipe: Recipe, target: str) -> None:
+    files = own_data.files_of(recipe.config.data.source) if recipe.config.data.source else []
+    if files and not capabilities.capability(target).shared_files:
+        raise ConfigError(
+            f"data.source names {files[0]}, and the nodes of {target} do not have it: put the rows into a "
+            "bucket, "
+            f"`launch.py data prepare {files[0]} --out s3://...`, and set data.path to that"
+        )
+    data, made = recipe.config.data.path, {step.creates for step in recipe.steps}
+    if recipe.kind == "train" and data.startswith("${DATA}") and f"{data}/manifest.json" not in made:
+        raise ConfigError(
+            f"{recipe.name} trains on rows that nobody publishes: make them from a run of yours "
+            "(docs/sft.md), and set "
+            "data.path to the folder"
+        )
+    if recipe.uploads and not recipe.storage.bucket:
+        raise ConfigError(
+            f"{recipe.uploads[0].local} goes to the nodes of {target} through a bucket: give --bucket"
+        )
+
+
+def _check_without_bucket(recipe: Recipe, target: str) -> None:
+    can = capabilities.capability(target)
+    if can.asks_bucket:
+        raise ConfigError(
+            f"{target} throws its machines away, so checkpoints need a bucket: give --bucket s3://..."
+        )
+    if recipe.cluster.nodes > 1 and not (can.shared_files or recipe.config.checkpoint.shared_files):
+        raise ConfigError(
+            "a new node could not resume without the others' files, so several nodes need a bucket: give "
+            "--bucket "
+            "s3://..., or --set checkpoint.shared_files=true where all of them see the run's directory"
+        )
+
+
+def _check_hourly(recipe: Recipe, target: str) -> None:
+    known, most = cost.node_prices(recipe, target, prices.sky_catalogs()), recipe.budget.max_hourly_usd
+    if most and known and known[0][0] > most:
+        usd, gpu, spot = known[0]
+        raise ConfigError(
+            f"budget.max_hourly_usd is {most:g}, and the cheapest node of {target} costs {usd:.2f} per hour "
+            f"({recipe.cluster.gpus_per_node} x {gpu}, {'spot' if spot else 'on demand'}): raise it, or take "
+            "fewer GPUs"
+        )
+
+
+def _check_memory(recipe: Recipe, target: str) -> None:
+    mine = capabilities.gpus_for(recipe, target)
+    plans = {gpu: memory.plan(recipe, gpu) for gpu in mine}
+    bad = {gpu: need for gpu, need in plans.items() if need and not need.fits}
+    if not bad:
+        return
+    gpu, need = next(iter(bad.items()))
+    fix = memory.cheapest_fix(recipe, gpu)
+    advice = (
+        " ".join(f"--set {change}" for change in fix) if fix else "use more nodes, or GPUs with more memory"
+    )
+    raise ConfigError(f"{recipe.name} does not fit {gpu}: {need.problem}; cheapest change: {advice}")
+
+
+def _check_secrets(recipe: Recipe, target: str) -> None:
+    """dstack's secrets: its server looks for them only when the machines are there."""
+    wanted = dstack.secrets(recipe, target)
+    if not wanted:
+        return
+    done = subprocess.run([engines.find("dstack"), "secret", "list"], capture_output=True, text=True)
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
+        raise ConfigError(
+            f"dstack secret list said {said!r}: point dstack at your server (dstack project add)"
+        )
+    missing = [name.lower() for name in wanted if name.lower() not in done.stdout.split()]
+    if missing:
+        raise ConfigError(
+            f"dstack has no secret {', '.join(missing)}: run dstack secret set {missing[0]} VALUE"
+        )
+
+
+def tool(commands: Commands) -> None:
+    """Raises ConfigError where the engine's program is missing; the launch environment counts as
+    installed."""
+    if not engines.find(commands.tool):
+        raise ConfigError(f"{commands.tool} is not installed: {commands.hint}")
+
+
+def alive(record: RunRecord, env: dict[str, str]) -> str:
+    """What is known of an earlier launch of this run that has not ended; "" if there is none.
+
+    Two attempts at once never write to one checkpoint (trainer/checkpoint/attempt.py); but both cost.
+    """
+    before = run_record.load(record.run_id) if run_record.known(record.run_id) else None
+    said = engine_state.ask(before) if before and not before.ended_s else None
+    if said and said.known and said.whole and not said.ended_s:
+        return said.text
+    if not record.bucket or not bucket_access.can_open(record.bucket, env):
+        return ""
+    command = [desk_python.find(), "-m", "trainer.checkpoint", f"{record.bucket}/{record.run_id}"]
+    done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
+    told = json.loads(done.stdout) if done.returncode == 0 else {}
+    # our own `down` has ended it
+    if not told.get("alive") or (before and before.ended_s > told["seen_unix_s"]):
+        return ""
+    return f"attempt {told['attempt']} on {told['host']}, seen {time.time() - told['seen_unix_s']:.0f} s ago"

@@ -1,0 +1,67 @@
+"""`plan`: memory, disk, time and dollars of a recipe, and the choice of an offer under a deadline and a
+budget."""
+
+from __future__ import annotations
+
+import math
+
+from recipes import capabilities, shown, uploads
+from recipes.plan import choose, cost, memory, nearest, prices, zero_stages
+from recipes.presets import resolve
+from trainer.config import ConfigError
+
+
+def plan(
+    name: str,
+    target: str | None,
+    overrides: list[str],
+    deadline: str = "",
+    budget_usd: float | None = None,
+    network_gbit_s: float | None = None,
+) -> int:
+    """Memory, disk, time and dollars of a recipe. Exit code 2 where it does not fit, or no offer keeps the
+    limits.
+
+    network_gbit_s: between nodes, for the comparison of ZeRO stages; None: the target's.
+    """
+    if network_gbit_s is not None and not network_gbit_s > 0:
+        raise ConfigError(f"--network-gbit {network_gbit_s:g}: give Gb/s above 0")
+    if budget_usd is not None and not budget_usd > 0:
+        raise ConfigError(f"--budget {budget_usd:g}: give dollars above 0")
+    try:
+        hours = choose.hours_of(deadline) if deadline else math.inf
+    except (ValueError, KeyError) as error:
+        raise ConfigError(f"--deadline {deadline!r}: write it as 90m, 24h or 3d") from error
+    if not hours > 0:
+        raise ConfigError(f"--deadline {deadline!r}: give more than no time")
+    recipe = resolve(name, overrides)
+    uploads.check_model_folder(recipe)
+    if target:
+        capabilities.check(recipe, target)
+    where = prices.sky_catalogs(), [target] if target else None
+    offers = cost.offers(recipe, *where)
+    network = network_gbit_s or zero_stages.network_of(recipe, target)
+    shown.plan(recipe, offers, cost.short_of_ram(recipe, *where), shown.wide(), network)
+    if deadline or budget_usd:
+        limits = hours, budget_usd or math.inf
+        chosen, judged = choose.choose(_priced(offers), *limits)
+        if chosen:
+            return shown.choice(recipe, chosen, judged, shown.wide(), where[0])
+
+        def offers_of(nodes: int) -> list[cost.Offer]:
+            try:
+                return _priced(cost.offers(resolve(name, [*overrides, f"cluster.nodes={nodes}"]), *where))
+            except ConfigError:  # its rows do not divide, say
+                return []
+
+        near = nearest.nearest(judged, *limits)
+        cure = nearest.other_nodes(recipe.cluster.nodes, offers_of, *limits)
+        shown.no_choice(near, cure, shown.wide())
+        return 2
+    need = memory.plan(recipe)
+    return 0 if need is None or need.fits else 2
+
+
+def _priced(offers: list[cost.Offer]) -> list[cost.Offer]:
+    """The offers of machines for rent: those of your own are not chosen among."""
+    return [offer for offer in offers if offer.usd is not None]

@@ -1,0 +1,104 @@
+"""What a person asks of `up` and the commands like it, and how each becomes a launch."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from recipes import run_record
+from recipes.drivers import launching, trained
+from recipes.drivers.launching import Options
+from recipes.plan import sizing
+from recipes.presets import benchmarks, resolve
+
+NO_TRAINING = ("lora.rank=1", "lora.vision=false", "lora.dropout=0")
+"""An adapter that changes nothing, B being 0: a model that is only asked then needs no optimizer states, and
+a fraction of the GPUs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    recipe: str
+    """Its name or file; for `evaluate` and `serve` also a run or a model."""
+    target: str | None
+    """Where; None: the cheapest that can."""
+    overrides: tuple[str, ...]
+    """`section.key=value`, later ones win."""
+    bucket: str
+    """That checkpoints are pushed to; "": none was named."""
+    hosts: str
+    """Machines for the target ssh, separated by commas."""
+    options: Options
+    """How it is launched."""
+
+
+def of(args: argparse.Namespace, recipe: str, target: str | None) -> Request:
+    """The request of a command's arguments; an argument that the command has not stays at its default."""
+    given = vars(args)
+    names = ("run_id", "detach", "takeover", "reproducible", "dry_run")
+    options = Options(flags=tuple(args.flags), **{name: given[name] for name in names if name in given})
+    return Request(
+        recipe=recipe,
+        target=target,
+        overrides=tuple(given.get("set", ())),
+        bucket=given.get("bucket", ""),
+        hosts=given.get("hosts", ""),
+        options=options,
+    )
+
+
+def up(request: Request) -> int:
+    """Starts a recipe on a target; a demo that was interrupted goes on where it was."""
+    overrides = list(request.overrides)
+    target, options = request.target, request.options
+    if request.hosts:
+        overrides.append(f"site.hosts=[{request.hosts}]")
+        target = target or "ssh"
+    if request.bucket:
+        overrides.append(f"storage.bucket={request.bucket}")
+    recipe = resolve(request.recipe, overrides)
+    if request.recipe.startswith("demo") and not options.run_id:
+        model = Path(recipe.config.model.path).name
+        run_id = run_record.interrupted(request.recipe, target or "local", overrides, model)
+        options = replace(options, run_id=run_id)
+        if run_id:
+            print(f"resuming {run_id}, which was interrupted (--run-id NEW starts from scratch)")
+    return launching.up(request.recipe, recipe, target, overrides, options)
+
+
+def pass_rates(request: Request, samples: int | None) -> int:
+    """Measures the pass rate of each of a recipe's training rows."""
+    asked = f"evaluation.pass_rate_samples={max(1, samples or 8)}"
+    return up(replace(request, overrides=(*request.overrides, asked)))
+
+
+def score(request: Request, names: str, samples: int | None, temperature: float | None, limit: int) -> int:
+    """Scores a recipe, a model or a run on benchmarks. What the user sets wins."""
+    recipe, own = trained.evaluated(request.recipe, request.bucket, request.target)
+    asked = benchmarks.settings(names, max(1, samples or 1), temperature, limit)
+    overrides = _sized(recipe, (*own, *asked, *NO_TRAINING), request.overrides)
+    return up(replace(request, recipe=recipe, overrides=overrides))
+
+
+def serve(request: Request) -> int:
+    """Serves a run's weights, or a model, with vLLM."""
+    own = trained.served(request.recipe, request.bucket, request.target)
+    overrides = _sized("serve", tuple(own), request.overrides)
+    return up(replace(request, recipe="serve", overrides=overrides))
+
+
+def _sized(name: str, own: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, ...]:
+    """All overrides, with the fewest GPUs that do where the user names no number."""
+    keys = {text.partition("=")[0].strip() for text in given}
+    if keys & {"cluster.nodes", "cluster.gpus_per_node"}:
+        return (*own, *given)
+    return (*own, *sizing.fewest_gpus(resolve(name, [*own, *given])), *given)
+
+
+def resume(run: str, options: Options) -> int:
+    """Starts a run again with its own id; the trainer resumes from the last committed checkpoint."""
+    record = run_record.load(run)
+    options = replace(options, run_id=record.run_id, flags=options.flags or tuple(record.flags))
+    recipe = resolve(record.recipe, record.overrides)
+    return launching.up(record.recipe, recipe, record.target, record.overrides, options)
