@@ -15,7 +15,8 @@ from trainer.data.processor import Prompter
 from trainer.exit_codes import EXIT_CONFIG, EXIT_RAY
 from trainer.hardware.model_shapes import shape_of
 from trainer.loops import process
-from trainer.node import precheck, ray_client
+from trainer.node.launch import ray_client
+from trainer.node.preflight import precheck
 
 
 def refuse(config, capsys, tmp_path, overrides=()) -> str:

@@ -27,9 +27,9 @@ from trainer.exit_codes import (
     EXIT_RAY,
     EXIT_STORAGE,
 )
-from trainer.node import ray_client
-from trainer.node.precheck import check_device, precheck
-from trainer.node.run_lock import die_with_launcher
+from trainer.node.launch import ray_client
+from trainer.node.preflight.precheck import check_device, precheck
+from trainer.node.watch.run_lock import die_with_launcher
 from trainer.observe import beacon
 from trainer.ranks import torchrun
 from trainer.ranks.ranks import Ranks

@@ -18,7 +18,7 @@ import pytest
 from trainer import config as c
 from trainer.node import __main__ as node_command
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_launch_leaves_with_the_jobs_code_and_leaves_nothing(tmp_path):
 TAKEN_MEANWHILE = """
 import runpy, socket
 from dataclasses import replace
-from trainer.node.ray_node import Ports
+from trainer.node.launch.ray_node import Ports
 taken = socket.create_server(("", 0))
 choose, turns = Ports.choose, []
 def chosen(alone):

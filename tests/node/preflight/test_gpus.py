@@ -14,7 +14,7 @@ import pytest
 from trainer.hardware import driver
 from trainer.node.preflight import gpus, infiniband, speed
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GIB = 1 << 30
 H100 = dict(name="NVIDIA H100 80GB HBM3", total=80 * GIB, ecc=0, rows=(0, 0, False, False), links=18, width=16,
             generation=5, reasons=pynvml.nvmlClocksEventReasonGpuIdle, temperature=40, slowdown=90,
