@@ -150,6 +150,14 @@ def test_a_job_that_outlasts_the_notice_is_ended(tmp_path):
     assert leftovers(tmp_path) == []
 
 
+def test_a_launcher_starts_without_the_training_stack():
+    code = (
+        "import sys, trainer.node.__main__; print([m for m in ('torch', 'ray', 'vllm') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
+
+
 def test_a_missing_configuration_is_one_line(tmp_path):
     done = subprocess.run([sys.executable, "-m", "trainer.node", "--config", str(tmp_path / "no.yaml")], cwd=ROOT,
                           capture_output=True, text=True)  # fmt: skip
