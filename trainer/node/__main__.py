@@ -1,4 +1,4 @@
-"""One process per node, the same under every engine: `python -m trainer.node --config run.yaml`.
+"""One process per node, the same on every platform: `python -m trainer.node --config run.yaml`.
 
     topology -> checks -> rendezvous -> network -> Ray -> a real transfer between all nodes -> the job
 
@@ -25,7 +25,7 @@ from trainer.node import topology as environment
 from trainer.node.launch import rendezvous
 from trainer.node.launch.head import HeadLauncher
 from trainer.node.launch.launcher import Ended, Launcher, Signals
-from trainer.node.launch.node_worker import WorkerLauncher
+from trainer.node.launch.node_worker import NodeWorkerLauncher
 from trainer.node.launch.ray_node import RayEnded, adopt_orphans
 from trainer.node.topology import NodeEnvironment
 
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--seconds", type=float, default=40.0, help="length of the all-reduce between all nodes (%(default)s)"
     )
-    parser.add_argument("command", nargs="*", help="run this in place of the training loop (after --)")
+    parser.add_argument("command", nargs="*", help="run this instead of the training loop (after --)")
     arguments = parser.parse_args(argv)
     try:
         config = configuration.load(arguments.config)
@@ -53,28 +53,34 @@ def main(argv: list[str] | None = None) -> int:
     arguments.config = os.path.abspath(arguments.config)
     raise_file_limit()
     adopt_orphans()
-    kind = HeadLauncher if node.is_head else WorkerLauncher
+    kind = HeadLauncher if node.is_head else NodeWorkerLauncher
     launcher = kind(config, node, arguments, Signals())
     code = EXIT_ERROR
     try:
         code = launcher.run()
     except Ended as end:
-        code, launcher.why = end.code, str(end)
+        code = end.code
+        launcher.why = str(end)
         launcher.died = end.died
     except ConfigError as error:
-        code, launcher.why = EXIT_CONFIG, str(error)
+        code = EXIT_CONFIG
+        launcher.why = str(error)
     except rendezvous.RendezvousError as error:
-        code, launcher.why = EXIT_NODE_LOST, str(error)
+        code = EXIT_NODE_LOST
+        launcher.why = str(error)
     except Final as final:
-        code, launcher.why = final.code, str(final)
+        code = final.code
+        launcher.why = str(final)
     except StorageError as error:
-        code, launcher.why = EXIT_STORAGE, str(error)
+        code = EXIT_STORAGE
+        launcher.why = str(error)
     except OSError as error:
         code, launcher.why = explain(error, launcher)
         launcher.died = code == EXIT_NODE_LOST
     except RayEnded as error:
         why = str(error).rstrip(".")
-        code, launcher.why = EXIT_RAY, f"{why}: the machine is too busy, or Ray is broken on it"
+        code = EXIT_RAY
+        launcher.why = f"{why}: the machine is too busy, or Ray is broken on it"
     finally:
         code = launcher.settle(code)
         launcher.finish(code)
@@ -99,15 +105,16 @@ def explain(error: OSError, launcher: Launcher) -> tuple[int, str]:
 
 
 def check_shape(config: RunConfig, node: NodeEnvironment) -> None:
-    """Raises ConfigError if the engine started a different number of nodes than `placement.nodes`."""
+    """Raises ConfigError if the platform started a different number of nodes than `placement.nodes`."""
     if config.placement.nodes != node.nodes:
         raise ConfigError(
-            f"placement.nodes is {config.placement.nodes}, and {node.engine} started {node.nodes}: make them equal"
+            f"placement.nodes is {config.placement.nodes}, and {node.platform} started {node.nodes}: "
+            "make them equal"
         )
 
 
 def raise_file_limit() -> None:
-    """Raises the limit of open files to the hard limit: each Ray worker, engine and rank holds hundreds."""
+    """Raises the limit of open files to the hard limit: Ray's processes and the ranks hold hundreds each."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

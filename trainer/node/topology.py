@@ -1,7 +1,7 @@
-"""This node's place in the job: rank, peers and head, from the engine's variables; and the network they
-share.
+"""This node's place in the job: rank, peers and head, from the platform's variables; and the network that
+the nodes share.
 
-`read` is a pure function of the environment variables. Explicit SPOTRL_* variables win over the engines':
+`read` is a pure function of the environment variables. Explicit SPOTRL_* variables win over the platforms':
 
     SPOTRL_NODES, SPOTRL_NODE_RANK, SPOTRL_HEAD    number of nodes, this node's place, the head's address
     SPOTRL_PEERS                                   or: all addresses, head first, separated by commas
@@ -28,25 +28,25 @@ START_VARIABLES = (
 )
 """Variables that all nodes of one start have alike, and another start of the same run has otherwise."""
 
-Engine = Literal["spotrl", "skypilot", "dstack", "slurm", "pbs", "runpod", "torchrun", "local"]
+Platform = Literal["spotrl", "skypilot", "dstack", "slurm", "pbs", "runpod", "torchrun", "local"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeEnvironment:
     """One node of the job."""
 
-    engine: Engine
-    """The engine that started it."""
+    platform: Platform
+    """What started it."""
     rank: int
     """0 is the head."""
     nodes: int
     """Nodes of the job."""
     head: str
-    """Address or host name of the head, as the engine gives it."""
+    """Address or host name of the head, as the platform gives it."""
     peers: tuple[str, ...]
-    """Addresses by rank where the engine gives them all, else empty."""
+    """Addresses by rank where the platform gives them all, else empty."""
     gpus_per_node: int | None
-    """None if the engine does not set it."""
+    """None if the platform does not set it."""
 
     @property
     def is_head(self) -> bool:
@@ -81,7 +81,8 @@ def read(
         node = _node("local", 0, 1, ("127.0.0.1",), _gpus(env.get("SPOTRL_GPUS_PER_NODE")))
     if not 0 <= node.rank < node.nodes:
         raise ConfigError(
-            f"{node.engine}: node rank {node.rank} of {node.nodes} nodes: ranks go from 0 to {node.nodes - 1}"
+            f"{node.platform}: node rank {node.rank} of {node.nodes} nodes: "
+            f"ranks go from 0 to {node.nodes - 1}"
         )
     return node
 
@@ -92,13 +93,13 @@ def start_names(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _node(
-    engine: Engine, rank: int, nodes: int, peers: Iterable[str], gpus: int | None, head: str = ""
+    platform: Platform, rank: int, nodes: int, peers: Iterable[str], gpus: int | None, head: str = ""
 ) -> NodeEnvironment:
     peers = tuple(peers)
     if peers and len(peers) != nodes:
-        raise ConfigError(f"{engine}: {nodes} nodes, but {len(peers)} addresses: {', '.join(peers)}")
+        raise ConfigError(f"{platform}: {nodes} nodes, but {len(peers)} addresses: {', '.join(peers)}")
     return NodeEnvironment(
-        engine=engine, rank=rank, nodes=nodes, head=head or peers[0], peers=peers, gpus_per_node=gpus
+        platform=platform, rank=rank, nodes=nodes, head=head or peers[0], peers=peers, gpus_per_node=gpus
     )
 
 
@@ -108,7 +109,8 @@ def _spotrl(env: Mapping[str, str]) -> NodeEnvironment:
     rank = _int(env, "SPOTRL_NODE_RANK", default=0 if nodes == 1 else None)
     head = env.get("SPOTRL_HEAD") or (peers[0] if peers else "")
     if nodes == 1:
-        peers, head = (head or "127.0.0.1",), head or "127.0.0.1"
+        peers = (head or "127.0.0.1",)
+        head = head or "127.0.0.1"
     if not head:
         raise ConfigError(
             "SPOTRL_NODES is set without SPOTRL_HEAD: give the head's address, or all in SPOTRL_PEERS"
@@ -220,13 +222,18 @@ def split_list(text: str) -> tuple[str, ...]:
 
 def expand_hostlist(text: str) -> tuple[str, ...]:
     """Slurm's short form: gpu[01-03,7],login -> gpu01 gpu02 gpu03 gpu7 login."""
-    items, depth, item = [], 0, ""
+    items: list[str] = []
+    depth = 0
+    item = ""
     for char in text + ",":
         if char == "," and depth == 0:
             items.append(item)
             item = ""
             continue
-        depth += (char == "[") - (char == "]")
+        if char == "[":
+            depth += 1
+        elif char == "]":
+            depth -= 1
         item += char
     return tuple(name for item in items if item for name in _expand(item))
 
@@ -243,7 +250,7 @@ def _expand(item: str) -> list[str]:
     return names
 
 
-# --- the network ------------------------------------------------------------------------------------------------------
+# --- the network ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -68,16 +68,36 @@ class Launched:
 
     def __init__(self, folder: Path, job: str, watch: c.Watch) -> None:
         config = c.RunConfig(
-            run=c.Run(name="one", dir=str(folder / "run")), model=c.Model(path=str(folder)), watch=watch,
-            data=c.Data(path=str(folder)), placement=c.Placement(device="cpu", workers_per_node=2),
-        )  # fmt: skip
+            run=c.Run(name="one", dir=str(folder / "run")),
+            model=c.Model(path=str(folder)),
+            watch=watch,
+            data=c.Data(path=str(folder)),
+            placement=c.Placement(device="cpu", workers_per_node=2),
+        )
         (folder / "run.yaml").write_text(c.dump(config))
         env = {k: v for k, v in os.environ.items() if not k.startswith(("SPOTRL_", "RAY_"))}
         env |= {"SPOTRL_TMP": str(folder), "SPOTRL_METADATA": "off", "HOME": str(folder)}
-        command = [sys.executable, "-m", "trainer.node", "--config", str(folder / "run.yaml"), "--",
-                   sys.executable, "-c", job, str(folder / "run")]  # fmt: skip
-        self.process = subprocess.Popen(command, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE,
-                                        stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "trainer.node",
+            "--config",
+            str(folder / "run.yaml"),
+            "--",
+            sys.executable,
+            "-c",
+            job,
+            str(folder / "run"),
+        ]
+        self.process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=env,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         self.lines: list[str] = []
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -104,8 +124,14 @@ def test_a_rank_that_raises_waits_for_a_debugger_and_the_watchdog_lets_it(folder
     )
     assert "warning: no progress in phase update of step 1" in run.line("no progress")
     assert run.process.poll() is None and any("the first error was dealt with" in line for line in run.lines)
-    attached = subprocess.Popen(["sh", "-c", told.partition("on node 0: ")[2]], stdin=subprocess.PIPE, bufsize=0,
-                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+    attached = subprocess.Popen(
+        ["sh", "-c", told.partition("on node 0: ")[2]],
+        stdin=subprocess.PIPE,
+        bufsize=0,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
     assert attached.stdin and attached.stdout
     for until, typed in (("press enter to refresh: ", "0"), ("(Pdb) ", "p half"), ("42.0", "c")):
         said = b""
@@ -134,8 +160,13 @@ def test_rays_job_commands_work_against_a_run(folder):
     }
 
     def ray(*arguments: str) -> str:
-        done = subprocess.run([Path(sys.executable).with_name("ray"), "job", *arguments], env=env, capture_output=True,
-                              text=True, timeout=120)  # fmt: skip
+        done = subprocess.run(
+            [Path(sys.executable).with_name("ray"), "job", *arguments],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 

@@ -19,7 +19,7 @@ CARDS = [Interface("lo", "127.0.0.1"), Interface("eth0", "172.17.0.2"), Interfac
 
 def place(env, **more):
     node = read(env, **more)
-    return node.engine, node.rank, node.nodes, node.head, node.gpus_per_node
+    return node.platform, node.rank, node.nodes, node.head, node.gpus_per_node
 
 
 def test_nothing_set_is_this_machine_alone():
@@ -27,22 +27,38 @@ def test_nothing_set_is_this_machine_alone():
 
 
 def test_skypilot():
-    env = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2",
-           "SKYPILOT_NUM_GPUS_PER_NODE": "8"}  # fmt: skip
+    env = {
+        "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n",
+        "SKYPILOT_NODE_RANK": "1",
+        "SKYPILOT_NUM_NODES": "2",
+        "SKYPILOT_NUM_GPUS_PER_NODE": "8",
+    }
     assert place(env) == ("skypilot", 1, 2, "10.0.0.1", 8)
     assert read(env).name_of(1) == "node 1 (10.0.0.2)"
 
 
 def test_dstack():
-    env = {"DSTACK_NODES_NUM": "2", "DSTACK_NODE_RANK": "0", "DSTACK_MASTER_NODE_IP": "10.1.0.4",
-           "DSTACK_NODES_IPS": "10.1.0.4\n10.1.0.5", "DSTACK_GPUS_PER_NODE": "8", "DSTACK_GPUS_NUM": "16"}  # fmt: skip
+    env = {
+        "DSTACK_NODES_NUM": "2",
+        "DSTACK_NODE_RANK": "0",
+        "DSTACK_MASTER_NODE_IP": "10.1.0.4",
+        "DSTACK_NODES_IPS": "10.1.0.4\n10.1.0.5",
+        "DSTACK_GPUS_PER_NODE": "8",
+        "DSTACK_GPUS_NUM": "16",
+    }
     assert place(env) == ("dstack", 0, 2, "10.1.0.4", 8)
 
 
 def test_slurm_step():
-    env = {"SLURM_JOB_ID": "7", "SLURM_NODEID": "2", "SLURM_JOB_NUM_NODES": "4", "SLURM_STEP_NUM_NODES": "3",
-           "SLURM_STEP_NODELIST": "gpu[07-08,11]", "SLURM_JOB_NODELIST": "gpu[07-09,11]",
-           "SLURM_GPUS_ON_NODE": "8"}  # fmt: skip
+    env = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_NODEID": "2",
+        "SLURM_JOB_NUM_NODES": "4",
+        "SLURM_STEP_NUM_NODES": "3",
+        "SLURM_STEP_NODELIST": "gpu[07-08,11]",
+        "SLURM_JOB_NODELIST": "gpu[07-09,11]",
+        "SLURM_GPUS_ON_NODE": "8",
+    }
     assert place(env) == ("slurm", 2, 3, "gpu07", 8)
     assert read(env).peers == ("gpu07", "gpu08", "gpu11")
 
@@ -84,11 +100,24 @@ def test_pbs_node_file_that_cannot_be_read():
 
 
 def test_runpod_instant_cluster_and_torchrun():
-    runpod = {"PRIMARY_ADDR": "10.65.0.2", "NUM_NODES": "4", "NODE_RANK": "3", "NUM_TRAINERS": "8", "WORLD_SIZE": "32",
-              "MASTER_ADDR": "10.65.0.2"}  # fmt: skip
+    runpod = {
+        "PRIMARY_ADDR": "10.65.0.2",
+        "NUM_NODES": "4",
+        "NODE_RANK": "3",
+        "NUM_TRAINERS": "8",
+        "WORLD_SIZE": "32",
+        "MASTER_ADDR": "10.65.0.2",
+    }
     assert place(runpod) == ("runpod", 3, 4, "10.65.0.2", 8)
-    torchrun = {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "a", "RANK": "1", "WORLD_SIZE": "2",
-                "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}  # fmt: skip
+    torchrun = {
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "MASTER_ADDR": "a",
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+    }
     assert place(torchrun)[:4] == ("torchrun", 1, 2, "a")
     with pytest.raises(ConfigError, match="--nproc-per-node=1"):
         read(torchrun | {"LOCAL_WORLD_SIZE": "8"})

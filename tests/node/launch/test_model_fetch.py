@@ -42,7 +42,7 @@ def test_only_the_weights_that_are_read_are_downloaded(tmp_path, monkeypatch, pa
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_nodes_share_the_download_where_ranks_keep_slices(tmp_path, monkeypatch, shared):
-    """Of five files, three are the first node's; at other stages every rank reads all of them."""
+    """Three of five files are the first node's; at other stages every rank reads all of them."""
     names = [f"model-{i}.safetensors" for i in range(5)]
     index = json.dumps({"weight_map": {f"w{i}": name for i, name in enumerate(names)}}).encode()
     here = config(tmp_path)

@@ -32,8 +32,15 @@ from trainer.node.topology import read
 
 ROOT = Path(__file__).parents[3]
 LOCAL = read({})
-DISK = Disk(purpose="run", path="/runs", device=1, filesystem="ext4", free_bytes=500 * GIB, need_bytes=2 * GIB,
-            write_bytes_per_s=2e9)  # fmt: skip
+DISK = Disk(
+    purpose="run",
+    path="/runs",
+    device=1,
+    filesystem="ext4",
+    free_bytes=500 * GIB,
+    need_bytes=2 * GIB,
+    write_bytes_per_s=2e9,
+)
 TEMPORARY = dataclasses.replace(
     DISK, purpose="Ray's temporary folder", path="/tmp", need_bytes=GIB, write_bytes_per_s=0
 )
@@ -42,7 +49,7 @@ GOOD = Host(
 )
 
 
-# --- rendezvous -------------------------------------------------------------------------------------------------------
+# --- rendezvous -----------------------------------------------------------------------------------------
 
 
 def meet(nodes: int, *hellos: dict, silence_s: float = 15.0):
@@ -170,12 +177,16 @@ def test_an_absent_head_is_named_at_the_deadline(free_port):
     assert time.monotonic() - began < 4.0
 
 
-# --- checks -----------------------------------------------------------------------------------------------------------
+# --- checks ---------------------------------------------------------------------------------------------
 
 
 def gpu_run(tmp_path: Path) -> c.RunConfig:
-    return c.RunConfig(run=c.Run(dir=str(tmp_path / "run")), placement=c.Placement(workers_per_node=8),
-                       rollout=c.Rollout(prompts_per_step=64), data=c.Data(path="s3://bucket/data"))  # fmt: skip
+    return c.RunConfig(
+        run=c.Run(dir=str(tmp_path / "run")),
+        placement=c.Placement(workers_per_node=8),
+        rollout=c.Rollout(prompts_per_step=64),
+        data=c.Data(path="s3://bucket/data"),
+    )
 
 
 def wrong(tmp_path: Path, host: Host, node=LOCAL) -> list[Finding]:

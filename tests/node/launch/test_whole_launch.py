@@ -31,15 +31,25 @@ def tmp_path():
 def launch(
     tmp_path: Path, *command: str, run=("-m", "trainer.node"), device="cpu", **env: str
 ) -> subprocess.Popen[str]:
-    config = c.RunConfig(run=c.Run(name="one", dir=str(tmp_path / "run")), model=c.Model(path=str(tmp_path)),
-                         data=c.Data(path=str(tmp_path)),
-                         placement=c.Placement(device=device, workers_per_node=2))  # fmt: skip
+    config = c.RunConfig(
+        run=c.Run(name="one", dir=str(tmp_path / "run")),
+        model=c.Model(path=str(tmp_path)),
+        data=c.Data(path=str(tmp_path)),
+        placement=c.Placement(device=device, workers_per_node=2),
+    )
     (tmp_path / "run.yaml").write_text(c.dump(config))
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SPOTRL_", "SLURM_", "RAY_"))}
     clean |= {"SPOTRL_TMP": str(tmp_path), "SPOTRL_METADATA": "off"} | env
     arguments = ["--config", str(tmp_path / "run.yaml"), *(["--", *command] if command else [])]
-    return subprocess.Popen([sys.executable, *run, *arguments], cwd=ROOT, env=clean, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, *run, *arguments],
+        cwd=ROOT,
+        env=clean,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
 
 
 def leftovers(tmp_path: Path) -> list[str]:
@@ -159,8 +169,12 @@ def test_a_launcher_starts_without_the_training_stack():
 
 
 def test_a_missing_configuration_is_one_line(tmp_path):
-    done = subprocess.run([sys.executable, "-m", "trainer.node", "--config", str(tmp_path / "no.yaml")], cwd=ROOT,
-                          capture_output=True, text=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer.node", "--config", str(tmp_path / "no.yaml")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 2 and done.stderr == f"error: no configuration at {tmp_path / 'no.yaml'}\n"
 
 
@@ -193,7 +207,7 @@ def test_a_node_that_lost_ray_says_so(tmp_path, part):
     process = launch(tmp_path, sys.executable, "-c", SLEEPER)
     until_line(process, "working")
     for child in psutil.Process(process.pid).children(recursive=True):
-        if Path(child.cmdline()[0]).name == part:
+        if child.name() == part:
             child.kill()
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 34, output

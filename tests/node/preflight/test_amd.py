@@ -22,12 +22,19 @@ class AmdSmiException(Exception):
 class Recorded:
     """Answers for eight MI300X, one of which may be changed; what is None is not supported."""
 
-    AmdSmiException, AmdSmiTemperatureType, AmdSmiTemperatureMetric = AmdSmiException, KINDS, METRICS
+    AmdSmiException = AmdSmiException
+    AmdSmiTemperatureType = KINDS
+    AmdSmiTemperatureMetric = METRICS
     AmdSmiMemoryPageStatus, AmdSmiMemoryType = PAGES, SimpleNamespace(VRAM="vram")
 
     def __init__(self, **changes):
-        card = dict(ecc={"correctable_count": 3, "uncorrectable_count": 0, "deferred_count": 0}, pages=[], width=16,
-                    temperature=48, processes=[])  # fmt: skip
+        card = dict(
+            ecc={"correctable_count": 3, "uncorrectable_count": 0, "deferred_count": 0},
+            pages=[],
+            width=16,
+            temperature=48,
+            processes=[],
+        )
         self.cards = [dict(card) for _ in range(8)]
         self.cards[5] |= changes
         self.open = 0

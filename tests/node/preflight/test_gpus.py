@@ -16,9 +16,19 @@ from trainer.node.preflight import gpus, infiniband, speed
 
 ROOT = Path(__file__).parents[3]
 GIB = 1 << 30
-H100 = dict(name="NVIDIA H100 80GB HBM3", total=80 * GIB, ecc=0, rows=(0, 0, False, False), links=18, width=16,
-            generation=5, reasons=pynvml.nvmlClocksEventReasonGpuIdle, temperature=40, slowdown=90,
-            pids=())  # fmt: skip
+H100 = dict(
+    name="NVIDIA H100 80GB HBM3",
+    total=80 * GIB,
+    ecc=0,
+    rows=(0, 0, False, False),
+    links=18,
+    width=16,
+    generation=5,
+    reasons=pynvml.nvmlClocksEventReasonGpuIdle,
+    temperature=40,
+    slowdown=90,
+    pids=(),
+)
 
 
 class Recorded:
@@ -112,18 +122,30 @@ def test_eight_good_gpus_pass():
     ("change", "finding"),
     [
         ({"ecc": 3}, ("fail", "ECC", "GPU 5 has 3 uncorrectable memory errors")),
-        ({"rows": (0, 2, True, False)}, ("warn", "row remapping", "GPU 5 waits for a reset to remap a memory row")),
+        (
+            {"rows": (0, 2, True, False)},
+            ("warn", "row remapping", "GPU 5 waits for a reset to remap a memory row"),
+        ),
         ({"rows": (0, 2, True, True)}, ("fail", "ECC", "GPU 5 has failed to remap a memory row")),
         ({"down": (3, 7)}, ("fail", "NVLink", "GPU 5 has NVLink 3, 7 of 18 down")),
         ({"width": 8}, ("warn", "PCIe", "GPU 5 is on PCIe x8, it can do x16")),
         ({"generation": 4}, ("warn", "PCIe", "GPU 5 is on PCIe 4, others here on PCIe 5")),
-        ({"reasons": 8 | 64}, ("fail", "clocks", "GPU 5 is slowed down: hardware slowdown, hardware thermal slowdown")),
+        (
+            {"reasons": 8 | 64},
+            ("fail", "clocks", "GPU 5 is slowed down: hardware slowdown, hardware thermal slowdown"),
+        ),
         ({"temperature": 87}, ("warn", "temperature", "GPU 5 is at 87 C and slows down at 90")),
         ({"pids": (11, 12)}, ("warn", "processes on the GPU", "GPU 5 is used by 2 other processes")),
-        ({"name": "NVIDIA A100-SXM4-80GB"}, ("fail", "GPU model", "its GPUs are not alike: NVIDIA A100-SXM4-80GB "
-                                             "of 80 GiB, NVIDIA H100 80GB HBM3 of 80 GiB")),
+        (
+            {"name": "NVIDIA A100-SXM4-80GB"},
+            (
+                "fail",
+                "GPU model",
+                "its GPUs are not alike: NVIDIA A100-SXM4-80GB of 80 GiB, NVIDIA H100 80GB HBM3 of 80 GiB",
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_each_fault_of_a_gpu_is_named(change, finding):
     assert wrong(Recorded(gpu5=change)) == [finding]
 
@@ -143,8 +165,10 @@ def test_what_a_gpu_does_not_support_is_no_fault():
 
 def test_a_node_with_other_gpus_or_another_driver_than_the_rest_is_named():
     def of(rank: int, **changes) -> list:
-        nvml = Recorded(**{f"gpu{i}": {k: v for k, v in changes.items() if k != "driver"} for i in range(8)},
-                        driver=changes.get("driver", "580.95.05"))  # fmt: skip
+        nvml = Recorded(
+            **{f"gpu{i}": {k: v for k, v in changes.items() if k != "driver"} for i in range(8)},
+            driver=changes.get("driver", "580.95.05"),
+        )
         return gpus.judge(gpus.read(nvml, {}), rank, 8, 13, "booted")
 
     same = [f for rank in range(4) for f in of(rank)]
@@ -166,7 +190,8 @@ def test_only_visible_gpus_are_read():
 
 
 def test_xids_of_the_hardware_are_found_in_the_kernel_log():
-    log = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\nNVRM: Xid (PCI:0000:86:00): 31, pid=2"
+    log = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\n"
+    log += "NVRM: Xid (PCI:0000:86:00): 31, pid=2"
     assert wrong(Recorded(), log) == [
         ("fail", "kernel log", "the kernel log has Xid 79 (fallen off the bus)")
     ]
@@ -192,12 +217,16 @@ def test_an_old_driver_is_named_before_anything_is_installed(tmp_path):
 
 
 def test_the_driver_check_runs_without_any_package():
-    done = subprocess.run([sys.executable, "-I", "-S", str(ROOT / "trainer/hardware/driver.py")], capture_output=True,
-                          text=True, timeout=60)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(ROOT / "trainer/hardware/driver.py")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode in (0, driver.EXIT_MACHINE) and len((done.stdout + done.stderr).splitlines()) == 1
 
 
-# --- InfiniBand and speed ---------------------------------------------------------------------------------------------
+# --- InfiniBand and speed -------------------------------------------------------------------------------
 
 
 def sysfs(root: Path, *devices: tuple[str, str, str]) -> Path:
@@ -212,8 +241,12 @@ def sysfs(root: Path, *devices: tuple[str, str, str]) -> Path:
 def test_nccl_is_told_which_ports_to_use_only_where_it_would_choose_others(tmp_path):
     good = sysfs(tmp_path / "good", *[(f"mlx5_{i}", "4: ACTIVE", "400 Gb/sec (4X NDR)") for i in range(8)])
     assert infiniband.variables(infiniband.ports(good), {}) == ({}, "")
-    mixed = sysfs(tmp_path / "mixed", ("mlx5_0", "4: ACTIVE", "400 Gb/sec (4X NDR)"),
-                  ("mlx5_1", "1: DOWN", "10 Gb/sec"), ("mlx5_2", "4: ACTIVE", "25 Gb/sec"))  # fmt: skip
+    mixed = sysfs(
+        tmp_path / "mixed",
+        ("mlx5_0", "4: ACTIVE", "400 Gb/sec (4X NDR)"),
+        ("mlx5_1", "1: DOWN", "10 Gb/sec"),
+        ("mlx5_2", "4: ACTIVE", "25 Gb/sec"),
+    )
     found = infiniband.ports(mixed)
     variables, reason = infiniband.variables(found, {})
     assert variables == {"NCCL_IB_HCA": "=mlx5_0:1"} and "mlx5_1, mlx5_2 is down or slower" in reason
@@ -238,8 +271,14 @@ def test_a_node_with_less_fabric_than_the_others_is_named(tmp_path):
 
 
 def measured(**changes) -> list[dict]:
-    base = {"gpu": "NVIDIA H100 80GB HBM3", "tflops": 700.0, "memory_gb_per_s": 3000.0, "inside_gb_per_s": 440.0,
-            "between_gb_per_s": 380.0, "wrong": False}  # fmt: skip
+    base = {
+        "gpu": "NVIDIA H100 80GB HBM3",
+        "tflops": 700.0,
+        "memory_gb_per_s": 3000.0,
+        "inside_gb_per_s": 440.0,
+        "between_gb_per_s": 380.0,
+        "wrong": False,
+    }
     return [base | {"rank": r, "node": r // 8} | changes.get(f"r{r}", {}) for r in range(16)]
 
 

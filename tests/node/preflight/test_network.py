@@ -42,10 +42,18 @@ def test_a_node_is_blamed_only_if_all_its_pairs_are_bad_and_others_are_good(bad,
 def measured(nodes: int = 4, **changes) -> Survey:
     """A clean survey of nodes with two interfaces; `changes` replace figures of pairs given as `p02`."""
     hellos = {
-        rank: {"port": 6381, "ports": [6383, 6384], "udp": 9, "taken": [], "chosen": {}, "resolves": True,
-               "interfaces": {"eth0": "172.17.0.2", "eth1": f"10.0.0.{rank}"}, "mtu": {"eth0": 1500, "eth1": 1500}}
+        rank: {
+            "port": 6381,
+            "ports": [6383, 6384],
+            "udp": 9,
+            "taken": [],
+            "chosen": {},
+            "resolves": True,
+            "interfaces": {"eth0": "172.17.0.2", "eth1": f"10.0.0.{rank}"},
+            "mtu": {"eth0": 1500, "eth1": 1500},
+        }
         for rank in range(nodes)
-    }  # fmt: skip
+    }
     found = Survey(hellos, {r: f"10.0.0.{r}" for r in hellos})
     found.offsets_s = dict.fromkeys(hellos, 0.01)
     found.reached = {r: [] for r in hellos}
@@ -158,7 +166,7 @@ def test_the_better_of_two_measurements_counts():
     assert better(one, two) == Pair(0, 1, 0.2, (0.0, 0.0), True, (10.0, 20.0))
 
 
-# --- real sockets -----------------------------------------------------------------------------------------------------
+# --- real sockets ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture

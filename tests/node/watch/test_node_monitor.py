@@ -45,9 +45,15 @@ def test_a_steps_metrics_hold_all_nodes_and_the_worst_of_them(tmp_path):
     }
     for node, (free, hot) in enumerate([(9 << 30, 50), (2**29, 91)]):
         mine = gpu | {"temperature_c": hot, "busy_fraction": 1.0 - node, "slowdown": 64 * node}
-        sample = {"node": node, "unix_s": time.time(), "disk_free_bytes": free, "memory_fraction": 0.999 * node,
-                  "shm_free_bytes": (8 - node) << 30, "bytes_per_s": {"network_out": 5e8, "infiniband_out": 2e9},
-                  "gpus": [gpu, mine]}  # fmt: skip
+        sample = {
+            "node": node,
+            "unix_s": time.time(),
+            "disk_free_bytes": free,
+            "memory_fraction": 0.999 * node,
+            "shm_free_bytes": (8 - node) << 30,
+            "bytes_per_s": {"network_out": 5e8, "infiniband_out": 2e9},
+            "gpus": [gpu, mine],
+        }
         append(tmp_path, sample)
     found = stats.take()
     assert found["perf/disk_free_gib"] == 0.5 and found["perf/host_memory_fraction"] == 0.999

@@ -191,8 +191,12 @@ def test_an_engine_that_restarts_for_ever_is_stopped_by_the_run(base, tmp_path):
 def test_a_lock_ends_with_its_process(tmp_path):
     code = "import time; from trainer.node.watch.run_lock import RunLock; "
     code += f"lock = RunLock({str(tmp_path)!r}, 'launcher'); lock.take()"
-    process = subprocess.Popen([sys.executable, "-c", code + "; print('held', flush=True); time.sleep(60)"],
-                               cwd=ROOT, stdout=subprocess.PIPE, text=True)  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-c", code + "; print('held', flush=True); time.sleep(60)"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout and process.stdout.readline() == "held\n"
     with pytest.raises(ConfigError, match=f"already held by process {process.pid}"):
         RunLock(tmp_path, "launcher").take()

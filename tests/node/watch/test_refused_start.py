@@ -1,4 +1,4 @@
-"""A start that cannot go on from the run's checkpoint is refused before it replaces an attempt that is alive."""
+"""A start that cannot go on from the run's checkpoint is refused before it replaces a living attempt."""
 
 from __future__ import annotations
 

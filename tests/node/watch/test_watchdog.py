@@ -267,7 +267,7 @@ def test_a_rank_that_waits_for_a_debugger_is_told_of_once(tmp_path, monkeypatch)
     assert monitor.sample()["paused"] == {} and monitor.sample()["pieces"] == 5
 
 
-# --- a real job of two ranks ------------------------------------------------------------------------------------------
+# --- a real job of two ranks ----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -286,8 +286,19 @@ def run_with(
     path.write_text(c.dump(config))
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SPOTRL_", "RAY_"))}
     env |= {"SPOTRL_TMP": str(folder), "SPOTRL_METADATA": "off", "FAULT": fault} | variables
-    command = [sys.executable, "-m", "trainer.node", "--config", str(path), "--",
-               sys.executable, "-m", "tests.loops.faulty", "--config", str(path)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "trainer.node",
+        "--config",
+        str(path),
+        "--",
+        sys.executable,
+        "-m",
+        "tests.loops.faulty",
+        "--config",
+        str(path),
+    ]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout_s)
     return done.returncode, done.stdout + done.stderr
 

@@ -23,7 +23,8 @@ class JobLog:
         run_dir.mkdir(parents=True, exist_ok=True)
         self.source, self.show = source, show
         self._copy = (run_dir / FILE).open("a", encoding="utf-8")
-        self._at, self._rest = 0, b""
+        self._at = 0
+        self._rest = b""
         self._last: deque[str] = deque(maxlen=20)
 
     def pump(self, last: bool = False) -> None:
@@ -37,7 +38,8 @@ class JobLog:
         self._at += len(new)
         *lines, self._rest = (self._rest + new).split(b"\n")
         if last and self._rest:
-            lines, self._rest = [*lines, self._rest], b""
+            lines = [*lines, self._rest]
+            self._rest = b""
         for raw in lines:
             line = raw.decode(errors="replace")
             if RAYS_OWN.match(line):

@@ -1,4 +1,4 @@
-"""What the launchers of the head and of the other nodes share: signals, waits with a deadline, Ray, cleaning
+"""What the launchers of the head and of the node workers share: signals, waits with a deadline, Ray, cleaning
 up."""
 
 from __future__ import annotations
@@ -6,13 +6,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 
 from trainer.config import RunConfig
@@ -89,12 +90,13 @@ class Signals:
 
 
 class Launcher(ABC):
-    """What head and workers share."""
+    """One node's part of a launch. What the head and the node workers have in common."""
 
     def __init__(
         self, config: RunConfig, node: NodeEnvironment, arguments: argparse.Namespace, signals: Signals
     ):
-        self.config, self.node, self.arguments, self.signals = config, node, arguments, signals
+        self.config, self.node = config, node
+        self.arguments, self.signals = arguments, signals
         self.wait_s = config.placement.start_timeout_s
         self.port = int(os.environ.get("SPOTRL_PORT", rendezvous.PORT))
         self.env = dict(os.environ) | cache_variables(os.environ)
@@ -137,7 +139,7 @@ class Launcher(ABC):
         if self.node.nodes > 1:
             self.say(f"network: {interface.name} {address}")
         ray = RayNode(address=address, ports=ports, cpus=cpus, gpus=gpus, env=self.env, token=token)
-        # The node's first process passes a notice to its workers through this file.
+        # The launcher passes a notice to its node's ranks through this file.
         ray.env[preempt.FLAG_VARIABLE] = str(ray.temp / "notice")
         ray.env |= watchdog.variables(self.beacons(ray), self.config.watch.post_mortem)
         ray.env[hub.NODE_VARIABLE] = str(self.node.rank)  # the ranks read what is downloaded here
@@ -148,15 +150,9 @@ class Launcher(ABC):
     def fetch_model(self) -> None:
         """Starts the download of a hub model's weights, once, beside what follows."""
         if self.fetching is None and not self.arguments.command and hub.from_hub(self.config):
-            place = ["--node", str(self.node.rank), "--nodes", str(self.node.nodes)]
-            command = [
-                sys.executable,
-                "-m",
-                "trainer.node.launch.model_fetch",
-                "--config",
-                self.arguments.config,
-                *place,
-            ]
+            command = [sys.executable, "-m", "trainer.node.launch.model_fetch"]
+            command += ["--config", self.arguments.config]
+            command += ["--node", str(self.node.rank), "--nodes", str(self.node.nodes)]
             self.fetching = self.children.enter_context(self.child(command, self.env))
 
     def submit(self, env: dict[str, str]) -> Job:
@@ -166,12 +162,15 @@ class Launcher(ABC):
         """
         assert self.ray is not None
         env = env | {STARTED_VARIABLE: str(self.began_unix_s)}
-        config, arguments = self.config, self.arguments
-        loop = "trainer.loops.sft" if config.method == "sft" else "trainer.loops.grpo"
-        loop = "trainer.loops.pass_rate" if config.evaluation.pass_rate_samples else loop
-        job_id = (
-            "".join(c if c.isalnum() or c in "-_" else "-" for c in config.run_id) + f"-{int(time.time())}"
-        )
+        config = self.config
+        arguments = self.arguments
+        if config.evaluation.pass_rate_samples:
+            loop = "trainer.loops.pass_rate"
+        elif config.method == "sft":
+            loop = "trainer.loops.sft"
+        else:
+            loop = "trainer.loops.grpo"
+        job_id = re.sub(r"[^\w-]", "-", config.run_id, flags=re.ASCII) + f"-{int(time.time())}"
         command = arguments.command or [sys.executable, "-m", loop, "--config", arguments.config]
         try:
             return self.ray.submit(job_id, command, env, self.wait_s, lambda: self.signals.number is not None)
@@ -182,7 +181,8 @@ class Launcher(ABC):
 
     def look_at_host(self) -> rendezvous.Message:
         """Findings of this machine alone."""
-        alone, config = self.arguments.preflight, self.config
+        alone = self.arguments.preflight
+        config = self.config
         found = host.check(config, self.node, alone=alone) + tokens.check(config, self.node.rank)
         if config.placement.device == "cuda":
             mine = self.node.rank, config.placement.workers_per_node
@@ -201,8 +201,8 @@ class Launcher(ABC):
 
     def make_prober(self, port: int) -> Prober:
         """Listens for the other nodes' probes, on every port that the job will need."""
-        wanted = [f.default for f in fields(Ports)] + [MASTER_PORT]
-        return Prober(self.node.rank, self.config.run_id, port, map(int, wanted))  # ty: ignore[invalid-argument-type]
+        wanted = [*asdict(Ports()).values(), MASTER_PORT]
+        return Prober(self.node.rank, self.config.run_id, port, wanted)
 
     def measure_speed(self, head: str, port: int, check: Callable[[], object]) -> int:
         """This node's ranks of the preflight's collectives; returns an exit code."""
@@ -210,12 +210,20 @@ class Launcher(ABC):
         address = head if self.node.is_head else environment.route_address(head)
         self.env |= environment.network_variables(environment.interface_of(address, known), os.environ, known)
         self.env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        placement, seconds = self.config.placement, self.arguments.seconds
+        placement = self.config.placement
+        seconds = self.arguments.seconds
         ranks = placement.workers_per_node if placement.device == "cuda" else 1
         command = speed.command(
-            sys.executable, seconds, placement.device, self.node.rank, self.node.nodes, ranks, head, port,
-            os.path.abspath(os.path.join(self.config.run.dir, SPEED_FILE)),
-        )  # fmt: skip
+            python=sys.executable,
+            seconds=seconds,
+            device=placement.device,
+            rank=self.node.rank,
+            nodes=self.node.nodes,
+            ranks_per_node=ranks,
+            head=head,
+            port=port,
+            out=os.path.abspath(os.path.join(self.config.run.dir, SPEED_FILE)),
+        )
         with self.child(command, self.env) as process:
             for _ in self.until(lambda: "the all-reduce did not end", EXIT_PREFLIGHT, 3 * seconds + 180.0):
                 check()
@@ -229,7 +237,7 @@ class Launcher(ABC):
         return ray.temp / "beacons"
 
     def announce(self, reason: str) -> None:
-        """Passes the notice to this node's workers: save and stop."""
+        """Passes a notice to this node's ranks: save and stop."""
         if self.ray is not None:
             preempt.announce(reason, Path(self.ray.env[preempt.FLAG_VARIABLE]))
 

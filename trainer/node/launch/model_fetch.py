@@ -1,5 +1,5 @@
-"""Downloads a hub model's weights while Ray starts: `python -m trainer.node.launch.model_fetch --config run.yaml`,
-per node.
+"""Downloads a hub model's weights while Ray starts, on every node:
+`python -m trainer.node.launch.model_fetch --config run.yaml`.
 
 The ranks find them in the hub's cache, or wait for the download under way. What fails here is told by the
 ranks, who ask for the same files. Under ZeRO-3 a node downloads its share of the files, which its ranks pass
@@ -58,7 +58,8 @@ def main() -> None:
     except Exception as error:
         print(f"model: not downloaded ahead ({str(error).splitlines()[0]})", flush=True)
         return
-    size, took = sum(path.stat().st_size for path in files), time.monotonic() - began
+    size = sum(path.stat().st_size for path in files)
+    took = time.monotonic() - began
     print(
         f"model: {size / 2**30:.2f} GiB of weights (files: {len(files)}) are here after {took:.0f} s",
         flush=True,

@@ -1,5 +1,4 @@
-"""The launcher of every node but the head: joins, adds its GPUs to Ray, and exits with the head's exit
-code."""
+"""The launcher of a node worker, which is any node but the head."""
 
 from __future__ import annotations
 
@@ -11,14 +10,14 @@ from trainer.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_RAY
 from trainer.node import topology
 from trainer.node.launch import rendezvous
 from trainer.node.launch.launcher import POLL_S, STOPPED, Ended, Launcher
-from trainer.node.launch.ray_node import Ports
+from trainer.node.launch.ray_node import Ports, RayNode
 from trainer.node.watch import preemption as preempt
 from trainer.node.watch import watchdog
 from trainer.observe.node_monitor import NodeMonitor
 
 
-class WorkerLauncher(Launcher):
-    """Any other node: joins, adds its GPUs to Ray, and exits with the head's exit code."""
+class NodeWorkerLauncher(Launcher):
+    """A node worker: it joins the head, adds its GPUs to Ray, and exits with the head's exit code."""
 
     link: rendezvous.Link | None = None
     cloud: preempt.Notice | None = None
@@ -27,6 +26,22 @@ class WorkerLauncher(Launcher):
         """The whole launch. Raises Ended."""
         looked = self.look_at_host()  # first: a node that listens and does not join counts as blocked
         self.prober = self.make_prober(self.port)
+        self.join(looked)
+        order = self.answer_probes()
+        if order["kind"] == "allreduce":
+            return self.preflight(order)
+        return self.work(self.start_ray(order))
+
+    def join(self, looked: rendezvous.Message) -> None:
+        """Joins the head. looked: what was found of this machine."""
+        assert self.prober is not None
+        if self.prober.is_me(self.node.head, self.port):
+            here = ", ".join(f"{i.name} {i.address}" for i in topology.interfaces())
+            raise Ended(
+                EXIT_CONFIG,
+                f"the head's address {self.node.head} is this node's own: it is not on the network that the "
+                f"nodes share; give another in SPOTRL_HEAD or SPOTRL_PEERS (this node has {here})",
+            )
         hello: rendezvous.Message = {
             "rank": self.node.rank,
             "nodes": self.node.nodes,
@@ -35,27 +50,36 @@ class WorkerLauncher(Launcher):
             "host": os.uname().nodename,
             "network": self.prober.hello(),
         }
-        hello |= looked
-        if self.prober.is_me(self.node.head, self.port):
-            others = ", ".join(f"{i.name} {i.address}" for i in topology.interfaces())
-            raise Ended(
-                EXIT_CONFIG,
-                f"the head's address {self.node.head} is this node's own: it is not on the network that the nodes "
-                f"share; give another in SPOTRL_HEAD or SPOTRL_PEERS (this node has {others})",
-            )
         self.link = rendezvous.join(
-            self.node.head, hello, self.wait_s, self.port, stop=lambda: self.signals.number is not None
+            self.node.head,
+            hello | looked,
+            self.wait_s,
+            self.port,
+            stop=lambda: self.signals.number is not None,
         )
         self.say(f"joined the head {self.node.head} ({self.link.peer_address})")
-        while (order := self.hear(self.wait_s, "start", "allreduce", "probe"))["kind"] == "probe":
+
+    def answer_probes(self) -> rendezvous.Message:
+        """Takes part in the head's measurements until it orders something else; returns that order."""
+        assert self.link is not None and self.prober is not None
+        while True:
+            order = self.hear(self.wait_s, "start", "allreduce", "probe")
+            if order["kind"] != "probe":
+                self.prober.close()
+                return order
             self.link.send({"kind": "probed", **self.prober.obey(order)})
-        self.prober.close()
-        if order["kind"] == "allreduce":
-            code = self.measure_speed(order["head"], order["port"], lambda: self.hear(0))
-            if not code:
-                # Waits for the head's exit code: a node that exits first counts as lost.
-                self.hear(self.wait_s, "verdict")
-            return code
+
+    def preflight(self, order: rendezvous.Message) -> int:
+        """This node's part of the preflight's collectives; returns the exit code."""
+        code = self.measure_speed(order["head"], order["port"], lambda: self.hear(0))
+        if not code:
+            # Waits for the head's exit code: a node that exits first counts as lost.
+            self.hear(self.wait_s, "verdict")
+        return code
+
+    def start_ray(self, order: rendezvous.Message) -> RayNode:
+        """Has this node join Ray on the head, and tells the head."""
+        assert self.link is not None
         ray = self.make_ray(self.link.local_address, Ports.choose(alone=False), order["token"])
         ray.start_worker(order["ray"])
         for _ in self.until(lambda: f"Ray did not start on this node ({ray.complaint()})", EXIT_RAY):
@@ -63,19 +87,27 @@ class WorkerLauncher(Launcher):
             if ray.ready():
                 break
         self.link.send({"kind": "ready"})
-        told = False
+        return ray
+
+    def work(self, ray: RayNode) -> int:
+        """Sends samples and notices to the head until the launch ends, which raises Ended."""
+        assert self.link is not None
         # This machine's metadata server: the head polls only its own.
-        cloud = self.cloud = preempt.Notice(signals=False)
+        self.cloud = preempt.Notice(signals=False)
         monitor = NodeMonitor(self.node.rank, self.config.run.dir, self.beacons(ray))
+        noticed = False
         while True:
             self.hear(POLL_S)
-            if sample := monitor.due():
+            sample = monitor.due()
+            if sample:
                 self.link.send({"kind": "sample", "sample": sample})
             if not ray.alive():
-                raise Ended(EXIT_NODE_LOST, f"Ray ended on this node: {ray.complaint()}", died=not told)
-            if (self.signals.number is not None or cloud.reason) and not told:
-                told = True
-                reason = "interrupted" if self.signals.number == signal.SIGINT else cloud.reason or "SIGTERM"
+                why = f"Ray ended on this node: {ray.complaint()}"
+                raise Ended(EXIT_NODE_LOST, why, died=not noticed)
+            if not noticed and (self.signals.number is not None or self.cloud.reason):
+                noticed = True
+                interrupted = self.signals.number == signal.SIGINT
+                reason = "interrupted" if interrupted else self.cloud.reason or "SIGTERM"
                 self.announce(reason)
                 self.link.send({"kind": "notice", "reason": reason})
             if self.signals.expired:

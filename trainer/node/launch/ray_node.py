@@ -192,7 +192,8 @@ class RayNode:
         """address: this node's on the job's network. gpus: None lets Ray count. token: for a worker, the
         head's."""
         self.temp = Path(tempfile.mkdtemp(prefix="spotrl-", dir=temporary(env)))
-        self.address, self.ports, self.cpus, self.gpus = address, ports, cpus, gpus
+        self.address, self.ports = address, ports
+        self.cpus, self.gpus = cpus, gpus
         self.token = token or secrets.token_hex(32)
         token_file = self.temp / "token"
         token_file.touch(0o600)
@@ -209,9 +210,13 @@ class RayNode:
         """Starts the head with its dashboard; returns at once."""
         self.dashboard_host = dashboard_host
         self._start(
-            "--head", f"--port={self.ports.gcs}", f"--dashboard-host={dashboard_host}",
-            f"--dashboard-port={self.ports.dashboard}", f"--ray-client-server-port={self.ports.client}", "--no-monitor",
-        )  # fmt: skip
+            "--head",
+            f"--port={self.ports.gcs}",
+            f"--dashboard-host={dashboard_host}",
+            f"--dashboard-port={self.ports.dashboard}",
+            f"--ray-client-server-port={self.ports.client}",
+            "--no-monitor",
+        )
 
     def start_worker(self, head: str) -> None:
         """Joins the head at address:port; returns at once."""
@@ -234,9 +239,14 @@ class RayNode:
             command.append(f"--num-gpus={self.gpus}")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                command, env=self.env, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                command,
+                env=self.env,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
                 preexec_fn=session_of_its_own,
-            )  # fmt: skip
+            )
 
     def ready(self) -> bool:
         """Whether this node's part is up. Raises RayEnded with the last lines of its log if it ended."""
@@ -282,9 +292,10 @@ class RayNode:
         token = f"$(ls -t {self.temp.parent}/spotrl-*/token | head -1)"
         ray = Path(sys.executable).with_name("ray")
         address = f"{self.address}:{self.ports.gcs}"
-        return f"RAY_DEBUG=legacy RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={token} {ray} debug --address {address}"
+        env = f"RAY_DEBUG=legacy RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={token}"
+        return f"{env} {ray} debug --address {address}"
 
-    # --- the job, on the head -----------------------------------------------------------------------------------------
+    # --- the job, on the head ---------------------------------------------------------------------------
 
     @property
     def dashboard(self) -> str:
@@ -320,7 +331,8 @@ class RayNode:
             *command,
         ]
         entrypoint = f'cd "{ROOT}" && echo $$ > "{pid_file}" && exec {shlex.join(words)}'
-        deadline, last = time.monotonic() + deadline_s, ""
+        deadline = time.monotonic() + deadline_s
+        last = ""
         while time.monotonic() < deadline:
             if stop():
                 raise InterruptedError
@@ -348,7 +360,8 @@ class Job:
     """The training job; its driver runs on the head."""
 
     def __init__(self, node: RayNode, job_id: str, pid_file: Path):
-        self.node, self.id, self._pid_file = node, job_id, pid_file
+        self.node, self.id = node, job_id
+        self._pid_file = pid_file
         self.log = node.temp / "session_latest" / "logs" / f"job-driver-{job_id}.log"
 
     def pid(self) -> int | None:

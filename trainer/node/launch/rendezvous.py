@@ -121,7 +121,8 @@ class Head:
 
         Raises RendezvousError if the port is taken.
         """
-        self.nodes, self.run_id, self._silence_s = nodes, run_id, silence_s
+        self.nodes, self.run_id = nodes, run_id
+        self._silence_s = silence_s
         self.start = dict(start or {})
         self.links: dict[int, Link] = {}
         self.hellos: dict[int, Message] = {}
@@ -177,7 +178,8 @@ class Head:
 
     def _admit(self, link: Link, hello: Message) -> int | None:
         """The node's rank; None for a stranger. Raises RendezvousError."""
-        rank, host = hello.get("rank"), hello.get("host", link.peer_address)
+        rank = hello.get("rank")
+        host = hello.get("host", link.peer_address)
         if hello.get("kind") != "hello" or type(rank) is not int or "run" not in hello:
             link.close()  # no node of any run
             return None
@@ -251,7 +253,8 @@ def join(
 ) -> Link:
     """Connects to the head and sends the hello message. Raises RendezvousError at the deadline or at
     `stop()`."""
-    deadline, why = time.monotonic() + deadline_s, "not tried"
+    deadline = time.monotonic() + deadline_s
+    why = "not tried"
     while time.monotonic() < deadline and not stop():
         try:
             link = Link(socket.create_connection((head, port), timeout=5.0), silence_s)

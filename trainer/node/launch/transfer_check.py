@@ -63,8 +63,11 @@ def main(addresses: list[str]) -> int:
     ready, late = ray.wait(results, num_returns=len(results), timeout=max(1.0, deadline - time.monotonic()))
     for pair, result in zip(pairs, results, strict=True):
         if result in late or ray.get(result) != (BYTES, True):
-            print(f"error: {pair[0]} could not send {BYTES >> 20} MiB to {pair[1]} through Ray: open all ports between "
-                  "the nodes, or check the network interface", file=sys.stderr)  # fmt: skip
+            print(
+                f"error: {pair[0]} could not send {BYTES >> 20} MiB to {pair[1]} through Ray: open all ports "
+                "between the nodes, or check the network interface",
+                file=sys.stderr,
+            )
     if not late:
         print(
             f"every node sent {BYTES >> 20} MiB to the next in {time.monotonic() - began:.1f} s", flush=True

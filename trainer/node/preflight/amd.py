@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from trainer.node.preflight.findings import Finding
@@ -62,12 +62,18 @@ def _read_one(amdsmi: Any, index: int, handle: Any) -> Gpu:
         kind = amdsmi.AmdSmiTemperatureType.HOTSPOT
         return number(ask("amdsmi_get_temp_metric", kind, getattr(amdsmi.AmdSmiTemperatureMetric, metric)))
 
-    pcie: Callable[[str, str], Any] = lambda part, name: number((link.get(part) or {}).get(name))  # noqa: E731
+    def pcie(part: str, name: str) -> int | None:
+        return number((link.get(part) or {}).get(name))
+
     link = ask("amdsmi_get_pcie_info", otherwise={})
     pages = ask("amdsmi_get_gpu_bad_page_info", otherwise=[])
     pages = pages if isinstance(pages, list) else []
     asic = ask("amdsmi_get_gpu_asic_info", otherwise={})
-    processes = ask("amdsmi_get_gpu_process_list", otherwise=[])
+    states = [page["status"] for page in pages]
+    processes = []
+    for process in ask("amdsmi_get_gpu_process_list", otherwise=[]):
+        if isinstance(process, dict) and (process.get("mem") or 0) > 0:
+            processes.append(process["pid"])
     return Gpu(
         index=index,
         name=str(asic.get("market_name") or "AMD GPU"),
@@ -75,11 +81,11 @@ def _read_one(amdsmi: Any, index: int, handle: Any) -> Gpu:
         uncorrected_ecc=number(
             ask("amdsmi_get_gpu_total_ecc_count", otherwise={}).get("uncorrectable_count")
         ),
-        remap_pending=any(p["status"] == amdsmi.AmdSmiMemoryPageStatus.PENDING for p in pages),
-        remap_failed=any(p["status"] == amdsmi.AmdSmiMemoryPageStatus.UNRESERVABLE for p in pages),
+        remap_pending=amdsmi.AmdSmiMemoryPageStatus.PENDING in states,
+        remap_failed=amdsmi.AmdSmiMemoryPageStatus.UNRESERVABLE in states,
         pcie_width=pcie("pcie_metric", "pcie_width"),
         pcie_width_max=pcie("pcie_static", "max_pcie_width"),
         temperature_c=hottest("CURRENT"),
         slowdown_c=hottest("CRITICAL"),
-        processes=tuple(p["pid"] for p in processes if isinstance(p, dict) and (p.get("mem") or 0) > 0),
+        processes=tuple(processes),
     )

@@ -27,9 +27,17 @@ SLOWDOWNS = {
     128: "power brake",
 }
 """Bits of the clocks' event reasons that mean a fault; idle, power cap and application clocks do not."""
-XIDS = {48: "double-bit ECC error", 62: "internal controller halted", 64: "row remapping failed", 74: "NVLink error",
-        79: "fallen off the bus", 94: "contained ECC error", 95: "uncontained ECC error", 119: "GSP timeout",
-        120: "GSP error"}  # fmt: skip
+XIDS = {
+    48: "double-bit ECC error",
+    62: "internal controller halted",
+    64: "row remapping failed",
+    74: "NVLink error",
+    79: "fallen off the bus",
+    94: "contained ECC error",
+    95: "uncontained ECC error",
+    119: "GSP timeout",
+    120: "GSP error",
+}
 """Those of the hardware. 13, 31, 43 and 45 are mostly a program's own fault."""
 
 
@@ -106,8 +114,9 @@ def _read_one(nvml: Any, index: int) -> Gpu:
         index=index,
         name=_text(nvml.nvmlDeviceGetName(handle)),
         memory_bytes=nvml.nvmlDeviceGetMemoryInfo(handle).total,
-        uncorrected_ecc=ask(nvml.nvmlDeviceGetTotalEccErrors, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
-                            nvml.NVML_VOLATILE_ECC),
+        uncorrected_ecc=ask(
+            nvml.nvmlDeviceGetTotalEccErrors, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+        ),
         remap_pending=bool(pending),
         remap_failed=bool(failed),
         nvlinks=tuple(links),
@@ -118,7 +127,7 @@ def _read_one(nvml: Any, index: int) -> Gpu:
         temperature_c=ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
         slowdown_c=ask(nvml.nvmlDeviceGetTemperatureThreshold, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
         processes=tuple(p.pid for p in ask(nvml.nvmlDeviceGetComputeRunningProcesses, otherwise=[])),
-    )  # fmt: skip
+    )
 
 
 def _text(value: str | bytes) -> str:
@@ -176,8 +185,10 @@ def judge(reading: Reading, rank: int, wanted: int, cuda: int, log: str) -> list
     fastest = max((g.pcie_generation or 0 for g in used), default=0)
     found.append(_found("GPU model", rank, mixed, models, "all alike", "take a machine with one kind of GPU"))
     for gpu in used:
-        found += [_found(check, rank, f"GPU {gpu.index} {text}" if text else "", figure, target, remedy, level)
-                  for check, text, figure, target, remedy, level in _complaints(gpu, fastest)]  # fmt: skip
+        found += [
+            _found(check, rank, f"GPU {gpu.index} {text}" if text else "", figure, target, remedy, level)
+            for check, text, figure, target, remedy, level in _complaints(gpu, fastest)
+        ]
     xids = sorted({int(n) for n in re.findall(r"NVRM: Xid \([^)]*\): (\d+)", log)} & XIDS.keys())
     text = "the kernel log has " + ", ".join(f"Xid {n} ({XIDS[n]})" for n in xids) if xids else ""
     figure = "no Xid" if log else "the kernel log is not readable here"
@@ -190,7 +201,8 @@ def judge(reading: Reading, rank: int, wanted: int, cuda: int, log: str) -> list
 def compare(found: Iterable[Finding]) -> list[Finding]:
     """Nodes whose findings tell of other GPUs, or another driver, than most nodes have; in a tie the head
     counts."""
-    out, findings = [], [f for f in found if f.level == "pass"]
+    out = []
+    findings = [f for f in found if f.level == "pass"]
     for check, level, text, remedy in (
         (
             "GPU model",

@@ -95,10 +95,8 @@ def available_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Bytes of memory that this process may still take: the machine's, or the container's if that is less."""
     machine = psutil.virtual_memory().available
     try:
-        limit, used = (
-            (cgroup / "memory.max").read_text().strip(),
-            int((cgroup / "memory.current").read_text()),
-        )
+        limit = (cgroup / "memory.max").read_text().strip()
+        used = int((cgroup / "memory.current").read_text())
     except (OSError, ValueError):
         return machine
     return machine if limit == "max" else min(machine, int(limit) - used)
@@ -120,7 +118,7 @@ def count_gpus(env: Mapping[str, str] = os.environ) -> int | None:
     return None
 
 
-# --- disks ------------------------------------------------------------------------------------------------------------
+# --- disks ----------------------------------------------------------------------------------------------
 
 
 def parameters_of(config: RunConfig) -> tuple[int, int]:
@@ -167,7 +165,8 @@ def measure_disks(needs: Iterable[tuple[str, Path, int]]) -> Iterator[Disk]:
     speeds: dict[int, float] = {}
     for purpose, path, need_bytes in needs:
         existing = next(p for p in (path, *path.parents) if p.exists())
-        free, device = shutil.disk_usage(existing).free, existing.stat().st_dev
+        free = shutil.disk_usage(existing).free
+        device = existing.stat().st_dev
         if device not in speeds:
             speeds[device] = write_speed(existing) if free > 4 * SPEED_BYTES else 0.0
         mounts = [
@@ -175,9 +174,14 @@ def measure_disks(needs: Iterable[tuple[str, Path, int]]) -> Iterator[Disk]:
         ]
         kind = max(mounts, key=lambda m: len(m.mountpoint)).fstype if mounts else ""
         yield Disk(
-            purpose=purpose, path=str(path), device=device, filesystem=kind, free_bytes=free, need_bytes=need_bytes,
+            purpose=purpose,
+            path=str(path),
+            device=device,
+            filesystem=kind,
+            free_bytes=free,
+            need_bytes=need_bytes,
             write_bytes_per_s=speeds[device],
-        )  # fmt: skip
+        )
 
 
 def write_speed(folder: Path) -> float:
@@ -195,7 +199,7 @@ def write_speed(folder: Path) -> float:
         return 0.0
 
 
-# --- checks -----------------------------------------------------------------------------------------------------------
+# --- checks ---------------------------------------------------------------------------------------------
 
 
 def check(
@@ -205,28 +209,56 @@ def check(
     host = host or measure(config, alone=alone)
     found = [
         *_gpu_count(config, node, host),
-        _at_least("shared memory", host.shm_bytes, shm_bytes(config), node.rank,
-                  "/dev/shm has {have} free and {need} are needed",
-                  "start the container with a larger --shm-size (Kubernetes: an emptyDir in memory)"),
-        _at_least("memory", host.memory_bytes, memory_bytes(config), node.rank,
-                  "{have} of memory are available and {need} are needed",
-                  "use larger nodes, or fewer placement.workers_per_node"),
-    ]  # fmt: skip
+        _at_least(
+            "shared memory",
+            host.shm_bytes,
+            shm_bytes(config),
+            node.rank,
+            "/dev/shm has {have} free and {need} are needed",
+            "start the container with a larger --shm-size (Kubernetes: an emptyDir in memory)",
+        ),
+        _at_least(
+            "memory",
+            host.memory_bytes,
+            memory_bytes(config),
+            node.rank,
+            "{have} of memory are available and {need} are needed",
+            "use larger nodes, or fewer placement.workers_per_node",
+        ),
+    ]
     files = MIN_FILES if config.placement.device == "cuda" else 1024
     found.append(
-        _limit("open files", host.files, files, node.rank, f"only {host.files} files may be open",
-               f"raise the hard limit to {files} (ulimit -Hn; docker: --ulimit nofile)")
-    )  # fmt: skip
+        _limit(
+            "open files",
+            host.files,
+            files,
+            node.rank,
+            f"only {host.files} files may be open",
+            f"raise the hard limit to {files} (ulimit -Hn; docker: --ulimit nofile)",
+        )
+    )
     threads = 1024 * config.placement.workers_per_node
     found.append(
-        _limit("processes", host.processes, threads, node.rank, f"only {host.processes} processes may be started",
-               f"raise the hard limit to {threads} (ulimit -Hu)")
-    )  # fmt: skip
+        _limit(
+            "processes",
+            host.processes,
+            threads,
+            node.rank,
+            f"only {host.processes} processes may be started",
+            f"raise the hard limit to {threads} (ulimit -Hu)",
+        )
+    )
     if host.infiniband:
         found.append(
-            _limit("pinned memory", host.locked_bytes, 1 << 40, node.rank, f"only {host.locked_bytes} bytes may be "
-                   "pinned and there is an InfiniBand device", "docker: --ulimit memlock=-1:-1")
-        )  # fmt: skip
+            _limit(
+                "pinned memory",
+                host.locked_bytes,
+                1 << 40,
+                node.rank,
+                f"only {host.locked_bytes} bytes may be pinned and there is an InfiniBand device",
+                "docker: --ulimit memlock=-1:-1",
+            )
+        )
     return found + _disks(config, node, host.disks, alone) + ([] if alone else _paths(config, node))
 
 
@@ -236,7 +268,8 @@ def _at_least(check: str, have: int, need: int, rank: int, text: str, remedy: st
         return Finding(
             check=check, nodes=(rank,), figure=f"{have / GIB:.1f} GiB", target=f"{need / GIB:.1f} GiB"
         )
-    figure, target = text.format(**figures), f"{need / GIB:.1f} GiB"
+    figure = text.format(**figures)
+    target = f"{need / GIB:.1f} GiB"
     return Finding(check=check, nodes=(rank,), level="fail", figure=figure, target=target, remedy=remedy)
 
 
@@ -251,7 +284,8 @@ def _limit(check: str, have: int, need: int, rank: int, text: str, remedy: str) 
 def _gpu_count(config: RunConfig, node: NodeEnvironment, host: Host) -> list[Finding]:
     if config.placement.device == "cpu":
         return []
-    wanted, rank = config.placement.workers_per_node, (node.rank,)
+    wanted = config.placement.workers_per_node
+    rank = (node.rank,)
     if host.gpus is None:
         remedy = "install the GPU driver, or use a GPU image"
         return [
@@ -264,7 +298,7 @@ def _gpu_count(config: RunConfig, node: NodeEnvironment, host: Host) -> list[Fin
         remedy = (
             "another node is needed: a GPU has dropped out"
             if whole
-            else "ask the engine for more, or lower it"
+            else "ask the platform for more, or lower it"
         )
         what = f"{host.gpus} GPUs are visible and placement.workers_per_node is {wanted}"
         return [Finding(check="GPUs", nodes=rank, level="fail", figure=what, remedy=remedy, machine=whole)]
@@ -272,10 +306,12 @@ def _gpu_count(config: RunConfig, node: NodeEnvironment, host: Host) -> list[Fin
 
 
 def _disks(config: RunConfig, node: NodeEnvironment, disks: tuple[Disk, ...], alone: bool) -> list[Finding]:
-    found, rank = [], (node.rank,)
+    found = []
+    rank = (node.rank,)
     for device in dict.fromkeys(d.device for d in disks):
         shared = [d for d in disks if d.device == device]
-        need, free = sum(d.need_bytes for d in shared), min(d.free_bytes for d in shared)
+        need = sum(d.need_bytes for d in shared)
+        free = min(d.free_bytes for d in shared)
         what = " and ".join(d.purpose for d in shared)
         if free >= need:
             figure = f"{free / GIB:.0f} GiB for {what}"
@@ -307,17 +343,22 @@ def _disks(config: RunConfig, node: NodeEnvironment, disks: tuple[Disk, ...], al
 
 
 def _disk_speed(config: RunConfig, disk: Disk, rank: tuple[int, ...], alone: bool) -> Finding:
-    speed, limit = disk.write_bytes_per_s, targets.CHECKPOINT_WRITE_S.value
-    what, size = "a checkpoint", 0.0
+    speed = disk.write_bytes_per_s
+    limit = targets.CHECKPOINT_WRITE_S.value
+    what = "a checkpoint"
+    size = 0.0
     match disk.purpose:
         case "run":
             parameters = 0 if alone else parameters_of(config)[1]
             size = parameters * CHECKPOINT_BYTES_PER_PARAMETER / config.placement.nodes
         case "model cache":
-            what, size = "the model", disk.need_bytes
+            what = "the model"
+            size = disk.need_bytes
         case _:
-            what, size = "what is spilled in that time", targets.SPILL_MB_PER_S.value * 1e6 * limit
-    figure, target = f"{disk.purpose}: {speed / 1e6:.0f} MB/s", f"{what} in {limit:.0f} s"
+            what = "what is spilled in that time"
+            size = targets.SPILL_MB_PER_S.value * 1e6 * limit
+    figure = f"{disk.purpose}: {speed / 1e6:.0f} MB/s"
+    target = f"{what} in {limit:.0f} s"
     if size <= speed * limit:
         return Finding(check="disk speed", nodes=rank, figure=figure, target=target)
     figure = f"{disk.path} takes {speed / 1e6:.0f} MB/s: {what} would take {size / speed:.0f} s to write"
@@ -354,13 +395,19 @@ def _paths(config: RunConfig, node: NodeEnvironment) -> list[Finding]:
             found.append(
                 Finding(check="files", nodes=(node.rank,), figure=name)
                 if here
-                else Finding(check="files", nodes=(node.rank,), level="fail", figure=f"{name} {path} is not on this "
-                             "node", remedy="copy it to every node, or give a URL", machine=False)
-            )  # fmt: skip
+                else Finding(
+                    check="files",
+                    nodes=(node.rank,),
+                    level="fail",
+                    figure=f"{name} {path} is not on this node",
+                    remedy="copy it to every node, or give a URL",
+                    machine=False,
+                )
+            )
     return found
 
 
-# --- what must be the same on all nodes -------------------------------------------------------------------------------
+# --- what must be the same on all nodes -----------------------------------------------------------------
 
 
 def facts(config: RunConfig) -> dict[str, Any]:
@@ -391,7 +438,8 @@ def data_fingerprint(path: str) -> str:
 
 def compare(head: dict[str, Any], other: dict[str, Any], rank: int) -> list[Finding]:
     """What differs between the head's facts and another node's."""
-    ours, theirs = head["versions"], other["versions"]
+    ours = head["versions"]
+    theirs = other["versions"]
     wrong = [n for n in sorted(ours | theirs) if ours.get(n) != theirs.get(n)]
     found = [Finding(check="packages", nodes=(rank,), figure="as on the head")]
     if wrong:

@@ -62,10 +62,12 @@ def variables(found: list[Port], env: Mapping[str, str]) -> tuple[dict[str, str]
 
 def judge(nodes: Mapping[int, list[dict[str, Any]]]) -> list[Finding]:
     """Findings over all nodes, of the ports as dictionaries: a node with less than the others is named."""
-    rates = {
-        rank: sum(p.gbit_per_s for p in fastest([Port(**p) for p in found])) for rank, found in nodes.items()
-    }
-    best, out = max(rates.values(), default=0.0), []
+    rates: dict[int, float] = {}
+    for rank, found in nodes.items():
+        used = fastest([Port(**port) for port in found])
+        rates[rank] = sum(port.gbit_per_s for port in used)
+    best = max(rates.values(), default=0.0)
+    out = []
     for rank, rate in rates.items():
         down = [p["device"] for p in nodes[rank] if not p["active"]]
         if rate < best:

@@ -20,7 +20,7 @@ Ask = Callable[[Orders], dict[int, dict[str, Any]]]
 clock."""
 
 PAIR_SECONDS = 16.0
-"""Of streaming over all rounds, shared between them: 1 s a direction for 4 nodes, less for many."""
+"""Seconds of streaming that all rounds share: 1 s a direction for 4 nodes, less for many."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,8 @@ def _doors(rank: int, found: Survey) -> dict[int, tuple[str, list[int]]]:
 
 def measure_pairs(pairs: Iterable[tuple[int, int]], found: Survey, ask: Ask, seconds: float) -> list[Pair]:
     """Measures pairs that share no node, all at once. Those of which one direction is cut are left out."""
-    cut, measured = found.cut(), []
+    cut = found.cut()
+    measured = []
     pairs = [(a, b) for a, b in pairs if (a, b) not in cut and (b, a) not in cut]
     smallest = {
         (a, b): min([m for m in (_mtu(found, a, b), _mtu(found, b, a)) if m] or [1500]) for a, b in pairs
@@ -102,7 +103,8 @@ def measure_pairs(pairs: Iterable[tuple[int, int]], found: Survey, ask: Ask, sec
     there = ask({a: _order("stream", found, b, seconds=seconds) for a, b in pairs})
     back = ask({b: _order("stream", found, a, seconds=seconds) for a, b in pairs})
     for a, b in pairs:
-        flight, speeds = flights[a], (there[a]["bytes_per_s"], back[b]["bytes_per_s"])
+        flight = flights[a]
+        speeds = (there[a]["bytes_per_s"], back[b]["bytes_per_s"])
         if not flight["udp"]:
             measured.append(Pair(a, b, bytes_per_s=speeds, udp=False))
             continue
@@ -135,13 +137,19 @@ def _interface(hello: dict[str, Any], address: str) -> str:
 def better(one: Pair, two: Pair) -> Pair:
     """The better of two measurements of a pair, figure by figure."""
     trips = [t for t in (one.round_trip_ms, two.round_trip_ms) if t]
-    best: tuple[float, float] = tuple(map(max, one.bytes_per_s, two.bytes_per_s))  # ty: ignore[invalid-assignment]
-    least: tuple[float, float] = tuple(map(min, one.loss, two.loss))  # ty: ignore[invalid-assignment]
-    return replace(one, round_trip_ms=min(trips, default=0.0), loss=least, bytes_per_s=best,
-                   carries=one.carries or two.carries, udp=one.udp or two.udp)  # fmt: skip
+    best = (max(one.bytes_per_s[0], two.bytes_per_s[0]), max(one.bytes_per_s[1], two.bytes_per_s[1]))
+    least = (min(one.loss[0], two.loss[0]), min(one.loss[1], two.loss[1]))
+    return replace(
+        one,
+        round_trip_ms=min(trips, default=0.0),
+        loss=least,
+        bytes_per_s=best,
+        carries=one.carries or two.carries,
+        udp=one.udp or two.udp,
+    )
 
 
-# --- checks -----------------------------------------------------------------------------------------------------------
+# --- checks ---------------------------------------------------------------------------------------------
 
 
 def judge(found: Survey, gpus: bool) -> list[Finding]:
@@ -232,14 +240,22 @@ def _clocks(found: Survey) -> list[Finding]:
         level = _level(abs(offset), targets.CLOCK_WARN_S.value, targets.CLOCK_FAIL_S.value)
         figure = f"{offset:+.1f} s" if level == "pass" else f"its clock is {offset:+.0f} s off the head's"
         out.append(
-            Finding(check="clock", nodes=(rank,), level=level, figure=figure, target=f"{targets.CLOCK_WARN_S.value} s",
-                    remedy="" if level == "pass" else "start NTP (chronyd) on both")
-        )  # fmt: skip
+            Finding(
+                check="clock",
+                nodes=(rank,),
+                level=level,
+                figure=figure,
+                target=f"{targets.CLOCK_WARN_S.value} s",
+                remedy="" if level == "pass" else "start NTP (chronyd) on both",
+            )
+        )
     return out
 
 
 def _ports(found: Survey) -> list[Finding]:
-    out, cut, count = [], found.cut(), len(found.hellos)
+    out = []
+    cut = found.cut()
+    count = len(found.hellos)
     guilty, rest = blame({p for p in cut if (p[1], p[0]) in cut}, count)
     for node in guilty:
         figure = "it and the other nodes reach none of each other's ports"
@@ -282,7 +298,9 @@ def _mtus(found: Survey) -> list[Finding]:
 
 
 def _quality(found: Survey) -> list[Finding]:
-    out, count, limit = [], len(found.hellos), targets.LOSS_WARN.value
+    out = []
+    count = len(found.hellos)
+    limit = targets.LOSS_WARN.value
     levels = {(p.a, p.b): _level(max(p.loss), limit, targets.LOSS_FAIL.value) for p in found.pairs}
     loss = {(p.a, p.b): p.loss for p in found.pairs}
     for level in ("fail", "warn"):
@@ -313,7 +331,8 @@ def _quality(found: Survey) -> list[Finding]:
 
 def _lossy(nodes: tuple[int, ...], share: float, level: Level) -> Finding:
     remedy = "a cable, a port or a congested switch: take another machine"
-    figure, target = f"{share:.1%} of the packets are lost", f"< {targets.LOSS_WARN.value:.1%}"
+    figure = f"{share:.1%} of the packets are lost"
+    target = f"< {targets.LOSS_WARN.value:.1%}"
     return Finding(check="loss", nodes=nodes, level=level, figure=figure, target=target, remedy=remedy)
 
 
@@ -321,7 +340,8 @@ def _bandwidth(found: Survey, gpus: bool) -> list[Finding]:
     if not found.pairs:
         return []
     out: list[Finding] = []
-    usual, count = _usual(found.pairs), len(found.hellos)
+    usual = _usual(found.pairs)
+    count = len(found.hellos)
     speed = {(p.a, p.b): min(p.bytes_per_s) for p in found.pairs}
     limits: list[tuple[Level, float]] = [
         ("fail", targets.SLOW_PAIR_FAIL.value * usual),
@@ -335,8 +355,16 @@ def _bandwidth(found: Survey, gpus: bool) -> list[Finding]:
             named |= inside
             figure = f"{gbit(min(speed[p] for p in inside))}, the other pairs {gbit(usual)}"
             remedy = "take another machine, or look at its cable, switch port and virtual network card"
-            out.append(Finding(check="bandwidth", nodes=nodes, level=level, figure=figure, remedy=remedy,
-                               target=f"{targets.SLOW_PAIR_WARN.value:.0%} of the other pairs"))  # fmt: skip
+            out.append(
+                Finding(
+                    check="bandwidth",
+                    nodes=nodes,
+                    level=level,
+                    figure=figure,
+                    remedy=remedy,
+                    target=f"{targets.SLOW_PAIR_WARN.value:.0%} of the other pairs",
+                )
+            )
     floor = targets.ETHERNET_GBIT_PER_S.value
     if gpus and usual * 8e-9 < targets.ETHERNET_SHARE.value * floor:
         figure = f"{gbit(usual)} between nodes over TCP"

@@ -17,8 +17,8 @@ from trainer.node.preflight import host
 from trainer.storage import hub
 
 BYTES_PER_PARAMETER = 32
-"""Of a CPU worker in fp32, one rank: weights, master, two moments, gradient, reference, engine, gathered
-copy."""
+"""Memory of one parameter in fp32 over all CPU ranks: weight, master, two moments, gradient, reference, the
+engine's and the gathered copy."""
 
 
 def precheck(config: RunConfig) -> None:
@@ -30,8 +30,8 @@ def precheck(config: RunConfig) -> None:
         raise ConfigError(f"{config.data.path} has no rows in split {config.data.split}: prepare it again")
     if config.method == "grpo" and train.manifest.settings.get("sft"):
         raise ConfigError(
-            f"{config.data.path} was prepared with --sft and has no answers to grade against: set method to sft, or "
-            "prepare it without"
+            f"{config.data.path} was prepared with --sft and has no answers to grade against: set method to "
+            "sft, or prepare it without"
         )
     if len(train) < config.rows_per_step:
         key = "sft.batch_size" if config.method == "sft" else "rollout.prompts_per_step"
@@ -87,8 +87,8 @@ def _disk(config: RunConfig, parameters: int) -> None:
     free = shutil.disk_usage(folder).free
     if need > free + held:
         raise ConfigError(
-            f"{kept} checkpoints need {need / 2**30:.2f} GiB and {folder} has {(free + held) / 2**30:.2f} for them: "
-            "point run.dir at a larger disk, or lower checkpoint.keep_last"
+            f"{kept} checkpoints need {need / 2**30:.2f} GiB and {folder} has "
+            f"{(free + held) / 2**30:.2f} for them: point run.dir at a larger disk, or lower checkpoint.keep_last"
         )
 
 
@@ -99,6 +99,7 @@ def _memory(config: RunConfig, parameters: int) -> None:
     free = host.available_memory()
     if need > free:
         raise ConfigError(
-            f"{ranks} CPU workers need about {need / 2**30:.1f} GiB of memory and {free / 2**30:.1f} are free: lower "
-            "placement.workers_per_node, rollout.kv_cache_gib or data.image_cache_gib, or close other programs"
+            f"{ranks} CPU ranks need about {need / 2**30:.1f} GiB of memory and {free / 2**30:.1f} are free: "
+            "lower placement.workers_per_node, rollout.kv_cache_gib or data.image_cache_gib, or close other "
+            "programs"
         )

@@ -35,7 +35,7 @@ lossy."""
 VOLLEY_S = 10.0
 """Longest that the datagrams of one pair are sent: on a link that loses half, fewer tell enough."""
 BUFFER_BYTES = 4 << 20
-"""Of the sockets' buffers, as far as the system grants it: holds some windows of an echo that gets no
+"""Size of the sockets' buffers, as far as the system grants it: holds some windows of an echo that gets no
 processor."""
 DATAGRAM_BYTES = 1000
 MTU_TRIES = 8
@@ -95,8 +95,16 @@ class Prober:
             resolves = True
         except OSError:
             resolves = False
-        return {"port": self.port, "ports": self.ports, "udp": self.udp_port, "taken": self.taken, "chosen": chosen,
-                "interfaces": known, "mtu": {n: mtu(n) for n in known}, "resolves": resolves}  # fmt: skip
+        return {
+            "port": self.port,
+            "ports": self.ports,
+            "udp": self.udp_port,
+            "taken": self.taken,
+            "chosen": chosen,
+            "interfaces": known,
+            "mtu": {n: mtu(n) for n in known},
+            "resolves": resolves,
+        }
 
     def is_me(self, address: str, port: int) -> bool:
         """Whether an address that should be another node's leads back here."""
@@ -113,7 +121,7 @@ class Prober:
             key.fileobj.close()  # ty: ignore[missing-attribute]
         self._udp.close()
 
-    # --- replies -----------------------------------------------------------------------------------------------------
+    # --- replies ----------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         while not self._closed.is_set():
@@ -146,7 +154,7 @@ class Prober:
                     self._echoed[address, port] = self._echoed.get((address, port), 0) + 1
                     self._udp.sendto(data, (address, port))
 
-    # --- orders ------------------------------------------------------------------------------------------------------
+    # --- orders -----------------------------------------------------------------------------------------
 
     def obey(self, order: dict[str, Any]) -> dict[str, Any]:
         """Carries out one order of the head; bounded in time, never raises."""
@@ -218,10 +226,17 @@ class Prober:
                 self._connect(address, port, "count", source=flight.port) as (_, reply),
             ):
                 arrived = reply["count"]
-            out, back = (sent - arrived) / sent, max(0, arrived - flight.back) / sent
+            out = (sent - arrived) / sent
+            back = max(0, arrived - flight.back) / sent
             carries = any(flight.ping(largest - 28) is not None for _ in range(MTU_TRIES))
-        return {"udp": True, "min_s": trips[0], "median_s": trips[len(trips) // 2], "carries": carries,
-                "loss_out": out, "loss_back": back}  # fmt: skip
+        return {
+            "udp": True,
+            "min_s": trips[0],
+            "median_s": trips[len(trips) // 2],
+            "carries": carries,
+            "loss_out": out,
+            "loss_back": back,
+        }
 
     def _stream(self, address: str, port: int, seconds: float) -> dict[str, Any]:
         """Bytes per second to a peer over several streams, as the peer counted them."""
@@ -233,7 +248,8 @@ class Prober:
                 self._connect(address, port, "stream") as (connection, _),
             ):
                 connection.settimeout(seconds + 2.0)
-                block, end = memoryview(bytes(BLOCK)), time.monotonic() + seconds
+                block = memoryview(bytes(BLOCK))
+                end = time.monotonic() + seconds
                 while (left := end - time.monotonic()) > 0:
                     connection.settimeout(max(left, 0.05))
                     with contextlib.suppress(TimeoutError):
@@ -255,9 +271,11 @@ class _Flight:
     """Datagrams to one echo, and those that came back."""
 
     def __init__(self, mine: socket.socket, to: tuple[str, int], mark: bytes) -> None:
-        self.socket, self.to, self.mark = mine, to, mark
+        self.socket, self.to = mine, to
+        self.mark = mark
         self.port: int = mine.getsockname()[1]
-        self.sent, self.back, self._next = 0, 0, 0
+        self.sent = self.back = 0
+        self._next = 0
         self.seen: set[int] = set()
 
     def send(self, size: int) -> int:
@@ -282,7 +300,8 @@ class _Flight:
 
     def ping(self, size: int, wait_s: float = 0.25) -> float | None:
         """Seconds there and back, or None."""
-        began, number = time.perf_counter(), self.send(size)
+        began = time.perf_counter()
+        number = self.send(size)
         while (left := began + wait_s - time.perf_counter()) > 0:
             if self.receive(left) == number:
                 return time.perf_counter() - began
@@ -356,7 +375,9 @@ def _line(connection: socket.socket) -> bytes:
 
 
 def _drain(connection: socket.socket) -> dict[str, float]:
-    buffer, total, began, last = bytearray(BLOCK), 0, 0.0, 0.0
+    buffer = bytearray(BLOCK)
+    total = 0
+    began = last = 0.0
     while count := connection.recv_into(buffer):
         last = time.monotonic()
         began = began or last

@@ -1,6 +1,6 @@
 """Counts a machine that was refused before installation: `python -m trainer.node.preflight.refused LOSSES`.
 
-The engine replaces a machine after exit code 36 without limit; the run's record of attempts has a limit.
+The platform replaces a machine after exit code 36 without limit; the run's record of attempts has a limit.
 Needs RUN_ID, BUCKET and an object-store client; exits with the code that the machine should exit with.
 """
 
@@ -25,7 +25,8 @@ def refused(losses: int) -> int:
     )
     past = record.past()
     committed = past[-1].committed if past else 0
-    launch, here = os.environ.get(LAUNCH_VARIABLE, ""), machine.this()
+    launch = os.environ.get(LAUNCH_VARIABLE, "")
+    here = machine.this()
     return record.count(committed, launch, EXIT_PREFLIGHT, f"{here.name} cannot run the environment", [here])
 
 

@@ -41,12 +41,11 @@ def command(
     out: str,
 ) -> list[str]:
     """What a node starts: torchrun with one process per rank."""
-    return [
-        python, "-m", "torch.distributed.run", f"--nnodes={nodes}", f"--node-rank={rank}",
-        f"--nproc-per-node={ranks_per_node}", f"--master-addr={head}", f"--master-port={port}",
-        "--max-restarts=0", "-m", "trainer.node.preflight.speed", f"--seconds={seconds}", f"--device={device}",
-        f"--out={out}",
-    ]  # fmt: skip
+    torchrun = [python, "-m", "torch.distributed.run", f"--nnodes={nodes}", f"--node-rank={rank}"]
+    torchrun += [f"--nproc-per-node={ranks_per_node}", "--max-restarts=0"]
+    torchrun += [f"--master-addr={head}", f"--master-port={port}"]
+    program = ["-m", "trainer.node.preflight.speed", f"--seconds={seconds}", f"--device={device}"]
+    return [*torchrun, *program, f"--out={out}"]
 
 
 def main() -> int:
@@ -64,7 +63,9 @@ def main() -> int:
     if cuda:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if cuda else "gloo", timeout=datetime.timedelta(seconds=DEADLINE_S))
-    rank, world, local = dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_WORLD_SIZE"])
+    rank = dist.get_rank()
+    world = dist.get_world_size()
+    local = int(os.environ["LOCAL_WORLD_SIZE"])
     mine: dict[str, Any] = {
         "node": rank // local,
         "rank": rank,
@@ -73,7 +74,8 @@ def main() -> int:
     if cuda:
         mine |= {"tflops": _matmul_tflops(device), "memory_gb_per_s": _memory_gb_per_s(device)}
     groups = [dist.new_group(list(range(first, first + local))) for first in range(0, world, local)]
-    inside, wrong = 0.0, False
+    inside = 0.0
+    wrong = False
     if 1 < local < world:
         inside, wrong = _reduce(device, groups[rank // local], arguments.seconds / 4, show=False)
     between, wrong_too = _reduce(device, dist.group.WORLD, arguments.seconds, show=rank == 0)
@@ -101,12 +103,17 @@ def _reduce(device: Any, group: Any, seconds: float, show: bool) -> tuple[float,
     import torch
     import torch.distributed as dist
 
-    cuda, world, best, wrong = device.type == "cuda", dist.get_world_size(group), 0.0, False
+    cuda = device.type == "cuda"
+    world = dist.get_world_size(group)
+    best = 0.0
+    wrong = False
     total = world * (world + 1) / 2
     sizes = [1 << 20, 1 << 25, 1 << 28, 1 << 30] if cuda else [1 << 16, 1 << 20, 1 << 24]  # bytes
     for size in sizes:
         data = torch.empty(size // 4, device=device)
-        began, rounds, spent = time.monotonic(), 0, 0.0
+        began = time.monotonic()
+        rounds = 0
+        spent = 0.0
         going = torch.ones(1, device=device)
         while going.item():
             data.fill_(float(dist.get_rank(group) + 1))
@@ -159,7 +166,7 @@ def _matmul_tflops(device: Any) -> float:
 
 
 def _memory_gb_per_s(device: Any) -> float:
-    """Of a copy, which reads and writes."""
+    """Bandwidth of the GPU's memory in a copy, which reads and writes."""
     import torch
 
     source = torch.empty(1 << 30, device=device, dtype=torch.uint8)
@@ -167,7 +174,7 @@ def _memory_gb_per_s(device: Any) -> float:
     return 2 * source.numel() / _timed(lambda: copy.copy_(source), 30) / 1e9
 
 
-# --- checks -----------------------------------------------------------------------------------------------------------
+# --- checks ---------------------------------------------------------------------------------------------
 
 
 def judge(ranks: list[dict[str, Any]], fabric_gbit_per_s: float) -> list[Finding]:
@@ -181,15 +188,22 @@ def judge(ranks: list[dict[str, Any]], fabric_gbit_per_s: float) -> list[Finding
         values = [r[key] for r in ranks if key in r]
         if not values:
             continue
-        median, spread = statistics.median(values), targets.GPU_SPREAD.value
+        median = statistics.median(values)
+        spread = targets.GPU_SPREAD.value
         target = f"within {spread:.0%} of the job's median"
         slow = [r for r in ranks if r[key] < (1 - spread) * median]
         for r in slow:
             figure = f"GPU of rank {r['rank']} reaches {r[key]:.0f} {unit}, the median is {median:.0f}"
             out.append(
-                Finding(check=check, nodes=(r["node"],), level="fail", figure=figure, target=target,
-                        remedy="clocks, power or cooling of this GPU: take another machine")
-            )  # fmt: skip
+                Finding(
+                    check=check,
+                    nodes=(r["node"],),
+                    level="fail",
+                    figure=figure,
+                    target=target,
+                    remedy="clocks, power or cooling of this GPU: take another machine",
+                )
+            )
         if not slow:
             out.append(
                 Finding(check=check, figure=f"{min(values):.0f} to {max(values):.0f} {unit}", target=target)
@@ -220,8 +234,16 @@ def _inside(node: int, ranks: list[dict[str, Any]]) -> list[Finding]:
     figure = f"all-reduce within the node reaches {bus:.0f} GB/s"
     remedy = "nvidia-smi nvlink -s and topo -m show which link is down; NCCL_DEBUG=INFO which way NCCL took"
     level = "fail" if bus < limit / 2 else "warn"
-    return [Finding(check="all-reduce in the node", nodes=(node,), level=level, figure=figure, target=target,
-                    remedy=remedy)]  # fmt: skip
+    return [
+        Finding(
+            check="all-reduce in the node",
+            nodes=(node,),
+            level=level,
+            figure=figure,
+            target=target,
+            remedy=remedy,
+        )
+    ]
 
 
 def _between(bus: float, fabric_gbit_per_s: float) -> Finding:
@@ -230,7 +252,8 @@ def _between(bus: float, fabric_gbit_per_s: float) -> Finding:
             check="all-reduce between nodes", figure=f"{bus:.2f} GB/s", target="no InfiniBand or RoCE"
         )
     limit = targets.FABRIC_SHARE.value * fabric_gbit_per_s / 8
-    target = f"{limit:.0f} GB/s: {targets.FABRIC_SHARE.value:.0%} of {fabric_gbit_per_s:.0f} Gb/s ({targets.TOGETHER})"
+    share = f"{targets.FABRIC_SHARE.value:.0%} of {fabric_gbit_per_s:.0f} Gb/s"
+    target = f"{limit:.0f} GB/s: {share} ({targets.TOGETHER})"
     if bus >= limit:
         return Finding(check="all-reduce between nodes", figure=f"{bus:.0f} GB/s", target=target)
     figure = f"all-reduce between all nodes reaches {bus:.0f} GB/s"

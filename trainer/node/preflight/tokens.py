@@ -55,9 +55,22 @@ def _refused(url: str, authorization: str, body: dict[str, str] | None = None) -
 
 def _finding(name: str, rank: int, refused: str | None) -> Finding:
     if refused is None:
-        return Finding(check="tokens", nodes=(rank,), level="warn", figure=f"{name} could not be tried: no answer",
-                       remedy="look whether this machine reaches the service", machine=False)  # fmt: skip
+        return Finding(
+            check="tokens",
+            nodes=(rank,),
+            level="warn",
+            figure=f"{name} could not be tried: no answer",
+            remedy="look whether this machine reaches the service",
+            machine=False,
+        )
     if refused:
-        return Finding(check="tokens", nodes=(rank,), level="fail", figure=f"{name} is refused: {refused}",
-                       target="accepted", remedy="make a new token and export it", machine=False)  # fmt: skip
+        return Finding(
+            check="tokens",
+            nodes=(rank,),
+            level="fail",
+            figure=f"{name} is refused: {refused}",
+            target="accepted",
+            remedy="make a new token and export it",
+            machine=False,
+        )
     return Finding(check="tokens", nodes=(rank,), figure=f"{name} is accepted", target="accepted")

@@ -64,7 +64,7 @@ def count(
 ) -> int:
     """Counts a start that failed before it took an attempt; returns the exit code to leave with.
 
-    Else an engine that gets bad machines would rent and give them back without end. machines: by rank.
+    Otherwise a platform that gets bad machines would rent and give them back without end. machines: by rank.
     """
     if code not in LOST:
         return code
@@ -89,13 +89,14 @@ def count(
 
 
 class AttemptHolder:
-    """One attempt from start to end. counts: whether an engine restarts this job; the restart budget then
+    """One attempt from start to end. counts: whether the platform restarts this job; the restart budget then
     applies."""
 
     def __init__(self, config: RunConfig, counts: bool, trains: bool):
         """trains: whether the job is one of the trainer's loops, whose model, data and checkpoint can be
         checked."""
-        self.config, self.counts, self.trains = config, counts, trains
+        self.config = config
+        self.counts, self.trains = counts, trains
         self.lock = RunLock(config.run.dir, "launcher")
         self.attempt: Attempt | None = None
         self.fenced = ""
@@ -118,7 +119,7 @@ class AttemptHolder:
             precheck(self.config)
             train_set = Dataset(self.config.data.path, self.config.data.split)
             check_resumable(self.config, train_set.fingerprint)
-        # Where no engine restarts the job, a person started it: the run is reopened.
+        # Where no platform restarts the job, a person started it: the run is reopened.
         launch = os.environ.get(LAUNCH_VARIABLE) or ("" if self.counts else secrets.token_hex(4))
         return self._begin(launch) | {LAUNCHER_VARIABLE: str(os.getpid())}
 
@@ -132,7 +133,8 @@ class AttemptHolder:
         assert self.attempt is not None
         try:
             self.attempt.check()
-            begun, committed = self.attempt.record.read(self.attempt.epoch), self._committed()
+            begun = self.attempt.record.read(self.attempt.epoch)
+            committed = self._committed()
             if begun is None or committed <= begun["committed"]:
                 return {}
             why = why or "a rank's process died"
@@ -150,15 +152,20 @@ class AttemptHolder:
     def _begin(self, launch: str) -> dict[str, str]:
         if self._stream is not None:  # of the attempt before
             self._stream.close()
-        self.attempt, self._over = start(self.config, launch), threading.Event()
+        self.attempt = start(self.config, launch)
+        self._over = threading.Event()
         if self.config.checkpoint.remote and self.config.logging.push_every_s:
             store = Storage(url_of(self.config).removesuffix("/attempts"), retry=BRIEF)
-            every_s, fenced = self.config.logging.push_every_s, lambda: bool(self.fenced)
-            self._stream = Stream(self.config.run.dir, store, self.attempt.name, every_s, fenced)
+            every_s = self.config.logging.push_every_s
+            self._stream = Stream(self.config.run.dir, store, self.attempt.name, every_s, self.is_fenced)
         threading.Thread(
             target=self._watch, args=(self.attempt, self._over), name="attempt", daemon=True
         ).start()
         return {ATTEMPT_VARIABLE: self.attempt.name}
+
+    def is_fenced(self) -> bool:
+        """Whether a newer attempt has replaced this one."""
+        return bool(self.fenced)
 
     def _committed(self, retry: Retry | None = None) -> int:
         remote = remote_url(self.config)

@@ -36,7 +36,7 @@ NOTICE_S: dict[Provider, float] = {
 SPOTRL_NOTICE_S."""
 
 FLAG_VARIABLE = "SPOTRL_NOTICE_FILE"
-"""Names the node-local file through which the node's first process passes a notice to its workers."""
+"""Names the node-local file through which the node's first process passes a notice to its ranks."""
 
 
 def provider(env: Mapping[str, str] = os.environ, dmi: Path = Path("/sys/class/dmi/id")) -> Provider:
@@ -71,7 +71,7 @@ def notice_s(env: Mapping[str, str] = os.environ) -> float:
     return float(stated) if stated else NOTICE_S[provider(env)]
 
 
-# --- metadata servers -------------------------------------------------------------------------------------------------
+# --- metadata servers -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def metadata_server(env: Mapping[str, str] = os.environ) -> MetadataServer | Non
             return None
 
 
-# --- the notice -------------------------------------------------------------------------------------------------------
+# --- the notice -----------------------------------------------------------------------------------------
 
 
 def flag_file(env: Mapping[str, str] = os.environ) -> Path:
@@ -157,7 +157,7 @@ class Notice:
     Make it after `ray.init`, which installs a SIGTERM handler of its own. `signals` only works in the main
     thread. When a notice comes, `on_notice(reason)` runs once in a thread of its own (flush, mark), so that a
     phase that outlasts the notice loses nothing; with `exit_at_deadline` the process leaves with
-    EXIT_PREEMPTED shortly before the provider would kill it, because after SIGKILL the engine cannot
+    EXIT_PREEMPTED shortly before the provider would kill it, because after SIGKILL the platform cannot
     distinguish a preemption from a crash.
     """
 
@@ -177,9 +177,11 @@ class Notice:
         """Seconds before the provider's kill at which the process exits by itself."""
         self._deadline = math.inf
         self._on_notice, self._exit_at_deadline = on_notice, exit_at_deadline
-        self._flag, self._server = flag_file(env), metadata_server(env)
+        self._flag = flag_file(env)
+        self._server = metadata_server(env)
         self._born = time.time()
-        self._stop, self._seen = threading.Event(), threading.Event()
+        self._stop = threading.Event()
+        self._seen = threading.Event()
         self._previous = {}
         if signals:
             for number in (signal.SIGTERM, signal.SIGINT):

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainer.config import ConfigError
+from trainer.config.run_folder import started_ticks
 
 LAUNCHER_VARIABLE = "SPOTRL_LAUNCHER_PID"
 """Names the launcher's process id to the driver, which ends with it."""
@@ -43,7 +44,8 @@ class RunLock:
                 raise
             why = f"{self.path.parent} cannot be written ({error.strerror})"
             raise ConfigError(f"{why}: choose another run.dir") from None
-        deadline, told = time.monotonic() + ENDING_S, False
+        deadline = time.monotonic() + ENDING_S
+        told = False
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -54,7 +56,8 @@ class RunLock:
                 if not (wait or holder.get("ending")) or time.monotonic() > deadline:
                     os.close(file)
                     raise ConfigError(
-                        f"the run in {self.path.parent} is already held by {who}: wait for it, or end that process"
+                        f"the run in {self.path.parent} is already held by {who}: wait for it, or end "
+                        "that process"
                     ) from None
                 if not told:
                     told = True
@@ -94,18 +97,8 @@ def die_with_launcher(env: Mapping[str, str] = os.environ) -> None:
 
 
 def _watch(pid: int) -> None:
-    born = _born(pid)
-    while born and _born(pid) == born:
+    started = started_ticks(pid)  # a process id alone may be reused
+    while started and started_ticks(pid) == started:
         time.sleep(1.0)
     print("the launcher is gone: ending", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _born(pid: int) -> str:
-    """Start time of a running process in clock ticks; empty if there is none. A process id alone may be
-    reused."""
-    try:
-        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if state == "Z" else rest[18]

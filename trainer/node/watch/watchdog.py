@@ -84,11 +84,17 @@ class Watchdog:
 
     def __init__(self, config: RunConfig, attach: str = "") -> None:
         """attach: the command that attaches a debugger to a rank, on the rank's own node."""
-        self.config, self.attach, self._looked, self._born = config, attach, 0.0, time.time()
+        self.config, self.attach = config, attach
+        self._looked = 0.0
+        self._born = time.time()
         self._told: tuple[Any, ...] = ()
-        self._pieces, self._worked = dict[int, int](), 0.0
-        self._moved, self._stragglers, self._paused = 0.0, Stragglers(), set[tuple[str, str]]()
-        self._gpus, self._hot = dict[int, int](), dict[tuple[int, int], int]()
+        self._pieces = dict[int, int]()
+        self._worked = 0.0
+        self._moved = 0.0
+        self._stragglers = Stragglers()
+        self._paused: set[tuple[str, str]] = set()
+        self._gpus = dict[int, int]()
+        self._hot = dict[tuple[int, int], int]()
 
     def look(self, sample: Mapping[str, Any]) -> list[str]:
         """Takes in a node's sample; returns what is new in it, as lines: ranks that straggle or wait for a
@@ -96,10 +102,12 @@ class Watchdog:
         if sample["bytes_per_s"].get("files", 0) >= MOVES:
             self._moved = time.time()
         if sample["pieces"] != self._pieces.get(sample["node"], 0):
-            self._pieces[sample["node"]], self._worked = sample["pieces"], time.time()
+            self._pieces[sample["node"]] = sample["pieces"]
+            self._worked = time.time()
         new = [one for one in sample["paused"].items() if one not in self._paused]
         self._paused.update(new)
-        where, warning = f"on node {sample['node']}", self._stragglers.look(sample)
+        where = f"on node {sample['node']}"
+        warning = self._stragglers.look(sample)
         lines = [
             f"rank {r} {where} has raised {why} and waits for a debugger; {where}: {self.attach}"
             for r, why in new
@@ -107,15 +115,18 @@ class Watchdog:
         return lines + [f"warning: {text}" for text in (warning, *self._of_gpus(sample)) if text]
 
     def _of_gpus(self, sample: Mapping[str, Any]) -> Iterator[str]:
-        node, gpus = sample["node"], sample.get("gpus", ())
+        node = sample["node"]
+        gpus = sample.get("gpus", ())
         if len(gpus) < self._gpus.get(node, 0):
-            yield f"{len(gpus)} of {self._gpus[node]} GPUs on node {node} answer: look for an Xid in its kernel log"
+            answer = f"{len(gpus)} of {self._gpus[node]} GPUs on node {node} answer"
+            yield f"{answer}: look for an Xid in its kernel log"
         self._gpus[node] = len(gpus)
         for gpu in gpus:
             key = node, gpu["gpu"]
             self._hot[key] = self._hot.get(key, 0) + 1 if gpu["slowdown"] & SLOWED else 0
             if self._hot[key] == HOT:
-                yield f"GPU {gpu['gpu']} on node {node} is slowed down by heat or power, at {gpu['temperature_c']} C"
+                which = f"GPU {gpu['gpu']} on node {node}"
+                yield f"{which} is slowed down by heat or power, at {gpu['temperature_c']} C"
 
     def overdue(self) -> str:
         """The phase that makes no progress, once per phase, else "". Checks once a second."""
@@ -126,7 +137,8 @@ class Watchdog:
         state = read_progress(self.config.run.dir)
         if state.get("status") != "running" or state["started_unix_s"] < self._born:
             return ""
-        phase, began = state["phase"], state["phase_since_unix_s"]
+        phase = state["phase"]
+        began = state["phase_since_unix_s"]
         since = time.time() - max(began, self._worked, self._moved if phase in MOVING else 0.0)
         limit = self.limit_s(phase)
         key = (phase, state["step"], state["phase_since_unix_s"])
@@ -175,10 +187,22 @@ def dump(folder: Path, node: int) -> list[dict[str, Any]]:
         time.sleep(0.05)
     time.sleep(0.1)
     return [
-        asdict(Rank(node, b.rank, b.calls, b.inside, b.since_s, b.name, _state(b.pid), stacks[b.rank].read_text(),
-                    beacon.paused(folder, b), traces.get(b.rank, "")))
+        asdict(
+            Rank(
+                node,
+                b.rank,
+                b.calls,
+                b.inside,
+                b.since_s,
+                b.name,
+                _state(b.pid),
+                stacks[b.rank].read_text(),
+                beacon.paused(folder, b),
+                traces.get(b.rank, ""),
+            )
+        )
         for b in found
-    ]  # fmt: skip
+    ]
 
 
 def _traces(folder: Path) -> dict[int, str]:
@@ -193,9 +217,11 @@ def _traces(folder: Path) -> dict[int, str]:
             os.write(descriptor, b"1\n")
             os.close(descriptor)
             asked.append(trace)
-    sizes, deadline = [-1], time.monotonic() + TRACE_S
+    sizes = [-1]
+    deadline = time.monotonic() + TRACE_S
     while asked and time.monotonic() < deadline:
-        before, sizes = sizes, [path.stat().st_size if path.exists() else 0 for path in asked]
+        before = sizes
+        sizes = [path.stat().st_size if path.exists() else 0 for path in asked]
         if sizes == before and all(sizes):
             break
         time.sleep(0.3)

@@ -1,0 +1,152 @@
+"""How the head of several nodes waits for all of them, and compares them before anything heavy starts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from trainer.exit_codes import EXIT_NODE_LOST, EXIT_PREFLIGHT
+from trainer.node.launch import rendezvous
+from trainer.node.launch.launcher import STOPPED, Ended, Launcher
+from trainer.node.launch.others import Others
+from trainer.node.preflight import findings, gpus, host, infiniband, machine, network
+from trainer.node.preflight.findings import Finding
+from trainer.node.preflight.probe import Prober
+
+PROBE_S = 60.0
+"""Longest wait for one probe of a pair."""
+ACCEPT_S = 0.5
+"""Longest wait for a node to connect, between two looks at signals and deadlines."""
+DIAGNOSE_S = 15.0
+"""Seconds between two diagnoses of missing nodes."""
+
+
+class Gathering:
+    """The first part of a launch on several nodes: everyone connects, and all are measured and compared."""
+
+    def __init__(self, launcher: Launcher, others: Others, prober: Prober):
+        """launcher: the head's."""
+        assert others.links is not None
+        self.launcher, self.others = launcher, others
+        self.links = others.links
+        self.prober = prober
+        self.node = launcher.node
+        self.found: list[Finding] = []
+        """What the other nodes found, and what differs between nodes."""
+        self.machines: dict[int, machine.Machine] = {}
+        """The machines of the other nodes by rank."""
+        self.measured: dict[str, Any] = {}
+        """The network between all nodes, for the file of findings."""
+        self.fabric_gbit_per_s = 0.0
+        """Speed of this node's InfiniBand or RoCE; 0 without any."""
+
+    def wait_for_all(self) -> None:
+        """Waits until all nodes have connected. Raises Ended naming the missing ones, and what is known of
+        them."""
+        launcher = self.launcher
+        others = self.node.nodes - 1
+        launcher.say(f"waiting for {others} more nodes ({self.node.platform}) on port {launcher.port}")
+        deadline = time.monotonic() + launcher.wait_s
+        told = time.monotonic()
+        blocked = ""
+        while missing := self.links.missing():
+            names = self.others.names(missing)
+            if launcher.signals.number is not None:
+                raise Ended(launcher.signals.code, STOPPED)
+            if time.monotonic() > deadline:
+                why = f"{names} did not connect within {launcher.wait_s:.0f} s: is it up?"
+                raise Ended(EXIT_NODE_LOST, why)
+            if time.monotonic() - told > min(DIAGNOSE_S, launcher.wait_s / 3):
+                why = self._what_blocks(missing)
+                if why and why == blocked:  # the same twice: it is no node that is still starting
+                    raise Ended(EXIT_PREFLIGHT, why)
+                blocked = why
+                launcher.say(why or f"still waiting for {names}")
+                told = time.monotonic()
+            rank = self.links.accept(ACCEPT_S)
+            if rank is not None:
+                where = f"{self.links.hellos[rank]['host']} {self.links.links[rank].peer_address}"
+                launcher.say(f"node {rank} connected: {where}")
+        for rank, why in self.links.lost().items():
+            raise Ended(EXIT_NODE_LOST, f"{self.node.name_of(rank)} {why}")
+
+    def _what_blocks(self, missing: Iterable[int]) -> str:
+        """What blocks a missing node that is up: which nodes reach it. "" if none does."""
+        port = self.launcher.port
+        peers = {rank: (self.node.peers[rank], [port]) for rank in missing if rank < len(self.node.peers)}
+        if not peers:
+            return ""
+        here = [0, *self.links.links]
+        answers = self.ask({rank: {"stage": "ports", "peers": peers} for rank in here})
+        for lost in peers:
+            reach = []
+            for rank in here:
+                if rank in answers and all(where[0] != lost for where in answers[rank]["reached"]):
+                    reach.append(rank)
+            name = self.others.names([lost])
+            if 0 in reach:
+                return f"{name} -> node 0: it is up and cannot connect to the head's port {port}"
+            if reach:
+                by = self.others.names(reach)
+                return f"node 0 -> {name}: it answers {by}, but not the head: blocked"
+        return ""
+
+    def compare(self, own: rendezvous.Message) -> None:
+        """Collects what the other nodes found and what differs between nodes, and measures the network.
+
+        own: what the head found of itself.
+        """
+        hellos = dict(sorted(self.links.hellos.items()))
+        for rank, hello in hellos.items():
+            self.found += map(findings.received, hello["findings"])
+            self.machines[rank] = machine.received(hello["machine"])
+            self.found += host.compare(own["facts"], hello["facts"], rank)
+        own_findings = [findings.received(finding) for finding in own["findings"]]
+        self.found += gpus.compare(own_findings + self.found)
+        fabrics = {0: own["infiniband"]}
+        networks = {0: self.prober.hello()}
+        for rank, hello in hellos.items():
+            fabrics[rank] = hello["infiniband"]
+            networks[rank] = hello["network"]
+        self.found += infiniband.judge(fabrics)
+
+        self.launcher.say("measuring the network between all nodes")
+        survey = network.survey(networks, self.others.addresses, self.ask)
+        self.fabric_gbit_per_s = sum(p.gbit_per_s for p in infiniband.fastest(infiniband.ports()))
+        # With InfiniBand or RoCE, NCCL leaves TCP to the rendezvous.
+        by_tcp = self.launcher.config.placement.device == "cuda" and not self.fabric_gbit_per_s
+        self.found += network.judge(survey, gpus=by_tcp)
+        self.measured = {
+            "pairs": [asdict(pair) for pair in survey.pairs],
+            "nodes": networks,
+            "addresses": self.others.addresses,
+        }
+
+    def ask(self, orders: network.Orders) -> dict[int, rendezvous.Message]:
+        """Sends each node one order (this node's runs in a thread) and returns the replies. Raises Ended."""
+        began = time.time()
+        answers: dict[int, rendezvous.Message] = {}
+        for rank in orders.keys() - {0}:
+            self.links.links[rank].send({"kind": "probe", **orders[rank]})
+
+        def obey() -> None:
+            answers[0] = self.prober.obey(orders[0])
+
+        def late() -> str:
+            return f"{self.others.names(orders.keys() - answers.keys())} did not finish the network checks"
+
+        if 0 in orders:
+            threading.Thread(target=obey, daemon=True).start()
+        for _ in self.launcher.until(late, EXIT_PREFLIGHT, PROBE_S):
+            for rank, message in self.others.messages():
+                if message["kind"] == "probed":
+                    answers[rank] = message
+            if orders.keys() <= answers.keys():
+                break
+        middle = (began + time.time()) / 2
+        for answer in answers.values():
+            answer["offset_s"] = answer["time"] - middle if "time" in answer else 0.0
+        return answers

@@ -1,0 +1,201 @@
+"""What the head does while the job runs: shows its log, and answers everything that may happen to it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+from trainer.exit_codes import (
+    EXIT_ERROR,
+    EXIT_FENCED,
+    EXIT_INTERRUPTED,
+    EXIT_NODE_LOST,
+    EXIT_OK,
+    FINAL_EXIT_CODES,
+    RECOVER_EXIT_CODES,
+)
+from trainer.node.launch import rendezvous
+from trainer.node.launch.job_log import JobLog
+from trainer.node.launch.launcher import POLL_S, STOPPED, Ended, Launcher
+from trainer.node.launch.others import Others
+from trainer.node.launch.ray_node import End, Job, RayNode
+from trainer.node.watch import watchdog
+from trainer.node.watch.attempt_holder import AttemptHolder
+from trainer.observe.node_monitor import NodeMonitor, append
+
+DISPLAY_END_S = 5.0
+"""Longest wait for the live display to show the end."""
+
+
+class JobWatch:
+    """One job from its start to its end."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        others: Others,
+        holder: AttemptHolder,
+        ray: RayNode,
+        job: Job,
+        check: Callable[[], list[tuple[int, rendezvous.Message]]],
+    ):
+        """launcher: the head's. check: messages of the other nodes; raises Ended if one, or Ray, is lost."""
+        self.launcher, self.others = launcher, others
+        self.holder, self.job = holder, job
+        self.check = check
+        self.run_dir = launcher.config.run.dir
+        self.beacons = launcher.beacons(ray)
+        self.log = JobLog(job.log, Path(self.run_dir), show=not sys.stdout.isatty())
+        self.dog = watchdog.Watchdog(launcher.config, ray.debug_command())
+        self.monitor = NodeMonitor(0, self.run_dir, self.beacons)
+        self.told_to_stop = False
+
+    @property
+    def said(self) -> str:
+        """What the job said last about its end; "" where it said nothing."""
+        return self.log.reason()
+
+    def run(self) -> int:
+        """Watches the job until it ends, whatever ends it; returns the exit code. Raises Ended."""
+        with _live_display(self.run_dir, shown=not self.log.show):
+            while True:
+                self.log.pump()
+                self._look_for_a_hang()
+                self._take_messages()
+                self._pass_on_own_signal()
+                self._stop_if_replaced()
+                end = self._ended()
+                if end is not None:
+                    self.log.close()
+                    return self._exit_code(end)
+                time.sleep(POLL_S)
+
+    # --- what may happen --------------------------------------------------------------------------------
+
+    def _look_for_a_hang(self) -> None:
+        why = self.dog.overdue()
+        if why:
+            self._hung(why)
+
+    def _take_messages(self) -> None:
+        """Passes on notices of other nodes, and keeps and judges all nodes' samples."""
+        own = self.monitor.due()
+        samples = [own] if own else []
+        for rank, message in self.check():
+            if message["kind"] == "notice":
+                self._pass_on(f"node {rank}: {message['reason']}", signal.SIGTERM)
+            elif message["kind"] == "sample":
+                samples.append(message["sample"])
+        for sample in samples:
+            append(self.run_dir, sample)
+            for line in self.dog.look(sample):
+                self.launcher.say(line)
+
+    def _pass_on_own_signal(self) -> None:
+        """Passes on SIGTERM or Ctrl-C of this process. Raises Ended once the time after it is over."""
+        signals = self.launcher.signals
+        if signals.number is not None and not self.told_to_stop:
+            self.told_to_stop = True
+            self.holder.lock.ending()
+            if signals.number == signal.SIGINT:
+                self.launcher.say("stopping after the current phase; press Ctrl-C again to end at once")
+                self._pass_on("interrupted", signals.number)
+            else:
+                self.launcher.say("preemption notice: saving what can be saved")
+                self._pass_on("SIGTERM", signals.number)
+        if signals.expired:
+            raise Ended(signals.code, "the time after the notice is over")
+
+    def _stop_if_replaced(self) -> None:
+        """Raises Ended where a newer attempt of the run has started."""
+        if self.holder.fenced:
+            self.job.signal(signal.SIGKILL)
+            raise Ended(EXIT_FENCED, self.holder.fenced)
+
+    def _ended(self) -> End | None:
+        """How the job ended; None while it runs, and while Ray does not answer."""
+        with contextlib.suppress(OSError):
+            return self.job.ended()
+        return None
+
+    # --- what is done about it --------------------------------------------------------------------------
+
+    def _pass_on(self, reason: str, number: int) -> None:
+        """A preemption notice on one node applies to all."""
+        signals = self.launcher.signals
+        if number == signal.SIGTERM:
+            self.launcher.announce(reason)
+            self.others.tell({"kind": "notice", "reason": reason})
+        if not self.job.signal(number) and signals.number is not None:
+            raise Ended(signals.code, STOPPED)
+
+    def _hung(self, why: str) -> None:
+        """Writes all ranks' stacks, names the rank at fault. Raises Ended unless told to warn, or a rank
+        waits."""
+        self.others.tell({"kind": "dump"})
+        ranks = [watchdog.Rank(**one) for one in watchdog.dump(self.beacons, 0)]
+        waiting = set(self.others.ranks)
+        deadline = time.monotonic() + watchdog.DUMPED_S
+        while waiting and time.monotonic() < deadline:
+            for rank, message in self.check():
+                if message["kind"] == "dumped":
+                    waiting.discard(rank)
+                    ranks += [watchdog.Rank(**one) for one in message["ranks"]]
+            time.sleep(POLL_S)
+        text = watchdog.told(self.beacons, ranks, why, self.run_dir)
+        if self.launcher.config.watch.on_hang == "end" and not any(rank.paused for rank in ranks):
+            raise Ended(EXIT_NODE_LOST, text, died=True)
+        self.launcher.say(f"warning: {text}")
+
+    def _exit_code(self, end: End) -> int:
+        """The exit code of the run from how its job ended. Raises Ended where the job could not say why."""
+        if end.status == "SUCCEEDED":
+            return EXIT_OK
+        if end.status == "STOPPED":
+            raise Ended(EXIT_INTERRUPTED, "the job was stopped through Ray")
+        if not self.log.show:
+            print(self.log.tail(), file=sys.stderr, flush=True)
+        if end.code in (*RECOVER_EXIT_CODES, *FINAL_EXIT_CODES, EXIT_INTERRUPTED):
+            return end.code
+
+        self._wait_for_late_heartbeats()
+        if self.launcher.signals.number is not None:
+            return self.launcher.signals.code
+        if end.code is None:
+            raise Ended(EXIT_ERROR, f"Ray ended the job: {end.message}")
+        if end.code < 0:
+            why = f"the job was killed by signal {-end.code}"
+            if -end.code in (signal.SIGKILL, signal.SIGTERM):
+                raise Ended(EXIT_NODE_LOST, f"{why}: out of memory? See docs/failures.md", died=True)
+            raise Ended(EXIT_ERROR, why)  # it crashed: a defect
+        return end.code if end.code < 126 else EXIT_ERROR
+
+    def _wait_for_late_heartbeats(self) -> None:
+        """The job may fail because of a lost node before its heartbeats show the loss. Raises Ended."""
+        began = time.monotonic()
+        while self.others.quiet and time.monotonic() - began < rendezvous.SILENCE_S:
+            self.check()
+            time.sleep(POLL_S)
+
+
+@contextlib.contextmanager
+def _live_display(run_dir: str, shown: bool) -> Generator[None]:
+    """The live display in a thread, while the block runs."""
+    if not shown:
+        yield
+        return
+    from trainer.observe.live import follow
+
+    over = threading.Event()
+    thread = threading.Thread(target=follow, args=(run_dir, over.is_set), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(DISPLAY_END_S)
