@@ -1,8 +1,8 @@
 # Sourced before anything is downloaded: `. trainer/driver.sh CODE [LOSSES]`. Asks CUDA's own driver, in a second or two, whether it
 # runs the CUDA of the locked environment. An older one (RunPod's hosts are not filtered by driver) gets NVIDIA's
 # forward-compatibility libraries where the image has them and they work (data-center GPUs); else the shell is left with
-# CODE, and one line says why. A rented machine (36) is counted in the run's record first, with LOSSES as its limit: else an
-# engine that keeps getting such machines would continue for ever.
+# CODE, and one line says why. A rented machine (36) is counted in the run's record first, with LOSSES as its limit: else a
+# platform that keeps getting such machines would continue for ever.
 
 cuda_of_driver() { # the driver's CUDA version as 1000 * major + 10 * minor, or what is wrong with it
   timeout 120 python3 - <<'PYTHON' || echo "the driver does not answer"

@@ -1,6 +1,6 @@
-"""Exit codes of the trainer's processes, and what an engine may do after each. Standard library only.
+"""Exit codes of the trainer's processes, and what a platform may do after each. Standard library only.
 
-Every node of a job exits with the same code. How each engine learns which codes to restart after (a list, a
+Every node of a job exits with the same code. How each platform learns which codes to restart after (a list, a
 mapping to 0, no requeue) is data in recipes.
 """
 
@@ -29,10 +29,10 @@ EXIT_GAVE_UP = 38
 EXIT_RAY = 39
 """Ray did not start on this machine, or failed, several times in a row; the machine is too busy or broken."""
 EXIT_INTERRUPTED = 130
-"""A person pressed Ctrl-C, or the engine's stop command was used."""
+"""A person pressed Ctrl-C, or the platform's stop command was used."""
 
 RECOVER_EXIT_CODES = (EXIT_PREEMPTED, EXIT_NODE_LOST, EXIT_STORAGE, EXIT_PREFLIGHT, EXIT_RAY)
-"""Codes after which the engine should start the job again (SkyPilot's `recover_on_exit_codes`)."""
+"""Codes after which the platform should start the job again (SkyPilot's `recover_on_exit_codes`)."""
 FINAL_EXIT_CODES = (EXIT_CONFIG, EXIT_FENCED, EXIT_GAVE_UP)
-"""Codes after which no start of the same job can help: an engine that restarts after every non-zero code is
+"""Codes after which no start of the same job can help: a platform that restarts after every non-zero code is
 given 0."""

@@ -46,7 +46,7 @@ from trainer.storage.stores import Retry
 ATTEMPT_VARIABLE = "SPOTRL_ATTEMPT"
 """Carries the attempt's name from the launcher to the driver."""
 LAUNCH_VARIABLE = "SPOTRL_LAUNCH"
-"""Names one launch from the desk. Restarts by the engine keep it; `resume` and a new `up` set another, which
+"""Names one launch from the desk. Restarts by the platform keep it; `resume` and a new `up` set another, which
 opens a run that was over and starts its budget again."""
 BEAT_S = 60.0
 """Seconds between a living attempt's marks."""
@@ -58,7 +58,7 @@ FREE = (EXIT_OK, EXIT_INTERRUPTED, EXIT_FENCED, EXIT_GAVE_UP)
 """Ends that cost nothing of the budget."""
 
 SAME_MACHINE = 3
-"""Times that one machine may fail its checks in one launch: an engine that gives it again has no other."""
+"""Times that one machine may fail its checks in one launch: a platform that gives it again has no other."""
 
 
 class Fenced(RuntimeError):
@@ -207,7 +207,7 @@ class Attempts:
         """Counts a start that failed before it could take an attempt; returns the exit code to leave with.
 
         machines: those that failed their checks. Raises Final where the run is over. Replaces nothing that
-        lives: a second launch that fails leaves the first alone; in one launch the engine starts again what
+        lives: a second launch that fails leaves the first alone; in one launch the platform starts again what
         has ended.
         """
         other = self.alive()

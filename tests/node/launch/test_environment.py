@@ -1,4 +1,4 @@
-"""A node's place under every engine, as those engines set their variables, and the variables of the
+"""A node's place on every platform, as the platforms set their variables, and the variables of the
 network."""
 
 import pytest

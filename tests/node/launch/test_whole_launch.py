@@ -188,7 +188,7 @@ def test_another_number_of_nodes_than_asked_for_is_refused(tmp_path):
 
 
 def test_a_machine_that_fails_its_checks_is_counted_until_the_run_ends(tmp_path):
-    """An engine that restarts after 36 and gets this machine, which has no GPU, again and again."""
+    """A platform that restarts after 36 and gets this machine, which has no GPU, again and again."""
     env = {"SPOTRL_NODES": "1", "SPOTRL_GPUS_PER_NODE": "2", "SPOTRL_LAUNCH": "one"}
     left = []
     for _ in range(4):

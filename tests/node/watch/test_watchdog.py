@@ -343,7 +343,7 @@ def test_a_killed_rank_ends_the_job_at_once(small_config, folder):
 
 @pytest.mark.long
 def test_a_killed_rank_is_started_again_on_the_same_machine(small_config, folder):
-    """Where an engine would restart the job, and there is a new checkpoint: neither Ray nor the machine is
+    """Where a platform would restart the job, and there is a new checkpoint: neither Ray nor the machine is
     given up."""
     config = watched(small_config, steps=5)
     config = dataclasses.replace(config, checkpoint=dataclasses.replace(config.checkpoint, every_steps=1))
