@@ -20,7 +20,7 @@ from trainer.hardware.model_shapes import shape_of
 from trainer.storage import hub
 
 BYTES_PER_PARAMETER = 32
-"""Of a CPU worker in fp32, one rank: weights, master, two moments, gradient, reference, engine, gathered
+"""Bytes that one CPU rank takes in fp32: weights, master, two moments, gradient, reference, engine, gathered
 copy."""
 CHECKPOINT_BYTES_PER_PARAMETER = 12
 """fp32 master weight and two moments."""

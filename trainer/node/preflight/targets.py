@@ -31,7 +31,7 @@ FABRIC_SHARE = Target(0.8, TOGETHER)
 ETHERNET_GBIT_PER_S = Target(10.0, QWEN)
 """Rate of the link between any two nodes that train on GPUs over TCP."""
 ETHERNET_SHARE = Target(0.85, "94% is the most that TCP over a 1,500-byte MTU leaves of a link; ours")
-"""Of that rate, what must be measured."""
+"""Share of that rate that must be measured."""
 
 SLOW_PAIR_FAIL = Target(1 / 3, OURS)
 """A pair's bandwidth as a share of what the faster pairs of the same job reach."""
@@ -53,6 +53,6 @@ GPU_TEMPERATURE_MARGIN_C = Target(5.0, OURS)
 CHECKPOINT_WRITE_S = Target(900.0, OURS)
 """Longest time that a node should need to write its part of one checkpoint, or the model into its cache."""
 SPILL_MB_PER_S = Target(25.0, OURS)
-"""Of the disk that Ray spills its object store to."""
+"""Write speed of the disk that Ray spills its object store to."""
 FREE_DISK_GIB = Target(2.0, OURS)
 """Free where the run is written, beside what the plan needs."""
