@@ -18,13 +18,14 @@ EXIT_PREEMPTED = 33
 EXIT_NODE_LOST = 34
 """Another node, or a worker, vanished."""
 EXIT_STORAGE = 35
-"""The object store or the disk failed for longer than the retries last."""
+"""The object store or the model hub failed for longer than the retries last, or the disk is full."""
 EXIT_PREFLIGHT = 36
 """This node failed its checks (GPU, network, disk): try another."""
 EXIT_FENCED = 37
 """A newer attempt of the same run replaced this one, which must not be started again."""
 EXIT_GAVE_UP = 38
-"""The restart budget is used up without a new checkpoint; only `resume` starts the run again."""
+"""The restart budget is used up without a new checkpoint, or a process has died twice at one step; only
+`resume` starts the run again."""
 EXIT_RAY = 39
 """Ray did not start on this machine, or failed, several times in a row; the machine is too busy or broken."""
 EXIT_INTERRUPTED = 130

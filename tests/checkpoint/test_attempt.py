@@ -214,33 +214,64 @@ def test_lost_machines_have_a_limit_of_their_own(record):
         record.take(2, "launch")
 
 
-@pytest.mark.parametrize("code", [EXIT_NODE_LOST, EXIT_RAY])
-def test_a_process_that_dies_twice_in_one_step_is_the_runs_defect(record, capsys, code):
-    """A host out of memory repeats: it is rented twice, not eleven times."""
-    why = "a worker or node was lost: rank 2 (process 701 on 10.0.0.2): out of memory?"
-    assert record.close(record.take(8, "job"), code, why, 8, died_at=11) == code
-    assert record.close(record.take(8, "job"), code, why, 8, died_at=11) == EXIT_GAVE_UP
-    said = capsys.readouterr().out
-    assert "gives up at step 8: 2 attempts in a row lost a process in step 11" in said and "rank 2" in said
-    with pytest.raises(Final, match="lost a process in step 11"):
-        record.take(8, "job")
-    record.take(8, "a person starts it again")
-
-
-def test_other_steps_new_checkpoints_and_lost_machines_are_no_defect(record):
-    for step in (11, 12, 0, 0, 13):  # 0: the machine was lost, or nobody knows
-        assert record.close(record.take(8, "job"), EXIT_NODE_LOST, "", 8, died_at=step) == EXIT_NODE_LOST
-    # It got further, and then the same step fails once.
-    assert record.close(record.take(12, "job"), EXIT_NODE_LOST, "", 12, died_at=13) == EXIT_NODE_LOST
-    assert record.close(record.take(12, "job"), EXIT_PREEMPTED, "", 12) == EXIT_PREEMPTED
-    assert record.close(record.take(12, "job"), EXIT_NODE_LOST, "", 12, died_at=14) == EXIT_NODE_LOST
-
-
 def test_preemptions_that_committed_cost_nothing(record):
     record.max_losses = 1
     for step in range(0, 20, 2):
         assert end(record, step, EXIT_PREEMPTED, step + 2) == EXIT_PREEMPTED
     record.take(20, "launch").check()
+
+
+def die(record: Attempts, committed: int, step: int | None, code: int = EXIT_NODE_LOST) -> int:
+    """An attempt that starts with `committed`, and of which a process dies at `step`."""
+    taken = record.take(committed, "launch")
+    return record.close(taken, code, "rank 3: out of memory?", committed, died_at_step=step)
+
+
+def test_the_second_death_at_one_step_ends_the_run(record, capsys):
+    assert die(record, 40, 41) == EXIT_NODE_LOST
+    assert "failures 3, lost machines 9; one more death at step 41" in record.past()[-1].left
+    assert end(record, 40, EXIT_PREEMPTED) == EXIT_PREEMPTED, "a machine that is taken away says nothing"
+    assert end(record, 40, None) is None, "nor does one that vanishes"
+    assert "lost machines 8; one more death at step 41" in record.past()[-1].left
+    assert die(record, 40, 41) == EXIT_GAVE_UP
+    said = capsys.readouterr().out
+    assert "gives up at step 40: it has died twice at step 41 with no new checkpoint between" in said
+    assert "rank 3: out of memory?" in said
+    with pytest.raises(Final):
+        record.take(40, "launch")
+    record.take(40, "another launch from the desk").check()
+
+
+def test_deaths_at_other_steps_are_the_machines(record):
+    for step in (41, 43, 41, 42):
+        assert die(record, 40, step) == EXIT_NODE_LOST
+    assert die(record, 40, 42, EXIT_RAY) == EXIT_GAVE_UP, "Ray beside a rank: one host out of memory"
+
+
+def test_deaths_before_the_first_step_count_too(record, capsys):
+    assert die(record, 0, 0) == EXIT_NODE_LOST
+    assert die(record, 0, 0) == EXIT_GAVE_UP
+    assert "it has died twice at its start" in capsys.readouterr().out
+
+
+def test_a_commit_between_two_deaths_at_one_step_is_progress(record):
+    assert die(record, 20, 25) == EXIT_NODE_LOST
+    taken = record.take(20, "launch")  # resumed from 20, commits 24, dies at 25 again
+    assert record.close(taken, EXIT_NODE_LOST, "why", 24, died_at_step=25) == EXIT_NODE_LOST
+    assert die(record, 24, 25) == EXIT_GAVE_UP, "no commit since the death before"
+
+
+def test_machines_that_are_lost_at_one_step_are_only_counted(record):
+    for _ in range(5):
+        assert end(record, 40, EXIT_NODE_LOST) == EXIT_NODE_LOST
+
+
+def test_an_attempt_of_an_older_version_is_read(record):
+    record.write("00000001", {"epoch": 1, "name": "1-a", "launch": "launch", "committed": 4, "host": "h",
+                              "begun_unix_s": 1.0})  # fmt: skip
+    record.write("00000001.end", {"name": "1-a", "code": EXIT_NODE_LOST, "why": "", "unix_s": 2.0})
+    assert die(record, 4, 5) == EXIT_NODE_LOST
+    assert record.past()[0].died_at_step is None
 
 
 def test_an_error_that_no_restart_cures_ends_the_run_at_once(record):
@@ -273,7 +304,8 @@ def test_whether_a_run_is_alive(record, monkeypatch):
 def test_the_desk_asks_the_record(tmp_path, capsys):
     assert main([str(tmp_path)]) == 0
     assert json.loads(capsys.readouterr().out) == {
-        "attempt": None, "host": None, "code": None, "seen_unix_s": None, "alive": False, "final": None
+        "attempt": None, "host": None, "code": None, "left": None, "seen_unix_s": None, "alive": False,
+        "final": None,
     }  # fmt: skip
     record = Attempts(Storage(tmp_path / "attempts"))
     name = record.take(0, "launch").name

@@ -23,7 +23,7 @@ from tests.loops.drill import configure
 from tests.loops.jobs import ROOT, Job
 from trainer.checkpoint.attempt import Attempts
 from trainer.config import ConfigError
-from trainer.exit_codes import EXIT_CONFIG, EXIT_FENCED, EXIT_GAVE_UP, EXIT_NODE_LOST
+from trainer.exit_codes import EXIT_CONFIG, EXIT_FENCED, EXIT_GAVE_UP, EXIT_NODE_LOST, EXIT_PREEMPTED
 from trainer.node.run_lock import RunLock
 from trainer.storage.storage import Storage
 
@@ -210,7 +210,7 @@ def test_a_run_folder_that_cannot_be_written_is_one_line(tmp_path):
 
 
 LOSES_A_RANK = """
-import os, pathlib, sys
+import json, os, pathlib, sys, time
 run = pathlib.Path(sys.argv[1])
 attempt = os.environ["SPOTRL_ATTEMPT"]
 print(f"attempt {attempt}", flush=True)
@@ -218,6 +218,8 @@ folder = run / f"checkpoints/step-0000000{attempt[0]}"
 if attempt[0] < "3":  # two attempts get further, the third does not
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_text("")
+progress = {"status": "failed", "step": 10 * int(attempt[0]), "started_unix_s": time.time()}
+(run / "progress.json").write_text(json.dumps(progress))
 sys.exit(34)
 """
 
@@ -241,3 +243,41 @@ def test_a_lost_rank_gives_the_machine_back_only_without_a_new_checkpoint(base):
         for epoch in (1, 2, 3):
             assert f"attempt {record.read(epoch)['name']}" in said
         assert record.past()[-1].code == EXIT_NODE_LOST and record.final() is None
+
+
+DIES_AT_STEP_5 = """
+import json, os, pathlib, sys, time
+run = pathlib.Path(sys.argv[1])
+if os.environ["SPOTRL_ATTEMPT"][0] == "2":
+    sys.exit(33)  # the second machine is taken away
+(run / "progress.json").write_text(json.dumps({"status": "failed", "step": 5, "started_unix_s": time.time()}))
+print("error: a worker or node was lost: rank 3 (process 7 on 10.0.0.1): out of memory?", flush=True)
+sys.exit(34)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_twice_at_one_step_ends_the_run(base):
+    """On another machine it would die there again: the platform is told not to rent one."""
+    with tempfile.TemporaryDirectory(prefix="one-", dir="/tmp") as folder:
+        config = replace(base, run=replace(base.run, dir=f"{folder}/run"))
+        after = ("--", sys.executable, "-c", DIES_AT_STEP_5, f"{folder}/run")
+        env = {
+            "SPOTRL_TMP": folder,
+            "SPOTRL_PEERS": "127.0.0.1",
+            "SPOTRL_NODE_RANK": "0",
+            "SPOTRL_LAUNCH": "first",
+        }
+        job = Job(config, Path(folder), env, "trainer.node", after=after)
+        record = Attempts(Storage(f"{folder}/run/attempts"))
+        try:
+            assert job.start().wait(400) == EXIT_NODE_LOST, job.tail()
+            assert "one more death at step 5 ends the run" in record.past()[-1].left
+            assert job.start().wait(400) == EXIT_PREEMPTED, job.tail()
+            assert job.start().wait(400) == EXIT_GAVE_UP, job.tail()
+        finally:
+            job.kill()
+        code, why = record.final()
+        assert (
+            code == EXIT_GAVE_UP and "died twice at step 5" in why and "rank 3 (process 7 on 10.0.0.1)" in why
+        )

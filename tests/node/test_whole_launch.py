@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from trainer import config as c
+from trainer.node import __main__ as node_command
 
 ROOT = Path(__file__).parents[2]
 
@@ -174,3 +176,43 @@ def test_a_machine_that_fails_its_checks_is_counted_until_the_run_ends(tmp_path)
     assert left == [36, 36, 38, 38], output
     assert "has failed its checks 3 times" in output and "resume" in output
     assert len((tmp_path / "run/refused").read_text().split()) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["gcs_server", "raylet"])
+def test_a_node_that_lost_ray_says_so(tmp_path, part):
+    """Its end shows first as a broken connection here or there, which is not the object store."""
+    process = launch(tmp_path, sys.executable, "-c", SLEEPER)
+    until_line(process, "working")
+    for child in psutil.Process(process.pid).children(recursive=True):
+        if Path(child.cmdline()[0]).name == part:
+            child.kill()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 34, output
+    assert "error: Ray ended on" in output, output
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 34, "a connection within the launch broke"),
+        (ConnectionResetError(errno.ECONNRESET, "reset"), 34, "a connection within the launch broke"),
+        (OSError(errno.ENOSPC, "No space left on device"), 35, "the disk is full"),
+        (PermissionError(errno.EACCES, "Permission denied", "/run"), 1, "PermissionError"),
+    ],
+)
+def test_only_the_store_is_away_with_35(tmp_path, monkeypatch, error, code, said, capsys):
+    """Errors of the system in the launcher itself, of one that takes no attempt."""
+
+    def fails(self):
+        raise error
+
+    config = c.RunConfig(run=c.Run(name="one", dir=str(tmp_path / "run")))
+    (tmp_path / "run.yaml").write_text(c.dump(config))
+    monkeypatch.setattr(node_command.HeadLauncher, "run", fails)
+    monkeypatch.setattr(node_command, "raise_file_limit", lambda: None)
+    monkeypatch.setattr(node_command, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(node_command, "Signals", lambda: None)
+    assert node_command.main(["--config", str(tmp_path / "run.yaml"), "--preflight"]) == code
+    assert said in capsys.readouterr().err

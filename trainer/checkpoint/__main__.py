@@ -1,9 +1,9 @@
 """What the record of a run's attempts says, as JSON: `python -m trainer.checkpoint
 s3://bucket/prefix/RUN_ID`.
 
-{"attempt": "7-3f2c1a", "host": ..., "seen_unix_s": ..., "alive": true, "code": null, "final": null}; "final"
-is [exit code, why] of a run that is over for good. "attempt" is null before the first. For the desk, before a
-second launch.
+{"attempt": "7-3f2c1a", "host": ..., "seen_unix_s": ..., "alive": true, "code": null, "left": "...",
+"final": null}; "left" says how many restarts are left, "final" is [exit code, why] of a run that is over for
+good. "attempt" is null before the first. For the desk, before a second launch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trainer.storage.command import exit_code
 from trainer.storage.probe import QUICK
 from trainer.storage.storage import Storage
 
-SHOWN = {"attempt": "name", "host": "host", "code": "code"}
+SHOWN = {"attempt": "name", "host": "host", "code": "code", "left": "left"}
 
 
 def run(arguments: list[str]) -> None:

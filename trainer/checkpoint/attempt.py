@@ -1,9 +1,11 @@
 """The record of a run's attempts, beside its checkpoints: who may write, how often it restarted, whether it
 is over.
 
-    <remote>/<run id>/attempts/00000007.json        written once, when attempt 7 starts: its name, where the run stood
+    <remote>/<run id>/attempts/00000007.json        written once, when attempt 7 starts: its name, where the
+                                                    run stood, how many restarts were left
     <remote>/<run id>/attempts/00000007.beat.json   rewritten by its launcher while it lives
-    <remote>/<run id>/attempts/00000007.end.json    how it ended; nothing after a kill
+    <remote>/<run id>/attempts/00000007.end.json    how it ended, how many restarts are left; nothing after a
+                                                    kill
     <remote>/<run id>/attempts/final.json           the run is over for good: no attempt may start
     <remote>/<run id>/attempts/machines.json        machines that failed their checks, and how often each
 
@@ -20,9 +22,8 @@ import os
 import secrets
 import socket
 import time
-from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,6 @@ LOST = (None, EXIT_PREEMPTED, EXIT_NODE_LOST, EXIT_PREFLIGHT, EXIT_RAY)
 FREE = (EXIT_OK, EXIT_INTERRUPTED, EXIT_FENCED, EXIT_GAVE_UP)
 """Ends that cost nothing of the budget."""
 
-SAME_STEP = 2
-"""Times that a process may die in one step, on machines that live, without a new checkpoint between."""
 SAME_MACHINE = 3
 """Times that one machine may fail its checks in one launch: an engine that gives it again has no other."""
 
@@ -89,8 +88,17 @@ class Past:
     begun_unix_s: float
     code: int | None = None
     """Exit code; None while it lives, and after a kill."""
-    died_at: int = 0
-    """Step in which a process of the job died while all machines lived; 0 where that is not how it ended."""
+    died_at_step: int | None = None
+    """The step at which a process of the run died or hung while every machine answered, 0 before the first
+    one; None for every other end."""
+    why: str = ""
+    """The reason that was given for its end."""
+    left: str = ""
+    """What was left of the restarts when it ended, else when it started, in words."""
+
+
+STARTED = tuple(field.name for field in fields(Past) if field.default is MISSING)
+"""Fields of `Past` that every attempt writes when it starts."""
 
 
 @dataclass(frozen=True)
@@ -176,15 +184,20 @@ class Attempts:
         if final is not None and final["launch"] == launch:
             raise Final(final["code"], final["why"])
         past = self.past()
-        self._refuse_spent(past, launch, committed)
+        left = self._refuse_spent(past, launch, committed)
         epoch = past[-1].epoch + 1 if past else 1
         while True:
             name = f"{epoch}-{secrets.token_hex(3)}"
-            mine = Past(epoch, name, launch, committed, socket.gethostname(), time.time())
-            if self.storage.create(
-                f"{epoch:08d}.json",
-                _dump({k: v for k, v in asdict(mine).items() if k not in ("code", "died_at")}),
-            ):
+            mine = {
+                "epoch": epoch,
+                "name": name,
+                "launch": launch,
+                "committed": committed,
+                "host": socket.gethostname(),
+                "begun_unix_s": time.time(),
+                "left": left,
+            }
+            if self.storage.create(f"{epoch:08d}.json", _dump(mine)):
                 return Attempt(self, name)
             epoch += 1
 
@@ -209,20 +222,24 @@ class Attempts:
         why: str,
         committed: int,
         machines: Collection[Machine] = (),
-        died_at: int = 0,
+        died_at_step: int | None = None,
     ) -> int:
         """Records how an attempt ended; returns the exit code to leave with.
 
         Where no restart can help, or none is left, the run is over for good, so that the platform need not
-        start once more to find out. machines: those that failed their checks. died_at: as in `Past`. A fenced
-        attempt writes nothing.
+        start once more to find out. machines: those that failed their checks. died_at_step: as in `Past`. A
+        fenced attempt writes nothing.
         """
         if code == EXIT_FENCED:
             return code
-        self.write(
-            f"{attempt.epoch:08d}.end",
-            {"name": attempt.name, "code": code, "why": why, "unix_s": time.time(), "died_at": died_at},
-        )
+        end = {
+            "name": attempt.name,
+            "code": code,
+            "why": why,
+            "unix_s": time.time(),
+            "died_at_step": died_at_step,
+        }
+        self.write(f"{attempt.epoch:08d}.end", end)
         past = self.past()
         launch = past[-1].launch if past else ""
         if code in FINAL_EXIT_CODES:
@@ -230,7 +247,8 @@ class Attempts:
         elif code not in FREE:
             try:
                 self._remember(machines, why, launch)
-                self._refuse_spent(past, launch, committed)
+                left = self._refuse_spent(past, launch, committed)
+                self.write(f"{attempt.epoch:08d}.end", end | {"left": left})
             except Final as final:
                 print(f"error: {final}", flush=True)
                 return final.code
@@ -285,43 +303,55 @@ class Attempts:
         epochs = sorted(int(name[:8]) for name in names if len(name) == 13 and name[:8].isdigit())
         found: list[Past] = []
         for epoch in reversed(epochs):
-            mine, end = (
-                self.read(epoch),
-                self._read(f"{epoch:08d}.end") if f"{epoch:08d}.end.json" in names else None,
-            )
+            mine = self.read(epoch)
             if mine is None:
                 continue
-            ended = {"code": end["code"], "died_at": end.get("died_at", 0)} if end else {}
-            found.append(Past(**mine, **ended))
+            end = (self._read(f"{epoch:08d}.end") if f"{epoch:08d}.end.json" in names else None) or {}
+            found.append(
+                Past(
+                    **{name: mine[name] for name in STARTED},
+                    code=end.get("code"),
+                    died_at_step=end.get("died_at_step"),
+                    why=end.get("why", ""),
+                    left=end.get("left") or mine.get("left", ""),
+                )
+            )
             if len(found) > 1 and found[-2].committed > found[-1].committed:
                 break
         return found[::-1]
 
-    def _refuse_spent(self, past: list[Past], launch: str, committed: int) -> None:
-        """Raises Final if the attempts since the last new commit have spent the budget, and ends the run."""
+    def _refuse_spent(self, past: list[Past], launch: str, committed: int) -> str:
+        """How many of which failures are left, for `status`; "" while nothing has failed.
+
+        Raises Final, and ends the run, if the attempts since the last new commit have spent the budget, or a
+        process has died twice at one step.
+        """
         failed = lost = 0
-        died_at: Counter[int] = Counter()
+        deaths: list[Past] = []  # the newest first
         for attempt in reversed(past):
-            if attempt.launch != launch or committed > attempt.committed:
+            if attempt.launch != launch:
                 break
+            if attempt.died_at_step is not None:
+                deaths.append(attempt)
+            if committed > attempt.committed:
+                break  # it has committed, and then ended: its death is the first since that commit
             committed = attempt.committed
-            lost += attempt.code in LOST
-            failed += attempt.code not in (*LOST, *FREE)
-            if attempt.died_at:
-                died_at[attempt.died_at] += 1
+            if attempt.code in LOST:
+                lost += 1
+            elif attempt.code not in FREE:
+                failed += 1
 
         why = ""
-        step, deaths = max(died_at.items(), key=lambda item: item[1], default=(0, 0))
-        if deaths >= SAME_STEP:
-            last = self._read(f"{past[-1].epoch:08d}.end") or {}
-            reason = last.get("why") or "no reason was given"
+        if len(deaths) > 1 and deaths[0].died_at_step == deaths[1].died_at_step:
+            # The same end on other machines is the run's. Machines that were lost in between say nothing.
             why = (
-                f"{deaths} attempts in a row lost a process in step {step} on machines that lived, with no "
-                f"new checkpoint between them ({reason}): that is the run's, and other machines would "
-                "meet it again. See docs/failures.md on memory"
+                f"it has died twice {_at(deaths[0].died_at_step)} with no new checkpoint between "
+                f"({deaths[0].why or 'no reason was given'}): that is the run's, and other machines would meet it "
+                "again. See docs/failures.md on memory"
             )
         elif failed > self.max_restarts:
-            why = f"{failed} attempts failed with no new checkpoint (checkpoint.max_restarts {self.max_restarts})"
+            limit = f"checkpoint.max_restarts {self.max_restarts}"
+            why = f"{failed} attempts failed with no new checkpoint ({limit})"
         elif lost > self.max_losses:
             limit = f"checkpoint.max_losses {self.max_losses}"
             why = f"{lost} attempts lost their machines with no new checkpoint ({limit})"
@@ -329,6 +359,11 @@ class Attempts:
             why = f"the run gives up at step {committed}: {why}"
             self.finish(EXIT_GAVE_UP, why, launch)
             raise Final(EXIT_GAVE_UP, why)
+        if not (failed or lost):
+            return ""
+        failures, losses = self.max_restarts - failed, self.max_losses - lost
+        left = f"left before the next checkpoint: failures {failures}, lost machines {losses}"
+        return f"{left}; one more death {_at(deaths[0].died_at_step)} ends the run" if deaths else left
 
     def read(self, epoch: int) -> dict[str, Any] | None:
         """The record of an epoch, or None."""
@@ -343,6 +378,10 @@ class Attempts:
             return json.loads(self.storage.get_bytes(f"{name}.json"))
         except (FileNotFoundError, ValueError):
             return None
+
+
+def _at(step: int | None) -> str:
+    return f"at step {step}" if step else "at its start"
 
 
 def _dump(value: dict[str, Any]) -> bytes:

@@ -10,9 +10,11 @@ all others. No process is left running.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import resource
 import sys
+import traceback
 
 from trainer import config as configuration
 from trainer.checkpoint.attempt import Final
@@ -22,7 +24,7 @@ from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST, EXIT_RAY
 from trainer.node import rendezvous
 from trainer.node import topology as environment
 from trainer.node.head import HeadLauncher
-from trainer.node.launcher import Ended, Signals
+from trainer.node.launcher import Ended, Launcher, Signals
 from trainer.node.ray_node import RayEnded, adopt_orphans
 from trainer.node.topology import NodeEnvironment
 from trainer.node.worker import WorkerLauncher
@@ -58,14 +60,18 @@ def main(argv: list[str] | None = None) -> int:
         code = launcher.run()
     except Ended as end:
         code, launcher.why = end.code, str(end)
+        launcher.died = end.died
     except ConfigError as error:
         code, launcher.why = EXIT_CONFIG, str(error)
     except rendezvous.RendezvousError as error:
         code, launcher.why = EXIT_NODE_LOST, str(error)
     except Final as final:
         code, launcher.why = final.code, str(final)
-    except (StorageError, OSError) as error:
+    except StorageError as error:
         code, launcher.why = EXIT_STORAGE, str(error)
+    except OSError as error:
+        code, launcher.why = explain(error, launcher)
+        launcher.died = code == EXIT_NODE_LOST
     except RayEnded as error:
         why = str(error).rstrip(".")
         code, launcher.why = EXIT_RAY, f"{why}: the machine is too busy, or Ray is broken on it"
@@ -75,6 +81,21 @@ def main(argv: list[str] | None = None) -> int:
     if launcher.why:
         print(f"{'error: ' if code not in (0, 33, 130) else ''}{launcher.why}", file=sys.stderr, flush=True)
     return code
+
+
+def explain(error: OSError, launcher: Launcher) -> tuple[int, str]:
+    """Exit code and reason for an error of this machine's system; what the object store raises is no such.
+
+    A process that Ray's end took away shows as a broken connection, often before Ray itself has ended.
+    """
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return EXIT_STORAGE, f"the disk is full: {error}"
+    ray = launcher.ray
+    if ray is not None and ray.process is not None and not ray.alive():
+        return EXIT_NODE_LOST, f"Ray ended on this node ({ray.complaint()}): {error}"
+    if isinstance(error, ConnectionError | TimeoutError):
+        return EXIT_NODE_LOST, f"a connection within the launch broke: {error}"
+    return EXIT_ERROR, "".join(traceback.format_exception(error)).rstrip()
 
 
 def check_shape(config: RunConfig, node: NodeEnvironment) -> None:

@@ -10,7 +10,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from trainer.checkpoint.attempt import (
@@ -32,8 +32,7 @@ from trainer.config import ConfigError, RunConfig
 from trainer.config.run_folder import read_progress
 from trainer.data.dataset import Dataset
 from trainer.errors import StorageError
-from trainer.exit_codes import EXIT_FENCED, EXIT_NODE_LOST, EXIT_RAY
-from trainer.node import rendezvous
+from trainer.exit_codes import EXIT_FENCED, EXIT_NODE_LOST
 from trainer.node.precheck import precheck
 from trainer.node.preflight import findings
 from trainer.node.preflight.findings import Finding
@@ -52,8 +51,6 @@ def mark(run_dir: str, status: str) -> None:
             (Path(run_dir) / "progress.json").write_text(json.dumps(state | {"status": status}))
 
 
-RANKS_GONE_S = rendezvous.SILENCE_S + 1.0
-"""From a job's end until its ranks are gone, their GPUs' memory is free, and a silent node counts as lost."""
 POLL_S = 15.0
 """Seconds between two checks for a newer attempt."""
 REFUSED = "refused"
@@ -125,26 +122,21 @@ class AttemptHolder:
         launch = os.environ.get(LAUNCH_VARIABLE) or ("" if self.counts else secrets.token_hex(4))
         return self._begin(launch) | {LAUNCHER_VARIABLE: str(os.getpid())}
 
-    def after_a_lost_rank(self, stays: Callable[[], bool]) -> dict[str, str]:
+    def start_again_here(self, why: str, died_at_step: int) -> dict[str, str]:
         """Ends this attempt, of which a rank's process died, and starts the next one here: variables for its
         driver.
 
-        {}: the machines are to be given back, since no engine would restart the job, or the attempt has
-        brought no new checkpoint (a broken GPU ends each before one). stays: asked until the ranks are gone,
-        a silent node is known.
+        {}: the machines are to be given back, since the attempt has brought no new checkpoint (a broken GPU
+        ends each before one), or another attempt cannot be started.
         """
         assert self.attempt is not None
-        deadline = time.monotonic() + RANKS_GONE_S
-        while time.monotonic() < deadline:
-            if not self.counts or not stays():
-                return {}
-            time.sleep(0.2)
         try:
             self.attempt.check()
             begun, committed = self.attempt.record.read(self.attempt.epoch), self._committed()
             if begun is None or committed <= begun["committed"]:
                 return {}
-            self.attempt.record.close(self.attempt, EXIT_NODE_LOST, "a rank's process died", committed)
+            why = why or "a rank's process died"
+            self.attempt.record.close(self.attempt, EXIT_NODE_LOST, why, committed, died_at_step=died_at_step)
             self._over.set()
             return self._begin(begun["launch"])
         except Fenced as fenced:
@@ -189,11 +181,10 @@ class AttemptHolder:
                 print(f"attempt: {error}", file=sys.stderr, flush=True)
             over.wait(POLL_S)
 
-    def close(self, code: int, why: str, machines_live: bool = False) -> int:
+    def close(self, code: int, why: str, died_at_step: int | None = None) -> int:
         """Pushes the last of the stream, and records how the job ended; returns the exit code to leave with.
 
-        machines_live: whether no machine is known to be lost. A rank or Ray that died then died of the run,
-        or of its own machine: once may be chance, twice in one step is not.
+        died_at_step: as in the record (`Past`).
         """
         self._over.set()
         self.lock.ending()
@@ -206,10 +197,8 @@ class AttemptHolder:
             mark(self.config.run.dir, "fenced" if code == EXIT_FENCED else "")
             return code
         try:
-            died = machines_live and code in (EXIT_NODE_LOST, EXIT_RAY)
-            step = read_progress(self.config.run.dir).get("step", 0) if died else 0
-            record, committed = Attempts.of(self.config, BRIEF), self._committed(BRIEF)
-            return record.close(self.attempt, code, why, committed, died_at=step)
+            record = Attempts.of(self.config, BRIEF)
+            return record.close(self.attempt, code, why, self._committed(BRIEF), died_at_step=died_at_step)
         except (ConfigError, StorageError, OSError) as error:
             print(f"attempt: its end is not recorded: {error}", file=sys.stderr, flush=True)
             return code

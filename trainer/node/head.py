@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from trainer.config.run_folder import read_progress
 from trainer.exit_codes import (
     EXIT_ERROR,
     EXIT_FENCED,
@@ -37,6 +38,8 @@ from trainer.observe.node_monitor import NodeMonitor, append
 
 PROBE_S = 60.0
 """Longest wait for one probe of a pair."""
+RANKS_GONE_S = rendezvous.SILENCE_S + 1.0
+"""From a job's end until its ranks are gone, their GPUs' memory is free, and a silent node counts as lost."""
 DIAGNOSE_S = 15.0
 """Seconds between two diagnoses of missing nodes."""
 
@@ -53,6 +56,10 @@ class HeadLauncher(Launcher):
         self.machines: dict[int, machine.Machine] = {}
         self.measured: dict[str, Any] = {}
         self.fabric, self.told = 0.0, 0
+        self.noticed = False
+        """Whether a machine of this launch is about to be taken away."""
+        self.said = ""
+        """What the job said about its end."""
 
     def run(self) -> int:
         """The whole launch. Raises Ended."""
@@ -77,16 +84,33 @@ class HeadLauncher(Launcher):
         if self.links:
             self.gate()
         code = self.watch(self.submit({}))
-        while code == EXIT_NODE_LOST and (attempt := self.holder.after_a_lost_rank(self.stays)):
+        while code == EXIT_NODE_LOST and restarted and self.machines_stay():
+            attempt = self.holder.start_again_here(self.said, self.step())
+            if not attempt:
+                self.died = True
+                break
             self.say("a rank's process died and no machine did: the job starts again on them")
             self.began_unix_s = time.time()
             code = self.watch(self.submit(attempt))
         return code
 
-    def stays(self) -> bool:
-        """Whether nothing speaks against going on with these machines. Raises Ended if a node is lost."""
-        self.check_others()
-        return self.signals.number is None
+    def machines_stay(self) -> bool:
+        """Waits until the ranks of a job that ended are gone; returns whether all machines can be used on.
+
+        Raises Ended if a node is lost: it may be what ended the job, and a silent one is not noticed at once.
+        """
+        deadline = time.monotonic() + RANKS_GONE_S
+        while time.monotonic() < deadline:
+            self.check_others()
+            if self.noticed or self.signals.number is not None:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+    def step(self) -> int:
+        """The step that the job has reached in this attempt; 0 before the first."""
+        progress = read_progress(self.config.run.dir)
+        return progress["step"] if progress.get("started_unix_s", 0.0) >= self.began_unix_s else 0
 
     def gather(self) -> None:
         """Waits for all nodes. Raises Ended naming the missing ones, and what is known of them."""
@@ -250,11 +274,13 @@ class HeadLauncher(Launcher):
         messages = self.links.receive() if self.links else []
         for rank, message in messages:
             if message["kind"] == "failed":
-                raise Ended(message["code"], f"{self.node.name_of(rank)}: {message['why']}")
+                why = f"{self.node.name_of(rank)}: {message['why']}"
+                raise Ended(message["code"], why, died=message["died"])
+            self.noticed = self.noticed or message["kind"] == "notice"
         for rank, why in (self.links.lost() if self.links else {}).items():
             raise Ended(EXIT_NODE_LOST, f"{self.node.name_of(rank)} is lost: it {why}")
         if self.ray is not None and not self.ray.alive():
-            raise Ended(EXIT_NODE_LOST, f"Ray ended on the head: {self.ray.complaint()}")
+            raise Ended(EXIT_NODE_LOST, f"Ray ended on the head: {self.ray.complaint()}", died=True)
         return messages
 
     def preflight(self) -> int:
@@ -352,7 +378,7 @@ class HeadLauncher(Launcher):
             time.sleep(POLL_S)
         text = watchdog.told(self.beacons(self.ray), ranks, why, self.config.run.dir)
         if self.config.watch.on_hang == "end" and not any(r.paused for r in ranks):
-            raise Ended(EXIT_NODE_LOST, text)
+            raise Ended(EXIT_NODE_LOST, text, died=True)
         self.say(f"warning: {text}")
 
     def pass_on(self, reason: str, job: Job, number: int) -> None:
@@ -368,6 +394,7 @@ class HeadLauncher(Launcher):
         """The exit code of the run from how its job ended."""
         if end.status == "SUCCEEDED":
             return EXIT_OK
+        self.said = log.reason()
         if end.status == "STOPPED":
             raise Ended(EXIT_INTERRUPTED, "the job was stopped through Ray")
         if not log.show:
@@ -388,15 +415,18 @@ class HeadLauncher(Launcher):
             raise Ended(
                 EXIT_NODE_LOST if lost else EXIT_ERROR,
                 f"the job was killed by signal {-code}{': out of memory? See docs/failures.md' if lost else ''}",
+                died=lost,
             )
         return code if code < 126 else EXIT_ERROR
 
     def settle(self, code: int) -> int:
         """Records how it ended; returns the exit code for every node."""
-        if self.holder or self.arguments.preflight or self.node.engine == "local":
-            # the others are never restarted
-            live = not (self.links and self.links.lost())
-            return self.holder.close(code, self.why, live) if self.holder else code
+        if self.holder:
+            # Ray that does not start, here and on the next machine, is as much the run's as one that dies.
+            died = (self.died or code == EXIT_RAY) and not self.noticed and self.signals.number is None
+            return self.holder.close(code, self.why or self.said, self.step() if died else None)
+        if self.arguments.preflight or self.node.engine == "local":
+            return code  # such a launch is never restarted
         return attempt_holder.count(self.config, code, self.why, self.found, self.machines)
 
     def finish(self, code: int) -> None:

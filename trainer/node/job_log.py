@@ -9,6 +9,8 @@ from collections import deque
 from pathlib import Path
 
 FILE = "launch.log"
+ERROR = "error: "
+"""Begins the line in which a loop says why it ended (trainer/loops/process.py)."""
 RAYS_OWN = re.compile(r"^(Running entrypoint for job |.*job_manager\.py:\d+ -- Runtime env is setting up)")
 """Lines that Ray's job agent adds before the job's own."""
 
@@ -48,6 +50,13 @@ class JobLog:
 
     def tail(self) -> str:
         return "\n".join(self._last)
+
+    def reason(self) -> str:
+        """What the job said last about its end; "" where it said nothing."""
+        for line in reversed(self._last):
+            if line.startswith(ERROR):
+                return line.removeprefix(ERROR)
+        return ""
 
     def close(self) -> None:
         self.pump(last=True)

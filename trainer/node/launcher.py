@@ -47,11 +47,15 @@ SPEED_FILE = ".speed.json"
 
 
 class Ended(Exception):
-    """The launch is over before the job's own end. `code` is the exit code for every node."""
+    """The launch is over before the job's own end.
 
-    def __init__(self, code: int, why: str):
+    code: the exit code for every node. died: whether a process of the run died or hung, while its machine
+    answered.
+    """
+
+    def __init__(self, code: int, why: str, died: bool = False):
         super().__init__(why)
-        self.code = code
+        self.code, self.died = code, died
 
 
 class Signals:
@@ -98,6 +102,8 @@ class Launcher(ABC):
         self.children = contextlib.ExitStack()
         self.fetching: subprocess.Popen[str] | None = None
         self.why = ""
+        self.died = False
+        """Whether a process of the run died or hung, while its machine answered."""
         self.began_unix_s = time.time()
 
     def say(self, text: str) -> None:

@@ -70,7 +70,7 @@ class WorkerLauncher(Launcher):
             if sample := monitor.due():
                 self.link.send({"kind": "sample", "sample": sample})
             if not ray.alive():
-                raise Ended(EXIT_NODE_LOST, f"Ray ended on this node: {ray.complaint()}")
+                raise Ended(EXIT_NODE_LOST, f"Ray ended on this node: {ray.complaint()}", died=not told)
             if (self.signals.number is not None or cloud.reason) and not told:
                 told = True
                 reason = "interrupted" if self.signals.number == signal.SIGINT else cloud.reason or "SIGTERM"
@@ -112,7 +112,7 @@ class WorkerLauncher(Launcher):
     def finish(self, code: int) -> None:
         """Sends the head the reason unless the head sent it, then cleans up."""
         if self.link and code:
-            self.link.send({"kind": "failed", "code": code, "why": self.why})
+            self.link.send({"kind": "failed", "code": code, "why": self.why, "died": self.died})
         self.close(code)
         if self.cloud:
             self.cloud.close()

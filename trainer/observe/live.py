@@ -233,6 +233,8 @@ def render(
         body += [Text(""), _phase_bar(history[-20:], inner)]
     if nodes:
         body += [Text(""), _nodes(nodes)]
+    if restarts := progress.get("restarts"):
+        body += [Text(""), Text(restarts, style="dim")]
     status = progress.get("status", "starting")
     color = {"running": "cyan", "finished": "green", "failed": "red"}.get(status, "yellow")
     return Panel(

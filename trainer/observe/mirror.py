@@ -119,7 +119,8 @@ class Mirror:
     def state(self) -> dict[str, Any]:
         """State of the newest attempt, {} without one.
 
-        It has name, host, begun_unix_s, seen_unix_s, code (None: it reported none), why, final and alive.
+        It has name, host, begun_unix_s, seen_unix_s, code (None: it reported none), why, left (restarts, in
+        words), final and alive.
         """
         keys = {key for key, _ in self.storage.list("attempts")}
         epochs = sorted(k for k in keys if k.removeprefix("attempts/")[:-5].isdigit())
@@ -144,6 +145,7 @@ class Mirror:
             "seen_unix_s": seen,
             "code": end.get("code"),
             "why": final.get("why") or end.get("why") or "",
+            "left": end.get("left") or begun.get("left") or "",
             "final": bool(final),
             "alive": not end and not final and time.time() - seen < SILENT_S,
         }
@@ -152,6 +154,8 @@ class Mirror:
         """The newest attempt's own progress, corrected by the record where its process was killed."""
         path = self.cache / attempt / "progress.json"
         progress = json.loads(path.read_bytes()) if path.exists() else {"status": "running", "phase": "start"}
+        if state and state["left"] and state["code"] != 0 and not state["final"]:
+            progress["restarts"] = state["left"]
         if state and not state["alive"] and progress["status"] == "running":
             message = f"attempt {state['name']} ended" + (
                 f" with {state['code']}" if state["code"] is not None else ""
@@ -250,15 +254,16 @@ def stands(state: dict[str, Any]) -> str:
     """How a run stands by the record of its newest attempt, in words."""
     why = f": {state['why']}" if state["why"] else ""
     attempt = f"attempt {state['name']} on {state['host']}"
+    left = f"; {state['left']}" if state["left"] else ""
     if state["alive"]:
-        return f"running, {attempt}, seen {time.time() - state['seen_unix_s']:.0f} s ago"
+        return f"running, {attempt}, seen {time.time() - state['seen_unix_s']:.0f} s ago{left}"
     if state["code"] == 0:
         return f"finished, {attempt}"
     if state["final"]:
         return f"failed for good{why}"
     if state["code"] is None:
-        return f"silent since {_clock(state['seen_unix_s'])} UTC, {attempt}"
-    return f"ended with {state['code']}, {attempt}{why}"
+        return f"silent since {_clock(state['seen_unix_s'])} UTC, {attempt}{left}"
+    return f"ended with {state['code']}, {attempt}{why}{left}"
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
