@@ -19,7 +19,7 @@ from recipes.targets import ssh
 from trainer.config import ConfigError
 
 PUBLISHED = ".cache/spotrl/{run_id}.json"
-"""Under the home directory of the head (trainer/node/dashboard.py): address and token."""
+"""Under the home directory of the head (trainer/node/launch/dashboard.py): address and token."""
 PORT = 8265
 
 

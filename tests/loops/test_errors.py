@@ -15,7 +15,8 @@ from trainer.data.processor import Prompter
 from trainer.exit_codes import EXIT_CONFIG, EXIT_RAY
 from trainer.hardware.model_shapes import shape_of
 from trainer.loops import process
-from trainer.node import precheck, ray_client
+from trainer.node.launch import ray_client
+from trainer.node.preflight import host, precheck
 
 
 def refuse(config, capsys, tmp_path, overrides=()) -> str:
@@ -85,6 +86,11 @@ def test_too_little_memory(small_config, capsys, tmp_path):
     assert "lower placement.workers_per_node, rollout.kv_cache_gib or" in refuse(config, capsys, tmp_path)
 
 
+def test_memory_is_what_the_container_may_take(small_config, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(host, "available_memory", lambda: 1 << 29)
+    assert "and 0.5 are free" in refuse(small_config, capsys, tmp_path)
+
+
 def test_fewer_rows_than_a_step_takes(small_config, capsys, tmp_path):
     message = refuse(small_config, capsys, tmp_path, ["rollout.prompts_per_step=66"])
     assert "has 64 rows in split train and a step takes 66: lower rollout.prompts_per_step" in message
@@ -110,7 +116,7 @@ def test_a_weight_file_that_is_none(small_config, capsys, tmp_path):
 
 
 def test_too_little_disk(small_config, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(precheck, "CHECKPOINT_BYTES_PER_PARAMETER", 10**9)
+    monkeypatch.setattr(host, "CHECKPOINT_BYTES_PER_PARAMETER", 10**9)
     assert "larger disk, or lower checkpoint.keep_last" in refuse(small_config, capsys, tmp_path)
 
 

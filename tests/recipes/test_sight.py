@@ -20,7 +20,7 @@ from recipes.run_record import RunRecord
 from tests.observe.written_run import write_run
 from trainer import config as c
 from trainer.checkpoint.attempt import Attempts
-from trainer.node import dashboard as published
+from trainer.node.launch import dashboard as published
 from trainer.observe.node_monitor import append
 from trainer.observe.stream import Stream
 from trainer.storage.storage import Storage

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -47,3 +48,12 @@ def newest_step(config: RunConfig, storage: Storage | None) -> int:
     keys = [key for key, _ in storage.list()] if storage else []
     keys += [f"{path.parent.name}/{path.name}" for path in local_dir(config).glob("step-*/manifest.json")]
     return max((step_of(match[1]) or 0 for key in keys if (match := MANIFEST.fullmatch(key))), default=0)
+
+
+def held_bytes(folder: Path) -> int:
+    """Bytes of all files below a folder, which may be changing or missing."""
+    held = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            held += path.stat().st_size if path.is_file() else 0
+    return held

@@ -21,7 +21,7 @@ import torch
 
 from trainer.checkpoint.errors import CheckpointError
 from trainer.checkpoint.format import Shard, write_shards
-from trainer.checkpoint.layout import local_dir, remote_folder, remote_url, step_name, step_of
+from trainer.checkpoint.layout import held_bytes, local_dir, remote_folder, remote_url, step_name, step_of
 from trainer.checkpoint.manifest import FileRecord, rank_stem
 from trainer.checkpoint.staging import host_buffer
 from trainer.config import RunConfig
@@ -206,12 +206,3 @@ def disk_room(folder: Path, max_disk_gib: float) -> int:
     if max_disk_gib > 0:
         room = min(room, int(max_disk_gib * 2**30) - held_bytes(folder))
     return room
-
-
-def held_bytes(folder: Path) -> int:
-    """Bytes of all files below a folder, which may be changing or missing."""
-    held = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            held += path.stat().st_size if path.is_file() else 0
-    return held

@@ -27,9 +27,9 @@ from trainer.exit_codes import (
     EXIT_RAY,
     EXIT_STORAGE,
 )
-from trainer.node import ray_client
-from trainer.node.precheck import check_device, precheck
-from trainer.node.run_lock import die_with_launcher
+from trainer.node.launch import ray_client
+from trainer.node.preflight.precheck import precheck
+from trainer.node.watch.run_lock import die_with_launcher
 from trainer.observe import beacon
 from trainer.ranks import torchrun
 from trainer.ranks.ranks import Ranks
@@ -137,6 +137,19 @@ def explain(error: Exception, ranks: Ranks | None = None) -> tuple[int, str]:
             f"error: {line}: the machine is too busy, or Ray is broken on it; start the run again",
         )
     return EXIT_ERROR, "".join(traceback.format_exception(error))
+
+
+def check_device(config: RunConfig) -> None:
+    """Raises ConfigError where torch does not see the GPU that the run asks for."""
+    if config.placement.device == "cpu":
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"placement.device is cuda and torch sees no GPU: install a driver for CUDA {torch.version.cuda} or newer "
+            "(nvidia-smi shows which the one here is for), or set placement.device=cpu"
+        )
 
 
 def connect(config: RunConfig) -> None:

@@ -21,13 +21,13 @@ from trainer.checkpoint.attempt import Final
 from trainer.config import ConfigError, RunConfig
 from trainer.errors import StorageError
 from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST, EXIT_RAY, EXIT_STORAGE
-from trainer.node import rendezvous
 from trainer.node import topology as environment
-from trainer.node.head import HeadLauncher
-from trainer.node.launcher import Ended, Launcher, Signals
-from trainer.node.ray_node import RayEnded, adopt_orphans
+from trainer.node.launch import rendezvous
+from trainer.node.launch.head import HeadLauncher
+from trainer.node.launch.launcher import Ended, Launcher, Signals
+from trainer.node.launch.node_worker import WorkerLauncher
+from trainer.node.launch.ray_node import RayEnded, adopt_orphans
 from trainer.node.topology import NodeEnvironment
-from trainer.node.worker import WorkerLauncher
 
 
 def main(argv: list[str] | None = None) -> int:

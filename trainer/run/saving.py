@@ -12,7 +12,7 @@ from trainer.checkpoint.format import CheckpointError
 from trainer.checkpoint.manager import Checkpoints
 from trainer.errors import StorageError
 from trainer.learning.learner import Learner
-from trainer.node.preemption import Notice
+from trainer.node.watch.preemption import Notice
 
 ATTACHED = ("metrics.jsonl", "samples.jsonl")
 """Append-only files of the run that travel with a checkpoint, so that a new node has the curves."""

@@ -26,8 +26,8 @@ from trainer.hardware.gpus import peak_flops
 from trainer.hardware.model_shapes import shape_of
 from trainer.learning.distributed import DistributedLearner
 from trainer.learning.learner import Learner
-from trainer.node.preemption import Notice
-from trainer.node.run_lock import RunLock
+from trainer.node.watch.preemption import Notice
+from trainer.node.watch.run_lock import RunLock
 from trainer.observe.guards import Guards
 from trainer.observe.metrics import Metrics, Phases
 from trainer.observe.node_monitor import NodeStats

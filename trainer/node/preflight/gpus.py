@@ -6,11 +6,14 @@ Field meanings and thresholds: NVIDIA's NVML API reference; Xid numbers: NVIDIA'
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
+import runpy
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trainer.hardware import driver as drivers
@@ -145,10 +148,19 @@ def check(rank: int, wanted: int) -> list[Finding]:
         reading = read(pynvml)
     except pynvml.NVMLError:
         return []
-    import torch
+    return judge(reading, rank, wanted, cuda_of_torch(), kernel_log())
 
-    needs = int((torch.version.cuda or "0").partition(".")[0])
-    return judge(reading, rank, wanted, needs, kernel_log())
+
+def cuda_of_torch() -> int:
+    """Major version of the CUDA that the installed torch was built for; 0 for a CPU build or without torch.
+
+    Read from its file: importing torch takes seconds.
+    """
+    torch = importlib.util.find_spec("torch")
+    if torch is None or not torch.origin:
+        return 0
+    version = runpy.run_path(str(Path(torch.origin).with_name("version.py")))
+    return int((version["cuda"] or "0").partition(".")[0])
 
 
 def judge(reading: Reading, rank: int, wanted: int, cuda: int, log: str) -> list[Finding]:

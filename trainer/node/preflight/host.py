@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from trainer.checkpoint.layout import held_bytes, local_dir
 from trainer.config import ConfigError, RunConfig
 from trainer.config.budget import downloaded, trained
 from trainer.hardware.host_memory import worker_bytes
@@ -132,17 +133,23 @@ def parameters_of(config: RunConfig) -> tuple[int, int]:
     return (shape.parameters, trained(config, shape)) if shape else (0, 0)
 
 
+def kept_checkpoints(config: RunConfig) -> int:
+    """Checkpoints that lie on a node's disk at once: those that are kept, and the one that is written."""
+    return config.checkpoint.keep_last + config.checkpoint.keep_best + 1
+
+
+def checkpoint_bytes(config: RunConfig, learning: int) -> int:
+    """Bytes of the checkpoints on one node's disk. learning: number of parameters that are trained."""
+    return learning * CHECKPOINT_BYTES_PER_PARAMETER * kept_checkpoints(config) // config.placement.nodes
+
+
 def disk_needs(config: RunConfig, env: Mapping[str, str], alone: bool) -> list[tuple[str, Path, int]]:
     """(purpose, folder, bytes) that the run will write on a node. What earlier attempts wrote counts as
     free."""
-    run_dir, (parameters, learning) = (
-        Path(config.run.dir).absolute(),
-        (0, 0) if alone else parameters_of(config),
-    )
-    kept = config.checkpoint.keep_last + config.checkpoint.keep_best + 1
-    checkpoints = learning * CHECKPOINT_BYTES_PER_PARAMETER * kept // config.placement.nodes
-    held = sum(f.stat().st_size for f in (run_dir / "checkpoints").rglob("*") if f.is_file())
-    needs = [("run", run_dir, int(targets.FREE_DISK_GIB.value * GIB) + max(0, checkpoints - held))]
+    parameters, learning = (0, 0) if alone else parameters_of(config)
+    checkpoints = checkpoint_bytes(config, learning) - held_bytes(local_dir(config))
+    free_after = int(targets.FREE_DISK_GIB.value * GIB)
+    needs = [("run", Path(config.run.dir).absolute(), free_after + max(0, checkpoints))]
     if parameters and not Path(config.model.path).exists():
         hub = Path(env.get("HF_HOME") or Path.home() / ".cache/huggingface").absolute()
         cached = hub / "hub" / ("models--" + config.model.path.replace("/", "--")) / "snapshots"

@@ -20,14 +20,14 @@ import pytest
 
 from trainer import config as c
 from trainer.checkpoint.attempt import Attempts
-from trainer.node import watchdog
-from trainer.node.watchdog import Rank, Watchdog, guilty
+from trainer.node.watch import watchdog
+from trainer.node.watch.watchdog import Rank, Watchdog, guilty
 from trainer.observe import beacon
 from trainer.observe.metrics import Phases
 from trainer.observe.node_monitor import NodeMonitor
 from trainer.storage.storage import Storage
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 STACKS = """Thread 0x1 (most recent call first):
   File "/x/ray/io.py", line 9 in poll
 

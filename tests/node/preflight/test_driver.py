@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SOURCE = """int cuInit(unsigned flags) {{ return {code}; }}
 int cuDriverGetVersion(int *v) {{ *v = {version}; return 0; }}
 """

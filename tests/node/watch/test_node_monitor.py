@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from trainer.node import watchdog
+from trainer.node.watch import watchdog
 from trainer.observe.metric_names import unknown
 from trainer.observe.node_monitor import NodeMonitor, NodeStats, Stragglers, append, straggler
 

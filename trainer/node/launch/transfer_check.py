@@ -1,6 +1,6 @@
 """A transfer from every node to the next through Ray's object store.
 
-`python -m trainer.node.transfer_check ADDRESS...`, the head first.
+`python -m trainer.node.launch.transfer_check ADDRESS...`, the head first.
 
 A Ray that picked the wrong network shows every node alive, and the first task that crosses nodes then hangs.
 """
@@ -13,7 +13,7 @@ import time
 
 from trainer.errors import RayError
 from trainer.exit_codes import EXIT_RAY
-from trainer.node import ray_client
+from trainer.node.launch import ray_client
 
 BYTES = 16 << 20
 DEADLINE_S = 90.0

@@ -30,7 +30,7 @@ import psutil
 
 from trainer.config import ConfigError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 TUNING = {
     # A lost node is detected after about 9 s; Ray's own settings take 64 s (measured with the link down).

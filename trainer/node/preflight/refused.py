@@ -1,4 +1,4 @@
-"""Counts a machine that was refused before installation: `python -m trainer.node.refused LOSSES`.
+"""Counts a machine that was refused before installation: `python -m trainer.node.preflight.refused LOSSES`.
 
 The engine replaces a machine after exit code 36 without limit; the run's record of attempts has a limit.
 Needs RUN_ID, BUCKET and an object-store client; exits with the code that the machine should exit with.
@@ -13,7 +13,7 @@ from trainer.checkpoint.attempt import LAUNCH_VARIABLE, Attempts, Final
 from trainer.config import ConfigError
 from trainer.errors import StorageError
 from trainer.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT
-from trainer.node import machine
+from trainer.node.preflight import machine
 from trainer.storage.storage import Storage
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_OK, EXIT_PREEMPTED, RECOVER_EXIT_CODES
 from trainer.hardware.save_interval import save_interval_s
-from trainer.node import preemption as preempt
-from trainer.node.preemption import MetadataServer, Notice
+from trainer.node.watch import preemption as preempt
+from trainer.node.watch.preemption import MetadataServer, Notice
 
 
 class Stand:
@@ -142,7 +142,7 @@ def test_provider_from_the_machine(tmp_path):
 
 LOOP = """
 import sys, time
-from trainer.node.preemption import Notice
+from trainer.node.watch.preemption import Notice
 def flush(reason):
     print("flushed", reason, flush=True)
 notice = Notice(on_notice=flush, exit_at_deadline=True)

@@ -21,16 +21,16 @@ import pytest
 from trainer import config as c
 from trainer.config import ConfigError
 from trainer.exit_codes import EXIT_NODE_LOST
-from trainer.node import rendezvous
-from trainer.node.job_log import JobLog
-from trainer.node.launcher import MASTER_PORT
+from trainer.node.launch import rendezvous
+from trainer.node.launch.job_log import JobLog
+from trainer.node.launch.launcher import MASTER_PORT
+from trainer.node.launch.ray_node import Ports, temporary
 from trainer.node.preflight import host as preflight
 from trainer.node.preflight.findings import Finding, exit_code, received, table, write
 from trainer.node.preflight.host import GIB, Disk, Host
-from trainer.node.ray_node import Ports, temporary
 from trainer.node.topology import read
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LOCAL = read({})
 DISK = Disk(purpose="run", path="/runs", device=1, filesystem="ext4", free_bytes=500 * GIB, need_bytes=2 * GIB,
             write_bytes_per_s=2e9)  # fmt: skip
@@ -387,7 +387,7 @@ def test_the_all_reduce_checks_its_sums(tmp_path, free_port):
 
 def test_every_port_is_in_the_catalogue_of_failures():
     text = (
-        (Path(__file__).parents[2] / "docs" / "failures.md")
+        (Path(__file__).parents[3] / "docs" / "failures.md")
         .read_text()
         .split("## Ports")[1]
         .split("\n## ")[0]

@@ -18,7 +18,7 @@ import pytest
 from trainer import config as c
 from trainer.observe import post_mortem
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RAISES = """
 import sys, ray
 from trainer.observe import beacon, post_mortem

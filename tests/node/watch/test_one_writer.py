@@ -24,7 +24,7 @@ from tests.loops.jobs import ROOT, Job
 from trainer.checkpoint.attempt import Attempts
 from trainer.config import ConfigError
 from trainer.exit_codes import EXIT_CONFIG, EXIT_FENCED, EXIT_GAVE_UP, EXIT_NODE_LOST, EXIT_PREEMPTED
-from trainer.node.run_lock import RunLock
+from trainer.node.watch.run_lock import RunLock
 from trainer.storage.storage import Storage
 
 FRONT = """import os, sys
@@ -189,7 +189,7 @@ def test_an_engine_that_restarts_for_ever_is_stopped_by_the_run(base, tmp_path):
 
 
 def test_a_lock_ends_with_its_process(tmp_path):
-    code = "import time; from trainer.node.run_lock import RunLock; "
+    code = "import time; from trainer.node.watch.run_lock import RunLock; "
     code += f"lock = RunLock({str(tmp_path)!r}, 'launcher'); lock.take()"
     process = subprocess.Popen([sys.executable, "-c", code + "; print('held', flush=True); time.sleep(60)"],
                                cwd=ROOT, stdout=subprocess.PIPE, text=True)  # fmt: skip

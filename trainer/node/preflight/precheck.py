@@ -7,23 +7,18 @@ import re
 import shutil
 from pathlib import Path
 
-import psutil
-
-from trainer.checkpoint.layout import local_dir
-from trainer.checkpoint.writer import held_bytes
+from trainer.checkpoint.layout import held_bytes, local_dir
 from trainer.config import ConfigError, RunConfig, validate_saving
 from trainer.config.budget import trained
 from trainer.data.dataset import Dataset
 from trainer.hardware import architectures
-from trainer.hardware.host_memory import worker_bytes
 from trainer.hardware.model_shapes import shape_of
+from trainer.node.preflight import host
 from trainer.storage import hub
 
 BYTES_PER_PARAMETER = 32
 """Bytes that one CPU rank takes in fp32: weights, master, two moments, gradient, reference, engine, gathered
 copy."""
-CHECKPOINT_BYTES_PER_PARAMETER = 12
-"""fp32 master weight and two moments."""
 
 
 def precheck(config: RunConfig) -> None:
@@ -51,19 +46,6 @@ def precheck(config: RunConfig) -> None:
     _disk(config, parameters)
     if config.placement.device == "cpu":
         _memory(config, parameters)
-
-
-def check_device(config: RunConfig) -> None:
-    """Raises ConfigError where torch does not see the GPU that the run asks for."""
-    if config.placement.device == "cpu":
-        return
-    import torch
-
-    if not torch.cuda.is_available():
-        raise ConfigError(
-            f"placement.device is cuda and torch sees no GPU: install a driver for CUDA {torch.version.cuda} or newer "
-            "(nvidia-smi shows which the one here is for), or set placement.device=cpu"
-        )
 
 
 def _parameters(config: RunConfig) -> int:
@@ -99,8 +81,8 @@ def _disk(config: RunConfig, parameters: int) -> None:
     shape = shape_of(config.model.path) if config.lora.rank and parameters else None
     if shape:
         parameters = trained(config, shape)
-    kept = config.checkpoint.keep_last + config.checkpoint.keep_best + 1
-    need = parameters * CHECKPOINT_BYTES_PER_PARAMETER * kept / config.placement.nodes
+    kept = host.kept_checkpoints(config)
+    need = host.checkpoint_bytes(config, parameters)
     held = held_bytes(local_dir(config))  # a resumed run's own are among the kept ones
     free = shutil.disk_usage(folder).free
     if need > free + held:
@@ -112,16 +94,9 @@ def _disk(config: RunConfig, parameters: int) -> None:
 
 def _memory(config: RunConfig, parameters: int) -> None:
     ranks = config.placement.workers_per_node
-    shared = parameters * BYTES_PER_PARAMETER
-    need = (
-        ranks
-        * (
-            worker_bytes(config.placement.device, config.data.image_cache_gib)
-            + config.rollout.kv_cache_gib * 2**30
-        )
-        + shared
-    )
-    free = psutil.virtual_memory().available
+    caches = ranks * config.rollout.kv_cache_gib * 2**30
+    need = host.memory_bytes(config) + caches + parameters * BYTES_PER_PARAMETER
+    free = host.available_memory()
     if need > free:
         raise ConfigError(
             f"{ranks} CPU workers need about {need / 2**30:.1f} GiB of memory and {free / 2**30:.1f} are free: lower "

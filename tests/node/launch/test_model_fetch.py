@@ -8,7 +8,7 @@ import pytest
 
 from tests.data_prep import hub_server
 from trainer import config as c
-from trainer.node import model_fetch
+from trainer.node.launch import model_fetch
 from trainer.storage import hub as hub_files
 
 FILES = {"config.json": b"{}", "consolidated.safetensors": b"another format", "tokenizer.json": b"{}"}

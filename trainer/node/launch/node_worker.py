@@ -8,10 +8,12 @@ import signal
 import time
 
 from trainer.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_RAY
-from trainer.node import preemption as preempt
-from trainer.node import rendezvous, topology, watchdog
-from trainer.node.launcher import POLL_S, STOPPED, Ended, Launcher
-from trainer.node.ray_node import Ports
+from trainer.node import topology
+from trainer.node.launch import rendezvous
+from trainer.node.launch.launcher import POLL_S, STOPPED, Ended, Launcher
+from trainer.node.launch.ray_node import Ports
+from trainer.node.watch import preemption as preempt
+from trainer.node.watch import watchdog
 from trainer.observe.node_monitor import NodeMonitor
 
 

@@ -14,7 +14,7 @@ import pytest
 from trainer.hardware import driver
 from trainer.node.preflight import gpus, infiniband, speed
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GIB = 1 << 30
 H100 = dict(name="NVIDIA H100 80GB HBM3", total=80 * GIB, ecc=0, rows=(0, 0, False, False), links=18, width=16,
             generation=5, reasons=pynvml.nvmlClocksEventReasonGpuIdle, temperature=40, slowdown=90,
@@ -254,3 +254,9 @@ def test_speeds_are_held_against_the_targets():
     sockets = [r | {"between_gb_per_s": 6.0} for r in measured()]
     (finding,) = [f for f in speed.judge(sockets, 3200.0) if f.level != "pass"]
     assert finding.level == "fail" and finding.target.startswith("320 GB/s: 80% of 3200 Gb/s")
+
+
+def test_the_cuda_of_torch_is_read_without_importing_it():
+    import torch
+
+    assert gpus.cuda_of_torch() == int((torch.version.cuda or "0").partition(".")[0])

@@ -1,4 +1,4 @@
-"""Downloads a hub model's weights while Ray starts: `python -m trainer.node.model_fetch --config run.yaml`,
+"""Downloads a hub model's weights while Ray starts: `python -m trainer.node.launch.model_fetch --config run.yaml`,
 per node.
 
 The ranks find them in the hub's cache, or wait for the download under way. What fails here is told by the

@@ -18,7 +18,7 @@ import pytest
 from trainer import config as c
 from trainer.node import __main__ as node_command
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_launch_leaves_with_the_jobs_code_and_leaves_nothing(tmp_path):
 TAKEN_MEANWHILE = """
 import runpy, socket
 from dataclasses import replace
-from trainer.node.ray_node import Ports
+from trainer.node.launch.ray_node import Ports
 taken = socket.create_server(("", 0))
 choose, turns = Ports.choose, []
 def chosen(alone):
@@ -148,6 +148,14 @@ def test_a_job_that_outlasts_the_notice_is_ended(tmp_path):
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 33
     assert leftovers(tmp_path) == []
+
+
+def test_a_launcher_starts_without_the_training_stack():
+    code = (
+        "import sys, trainer.node.__main__; print([m for m in ('torch', 'ray', 'vllm') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
 
 
 def test_a_missing_configuration_is_one_line(tmp_path):

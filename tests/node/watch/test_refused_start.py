@@ -10,7 +10,7 @@ from tests.checkpoint.synthetic import again, save, writers
 from trainer import config as c
 from trainer.checkpoint.attempt import Attempts, Fenced
 from trainer.data.dataset import Dataset
-from trainer.node.attempt_holder import AttemptHolder
+from trainer.node.watch.attempt_holder import AttemptHolder
 
 
 @pytest.fixture

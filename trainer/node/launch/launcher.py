@@ -25,13 +25,14 @@ from trainer.exit_codes import (
     EXIT_RAY,
     FINAL_EXIT_CODES,
 )
-from trainer.node import machine, rendezvous, watchdog
-from trainer.node import preemption as preempt
 from trainer.node import topology as environment
-from trainer.node.preflight import amd, gpus, host, infiniband, speed, tokens
+from trainer.node.launch import rendezvous
+from trainer.node.launch.ray_node import ROOT, Job, Ports, RayNode, end_descendants, session_of_its_own
+from trainer.node.preflight import amd, gpus, host, infiniband, machine, speed, tokens
 from trainer.node.preflight.probe import Prober
-from trainer.node.ray_node import ROOT, Job, Ports, RayNode, end_descendants, session_of_its_own
 from trainer.node.topology import NodeEnvironment
+from trainer.node.watch import preemption as preempt
+from trainer.node.watch import watchdog
 from trainer.observe.start_clock import STARTED_VARIABLE
 from trainer.storage import hub
 
@@ -151,7 +152,7 @@ class Launcher(ABC):
             command = [
                 sys.executable,
                 "-m",
-                "trainer.node.model_fetch",
+                "trainer.node.launch.model_fetch",
                 "--config",
                 self.arguments.config,
                 *place,

@@ -33,10 +33,10 @@ from trainer.config.run_folder import read_progress
 from trainer.data.dataset import Dataset
 from trainer.errors import StorageError
 from trainer.exit_codes import EXIT_FENCED, EXIT_NODE_LOST
-from trainer.node.precheck import precheck
 from trainer.node.preflight import findings
 from trainer.node.preflight.findings import Finding
-from trainer.node.run_lock import LAUNCHER_VARIABLE, RunLock
+from trainer.node.preflight.precheck import precheck
+from trainer.node.watch.run_lock import LAUNCHER_VARIABLE, RunLock
 from trainer.observe.stream import Stream
 from trainer.storage.probe import probe
 from trainer.storage.storage import Storage

@@ -27,13 +27,15 @@ from trainer.exit_codes import (
     FINAL_EXIT_CODES,
     RECOVER_EXIT_CODES,
 )
-from trainer.node import attempt_holder, dashboard, machine, rendezvous, topology, watchdog
-from trainer.node.attempt_holder import AttemptHolder
-from trainer.node.job_log import JobLog
-from trainer.node.launcher import MASTER_PORT, POLL_S, SPEED_FILE, STOPPED, Ended, Launcher
-from trainer.node.preflight import findings, gpus, host, infiniband, network, speed
+from trainer.node import topology
+from trainer.node.launch import dashboard, rendezvous
+from trainer.node.launch.job_log import JobLog
+from trainer.node.launch.launcher import MASTER_PORT, POLL_S, SPEED_FILE, STOPPED, Ended, Launcher
+from trainer.node.launch.ray_node import End, Job, Ports, RayEnded, RayNode
+from trainer.node.preflight import findings, gpus, host, infiniband, machine, network, speed
 from trainer.node.preflight.findings import Finding
-from trainer.node.ray_node import End, Job, Ports, RayEnded, RayNode
+from trainer.node.watch import attempt_holder, watchdog
+from trainer.node.watch.attempt_holder import AttemptHolder
 from trainer.observe.node_monitor import NodeMonitor, append
 
 PROBE_S = 60.0
@@ -307,7 +309,9 @@ class HeadLauncher(Launcher):
         assert self.ray is not None and self.links is not None
         addresses = [self.address, *(link.peer_address for _, link in sorted(self.links.links.items()))]
         env = self.ray.env | {"RAY_ADDRESS": f"{self.address}:{self.ray.ports.gcs}"}
-        with self.child([sys.executable, "-m", "trainer.node.transfer_check", *addresses], env) as process:
+        with self.child(
+            [sys.executable, "-m", "trainer.node.launch.transfer_check", *addresses], env
+        ) as process:
             for _ in self.until(lambda: "the nodes did not exchange data through Ray", EXIT_PREFLIGHT):
                 self.check_others()
                 if process.poll() is not None:
