@@ -49,7 +49,7 @@ class Said:
     usd: float | None = None
     """What the platform itself has counted."""
     usd_per_hour: float = 0.0
-    """Of all nodes that it has rented now; 0: not known."""
+    """Dollars per hour of all nodes that it has rented now; 0 where that is not known."""
     rented: str = ""
     """What these are."""
     name: str = ""

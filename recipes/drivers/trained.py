@@ -95,7 +95,8 @@ def of_run(name: str, bucket: str, target: str | None) -> Trained | None:
 
 
 def _config(name: str, bucket: str, folders: list[Path]) -> RunConfig:
-    """Of a run that was launched from here with the desk's paths; else as the run has saved it."""
+    """The configuration of a run: with the desk's paths if it was launched from here, else as the run saved
+    it."""
     if run_record.known(name):
         record = run_record.load(name)
         return resolve(record.recipe, record.overrides).config

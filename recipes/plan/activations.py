@@ -26,9 +26,9 @@ class MicroBatch:
 
     sequences: int
     tokens: int
-    """Of prompts and completions."""
+    """Tokens of prompts and completions."""
     patches: int
-    """Of all images."""
+    """Patches of all images."""
     width: int
 
 

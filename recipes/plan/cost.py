@@ -24,7 +24,7 @@ from recipes.plan.memory import MemoryPlan, plan, with_resources
 from recipes.plan.passes import Passes
 from recipes.plan.prices import Price, price
 from recipes.spec import Recipe
-from trainer.config import checkpoint_suffices, nodes_share_weights
+from trainer.config import ConfigError, checkpoint_suffices, nodes_share_weights
 from trainer.config.budget import policy_bytes, trained
 from trainer.hardware.gpus import Gpu, gpu_named
 from trainer.hardware.model_shapes import Shape
@@ -124,11 +124,17 @@ def expected_seconds(
 
 
 def steps_of(recipe: Recipe) -> int:
-    """Steps of the whole run."""
+    """Steps of the whole run. Raises ConfigError where the rows are too few for one."""
     config = recipe.config
+    rows = min(config.data.max_samples or recipe.dataset.rows, recipe.dataset.rows or 1)
+    if recipe.kind == "train" and 0 < rows < config.rows_per_step:
+        key = "sft.batch_size" if config.method == "sft" else "rollout.prompts_per_step"
+        raise ConfigError(
+            f"{recipe.dataset.name or config.data.path} has {rows} rows and a step takes "
+            f"{config.rows_per_step}: lower {key}, or give more rows"
+        )
     if config.run.max_steps:
         return config.run.max_steps
-    rows = min(config.data.max_samples or recipe.dataset.rows, recipe.dataset.rows or 1)
     passes_over = config.sft.epochs if config.method == "sft" else config.data.episodes
     return max(1, rows * passes_over // config.rows_per_step)
 

@@ -34,7 +34,7 @@ class UpdateTime:
     wire: float
     """Collectives beside them: what is longer, this or `compute`, pass by pass, is waited for."""
     waited: float
-    """Of the passes: the longer of the two, summed."""
+    """Seconds of all passes, each as long as the longer of the two."""
     after: float
     """Gather of the updated weights."""
     overhead: float

@@ -254,8 +254,8 @@ def _scattered(config: RunConfig, bucket: float) -> dict[str, float]:
 
 
 def _step(config: RunConfig, shard: float, most: int) -> dict[str, float]:
-    """Of a sub-group of at most `most` elements: gradients flattened, and in fp32 if they are not; what AdamW
-    makes unless it is fused."""
+    """What the optimizer's step takes for a sub-group of at most `most` elements: gradients flattened, and in
+    fp32 if they are not; what AdamW makes unless it is fused."""
     group, width = min(most, shard), _gradient_width(config)
     if config.optimizer.offload_optimizer or (config.optimizer.zero_stage < 3 and width > _width(config)):
         return {}  # stages 1 and 2 add up in the flat fp32 buffer that the step reads

@@ -18,7 +18,7 @@ COMPLETIONS, PROMPTS = 0.6, 0.4
 """Standard deviation of the logarithm of lengths (planning figures); half of a completion's variance is its
 group's."""
 IMAGE_SHARE = 0.7
-"""Of a vision prompt's tokens: 289 of MathV60K's 420 (planning figure)."""
+"""Share of a vision prompt's tokens that are its image's: 289 of MathV60K's 420 (planning figure)."""
 MODULES_PER_LAYER = 14
 """Module calls of a decoder layer or a block of the tower, containers and activations among them."""
 
@@ -29,7 +29,7 @@ class Passes:
     does."""
 
     lengths: tuple[Length, ...]
-    """Of all samples."""
+    """Lengths of all samples."""
     logprobs: tuple[float, ...]
     """Passes without gradients over all samples, for one model."""
     updates: tuple[float, ...]
@@ -50,7 +50,7 @@ class Passes:
 
     @cached_property
     def tokens(self) -> int:
-        """Of all samples, each with its prompt."""
+        """Tokens of all samples, each with its prompt."""
         return sum(x.prompt_tokens + x.completion_tokens for x in self.lengths)
 
     @cached_property
@@ -115,7 +115,7 @@ def typical(config: RunConfig, dataset: Dataset, rng: random.Random, vision: boo
 
 
 def slowest(lengths: list[Length], world: int, budget: int, cost: Cost) -> list[float]:
-    """Of each pass, the cost of the rank that the others wait for."""
+    """The cost of each pass, which is that of the rank that the others wait for."""
     plan = schedule(lengths, world, budget, cost)
     return [max(_cost(rank[p], lengths, cost) for rank in plan) for p in range(len(plan[0]))]
 

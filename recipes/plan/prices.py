@@ -18,7 +18,7 @@ SNAPSHOT = Path(__file__).with_name("prices.json")
 
 @dataclass(frozen=True)
 class Price:
-    """Of one GPU with its share of the machine, dollars per hour."""
+    """Dollars per hour of one GPU with its share of the machine."""
 
     cloud: str
     gpu: str

@@ -26,7 +26,7 @@ class Stage:
     peak_bytes: float
     fits: bool
     passes: int
-    """Of a step."""
+    """Passes of one step."""
     time: UpdateTime
     ours: bool
     """Whether it is the recipe's own."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import PurePosixPath
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
 
-from recipes.presets.parts import with_parts
+from recipes.presets.parts import DATASETS, with_parts
 from recipes.spec import Recipe, Step
 from trainer.config import ConfigError
 
@@ -26,9 +29,7 @@ def prepared(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     """
     data, given = recipe.config.data, {text.partition("=")[0].strip() for text in overrides}
     if not data.source:
-        used = {data.path, recipe.config.evaluation_path}
-        mine = lambda step: step.module != "data_prep" or step.creates.removesuffix("/manifest.json") in used  # noqa: E731
-        return replace(recipe, steps=tuple(filter(mine, recipe.steps))) if "data.path" in given else recipe
+        return _of_a_prepared_folder(recipe) if "data.path" in given else recipe
     words = words_of(data.source)
     kept = hashlib.sha256(data.source.encode()).hexdigest()[:8]
     path = (
@@ -47,8 +48,46 @@ def prepared(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
         recipe,
         config=with_parts(recipe.config, **sections),
         steps=(own, *steps),
-        dataset=replace(recipe.dataset, name=name, held_out="validation"),
+        dataset=replace(recipe.dataset, name=name, rows=rows_of(words, recipe), held_out="validation"),
     )
+
+
+def _of_a_prepared_folder(recipe: Recipe) -> Recipe:
+    """The recipe with a dataset that is there: no step prepares another one, and its manifest has the
+    rows."""
+    data, used = recipe.config.data, {recipe.config.data.path, recipe.config.evaluation_path}
+    steps = []
+    for step in recipe.steps:
+        if step.module != "data_prep" or step.creates.removesuffix("/manifest.json") in used:
+            steps.append(step)
+    rows = recipe.dataset.rows
+    with contextlib.suppress(
+        OSError, ValueError, KeyError, TypeError
+    ):  # a bucket, or another machine's folder
+        rows = int(json.loads((Path(data.path) / "manifest.json").read_text())["rows"][data.split])
+    return replace(recipe, steps=tuple(steps), dataset=replace(recipe.dataset, rows=rows))
+
+
+def rows_of(words: Sequence[str], recipe: Recipe) -> int:
+    """How many rows a source has, as far as the desk can tell; else those of the recipe's own dataset.
+
+    Lines are counted in files of lines; of a published set the catalog of recipes knows. `--rows` limits
+    both. What preparing leaves out or holds out of them is not known before.
+    """
+    limit = next((int(after) for word, after in pairwise(words) if word == "--rows" and after.isdigit()), 0)
+    counted = 0
+    for word in words:
+        named = word.rpartition("=")[0]  # what stands behind the last `=` may be a weight
+        path = named if named and not Path(word).exists() else word
+        if PurePosixPath(path).suffix in (".jsonl", ".ndjson", ".csv", ".tsv") and Path(path).is_file():
+            with open(path, "rb") as file:
+                lines = sum(1 for line in file if line.strip())
+            counted += lines - (PurePosixPath(path).suffix in (".csv", ".tsv"))
+        elif word in DATASETS:
+            counted += DATASETS[word].rows
+    if not counted:
+        return limit or recipe.dataset.rows
+    return min(counted, limit) if limit else counted
 
 
 def words_of(source: str) -> list[str]:

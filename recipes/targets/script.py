@@ -26,7 +26,7 @@ file."""
 SETTINGS = ("AWS_ENDPOINT_URL", "AWS_REGION", "R2_ACCOUNT_ID")
 """Settings of the object store and the node launcher that may be given besides."""
 PORT = 8000
-"""Of a server."""
+"""Port that a server listens at."""
 API_KEY = "VLLM_API_KEY"
 """What a server asks its callers for."""
 WEIGHTS = "${MODELS}/${RUN_ID}"

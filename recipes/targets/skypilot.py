@@ -22,7 +22,8 @@ from trainer.exit_codes import EXIT_PREFLIGHT
 
 DASHBOARD_PORT = 8265
 ENVIRONMENT_GIB = 60
-"""Of a pod's own disk, where a claim holds models, data and runs: environment, repository, Ray's files."""
+"""Size of a pod's own disk where a claim holds models, data and runs: it has the environment, the repository
+and Ray's files."""
 
 
 class Dumper(yaml.SafeDumper):

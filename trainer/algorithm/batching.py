@@ -99,7 +99,7 @@ class MicroBatch:
     pixel_values: Tensor | None = None
     """[patches, dim] of the distinct prompts; None: no image"""
     grids: tuple[tuple[int, int, int], ...] = ()
-    """Of each image its frames, rows and columns of patches, in the order of the row, whose image tokens are
+    """Frames, rows and columns of patches of each image, in the order of the row, whose image tokens are
     theirs. Numbers: of a tensor on a GPU each reading would wait for all that is queued there."""
 
 

@@ -179,7 +179,7 @@ def _frozen(model: Path, reader: ShardReader | Adapter) -> Sources:
 
 
 def _settings(reader: ShardReader | Adapter) -> dict[str, Any]:
-    """Of the run that wrote a checkpoint, by dotted name."""
+    """Options of the run that wrote a checkpoint, by dotted name."""
     return reader.found.manifest["config"] if isinstance(reader, ShardReader) else {}
 
 

@@ -9,8 +9,8 @@ from trainer.hardware import adapters
 from trainer.hardware.model_shapes import Shape
 
 SAVED_BYTES, MOST_TOKENS = {"cuda": 8 << 30, "cpu": 1 << 30}, {"cuda": 16_384, "cpu": 4_096}
-"""Of a pass: what the backward pass needs of the layers, and where more tokens make its products no
-faster."""
+"""Two limits of a pass, by device: bytes that the backward pass needs of the layers, and tokens beyond which
+its products get no faster."""
 PREFETCH = 50_000_000, 500_000_000
 """Elements gathered ahead of their use: DeepSpeed's default, less than one matrix of 72B, and 1 GB in
 bf16."""

@@ -30,7 +30,7 @@ class LoRA:
     rslora: bool = False
     """Rank-stabilized scale (arXiv 2312.03732)."""
     dropout: float = within(0.0, least=0, below=1)
-    """Of the adapters' inputs; method sft only."""
+    """Dropout of the adapters' inputs; method sft only."""
     vision: bool = False
     """Adapters in the vision tower's blocks too; without them the tower stays as it is."""
     qlora: bool = False

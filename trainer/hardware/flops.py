@@ -29,7 +29,7 @@ class Completed:
     completion: int
     """Tokens."""
     grids: tuple[Grid, ...] = ()
-    """Of its images."""
+    """Grids of its images."""
     group: int = 0
     """Samples of one group share the prompt."""
 

@@ -1,5 +1,5 @@
-"""Downloads a hub model's weights while Ray starts, on every node:
-`python -m trainer.node.launch.model_fetch --config run.yaml`.
+"""Downloads a hub model's weights while Ray starts: `python -m trainer.node.launch.model_fetch --config
+run.yaml`, per node.
 
 The ranks find them in the hub's cache, or wait for the download under way. What fails here is told by the
 ranks, who ask for the same files. Under ZeRO-3 a node downloads its share of the files, which its ranks pass

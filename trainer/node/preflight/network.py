@@ -20,7 +20,7 @@ Ask = Callable[[Orders], dict[int, dict[str, Any]]]
 clock."""
 
 PAIR_SECONDS = 16.0
-"""Seconds of streaming that all rounds share: 1 s a direction for 4 nodes, less for many."""
+"""Seconds of streaming, shared between all rounds: 1 s a direction for 4 nodes, less for many."""
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from trainer.node.preflight import host
 from trainer.storage import hub
 
 BYTES_PER_PARAMETER = 32
-"""Memory of one parameter in fp32 over all CPU ranks: weight, master, two moments, gradient, reference, the
-engine's and the gathered copy."""
+"""Bytes that one CPU rank takes in fp32: weights, master, two moments, gradient, reference, engine, gathered
+copy."""
 
 
 def precheck(config: RunConfig) -> None:

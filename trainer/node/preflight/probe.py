@@ -35,7 +35,7 @@ lossy."""
 VOLLEY_S = 10.0
 """Longest that the datagrams of one pair are sent: on a link that loses half, fewer tell enough."""
 BUFFER_BYTES = 4 << 20
-"""Size of the sockets' buffers, as far as the system grants it: holds some windows of an echo that gets no
+"""Size of the sockets' buffers, as far as the system grants it: it holds some windows of an echo that gets no
 processor."""
 DATAGRAM_BYTES = 1000
 MTU_TRIES = 8

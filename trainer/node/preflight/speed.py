@@ -166,7 +166,7 @@ def _matmul_tflops(device: Any) -> float:
 
 
 def _memory_gb_per_s(device: Any) -> float:
-    """Bandwidth of the GPU's memory in a copy, which reads and writes."""
+    """Memory bandwidth of a copy, which reads and writes."""
     import torch
 
     source = torch.empty(1 << 30, device=device, dtype=torch.uint8)

@@ -53,6 +53,6 @@ GPU_TEMPERATURE_MARGIN_C = Target(5.0, OURS)
 CHECKPOINT_WRITE_S = Target(900.0, OURS)
 """Longest time that a node should need to write its part of one checkpoint, or the model into its cache."""
 SPILL_MB_PER_S = Target(25.0, OURS)
-"""Speed of the disk that Ray spills its object store to."""
+"""Write speed of the disk that Ray spills its object store to."""
 FREE_DISK_GIB = Target(2.0, OURS)
 """Free where the run is written, beside what the plan needs."""
