@@ -338,7 +338,7 @@ def test_a_killed_rank_ends_the_job_at_once(small_config, folder):
     traces = {
         tuple(p.name.split(".")[0].split("-")[1::2]) for p in (folder / "run/profile/step-00000002").iterdir()
     }
-    assert traces >= {(rank, call) for rank in "01" for call in ("generate", "update", "sync")}
+    assert traces >= {(rank, call) for rank in "01" for call in ("sample", "update", "load")}
 
 
 @pytest.mark.long
