@@ -13,7 +13,7 @@ from trainer.config import run_folder
 
 WRITER = """
 import sys, time
-from trainer.observe.metrics import Phases
+from trainer.observe.phases import Phases
 phases = Phases(sys.argv[1])
 with phases("update"):
     print("there", flush=True)

@@ -11,7 +11,8 @@ from written_run import write_run
 
 from trainer.config import RunConfig, override
 from trainer.observe import live as progress
-from trainer.observe.metrics import Metrics, Phases
+from trainer.observe.metrics import Metrics
+from trainer.observe.phases import Phases, mean_seconds
 
 
 def text_console(terminal: bool, width: int = 100) -> Console:
@@ -148,7 +149,7 @@ def test_eta_and_phases_are_means_of_the_last_steps():
     ]
     assert progress.eta_s(history, 12) == pytest.approx(30.0)
     assert progress.eta_s(history, 0) is None and progress.eta_s([{"step": 1}], 5) is None
-    assert progress.phase_seconds(history) == [("rollout", 0.5), ("other", 2.5)]
+    assert mean_seconds(history) == {"": [("rollout", 0.5), ("other", 2.5)]}
 
 
 def test_a_missing_directory_is_one_line(tmp_path, capsys):

@@ -12,7 +12,8 @@ from written_run import picture, values, write_run
 from trainer.config import ConfigError, RunConfig, override
 from trainer.observe import charts, report, report_charts
 from trainer.observe.charts import Chart, Frame, Line
-from trainer.observe.metrics import Metrics, Phases
+from trainer.observe.metrics import Metrics
+from trainer.observe.phases import Phases
 
 PLAIN = override(RunConfig(), ["logging.tensorboard=false"])
 
@@ -265,5 +266,5 @@ def test_phases_have_a_colour_in_both_displays_and_a_row_in_the_table():
     from trainer.observe.live import PHASE_COLORS
     from trainer.observe.metric_names import NAMES
 
-    phases = {n[5:-2] for n in NAMES if n.startswith("time/")} - {"step", "unix"}
+    phases = {n[5:-2] for n in NAMES if n.startswith("time/")} - {"step", "unix", "sampling"}
     assert phases == set(PHASE_COLORS) - {"other"} == set(report_charts.PHASE_COLORS)

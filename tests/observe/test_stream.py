@@ -18,9 +18,10 @@ from trainer.errors import StorageError
 from trainer.observe import mirror as mirroring
 from trainer.observe import stream as streaming
 from trainer.observe.history import read_history
-from trainer.observe.metrics import Metrics, Phases
+from trainer.observe.metrics import Metrics
 from trainer.observe.mirror import Mirror
 from trainer.observe.node_monitor import append
+from trainer.observe.phases import Phases
 from trainer.observe.stream import Stream
 from trainer.storage.storage import Storage
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 from trainer.config import RunConfig, override
-from trainer.observe.metrics import Metrics, Phases
+from trainer.observe.metrics import Metrics
+from trainer.observe.phases import Phases
 
 
 def picture(circles: int, size: int = 160) -> bytes:

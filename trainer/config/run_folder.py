@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,8 @@ MANIFEST = "manifest.json"
 REPORT = "report.html"
 
 RUNNING, DIED = "running", "died"
+LEARNING, SAMPLING = "learning", "sampling"
+"""The lanes of a run, where sampling and learning do not take turns."""
 TAIL_BYTES = 256 << 10
 """Read from the end of a file: the newest samples of some hundred nodes, or metrics of as many steps."""
 
@@ -132,3 +136,29 @@ def _is_gone(progress: dict[str, Any]) -> bool:
     if progress.get("pid_space") != _pid_space() or "pid_started" not in progress:
         return False
     return started_ticks(progress["pid"]) != progress["pid_started"]
+
+
+@dataclass(frozen=True)
+class LaneProgress:
+    """Where one lane of a run is."""
+
+    name: str
+    """Empty where the run has one lane."""
+    step: int
+    phase: str
+    since_unix_s: float
+    """When the phase began."""
+
+
+def lanes(progress: Mapping[str, Any]) -> list[LaneProgress]:
+    """Where each lane is, by what `read_progress` gave; the learning lane first. [] before a run's start."""
+    if "phase" not in progress:
+        return []
+    if progress.get("status") == RUNNING and "lanes" in progress:
+        states = progress["lanes"]
+    else:
+        states = {"": progress}
+    return [
+        LaneProgress(name, state.get("step", 0), state["phase"], state.get("phase_since_unix_s", 0.0))
+        for name, state in states.items()
+    ]

@@ -25,8 +25,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trainer.config.run_folder import read_progress
+from trainer.config.run_folder import lanes, read_progress
 from trainer.observe.history import merge_lines, newest_samples, read_history
+from trainer.observe.phases import mean_seconds
 from trainer.observe.report_page import run_name
 
 REFRESH_S = 1.0
@@ -34,6 +35,7 @@ MAX_NODES = 16
 PHASE_COLORS = {
     "rollout": "dodger_blue2",
     "grade": "dark_orange",
+    "wait": "grey37",
     "update": "green3",
     "sync": "deep_sky_blue4",
     "checkpoint": "indian_red",
@@ -158,23 +160,12 @@ def plain_line(record: dict[str, Any], progress: dict[str, Any]) -> str:
     for _, name, form in ROWS:
         if name in short and name in record:
             parts.append(f"{short[name]} {form.format(record[name])}")
-    phases = [(n, s) for n, s in phase_seconds([record]) if n != "other"]
     if "time/step_s" in record:
+        lanes = mean_seconds([record]).values()
+        phases = [phase for lane in lanes for phase in lane if phase[0] != "other"]
         detail = " ".join(f"{name} {seconds:.1f}" for name, seconds in phases)
         parts.append(f"{record['time/step_s']:.1f} s" + (f" ({detail})" if detail else ""))
     return " | ".join(parts)
-
-
-def phase_seconds(history: Sequence[dict[str, Any]]) -> list[tuple[str, float]]:
-    """Mean seconds per step of each phase, in the order in which a step runs them; `other` is what no phase
-    covers."""
-    timed = [r for r in history if "time/step_s" in r]
-    if not timed:
-        return []
-    names = [n for n in PHASE_COLORS if any(f"time/{n}_s" in r for r in timed)]
-    means = [(n, sum(r.get(f"time/{n}_s", 0.0) for r in timed) / len(timed)) for n in names]
-    rest = sum(r["time/step_s"] for r in timed) / len(timed) - sum(s for _, s in means)
-    return means + ([("other", rest)] if rest > 0 else [])
 
 
 def eta_s(history: Sequence[dict[str, Any]], total_steps: int) -> float | None:
@@ -230,7 +221,8 @@ def render(
     if history:
         body += [Text(""), _values(history, inner)]
     if any("time/step_s" in r for r in history):
-        body += [Text(""), _phase_bar(history[-20:], inner)]
+        for lane, phases in mean_seconds(history[-20:]).items():
+            body += [Text(""), _phase_bar(lane, phases, inner)]
     if nodes:
         body += [Text(""), _nodes(nodes)]
     if restarts := progress.get("restarts"):
@@ -255,9 +247,14 @@ def _state(progress: dict[str, Any]) -> Text:
     if status != "running":
         styles = {"finished": "bold green", "failed": "bold red"}
         return Text(status, style=styles.get(status, "bold"))
-    since = time.time() - progress.get("phase_since_unix_s", time.time())
-    text = Text(f"{progress.get('message') or progress.get('phase', '')} ")
-    return text.append(duration(max(since, 0)), style="dim")
+    text = Text()
+    for lane in lanes(progress):
+        what = progress.get("message") or lane.phase
+        if lane.name:
+            what = f"{lane.name} step {lane.step}: {what}"
+        text.append(f" · {what} " if text else f"{what} ")
+        text.append(duration(max(time.time() - lane.since_unix_s, 0)), style="dim")
+    return text
 
 
 def _headline(progress: dict[str, Any], history: Sequence[dict[str, Any]], width: int) -> RenderableType:
@@ -303,8 +300,7 @@ def _values(history: Sequence[dict[str, Any]], width: int) -> Table:
     return table
 
 
-def _phase_bar(history: Sequence[dict[str, Any]], width: int) -> Group:
-    phases = phase_seconds(history)
+def _phase_bar(lane: str, phases: Sequence[tuple[str, float]], width: int) -> Group:
     total = sum(s for _, s in phases) or 1.0
     bar = Text()
     legend = []
@@ -316,6 +312,8 @@ def _phase_bar(history: Sequence[dict[str, Any]], width: int) -> Group:
         bar.append("█" * cells, style=color)
         if seconds / total >= 0.005:
             legend.append(Text.assemble(("■ ", color), f"{name} ", (f"{seconds:.2f} s", "dim")))
+    if lane:
+        legend.insert(0, Text(f"{lane}:"))
     return Group(bar, Columns(legend, padding=(0, 3)))
 
 

@@ -135,6 +135,8 @@ NAMES: dict[str, Name] = {
     "time/step_s": Name("s", "The whole step, from the end of the one before it."),
     "time/rollout_s": Name("s", "Generating completions."),
     "time/grade_s": Name("s", "Grading them, and the advantages."),
+    "time/wait_s": Name("s", "Waiting for completions that are sampled meanwhile, where sampling is a lane."),
+    "time/sampling_s": Name("s", "The step's whole turn of the sampling lane, where sampling is a lane."),
     "time/update_s": Name(
         "s", "Log-probabilities, forward, backward, optimizer; moving states in before it."
     ),

@@ -4,7 +4,7 @@
     metrics.jsonl    one line per step: {"step": 12, "reward/mean": 0.5, ...}, keys sorted
     samples.jsonl    some of the completions with their grades; images under samples/, named by their content
     attempts.jsonl   one line per start of the trainer: a spot run has several
-    progress.json    the phase that runs right now, for another process to show (`Phases`)
+    progress.json    the phase that runs right now, for another process to show (phases.py)
     tensorboard/     event files      wandb/  Weights & Biases
 
 A line is written with one system call, so a SIGKILL loses at most the line it tears. Names and units:
@@ -14,7 +14,6 @@ training stack is not installed.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import json
@@ -23,13 +22,13 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trainer import config as configuration
 from trainer.config import RunConfig
-from trainer.config.run_folder import process_stamp, write_whole
+from trainer.config.run_folder import write_whole
 from trainer.observe.history import last_step, truncate
 from trainer.observe.trackers import TensorBoard, WeightsAndBiases
 
@@ -148,112 +147,6 @@ class Metrics:
         """Flushes and closes every tracker. The files of this module need no closing."""
         while self._trackers:
             self._trackers.pop().close()
-
-
-class Phases:
-    """Times the phases of a step on the monotonic clock, tells other processes which one runs, and polls in
-    between.
-
-        with phases("rollout"): ...
-        with phases("update"): ...
-        metrics.log(step, phases.take())
-
-    A phase inside another one pauses the outer: no second is counted twice.
-    """
-
-    def __init__(
-        self,
-        run_dir: str | Path | None = None,
-        on_boundary: Callable[[str], Any] | None = None,
-        total_steps: int = 0,
-    ) -> None:
-        """run_dir: where `progress.json` goes (None: nowhere). on_boundary: called with its name after every
-        outermost phase that ended well; what it raises stops the loop (a preemption notice). total_steps: 0
-        where it is not known.
-        """
-        self._path = Path(run_dir) / "progress.json" if run_dir else None
-        self._on_boundary = on_boundary
-        self._seconds: dict[str, float] = {}
-        self._stack: list[str] = []
-        self._taken = False
-        self._began = time.monotonic()
-        self._mark = self._began
-        now = time.time()
-        self._state: dict[str, Any] = {
-            "status": "running",
-            "step": 0,
-            "total_steps": total_steps,
-            "phase": "start",
-            "phase_since_unix_s": now,
-            "step_since_unix_s": now,
-            "started_unix_s": now,
-        } | process_stamp()
-        self._write()
-
-    @contextlib.contextmanager
-    def __call__(self, name: str) -> Generator[None]:
-        """Times the body as phase `name`; its metric is `time/{name}_s`."""
-        self._charge()
-        self._stack.append(name)
-        self._show(name)
-        try:
-            yield
-        finally:
-            self._charge()
-            self._stack.pop()
-            self._show(self._stack[-1] if self._stack else "between")
-        if not self._stack and self._on_boundary:
-            self._on_boundary(name)
-
-    def begin(self, step: int, total_steps: int | None = None) -> None:
-        """Says that step `step` begins (1 is the first).
-
-        The clock of the first one starts here; that of a later one where the last `take` ended, so that what
-        comes between logging and the next step, such as a checkpoint, is that step's.
-        """
-        if not self._taken:
-            self._seconds = {}
-            self._began = time.monotonic()
-        self._state |= {"step": step, "step_since_unix_s": time.time(), "message": ""}
-        if total_steps is not None:
-            self._state["total_steps"] = total_steps
-        self._write()
-
-    def take(self) -> dict[str, float]:
-        """Seconds per phase since the last call, and `time/step_s`; starts again."""
-        self._charge()
-        now = time.monotonic()
-        taken = {f"time/{name}_s": seconds for name, seconds in self._seconds.items()}
-        taken["time/step_s"] = now - self._began
-        self._seconds = {}
-        self._began = now
-        self._taken = True
-        return taken
-
-    def note(self, **fields: Any) -> None:
-        """Puts more into `progress.json`; a `message`, such as "loading the model", lasts until a step
-        begins."""
-        self._state |= fields
-        self._write()
-
-    def finish(self, status: str = "finished") -> None:
-        """Says how the run ended: finished, preempted, interrupted or failed."""
-        self._state |= {"status": status, "phase": status, "phase_since_unix_s": time.time()}
-        self._write()
-
-    def _charge(self) -> None:
-        now = time.monotonic()
-        if self._stack:
-            self._seconds[self._stack[-1]] = self._seconds.get(self._stack[-1], 0.0) + now - self._mark
-        self._mark = now
-
-    def _show(self, phase: str) -> None:
-        self._state |= {"phase": phase, "phase_since_unix_s": time.time()}
-        self._write()
-
-    def _write(self) -> None:
-        if self._path:
-            write_whole(self._path, json.dumps(self._state | {"updated_unix_s": time.time()}).encode())
 
 
 def thumbnail(data: bytes, side: int) -> tuple[bytes, str]:

@@ -26,11 +26,12 @@ from trainer.config import ConfigError, RunConfig
 from trainer.config.model_name import model_name
 from trainer.config.run_folder import read_lines, read_progress
 from trainer.observe import compare, report_nodes, report_page
-from trainer.observe.charts import Chart, Line, label, line_chart, series, stacked_bars
+from trainer.observe.charts import Chart, Line, label, line_chart, series
 from trainer.observe.history import read_history
-from trainer.observe.live import duration, phase_seconds
-from trainer.observe.report_charts import CHARTS, HELD_OUT, PHASE_COLORS
+from trainer.observe.live import duration
+from trainer.observe.report_charts import CHARTS, HELD_OUT
 from trainer.observe.report_page import page
+from trainer.observe.report_phases import phases_section
 from trainer.observe.report_scores import scores_page
 
 MAX_SAMPLES = 24
@@ -69,7 +70,7 @@ def write_report(run_dir: str | Path) -> Path:
         line_chart(_by_source(history), history, marks),
         *(line_chart(chart, history, marks) for chart in CHARTS),
         "</section>",
-        _phases(history),
+        phases_section(history),
         report_nodes.section(read_lines(run_dir / "nodes.jsonl")),
         _samples(run_dir, read_lines(run_dir / "samples.jsonl")),
         config_html,
@@ -166,40 +167,6 @@ def _tiles(
     columns = min((6, 5, 4, 3), key=lambda c: (-len(tiles) % c, -c)) if len(tiles) > 2 else len(tiles)
     cells += '<div class="tile filler"></div>' * (-len(tiles) % columns)
     return f'<section class="tiles" style="--columns:{columns}">{cells}</section>'
-
-
-# --- phases ---------------------------------------------------------------------------------------------
-
-
-def _phases(history: Sequence[dict[str, Any]]) -> str:
-    timed = [r for r in history if "time/step_s" in r]
-    means = phase_seconds(timed)
-    if not means:
-        return ""
-    keys = [(name, PHASE_COLORS.get(name, 8)) for name, _ in means]
-    rows = []
-    for record in timed:
-        known = [record.get(f"time/{name}_s", 0.0) for name, _ in keys if name != "other"]
-        rest = [max(record["time/step_s"] - sum(known), 0.0)] if keys[-1][0] == "other" else []
-        rows.append((record["step"], known + rest))
-    chart = Chart("Seconds per step", (), "What each step spent its time on.", wide=True)
-    total = sum(s for _, s in means) or 1.0
-    bar = "".join(
-        f'<i class="b{color}" style="width:{100 * s / total:.2f}%" title="{html.escape(name)}"></i>'
-        for (name, color), (_, s) in zip(keys, means, strict=True)
-    )
-    table = "".join(
-        f'<tr><td><span class="key s{color}"><i></i>{html.escape(name)}</span></td>'
-        f"<td>{100 * s / total:.1f}%</td>"
-        f"<td>{s:.3g} s</td><td>{duration(s * len(timed))}</td></tr>"
-        for (name, color), (_, s) in zip(keys, means, strict=True)
-    )
-    return (
-        f'<h2>Where the time went</h2><section class="phases"><div class="bar">{bar}</div>'
-        f"{stacked_bars(chart, rows, keys)}"
-        f"<table><thead><tr><th>phase</th><th>share</th><th>mean per step</th>"
-        f"<th>total</th></tr></thead><tbody>{table}</tbody></table></section>"
-    )
 
 
 # --- samples --------------------------------------------------------------------------------------------

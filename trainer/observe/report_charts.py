@@ -100,6 +100,7 @@ CHARTS = (
 PHASE_COLORS = {
     "rollout": 1,
     "grade": 2,
+    "wait": 8,
     "update": 3,
     "sync": 6,
     "checkpoint": 4,

@@ -29,8 +29,9 @@ from trainer.learning.learner import Learner
 from trainer.node.watch.preemption import Notice
 from trainer.node.watch.run_lock import RunLock
 from trainer.observe.guards import Guards
-from trainer.observe.metrics import Metrics, Phases
+from trainer.observe.metrics import Metrics
 from trainer.observe.node_monitor import NodeStats
+from trainer.observe.phases import Phases
 from trainer.observe.report import write_report
 from trainer.observe.start_clock import StartClock
 from trainer.observe.step_profile import StepProfiles

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 RAISES = """
 import sys, ray
 from trainer.observe import beacon, post_mortem
-from trainer.observe.metrics import Phases
+from trainer.observe.phases import Phases
 
 class Rank:
     def start(self):

@@ -23,8 +23,8 @@ from trainer.checkpoint.attempt import Attempts
 from trainer.node.watch import watchdog
 from trainer.node.watch.watchdog import Rank, Watchdog, guilty
 from trainer.observe import beacon
-from trainer.observe.metrics import Phases
 from trainer.observe.node_monitor import NodeMonitor
+from trainer.observe.phases import Phases
 from trainer.storage.storage import Storage
 
 ROOT = Path(__file__).parents[3]

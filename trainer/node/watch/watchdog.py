@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import RunConfig
-from trainer.config.run_folder import read_progress
+from trainer.config.run_folder import LaneProgress, lanes, read_progress
 from trainer.observe import beacon
 from trainer.observe import post_mortem as debugger
 from trainer.observe.history import SLOWED, read_history
@@ -44,6 +44,8 @@ TRACE_BYTES = 4 << 20
 MOVING = ("start", "resume", "checkpoint", "export")
 """Phases that mostly read and write files: while they do, they make progress, however long a large model
 takes."""
+WAIT = "wait"
+"""The phase of a lane that waits for the other one."""
 MOVES = 1e6
 """Bytes per second, of the ranks and the driver of any node, that count as progress."""
 
@@ -87,7 +89,7 @@ class Watchdog:
         self.config, self.attach = config, attach
         self._looked = 0.0
         self._born = time.time()
-        self._told: tuple[Any, ...] = ()
+        self._told = set[LaneProgress]()
         self._pieces = dict[int, int]()
         self._worked = 0.0
         self._moved = 0.0
@@ -129,7 +131,7 @@ class Watchdog:
                 yield f"{which} is slowed down by heat or power, at {gpu['temperature_c']} C"
 
     def overdue(self) -> str:
-        """The phase that makes no progress, once per phase, else "". Checks once a second."""
+        """The lane whose phase makes no progress, once per phase, else "". Checks once a second."""
         watch = self.config.watch
         if watch.on_hang == "off" or time.monotonic() - self._looked < LOOK_S:
             return ""
@@ -137,15 +139,26 @@ class Watchdog:
         state = read_progress(self.config.run.dir)
         if state.get("status") != "running" or state["started_unix_s"] < self._born:
             return ""
-        phase = state["phase"]
-        began = state["phase_since_unix_s"]
-        since = time.time() - max(began, self._worked, self._moved if phase in MOVING else 0.0)
-        limit = self.limit_s(phase)
-        key = (phase, state["step"], state["phase_since_unix_s"])
-        if since <= limit or key == self._told:
+        running = lanes(state)
+        at_work = [lane for lane in running if lane.phase != WAIT]
+        # While one lane is at work, the other one may wait for it; two that wait for each other hang.
+        for lane in at_work or running:
+            if line := self._overdue(lane):
+                return line
+        return ""
+
+    def _overdue(self, lane: LaneProgress) -> str:
+        """What is to be said of a lane's phase, once; else ""."""
+        moved = self._moved if lane.phase in MOVING else 0.0
+        since = time.time() - max(lane.since_unix_s, self._worked, moved)
+        limit = self.limit_s(lane.phase)
+        if since <= limit or lane in self._told:
             return ""
-        self._told = key
-        return f"no progress in phase {phase} of step {state['step']} for {since:.0f} s (limit {limit:.0f})"
+        self._told.add(lane)
+        where = f"phase {lane.phase} of step {lane.step}"
+        if lane.name:
+            where += f" ({lane.name})"
+        return f"no progress in {where} for {since:.0f} s (limit {limit:.0f})"
 
     def limit_s(self, phase: str) -> float:
         """Seconds that a phase may take: a multiple of its median, or the limit of a phase that never ended
@@ -153,12 +166,11 @@ class Watchdog:
         watch = self.config.watch
         if phase == "start":
             return watch.start_s
-        times = [r[f"time/{phase}_s"] for r in read_history(self.config.run.dir) if f"time/{phase}_s" in r][
-            -STEPS:
-        ]
+        metric = f"time/{phase}_s"
+        times = [record[metric] for record in read_history(self.config.run.dir) if metric in record]
         if not times:
             return watch.first_s
-        return max(watch.floor_s, watch.factor * statistics.median(times))
+        return max(watch.floor_s, watch.factor * statistics.median(times[-STEPS:]))
 
 
 def variables(folder: Path, post_mortem: bool = False) -> dict[str, str]:
