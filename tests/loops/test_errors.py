@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from trainer import config as c
+from trainer.backoff import Backoff
 from trainer.checkpoint.layout import local_dir
 from trainer.data.processor import Prompter
 from trainer.exit_codes import EXIT_CONFIG, EXIT_RAY
@@ -167,7 +168,7 @@ def test_a_ray_that_does_not_start_is_tried_again(small_config, capsys, tmp_path
         raise c.ConfigError("connected")
 
     monkeypatch.setattr(process.ray, "init", slow)
-    monkeypatch.setattr(ray_client, "PAUSE_S", 0.0)
+    monkeypatch.setattr(ray_client, "STARTS", Backoff(attempts=3, first_wait_s=0.0))
     monkeypatch.setattr(process, "Session", started)
     forever = False
     assert process._run(None, None, str(path), []) == EXIT_CONFIG and len(calls) == 3

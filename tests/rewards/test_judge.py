@@ -70,7 +70,7 @@ def endpoint():
 
 @pytest.fixture
 def settings(endpoint, monkeypatch):
-    monkeypatch.setattr(judge, "WAIT_S", 0.01)
+    monkeypatch.setattr(judge, "TRIES", replace(judge.TRIES, first_wait_s=0.01))
     monkeypatch.setenv(judge.KEY_VARIABLE, "secret")
     return Rewards(judge_url=endpoint.url, judge_model="m", judge_timeout_s=0.3)
 

@@ -18,6 +18,7 @@ import pytest
 import uvicorn
 
 from trainer import config
+from trainer.backoff import Backoff
 from trainer.config import ConfigError
 from trainer.rewards import remote
 from trainer.rewards.guard import GuardedProtocol
@@ -187,7 +188,7 @@ def test_client_without_token_says_so(url, monkeypatch):
 
 
 def test_client_gives_up_on_a_server_that_stays_away(monkeypatch):
-    monkeypatch.setattr(remote, "RETRIES", 1)
+    monkeypatch.setattr(remote, "TRIES", Backoff(attempts=2))
     scorer = Scorer(config.Rewards(remote_url=f"http://127.0.0.1:{free_port()}/get_reward"))
     with scorer, pytest.raises(ConnectionError, match="cannot be reached"):
         scorer.score([wrap("1")], ["1"], ["number"])

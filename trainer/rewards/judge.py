@@ -15,19 +15,19 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from trainer import config as configuration
 from trainer.algorithm.traces import Verdict
+from trainer.backoff import Backoff
 from trainer.config import ConfigError
 
 KEY_VARIABLE = "SPOTRL_JUDGE_KEY"
 """Environment variable with the endpoint's key, sent as a bearer token; unset: none is sent."""
 PARALLEL = 16
 """Requests that are in flight at once."""
-RETRIES = 3
-"""Further tries after a timeout, a 429 or a 5xx."""
-WAIT_S = 1.0
-"""Wait before the first further try; it doubles with each."""
+TRIES = Backoff(attempts=4)
+"""Tries of a request that is not answered in time, or with a 429 or a 5xx."""
 REPLY_BYTES = 1 << 20
 MAX_REMEMBERED = 100_000
 SYSTEM = (
@@ -91,18 +91,15 @@ class Judge:
             {"role": "user", "content": json.dumps(content, ensure_ascii=False)},
         ]
         body = json.dumps({"model": self.model, "messages": messages, "temperature": 0}).encode()
-        for attempt in range(RETRIES + 1):
-            try:
-                return _verdict(self._post(body))
-            except urllib.error.HTTPError as error:
-                if error.code < 500 and error.code not in (408, 429):
-                    detail = error.read(300).decode(errors="replace").strip()
-                    raise ConfigError(f"{self.name} answers {error.code}: {detail}") from None
-            except (OSError, TimeoutError):  # URLError and a broken connection are OSErrors
-                pass
-            if attempt < RETRIES:
-                time.sleep(WAIT_S * 2**attempt)
-        return "timeout"
+        try:
+            return _verdict(TRIES.call(partial(self._post, body), _may_pass))
+        except urllib.error.HTTPError as error:
+            if _may_pass(error):
+                return "timeout"
+            detail = error.read(300).decode(errors="replace").strip()
+            raise ConfigError(f"{self.name} answers {error.code}: {detail}") from None
+        except OSError:
+            return "timeout"
 
     def _post(self, body: bytes) -> bytes:
         """Body of the reply, all of which must arrive within `timeout_s`."""
@@ -127,6 +124,12 @@ class Judge:
                 if time.monotonic() > deadline or len(reply) > REPLY_BYTES:
                     raise TimeoutError
         return reply
+
+
+def _may_pass(error: Exception) -> bool:
+    if isinstance(error, urllib.error.HTTPError):
+        return error.code >= 500 or error.code in (408, 429)
+    return isinstance(error, OSError)  # URLError, a broken connection and a timeout are such
 
 
 def _verdict(reply: bytes) -> Verdict:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from typing import Any, get_args
 
 from trainer import config as configuration
 from trainer.algorithm.traces import Verdict
+from trainer.backoff import Backoff
 
 TOKEN_VARIABLE = "SPOTRL_REWARD_TOKEN"
 """Environment variable with the bearer token, on both sides."""
@@ -21,8 +21,8 @@ BATCH = 256
 """Completions per request."""
 PARALLEL = 4
 """Requests that are in flight at once."""
-RETRIES = 5
-"""Further tries after a refused connection or a 5xx; the waits are 1, 2, 4, 8, 16 s."""
+TRIES = Backoff(attempts=6)
+"""Tries of a request whose connection is refused or whose reply is a 5xx."""
 
 
 class BadReplyError(RuntimeError):
@@ -59,22 +59,21 @@ class Client:
         if token := os.environ.get(TOKEN_VARIABLE):
             headers["Authorization"] = f"Bearer {token}"
         data = json.dumps(body).encode()
-        for attempt in range(RETRIES + 1):
-            try:
-                request = urllib.request.Request(self.url, data=data, headers=headers, method="POST")
-                with urllib.request.urlopen(request, timeout=self.timeout_s) as response:
-                    reply = json.load(response)
-                return self._verdicts(reply, len(body["query"]))
-            except urllib.error.HTTPError as error:
-                detail = error.read(500).decode(errors="replace")
-                if error.code < 500 or attempt == RETRIES:
-                    raise ConnectionError(f"{self.name} answers {error.code}: {detail}") from None
-            except (urllib.error.URLError, TimeoutError, ConnectionError, json.JSONDecodeError) as error:
-                if attempt == RETRIES:
-                    reason = getattr(error, "reason", error)
-                    raise ConnectionError(f"{self.name} cannot be reached: {reason}") from None
-            time.sleep(2**attempt)
-        raise AssertionError("unreachable")
+
+        def send() -> list[tuple[Verdict, float]]:
+            request = urllib.request.Request(self.url, data=data, headers=headers, method="POST")
+            with urllib.request.urlopen(request, timeout=self.timeout_s) as response:
+                reply = json.load(response)
+            return self._verdicts(reply, len(body["query"]))
+
+        try:
+            return TRIES.call(send, _may_pass)
+        except urllib.error.HTTPError as error:
+            detail = error.read(500).decode(errors="replace")
+            raise ConnectionError(f"{self.name} answers {error.code}: {detail}") from None
+        except _BROKEN as error:
+            reason = getattr(error, "reason", error)
+            raise ConnectionError(f"{self.name} cannot be reached: {reason}") from None
 
     def _verdicts(self, reply: Any, expected: int) -> list[tuple[Verdict, float]]:
         """(verdict, accuracy) of each completion, from `server.py` or from a server in OpenRLHF's format.
@@ -105,3 +104,12 @@ class Client:
         if not verdicts:
             verdicts = ["correct" if accuracy > 0 else "wrong" for accuracy in accuracies]
         return [(verdict, float(a)) for verdict, a in zip(verdicts, accuracies, strict=True)]
+
+
+_BROKEN = (urllib.error.URLError, TimeoutError, ConnectionError, json.JSONDecodeError)
+
+
+def _may_pass(error: Exception) -> bool:
+    if isinstance(error, urllib.error.HTTPError):
+        return error.code >= 500
+    return isinstance(error, _BROKEN)

@@ -283,7 +283,7 @@ class Storage:
             raise StorageError(f"{what} failed {attempt} times at {self.url}: {told}") from error
         with self._lock:
             self.retries += 1
-        wait = self.retry.wait_s(max(0, attempt - 1))
+        wait = self.retry.wait_s(max(1, attempt))  # 0 where the download got further since
         print(f"storage: {what} failed ({told}); again in {wait:.1f} s", file=sys.stderr, flush=True)
         time.sleep(wait)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import configparser
 import os
-import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 from obstore.store import GCSStore, LocalStore, S3Store
 
+from trainer.backoff import Backoff
 from trainer.config import ConfigError
 from trainer.config.bucket_address import BucketAddress, is_address
 
@@ -60,20 +60,14 @@ RUNPOD = Limits(request_timeout_s=7200.0)
 
 
 @dataclass(frozen=True)
-class Retry:
+class Retry(Backoff):
     """Whole-file retries, on top of obstore's per request."""
 
     attempts: int = 6
-    first_wait_s: float = 1.0
-    max_wait_s: float = 60.0
     request_retries: int = 4
     request_retry_s: float = 60.0
     stall_s: float = 45.0
     """A download that gets no byte for this long is asked for again from where it stands."""
-
-    def wait_s(self, attempt: int) -> float:
-        """Seconds before attempt + 1, doubled each time, with jitter so that ranks do not return together."""
-        return min(self.max_wait_s, self.first_wait_s * 2**attempt) * random.uniform(0.5, 1.0)
 
 
 DOWNLOAD_TIMEOUT_S = 24 * 3600.0

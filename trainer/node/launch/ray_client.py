@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import Any
 
+from trainer.backoff import Backoff
 from trainer.errors import RayError
 
-ATTEMPTS = 3
-PAUSE_S = 5.0
-"""Before the second attempt; twice as long before the third."""
+STARTS = Backoff(attempts=3, first_wait_s=5.0)
 
 
 def connect(**options: Any) -> None:
     """`ray.init(**options)`. Raises RayError."""
     import ray
 
-    for attempt in range(1, ATTEMPTS + 1):
+    def start() -> None:
         try:
             ray.init(**options)
-            return
-        except Exception as error:  # Ray raises a bare Exception where the start takes longer than its 30 s
+        except Exception:  # Ray raises a bare Exception where the start takes longer than its 30 s
             ray.shutdown()
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            if attempt == ATTEMPTS:
-                raise RayError(f"Ray did not start in {attempt} attempts ({said})") from None
-            print(
-                f"Ray did not start ({said}): attempt {attempt + 1} of {ATTEMPTS}",
-                file=sys.stderr,
-                flush=True,
-            )
-            time.sleep(PAUSE_S * attempt)
+            raise
+
+    def told(error: Exception, failures: int, wait_s: float) -> None:
+        again = f"attempt {failures + 1} of {STARTS.attempts}"
+        print(f"Ray did not start ({_first(error)}): {again}", file=sys.stderr, flush=True)
+
+    try:
+        STARTS.call(start, lambda error: True, told)
+    except Exception as error:
+        raise RayError(f"Ray did not start in {STARTS.attempts} attempts ({_first(error)})") from None
+
+
+def _first(error: Exception) -> str:
+    """The first line of what an error says."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
