@@ -16,6 +16,7 @@ from trainer.algorithm.advantages import RunningNorm
 from trainer.algorithm.credit import credited
 from trainer.checkpoint.rollout_log import Graded, history
 from trainer.config import ConfigError, RunConfig
+from trainer.config.run_folder import CONFIG
 from trainer.observe.mirror import Mirror
 from trainer.observe.report_page import PULLED
 from trainer.storage.storage import Storage
@@ -117,11 +118,11 @@ def _place(run: str, bucket: str) -> tuple[Path, str]:
 
 def _config(folder: Path, url: str) -> RunConfig:
     pulled = folder / PULLED
-    for path in (folder / "config.yaml", pulled / "config.yaml"):
+    for path in (folder / CONFIG, pulled / CONFIG):
         if path.is_file():
             return configuration.load(path)
     if url:
         Mirror(url, pulled).update()
-    if not (pulled / "config.yaml").is_file():
+    if not (pulled / CONFIG).is_file():
         raise ConfigError(f"{folder} has no config.yaml, and neither has the run's bucket")
-    return configuration.load(pulled / "config.yaml")
+    return configuration.load(pulled / CONFIG)

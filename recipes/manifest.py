@@ -21,6 +21,7 @@ from typing import Any
 from recipes.run_record import RUNS, RunRecord
 from recipes.spec import Recipe
 from trainer import config as run_config
+from trainer.config.run_folder import write_whole
 
 FORMAT = 1
 LOCKS = Path("requirements")
@@ -86,7 +87,7 @@ def write_launch(recipe: Recipe, record: RunRecord) -> Path:
     }
     path = RUNS / record.run_id / "manifest.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data, indent=1) + "\n")
+    write_whole(path, f"{json.dumps(data, indent=1)}\n".encode())
     return path
 
 
@@ -146,9 +147,7 @@ def main(path: str) -> int:
     if out.exists():
         known |= json.loads(out.read_text())
     known["run"] = known.get("run") or run_half(config)
-    part = out.with_name(f".manifest.{platform.node()}.{os.getpid()}.json")
-    part.write_text(json.dumps(known, indent=1) + "\n")
-    part.replace(out)  # whole or not at all: nodes may share the directory
+    write_whole(out, f"{json.dumps(known, indent=1)}\n".encode())  # nodes may share the directory
     return 0
 
 

@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from trainer.config import ConfigError
+from trainer.config.run_folder import CONFIG, METRICS, PROGRESS, write_whole
 
 RUNS = Path("runs")
 PULLED = "pulled"
@@ -110,7 +111,7 @@ class RunRecord:
         """Writes the record and returns its path."""
         path = RUNS / self.run_id / "launch.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+        write_whole(path, f"{json.dumps(dataclasses.asdict(self), indent=1)}\n".encode())
         return path
 
 
@@ -121,9 +122,7 @@ def known(run_id: str) -> bool:
 
 def metrics_of(folder: Path) -> Path | None:
     """The metrics of the run whose record is in `folder`, where they are here or were fetched."""
-    return next(
-        (f / "metrics.jsonl" for f in (folder, folder / PULLED) if (f / "metrics.jsonl").is_file()), None
-    )
+    return next((f / METRICS for f in (folder, folder / PULLED) if (f / METRICS).is_file()), None)
 
 
 def setup_of(folder: Path) -> dict[str, float]:
@@ -166,8 +165,8 @@ def interrupted(recipe: str, target: str, overrides: list[str], model: str) -> s
         if (record.recipe, record.target, record.overrides) != (recipe, target, overrides):
             continue
         try:
-            progress = json.loads((RUNS / record.run_id / "progress.json").read_text())
-            same_model = model in (RUNS / record.run_id / "config.yaml").read_text()
+            progress = json.loads((RUNS / record.run_id / PROGRESS).read_text())
+            same_model = model in (RUNS / record.run_id / CONFIG).read_text()
         except (OSError, ValueError):
             continue  # it ended before its first step: there is nothing to resume from
         if progress["status"] == "finished":

@@ -17,6 +17,7 @@ from recipes.presets import resolve
 from recipes.requests import Request
 from recipes.spec import Recipe
 from trainer.config import ConfigError, run_folder
+from trainer.config.run_folder import METRICS
 
 WARM_UP = 3
 """First steps, which load, compile and gather ahead in an order that is not known yet; not counted."""
@@ -93,7 +94,7 @@ def scaling(request: Request, nodes_text: str, steps: int) -> int:
 def steps_of(run_id: str) -> list[dict[str, float]]:
     """Metrics of the counted steps of a run, where its files are here."""
     for folder in (run_record.RUNS / run_id, run_record.RUNS / run_id / run_record.PULLED):
-        path = Path(folder) / "metrics.jsonl"
+        path = Path(folder) / METRICS
         if path.is_file():
             lines = run_folder.read_lines(path)
             if counted := [line for line in lines if line["step"] > WARM_UP and "time/step_s" in line]:

@@ -17,6 +17,7 @@ from recipes import run_record
 from recipes.drivers import desk_python, engine_state, launched, tokens
 from recipes.run_record import PULLED, RunRecord
 from trainer.config import ConfigError
+from trainer.config.run_folder import CONFIG, METRICS, PROGRESS
 from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED
 
 BUCKET = "bucket"
@@ -30,7 +31,7 @@ def files(run: str, bucket: str = "") -> Path:
     where there are none, SystemExit where the bucket has none, even if older files were fetched from another
     one."""
     for path in (Path(run), run_record.RUNS / run):
-        if not bucket and ((path / "metrics.jsonl").exists() or (path / "config.yaml").exists()):
+        if not bucket and ((path / METRICS).exists() or (path / CONFIG).exists()):
             return path
     url = url_of(run, bucket)
     folder = run_record.RUNS / run / PULLED
@@ -39,7 +40,7 @@ def files(run: str, bucket: str = "") -> Path:
             f"no run at {run}: give the id or the folder of a run, and --bucket for one that was not launched from here"
         )
     code = mirror("pull", url, folder)
-    if code == EXIT_CONFIG or (code and not (folder / "metrics.jsonl").exists()):
+    if code == EXIT_CONFIG or (code and not (folder / METRICS).exists()):
         raise SystemExit(code)
     if code:
         print(f"{url} does not answer: this is what was fetched before", file=sys.stderr, flush=True)
@@ -111,8 +112,8 @@ def runs(bucket: str) -> int:
 def profile(run: str, bucket: str, fetch: bool) -> int:
     """Asks a running run for a profile of its next step, or fetches those that it has taken."""
     here = run_record.RUNS / run
-    if not bucket and (here / "progress.json").exists():
-        if not fetch and json.loads((here / "progress.json").read_text())["status"] != "running":
+    if not bucket and (here / PROGRESS).exists():
+        if not fetch and json.loads((here / PROGRESS).read_text())["status"] != "running":
             raise ConfigError(f"{run} is over: set logging.profile_step and start it again")
         if not fetch:
             (here / "profile.request").touch()

@@ -16,12 +16,13 @@ from recipes.drivers import engine_state, launched, sight
 from recipes.drivers.engine_state import LAUNCH_FAILED, Said
 from recipes.run_record import RUNS, RunRecord
 from trainer.config import run_folder
+from trainer.config.run_folder import LAUNCH_LOG
 
 WIDTH = 80
 """Columns of the table, which is that of a terminal nobody has resized."""
 NOT_CONFIRMED = "launch not confirmed"
 BAD_ENDS = ("failed", "died", LAUNCH_FAILED)
-LOGS = ("launch.log", f"{run_record.PULLED}/launch.log", "slurm.log", "pbs.log", "local.log")
+LOGS = (LAUNCH_LOG, f"{run_record.PULLED}/launch.log", "slurm.log", "pbs.log", "local.log")
 TAIL_BYTES = 64 << 10
 
 

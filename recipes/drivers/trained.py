@@ -12,6 +12,7 @@ from recipes.presets import RECIPES, benchmarks, resolve
 from recipes.recipe_files import is_python
 from trainer import config as run_config
 from trainer.config import ConfigError, RunConfig
+from trainer.config.run_folder import CONFIG
 from trainer.hardware import model_shapes
 
 EXPORT = "checkpoints/hf"
@@ -100,13 +101,13 @@ def _config(name: str, bucket: str, folders: list[Path]) -> RunConfig:
     if run_record.known(name):
         record = run_record.load(name)
         return resolve(record.recipe, record.overrides).config
-    saved = next((folder for folder in folders if (folder / "config.yaml").is_file()), None)
+    saved = next((folder for folder in folders if (folder / CONFIG).is_file()), None)
     if saved is None and not bucket:  # a folder of a run with nothing but its weights
         (whole,) = [str((f / "hf").absolute()) for f in folders if (f / "hf/config.json").is_file()][:1] or [
             ""
         ]
         return run_config.override(RunConfig(), [f"model.path={whole}"])
-    return run_config.load(str((saved or sight.files(name, bucket)) / "config.yaml"))
+    return run_config.load(str((saved or sight.files(name, bucket)) / CONFIG))
 
 
 def model(name: str) -> str:

@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 
 from trainer.config import ConfigError, Model
+from trainer.config.run_folder import write_whole
 from trainer.hardware import architectures, model_shapes
 from trainer.hardware.model_shapes import Shape
 
@@ -32,9 +33,7 @@ def shape(model: Model) -> Shape | None:
     if not kept.exists():
         text = fetch(path, model.revision or "main", os.environ.get("HF_TOKEN", ""))
         kept.parent.mkdir(parents=True, exist_ok=True)
-        part = kept.with_name(f".{os.getpid()}.json")
-        part.write_bytes(text)
-        part.replace(kept)
+        write_whole(kept, text)
     return model_shapes.from_config_of(path, json.loads(kept.read_text()))
 
 

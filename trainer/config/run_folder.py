@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,9 @@ TAIL_BYTES = 256 << 10
 
 def write_whole(path: Path, data: bytes) -> None:
     """Writes a file so that a reader sees the old content or the new, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # Nodes may share the disk, and threads the process.
+    writer = f"{socket.gethostname()}.{os.getpid()}.{threading.get_ident()}"
+    temporary = path.with_name(f".{path.name}.{writer}")
     temporary.write_bytes(data)
     os.replace(temporary, path)
 

@@ -20,6 +20,7 @@ from typing import Any
 from trainer.algorithm.seeding import seed_of
 from trainer.algorithm.traces import Outcome, Prompt, Trace
 from trainer.config import ConfigError, RunConfig
+from trainer.config.run_folder import REPORT, write_whole
 from trainer.hardware import model_shapes
 from trainer.loops.process import main
 from trainer.observe import scores
@@ -105,10 +106,10 @@ def _score(config: RunConfig, run: Session, path: Path) -> None:
     for name, text in (
         ("benchmarks.json", json.dumps(found, indent=1)),
         ("benchmarks.md", table),
-        ("report.html", scores_page(config.run.name, found)),
+        (REPORT, scores_page(config.run.name, found)),
     ):
         written = path.with_name(name)
-        written.write_text(text + "\n", encoding="utf-8")
+        write_whole(written, f"{text}\n".encode())
         if run.checkpoints.storage:
             run.checkpoints.storage.put(written, name)
     print(table, flush=True)
@@ -158,7 +159,7 @@ def _whole_lines(run: Session, path: Path) -> list[str]:
     if len(whole) < len(run.train_rows):
         whole = whole[: len(whole) // run.config.rows_per_step * run.config.rows_per_step]
     if path.exists():
-        path.write_text("".join(f"{line}\n" for line in whole), encoding="utf-8")
+        write_whole(path, "".join(f"{line}\n" for line in whole).encode())
     return whole
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from trainer.config import ConfigError
+from trainer.config.run_folder import CONFIG
 from trainer.observe.charts import Line, label, line_chart, series
 from trainer.observe.history import read_history
 from trainer.observe.live import duration
@@ -68,7 +69,7 @@ def _read(folder: Path) -> ComparedRun:
         raise ConfigError(
             f"no metrics in {folder}: give the directory of a run that has made at least one step"
         )
-    path = folder / "config.yaml"
+    path = folder / CONFIG
     config = yaml.safe_load(path.read_text()) if path.exists() else {}
     return ComparedRun(run_name(folder), folder, history, dict(_flat(config or {})))
 

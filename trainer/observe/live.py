@@ -25,7 +25,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trainer.config.run_folder import lanes, read_progress
+from trainer.config.run_folder import METRICS, lanes, read_progress
 from trainer.observe.history import merge_lines, newest_samples, read_history
 from trainer.observe.phases import mean_seconds
 from trainer.observe.report_page import run_name
@@ -111,7 +111,7 @@ def follow(
     console = console or Console()
     run_dir = Path(run_dir)
     began = time.time() if stop else 0.0
-    tail = Tail(run_dir / "metrics.jsonl")
+    tail = Tail(run_dir / METRICS)
     if console.is_terminal:
         with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
             for progress, history, _ in _watch(run_dir, tail, began, stop, poll_s):

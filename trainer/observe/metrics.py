@@ -28,7 +28,7 @@ from typing import Any
 
 from trainer import config as configuration
 from trainer.config import RunConfig
-from trainer.config.run_folder import write_whole
+from trainer.config.run_folder import ATTEMPTS, CONFIG, METRICS, SAMPLES, write_whole
 from trainer.observe.history import last_step, truncate
 from trainer.observe.trackers import TensorBoard, WeightsAndBiases
 
@@ -62,23 +62,23 @@ class Metrics:
         self.config = config
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self._images = self.run_dir / "samples"
-        path = self.run_dir / "metrics.jsonl"
+        path = self.run_dir / METRICS
         if history and last_step(path, resume_step) < resume_step:
             write_whole(path, history)
             if samples:
-                write_whole(self.run_dir / "samples.jsonl", samples)
+                write_whole(self.run_dir / SAMPLES, samples)
         truncate(path, resume_step)
-        truncate(self.run_dir / "samples.jsonl", resume_step)
+        truncate(self.run_dir / SAMPLES, resume_step)
         if resume_step <= 0:
-            (self.run_dir / "attempts.jsonl").unlink(missing_ok=True)
-        write_whole(self.run_dir / "config.yaml", configuration.dump(config).encode())
+            (self.run_dir / ATTEMPTS).unlink(missing_ok=True)
+        write_whole(self.run_dir / CONFIG, configuration.dump(config).encode())
         start = {
             "resume_step": resume_step,
             "unix_s": time.time(),
             "host": socket.gethostname(),
             "pid": os.getpid(),
         }
-        _append(self.run_dir / "attempts.jsonl", start)
+        _append(self.run_dir / ATTEMPTS, start)
         self._trackers = self._open_trackers(resume_step)
 
     def _open_trackers(self, resume_step: int) -> list[Any]:
@@ -104,7 +104,7 @@ class Metrics:
         numbers = {name: _number(name, value) for name, value in values.items()}
         line: dict[str, Any] = {"step": int(step), "time/unix_s": time.time()}
         line |= {name: _json_number(value) for name, value in numbers.items()}
-        _append(self.run_dir / "metrics.jsonl", line)
+        _append(self.run_dir / METRICS, line)
         for tracker in self._trackers:
             tracker.log(step, numbers)
 
@@ -122,7 +122,7 @@ class Metrics:
             for key in ("reward", "advantage"):
                 if key in record:
                     record[key] = _json_number(_number(key, record[key]))
-            _append(self.run_dir / "samples.jsonl", record)
+            _append(self.run_dir / SAMPLES, record)
             written.append(record)
         for tracker in self._trackers:
             tracker.samples(step, written)
@@ -140,7 +140,7 @@ class Metrics:
     def history(self) -> bytes:
         """All lines so far, to be saved with a checkpoint so that the curves survive the loss of the node's
         disk."""
-        path = self.run_dir / "metrics.jsonl"
+        path = self.run_dir / METRICS
         return path.read_bytes() if path.exists() else b""
 
     def close(self) -> None:

@@ -23,7 +23,17 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
-from trainer.config.run_folder import read_lines, read_progress, write_whole
+from trainer.config.run_folder import (
+    ATTEMPTS,
+    LAUNCH_LOG,
+    METRICS,
+    NODES,
+    PROGRESS,
+    SAMPLES,
+    read_lines,
+    read_progress,
+    write_whole,
+)
 from trainer.observe.step_profile import FOLDER as PROFILES
 from trainer.observe.stream import FOLDER, PROFILE_REQUEST
 from trainer.storage.command import exit_code
@@ -33,7 +43,7 @@ from trainer.storage.stores import Retry
 SILENT_S = 240.0
 """An attempt that has made no mark for this long is taken for dead (`ALIVE_S` of
 trainer/checkpoint/attempt.py)."""
-GROWING = ("metrics.jsonl", "samples.jsonl", "launch.log", "nodes.jsonl")
+GROWING = (METRICS, SAMPLES, LAUNCH_LOG, NODES)
 FETCHES = 16
 """Objects that are fetched at once."""
 QUICK = Retry(attempts=2, request_retries=2, request_retry_s=10.0, stall_s=15.0)
@@ -61,18 +71,18 @@ class Mirror:
                 "it begins once the launcher has started its attempt"
             )
         self._fetch(listed, f"{FOLDER}/{attempts[-1]}/")
-        for name in ("metrics.jsonl", "samples.jsonl"):  # those of an attempt hold the earlier ones' steps
-            have = [a for a in attempts if (self.cache / a / "metrics.jsonl").exists()]
+        for name in (METRICS, SAMPLES):  # those of an attempt hold the earlier ones' steps
+            have = [a for a in attempts if (self.cache / a / METRICS).exists()]
             self._write(name, self._joined(have[-1], name) if have else b"")
-        self._write("nodes.jsonl", b"".join(self._joined(a, "nodes.jsonl") for a in attempts))
-        logs = [(a, self._joined(a, "launch.log")) for a in attempts]
-        self._write("launch.log", b"".join(b"--- attempt %s\n%s" % (a.encode(), text) for a, text in logs))
+        self._write(NODES, b"".join(self._joined(a, NODES) for a in attempts))
+        logs = [(a, self._joined(a, LAUNCH_LOG)) for a in attempts]
+        self._write(LAUNCH_LOG, b"".join(b"--- attempt %s\n%s" % (a.encode(), text) for a, text in logs))
         for attempt in attempts:
             self._copy(attempt)
-        starts = [r for a in attempts for r in read_lines(self.cache / a / "attempts.jsonl")]
+        starts = [r for a in attempts for r in read_lines(self.cache / a / ATTEMPTS)]
         starts = {r["unix_s"]: r for r in starts}
         lines = [json.dumps(starts[at], sort_keys=True) + "\n" for at in sorted(starts)]
-        self._write("attempts.jsonl", "".join(lines).encode())
+        self._write(ATTEMPTS, "".join(lines).encode())
         state = self.state()
         self._progress(attempts[-1], state)
         return state
@@ -107,7 +117,7 @@ class Mirror:
         """Whole files and images; a later attempt's replace an earlier one's."""
         for path in sorted((self.cache / attempt).rglob("*")):
             name = path.relative_to(self.cache / attempt)
-            if path.is_file() and name.parts[0] not in (*GROWING, "attempts.jsonl", "progress.json"):
+            if path.is_file() and name.parts[0] not in (*GROWING, ATTEMPTS, PROGRESS):
                 self._write(str(name), path.read_bytes())
 
     def _write(self, name: str, data: bytes) -> None:
@@ -152,7 +162,7 @@ class Mirror:
 
     def _progress(self, attempt: str, state: dict[str, Any]) -> None:
         """The newest attempt's own progress, corrected by the record where its process was killed."""
-        path = self.cache / attempt / "progress.json"
+        path = self.cache / attempt / PROGRESS
         progress = json.loads(path.read_bytes()) if path.exists() else {"status": "running", "phase": "start"}
         if state and state["left"] and state["code"] != 0 and not state["final"]:
             progress["restarts"] = state["left"]
@@ -166,7 +176,7 @@ class Mirror:
             progress |= {"message": message, "phase_since_unix_s": state["seen_unix_s"]}
             if state["final"]:
                 progress["status"] = "failed"
-        self._write("progress.json", json.dumps(progress).encode())
+        self._write(PROGRESS, json.dumps(progress).encode())
 
     def weights(self) -> Path:
         """The exported weights, the largest part of a run: fetched on request.
@@ -215,7 +225,7 @@ def ended(mirror: Mirror, state: dict[str, Any]) -> bool:
 
 def show_log(mirror: Mirror, follow: bool, every_s: float) -> None:
     """Prints the log, and with `follow` what comes to it until the run is over."""
-    at, path = 0, mirror.folder / "launch.log"
+    at, path = 0, mirror.folder / LAUNCH_LOG
     while True:
         over = ended(mirror, mirror.update()) or not follow
         data = path.read_bytes() if path.exists() else b""

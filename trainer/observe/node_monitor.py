@@ -14,12 +14,11 @@ from typing import Any
 
 import psutil
 
-from trainer.config.run_folder import read_progress
+from trainer.config.run_folder import NODES, read_progress
 from trainer.observe import beacon
 from trainer.observe.history import SLOWED, STRAGGLES, newest_samples
 
 EVERY_S = 10.0
-FILE = "nodes.jsonl"
 WINDOW_S = 30.0
 """Shortest time for which ranks are compared."""
 RAYS_OWN = ("ray::Dash", "ray::Runtime", "ray::IDLE")
@@ -194,7 +193,7 @@ def append(run_dir: str | Path, sample: Mapping[str, Any]) -> None:
     """Adds a sample, with the phase that runs now, to the run's `nodes.jsonl` in one write."""
     phase = read_progress(run_dir).get("phase", "")
     line = json.dumps({**sample, "phase": phase}, sort_keys=True).encode() + b"\n"
-    descriptor = os.open(Path(run_dir) / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = os.open(Path(run_dir) / NODES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         os.write(descriptor, line)
     finally:

@@ -24,7 +24,7 @@ from typing import Any
 from trainer import config as configuration
 from trainer.config import ConfigError, RunConfig
 from trainer.config.model_name import model_name
-from trainer.config.run_folder import read_lines, read_progress
+from trainer.config.run_folder import ATTEMPTS, CONFIG, NODES, REPORT, SAMPLES, read_lines, read_progress
 from trainer.observe import compare, report_nodes, report_page
 from trainer.observe.charts import Chart, Line, label, line_chart, series
 from trainer.observe.history import read_history
@@ -49,18 +49,18 @@ def write_report(run_dir: str | Path) -> Path:
     run_dir = Path(run_dir)
     history = read_history(run_dir)
     if not history and (scored := run_dir / "benchmarks.json").exists():
-        (run_dir / "report.html").write_text(
+        (run_dir / REPORT).write_text(
             scores_page(report_page.run_name(run_dir), json.loads(scored.read_text())), encoding="utf-8"
         )
-        return run_dir / "report.html"
+        return run_dir / REPORT
     if not history:
         raise ConfigError(
             f"no metrics in {run_dir}: give the directory of a run that has made at least one step"
         )
-    attempts = read_lines(run_dir / "attempts.jsonl")
+    attempts = read_lines(run_dir / ATTEMPTS)
     marks = [a["resume_step"] for a in attempts if a["resume_step"] > 0]
     progress = read_progress(run_dir)
-    config, config_html = _config(run_dir / "config.yaml")
+    config, config_html = _config(run_dir / CONFIG)
     name = config.run.name if config else report_page.run_name(run_dir)
     sections = [
         _header(name, config, progress, history, attempts),
@@ -71,12 +71,12 @@ def write_report(run_dir: str | Path) -> Path:
         *(line_chart(chart, history, marks) for chart in CHARTS),
         "</section>",
         phases_section(history),
-        report_nodes.section(read_lines(run_dir / "nodes.jsonl")),
-        _samples(run_dir, read_lines(run_dir / "samples.jsonl")),
+        report_nodes.section(read_lines(run_dir / NODES)),
+        _samples(run_dir, read_lines(run_dir / SAMPLES)),
         config_html,
         _attempts(attempts),
     ]
-    path = run_dir / "report.html"
+    path = run_dir / REPORT
     path.write_text(page(name, "".join(sections)), encoding="utf-8")
     return path
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
+from trainer.config.run_folder import ATTEMPTS, CONFIG, LAUNCH_LOG, METRICS, NODES, PROGRESS, SAMPLES
 from trainer.errors import StorageError
 from trainer.observe.step_profile import REQUEST
 from trainer.storage.storage import Storage
@@ -42,7 +43,7 @@ NODE_S = 60.0
 """Least time between two pushed samples of a node; nodes.jsonl on the machine has all of them."""
 CLOSE_S = 5.0
 """Time for the last push, as the machine may be about to end."""
-WHOLE = ("config.yaml", "progress.json", "attempts.jsonl", "preflight.json", "manifest.json")
+WHOLE = (CONFIG, PROGRESS, ATTEMPTS, "preflight.json", "manifest.json")
 
 
 class Growing:
@@ -135,10 +136,10 @@ class Stream:
         self.prefix = f"{FOLDER}/{attempt}"
         self.failures = 0
         self._born = time.time() - 1.0  # clocks of file systems are coarse
-        self._log = self._growing("launch.log", self._size("launch.log"))
-        self._nodes = self._growing("nodes.jsonl", self._size("nodes.jsonl"))
-        self._metrics = self._growing("metrics.jsonl")
-        self._samples = self._growing("samples.jsonl")
+        self._log = self._growing(LAUNCH_LOG, self._size(LAUNCH_LOG))
+        self._nodes = self._growing(NODES, self._size(NODES))
+        self._metrics = self._growing(METRICS)
+        self._samples = self._growing(SAMPLES)
         self._sent: dict[str, Any] = {}
         self._node_times: dict[int, float] = {}
         self._image_bytes = 0
@@ -176,7 +177,7 @@ class Stream:
         self._log.push(BURST_BYTES)
         self._log.drop_middle(LOG_PIECES, LOG_HEAD)
         self._nodes.push(choose=self._thinned)
-        if self._fresh("attempts.jsonl"):  # before that, the metrics are those that an earlier attempt left
+        if self._fresh(ATTEMPTS):  # before that, the metrics are those that an earlier attempt left
             self._metrics.push()
             self._samples.push(choose=self._with_images)
         for name in (*WHOLE, *self._hangs()):

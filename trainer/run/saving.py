@@ -10,11 +10,12 @@ from pathlib import Path
 
 from trainer.checkpoint.format import CheckpointError
 from trainer.checkpoint.manager import Checkpoints
+from trainer.config.run_folder import METRICS, SAMPLES
 from trainer.errors import StorageError
 from trainer.learning.learner import Learner
 from trainer.node.watch.preemption import Notice
 
-ATTACHED = ("metrics.jsonl", "samples.jsonl")
+ATTACHED = (METRICS, SAMPLES)
 """Append-only files of the run that travel with a checkpoint, so that a new node has the curves."""
 
 CHANGES_STATE = "update"

@@ -17,7 +17,7 @@ from trainer.checkpoint.manager import Checkpoints
 from trainer.checkpoint.reader import Found
 from trainer.checkpoint.rollout_log import Graded, RolloutLog
 from trainer.config import ConfigError, RunConfig
-from trainer.config.run_folder import newest_lines
+from trainer.config.run_folder import METRICS, newest_lines
 from trainer.data.dataset import Dataset
 from trainer.data.prompt_stream import PromptStream
 from trainer.data.reader import Datasets
@@ -174,7 +174,7 @@ class Session:
         history, shown = [_attached(found, name) if found else b"" for name in ATTACHED]
         self.metrics = Metrics(self.config.run.dir, self.config, step, history, shown)
         self._stages.callback(self.metrics.close)
-        logged = newest_lines(Path(self.config.run.dir) / "metrics.jsonl")
+        logged = newest_lines(Path(self.config.run.dir) / METRICS)
         self.rewards.resume(logged[-1] if logged else {})
         print(f"resumed from step {step}" if found else "starting from scratch", flush=True)
         self.clock.mark("resume")

@@ -8,7 +8,8 @@ import sys
 from collections import deque
 from pathlib import Path
 
-FILE = "launch.log"
+from trainer.config.run_folder import LAUNCH_LOG
+
 ERROR = "error: "
 """Begins the line in which a loop says why it ended (trainer/loops/process.py)."""
 RAYS_OWN = re.compile(r"^(Running entrypoint for job |.*job_manager\.py:\d+ -- Runtime env is setting up)")
@@ -22,7 +23,7 @@ class JobLog:
     def __init__(self, source: Path, run_dir: Path, show: bool):
         run_dir.mkdir(parents=True, exist_ok=True)
         self.source, self.show = source, show
-        self._copy = (run_dir / FILE).open("a", encoding="utf-8")
+        self._copy = (run_dir / LAUNCH_LOG).open("a", encoding="utf-8")
         self._at = 0
         self._rest = b""
         self._last: deque[str] = deque(maxlen=20)

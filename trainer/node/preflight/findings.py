@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from trainer.config.run_folder import write_whole
 from trainer.exit_codes import EXIT_CONFIG, EXIT_OK, EXIT_PREFLIGHT
 
 Level = Literal["pass", "warn", "fail"]
@@ -95,9 +95,8 @@ def write(findings: Sequence[Finding], measured: dict[str, Any], run_dir: str | 
     folder.mkdir(parents=True, exist_ok=True)
     content = {"unix_s": time.time(), "code": exit_code(findings), "findings": [asdict(f) for f in findings]}
     path = folder / FILE
-    temporary = folder / f".{FILE}.{os.getpid()}"
-    temporary.write_text(json.dumps(content | measured, indent=1) + "\n")
-    return temporary.replace(path)
+    write_whole(path, f"{json.dumps(content | measured, indent=1)}\n".encode())
+    return path
 
 
 def received(message: dict[str, Any]) -> Finding:

@@ -29,7 +29,7 @@ from trainer.checkpoint.attempt import (
 from trainer.checkpoint.layout import newest_step, remote_url
 from trainer.checkpoint.resumable import check_resumable
 from trainer.config import ConfigError, RunConfig
-from trainer.config.run_folder import read_progress
+from trainer.config.run_folder import PROGRESS, read_progress, write_whole
 from trainer.data.dataset import Dataset
 from trainer.errors import StorageError
 from trainer.exit_codes import EXIT_FENCED, EXIT_NODE_LOST
@@ -48,7 +48,7 @@ def mark(run_dir: str, status: str) -> None:
     state = read_progress(run_dir)
     if state and status:
         with contextlib.suppress(OSError):
-            (Path(run_dir) / "progress.json").write_text(json.dumps(state | {"status": status}))
+            write_whole(Path(run_dir) / PROGRESS, json.dumps(state | {"status": status}).encode())
 
 
 POLL_S = 15.0

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from trainer.config.run_folder import write_whole
 from trainer.exit_codes import EXIT_INTERRUPTED, EXIT_PREEMPTED
 
 Provider = Literal["runpod", "gcp", "aws", "kubernetes", "slurm", "none"]
@@ -140,10 +141,7 @@ def flag_file(env: Mapping[str, str] = os.environ) -> Path:
 def announce(reason: str, path: Path | None = None) -> None:
     """Writes the notice for every process of this job on this node; called by the node's first process on
     SIGTERM."""
-    path = path or flag_file()
-    scratch = path.with_name(f"{path.name}.{os.getpid()}")
-    scratch.write_text(reason)
-    scratch.replace(path)
+    write_whole(path or flag_file(), reason.encode())
 
 
 def agree(reasons: Iterable[str | None]) -> str | None:
