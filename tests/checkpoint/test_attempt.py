@@ -12,7 +12,7 @@ import pytest
 from tests import servers
 from tests.checkpoint.synthetic import attempt, configure, cut, finish, holds, save, steps_in, whole, writers
 from trainer.checkpoint.__main__ import main
-from trainer.checkpoint.attempt import ALIVE_S, Attempts, Fenced, Final, Machine
+from trainer.checkpoint.attempt import Attempts, Fenced, Final, Machine
 from trainer.checkpoint.manager import Checkpoints
 from trainer.config import override
 from trainer.exit_codes import (
@@ -25,6 +25,7 @@ from trainer.exit_codes import (
     EXIT_PREFLIGHT,
     EXIT_RAY,
 )
+from trainer.storage.attempt_record import ALIVE_S
 from trainer.storage.storage import Storage
 
 

@@ -23,6 +23,7 @@ from trainer.observe.mirror import Mirror
 from trainer.observe.node_monitor import append
 from trainer.observe.phases import Phases
 from trainer.observe.stream import Stream
+from trainer.storage import attempt_record
 from trainer.storage.storage import Storage
 
 PLAIN = override(RunConfig(), ["logging.tensorboard=false"])
@@ -230,18 +231,18 @@ def test_a_machine_that_vanished_is_not_shown_as_running(run, monkeypatch):
     Metrics(run.dir, PLAIN)
     Phases(run.dir)
     run.stream.push()
-    assert run.desk.update()["alive"] and read_progress(run.desk.folder).get("message") is None
-    monkeypatch.setattr(mirroring, "SILENT_S", 0.0)
-    state = run.desk.update()
-    assert not state["alive"] and "has been silent since" in read_progress(run.desk.folder)["message"]
+    assert run.desk.update().alive and read_progress(run.desk.folder).get("message") is None
+    monkeypatch.setattr(attempt_record, "ALIVE_S", 0.0)
+    newest = run.desk.update()
+    assert not newest.alive and "has been silent since" in read_progress(run.desk.folder)["message"]
     assert read_progress(run.desk.folder)["status"] == "running", "its engine may start it again"
     run.attempts.close(run.attempt, 34, "node 1 is lost", 0)
     run.desk.update()
     assert "ended with 34 (node 1 is lost)" in read_progress(run.desk.folder)["message"]
     run.attempts.close(run.attempt, 2, "no such model", 0)
-    state = run.desk.update()
-    assert state["final"] and read_progress(run.desk.folder)["status"] == "failed"
-    assert mirroring.ended(run.desk, state)
+    newest = run.desk.update()
+    assert newest.final and read_progress(run.desk.folder)["status"] == "failed"
+    assert mirroring.ended(run.desk, newest)
 
 
 def test_the_commands_of_the_desk(run, capsys):

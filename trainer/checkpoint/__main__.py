@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import sys
 
-from trainer.checkpoint.attempt import Attempts
 from trainer.config import ConfigError
+from trainer.storage.attempt_record import AttemptRecord
 from trainer.storage.command import exit_code
 from trainer.storage.probe import QUICK
 from trainer.storage.storage import Storage
@@ -24,12 +24,12 @@ def run(arguments: list[str]) -> None:
     """The command line. Raises ConfigError, StorageError."""
     if len(arguments) != 1:
         raise ConfigError("usage: python -m trainer.checkpoint URL")
-    record = Attempts(Storage(f"{arguments[0].rstrip('/')}/attempts", retry=QUICK))
-    past, alive = record.past(), record.alive()
-    newest = past[-1] if past else None
-    shown = {name: newest and getattr(newest, key) for name, key in SHOWN.items()}
-    shown["seen_unix_s"] = newest and record.seen(newest)
-    print(json.dumps(shown | {"alive": alive is not None, "final": record.final()}))
+    record = AttemptRecord(Storage(f"{arguments[0].rstrip('/')}/attempts", retry=QUICK))
+    newest = record.newest()
+    shown = {name: newest and getattr(newest.attempt, key) for name, key in SHOWN.items()}
+    shown["seen_unix_s"] = newest and newest.seen_unix_s
+    shown["alive"] = newest is not None and newest.alive
+    print(json.dumps(shown | {"final": record.final()}))
 
 
 def main(arguments: list[str]) -> int:

@@ -1,31 +1,19 @@
-"""The record of a run's attempts, beside its checkpoints: who may write, how often it restarted, whether it
-is over.
+"""Who may write for a run: the record of its attempts (trainer/storage/attempt_record.py) is taken here.
 
-    <remote>/<run id>/attempts/00000007.json        written once, when attempt 7 starts: its name, where the
-                                                    run stood, how many restarts were left
-    <remote>/<run id>/attempts/00000007.beat.json   rewritten by its launcher while it lives
-    <remote>/<run id>/attempts/00000007.end.json    how it ended, how many restarts are left; nothing after a
-                                                    kill
-    <remote>/<run id>/attempts/final.json           the run is over for good: no attempt may start
-    <remote>/<run id>/attempts/machines.json        machines that failed their checks, and how often each
-
-Without a store the record lies in the run's folder. The number is the fencing epoch: whoever finds a higher
-one, or another name under its own, has been replaced and never writes or deletes again. Numbers have no gaps,
-so that "is there a newer one" is one look-up of one key, which every store answers truly, and no listing,
-which may lag.
+An attempt's number is the fencing epoch: whoever finds a higher one, or another name under its own, has been
+replaced and never writes or deletes again. Numbers have no gaps, so that "is there a newer one" is one
+look-up of one key, which every store answers truly, and no listing, which may lag.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import socket
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trainer.checkpoint.layout import newest_step, remote_url
 from trainer.config import RunConfig
@@ -40,6 +28,7 @@ from trainer.exit_codes import (
     EXIT_RAY,
     FINAL_EXIT_CODES,
 )
+from trainer.storage.attempt_record import AttemptRecord, Past
 from trainer.storage.storage import Storage
 from trainer.storage.stores import Retry
 
@@ -48,10 +37,6 @@ ATTEMPT_VARIABLE = "SPOTRL_ATTEMPT"
 LAUNCH_VARIABLE = "SPOTRL_LAUNCH"
 """Names one launch from the desk. Restarts by the platform keep it; `resume` and a new `up` set another, which
 opens a run that was over and starts its budget again."""
-BEAT_S = 60.0
-"""Seconds between a living attempt's marks."""
-ALIVE_S = 4 * BEAT_S
-"""An attempt whose last mark is older than this is taken for dead."""
 LOST = (None, EXIT_PREEMPTED, EXIT_NODE_LOST, EXIT_PREFLIGHT, EXIT_RAY)
 """Ends that are the machines' (None: killed without a word); every other failure is the job's own."""
 FREE = (EXIT_OK, EXIT_INTERRUPTED, EXIT_FENCED, EXIT_GAVE_UP)
@@ -71,34 +56,6 @@ class Final(RuntimeError):
     def __init__(self, code: int, why: str):
         super().__init__(f"{why}; `launch.py resume` starts the run again")
         self.code = code
-
-
-@dataclass(frozen=True)
-class Past:
-    """One attempt, as the record tells it."""
-
-    epoch: int
-    name: str
-    """`7-3f2c1a`: the epoch, and what tells two attempts apart that took it at the same time."""
-    launch: str
-    """Value of SPOTRL_LAUNCH."""
-    committed: int
-    """Newest step that was committed when it started."""
-    host: str
-    begun_unix_s: float
-    code: int | None = None
-    """Exit code; None while it lives, and after a kill."""
-    died_at_step: int | None = None
-    """The step at which a process of the run died or hung while every machine answered, 0 before the first
-    one; None for every other end."""
-    why: str = ""
-    """The reason that was given for its end."""
-    left: str = ""
-    """What was left of the restarts when it ended, else when it started, in words."""
-
-
-STARTED = tuple(field.name for field in fields(Past) if field.default is MISSING)
-"""Fields of `Past` that every attempt writes when it starts."""
 
 
 @dataclass(frozen=True)
@@ -162,11 +119,13 @@ def start(config: RunConfig, launch: str) -> Attempt:
     return Attempts.of(config).take(newest_step(config, Storage(remote) if remote else None), launch)
 
 
-class Attempts:
-    """The attempts of one run. storage: the folder that they lie in."""
+class Attempts(AttemptRecord):
+    """The attempts of one run, for those who may take one. storage: the folder that they lie in."""
 
     def __init__(self, storage: Storage, max_restarts: int = 3, max_losses: int = 10):
-        self.storage, self.max_restarts, self.max_losses = storage, max_restarts, max_losses
+        super().__init__(storage)
+        self.max_restarts = max_restarts
+        self.max_losses = max_losses
 
     @classmethod
     def of(cls, config: RunConfig, retry: Retry | None = None) -> Attempts:
@@ -180,7 +139,7 @@ class Attempts:
 
         Raises Final where the run is over, or has spent its restarts: then it is over from here on.
         """
-        final = self._read("final")
+        final = self.content("final")
         if final is not None and final["launch"] == launch:
             raise Final(final["code"], final["why"])
         past = self.past()
@@ -197,7 +156,7 @@ class Attempts:
                 "begun_unix_s": time.time(),
                 "left": left,
             }
-            if self.storage.create(f"{epoch:08d}.json", _dump(mine)):
+            if self.create(epoch, mine):
                 return Attempt(self, name)
             epoch += 1
 
@@ -259,7 +218,7 @@ class Attempts:
         often."""
         if not machines:
             return
-        known = self._read("machines") or {}
+        known = self.content("machines") or {}
         times: dict[str, int] = known.get("times", {}) if known.get("launch") == launch else {}
         counted = {
             machine.name: 1 + max(times.get(mark, 0) for mark in machine.marks) for machine in machines
@@ -278,47 +237,6 @@ class Attempts:
     def finish(self, code: int, why: str, launch: str) -> None:
         """Ends the run for good."""
         self.write("final", {"code": code, "why": why, "launch": launch, "unix_s": time.time()})
-
-    def final(self) -> tuple[int, str] | None:
-        """(exit code, reason) of a run that is over for good."""
-        marker = self._read("final")
-        return (marker["code"], marker["why"]) if marker else None
-
-    def alive(self) -> Past | None:
-        """The newest attempt if it has neither ended nor been silent for ALIVE_S: ask before a second
-        launch."""
-        past = self.past()
-        newest = past[-1] if past and past[-1].code is None else None
-        return newest if newest and time.time() - self.seen(newest) < ALIVE_S else None
-
-    def seen(self, attempt: Past) -> float:
-        """Unix time of an attempt's last mark."""
-        beat = self._read(f"{attempt.epoch:08d}.beat")
-        return beat["unix_s"] if beat else attempt.begun_unix_s
-
-    def past(self) -> list[Past]:
-        """The attempts since the last that got further than the one before it, oldest first; the newest at
-        least."""
-        names = {key for key, _ in self.storage.list()}
-        epochs = sorted(int(name[:8]) for name in names if len(name) == 13 and name[:8].isdigit())
-        found: list[Past] = []
-        for epoch in reversed(epochs):
-            mine = self.read(epoch)
-            if mine is None:
-                continue
-            end = (self._read(f"{epoch:08d}.end") if f"{epoch:08d}.end.json" in names else None) or {}
-            found.append(
-                Past(
-                    **{name: mine[name] for name in STARTED},
-                    code=end.get("code"),
-                    died_at_step=end.get("died_at_step"),
-                    why=end.get("why", ""),
-                    left=end.get("left") or mine.get("left", ""),
-                )
-            )
-            if len(found) > 1 and found[-2].committed > found[-1].committed:
-                break
-        return found[::-1]
 
     def _refuse_spent(self, past: list[Past], launch: str, committed: int) -> str:
         """How many of which failures are left, for `status`; "" while nothing has failed.
@@ -365,24 +283,6 @@ class Attempts:
         left = f"left before the next checkpoint: failures {failures}, lost machines {losses}"
         return f"{left}; one more death {_at(deaths[0].died_at_step)} ends the run" if deaths else left
 
-    def read(self, epoch: int) -> dict[str, Any] | None:
-        """The record of an epoch, or None."""
-        return self._read(f"{epoch:08d}")
-
-    def write(self, name: str, value: dict[str, Any]) -> None:
-        """Writes one small object of the record."""
-        self.storage.put_bytes(f"{name}.json", _dump(value))
-
-    def _read(self, name: str) -> dict[str, Any] | None:
-        try:
-            return json.loads(self.storage.get_bytes(f"{name}.json"))
-        except (FileNotFoundError, ValueError):
-            return None
-
 
 def _at(step: int | None) -> str:
     return f"at step {step}" if step else "at its start"
-
-
-def _dump(value: dict[str, Any]) -> bytes:
-    return json.dumps(value).encode()

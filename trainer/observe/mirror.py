@@ -7,7 +7,7 @@
 
 Display and report then read the folder. Pieces that are here already (by key and size) are not fetched again.
 Needs obstore and PyYAML only. trainer/observe/stream.py writes what is read here;
-trainer/checkpoint/attempt.py the record.
+trainer/storage/attempt_record.py the record.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from trainer.config import ConfigError
 from trainer.config.run_folder import (
@@ -36,13 +35,11 @@ from trainer.config.run_folder import (
 )
 from trainer.observe.step_profile import FOLDER as PROFILES
 from trainer.observe.stream import FOLDER, PROFILE_REQUEST
+from trainer.storage.attempt_record import AttemptRecord, Newest
 from trainer.storage.command import exit_code
 from trainer.storage.storage import Storage
 from trainer.storage.stores import Retry
 
-SILENT_S = 240.0
-"""An attempt that has made no mark for this long is taken for dead (`ALIVE_S` of
-trainer/checkpoint/attempt.py)."""
 GROWING = (METRICS, SAMPLES, LAUNCH_LOG, NODES)
 FETCHES = 16
 """Objects that are fetched at once."""
@@ -61,8 +58,8 @@ class Mirror:
         self.folder = Path(folder)
         self.cache = self.folder / ".pieces"
 
-    def update(self) -> dict[str, Any]:
-        """Fetches what is new; returns what the record says of the newest attempt (`state`)."""
+    def update(self) -> Newest | None:
+        """Fetches what is new; returns what the record says of the newest attempt."""
         listed = self.storage.list(FOLDER)
         attempts = sorted({key.split("/")[1] for key, _ in listed}, key=_epoch)
         if not attempts:
@@ -83,9 +80,9 @@ class Mirror:
         starts = {r["unix_s"]: r for r in starts}
         lines = [json.dumps(starts[at], sort_keys=True) + "\n" for at in sorted(starts)]
         self._write(ATTEMPTS, "".join(lines).encode())
-        state = self.state()
-        self._progress(attempts[-1], state)
-        return state
+        newest = self.newest()
+        self._progress(attempts[-1], newest)
+        return newest
 
     def _fetch(self, listed: Sequence[tuple[str, int]], newest: str) -> None:
         """Whole files of the newest attempt may change and keep their size: they are read every time."""
@@ -126,55 +123,29 @@ class Mirror:
         if (data or path.exists()) and (not path.exists() or path.read_bytes() != data):
             write_whole(path, data)
 
-    def state(self) -> dict[str, Any]:
-        """State of the newest attempt, {} without one.
+    def newest(self) -> Newest | None:
+        """The newest attempt by the run's record; None without one."""
+        return AttemptRecord(Storage(f"{self.storage.url}/attempts", retry=QUICK)).newest()
 
-        It has name, host, begun_unix_s, seen_unix_s, code (None: it reported none), why, left (restarts, in
-        words), final and alive.
-        """
-        keys = {key for key, _ in self.storage.list("attempts")}
-        epochs = sorted(k for k in keys if k.removeprefix("attempts/")[:-5].isdigit())
-        if not epochs:
-            return {}
-        stem = epochs[-1].removesuffix(".json")
-
-        def read(key: str) -> dict[str, Any]:
-            return json.loads(self.storage.get_bytes(key)) if key in keys else {}
-
-        begun = read(epochs[-1])
-        beat = read(f"{stem}.beat.json")
-        end = read(f"{stem}.end.json")
-        final = read("attempts/final.json")
-        if final.get("launch") != begun["launch"]:
-            final = {}
-        seen = beat.get("unix_s", begun["begun_unix_s"])
-        return {
-            "name": begun["name"],
-            "host": begun["host"],
-            "begun_unix_s": begun["begun_unix_s"],
-            "seen_unix_s": seen,
-            "code": end.get("code"),
-            "why": final.get("why") or end.get("why") or "",
-            "left": end.get("left") or begun.get("left") or "",
-            "final": bool(final),
-            "alive": not end and not final and time.time() - seen < SILENT_S,
-        }
-
-    def _progress(self, attempt: str, state: dict[str, Any]) -> None:
+    def _progress(self, attempt: str, newest: Newest | None) -> None:
         """The newest attempt's own progress, corrected by the record where its process was killed."""
         path = self.cache / attempt / PROGRESS
-        progress = json.loads(path.read_bytes()) if path.exists() else {"status": "running", "phase": "start"}
-        if state and state["left"] and state["code"] != 0 and not state["final"]:
-            progress["restarts"] = state["left"]
-        if state and not state["alive"] and progress["status"] == "running":
-            message = f"attempt {state['name']} ended" + (
-                f" with {state['code']}" if state["code"] is not None else ""
-            )
-            message += f" ({state['why']})" if state["why"] else ""
-            if state["code"] is None:
-                message = f"attempt {state['name']} has been silent since {_clock(state['seen_unix_s'])} UTC"
-            progress |= {"message": message, "phase_since_unix_s": state["seen_unix_s"]}
-            if state["final"]:
+        progress: dict[str, Any] = {"status": "running", "phase": "start"}
+        if path.exists():
+            progress = json.loads(path.read_bytes())
+        if newest and newest.attempt.left and newest.attempt.code != 0 and newest.final is None:
+            progress["restarts"] = newest.attempt.left
+        if newest and not newest.alive and progress["status"] == "running":
+            message = f"attempt {newest.attempt.name} ended"
+            if newest.attempt.code is None:
+                silent = f"has been silent since {_clock(newest.seen_unix_s)} UTC"
+                message = f"attempt {newest.attempt.name} {silent}"
+            else:
+                message += f" with {newest.attempt.code}"
+                if newest.why:
+                    message += f" ({newest.why})"
+            progress |= {"message": message, "phase_since_unix_s": newest.seen_unix_s}
+            if newest.final is not None:
                 progress["status"] = "failed"
         self._write(PROGRESS, json.dumps(progress).encode())
 
@@ -218,9 +189,10 @@ def _clock(unix_s: float) -> str:
     return time.strftime("%H:%M:%S", time.gmtime(unix_s))
 
 
-def ended(mirror: Mirror, state: dict[str, Any]) -> bool:
+def ended(mirror: Mirror, newest: Newest | None) -> bool:
     """Whether the run is over, as far as the bucket tells."""
-    return bool(state.get("final")) or read_progress(mirror.folder).get("status", "running") != "running"
+    over = newest is not None and newest.final is not None
+    return over or read_progress(mirror.folder).get("status", "running") != "running"
 
 
 def show_log(mirror: Mirror, follow: bool, every_s: float) -> None:
@@ -246,34 +218,34 @@ def runs(bucket: str) -> list[str]:
     """
     storage = Storage(bucket, retry=QUICK)
 
-    def look(run: str) -> tuple[str, dict[str, Any]]:
-        return run, Mirror(f"{storage.url}/{run}", "").state()
+    def look(run: str) -> tuple[str, Newest | None]:
+        return run, Mirror(f"{storage.url}/{run}", "").newest()
 
     with ThreadPoolExecutor(FETCHES) as pool:
-        found = [(run, state) for run, state in pool.map(look, storage.folders()) if state]
+        found = [(run, newest) for run, newest in pool.map(look, storage.folders()) if newest]
     if not found:
         raise ConfigError(f"no run in {bucket}: check the bucket and its prefix")
     lines = []
-    for run, state in sorted(found, key=lambda one: one[1]["begun_unix_s"]):
-        began = time.strftime("%m-%d %H:%M", time.gmtime(state["begun_unix_s"]))
-        lines += [f"{run:<66}{began}", f"  {stands(state)}"]
+    for run, newest in sorted(found, key=lambda one: one[1].attempt.begun_unix_s):
+        began = time.strftime("%m-%d %H:%M", time.gmtime(newest.attempt.begun_unix_s))
+        lines += [f"{run:<66}{began}", f"  {stands(newest)}"]
     return lines
 
 
-def stands(state: dict[str, Any]) -> str:
+def stands(newest: Newest) -> str:
     """How a run stands by the record of its newest attempt, in words."""
-    why = f": {state['why']}" if state["why"] else ""
-    attempt = f"attempt {state['name']} on {state['host']}"
-    left = f"; {state['left']}" if state["left"] else ""
-    if state["alive"]:
-        return f"running, {attempt}, seen {time.time() - state['seen_unix_s']:.0f} s ago{left}"
-    if state["code"] == 0:
+    attempt = f"attempt {newest.attempt.name} on {newest.attempt.host}"
+    why = f": {newest.why}" if newest.why else ""
+    left = f"; {newest.attempt.left}" if newest.attempt.left else ""
+    if newest.alive:
+        return f"running, {attempt}, seen {time.time() - newest.seen_unix_s:.0f} s ago{left}"
+    if newest.attempt.code == 0:
         return f"finished, {attempt}"
-    if state["final"]:
+    if newest.final is not None:
         return f"failed for good{why}"
-    if state["code"] is None:
-        return f"silent since {_clock(state['seen_unix_s'])} UTC, {attempt}{left}"
-    return f"ended with {state['code']}, {attempt}{why}{left}"
+    if newest.attempt.code is None:
+        return f"silent since {_clock(newest.seen_unix_s)} UTC, {attempt}{left}"
+    return f"ended with {newest.attempt.code}, {attempt}{why}{left}"
 
 
 def run(arguments: Sequence[str] | None = None) -> None:

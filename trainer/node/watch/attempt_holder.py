@@ -15,7 +15,6 @@ from pathlib import Path
 
 from trainer.checkpoint.attempt import (
     ATTEMPT_VARIABLE,
-    BEAT_S,
     LAUNCH_VARIABLE,
     LOST,
     Attempt,
@@ -38,6 +37,7 @@ from trainer.node.preflight.findings import Finding
 from trainer.node.preflight.precheck import precheck
 from trainer.node.watch.run_lock import LAUNCHER_VARIABLE, RunLock
 from trainer.observe.stream import Stream
+from trainer.storage.attempt_record import BEAT_S
 from trainer.storage.probe import probe
 from trainer.storage.storage import Storage
 from trainer.storage.stores import Retry
