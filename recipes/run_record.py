@@ -10,7 +10,9 @@ import time
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+from trainer import processes
 from trainer.config import ConfigError
 from trainer.config.run_folder import CONFIG, METRICS, PROGRESS, write_whole
 
@@ -171,15 +173,16 @@ def interrupted(recipe: str, target: str, overrides: list[str], model: str) -> s
             continue  # it ended before its first step: there is nothing to resume from
         if progress["status"] == "finished":
             return ""
-        if same_model and _gone(progress["pid"]):
+        if same_model and _gone(progress):
             return record.run_id
     return ""
 
 
-def _gone(pid: int) -> bool:
-    """Whether a process has ended; waits GOING_DOWN_S for one that was killed just now."""
+def _gone(progress: dict[str, Any]) -> bool:
+    """Whether a run's process has ended; waits GOING_DOWN_S for one that was killed just now."""
     until = time.monotonic() + GOING_DOWN_S
-    while Path(f"/proc/{pid}").exists():
+    # The id alone is asked too: a run of an earlier version wrote no more.
+    while not processes.is_gone(progress) and processes.state(progress["pid"]):
         if time.monotonic() > until:
             return False
         time.sleep(0.1)

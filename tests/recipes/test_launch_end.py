@@ -20,7 +20,7 @@ from recipes.presets import get, resolve
 from recipes.run_record import RunRecord
 from recipes.spec import override
 from recipes.targets.render import render
-from trainer.config import run_folder
+from trainer import processes
 
 ROOT = Path(__file__).parents[2]
 SEVEN = "grpo-qwen2.5-vl-7b-mathv60k"
@@ -227,7 +227,7 @@ def test_every_run_is_shown_whole_in_80_columns(capsys, monkeypatch, tmp_path):
     RunRecord(run_id="near", recipe="demo", target="local", started_s=time.time() - 60).save()
     (run_record.RUNS / "near/task").mkdir()
     (run_record.RUNS / "near/task/demo.sh").touch()
-    progress = {"status": "running"} | run_folder.process_stamp() | {"pid": 2**30}
+    progress = {"status": "running"} | processes.stamp() | {"pid": 2**30}
     (run_record.RUNS / "near/progress.json").write_text(json.dumps(progress))
     (run_record.RUNS / "near/launch.log").write_text("Traceback\n" + "no memory left " * 20 + "\n\n")
     (run_record.RUNS / "near/metrics.jsonl").write_text('{"step": 41, "reward/mean": 0.5}\n{"step": 42, "rew')

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer import processes
+
 METRICS = "metrics.jsonl"
 """One line per step."""
 SAMPLES = "samples.jsonl"
@@ -94,29 +96,6 @@ def _records(data: bytes) -> list[dict[str, Any]]:
 # --- what the run says of itself --------------------------------------------------------------------------
 
 
-def process_stamp() -> dict[str, Any]:
-    """What tells this process from any other: `read_progress` asks whether it is still there."""
-    return {"pid": os.getpid(), "pid_started": started_ticks(os.getpid()), "pid_space": _pid_space()}
-
-
-def _pid_space() -> str:
-    """Which machine and container a process id belongs to."""
-    try:
-        return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return socket.gethostname()
-
-
-def started_ticks(pid: int) -> int:
-    """When a process of this machine was started, in clock ticks since boot; 0 if there is none, or if it is
-    a zombie. Two processes that had the same id differ in it."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return 0 if fields[0] == "Z" else int(fields[19])
-
-
 def read_progress(run_dir: str | Path) -> dict[str, Any]:
     """The content of `progress.json`; {} where there is none yet.
 
@@ -129,16 +108,9 @@ def read_progress(run_dir: str | Path) -> dict[str, Any]:
         return {}
     if not isinstance(progress, dict):
         return {}
-    if progress.get("status") == RUNNING and _is_gone(progress):
+    if progress.get("status") == RUNNING and processes.is_gone(progress):
         progress |= {"status": DIED, "phase": DIED}
     return progress
-
-
-def _is_gone(progress: dict[str, Any]) -> bool:
-    """Whether the process that wrote it has ended; False where that cannot be known from here."""
-    if progress.get("pid_space") != _pid_space() or "pid_started" not in progress:
-        return False
-    return started_ticks(progress["pid"]) != progress["pid_started"]
 
 
 @dataclass(frozen=True)

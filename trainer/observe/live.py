@@ -25,6 +25,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from trainer.config.growing_file import GrowingFile
 from trainer.config.run_folder import METRICS, lanes, read_progress
 from trainer.observe.history import merge_lines, newest_samples, read_history
 from trainer.observe.phases import mean_seconds
@@ -66,29 +67,15 @@ class Tail:
     it."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._inode = 0
-        self._offset = 0
-        self._rest = b""
+        self._file = GrowingFile(path)
         self._steps: dict[int, dict[str, Any]] = {}
 
     def read(self) -> list[dict[str, Any]]:
         """Takes in complete new lines and returns them."""
-        try:
-            stat = self._path.stat()
-        except FileNotFoundError:
-            return []
-        if stat.st_ino != self._inode or stat.st_size < self._offset:
-            self._offset = 0
-            self._rest = b""
+        lines = self._file.read()
+        if self._file.begun_anew:
             self._steps = {}
-        self._inode = stat.st_ino
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        self._offset += len(data)
-        *complete, self._rest = (self._rest + data).split(b"\n")
-        return merge_lines(self._steps, (line + b"\n" for line in complete))
+        return merge_lines(self._steps, lines.splitlines(keepends=True))
 
     @property
     def history(self) -> list[dict[str, Any]]:

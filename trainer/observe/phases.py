@@ -15,7 +15,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.config.run_folder import LEARNING, PROGRESS, SAMPLING, process_stamp, write_whole
+from trainer import processes
+from trainer.config.run_folder import LEARNING, PROGRESS, SAMPLING, write_whole
 
 PHASES = ("rollout", "grade", "wait", "update", "sync", "checkpoint", "eval")
 """Phases of a step, in the order in which a step runs them."""
@@ -126,7 +127,7 @@ class Phases:
             "status": "running",
             "total_steps": total_steps,
             "started_unix_s": time.time(),
-        } | process_stamp()
+        } | processes.stamp()
         self._learning = Lane(self._write, on_boundary)
         self._others: dict[str, Lane] = {}
         self._write()

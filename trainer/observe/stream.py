@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
+from trainer.config.growing_file import GrowingFile
 from trainer.config.run_folder import ATTEMPTS, CONFIG, LAUNCH_LOG, METRICS, NODES, PROGRESS, SAMPLES
 from trainer.errors import StorageError
 from trainer.observe.step_profile import REQUEST
@@ -50,14 +51,14 @@ class Growing:
     """A growing file in pieces. Its first `start` bytes are an earlier attempt's."""
 
     def __init__(self, path: Path, storage: Storage, prefix: str, start: int = 0):
-        self.path = path
         self.storage = storage
         self.prefix = prefix
         self.left_out = 0
         """Bytes that were not pushed, or are deleted again."""
-        self._inode = 0
-        self._offset = start
+        self._file = GrowingFile(path, start)
         self._number = 0
+        self._outdated = False
+        """Whether the pieces in the store are those of a file that was written anew since."""
         self._unsent = False
         self._piece = bytearray()
         self._looked = 0
@@ -66,6 +67,9 @@ class Growing:
         """Pushes the complete lines that are new. burst: the most bytes to take. choose: what of them is
         pushed."""
         self._take(burst, choose)
+        if self._outdated:
+            self.storage.delete(key for key, _ in self.storage.list(self.prefix))
+            self._outdated = False
         while self._unsent and len(self._piece) > PIECE_BYTES:
             cut = self._piece.rfind(b"\n", 0, PIECE_BYTES) + 1 or self._piece.find(b"\n") + 1
             if cut == len(self._piece):
@@ -78,27 +82,17 @@ class Growing:
             self._unsent = False
 
     def _take(self, burst: int, choose: Callable[[bytes], bytes]) -> None:
-        try:
-            stat = self.path.stat()
-        except FileNotFoundError:
-            return
-        if stat.st_size < self._offset or (self._inode and stat.st_ino != self._inode):  # written anew
-            self.storage.delete(key for key, _ in self.storage.list(self.prefix))
-            self._offset = 0
+        new = self._file.read()
+        if self._file.begun_anew:
+            self._outdated = True
             self._number = 0
             self._piece = bytearray()
-        self._inode = stat.st_ino
-        with self.path.open("rb") as file:
-            file.seek(self._offset)
-            new = file.read()
-        new = new[: new.rfind(b"\n") + 1]
         chosen = choose(new)
         skipped = 0
         if burst and len(chosen) > burst:
             kept = chosen[chosen.find(b"\n", len(chosen) - burst) + 1 :]
             skipped = len(chosen) - len(kept)
             chosen = b"[%d bytes of the log are left out here]\n" % skipped + kept
-        self._offset += len(new)
         self.left_out += skipped
         if chosen:
             self._piece += chosen

@@ -8,6 +8,7 @@ import sys
 from collections import deque
 from pathlib import Path
 
+from trainer.config.growing_file import GrowingFile
 from trainer.config.run_folder import LAUNCH_LOG
 
 ERROR = "error: "
@@ -22,25 +23,19 @@ class JobLog:
 
     def __init__(self, source: Path, run_dir: Path, show: bool):
         run_dir.mkdir(parents=True, exist_ok=True)
-        self.source, self.show = source, show
+        self.source = GrowingFile(source)
+        self.show = show
         self._copy = (run_dir / LAUNCH_LOG).open("a", encoding="utf-8")
-        self._at = 0
-        self._rest = b""
         self._last: deque[str] = deque(maxlen=20)
 
     def pump(self, last: bool = False) -> None:
         """Takes what is new; `last` also the line that is not finished."""
-        try:
-            with self.source.open("rb") as file:
-                file.seek(self._at)
-                new = file.read()
-        except FileNotFoundError:
-            return
-        self._at += len(new)
-        *lines, self._rest = (self._rest + new).split(b"\n")
-        if last and self._rest:
-            lines = [*lines, self._rest]
-            self._rest = b""
+        new = self.source.read()
+        if last:
+            new += self.source.rest()
+        *lines, unfinished = new.split(b"\n")
+        if unfinished:
+            lines.append(unfinished)
         for raw in lines:
             line = raw.decode(errors="replace")
             if RAYS_OWN.match(line):

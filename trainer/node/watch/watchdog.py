@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer import processes
 from trainer.config import RunConfig
 from trainer.config.run_folder import LaneProgress, lanes, read_progress
 from trainer.observe import beacon
@@ -207,7 +208,7 @@ def dump(folder: Path, node: int) -> list[dict[str, Any]]:
                 b.inside,
                 b.since_s,
                 b.name,
-                _state(b.pid),
+                processes.state(b.pid),
                 stacks[b.rank].read_text(),
                 beacon.paused(folder, b),
                 traces.get(b.rank, ""),
@@ -245,17 +246,10 @@ def _traces(folder: Path) -> dict[int, str]:
     return found
 
 
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
-
-
 def _drivers(folder: Path) -> dict[int, Path]:
     """Stacks of the job's driver, on the head; of those that were started, the one that lives."""
     files = {int(path.stem.removeprefix("driver-")): path for path in folder.glob("driver-*.stacks")}
-    return {pid: path for pid, path in files.items() if _state(pid) not in ("", "Z")}
+    return {pid: path for pid, path in files.items() if processes.state(pid) not in ("", "Z")}
 
 
 def told(folder: Path, ranks: Sequence[Rank], why: str, run_dir: str | Path) -> str:

@@ -1,0 +1,49 @@
+"""Whether a process of this machine is still there: an id alone may be another process by now."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+
+def state(pid: int) -> str:
+    """As in /proc: R, S, D, T, Z; empty where there is no such process."""
+    fields = _fields(pid)
+    return fields[0] if fields else ""
+
+
+def started_ticks(pid: int) -> int:
+    """When a process of this machine was started, in clock ticks since boot; 0 if there is none, or if it is
+    a zombie. Two processes that had the same id differ in it."""
+    fields = _fields(pid)
+    return 0 if not fields or fields[0] == "Z" else int(fields[19])
+
+
+def _fields(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat behind the name; [] where there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def stamp() -> dict[str, Any]:
+    """What tells this process from any other, to be written where another one asks `is_gone`."""
+    return {"pid": os.getpid(), "pid_started": started_ticks(os.getpid()), "pid_space": _space()}
+
+
+def is_gone(stamped: dict[str, Any]) -> bool:
+    """Whether the process that wrote a `stamp` has ended; False where that cannot be known from here."""
+    if stamped.get("pid_space") != _space() or "pid_started" not in stamped:
+        return False
+    return started_ticks(stamped["pid"]) != stamped["pid_started"]
+
+
+def _space() -> str:
+    """Which machine and container a process id belongs to."""
+    try:
+        return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()
