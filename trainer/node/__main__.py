@@ -24,7 +24,7 @@ from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST, EXIT_RAY
 from trainer.node import topology as environment
 from trainer.node.launch import rendezvous
 from trainer.node.launch.head import HeadLauncher
-from trainer.node.launch.launcher import Ended, Launcher, Signals
+from trainer.node.launch.launcher import Ended, Launcher, signals_of_a_launch
 from trainer.node.launch.node_worker import NodeWorkerLauncher
 from trainer.node.launch.ray_node import RayEnded, adopt_orphans
 from trainer.node.topology import NodeEnvironment
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     raise_file_limit()
     adopt_orphans()
     kind = HeadLauncher if node.is_head else NodeWorkerLauncher
-    launcher = kind(config, node, arguments, Signals())
+    launcher = kind(config, node, arguments, signals_of_a_launch())
     code = EXIT_ERROR
     try:
         code = launcher.run()

@@ -236,7 +236,7 @@ def test_only_the_store_is_away_with_35(tmp_path, monkeypatch, error, code, said
     monkeypatch.setattr(node_command.HeadLauncher, "run", fails)
     monkeypatch.setattr(node_command, "raise_file_limit", lambda: None)
     monkeypatch.setattr(node_command, "adopt_orphans", lambda: None)
-    monkeypatch.setattr(node_command, "Signals", lambda: None)
+    monkeypatch.setattr(node_command, "signals_of_a_launch", lambda: None)
     # A launcher ends all descendants of its process, which here are those of other tests.
     monkeypatch.setattr(launcher, "end_descendants", lambda: None)
     assert node_command.main(["--config", str(tmp_path / "run.yaml"), "--preflight"]) == code

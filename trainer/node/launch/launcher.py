@@ -34,6 +34,7 @@ from trainer.node.preflight.probe import Prober
 from trainer.node.topology import NodeEnvironment
 from trainer.node.watch import preemption as preempt
 from trainer.node.watch import watchdog
+from trainer.node.watch.signals import Signals
 from trainer.observe.start_clock import STARTED_VARIABLE
 from trainer.storage import hub
 
@@ -60,33 +61,10 @@ class Ended(Exception):
         self.code, self.died = code, died
 
 
-class Signals:
-    """SIGTERM is a preemption notice, SIGINT is Ctrl-C; the loops decide what to do."""
-
-    def __init__(self) -> None:
-        self.number: int | None = None
-        self.again = False
-        self.deadline = float("inf")
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._came)
-
-    def _came(self, number: int, frame: object) -> None:
-        if self.number is not None:
-            self.again = self.again or number == signal.SIGINT
-            return
-        self.number = number
-        grace_s = INTERRUPT_GRACE_S if number == signal.SIGINT else max(1.0, preempt.notice_s() - 1.0)
-        self.deadline = time.monotonic() + grace_s
-
-    @property
-    def code(self) -> int:
-        """The exit code for the signal."""
-        return EXIT_INTERRUPTED if self.number == signal.SIGINT else EXIT_PREEMPTED
-
-    @property
-    def expired(self) -> bool:
-        """Whether the time after the signal is over."""
-        return self.again or time.monotonic() > self.deadline
+def signals_of_a_launch() -> Signals:
+    """SIGTERM and Ctrl-C: the loops decide what to do with them."""
+    before_the_kill_s = max(1.0, preempt.notice_s() - 1.0)
+    return Signals({signal.SIGINT: INTERRUPT_GRACE_S, signal.SIGTERM: before_the_kill_s})
 
 
 class Launcher(ABC):

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Literal
 
 from trainer.config.run_folder import write_whole
-from trainer.exit_codes import EXIT_INTERRUPTED, EXIT_PREEMPTED
+from trainer.exit_codes import EXIT_PREEMPTED
+from trainer.node.watch.signals import Signals
 
 Provider = Literal["runpod", "gcp", "aws", "kubernetes", "slurm", "none"]
 
@@ -169,7 +170,6 @@ class Notice:
         env: Mapping[str, str] = os.environ,
     ):
         self.reason: str | None = None
-        self.exit_code = EXIT_PREEMPTED
         self.notice_s = notice_s(env)
         self.margin_s = min(1.0, 0.2 * self.notice_s)
         """Seconds before the provider's kill at which the process exits by itself."""
@@ -180,13 +180,18 @@ class Notice:
         self._born = time.time()
         self._stop = threading.Event()
         self._seen = threading.Event()
-        self._previous = {}
+        self._signals = None
         if signals:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._previous[number] = signal.signal(number, self._on_signal)
+            after_a_notice = {signal.SIGTERM: self.notice_s, signal.SIGINT: math.inf}
+            self._signals = Signals(after_a_notice, self._on_signal)
         if self._server:
             threading.Thread(target=self._watch, args=(poll_s,), name="metadata", daemon=True).start()
         threading.Thread(target=self._act, name="notice", daemon=True).start()
+
+    @property
+    def exit_code(self) -> int:
+        """The code to leave with when this process stops for the notice."""
+        return self._signals.code if self._signals else EXIT_PREEMPTED
 
     def poll(self) -> str | None:
         """The reason if this process should stop, else None. Costs one stat(); called between phases."""
@@ -210,14 +215,13 @@ class Notice:
         """Stops watching and puts the former signal handlers back."""
         self._stop.set()
         self._seen.set()
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+        if self._signals:
+            self._signals.close()
 
-    def _on_signal(self, number: int, frame: object) -> None:
-        if number == signal.SIGINT:
-            if self.reason is not None:
-                raise KeyboardInterrupt
-            self.exit_code = EXIT_INTERRUPTED
+    def _on_signal(self, signals: Signals) -> None:
+        if signals.again:
+            raise KeyboardInterrupt
+        if signals.number == signal.SIGINT:
             self._notice("interrupted", math.inf)
         else:
             self._notice("SIGTERM")
