@@ -20,7 +20,9 @@ from recipes.plan import activations, hub_config
 from recipes.spec import Recipe, override, placed, validate
 from trainer.config import ConfigError, RunConfig
 from trainer.config.budget import (
+    CHECKPOINT_BYTES_PER_PARAMETER,
     NF4_SCALES,
+    checkpoints_bytes,
     downloaded,
     linear_weights,
     logprob_tokens,
@@ -137,7 +139,9 @@ def plan(recipe: Recipe, gpu: str = "") -> MemoryPlan | None:
         else {"system": HOST_SYSTEM, "server": SERVER + gpus * GIB},
         shm_bytes=(8 + 2 * recipe.cluster.gpus_per_node) * GIB,
         disk=_disk(recipe, shape),
-        checkpoint_bytes=12.0 * trained(config, shape) if recipe.kind == "train" else 0.0,
+        checkpoint_bytes=float(CHECKPOINT_BYTES_PER_PARAMETER * trained(config, shape))
+        if recipe.kind == "train"
+        else 0.0,
     )
 
 
@@ -297,8 +301,8 @@ def _host(recipe: Recipe, shape: Shape) -> dict[str, float]:
 
 
 def _disk(recipe: Recipe, shape: Shape) -> dict[str, float]:
-    config, nodes = recipe.config, recipe.cluster.nodes
-    checkpoint = 12.0 * trained(config, shape) / nodes if recipe.kind == "train" else 0.0
+    config = recipe.config
+    checkpoints = checkpoints_bytes(config, trained(config, shape)) if recipe.kind == "train" else 0
     model = shape.parameters * 2.0
     exported = 2.0 * trained(config, shape) if config.lora.rank else model
     together = recipe.kind != "train" or bool(recipe.storage.volume) or config.checkpoint.shared_files
@@ -307,7 +311,7 @@ def _disk(recipe: Recipe, shape: Shape) -> dict[str, float]:
         "model download": downloaded(config, model, together),
         "weights of another run": model if recipe.storage.weights else 0.0,
         "data": recipe.dataset.disk_gib * GIB,
-        "checkpoints": checkpoint * (config.checkpoint.keep_last + 1),
+        "checkpoints": float(checkpoints),
         "exported weights": exported
         if recipe.kind == "train" and config.checkpoint.export_hf != "never"
         else 0.0,

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from trainer import config as c
 from trainer.backoff import Backoff
 from trainer.checkpoint.layout import local_dir
+from trainer.config import budget
 from trainer.data.processor import Prompter
 from trainer.exit_codes import EXIT_CONFIG, EXIT_RAY
 from trainer.hardware.model_shapes import shape_of
@@ -117,7 +118,7 @@ def test_a_weight_file_that_is_none(small_config, capsys, tmp_path):
 
 
 def test_too_little_disk(small_config, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(host, "CHECKPOINT_BYTES_PER_PARAMETER", 10**9)
+    monkeypatch.setattr(budget, "CHECKPOINT_BYTES_PER_PARAMETER", 10**9)
     assert "larger disk, or lower checkpoint.keep_last" in refuse(small_config, capsys, tmp_path)
 
 

@@ -18,6 +18,8 @@ bf16."""
 
 WEIGHT_FILE = 5 << 30
 """Largest weight file of a hub model (planning figure): nodes that share a download share whole files."""
+CHECKPOINT_BYTES_PER_PARAMETER = 12
+"""The fp32 master weight and two moments."""
 NF4_BYTES, NF4_SCALES = 0.5, 1 / 64 + 4 / (64 * 256)
 """Per weight in 4 bits: itself; a byte per block of 64 and four per 256 blocks, which ZeRO does not cut."""
 
@@ -41,6 +43,16 @@ def trained(config: RunConfig, shape: Shape) -> int:
         return sum(adapters.sizes(shape, config.lora.rank, config.lora.vision))
     frozen = shape.vision.parameters(shape.hidden) if config.model.freeze_vision and shape.vision else 0
     return shape.parameters - frozen
+
+
+def kept_checkpoints(config: RunConfig) -> int:
+    """Checkpoints that lie on a node's disk at once: those that are kept, and the one that is written."""
+    return config.checkpoint.keep_last + config.checkpoint.keep_best + 1
+
+
+def checkpoints_bytes(config: RunConfig, learning: int) -> int:
+    """Bytes of the checkpoints on one node's disk. learning: number of parameters that are trained."""
+    return learning * CHECKPOINT_BYTES_PER_PARAMETER * kept_checkpoints(config) // config.placement.nodes
 
 
 def micro_batch_tokens(config: RunConfig, shape: Shape) -> int:

