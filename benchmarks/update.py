@@ -39,7 +39,7 @@ def measure(kind: str, size: int) -> dict[str, float]:
     from examples.demo import tiny_model
     from trainer.algorithm.batching import collate
     from trainer.algorithm.traces import completed
-    from trainer.data.processor import Encoded, mrope_positions
+    from trainer.data.processor import EncodedPrompt, mrope_positions
     from trainer.learning.logprobs import LogprobModel
     from trainer.ranks import cpu_matmul
 
@@ -55,7 +55,7 @@ def measure(kind: str, size: int) -> dict[str, float]:
     prompt = text(8) + [image] * SIDE**2 + text(PROMPT - 8 - SIDE**2)
     grid, pixels = torch.tensor([[1, 2 * SIDE, 2 * SIDE]]), torch.randn(4 * SIDE**2, 3 * 2 * 14 * 14)
     completions = [text(COMPLETION) for _ in range(size)]
-    encoded = Encoded(prompt, pixels, grid)
+    encoded = EncodedPrompt(prompt, pixels, grid)
     places = lambda ids, g: mrope_positions(tuple(ids), tuple(map(tuple, g.tolist())), image, 2)  # noqa: E731
     scorer = LogprobModel(model, [], 1.0, False) if kind == "packed" else None
 

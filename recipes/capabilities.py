@@ -25,7 +25,7 @@ NIC = {"A100-80GB": 100.0, "A100": 100.0, "H100": 800.0, "H200": 3200.0, "B200":
 
 @dataclass(frozen=True, kw_only=True)
 class Capability:
-    engine: str
+    platform: str
     """Program that drives it: sky, dstack, sbatch, qsub, ssh or none."""
     cloud: str
     """Whose machines, by the price list's name; empty: yours."""
@@ -34,14 +34,14 @@ class Capability:
     cpu_only: bool = True
     """Takes recipes without GPUs."""
     gpus: dict[str, str]
-    """Our name of a GPU -> the engine's."""
+    """Our name of a GPU -> the platform's."""
     network_gbit_s: dict[str, float]
     """Between nodes, Gbit/s per node, by GPU; "" is the default. Planning figures: the providers' or common
     ones."""
     fast: tuple[str, ...] = ()
     """GPUs of which nodes of eight take SkyPilot's `network_tier: best`."""
     bucket_mount: bool = False
-    """The engine can mount a bucket on the node (FUSE)."""
+    """The platform can mount a bucket on the node (FUSE)."""
     shared_files: bool = False
     """All nodes see one file system."""
     asks_bucket: bool = True
@@ -52,66 +52,68 @@ class Capability:
 
 CAPABILITIES: dict[str, Capability] = {
     "local": Capability(
-        engine="", cloud="", gpus=ANY, network_gbit_s={"": 0}, shared_files=True, asks_bucket=False,
+        platform="", cloud="", gpus=ANY, network_gbit_s={"": 0}, shared_files=True, asks_bucket=False,
         note="this machine, the same set-up and node launcher",
     ),
     "ssh": Capability(
-        engine="ssh", cloud="", max_nodes=64, gpus=ANY, network_gbit_s={"": 100}, asks_bucket=False,
+        platform="ssh", cloud="", max_nodes=64, gpus=ANY, network_gbit_s={"": 100}, asks_bucket=False,
         note="bare machines by hand: --hosts a,b,c,d, head first",
     ),
     "slurm": Capability(
-        engine="sbatch", cloud="", max_nodes=64, gpus=ANY, network_gbit_s={"": 400}, shared_files=True,
+        platform="sbatch", cloud="", max_nodes=64, gpus=ANY, network_gbit_s={"": 400}, shared_files=True,
         asks_bucket=False,
         note="requeued on preemption; no spot market of its own",
     ),
     "pbs": Capability(
-        engine="qsub", cloud="", max_nodes=64, gpus=ANY, network_gbit_s={"": 400}, shared_files=True, asks_bucket=False,
+        platform="qsub", cloud="", max_nodes=64, gpus=ANY, network_gbit_s={"": 400}, shared_files=True,
+        asks_bucket=False,
         note="PBS Professional, OpenPBS, Torque: pbsdsh where it is, else ssh over the node file",
     ),
     "skypilot": Capability(
-        engine="sky", cloud="", max_nodes=16, spot=True, gpus=GCP, network_gbit_s=NIC | {"": 100},
+        platform="sky", cloud="", max_nodes=16, spot=True, gpus=GCP, network_gbit_s=NIC | {"": 100},
         note="cheapest of RunPod (one node only) and GCP, spot before on-demand",
     ),
     "skypilot-runpod": Capability(
-        engine="sky", cloud="runpod", spot=True, gpus=RUNPOD, network_gbit_s={"": 0},
+        platform="sky", cloud="runpod", spot=True, gpus=RUNPOD, network_gbit_s={"": 0},
         note="one node; no FUSE, so checkpoints go up by our own uploader; machines go down, never stop",
     ),
     "skypilot-gcp": Capability(
-        engine="sky", cloud="gcp", max_nodes=16, spot=True, gpus=GCP, network_gbit_s=NIC | {"": 100}, bucket_mount=True,
+        platform="sky", cloud="gcp", max_nodes=16, spot=True, gpus=GCP, network_gbit_s=NIC | {"": 100},
+        bucket_mount=True,
         fast=("H100",),
         note="H100 with GPUDirect-TCPX (network_tier: best)",
     ),
     "skypilot-kubernetes": Capability(
-        engine="sky", cloud="kubernetes", max_nodes=64, gpus=LABELLED, network_gbit_s={"": 400}, bucket_mount=True,
+        platform="sky", cloud="kubernetes", max_nodes=64, gpus=LABELLED, network_gbit_s={"": 400}, bucket_mount=True,
         fast=tuple(LABELLED),
         note="your cluster's own node pools; spot only as the pool you name",
     ),
     "dstack-runpod": Capability(
-        engine="dstack", cloud="runpod-cluster", max_nodes=8, cpu_only=False, gpus=DSTACK_RUNPOD,
+        platform="dstack", cloud="runpod-cluster", max_nodes=8, cpu_only=False, gpus=DSTACK_RUNPOD,
         network_gbit_s={"A100-80GB": 1600, "H100": 3200, "": 3200},
         note="one pod, or an Instant Cluster of 2 to 8: on demand, one network volume, never spot",
     ),
     "dstack-gcp": Capability(
-        engine="dstack", cloud="gcp", max_nodes=16, spot=True, gpus=DSTACK_GCP, network_gbit_s=NIC | {"": 100},
+        platform="dstack", cloud="gcp", max_nodes=16, spot=True, gpus=DSTACK_GCP, network_gbit_s=NIC | {"": 100},
     ),
     "dstack-kubernetes": Capability(
-        engine="dstack", cloud="kubernetes", max_nodes=64, gpus=DSTACK, network_gbit_s={"": 400},
+        platform="dstack", cloud="kubernetes", max_nodes=64, gpus=DSTACK, network_gbit_s={"": 400},
         note="your cluster's node pools",
     ),
     "dstack-ssh": Capability(
-        engine="dstack", cloud="", max_nodes=64, gpus=DSTACK, network_gbit_s={"": 100}, asks_bucket=False,
+        platform="dstack", cloud="", max_nodes=64, gpus=DSTACK, network_gbit_s={"": 100}, asks_bucket=False,
         note="own machines as an SSH fleet: --hosts",
     ),
     "skypilot-aws": Capability(
-        engine="sky", cloud="aws", max_nodes=16, spot=True, gpus=AWS, network_gbit_s={"": 100}, bucket_mount=True,
+        platform="sky", cloud="aws", max_nodes=16, spot=True, gpus=AWS, network_gbit_s={"": 100}, bucket_mount=True,
         note="between nodes TCP: EFA is not set up",
     ),
     "skypilot-lambda": Capability(
-        engine="sky", cloud="lambda", max_nodes=16, gpus=LAMBDA, network_gbit_s={"": 100}, bucket_mount=True,
+        platform="sky", cloud="lambda", max_nodes=16, gpus=LAMBDA, network_gbit_s={"": 100}, bucket_mount=True,
         note="on demand; machines go down, never stop",
     ),
     "skypilot-nebius": Capability(
-        engine="sky", cloud="nebius", max_nodes=16, spot=True, gpus=NEBIUS, bucket_mount=True,
+        platform="sky", cloud="nebius", max_nodes=16, spot=True, gpus=NEBIUS, bucket_mount=True,
         network_gbit_s={"H100": 3200, "H200": 3200, "B200": 3200, "": 100}, fast=("H100", "H200", "B200"),
         note="InfiniBand between nodes of eight (network_tier: best)",
     ),
@@ -146,7 +148,7 @@ SINGLE = {("runpod", "A100-80GB"): "A100-80GB"}
 
 
 def engine_gpu(target: str, gpu: str, count: int) -> str:
-    """The engine's name of `count` of our GPUs in one node."""
+    """The platform's name of `count` of our GPUs in one node."""
     can = capability(target)
     return SINGLE.get((can.cloud, gpu), can.gpus[gpu]) if count == 1 else can.gpus[gpu]
 
@@ -222,7 +224,7 @@ def check(recipe: Recipe, target: str) -> None:
 
 def kept_folder(recipe: Recipe, target: str) -> str:
     """The folder of a node whose files outlive the run's machines: "/" for machines of yours, "" for none."""
-    if capability(target).engine not in ("sky", "dstack"):
+    if capability(target).platform not in ("sky", "dstack"):
         return "/"
     return "/workspace" if recipe.storage.volume else ""
 
@@ -261,7 +263,7 @@ def managed(recipe: Recipe, target: str) -> bool:
     drained."""
     can = capability(target)
     return (
-        can.engine == "sky"
+        can.platform == "sky"
         and recipe.cluster.gpus_per_node > 0
         and recipe.kind == "train"
         and (uses_spot(recipe, target) or can.cloud == "kubernetes")

@@ -52,7 +52,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
     if args.flags and "takeover" not in args:
         raise ConfigError(
-            f"`{args.command}` starts no engine that {' '.join(args.flags)} could be passed on to"
+            f"`{args.command}` starts no platform that {' '.join(args.flags)} could be passed on to"
         )
     if "bucket" in args:
         # Given and empty is a variable that is not set, and no wish to do without.

@@ -249,7 +249,7 @@ def _(args: argparse.Namespace) -> int:
 
 
 def _status(run: str | None, bucket: str, watch: bool) -> int:
-    """The runs launched from here, or one with what its engine and its files say; live with `watch`."""
+    """The runs launched from here, or one with what its platform and its files say; live with `watch`."""
     from recipes.drivers import sight
     from recipes.drivers import status as status_table
 
@@ -259,7 +259,7 @@ def _status(run: str | None, bucket: str, watch: bool) -> int:
         return sight.now(run, bucket)
     try:
         code = status_table.show(run)
-    # the engine's program is not installed here: the bucket is asked all the same
+    # the platform's program is not installed here: the bucket is asked all the same
     except ConfigError as error:
         if not (run and sight.url_of(run, bucket)):
             raise

@@ -18,7 +18,7 @@ a fraction of the GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class LaunchRequest:
     recipe: str
     """Its name or file; for `evaluate` and `serve` also a run or a model."""
     target: str | None
@@ -33,12 +33,12 @@ class Request:
     """How it is launched."""
 
 
-def of(args: argparse.Namespace, recipe: str, target: str | None) -> Request:
+def of(args: argparse.Namespace, recipe: str, target: str | None) -> LaunchRequest:
     """The request of a command's arguments; an argument that the command has not stays at its default."""
     given = vars(args)
     names = ("run_id", "detach", "takeover", "reproducible", "dry_run")
     options = Options(flags=tuple(args.flags), **{name: given[name] for name in names if name in given})
-    return Request(
+    return LaunchRequest(
         recipe=recipe,
         target=target,
         overrides=tuple(given.get("set", ())),
@@ -48,7 +48,7 @@ def of(args: argparse.Namespace, recipe: str, target: str | None) -> Request:
     )
 
 
-def up(request: Request) -> int:
+def up(request: LaunchRequest) -> int:
     """Starts a recipe on a target; a demo that was interrupted goes on where it was."""
     overrides = list(request.overrides)
     target, options = request.target, request.options
@@ -67,13 +67,15 @@ def up(request: Request) -> int:
     return launching.up(request.recipe, recipe, target, overrides, options)
 
 
-def pass_rates(request: Request, samples: int | None) -> int:
+def pass_rates(request: LaunchRequest, samples: int | None) -> int:
     """Measures the pass rate of each of a recipe's training rows."""
     asked = f"evaluation.pass_rate_samples={max(1, samples or 8)}"
     return up(replace(request, overrides=(*request.overrides, asked)))
 
 
-def score(request: Request, names: str, samples: int | None, temperature: float | None, limit: int) -> int:
+def score(
+    request: LaunchRequest, names: str, samples: int | None, temperature: float | None, limit: int
+) -> int:
     """Scores a recipe, a model or a run on benchmarks. What the user sets wins."""
     recipe, own = trained.evaluated(request.recipe, request.bucket, request.target)
     asked = benchmarks.settings(names, max(1, samples or 1), temperature, limit)
@@ -81,7 +83,7 @@ def score(request: Request, names: str, samples: int | None, temperature: float 
     return up(replace(request, recipe=recipe, overrides=overrides))
 
 
-def serve(request: Request) -> int:
+def serve(request: LaunchRequest) -> int:
     """Serves a run's weights, or a model, with vLLM."""
     own = trained.served(request.recipe, request.bucket, request.target)
     overrides = _sized("serve", tuple(own), request.overrides)

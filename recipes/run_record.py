@@ -31,10 +31,10 @@ class RunRecord:
     overrides: list[str] = field(default_factory=list)
     bucket: str = ""
     cluster: str = ""
-    """The engine's name for it: SkyPilot cluster or managed job, dstack run, Slurm or PBS job id, ssh
+    """The platform's name for it: SkyPilot cluster or managed job, dstack run, Slurm or PBS job id, ssh
     hosts."""
     flags: list[str] = field(default_factory=list)
-    """Passed on to the engine's program as they are: what stood after `--`."""
+    """Passed on to the platform's program as they are: what stood after `--`."""
     uploads: dict[str, str] = field(default_factory=dict)
     """Fields that name a folder of this machine, and where that was uploaded to below the bucket."""
     managed: bool = False
@@ -48,7 +48,7 @@ class RunRecord:
     planned_hours: float = 0.0
     """Expected hours of the whole run as planned at the launch; 0: no plan."""
     rented: list[tuple[float, float, str]] = field(default_factory=list)
-    """(Unix time, dollars per hour of all nodes, what) of each kind of machine that the engine was seen to
+    """(Unix time, dollars per hour of all nodes, what) of each kind of machine that the platform was seen to
     rent."""
     ended_s: float = 0.0
     """Unix time from which on nothing is billed any more; 0: not known to have ended."""
@@ -63,7 +63,7 @@ class RunRecord:
     earlier_usd: float = 0.0
     """What launches of the same run cost before this one."""
     counted_usd: float | None = None
-    """What this one cost as its engine counted, where it counts and was asked."""
+    """What this one cost as its platform counted, where it counts and was asked."""
 
     def hours(self) -> float:
         """Since the launch, up to its end; none of a launch that was never confirmed."""
@@ -75,7 +75,7 @@ class RunRecord:
         """Dollars so far, all launches together; at most, because machines are billed only once they are
         there.
 
-        At the prices of what the engine was seen to rent, each from when it was seen; else at the launch's. A
+        At the prices of what the platform was seen to rent, each from when it was seen; else at the launch's. A
         launch that its platform was never seen to take costs nothing without evidence.
         """
         if not self.confirmed:
@@ -96,7 +96,7 @@ class RunRecord:
         return self.rented[-1][1] if self.rented else self.usd_per_hour
 
     def seen(self, usd_per_hour: float, what: str) -> RunRecord:
-        """The record with what its engine rents now."""
+        """The record with what its platform rents now."""
         if not usd_per_hour or (self.rented and tuple(self.rented[-1][1:]) == (usd_per_hour, what)):
             return self
         return replace(self, rented=[*self.rented, (time.time(), usd_per_hour, what)])
@@ -199,7 +199,7 @@ def new_run_id(recipe: str) -> str:
 
 
 def check_run_id(run_id: str) -> str:
-    """The id, if engines and buckets take it. Raises ConfigError."""
+    """The id, if platforms and buckets take it. Raises ConfigError."""
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,62}", run_id):
         raise ConfigError(
             f"run id {run_id!r}: use at most 63 lower-case letters, digits and dashes, a letter first"

@@ -14,7 +14,7 @@ from pathlib import Path
 from recipes import requests, run_record
 from recipes.plan import cost, memory, zero_stages
 from recipes.presets import resolve
-from recipes.requests import Request
+from recipes.requests import LaunchRequest
 from recipes.spec import Recipe
 from trainer.config import ConfigError, run_folder
 from trainer.config.run_folder import METRICS
@@ -65,7 +65,7 @@ def overrides(recipe: Recipe, nodes: int, steps: int) -> list[str]:
     ]  # fmt: skip
 
 
-def scaling(request: Request, nodes_text: str, steps: int) -> int:
+def scaling(request: LaunchRequest, nodes_text: str, steps: int) -> int:
     """Starts what is missing, and shows what has been measured. 2 while a run is not there yet."""
     given, options = list(request.overrides), request.options
     recipe = resolve(request.recipe, given)

@@ -85,12 +85,12 @@ def _cheapest(offers: list[cost.Offer]) -> str:
 def _families(targets: Iterable[str]) -> str:
     families: dict[str, list[str]] = {}
     for target in targets:
-        engine, _, cloud = target.partition("-")
-        families.setdefault(engine, []).append(cloud)
+        platform, _, cloud = target.partition("-")
+        families.setdefault(platform, []).append(cloud)
     words = []
-    for engine, clouds in families.items():
+    for platform, clouds in families.items():
         named = [cloud for cloud in clouds if cloud]
-        words.append(f"{engine}({','.join(named)})" if named else engine)
+        words.append(f"{platform}({','.join(named)})" if named else platform)
     return " ".join(words)
 
 
@@ -162,7 +162,7 @@ def no_choice(near: str, cure: tuple[int, choose.Judged] | None, console: Consol
 
 
 def _regions(recipe: Recipe, offer: cost.Offer, catalogs: Path) -> str:
-    """The regions that the engine tries, cheapest first, and how to keep to one."""
+    """The regions that the platform tries, cheapest first, and how to keep to one."""
     if recipe.site.region:
         return f"in {recipe.site.region} alone (site.region)"
     cloud, form = market(recipe, offer.target), variant(recipe, offer.target, offer.gpu)
@@ -171,7 +171,7 @@ def _regions(recipe: Recipe, offer: cost.Offer, catalogs: Path) -> str:
         return "in any region: SkyPilot's catalog, which has the prices of each, is not on this machine"
     told = ", ".join(f"{name} ${usd:.2f}" for name, usd in list(found.items())[:REGIONS])
     more = f", and {len(found) - REGIONS} more" if len(found) > REGIONS else ""
-    return f"per GPU-hour in {told}{more}: the engine tries the cheapest first; --set site.region=NAME keeps to one"
+    return f"per GPU-hour in {told}{more}: the platform tries the cheapest first; --set site.region=NAME keeps to one"
 
 
 def _memory(recipe: Recipe, need: MemoryPlan, console: Console) -> None:

@@ -1,6 +1,6 @@
 """What a recipe is: one run's configuration, and the machines, data, storage and budget that it needs.
 
-A recipe is data. Presets return one (`recipes/presets`), targets turn it into the text that an engine takes
+A recipe is data. Presets return one (`recipes/presets`), targets turn it into the text that a platform takes
 (`recipes/targets`), the plan says what it needs and costs (`recipes/plan`). Nothing here imports torch, ray
 or vllm.
 """
@@ -31,7 +31,7 @@ class Cluster:
     gpu: str = "H100"
     """GPU that the recipe is made for: a name of trainer/hardware/gpus.py."""
     alternatives: tuple[str, ...] = ()
-    """GPUs that do as well; engines that can choose take the cheapest."""
+    """GPUs that do as well; platforms that can choose take the cheapest."""
     spot: Literal["prefer", "only", "never"] = "prefer"
     """prefer: preemptible nodes where the target has them, on-demand as the fallback. only: refused without
     them."""
@@ -90,7 +90,7 @@ class Upload:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dataset:
+class DataFacts:
     """The data, as the plan and the list speak of it."""
 
     name: str = ""
@@ -108,7 +108,7 @@ class Dataset:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Storage:
+class StorageSite:
     """Where checkpoints and caches go."""
 
     bucket: str = ""
@@ -128,7 +128,7 @@ class Storage:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Limits that the engines enforce."""
+    """Limits that the platforms enforce."""
 
     max_hourly_usd: float = within(0.0, least=0)
     """Dearest node that may be rented, dollars per hour; 0: no limit."""
@@ -217,13 +217,13 @@ class Recipe:
     """What the trainer runs."""
     cluster: Cluster = field(default_factory=Cluster)
     """The machines it wants."""
-    dataset: Dataset = field(default_factory=Dataset)
+    dataset: DataFacts = field(default_factory=DataFacts)
     """The data, for the plan."""
     steps: tuple[Step, ...] = ()
     """Preparation, in order."""
     uploads: tuple[Upload, ...] = ()
     """Folders of this machine; the plan reads them here, the nodes there."""
-    storage: Storage = field(default_factory=Storage)
+    storage: StorageSite = field(default_factory=StorageSite)
     """Bucket and volume."""
     budget: Budget = field(default_factory=Budget)
     """Limits in dollars, hours and restarts."""

@@ -22,7 +22,7 @@ def planned(recipe: Recipe, target: str, earlier: dict[str, str]) -> Recipe:
 
     earlier: field -> key of an earlier launch of the run, which stays with what it began with.
     """
-    if capabilities.capability(target).engine not in ("sky", "dstack"):
+    if capabilities.capability(target).platform not in ("sky", "dstack"):
         return recipe
     found = []
     for field, kind in FIELDS.items():

@@ -76,7 +76,7 @@ CHAT_TEMPLATE = """\
 
 
 @dataclass(frozen=True)
-class Shape:
+class TinyShape:
     """Sizes of one model. Head dimensions are 32 throughout: the smallest that vLLM's CPU attention takes."""
 
     hidden: int
@@ -91,9 +91,9 @@ class Shape:
     """Like Qwen2.5-VL-3B (true) or 7B and larger (false)."""
 
 
-SHAPES: dict[str, Shape] = {
-    "tiny": Shape(128, 256, 2, 4, 2, 128, 256, 2, True),
-    "medium": Shape(512, 1536, 12, 16, 4, 256, 768, 6, False),
+SHAPES: dict[str, TinyShape] = {
+    "tiny": TinyShape(128, 256, 2, 4, 2, 128, 256, 2, True),
+    "medium": TinyShape(512, 1536, 12, 16, 4, 256, 768, 6, False),
 }
 
 MERGES = 512
@@ -138,7 +138,9 @@ def token_ids(tokenizer: Qwen2Tokenizer) -> dict[str, int]:
     return {token: vocabulary[token] for token in SPECIAL_TOKENS}
 
 
-def build_config(shape: Shape, tokenizer: Qwen2Tokenizer, family: Family = "qwen2_5_vl") -> PreTrainedConfig:
+def build_config(
+    shape: TinyShape, tokenizer: Qwen2Tokenizer, family: Family = "qwen2_5_vl"
+) -> PreTrainedConfig:
     """The configuration of a model of this shape. Its vocabulary is padded to a multiple of 64, as the real
     one is.
 

@@ -12,7 +12,7 @@ import urllib.parse
 from pathlib import Path
 
 from recipes import run_record
-from recipes.drivers import engines
+from recipes.drivers import platforms
 from recipes.presets import resolve
 from recipes.run_record import RunRecord
 from recipes.targets import ssh
@@ -76,13 +76,14 @@ def reach(record: RunRecord) -> list[str]:
         case "skypilot":
             return ["ssh", "-o", "BatchMode=yes", record.run_id]
         case "dstack":
-            return ["ssh", "-o", "BatchMode=yes", engines.dstack_name(record.run_id)]
+            return ["ssh", "-o", "BatchMode=yes", platforms.dstack_name(record.run_id)]
     raise AssertionError(record.target)
 
 
 def _cure(record: RunRecord) -> str:
     if record.target.startswith("dstack"):
-        return f"is it running? `dstack attach {engines.dstack_name(record.run_id)}` in another terminal opens its ssh"
+        attach = f"dstack attach {platforms.dstack_name(record.run_id)}"
+        return f"is it running? `{attach}` in another terminal opens its ssh"
     return f"is it running? `launch.py status {record.run_id}` says"
 
 

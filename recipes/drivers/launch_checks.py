@@ -9,8 +9,8 @@ import time
 from collections.abc import Collection
 
 from recipes import capabilities, manifest, run_record, uploads
-from recipes.drivers import bucket_access, desk_python, engine_state, engines
-from recipes.drivers.engines import Commands
+from recipes.drivers import bucket_access, desk_python, platform_state, platforms
+from recipes.drivers.platforms import Commands
 from recipes.plan import cost, memory, prices
 from recipes.presets import own_data
 from recipes.run_record import RunRecord
@@ -44,7 +44,7 @@ def check_outside(recipe: Recipe, record: RunRecord, commands: Commands, env: di
     """What only others can tell: programs, dstack's secrets, buckets. Raises ConfigError with the change to
     make."""
     tool(commands)
-    if capabilities.capability(record.target).engine == "dstack":
+    if capabilities.capability(record.target).platform == "dstack":
         _check_secrets(recipe, record.target)
     if recipe.storage.weights:
         bucket_access.check_weights(recipe.storage.weights, env)
@@ -117,7 +117,7 @@ def _check_secrets(recipe: Recipe, target: str) -> None:
     wanted = dstack.secrets(recipe, target)
     if not wanted:
         return
-    done = subprocess.run([engines.find("dstack"), "secret", "list"], capture_output=True, text=True)
+    done = subprocess.run([platforms.find("dstack"), "secret", "list"], capture_output=True, text=True)
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
         raise ConfigError(
@@ -131,9 +131,9 @@ def _check_secrets(recipe: Recipe, target: str) -> None:
 
 
 def tool(commands: Commands) -> None:
-    """Raises ConfigError where the engine's program is missing; the launch environment counts as
+    """Raises ConfigError where the platform's program is missing; the launch environment counts as
     installed."""
-    if not engines.find(commands.tool):
+    if not platforms.find(commands.tool):
         raise ConfigError(f"{commands.tool} is not installed: {commands.hint}")
 
 
@@ -143,7 +143,7 @@ def alive(record: RunRecord, env: dict[str, str]) -> str:
     Two attempts at once never write to one checkpoint (trainer/checkpoint/attempt.py); but both cost.
     """
     before = run_record.load(record.run_id) if run_record.known(record.run_id) else None
-    said = engine_state.ask(before) if before and not before.ended_s else None
+    said = platform_state.ask(before) if before and not before.ended_s else None
     if said and said.known and said.whole and not said.ended_s:
         return said.text
     if not record.bucket or not bucket_access.can_open(record.bucket, env):

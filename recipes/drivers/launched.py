@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 from recipes import capabilities, run_record
-from recipes.drivers import engine_state, engines
+from recipes.drivers import platform_state, platforms
 from recipes.drivers.launch_checks import tool
 from recipes.run_record import RunRecord
 from trainer.exit_codes import EXIT_INTERRUPTED
@@ -17,16 +17,16 @@ from trainer.exit_codes import EXIT_INTERRUPTED
 def drive(run: str, what: str, dry_run: bool = False) -> int:
     """`status`, `logs` or `down` of a run that was launched from here."""
     record = run_record.load(run)
-    if record.managed and what == "logs" and not dry_run and (said := engine_state.ask(record)):
+    if record.managed and what == "logs" and not dry_run and (said := platform_state.ask(record)):
         record = replace(record, cluster=said.name)  # by its name SkyPilot finds only a job that is running
-    commands = engines.commands(record, [str(p) for p in record.task_files()], {"RUN_ID": run}, [], False)
+    commands = platforms.commands(record, [str(p) for p in record.task_files()], {"RUN_ID": run}, [], False)
     code = 0
     for command in getattr(commands, what):
         if dry_run:
             print(shlex.join(command))
             continue
         tool(commands)
-        code = subprocess.run([engines.find(command[0]) or command[0], *command[1:]]).returncode or code
+        code = subprocess.run([platforms.find(command[0]) or command[0], *command[1:]]).returncode or code
     if what == "down" and not code and not dry_run:
         over(run)
     return code
@@ -39,34 +39,34 @@ def settle(run_id: str, code: int, detached: bool, cluster_minutes: float) -> No
     cluster_minutes: until a SkyPilot cluster goes down by itself after its job.
     """
     record = run_record.load(run_id)
-    engine = capabilities.capability(record.target).engine
+    platform = capabilities.capability(record.target).platform
     down_s = time.time() + (60 * cluster_minutes if _is_cluster(record) else 0)
     if not code:
         record = replace(record, confirmed=True)
         if not detached:
             record = replace(record, ended_s=down_s, state="finished")
-    elif engine in ("sky", "dstack"):
+    elif platform in ("sky", "dstack"):
         record = _asked(record, code, down_s)
-    elif engine in ("", "ssh") and not detached:
+    elif platform in ("", "ssh") and not detached:
         state, why = ("stopped", "Ctrl-C") if code == EXIT_INTERRUPTED else ("failed", f"exit code {code}")
         record = replace(record, ended_s=time.time(), state=state, why=why)
     elif not record.ended_s and (not record.confirmed or detached):
         why = "Ctrl-C" if code == EXIT_INTERRUPTED else f"exit code {code}"
-        record = engine_state.launch_failed(record, why)
+        record = platform_state.launch_failed(record, why)
     record.save()
 
 
 def _asked(record: RunRecord, code: int, down_s: float) -> RunRecord:
     """The record after a launch that did not end with 0, as its platform tells what it has of it."""
     interrupted = code == EXIT_INTERRUPTED
-    said = engine_state.ask(record)
-    record = engine_state.noted(record, said)
+    said = platform_state.ask(record)
+    record = platform_state.noted(record, said)
     if record.confirmed:
         if _is_cluster(record) and not interrupted:
             return replace(record, ended_s=down_s, why=f"exit code {code}")
         return record
     if said and not interrupted:
-        return engine_state.launch_failed(record, f"{said.text}; the launch ended with exit code {code}")
+        return platform_state.launch_failed(record, f"{said.text}; the launch ended with exit code {code}")
     # After Ctrl-C SkyPilot's server works on what it was asked for, and may have it a minute later.
     run_id = record.run_id
     print(

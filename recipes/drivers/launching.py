@@ -17,14 +17,14 @@ from recipes import capabilities, manifest, run_record, uploads
 from recipes.drivers import (
     bucket_access,
     desk_python,
-    engine_state,
-    engines,
     launch_checks,
     launched,
+    platform_state,
+    platforms,
     ssh_driver,
     tokens,
 )
-from recipes.drivers.engines import Commands
+from recipes.drivers.platforms import Commands
 from recipes.plan import cost, prices
 from recipes.run_record import RunRecord
 from recipes.spec import Recipe
@@ -113,7 +113,7 @@ def prepared(name: str, recipe: Recipe, target: str | None, overrides: list[str]
         planned_usd=(plan.usd or 0.0) if plan else 0.0,
         planned_hours=plan.hours if plan else 0.0,
         earlier_usd=before.usd() if before else 0.0,
-        confirmed=capabilities.capability(target).engine in ("", "ssh"),
+        confirmed=capabilities.capability(target).platform in ("", "ssh"),
     )
 
     env = {"RUN_ID": run_id}
@@ -125,7 +125,7 @@ def prepared(name: str, recipe: Recipe, target: str | None, overrides: list[str]
     env |= {"SPOTRL_SOURCE": manifest.source_id(), "SPOTRL_LAUNCH": token_hex(4)}
     paths = [str(run_record.RUNS / run_id / "task" / file) for file in files]
     names = [*secrets, *([script.API_KEY] if recipe.kind == "serve" else [])]
-    commands = engines.commands(record, paths, env, names, options.detach)
+    commands = platforms.commands(record, paths, env, names, options.detach)
     return Launch(recipe=recipe, record=record, files=files, env=env, secrets=secrets, commands=commands)
 
 
@@ -182,7 +182,7 @@ def start(launch: Launch, detach: bool) -> int:
     record.save()
     print(_summary(record), flush=True)
     if recipe.kind == "serve":
-        print(engines.how_to_call(record, recipe.config.run.name), flush=True)
+        print(platforms.how_to_call(record, recipe.config.run.name), flush=True)
     try:
         code = _run(launch.commands, record, env)
     # Ctrl-C, a program that cannot be started: nothing may cost for ever in `status`
@@ -221,13 +221,13 @@ def cheapest_target(recipe: Recipe) -> str:
 
 def _run(commands: Commands, record: RunRecord, env: dict[str, str]) -> int:
     for command in commands.up:
-        argv = [engines.find(command[0]) or command[0], *command[1:]]
+        argv = [platforms.find(command[0]) or command[0], *command[1:]]
         if command[0] in ("sbatch", "qsub"):
             done = subprocess.run(argv, env=os.environ | env, capture_output=True, text=True)
             said = done.stdout.strip() or done.stderr.strip()
             print(said)
             if done.returncode:
-                engine_state.launch_failed(record, (said or "no word").splitlines()[-1]).save()
+                platform_state.launch_failed(record, (said or "no word").splitlines()[-1]).save()
                 return done.returncode
             replace(record, cluster=done.stdout.strip().partition(";")[0], confirmed=True).save()
             continue

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from recipes import run_record
-from recipes.drivers import desk_python, engine_state, launched, tokens
+from recipes.drivers import desk_python, launched, platform_state, tokens
 from recipes.run_record import PULLED, RunRecord
 from trainer.config import ConfigError
 from trainer.config.run_folder import CONFIG, METRICS, PROGRESS
@@ -128,7 +128,7 @@ def now(run: str, bucket: str = "") -> int:
     """Shows where a run stands: step, phase, reward, speed, nodes."""
     try:
         folder = files(run, bucket)
-    # launched from here, without bucket, on machines of its own: its engine knows, we do not
+    # launched from here, without bucket, on machines of its own: its platform knows, we do not
     except ConfigError:
         return 0
     except SystemExit as refused:  # the mirror has said why
@@ -161,7 +161,7 @@ def newest() -> str:
 
 
 def logs(run: str, bucket: str, stored: bool) -> int:
-    """Follows a run's log through its engine; from the bucket where that cannot, is over, or --stored asks
+    """Follows a run's log through its platform; from the bucket where that cannot, is over, or --stored asks
     for it."""
     url = url_of(run, bucket)
     if stored or bucket or not run_record.known(run):
@@ -171,13 +171,13 @@ def logs(run: str, bucket: str, stored: bool) -> int:
     if not (url and run_record.load(run).ended_s):
         try:
             code = launched.drive(run, "logs")
-        except ConfigError:  # the engine's program is not installed here
+        except ConfigError:  # the platform's program is not installed here
             if not url:
                 raise
             code = EXIT_CONFIG
         if not url or code in (0, EXIT_INTERRUPTED):
             return code
-    print(f"the engine has no log of {run} any more: this one is from {url}", file=sys.stderr, flush=True)
+    print(f"the platform has no log of {run} any more: this one is from {url}", file=sys.stderr, flush=True)
     return mirror("logs", url, run_record.RUNS / run / PULLED, "--follow")
 
 
@@ -199,7 +199,7 @@ def costs(record: RunRecord) -> dict[str, float]:
     """Dollars and hours of a run: so far, and of the whole run as planned at the launch, where prices were
     known."""
     found = {"usd": record.usd(), "hours": record.hours(), "unix_s": time.time()}
-    if (said := engine_state.ask(record)) and said.usd is not None:
+    if (said := platform_state.ask(record)) and said.usd is not None:
         found["usd"] = record.earlier_usd + said.usd
     if record.planned_usd:
         found |= {"planned_usd": record.planned_usd, "planned_hours": record.planned_hours}

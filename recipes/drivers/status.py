@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from recipes import run_record
-from recipes.drivers import engine_state, launched, sight
-from recipes.drivers.engine_state import LAUNCH_FAILED, Said
+from recipes.drivers import launched, platform_state, sight
+from recipes.drivers.platform_state import LAUNCH_FAILED, Said
 from recipes.run_record import RUNS, RunRecord
 from trainer.config import run_folder
 from trainer.config.run_folder import LAUNCH_LOG
@@ -29,12 +29,12 @@ TAIL_BYTES = 64 << 10
 def show(run: str | None) -> int:
     """A few lines per run, the newest last; of a single run also what its platform says."""
     records = [run_record.load(run)] if run else run_record.newest_first()[::-1]
-    answers = engine_state.Answers()
+    answers = platform_state.Answers()
     said = None
     shown = []
     for record in records:
-        if run or engine_state.is_open(record):
-            said = engine_state.ask(record, answers)
+        if run or platform_state.is_open(record):
+            said = platform_state.ask(record, answers)
             shown.append(_noted(record, said))
         else:
             shown.append(record)
@@ -53,7 +53,7 @@ def show(run: str | None) -> int:
 def _noted(record: RunRecord, said: Said | None) -> RunRecord:
     """The record as its platform says it is, kept for the next look; dollars of a run that goes on are only
     shown."""
-    noted = engine_state.noted(record, said)
+    noted = platform_state.noted(record, said)
     if noted != record:
         noted.save()
     if said and said.usd is not None:

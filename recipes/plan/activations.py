@@ -21,7 +21,7 @@ LOGITS_FORWARD = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class MicroBatch:
+class PassSize:
     """One micro-batch at its worst: longest prompts with the largest images, longest completions."""
 
     sequences: int
@@ -32,7 +32,7 @@ class MicroBatch:
     width: int
 
 
-def micro_batch(config: RunConfig, shape: Shape, tokens: int = 0) -> MicroBatch:
+def micro_batch(config: RunConfig, shape: Shape, tokens: int = 0) -> PassSize:
     """The largest pass of so many tokens (default: the update's): as many of the longest samples as it takes,
     each with the largest image; for the head, every token as if it were a completion's."""
     longest = longest_sample(config)  # which stands alone if it is over the budget
@@ -40,7 +40,7 @@ def micro_batch(config: RunConfig, shape: Shape, tokens: int = 0) -> MicroBatch:
     sequences = tokens // longest
     patches = config.model.max_pixels // shape.vision.patch**2 if shape.vision else 0
     width = 2 if config.model.dtype == "bf16" else 4
-    return MicroBatch(sequences=sequences, tokens=tokens, patches=sequences * patches, width=width)
+    return PassSize(sequences=sequences, tokens=tokens, patches=sequences * patches, width=width)
 
 
 def saved(config: RunConfig, shape: Shape) -> dict[str, float]:

@@ -270,7 +270,7 @@ def planned(recipe: Recipe, target: str, catalogs: Path | None = None) -> Offer 
 def rented_usd(
     recipe: Recipe, target: str, cloud: str, engine_name: str, spot: bool, catalogs: Path | None = None
 ) -> float:
-    """What all nodes cost per hour of what an engine says that it has rented. 0: not known."""
+    """What all nodes cost per hour of what a platform says that it has rented. 0: not known."""
     count = recipe.cluster.gpus_per_node
     for name in members(recipe, target):
         for gpu in gpus_for(recipe, name) if CAPABILITIES[name].cloud == cloud else []:

@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from recipes.spec import Dataset, Recipe
+from recipes.spec import DataFacts, Recipe
 from trainer.algorithm.scheduling import Cost, Length, schedule
 from trainer.config import RunConfig
 from trainer.config.budget import attended_cost, image_token_cost, logprob_tokens, micro_batch_tokens
@@ -72,7 +72,7 @@ def of_step(recipe: Recipe, shape: Shape) -> Passes:
 
 
 @lru_cache(maxsize=32)
-def _of_step(config: RunConfig, dataset: Dataset, shape: Shape) -> Passes:
+def _of_step(config: RunConfig, dataset: DataFacts, shape: Shape) -> Passes:
     rng = random.Random(0)
     lengths = typical(config, dataset, rng, vision=shape.vision is not None)
     world, algorithm = config.placement.world_size, config.algorithm
@@ -91,7 +91,7 @@ def _of_step(config: RunConfig, dataset: Dataset, shape: Shape) -> Passes:
     return Passes(tuple(lengths), tuple(logprobs), tuple(updates), models)
 
 
-def typical(config: RunConfig, dataset: Dataset, rng: random.Random, vision: bool) -> list[Length]:
+def typical(config: RunConfig, dataset: DataFacts, rng: random.Random, vision: bool) -> list[Length]:
     """Lengths of one step's samples: lognormal about the dataset's means, which the limits leave as they
     are."""
     n, longest = config.rollout.samples_per_prompt, config.rollout.max_tokens

@@ -23,7 +23,7 @@ class Price:
     cloud: str
     gpu: str
     engine_gpu: str
-    """The GPU's name in the engine's catalog."""
+    """The GPU's name in the platform's catalog."""
     on_demand: float
     spot: float | None
     read: str
@@ -43,7 +43,7 @@ def price(cloud: str, gpu: str, catalogs: Path | None = None, variant: str = "")
     """The price of a GPU on a cloud, None if nobody here knows it.
 
     `catalogs`: SkyPilot's catalog directory; its cheapest row of that GPU goes before the snapshot.
-    `variant`: the engine's name of what is rented, where a cloud sells the GPU in two forms (PCIe, SXM) at
+    `variant`: the platform's name of what is rented, where a cloud sells the GPU in two forms (PCIe, SXM) at
     two prices.
     """
     rows = (row for row in snapshot() if (row.cloud, row.gpu) == (cloud, gpu))

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from recipes.presets.parts import with_parts
-from recipes.spec import Cluster, Dataset, Recipe, Step
+from recipes.spec import Cluster, DataFacts, Recipe, Step
 from trainer.config import (
     Algorithm,
     Checkpoint,
@@ -65,7 +65,7 @@ def demo() -> Recipe:
             placement=Placement(nodes=1, workers_per_node=2, device="cpu"),
         ),
         cluster=Cluster(nodes=1, gpus_per_node=0, cpus=4, spot="never"),
-        dataset=Dataset(name="shapes", rows=2048, prompt_tokens=45, answer_tokens=17, disk_gib=0.1),
+        dataset=DataFacts(name="shapes", rows=2048, prompt_tokens=45, answer_tokens=17, disk_gib=0.1),
         steps=(
             Step(creates=f"{data}/manifest.json", module="examples.demo.shapes", args=("--out", data)),
             Step(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recipes.spec import Cluster, Dataset, Step
+from recipes.spec import Cluster, DataFacts, Step
 from trainer.config import Checkpoint, Data, Logging, Model, Rewards, Run, RunConfig
 
 VISION_MODELS = {
@@ -16,7 +16,7 @@ IMAGE_TOKEN = {"qwen2.5-vl": 28 * 28, "qwen3-vl": 32 * 32}
 TEXT_MODELS = {size: f"Qwen/Qwen2.5-{size.upper()}-Instruct" for size in ("0.5b", "7b", "14b", "72b")}
 
 DATASETS = {
-    "mathv60k": Dataset(
+    "mathv60k": DataFacts(
         name="mathv60k",
         rows=60_000,
         held_out="validation",
@@ -24,8 +24,10 @@ DATASETS = {
         answer_tokens=400,
         disk_gib=8.0,
     ),
-    "geometry3k": Dataset(name="geometry3k", rows=2_101, prompt_tokens=360, answer_tokens=450, disk_gib=0.5),
-    "generated": Dataset(
+    "geometry3k": DataFacts(
+        name="geometry3k", rows=2_101, prompt_tokens=360, answer_tokens=450, disk_gib=0.5
+    ),
+    "generated": DataFacts(
         name="generated",
         rows=20_000,
         held_out="validation",
@@ -33,7 +35,7 @@ DATASETS = {
         answer_tokens=300,
         disk_gib=1.0,
     ),
-    "mathv60k-worked": Dataset(
+    "mathv60k-worked": DataFacts(
         name="mathv60k-worked",
         rows=40_000,
         held_out="train",
@@ -41,10 +43,10 @@ DATASETS = {
         answer_tokens=400,
         disk_gib=4.0,
     ),
-    "alpaca": Dataset(
+    "alpaca": DataFacts(
         name="alpaca", rows=51_000, held_out="validation", prompt_tokens=60, answer_tokens=90, disk_gib=0.2
     ),
-    "gsm8k": Dataset(name="gsm8k", rows=7_473, prompt_tokens=160, answer_tokens=220, disk_gib=0.1),
+    "gsm8k": DataFacts(name="gsm8k", rows=7_473, prompt_tokens=160, answer_tokens=220, disk_gib=0.1),
 }
 """Rows are those of the published sets; token counts are planning figures, replaced by measured ones in every
 run."""

@@ -1,1 +1,1 @@
-"""Where a recipe runs: one module per engine, each a pure function from a recipe to text."""
+"""Where a recipe runs: one module per platform, each a pure function from a recipe to text."""

@@ -1,7 +1,7 @@
-"""Which exit codes each engine starts a run again after: the retry rules of all targets.
+"""Which exit codes each platform starts a run again after: the retry rules of all targets.
 
 The run counts its own attempts in the bucket and leaves with a final code once they are spent. What stands
-here makes every engine obey that code, and bounds what happens before the run can count:
+here makes every platform obey that code, and bounds what happens before the run can count:
 
     SkyPilot  restarts after the codes of a list without limit, after any other non-zero code `max_restarts_on_errors`
               times. When one node of several ends, it reports 137 for all others: 137 must not be in the list.
@@ -20,7 +20,7 @@ from recipes.targets import script
 from trainer.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT, RECOVER_EXIT_CODES
 
 FINAL = "spotrl: ended for good"
-"""Start of the final line: `status` looks for it where an engine distinguishes success and failure by 0
+"""Start of the final line: `status` looks for it where a platform distinguishes success and failure by 0
 alone."""
 CAPACITY_HOURS = 8.0
 """How long dstack looks for machines before it gives up, hours."""

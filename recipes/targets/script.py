@@ -21,7 +21,7 @@ from trainer.exit_codes import EXIT_CONFIG
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
            "R2_ACCESS_KEY_ID", "R2_SECRET_ACCESS_KEY", "GOOGLE_SERVICE_ACCOUNT_KEY", "SPOTRL_REWARD_TOKEN",
            "SPOTRL_JUDGE_KEY")  # fmt: skip
-"""Tokens that a run may need. They come from your environment or the engine's secret store, never from a
+"""Tokens that a run may need. They come from your environment or the platform's secret store, never from a
 file."""
 SETTINGS = ("AWS_ENDPOINT_URL", "AWS_REGION", "R2_ACCOUNT_ID")
 """Settings of the object store and the node launcher that may be given besides."""

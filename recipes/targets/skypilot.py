@@ -47,7 +47,7 @@ def to_yaml(data: dict[str, Any], head: str = "") -> str:
 
 
 def job_name(recipe: Recipe) -> str:
-    """The recipe's name as engines take it: no dots."""
+    """The recipe's name as platforms take it: no dots."""
     return recipe.name.replace(".", "-")
 
 

@@ -75,21 +75,21 @@ def against_peft(config, rank, port):
     out["bytes"] = sum(getattr(p, "ds_tensor", p).nbytes for p in four)
     out["numbers"] = sum(p.quant_state.shape.numel() for p in four)
 
-    head = policy.engine.module.model.lm_head
+    head = policy.trained.module.model.lm_head
     banned, worker.reader.encoded = head.banned.clone(), given
     head.banned.zero_()  # plain transformers bans nothing
     out["reference"] = [reference(worker, items, base)] if config.method == "grpo" else []
-    ours, step = {}, policy.engine.step
+    ours, step = {}, policy.trained.step
 
     def stepping():
-        if policy.engine.is_gradient_accumulation_boundary():
+        if policy.trained.is_gradient_accumulation_boundary():
             ours.update({name: safe_get_full_grad(policy.names[name]).float() for name in shapes})
         step()
 
-    policy.engine.step = stepping
+    policy.trained.step = stepping
     policy.config = replace(config, method="grpo", optimizer=replace(config.optimizer, max_grad_norm=0.0))
     update(worker, items, 150)
-    policy.engine.step = step
+    policy.trained.step = step
     out["gradients"] = plain.differences(ours, theirs)
 
     kept = policy.shards(lambda key, t: t.detach().clone())

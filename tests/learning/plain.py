@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tests.learning.one_rank import lessons, trace
 from trainer.algorithm.batching import TrainBatch
-from trainer.data.processor import Encoded
+from trainer.data.processor import EncodedPrompt
 
 SIDES = [[(4, 5)], [], [(7, 9), (3, 2)], [(2, 2)], [(5, 11), (1, 3), (6, 6)]]
 """Images per prompt, each of so many merged tokens."""
@@ -21,7 +21,7 @@ LENGTHS = [[17, 3, 60, 1], [9, 30], [25, 25, 5], [44], [2, 70, 33, 8, 21]]
 """Completions per prompt."""
 
 
-def prompts(config: Any) -> list[Encoded]:
+def prompts(config: Any) -> list[EncodedPrompt]:
     """One per entry of SIDES; text alone for a model that reads nothing else. config: transformers' own."""
     rng, out = random.Random(0), []
     image_token_id = getattr(config, "image_token_id", None)
@@ -35,11 +35,11 @@ def prompts(config: Any) -> list[Encoded]:
         g = torch.Generator().manual_seed(row)
         patches = sum(h * w for _, h, w in grids)
         pixels = torch.randn(patches, 3 * 2 * patch**2, generator=g) if grids else None
-        out.append(Encoded(ids, pixels, torch.tensor(grids) if grids else None))
+        out.append(EncodedPrompt(ids, pixels, torch.tensor(grids) if grids else None))
     return out
 
 
-def items(encoded: list[Encoded]) -> TrainBatch:
+def items(encoded: list[EncodedPrompt]) -> TrainBatch:
     rng, traces, advantages = random.Random(1), [], []
     for row, lengths in enumerate(LENGTHS):
         for n in lengths:
@@ -54,7 +54,7 @@ def text(rng: random.Random, n: int) -> list[int]:
 
 def padded_gradients(
     folder: Path | str,
-    encoded: list[Encoded],
+    encoded: list[EncodedPrompt],
     samples: TrainBatch,
     temperature: float = 1.0,
     adapt: Callable[[Any], Any] = lambda model: model,

@@ -185,7 +185,7 @@ def unequal(config, rank, port):
     config = replace(config, method="sft", optimizer=replace(config.optimizer, live_parameters=0))
     worker = start(config, rank, port)
     worker.policy.config = replace(config, method="grpo")
-    head = worker.policy.engine.module.model.lm_head
+    head = worker.policy.trained.module.model.lm_head
     head.limit = 1024 * len(head.banned)
     g = torch.Generator().manual_seed(0)
     allowed = [i for i in range(200) if i not in worker.prompter.banned_token_ids()]
@@ -234,7 +234,7 @@ def gradients(config, rank, port):
         worker = start(config, rank, port)
         worker.policy.config = replace(config, method="grpo")
         worker.reader.encoded = lambda split, row: encoded[row]
-        engine, ours = worker.policy.engine, {}
+        engine, ours = worker.policy.trained, {}
         step = engine.step
 
         def stepping(engine=engine, step=step, ours=ours, worker=worker):
@@ -297,10 +297,10 @@ def moving(config, rank, port):
             assert shard_sums(worker) == away
             stats = update(worker, fixed_items(worker), config.algorithm.micro_batch_tokens)
         out[name] = {"norm": stats["grad/norm"], "shards": shard_sums(worker)}
-    model = worker.policy.engine.module.model
+    model = worker.policy.trained.module.model
     rotary = [m for m in model.modules() if isinstance(getattr(m, "inv_freq", None), torch.Tensor)]
     out["rotary"] = [bool(torch.equal(m.inv_freq.cpu(), type(m)(m.config).inv_freq)) for m in rotary]
-    out["buffers"] = sorted({b.device.type for b in worker.policy.engine.module.buffers()})
+    out["buffers"] = sorted({b.device.type for b in worker.policy.trained.module.buffers()})
     out["linear"] = torch.nn.functional.linear is zero.LINEAR and "deepspeed" not in str(zero.LINEAR)
     return out
 

@@ -97,21 +97,21 @@ def begin(config, rank, port, stage, encoded) -> OneRank:
 def step(worker: OneRank, items, budget, gradients=None, stop=False) -> dict:
     """One step; gradients: where the reduced ones are put. stop: at learning rate 0."""
     policy = worker.policy
-    whole = policy.engine.step
+    whole = policy.trained.step
 
     def stepping():
-        if gradients is not None and policy.engine.is_gradient_accumulation_boundary():
+        if gradients is not None and policy.trained.is_gradient_accumulation_boundary():
             for name, p in policy.partition.trained.items():
                 gradients[name] = safe_get_full_grad(p).float().clone()
         whole()
 
-    policy.engine.step = stepping
+    policy.trained.step = stepping
     kept = policy.config
     if stop:
         policy.config = replace(kept, optimizer=replace(kept.optimizer, learning_rate=0.0))
         before = pieces(worker)
     stats = worker.step(items, budget)
-    policy.engine.step, policy.config = whole, kept
+    policy.trained.step, policy.config = whole, kept
     if stop:
         put(worker, before, policy.updates - 1)
     return stats

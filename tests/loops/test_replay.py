@@ -22,7 +22,7 @@ from trainer.data.prompt_stream import PromptStream
 from trainer.learning.learner import Logprobs
 from trainer.loops import grpo
 from trainer.run.session import Resumed, Session
-from trainer.sampling.sampler import Rollout
+from trainer.sampling.sampler import SampledGroups
 
 STEPS, SAVED, KILLED = 8, 2, 6
 
@@ -50,7 +50,7 @@ class Model:
     def sample(self, ask):
         assert self.engine == self.value, "sampled with old weights"
         self.calls.append(("generate", self.step))
-        return Rollout(self.complete(prompt, ask.samples_per_prompt) for prompt in ask.prompts)
+        return SampledGroups(self.complete(prompt, ask.samples_per_prompt) for prompt in ask.prompts)
 
     def complete(self, prompt, count):
         traces = []

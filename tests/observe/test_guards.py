@@ -16,7 +16,7 @@ from tests.loops.drill import configure
 from trainer import config as c
 from trainer.config import Guards as Limits
 from trainer.exit_codes import EXIT_CONFIG
-from trainer.observe.guards import Guards
+from trainer.observe.guards import GuardWatch
 
 GOOD = {
     "loss/total": 0.01, "grad/norm": 0.5, "kl/mean": 0.02, "entropy/mean": 1.2, "tokens/truncated_fraction": 0.1,
@@ -26,7 +26,7 @@ GOOD = {
 
 
 def run(*steps: dict[str, float], **limits):
-    guards = Guards(Limits(**limits))
+    guards = GuardWatch(Limits(**limits))
     for step in range(12):
         assert guards.look(step, GOOD) == []
     return [guards.look(12 + i, GOOD | step) for i, step in enumerate(steps)]
@@ -64,18 +64,18 @@ def test_a_guard_warns_first_and_ends_after_its_patience():
 
 
 def test_nothing_is_known_of_usual_values_in_the_first_steps():
-    guards = Guards(Limits())
+    guards = GuardWatch(Limits())
     for step, norm in enumerate((0.1, 50.0, 0.2, 70.0)):
         assert guards.look(step, GOOD | {"grad/norm": norm, "entropy/mean": norm}) == []
 
 
 def test_metrics_of_other_methods_are_not_missed():
-    assert Guards(Limits()).look(1, {"sft/loss": 2.0}) == []
+    assert GuardWatch(Limits()).look(1, {"sft/loss": 2.0}) == []
 
 
 def test_by_default_updates_that_are_skipped_in_every_step_end_the_run():
     """A step's other updates may be sound: its loss, which leaves the skipped ones out, shows nothing."""
-    guards = Guards(Limits())
+    guards = GuardWatch(Limits())
     alarms = [guards.look(step, GOOD | {"optim/skipped_updates": 1.0}) for step in range(1, 4)]
     assert [any(alarm.end for alarm in step) for step in alarms] == [False, False, True]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from recipes.plan.memory import MemoryPlan, plan
 from recipes.presets import get
-from recipes.spec import Dataset, Recipe, override
+from recipes.spec import DataFacts, Recipe, override
 from trainer.hardware.model_shapes import Shape
 
 LLAMA_8B = Shape(hidden=4096, layers=32, heads=32, kv_heads=8, intermediate=14336, vocabulary=128_256)
@@ -29,7 +29,7 @@ def nemo(nodes: int, tensor_parallel: int, mean_length: int) -> Recipe:
          "algorithm.samples_per_update=512", "rollout.gpu_memory_utilization=0.6"],
     )  # fmt: skip
     return replace(
-        recipe, dataset=Dataset(rows=10**6, prompt_tokens=PROMPT, answer_tokens=mean_length - PROMPT)
+        recipe, dataset=DataFacts(rows=10**6, prompt_tokens=PROMPT, answer_tokens=mean_length - PROMPT)
     )
 
 

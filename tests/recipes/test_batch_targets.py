@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from recipes.drivers import engines
+from recipes.drivers import platforms
 from recipes.presets import get
 from recipes.run_record import RunRecord
 from recipes.spec import override
@@ -108,7 +108,7 @@ def test_where_compute_nodes_have_no_internet_all_is_prepared_where_the_job_is_s
     assert lines[:2] == ["module load", "setup gpu"] and "data_prep prepare mathv60k" in lines[2]
     assert lines[3] == "hf download Qwen/Qwen2.5-VL-7B-Instruct"
     record = RunRecord(run_id="r", recipe="r", target=target)
-    up = engines.commands(record, ["a", "a.setup.sh"], {}, [], True).up
+    up = platforms.commands(record, ["a", "a.setup.sh"], {}, [], True).up
     assert [command[0] for command in up] == ["bash", {"slurm": "sbatch", "pbs": "qsub"}[target]]
 
 

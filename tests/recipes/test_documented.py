@@ -12,7 +12,7 @@ import pytest
 
 from recipes import cli, run_record
 from recipes.capabilities import targets_for
-from recipes.drivers import engines
+from recipes.drivers import platforms
 from recipes.presets import RECIPES, get, resolve
 from recipes.targets.render import render
 from recipes.targets.script import SECRETS
@@ -194,7 +194,7 @@ def test_platforms_take_every_command_of_docs_rendered_files_and_drivers():
                 run_id="r", recipe=name, target=target, managed=managed, flags=flags
             )
             files, env = ["t.yaml", "t.fleet.yaml", "t.volume.yaml"], {"RUN_ID": "r", "SPOTRL_LAUNCH": "x"}
-            driven = engines.commands(record, files, env, ["HF_TOKEN", "VLLM_API_KEY"], True)
+            driven = platforms.commands(record, files, env, ["HF_TOKEN", "VLLM_API_KEY"], True)
             taken += [*driven.up, *driven.status, *driven.logs, *driven.down]
     assert len(taken) > 200
     env = os.environ | {

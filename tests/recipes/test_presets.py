@@ -99,7 +99,7 @@ def test_every_field_is_documented():
 
     from recipes import spec
 
-    for cls in (spec.Cluster, spec.Dataset, spec.Storage, spec.Budget, spec.Site, Recipe):
+    for cls in (spec.Cluster, spec.DataFacts, spec.StorageSite, spec.Budget, spec.Site, Recipe):
         source = inspect.getsource(cls)
         for field in dataclasses.fields(cls):
             after = source.split(f"\n    {field.name}: ")[1].split("\n", 1)[1]

@@ -6,7 +6,7 @@ from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
 from recipes import run_record
-from recipes.drivers import engine_state
+from recipes.drivers import platform_state
 from recipes.run_record import RunRecord
 from trainer.checkpoint.attempt import Attempts
 from trainer.storage.storage import Storage
@@ -45,8 +45,8 @@ def test_a_job_that_waits_for_its_machines_is_alive(capsys, monkeypatch, tmp_pat
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     RunRecord(run_id="mine", recipe=SEVEN, target="skypilot-runpod", managed=True,
               overrides=["storage.bucket=s3://mine"]).save()  # fmt: skip
-    said = engine_state.Said(text="managed job 3: STARTING", name="3")
-    monkeypatch.setattr(engine_state, "ask", lambda record: said)
+    said = platform_state.Said(text="managed job 3: STARTING", name="3")
+    monkeypatch.setattr(platform_state, "ask", lambda record: said)
     monkeypatch.setattr("recipes.drivers.bucket_access.probe", lambda *a: None)
     code, _, err = run(capsys, "resume", "mine")
     assert code == 2 and "run mine is alive (managed job 3: STARTING)" in err

@@ -35,7 +35,7 @@ LIST_BYTES_PER_TOKEN = 36
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedPrompt:
     """One prompt as the policy reads it."""
 
     token_ids: list[int]
@@ -53,7 +53,7 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class Request:
+class EngineRequest:
     """One prompt as the engine reads it."""
 
     token_ids: list[int]
@@ -152,14 +152,14 @@ class Prompter:
         plain = [[{**m, "content": _plain(m["content"])} for m in messages] for messages in chats]
         return self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
 
-    def encode(self, row: Row, images: list[Image.Image] | None = None) -> Encoded:
+    def encode(self, row: Row, images: list[Image.Image] | None = None) -> EncodedPrompt:
         """One row by chat template, tokenizer and image processor, up to the start of the completion.
 
         `images` are the row's if they are decoded already. Raises ConfigError if one does not decode or
         if the placeholders do not match the images.
         """
         if not self.has_vision:
-            return Encoded(self.token_ids(row), None, None)
+            return EncodedPrompt(self.token_ids(row), None, None)
         (text,) = self.texts([row.messages])
         if images is None:
             images = [decode(data, row.id) for data in row.images]
@@ -173,7 +173,7 @@ class Prompter:
                 f"row {row.id}: {ids.count(self.image_token_id)} image tokens for {len(images)} images "
                 f"of {expected} merged patches: its placeholders do not match its images"
             )
-        return Encoded(ids, out.get("pixel_values"), grid)
+        return EncodedPrompt(ids, out.get("pixel_values"), grid)
 
     def token_ids(self, row: Row) -> list[int]:
         """`encode(...).token_ids`, from the images' headers: nothing is decoded or resized."""
@@ -255,16 +255,18 @@ class Prompter:
         )
         return height * width // factor**2
 
-    def request(self, row: Row, images: list[Image.Image]) -> Request:
+    def request(self, row: Row, images: list[Image.Image]) -> EngineRequest:
         """The prompt as the engine reads it, which resizes the decoded images by itself."""
         ids = self.token_ids(row)
         if not images:
-            return Request(ids, {"prompt_token_ids": ids}, 0)
+            return EngineRequest(ids, {"prompt_token_ids": ids}, 0)
         (text,) = self.texts([row.messages])
         patch = self.processor.image_processor.patch_size
         values = 3 * self.processor.image_processor.temporal_patch_size * (patch * self.merge_size) ** 2
         pixels = 4 * values * sum(token == self.image_token_id for token in ids)
-        return Request(ids, {"prompt": text, "multi_modal_data": {"image": images}}, pixels, len(images))
+        return EngineRequest(
+            ids, {"prompt": text, "multi_modal_data": {"image": images}}, pixels, len(images)
+        )
 
     def positions(self, token_ids: list[int], grid_thw: Tensor | None) -> Tensor:
         """Rotary positions [3, T] (time, height, width) of one sequence; text-only models count up by one."""

@@ -14,7 +14,7 @@ from trainer.data import lengths
 from trainer.data.byte_cache import ByteCache
 from trainer.data.dataset import Dataset
 from trainer.data.images import decode
-from trainer.data.processor import Encoded, Prompter, Request
+from trainer.data.processor import EncodedPrompt, EngineRequest, Prompter
 
 
 class Datasets:
@@ -74,16 +74,16 @@ class RowReader:
 
         return self.cache.get(("decoded", split.path, split.name, index), decode_row, decoded_bytes)
 
-    def encoded(self, split: Split, index: int) -> Encoded:
+    def encoded(self, split: Split, index: int) -> EncodedPrompt:
         """A row's prompt as the policy reads it."""
 
-        def encode_row() -> Encoded:
+        def encode_row() -> EncodedPrompt:
             return self.prompter.encode(self.datasets[split][index], self.decoded(split, index))
 
         key = ("encoded", split.path, split.name, index)
         return self.cache.get(key, encode_row, lambda encoded: encoded.size_bytes)
 
-    def request(self, split: Split, index: int) -> Request:
+    def request(self, split: Split, index: int) -> EngineRequest:
         """A row's prompt as the engine reads it."""
         return self.prompter.request(self.datasets[split][index], self.decoded(split, index))
 

@@ -72,15 +72,16 @@ class Base:
     Switching them off would change the order of modules that ZeRO-3 gathers ahead by.
     """
 
-    def __init__(self, engine: Any, layers: list[Any]) -> None:
-        self.engine, self.layers = engine, layers
+    def __init__(self, trained: Any, layers: list[Any]) -> None:
+        self.trained = trained
+        self.layers = layers
 
     def __call__(self, batch: Any) -> Any:
-        """What the engine returns for a micro-batch. Collective, without gradients."""
+        """What the model without adapters returns for a micro-batch. Collective, without gradients."""
         scales = [layer.scaling[ADAPTER] for layer in self.layers]
         try:
             self._scale([0.0] * len(scales))
-            return self.engine(batch)
+            return self.trained(batch)
         finally:
             self._scale(scales)
 

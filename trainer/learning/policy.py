@@ -104,7 +104,7 @@ class Policy:
             eps=config.optimizer.eps,
             fused=self._moves,
         )
-        self.engine, self.zero = quietly(
+        self.trained, self.zero = quietly(
             deepspeed.initialize, model=scorer, optimizer=optimizer, config=ds_config
         )[:2]
         self._states = States(self.zero, device)
@@ -112,7 +112,7 @@ class Policy:
         self.partition = Partition(self.zero, self.names, config.optimizer.zero_stage, device)
         self._base, self._adapters = lora.adapters(self.names, scorer.model)
         self.reference: Any = (
-            lora.Base(self.engine, list(self._adapters.values())) if config.lora.rank else None
+            lora.Base(self.trained, list(self._adapters.values())) if config.lora.rank else None
         )
         if config.method == "grpo" and config.algorithm.kl_coef and not config.lora.rank:
             frozen = zero_config(config, shape, inference=True)
@@ -173,14 +173,14 @@ class Policy:
     ) -> dict[str, list[Tensor]]:
         """Log-probabilities [N] of each micro-batch's completion tokens under policy and reference, on the
         host."""
-        asked = [("old", self.engine)] * old + [("reference", self.reference)] * reference
+        asked = [("old", self.trained)] * old + [("reference", self.reference)] * reference
         found: dict[str, list[Tensor]] = {name: [] for name, _ in asked}
-        self.engine.eval()
+        self.trained.eval()
         for batch in batches:
             batch = moved(batch, self.device)
             for name, model in asked:
                 found[name].append(model(batch)[0])
-        self.engine.train()
+        self.trained.train()
         return {name: [x.cpu() for x in parts] for name, parts in found.items()}
 
     @frugal
@@ -198,11 +198,11 @@ class Policy:
         gathered, sums = GATHERS.bytes, torch.zeros(len(SUMS), device=self.device, dtype=torch.float64)
         largest = torch.zeros(len(LARGEST), device=self.device)
         for i, item in enumerate(batches):
-            self.engine.set_gradient_accumulation_boundary(i == count - 1)
+            self.trained.set_gradient_accumulation_boundary(i == count - 1)
             item = moved(item, self.device)
             loss, stats, most = self._loss(item, kl_coef)
-            self.engine.backward(loss * self.world_size)  # DeepSpeed averages over ranks; our loss is a sum
-            self.engine.step()
+            self.trained.backward(loss * self.world_size)  # DeepSpeed averages over ranks; our loss is a sum
+            self.trained.step()
             sums += stats
             largest = torch.maximum(largest, most)
         self.updates += 1
@@ -212,12 +212,12 @@ class Policy:
         out |= {"perf/gathered_gib": (GATHERS.bytes - gathered) / 2**30, "perf/passes": float(count)}
         if self.zero.overflow:  # not finite: DeepSpeed has left weights and moments as they were
             return out
-        return out | {"grad/norm": float(self.engine.get_global_grad_norm() or 0.0)}
+        return out | {"grad/norm": float(self.trained.get_global_grad_norm() or 0.0)}
 
     def _loss(self, item: TrainMicroBatch, kl_coef: float) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, the values of `SUMS`, and those of `LARGEST`; all on the device."""
         a, shares = self.config.algorithm, item.shares
-        logprobs, entropy, greedy = self.engine(item.batch)
+        logprobs, entropy, greedy = self.trained(item.batch)
         old = logprobs.detach() if item.old_logprobs is None else item.old_logprobs
         gap = torch.zeros_like(old) if item.rollout_logprobs is None else old - item.rollout_logprobs
         correction, beyond = None, torch.zeros_like(gap)

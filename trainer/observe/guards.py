@@ -28,7 +28,7 @@ class Alarm:
     """Whether the run must end."""
 
 
-class Guards:
+class GuardWatch:
     """Compares each step with limits and with earlier steps."""
 
     def __init__(self, limits: config.Guards) -> None:

@@ -28,7 +28,7 @@ from trainer.learning.distributed import DistributedLearner
 from trainer.learning.learner import Learner
 from trainer.node.watch.preemption import Notice
 from trainer.node.watch.run_lock import RunLock
-from trainer.observe.guards import Guards
+from trainer.observe.guards import GuardWatch
 from trainer.observe.metrics import Metrics
 from trainer.observe.node_monitor import NodeStats
 from trainer.observe.phases import Phases
@@ -144,7 +144,7 @@ class Session:
         facts = self.learner.facts
         self._peak_flops = peak_flops(facts.device_name)
         self._shape = shape_of(str(hub.folder(config))) if self._peak_flops else None
-        self.guards = Guards(config.guards)
+        self.guards = GuardWatch(config.guards)
         self.nodes = NodeStats(config.run.dir)
         self.saving = Saving(config.run.dir, self.checkpoints, self.learner, self.notice)
         record = partial(self.ranks.all, RankProcess.record)

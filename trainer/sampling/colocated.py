@@ -9,7 +9,7 @@ from trainer.config import RunConfig
 from trainer.learning.distributed import RankWeights
 from trainer.ranks.ranks import Ranks
 from trainer.sampling.dealing import deal
-from trainer.sampling.sampler import Ask, Rollout
+from trainer.sampling.sampler import Ask, SampledGroups
 from trainer.sampling.sampler_part import SamplerPart
 from trainer.weights.source import WeightSource
 
@@ -33,7 +33,7 @@ class Colocated:
             )
         self.ranks.all(SamplerPart.load, weights.version)
 
-    def sample(self, ask: Ask) -> Rollout:
+    def sample(self, ask: Ask) -> SampledGroups:
         """`Sampler.sample`: prompts are dealt so that all engines should finish together."""
         now, later = self._shares(ask, ask.prompts), self._shares(ask, ask.upcoming)
         calls = []
@@ -43,7 +43,7 @@ class Colocated:
             calls.append(
                 (now[engine], ask.split, ask.samples_per_prompt, ask.temperature, ask.max_tokens, rows)
             )
-        return Rollout(self.ranks.stream(SamplerPart.sample, calls))
+        return SampledGroups(self.ranks.stream(SamplerPart.sample, calls))
 
     def _shares(self, ask: Ask, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
         """Prompts by engine."""

@@ -30,7 +30,7 @@ class Ask:
     """Prompts of the training split that will be asked next: their images are decoded meanwhile."""
 
 
-class Rollout:
+class SampledGroups:
     """Groups of traces, which come as their last completion ends. Iterate, or take `all` of them."""
 
     def __init__(self, groups: Iterator[list[Trace]]) -> None:
@@ -51,7 +51,7 @@ class Sampler(Protocol):
     def load(self, weights: WeightSource) -> None:
         """Brings weights into every engine; what is sampled from now on is theirs."""
 
-    def sample(self, ask: Ask) -> Rollout:
+    def sample(self, ask: Ask) -> SampledGroups:
         """Starts to sample. Every completion draws from a seed of its own, so neither order nor batch matters
         to it."""
 

@@ -15,7 +15,7 @@ from vllm.v1.sample.logits_processor import LogitsProcessor
 
 from trainer.algorithm.traces import End, ImageRef, Prompt, Trace, completed
 from trainer.config import ConfigError, RunConfig
-from trainer.data.processor import Prompter, Request
+from trainer.data.processor import EngineRequest, Prompter
 from trainer.observe import beacon
 from trainer.weights import in_process
 
@@ -190,7 +190,7 @@ class Engine:
     def generate(
         self,
         prompts: Sequence[Prompt],
-        read: Callable[[Prompt], Request],
+        read: Callable[[Prompt], EngineRequest],
         *,
         samples_per_prompt: int,
         temperature: float,
@@ -206,7 +206,7 @@ class Engine:
         """
         limit_bytes = int(self.config.data.image_cache_gib * 2**30)
         waiting, open_groups, held_bytes = deque(prompts), dict[str, _OpenGroup](), 0
-        upcoming: Request | None = None
+        upcoming: EngineRequest | None = None
         while waiting or open_groups:
             while waiting:
                 upcoming = upcoming or read(waiting[0])
@@ -229,7 +229,7 @@ class Engine:
                     held_bytes -= open_groups.pop(name).pixel_bytes
                     yield [group.traces[i] for i in range(samples_per_prompt)]
 
-    def _add(self, group: _OpenGroup, request: Request, temperature: float, max_tokens: int) -> None:
+    def _add(self, group: _OpenGroup, request: EngineRequest, temperature: float, max_tokens: int) -> None:
         """Opens the group's requests. Its images are processed once, for all of them."""
         (rendered,) = self.llm._preprocess_cmpl([request.inputs])  # ty: ignore[invalid-argument-type]
         for index in range(group.size):
@@ -277,7 +277,7 @@ class Engine:
 class _OpenGroup:
     """A prompt whose completions are being sampled."""
 
-    def __init__(self, prompt: Prompt, request: Request, size: int) -> None:
+    def __init__(self, prompt: Prompt, request: EngineRequest, size: int) -> None:
         self.prompt, self.size = prompt, size
         self.prompt_ids, self.pixel_bytes, self.images = (
             request.token_ids,

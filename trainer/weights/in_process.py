@@ -28,7 +28,7 @@ BACKEND = "in_process"
 """Name of the weight transfer, and of the loader that leaves all weights to it."""
 
 
-class Engine(Protocol):
+class Receiver(Protocol):
     """What `push` calls of the engine."""
 
     version: int
@@ -133,7 +133,7 @@ def register() -> None:
         register_model_loader(BACKEND)(NoWeights)
 
 
-def push(weights: WeightSource, engine: Engine) -> None:
+def push(weights: WeightSource, engine: Receiver) -> None:
     """Replaces all of the engine's weights, then empties every cache that rests on the old ones.
 
     The source brings every parameter of the model, a frozen tower too: sleep level 2 discarded it.

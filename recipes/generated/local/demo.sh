@@ -18,7 +18,7 @@ fetch() { # prepared data from the bucket, if it is there
     && [ -e "$DATA/.$1/manifest.json" ] && mv "$DATA/.$1" "$DATA/$1"
 }
 if missing "${DATA}/shapes-c160a3ba/manifest.json"; then fetch shapes-c160a3ba || { .venvs/cpu/bin/python -m examples.demo.shapes --out "${DATA}/shapes-c160a3ba"; touch ".cache/made-shapes-c160a3ba"; }; fi
-if missing "${MODELS}/demo-25139970/config.json"; then .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-c160a3ba" --out "${MODELS}/demo-25139970"; fi
+if missing "${MODELS}/demo-16c1ecff/config.json"; then .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-c160a3ba" --out "${MODELS}/demo-16c1ecff"; fi
 cat > ".cache/$RUN_ID.yaml" <<YAML
 method: grpo
 run:
@@ -27,7 +27,7 @@ run:
   dir: "${RUNS}/${RUN_ID}"
   max_steps: 60
 model:
-  path: "${MODELS}/demo-25139970"
+  path: "${MODELS}/demo-16c1ecff"
   dtype: fp32
   gradient_checkpointing: false
   min_pixels: 784

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.node.preflight.findings import Finding
-from trainer.node.preflight.gpus import Gpu, Reading, judge
+from trainer.node.preflight.gpus import MeasuredGpu, Reading, judge
 
 UNKNOWN = "N/A"
 """What the library answers where a GPU does not support a reading."""
@@ -47,7 +47,7 @@ def read(amdsmi: Any, env: Mapping[str, str] = os.environ) -> Reading:
         amdsmi.amdsmi_shut_down()
 
 
-def _read_one(amdsmi: Any, index: int, handle: Any) -> Gpu:
+def _read_one(amdsmi: Any, index: int, handle: Any) -> MeasuredGpu:
     def ask(function: str, *arguments: Any, otherwise: Any = None) -> Any:
         try:
             answer = getattr(amdsmi, function)(handle, *arguments)
@@ -74,7 +74,7 @@ def _read_one(amdsmi: Any, index: int, handle: Any) -> Gpu:
     for process in ask("amdsmi_get_gpu_process_list", otherwise=[]):
         if isinstance(process, dict) and (process.get("mem") or 0) > 0:
             processes.append(process["pid"])
-    return Gpu(
+    return MeasuredGpu(
         index=index,
         name=str(asic.get("market_name") or "AMD GPU"),
         memory_bytes=ask("amdsmi_get_gpu_memory_total", amdsmi.AmdSmiMemoryType.VRAM, otherwise=0),

@@ -42,7 +42,7 @@ XIDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpu:
+class MeasuredGpu:
     """One GPU. None where NVML does not support the reading."""
 
     index: int
@@ -74,7 +74,7 @@ class Reading:
     driver: str
     cuda: int
     """Major version that the driver can run."""
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[MeasuredGpu, ...]
 
 
 def read(nvml: Any, env: Mapping[str, str] = os.environ) -> Reading:
@@ -94,7 +94,7 @@ def read(nvml: Any, env: Mapping[str, str] = os.environ) -> Reading:
         nvml.nvmlShutdown()
 
 
-def _read_one(nvml: Any, index: int) -> Gpu:
+def _read_one(nvml: Any, index: int) -> MeasuredGpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
 
     def ask(function: Callable[..., Any], *arguments: Any, otherwise: Any = None) -> Any:
@@ -110,7 +110,7 @@ def _read_one(nvml: Any, index: int) -> Gpu:
         if state is None:
             break
         links.append(bool(state))
-    return Gpu(
+    return MeasuredGpu(
         index=index,
         name=_text(nvml.nvmlDeviceGetName(handle)),
         memory_bytes=nvml.nvmlDeviceGetMemoryInfo(handle).total,
@@ -221,7 +221,7 @@ def compare(found: Iterable[Finding]) -> list[Finding]:
     return out
 
 
-def _complaints(gpu: Gpu, fastest: int) -> list[tuple[str, str, str, str, str, Any]]:
+def _complaints(gpu: MeasuredGpu, fastest: int) -> list[tuple[str, str, str, str, str, Any]]:
     """(check, what is wrong or "", figure, target, remedy, level) of one GPU. fastest: PCIe generation of the
     node."""
     ecc = f"has {gpu.uncorrected_ecc} uncorrectable memory errors" if gpu.uncorrected_ecc else ""

@@ -1,4 +1,4 @@
-"""Commands of the engines: what `up`, `status`, `logs` and `down` run for each kind of target. Text; nothing
+"""Commands of the platforms: what `up`, `status`, `logs` and `down` run for each kind of target. Text; nothing
 runs."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def commands(
     values."""
     if record.flags and record.target in ("local", "ssh"):
         raise ConfigError(
-            f"{record.target} has no engine that {' '.join(record.flags)} could be passed on to"
+            f"{record.target} has no platform that {' '.join(record.flags)} could be passed on to"
         )
     match record.target.partition("-")[0]:
         case "skypilot":
@@ -202,8 +202,8 @@ def _local(record: RunRecord, files: list[str], detach: bool) -> Commands:
     )
 
 
-def _batch_log(record: RunRecord, engine: str) -> str:
-    return f"runs/{record.run_id}/{engine}.log"
+def _batch_log(record: RunRecord, platform: str) -> str:
+    return f"runs/{record.run_id}/{platform}.log"
 
 
 def find(program: str) -> str:

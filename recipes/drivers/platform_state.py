@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from recipes.drivers import engines
+from recipes.drivers import platforms
 from recipes.plan import cost, prices
 from recipes.presets import resolve
 from recipes.run_record import RunRecord
@@ -127,7 +127,7 @@ def launch_failed(record: RunRecord, why: str) -> RunRecord:
 
 
 def _json_of(command: tuple[str, ...]) -> Any:
-    program = engines.find(command[0])
+    program = platforms.find(command[0])
     if not program:
         return None
     done = subprocess.run([program, *command[1:]], capture_output=True, text=True)
@@ -201,7 +201,7 @@ def _cluster(record: RunRecord, answers: Answers) -> Said | None:
 
 
 def _dstack(record: RunRecord, answers: Answers) -> Said | None:
-    listed, name = answers.rows("dstack", "ps", "-a", "--json"), engines.dstack_name(record.run_id)
+    listed, name = answers.rows("dstack", "ps", "-a", "--json"), platforms.dstack_name(record.run_id)
     if listed is None:
         return None
     mine = [row for row in listed.get("runs", []) if row["run_spec"]["run_name"] == name]
@@ -230,7 +230,7 @@ def _ended(run: dict[str, Any]) -> float:
 
 def _final_line(name: str) -> str:
     """The line with which a run on dstack says that it ended for good, if its log has one."""
-    program = engines.find("dstack")
+    program = platforms.find("dstack")
     done = (
         subprocess.run([program, "logs", name], capture_output=True, text=True, errors="replace")
         if program
