@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OUT, PLOT = ROOT / "benchmarks/links.json", ROOT / "docs/links.svg"
 ROWS, BUDGET, STEPS, WARM_UP, PORT = 8, 512, 4, 1, 29_500
 """Rows per rank and step, tokens of a pass; the first steps are not counted."""
-SHAPE = tiny_model.Shape(320, 640, 28, 10, 2, 128, 256, 2, True)
+SHAPE = tiny_model.TinyShape(320, 640, 28, 10, 2, 128, 256, 2, True)
 """Its matrices have more than 100,000 elements: DeepSpeed keeps smaller ones whole on every rank at stage 3
 too."""
 RATES = (0, 1000, 200)

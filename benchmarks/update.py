@@ -46,7 +46,7 @@ def measure(kind: str, size: int) -> dict[str, float]:
     torch.set_num_threads(1)
     cpu_matmul.install()
     tokenizer = tiny_model.build_tokenizer()
-    config = tiny_model.build_config(tiny_model.Shape(384, 1024, 8, 12, 4, 256, 768, 6, False), tokenizer)
+    config = tiny_model.build_config(tiny_model.TinyShape(384, 1024, 8, 12, 4, 256, 768, 6, False), tokenizer)
     torch.manual_seed(0)
     model = Qwen2_5_VLForConditionalGeneration._from_config(config, attn_implementation="sdpa").train()
     model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -75,8 +75,8 @@ class RunRecord:
         """Dollars so far, all launches together; at most, because machines are billed only once they are
         there.
 
-        At the prices of what the platform was seen to rent, each from when it was seen; else at the launch's. A
-        launch that its platform was never seen to take costs nothing without evidence.
+        At the prices of what the platform was seen to rent, each from when it was seen; else at the launch's.
+        A launch that its platform was never seen to take costs nothing without evidence.
         """
         if not self.confirmed:
             return self.earlier_usd

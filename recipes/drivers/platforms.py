@@ -1,5 +1,5 @@
-"""Commands of the platforms: what `up`, `status`, `logs` and `down` run for each kind of target. Text; nothing
-runs."""
+"""Commands of the platforms: what `up`, `status`, `logs` and `down` run for each kind of target. Text;
+nothing runs."""
 
 from __future__ import annotations
 
@@ -119,13 +119,14 @@ def how_to_call(record: RunRecord, model: str) -> str:
     where = f"http://127.0.0.1:{script.PORT}"
     if record.target.startswith("skypilot"):
         where = f"http://$(sky status --endpoint {script.PORT} {record.run_id})"
-    attach = f" (`dstack attach {dstack_name(record.run_id)}` opens the port)" * record.target.startswith(
-        "dstack"
-    )
+    attach = ""
+    if record.target.startswith("dstack"):
+        attach = f" (`dstack attach {dstack_name(record.run_id)}` opens the port)"
     key = f"$(cat {run_record.RUNS / record.run_id / 'api.key'})"
+    headers = f'-H "Authorization: Bearer {key}" -H "Content-Type: application/json"'
     return (
         f"once it says `serving`{attach}:\n"
-        f'  curl {where}/v1/chat/completions -H "Authorization: Bearer {key}" -H "Content-Type: application/json" \\\n'
+        f"  curl {where}/v1/chat/completions {headers} \\\n"
         f'    -d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "What is 2 + 2?"}}]}}\''
     )
 

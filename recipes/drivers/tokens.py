@@ -1,9 +1,9 @@
 """Tokens that this machine has for a run: from the environment, else from where each service's own tool keeps
 them.
 
-They go into the environment of the platform's program, which is told their names; never on a command line or in
-a file. A rented machine has none of these files: what is not found here is missing there, and only once it is
-paid for.
+They go into the environment of the platform's program, which is told their names; never on a command line or
+in a file. A rented machine has none of these files: what is not found here is missing there, and only once it
+is paid for.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def test_the_counts_are_those_of_the_real_model(family, grid):
 
     from examples.demo import tiny_model
 
-    sizes = tiny_model.Shape(128, 96, 3, 4, 2, 32, 48, 4, False)
+    sizes = tiny_model.TinyShape(128, 96, 3, 4, 2, 32, 48, 4, False)
     config = tiny_model.build_config(sizes, tiny_model.build_tokenizer(), family)
     config._attn_implementation = "eager"
     model = AutoModelForImageTextToText.from_config(config)

@@ -80,7 +80,7 @@ def test_the_regions_are_named_by_price(tmp_path, monkeypatch, capsys):
     asked += ["--set", "cluster.gpu=A100-80GB", "--set", "cluster.alternatives=[]"]
     assert main(asked) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "per GPU-hour in US $1.50, NO $1.60, CA $2.00, SE $2.50, and 1 more: the engine tries" in said
+    assert "per GPU-hour in US $1.50, NO $1.60, CA $2.00, SE $2.50, and 1 more: the platform tries" in said
     assert main([*asked, "--set", "site.region=NO"]) == 0
     assert "in NO alone (site.region)" in " ".join(capsys.readouterr().out.split())
 

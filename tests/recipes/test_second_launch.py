@@ -63,7 +63,7 @@ def test_a_launch_that_the_platform_never_took_can_be_started_again(capsys, monk
     assert code == 0 and "run mine on skypilot-runpod" in out, err
 
 
-def test_flags_after_two_dashes_go_to_the_engine_and_are_kept_for_resume(capsys, monkeypatch, tmp_path):
+def test_flags_after_two_dashes_go_to_the_platform_and_are_kept_for_resume(capsys, monkeypatch, tmp_path):
     stand_in(tmp_path, monkeypatch, "sbatch", 'echo "77"')
     up = ["up", SEVEN, "--target", "slurm", "--detach", "--run-id", "mine"]
     assert run(capsys, *up, "--", "--exclude=gpu-7", "--mail-type=END")[0] == 0
@@ -71,6 +71,6 @@ def test_flags_after_two_dashes_go_to_the_engine_and_are_kept_for_resume(capsys,
     assert run_record.load("mine").flags == ["--exclude=gpu-7", "--mail-type=END"]
     assert "--exclude=gpu-7" in run(capsys, "resume", "mine", "--dry-run")[1].splitlines()[-2]
     code, _, err = run(capsys, "status", "mine", "--", "--long")
-    assert code == 2 and "`status` starts no engine" in err
+    assert code == 2 and "`status` starts no platform" in err
     code, _, err = run(capsys, "demo", "--dry-run", "--", "--fast")
     assert code == 2 and "local has no engine" in err

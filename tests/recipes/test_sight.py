@@ -111,12 +111,12 @@ def test_a_run_launched_from_here_knows_its_bucket(bucket, capfd, monkeypatch, t
     assert code == 0 and json.loads((run_record.RUNS / "far/pulled/cost.json").read_text())["usd"] == 0
 
 
-def test_logs_fall_back_on_the_bucket_where_the_engine_has_none(bucket, capfd, monkeypatch, tmp_path):
+def test_logs_fall_back_on_the_bucket_where_the_platform_has_none(bucket, capfd, monkeypatch, tmp_path):
     record(bucket).save()
     stand_in(tmp_path, monkeypatch, "sbatch", "exit 0")
     stand_in(tmp_path, monkeypatch, "tail", "exit 1")
     code, out, err = run(capfd, "logs", "far")
-    assert code == 0 and "the job's own words" in out and "the engine has no log of far any more" in err
+    assert code == 0 and "the job's own words" in out and "the platform has no log of far any more" in err
 
 
 def test_the_runs_of_a_bucket_are_listed_whoever_launched_them(bucket, capfd):

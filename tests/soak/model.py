@@ -15,7 +15,7 @@ WIDTH, VISION_DEPTH = 64, 4
 def build(out: Path, layers: int, vocabulary: int, positions: int = 8192) -> Path:
     """Writes the model: 28 layers are those of 7B, 36 of 3B. A vocabulary above the tokenizer's is padding,
     which is never sampled; it decides how many tokens make a chunk of logits."""
-    shape = tiny_model.Shape(WIDTH, 2 * WIDTH, layers, 2, 1, WIDTH, 2 * WIDTH, VISION_DEPTH, False)
+    shape = tiny_model.TinyShape(WIDTH, 2 * WIDTH, layers, 2, 1, WIDTH, 2 * WIDTH, VISION_DEPTH, False)
     tiny_model.SHAPES["soak"] = shape
     tiny_model.build(out, 0, "soak")  # ty: ignore[invalid-argument-type]
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(out)

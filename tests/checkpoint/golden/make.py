@@ -33,7 +33,7 @@ def reward(text, reference, answer_type):
 def main(out: Path) -> None:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    tiny_model.SHAPES["tiny"] = tiny_model.Shape(32, 64, 2, 1, 1, 32, 64, 1, True)
+    tiny_model.SHAPES["tiny"] = tiny_model.TinyShape(32, 64, 2, 1, 1, 32, 64, 1, True)
     tiny_model.MERGES = 64
     tiny_model.build(out / "model", 0, "tiny", "qwen2")
     write_dataset(out / "data", "text", {"train": make_rows("train", 16, 1)}, {})
