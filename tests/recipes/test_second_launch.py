@@ -73,4 +73,4 @@ def test_flags_after_two_dashes_go_to_the_platform_and_are_kept_for_resume(capsy
     code, _, err = run(capsys, "status", "mine", "--", "--long")
     assert code == 2 and "`status` starts no platform" in err
     code, _, err = run(capsys, "demo", "--dry-run", "--", "--fast")
-    assert code == 2 and "local has no engine" in err
+    assert code == 2 and "local has no platform" in err
