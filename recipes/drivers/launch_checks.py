@@ -17,6 +17,7 @@ from recipes.run_record import RunRecord
 from recipes.spec import Recipe
 from recipes.targets import dstack, ssh
 from trainer.config import ConfigError
+from trainer.config.run_store import RunStore
 
 
 def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[str]) -> None:
@@ -148,7 +149,12 @@ def alive(record: RunRecord, env: dict[str, str]) -> str:
         return said.text
     if not record.bucket or not bucket_access.can_open(record.bucket, env):
         return ""
-    command = [desk_python.find(), "-m", "trainer.checkpoint", f"{record.bucket}/{record.run_id}"]
+    command = [
+        desk_python.find(),
+        "-m",
+        "trainer.checkpoint",
+        RunStore.in_bucket(record.bucket, record.run_id).root,
+    ]
     done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
     told = json.loads(done.stdout) if done.returncode == 0 else {}
     # our own `down` has ended it

@@ -18,6 +18,7 @@ from recipes.drivers import desk_python, launched, platform_state, tokens
 from recipes.run_record import PULLED, RunRecord
 from trainer.config import ConfigError
 from trainer.config.run_folder import CONFIG, METRICS, PROGRESS
+from trainer.config.run_store import RunStore
 from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED
 
 BUCKET = "bucket"
@@ -65,7 +66,7 @@ def url_of(run: str, bucket: str = "") -> str:
     """Where a run's files are in its bucket; "" for a run without one."""
     if not bucket:
         bucket = run_record.load(run).bucket if run_record.known(run) else remembered().get(run, "")
-    return f"{bucket.rstrip('/')}/{run}" if bucket else ""
+    return RunStore.in_bucket(bucket, run).root if bucket else ""
 
 
 def mirror(command: str, url: str, folder: Path, *flags: str) -> int:

@@ -13,10 +13,9 @@ from recipes.recipe_files import is_python
 from trainer import config as run_config
 from trainer.config import ConfigError, RunConfig
 from trainer.config.run_folder import CONFIG
+from trainer.config.run_store import EXPORTED, RunStore
 from trainer.hardware import model_shapes
 
-EXPORT = "checkpoints/hf"
-"""Where a run's bucket holds its exported weights."""
 SHARED = ("local", "slurm", "pbs")
 """Targets that see this machine's files."""
 KEPT = ("model", "rollout", "rewards", "placement", "cluster", "storage", "site", "setup")
@@ -73,7 +72,7 @@ def of_run(name: str, bucket: str, target: str | None) -> Trained | None:
     known = run_record.known(name)
     name = run_record.load(name).run_id if known else name  # of its folder, too
     folders = [Path(name), run_record.RUNS / name, run_record.RUNS / name / run_record.PULLED]
-    exported = [folder / "hf" for folder in folders]
+    exported = [folder / EXPORTED for folder in folders]
     whole = next((path.absolute() for path in exported if (path / "config.json").is_file()), None)
     adapter = next((path.absolute() for path in exported if (path / "adapter_config.json").is_file()), None)
     url = sight.url_of(name, bucket) if known or "/" not in name else ""
@@ -87,10 +86,13 @@ def of_run(name: str, bucket: str, target: str | None) -> Trained | None:
         if adapter
         else []
     )
-    stored = [f"storage.weights={url}/{EXPORT}", f"storage.bucket={url.rpartition('/')[0]}"] if url else []
+    stored = []
+    if url:
+        store = RunStore(url)
+        stored = [f"storage.weights={store.exported}", f"storage.bucket={store.bucket}"]
     if not (found := here if target in SHARED and here else stored or here):
         raise ConfigError(
-            f"run {name} has no bucket and no {run_record.RUNS / name / 'hf'}: a run exports them at its end"
+            f"run {name} has no bucket and no {run_record.RUNS / name / EXPORTED}: a run exports them at its end"
         )
     return Trained(config, found)
 
@@ -103,9 +105,8 @@ def _config(name: str, bucket: str, folders: list[Path]) -> RunConfig:
         return resolve(record.recipe, record.overrides).config
     saved = next((folder for folder in folders if (folder / CONFIG).is_file()), None)
     if saved is None and not bucket:  # a folder of a run with nothing but its weights
-        (whole,) = [str((f / "hf").absolute()) for f in folders if (f / "hf/config.json").is_file()][:1] or [
-            ""
-        ]
+        exported = [folder / EXPORTED for folder in folders]
+        whole = next((path.absolute() for path in exported if (path / "config.json").is_file()), "")
         return run_config.override(RunConfig(), [f"model.path={whole}"])
     return run_config.load(str((saved or sight.files(name, bucket)) / CONFIG))
 

@@ -27,6 +27,7 @@ from recipes.targets.render import render
 from tests import servers
 from trainer import config as c
 from trainer.config import ConfigError
+from trainer.config.run_store import RunStore
 from trainer.storage.storage import Storage
 
 ROOT = Path(__file__).parents[2]
@@ -100,7 +101,7 @@ def test_an_adapter_is_merged_on_the_node_or_here():
     assert "GOOGLE_SERVICE_ACCOUNT_KEY=${{ secrets.google_service_account_key }}" in task
     folder = adapter_of("mine")
     assert f"storage.weights={folder}" in trained.served("mine", "", "local"), "what `pull --weights` fetched"
-    assert f"storage.weights=gs://mine/mine/{trained.EXPORT}" in trained.served("mine", "", None)
+    assert "storage.weights=gs://mine/mine/checkpoints/hf" in trained.served("mine", "", None)
 
 
 def test_what_cannot_be_served_is_refused_in_a_line(capsys):
@@ -122,7 +123,7 @@ def test_nothing_is_rented_for_weights_that_are_not_there(capsys, tmp_path, monk
             monkeypatch.setenv(name, value)
         code, _, err = run(capsys, "serve", "mine", "--target", "skypilot-runpod")
         assert code == 2 and "no exported weights at" in err and not (tmp_path / "calls").exists()
-        Storage(f"s3://bucket/mine/{trained.EXPORT}").put_bytes("config.json", b"{}")
+        Storage(RunStore("s3://bucket/mine").exported).put_bytes("config.json", b"{}")
         code, out, err = run(capsys, "serve", "mine", "--target", "skypilot-runpod", "--run-id", "served")
     assert code == 0, err
     key = run_record.RUNS / "served/api.key"

@@ -12,6 +12,7 @@ import json
 import sys
 
 from trainer.config import ConfigError
+from trainer.config.run_store import RunStore
 from trainer.storage.attempt_record import AttemptRecord
 from trainer.storage.command import exit_code
 from trainer.storage.probe import QUICK
@@ -24,7 +25,7 @@ def run(arguments: list[str]) -> None:
     """The command line. Raises ConfigError, StorageError."""
     if len(arguments) != 1:
         raise ConfigError("usage: python -m trainer.checkpoint URL")
-    record = AttemptRecord(Storage(f"{arguments[0].rstrip('/')}/attempts", retry=QUICK))
+    record = AttemptRecord(Storage(RunStore(arguments[0].rstrip("/")).attempts, retry=QUICK))
     newest = record.newest()
     shown = {name: newest and getattr(newest.attempt, key) for name, key in SHOWN.items()}
     shown["seen_unix_s"] = newest and newest.seen_unix_s

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from trainer.checkpoint.layout import newest_step, remote_url
 from trainer.config import RunConfig
+from trainer.config.run_store import RunStore
 from trainer.exit_codes import (
     EXIT_FENCED,
     EXIT_GAVE_UP,
@@ -100,10 +101,8 @@ class Attempt:
 
 def url_of(config: RunConfig) -> str:
     """Where the record of a run lies."""
-    remote = config.checkpoint.remote.rstrip("/")
-    return (
-        f"{remote}/{config.run_id}/attempts" if remote else str(Path(config.run.dir).absolute() / "attempts")
-    )
+    store = RunStore.of(config)
+    return store.attempts if store else str(Path(RunStore.here(config).attempts).absolute())
 
 
 def of_this_job(config: RunConfig, env: Mapping[str, str] = os.environ) -> Attempt:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from trainer.config import RunConfig
+from trainer.config.run_store import RunStore
 from trainer.storage.storage import Storage
 
 MANIFEST = re.compile(r"(step-\d{8})/(?:(\d+-[0-9a-f]{6})/)?manifest\.json")
@@ -31,16 +32,13 @@ def remote_folder(step: int, attempt: str) -> str:
 
 def local_dir(config: RunConfig) -> Path:
     """Local folder of the run's checkpoints."""
-    return Path(config.run.dir) / "checkpoints"
+    return Path(RunStore.here(config).checkpoints)
 
 
 def remote_url(config: RunConfig) -> str:
     """URL of the run's checkpoints in the object store; empty without one."""
-    return (
-        f"{config.checkpoint.remote.rstrip('/')}/{config.run_id}/checkpoints"
-        if config.checkpoint.remote
-        else ""
-    )
+    store = RunStore.of(config)
+    return store.checkpoints if store else ""
 
 
 def newest_step(config: RunConfig, storage: Storage | None) -> int:

@@ -31,6 +31,7 @@ from trainer.checkpoint.format import write_file
 from trainer.checkpoint.layout import step_name
 from trainer.checkpoint.manifest import code_fingerprint
 from trainer.config import ConfigError, RunConfig, fingerprint
+from trainer.config.run_store import RunStore
 from trainer.errors import StorageError
 from trainer.storage.storage import Storage
 from trainer.storage.stores import Retry
@@ -85,13 +86,11 @@ class RolloutLog:
         """held: the right to write for this run, as in `Checkpoints`."""
         self._say, self._held = say, held
         self._resumes, self._keeps = config.checkpoint.resume != "never", config.logging.keep_rollouts
-        self.folder = Path(config.run.dir) / "rollouts"
-        url = (
-            f"{config.checkpoint.remote.rstrip('/')}/{config.run_id}/rollouts"
-            if config.checkpoint.remote
-            else ""
-        )
-        self.storage = storage or (Storage(url, retry=RETRY) if url else None)
+        self.folder = Path(RunStore.here(config).rollouts)
+        store = RunStore.of(config)
+        self.storage = storage
+        if store and not storage:
+            self.storage = Storage(store.rollouts, retry=RETRY)
         self._about = {
             "format": FORMAT,
             "run_id": config.run_id,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-EXPORTS = ("hf", "checkpoints", "pulled")
+from trainer.config.run_store import CHECKPOINTS, EXPORTED
+
+EXPORTS = (EXPORTED, CHECKPOINTS, "pulled")
 """Folders of a run that hold its exported weights: the run's own name says more."""
 
 

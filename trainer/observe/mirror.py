@@ -34,8 +34,8 @@ from trainer.config.run_folder import (
     read_progress,
     write_whole,
 )
-from trainer.observe.step_profile import FOLDER as PROFILES
-from trainer.observe.stream import FOLDER, PROFILE_REQUEST
+from trainer.config.run_store import CHECKPOINTS, EXPORTED, PROFILES, STREAM, RunStore
+from trainer.observe.stream import PROFILE_REQUEST
 from trainer.storage.attempt_record import AttemptRecord, Newest
 from trainer.storage.command import exit_code
 from trainer.storage.storage import Storage
@@ -61,14 +61,14 @@ class Mirror:
 
     def update(self) -> Newest | None:
         """Fetches what is new; returns what the record says of the newest attempt."""
-        listed = self.storage.list(FOLDER)
+        listed = self.storage.list(STREAM)
         attempts = sorted({key.split("/")[1] for key, _ in listed}, key=_epoch)
         if not attempts:
             raise ConfigError(
                 f"no stream of a run in {self.storage.url}: check the bucket and the run's id; "
                 "it begins once the launcher has started its attempt"
             )
-        self._fetch(listed, f"{FOLDER}/{attempts[-1]}/")
+        self._fetch(listed, f"{STREAM}/{attempts[-1]}/")
         for name in (METRICS, SAMPLES):  # those of an attempt hold the earlier ones' steps
             have = [a for a in attempts if (self.cache / a / METRICS).exists()]
             self._write(name, self._joined(have[-1], name) if have else b"")
@@ -89,7 +89,7 @@ class Mirror:
         """Whole files of the newest attempt may change and keep their size: they are read every time."""
         wanted = []
         for key, size in listed:
-            path = self.cache / key.removeprefix(f"{FOLDER}/")
+            path = self.cache / key.removeprefix(f"{STREAM}/")
             growing = path.parent.name in GROWING
             known = path.stat().st_size if path.is_file() else -1
             if known != size or (
@@ -126,7 +126,7 @@ class Mirror:
 
     def newest(self) -> Newest | None:
         """The newest attempt by the run's record; None without one."""
-        return AttemptRecord(Storage(f"{self.storage.url}/attempts", retry=QUICK)).newest()
+        return AttemptRecord(Storage(RunStore(self.storage.url).attempts, retry=QUICK)).newest()
 
     def _progress(self, attempt: str, newest: Newest | None) -> None:
         """The newest attempt's own progress, corrected by the record where its process was killed."""
@@ -155,12 +155,12 @@ class Mirror:
 
         Raises ConfigError without any.
         """
-        keys = [key for key, _ in self.storage.list("checkpoints/hf")]
+        keys = [key for key, _ in self.storage.list(f"{CHECKPOINTS}/{EXPORTED}")]
         if not keys:
             raise ConfigError("the run has exported no weights: it does so at its end (checkpoint.export_hf)")
         for key in keys:
-            self.storage.get(key, self.folder / key.removeprefix("checkpoints/"))
-        return self.folder / "hf"
+            self.storage.get(key, self.folder / key.removeprefix(f"{CHECKPOINTS}/"))
+        return self.folder / EXPORTED
 
     def request_profile(self) -> str:
         """Asks the run for a profile of its next step. Raises ConfigError where it is over."""

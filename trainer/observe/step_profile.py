@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError, RunConfig
+from trainer.config.run_store import RunStore
 from trainer.errors import StorageError
 from trainer.storage.storage import Storage
 
-FOLDER = "profile"
-"""Folder in the run's folder, and below the run's prefix in the bucket."""
 REQUEST = "profile.request"
 """File in the run's folder that asks for a profile of the next step."""
 ALLOCATIONS = 100_000
@@ -45,11 +44,12 @@ class Recorder:
     def __init__(self, config: RunConfig, step: int, rank: int) -> None:
         self.seconds = config.logging.profile_s
         self.cuda = config.placement.device == "cuda"
-        self.folder = Path(config.run.dir) / FOLDER / f"step-{step:08d}"
+        name = f"step-{step:08d}"
+        self.folder = Path(RunStore.here(config).profiles) / name
         self.rank = rank
         self.calls = 0
-        remote = config.checkpoint.remote.rstrip("/")
-        self.url = f"{remote}/{config.run_id}/{FOLDER}/step-{step:08d}" if remote else ""
+        store = RunStore.of(config)
+        self.url = f"{store.profiles}/{name}" if store else ""
         self.folder.mkdir(parents=True, exist_ok=True)
 
     @contextlib.contextmanager
@@ -149,7 +149,7 @@ class StepProfiles:
         if not self.step:
             return
         taken = self.recorded()
-        folder = f"{Path(self.config.run.dir) / FOLDER}/step-{self.step:08d}"
+        folder = f"{RunStore.here(self.config).profiles}/step-{self.step:08d}"
         size = max(t.size_bytes for t in taken) / 2**20
         memory = "" if self.config.placement.device == "cuda" else "; no memory snapshot: that is CUDA's"
         print(f"profile of step {self.step}: {folder}, up to {size:.1f} MiB a rank{memory}", flush=True)

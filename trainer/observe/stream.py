@@ -25,11 +25,11 @@ from typing import Any
 from trainer.config import ConfigError
 from trainer.config.growing_file import GrowingFile
 from trainer.config.run_folder import ATTEMPTS, CONFIG, LAUNCH_LOG, METRICS, NODES, PROGRESS, SAMPLES
+from trainer.config.run_store import STREAM
 from trainer.errors import StorageError
 from trainer.observe.step_profile import REQUEST
 from trainer.storage.storage import Storage
 
-FOLDER = "stream"
 PROFILE_REQUEST = "requests/profile"
 """Object below the run's prefix that asks for a profile of the next step."""
 PIECE_BYTES = 256 << 10
@@ -127,7 +127,7 @@ class Stream:
         self.storage = storage
         self.every_s = every_s
         self.fenced = fenced
-        self.prefix = f"{FOLDER}/{attempt}"
+        self.prefix = f"{STREAM}/{attempt}"
         self.failures = 0
         self._born = time.time() - 1.0  # clocks of file systems are coarse
         self._log = self._growing(LAUNCH_LOG, self._size(LAUNCH_LOG))

@@ -18,6 +18,7 @@ from trainer.checkpoint.reader import Found
 from trainer.checkpoint.rollout_log import Graded, RolloutLog
 from trainer.config import ConfigError, RunConfig
 from trainer.config.run_folder import METRICS, newest_lines
+from trainer.config.run_store import EXPORTED
 from trainer.data.dataset import Dataset
 from trainer.data.prompt_stream import PromptStream
 from trainer.data.reader import Datasets
@@ -287,7 +288,8 @@ class Session:
     def export(self) -> Path:
         """Writes the newest checkpoint as a Hugging Face model folder, or its adapter as peft's, and pushes
         it beside the checkpoints."""
-        found, out = self.checkpoints.find(), Path(self.config.run.dir) / "hf"
+        found = self.checkpoints.find()
+        out = Path(self.config.run.dir) / EXPORTED
         assert found is not None
         if self.config.lora.rank:
             export_adapter(found, out, self.config)
@@ -298,7 +300,7 @@ class Session:
             export_hf(found, out, hub.folder(self.config), self.config.model.dtype)
         if self.checkpoints.storage:
             for path in sorted(out.iterdir()):
-                self.checkpoints.storage.put(path, f"hf/{path.name}")
+                self.checkpoints.storage.put(path, f"{EXPORTED}/{path.name}")
         print(f"weights: {out}", flush=True)
         return out
 

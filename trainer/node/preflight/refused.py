@@ -11,6 +11,7 @@ import sys
 
 from trainer.checkpoint.attempt import LAUNCH_VARIABLE, Attempts, Final
 from trainer.config import ConfigError
+from trainer.config.run_store import RunStore
 from trainer.errors import StorageError
 from trainer.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT
 from trainer.node.preflight import machine
@@ -20,9 +21,8 @@ from trainer.storage.storage import Storage
 def refused(losses: int) -> int:
     """Records an attempt lost to this machine; returns EXIT_PREFLIGHT, or the final code when the budget is
     used up."""
-    record = Attempts(
-        Storage(f"{os.environ['BUCKET'].rstrip('/')}/{os.environ['RUN_ID']}/attempts"), max_losses=losses
-    )
+    store = RunStore.in_bucket(os.environ["BUCKET"], os.environ["RUN_ID"])
+    record = Attempts(Storage(store.attempts), max_losses=losses)
     past = record.past()
     committed = past[-1].committed if past else 0
     launch = os.environ.get(LAUNCH_VARIABLE, "")

@@ -29,6 +29,7 @@ from trainer.checkpoint.layout import newest_step, remote_url
 from trainer.checkpoint.resumable import check_resumable
 from trainer.config import ConfigError, RunConfig
 from trainer.config.run_folder import PROGRESS, read_progress, write_whole
+from trainer.config.run_store import RunStore
 from trainer.data.dataset import Dataset
 from trainer.errors import StorageError
 from trainer.exit_codes import EXIT_FENCED, EXIT_NODE_LOST
@@ -154,10 +155,11 @@ class AttemptHolder:
             self._stream.close()
         self.attempt = start(self.config, launch)
         self._over = threading.Event()
-        if self.config.checkpoint.remote and self.config.logging.push_every_s:
-            store = Storage(url_of(self.config).removesuffix("/attempts"), retry=BRIEF)
-            every_s = self.config.logging.push_every_s
-            self._stream = Stream(self.config.run.dir, store, self.attempt.name, every_s, self.is_fenced)
+        store = RunStore.of(self.config)
+        every_s = self.config.logging.push_every_s
+        if store and every_s:
+            storage = Storage(store.root, retry=BRIEF)
+            self._stream = Stream(self.config.run.dir, storage, self.attempt.name, every_s, self.is_fenced)
         threading.Thread(
             target=self._watch, args=(self.attempt, self._over), name="attempt", daemon=True
         ).start()

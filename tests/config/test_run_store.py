@@ -1,0 +1,47 @@
+"""Where a run's things lie in its bucket and in its folder."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from trainer import config as c
+from trainer.config import run_store
+from trainer.config.run_store import RunStore
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("bucket", ["s3://mine/some/prefix", "s3://mine/some/prefix/", "file:///data"])
+def test_everything_lies_below_the_run(bucket):
+    store = RunStore.in_bucket(bucket, "run-1")
+    assert store.bucket == bucket.rstrip("/")
+    for place in ("checkpoints", "rollouts", "attempts"):
+        assert getattr(store, place) == f"{store.bucket}/run-1/{place}"
+    assert store.profiles == f"{store.bucket}/run-1/profile"
+    assert store.exported == f"{store.bucket}/run-1/checkpoints/hf"
+
+
+def test_a_run_without_a_bucket_has_its_folder():
+    config = c.RunConfig(run=c.Run(id="run-1", dir="runs/run-1"))
+    assert RunStore.of(config) is None
+    assert RunStore.here(config).checkpoints == "runs/run-1/checkpoints"
+    config = c.override(config, ["checkpoint.remote=s3://mine"])
+    store = RunStore.of(config)
+    assert store and store.root == "s3://mine/run-1"
+
+
+def test_nobody_joins_these_addresses_by_hand():
+    names = [getattr(run_store, name) for name in ("CHECKPOINTS", "ROLLOUTS", "ATTEMPTS", "STREAM")]
+    joined = re.compile(rf'run_id\}}/|["/]({"|".join(names)})"')
+    found = []
+    for room in ("trainer", "recipes", "data_prep"):
+        for path in (ROOT / room).rglob("*.py"):
+            if path.name == "run_store.py":
+                continue
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                if joined.search(line) and 'f"' in line or re.search(r'/ "(checkpoints|rollouts)"', line):
+                    found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
+    assert found == []

@@ -1,0 +1,76 @@
+"""Where a run's things lie: in its bucket, under BUCKET/RUN, and by the same names in its folder.
+
+Standard library only, so that a desk without the training stack knows where to look.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.config.schema import RunConfig
+
+CHECKPOINTS = "checkpoints"
+"""Folders of steps, written by the ranks."""
+ROLLOUTS = "rollouts"
+"""What was sampled and graded, step by step."""
+ATTEMPTS = "attempts"
+"""Who may write, and how each attempt ended."""
+STREAM = "stream"
+"""What the run writes about itself, in pieces, for the desk."""
+PROFILES = "profile"
+"""Profiles of single steps."""
+EXPORTED = "hf"
+"""The weights as a Hugging Face model folder; in the bucket below the checkpoints."""
+
+
+@dataclass(frozen=True)
+class RunStore:
+    """One run's place. `root` is BUCKET/RUN, or the run's folder on a disk."""
+
+    root: str
+
+    @classmethod
+    def in_bucket(cls, bucket: str, run_id: str) -> RunStore:
+        """The place of a run in a bucket."""
+        return cls(f"{bucket.rstrip('/')}/{run_id}")
+
+    @classmethod
+    def of(cls, config: RunConfig) -> RunStore | None:
+        """The place of a run in the bucket of its configuration; None without one."""
+        remote = config.checkpoint.remote
+        return cls.in_bucket(remote, config.run_id) if remote else None
+
+    @classmethod
+    def here(cls, config: RunConfig) -> RunStore:
+        """The run's folder on this machine."""
+        return cls(config.run.dir)
+
+    @property
+    def bucket(self) -> str:
+        """The bucket that holds the run."""
+        return self.root.rpartition("/")[0]
+
+    @property
+    def checkpoints(self) -> str:
+        """See `CHECKPOINTS`."""
+        return f"{self.root}/{CHECKPOINTS}"
+
+    @property
+    def rollouts(self) -> str:
+        """See `ROLLOUTS`."""
+        return f"{self.root}/{ROLLOUTS}"
+
+    @property
+    def attempts(self) -> str:
+        """See `ATTEMPTS`."""
+        return f"{self.root}/{ATTEMPTS}"
+
+    @property
+    def profiles(self) -> str:
+        """See `PROFILES`."""
+        return f"{self.root}/{PROFILES}"
+
+    @property
+    def exported(self) -> str:
+        """The exported weights in a bucket. In the run's folder they lie in `EXPORTED` itself."""
+        return f"{self.checkpoints}/{EXPORTED}"
