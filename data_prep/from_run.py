@@ -17,6 +17,7 @@ from trainer.algorithm.credit import credited
 from trainer.checkpoint.rollout_log import Graded, history
 from trainer.config import ConfigError, RunConfig
 from trainer.config.run_folder import CONFIG
+from trainer.config.run_store import ROLLOUTS, RunStore
 from trainer.observe.mirror import Mirror
 from trainer.observe.report_page import PULLED
 from trainer.storage.storage import Storage
@@ -30,6 +31,7 @@ def write(run: str, bucket: str, out: str, tokens: bool) -> dict[str, int]:
     """
     folder, url = _place(run, bucket)
     config = _config(folder, url)
+    storage = Storage(RunStore(url).rollouts) if url else None
     counts = {"steps": 0, "completions": 0, "without advantage": 0}
     norm = RunningNorm()
     next_step = 1
@@ -37,7 +39,7 @@ def write(run: str, bucket: str, out: str, tokens: bool) -> dict[str, int]:
     part.parent.mkdir(parents=True, exist_ok=True)
     try:
         with part.open("w", encoding="utf-8") as file:
-            for step, graded in history(folder / "rollouts", Storage(f"{url}/rollouts") if url else None):
+            for step, graded in history(folder / ROLLOUTS, storage):
                 # Normalized rewards follow from all steps before. If one is missing, they are not known.
                 whole = next_step == step
                 next_step = step + 1 if whole else 0

@@ -92,7 +92,8 @@ def of_run(name: str, bucket: str, target: str | None) -> Trained | None:
         stored = [f"storage.weights={store.exported}", f"storage.bucket={store.bucket}"]
     if not (found := here if target in SHARED and here else stored or here):
         raise ConfigError(
-            f"run {name} has no bucket and no {run_record.RUNS / name / EXPORTED}: a run exports them at its end"
+            f"run {name} has no bucket and no {run_record.RUNS / name / EXPORTED}: "
+            "a run exports them at its end"
         )
     return Trained(config, found)
 

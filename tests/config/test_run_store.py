@@ -34,14 +34,14 @@ def test_a_run_without_a_bucket_has_its_folder():
 
 
 def test_nobody_joins_these_addresses_by_hand():
-    names = [getattr(run_store, name) for name in ("CHECKPOINTS", "ROLLOUTS", "ATTEMPTS", "STREAM")]
-    joined = re.compile(rf'run_id\}}/|["/]({"|".join(names)})"')
+    names = "|".join((run_store.CHECKPOINTS, run_store.ROLLOUTS, run_store.ATTEMPTS, run_store.STREAM))
+    joined = re.compile(rf'\}}/({names})\b|/ "({names})"')
     found = []
     for room in ("trainer", "recipes", "data_prep"):
         for path in (ROOT / room).rglob("*.py"):
             if path.name == "run_store.py":
                 continue
             for number, line in enumerate(path.read_text().splitlines(), 1):
-                if joined.search(line) and 'f"' in line or re.search(r'/ "(checkpoints|rollouts)"', line):
+                if joined.search(line):
                     found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
     assert found == []
