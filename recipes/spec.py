@@ -18,6 +18,8 @@ from trainer.config.ranges import check_ranges, within
 from trainer.hardware.gpus import gpu_named
 
 PLACEHOLDERS = ("RUN_ID", "RUNS", "DATA", "MODELS", "BUCKET")
+ASKED_BUCKET = "${BUCKET}"
+"""`checkpoint.remote` of a recipe that names no bucket: it is asked for at launch."""
 """Names that a recipe's configuration may hold as ${NAME}: known only where it runs, filled in by the task's
 script."""
 
@@ -81,11 +83,10 @@ class Upload:
         kind, _, name = self.key.partition("/")
         return f"${{{kind.upper()}}}/{name}"
 
-    @property
-    def step(self) -> Step:
+    def step(self, bucket: str) -> Step:
         """What a node does for it."""
         mark = MARKS[self.key.partition("/")[0]]
-        args = ("fetch", f"${{BUCKET}}/{self.key}", self.there)
+        args = ("fetch", f"{bucket}/{self.key}", self.there)
         return Step(creates=f"{self.there}/{mark}", module="trainer.storage", args=args)
 
 

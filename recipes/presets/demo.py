@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from recipes.presets.parts import with_parts
-from recipes.spec import Cluster, DataFacts, Recipe, Step
+from recipes.spec import ASKED_BUCKET, Cluster, DataFacts, Recipe, Step
 from trainer.config import (
     Algorithm,
     Checkpoint,
@@ -61,7 +61,7 @@ def demo() -> Recipe:
             algorithm=Algorithm(kl_coef=0.02),
             optimizer=Optimizer(learning_rate=3e-4, warmup_steps=5, schedule="linear"),
             evaluation=Evaluation(every_steps=10, max_samples=128, temperature=1.0, samples_per_prompt=4),
-            checkpoint=Checkpoint(every_steps=5, remote="${BUCKET}"),
+            checkpoint=Checkpoint(every_steps=5, remote=ASKED_BUCKET),
             placement=Placement(nodes=1, workers_per_node=2, device="cpu"),
         ),
         cluster=Cluster(nodes=1, gpus_per_node=0, cpus=4, spot="never"),

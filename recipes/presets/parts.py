@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recipes.spec import Cluster, DataFacts, Step
+from recipes.spec import ASKED_BUCKET, Cluster, DataFacts, Step
 from trainer.config import Checkpoint, Data, Logging, Model, Rewards, Run, RunConfig
 
 VISION_MODELS = {
@@ -82,7 +82,7 @@ def cloud_run(name: str, model: str, dataset: str) -> RunConfig:
         model=Model(path=model),
         data=Data(path=f"${{DATA}}/{dataset}"),
         rewards=Rewards(workers=8),
-        checkpoint=Checkpoint(remote="${BUCKET}", every_steps=0),
+        checkpoint=Checkpoint(remote=ASKED_BUCKET, every_steps=0),
         logging=Logging(wandb="offline"),
     )
 

@@ -107,8 +107,9 @@ def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
     if recipe.cluster.gpus_per_node and recipe.kind != "serve":
         task["utilization_policy"] = {"min_gpu_utilization": 5, "time_window": "1h"}
     begin = script.preamble(
+        recipe,
         "/workspace",
-        bucket=recipe.kind == "train",
+        asks_bucket=recipe.kind == "train",
         data=script.data_directory(recipe),
         kept_folder=kept_folder(recipe, target),
     )

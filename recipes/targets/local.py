@@ -11,7 +11,7 @@ def render(recipe: Recipe) -> dict[str, str]:
     text = (
         "#!/usr/bin/env bash\n"
         f"# {recipe.name} on this machine: RUN_ID=... bash FILE, or `launch.py up {recipe.name} --target local`.\n"
-        + script.preamble("$PWD/.cache", bucket=False, runs="$PWD/runs")
+        + script.preamble(recipe, "$PWD/.cache", runs="$PWD/runs")
         + script.setup_commands(recipe)
         + script.write_config(recipe)
         + f"exec {script.node_command(recipe)}\n"

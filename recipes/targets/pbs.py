@@ -75,9 +75,7 @@ def render(recipe: Recipe) -> dict[str, str]:
             "# system that all nodes see; the same RUN_ID resumes from its last committed checkpoint)",
             'cd "${PBS_O_WORKDIR:?}"',
             f'export RUN_ID="${{RUN_ID:-{job_name(recipe)}-${{PBS_JOBID%%.*}}}}" # keeps its number when run again',
-            script.preamble(recipe.site.shared_dir or "$PWD/.cache", bucket=False, runs=runs(recipe)).rstrip(
-                "\n"
-            ),
+            script.preamble(recipe, recipe.site.shared_dir or "$PWD/.cache", runs=runs(recipe)).rstrip("\n"),
             restarts.pbs_begin(recipe).rstrip("\n"),
             *script.site_lines(recipe),
             script.setup_commands(recipe).rstrip("\n"),

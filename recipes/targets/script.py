@@ -14,8 +14,9 @@ from dataclasses import replace
 
 import yaml
 
-from recipes.spec import MARKS, PLACEHOLDERS, Recipe, Step
+from recipes.spec import ASKED_BUCKET, MARKS, PLACEHOLDERS, Recipe, Step
 from trainer.config import RunConfig, override, to_dict
+from trainer.config.bucket_address import BucketAddress
 from trainer.exit_codes import EXIT_CONFIG
 
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
@@ -63,6 +64,9 @@ def on_node(recipe: Recipe) -> Recipe:
     """The recipe as its nodes see it: uploaded folders where they are fetched to, and no data that it does
     not use."""
     config = recipe.config
+    bucket = bucket_of(recipe)
+    if bucket and config.checkpoint.remote == ASKED_BUCKET:
+        config = override(config, [f"checkpoint.remote={bucket}"])
     for upload in recipe.uploads:
         config = override(config, [f"{upload.field}={upload.there}"])
     steps = _needed(recipe.steps, config)
@@ -75,7 +79,14 @@ def on_node(recipe: Recipe) -> Recipe:
         )
         steps.append(Step(creates=f"{WEIGHTS}/config.json", module="trainer.checkpoint.weights", args=made))
         config = override(config, [f"model.path={WEIGHTS}", "model.revision="])
-    return replace(recipe, config=config, steps=(*(upload.step for upload in recipe.uploads), *steps))
+    uploads = [upload.step(bucket or ASKED_BUCKET) for upload in recipe.uploads]
+    return replace(recipe, config=config, steps=(*uploads, *steps))
+
+
+def bucket_of(recipe: Recipe) -> str:
+    """The recipe's bucket without a slash at its end; empty where it is asked for at launch."""
+    given = recipe.storage.bucket
+    return BucketAddress.parse(given, "storage.bucket").url if given else ""
 
 
 def _needed(steps: Sequence[Step], config: RunConfig) -> list[Step]:
@@ -172,21 +183,25 @@ def word(argument: str) -> str:
 
 
 def preamble(
-    work: str, bucket: bool, runs: str = "$WORK/runs", data: str = "$WORK/data", kept_folder: str = "/"
+    recipe: Recipe,
+    work: str,
+    asks_bucket: bool = False,
+    runs: str = "$WORK/runs",
+    data: str = "$WORK/data",
+    kept_folder: str = "/",
 ) -> str:
-    """Strict mode and the directories: `work`, `runs` and `data` are shell expressions; `bucket` asks for
-    BUCKET.
+    """Strict mode and the directories: `work`, `runs` and `data` are shell expressions; `asks_bucket`: where
+    the recipe names no bucket, BUCKET must.
 
     `data` goes elsewhere where `work` is a volume that all nodes see: each prepares its own copy there.
     kept_folder: what outlives the machine, so that BUCKET may be a file:// address below it
     (capabilities.kept_folder).
     """
-    ask = ': "${BUCKET:?the bucket that checkpoints are pushed to is missing: give BUCKET=s3://..., gs://... or r2://...}"'
     names = " ".join((*SECRETS, *SETTINGS))
     lines = [
         "set -euo pipefail",
         ': "${RUN_ID:?the id of the run is missing: give RUN_ID}"',
-        ask if bucket else ': "${BUCKET:=}"',
+        _bucket_line(bucket_of(recipe), asks_bucket),
         f'[ -z "$BUCKET" ] || bash trainer/bucket.sh "$BUCKET" "{kept_folder}"',
         'BUCKET="${BUCKET%/}"',
         f'export WORK="${{WORK:-{work}}}"',
@@ -197,6 +212,19 @@ def preamble(
         'mkdir -p "$WORK" .cache',
     ]
     return "\n".join(lines) + "\n"
+
+
+def _bucket_line(bucket: str, asked: bool) -> str:
+    """Sets BUCKET, which may be given besides but must then be the same."""
+    if bucket:
+        other = f"this file was written for the bucket {bucket}: write one for $BUCKET"
+        return (
+            f'[ "${{BUCKET:={bucket}}}" = {bucket} ] || {{ echo "error: {other}" >&2; exit {EXIT_CONFIG}; }}'
+        )
+    if asked:
+        forms = "give BUCKET=s3://..., gs://... or r2://..."
+        return f': "${{BUCKET:?the bucket that checkpoints are pushed to is missing: {forms}}}"'
+    return ': "${BUCKET:=}"'
 
 
 def data_directory(recipe: Recipe) -> str:
@@ -271,7 +299,7 @@ def login_files(recipe: Recipe, runs: str) -> dict[str, str]:
     model = recipe.config.model
     usage = f"# Before the job, where there is internet: RUN_ID=my-run bash {recipe.name}.setup.sh"
     head = f"#!/usr/bin/env bash\n{usage}\n"
-    text = head + preamble(recipe.site.shared_dir or "$PWD/.cache", bucket=False, runs=runs)
+    text = head + preamble(recipe, recipe.site.shared_dir or "$PWD/.cache", runs=runs)
     text += "\n".join(recipe.site.prelude) + "\n" if recipe.site.prelude else ""
     text += setup_commands(recipe, check_driver=False)
     if recipe.kind == "train" and re.fullmatch(r"[\w.-]+/[\w.-]+", model.path):

@@ -15,7 +15,7 @@ import yaml
 
 from recipes.capabilities import CAPABILITIES, capability, engine_gpu, gpus_for, kept_folder, managed
 from recipes.plan import cost
-from recipes.spec import Recipe
+from recipes.spec import ASKED_BUCKET, Recipe
 from recipes.targets import restarts, script
 from trainer.config import ConfigError
 from trainer.exit_codes import EXIT_PREFLIGHT
@@ -69,7 +69,7 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
     if recipe.storage.volume:
         task["volumes"] = {"/workspace": recipe.storage.volume}
     if recipe.storage.mount:
-        cached = {"source": recipe.storage.bucket or "${BUCKET}", "mode": "MOUNT_CACHED"}
+        cached = {"source": script.bucket_of(recipe) or ASKED_BUCKET, "mode": "MOUNT_CACHED"}
         task["file_mounts"] = {recipe.storage.mount: cached}
     if can.cloud == "kubernetes":
         queue = {"kueue": {"local_queue_name": recipe.site.queue}} if recipe.site.queue else {}
@@ -79,8 +79,9 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
         task["config"] = {"docker": {"run_options": ["--ipc=host"]}}
     work = "/workspace" if can.cloud == "runpod" or recipe.storage.volume else "$HOME/spotrl"
     begin = script.preamble(
+        recipe,
         work,
-        bucket=recipe.kind == "train",
+        asks_bucket=recipe.kind == "train",
         data=script.data_directory(recipe),
         kept_folder=kept_folder(recipe, target),
     )

@@ -27,9 +27,7 @@ def render(recipe: Recipe) -> dict[str, str]:
         restarts.slurm_begin(recipe).rstrip("\n"),
         f'export RUN_ID="${{RUN_ID:-{job_name(recipe)}-${{SLURM_JOB_ID:?}}}}" # a requeued job keeps its number',
         f'export SPOTRL_NOTICE_S="${{SPOTRL_NOTICE_S:-{recipe.site.grace_s}}}"',
-        script.preamble(recipe.site.shared_dir or "$PWD/.cache", bucket=False, runs=runs(recipe)).rstrip(
-            "\n"
-        ),
+        script.preamble(recipe, recipe.site.shared_dir or "$PWD/.cache", runs=runs(recipe)).rstrip("\n"),
         # Since Slurm 22.05 srun takes one CPU per task unless it is told, whatever the job has.
         '[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
         *script.site_lines(recipe),

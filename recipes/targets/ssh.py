@@ -21,7 +21,7 @@ STOP_S = NOTICE_S + 15
 def render(recipe: Recipe) -> dict[str, str]:
     """Set-up and run script of every node. SPOTRL_NODE_RANK, SPOTRL_NODES and SPOTRL_PEERS come from the
     driver."""
-    begin = script.preamble(recipe.site.shared_dir or "$HOME/spotrl-work", bucket=False)
+    begin = script.preamble(recipe, recipe.site.shared_dir or "$HOME/spotrl-work")
     usage = f"# {recipe.description}: one node. Driven by `launch.py up {recipe.name} --target ssh`."
     head = f"#!/usr/bin/env bash\n{usage}\n"
     body = begin + script.setup_commands(recipe) + script.write_config(recipe)
