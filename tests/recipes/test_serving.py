@@ -68,7 +68,7 @@ def test_weights_come_from_the_bucket_and_gpus_from_the_memory_plan(capsys, monk
     assert "data_prep prepare mathvista" in out and "mine/rows" not in out, (
         "the benchmark's rows, not the run's"
     )
-    assert config_in(out)["lora"] == {"rank": 1} and config_in(out)["checkpoint"]["remote"] == "${BUCKET}"
+    assert config_in(out)["lora"] == {"rank": 1} and config_in(out)["checkpoint"]["remote"] == "s3://mine"
 
 
 def test_larger_models_take_more_gpus_and_tell_where_none_do():
