@@ -218,9 +218,8 @@ def _bucket_line(bucket: str, asked: bool) -> str:
     """Sets BUCKET, which may be given besides but must then be the same."""
     if bucket:
         other = f"this file was written for the bucket {bucket}: write one for $BUCKET"
-        return (
-            f'[ "${{BUCKET:={bucket}}}" = {bucket} ] || {{ echo "error: {other}" >&2; exit {EXIT_CONFIG}; }}'
-        )
+        refuse = f'{{ echo "error: {other}" >&2; exit {EXIT_CONFIG}; }}'
+        return f': "${{BUCKET:={bucket}}}"\n[ "${{BUCKET%/}}" = {bucket} ] || {refuse}'
     if asked:
         forms = "give BUCKET=s3://..., gs://... or r2://..."
         return f': "${{BUCKET:?the bucket that checkpoints are pushed to is missing: {forms}}}"'

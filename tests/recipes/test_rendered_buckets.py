@@ -97,7 +97,7 @@ def test_no_rendered_file_begins_without_a_bucket_that_can_be_one(target, tmp_pa
     assert begin("s3://mine/").stdout.endswith("began s3://mine\n")
     named = "storage.bucket=s3://mine/runs/"
     assert begin("", named).stdout.endswith("began s3://mine/runs\n")
-    assert begin("s3://mine/runs", named).returncode == 0
+    assert begin("s3://mine/runs/", named).returncode == 0
     other = begin("s3://other", named)
     assert other.returncode == 2 and "written for the bucket s3://mine/runs" in other.stderr
     if target == "skypilot-runpod":
