@@ -22,6 +22,7 @@ from trainer.config import ConfigError, RunConfig
 from trainer.config.budget import (
     CHECKPOINT_BYTES_PER_PARAMETER,
     NF4_SCALES,
+    SUB_GROUP,
     checkpoints_bytes,
     downloaded,
     linear_weights,
@@ -37,17 +38,22 @@ from trainer.hardware.model_shapes import Shape
 
 GIB = 2**30
 CONTEXT = 1.5 * GIB
-"""CUDA context, cuBLAS workspaces and NCCL's channels of one process (planning figure)."""
-ENGINE_WORKSPACE = 2.0 * GIB
-"""vLLM's activations and CUDA graphs while awake, inside its share (planning figure)."""
-ENGINE_ASLEEP = 0.5 * GIB
-"""What stays of an engine at sleep level 2: buffers and graphs (planning figure)."""
+"""CUDA context and cuBLAS workspaces of one process (planning figure, not measured)."""
+COMMUNICATORS = 1.0 * GIB
+"""NCCL's buffers where there is more than one rank: three or four communicators, of all ranks, of vLLM's world and
+of its tensor-parallel ranks (planning figure, not measured)."""
+ENGINE_WORKSPACE = 3.0 * GIB
+"""What an engine takes inside its share while awake: the tower's and the logits' activations, sampler tables, CUDA
+graphs (computed for 256 sequences, not measured)."""
+ENGINE_ASLEEP = 1.5 * GIB
+"""What stays of an engine at sleep level 2: CUDA graphs, input buffers, token tables (planning figure, not
+measured)."""
+MOST_OF_A_CARD = 0.9
+"""Share of a GPU that a recipe of ours may plan: the rest is for what fragments (a choice, not measured)."""
 REDUCE_BUCKET = 500_000_000
 """DeepSpeed's reduce_bucket_size, elements of the gradient dtype."""
 PERSISTENT = 100_000
 """DeepSpeed's stage3_param_persistence_threshold: parameters of fewer elements stay whole on every rank."""
-SUB_GROUP = 1_000_000_000
-"""DeepSpeed's sub_group_size: so many elements have an fp32 gradient at a time in the optimizer's step."""
 HOST_SYSTEM = 8 * GIB
 """Ray, graders and the system, and one more GiB per GPU."""
 SERVER = 16 * GIB
@@ -178,6 +184,7 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
     persistent = sum(n for n in shape.sizes() + adapter if n < PERSISTENT) * width if stage == 3 else 0
     policy = "policy shard" if stage == 3 else "policy, whole"
     base = {"CUDA context": CONTEXT if on_gpu else 0.0, policy: shard, "reference shard": reference}
+    base |= {"NCCL's communicators": COMMUNICATORS if on_gpu and world > 1 else 0.0}
     base |= {"small parameters": float(persistent)}
     if lora.qlora:
         base["scales of 4 bits"] = linear_weights(shape) * NF4_SCALES
@@ -278,7 +285,11 @@ def _host(recipe: Recipe, shape: Shape) -> dict[str, float]:
     config, nodes, gpus = recipe.config, recipe.cluster.nodes, recipe.cluster.gpus_per_node
     width, t = _width(config), trained(config, shape)
     grpo, offloaded = config.method == "grpo", config.optimizer.offload_optimizer
-    states = (shape.parameters * width * grpo + t * (12 + width)) / nodes if grpo or offloaded else 0.0
+    states = 0.0
+    if offloaded:
+        states = t * (12 + 4) / nodes  # DeepSpeed's CPU optimizer holds fp32 gradients beside the states
+    elif grpo:
+        states = t * 12 / nodes  # gradients are freed, not moved (trainer/learning/zero/offload.py)
     every = config.optimizer.zero_stage < 3 or config.lora.qlora
     whole = policy_bytes(config, shape) * gpus if every else 0.0
     staging = 12.0 * t / nodes if config.checkpoint.asynchronous else 12.0 * t / nodes / gpus
@@ -291,7 +302,7 @@ def _host(recipe: Recipe, shape: Shape) -> dict[str, float]:
     parts = {
         "system, Ray, graders": HOST_SYSTEM + gpus * GIB,
         "worker processes": gpus * worker_bytes(config.placement.device, config.data.image_cache_gib),
-        "ZeRO-3 states while the engine is awake" if grpo else "optimizer states": states,
+        "ZeRO-3 states while the engine is awake" if grpo and not offloaded else "optimizer states": states,
         "weights that every rank loads": whole,
         "checkpoint being written": staging,
         "reference shards": reference,

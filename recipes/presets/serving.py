@@ -19,7 +19,7 @@ def serve() -> Recipe:
             run=Run(name="served", id="${RUN_ID}", dir="${RUNS}/${RUN_ID}"),
             model=Model(path=VISION_MODELS["qwen2.5-vl"]["7b"]),
             data=Data(prompt_max_tokens=4096),
-            rollout=Rollout(max_tokens=4096, gpu_memory_utilization=0.9),
+            rollout=Rollout(max_tokens=4096, gpu_memory_utilization=0.87),
         ),
         cluster=Cluster(gpu=one.gpu, alternatives=one.alternatives, nodes=1, gpus_per_node=1, spot="never"),
         budget=Budget(max_hours=8, max_restarts=0),

@@ -76,7 +76,7 @@ def test_72b_on_32_gpus_by_hand():
     assert rollout["engine weights"] + rollout["engine KV cache"] == pytest.approx(0.4 * 79.2 * GIB)
     assert need.checkpoint_bytes == p * 12
     assert need.fits and need.peak.name == "update"
-    assert need.kv_cache_tokens == int((0.4 * 79.2 * GIB - p * 2 / 8 - 2 * GIB) / (327_680 / 8))
+    assert need.kv_cache_tokens == int((0.4 * 79.2 * GIB - p * 2 / 8 - 3 * GIB) / (327_680 / 8))
 
 
 def test_72b_with_adapters_on_one_node_by_hand():

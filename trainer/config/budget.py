@@ -16,6 +16,9 @@ PREFETCH = 50_000_000, 500_000_000
 bf16."""
 
 
+SUB_GROUP = 500_000_000
+"""DeepSpeed's sub_group_size: elements whose fp32 gradients the optimizer's step holds at a time. Half of its
+default: 3 GB less on one GPU."""
 WEIGHT_FILE = 5 << 30
 """Largest weight file of a hub model (planning figure): nodes that share a download share whole files."""
 CHECKPOINT_BYTES_PER_PARAMETER = 12

@@ -17,6 +17,7 @@ from trainer.config.schema import RunConfig
 
 RESUME_IGNORES = (
     "run.dir",
+    "run.deterministic",
     "data.path",
     "checkpoint",
     "placement",

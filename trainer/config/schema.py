@@ -15,6 +15,9 @@ from trainer.config.lora import LoRA
 from trainer.config.ranges import within
 from trainer.config.split import Split
 
+LEAST_SEQUENCES = 64
+"""An evaluation has more prompts than a small step: an engine takes at least so many at once."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -29,6 +32,9 @@ class Run:
     """Local directory of the run: config, metrics, samples, checkpoints, report."""
     max_steps: int = within(0, least=0)
     """Stop after this many steps; 0 means `data.episodes` passes over the data."""
+    deterministic: Literal["", "cuda"] = ""
+    """cuda: torch's and vLLM's repeatable kernels, where they have them (docs/reproducibility.md); slower, by how
+    much was not measured. On a CPU every run is repeatable to the bit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -419,6 +425,13 @@ class RunConfig:
     def longest_sequence(self) -> int:
         """Tokens of the longest prompt and completion together that the rollout engine takes."""
         return self.data.prompt_max_tokens + self.rollout.max_tokens
+
+    @property
+    def engine_sequences(self) -> int:
+        """Completions that an engine samples at once: its share of a step, as a power of two."""
+        engines = self.placement.world_size // self.rollout.tensor_parallel
+        share = -(-self.samples_per_step // max(engines, 1))
+        return max(LEAST_SEQUENCES, 1 << (share - 1).bit_length())
 
     @property
     def samples_per_step(self) -> int:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from trainer.config import RunConfig
+from trainer.ranks.devices import SHOW_ALL
 from trainer.ranks.heap import ARENAS
+
+ALLOCATOR = "expandable_segments:True,pinned_max_round_threshold_mb:1"
+"""torch's allocators on a GPU: rows of ever new lengths leave no holes (vLLM switches this off around the pool of
+its sleep mode, device_allocator/cumem.py), and page-locked memory is not rounded up to powers of two."""
 
 
 def environment(config: RunConfig) -> dict[str, str]:
@@ -31,7 +36,7 @@ def environment(config: RunConfig) -> dict[str, str]:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # ranks of one machine would all bind to its first core
         }
     else:
-        # These all-reduces look for the peers' GPUs by index, where a rank is shown one, and would fail on
-        # some ranks.
-        env |= {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
+        env |= SHOW_ALL | {"PYTORCH_ALLOC_CONF": ALLOCATOR}
+        if config.run.deterministic == "cuda":
+            env |= {"VLLM_BATCH_INVARIANT": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     return env

@@ -21,6 +21,7 @@ from trainer.data.reader import RowReader
 from trainer.observe import beacon, post_mortem
 from trainer.observe.step_profile import Recorder, Taken
 from trainer.ranks import cpu_matmul
+from trainer.ranks.devices import position
 
 T = TypeVar("T")
 
@@ -60,7 +61,8 @@ class RankProcess:
     # --- meeting the other ranks
 
     def where(self) -> tuple[str, int, int, int]:
-        """(node address, GPU index or process id, a free port, process id): the driver sorts ranks by it."""
+        """(node address, GPU's position or process id, a free port, process id): the driver sorts ranks by
+        it."""
         import ray
 
         address = ray.util.get_node_ip_address()
@@ -68,26 +70,30 @@ class RankProcess:
             s.bind((address, 0))
             port = s.getsockname()[1]
         gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
-        return address, int(gpus[0]) if gpus else os.getpid(), port, os.getpid()
+        return address, position(gpus[0], os.environ) if gpus else os.getpid(), port, os.getpid()
 
     def meet(self, rank: int, local_rank: int, master: str, port: int) -> None:
-        """Takes the process's place among the ranks, before anything of DeepSpeed or vLLM is loaded."""
+        """Takes the process's place among the ranks, before anything of DeepSpeed or vLLM is loaded.
+
+        local_rank: on GPUs the position of the rank's own among those that its process sees.
+        """
         beacon.start(rank)  # before DeepSpeed and vLLM bind torch.distributed's functions
         post_mortem.install(handled=(CheckpointError,))
         self.rank = rank
         os.environ |= {
             "RANK": str(rank),
-            # Ray shows each actor one GPU
-            "LOCAL_RANK": "0" if self.device.type == "cuda" else str(local_rank),
+            "LOCAL_RANK": str(local_rank),
             "WORLD_SIZE": str(self.world_size),
             "MASTER_ADDR": master,
             "MASTER_PORT": str(port),
         }
         if self.device.type == "cuda":
-            torch.cuda.set_device(0)
-            self.device = torch.device("cuda", 0)
-            if self.config.optimizer.offload_optimizer:  # Adam on the CPU; Ray would leave it one thread
-                torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.config.placement.workers_per_node))
+            torch.cuda.set_device(local_rank)
+            self.device = torch.device("cuda", local_rank)
+            # Ray would leave it one thread, for images, for copies to the host, and for Adam where that is there.
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.config.placement.workers_per_node))
+            if self.config.run.deterministic == "cuda":
+                torch.use_deterministic_algorithms(True, warn_only=True)
         torch.manual_seed(self.config.run.seed)
 
     @property

@@ -59,7 +59,10 @@ class RayRanks(Ranks):
     def start(self) -> None:
         hosts = [place[0] for place in self._places]
         master, port = hosts[0], self._places[0][2]
-        local_ranks = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
+        if self.config.placement.device == "cuda":
+            local_ranks = [place[1] for place in self._places]
+        else:
+            local_ranks = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
         self.each(RankProcess.meet, [(rank, local, master, port) for rank, local in enumerate(local_ranks)])
 
     def each(self, method: Callable[..., R], arguments: Sequence[tuple[Any, ...]]) -> list[R]:

@@ -98,9 +98,6 @@ def join(config: RunConfig) -> Store:
             f"{place.workers_per_node}: make --nnodes and --nproc-per-node the same as placement"
         )
     os.environ |= environment(config)
-    if place.device == "cuda":  # one GPU each, as Ray shows them
-        seen, number = os.environ.get("CUDA_VISIBLE_DEVICES"), int(os.environ["LOCAL_RANK"])
-        os.environ["CUDA_VISIBLE_DEVICES"] = seen.split(",")[number] if seen else str(number)
     with _named(f"rank {rank}", os.environ["MASTER_PORT"]):
         inner, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=MEET_S))))
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

@@ -84,6 +84,23 @@ def ranges(ids: Sequence[int]) -> list[tuple[int, int]]:
     return out
 
 
+BLACKWELL = (10, 0)
+"""Compute capability from which vLLM's attention is FlashInfer's."""
+
+
+def zero_scratch(worker: Any) -> None:
+    """Zeros what vLLM's model runner for GPUs made beside the weights, in the same pool, and is no buffer of the
+    model: sleep level 2 gives it back unfilled, and a padded CUDA graph reads it beyond what a batch has
+    filled (vLLM's RFC 53343; NeMo-RL 2631 met it)."""
+    state = getattr(worker.model_runner, "model_state", None)
+    rope = getattr(state, "rope_state", None)
+    encoder = getattr(state, "encoder_runner", None)
+    for owner, name in ((rope, "positions"), (encoder, "inputs_embeds"), (state, "inputs_embeds")):
+        tensor = getattr(owner, name, None)
+        if tensor is not None:
+            tensor.zero_()
+
+
 class Engine:
     """This rank's part of an engine of `rollout.tensor_parallel` ranks; all of them make the same calls."""
 
@@ -97,11 +114,12 @@ class Engine:
         if on_gpu:
             extra["gpu_memory_utilization"] = rollout.gpu_memory_utilization
             extra["enable_sleep_mode"] = rollout.sleep_level > 0
-            if rollout.tensor_parallel > 1:
-                # vLLM's own all-reduces look for the peers' GPUs by index, and Ray shows each rank one. NCCL
-                # is left.
-                extra["disable_custom_all_reduce"] = True
-                extra["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
+            # Tables and CUDA graphs are made for as many; vLLM's own number depends on the card.
+            extra["max_num_seqs"] = config.engine_sequences
+            # Two profiling passes over the whole world, for kernels that these models use on no card but
+            # Blackwell.
+            if torch.cuda.get_device_capability() < BLACKWELL:
+                extra["kernel_config"] = {"enable_flashinfer_autotune": False}
         else:
             # vLLM's 128 on CPU is more than most prompts have: groups would share nothing
             extra["block_size"] = 32
@@ -171,6 +189,8 @@ class Engine:
     def wake_weights(self) -> None:
         """First half of waking: memory for weights, which a sync must fill before anything is generated."""
         self._wake("weights")
+        if self.sleeps:
+            self.llm.collective_rpc(zero_scratch)
 
     def wake_cache(self) -> None:
         """Second half: memory for the KV cache."""

@@ -16,7 +16,7 @@ from deepspeed.runtime.zero.linear import zero3_linear_wrap
 from torch import Tensor, nn
 
 from trainer.config import ConfigError, RunConfig
-from trainer.config.budget import prefetch_parameters
+from trainer.config.budget import SUB_GROUP, prefetch_parameters
 from trainer.hardware.model_shapes import Shape
 
 FUNCTIONAL: Any = nn.functional
@@ -93,6 +93,7 @@ def zero_config(config: RunConfig, shape: Shape, inference: bool = False) -> dic
     zero: dict[str, Any] = {"stage": o.zero_stage, "overlap_comm": config.placement.device == "cuda"}
     if o.zero_stage == 3:
         zero |= {
+            "sub_group_size": SUB_GROUP,
             "stage3_max_live_parameters": o.live_parameters,
             "stage3_max_reuse_distance": o.live_parameters,
             "stage3_prefetch_bucket_size": prefetch_parameters(config, shape),
