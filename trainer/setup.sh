@@ -41,6 +41,10 @@ fi
 export UV_HTTP_TIMEOUT="${UV_HTTP_TIMEOUT:-300}" UV_NO_PROGRESS=1
 # Else every process of a machine that writes no bytecode compiles what it imports: 30 s of CPU for vLLM alone.
 [ "$name" = desk ] || export UV_COMPILE_BYTECODE=1
+if [ "$name" = gpu ] && ! command -v "${CC:-gcc}" >/dev/null && ! command -v clang >/dev/null; then
+    echo "Triton builds its launchers with a C compiler, and there is none: install gcc, load the site's module, or set CC" >&2
+    exit 2
+fi
 free_kib="$(df -Pk .venvs | awk 'NR==2 {print $4}')"
 case "$name" in gpu) need_gib=20 ;; cpu | test) need_gib=8 ;; desk) need_gib=1 ;; *) need_gib=3 ;; esac
 if [ "$free_kib" -lt $((need_gib * 1024 * 1024)) ]; then

@@ -93,7 +93,11 @@ def _lora(recipe: Recipe, cluster: str, rank: int) -> Recipe:
         recipe.config,
         run={"name": name},
         lora={"rank": rank},
-        optimizer={"learning_rate": 10 * recipe.config.optimizer.learning_rate},
+        # An adapter's gradients are small in any type.
+        optimizer={
+            "learning_rate": 10 * recipe.config.optimizer.learning_rate,
+            "grad_accum_dtype": "fp32",
+        },
     )
     trained = recipe.description.partition(" (")[0]
     description = f"{trained}, LoRA of rank {rank} ({shape.nodes} x {shape.gpus_per_node})"

@@ -25,7 +25,7 @@ from trainer.config import ConfigError, RunConfig
 from trainer.config.budget import CHECKPOINT_BYTES_PER_PARAMETER, checkpoints_bytes, downloaded, trained
 from trainer.hardware.host_memory import worker_bytes
 from trainer.hardware.model_shapes import shape_of
-from trainer.node.preflight import targets
+from trainer.node.preflight import compiler, targets
 from trainer.node.preflight.findings import Finding
 from trainer.node.topology import NodeEnvironment
 
@@ -72,6 +72,8 @@ class Host:
     """Hard limit of memory that may be pinned; -1 for none."""
     infiniband: bool = False
     """Whether there is a device that needs pinned memory."""
+    lacks: tuple[str, ...] = ()
+    """What Triton would not find here, on a machine with GPUs."""
 
 
 def measure(config: RunConfig, env: Mapping[str, str] = os.environ, alone: bool = False) -> Host:
@@ -85,6 +87,7 @@ def measure(config: RunConfig, env: Mapping[str, str] = os.environ, alone: bool 
         files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         processes=resource.getrlimit(resource.RLIMIT_NPROC)[1],
         locked_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[1],
+        lacks=tuple(compiler.missing(env)) if config.placement.device == "cuda" else (),
         infiniband=Path("/sys/class/infiniband").is_dir() and any(Path("/sys/class/infiniband").iterdir()),
     )
 
@@ -247,6 +250,8 @@ def check(
                 "docker: --ulimit memlock=-1:-1",
             )
         )
+    if config.placement.device == "cuda":
+        found.append(compiler.check_compiler(node.rank, list(host.lacks)))
     return found + _disks(config, node, host.disks, alone) + ([] if alone else _paths(config, node))
 
 

@@ -1,0 +1,60 @@
+"""What Triton needs to build its launchers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from trainer.node.preflight.compiler import check_compiler, missing
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def tools(tmp_path):
+    """A PATH with what setup.sh calls, but no compiler."""
+    for name in ("bash", "dirname", "cat", "sha256sum", "cut", "mkdir", "flock", "df", "awk", "uv", "sed"):
+        if found := shutil.which(name):
+            (tmp_path / name).symlink_to(found)
+    return tmp_path
+
+
+def add_compiler(folder: Path, name: str) -> None:
+    (folder / name).write_text("#!/bin/sh\n")
+    (folder / name).chmod(0o755)
+
+
+def test_a_compiler_by_any_of_its_names_or_by_cc(tools, tmp_path):
+    (tmp_path / "Python.h").write_text("")
+    env = {"PATH": str(tools)}
+    assert missing(env, str(tmp_path)) == ["no C compiler (gcc or clang or cc)"]
+    assert missing(env | {"CC": "icx"}, str(tmp_path)) == ["no C compiler (icx)"]
+    add_compiler(tools, "icx")
+    assert missing(env | {"CC": "icx"}, str(tmp_path)) == []
+    add_compiler(tools, "clang")
+    assert missing(env, str(tmp_path)) == []
+
+
+def test_the_headers_of_this_python(tmp_path):
+    lacks = missing(os.environ, str(tmp_path))
+    assert lacks[-1] == f"no Python.h in {tmp_path}"
+    finding = check_compiler(2, lacks)
+    assert finding.level == "fail" and finding.nodes == (2,) and "python3-dev" in finding.remedy
+    assert check_compiler(0, []).level != "fail"
+
+
+def test_the_gpu_environment_is_not_downloaded_in_vain(tools, tmp_path):
+    clone = tmp_path / "clone"
+    shutil.copytree(ROOT / "requirements", clone / "requirements")
+    (clone / "trainer").mkdir()
+    shutil.copy(ROOT / "trainer/setup.sh", clone / "trainer")
+    env = {"PATH": str(tools), "HOME": str(tmp_path)}
+    done = subprocess.run(
+        ["bash", "trainer/setup.sh", "gpu"], cwd=clone, env=env, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2 and "install gcc" in done.stderr
+    assert not (clone / ".venvs/gpu").exists()
