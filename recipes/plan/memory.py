@@ -40,11 +40,11 @@ GIB = 2**30
 CONTEXT = 1.5 * GIB
 """CUDA context and cuBLAS workspaces of one process (planning figure, not measured)."""
 COMMUNICATORS = 1.0 * GIB
-"""NCCL's buffers where there is more than one rank: three or four communicators, of all ranks, of vLLM's world and
-of its tensor-parallel ranks (planning figure, not measured)."""
+"""NCCL's buffers where there is more than one rank: three or four communicators, of all ranks, of vLLM's
+world and of its tensor-parallel ranks (planning figure, not measured)."""
 ENGINE_WORKSPACE = 3.0 * GIB
-"""What an engine takes inside its share while awake: the tower's and the logits' activations, sampler tables, CUDA
-graphs (computed for 256 sequences, not measured)."""
+"""What an engine takes inside its share while awake: the tower's and the logits' activations, sampler tables,
+CUDA graphs (computed for 256 sequences, not measured)."""
 ENGINE_ASLEEP = 1.5 * GIB
 """What stays of an engine at sleep level 2: CUDA graphs, input buffers, token tables (planning figure, not
 measured)."""

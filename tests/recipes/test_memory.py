@@ -235,7 +235,8 @@ def test_no_recipe_plans_more_than_nine_tenths_of_a_card():
 
 
 def test_checkpoint_staging_takes_what_is_planned():
-    """The buffers of every rank, tensor by tensor as the trainer stages them: fp32 weights and two moments."""
+    """The buffers of every rank, tensor by tensor as the trainer stages them: fp32 weights and two
+    moments."""
     for name in RECIPES:
         recipe = get(name)
         need = memory.plan(recipe) if recipe.cluster.gpus_per_node and recipe.kind == "train" else None

@@ -1,10 +1,10 @@
 """Groups of ranks are made in step on every rank, in every layout that a recipe has.
 
-DeepSpeed binds the default process group to a device on CUDA (deepspeed/comm/torch.py). torch then makes each new
-NCCL group by `ncclCommSplit` of the default one, a call of all ranks: members with a color, the others without. For a
-gloo group the ranks outside call it too, and the members do not (torch's `_new_process_group_helper`). Where ranks
-disagree on the order, all of them hang (pytorch 145376, NeMo-RL 3189). vLLM makes its groups for all ranks in one
-order; this plays that order for the layouts of the recipes.
+DeepSpeed binds the default process group to a device on CUDA (deepspeed/comm/torch.py). torch then makes each
+new NCCL group by `ncclCommSplit` of the default one, a call of all ranks: members with a color, the others
+without. For a gloo group the ranks outside call it too, and the members do not (torch's
+`_new_process_group_helper`). Where ranks disagree on the order, all of them hang (pytorch 145376, NeMo-RL
+3189). vLLM makes its groups for all ranks in one order; this plays that order for the layouts of the recipes.
 """
 
 from __future__ import annotations

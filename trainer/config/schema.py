@@ -33,8 +33,8 @@ class Run:
     max_steps: int = within(0, least=0)
     """Stop after this many steps; 0 means `data.episodes` passes over the data."""
     deterministic: Literal["", "cuda"] = ""
-    """cuda: torch's and vLLM's repeatable kernels, where they have them (docs/reproducibility.md); slower, by how
-    much was not measured. On a CPU every run is repeatable to the bit."""
+    """cuda: torch's and vLLM's repeatable kernels, where they have them (docs/reproducibility.md); slower, by
+    how much was not measured. On a CPU every run is repeatable to the bit."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,9 @@ from trainer.ranks.devices import SHOW_ALL
 from trainer.ranks.heap import ARENAS
 
 ALLOCATOR = "expandable_segments:True,pinned_max_round_threshold_mb:1"
-"""torch's allocators on a GPU: rows of ever new lengths leave no holes (vLLM switches this off around the pool of
-its sleep mode, device_allocator/cumem.py), and page-locked memory is not rounded up to powers of two."""
+"""torch's allocators on a GPU: rows of ever new lengths leave no holes (vLLM switches this off around the
+pool of its sleep mode, device_allocator/cumem.py), and page-locked memory is not rounded up to powers of
+two."""
 
 
 def environment(config: RunConfig) -> dict[str, str]:

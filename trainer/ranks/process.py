@@ -90,7 +90,8 @@ class RankProcess:
         if self.device.type == "cuda":
             torch.cuda.set_device(local_rank)
             self.device = torch.device("cuda", local_rank)
-            # Ray would leave it one thread, for images, for copies to the host, and for Adam where that is there.
+            # Ray would leave it one thread, for images, for copies to the host, and for Adam where that is
+            # there.
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.config.placement.workers_per_node))
             if self.config.run.deterministic == "cuda":
                 torch.use_deterministic_algorithms(True, warn_only=True)

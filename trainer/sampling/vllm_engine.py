@@ -89,8 +89,8 @@ BLACKWELL = (10, 0)
 
 
 def zero_scratch(worker: Any) -> None:
-    """Zeros what vLLM's model runner for GPUs made beside the weights, in the same pool, and is no buffer of the
-    model: sleep level 2 gives it back unfilled, and a padded CUDA graph reads it beyond what a batch has
+    """Zeros what vLLM's model runner for GPUs made beside the weights, in the same pool, and is no buffer of
+    the model: sleep level 2 gives it back unfilled, and a padded CUDA graph reads it beyond what a batch has
     filled (vLLM's RFC 53343; NeMo-RL 2631 met it)."""
     state = getattr(worker.model_runner, "model_state", None)
     rope = getattr(state, "rope_state", None)

@@ -1,4 +1,5 @@
-"""Whether Triton can build its launchers here: they are C, compiled against this Python when a kernel first runs.
+"""Whether Triton can build its launchers here: they are C, compiled against this Python when a kernel first
+runs.
 
 Clouds' images have what it takes; login and compute nodes of a cluster often do not.
 """
