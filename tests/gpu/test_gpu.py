@@ -4,13 +4,17 @@
 import json
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import psutil
 import pytest
 import torch
 
 from tests.conftest import ROOT
+from tests.gpu.conftest import DEVICE
 
 THREE_B = {
     "hidden_size": 2048,
@@ -43,8 +47,23 @@ def test_parity_in_bf16(run_ranks, gpu_config, figure, eager):
     """Before and after two updates. With CUDA graphs: they still read the weights that the sync wrote in
     place."""
     result = run_ranks("parity", changed(gpu_config, rollout={"eager": eager}), timeout_s=600)[0]
-    check_parity(result, figure, "bf16, eager" if eager else "bf16, CUDA graphs")
-    figure("the same request again, its prompt cached: same tokens", float(result["repeat"]), "")
+    what = "bf16, eager" if eager else "bf16, CUDA graphs"
+    check_parity(result, figure, what)
+    figure(f"the same request again, its prompt cached, {what}: same tokens", float(result["repeat"]), "")
+
+
+def test_parity_of_qwen3_vl(run_ranks, family_model, gpu_config, figure):
+    """Its deepstack inputs and positions live beside the weights in vLLM's runner for GPUs."""
+    config = changed(gpu_config, model={"path": str(family_model("qwen3_vl"))})
+    check_parity(run_ranks("parity", config, timeout_s=600)[0], figure, "Qwen3-VL, CUDA graphs")
+
+
+def test_parity_of_two_engines(run_ranks, gpu_config, figure):
+    """Two ranks, each with an engine of its own beside ZeRO-3 over both."""
+    if DEVICE == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    config = changed(gpu_config, placement={"workers_per_node": 2})
+    check_parity(run_ranks("parity", config, timeout_s=600)[0], figure, "two engines")
 
 
 @pytest.mark.parametrize("level", [0, 1])
@@ -61,8 +80,8 @@ def test_parity_with_optimizer_and_reference_in_host_memory(run_ranks, gpu_confi
 
 
 def test_parity_in_tensor_parallel(run_ranks, gpu_config, figure):
-    """Two ranks that see one GPU each: ZeRO-3 over both, one engine over both, all-reduces by NCCL."""
-    if torch.cuda.device_count() < 2:
+    """ZeRO-3 and one engine over two ranks; small all-reduces by vLLM's own kernel."""
+    if DEVICE == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     config = changed(gpu_config, rollout={"tensor_parallel": 2}, placement={"workers_per_node": 2})
     check_parity(run_ranks("parity", config, timeout_s=600)[0], figure, "tensor parallel 2")
@@ -73,6 +92,7 @@ def attend(compute, q, k, v, weights):
     return (out, *torch.autograd.grad((out.float() * weights).sum(), (q, k, v)))
 
 
+@pytest.mark.card
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "width", "causal", "shared"),
     [(16, 2, 128, True, True), (28, 4, 128, True, False), (16, 16, 80, False, False)],
@@ -124,28 +144,31 @@ def test_packed_gradients_in_bf16(tiny_model, figure, again):
     from trainer.data.processor import mrope_positions
     from trainer.learning.logprobs import LogprobModel
 
-    hf = AutoModelForImageTextToText.from_pretrained(tiny_model, dtype=torch.bfloat16).cuda()
+    hf = AutoModelForImageTextToText.from_pretrained(tiny_model, dtype=torch.bfloat16).to(DEVICE)
     image = hf.config.image_token_id
     encoded = plain.prompts(hf.config)
     samples = plain.items(encoded)
     if again:
         hf.gradient_checkpointing_enable({"use_reentrant": False})
-    model = LogprobModel(hf, [], 1.0, False).train().cuda()
-    places = lambda i, g: mrope_positions(  # noqa: E731
-        tuple(i), () if g is None else tuple(map(tuple, g.tolist())), image, 2
-    )
-    rows = [(s.row, s.prompt_token_ids, s.token_ids) for s in samples]
-    logp = model(moved(collate(rows, encoded.__getitem__, places), torch.device("cuda")))[0]
-    weights = torch.tensor([s.advantage for s in samples for _ in s.token_ids], device="cuda") / len(logp)
+    model = LogprobModel(hf, [], 1.0, False).train().to(DEVICE)
+
+    def positions(ids, grid):
+        grids = () if grid is None else tuple(map(tuple, grid.tolist()))
+        return mrope_positions(tuple(ids), grids, image, 2)
+
+    batch = collate(samples.traces, lambda trace: encoded[trace.row], positions)
+    logp = model(moved(batch, torch.device(DEVICE)))[0]
+    weights = torch.from_numpy(np.concatenate(samples.advantages)).to(DEVICE) / samples.tokens
     (-weights * logp).sum().backward()
     want, gradients = plain.padded_gradients(tiny_model, encoded, samples)
     ours = {n.removeprefix("model."): p.grad.float().cpu() for n, p in model.named_parameters()}
     total, worst = plain.differences(ours, gradients)
     figure(f"packed gradients in bf16, recomputed {again}: relative error over all", total, "")
     assert total < 3e-2 and worst < 0.2
-    assert float((logp.detach().cpu() - want).abs().mean()) < 1e-2
+    assert float((logp.detach().cpu() - want).abs().mean()) < 2e-2
 
 
+@pytest.mark.card
 def test_moving_states_away_and_back_changes_nothing(run_ranks, gpu_config):
     """Backward passes on a GPU differ in their last bits; a lost update changes the third norm by a
     quarter."""
@@ -158,6 +181,7 @@ def test_moving_states_away_and_back_changes_nothing(run_ranks, gpu_config):
             assert moved["shards"][name][0] == pytest.approx(total, rel=0.2), name
 
 
+@pytest.mark.card
 @pytest.mark.parametrize("level", [1, 2])
 def test_sleep_gives_memory_back_and_a_sync_restores_the_engine(run_ranks, gpu_config, figure, level):
     """Weights and buffers to the bit, and what is neither (positions, masks) by what the engine computes for
@@ -170,12 +194,14 @@ def test_sleep_gives_memory_back_and_a_sync_restores_the_engine(run_ranks, gpu_c
     assert asleep[-1] < asleep[0] + 0.5 and awake[-1] < awake[0] + 0.5  # nothing piles up from cycle to cycle
     assert result["checksums"][0] == result["checksums"][1] == result["checksums"][2]
     figure(f"parity after sleep level {level}: mean |log-prob difference|", max(result["gaps"]), "nats")
-    assert max(result["gaps"]) < 5e-2
+    figure(f"the same in a padded batch, sleep level {level}", max(result["padded"]), "nats")
+    assert max(result["gaps"]) < 5e-2 and max(result["padded"]) < 5e-2
     share = min(sum(a == b for a, b in zip(tokens[0], t, strict=False)) / len(tokens[0]) for t in tokens[1:])
     figure(f"the same answers after sleep level {level}: share of tokens", share, "")
     assert share > 0.9
 
 
+@pytest.mark.card
 @pytest.mark.timeout(2000)
 def test_demo_learns(tmp_path, figure):
     """The demo recipe with its device set to cuda."""
@@ -208,6 +234,8 @@ def test_demo_learns(tmp_path, figure):
 @pytest.fixture(scope="module")
 def three_billion(tiny_model, tmp_path_factory) -> Path:
     """A model of 3B's shape on random weights, with the tiny model's tokenizer and tower."""
+    if DEVICE == "cpu":
+        return tiny_model
     from transformers import AutoConfig, AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
     folder = tmp_path_factory.mktemp("models") / "3b"
@@ -227,15 +255,19 @@ def test_rates_of_three_billion_parameters(run_ranks, three_billion, gpu_config,
     """Packs of 4,096 tokens against the GPU's peak, generating against bare vLLM, a sync."""
     from trainer.hardware.gpus import peak_flops
 
-    config = changed(gpu_config, model={"path": str(three_billion), "gradient_checkpointing": True},
-                     rollout={"max_tokens": 512, "gpu_memory_utilization": 0.4})  # fmt: skip
+    longest = 512 if DEVICE == "cuda" else 32
+    config = changed(
+        gpu_config,
+        model={"path": str(three_billion), "gradient_checkpointing": True},
+        rollout={"max_tokens": longest, "gpu_memory_utilization": 0.4},
+    )
     ours = run_ranks("rates", config, timeout_s=1200)[0]
     theirs = run_ranks("bare", config, timeout_s=600)[0]
     mine, bare = ours["tokens"] / ours["seconds"]["rollout"], theirs["tokens"] / theirs["seconds"]
     figure("3B shape: generated by ours", mine, "tokens/s")
     figure("3B shape: ours against bare vLLM (aim 0.97)", mine / bare, "")
     figure("3B shape: sync (aim 0.5)", ours["seconds"]["sync"], "s")
-    if peak := peak_flops(torch.cuda.get_device_name()):
+    if DEVICE == "cuda" and (peak := peak_flops(torch.cuda.get_device_name())):
         figure(
             "3B shape: MFU of an update (aim 0.5)", ours["model_flops"] / ours["seconds"]["update"] / peak, ""
         )
@@ -248,17 +280,27 @@ def test_three_billion_parameters(tmp_path, three_billion, gpu_config, figure):
 
     config = c.override(
         gpu_config,
-        [f"model.path={three_billion}", "run.max_steps=4", "rollout.prompts_per_step=16", "rollout.max_tokens=512",
-         "rollout.samples_per_prompt=8", "model.gradient_checkpointing=true", "checkpoint.every_steps=1000"],
-    )  # fmt: skip
+        [
+            f"model.path={three_billion}",
+            "run.max_steps=4",
+            "rollout.prompts_per_step=16",
+            f"rollout.max_tokens={512 if DEVICE == 'cuda' else 16}",
+            "rollout.samples_per_prompt=8",
+            "rollout.gpu_memory_utilization=0.4",
+            "model.gradient_checkpointing=true",
+            "checkpoint.every_steps=1",
+        ],
+    )
     path = tmp_path / "run.yaml"
     path.write_text(c.dump(config))
-    subprocess.run(
-        [sys.executable, "-m", "trainer.loops.grpo", "--config", str(path)],
-        check=True,
-        cwd=ROOT,
-        timeout=1500,
-    )
+    command = [sys.executable, "-m", "trainer.loops.grpo", "--config", str(path)]
+    process = subprocess.Popen(command, cwd=ROOT)
+    most = 0
+    while process.poll() is None:
+        most = max(most, psutil.virtual_memory().used)
+        time.sleep(1.0)
+    assert process.returncode == 0
+    figure("3B shape: host memory in use at most, with a save after every step", most / 2**30, "GiB")
     last = json.loads(Path(config.run.dir, "metrics.jsonl").read_text().splitlines()[-1])
     for phase in ("rollout", "update", "sync", "step"):
         figure(f"3B shape: {phase}", last[f"time/{phase}_s"], "s")
@@ -273,4 +315,5 @@ def test_three_billion_parameters(tmp_path, three_billion, gpu_config, figure):
     peak = max(sum(v for name, v in parts.items() if name not in outside) for parts in policys) / 2**30
     figure("3B shape: peak memory of the policy", last["perf/peak_memory_gib"], "GiB")
     figure("3B shape: the same as planned", peak, "GiB")
-    assert last["perf/peak_memory_gib"] == pytest.approx(peak, rel=0.1)
+    if DEVICE == "cuda":
+        assert last["perf/peak_memory_gib"] == pytest.approx(peak, rel=0.1)

@@ -362,10 +362,13 @@ def sleeping(config, rank, port):
         held = [*model.named_parameters(), *model.named_buffers()]
         return {name: float(tensor.double().sum()) for name, tensor in held}
 
-    out: dict = {"awake_gib": [], "asleep_gib": [], "checksums": [], "gaps": [], "tokens": []}
+    # Five prompts of one completion: a CUDA graph of eight runs padded, with what the pool holds beyond them.
+    out: dict = {"awake_gib": [], "asleep_gib": [], "checksums": [], "gaps": [], "tokens": [], "padded": []}
     for version in range(3):
         worker.sampler.load(version)
         out["checksums"].append(worker.engine.llm.apply_model(checksums)[0])
+        five = worker.sample(prompts_for(worker, [0, 1, 2, 3, 4]), 1, 1.0)
+        out["padded"].append(gaps(worker, five)[1])
         samples = worker.sample(prompts_for(worker, [0, 1, 2, 3]), 4, 1.0)
         out["awake_gib"].append(used())
         out["gaps"].append(gaps(worker, samples)[1])
@@ -380,9 +383,6 @@ def sleeping(config, rank, port):
 def run(name: str, path: Path, rank: int, port: int, out: Path) -> NoReturn:
     """Writes what the scenario returns, and ends the process."""
     config = configuration.load(path)
-    if config.placement.device == "cuda":  # one GPU each, as Ray shows them
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-        os.environ["CUDA_VISIBLE_DEVICES"] = seen.split(",")[rank] if seen else str(rank)
     result = globals()[name](config, rank, port)
     out.write_text(json.dumps(result))
     sys.stdout.flush()

@@ -1,0 +1,49 @@
+"""The GPU checks run on a CPU as far as they can: the first hour on a card is for what only a card can show."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+CASES = (
+    "test_packed_gradients_in_bf16[True]",
+    "test_parity_in_bf16[False]",
+    "test_rates_of_three_billion_parameters",
+)
+
+
+def rehearse(tmp_path, *options: str) -> dict:
+    """Runs checks in a process of their own; returns their figures by name."""
+    out = tmp_path / "gpu.json"
+    env = os.environ | {"SPOTRL_REHEARSE_GPU": "1", "SPOTRL_GPU_JSON": str(out)}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    return json.loads(out.read_text())["figures"]
+
+
+@pytest.mark.slow
+def test_the_first_checks_run(tmp_path):
+    figures = rehearse(tmp_path, *(f"tests/gpu/test_gpu.py::{case}" for case in CASES))
+    assert figures["packed gradients in bf16, recomputed True: relative error over all"]["value"] < 3e-2
+    assert figures["parity, bf16, CUDA graphs: mean |log-prob difference|"]["value"] < 5e-2
+    assert figures["3B shape: ours against bare vLLM (aim 0.97)"]["value"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+def test_all_that_can_run(tmp_path):
+    figures = rehearse(tmp_path, "tests/gpu")
+    assert "parity, Qwen3-VL, CUDA graphs: mean |log-prob difference|" in figures
+    assert "3B shape: host memory in use at most, with a save after every step" in figures
