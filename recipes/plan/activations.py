@@ -16,8 +16,8 @@ from trainer.hardware.model_shapes import Shape, Vision
 
 LOGITS = 1 << 27
 """`LOGITS` of the trainer's head: so many exist at a time, and none is saved."""
-LOGITS_FORWARD = 16
-"""Bytes per logit in a forward pass: the logits and three temporaries of logsumexp; all fp32."""
+LOGITS_FORWARD = 8
+"""Bytes per logit in a forward pass: the logits, and a temporary of logsumexp or the probabilities; fp32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,27 +79,35 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
     per_token = (
         w * 2 * shape.intermediate + config.model.gradient_checkpointing * again + beside(config, shape, w)
     )
+    # The gradient of a head that is the embedding too waits for the embedding's part, until the pass is over.
+    waiting = float(gradient) if shape.tied else 0.0
     moments = [
         {"saved activations": sum(keep.values()), "logits": float(logits)},
         {
             "saved activations": keep["layers"] + keep["images"],
             "layer at work": float(batch.tokens * per_token),
+            "the tied head's gradient": waiting,
         },
     ]
     if (v := shape.vision) and config.tower_trained:
         again = tower(shape, w) - w * v.hidden
         per_patch = w * 2 * v.intermediate + config.model.gradient_checkpointing * again
         moments.append(
-            {"saved activations": keep["images"], "layer at work": float(batch.patches * per_patch)}
+            {
+                "saved activations": keep["images"],
+                "layer at work": float(batch.patches * per_patch),
+                "the tied head's gradient": waiting,
+            }
         )
     return max(moments, key=lambda parts: sum(parts.values()))
 
 
 def forward(config: RunConfig, shape: Shape, tokens: int = 0) -> float:
-    """Bytes of a forward pass without gradients: the images, and of the layer at work the residual stream, a
-    norm's output and three of the MLP's tensors; in the tower also cosines and sines in fp32."""
+    """Bytes of a forward pass without gradients: the images, and of the layer at work the embeddings, the
+    layer's input, the residual stream, a norm's output and three of the MLP's tensors; in the tower also
+    cosines and sines in fp32."""
     batch, v = micro_batch(config, shape, tokens), shape.vision
-    text = batch.width * batch.tokens * (2 * shape.hidden + 3 * shape.intermediate)
+    text = batch.width * batch.tokens * (4 * shape.hidden + 3 * shape.intermediate)
     text += batch.tokens * beside(config, shape, batch.width)
     per_patch = batch.width * (2 * v.hidden + (3 if v.gated else 2) * v.intermediate) + rotary(v) if v else 0
     return images(config, shape, tokens) + max(text, batch.patches * per_patch)
