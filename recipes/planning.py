@@ -39,7 +39,7 @@ def plan(
     if target:
         capabilities.check(recipe, target)
     where = prices.sky_catalogs(), [target] if target else None
-    offers = cost.offers(recipe, *where)
+    offers = cost.offers(recipe, *where, ranges=True)
     network = network_gbit_s or zero_stages.network_of(recipe, target)
     shown.plan(recipe, offers, cost.short_of_ram(recipe, *where), shown.wide(), network)
     if deadline or budget_usd:
@@ -50,7 +50,8 @@ def plan(
 
         def offers_of(nodes: int) -> list[cost.Offer]:
             try:
-                return _priced(cost.offers(resolve(name, [*overrides, f"cluster.nodes={nodes}"]), *where))
+                changed = resolve(name, [*overrides, f"cluster.nodes={nodes}"])
+                return _priced(cost.offers(changed, *where, ranges=True))
             except ConfigError:  # its rows do not divide, say
                 return []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recipes.capabilities import market, targets_for, variant
-from recipes.plan import boot, choose, cost, memory, passes, prices, zero_stages
+from recipes.plan import boot, choose, cost, memory, passes, prices, spread, zero_stages
 from recipes.plan.memory import GIB, MemoryPlan
 from recipes.presets import RECIPES, get
 from recipes.spec import Recipe
@@ -23,7 +24,7 @@ REGIONS = 4
 def wide() -> Console:
     """A console that is wide enough for the tables where output goes to a file."""
     console = Console()
-    return console if console.is_terminal else Console(width=170)
+    return console if console.is_terminal else Console(width=190)
 
 
 def recipes(console: Console, model: str = "") -> None:
@@ -109,7 +110,7 @@ def plan(
         if recipe.kind == "train":
             _stages(recipe, network_gbit_s, console)
     if offers:
-        _offers(offers, console)
+        _offers(recipe, offers, console)
     if recipe.kind != "train":
         _per_hour(recipe, console)
     for line in left_out:
@@ -254,24 +255,30 @@ def _stages(recipe: Recipe, network_gbit_s: float, console: Console) -> None:
     console.print()
 
 
-def _offers(offers: list[cost.Offer], console: Console) -> None:
+def _offers(recipe: Recipe, offers: list[cost.Offer], console: Console) -> None:
     first = offers[0]
-    table = Table(
-        title=f"Time and cost of {first.steps} steps, cheapest first", box=None, title_justify="left"
-    )
-    for column in ("target", "GPU", "market", "$/hour", "rollout s", "logprobs s", "update s", "sync s", "step s",
-                   "hours", "preempted", "save every", "$ per run"):  # fmt: skip
+    title = f"Time and cost of {first.steps} steps, cheapest first; {_assumed(recipe)}"
+    table = Table(title=title, box=None, title_justify="left")
+    for column in ("target", "GPU", "market", "$/hour", "images s", "rollout s", "logprobs s", "update s", "sync s",
+                   "start-up s", "step s", "hours", "10 to 90%", "preempted", "save every", "$ per run",
+                   "10 to 90%"):  # fmt: skip
         table.add_column(column, justify="left" if column in ("target", "GPU", "market") else "right")
     for offer in offers:
         step = offer.step
+        judged = choose.judge(offer, math.inf, math.inf)
+        phases = (step.images, step.rollout, step.logprobs, step.update, step.sync, step.phases, step.total)
+        rate = offer.usd_per_hour or 0.0
+        priced = offer.usd is not None
         table.add_row(
             offer.target, offer.gpu, "spot" if offer.spot else "on demand",
-            f"{offer.usd_per_hour:.2f}" if offer.usd_per_hour else "yours",
-            *[f"{value:.1f}" for value in (step.rollout, step.logprobs, step.update, step.sync, step.total)],
-            f"{offer.hours:.1f}", f"{offer.preemptions:.1f}", f"{offer.interval_s / 60:.0f} min",
-            f"{offer.usd:,.0f}" if offer.usd is not None else "-",
+            f"{rate:.2f}" if rate else "yours", *[f"{value:.1f}" for value in phases],
+            f"{offer.hours:.1f}", f"{judged.least:.1f} to {judged.hours:.1f}",
+            f"{offer.preemptions:.1f}", f"{offer.interval_s / 60:.0f} min",
+            f"{offer.usd:,.0f}" if priced else "-",
+            f"{judged.least * rate:,.0f} to {judged.hours * rate:,.0f}" if priced else "-",
         )  # fmt: skip
     console.print(table)
+    console.print(_ranges(first, recipe), highlight=False)
     starts = {offer.target: boot.seconds(offer.target) for offer in offers}
     told = [
         f"{name} {took:.0f} s ({runs} runs launched from here)"
@@ -292,3 +299,24 @@ def _offers(offers: list[cost.Offer], console: Console) -> None:
     console.print(
         "Times are a model (recipes/plan/cost.py states every assumption), prices a snapshot or SkyPilot's catalog."
     )
+
+
+def _assumed(recipe: Recipe) -> str:
+    """The length of completions that the times rest on."""
+    tokens = recipe.dataset.answer_tokens
+    if recipe.config.method == "sft":
+        return f"solutions of {tokens:,} tokens"
+    return f"completions of {tokens:,} tokens assumed, of {recipe.config.rollout.max_tokens:,} allowed"
+
+
+def _ranges(offer: cost.Offer, recipe: Recipe) -> str:
+    """What the ranges of hours and dollars are made of."""
+    low, high = spread.VISION_STEP if offer.vision else spread.STEP
+    told = [f"step time {low:.2f} to {high:.2f} times the plan's"]
+    if offer.stretch:
+        limit = recipe.config.rollout.max_tokens
+        tokens = [min(limit, round(recipe.dataset.answer_tokens * factor)) for factor in spread.COMPLETIONS]
+        told.append(f"completions of {tokens[0]:,} to {tokens[1]:,} tokens")
+    told.append(f"starts {spread.START[0]:g} to {spread.START[1]:g} times as long")
+    told.append(f"{spread.FAILED_START:.0%} of them made again, and lost machines")
+    return f"10 to 90%: between the tenths of {choose.RUNS} simulated runs, with {', '.join(told)}."

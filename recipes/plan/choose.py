@@ -1,17 +1,20 @@
-"""Which offer keeps a deadline and a budget: each run is simulated, since what preemptions cost varies from
-run to run.
+"""Which offer keeps a deadline and a budget: each run is simulated, since speed, lengths, starts and losses
+vary from run to run.
 
 The model of `cost.expected_seconds`, event by event: work in segments of one checkpoint interval (Young and
-Daly's), preemptions as a Poisson process; a segment that is cut off is done again after the restart.
+Daly's), preemptions as a Poisson process; a segment that is cut off is done again after the restart. What
+else a run meets is drawn by `spread`.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from recipes.plan import spread
 from recipes.plan.cost import Offer
+from recipes.plan.spread import AS_PLANNED, Luck
 
 RUNS = 200
 """Simulated runs of one offer: a chance of 90% is then known to within 4 points (two standard errors)."""
@@ -24,6 +27,8 @@ class Judged:
     """An offer, and how its simulated runs came out."""
 
     offer: Offer
+    least: float
+    """Hours that the quickest tenth of the runs end within."""
     hours: float
     """That SURE of the runs end within."""
     usd: float | None
@@ -32,27 +37,35 @@ class Judged:
     """Share of the runs that keep both limits."""
 
 
-def simulate(offer: Offer, rng: random.Random) -> float:
-    clock, done, down = offer.start_s, 0.0, 0.0
-    interval = min(offer.interval_s, offer.work_s) or offer.work_s
-    while done < offer.work_s:
-        segment = down + min(interval, offer.work_s - done) + offer.stall_s
+def simulate(offer: Offer, rng: random.Random, luck: Luck = AS_PLANNED) -> float:
+    """Hours of one run. luck: by default all goes as planned, but for preemptions."""
+    work, start = offer.work_s * luck.step, offer.start_s * luck.start
+    restart = offer.restart_s * luck.start
+    clock, done, down = start * (1 + luck.failed_starts), 0.0, 0.0
+    interval = min(offer.interval_s, work) or work
+    while done < work:
+        segment = down + min(interval, work - done) + offer.stall_s
         life = math.inf if math.isinf(offer.between_s) else rng.expovariate(1 / offer.between_s)
         if life >= segment:
             clock, done, down = clock + segment, done + interval, 0.0
         else:
-            clock, down = clock + life, offer.restart_s
+            clock, down = clock + life, restart
     return clock / 3600
 
 
 def judge(offer: Offer, deadline_h: float, budget_usd: float, seed: int = 0) -> Judged:
     """The offer against limits; either may be infinite. Machines of your own cost nothing."""
     rng = random.Random(seed)
-    hours = sorted(simulate(offer, rng) for _ in range(1 if math.isinf(offer.between_s) else RUNS))
-    late = hours[math.ceil(SURE * len(hours)) - 1]
+    life = replace(offer, between_s=min(offer.between_s, spread.NODE_LIFE_S / offer.nodes))
+    hours = []
+    for _ in range(RUNS):
+        luck = spread.draw(offer.vision, offer.stretch, rng)
+        hours.append(simulate(life, rng, luck))
+    hours.sort()
+    least, most = hours[math.ceil((1 - SURE) * RUNS) - 1], hours[math.ceil(SURE * RUNS) - 1]
     rate = offer.usd_per_hour or 0.0
     kept = sum(h <= deadline_h and h * rate <= budget_usd for h in hours) / len(hours)
-    return Judged(offer, late, None if offer.usd_per_hour is None else late * rate, kept)
+    return Judged(offer, least, most, None if offer.usd_per_hour is None else most * rate, kept)
 
 
 def choose(offers: list[Offer], deadline_h: float, budget_usd: float) -> tuple[Judged | None, list[Judged]]:

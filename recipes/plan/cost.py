@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from recipes.capabilities import (
@@ -18,7 +18,7 @@ from recipes.capabilities import (
     uses_spot,
     variant,
 )
-from recipes.plan import boot, passes
+from recipes.plan import boot, images, passes, spread
 from recipes.plan.exchange import update_time
 from recipes.plan.memory import MemoryPlan, plan, with_resources
 from recipes.plan.passes import Passes
@@ -41,6 +41,12 @@ ENGINE_STEP_S = 5e-3
 """Scheduling, sampling and log-probabilities of a decode step, whatever the model (assumption)."""
 NETWORK = 0.7
 """Share of the link rate that collectives reach."""
+SEQUENCE_S = 20e-6
+"""The same for every sequence of a decode step: its seeded draw, its log-probability and its output on the
+host (assumption)."""
+PHASE_S = 1.5
+"""What each phase of a step begins with: engines that wake or sleep, samples that are dealt, caches that are
+emptied, the first kernels (assumption)."""
 ALL_REDUCE_S = 25e-6
 """Latency of one tensor-parallel all-reduce of a decode step; two per layer."""
 MODULE_S = 60e-6
@@ -60,10 +66,15 @@ class StepTime:
     update: float
     sync: float
     checkpoint: float
+    images: float = 0.0
+    """Host's work on images that the GPUs wait for."""
+    phases: float = 0.0
+    """Start-up of the phases."""
 
     @property
     def total(self) -> float:
-        return self.rollout + self.logprobs + self.update + self.sync + self.checkpoint
+        phases = self.rollout + self.logprobs + self.update + self.sync + self.checkpoint
+        return phases + self.images + self.phases
 
 
 @dataclass(frozen=True)
@@ -93,6 +104,12 @@ class Offer:
     """Mean seconds between preemptions; infinite on demand."""
     restart: boot.Restart
     """What of `restart_s` is waited for on the new machine."""
+    nodes: int = 1
+    vision: bool = False
+    """Whether the model reads images: the spread of such steps is wider."""
+    stretch: tuple[float, ...] = ()
+    """A step's time at each of `spread.LENGTHS`, as a multiple; () where completions have the data's length,
+    or nobody asked."""
 
     @property
     def work_s(self) -> float:
@@ -155,7 +172,25 @@ def step_time(recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan)
     states = (shape.parameters * 2 + trained(config, shape) * 14) / world
     move = 0.0 if config.optimizer.offload_optimizer else 2 * states / (card.pcie_gb_per_s * 1e9)
     sync = gather + shape.parameters * 2 / config.rollout.tensor_parallel / (card.hbm_gb_per_s * 1e9) + move
-    return StepTime(_rollout(recipe, shape, card, need, step), logprobs, update, sync, stall)
+    rollout, host = _rollout(recipe, shape, card, need, step), images.host_seconds(config, shape, step)
+    # rollout, scoring and dealing, update, sync
+    begun = (4 + bool(step.models)) * PHASE_S
+    return StepTime(rollout, logprobs, update, sync, stall, host, begun)
+
+
+def stretched(
+    recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan, step: StepTime
+) -> tuple[float, ...]:
+    """A step's time at each of `spread.LENGTHS` as a multiple of `step`; () in supervised training, whose
+    data has the lengths."""
+    if recipe.config.method == "sft":
+        return ()
+    times = []
+    for factor in spread.LENGTHS:
+        tokens = round(recipe.dataset.answer_tokens * factor)
+        longer = replace(recipe, dataset=replace(recipe.dataset, answer_tokens=max(1, tokens)))
+        times.append(step_time(longer, gpu, network_gbit_s, need).total / step.total)
+    return tuple(times)
 
 
 def token_seconds(shape: Shape, card: Gpu) -> float:
@@ -207,16 +242,19 @@ def _rollout(recipe: Recipe, shape: Shape, card: Gpu, need: MemoryPlan, step: Pa
     ) / bandwidth
     compute = step.mean * len(step.lengths) / engines * 2 * shape.matmul_parameters / flops
     latency = ENGINE_STEP_S + (2 * shape.layers * ALL_REDUCE_S if tp > 1 else 0.0)
+    sampled = step.mean * len(step.lengths) / engines * SEQUENCE_S
     once = config.rollout.samples_per_prompt if config.rollout.prefix_caching else 1
     prompts, seen = step.prompts
-    prefill = prompts * shape.flops_per_token(seen) / once / engines / flops
-    return prefill + max(read, compute) + steps * latency
+    prefill = prompts * shape.flops_per_token(seen) / once + images.tower_flops(shape, step)
+    return prefill / engines / flops + max(read, compute) + steps * latency + sampled
 
 
-def offers(recipe: Recipe, catalogs: Path | None = None, targets: list[str] | None = None) -> list[Offer]:
+def offers(
+    recipe: Recipe, catalogs: Path | None = None, targets: list[str] | None = None, ranges: bool = False
+) -> list[Offer]:
     """Every target, GPU and market that can run the recipe within its hourly limit, in order of the expected
     dollars of the run; machines of your own last. None of what trains nothing: `node_prices` is all that it
-    costs."""
+    costs. ranges: also how a step's time follows the length of completions."""
     if recipe.kind != "train":
         return []
     found, recipe = [], with_resources(recipe)
@@ -229,13 +267,14 @@ def offers(recipe: Recipe, catalogs: Path | None = None, targets: list[str] | No
             continue
         network = can.network_gbit_s.get(gpu, can.network_gbit_s[""])
         step = step_time(recipe, gpu, network or 100.0, need)
+        stretch = stretched(recipe, gpu, network or 100.0, need, step) if ranges else ()
         for spot in markets(recipe, target):
             hourly = (row.spot if spot else row.on_demand) if row else None
             if (row and hourly is None) or (hourly or 0.0) * recipe.cluster.gpus_per_node > most:
                 continue
             # What is rendered rests on nothing of this machine, neither its catalogs nor its runs.
             ready = boot.seconds(target) if catalogs else (boot.BOOT_S, 0)
-            found.append(_offer(recipe, target, gpu, spot, hourly, step, need, ready))
+            found.append(_offer(recipe, target, gpu, spot, hourly, step, need, ready, stretch))
     return sorted(found, key=lambda o: (o.usd is None, o.usd or o.hours))
 
 
@@ -340,6 +379,7 @@ def _offer(
     step: StepTime,
     need: MemoryPlan,
     ready: tuple[float, int],
+    stretch: tuple[float, ...],
 ) -> Offer:
     config, cluster = recipe.config, recipe.cluster
     steps = steps_of(recipe)
@@ -379,4 +419,7 @@ def _offer(
         lost,
         between,
         restart,
+        cluster.nodes,
+        need.shape.vision is not None,
+        stretch,
     )

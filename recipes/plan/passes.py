@@ -108,10 +108,12 @@ def typical(config: RunConfig, dataset: DataFacts, rng: random.Random, vision: b
     for _ in range(12):  # what the limit cuts off is made up for by all
         scale *= mean / (sum(min(scale * x, longest) for x in spread) / len(spread))
     share = IMAGE_SHARE if vision else 0.0
-    return [
-        Length(i // n, p := prompts[i // n], max(1, min(round(scale * x), longest)), round(share * p))
-        for i, x in enumerate(spread)
-    ]
+    lengths = []
+    for i, x in enumerate(spread):
+        prompt = prompts[i // n]
+        completion = max(1, min(round(scale * x), longest))
+        lengths.append(Length(i // n, prompt, completion, round(share * prompt)))
+    return lengths
 
 
 def slowest(lengths: list[Length], world: int, budget: int, cost: Cost) -> list[float]:

@@ -7,7 +7,7 @@ import pytest
 from desk import run
 
 from recipes.cli import main
-from recipes.plan import choose, cost
+from recipes.plan import choose, cost, spread
 from recipes.presets import get
 
 
@@ -34,7 +34,9 @@ def test_a_deadline_takes_a_faster_and_dearer_one_and_says_so():
     slowest = max(offers(), key=lambda o: o.hours)
     fast = min(offers(), key=lambda o: o.hours)
     only = [slowest, fast] if (slowest.usd or 0) < (fast.usd or 0) else [fast, slowest]
-    chosen, judged = choose.choose(sorted(only, key=lambda o: o.usd or 0), fast.hours * 1.01, math.inf)
+    chosen, judged = choose.choose(
+        sorted(only, key=lambda o: o.usd or 0), choose.judge(fast, math.inf, math.inf).hours * 1.01, math.inf
+    )
     assert chosen and chosen.offer == fast
     assert (slowest.usd or 0) > (fast.usd or 0) or choose.given_up(chosen, judged)[0].startswith("$")
 
@@ -86,13 +88,49 @@ def test_the_regions_are_named_by_price(tmp_path, monkeypatch, capsys):
 
 
 def test_no_offer_in_time_says_how_far_off_the_nearest_is_and_how_many_nodes_would_do(capsys):
-    code, out, _ = run(capsys, "plan", "grpo-qwen2.5-vl-7b-mathv60k", "--deadline", "6.5h")
+    code, out, _ = run(capsys, "plan", "grpo-qwen2.5-vl-7b-mathv60k", "--deadline", "15h")
     assert code == 2 and re.search(
-        r"the nearest is .*: 90% of its runs take up to [\d.]+ hours where 6.5 were given", out
+        r"the nearest is .*: 90% of its runs take up to [\d.]+ hours where 15 were given", out
     )
     nodes = re.search(r"--set cluster.nodes=(\d) keeps them: .*, ([\d.]+) h and \$", out)
-    assert int(nodes[1]) > 1 and float(nodes[2]) <= 6.5
-    given = ["--deadline", "6.5h", "--set", f"cluster.nodes={nodes[1]}"]
+    assert int(nodes[1]) > 1 and float(nodes[2]) <= 15
+    given = ["--deadline", "15h", "--set", f"cluster.nodes={nodes[1]}"]
     assert run(capsys, "plan", "grpo-qwen2.5-vl-7b-mathv60k", *given)[0] == 0
     code, out, _ = run(capsys, "plan", "grpo-qwen2.5-vl-7b-mathv60k", "--budget", "10")
     assert code == 2 and re.search(r"take up to \$\d+ where \$10 were given", out) and "keeps them" not in out
+
+
+def test_an_offer_on_demand_has_a_range_too():
+    """Its runs differ in speed, length of completions, starts and lost machines; a supervised run's in no
+    length."""
+    by_spread = {}
+    for name in ("grpo-qwen2.5-vl-7b-mathv60k", "grpo-qwen2.5-7b-gsm8k", "sft-qwen2.5-7b-lora"):
+        priced = [offer for offer in cost.offers(get(name), ranges=True) if offer.usd is not None]
+        offer = next(offer for offer in priced if not offer.spot)
+        judged = choose.judge(offer, math.inf, math.inf)
+        assert judged.least < offer.hours < judged.hours and judged.usd > 1.05 * offer.usd
+        by_spread[name] = judged.hours / judged.least
+        assert bool(offer.stretch) == name.startswith("grpo")
+        assert 0.1 < choose.judge(offer, offer.hours, math.inf).kept < choose.SURE
+    assert sorted(by_spread, key=by_spread.get) == list(reversed(by_spread))
+
+
+def test_spread_draws_lie_within_their_bounds_nine_times_in_ten():
+    import random
+
+    rng = random.Random(0)
+    for low, high in (spread.STEP, spread.VISION_STEP, spread.COMPLETIONS, spread.START):
+        drawn = [spread.within((low, high), rng) for _ in range(4000)]
+        assert sum(low <= x <= high for x in drawn) / len(drawn) == pytest.approx(0.9, abs=0.02)
+    assert spread.interpolated((0.8, 1.0, 1.5, 3.0), 3.0) == pytest.approx(2.25)
+    assert spread.interpolated((0.8, 1.0, 1.5, 3.0), 0.1) == 0.8
+    starts = [spread.draw(False, (), rng).failed_starts for _ in range(4000)]
+    assert sum(starts) / len(starts) == pytest.approx(0.1 / 0.9, abs=0.03)
+
+
+def test_the_table_names_the_assumed_length_and_both_ranges(capsys):
+    code, out, _ = run(capsys, "plan", "grpo-qwen2.5-vl-72b-mathv60k")
+    said = " ".join(out.split())
+    assert code == 0 and "completions of 400 tokens assumed, of 8,000 allowed" in said
+    assert "completions of 320 to 1,200 tokens" in said and said.count("10 to 90%") == 3
+    assert re.search(r"dstack-runpod A100-80GB on demand .* [\d.]+ to [\d.]+ .* \d[\d,]* to \d[\d,]*", said)

@@ -1,0 +1,71 @@
+"""How far a run may lie from its plan: the spread of step time, of completions' length, of starts and of
+failures.
+
+Each pair is what 90% of the draws lie between, as multiples of the planned figure; draws are lognormal.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+STEP = (1 / 1.3, 1.3)
+"""Step time of a text model: published steps lie within this factor of their plan (docs/memory.md)."""
+VISION_STEP = (1 / 1.3, 2.0)
+"""Step time of a vision model: published steps took 1.4 to 2 times their plan (docs/memory.md)."""
+COMPLETIONS = (0.8, 3.0)
+"""Mean length of completions in RL, cut off at `rollout.max_tokens` (assumption): they grow in training."""
+START = (0.7, 2.0)
+"""Launch to first step, and back after a loss (assumption)."""
+FAILED_START = 0.1
+"""Chance that a start has to be made again: a host with a fault, an image that does not come (assumption)."""
+NODE_LIFE_S = 6300 * 3600.0
+"""Mean time between failures of a node of eight GPUs on demand: 419 in 54 days of 16,384 GPUs (Llama 3,
+arXiv 2407.21783)."""
+LENGTHS = (0.5, 1.0, 2.0, 4.0)
+"""Multiples of the assumed completion at which a step's time is planned; between them it is interpolated."""
+_NORMAL_90 = 1.645
+
+
+@dataclass(frozen=True)
+class Luck:
+    """What one run meets, as multiples of what is planned."""
+
+    step: float = 1.0
+    """Step time, by the speed of machines and software, and by the length of completions."""
+    start: float = 1.0
+    failed_starts: int = 0
+
+
+AS_PLANNED = Luck()
+
+
+def draw(vision: bool, stretch: tuple[float, ...], rng: random.Random) -> Luck:
+    """The luck of one run. stretch: a step's time at each of LENGTHS, as a multiple; () where the length of
+    completions is the data's."""
+    step = within(VISION_STEP if vision else STEP, rng)
+    if stretch:
+        step *= interpolated(stretch, within(COMPLETIONS, rng))
+    start = within(START, rng)
+    failed = 0
+    while rng.random() < FAILED_START:
+        failed += 1
+    return Luck(step, start, failed)
+
+
+def within(bounds: tuple[float, float], rng: random.Random) -> float:
+    """A lognormal draw that lies within the bounds nine times in ten."""
+    low, high = map(math.log, bounds)
+    return math.exp(rng.gauss((low + high) / 2, (high - low) / 2 / _NORMAL_90))
+
+
+def interpolated(stretch: tuple[float, ...], length: float) -> float:
+    """A step's time where completions are `length` times as long as assumed; the ends hold beyond them."""
+    length = max(LENGTHS[0], min(length, LENGTHS[-1]))
+    upper = next(i for i, at in enumerate(LENGTHS) if at >= length)
+    if upper == 0:
+        return stretch[0]
+    low, high = LENGTHS[upper - 1], LENGTHS[upper]
+    share = (length - low) / (high - low)
+    return stretch[upper - 1] + share * (stretch[upper] - stretch[upper - 1])
