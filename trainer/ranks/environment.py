@@ -9,10 +9,11 @@ from trainer.ranks.devices import SHOW_ALL
 from trainer.ranks.heap import ARENAS
 
 ALLOCATOR = "expandable_segments:True"
-"""torch's allocator on a GPU: rows of ever new lengths leave no holes. vLLM switches this off around the pool of its
-sleep mode (device_allocator/cumem.py)."""
+"""torch's allocator on a GPU: rows of ever new lengths leave no holes. vLLM switches this off around the pool
+of its sleep mode (device_allocator/cumem.py)."""
 PINNED = "pinned_max_round_threshold_mb:1"
-"""Page-locked memory is not rounded up to powers of two. An option that torch does not know ends a process."""
+"""Page-locked memory is not rounded up to powers of two. An option that torch does not know ends a
+process."""
 KNOWS_PINNED = (2, 13)
 """Oldest torch in which that option was seen."""
 
