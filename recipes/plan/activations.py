@@ -16,8 +16,8 @@ from trainer.hardware.model_shapes import Shape, Vision
 
 LOGITS = 1 << 27
 """`LOGITS` of the trainer's head: so many exist at a time, and none is saved."""
-LOGITS_FORWARD = 8
-"""Bytes per logit in a forward pass: the logits, and a temporary of logsumexp or the probabilities; fp32."""
+LOGITS_FORWARD = 16
+"""Bytes per logit in a forward pass: the logits and three temporaries of logsumexp; all fp32."""
 
 
 @dataclass(frozen=True, kw_only=True)
