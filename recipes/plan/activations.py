@@ -102,6 +102,14 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
     return max(moments, key=lambda parts: sum(parts.values()))
 
 
+def scored(config: RunConfig, shape: Shape) -> dict[str, float]:
+    """The end of a forward pass that keeps what its backward pass will need: a chunk of logits beside all of
+    it."""
+    batch = micro_batch(config, shape)
+    logits = min(LOGITS, batch.tokens * shape.vocabulary) * LOGITS_FORWARD
+    return {"saved activations": sum(saved(config, shape).values()), "logits": float(logits)}
+
+
 def forward(config: RunConfig, shape: Shape, tokens: int = 0) -> float:
     """Bytes of a forward pass without gradients: the images, and of the layer at work the embeddings, the
     layer's input, the residual stream, a norm's output and three of the MLP's tensors; in the tower also

@@ -237,7 +237,8 @@ def play(config: RunConfig, shape: Shape, learns: bool, full: bool) -> dict[str,
                 parameter.register_post_accumulate_grad_hook(_drop)
             (logp * advantages).sum().backward()
     if learns:
-        planned = sum(activations.backward(config, shape).values())
+        halves = activations.scored(config, shape), activations.backward(config, shape)
+        planned = max(sum(parts.values()) for parts in halves)
     else:
         planned = max(activations.forward(config, shape, tokens), activations.logits(config, shape, tokens))
     return {
