@@ -116,9 +116,15 @@ def measure(case: Case, folder: Path) -> Measured:
             lab.shape(case.megabit)
         master = lab.hosts[names[0]].address
         logs = [Path(scratch) / f"{name}.log" for name in names]
-        env = {"NNODES": case.hosts, "MASTER_ADDR": master, "MASTER_PORT": PORT, "GPUS_PER_NODE": 1,
-               "OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": "eth1",
-               "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}  # fmt: skip
+        env = {
+            "NNODES": case.hosts,
+            "MASTER_ADDR": master,
+            "MASTER_PORT": PORT,
+            "GPUS_PER_NODE": 1,
+            "OMP_NUM_THREADS": 1,
+            "GLOO_SOCKET_IFNAME": "eth1",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
         command = ["bash", "examples/torchrun/sft.sh", str(path)]
         started = [
             lab.hosts[name].start(command, log, {k: str(v) for k, v in (env | {"NODE_RANK": rank}).items()})
@@ -197,8 +203,10 @@ def plot(found: dict[Case, Measured], expected: dict[Case, float]) -> str:
         parts.append(f'<text x="{pad - 6}" y="{y(mark) + 4:.0f}" text-anchor="end">{mark} s</text>')
     body = "\n".join(parts)
     style = "font-family:sans-serif;font-size:11px;fill:#333"
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide + 2 * pad + 20} {high + 2 * pad}">'
-            f'<g style="{style}">\n{body}\n</g></svg>\n')  # fmt: skip
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide + 2 * pad + 20} {high + 2 * pad}">'
+        f'<g style="{style}">\n{body}\n</g></svg>\n'
+    )
 
 
 def main() -> None:

@@ -73,9 +73,12 @@ def ours(source: Path, out: Path, workers: int) -> dict[str, float]:
     files = mathv60k.local(source / "mathv60k_message.jsonl", source / "mathv60k_img.tar.gz")
     marks["hash of the sources"] = time.perf_counter()
     manifest = prepare(
-        [files], out, "mathv60k", workers=workers,
+        [files],
+        out,
+        "mathv60k",
+        workers=workers,
         on_progress=lambda stage, done, total: marks.update({stage.split(" of ")[0]: time.perf_counter()}),
-    )  # fmt: skip
+    )
     marks["manifest"] = time.perf_counter()
     accounted = sum(manifest.rows.values()) + sum(manifest.quarantined.values())
     assert accounted == (source / "mathv60k_message.jsonl").read_bytes().count(b"\n"), "rows were lost"

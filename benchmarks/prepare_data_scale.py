@@ -79,8 +79,13 @@ def measure(folder: Path, rows: int, kind: str) -> dict[str, Any]:
     if sum(manifest.rows.values()) != rows:
         raise SystemExit(f"{kind}, {rows} rows: {manifest.rows} written, left out {manifest.quarantined}")
     groups = (manifest.statistics or {})["groups"]
-    return {"rows": manifest.rows, "groups": groups["count"], "largest_group": groups["largest"],
-            "peak_mib": round(peak_mib, 1), "cpu_s": round(cpu_s, 1)}  # fmt: skip
+    return {
+        "rows": manifest.rows,
+        "groups": groups["count"],
+        "largest_group": groups["largest"],
+        "peak_mib": round(peak_mib, 1),
+        "cpu_s": round(cpu_s, 1),
+    }
 
 
 def main() -> None:

@@ -66,9 +66,18 @@ class Cluster:
         self.lab = hosts.Lab([*NAMES, "store"], self.scratch, private=[str(folder / "run")])
         self.lab.shape(megabit)
         store = self.lab.hosts["store"]
-        serve = [str(Path(sys.executable).with_name("rclone")), "serve", "s3", str(folder / "store"),
-                 "--config", os.devnull, "--addr", f"{store.address}:{PORT}",
-                 "--auth-key", f"{KEY},{SECRET}"]  # fmt: skip
+        serve = [
+            str(Path(sys.executable).with_name("rclone")),
+            "serve",
+            "s3",
+            str(folder / "store"),
+            "--config",
+            os.devnull,
+            "--addr",
+            f"{store.address}:{PORT}",
+            "--auth-key",
+            f"{KEY},{SECRET}",
+        ]
         store.start(serve, self.scratch / "store.log")
         env = s3_environment(PORT) | {"AWS_ENDPOINT_URL": f"http://{store.address}:{PORT}"}
         env["SPOTRL_PEERS"] = ",".join(self.lab.hosts[name].address for name in NAMES)

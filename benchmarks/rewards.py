@@ -76,8 +76,12 @@ def accuracy(table_file: str) -> dict[str, dict[str, float]]:
     lines = (ROOT / "tests" / "rewards" / table_file).read_text().splitlines()[1:]
     cases = [(*line.split("\t")[table_file == "cases.tsv" :], "")[:4] for line in lines]
     table = {}
-    for name, grade in (("this grader", by_this_grader), ("math-verify, defaults", by_math_verify),
-                        ("TRL accuracy_reward", by_trl), ("original server's settings", by_original)):  # fmt: skip
+    for name, grade in (
+        ("this grader", by_this_grader),
+        ("math-verify, defaults", by_math_verify),
+        ("TRL accuracy_reward", by_trl),
+        ("original server's settings", by_original),
+    ):
         started = time.process_time()
         said = [
             grade(wrap("Let me see.", answer), reference, *([question] if grade is by_this_grader else []))
@@ -147,10 +151,13 @@ def expression(rng: random.Random, right: bool, hard: bool = False) -> tuple[str
         ]
     else:
         kinds = [
-            (f"{a}\\sqrt{{{b}}}", f"\\sqrt{{{b}}} \\cdot {a}"), (f"{a}x + {b}", f"{b} + {a}x"),
-            (f"\\frac{{{a}\\pi}}{{{c}}}", f"{a}\\pi / {c}"), (f"(x + {a})(x - {b})", f"(x - {b})(x + {a})"),
-            (f"x > {a}", f"({a}, \\infty)"), (f"\\sin({a}x) + {b}", f"{b} + \\sin({a}x)"),
-        ]  # fmt: skip
+            (f"{a}\\sqrt{{{b}}}", f"\\sqrt{{{b}}} \\cdot {a}"),
+            (f"{a}x + {b}", f"{b} + {a}x"),
+            (f"\\frac{{{a}\\pi}}{{{c}}}", f"{a}\\pi / {c}"),
+            (f"(x + {a})(x - {b})", f"(x - {b})(x + {a})"),
+            (f"x > {a}", f"({a}, \\infty)"),
+            (f"\\sin({a}x) + {b}", f"{b} + \\sin({a}x)"),
+        ]
     reference, same = rng.choice(kinds)
     return wrap(thought(rng), same if right else same.replace(str(a), str(a + 1))), reference
 

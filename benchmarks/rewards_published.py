@@ -89,9 +89,15 @@ def main() -> None:
     for (name, _, p, expected), reference, outcome in zip(graded, references, outcomes, strict=True):
         if (outcome.verdict == "correct") != expected:
             disagreements.append(
-                {"test": name, "reference": reference[:120], "answer": p[:120], "they_say": expected,
-                 "we_say": outcome.verdict,                 "why": explanations.get(name, "UNEXPLAINED")}
-            )  # fmt: skip
+                {
+                    "test": name,
+                    "reference": reference[:120],
+                    "answer": p[:120],
+                    "they_say": expected,
+                    "we_say": outcome.verdict,
+                    "why": explanations.get(name, "UNEXPLAINED"),
+                }
+            )
     result |= {"graded": len(graded), "agree": len(graded) - len(disagreements)}
     result["we_accept_what_they_refuse"] = sum(not d["they_say"] for d in disagreements)
     result["reasons"] = dict(Counter(d["why"].split(":")[0] for d in disagreements).most_common())

@@ -68,8 +68,13 @@ def measure(kind: str, size: int) -> dict[str, float]:
             return batch.input_ids.numel()
         for c in completions:
             ids = torch.tensor([prompt + c])
-            out = model.model(input_ids=ids, pixel_values=pixels, image_grid_thw=grid, use_cache=False,
-                              mm_token_type_ids=(ids == image).int())[0]  # fmt: skip
+            out = model.model(
+                input_ids=ids,
+                pixel_values=pixels,
+                image_grid_thw=grid,
+                use_cache=False,
+                mm_token_type_ids=(ids == image).int(),
+            )[0]
             logits = model.lm_head(out[0, PROMPT - 1 : -1])
             logits.log_softmax(-1).gather(1, torch.tensor(c)[:, None]).sum().backward()
         return size * (PROMPT + COMPLETION)

@@ -6,10 +6,25 @@ import argparse
 from typing import Any
 
 NAMES = (
-    "mathv60k", "mathv-geo", "geometry3k", "geometry3k-test", "virl39k", "mmk12", "deepscaler",
-    "openmmreasoner", "vero", "alpaca", "gsm8k", "gsm8k-test", "math",
-    "mathvista", "mathverse", "mathvision", "mmmu-pro", "math-500",
-)  # fmt: skip
+    "mathv60k",
+    "mathv-geo",
+    "geometry3k",
+    "geometry3k-test",
+    "virl39k",
+    "mmk12",
+    "deepscaler",
+    "openmmreasoner",
+    "vero",
+    "alpaca",
+    "gsm8k",
+    "gsm8k-test",
+    "math",
+    "mathvista",
+    "mathverse",
+    "mathvision",
+    "mmmu-pro",
+    "math-500",
+)
 """Names in the catalog, which itself takes half a second to import."""
 GENERATED = "generated"
 """Name of the set whose problems are drawn by `data_prep/generate`."""

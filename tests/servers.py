@@ -97,9 +97,12 @@ def moto(buckets: tuple[str, ...] = ("bucket",)) -> Generator[S3Server]:
     server.start()
     try:
         client = boto3.client(
-            "s3", endpoint_url=server.env["AWS_ENDPOINT_URL"], aws_access_key_id=KEY, aws_secret_access_key=SECRET,
+            "s3",
+            endpoint_url=server.env["AWS_ENDPOINT_URL"],
+            aws_access_key_id=KEY,
+            aws_secret_access_key=SECRET,
             region_name="us-east-1",
-        )  # fmt: skip
+        )
         for bucket in buckets:
             client.create_bucket(Bucket=bucket)
         yield server

@@ -32,12 +32,26 @@ def command(config: RunConfig, host: str, port: int) -> list[str]:
     model, rollout = config.model, config.rollout
     words = [
         # Not `vllm serve`: it asks for the version of a package vllm, and the CPU's is called otherwise.
-        sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry", "--host", host, "--port", str(port),
-        "--model", model.path, "--served-model-name", config.run.name,
-        "--tensor-parallel-size", str(rollout.tensor_parallel),
-        "--dtype", "bfloat16" if model.dtype == "bf16" else "float32",
-        "--max-model-len", str(config.longest_sequence), "--generation-config", "vllm",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.launchers.api_server.entry",
+        "--host",
+        host,
+        "--port",
+        str(port),
+        "--model",
+        model.path,
+        "--served-model-name",
+        config.run.name,
+        "--tensor-parallel-size",
+        str(rollout.tensor_parallel),
+        "--dtype",
+        "bfloat16" if model.dtype == "bf16" else "float32",
+        "--max-model-len",
+        str(config.longest_sequence),
+        "--generation-config",
+        "vllm",
+    ]
     words += ["--revision", model.revision] if model.revision else []
     if rollout.eager or config.placement.device == "cpu":
         words.append("--enforce-eager")

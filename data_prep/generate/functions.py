@@ -11,8 +11,13 @@ from data_prep.generate.scene import COLORS, Problem, Scene
 
 REACH = 6
 """Both axes go from -REACH to REACH."""
-KINDS = {1: ("value", "intercept"), 2: ("value", "zero", "intercept"), 3: ("slope", "vertex", "value"),
-         4: ("slope", "vertex", "larger_zero"), 5: ("crossing", "composed", "zero_sum")}  # fmt: skip
+KINDS = {
+    1: ("value", "intercept"),
+    2: ("value", "zero", "intercept"),
+    3: ("slope", "vertex", "value"),
+    4: ("slope", "vertex", "larger_zero"),
+    5: ("crossing", "composed", "zero_sum"),
+}
 Function = Callable[[Fraction], Fraction]
 
 

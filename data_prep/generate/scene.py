@@ -21,8 +21,13 @@ BLACK = (20, 20, 20)
 GRAY = (120, 120, 120)
 PALE = (215, 215, 215)
 WHITE = (255, 255, 255)
-COLORS = {"red": (214, 39, 40), "green": (34, 150, 60), "blue": (35, 90, 200), "orange": (255, 140, 0),
-          "purple": (130, 60, 170)}  # fmt: skip
+COLORS = {
+    "red": (214, 39, 40),
+    "green": (34, 150, 60),
+    "blue": (35, 90, 200),
+    "orange": (255, 140, 0),
+    "purple": (130, 60, 170),
+}
 Point = tuple[float, float]
 Color = tuple[int, int, int]
 

@@ -14,15 +14,26 @@ from trainer.data.schema import LEARNED
 
 ROLES = {
     "question": ("question", "problem", "query", "prompt", "instruction", "input"),
-    "answer": ("answer", "gt_answer", "ground_truth", "final_answer", "expected_answer", "correct_answer",
-               "gold", "label", "target", "response", "output"),
+    "answer": (
+        "answer",
+        "gt_answer",
+        "ground_truth",
+        "final_answer",
+        "expected_answer",
+        "correct_answer",
+        "gold",
+        "label",
+        "target",
+        "response",
+        "output",
+    ),
     "images": ("images", "image", "decoded_image", "image_path", "image_paths", "img", "imgs", "image_file"),
     "choices": ("choices", "options"),
     "solution": ("solution", "rationale", "explanation", "reasoning", "cot"),
     "system": ("system", "system_prompt"),
     "source": ("source", "data_source", "dataset"),
     "split": ("split",),
-}  # fmt: skip
+}
 """Role -> names that its column may have; the first that exists wins. `--map ROLE=COLUMN` names another."""
 CHATS = {
     "message": "MathV60K",

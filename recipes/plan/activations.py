@@ -79,27 +79,43 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
     per_token = (
         w * 2 * shape.intermediate + config.model.gradient_checkpointing * again + beside(config, shape, w)
     )
+    # The gradient of a head that is the embedding too waits for the embedding's part, until the pass is over.
+    waiting = float(gradient) if shape.tied else 0.0
     moments = [
         {"saved activations": sum(keep.values()), "logits": float(logits)},
         {
             "saved activations": keep["layers"] + keep["images"],
             "layer at work": float(batch.tokens * per_token),
+            "the tied head's gradient": waiting,
         },
     ]
     if (v := shape.vision) and config.tower_trained:
         again = tower(shape, w) - w * v.hidden
         per_patch = w * 2 * v.intermediate + config.model.gradient_checkpointing * again
         moments.append(
-            {"saved activations": keep["images"], "layer at work": float(batch.patches * per_patch)}
+            {
+                "saved activations": keep["images"],
+                "layer at work": float(batch.patches * per_patch),
+                "the tied head's gradient": waiting,
+            }
         )
     return max(moments, key=lambda parts: sum(parts.values()))
 
 
+def scored(config: RunConfig, shape: Shape) -> dict[str, float]:
+    """The end of a forward pass that keeps what its backward pass will need: a chunk of logits beside all of
+    it."""
+    batch = micro_batch(config, shape)
+    logits = min(LOGITS, batch.tokens * shape.vocabulary) * LOGITS_FORWARD
+    return {"saved activations": sum(saved(config, shape).values()), "logits": float(logits)}
+
+
 def forward(config: RunConfig, shape: Shape, tokens: int = 0) -> float:
-    """Bytes of a forward pass without gradients: the images, and of the layer at work the residual stream, a
-    norm's output and three of the MLP's tensors; in the tower also cosines and sines in fp32."""
+    """Bytes of a forward pass without gradients: the images, and of the layer at work the embeddings, the
+    layer's input, the residual stream, a norm's output and three of the MLP's tensors; in the tower also
+    cosines and sines in fp32."""
     batch, v = micro_batch(config, shape, tokens), shape.vision
-    text = batch.width * batch.tokens * (2 * shape.hidden + 3 * shape.intermediate)
+    text = batch.width * batch.tokens * (4 * shape.hidden + 3 * shape.intermediate)
     text += batch.tokens * beside(config, shape, batch.width)
     per_patch = batch.width * (2 * v.hidden + (3 if v.gated else 2) * v.intermediate) + rotary(v) if v else 0
     return images(config, shape, tokens) + max(text, batch.patches * per_patch)

@@ -253,9 +253,12 @@ def gathering(config: RunConfig, shape: Shape, persistent: int) -> dict[str, flo
 
 
 def _backward(config: RunConfig, shape: Shape, bucket: float, flushed_midway: bool) -> dict[str, float]:
-    """The backward pass. A bucket that all gradients fit into is only scattered when it is over."""
+    """A pass with gradients, at the end of its forward half or in its backward half. A bucket that all
+    gradients fit into is only scattered when that is over."""
     parts = activations.backward(config, shape)
-    return parts | _scattered(config, bucket) if flushed_midway else parts
+    if flushed_midway:
+        parts |= _scattered(config, bucket)
+    return _larger(activations.scored(config, shape), parts)
 
 
 def _scattered(config: RunConfig, bucket: float) -> dict[str, float]:

@@ -40,7 +40,7 @@ def _grpo(size: str, dataset: str, family: str = "qwen2.5-vl") -> Recipe:
             "learning_rate": rate,
             "grad_accum_dtype": "bf16" if cluster == "1x1" or size == "72b" else "fp32",
         },
-        algorithm={"micro_batch_tokens": 8192} if size == "3b" else {},
+        algorithm={"micro_batch_tokens": 6144} if size == "3b" else {},
         evaluation={"every_steps": 50, "max_samples": 256, "split": DATASETS[dataset].held_out},
     )
     shape = CLUSTERS[cluster]

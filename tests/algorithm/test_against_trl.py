@@ -50,8 +50,14 @@ def block(function, first, last, names):
 
 def theirs(trl, d, correction=None, **settings):
     """Loss and gradient by `GRPOTrainer._compute_loss`."""
-    options = {"loss_type": "dapo", "importance_sampling_level": "token", "beta": 0.0, "epsilon_low": 0.2,
-               "epsilon_high": 0.2, "delta": None} | settings  # fmt: skip
+    options = {
+        "loss_type": "dapo",
+        "importance_sampling_level": "token",
+        "beta": 0.0,
+        "epsilon_low": 0.2,
+        "epsilon_high": 0.2,
+        "delta": None,
+    } | settings
     logprobs = d.new.clone().requires_grad_()
     same = lambda x, **_: x  # noqa: E731
     trainer = SimpleNamespace(
@@ -70,10 +76,17 @@ def theirs(trl, d, correction=None, **settings):
         use_vllm=correction is not None,
         vllm_importance_sampling_correction=True,
     )
-    inputs = {"prompt_ids": torch.zeros(6, 1), "prompt_mask": torch.ones(6, 1), "completion_ids": torch.zeros(6, 7),
-              "completion_mask": MASK, "advantages": d.advantages, "old_per_token_logps": d.old,
-              "ref_per_token_logps": d.ref, "num_items_in_batch": MASK.sum(),
-              "importance_sampling_ratio": correction}  # fmt: skip
+    inputs = {
+        "prompt_ids": torch.zeros(6, 1),
+        "prompt_mask": torch.ones(6, 1),
+        "completion_ids": torch.zeros(6, 7),
+        "completion_mask": MASK,
+        "advantages": d.advantages,
+        "old_per_token_logps": d.old,
+        "ref_per_token_logps": d.ref,
+        "num_items_in_batch": MASK.sum(),
+        "importance_sampling_ratio": correction,
+    }
     loss = trl.grpo.GRPOTrainer._compute_loss(trainer, None, inputs)
     loss.backward()
     assert logprobs.grad is not None
@@ -85,8 +98,16 @@ def ours(d, denominator, correction=None, **options):
     advantages = torch.repeat_interleave(d.advantages, LENGTHS)
     weights = token_weights(LENGTHS, denominator, int(LENGTHS.sum()), 6, LONGEST)
     options = {"clip_low": 0.2, "clip_high": 0.2} | options
-    loss = grpo_loss(logprobs, flat(d.old), advantages, weights, lengths=LENGTHS, ref_logprobs=flat(d.ref),
-                     correction=correction, **options)  # fmt: skip
+    loss = grpo_loss(
+        logprobs,
+        flat(d.old),
+        advantages,
+        weights,
+        lengths=LENGTHS,
+        ref_logprobs=flat(d.ref),
+        correction=correction,
+        **options,
+    )
     loss.total.backward()
     assert logprobs.grad is not None
     return loss.total.detach(), logprobs.grad
@@ -101,12 +122,24 @@ def ours(d, denominator, correction=None, **options):
         ("tokens", {"kl_coef": 0.1}, {"beta": 0.1}),
         ("sequences", {"kl_coef": 0.1}, {"loss_type": "grpo", "beta": 0.1}),
         ("tokens", {"clip_high": 0.28}, {"epsilon_high": 0.28}),
-        ("sequences", {"kind": "gspo", "clip_low": 3e-4, "clip_high": 4e-4},
-         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon_low": 3e-4, "epsilon_high": 4e-4}),
+        (
+            "sequences",
+            {"kind": "gspo", "clip_low": 3e-4, "clip_high": 4e-4},
+            {
+                "loss_type": "grpo",
+                "importance_sampling_level": "sequence",
+                "epsilon_low": 3e-4,
+                "epsilon_high": 4e-4,
+            },
+        ),
         ("sequences", {"kind": "gspo"}, {"loss_type": "grpo", "importance_sampling_level": "sequence"}),
-        ("tokens", {"kind": "cispo", "clip_low": 1.0, "clip_high": 0.3}, {"loss_type": "cispo", "epsilon_high": 1.3}),
+        (
+            "tokens",
+            {"kind": "cispo", "clip_low": 1.0, "clip_high": 0.3},
+            {"loss_type": "cispo", "epsilon_high": 1.3},
+        ),
     ],
-)  # fmt: skip
+)
 def test_loss_and_gradient_are_trl_s(trl, draw, denominator, options, settings):
     loss, grad = ours(draw, denominator, **options)
     want, want_grad = theirs(trl, draw, **settings)
@@ -117,11 +150,19 @@ def test_loss_and_gradient_are_trl_s(trl, draw, denominator, options, settings):
 @pytest.mark.parametrize("kind", ["truncate", "mask"])
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_rollout_correction_is_trl_s(trl, draw, kind, level):
-    names = {"self": SimpleNamespace(use_vllm=True, vllm_importance_sampling_correction=True,
-                                     vllm_importance_sampling_mode=f"{level}_{kind}",
-                                     vllm_importance_sampling_clip_min=0.6, vllm_importance_sampling_clip_max=1.5),
-             "tool_mask": None, "completion_mask": MASK, "old_per_token_logps": draw.old,
-             "sampling_per_token_logps": draw.rollout}  # fmt: skip
+    names = {
+        "self": SimpleNamespace(
+            use_vllm=True,
+            vllm_importance_sampling_correction=True,
+            vllm_importance_sampling_mode=f"{level}_{kind}",
+            vllm_importance_sampling_clip_min=0.6,
+            vllm_importance_sampling_clip_max=1.5,
+        ),
+        "tool_mask": None,
+        "completion_mask": MASK,
+        "old_per_token_logps": draw.old,
+        "sampling_per_token_logps": draw.rollout,
+    }
     first = "if self.use_vllm and self.vllm_importance_sampling_correction:"
     last = "# Compute the per-token log probabilities for the reference model"
     block(trl.grpo.GRPOTrainer._generate_and_score_completions, first, last, names)
@@ -153,10 +194,19 @@ WEIGHTS, GROUPS = torch.tensor([1.0, 0.5]), torch.tensor([0, 0, 0, 1, 1, 1])
     ],
 )
 def test_advantages_are_trl_s(trl, found, scale, aggregation):
-    settings = SimpleNamespace(multi_objective_aggregation=aggregation, scale_rewards=scale, reward_weights=WEIGHTS,
-                               reward_funcs=[None, None])  # fmt: skip
-    names = {"self": settings, "rewards_per_func": PARTS, "num_generations": GROUP, "device": "cpu",
-             "unscorable_mask": torch.zeros(6, dtype=torch.bool)}  # fmt: skip
+    settings = SimpleNamespace(
+        multi_objective_aggregation=aggregation,
+        scale_rewards=scale,
+        reward_weights=WEIGHTS,
+        reward_funcs=[None, None],
+    )
+    names = {
+        "self": settings,
+        "rewards_per_func": PARTS,
+        "num_generations": GROUP,
+        "device": "cpu",
+        "unscorable_mask": torch.zeros(6, dtype=torch.bool),
+    }
     function = trl.grpo.GRPOTrainer._generate_and_score_completions
     block(
         function, 'if self.multi_objective_aggregation == "sum_then', "# Unscorable completions (every", names
@@ -166,9 +216,15 @@ def test_advantages_are_trl_s(trl, found, scale, aggregation):
 
 
 def test_leave_one_out_with_the_kl_in_the_reward_is_trl_s(trl, draw):
-    names = {"self": SimpleNamespace(beta=0.05, normalize_advantages=False), "old_per_token_logps": draw.old,
-             "ref_per_token_logps": draw.ref, "completion_mask": MASK, "gather": lambda x: x,
-             "rewards": PARTS[:, 0].clone(), "num_generations": GROUP}  # fmt: skip
+    names = {
+        "self": SimpleNamespace(beta=0.05, normalize_advantages=False),
+        "old_per_token_logps": draw.old,
+        "ref_per_token_logps": draw.ref,
+        "completion_mask": MASK,
+        "gather": lambda x: x,
+        "rewards": PARTS[:, 0].clone(),
+        "num_generations": GROUP,
+    }
     function = trl.rloo.RLOOTrainer._generate_and_score_completions
     block(function, "# Include the KL penalty in the reward", "# Unscorable completions carry", names)
     kl = torch.stack([x.sum() for x in flat(draw.old - draw.ref).split(LENGTHS.tolist())])

@@ -25,8 +25,17 @@ OLD = torch.tensor([-1.0, -2.0, -3.0])
 def loss_of(kind, advantages, low=0.2, high=0.2, dual=0.0, ratios=RATIOS, weights=None, lengths=LENGTHS):
     logprobs = (OLD + ratios.log()).requires_grad_()
     weights = torch.full((3,), 1 / 3) if weights is None else weights
-    loss = grpo_loss(logprobs, OLD, torch.tensor(advantages), weights, clip_low=low, clip_high=high, kind=kind,
-                     dual_clip=dual, lengths=lengths)  # fmt: skip
+    loss = grpo_loss(
+        logprobs,
+        OLD,
+        torch.tensor(advantages),
+        weights,
+        clip_low=low,
+        clip_high=high,
+        kind=kind,
+        dual_clip=dual,
+        lengths=lengths,
+    )
     loss.total.backward()
     assert logprobs.grad is not None
     return float(loss.total), logprobs.grad.tolist(), loss
@@ -91,8 +100,18 @@ def test_correction_by_hand():
 
 def test_correction_multiplies_the_surrogate_and_leaves_the_kl():
     lp, ref, w = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -2.0]), torch.full((2,), 0.5)
-    loss = grpo_loss(lp, lp, torch.ones(2), w, clip_low=0.2, clip_high=0.2, ref_logprobs=ref, kl_coef=1.0,
-                     kl_estimator="k2", correction=torch.tensor([2.0, 0.0]))  # fmt: skip
+    loss = grpo_loss(
+        lp,
+        lp,
+        torch.ones(2),
+        w,
+        clip_low=0.2,
+        clip_high=0.2,
+        ref_logprobs=ref,
+        kl_coef=1.0,
+        kl_estimator="k2",
+        correction=torch.tensor([2.0, 0.0]),
+    )
     assert float(loss.policy) == pytest.approx(-1.0) and float(loss.total) == pytest.approx(-1.0 + 0.125 / 2)
 
 
@@ -132,10 +151,19 @@ def test_loss_gradient_and_metrics_do_not_depend_on_the_cut(kind, denominator, l
             part, own = slice(ends[a], ends[b]), lengths[a:b]
             correction, _ = rollout_weights(old[part] - rollout[part], own, "truncate", level, 0.0, 1.3)
             loss = grpo_loss(
-                logprobs[part], old[part], advantages[part], token_weights(own, denominator, n, 6, 9),
-                clip_low=0.2, clip_high=0.3, ref_logprobs=ref[part], kl_coef=0.1, kind=kind, lengths=own,
-                correction=correction, shares=token_weights(own, "tokens", n, 6),
-            )  # fmt: skip
+                logprobs[part],
+                old[part],
+                advantages[part],
+                token_weights(own, denominator, n, 6, 9),
+                clip_low=0.2,
+                clip_high=0.3,
+                ref_logprobs=ref[part],
+                kl_coef=0.1,
+                kind=kind,
+                lengths=own,
+                correction=correction,
+                shares=token_weights(own, "tokens", n, 6),
+            )
             loss.total.backward()
             sums += torch.stack([loss.total.detach(), loss.policy, loss.kl, loss.clip_fraction, loss.ratio])
         return sums, logprobs.grad

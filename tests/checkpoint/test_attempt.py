@@ -268,8 +268,10 @@ def test_machines_that_are_lost_at_one_step_are_only_counted(record):
 
 
 def test_an_attempt_of_an_older_version_is_read(record):
-    record.write("00000001", {"epoch": 1, "name": "1-a", "launch": "launch", "committed": 4, "host": "h",
-                              "begun_unix_s": 1.0})  # fmt: skip
+    record.write(
+        "00000001",
+        {"epoch": 1, "name": "1-a", "launch": "launch", "committed": 4, "host": "h", "begun_unix_s": 1.0},
+    )
     record.write("00000001.end", {"name": "1-a", "code": EXIT_NODE_LOST, "why": "", "unix_s": 2.0})
     assert die(record, 4, 5) == EXIT_NODE_LOST
     assert record.past()[0].died_at_step is None
@@ -305,9 +307,14 @@ def test_whether_a_run_is_alive(record, monkeypatch):
 def test_the_desk_asks_the_record(tmp_path, capsys):
     assert main([str(tmp_path)]) == 0
     assert json.loads(capsys.readouterr().out) == {
-        "attempt": None, "host": None, "code": None, "left": None, "seen_unix_s": None, "alive": False,
+        "attempt": None,
+        "host": None,
+        "code": None,
+        "left": None,
+        "seen_unix_s": None,
+        "alive": False,
         "final": None,
-    }  # fmt: skip
+    }
     record = Attempts(Storage(tmp_path / "attempts"))
     name = record.take(0, "launch").name
     main([str(tmp_path)])

@@ -151,8 +151,10 @@ def test_what_no_restart_needs_goes_and_what_is_not_ours_stays(start):
     log.storage.put_bytes("notes/step-1", b"mine")
     write(log, 4, floor=2)
     assert sorted(p.name for p in log.folder.iterdir()) == [
-        "step-00000001.npz.keep", "step-00000003.npz", "step-00000004.npz"
-    ]  # fmt: skip
+        "step-00000001.npz.keep",
+        "step-00000003.npz",
+        "step-00000004.npz",
+    ]
     keys = [key.partition("/")[0] for key, _ in log.storage.list()]
     assert keys == ["notes", "step-00000003", "step-00000004"]
 

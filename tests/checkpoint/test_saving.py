@@ -362,8 +362,10 @@ def test_sigkill_at_any_moment_never_loses_a_committed_checkpoint(tmp_path, told
         for _ in range(12):
             process = subprocess.Popen(
                 [sys.executable, "-c", KILLED.format(root=os.getcwd(), folder=str(tmp_path))],
-                env=os.environ | server.env, stdout=subprocess.PIPE, text=True,
-            )  # fmt: skip
+                env=os.environ | server.env,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
             lines: list[str] = []
             reader = threading.Thread(target=lambda p=process, out=lines: out.extend(p.stdout))
             reader.start()

@@ -72,8 +72,11 @@ def test_the_mask_is_that_of_a_list_made_by_hand(family_model, family):
     images = [raw.encoded(raw.drawing(0, 2 * side, 3 * side))] if vision else []
     chat = CHAT if vision else [*CHAT[:2], CHAT[2] | {"content": "What is this?"}, *CHAT[3:]]
     one = row(chat[:5], "Three of them.", [1], images)
-    want = [(token, learned) for text, learned in segments(6 if vision else 0)
-            for token in prompter.tokenizer(text, add_special_tokens=False)["input_ids"]]  # fmt: skip
+    want = [
+        (token, learned)
+        for text, learned in segments(6 if vision else 0)
+        for token in prompter.tokenizer(text, add_special_tokens=False)["input_ids"]
+    ]
     ids, learned = prompter.token_ids(one), set(prompter.learned_positions(one))
     found = [(token, at in learned) for at, token in enumerate(ids)]
     assert found + [(token, True) for token in prompter.solution_ids(one)] == want
@@ -99,17 +102,25 @@ def test_logprobs_of_learned_turns_are_plain_transformers(tiny_model):
     from trainer.loops.sft import lesson
 
     prompter = Prompter(Model(path=str(tiny_model), min_pixels=784))
-    rows = [row([CHAT[0], CHAT[1], CHAT[4]], "Three.", [1], []),
-            row(CHAT[:5], "Three of them.", [1], [raw.encoded(raw.drawing(0, 56, 84))])]  # fmt: skip
+    rows = [
+        row([CHAT[0], CHAT[1], CHAT[4]], "Three.", [1], []),
+        row(CHAT[:5], "Three of them.", [1], [raw.encoded(raw.drawing(0, 56, 84))]),
+    ]
     items = [lesson(prompter, i, r) for i, r in enumerate(rows)]
     batch = collate(items, lambda t: prompter.encode(rows[t.row]), prompter.positions)
     hf = AutoModelForImageTextToText.from_pretrained(tiny_model, dtype=torch.float32)
     want = []
     for t, r in zip(items, rows, strict=True):
         ids, encoded = torch.from_numpy(t.tokens).long()[None], prompter.encode(r)
-        images = {} if encoded.grid_thw is None else {
-            "pixel_values": encoded.pixel_values, "image_grid_thw": encoded.grid_thw,
-            "mm_token_type_ids": (ids == prompter.image_token_id).int()}  # fmt: skip
+        images = (
+            {}
+            if encoded.grid_thw is None
+            else {
+                "pixel_values": encoded.pixel_values,
+                "image_grid_thw": encoded.grid_thw,
+                "mm_token_type_ids": (ids == prompter.image_token_id).int(),
+            }
+        )
         with torch.no_grad():
             logp = hf(input_ids=ids, **images).logits[0, :-1].log_softmax(-1)
         picked = logp.gather(1, ids[0, 1:, None])[:, 0]

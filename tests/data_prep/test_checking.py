@@ -90,9 +90,13 @@ def test_an_image_that_kills_or_hangs_its_decoder_is_found_alone(checks, monkeyp
 
 def started(script: str) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": ROOT}, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": ROOT},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
 
 
 def test_ctrl_c_while_the_workers_load_is_the_callers_alone():

@@ -59,11 +59,16 @@ def run(*arguments) -> int:
 
 def test_gsm8k(hub, tmp_path, capsys):
     other = {"question": "No mark?", "answer": "It is 3."}
-    commit = hub.add("openai/gsm8k", {
-        "main/train-00000-of-00001.parquet": parquet([GSM8K, other]),
-        "main/test-00000-of-00001.parquet": parquet([{"question": "2 + 2?", "answer": "<<2+2=4>>4\n#### 4"}]),
-        "socratic/train-00000-of-00001.parquet": parquet([GSM8K]),
-    })  # fmt: skip
+    commit = hub.add(
+        "openai/gsm8k",
+        {
+            "main/train-00000-of-00001.parquet": parquet([GSM8K, other]),
+            "main/test-00000-of-00001.parquet": parquet(
+                [{"question": "2 + 2?", "answer": "<<2+2=4>>4\n#### 4"}]
+            ),
+            "socratic/train-00000-of-00001.parquet": parquet([GSM8K]),
+        },
+    )
     assert run("prepare", "gsm8k", "--out", tmp_path / "out") == 0
     rows = [list(Dataset(tmp_path / "out", split)) for split in ("train", "test")]
     assert [len(split) for split in rows] == [1, 1]
@@ -74,7 +79,9 @@ def test_gsm8k(hub, tmp_path, capsys):
     manifest = read_manifest(tmp_path / "out")
     assert manifest.revision == commit and manifest.quarantined == {"no_answer_field": 1}
     assert [f["path"] for f in manifest.settings["sources"][0]["files"]] == [
-        "main/train-00000-of-00001.parquet", "main/test-00000-of-00001.parquet"]  # fmt: skip
+        "main/train-00000-of-00001.parquet",
+        "main/test-00000-of-00001.parquet",
+    ]
     assert "gsm8k: train 1, test 1 rows" in capsys.readouterr().out
 
 
@@ -82,11 +89,16 @@ def test_math(hub, tmp_path):
     def problem(n: int, solution: str) -> dict:
         return {"problem": f"Problem {n}", "level": "Level 1", "type": "Algebra", "solution": solution}
 
-    hub.add("EleutherAI/hendrycks_math", {
-        "algebra/train-00000-of-00001.parquet": parquet([problem(1, "So $\\boxed{\\frac{3}{4}}$"), problem(2, "None")]),
-        "geometry/train-00000-of-00001.parquet": parquet([problem(3, "$\\boxed{x^2+1}$")]),
-        "algebra/test-00000-of-00001.parquet": parquet([problem(4, "$\\boxed{1}$, no: \\fbox{$5$}")]),
-    })  # fmt: skip
+    hub.add(
+        "EleutherAI/hendrycks_math",
+        {
+            "algebra/train-00000-of-00001.parquet": parquet(
+                [problem(1, "So $\\boxed{\\frac{3}{4}}$"), problem(2, "None")]
+            ),
+            "geometry/train-00000-of-00001.parquet": parquet([problem(3, "$\\boxed{x^2+1}$")]),
+            "algebra/test-00000-of-00001.parquet": parquet([problem(4, "$\\boxed{1}$, no: \\fbox{$5$}")]),
+        },
+    )
     assert run("prepare", "math", "--out", tmp_path / "out") == 0
     train = {row.answer: row for row in Dataset(tmp_path / "out")}
     assert set(train) == {"\\frac{3}{4}", "x^2+1"} and train["x^2+1"].answer_type == "math"
@@ -98,20 +110,29 @@ def test_math(hub, tmp_path):
 
 def test_geometry3k(hub, tmp_path):
     def split(start: int, count: int) -> bytes:
-        return parquet([
-            {"images": [image(start + i)], "problem": f"<image>Find x{start + i}.", "answer": "2 \\sqrt { 221 }"}
-            for i in range(count)
-        ])  # fmt: skip
+        return parquet(
+            [
+                {
+                    "images": [image(start + i)],
+                    "problem": f"<image>Find x{start + i}.",
+                    "answer": "2 \\sqrt { 221 }",
+                }
+                for i in range(count)
+            ]
+        )
 
     count = {"images": [image(50)], "problem": "<image>One <image>Two", "answer": "1"}
     data = {"images": [{"bytes": b"broken", "path": "x"}], "problem": "Find y.", "answer": "2"}
     broken = parquet([count, data])
-    hub.add("hiyouga/geometry3k", {
-        "data/train-00000-of-00001.parquet": split(0, 70),
-        "data/validation-00000-of-00001.parquet": split(100, 3),
-        "data/test-00000-of-00001.parquet": broken,
-        "data/test-00001-of-00001.parquet": split(200, 2),
-    })  # fmt: skip
+    hub.add(
+        "hiyouga/geometry3k",
+        {
+            "data/train-00000-of-00001.parquet": split(0, 70),
+            "data/validation-00000-of-00001.parquet": split(100, 3),
+            "data/test-00000-of-00001.parquet": broken,
+            "data/test-00001-of-00001.parquet": split(200, 2),
+        },
+    )
     assert run("prepare", "geometry3k", "--out", tmp_path / "out") == 0
     manifest = read_manifest(tmp_path / "out")
     assert manifest.rows == {"train": 70, "test": 2, "validation": 3}
@@ -142,29 +163,82 @@ def vero(truth: str, reward: str) -> dict:
 ASKED = {"question": "<image>How many?", "answer": "7"}
 OPTIONS = {"question": "Which?", "answer": "B", "options": ["x", "y"]}
 PUBLISHED = {
-    "virl39k": {"39Krelease.parquet": [ASKED | {"image": ["images/1.png"], "category": "Geo", "PassRate_7BBase": 0.5}]},
-    "mmk12": {"data/train-00000-of-00001.parquet": [ASKED | {"image": image(1), "subject": "math"}],
-              "data/test-00000-of-00001.parquet": [ASKED | {"image": image(2), "subject": "physics"}]},
+    "virl39k": {
+        "39Krelease.parquet": [ASKED | {"image": ["images/1.png"], "category": "Geo", "PassRate_7BBase": 0.5}]
+    },
+    "mmk12": {
+        "data/train-00000-of-00001.parquet": [ASKED | {"image": image(1), "subject": "math"}],
+        "data/test-00000-of-00001.parquet": [ASKED | {"image": image(2), "subject": "physics"}],
+    },
     "deepscaler": {"deepscaler.json": [{"problem": "1+6?", "answer": "7", "solution": "It is $\\boxed{7}$"}]},
-    "openmmreasoner": {"tqa/train-00000-of-00001.parquet": [chat("<image>How many?", "7", images=[image(3)])]},
-    "vero": {"stem/train-00000-of-00001.parquet": [vero("7", "numeric"), vero("[[1, 2, 3, 4]]", "grounding")],
-             "stem/val-00000-of-00001.parquet": [vero("7", "string_match")]},
-    "alpaca": {"data/train-00000-of-00001-a0.parquet": [
-        {"instruction": "Add.", "input": "3 and 4", "output": "The sum is seven. " * 20, "text": "Below..."}]},
-    "gsm8k-test": {"main/test-00000-of-00001.parquet": [{"question": "3+4?", "answer": "<<3+4=7>>7\n#### 7"}] * 2},
-    "geometry3k-test": {"data/test-00000-of-00001.parquet": [
-        {"images": [image(1)], "problem": "<image>How many?", "answer": "7"}]},
-    "mathverse": {"testmini.parquet": [
-        {"query_cot": "How many?", "answer": "7", "image": image(1), "problem_version": "Text Lite"}]},
-    "mathvision": {"data/test-00000-of-00001.parquet": [
-        {"question": "How many?\n<image1>", "answer": "7", "options": [], "decoded_image": image(1),
-         "subject": "counting", "image": "images/1.jpg", "level": 2}]},
-    "mmmu-pro": {"standard (10 options)/test-00000-of-00001.parquet": [
-        OPTIONS | {"options": "['x', 'y']", "subject": "Art", "question": "Which in <image 1>?", "image_1": image(1)}
-        | {f"image_{i}": None for i in range(2, 8)}]},
-    "math-500": {"test.jsonl": [{"problem": "3+4?", "answer": "7", "solution": "$\\boxed{7}$", "subject": "Algebra",
-                                 "unique_id": "test/1.json", "level": 1}]},
-}  # fmt: skip
+    "openmmreasoner": {
+        "tqa/train-00000-of-00001.parquet": [chat("<image>How many?", "7", images=[image(3)])]
+    },
+    "vero": {
+        "stem/train-00000-of-00001.parquet": [vero("7", "numeric"), vero("[[1, 2, 3, 4]]", "grounding")],
+        "stem/val-00000-of-00001.parquet": [vero("7", "string_match")],
+    },
+    "alpaca": {
+        "data/train-00000-of-00001-a0.parquet": [
+            {
+                "instruction": "Add.",
+                "input": "3 and 4",
+                "output": "The sum is seven. " * 20,
+                "text": "Below...",
+            }
+        ]
+    },
+    "gsm8k-test": {
+        "main/test-00000-of-00001.parquet": [{"question": "3+4?", "answer": "<<3+4=7>>7\n#### 7"}] * 2
+    },
+    "geometry3k-test": {
+        "data/test-00000-of-00001.parquet": [
+            {"images": [image(1)], "problem": "<image>How many?", "answer": "7"}
+        ]
+    },
+    "mathverse": {
+        "testmini.parquet": [
+            {"query_cot": "How many?", "answer": "7", "image": image(1), "problem_version": "Text Lite"}
+        ]
+    },
+    "mathvision": {
+        "data/test-00000-of-00001.parquet": [
+            {
+                "question": "How many?\n<image1>",
+                "answer": "7",
+                "options": [],
+                "decoded_image": image(1),
+                "subject": "counting",
+                "image": "images/1.jpg",
+                "level": 2,
+            }
+        ]
+    },
+    "mmmu-pro": {
+        "standard (10 options)/test-00000-of-00001.parquet": [
+            OPTIONS
+            | {
+                "options": "['x', 'y']",
+                "subject": "Art",
+                "question": "Which in <image 1>?",
+                "image_1": image(1),
+            }
+            | {f"image_{i}": None for i in range(2, 8)}
+        ]
+    },
+    "math-500": {
+        "test.jsonl": [
+            {
+                "problem": "3+4?",
+                "answer": "7",
+                "solution": "$\\boxed{7}$",
+                "subject": "Algebra",
+                "unique_id": "test/1.json",
+                "level": 1,
+            }
+        ]
+    },
+}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -206,18 +280,29 @@ def test_the_other_published_sets_by_their_columns(name, hub, tmp_path):
 
 
 def test_mathvista_and_the_overlap_with_it(hub, tmp_path, capsys):
-    free = VISTA | {"query": "How many?", "choices": None, "answer": "1.2", "question_type": "free_form",
-                    "metadata": {"source": "Geometry3K"}, "decoded_image": image(2)}  # fmt: skip
+    free = VISTA | {
+        "query": "How many?",
+        "choices": None,
+        "answer": "1.2",
+        "question_type": "free_form",
+        "metadata": {"source": "Geometry3K"},
+        "decoded_image": image(2),
+    }
     odd = VISTA | {"answer": "13", "decoded_image": image(3)}
-    hub.add("AI4Math/MathVista", {
-        "data/testmini-00000-of-00001-725687bf7a18d64b.parquet": parquet([VISTA, free, odd]),
-        "data/test-00000-of-00002-6b81bd7f7e2065e6.parquet": parquet([VISTA]),
-    })  # fmt: skip
+    hub.add(
+        "AI4Math/MathVista",
+        {
+            "data/testmini-00000-of-00001-725687bf7a18d64b.parquet": parquet([VISTA, free, odd]),
+            "data/test-00000-of-00002-6b81bd7f7e2065e6.parquet": parquet([VISTA]),
+        },
+    )
     assert run("prepare", "mathvista", "--out", tmp_path / "vista") == 0
     rows = list(Dataset(tmp_path / "vista", "test"))
     assert [(row.source, row.answer, row.answer_type) for row in rows] == [
-        ("mathvista/IconQA", "B", "letter"), ("mathvista/Geometry3K", "1.2", "number"),
-        ("mathvista/IconQA", "13", "number")]  # fmt: skip
+        ("mathvista/IconQA", "B", "letter"),
+        ("mathvista/Geometry3K", "1.2", "number"),
+        ("mathvista/IconQA", "13", "number"),
+    ]
     assert question(rows[0].messages) == VISTA["query"]
     assert read_manifest(tmp_path / "vista").quarantined == {}
     fields = {
@@ -278,8 +363,21 @@ def test_straight_to_a_bucket_and_read_from_there(tmp_path, monkeypatch):
         url = "s3://bucket/data/mathv60k"
         own = ("prepare", jsonl, "--name", "mathv60k", "--images", archive, "--out", url, "--validation", 0)
         assert run(*own) == 0
-        assert run("prepare", jsonl, "--name", "mathv60k", "--images", archive, "--out", tmp_path / "local",
-                   "--validation", 0) == 0  # fmt: skip
+        assert (
+            run(
+                "prepare",
+                jsonl,
+                "--name",
+                "mathv60k",
+                "--images",
+                archive,
+                "--out",
+                tmp_path / "local",
+                "--validation",
+                0,
+            )
+            == 0
+        )
         assert list(Dataset(url)) == list(Dataset(tmp_path / "local"))
         assert Dataset(url).fingerprint == Dataset(tmp_path / "local").fingerprint
         assert not list((tmp_path / "cache").glob("staging-*"))

@@ -113,16 +113,21 @@ def solve_charts(scene: Scene, question: str) -> str:
     ends = [
         (sum(m.points[k][0] for k in (0, 1)) / 2, m.points[0][1]) for m in scene.marks if m.kind == "polygon"
     ]
-    ends += [(m.points[0][0] / 2 + m.points[1][0] / 2, m.points[0][1] / 2 + m.points[1][1] / 2)
-             for m in scene.marks if m.kind == "ellipse"]  # fmt: skip
+    ends += [
+        (m.points[0][0] / 2 + m.points[1][0] / 2, m.points[0][1] / 2 + m.points[1][1] / 2)
+        for m in scene.marks
+        if m.kind == "ellipse"
+    ]
     values = {}
     for day, x in days.items():
         ((_, y),) = [end for end in ends if abs(end[0] - x) < 1e-6]
         exact = v0 + (y - y0) * (v1 - v0) / (y1 - y0)
         values[day] = round(exact)
         assert abs(exact - values[day]) < 1e-6
-        assert any(m.kind == "line" and m.points[0][1] == m.points[-1][1] and abs(m.points[0][1] - y) < 1e-6
-                   for m in scene.marks), "no line of the scale at this value"  # fmt: skip
+        assert any(
+            m.kind == "line" and m.points[0][1] == m.points[-1][1] and abs(m.points[0][1] - y) < 1e-6
+            for m in scene.marks
+        ), "no line of the scale at this value"
     asked = [w for w in re.findall(r"[A-Z][a-z]+", question) if w in values]
     extreme = max if "highest" in question else min
     if "Which day" in question:
@@ -158,8 +163,12 @@ def solve_geometry(scene: Scene, question: str) -> str:
     lengths = [math.dist(*side) for side in sides]
     labels = {}
     for x, y, text in written:
-        labels[text, x, y] = min(range(len(p)), key=lambda i: math.dist(
-            (x, y), ((sides[i][0][0] + sides[i][1][0]) / 2, (sides[i][0][1] + sides[i][1][1]) / 2)))  # fmt: skip
+        labels[text, x, y] = min(
+            range(len(p)),
+            key=lambda i: math.dist(
+                (x, y), ((sides[i][0][0] + sides[i][1][0]) / 2, (sides[i][0][1] + sides[i][1][1]) / 2)
+            ),
+        )
     assert len(set(labels.values())) == len(written)
     scales = [int(text) / lengths[i] for (text, _, _), i in labels.items() if text != "x"]
     assert max(scales) - min(scales) < 1e-9
@@ -234,8 +243,14 @@ def solve_functions(scene: Scene, question: str) -> str:
     return str(round((min if "smallest" in question else max)(curve.values())))
 
 
-SOLVERS = {"geometry": solve_geometry, "charts": solve_charts, "counting": solve_counting, "clocks": solve_clocks,
-           "tables": solve_tables, "functions": solve_functions}  # fmt: skip
+SOLVERS = {
+    "geometry": solve_geometry,
+    "charts": solve_charts,
+    "counting": solve_counting,
+    "clocks": solve_clocks,
+    "tables": solve_tables,
+    "functions": solve_functions,
+}
 
 
 def made(family: str, difficulty: int, seed: int) -> Problem:

@@ -21,9 +21,22 @@ def distance(a: str, b: str) -> int:
 
 @pytest.mark.parametrize(
     ("mode", "kind"),
-    [("RGB", "PNG"), ("RGBA", "PNG"), ("P", "PNG"), ("L", "PNG"), ("1", "PNG"), ("I;16", "PNG"), ("LA", "PNG"),
-     ("RGB", "JPEG"), ("L", "JPEG"), ("CMYK", "JPEG"), ("RGB", "WEBP"), ("P", "GIF"), ("RGB", "BMP")],
-)  # fmt: skip
+    [
+        ("RGB", "PNG"),
+        ("RGBA", "PNG"),
+        ("P", "PNG"),
+        ("L", "PNG"),
+        ("1", "PNG"),
+        ("I;16", "PNG"),
+        ("LA", "PNG"),
+        ("RGB", "JPEG"),
+        ("L", "JPEG"),
+        ("CMYK", "JPEG"),
+        ("RGB", "WEBP"),
+        ("P", "GIF"),
+        ("RGB", "BMP"),
+    ],
+)
 def test_every_usual_mode_and_format_is_read(mode, kind):
     image = drawing(1).convert("L").convert("I;16") if mode == "I;16" else drawing(1, mode=mode)
     facts = inspect(encoded(image, kind), LIMITS)
@@ -105,8 +118,12 @@ def test_near_identical_images_look_near_and_others_far(draw):
     looks = [inspect(encoded(image), LIMITS).look for image in originals]
     for one, look in zip(originals, looks, strict=True):
         small = one.resize((one.width // 2, one.height // 2), Image.Resampling.BICUBIC)
-        variants = [encoded(one, "JPEG", quality=75), encoded(small), encoded(one.convert("RGBA")),
-                    encoded(one.convert("L"))]  # fmt: skip
+        variants = [
+            encoded(one, "JPEG", quality=75),
+            encoded(small),
+            encoded(one.convert("RGBA")),
+            encoded(one.convert("L")),
+        ]
         assert all(distance(inspect(variant, LIMITS).look, look) <= NEAR_LEVELS for variant in variants)
     assert min(distance(a, b) for i, a in enumerate(looks) for b in looks[:i]) > 1.2 * NEAR_LEVELS
 

@@ -126,8 +126,9 @@ def test_a_fill_killed_with_sigkill_goes_on(tmp_path):
     root = Path(__file__).parents[2]
     process = subprocess.Popen(
         [sys.executable, str(script), str(path), str(tmp_path / "work"), " ".join(FILES)],
-        env=os.environ | {"PYTHONPATH": str(root)}, start_new_session=True,
-    )  # fmt: skip
+        env=os.environ | {"PYTHONPATH": str(root)},
+        start_new_session=True,
+    )
     ledger = tmp_path / "work" / "images.jsonl"
     end = time.monotonic() + 60
     while time.monotonic() < end and not (ledger.exists() and len(ledger.read_bytes().splitlines()) > 8):

@@ -57,13 +57,20 @@ def test_the_message_may_be_a_list_and_the_assistants_turn_is_dropped():
         (json.dumps({"answer": "1"}), "bad_message", "no list of turns"),
         (json.dumps({"answer": "1", "message": "[{]"}), "bad_message", "not JSON"),
         (json.dumps({"answer": "1", "message": "[]"}), "bad_message", "no list of turns"),
-        (json.dumps({"answer": "1", "message": [{"role": "system", "content": "s"}]}), "bad_message", "the last turn"),
+        (
+            json.dumps({"answer": "1", "message": [{"role": "system", "content": "s"}]}),
+            "bad_message",
+            "the last turn",
+        ),
         (json.dumps({"answer": "1", "message": [{"role": "user"}]}), "bad_message", "no content"),
         (json.dumps({"answer": "1", "message": ["q"]}), "bad_message", "a turn is no object"),
-        (json.dumps({"answer": "1", "message": [{"role": "user", "content": [{"type": "video"}]}]}), "bad_message",
-         "unknown kind 'video'"),
+        (
+            json.dumps({"answer": "1", "message": [{"role": "user", "content": [{"type": "video"}]}]}),
+            "bad_message",
+            "unknown kind 'video'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_broken_line_is_a_problem_and_never_an_exception(line, reason, says):
     problem = parse(line)
     assert (
@@ -76,10 +83,18 @@ def test_a_broken_line_is_a_problem_and_never_an_exception(line, reason, says):
 
 @pytest.mark.parametrize(
     ("answer", "reference"),
-    [("$\\boxed{B}$", "B"), ("$\\boxed{\\frac{1}{2}}$", "\\frac{1}{2}"), ("\\boxed{ 3.5 }", "3.5"), ("$7$", "7"),
-     ("$$", ""), ("$\\boxed{}$", ""), ("so \\boxed{1}, no, \\boxed{2}", "2"), ("\\boxed{1} \\boxed{2", "1"),
-     ("x", "x")],
-)  # fmt: skip
+    [
+        ("$\\boxed{B}$", "B"),
+        ("$\\boxed{\\frac{1}{2}}$", "\\frac{1}{2}"),
+        ("\\boxed{ 3.5 }", "3.5"),
+        ("$7$", "7"),
+        ("$$", ""),
+        ("$\\boxed{}$", ""),
+        ("so \\boxed{1}, no, \\boxed{2}", "2"),
+        ("\\boxed{1} \\boxed{2", "1"),
+        ("x", "x"),
+    ],
+)
 def test_the_reference_answer_is_the_content_of_the_last_complete_box(answer, reference):
     assert unboxed(answer) == reference
 

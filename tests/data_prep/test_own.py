@@ -49,8 +49,10 @@ def plain(folder):
 
 
 def easyr1(folder):
-    rows = [{"images": [{"bytes": raw.image(i), "path": None}], "problem": f"<image>Q{i}?", "answer": str(i)}
-            for i in range(ROWS)]  # fmt: skip
+    rows = [
+        {"images": [{"bytes": raw.image(i), "path": None}], "problem": f"<image>Q{i}?", "answer": str(i)}
+        for i in range(ROWS)
+    ]
     folder.mkdir()
     pq.write_table(pa.Table.from_pylist(rows), folder / "d.parquet")
     return folder / "d.parquet"
@@ -68,51 +70,119 @@ def virl39k(folder):
     with zipfile.ZipFile(folder / "images.zip", "w") as archive:
         for i in range(ROWS):
             archive.writestr(f"images/{i}.png", raw.image(i))
-    rows = [{"question": f"<image>\nQ{i}?", "answer": f"\\boxed{{{i}}}", "image": [f"images/{i}.png"], "qid": f"q{i}",
-             "PassRate_32BTrained": i / 5, "PassRate_7BBase": 0.0} for i in range(ROWS)]  # fmt: skip
+    rows = [
+        {
+            "question": f"<image>\nQ{i}?",
+            "answer": f"\\boxed{{{i}}}",
+            "image": [f"images/{i}.png"],
+            "qid": f"q{i}",
+            "PassRate_32BTrained": i / 5,
+            "PassRate_7BBase": 0.0,
+        }
+        for i in range(ROWS)
+    ]
     pq.write_table(pa.Table.from_pylist(rows), folder / "d.parquet")
     return folder
 
 
 def verl(folder):
     folder.mkdir()
-    rows = [{"data_source": "mine", "prompt": [{"role": "user", "content": f"<image>Q{i}?"}],
-             "images": [{"bytes": raw.image(i), "path": None}], "ability": "math",
-             "reward_model": {"style": "rule", "ground_truth": str(i)}, "extra_info": {"index": i}}
-            for i in range(ROWS)]  # fmt: skip
+    rows = [
+        {
+            "data_source": "mine",
+            "prompt": [{"role": "user", "content": f"<image>Q{i}?"}],
+            "images": [{"bytes": raw.image(i), "path": None}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": str(i)},
+            "extra_info": {"index": i},
+        }
+        for i in range(ROWS)
+    ]
     pq.write_table(pa.Table.from_pylist(rows), folder / "d.parquet")
     return folder / "d.parquet"
 
 
 def llava(folder):
-    records = [{"id": str(i), "image": p, "conversations": [
-        {"from": "human", "value": f"<image>\nQ{i}?"}, {"from": "gpt", "value": f"The answer is {i}"}]}
-        for i, p in enumerate(images(folder))]  # fmt: skip
+    records = [
+        {
+            "id": str(i),
+            "image": p,
+            "conversations": [
+                {"from": "human", "value": f"<image>\nQ{i}?"},
+                {"from": "gpt", "value": f"The answer is {i}"},
+            ],
+        }
+        for i, p in enumerate(images(folder))
+    ]
     (folder / "d.json").write_text(json.dumps(records))
     return folder / "d.json"
 
 
 def qwen(folder):
-    return lines(folder / "d.jsonl", [{"messages": [
-        {"role": "user", "content": [{"type": "image", "image": f"file://{folder}/{p}"},
-                                     {"type": "text", "text": f"Q{i}?"}]},
-        {"role": "assistant", "content": [{"type": "text", "text": f"So it is $\\boxed{{{i}}}$"}]}]}
-        for i, p in enumerate(images(folder))])  # fmt: skip
+    return lines(
+        folder / "d.jsonl",
+        [
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "image", "image": f"file://{folder}/{p}"},
+                            {"type": "text", "text": f"Q{i}?"},
+                        ],
+                    },
+                    {
+                        "role": "assistant",
+                        "content": [{"type": "text", "text": f"So it is $\\boxed{{{i}}}$"}],
+                    },
+                ]
+            }
+            for i, p in enumerate(images(folder))
+        ],
+    )
 
 
 def old_qwen(folder):
-    return lines(folder / "d.jsonl", [{"conversations": [
-        {"from": "user", "value": f"Picture 1: <img>{p}</img>\nQ{i}?"}, {"from": "assistant", "value": str(i)}]}
-        for i, p in enumerate(images(folder))])  # fmt: skip
+    return lines(
+        folder / "d.jsonl",
+        [
+            {
+                "conversations": [
+                    {"from": "user", "value": f"Picture 1: <img>{p}</img>\nQ{i}?"},
+                    {"from": "assistant", "value": str(i)},
+                ]
+            }
+            for i, p in enumerate(images(folder))
+        ],
+    )
 
 
 def openai(folder):
-    return lines(folder / "d.jsonl", [{"messages": [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "text", "text": f"Q{i}?"}, {"type": "image_url", "image_url": {
-            "url": DATA_URL + base64.b64encode(raw.image(i)).decode()}}]},
-        {"role": "assistant", "content": f"<think>It shows {i} of them, I count.</think><answer>{i}</answer>"}]}
-        for i in range(ROWS)])  # fmt: skip
+    return lines(
+        folder / "d.jsonl",
+        [
+            {
+                "messages": [
+                    {"role": "system", "content": "Be brief."},
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "text", "text": f"Q{i}?"},
+                            {
+                                "type": "image_url",
+                                "image_url": {"url": DATA_URL + base64.b64encode(raw.image(i)).decode()},
+                            },
+                        ],
+                    },
+                    {
+                        "role": "assistant",
+                        "content": f"<think>It shows {i} of them, I count.</think><answer>{i}</answer>",
+                    },
+                ]
+            }
+            for i in range(ROWS)
+        ],
+    )
 
 
 def table(folder):
@@ -133,16 +203,26 @@ def base64_lines(folder):
 
 def mathv60k(folder):
     images(folder)
-    return lines(folder / "d.jsonl", [json.loads(raw.line(f"Q{i}?", f"$\\boxed{{{i}}}$", [f"/far/imgs/{i}.png"]))
-                                      for i in range(ROWS)])  # fmt: skip
+    return lines(
+        folder / "d.jsonl",
+        [json.loads(raw.line(f"Q{i}?", f"$\\boxed{{{i}}}$", [f"/far/imgs/{i}.png"])) for i in range(ROWS)],
+    )
 
 
 FORMS = {
-    plain: "question and answer", easyr1: "question and answer", binary: "question and answer",
-    virl39k: "question and answer", verl: "verl", llava: "LLaVA / ShareGPT", qwen: "messages",
-    old_qwen: "LLaVA / ShareGPT", openai: "messages", table: "question and answer",
-    base64_lines: "question and answer", mathv60k: "MathV60K",
-}  # fmt: skip
+    plain: "question and answer",
+    easyr1: "question and answer",
+    binary: "question and answer",
+    virl39k: "question and answer",
+    verl: "verl",
+    llava: "LLaVA / ShareGPT",
+    qwen: "messages",
+    old_qwen: "LLaVA / ShareGPT",
+    openai: "messages",
+    table: "question and answer",
+    base64_lines: "question and answer",
+    mathv60k: "MathV60K",
+}
 
 
 def run(*arguments) -> int:
@@ -171,10 +251,14 @@ def test_every_form_is_read_with_its_images_and_answers(form, tmp_path, capsys):
 
 
 def test_text_only_rows_and_types_and_rejected_answers_are_shown(tmp_path, capsys):
-    records = [{"question": "Big?", "answer": 2**70}, {"question": "Yes?", "answer": True},
-               {"question": "Half?", "answer": 0.50}, {"question": "Which?", "answer": "B", "choices": ["x", "y"]},
-               {"question": "Pick.", "answer": "y2", "choices": ["x2", "y2"]},
-               {"question": "None?", "answer": "$$"}]  # fmt: skip
+    records = [
+        {"question": "Big?", "answer": 2**70},
+        {"question": "Yes?", "answer": True},
+        {"question": "Half?", "answer": 0.50},
+        {"question": "Which?", "answer": "B", "choices": ["x", "y"]},
+        {"question": "Pick.", "answer": "y2", "choices": ["x2", "y2"]},
+        {"question": "None?", "answer": "$$"},
+    ]
     source = lines(tmp_path / "d.jsonl", records)
     assert run("prepare", source, "--out", tmp_path / "out", "--validation", 0) == 0
     rows = {question(row.messages).split("\n")[0]: row for row in Dataset(tmp_path / "out")}
@@ -251,8 +335,13 @@ def test_a_replaced_image_makes_another_dataset(tmp_path, capsys):
 
 
 def test_special_tokens_in_a_text_are_quarantined(tmp_path):
-    source = lines(tmp_path / "d.jsonl", [{"question": "What does <|image_pad|> mean?", "answer": 1},
-                                          {"question": "Is 1 <|x| true?", "answer": 2}])  # fmt: skip
+    source = lines(
+        tmp_path / "d.jsonl",
+        [
+            {"question": "What does <|image_pad|> mean?", "answer": 1},
+            {"question": "Is 1 <|x| true?", "answer": 2},
+        ],
+    )
     assert run("prepare", source, "--out", tmp_path / "out", "--validation", 0) == 0
     assert read_manifest(tmp_path / "out").quarantined == {"special_token": 1}
 
@@ -364,17 +453,27 @@ def test_images_on_the_web_are_refused_with_what_to_do(tmp_path):
 def test_another_language_of_the_machine_changes_nothing(tmp_path):
     source = lines(tmp_path / "d.jsonl", [{"question": "Wie groß ist ∠ABC?", "answer": "60°"}])
     command = [sys.executable, "-m", "data_prep", "prepare", str(source), "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-                          capture_output=True, cwd=Path(__file__).parents[2])  # fmt: skip
+    done = subprocess.run(
+        command,
+        env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        capture_output=True,
+        cwd=Path(__file__).parents[2],
+    )
     assert done.returncode == 0, done.stderr
     assert "∠ABC" in (tmp_path / "out" / "preview.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
     ("text", "answer"),
-    [("It is \\boxed{x=2}", "x=2"), ("<<6*7=42>>\n#### 1,242", "1242"), ("The answer is B", "B"),
-     ("Answer: 3.5.", "3.5"), ("<think>no</think><answer>7</answer>", "7"), ("\\fbox{4}", "4")],
-)  # fmt: skip
+    [
+        ("It is \\boxed{x=2}", "x=2"),
+        ("<<6*7=42>>\n#### 1,242", "1242"),
+        ("The answer is B", "B"),
+        ("Answer: 3.5.", "3.5"),
+        ("<think>no</think><answer>7</answer>", "7"),
+        ("\\fbox{4}", "4"),
+    ],
+)
 def test_what_a_solution_states_is_its_answer(tmp_path, text, answer):
     (source,) = own(lines(tmp_path / "d.jsonl", [{"problem": "q", "solution": text}]))
     (row,) = source.rows()

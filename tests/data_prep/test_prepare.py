@@ -98,7 +98,12 @@ def test_sound_rows_are_kept_with_their_images(defects):
     rows = list(Dataset(out))
     assert [question(row.messages).strip() for row in rows] == ["Good?", "RGBA?", "P?", "CMYK?", "Half?"]
     assert [(row.answer, row.answer_type) for row in rows] == [
-        ("A", "letter"), ("B", "letter"), ("0.5", "number"), ("7", "number"), ("0.5", "number")]  # fmt: skip
+        ("A", "letter"),
+        ("B", "letter"),
+        ("0.5", "number"),
+        ("7", "number"),
+        ("0.5", "number"),
+    ]
     assert rows[0].images == [raw.image(1)] and manifest.rows == {"train": 5}
 
 
@@ -138,7 +143,11 @@ def test_an_unsafe_member_is_refused_and_reported(defects):
 def test_nothing_but_the_dataset_is_left(defects):
     out, _, _ = defects
     assert sorted(path.name for path in out.iterdir()) == [
-        "manifest.json", "preview.html", "quarantine.jsonl", "train-00000-of-00001.parquet"]  # fmt: skip
+        "manifest.json",
+        "preview.html",
+        "quarantine.jsonl",
+        "train-00000-of-00001.parquet",
+    ]
 
 
 def test_the_preview_shows_images_tables_and_reasons(defects):
@@ -181,9 +190,10 @@ def test_a_folder_and_an_archive_give_the_same_rows(tmp_path):
     jsonl, archive = raw.mathv60k(tmp_path / "raw")
     shutil.unpack_archive(archive, tmp_path / "folder", filter="data")
     rows = [
-        list(Dataset(tmp_path / name)) for name, images in (("a", archive), ("b", tmp_path / "folder"))
+        list(Dataset(tmp_path / name))
+        for name, images in (("a", archive), ("b", tmp_path / "folder"))
         if prepare([mathv60k.local(jsonl, images)], tmp_path / name, "m", WHOLE)
-    ]  # fmt: skip
+    ]
     assert rows[0] == rows[1] and len(rows[0]) == 12
 
 

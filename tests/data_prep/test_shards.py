@@ -166,8 +166,9 @@ def test_placeholders_and_images_must_agree(tmp_path):
 
 
 def test_the_id_depends_on_question_and_images_only():
-    first, again, other = (row_id("t", [{"role": "user", "content": q}], [p]) for q, p in
-                           (("q", b"p"), ("q", b"p"), ("q", b"P")))  # fmt: skip
+    first, again, other = (
+        row_id("t", [{"role": "user", "content": q}], [p]) for q, p in (("q", b"p"), ("q", b"p"), ("q", b"P"))
+    )
     assert first == again != other and len(first) == 16
 
 
@@ -186,7 +187,11 @@ def test_a_shard_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "replace", lambda a, b: (events.append(str(b)), replace(a, b))[1])
     write_dataset(tmp_path, "t", {"train": rows(5)}, {})
     assert [Path(event).name for event in events] == [
-        ".train-00000.part", "train-00000-of-00001.parquet", ".manifest.json.part", MANIFEST]  # fmt: skip
+        ".train-00000.part",
+        "train-00000-of-00001.parquet",
+        ".manifest.json.part",
+        MANIFEST,
+    ]
 
 
 def test_a_full_disk_is_an_error_and_leaves_no_dataset(tmp_path):
@@ -199,8 +204,18 @@ def test_a_full_disk_is_an_error_and_leaves_no_dataset(tmp_path):
 
 def test_the_datasets_library_reads_images_and_messages(dataset, tmp_path):
     datasets = pytest.importorskip("datasets")
-    rows_of = [Row("i", "s", [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Q?"}]}],
-                   [image(1)], "4", "number", "w", {"choices": ["3", "4"]})]  # fmt: skip
+    rows_of = [
+        Row(
+            "i",
+            "s",
+            [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Q?"}]}],
+            [image(1)],
+            "4",
+            "number",
+            "w",
+            {"choices": ["3", "4"]},
+        )
+    ]
     write_dataset(tmp_path / "d", "t", {"train": rows_of}, {})
     read = datasets.load_dataset(
         "parquet", data_files=str(tmp_path / "d" / "train-*.parquet"), cache_dir=str(tmp_path / "cache")

@@ -75,15 +75,19 @@ def test_the_mask_shows_every_token_of_the_whole_chat_and_which_are_learned(
 def test_correct_completions_of_a_log_become_solutions(tmp_path, capsys):
     assert run("prepare", plain(tmp_path / "raw"), "--out", tmp_path / "p", "--validation", 0) == 0
     ids = Dataset(tmp_path / "p").column("id")
-    samples = [{"row": 1, "completion": "a long way to 1", "verdict": "correct"},
-               {"row": 1, "completion": "it is 1", "verdict": "correct"},
-               {"row": 2, "completion": "it is 3", "verdict": "wrong"}]  # fmt: skip
+    samples = [
+        {"row": 1, "completion": "a long way to 1", "verdict": "correct"},
+        {"row": 1, "completion": "it is 1", "verdict": "correct"},
+        {"row": 2, "completion": "it is 3", "verdict": "wrong"},
+    ]
     log = lines(tmp_path / "samples.jsonl", samples)
     assert run("worked", tmp_path / "p", "--log", log, "--out", tmp_path / "s") == 0
     assert [(row.id, row.solution) for row in Dataset(tmp_path / "s")] == [(ids[1], "it is 1")]
     assert "without a correct completion: 5 rows" in capsys.readouterr().out
-    rates = [{"id": ids[4], "pass_rate": 0.5, "samples": 8, "completion": "it is 4"},
-             {"id": ids[5], "pass_rate": 0.0, "samples": 8, "completion": ""}]  # fmt: skip
+    rates = [
+        {"id": ids[4], "pass_rate": 0.5, "samples": 8, "completion": "it is 4"},
+        {"id": ids[5], "pass_rate": 0.0, "samples": 8, "completion": ""},
+    ]
     log = lines(tmp_path / "pass_rates.jsonl", rates)
     assert run("worked", tmp_path / "p", "--log", log, "--out", tmp_path / "t") == 0
     assert [(row.id, row.solution) for row in Dataset(tmp_path / "t")] == [(ids[4], "it is 4")]

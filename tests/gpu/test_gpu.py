@@ -108,8 +108,15 @@ def test_variable_length_attention(figure, heads, kv_heads, width, causal, share
     q_lengths, k_lengths, index = [300, 1000, 64, 64, 16], [300, 1000, 64, 64, 16], None
     if shared:  # 400 and 37 queries more that attend to the first 250 of the row and to themselves
         start = sum(q_lengths)
-        index = torch.cat([torch.arange(start), torch.arange(250), torch.arange(start, start + 400),
-                           torch.arange(250), torch.arange(start + 400, start + 437)])  # fmt: skip
+        index = torch.cat(
+            [
+                torch.arange(start),
+                torch.arange(250),
+                torch.arange(start, start + 400),
+                torch.arange(250),
+                torch.arange(start + 400, start + 437),
+            ]
+        )
         q_lengths, k_lengths = [*q_lengths, 400, 37], [*k_lengths, 650, 287]
     rows, total = moved(layout(q_lengths, k_lengths, index), device), sum(q_lengths)
     torch.manual_seed(0)

@@ -41,9 +41,15 @@ def environment(folder: Path, name: str) -> Path:
 
 def small(steps: int) -> Recipe:
     """The demo on two nodes with one rank each, short enough for a test."""
-    sizes = {"run.max_steps": steps, "rollout.prompts_per_step": 4, "rollout.samples_per_prompt": 4,
-             "rollout.max_tokens": 16, "evaluation.every_steps": 0,
-             "checkpoint.every_steps": 1, "checkpoint.export_hf": "never"}  # fmt: skip
+    sizes = {
+        "run.max_steps": steps,
+        "rollout.prompts_per_step": 4,
+        "rollout.samples_per_prompt": 4,
+        "rollout.max_tokens": 16,
+        "evaluation.every_steps": 0,
+        "checkpoint.every_steps": 1,
+        "checkpoint.export_hf": "never",
+    }
     recipe = resolve("demo", [*(f"{key}={value}" for key, value in sizes.items()), "cluster.nodes=2"])
     placement = dataclasses.replace(recipe.config.placement, workers_per_node=1)
     return dataclasses.replace(recipe, config=dataclasses.replace(recipe.config, placement=placement))

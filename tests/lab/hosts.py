@@ -41,8 +41,25 @@ def missing() -> str:
     for tool in ("ip", "nsenter", "unshare", "mount"):
         if not shutil.which(tool, path=PATH):
             return f"namespaced hosts need the program {tool} (packages iproute2, util-linux)"
-    command = ["unshare", "--mount", "--pid", "--fork", "--net", "--uts", "--ipc", "--mount-proc", "ip", "link", "add",
-               "v0", "type", "veth", "peer", "name", "v1"]  # fmt: skip
+    command = [
+        "unshare",
+        "--mount",
+        "--pid",
+        "--fork",
+        "--net",
+        "--uts",
+        "--ipc",
+        "--mount-proc",
+        "ip",
+        "link",
+        "add",
+        "v0",
+        "type",
+        "veth",
+        "peer",
+        "name",
+        "v1",
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     return (
         f"this kernel or container lets root make no namespaces: {done.stderr.strip()}"
@@ -223,8 +240,23 @@ class Lab:
         self._tc(
             "class", "add", "dev", plug, "parent", "1:", "classid", "1:2", "htb", "rate", f"{megabit}mbit"
         )
-        self._tc("filter", "add", "dev", plug, "parent", "1:", "protocol", "ip", "u32", "match", "ip", "src",
-                 f"{address}/32", "flowid", "1:2")  # fmt: skip
+        self._tc(
+            "filter",
+            "add",
+            "dev",
+            plug,
+            "parent",
+            "1:",
+            "protocol",
+            "ip",
+            "u32",
+            "match",
+            "ip",
+            "src",
+            f"{address}/32",
+            "flowid",
+            "1:2",
+        )
 
     def drop(self, source: str, to: str, share: float = 1.0, only: Literal["", "syn", "large"] = "") -> None:
         """Drops packets from one host to another: a share of all, or all that open a connection, or all that
@@ -241,8 +273,19 @@ class Lab:
             rules += [Rule(40, 16, 1000, "more")]
         elif share < 1.0:
             rules += [Rule(32, RANDOM, int(share * (1 << 32)), "less")]
-        self._tc("filter", "add", "dev", plug, "ingress", "prio", str(number + 1), "bpf", "da", "bytecode",
-                 bytecode(rules))  # fmt: skip
+        self._tc(
+            "filter",
+            "add",
+            "dev",
+            plug,
+            "ingress",
+            "prio",
+            str(number + 1),
+            "bpf",
+            "da",
+            "bytecode",
+            bytecode(rules),
+        )
 
     def _plug(self, name: str) -> str:
         return f"eth1h{self.hosts[name].address.rpartition('.')[2]}"
@@ -270,8 +313,13 @@ def _namespaces(*kinds: str) -> subprocess.Popen[bytes]:
     command = ["unshare", *kinds, "--fork", "--kill-child", "--propagation", "private"]
     if "--mount" not in kinds:
         command = ["unshare", *kinds, "--fork", "--kill-child"]
-    return subprocess.Popen([*command, sys.executable, "-c", INIT], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                            start_new_session=True, preexec_fn=_die_with_the_lab)  # fmt: skip
+    return subprocess.Popen(
+        [*command, sys.executable, "-c", INIT],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=_die_with_the_lab,
+    )
 
 
 def _child_of(pid: int, deadline_s: float = 10.0) -> int:

@@ -69,8 +69,18 @@ def image() -> Path:
         (wheel,) = Path(said.stdout.split()[-2]).glob("*.whl")
         python = home / "skypilot-runtime/bin/python"
         uv = ["uv", "--quiet"]
-        subprocess.run([*uv, "venv", "--relocatable", "--seed", "--python", os.path.realpath(sys.executable),
-                        python.parent.parent], check=True)  # fmt: skip
+        subprocess.run(
+            [
+                *uv,
+                "venv",
+                "--relocatable",
+                "--seed",
+                "--python",
+                os.path.realpath(sys.executable),
+                python.parent.parent,
+            ],
+            check=True,
+        )
         subprocess.run(
             [*uv, "pip", "install", "--python", python, f"{wheel}[runpod,remote]", *RUNTIME], check=True
         )
@@ -108,26 +118,55 @@ class Desk:
         (self.home / ".sky/config.yaml").write_text(CONFIG)
         self._catalog()
         self.env = {
-            "HOME": str(self.home), "PATH": f"{LAUNCH}:{hosts.PATH}", "LANG": "C.UTF-8", "USER": "root",
-            "SKYPILOT_DISABLE_USAGE_COLLECTION": "1", "SKYPILOT_POD_MEMORY_GB_LIMIT": "6",
-            "PIP_NO_BUILD_ISOLATION": "0", "RUNPOD_API_BASE_URL": f"http://{API}",
-            "SSL_CERT_FILE": str(scratch / "certificate"), "REQUESTS_CA_BUNDLE": str(scratch / "certificate"),
-            "AWS_ENDPOINT_URL": f"http://{STORE}", "AWS_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": KEY,
+            "HOME": str(self.home),
+            "PATH": f"{LAUNCH}:{hosts.PATH}",
+            "LANG": "C.UTF-8",
+            "USER": "root",
+            "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
+            "SKYPILOT_POD_MEMORY_GB_LIMIT": "6",
+            "PIP_NO_BUILD_ISOLATION": "0",
+            "RUNPOD_API_BASE_URL": f"http://{API}",
+            "SSL_CERT_FILE": str(scratch / "certificate"),
+            "REQUESTS_CA_BUNDLE": str(scratch / "certificate"),
+            "AWS_ENDPOINT_URL": f"http://{STORE}",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET,
-        }  # fmt: skip
+        }
 
     def _network(self) -> None:
         """The bridge of the pods, and the addresses that SkyPilot tries; no way out."""
-        commands = ["link add br0 type bridge", f"addr add {DESK}/24 dev br0", "link set br0 up",
-                    "addr add 8.8.8.8/32 dev lo", "addr add 1.1.1.1/32 dev lo"]  # fmt: skip
+        commands = [
+            "link add br0 type bridge",
+            f"addr add {DESK}/24 dev br0",
+            "link set br0 up",
+            "addr add 8.8.8.8/32 dev lo",
+            "addr add 1.1.1.1/32 dev lo",
+        ]
         for command in commands:
             self.host.run("ip", *command.split())
 
     def _certificate(self) -> None:
         key, certificate = self.scratch / "key", self.scratch / "certificate"
         names = "subjectAltName=IP:8.8.8.8,IP:1.1.1.1"
-        hosts.run("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=lab",
-                  "-addext", names, "-keyout", str(key), "-out", str(certificate))  # fmt: skip
+        hosts.run(
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=lab",
+            "-addext",
+            names,
+            "-keyout",
+            str(key),
+            "-out",
+            str(certificate),
+        )
         (self.scratch / "both").write_text(key.read_text() + certificate.read_text())
 
     def _image(self) -> None:
@@ -155,8 +194,16 @@ class Desk:
         (folder / "common/accelerators.csv").write_text("AcceleratorName,Clouds\nA100-80GB,\"['RunPod']\"\n")
 
     def __enter__(self) -> Desk:
-        standin = [sys.executable, str(Path(__file__).with_name("runpod_standin.py")), str(self.pods),
-                   f"{self.image}:{image()}", API, str(self.scratch / "both"), sys.prefix, sys.base_prefix]  # fmt: skip
+        standin = [
+            sys.executable,
+            str(Path(__file__).with_name("runpod_standin.py")),
+            str(self.pods),
+            f"{self.image}:{image()}",
+            API,
+            str(self.scratch / "both"),
+            sys.prefix,
+            sys.base_prefix,
+        ]
         rclone = shutil.which("rclone") or str(Path(sys.executable).with_name("rclone"))
         serve = [rclone, "serve", "s3", str(self.buckets), "--addr", STORE, "--auth-key", f"{KEY},{SECRET}"]
         try:
@@ -191,8 +238,14 @@ class Desk:
         self, *arguments: str, check: bool = True, timeout_s: float = 600
     ) -> subprocess.CompletedProcess[str]:
         """Runs a command there to its end; output and errors together."""
-        done = subprocess.run(self.command(*arguments), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, timeout=timeout_s)  # fmt: skip
+        done = subprocess.run(
+            self.command(*arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout_s,
+        )
         with (self.scratch / "desk.log").open("a") as log:
             log.write(f"$ {' '.join(arguments)}\n{done.stdout}\n[{done.returncode}]\n")
         if check and done.returncode:

@@ -76,8 +76,10 @@ class Pod:
         """What the API says of it."""
         booted = self.host.alive and time.time() - self.since > BOOT_S
         numbers = [int(port.partition("/")[0]) for port in self.asked["ports"].split(",")]
-        ports = [{"ip": self.host.address, "isIpPublic": True, "privatePort": n, "publicPort": n, "type": "tcp"}
-                 for n in numbers]  # fmt: skip
+        ports = [
+            {"ip": self.host.address, "isIpPublic": True, "privatePort": n, "publicPort": n, "type": "tcp"}
+            for n in numbers
+        ]
         inside = {
             "ip": self.host.address,
             "isIpPublic": False,
@@ -154,9 +156,13 @@ class RunPod:
         ]
         binds = [f"mkdir -p .{path} && mount --bind -o ro {path} .{path}" for path in self.visible]
         return ROOT_FILES.format(
-            root=folder / "root", folder=folder, address=host.address, name=host.name,
-            overlays="\n".join(overlays), binds="\n".join(binds),
-        )  # fmt: skip
+            root=folder / "root",
+            folder=folder,
+            address=host.address,
+            name=host.name,
+            overlays="\n".join(overlays),
+            binds="\n".join(binds),
+        )
 
     def _boot(self, host: hosts.Host, folder: Path, arguments: str) -> None:
         env = {
@@ -187,8 +193,11 @@ class RunPod:
 
     def answer(self, query: str) -> dict:
         """The data of a GraphQL query. Raises LookupError, which becomes an error of the API."""
-        match = re.search(r"\b(podRentInterruptable|podFindAndDeployOnDemand|deployCpuPod|podTerminate|podTemplates|"
-                          r"updateUserSettings|networkVolumes|gpuTypes|pods)\b", query)  # fmt: skip
+        match = re.search(
+            r"\b(podRentInterruptable|podFindAndDeployOnDemand|deployCpuPod|podTerminate|podTemplates|"
+            r"updateUserSettings|networkVolumes|gpuTypes|pods)\b",
+            query,
+        )
         what = match[1] if match else ""
         if what != "pods":
             self.calls.append(what)
@@ -223,9 +232,20 @@ def gpu(name: str) -> dict:
     """A GPU type as the API describes it."""
     display, memory, usd, spot = GPUS[name]
     lowest = {"minimumBidPrice": spot, "uninterruptablePrice": usd, "minVcpu": 8, "minMemory": 50}
-    return {"id": name, "displayName": display, "manufacturer": "Nvidia", "memoryInGb": memory, "maxGpuCount": 8,
-            "secureCloud": True, "communityCloud": True, "securePrice": usd, "communityPrice": usd,
-            "secureSpotPrice": spot, "communitySpotPrice": spot, "lowestPrice": lowest}  # fmt: skip
+    return {
+        "id": name,
+        "displayName": display,
+        "manufacturer": "Nvidia",
+        "memoryInGb": memory,
+        "maxGpuCount": 8,
+        "secureCloud": True,
+        "communityCloud": True,
+        "securePrice": usd,
+        "communityPrice": usd,
+        "secureSpotPrice": spot,
+        "communitySpotPrice": spot,
+        "lowestPrice": lowest,
+    }
 
 
 class Handler(BaseHTTPRequestHandler):

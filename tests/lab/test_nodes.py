@@ -77,8 +77,13 @@ def plain(tmp_path: Path, nodes: int = 2, **placement) -> c.RunConfig:
         "start_timeout_s": 120.0,
     } | placement
     folder = str(tmp_path)
-    return c.RunConfig(run=c.Run(name="lab", dir=f"{folder}/run"), model=c.Model(path=folder), data=c.Data(path=folder),
-                       rollout=c.Rollout(prompts_per_step=12), placement=c.Placement(**place))  # fmt: skip
+    return c.RunConfig(
+        run=c.Run(name="lab", dir=f"{folder}/run"),
+        model=c.Model(path=folder),
+        data=c.Data(path=folder),
+        rollout=c.Rollout(prompts_per_step=12),
+        placement=c.Placement(**place),
+    )
 
 
 @pytest.mark.parametrize("lab", [3], indirect=True)

@@ -45,15 +45,23 @@ class Round:
     """One preflight of all hosts."""
 
     def __init__(
-        self, lab: hosts.Lab, tmp: Path, data: Path, wrap: Mapping[int, Callable[[list[str]], list[str]]] | None = None,
-        env: Mapping[int, dict[str, str]] | None = None, absent: int | None = None,
-    ):  # fmt: skip
+        self,
+        lab: hosts.Lab,
+        tmp: Path,
+        data: Path,
+        wrap: Mapping[int, Callable[[list[str]], list[str]]] | None = None,
+        env: Mapping[int, dict[str, str]] | None = None,
+        absent: int | None = None,
+    ):
         tmp.mkdir(parents=True, exist_ok=True)
         self.lab, self.run_dir = lab, tmp / "run"
         self.run_dir.mkdir(exist_ok=True)
-        config = c.RunConfig(run=c.Run(name="lab", dir=str(self.run_dir)), model=c.Model(path=str(tmp)),
-                             data=c.Data(path=str(data)),
-                             placement=c.Placement(nodes=4, device="cpu", start_timeout_s=60.0))  # fmt: skip
+        config = c.RunConfig(
+            run=c.Run(name="lab", dir=str(self.run_dir)),
+            model=c.Model(path=str(tmp)),
+            data=c.Data(path=str(data)),
+            placement=c.Placement(nodes=4, device="cpu", start_timeout_s=60.0),
+        )
         path = tmp / "config.yaml"
         path.write_text(c.dump(config))
         peers = ",".join(h.address for h in lab.hosts.values())

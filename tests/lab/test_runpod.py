@@ -13,11 +13,21 @@ import runpod_lab
 
 from recipes.commands import resolve
 
-pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(1700),
-              pytest.mark.skipif(bool(runpod_lab.missing()), reason=runpod_lab.missing())]  # fmt: skip
-SMALL = ["rollout.prompts_per_step=4", "rollout.samples_per_prompt=4", "rollout.max_tokens=16",
-         "evaluation.every_steps=0", "checkpoint.every_steps=1",
-         "checkpoint.export_hf=never", "rewards.workers=1"]  # fmt: skip
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.slow,
+    pytest.mark.timeout(1700),
+    pytest.mark.skipif(bool(runpod_lab.missing()), reason=runpod_lab.missing()),
+]
+SMALL = [
+    "rollout.prompts_per_step=4",
+    "rollout.samples_per_prompt=4",
+    "rollout.max_tokens=16",
+    "evaluation.every_steps=0",
+    "checkpoint.every_steps=1",
+    "checkpoint.export_hf=never",
+    "rewards.workers=1",
+]
 SPOT = [
     "setup=cpu",
     "cluster.gpus_per_node=1",
@@ -90,8 +100,10 @@ def test_a_preempted_spot_job_goes_on_elsewhere_from_its_last_commit(desk, capsy
     assert resumed and saved <= int(resumed[-1]) <= saved + 1  # one may have been under way
     desk.until(lambda: not desk.rented, 60, "the machine to go")
     with capsys.disabled():
-        print(f"\nafter the loss: another machine {rented - taken:.0f} s, another step in the bucket "
-              f"{again - taken:.0f} s; the whole job {time.monotonic() - began:.0f} s")  # fmt: skip
+        print(
+            f"\nafter the loss: another machine {rented - taken:.0f} s, another step in the bucket "
+            f"{again - taken:.0f} s; the whole job {time.monotonic() - began:.0f} s"
+        )
 
 
 def test_down_ends_a_job_and_leaves_no_machine(desk):

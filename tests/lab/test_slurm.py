@@ -11,8 +11,12 @@ import pytest
 import slurm
 from checkout import steps_of
 
-pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(1500),
-              pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing())]  # fmt: skip
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.slow,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing()),
+]
 
 
 @pytest.fixture
@@ -43,8 +47,9 @@ def test_the_committed_script_runs_to_the_end(cluster, tmp_path, tiny_model, mix
 def test_a_preempted_job_is_requeued_and_goes_on(cluster, tmp_path, figure, tiny_model, mixed_dataset):
     job, log, run = submit(cluster, tmp_path, 60, mixed_dataset, tiny_model)
     cluster.until(lambda: len(steps_of(run)) >= 3, 600, "three steps", log)
-    cluster.command("sbatch", "--parsable", "-p", "urgent", "-N2", "--exclusive", "--wrap", "srun hostname",
-                    cwd=tmp_path)  # fmt: skip
+    cluster.command(
+        "sbatch", "--parsable", "-p", "urgent", "-N2", "--exclusive", "--wrap", "srun hostname", cwd=tmp_path
+    )
     began = time.monotonic()
     cluster.until(lambda: cluster.state(job)["Restarts"] == "1", 60, "requeue", log)
     figure("until the job was requeued, after its preemption", time.monotonic() - began)

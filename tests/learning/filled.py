@@ -41,8 +41,14 @@ def filled(config, rank, port):
     plain = dict(kind.from_pretrained(folder, dtype=dtype).named_parameters())
     cache = Path(config.run.dir) / f"cache-{rank}"
     huggingface_hub.constants.HF_HUB_CACHE = str(cache)
-    os.environ |= {"HF_ENDPOINT": config.checkpoint.remote, "RANK": str(rank), "LOCAL_RANK": str(rank),
-                   "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip
+    os.environ |= {
+        "HF_ENDPOINT": config.checkpoint.remote,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     init_distributed("cpu")
     ds_config = zero_config(config, model_shapes.from_config(about.to_dict()))
     keep = HfDeepSpeedConfig(ds_config)

@@ -27,10 +27,13 @@ def rates(config, rank, port):
     items = lessons(traces, [1.0] * len(traces))
     shape = model_shapes.from_config(worker.prompter.hf_config.to_dict())
     sequences = [
-        flops.Completed(t.shared, len(t.completion),
-                        flops.image_grids(t.prompt.tolist(), worker.prompter.image_token_id or -1))
+        flops.Completed(
+            t.shared,
+            len(t.completion),
+            flops.image_grids(t.prompt.tolist(), worker.prompter.image_token_id or -1),
+        )
         for t in traces
-    ] * RATED["packs"]  # fmt: skip
+    ] * RATED["packs"]
     work = flops.train_flops(
         shape, sequences, config.model.gradient_checkpointing, config.model.freeze_vision
     )
@@ -61,11 +64,19 @@ def bare(config, rank, port):
 
     worker = OneRank(config)
     on_gpu, r = config.placement.device == "cuda", config.rollout
-    memory = {"gpu_memory_utilization": r.gpu_memory_utilization} if on_gpu else {
-        "kv_cache_memory_bytes": int(r.kv_cache_gib * 2**30)}  # fmt: skip
-    llm = LLM(model=config.model.path, dtype="bfloat16" if config.model.dtype == "bf16" else "float32",
-              max_model_len=config.data.prompt_max_tokens + r.max_tokens, generation_config="vllm",
-              enforce_eager=not on_gpu, **memory)  # fmt: skip
+    memory = (
+        {"gpu_memory_utilization": r.gpu_memory_utilization}
+        if on_gpu
+        else {"kv_cache_memory_bytes": int(r.kv_cache_gib * 2**30)}
+    )
+    llm = LLM(
+        model=config.model.path,
+        dtype="bfloat16" if config.model.dtype == "bf16" else "float32",
+        max_model_len=config.data.prompt_max_tokens + r.max_tokens,
+        generation_config="vllm",
+        enforce_eager=not on_gpu,
+        **memory,
+    )
     rows = [row % len(worker.train_set) for row in range(RATED["rows"])]
     inputs = [worker.reader.request(config.train_split, row).inputs for row in rows]
     params = SamplingParams(n=RATED["samples"], temperature=1.0, max_tokens=r.max_tokens)

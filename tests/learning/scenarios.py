@@ -207,9 +207,15 @@ def unequal(config, rank, port):
         if "gap" not in out:
             prompt = worker.reader.encoded(config.train_split, rank)
             ids = torch.from_numpy(traces[rank].tokens.astype(np.int64))[None]
-            images = {} if prompt.grid_thw is None else {
-                "pixel_values": prompt.pixel_values, "image_grid_thw": prompt.grid_thw,
-                "mm_token_type_ids": (ids == worker.prompter.image_token_id).int()}  # fmt: skip
+            images = (
+                {}
+                if prompt.grid_thw is None
+                else {
+                    "pixel_values": prompt.pixel_values,
+                    "image_grid_thw": prompt.grid_thw,
+                    "mm_token_type_ids": (ids == worker.prompter.image_token_id).int(),
+                }
+            )
             with torch.no_grad():
                 logits = plain(input_ids=ids, **images).logits[0, len(prompt.token_ids) - 1 : -1]
             want = logits.log_softmax(-1).gather(1, ids[0, len(prompt.token_ids) :, None])[:, 0]

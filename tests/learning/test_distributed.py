@@ -13,20 +13,39 @@ from trainer.learning.learner import LearnerFacts
 
 
 def test_ranks_add_up_but_for_what_they_agree_on_and_for_the_largest():
-    a = {"loss/total": 0.25, "mismatch/logprob_abs_max": 3.0, "grad/norm": 2.0, "optim/skipped_updates": 1.0,
-         "perf/peak_memory_gib": 5.0, "perf/gathered_gib": 7.0}  # fmt: skip
+    a = {
+        "loss/total": 0.25,
+        "mismatch/logprob_abs_max": 3.0,
+        "grad/norm": 2.0,
+        "optim/skipped_updates": 1.0,
+        "perf/peak_memory_gib": 5.0,
+        "perf/gathered_gib": 7.0,
+    }
     b = {**a, "loss/total": 0.5, "mismatch/logprob_abs_max": 4.0, "perf/peak_memory_gib": 4.0}
-    assert over_ranks([a, b]) == {"loss/total": 0.75, "mismatch/logprob_abs_max": 4.0, "grad/norm": 2.0,
-                                  "optim/skipped_updates": 1.0, "perf/peak_memory_gib": 5.0,
-                                  "perf/gathered_gib": 7.0}  # fmt: skip
+    assert over_ranks([a, b]) == {
+        "loss/total": 0.75,
+        "mismatch/logprob_abs_max": 4.0,
+        "grad/norm": 2.0,
+        "optim/skipped_updates": 1.0,
+        "perf/peak_memory_gib": 5.0,
+        "perf/gathered_gib": 7.0,
+    }
 
 
 def test_over_updates_maxima_stay_maxima_counts_add_and_means_go_by_tokens():
     """Three updates of 100, 300 and 100 tokens; the second was skipped and has no gradient norm."""
     loss, worst, norms, skipped = (1.0, 2.0, 4.0), (0.5, 9.0, 0.1), (2.0, None, 6.0), (0.0, 1.0, 0.0)
-    stats = [{"loss/total": x, "mismatch/logprob_abs_max": w, "optim/skipped_updates": s, "perf/passes": 2.0,
-              "perf/peak_memory_gib": 3.0} | ({} if n is None else {"grad/norm": n})
-             for x, w, n, s in zip(loss, worst, norms, skipped, strict=True)]  # fmt: skip
+    stats = [
+        {
+            "loss/total": x,
+            "mismatch/logprob_abs_max": w,
+            "optim/skipped_updates": s,
+            "perf/passes": 2.0,
+            "perf/peak_memory_gib": 3.0,
+        }
+        | ({} if n is None else {"grad/norm": n})
+        for x, w, n, s in zip(loss, worst, norms, skipped, strict=True)
+    ]
     step = over_updates(stats, [100, 300, 100])
     assert step["loss/total"] == pytest.approx((100 + 600 + 400) / 500)
     assert step["mismatch/logprob_abs_max"] == 9.0 and step["perf/peak_memory_gib"] == 3.0

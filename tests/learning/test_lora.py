@@ -97,8 +97,10 @@ def test_an_adapter_of_4_bits_is_merged_into_what_they_stand_for(tiny_model, tmp
             p.data.normal_(0, 0.1)
     folder = tmp_path / "adapter"
     folder.mkdir()
-    save_file({k: v.contiguous() for k, v in peft.get_peft_model_state_dict(model).items()},
-              folder / "adapter_model.safetensors")  # fmt: skip
+    save_file(
+        {k: v.contiguous() for k, v in peft.get_peft_model_state_dict(model).items()},
+        folder / "adapter_model.safetensors",
+    )
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"} | options.peft()))
     (folder / QUANTIZATION).write_text(json.dumps(quantization))
     merged = AutoModelForImageTextToText.from_pretrained(make(str(folder), tmp_path / "hf", str(tiny_model)))

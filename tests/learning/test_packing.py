@@ -28,8 +28,10 @@ def positions(ids, grid, image: int | None = IMAGE):
 def test_collate_by_hand():
     """Prompt 7 with an image of 2x1 tokens and three completions, one empty, around a text prompt."""
     grid = torch.tensor([[1, 4, 2]])
-    seen = {7: SimpleNamespace(pixel_values=torch.ones(8, 3), grid_thw=grid),
-            2: SimpleNamespace(pixel_values=None, grid_thw=None)}  # fmt: skip
+    seen = {
+        7: SimpleNamespace(pixel_values=torch.ones(8, 3), grid_thw=grid),
+        2: SimpleNamespace(pixel_values=None, grid_thw=None),
+    }
     p7, p2 = [1, IMAGE, IMAGE, 3], [4, 5]
 
     def encoded(t):
@@ -111,8 +113,15 @@ def test_attention_by_shape_is_dense_attention(causal, shared):
     q_lengths, k_lengths = list(lengths), list(lengths)
     if shared:  # 20 and 1 queries more that attend to the first 40 of the row and to themselves
         start = sum(lengths)
-        index = torch.cat([torch.arange(start), torch.arange(40), torch.arange(start, start + 20), torch.arange(40),
-                           torch.tensor([start + 20])])  # fmt: skip
+        index = torch.cat(
+            [
+                torch.arange(start),
+                torch.arange(40),
+                torch.arange(start, start + 20),
+                torch.arange(40),
+                torch.tensor([start + 20]),
+            ]
+        )
         q_lengths, k_lengths = [*lengths, 20, 1], [*lengths, 60, 41]
     rows, total = layout(q_lengths, k_lengths, index), sum(q_lengths)
     q = torch.randn(total, 4, 16, generator=g, **double).requires_grad_()
@@ -166,10 +175,16 @@ def test_gradients_are_those_of_the_padded_computation(family_model, family, aga
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "family", "again", "hpz"),
-    [(1, "qwen2_5_vl", False, 1), (2, "qwen3_vl", True, 1), (2, "qwen3", False, 1),
-     *(pytest.param(2, family, True, hpz, marks=pytest.mark.long)
-       for family, hpz in (("qwen2_5_vl", 2), ("qwen2", 2), ("llama", 1)))],
-)  # fmt: skip
+    [
+        (1, "qwen2_5_vl", False, 1),
+        (2, "qwen3_vl", True, 1),
+        (2, "qwen3", False, 1),
+        *(
+            pytest.param(2, family, True, hpz, marks=pytest.mark.long)
+            for family, hpz in (("qwen2_5_vl", 2), ("qwen2", 2), ("llama", 1))
+        ),
+    ],
+)
 def test_ranks_reproduce_the_padded_gradients(
     run_ranks, small_config, family_model, world, family, again, hpz
 ):

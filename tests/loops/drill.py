@@ -219,9 +219,13 @@ class Drill:
 def small_disk(path: Path) -> Generator[bool]:
     """A tmpfs of DISK_BYTES at `path` where we are root, else a plain folder. Yields whether it is small."""
     path.mkdir(parents=True)
-    mounted = os.geteuid() == 0 and subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(path)], capture_output=True
-    ).returncode == 0  # fmt: skip
+    mounted = (
+        os.geteuid() == 0
+        and subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(path)], capture_output=True
+        ).returncode
+        == 0
+    )
     try:
         yield mounted
     finally:

@@ -102,8 +102,12 @@ def solution_logprobs(model, processor, config, row):
     prompt = processor.apply_chat_template(row.messages, add_generation_prompt=True)
     images = {"images": [decode(data, row.id) for data in row.images]} if row.images else {}
     size = {"shortest_edge": config.model.min_pixels, "longest_edge": config.model.max_pixels}
-    inputs = processor(text=[prompt + row.solution + "<|im_end|>"], return_tensors="pt",
-                       **images, **({"images_kwargs": {"size": size}} if images else {}))  # fmt: skip
+    inputs = processor(
+        text=[prompt + row.solution + "<|im_end|>"],
+        return_tensors="pt",
+        **images,
+        **({"images_kwargs": {"size": size}} if images else {}),
+    )
     answer = len(processor.tokenizer(row.solution)["input_ids"]) + 1
     return (
         model(**inputs)

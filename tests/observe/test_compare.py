@@ -63,8 +63,10 @@ def test_the_share_of_waiting_is_told_per_phase_and_the_straggler_named_in_its_p
 
 
 def test_a_rank_that_was_started_again_does_not_wait_backwards():
-    before, after = list(samples(100, {0: {"update": 0.5, "sync": 0.5}}, 1)), list(samples(100, {0: {"update": 0.5,
-                         "sync": 0.5}}, 1))  # fmt: skip
+    before, after = (
+        list(samples(100, {0: {"update": 0.5, "sync": 0.5}}, 1)),
+        list(samples(100, {0: {"update": 0.5, "sync": 0.5}}, 1)),
+    )
     shares = waits(before + [s | {"unix_s": s["unix_s"] + 100} for s in after])
     assert all(0 <= share <= 0.5 for of in shares.values() for share in of.values())
 

@@ -19,10 +19,17 @@ from trainer.exit_codes import EXIT_CONFIG
 from trainer.observe.guards import GuardWatch
 
 GOOD = {
-    "loss/total": 0.01, "grad/norm": 0.5, "kl/mean": 0.02, "entropy/mean": 1.2, "tokens/truncated_fraction": 0.1,
-    "group/zero_std_fraction": 0.3, "mismatch/logprob_abs_mean": 0.01, "perf/disk_free_gib": 500.0,
-    "perf/host_memory_fraction": 0.4, "sft/loss": 0.8,
-}  # fmt: skip
+    "loss/total": 0.01,
+    "grad/norm": 0.5,
+    "kl/mean": 0.02,
+    "entropy/mean": 1.2,
+    "tokens/truncated_fraction": 0.1,
+    "group/zero_std_fraction": 0.3,
+    "mismatch/logprob_abs_mean": 0.01,
+    "perf/disk_free_gib": 500.0,
+    "perf/host_memory_fraction": 0.4,
+    "sft/loss": 0.8,
+}
 
 
 def run(*steps: dict[str, float], **limits):

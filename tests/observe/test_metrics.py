@@ -29,8 +29,13 @@ def run_script(body: str, *args: str, prefix: tuple[str, ...] = (), **kwargs) ->
     environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_")} | kwargs.pop("env", {})
     return subprocess.run(
         [*prefix, sys.executable, "-c", textwrap.dedent(body), *args],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, **kwargs,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **kwargs,
+    )
 
 
 # --- metrics.jsonl ----------------------------------------------------------------------------------------------------
@@ -178,8 +183,17 @@ def test_display_and_report_need_none_of_the_training_stack():
 
 def test_samples_keep_their_grades_and_each_picture_once(tmp_path):
     metrics = Metrics(tmp_path, PLAIN)
-    row = {"row": 3, "question": "Wie viele – ü?", "completion": "2\n", "ground_truth": "2", "verdict": "correct",
-           "reward": 1.5, "advantage": float("inf"), "tokens": 9, "image_pngs": [picture(2), picture(3)]}  # fmt: skip
+    row = {
+        "row": 3,
+        "question": "Wie viele – ü?",
+        "completion": "2\n",
+        "ground_truth": "2",
+        "verdict": "correct",
+        "reward": 1.5,
+        "advantage": float("inf"),
+        "tokens": 9,
+        "image_pngs": [picture(2), picture(3)],
+    }
     metrics.samples(5, [row, row])
     first, second = read_lines(tmp_path / "samples.jsonl")
     assert first == second and first["step"] == 5 and first["question"] == row["question"]

@@ -65,9 +65,22 @@ def test_what_a_model_writes_cannot_break_the_page(tmp_path):
     metrics = Metrics(tmp_path, override(PLAIN, ["run.name=<b>x</b>"]))
     metrics.log(1, {"reward/mean": 1.0})
     evil = '<script>alert(1)</script></article><img src="//x">'
-    metrics.samples(1, [{"row": 0, "question": evil, "completion": "<think>" + evil, "ground_truth": evil,
-                         "verdict": "wrong", "reward": 0.0, "advantage": 0.0, "tokens": 1,
-                         "image_pngs": []}])  # fmt: skip
+    metrics.samples(
+        1,
+        [
+            {
+                "row": 0,
+                "question": evil,
+                "completion": "<think>" + evil,
+                "ground_truth": evil,
+                "verdict": "wrong",
+                "reward": 0.0,
+                "advantage": 0.0,
+                "tokens": 1,
+                "image_pngs": [],
+            }
+        ],
+    )
     page = report.write_report(tmp_path).read_text()
     assert page.count("<script>") == 1 and page.count("</article>") == 1 and "<img" not in page
     assert "&lt;script&gt;alert(1)" in page and "<h1>&lt;b&gt;x" in page
@@ -151,9 +164,17 @@ def test_a_browser_draws_it_without_complaint(tmp_path):
         pytest.skip("no Chromium on this machine")
     write_run(tmp_path, 60)
     page = report.write_report(tmp_path)
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-             "--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}",
-             "--enable-logging=stderr"]  # fmt: skip
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--enable-logging=stderr",
+    ]
     done = subprocess.run(
         [chromium, *flags, "--dump-dom", page.as_uri()],
         capture_output=True,

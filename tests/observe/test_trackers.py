@@ -25,8 +25,13 @@ def run_script(body: str, *args: str, prefix: tuple[str, ...] = (), **kwargs) ->
     environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_")} | kwargs.pop("env", {})
     return subprocess.run(
         [*prefix, sys.executable, "-c", textwrap.dedent(body), *args],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, **kwargs,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **kwargs,
+    )
 
 
 def test_tensorboard_shows_every_step_once_after_a_resume(tmp_path):

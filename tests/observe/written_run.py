@@ -30,24 +30,41 @@ def values(step: int, steps: int, draw: random.Random) -> dict[str, float]:
     length = 40 - 12 * share + draw.gauss(0, 1)
     rollout, update = draw.gauss(1.1, 0.05), draw.gauss(0.7, 0.03)
     return {
-        "reward/mean": accuracy + 0.5 * fmt, "reward/std": 0.6 - 0.2 * share, "reward/accuracy": accuracy,
-        "reward/format": fmt, "reward/timeout_rate": 0.0, "reward/error_rate": 0.0, "reward/no_answer_rate": 1 - fmt,
-        "loss/total": draw.gauss(0, 0.01), "loss/policy": draw.gauss(0, 0.01),
-        "kl/mean": 0.02 * share + abs(draw.gauss(0, 5e-4)), "entropy/mean": 1.1 - 0.5 * share,
-        "ratio/mean": 1 + draw.gauss(0, 1e-3), "ratio/clip_fraction": abs(draw.gauss(0.01, 0.004)),
-        "grad/norm": math.exp(draw.gauss(-0.3, 0.35)), "optim/lr": 1e-4,
+        "reward/mean": accuracy + 0.5 * fmt,
+        "reward/std": 0.6 - 0.2 * share,
+        "reward/accuracy": accuracy,
+        "reward/format": fmt,
+        "reward/timeout_rate": 0.0,
+        "reward/error_rate": 0.0,
+        "reward/no_answer_rate": 1 - fmt,
+        "loss/total": draw.gauss(0, 0.01),
+        "loss/policy": draw.gauss(0, 0.01),
+        "kl/mean": 0.02 * share + abs(draw.gauss(0, 5e-4)),
+        "entropy/mean": 1.1 - 0.5 * share,
+        "ratio/mean": 1 + draw.gauss(0, 1e-3),
+        "ratio/clip_fraction": abs(draw.gauss(0.01, 0.004)),
+        "grad/norm": math.exp(draw.gauss(-0.3, 0.35)),
+        "optim/lr": 1e-4,
         "mismatch/logprob_abs_mean": 2e-7 * math.exp(draw.gauss(0, 0.2)),
-        "mismatch/logprob_abs_max": 3e-6 * math.exp(draw.gauss(0, 0.3)), "mismatch/kl": 1e-12,
-        "tokens/prompt_mean": 120.0, "tokens/prompt_max": 140, "tokens/response_mean": length,
-        "tokens/response_min": length * 0.4, "tokens/response_max": min(64.0, length * 1.7),
-        "tokens/truncated_fraction": 0.1 * (1 - share), "group/zero_std_fraction": 0.2 + 0.3 * share,
-        "time/rollout_s": rollout, "time/grade_s": 0.05, "time/update_s": update,
+        "mismatch/logprob_abs_max": 3e-6 * math.exp(draw.gauss(0, 0.3)),
+        "mismatch/kl": 1e-12,
+        "tokens/prompt_mean": 120.0,
+        "tokens/prompt_max": 140,
+        "tokens/response_mean": length,
+        "tokens/response_min": length * 0.4,
+        "tokens/response_max": min(64.0, length * 1.7),
+        "tokens/truncated_fraction": 0.1 * (1 - share),
+        "group/zero_std_fraction": 0.2 + 0.3 * share,
+        "time/rollout_s": rollout,
+        "time/grade_s": 0.05,
+        "time/update_s": update,
         "time/sync_s": 0.12,
         "time/checkpoint_s": 0.4 if step % 10 == 0 else 0.0,
         "time/step_s": rollout + update + 0.25,
-        "perf/rollout_tokens_per_s": 2000 + draw.gauss(0, 60), "perf/train_tokens_per_s": 9000 + draw.gauss(0, 200),
+        "perf/rollout_tokens_per_s": 2000 + draw.gauss(0, 60),
+        "perf/train_tokens_per_s": 9000 + draw.gauss(0, 200),
         "perf/peak_memory_gib": 2.1,
-    }  # fmt: skip
+    }
 
 
 def write_run(
@@ -84,9 +101,13 @@ def sample(step: int, k: int, draw: random.Random) -> dict:
     said = count if verdict == "correct" else count + 1
     box = f"<answer> $\\boxed{{{said}}}$ </answer>" if verdict != "no_answer" else ""
     return {
-        "row": 17 * step + k, "question": "How many circles are in the picture?", "image_pngs": [picture(count)],
-        "completion": f"<think> I count {said} circles, row by row. </think>{box}", "ground_truth": str(count),
+        "row": 17 * step + k,
+        "question": "How many circles are in the picture?",
+        "image_pngs": [picture(count)],
+        "completion": f"<think> I count {said} circles, row by row. </think>{box}",
+        "ground_truth": str(count),
         "verdict": verdict,
-        "reward": 1.5 if verdict == "correct" else 0.5 if box else 0.0, "advantage": draw.gauss(0, 1),
+        "reward": 1.5 if verdict == "correct" else 0.5 if box else 0.0,
+        "advantage": draw.gauss(0, 1),
         "tokens": 20 + k,
-    }  # fmt: skip
+    }

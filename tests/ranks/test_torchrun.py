@@ -89,8 +89,15 @@ def test_other_settings_are_named(config, free_port):
 
 def test_a_dead_master_is_named_in_one_line(config, tmp_path, free_port):
     path = tmp_path / "run.yaml"
-    path.write_text(c.dump(replace(config, placement=replace(config.placement, nodes=2, workers_per_node=1),
-                                   checkpoint=replace(config.checkpoint, shared_files=True))))  # fmt: skip
+    path.write_text(
+        c.dump(
+            replace(
+                config,
+                placement=replace(config.placement, nodes=2, workers_per_node=1),
+                checkpoint=replace(config.checkpoint, shared_files=True),
+            )
+        )
+    )
     env = os.environ | {
         "NNODES": "2",
         "NODE_RANK": "1",

@@ -109,14 +109,14 @@ def main(path: str, rank: int, port: int, out: str) -> None:
     patches = sum(len(pixels) for pixels in images if pixels is not None)
     worker.update(mine, tokens, size, 0.0)  # Adam's moments, and the pages of the buckets
     found["save"] = settled()
-    step = worker.policy.platform.step
+    step = worker.policy.trained.step
     peaks = Peaks("update")
 
     def measured_step() -> None:
         peaks.phase = "optimizer step"
         step()
 
-    worker.policy.platform.step = measured_step
+    worker.policy.trained.step = measured_step
     worker.update(mine, tokens, size, 0.0)
     peaks.phase = "between"
     settled()

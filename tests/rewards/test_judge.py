@@ -116,9 +116,14 @@ def test_an_answer_cannot_speak_to_the_judge(endpoint, settings):
 
 @pytest.mark.parametrize(
     ("mode", "verdict", "requests"),
-    [("thinks", "correct", 1), ("busy once", "correct", 2), ("mute", "error", 1), ("hangs", "timeout", 4),
-     ("drips", "timeout", 4)],
-)  # fmt: skip
+    [
+        ("thinks", "correct", 1),
+        ("busy once", "correct", 2),
+        ("mute", "error", 1),
+        ("hangs", "timeout", 4),
+        ("drips", "timeout", 4),
+    ],
+)
 def test_replies_that_are_late_or_none(endpoint, settings, mode, verdict, requests):
     endpoint.mode = mode
     verdicts, stats = score(replace(settings, max_timeout_rate=1.0), ["kitty"], ["cat"], ["text"])

@@ -106,7 +106,7 @@ def test_original_request_with_labels(url):
         "query": [f"<|im_start|>assistant\n{wrap('60')}<|im_end|>\n", wrap("(x-1)(x+1)"), "?"],
         "prompts": ["How many?", "Factor", "Else"],
         "labels": ["$\\boxed{60}$", "x^2-1", "A"],
-    }  # fmt: skip
+    }
     status, reply, _ = call(f"{url}/get_reward", body, TOKEN)
     assert status == 200
     assert reply == {
@@ -232,14 +232,27 @@ def test_address_of_the_cluster_needs_a_token():
 @pytest.mark.parametrize(
     "ends",
     [
-        "<|im_end|>\n", "<|im_end|><|endoftext|>", "<|im_end|>\n" + "<|endoftext|>" * 500, "</s>", "<|eot_id|>",
-        "<eos><pad><pad>", "<｜end▁of▁sentence｜>", "<|end_of_text|>", "[PAD][PAD]", "<end_of_turn>\n",
-        "<|im_end|></s>\n\n", "",
+        "<|im_end|>\n",
+        "<|im_end|><|endoftext|>",
+        "<|im_end|>\n" + "<|endoftext|>" * 500,
+        "</s>",
+        "<|eot_id|>",
+        "<eos><pad><pad>",
+        "<｜end▁of▁sentence｜>",
+        "<|end_of_text|>",
+        "[PAD][PAD]",
+        "<end_of_turn>\n",
+        "<|im_end|></s>\n\n",
+        "",
     ],
-)  # fmt: skip
+)
 def test_special_tokens_around_a_completion_are_off(ends):
-    for start in ("", "<|im_start|>assistant\nold<|im_end|>\n<|im_start|>assistant\n", "<s>",
-                  "<|start_header_id|>assistant<|end_header_id|>\n\n"):  # fmt: skip
+    for start in (
+        "",
+        "<|im_start|>assistant\nold<|im_end|>\n<|im_start|>assistant\n",
+        "<s>",
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    ):
         assert response_of(start + wrap("5") + ends) == wrap("5")
     assert response_of("plain </think> text") == "plain </think> text"
 
@@ -302,10 +315,18 @@ def server_that_says(reply: bytes):
 
 @pytest.mark.parametrize(
     ("reply", "says"),
-    [(b'{"acc_rewards": [NaN]}', "finite"), (b'{"rewards": [Infinity]}', "finite"), (b'{"rewards": ["1"]}', "finite"),
-     (b'{"acc_rewards": [1.0], "verdicts": ["splendid"]}', "splendid"), (b'{"rewards": [1.0, 1.0]}', "list of 1"),
-     (b'{"rewards": 1.0}', "list of 1"), (b"[1.0]", "object"), (b"{}", "neither"), (b'{"rewards": [null]}', "finite")],
-)  # fmt: skip
+    [
+        (b'{"acc_rewards": [NaN]}', "finite"),
+        (b'{"rewards": [Infinity]}', "finite"),
+        (b'{"rewards": ["1"]}', "finite"),
+        (b'{"acc_rewards": [1.0], "verdicts": ["splendid"]}', "splendid"),
+        (b'{"rewards": [1.0, 1.0]}', "list of 1"),
+        (b'{"rewards": 1.0}', "list of 1"),
+        (b"[1.0]", "object"),
+        (b"{}", "neither"),
+        (b'{"rewards": [null]}', "finite"),
+    ],
+)
 def test_client_refuses_replies_that_make_no_rewards(reply, says):
     with server_that_says(reply) as url, Scorer(config.Rewards(remote_url=url)) as scorer:
         with pytest.raises(BadReplyError, match=says) as error:
@@ -315,9 +336,12 @@ def test_client_refuses_replies_that_make_no_rewards(reply, says):
 
 @pytest.mark.parametrize(
     ("reply", "accuracy"),
-    [(b'{"rewards": [0.5]}', 0.5), (b'{"rewards": [9.0], "scores": [1], "extra_logs": {"length": [3]}}', 1.0),
-     (b'{"rewards": [-1.0]}', -1.0)],
-)  # fmt: skip
+    [
+        (b'{"rewards": [0.5]}', 0.5),
+        (b'{"rewards": [9.0], "scores": [1], "extra_logs": {"length": [3]}}', 1.0),
+        (b'{"rewards": [-1.0]}', -1.0),
+    ],
+)
 def test_client_understands_replies_in_openrlhf_s_shape(reply, accuracy):
     with server_that_says(reply) as url, Scorer(config.Rewards(remote_url=url)) as scorer:
         (outcome,) = scorer.score([wrap("1")], ["1"], ["number"])

@@ -40,9 +40,17 @@ def hub(monkeypatch):
 @pytest.mark.parametrize("name", [INDEX, WHOLE])
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(500, StorageError), (503, StorageError), (429, StorageError), (0, StorageError), (400, ConfigError),
-     (401, ConfigError), (403, ConfigError), (404, ConfigError)],
-)  # fmt: skip
+    [
+        (500, StorageError),
+        (503, StorageError),
+        (429, StorageError),
+        (0, StorageError),
+        (400, ConfigError),
+        (401, ConfigError),
+        (403, ConfigError),
+        (404, ConfigError),
+    ],
+)
 def test_an_outage_is_not_a_refusal(hub, tmp_path, name, status, kind):
     """Status 0: the connection is closed without an answer."""
     hub.fails = {name: status}

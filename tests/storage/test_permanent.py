@@ -161,8 +161,12 @@ def test_a_probe_leaves_nothing_and_asks_for_no_right_that_is_not_needed(tmp_pat
     )
     try:
         servers.wait_for_port(port, process, 60)
-        keys = {"endpoint_url": f"http://127.0.0.1:{port}", "region_name": "us-east-1",
-                "aws_access_key_id": "a", "aws_secret_access_key": "b"}  # fmt: skip
+        keys = {
+            "endpoint_url": f"http://127.0.0.1:{port}",
+            "region_name": "us-east-1",
+            "aws_access_key_id": "a",
+            "aws_secret_access_key": "b",
+        }
         boto3.client("s3", **keys).create_bucket(Bucket="bucket")
         iam, env = boto3.client("iam", **keys), {}
         for name, actions in (("reader", ["s3:ListBucket", "s3:GetObject"]), ("writer", ["s3:*"])):

@@ -182,11 +182,16 @@ def by_shape(q: Tensor, k: Tensor, v: Tensor, rows: Layout, causal: bool, scale:
     outs = []
     for b in buckets:
         keys = b.k_rows if rows.kv_index is None else rows.kv_index[b.k_rows]
-        batched = [(x if place is None else x.index_select(0, at)).unflatten(0, (b.count, -1)).transpose(1, 2)
-                   for x, at in ((q, b.q_rows), (k, keys), (v, keys))]  # fmt: skip
+        batched = [
+            (x if place is None else x.index_select(0, at)).unflatten(0, (b.count, -1)).transpose(1, 2)
+            for x, at in ((q, b.q_rows), (k, keys), (v, keys))
+        ]
         out = F.scaled_dot_product_attention(
-            *batched, attn_mask=b.mask, is_causal=causal and b.mask is None, scale=scale,
+            *batched,
+            attn_mask=b.mask,
+            is_causal=causal and b.mask is None,
+            scale=scale,
             enable_gqa=q.shape[1] != k.shape[1],
-        )  # fmt: skip
+        )
         outs.append(out.transpose(1, 2).flatten(0, 1))
     return outs[0] if place is None else torch.cat(outs).index_select(0, place)

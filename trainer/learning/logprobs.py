@@ -49,6 +49,7 @@ class ChunkedLogprobs(torch.autograd.Function):
             logprobs[part], greedy[part] = picked - z, (picked >= logits.amax(-1)).float()
             p = (logits - z[:, None]).exp_()
             entropies[part] = z - p.mul_(logits.masked_fill_(banned, 0)).sum(-1)
+            del logits, p  # before the next chunk is made
         # The parameter itself is saved: ZeRO-3 lets go of its content and gathers it again before the
         # backward pass.
         ctx.save_for_backward(hidden, weight, targets, banned, log_z)
@@ -78,6 +79,7 @@ class ChunkedLogprobs(torch.autograd.Function):
                 grad_hidden += d @ rows
             if grad_weight is not None:
                 torch.mm(d.t(), hidden, out=grad_weight[at : at + step])
+            del logits, d, inside, local  # before the next block is made
         return grad_hidden.to(hidden.dtype) if needs_hidden else None, grad_weight, None, None, None, None
 
 

@@ -130,8 +130,17 @@ def records_of(
         answers = [(_voted(trace.text), outcome.accuracy) for trace, outcome in pairs]
         tokens = sum(len(trace.completion) for trace, _ in pairs)
         cut = sum(not trace.finished for trace, _ in pairs)
-        lines.append({"id": ids[row], "pass_rate": rate, "samples": len(pairs), "completion": shortest,
-                      "answers": answers, "tokens": tokens, "truncated": cut})  # fmt: skip
+        lines.append(
+            {
+                "id": ids[row],
+                "pass_rate": rate,
+                "samples": len(pairs),
+                "completion": shortest,
+                "answers": answers,
+                "tokens": tokens,
+                "truncated": cut,
+            }
+        )
     return lines
 
 

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 from trainer.config import RunConfig
 from trainer.ranks.devices import SHOW_ALL
 from trainer.ranks.heap import ARENAS
 
-ALLOCATOR = "expandable_segments:True,pinned_max_round_threshold_mb:1"
-"""torch's allocators on a GPU: rows of ever new lengths leave no holes (vLLM switches this off around the
-pool of its sleep mode, device_allocator/cumem.py), and page-locked memory is not rounded up to powers of
-two."""
+ALLOCATOR = "expandable_segments:True"
+"""torch's allocator on a GPU: rows of ever new lengths leave no holes. vLLM switches this off around the pool
+of its sleep mode (device_allocator/cumem.py)."""
+PINNED = "pinned_max_round_threshold_mb:1"
+"""Page-locked memory is not rounded up to powers of two. An option that torch does not know ends a
+process."""
+KNOWS_PINNED = (2, 13)
+"""Oldest torch in which that option was seen."""
+
+
+def allocator() -> str:
+    """The value of PYTORCH_ALLOC_CONF."""
+    major, minor = version("torch").split(".")[:2]
+    if (int(major), int(minor)) < KNOWS_PINNED:
+        return ALLOCATOR
+    return f"{ALLOCATOR},{PINNED}"
 
 
 def environment(config: RunConfig) -> dict[str, str]:
@@ -37,7 +51,7 @@ def environment(config: RunConfig) -> dict[str, str]:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # ranks of one machine would all bind to its first core
         }
     else:
-        env |= SHOW_ALL | {"PYTORCH_ALLOC_CONF": ALLOCATOR}
+        env |= SHOW_ALL | {"PYTORCH_ALLOC_CONF": allocator()}
         if config.run.deterministic == "cuda":
             env |= {"VLLM_BATCH_INVARIANT": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     return env

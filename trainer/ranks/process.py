@@ -52,11 +52,18 @@ class RankProcess:
 
     def call(self, method: FunctionType, *args: Any) -> Any:
         """Calls a method of a part, such as `LearnerPart.update`."""
+        self._take_device()
         return getattr(self.part(owner(method)), method.__name__)(*args)
 
     def stream(self, method: FunctionType, *args: Any) -> Iterator[Any]:
         """Calls a method of a part that yields its results one by one."""
+        self._take_device()
         yield from getattr(self.part(owner(method)), method.__name__)(*args)
+
+    def _take_device(self) -> None:
+        """Every new thread begins with the machine's first GPU, and Ray chooses the thread of a call."""
+        if self.device.index is not None:
+            torch.cuda.set_device(self.device)
 
     # --- meeting the other ranks
 

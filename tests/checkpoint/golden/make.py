@@ -42,17 +42,25 @@ def main(out: Path) -> None:
         run=c.Run(name="golden", dir=str(out / "run"), max_steps=4),
         model=c.Model(path=str(out / "model"), dtype="fp32", gradient_checkpointing=False),
         data=c.Data(path=str(out / "data"), prompt_max_tokens=400),
-        rollout=c.Rollout(prompts_per_step=2, samples_per_prompt=4, max_tokens=8, kv_cache_gib=0.25, sleep_level=0),
+        rollout=c.Rollout(
+            prompts_per_step=2, samples_per_prompt=4, max_tokens=8, kv_cache_gib=0.25, sleep_level=0
+        ),
         algorithm=c.Algorithm(
-            micro_batch_tokens=900, kl_coef=0.01, kl_target=1e-3, kl_horizon=100, normalize_reward=True,
-            refill_rounds=1, samples_per_update=4, epochs=2,
+            micro_batch_tokens=900,
+            kl_coef=0.01,
+            kl_target=1e-3,
+            kl_horizon=100,
+            normalize_reward=True,
+            refill_rounds=1,
+            samples_per_update=4,
+            epochs=2,
         ),
         optimizer=c.Optimizer(learning_rate=1e-3, schedule="cosine", warmup_steps=1, weight_decay=0.01),
         rewards=c.Rewards(function=f"{out}/reward.py:reward", workers=1),
         checkpoint=c.Checkpoint(every_steps=2, keep_last=4, export_hf="never"),
         placement=c.Placement(workers_per_node=2, device="cpu"),
         logging=c.Logging(tensorboard=False, samples_per_step=0, keep_rollouts=True),
-    )  # fmt: skip
+    )
     (out / "run.yaml").write_text(c.dump(config))
     subprocess.run([sys.executable, "-m", "trainer.grpo", "--config", str(out / "run.yaml")], check=True)
 

@@ -1,0 +1,33 @@
+"""The variables that a rank starts with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from trainer import config as c
+from trainer.ranks import environment
+
+
+def test_this_torch_takes_the_allocators_settings():
+    """One that it does not know would end every rank at its start."""
+    check = "import os, torch; torch._C._accelerator_setAllocatorSettings(os.environ['PYTORCH_ALLOC_CONF'])"
+    env = os.environ | {"PYTORCH_ALLOC_CONF": environment.allocator()}
+    done = subprocess.run([sys.executable, "-c", check], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "expandable_segments:True" in environment.allocator()
+
+
+def test_an_older_torch_is_not_asked_for_what_it_may_not_know(monkeypatch):
+    monkeypatch.setattr(environment, "version", lambda package: "2.11.0+cu130")
+    assert environment.allocator() == "expandable_segments:True"
+
+
+def test_what_a_gpu_rank_gets_and_a_cpu_rank_does_not():
+    gpu = environment.environment(c.RunConfig())
+    assert gpu["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] == "1" and "VLLM_BATCH_INVARIANT" not in gpu
+    exact = environment.environment(c.RunConfig(run=c.Run(deterministic="cuda")))
+    assert exact["VLLM_BATCH_INVARIANT"] == "1" and exact["CUBLAS_WORKSPACE_CONFIG"]
+    cpu = environment.environment(c.RunConfig(placement=c.Placement(device="cpu")))
+    assert "PYTORCH_ALLOC_CONF" not in cpu
