@@ -97,7 +97,8 @@ def prepared(name: str, recipe: Recipe, target: str | None, overrides: list[str]
     before = run_record.load(run_id) if run_record.known(run_id) else None
     recipe = uploads.planned(recipe, target, before.uploads if before else {})
     files = render(recipe, target)
-    secrets = tokens.found()
+    used = script.secret_names(recipe)
+    secrets = {name: value for name, value in tokens.found().items() if name in used}
     launch_checks.check(recipe, target, options.reproducible, secrets)
 
     plan = cost.planned(recipe, target, prices.sky_catalogs())

@@ -22,7 +22,7 @@ from recipes.presets import resolve
 from recipes.run_record import RUNS, RunRecord
 from recipes.spec import Recipe
 from recipes.targets import ssh
-from recipes.targets.script import SECRETS, SETTINGS
+from recipes.targets.script import SETTINGS, secret_names
 
 GRACE_S = 60.0
 """After one node has ended, the others have this long to end by themselves."""
@@ -76,7 +76,8 @@ def up(record: RunRecord, follow: bool = True) -> int:
     if code:
         return code
     env, nodes = _environment(record), list[Node]()
-    tokens = "".join(f"{name}={os.environ[name]}\n" for name in SECRETS if os.environ.get(name))
+    used = [name for name in secret_names(recipe) if os.environ.get(name)]
+    tokens = "".join(f"{name}={os.environ[name]}\n" for name in used)
     try:
         for rank, host in enumerate(hosts):
             nodes.append(

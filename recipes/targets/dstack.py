@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipes.capabilities import capability, gpus_for, kept_folder, market, uses_spot, variant
+from recipes.capabilities import capability, engine_gpu, gpus_for, kept_folder, market, uses_spot, variant
 from recipes.plan.prices import price
 from recipes.spec import Recipe
 from recipes.targets import restarts, script
@@ -20,6 +20,16 @@ from trainer.config import ConfigError
 from trainer.exit_codes import EXIT_PREFLIGHT
 from trainer.hardware.gpus import gpu_named
 
+RUNPOD_CARDS = {
+    "L4": "NVIDIA L4",
+    "L40S": "NVIDIA L40S",
+    "A100-80GB": "NVIDIA A100 80GB PCIe",
+    "A100-80GB-SXM": "NVIDIA A100-SXM4-80GB",
+    "H100-SXM": "NVIDIA H100 80GB HBM3",
+    "H200-SXM": "NVIDIA H200",
+    "B200": "NVIDIA B200",
+}
+"""RunPod's own names, which dstack takes for instance types, by SkyPilot's."""
 CODE = "/spotrl"
 """Where the repository stands in the container."""
 
@@ -90,7 +100,7 @@ def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
         "working_dir": CODE,
         "files": [{"local_path": "../../..", "path": CODE}],
         "env": _env(recipe, target),
-        "ports": [script.PORT if recipe.kind == "serve" else 8265],
+        **({"ports": [script.PORT]} if recipe.kind == "serve" else {}),
         "resources": _resources(recipe, target),
     }
     if can.cloud:
@@ -153,6 +163,8 @@ def _market(recipe: Recipe, target: str) -> dict[str, Any]:
     where: dict[str, Any] = {"backends": [backend]}
     if site.region:
         where["regions"] = [site.region]
+    if forms := _forms(recipe, target):
+        where["instance_types"] = forms
     if uses_spot(recipe, target):
         where["spot_policy"] = "spot" if recipe.cluster.spot == "only" else "auto"
     else:
@@ -161,6 +173,16 @@ def _market(recipe: Recipe, target: str) -> dict[str, Any]:
     if limit:
         where["max_price"] = limit
     return where
+
+
+def _forms(recipe: Recipe, target: str) -> list[str]:
+    """RunPod's names of the cards that were planned: `gpu: name` alone takes PCIe cards too."""
+    if capability(target).cloud != "runpod-cluster" or not recipe.cluster.gpus_per_node:
+        return []
+    return [
+        RUNPOD_CARDS[engine_gpu("skypilot-runpod", gpu, recipe.cluster.gpus_per_node)]
+        for gpu in gpus_for(recipe, target)
+    ]
 
 
 def _max_price(recipe: Recipe, target: str) -> float:

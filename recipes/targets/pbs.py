@@ -60,7 +60,7 @@ WHERE = {"pro": '-n "$rank" --', "torque": '-h "${hosts[$rank]}"'}
 
 def render(recipe: Recipe) -> dict[str, str]:
     """The batch script, submitted from the repository's root: `qsub -v RUN_ID=my-run FILE`."""
-    names = " ".join((*script.SECRETS, *script.SETTINGS))
+    names = " ".join((*script.secret_names(recipe), *script.SETTINGS))
     node = NODE.replace("WANTED", str(recipe.cluster.nodes)).replace("VARIABLES", names)
     gpus = f" SPOTRL_GPUS_PER_NODE={recipe.cluster.gpus_per_node}" if recipe.cluster.gpus_per_node else ""
     node = node.replace("GPUS", gpus).replace("COMMAND", script.node_command(recipe))

@@ -131,8 +131,24 @@ def bucket_keys(url: str) -> tuple[str, ...]:
 
 
 def secret_names(recipe: Recipe) -> tuple[str, ...]:
-    """Tokens that a recipe's task may need."""
-    return (*SECRETS, API_KEY) if recipe.kind == "serve" else SECRETS
+    """Tokens that a recipe's task uses, and no others: a platform keeps what it is given."""
+    config = recipe.config
+    urls = [bucket_of(recipe), recipe.storage.weights, config.data.path, config.evaluation.path]
+    used = {name for url in urls for name in bucket_keys(url)}
+    if recipe.kind == "train" and not urls[0]:  # asked for at launch: it may be any
+        used |= {name for scheme in ("s3", "r2", "gs") for name in bucket_keys(f"{scheme}://")}
+    if "AWS_ACCESS_KEY_ID" in used:
+        used.add("AWS_SESSION_TOKEN")
+    used.add("HF_TOKEN")  # a preflight tries it
+    if recipe.kind == "train":
+        asked = {
+            "WANDB_API_KEY": config.logging.wandb == "online",
+            "SPOTRL_REWARD_TOKEN": config.rewards.remote_url,
+            "SPOTRL_JUDGE_KEY": config.rewards.judge_url,
+        }
+        used |= {name for name, wanted in asked.items() if wanted}
+    own = (API_KEY,) if recipe.kind == "serve" else ()
+    return (*(name for name in SECRETS if name in used), *own)
 
 
 def sparse_config(config: RunConfig) -> dict:
@@ -197,7 +213,7 @@ def preamble(
     kept_folder: what outlives the machine, so that BUCKET may be a file:// address below it
     (capabilities.kept_folder).
     """
-    names = " ".join((*SECRETS, *SETTINGS))
+    names = " ".join((*secret_names(recipe), *SETTINGS))
     lines = [
         "set -euo pipefail",
         ': "${RUN_ID:?the id of the run is missing: give RUN_ID}"',

@@ -20,7 +20,6 @@ from recipes.targets import restarts, script
 from trainer.config import ConfigError
 from trainer.exit_codes import EXIT_PREFLIGHT
 
-DASHBOARD_PORT = 8265
 ENVIRONMENT_GIB = 60
 """Size of a pod's own disk where a claim holds models, data and runs: it has the environment, the repository
 and Ray's files."""
@@ -126,10 +125,11 @@ def _resources(recipe: Recipe, target: str) -> dict[str, Any]:
         "image_id": f"docker:{cluster.image}",
         "memory": f"{cluster.memory_gib}+",
         "disk_size": cluster.disk_gib,
-        "ports": [script.PORT if recipe.kind == "serve" else DASHBOARD_PORT],
         "autostop": _autostop(recipe, target),
         "job_recovery": restarts.sky(recipe),
     }
+    if recipe.kind == "serve":  # Ray's dashboard goes through ssh: a port here is open to the internet
+        common["ports"] = [script.PORT]
     if not cluster.gpus_per_node or can.cloud == "kubernetes":
         common = {"cpus": f"{recipe.cpus}+"} | common
     if budget.max_hourly_usd:

@@ -15,6 +15,10 @@ unset ROCR_VISIBLE_DEVICES
 """For AMD GPUs: clocks and queues as AMD's own training guides set them."""
 
 
+WHOLE_NODE = 8
+"""GPUs of a node from which on a run has it for itself."""
+
+
 def render(recipe: Recipe) -> dict[str, str]:
     """The batch script, submitted from the repository's root: `sbatch FILE`."""
     body = [
@@ -41,7 +45,8 @@ def render(recipe: Recipe) -> dict[str, str]:
         f'node=$(cat <<"NODE"\n{script.driver_check(recipe)}exec {script.node_command(recipe)}\nNODE\n)',
         'srun --nodes=1 --ntasks=1 "${inside[@]}" bash -euo pipefail -c "$setup"',
         script.OUTLAST.rstrip("\n"),
-        LAUNCH.rstrip("\n"),
+        # Every rank sees all of its node's GPUs, whatever the site binds tasks to.
+        LAUNCH.rstrip("\n").replace("BIND", " --gpu-bind=none" if recipe.cluster.gpus_per_node else ""),
         restarts.slurm_end(recipe).rstrip("\n"),
     ]
     return {f"{recipe.name}.sbatch": "\n".join(body) + "\n"} | script.login_files(recipe, runs(recipe))
@@ -69,6 +74,8 @@ def directives(recipe: Recipe) -> list[str]:
     ]
     if cluster.gpus_per_node:
         options.insert(3, f"--gres={site.gres}" if site.gres else f"--gpus-per-node={cluster.gpus_per_node}")
+        if cluster.gpus_per_node == WHOLE_NODE:  # no neighbor's NCCL, memory or disk beside the run's
+            options.insert(3, "--exclusive")
     options += [f"--partition={site.partition}"] if site.partition else []
     named = ("account", "qos", "constraint", "reservation")
     options += [f"--{name}={value}" for name in named if (value := getattr(site, name))]
@@ -104,7 +111,7 @@ def pyxis_name(image: str) -> str:
 
 LAUNCH = """\
 trap : TERM # the nodes obey it, and this script must outlast them
-srun --kill-on-bad-exit=0 "${inside[@]}" bash -euo pipefail -c "$node" &
+srun --kill-on-bad-exit=0BIND "${inside[@]}" bash -euo pipefail -c "$node" &
 code=0
 outlast "$!" || code=$?
 """

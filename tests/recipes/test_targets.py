@@ -378,3 +378,34 @@ def test_an_environment_that_comes_with_the_image_is_taken_if_it_is_the_same(tmp
     ]
     assert said == ["environment gpu comes with the image\n", ""]
     assert (work / ".venvs/gpu/bin/python").exists()
+
+
+def test_no_port_is_open_to_the_internet_but_a_servers():
+    for name in ("grpo-qwen2.5-vl-7b-mathv60k", "grpo-qwen2.5-vl-72b-mathv60k", "serve", "preflight"):
+        recipe = get(name)
+        for target in targets_for(recipe):
+            if not target.startswith(("skypilot", "dstack")) or (target == "dstack-ssh"):
+                continue
+            task = yaml.safe_load(next(iter(render(recipe, target).values())))
+            ports = task.get("ports", []) + task.get("resources", {}).get("ports", [])
+            assert ports == ([8000] if name == "serve" else []), (name, target)
+
+
+def test_dstack_rents_the_form_of_the_card_that_was_planned():
+    """RunPod sells PCIe cards under the same name: the plan of eight has NVLink and the SXM card's price."""
+    expected = {
+        "grpo-qwen2.5-vl-7b-mathv60k": ["NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"],
+        "grpo-qwen2.5-vl-3b-mathv60k": ["NVIDIA A100 80GB PCIe", "NVIDIA H100 80GB HBM3"],
+    }
+    for name, forms in expected.items():
+        for text in render(get(name), "dstack-runpod").values():
+            assert yaml.safe_load(text)["instance_types"] == forms
+        assert "instance_types" not in yaml.safe_load(next(iter(render(get(name), "dstack-gcp").values())))
+
+
+def test_slurm_gives_a_run_of_whole_nodes_the_nodes_and_every_rank_all_gpus():
+    (whole,) = render(get("grpo-qwen2.5-vl-7b-mathv60k"), "slurm").values()
+    (one,) = render(get("grpo-qwen2.5-vl-3b-mathv60k"), "slurm").values()
+    (cpu,) = render(get("demo"), "slurm").values()
+    assert "#SBATCH --exclusive\n" in whole and "--exclusive" not in one + cpu
+    assert "srun --kill-on-bad-exit=0 --gpu-bind=none " in whole and "--gpu-bind" not in cpu
