@@ -30,13 +30,13 @@ PORT = 8000
 """Port that a server listens at."""
 API_KEY = "VLLM_API_KEY"
 """What a server asks its callers for."""
+TASK = "trainer/task.sh"
+"""What the shell of every task calls."""
 WEIGHTS = "${MODELS}/${RUN_ID}"
 """Where a node puts `storage.weights`: a launch's own, so that an older export is never taken for a newer
 one."""
 
 
-MISSING = 'missing() { case "$1" in *://*) return 1 ;; *) [ ! -e "$1" ] ;; esac; }'
-"""Whether a step's result is not there; data at a URL is read where it is."""
 OUTLAST = """\
 outlast() { # waits for a child, also through the signals that interrupt `wait`; returns its exit code
   wait "$1" || true
@@ -45,19 +45,6 @@ outlast() { # waits for a child, also through the signals that interrupt `wait`;
 }
 """
 """For batch scripts, which trap the signal that tells of a preemption."""
-FETCH = """\
-fetch() { # prepared data from the bucket, if it is there
-  [ -n "$BUCKET" ] && rm -rf "$DATA/.$1" && PYTHON -m trainer.storage cp "$BUCKET/data/$1" "$DATA/.$1" 2>/dev/null \\
-    && [ -e "$DATA/.$1/manifest.json" ] && mv "$DATA/.$1" "$DATA/$1"
-}"""
-KEEP = """\
-keep() { # what was prepared here, into the bucket beside the run: the next machine takes it from there
-  if [ -e ".cache/made-$1" ] && PYTHON -m trainer.storage send "$DATA/$1" "$BUCKET/data/$1"; then
-    rm ".cache/made-$1"
-  fi
-}
-if [ "${SKYPILOT_NODE_RANK:-${DSTACK_NODE_RANK:-0}}" = 0 ]; then CALLS fi
-"""
 
 
 def on_node(recipe: Recipe) -> Recipe:
@@ -213,33 +200,13 @@ def preamble(
     kept_folder: what outlives the machine, so that BUCKET may be a file:// address below it
     (capabilities.kept_folder).
     """
-    names = " ".join((*secret_names(recipe), *SETTINGS))
-    lines = [
-        "set -euo pipefail",
-        ': "${RUN_ID:?the id of the run is missing: give RUN_ID}"',
-        _bucket_line(bucket_of(recipe), asks_bucket),
-        f'[ -z "$BUCKET" ] || bash trainer/bucket.sh "$BUCKET" "{kept_folder}"',
-        'BUCKET="${BUCKET%/}"',
-        f'export WORK="${{WORK:-{work}}}"',
-        f'export DATA="${{DATA:-{data}}}" MODELS="${{MODELS:-$WORK/models}}" RUNS="${{RUNS:-{runs}}}"',
-        'export HF_HOME="${HF_HOME:-$WORK/huggingface}"',
-        f'for name in {names}; do [ -n "${{!name:-}}" ] || unset "$name"; done',
-        "export RUN_ID BUCKET",
-        'mkdir -p "$WORK" .cache',
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _bucket_line(bucket: str, asked: bool) -> str:
-    """Sets BUCKET, which may be given besides but must then be the same."""
-    if bucket:
-        other = f"this file was written for the bucket {bucket}: write one for $BUCKET"
-        refuse = f'{{ echo "error: {other}" >&2; exit {EXIT_CONFIG}; }}'
-        return f': "${{BUCKET:={bucket}}}"\n[ "${{BUCKET%/}}" = {bucket} ] || {refuse}'
-    if asked:
-        forms = "give BUCKET=s3://..., gs://... or r2://..."
-        return f': "${{BUCKET:?the bucket that checkpoints are pushed to is missing: {forms}}}"'
-    return ': "${BUCKET:=}"'
+    own = bucket_of(recipe) or ("asked" if asks_bucket else "''")
+    folders = [f'export WORK="${{WORK:-{work}}}"']
+    if data != "$WORK/data":
+        folders.append(f'export DATA="${{DATA:-{data}}}"')
+    if runs != "$WORK/runs":
+        folders.append(f'export RUNS="${{RUNS:-{runs}}}"')
+    return "\n".join(["set -euo pipefail", *folders, f'. {TASK} begin {own} "{kept_folder}"']) + "\n"
 
 
 def data_directory(recipe: Recipe) -> str:
@@ -253,8 +220,11 @@ def driver_check(recipe: Recipe, code: int = EXIT_CONFIG) -> str:
     return f". trainer/driver.sh {code} {recipe.budget.max_losses}\n" if recipe.environment == "gpu" else ""
 
 
-def setup_commands(recipe: Recipe, bad_driver: int = EXIT_CONFIG, check_driver: bool = True) -> str:
-    """Driver's check, environment and preparation; a second run of it does nothing."""
+def setup_commands(
+    recipe: Recipe, bad_driver: int = EXIT_CONFIG, check_driver: bool = True, begun: bool = True
+) -> str:
+    """Driver's check, environment and preparation; a second run of it does nothing. begun: in the shell of the
+    preamble."""
     recipe = on_node(recipe)
     lines = (
         [driver_check(recipe, bad_driver).rstrip("\n")]
@@ -266,13 +236,11 @@ def setup_commands(recipe: Recipe, bad_driver: int = EXIT_CONFIG, check_driver: 
     if recipe.storage.volume and recipe.cluster.nodes == 1:
         lines.insert(0, 'export UV_CACHE_DIR="$WORK/uv" UV_LINK_MODE=copy')
     python = f".venvs/{recipe.environment}/bin/python"
-    if recipe.steps:
-        lines += [MISSING, FETCH.replace("PYTHON", python)]
     for step in recipe.steps:
         command = " ".join([python, "-m", step.module, *map(word, step.args)])
-        if name := _data_name(step):
-            command = f'fetch {name} || {{ {command}; touch ".cache/made-{name}"; }}'
-        lines.append(f"if missing {word(step.creates)}; then {command}; fi")
+        lines.append(f"step {word(step.creates)} {command}")
+    if recipe.steps and not begun:
+        lines.insert(0, f". {TASK}")
     return "\n".join(lines) + "\n"
 
 
@@ -288,11 +256,7 @@ def keep_commands(recipe: Recipe) -> str:
     begins."""
     names = [name for step in on_node(recipe).steps if (name := _data_name(step))]
     python = f".venvs/{recipe.environment}/bin/python"
-    return (
-        KEEP.replace("PYTHON", python).replace("CALLS", " ".join(f"keep {n} &" for n in names))
-        if names
-        else ""
-    )
+    return f"keep {python} {' '.join(names)}\n" if names else ""
 
 
 def site_lines(recipe: Recipe) -> list[str]:

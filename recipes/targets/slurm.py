@@ -38,9 +38,10 @@ def render(recipe: Recipe) -> dict[str, str]:
     ]
     if recipe.environment == "rocm":
         body.append(ROCM.rstrip("\n"))
+    setup = script.setup_commands(recipe, begun=False) + script.manifest_command(recipe)
     body += [
         script.config_file(recipe).rstrip("\n"),
-        f'setup=$(cat <<"SETUP"\n{script.setup_commands(recipe)}{script.manifest_command(recipe)}SETUP\n)',
+        f'setup=$(cat <<"SETUP"\n{setup}SETUP\n)',
         container(recipe),
         f'node=$(cat <<"NODE"\n{script.driver_check(recipe)}exec {script.node_command(recipe)}\nNODE\n)',
         'srun --nodes=1 --ntasks=1 "${inside[@]}" bash -euo pipefail -c "$setup"',

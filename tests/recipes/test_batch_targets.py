@@ -3,7 +3,9 @@ stand-ins."""
 
 import os
 import re
+import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,8 @@ from recipes.presets import get
 from recipes.run_record import RunRecord
 from recipes.spec import override
 from recipes.targets.render import render
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_slurm_directives():
@@ -61,6 +65,7 @@ def test_slurm_body_sets_up_before_it_runs(tmp_path):
     """The body under stand-ins for srun and scontrol, from a checkout where no environment stands yet."""
     python = tmp_path / ".venvs/gpu/bin/python"
     (tmp_path / "trainer").mkdir()
+    shutil.copy(ROOT / "trainer/task.sh", tmp_path / "trainer")
     (tmp_path / "trainer/setup.sh").write_text(f"mkdir -p {python.parent} && cp node {python}\n")
     (tmp_path / "trainer/driver.sh").write_text("")
     (tmp_path / "node").write_text('#!/bin/bash\necho "$2 $RUN_ID"\n')
@@ -95,6 +100,7 @@ def test_where_compute_nodes_have_no_internet_all_is_prepared_where_the_job_is_s
     job, setup = render(recipe, target).items()
     assert setup[0].endswith(".setup.sh") and "HF_HUB_OFFLINE=1" in job[1] and "driver.sh" not in setup[1]
     (tmp_path / "trainer").mkdir()
+    shutil.copy(ROOT / "trainer/task.sh", tmp_path / "trainer")
     (tmp_path / "trainer/setup.sh").write_text("echo setup $1\n")
     for name in ("python", "hf"):
         program = tmp_path / ".venvs/gpu/bin" / name
@@ -139,6 +145,7 @@ def test_pbs_body_starts_one_launcher_per_node(tmp_path):
     recipe = get("preflight")
     text = next(iter(render(recipe, "pbs").values()))
     (tmp_path / "trainer").mkdir()
+    shutil.copy(ROOT / "trainer/task.sh", tmp_path / "trainer")
     (tmp_path / "trainer/setup.sh").write_text("exit 0\n")
     (tmp_path / "trainer/driver.sh").write_text("")
     python = tmp_path / ".venvs/gpu/bin/python"
@@ -166,6 +173,7 @@ def test_pbs_body_starts_one_launcher_per_node(tmp_path):
 def test_pbs_refuses_a_node_file_of_the_wrong_length(tmp_path):
     text = next(iter(render(get("preflight"), "pbs").values()))
     (tmp_path / "trainer").mkdir()
+    shutil.copy(ROOT / "trainer/task.sh", tmp_path / "trainer")
     (tmp_path / "trainer/setup.sh").write_text("exit 0\n")
     (tmp_path / "trainer/driver.sh").write_text("")
     python = tmp_path / ".venvs/gpu/bin/python"

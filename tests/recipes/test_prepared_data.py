@@ -21,10 +21,11 @@ def test_steps_are_skipped_where_their_result_is_there_or_at_a_url(tmp_path):
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer/setup.sh").write_text("")
     (tmp_path / "trainer/driver.sh").write_text("")
+    shutil.copy(ROOT / "trainer/task.sh", tmp_path / "trainer")
 
     def run(data):
         env = os.environ | {"DATA": data, "BUCKET": "s3://mine"}
-        code = "set -euo pipefail\n" + script.setup_commands(recipe)
+        code = "set -euo pipefail\n" + script.setup_commands(recipe, begun=False)
         return subprocess.run(
             ["bash", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
         ).stdout
@@ -52,7 +53,9 @@ def test_the_head_keeps_in_the_bucket_what_it_has_prepared_and_the_next_machine_
     for file in ("setup.sh", "driver.sh"):
         (tmp_path / "trainer").mkdir(exist_ok=True)
         (tmp_path / "trainer" / file).write_text("")
-    code = "set -euo pipefail\n" + script.setup_commands(recipe) + script.keep_commands(recipe) + "wait\n"
+    shutil.copy(ROOT / "trainer/task.sh", tmp_path / "trainer")
+    setup = script.setup_commands(recipe, begun=False)
+    code = f"set -euo pipefail\n{setup}{script.keep_commands(recipe)}wait\n"
 
     def start(node, rank):
         data = tmp_path / node

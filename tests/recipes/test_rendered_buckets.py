@@ -50,16 +50,17 @@ def beginning(target, *overrides):
         text = yaml.safe_load(text)["setup"]
     if target.startswith("dstack"):
         text = re.search(r"set -euo pipefail\n.*", yaml.safe_load(text)["commands"][0], re.S)[0]
-    head, found, _ = text.partition('mkdir -p "$WORK" .cache\n')
+    found = re.search(r"^\. trainer/task\.sh begin .*\n", text, re.M)
     assert found
-    return f"{head}{found}echo began $BUCKET\n"
+    return f"{text[: found.end()]}echo began $BUCKET\n"
 
 
 @pytest.mark.parametrize("target", WORKS)
 def test_no_rendered_file_begins_without_a_bucket_that_can_be_one(target, tmp_path):
     """Committed files are launched by hand, so what the desk refuses must be refused where they run."""
     (tmp_path / "trainer").mkdir()
-    shutil.copy(ROOT / "trainer/bucket.sh", tmp_path / "trainer")
+    for name in ("bucket.sh", "task.sh"):
+        shutil.copy(ROOT / "trainer" / name, tmp_path / "trainer")
     batch = {
         "SLURM_SUBMIT_DIR": str(tmp_path),
         "SLURM_JOB_ID": "1",

@@ -55,7 +55,8 @@ def checkout(tmp_path):
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer/setup.sh").write_text("exit ${SETUP_CODE:-0}\n")
     (tmp_path / "trainer/driver.sh").write_text("")
-    shutil.copy(ROOT / "trainer/bucket.sh", tmp_path / "trainer")
+    for name in ("bucket.sh", "task.sh"):
+        shutil.copy(ROOT / "trainer" / name, tmp_path / "trainer")
     python = tmp_path / ".venvs/gpu/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text(

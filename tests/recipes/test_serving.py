@@ -61,9 +61,7 @@ def test_weights_come_from_the_bucket_and_gpus_from_the_memory_plan(capsys, monk
         )
         assert code == 0, err
         assert "accelerators: A100-80GB:1\n" in out, "one GPU asks a 7B model; eight train it"
-        fetch = (
-            r"-m trainer.checkpoint.weights s3://mine/mine/checkpoints/hf .*Qwen/Qwen2.5-VL-7B-Instruct; fi"
-        )
+        fetch = r"-m trainer.checkpoint.weights s3://mine/mine/checkpoints/hf .*Qwen/Qwen2.5-VL-7B-Instruct"
         assert re.search(fetch, out) and config_in(out)["model"]["path"] == "${MODELS}/${RUN_ID}"
     assert "data_prep prepare mathvista" in out and "mine/rows" not in out, (
         "the benchmark's rows, not the run's"

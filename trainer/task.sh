@@ -1,0 +1,71 @@
+# What every task does on its node, whatever the platform, from the repository's root. Rendered files call it in their
+# set-up and in their run:
+#   . trainer/task.sh begin BUCKET KEPT   checks and folders; BUCKET: the file's own, "asked": given at launch, "": none
+#   step RESULT PYTHON ...                runs a command unless RESULT is there; prepared data come from the bucket
+#   keep PYTHON NAME...                   data that were prepared here go into the bucket, beside the run
+set -euo pipefail
+
+end() { # one line, and the code that no platform starts a run again after
+  echo "error: $1" >&2
+  exit 2
+}
+
+begin() {
+  local own="$1" kept="$2" name
+  [ -n "${RUN_ID:-}" ] || end "the id of the run is missing: give RUN_ID"
+  if [ "$own" = asked ]; then
+    [ -n "${BUCKET:-}" ] || end "the bucket that checkpoints are pushed to is missing: give BUCKET=s3://..., gs://... or r2://..."
+  else
+    : "${BUCKET:=$own}"
+    [ -z "$own" ] || [ "${BUCKET%/}" = "$own" ] || end "this file was written for the bucket $own: write one for $BUCKET"
+  fi
+  [ -z "$BUCKET" ] || bash trainer/bucket.sh "$BUCKET" "$kept"
+  BUCKET="${BUCKET%/}"
+  export RUN_ID BUCKET WORK DATA="${DATA:-$WORK/data}" MODELS="${MODELS:-$WORK/models}" RUNS="${RUNS:-$WORK/runs}"
+  export HF_HOME="${HF_HOME:-$WORK/huggingface}"
+  for name in HF_TOKEN WANDB_API_KEY AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY \
+    AWS_SESSION_TOKEN R2_ACCESS_KEY_ID R2_SECRET_ACCESS_KEY GOOGLE_SERVICE_ACCOUNT_KEY \
+    SPOTRL_REWARD_TOKEN SPOTRL_JUDGE_KEY AWS_ENDPOINT_URL AWS_REGION R2_ACCOUNT_ID; do # a platform that was given none sets them empty, which a store's client takes for a key
+    [ -n "${!name:-}" ] || unset "$name"
+  done
+  mkdir -p "$WORK" .cache
+}
+
+missing() { # whether a step's result is not there; data at a URL is read where it is
+  case "$1" in
+    *://*) return 1 ;;
+    *) [ ! -e "$1" ] ;;
+  esac
+}
+
+fetch() { # $1: Python, $2: name of prepared data, which come from the bucket if they are there
+  [ -n "$BUCKET" ] && rm -rf "$DATA/.$2" && "$1" -m trainer.storage cp "$BUCKET/data/$2" "$DATA/.$2" 2>/dev/null \
+    && [ -e "$DATA/.$2/manifest.json" ] && mv "$DATA/.$2" "$DATA/$2"
+}
+
+step() {
+  local result="$1" name=""
+  shift
+  missing "$result" || return 0
+  case "$result" in
+    "$DATA"/*) name="${result#"$DATA"/}" name="${name%%/*}" ;;
+  esac
+  if [ -z "$name" ]; then
+    "$@"
+  elif ! fetch "$1" "$name"; then
+    "$@"
+    touch ".cache/made-$name"
+  fi
+}
+
+keep() { # by the head alone, while training begins: the next machine takes them from there
+  local python="$1" name
+  shift
+  [ "${SKYPILOT_NODE_RANK:-${DSTACK_NODE_RANK:-0}}" = 0 ] || return 0
+  for name in "$@"; do
+    [ ! -e ".cache/made-$name" ] || { "$python" -m trainer.storage send "$DATA/$name" "$BUCKET/data/$name" \
+      && rm ".cache/made-$name"; } &
+  done
+}
+
+if [ "${1:-}" = begin ]; then begin "$2" "$3"; fi
