@@ -96,7 +96,7 @@ def prepared(name: str, recipe: Recipe, target: str | None, overrides: list[str]
     run_id = run_record.check_run_id(options.run_id or run_record.new_run_id(recipe.name))
     before = run_record.load(run_id) if run_record.known(run_id) else None
     recipe = uploads.planned(recipe, target, before.uploads if before else {})
-    files = render(recipe, target)
+    files = {name: headed(text, recipe, target, run_id) for name, text in render(recipe, target).items()}
     used = script.secret_names(recipe)
     secrets = {name: value for name, value in tokens.found().items() if name in used}
     launch_checks.check(recipe, target, options.reproducible, secrets)
@@ -133,6 +133,19 @@ def prepared(name: str, recipe: Recipe, target: str | None, overrides: list[str]
     names = [*secrets, *([script.API_KEY] if recipe.kind == "serve" else [])]
     commands = platforms.commands(record, paths, env, names, options.detach)
     return Launch(recipe=recipe, record=record, files=files, env=env, secrets=secrets, commands=commands)
+
+
+def headed(text: str, recipe: Recipe, target: str, run_id: str) -> str:
+    """A task file whose comments launch this very file, under this run's id, and say what wrote it."""
+    lines = []
+    for line in text.splitlines(keepends=True):
+        if line.startswith("# "):
+            line = line.replace(f"recipes/generated/{target}/", f"runs/{run_id}/task/")
+            line = line.replace("RUN_ID=my-run", f"RUN_ID={run_id}")
+            if line.startswith("# Written by "):
+                line = f"# Written by `launch.py up {recipe.name} --target {target} --run-id {run_id}`.\n"
+        lines.append(line)
+    return "".join(lines)
 
 
 def show(launch: Launch) -> None:

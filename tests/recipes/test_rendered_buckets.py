@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from recipes.drivers.launching import headed
 from recipes.presets import get
 from recipes.spec import override
 from recipes.targets.render import render
@@ -105,3 +106,18 @@ def test_no_rendered_file_begins_without_a_bucket_that_can_be_one(target, tmp_pa
         volume = ["storage.volume=mine", "site.region=US/US-KS-2"]
         assert begin("file:///workspace/runs", *volume).returncode == 0
         assert begin("file:///data", *volume).returncode == 2
+
+
+@pytest.mark.parametrize("target", ["skypilot-runpod", "dstack-runpod", "slurm", "pbs"])
+def test_the_head_of_a_file_that_up_wrote_launches_that_file(target, tmp_path):
+    recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), ["storage.bucket=s3://mine"])
+    rendered = render(recipe, target)
+    for text in rendered.values():
+        own = headed(text, recipe, target, "mine")
+        head = [line for line in own.splitlines() if line.startswith("# ")]
+        assert not any("recipes/generated" in line or "my-run" in line for line in head)
+        assert [line for line in own.splitlines() if not line.startswith("#")] == [
+            line for line in text.splitlines() if not line.startswith("#")
+        ]
+    main = headed(next(iter(rendered.values())), recipe, target, "mine")
+    assert f"runs/mine/task/{next(iter(rendered))}" in main and "RUN_ID=mine" in main
