@@ -28,7 +28,7 @@ SET = argument(
     metavar="A.B=C",
     help="override a field, or all of @FILE.yaml; an unknown one is refused (docs/options.md)",
 )
-RUN = argument("run", help="id of a run launched from here: see `status`")
+RUN = argument("run", help="id of a run: see `status`, and `runs` for those in a bucket")
 STORED = argument("--bucket", help="of a run that was not launched from here")
 DRY_RUN = argument("--dry-run", action="store_true", help="show what would run, start nothing")
 TAKEOVER = argument(
@@ -230,11 +230,18 @@ def _(args: argparse.Namespace) -> int:
     return requests.up(requests.of(args, "preflight", args.target))
 
 
-@command("resume", "start a run again; it resumes from its last committed checkpoint", RUN, TAKEOVER, DRY_RUN)
+@command(
+    "resume",
+    "start a run again; it resumes from its last committed checkpoint",
+    RUN,
+    STORED,
+    TAKEOVER,
+    DRY_RUN,
+)
 def _(args: argparse.Namespace) -> int:
     from recipes import requests
 
-    return requests.resume(args.run, requests.of(args, "", None).options)
+    return requests.resume(args.run, args.bucket, requests.of(args, "", None).options)
 
 
 @command(
@@ -318,18 +325,37 @@ def _(args: argparse.Namespace) -> int:
     return sight.profile(args.run, args.bucket, args.fetch)
 
 
-@command("dashboard", "open a tunnel to Ray's dashboard and jobs of a running run", RUN, DRY_RUN)
+@command("dashboard", "open a tunnel to Ray's dashboard and jobs of a running run", RUN, STORED, DRY_RUN)
 def _(args: argparse.Namespace) -> int:
-    from recipes.drivers import dashboard
+    from recipes.drivers import dashboard, shared_record
 
+    shared_record.known_or_adopted(args.run, args.bucket)
     return dashboard.open_tunnel(args.run, args.dry_run)
 
 
-@command("down", "stop a run and give its machines back", RUN, DRY_RUN)
+@command("down", "stop a run and give its machines back", RUN, STORED, DRY_RUN)
 def _(args: argparse.Namespace) -> int:
-    from recipes.drivers import launched
+    from recipes.drivers import launched, shared_record
 
+    shared_record.known_or_adopted(args.run, args.bucket)
     return launched.drive(args.run, "down", args.dry_run)
+
+
+@command(
+    "alert",
+    "tell a webhook or a command when a run ends for good, falls silent, trips a guard or overruns its plan",
+    RUN,
+    STORED,
+    argument("--webhook", default="", metavar="URL", help="takes Slack's JSON; better: SPOTRL_ALERT_WEBHOOK"),
+    argument("--command", dest="shell", default="", help="a shell line; it has RUN_ID, ALERT and ALERT_TEXT"),
+    argument("--every", type=float, default=60.0, metavar="S", help="seconds between looks (%(default)g)"),
+    argument("--once", action="store_true", help="one look, for cron"),
+    example='RUN --command \'mail -s "$RUN_ID $ALERT" me@example.org <<< "$ALERT_TEXT"\'',
+)
+def _(args: argparse.Namespace) -> int:
+    from recipes.drivers import alerts
+
+    return alerts.watch(args.run, args.bucket, args.webhook, args.shell, args.every, args.once)
 
 
 @command(

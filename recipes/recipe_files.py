@@ -21,6 +21,8 @@ from recipes.spec import Recipe
 from trainer.config import ConfigError
 
 YAML = (".yaml", ".yml")
+STORED_NOTE = "in-the-bucket"
+"""File beside a config.json whose model lies in a bucket: the key that nodes fetch it from, or nothing."""
 FOLDERS = ("model.path", "data.path", "evaluation.path", "storage.weights")
 """Fields that may name a folder from where the command is given."""
 

@@ -49,6 +49,11 @@ def read(path: Path) -> dict[str, Any]:
             f"{path} holds only what the node knew ({source}): give the manifest.json of the launching machine"
         )
     launch = data["launch"]
+    if launch["diff"] is None:
+        raise ConfigError(
+            f"{path} was launched from a changed tree, and its changes stayed there: "
+            f"give the manifest.json of {launch.get('record', {}).get('desk') or 'the launching machine'}"
+        )
     check_run_half(launch, data.get("run"))
     return launch
 

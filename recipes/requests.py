@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from recipes import run_record
-from recipes.drivers import launching, trained
+from recipes.drivers import launching, shared_record, trained
 from recipes.drivers.launching import Options
 from recipes.plan import sizing
 from recipes.presets import benchmarks, resolve
@@ -98,8 +98,10 @@ def _sized(name: str, own: tuple[str, ...], given: tuple[str, ...]) -> tuple[str
     return (*own, *sizing.fewest_gpus(resolve(name, [*own, *given])), *given)
 
 
-def resume(run: str, options: Options) -> int:
-    """Starts a run again with its own id; the trainer resumes from the last committed checkpoint."""
+def resume(run: str, bucket: str, options: Options) -> int:
+    """Starts a run again with its own id; the trainer resumes from the last committed checkpoint. bucket:
+    of a run that was not launched from here."""
+    shared_record.known_or_adopted(run, bucket)
     record = run_record.load(run)
     options = replace(options, run_id=record.run_id, flags=options.flags or tuple(record.flags))
     recipe = resolve(record.recipe, record.overrides)

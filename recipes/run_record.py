@@ -62,6 +62,13 @@ class RunRecord:
     """Why it ended or never began, in a line; "": nobody said."""
     earlier_usd: float = 0.0
     """What launches of the same run cost before this one."""
+    desk: str = ""
+    """Host that it was launched on; "": this one, or an earlier version's record."""
+    planned_most_usd: float = 0.0
+    """Dollars that nine in ten such runs stay below, as planned at the launch; 0: no plan with known
+    prices."""
+    planned_most_hours: float = 0.0
+    """The same for hours; 0: no plan."""
     counted_usd: float | None = None
     """What this one cost as its platform counted, where it counts and was asked."""
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from recipes import capabilities
+from recipes.recipe_files import STORED_NOTE
 from recipes.spec import MARKS, Recipe, Upload
 from trainer.config import ConfigError
 
@@ -32,6 +33,11 @@ def planned(recipe: Recipe, target: str, earlier: dict[str, str]) -> Recipe:
             continue
         local = str(Path(path).expanduser())
         key = earlier.get(field, "")
+        note = Path(local) / STORED_NOTE
+        if note.is_file():
+            key = note.read_text().strip()
+            if not key:  # storage.weights has all that the nodes need
+                continue
         mark = MARKS[kind]
         if not key and not (Path(local) / mark).is_file():
             raise ConfigError(
@@ -70,11 +76,7 @@ def content(folder: str) -> str:
 def lines(recipe: Recipe) -> list[str]:
     """What is uploaded, with its size, for a person."""
     bucket = recipe.storage.bucket or "BUCKET"
-    return [
-        f"{u.local} ({_gib(u.local):.2f} GiB) to {bucket}/{u.key}"
-        for u in recipe.uploads
-        if Path(u.local).is_dir()
-    ]
+    return [f"{u.local} ({_gib(u.local):.2f} GiB) to {bucket}/{u.key}" for u in _here(recipe)]
 
 
 def send(recipe: Recipe, python: str, env: dict[str, str]) -> None:
@@ -90,7 +92,12 @@ def send(recipe: Recipe, python: str, env: dict[str, str]) -> None:
 
 
 def _here(recipe: Recipe) -> list[Upload]:
-    return [upload for upload in recipe.uploads if Path(upload.local).is_dir()]
+    return [upload for upload in recipe.uploads if _sendable(Path(upload.local))]
+
+
+def _sendable(folder: Path) -> bool:
+    """Whether a folder is here with all of it, and not only the shape of what lies in the bucket."""
+    return folder.is_dir() and not (folder / STORED_NOTE).is_file()
 
 
 def _gib(folder: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import socket
 import subprocess
 import time
 from dataclasses import replace
@@ -11,15 +12,20 @@ from recipes import capabilities, run_record
 from recipes.drivers import platform_state, platforms
 from recipes.drivers.launch_checks import tool
 from recipes.run_record import RunRecord
+from trainer.config import ConfigError
 from trainer.exit_codes import EXIT_INTERRUPTED
 
 
 def drive(run: str, what: str, dry_run: bool = False) -> int:
     """`status`, `logs` or `down` of a run that was launched from here."""
     record = run_record.load(run)
+    if record.target == "local" and record.desk not in ("", socket.gethostname()):
+        raise ConfigError(f"{run} runs on {record.desk} itself: drive it there")
     if record.managed and what == "logs" and not dry_run and (said := platform_state.ask(record)):
         record = replace(record, cluster=said.name)  # by its name SkyPilot finds only a job that is running
-    commands = platforms.commands(record, [str(p) for p in record.task_files()], {"RUN_ID": run}, [], False)
+    # Of an adopted run there are no task files here, and nothing but `up` needs them.
+    files = [str(path) for path in record.task_files()] or [""]
+    commands = platforms.commands(record, files, {"RUN_ID": run}, [], False)
     code = 0
     for command in getattr(commands, what):
         if dry_run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import shlex
 import signal
@@ -21,11 +22,12 @@ from recipes.drivers import (
     launched,
     platform_state,
     platforms,
+    shared_record,
     ssh_driver,
     tokens,
 )
 from recipes.drivers.platforms import Commands
-from recipes.plan import cost, prices
+from recipes.plan import choose, cost, prices
 from recipes.run_record import RunRecord
 from recipes.spec import Recipe
 from recipes.targets import script
@@ -99,6 +101,7 @@ def prepared(name: str, recipe: Recipe, target: str | None, overrides: list[str]
     launch_checks.check(recipe, target, options.reproducible, secrets)
 
     plan = cost.planned(recipe, target, prices.sky_catalogs())
+    judged = choose.judge(plan, math.inf, math.inf) if plan else None
     record = RunRecord(
         run_id=run_id,
         recipe=name,
@@ -112,6 +115,8 @@ def prepared(name: str, recipe: Recipe, target: str | None, overrides: list[str]
         usd_per_hour=cost.usd_per_hour(recipe, target, prices.sky_catalogs()),
         planned_usd=(plan.usd or 0.0) if plan else 0.0,
         planned_hours=plan.hours if plan else 0.0,
+        planned_most_usd=(judged.usd or 0.0) if judged else 0.0,
+        planned_most_hours=judged.hours if judged else 0.0,
         earlier_usd=before.usd() if before else 0.0,
         confirmed=capabilities.capability(target).platform in ("", "ssh"),
     )
@@ -180,6 +185,8 @@ def start(launch: Launch, detach: bool) -> int:
         (launch.folder / name).write_text(text)
     manifest.write_launch(recipe, record)
     record.save()
+    if recipe.kind == "train":
+        shared_record.publish(record, env)
     print(_summary(record), flush=True)
     if recipe.kind == "serve":
         print(platforms.how_to_call(record, recipe.config.run.name), flush=True)
@@ -191,6 +198,10 @@ def start(launch: Launch, detach: bool) -> int:
         launched.settle(record.run_id, code, detach, 0)
         raise
     launched.settle(record.run_id, code, detach, 1 + recipe.budget.keep_minutes)
+    now = run_record.load(record.run_id)
+    # the platform's name for it, which `down` needs
+    if recipe.kind == "train" and (now.cluster, now.confirmed) != (record.cluster, record.confirmed):
+        shared_record.publish(now, env)
     return code
 
 

@@ -3,11 +3,12 @@ the hub."""
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from recipes import run_record
-from recipes.drivers import sight
+from recipes.drivers import shared_record, sight
 from recipes.presets import RECIPES, benchmarks, resolve
 from recipes.recipe_files import is_python
 from trainer import config as run_config
@@ -69,6 +70,9 @@ def _seen(config: RunConfig) -> list[str]:
 def of_run(name: str, bucket: str, target: str | None) -> Trained | None:
     """The run of that name, with its weights from here where the target sees them, else from its bucket; None
     where it is no run. Raises ConfigError where it has no weights."""
+    if bucket and "/" not in name and not run_record.known(name):
+        with contextlib.suppress(ConfigError):  # an earlier version's run, whose stream has its configuration
+            shared_record.adopt(name, bucket)
     known = run_record.known(name)
     name = run_record.load(name).run_id if known else name  # of its folder, too
     folders = [Path(name), run_record.RUNS / name, run_record.RUNS / name / run_record.PULLED]
@@ -95,7 +99,34 @@ def of_run(name: str, bucket: str, target: str | None) -> Trained | None:
             f"run {name} has no bucket and no {run_record.RUNS / name / EXPORTED}: "
             "a run exports them at its end"
         )
+    if found is stored and _is_folder_of_a_desk(config.model.path):
+        config = _shaped(name, url, config)
+        found = [*found, f"model.path={config.model.path}", "model.revision="]
     return Trained(config, found)
+
+
+def _is_folder_of_a_desk(path: str) -> bool:
+    """Whether a model is named by a folder, which may be another desk's or a node's."""
+    return "${" not in path and not model_shapes.is_hub_id(path)
+
+
+def _shaped(name: str, url: str, config: RunConfig) -> RunConfig:
+    """The configuration of a run that began with a folder of its desk, with the model's shape from the
+    bucket: that of the exported weights, or of the base that an adapter changes. Raises ConfigError."""
+    store = RunStore(url)
+    folder = run_record.RUNS / name / run_record.PULLED / "base"
+    key = run_record.load(name).uploads.get("model.path", "") if run_record.known(name) else ""
+    found = shared_record.fetched_shape(store.exported, folder, "")
+    if not found and key:  # an adapter
+        found = shared_record.fetched_shape(f"{store.bucket}/{key}", folder, key)
+    if found:
+        return run_config.override(config, [f"model.path={found}"])
+    if (Path(config.model.path).expanduser() / "config.json").is_file():
+        return config
+    raise ConfigError(
+        f"run {name} began with {config.model.path}, which is not here, "
+        f"and {store.exported} has no config.json: a run writes it at its end (checkpoint.export_hf)"
+    )
 
 
 def _config(name: str, bucket: str, folders: list[Path]) -> RunConfig:

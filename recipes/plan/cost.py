@@ -302,7 +302,8 @@ def usd_per_hour(recipe: Recipe, target: str, catalogs: Path | None = None) -> f
 def planned(recipe: Recipe, target: str, catalogs: Path | None = None) -> Offer | None:
     """The offer that a launch is expected to get: the cheapest with a known price; None without any."""
     return next(
-        (offer for offer in offers(recipe, catalogs, members(recipe, target)) if offer.usd_per_hour), None
+        (one for one in offers(recipe, catalogs, members(recipe, target), ranges=True) if one.usd_per_hour),
+        None,
     )
 
 

@@ -2,17 +2,23 @@
 
 A guard that trips warns. One that is named in `guards.end` ends the run when it has tripped `guards.patience`
 steps in a row.
+
+`python -m trainer.observe.guards FOLDER` prints those of a run's files, as JSON: [[guard, text], ...].
 """
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
+import sys
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from trainer import config
+from trainer.config.run_folder import CONFIG, METRICS, read_lines
 
 WINDOW = 20
 """Number of the last steps whose median counts as usual."""
@@ -143,3 +149,18 @@ class GuardWatch:
         if usual is None or now <= self.limits.mismatch_factor * max(usual, 1e-4):
             return ""
         return f"engine and policy drift apart: {now:.2g} nats per token, {usual:.2g} at the start"
+
+
+def of_folder(folder: Path) -> list[Alarm]:
+    """The alarms of a run's files, by the run's own limits."""
+    watch = GuardWatch(config.load(str(folder / CONFIG)).guards)
+    alarms = []
+    for line in read_lines(folder / METRICS):
+        if "step" in line:
+            numbers = {key: value for key, value in line.items() if isinstance(value, int | float)}
+            alarms += watch.look(line["step"], numbers)
+    return alarms
+
+
+if __name__ == "__main__":
+    print(json.dumps([(alarm.guard, alarm.text) for alarm in of_folder(Path(sys.argv[1]))]))

@@ -1,7 +1,7 @@
 """Copies files between this machine and an object store, lists one, and finds out what it allows.
 
-python -m trainer.storage cp SOURCE TARGET | send FOLDER URL | fetch URL FOLDER | ls URL | probe URL
-[--read-only]
+python -m trainer.storage cp SOURCE TARGET | send FOLDER URL | fetch URL FOLDER | ls URL | cat URL KEY
+| probe URL [--read-only]
 
 send leaves out files that are there with the same size; fetch leaves a folder that is whole, or none.
 """
@@ -38,11 +38,13 @@ def run(arguments: list[str]) -> None:
         case ["ls", url]:
             for key, count in Storage(url).list():
                 print(f"{count:>14} {key}")
+        case ["cat", url, key]:
+            sys.stdout.buffer.write(Storage(url).get_bytes(key))
         case ["probe", url, *rest] if rest in ([], ["--read-only"]):
             probe(url, write=not rest, retry=QUICK)
             print(f"{url} can be {'listed' if rest else 'written, listed, read and cleared'}")
         case _:
-            raise ConfigError("usage: " + (__doc__ or "").splitlines()[2])
+            raise ConfigError("usage: " + " ".join((__doc__ or "").splitlines()[2:4]))
 
 
 def main(arguments: list[str]) -> int:
