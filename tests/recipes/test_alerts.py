@@ -112,6 +112,9 @@ def test_the_bucket_is_watched_until_the_run_ends(hook, capfd, tmp_path, monkeyp
     text = (machine / PROGRESS).read_text()
     (machine / PROGRESS).write_text(json.dumps(json.loads(text) | {"status": "running"}))
 
+    while not Storage(f"{url}/far").list("stream"):  # before the first push there is nothing to watch
+        time.sleep(0.05)
+
     def end():
         time.sleep(4.0)
         (machine / PROGRESS).write_text(json.dumps(json.loads(text) | {"status": "finished"}))

@@ -18,6 +18,11 @@ from trainer.storage.storage import Storage
 Manifests = dict[int, dict[str, Any]]
 """step -> manifest."""
 
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+ATTEMPT = re.compile(r"(\d+-[0-9a-f]{6})?")
+"""An attempt's name, or nothing: the layout before attempts had folders."""
+
 
 @dataclass(frozen=True)
 class FileRecord:
@@ -83,19 +88,29 @@ def unpack(data: bytes) -> dict[str, Any] | None:
 def _well_formed(manifest: dict[str, Any]) -> bool:
     """Whether every value that a reader relies on is of its kind, and no file name leads out of its
     folder."""
-    whole = lambda value: type(value) is int and value >= 0  # noqa: E731
     files, score = manifest["files"], manifest["score"]
-    names = {entry["name"] for entry in files}
+    counts = [manifest["step"], manifest["world_size"], manifest["bytes"]]
+    counts += [entry["bytes"] for entry in files]
+    if not all(type(count) is int and count >= 0 for count in counts):
+        return False
+
     ranks = manifest["world_size"]
+    names = {entry["name"] for entry in files}
+    if not 0 < ranks <= len(files) == len(names):  # before anything is made of so many ranks
+        return False
+    needed = {f"{rank_stem(rank, ranks)}.json" for rank in range(ranks)} | {"state.json"}
+    if not needed <= names:
+        return False
+    if not all(FILE_NAME.fullmatch(name) for name in names):
+        return False
+    if not all(SHA256.fullmatch(entry["sha256"]) for entry in files):
+        return False
+
+    texts = [manifest[key] for key in ("run_id", "data_fingerprint", "code_fingerprint")]
     return (
-        all(whole(manifest[key]) for key in ("step", "world_size", "bytes"))
-        and 0 < ranks <= len(files) == len(names)
-        and {"state.json", *(f"{rank_stem(rank, ranks)}.json" for rank in range(ranks))} <= names
-        and all(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name) for name in names)
-        and all(whole(entry["bytes"]) and re.fullmatch(r"[0-9a-f]{64}", entry["sha256"]) for entry in files)
-        and (score is None or isinstance(score, int | float))
-        and re.fullmatch(r"(\d+-[0-9a-f]{6})?", manifest.get("attempt", "")) is not None
-        and all(isinstance(manifest[key], str) for key in ("run_id", "data_fingerprint", "code_fingerprint"))
+        (score is None or isinstance(score, int | float))
+        and ATTEMPT.fullmatch(manifest.get("attempt", "")) is not None
+        and all(isinstance(text, str) for text in texts)
         and isinstance(manifest["config"], dict)
     )
 

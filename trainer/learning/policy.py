@@ -173,7 +173,9 @@ class Policy:
     ) -> dict[str, list[Tensor]]:
         """Log-probabilities [N] of each micro-batch's completion tokens under policy and reference, on the
         host."""
-        asked = [("old", self.trained)] * old + [("reference", self.reference)] * reference
+        asked = [("old", self.trained)] if old else []
+        if reference:
+            asked.append(("reference", self.reference))
         found: dict[str, list[Tensor]] = {name: [] for name, _ in asked}
         self.trained.eval()
         for batch in batches:
