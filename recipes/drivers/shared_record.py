@@ -22,7 +22,10 @@ from recipes.recipe_files import is_python
 from recipes.run_record import RunRecord
 from trainer.config import ConfigError
 from trainer.config.run_folder import MANIFEST, write_whole
+from trainer.exit_codes import EXIT_STORAGE
 
+ANSWER_S = 10.0
+"""That a store has for a small file."""
 ADOPTED = "adopted"
 """Folder of an adopted run's record that holds what came with it: the Python file of its recipe."""
 
@@ -102,5 +105,10 @@ def fetched_shape(store: str, folder: Path, key: str) -> str:
 
 
 def _storage(*words: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """A command of the store, which has failed where it does not answer in time: no launch waits for it."""
     argv = [desk_python.find(), "-m", "trainer.storage", *words]
-    return subprocess.run(argv, env=os.environ | env, capture_output=True, text=True)
+    try:
+        return subprocess.run(argv, env=os.environ | env, capture_output=True, text=True, timeout=ANSWER_S)
+    except subprocess.TimeoutExpired:
+        said = f"the bucket has not answered in {ANSWER_S:g} s"
+        return subprocess.CompletedProcess(argv, EXIT_STORAGE, "", said)

@@ -36,7 +36,7 @@ root={hosts}/$host/${{target#*:}}
 mkdir -p "$root/.cache" "$root/trainer" "$root/.venvs/gpu/bin"
 : > "$root/trainer/setup.sh"
 : > "$root/trainer/driver.sh"
-cp {checkout}/trainer/bucket.sh {checkout}/trainer/task.sh "$root/trainer/"
+cp {checkout}/trainer/{{bucket,task}}.sh "$root/trainer/"
 cp {python} "$root/.venvs/gpu/bin/python"
 """
 PYTHON = """#!/bin/bash
