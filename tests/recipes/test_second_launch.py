@@ -48,6 +48,7 @@ def test_a_job_that_waits_for_its_machines_is_alive(capsys, monkeypatch, tmp_pat
     said = platform_state.Said(text="managed job 3: STARTING", name="3")
     monkeypatch.setattr(platform_state, "ask", lambda record: said)
     monkeypatch.setattr("recipes.drivers.bucket_access.probe", lambda *a: None)
+    monkeypatch.setattr("recipes.drivers.shared_record.publish", lambda *a: None)
     code, _, err = run(capsys, "resume", "mine")
     assert code == 2 and "run mine is alive (managed job 3: STARTING)" in err
 
@@ -56,6 +57,7 @@ def test_a_launch_that_the_platform_never_took_can_be_started_again(capsys, monk
     stand_in(tmp_path, monkeypatch, "sky", 'case "$*" in *" queue "*) echo "[]" ;; esac')
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setattr("recipes.drivers.bucket_access.probe", lambda *a: None)
+    monkeypatch.setattr("recipes.drivers.shared_record.publish", lambda *a: None)
     bucket = ["storage.bucket=s3://mine"]
     record = RunRecord(run_id="mine", recipe=SEVEN, target="skypilot-runpod", managed=True, overrides=bucket)
     replace(record, confirmed=False).save()
