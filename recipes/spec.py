@@ -18,10 +18,10 @@ from trainer.config.ranges import check_ranges, within
 from trainer.hardware.gpus import gpu_named
 
 PLACEHOLDERS = ("RUN_ID", "RUNS", "DATA", "MODELS", "BUCKET")
-ASKED_BUCKET = "${BUCKET}"
-"""`checkpoint.remote` of a recipe that names no bucket: it is asked for at launch."""
 """Names that a recipe's configuration may hold as ${NAME}: known only where it runs, filled in by the task's
 script."""
+ASKED_BUCKET = "${BUCKET}"
+"""`checkpoint.remote` of a recipe that names no bucket: it is asked for at launch."""
 
 
 @dataclass(frozen=True, kw_only=True)

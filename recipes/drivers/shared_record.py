@@ -22,6 +22,7 @@ from recipes.recipe_files import is_python
 from recipes.run_record import RunRecord
 from trainer.config import ConfigError
 from trainer.config.run_folder import MANIFEST, write_whole
+from trainer.config.run_store import RunStore
 from trainer.exit_codes import EXIT_STORAGE
 
 ANSWER_S = 10.0
@@ -44,7 +45,8 @@ def publish(record: RunRecord, env: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / MANIFEST
         path.write_text(f"{json.dumps(data, indent=1)}\n")
-        done = _storage("cp", str(path), f"{record.bucket}/{record.run_id}", env=env)
+        store = RunStore.in_bucket(record.bucket, record.run_id)
+        done = _storage("cp", str(path), store.root, env=env)
     if done.returncode:
         said = (done.stderr.strip() or "no word").splitlines()[-1]
         print(f"warning: no other desk can drive {record.run_id}: {said}", file=sys.stderr, flush=True)
@@ -65,15 +67,15 @@ def adopt(run: str, bucket: str) -> RunRecord:
     """The record of a run that was launched elsewhere, from its bucket's manifest. Raises ConfigError."""
     run_record.check_run_id(run)
     folder = run_record.RUNS / run
-    bucket = bucket.rstrip("/")
-    done = _storage("cat", f"{bucket}/{run}", MANIFEST, env=tokens.found() | tokens.settings())
+    store = RunStore.in_bucket(bucket, run)
+    done = _storage("cat", store.root, MANIFEST, env=tokens.found() | tokens.settings())
     if done.returncode:
         said = (done.stderr.strip() or "no word").splitlines()[-1]
-        raise ConfigError(f"no launch of {run} in {bucket} ({said.removeprefix('error: ')})")
+        raise ConfigError(f"no launch of {run} in {store.bucket} ({said.removeprefix('error: ')})")
     (folder / ADOPTED).mkdir(parents=True, exist_ok=True)
     write_whole(folder / MANIFEST, done.stdout.encode())
     record = _record(run, json.loads(done.stdout), folder / ADOPTED)
-    record = replace(record, bucket=bucket)
+    record = replace(record, bucket=store.bucket)
     record.save()
     print(f"adopted {run}, launched on {record.desk} for {record.target}", file=sys.stderr, flush=True)
     return record

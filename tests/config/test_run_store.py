@@ -35,9 +35,10 @@ def test_a_run_without_a_bucket_has_its_folder():
 
 def test_nobody_joins_these_addresses_by_hand():
     names = "|".join((run_store.CHECKPOINTS, run_store.ROLLOUTS, run_store.ATTEMPTS, run_store.STREAM))
-    joined = re.compile(rf'\}}/({names})\b|/ "({names})"')
+    # a folder below a run, or a run below a bucket
+    joined = re.compile(rf'\}}/({names})\b|/ "({names})"|(bucket|remote|url)\}}/\{{[\w.]*run')
     found = []
-    for room in ("trainer", "recipes", "data_prep"):
+    for room in ("trainer", "recipes", "data_prep", "benchmarks"):
         for path in (ROOT / room).rglob("*.py"):
             if path.name == "run_store.py":
                 continue

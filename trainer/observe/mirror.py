@@ -220,7 +220,7 @@ def runs(bucket: str) -> list[str]:
     storage = Storage(bucket, retry=QUICK)
 
     def look(run: str) -> tuple[str, Newest | None]:
-        return run, Mirror(f"{storage.url}/{run}", "").newest()
+        return run, Mirror(RunStore.in_bucket(storage.url, run).root, "").newest()
 
     with ThreadPoolExecutor(FETCHES) as pool:
         found = [(run, newest) for run, newest in pool.map(look, storage.folders()) if newest]
