@@ -49,6 +49,9 @@ class Model:
     """Compute type of policy and engine; master weights and Adam are always fp32."""
     gradient_checkpointing: bool = True
     """Recompute activations in the backward pass."""
+    kernels: Literal["plain", "compiled"] = "plain"
+    """compiled: norms, rotary positions and SwiGLU become one kernel each (torch.compile), which saves memory
+    traffic; the first pass compiles for some seconds. Its gain on a GPU is not measured yet."""
     freeze_vision: bool = False
     """Train the language model only."""
     min_pixels: int = within(4 * 28 * 28, least=1)

@@ -25,7 +25,7 @@ from trainer.algorithm.seeding import seed_of
 from trainer.checkpoint.format import Shard
 from trainer.config import RunConfig, nodes_share_weights
 from trainer.hardware.model_shapes import Shape
-from trainer.learning import lora
+from trainer.learning import fused, lora
 from trainer.learning.logprobs import LogprobModel
 from trainer.learning.zero import base_weights
 from trainer.learning.zero.offload import States
@@ -157,6 +157,8 @@ class Policy:
         if shared and not empty:
             base_weights.fill(hf, self.config)
         exact_frequencies(hf)
+        if model.kernels == "compiled":
+            fused.fuse(hf)
         if self.config.lora.rank:
             lora.inject(hf, self.config.lora, self.config.run.seed)
         scorer = LogprobModel(hf, banned, temperature, not self.config.tower_trained)

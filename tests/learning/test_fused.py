@@ -1,0 +1,100 @@
+"""Compiled norms, SwiGLU and rotary positions against the plain ones: the same log-probabilities and
+gradients."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from tests.learning import plain
+from trainer.algorithm.batching import collate
+from trainer.config import override
+from trainer.data.processor import mrope_positions
+from trainer.learning import fused
+from trainer.learning.logprobs import LogprobModel
+
+
+@pytest.fixture
+def plain_functions():
+    """Puts transformers' own rotary functions back afterwards."""
+    kept = [
+        (module, name, getattr(module, name))
+        for key, module in list(sys.modules.items())
+        if key.startswith("transformers.models.qwen")
+        for name in fused.ROTARY
+        if hasattr(module, name)
+    ]
+    yield
+    for module, name, function in kept:
+        setattr(module, name, function)
+
+
+def loaded(folder, again: bool):
+    from transformers import AutoModelForImageTextToText
+
+    hf = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    if again:
+        hf.gradient_checkpointing_enable({"use_reentrant": False})
+    return hf
+
+
+def learned(hf, encoded, samples) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Log-probabilities and gradients of a packed row."""
+    model = LogprobModel(hf, [], 1.0, False).train()
+
+    def positions(ids, grid):
+        grids = () if grid is None else tuple(map(tuple, grid.tolist()))
+        return mrope_positions(tuple(ids), grids, hf.config.image_token_id, 2)
+
+    logp = model(collate(samples.traces, lambda trace: encoded[trace.row], positions))[0]
+    weights = torch.from_numpy(np.concatenate(samples.advantages)) / samples.tokens
+    (-weights * logp).sum().backward()
+    found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return logp.detach(), found
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("plain_functions")
+@pytest.mark.parametrize(("family", "again"), [("qwen2_5_vl", True), ("qwen3_vl", False)])
+def test_a_row_is_what_it_was(family_model, family, again):
+    folder = family_model(family)
+    hf = loaded(folder, again)
+    encoded = plain.prompts(hf.config)
+    samples = plain.items(encoded)
+    want, want_gradients = learned(hf, encoded, samples)
+
+    hf = loaded(folder, again)
+    assert fused.fuse(hf) >= 3 * hf.config.text_config.num_hidden_layers + 1
+    logp, gradients = learned(hf, encoded, samples)
+    assert float((logp - want).abs().max()) < 1e-5
+    assert gradients.keys() == want_gradients.keys()
+    for name, gradient in gradients.items():
+        scale = float(want_gradients[name].norm())
+        assert float((gradient - want_gradients[name]).norm()) <= 1e-5 * scale + 1e-9, name
+
+
+@pytest.mark.slow
+def test_other_lengths_compile_nothing_anew():
+    gate = torch.randn(1, 7, 64, requires_grad=True)
+    fused.compiled(fused.swiglu)(gate, gate).sum().backward()
+    before = counters["stats"]["unique_graphs"]
+    for length in (3, 50, 1111):
+        rows = torch.randn(1, length, 64, requires_grad=True)
+        fused.compiled(fused.swiglu)(rows, rows).sum().backward()
+    assert counters["stats"]["unique_graphs"] == before
+
+
+def test_a_model_of_other_parts_is_refused():
+    with pytest.raises(NotImplementedError, match="model.kernels=plain"):
+        fused.fuse(torch.nn.Linear(2, 2))
+
+
+def test_two_ranks_agree_with_their_engine(run_ranks, small_config):
+    """Under ZeRO-3, before and after two updates."""
+    result = run_ranks("parity", override(small_config, ["model.kernels=compiled"]), timeout_s=600)[0]
+    mean = max(m for _, m in result["gaps"])
+    assert mean < 1e-4 and result["stale"][1] > 2 * mean

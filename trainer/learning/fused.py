@@ -1,0 +1,73 @@
+"""The pointwise parts of a text layer as one kernel each, by torch.compile: norms, rotary positions, SwiGLU.
+
+At 3B these read and write as long as matrix products compute (docs/memory.md). Only functions of tensors are
+compiled: ZeRO's hooks stay on the modules around them, and a row of another length compiles nothing anew. A
+compiled kernel rounds once where the plain one rounds between its steps, so a run's bits are others.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+ROTARY = ("apply_rotary_pos_emb", "apply_rotary_pos_emb_vision")
+"""What transformers' modules call it."""
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square norm in fp32 of x [..., width], as transformers computes it."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * wide.to(x.dtype)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up, both [..., width]."""
+    return nn.functional.silu(gate) * up
+
+
+@cache
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as one kernel, for every length of its rows."""
+    return torch.compile(function, dynamic=True, fullgraph=True)
+
+
+def _norm(module: Any, x: Tensor) -> Tensor:
+    return compiled(norm)(x, module.weight, module.variance_epsilon)
+
+
+def _mlp(module: Any, x: Tensor) -> Tensor:
+    return module.down_proj(compiled(swiglu)(module.gate_proj(x), module.up_proj(x)))
+
+
+def fuse(model: nn.Module) -> int:
+    """Puts compiled functions into a model's norms, SwiGLU layers and rotary positions; returns how many
+    modules it changed. Raises NotImplementedError where it knows none of the model's."""
+    changed = 0
+    sources = set()
+    for module in model.modules():
+        if hasattr(module, "variance_epsilon"):
+            module.forward = partial(_norm, module)
+        elif all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj")):
+            if not type(module.act_fn).__name__.startswith("SiLU"):  # torch's, or transformers' own class
+                raise NotImplementedError(f"{type(module).__name__} is no SwiGLU: set model.kernels=plain")
+            module.forward = partial(_mlp, module)
+        else:
+            continue
+        changed += 1
+        sources.add(type(module).__module__)
+    if not changed:
+        raise NotImplementedError(
+            f"{type(model).__name__} has no layer that is known here: set model.kernels=plain"
+        )
+    for source in sources:
+        for name in ROTARY:
+            plain = getattr(sys.modules[source], name, None)
+            if plain is not None and not hasattr(plain, "_torchdynamo_orig_callable"):
+                setattr(sys.modules[source], name, compiled(plain))
+    return changed
