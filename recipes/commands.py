@@ -79,12 +79,22 @@ def _(args: argparse.Namespace) -> int:
         "--deadline", default="", metavar="24h", help="choose an offer that ends in time (90m, 24h, 3d)"
     ),
     argument("--budget", type=float, metavar="USD", help="choose an offer that costs no more"),
+    argument(
+        "--calibrate",
+        type=Path,
+        metavar="FILE",
+        help="plan with what a card showed: gpu-check.json, or the folder of such a run",
+    ),
     example=f"{BIG} --target dstack-runpod --set rollout.tensor_parallel=8",
 )
 def _(args: argparse.Namespace) -> int:
     from recipes import planning
 
-    return planning.plan(args.recipe, args.target, args.set, args.deadline, args.budget, args.network_gbit)
+    def planned() -> int:
+        limits = args.deadline, args.budget
+        return planning.plan(args.recipe, args.target, args.set, *limits, args.network_gbit)
+
+    return planning.with_measured(args.calibrate, planned) if args.calibrate else planned()
 
 
 @command(

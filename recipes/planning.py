@@ -4,9 +4,11 @@ budget."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 from recipes import capabilities, shown, uploads
-from recipes.plan import choose, cost, memory, nearest, prices, zero_stages
+from recipes.plan import calibration, choose, cost, memory, nearest, prices, zero_stages
 from recipes.presets import resolve
 from trainer.config import ConfigError
 
@@ -66,3 +68,17 @@ def plan(
 def _priced(offers: list[cost.Offer]) -> list[cost.Offer]:
     """The offers of machines for rent: those of your own are not chosen among."""
     return [offer for offer in offers if offer.usd is not None]
+
+
+def with_measured(path: Path, planned: Callable[[], int]) -> int:
+    """Plans with what a card showed, and says which of the plan's constants that changes. Raises
+    ConfigError."""
+    said = calibration.read(path)
+    found = calibration.measured(said["figures"])
+    if not found:
+        raise ConfigError(f"{path} measures none of the plan's constants: it was cut short")
+    off = [one for one in found if one.off or not one.believed]
+    print(f"planned with what {said.get('device', 'a card')} showed, in {len(found)} constants")
+    print(*(f"  {one}" for one in off), sep="\n")
+    with calibration.calibrated(found):
+        return planned()

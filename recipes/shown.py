@@ -53,7 +53,7 @@ def recipes(console: Console, model: str = "") -> None:
 
 def _model(recipe: Recipe) -> str:
     path = recipe.config.model.path
-    if recipe.kind == "preflight":
+    if recipe.kind in ("preflight", "check"):
         return "-"
     return "tiny, built here" if "${" in path else path.partition("/")[2].removesuffix("-Instruct")
 
@@ -126,9 +126,10 @@ def _per_hour(recipe: Recipe, console: Console) -> None:
         for usd, gpu, spot in cost.node_prices(recipe, target, catalogs)
     ]  # fmt: skip
     for usd, target, gpu, spot in sorted(found):
-        console.print(
-            f"${usd:.2f} per hour: {target}, {gpu}, {'spot' if spot else 'on demand'}", highlight=False
-        )
+        what = f"${usd:.2f} per hour"
+        if recipe.kind == "check":
+            what = f"${usd * recipe.budget.max_hours:.2f} at most, {what}"
+        console.print(f"{what}: {target}, {gpu}, {'spot' if spot else 'on demand'}", highlight=False)
 
 
 def choice(

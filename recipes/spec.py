@@ -211,9 +211,9 @@ class Recipe:
     """Also the default run name; lower-case letters, digits, dots and dashes."""
     description: str
     """One line for the list."""
-    kind: Literal["train", "preflight", "serve"] = "train"
-    """preflight runs the node launcher's checks and a collective between all nodes, and no model; serve runs
-    vLLM's server on one node."""
+    kind: Literal["train", "preflight", "check", "serve"] = "train"
+    """preflight runs the node launcher's checks and a collective between all nodes, and no model; check
+    measures a card (recipes/gpu_check.py); serve runs vLLM's server on one node."""
     config: RunConfig = field(default_factory=RunConfig)
     """What the trainer runs."""
     cluster: Cluster = field(default_factory=Cluster)
@@ -235,6 +235,11 @@ class Recipe:
     setup: Literal["", "cpu", "gpu", "rocm"] = ""
     """Environment; default: gpu, or cpu where the cluster has no GPUs. cpu leaves rented GPUs alone, for a
     try-out."""
+
+    @property
+    def saves(self) -> bool:
+        """Whether the bucket takes what it makes."""
+        return self.kind in ("train", "check")
 
     @property
     def environment(self) -> str:
@@ -315,6 +320,6 @@ def validate(recipe: Recipe) -> None:
         BucketAddress.parse(weights, "storage.weights")
     if recipe.kind == "serve" and cluster.nodes > 1:
         raise ConfigError(f"cluster.nodes is {cluster.nodes}, and one server runs on one node: set it to 1")
-    if recipe.kind == "train":
+    if recipe.saves:
         run_config.validate(recipe.config)
         run_config.validate_saving(recipe.config)

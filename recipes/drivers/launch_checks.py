@@ -30,7 +30,7 @@ def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[s
         uploads.check_model_folder(recipe)
     if target == "ssh":
         ssh.hosts_of(recipe)
-    if recipe.kind == "train" and not recipe.storage.bucket:
+    if recipe.saves and not recipe.storage.bucket:
         _check_without_bucket(recipe, target)
     bucket_access.check_credentials(recipe, target, secrets)
     if recipe.config.logging.wandb == "online" and "WANDB_API_KEY" not in secrets:
@@ -49,7 +49,7 @@ def check_outside(recipe: Recipe, record: RunRecord, commands: Commands, env: di
         _check_secrets(recipe, record.target)
     if recipe.storage.weights:
         bucket_access.check_weights(recipe.storage.weights, env)
-    if recipe.storage.bucket and recipe.kind == "train":
+    if recipe.storage.bucket and recipe.saves:
         bucket_access.probe(recipe.storage.bucket, env)
 
 

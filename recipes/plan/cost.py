@@ -33,12 +33,20 @@ from trainer.hardware.save_interval import save_interval_s
 MATMUL = 0.4
 """Share of the peak that training's matrix products reach, recomputation counted as work: what torchtitan's
 Llama-70B reaches on 256 H100 with all recomputed (30% of the peak without counting it)."""
+PRODUCTS, TRAFFIC = 0.7, 0.85
+"""Shares of peak and of memory bandwidth that single kernels reach: the roofline of a pass (assumption)."""
+MOVED = 60.0
+"""Bytes that a pass's other kernels (norms, rotary, SwiGLU) read and write, for each token, layer, forward
+pass and unit of the intermediate width: 52 to 63 at 3B and 7B (benchmarks/rehearsal.json)."""
+REACHED = 0.85
+"""Share of that roofline that a pass reaches (assumption)."""
 PREFILL = 0.4
 """The same for the engine's prefill, and for decoding so many sequences that compute bounds it."""
 DECODE = 0.6
 """Share of memory bandwidth that decoding reaches."""
-ENGINE_STEP_S = 5e-3
-"""Scheduling, sampling and log-probabilities of a decode step, whatever the model (assumption)."""
+ENGINE_STEP_S = 4e-3
+"""Host work of a decode step, whatever the model: asynchronous scheduling leaves 0.3 to 2.5 ms by reading
+vLLM; with less than 4 published steps of 32B lie beyond the plan's range (assumption)."""
 NETWORK = 0.7
 """Share of the link rate that collectives reach."""
 SEQUENCE_S = 20e-6
@@ -194,8 +202,13 @@ def stretched(
 
 
 def token_seconds(shape: Shape, card: Gpu) -> float:
-    """Forward seconds of a token's worth of the schedule's costs; the backward pass takes twice as long."""
-    return 2 * shape.matmul_parameters / (card.bf16_tflops * 1e12 * MATMUL)
+    """Forward seconds of a token's worth of the schedule's costs; the backward pass takes twice as long.
+
+    Small models are held up by memory: then their roofline is what bounds them.
+    """
+    peak_s = 2 * shape.matmul_parameters / (card.bf16_tflops * 1e12)
+    traffic_s = MOVED * shape.layers * shape.intermediate / (card.hbm_gb_per_s * 1e9 * TRAFFIC)
+    return max(peak_s / MATMUL, (peak_s / PRODUCTS + traffic_s) / REACHED)
 
 
 def pass_overhead(recipe: Recipe, shape: Shape) -> float:

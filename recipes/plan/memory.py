@@ -121,7 +121,7 @@ class MemoryPlan:
 def plan(recipe: Recipe, gpu: str = "") -> MemoryPlan | None:
     """The memory of a recipe on its GPU (or another); None where there is no GPU or no model to speak of."""
     gpu = gpu or recipe.cluster.gpu
-    if recipe.kind == "preflight" or not recipe.cluster.gpus_per_node:
+    if recipe.kind in ("preflight", "check") or not recipe.cluster.gpus_per_node:
         return None
     shape = hub_config.shape(recipe.config.model)
     if shape is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from recipes import recipe_files
-from recipes.presets import demo, gsm8k, headings, own_data, preflight, serving, sft, vision
+from recipes.presets import demo, gpu_check, gsm8k, headings, own_data, preflight, serving, sft, vision
 from recipes.spec import Recipe, override, placed, validate
 from trainer.config import ConfigError
 from trainer.config.bucket_address import BucketAddress
@@ -40,6 +40,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "sft-qwen2.5-vl-7b-lora": sft.qwen2_5_vl_7b_lora,
     "sft-qwen2.5-vl-7b-full": sft.qwen2_5_vl_7b_full,
     "preflight": preflight.preflight,
+    "gpu-check": gpu_check.gpu_check,
     "serve": serving.serve,
 }
 

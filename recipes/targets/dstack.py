@@ -32,6 +32,18 @@ RUNPOD_CARDS = {
 """RunPod's own names, which dstack takes for instance types, by SkyPilot's."""
 CODE = "/spotrl"
 """Where the repository stands in the container."""
+CHECKS = (
+    "recipes/gpu_check.py",
+    "recipes/capabilities.py",
+    "recipes/recipe_files.py",
+    "recipes/plan",
+    "recipes/presets",
+    "tests/conftest.py",
+    "tests/gpu",
+    "tests/learning",
+)
+"""What a check of a card needs besides: an upload is 2 MB at most, and `.dstackignore` leaves these out of
+the first."""
 
 
 def render(recipe: Recipe, target: str) -> dict[str, str]:
@@ -61,7 +73,7 @@ def fleet_name(target: str, name: str) -> str:
 
 def _head(recipe: Recipe, target: str) -> str:
     folder = f"recipes/generated/{target}/{recipe.name}"
-    env = "" if recipe.storage.bucket or recipe.kind != "train" else " -e BUCKET=s3://..."
+    env = "" if recipe.storage.bucket or not recipe.saves else " -e BUCKET=s3://..."
     env += f" -e {script.API_KEY}" if recipe.kind == "serve" else ""
     known = secrets(recipe, target)
     lines = [
@@ -80,7 +92,7 @@ def secrets(recipe: Recipe, target: str) -> tuple[str, ...]:
     A secret that the task names and the server does not have ends the run, once the machines are there: no
     others.
     """
-    if recipe.kind != "train" and not recipe.storage.weights:
+    if not recipe.saves and not recipe.storage.weights:
         return ()
     default = "gs" if capability(target).cloud == "gcp" else "s3"
     names = script.bucket_keys(recipe.storage.bucket or recipe.storage.weights or f"{default}://")
@@ -98,7 +110,7 @@ def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
         "user": "root",
         "shell": "bash",
         "working_dir": CODE,
-        "files": [{"local_path": "../../..", "path": CODE}],
+        "files": [_file(path) for path in ("", *(CHECKS if recipe.kind == "check" else ()))],
         "env": _env(recipe, target),
         **({"ports": [script.PORT]} if recipe.kind == "serve" else {}),
         "resources": _resources(recipe, target),
@@ -109,7 +121,7 @@ def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
         task["volumes"] = [{"name": recipe.storage.volume, "path": "/workspace"}]
     task |= {
         "retry": restarts.dstack(recipe),
-        "max_duration": f"{budget.max_hours:g}h",
+        "max_duration": restarts.duration(budget.max_hours),
         "stop_duration": "5m",
         "startup_order": "master-first",
         "stop_criteria": "master-done",
@@ -119,7 +131,7 @@ def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
     begin = script.preamble(
         recipe,
         "/workspace",
-        asks_bucket=recipe.kind == "train",
+        asks_bucket=recipe.saves,
         data=script.data_directory(recipe),
         kept_folder=kept_folder(recipe, target),
     )
@@ -129,10 +141,13 @@ def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
     return task
 
 
+def _file(path: str) -> dict[str, str]:
+    """A folder or file of the repository, as seen from the rendered file."""
+    return {"local_path": f"../../../{path}".rstrip("/"), "path": f"{CODE}/{path}".rstrip("/")}
+
+
 def _env(recipe: Recipe, target: str) -> list[str]:
-    bucket = [f"BUCKET={recipe.storage.bucket}" if recipe.storage.bucket else "BUCKET"] * (
-        recipe.kind == "train"
-    )
+    bucket = [f"BUCKET={recipe.storage.bucket}" if recipe.storage.bucket else "BUCKET"] * (recipe.saves)
     tokens = [f"{key}=${{{{ secrets.{key.lower()} }}}}" for key in secrets(recipe, target)]
     return ["RUN_ID", *bucket, *([script.API_KEY] if recipe.kind == "serve" else []), *tokens]
 

@@ -24,6 +24,7 @@ COMMITTED = {
     "grpo-qwen2.5-vl-7b-lora-mathv60k": EVERYWHERE,
     "sft-qwen2.5-vl-7b-full": EVERYWHERE,
     "preflight": EVERYWHERE,
+    "gpu-check": EVERYWHERE,
 }
 """Recipe -> targets for which its files are committed, if they can run it. `launch.py render` writes all
 others."""
@@ -35,7 +36,7 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
     validate(recipe)
     capabilities.check(recipe, target)
     capabilities.check_bucket(recipe, target)
-    if capabilities.capability(target).shared_files and recipe.cluster.nodes > 1 and recipe.kind == "train":
+    if capabilities.capability(target).shared_files and recipe.cluster.nodes > 1 and recipe.saves:
         saving = replace(recipe.config.checkpoint, shared_files=True)  # so that the bucket may be left out
         recipe = replace(recipe, config=replace(recipe.config, checkpoint=saving))
     recipe = with_resources(recipe)

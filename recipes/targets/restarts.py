@@ -13,6 +13,7 @@ here makes every platform obey that code, and bounds what happens before the run
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from recipes.spec import Recipe
@@ -41,7 +42,12 @@ def dstack(recipe: Recipe) -> dict[str, Any]:
     """dstack's `retry`. A node lost on RunPod, Kubernetes or own machines is an `error` to it, as is a failed
     job."""
     events = ["no-capacity", "interruption", "error"] if codes(recipe) else ["no-capacity"]
-    return {"on_events": events, "duration": f"{min(recipe.budget.max_hours, CAPACITY_HOURS):g}h"}
+    return {"on_events": events, "duration": duration(min(recipe.budget.max_hours, CAPACITY_HOURS))}
+
+
+def duration(hours: float) -> str:
+    """Hours as dstack writes them: it takes whole numbers only."""
+    return f"{hours:g}h" if hours == int(hours) else f"{math.ceil(hours * 60)}m"
 
 
 def dstack_command(recipe: Recipe, body: str) -> str:

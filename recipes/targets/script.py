@@ -100,6 +100,9 @@ def again(recipe: Recipe) -> str:
     """What RUN_ID means, for the head of a file."""
     if recipe.kind == "serve":
         return f"Callers give the key of {API_KEY}. The server ends after {recipe.budget.max_hours:g} hours."
+    if recipe.kind == "check":
+        hours = recipe.budget.max_hours
+        return f"It ends within {hours:g} hours; `launch.py pull RUN_ID` fetches what it found."
     if recipe.config.evaluation.pass_rate_samples:
         return "The same RUN_ID goes on behind the rows that are scored; a new one starts from scratch."
     return "The same RUN_ID resumes from its last committed checkpoint; a new one starts from scratch."
@@ -122,7 +125,7 @@ def secret_names(recipe: Recipe) -> tuple[str, ...]:
     config = recipe.config
     urls = [bucket_of(recipe), recipe.storage.weights, config.data.path, config.evaluation.path]
     used = {name for url in urls for name in bucket_keys(url)}
-    if recipe.kind == "train" and not urls[0]:  # asked for at launch: it may be any
+    if recipe.saves and not urls[0]:  # asked for at launch: it may be any
         used |= {name for scheme in ("s3", "r2", "gs") for name in bucket_keys(f"{scheme}://")}
     if "AWS_ACCESS_KEY_ID" in used:
         used.add("AWS_SESSION_TOKEN")
@@ -310,4 +313,8 @@ def node_command(recipe: Recipe, host: str = "127.0.0.1") -> str:
         where = f"--host {host} --port {PORT} --hours {recipe.budget.max_hours:g}"
         return f'{python} -m trainer.serve --config ".cache/$RUN_ID.yaml" {where}'
     flag = " --preflight" if recipe.kind == "preflight" else ""
-    return f'{python} -m trainer.node{flag} --config ".cache/$RUN_ID.yaml"'
+    launch = f'{python} -m trainer.node{flag} --config ".cache/$RUN_ID.yaml"'
+    if recipe.kind == "check":
+        hours = f"--hours {recipe.budget.max_hours:g}"
+        return f'{launch} -- {python} -m recipes.gpu_check --config ".cache/$RUN_ID.yaml" {hours}'
+    return launch

@@ -80,7 +80,7 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
     begin = script.preamble(
         recipe,
         work,
-        asks_bucket=recipe.kind == "train",
+        asks_bucket=recipe.saves,
         data=script.data_directory(recipe),
         kept_folder=kept_folder(recipe, target),
     )
@@ -96,9 +96,9 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
 
 
 def _head(recipe: Recipe, target: str, path: str) -> str:
-    bucket = "" if recipe.storage.bucket or recipe.kind != "train" else " --env BUCKET=s3://..."
+    bucket = "" if recipe.storage.bucket or not recipe.saves else " --env BUCKET=s3://..."
     command = "sky jobs launch" if managed(recipe, target) else "sky launch"
-    url = recipe.storage.bucket or recipe.storage.weights or ("s3://" if recipe.kind == "train" else "")
+    url = recipe.storage.bucket or recipe.storage.weights or ("s3://" if recipe.saves else "")
     needs = script.bucket_keys(url)
     if url.startswith("gs://") and capability(target).cloud == "gcp":
         needs = ()  # the machines' own account
@@ -114,7 +114,7 @@ def _head(recipe: Recipe, target: str, path: str) -> str:
 def _envs(recipe: Recipe, target: str) -> dict[str, str | None]:
     envs: dict[str, str | None] = {
         "RUN_ID": None,
-        "BUCKET": recipe.storage.bucket or (None if recipe.kind == "train" else ""),
+        "BUCKET": recipe.storage.bucket or (None if recipe.saves else ""),
     }
     return envs | dict.fromkeys(script.SETTINGS, "")
 

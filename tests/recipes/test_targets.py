@@ -17,7 +17,7 @@ from recipes import capabilities
 from recipes.capabilities import targets_for
 from recipes.presets import RECIPES, get
 from recipes.spec import override
-from recipes.targets import script
+from recipes.targets import dstack, script
 from recipes.targets.render import COMMITTED, GENERATED, committed, render
 from trainer import config as run_config
 
@@ -342,22 +342,38 @@ def test_what_dstack_uploads_stays_under_its_limit():
 
 @needs_launch
 def test_dstack_uploads_what_a_node_imports(tmp_path):
-    """The archive, unpacked, runs the modules that the rendered files call."""
-    code = (
+    """The archive, unpacked, runs the modules that the rendered files call; with what a check takes besides,
+    also that, and finds its cases."""
+    pack = (
         "import sys; from dstack._internal.utils.files import create_file_archive as archive;"
         "archive(sys.argv[1], open(sys.argv[2], 'w+b'))"
     )
-    subprocess.run([LAUNCH, "-c", code, str(ROOT), str(tmp_path / "code.tar")], check=True)
-    shutil.unpack_archive(tmp_path / "code.tar", tmp_path / "node")
+    sizes = {}
+
+    def upload(path: Path, folder: Path) -> None:
+        archive = tmp_path / "code.tar"
+        subprocess.run([LAUNCH, "-c", pack, str(path), str(archive)], check=True)
+        sizes[path] = archive.stat().st_size
+        shutil.unpack_archive(archive, folder)
+
+    upload(ROOT, tmp_path / "node")
     (node,) = (tmp_path / "node").iterdir()
     called = set(re.findall(r"bin/python -m ([\w.]+)", "".join(rendered("dstack").values())))
-    assert {"trainer.node", "recipes.manifest", "data_prep"} <= called
+    assert {"trainer.node", "recipes.manifest", "data_prep", "recipes.gpu_check"} <= called
+    called -= {"recipes.gpu_check"}
     code = "import importlib, sys; assert all(importlib.import_module(m) for m in sys.argv[1:])"
     subprocess.run(
         [sys.executable, "-c", code, *sorted(m for m in called if m != "data_prep"), "data_prep.cli"],
         cwd=node,
         check=True,
     )
+    for path in dstack.CHECKS:
+        upload(ROOT / path, (node / path).parent)
+    collects = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests/gpu"]
+    for command in ([sys.executable, "-m", "recipes.gpu_check", "--help"], collects):
+        done = subprocess.run(command, cwd=node, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert not {path: size for path, size in sizes.items() if size > 2 << 20}
 
 
 def test_an_environment_that_comes_with_the_image_is_taken_if_it_is_the_same(tmp_path):

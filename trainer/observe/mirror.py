@@ -25,6 +25,8 @@ from typing import Any
 from trainer.config import ConfigError
 from trainer.config.run_folder import (
     ATTEMPTS,
+    GPU_CHECK,
+    GPU_CHECK_PAGE,
     LAUNCH_LOG,
     METRICS,
     NODES,
@@ -162,6 +164,12 @@ class Mirror:
             self.storage.get(key, self.folder / key.removeprefix(f"{CHECKPOINTS}/"))
         return self.folder / EXPORTED
 
+    def gpu_check(self) -> None:
+        """Fetches what a check of a card found, where the run is one."""
+        for name in (GPU_CHECK, GPU_CHECK_PAGE):
+            if self.storage.exists(name):
+                self.storage.get(name, self.folder / name)
+
     def request_profile(self) -> str:
         """Asks the run for a profile of its next step. Raises ConfigError where it is over."""
         if ended(self, self.update()):
@@ -274,6 +282,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
         return
     while not ended(mirror, mirror.update()) and args.every:
         time.sleep(args.every)
+    mirror.gpu_check()
     if args.weights:
         print(f"weights: {mirror.weights()}")
 

@@ -1,0 +1,288 @@
+"""What a rented card is asked first, in the order that teaches most: `python -m recipes.gpu_check --config
+RUN`.
+
+`launch.py up gpu-check` runs it through the node launcher, on the head. Each check is a process of its own of
+under ten minutes and is useful alone; what it finds is written, and sent to the bucket, before the next one
+begins. Without a GPU the same checks run as far as a CPU goes, at the tiny model's size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from recipes.plan import calibration
+from trainer import config as configuration
+from trainer.config import RunConfig
+from trainer.config.run_folder import GPU_CHECK, GPU_CHECK_PAGE, METRICS, read_lines, write_whole
+from trainer.config.run_store import RunStore
+from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK
+
+MOST_S = 590.0
+"""A check that hangs must not eat the hour."""
+TAIL = 40
+"""Lines of a failed check that are shown; all of them are in its log."""
+DEMO = "demo"
+"""The check that is a run: the configuration's own."""
+LEARNED = 0.15
+"""Held-out accuracy that the demo gains at least in its 60 steps (0.45 and more on CPUs)."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One process of under ten minutes."""
+
+    name: str
+    what: str
+    """What it shows, in a few words."""
+    cases: str = ""
+    """Expression of pytest over tests/gpu."""
+    env: dict[str, str] = field(default_factory=dict)
+    gpus: int = 1
+    """As many does it need."""
+
+
+BLOCKING = {"CUDA_LAUNCH_BLOCKING": "1"}
+"""A wrong address then shows at the kernel that used it, not at the next read."""
+OTHER_MODES = "qwen3_vl or other_sleep or host_memory or moving"
+CHECKS = (
+    Check("attention", "the packed kernel against plain attention, with gradients", "variable_length"),
+    Check("parity", "engine and policy agree in bf16, eager", "test_parity_in_bf16 and True"),
+    Check("gradients", "packed gradients against padded ones", "packed_gradients"),
+    Check("sleep", "memory given back, and no garbage behind it", "sleep_gives", BLOCKING),
+    Check("graphs", "engine and policy agree with CUDA graphs", "test_parity_in_bf16 and False"),
+    Check("three-billion", "four steps of 3B, a save after each", "test_three_billion_parameters"),
+    Check(DEMO, "60 steps of the demo, on all GPUs of all nodes"),
+    Check("rates", "3B: share of the peak, generating against bare vLLM, sync", "test_rates_of"),
+    Check("decode", "seconds of a decode step, and the engine's workspace", "decode_step"),
+    Check("process", "memory before the model, and of NCCL", "process_before or communicators"),
+    Check("modes", "Qwen3-VL, other sleep levels, states in host memory", OTHER_MODES),
+    Check("several", "tensor parallel, two engines", "tensor_parallel or two_engines", gpus=2),
+)  # fmt: skip
+
+
+class Journal:
+    """What has been found so far: a file of the run's folder, and its copy in the bucket."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.folder = Path(config.run.dir)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.path = self.folder / GPU_CHECK
+        self.store = RunStore.of(config)
+        self.checks: list[dict[str, Any]] = []
+        place = config.placement
+        self.shape = {"nodes": place.nodes, "gpus_per_node": place.workers_per_node}
+
+    @property
+    def figures(self) -> dict[str, dict[str, Any]]:
+        """By name; the checks themselves write them (tests/gpu/conftest.py)."""
+        return self._said().get("figures", {})
+
+    def _said(self) -> dict[str, Any]:
+        return json.loads(self.path.read_text()) if self.path.exists() else {}
+
+    def note(self, name: str, value: float, unit: str) -> None:
+        """Adds a figure."""
+        figures = self.figures | {name: {"value": float(f"{value:.4g}"), "unit": unit}}
+        self._write(self._said() | {"figures": figures})
+
+    def end(self, check: Check, outcome: str, seconds: float) -> None:
+        """Adds how a check ended, writes the page, and sends both."""
+        self.checks.append(
+            {"name": check.name, "what": check.what, "outcome": outcome, "seconds": round(seconds)}
+        )
+        self._write({"figures": {}} | self._said() | self.shape | {"checks": self.checks})
+        write_whole(self.folder / GPU_CHECK_PAGE, page(self._said()).encode())
+        self.send()
+
+    def _write(self, said: dict[str, Any]) -> None:
+        write_whole(self.path, f"{json.dumps(said, indent=1)}\n".encode())
+
+    def send(self) -> None:
+        """Copies both files into the bucket, where there is one. A store that fails is said, and no more."""
+        if self.store is None:
+            return
+        for name in (GPU_CHECK, GPU_CHECK_PAGE):
+            command = [
+                sys.executable,
+                "-m",
+                "trainer.storage",
+                "cp",
+                str(self.folder / name),
+                self.store.root,
+            ]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                print(f"warning: {name} did not reach the bucket: {done.stderr.strip()}", flush=True)
+
+
+def page(said: dict[str, Any]) -> str:
+    """What a check found, to be read: outcomes, constants of the plan that are off, all figures."""
+    rows = [f"| {c['name']} | {c['outcome']} | {c['seconds']} s | {c['what']} |" for c in said["checks"]]
+    machine = f"{said['nodes']} x {said['gpus_per_node'] or 'no'} GPU, {said.get('device', 'no figure yet')}"
+    text = ["# What a card was asked", "", f"{machine}, torch {said.get('torch', 'unknown')}", ""]
+    text += ["| check | outcome | took | shows |", "|---|---|---|---|", *rows, ""]
+    found = [] if calibration.rehearsed(said) else calibration.measured(said["figures"])
+    wrong = [one for one in found if one.off or not one.believed]
+    if wrong:
+        text += ["## Constants of the plan that are off", ""]
+        text += [f"- {one}" for one in wrong]
+        text += ["", f"`launch.py plan RECIPE --calibrate {GPU_CHECK}` plans with what was measured.", ""]
+    text += ["## Figures", "", "| what | measured | planned |", "|---|---|---|"]
+    for name, figure in said["figures"].items():
+        planned = f"{figure['planned']:g}" if "planned" in figure else ""
+        escaped = name.replace("|", "\\|")
+        text.append(f"| {escaped} | {figure['value']:g} {figure['unit']} | {planned} |")
+    return "\n".join(text) + "\n"
+
+
+def outcome_of(code: int | None, printed: str) -> str:
+    """How a process of pytest ended, in a word. code: None where it was ended for being late."""
+    if code is None:
+        return "too slow"
+    if code:
+        return "failed"
+    return "passed" if re.search(r"\d+ passed", printed) else "skipped"
+
+
+class Runner:
+    """Runs checks one after another. rehearses: on a CPU, at the tiny model's size."""
+
+    def __init__(self, config: RunConfig, config_path: Path, hours: float) -> None:
+        self.config, self.config_path = config, config_path
+        self.rehearses = config.placement.device == "cpu"
+        self.journal = Journal(config)
+        self.deadline = time.monotonic() + hours * 3600
+
+    def run(self, checks: Sequence[Check]) -> int:
+        """Runs them; returns the exit code."""
+        for number, check in enumerate(checks, start=1):
+            left = self.deadline - time.monotonic()
+            print(f"[{number}/{len(checks)}] {check.name}: {check.what}", flush=True)
+            started = time.monotonic()
+            if left < 30:
+                outcome = "not begun: the hours are over"
+            elif check.name == DEMO:
+                outcome = self.demo(min(left, MOST_S))
+            else:
+                outcome = self.cases(check, min(left, MOST_S))
+            took = time.monotonic() - started
+            print(f"[{number}/{len(checks)}] {check.name}: {outcome}, {took:.0f} s", flush=True)
+            self.journal.end(check, outcome, took)
+        print((self.journal.folder / GPU_CHECK_PAGE).read_text(), flush=True)
+        good = all(check["outcome"] in ("passed", "skipped") for check in self.journal.checks)
+        return EXIT_OK if good else EXIT_ERROR
+
+    def cases(self, check: Check, seconds: float) -> str:
+        """A process of pytest, apart from the launch that this is part of: it may start its own Ray."""
+        own = ("RAY_", "SPOTRL_")
+        env = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+        env |= check.env | {"SPOTRL_GPU_JSON": str(self.journal.path)}
+        if self.rehearses:
+            env["SPOTRL_REHEARSE_GPU"] = "1"
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/gpu", "-k", check.cases]
+        code, printed = self.process(check, command, env, seconds)
+        return outcome_of(code, printed)
+
+    def demo(self, seconds: float) -> str:
+        """The configuration's own run, as a part of the launch; how it learned and how fast."""
+        command = [sys.executable, "-m", "trainer.loops.grpo", "--config", str(self.config_path)]
+        code, _ = self.process(Check(DEMO, ""), command, dict(os.environ), seconds)
+        if code is None:
+            return "too slow"
+        lines = read_lines(self.journal.folder / METRICS)
+        scores = [line["eval/accuracy"] for line in lines if "eval/accuracy" in line]
+        if code or not scores:
+            return "failed"
+        self.journal.note("demo: held-out accuracy before", scores[0], "")
+        self.journal.note("demo: held-out accuracy after", scores[-1], "")
+        self.journal.note("demo: last step", lines[-1]["time/step_s"], "s")
+        return "passed" if scores[-1] > scores[0] + LEARNED else "failed"
+
+    def process(
+        self, check: Check, command: list[str], env: dict[str, str], seconds: float
+    ) -> tuple[int | None, str]:
+        """Runs one; (exit code, what it printed). None: it was late and has been ended, with all that it had
+        started."""
+        log = self.journal.folder / f"gpu-check-{check.name}.log"
+        with log.open("w") as out:
+            process = subprocess.Popen(
+                command, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
+            try:
+                code: int | None = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                end_with_children(process)
+        printed = log.read_text(errors="replace")
+        if code != 0:
+            print(*printed.splitlines()[-TAIL:], sep="\n", flush=True)
+        return code, printed
+
+
+def end_with_children(process: subprocess.Popen) -> None:
+    """Ends a process that is still there, and whatever it had started, whichever session that is in."""
+    if process.poll() is not None:
+        return
+    import psutil
+
+    family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    for one in family:
+        try:
+            one.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(family, timeout=10)
+
+
+def chosen(names: str, config: RunConfig) -> list[Check]:
+    """The checks to run: those named, or all that these machines allow. Several nodes share the demo alone:
+    the others are of one node."""
+    asked = names.split(",") if names else []
+    unknown = [name for name in asked if name not in [check.name for check in CHECKS]]
+    if unknown:
+        known = ", ".join(check.name for check in CHECKS)
+        raise configuration.ConfigError(f"no check is called {unknown[0]}: choose among {known}")
+    place = config.placement
+    on_cpu = place.device == "cpu"
+    return [
+        check
+        for check in CHECKS
+        if check.name in (asked or [check.name])
+        and (place.nodes == 1 or check.name == DEMO)
+        and (on_cpu or check.gpus <= place.workers_per_node)
+    ]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the checks; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m recipes.gpu_check", description=__doc__)
+    parser.add_argument("--config", required=True, help="configuration of the check's own run (YAML)")
+    parser.add_argument("--only", default="", metavar="NAME,...", help="only these checks")
+    parser.add_argument("--hours", type=float, default=1.25, help="it ends after as many (%(default)g)")
+    arguments = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        config = configuration.load(arguments.config)
+        checks = chosen(arguments.only, config)
+        return Runner(config, Path(arguments.config), arguments.hours).run(checks)
+    except configuration.ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

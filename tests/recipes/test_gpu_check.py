@@ -1,0 +1,214 @@
+"""The first hour on a card as a command: what is chosen, how a check ends, and the plan with what it
+found."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from _pytest.mark.expression import Expression
+
+from recipes import gpu_check, planning
+from recipes.gpu_check import CHECKS, DEMO, Check, Runner, chosen, outcome_of
+from recipes.plan import calibration, cost, memory
+from recipes.presets import get, resolve
+from recipes.targets.render import render
+from tests.conftest import ROOT
+from trainer import config as configuration
+from trainer.config import ConfigError
+from trainer.config.run_folder import GPU_CHECK, GPU_CHECK_PAGE
+
+
+def check_config(tmp_path, *assignments: str):
+    """The check's own configuration on this machine's CPU."""
+    config = get("gpu-check").config
+    return configuration.override(
+        config, [f"run.dir={tmp_path}/run", "run.id=mine", "placement.device=cpu", *assignments]
+    )
+
+
+def figures(**values: float) -> dict:
+    """As a check writes them: one figure for each constant."""
+    return {
+        "device": "a card",
+        "figures": {
+            f"what {name} is": {"value": value, "unit": "", "constant": name}
+            for name, value in values.items()
+        },
+    }
+
+
+# --- what is asked ------------------------------------------------------------------------------------------
+
+
+def test_every_case_belongs_to_one_check():
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-v", "-p", "no:cacheprovider", "tests/gpu"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    cases = re.findall(r"<Function (\S+)>", done.stdout)
+    assert len(cases) > 15, done.stdout + done.stderr
+
+    def named(case: str, expression: str) -> bool:
+        return Expression.compile(expression).evaluate(lambda name, **_: name.lower() in case.lower())
+
+    expressions = {check.name: check.cases for check in CHECKS if check.cases}
+    for case in cases:
+        of = [name for name, expression in expressions.items() if named(case, expression)]
+        # The demo runs as a part of the launch, on all GPUs of all nodes.
+        assert len(of) == (0 if "demo_learns" in case else 1), (case, of)
+    for name, expression in expressions.items():
+        assert any(named(case, expression) for case in cases), name
+
+
+def test_several_nodes_share_the_demo_and_one_card_has_no_peers(tmp_path):
+    config = check_config(tmp_path, "placement.device=cuda", "placement.workers_per_node=1")
+    alone = [check.name for check in chosen("", config)]
+    assert "several" not in alone and {"attention", DEMO, "decode"} <= set(alone)
+    eight = configuration.override(config, ["placement.workers_per_node=8"])
+    assert "several" in [check.name for check in chosen("", eight)]
+    nodes = configuration.override(eight, ["placement.nodes=2"])
+    assert [check.name for check in chosen("", nodes)] == [DEMO]
+    assert [check.name for check in chosen("decode,parity", config)] == ["parity", "decode"]
+    with pytest.raises(ConfigError, match="no check is called nap: choose among attention, parity"):
+        chosen("nap", config)
+
+
+def test_it_costs_less_than_five_dollars_on_an_h100():
+    recipe = get("gpu-check")
+    found = cost.node_prices(recipe, "skypilot-runpod")
+    usd, gpu, spot = max(found)
+    assert gpu == "H100" and not spot
+    assert usd * recipe.budget.max_hours < 5
+
+
+def test_its_machine_runs_the_checks_through_the_launcher_and_goes_down():
+    text = next(iter(render(get("gpu-check"), "skypilot-runpod").values()))
+    assert "-m trainer.node" in text and "-m recipes.gpu_check" in text and "--hours 1.25" in text
+    assert "BUCKET: null" in text  # asked for at launch
+    recipe = resolve("gpu-check", ["cluster.gpus_per_node=8", "cluster.nodes=2"])
+    assert recipe.config.placement.world_size == 16
+
+
+# --- how a check ends ---------------------------------------------------------------------------------------
+
+
+def test_outcomes():
+    assert outcome_of(None, "") == "too slow"
+    assert outcome_of(1, "1 failed, 2 passed") == "failed"
+    assert outcome_of(5, "18 deselected") == "failed"  # an expression that names nothing
+    assert outcome_of(0, "2 passed, 1 skipped in 3s") == "passed"
+    assert outcome_of(0, "1 skipped in 3s") == "skipped"
+
+
+def test_a_check_that_hangs_ends_with_all_that_it_started(tmp_path):
+    runner = Runner(check_config(tmp_path), tmp_path / "run.yaml", 1.0)
+    pids = tmp_path / "pids"
+    # In a session of its own, as Ray's processes are.
+    script = f"setsid sleep 300 & echo $! > {pids}; echo begun; sleep 300"
+    code, printed = runner.process(Check("slow", ""), ["bash", "-c", script], {}, 1.0)
+    assert code is None and "begun" in printed
+    pid = pids.read_text().strip()
+    state = subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True).stdout
+    assert not state.strip() or state.startswith("Z")
+
+
+def test_hours_that_are_over_end_it(tmp_path, capsys):
+    runner = Runner(check_config(tmp_path), tmp_path / "run.yaml", 0.0)
+    assert runner.run(CHECKS[:2]) == 1
+    said = json.loads((tmp_path / "run" / GPU_CHECK).read_text())
+    assert {check["outcome"] for check in said["checks"]} == {"not begun: the hours are over"}
+    assert "[2/2] parity: not begun" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_checks_run_and_reach_the_bucket(tmp_path):
+    config = check_config(tmp_path, f"checkpoint.remote=file://{tmp_path}/bucket")
+    path = tmp_path / "run.yaml"
+    path.write_text(configuration.dump(config))
+    command = [sys.executable, "-m", "recipes.gpu_check", "--config", str(path)]
+    done = subprocess.run(
+        [*command, "--only", "gradients,decode,process"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = json.loads((tmp_path / "bucket/mine" / GPU_CHECK).read_text())
+    outcomes = {check["name"]: check["outcome"] for check in said["checks"]}
+    assert outcomes == {"gradients": "passed", "decode": "passed", "process": "skipped"}
+    assert said["figures"]["a decode step's host work"]["constant"] == "ENGINE_STEP_S"
+    page = (tmp_path / "bucket/mine" / GPU_CHECK_PAGE).read_text()
+    assert "| gradients | passed |" in page and "## Figures" in page
+
+
+# --- the plan with what was found ---------------------------------------------------------------------------
+
+
+def test_every_constant_is_measured_by_a_check():
+    text = "".join(path.read_text() for path in (ROOT / "tests/gpu").glob("*.py"))
+    assert set(re.findall(r'constant="([A-Z_]+)"', text)) == set(calibration.CONSTANTS)
+    for name, constant in calibration.CONSTANTS.items():
+        assert constant.least <= getattr(constant.module, name) / constant.scale <= constant.most, name
+
+
+def test_a_calibrated_plan_uses_what_was_measured_and_the_next_one_does_not():
+    recipe = get("grpo-qwen2.5-vl-7b-mathv60k")
+
+    def planned() -> tuple[float, float]:
+        need = memory.plan(recipe)
+        assert need
+        return need.peak.total, cost.step_time(recipe, "H100", 100.0, need).update
+
+    before = planned()
+    found = calibration.measured(figures(CONTEXT=2.5, MATMUL=0.2)["figures"])
+    with calibration.calibrated(found):
+        after = planned()
+    assert after[0] - before[0] == pytest.approx(1.0 * memory.GIB)
+    assert after[1] > 1.8 * before[1]
+    assert planned() == before
+
+
+def test_a_figure_that_cannot_be_is_told_and_not_taken():
+    (one,) = calibration.measured(figures(MATMUL=1.7)["figures"])
+    assert not one.off and "outside 0.02 to 1" in str(one)
+    with calibration.calibrated([one]):
+        assert cost.MATMUL == 0.4
+
+
+def test_plan_with_a_file(tmp_path, capsys):
+    file = tmp_path / GPU_CHECK
+    file.write_text(json.dumps(figures(DECODE=0.9, CONTEXT=1.5)))
+    code = planning.with_measured(tmp_path, lambda: planning.plan("grpo-qwen2.5-vl-3b-mathv60k", None, []))
+    out = capsys.readouterr().out
+    assert code == 0
+    assert "planned with what a card showed, in 2 constants" in out
+    assert "DECODE: 0.6 assumed, 0.9 measured" in out and "CONTEXT:" not in out
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{}", "is no gpu-check.json"),
+        ("[1]", "is no gpu-check.json"),
+        ('{"figures": {"a": {"value": "x"}}}', "is no gpu-check.json"),
+        ("{", "is no gpu-check.json"),
+        ('{"figures": {}, "device": "rehearsal on a CPU"}', "tells nothing of a card"),
+        ('{"figures": {}}', "measures none of the plan's constants"),
+        (None, "gpu-check` writes one"),
+    ],
+)
+def test_a_file_that_is_none_is_refused(tmp_path, text, told):
+    file = tmp_path / "some.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        planning.with_measured(file, lambda: 0)
+
+
+def test_the_page_names_what_is_off(tmp_path):
+    journal = gpu_check.Journal(check_config(tmp_path))
+    journal._write(figures(ENGINE_ASLEEP=4.0))
+    journal.end(replace(CHECKS[0]), "passed", 3.0)
+    page = (tmp_path / "run" / GPU_CHECK_PAGE).read_text()
+    assert "- ENGINE_ASLEEP: 1.5 assumed, 4 measured GiB" in page
+    assert "--calibrate gpu-check.json" in page
