@@ -3,6 +3,7 @@ preemption."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import time
@@ -125,3 +126,18 @@ def test_down_ends_a_job_and_leaves_no_machine(desk):
     desk.launch("down", "ended")
     desk.until(lambda: not desk.rented, 240, "the machine to go")
     assert "CANCELLED" in desk.launch("status", "ended").stdout
+
+
+def test_a_check_of_a_card_runs_to_its_end_and_its_machine_goes(desk):
+    """The machine has no GPU: every check that a CPU can, at the tiny model's size."""
+    desk.provider("/stock", without=[])
+    sets = options(*SPOT)
+    up = ["up", "gpu-check", "--target", "skypilot-runpod", *sets, "--bucket", BUCKET, "--run-id", "card"]
+    done = desk.launch(*up, timeout_s=1500)
+    said = json.loads((desk.buckets / "bucket/runs/card/gpu-check.json").read_text())
+    outcomes = {check["name"]: check["outcome"] for check in said["checks"]}
+    # The model of this lab has not seen the demo's warm start.
+    assert set(outcomes) > {"parity", "three-billion", "decode", "demo"}, done.stdout[-4000:]
+    assert {name for name, outcome in outcomes.items() if outcome not in ("passed", "skipped")} <= {"demo"}
+    assert "a decode step's host work" in said["figures"]
+    desk.until(lambda: not desk.rented, 240, "the machine to go")

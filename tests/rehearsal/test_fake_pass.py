@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from benchmarks.rehearsal import KINDS, RECIPES, WHATS, played
+from benchmarks.rehearsal import KINDS, OUT, RECIPES, USUAL, WHATS, played, roofline_row, seconds
 from recipes.plan import hub_config
 from recipes.presets import get
+from tests.conftest import ROOT
 
 ONE_READ = "import_utils.py"
 """transformers' check that image tokens and features agree: the only read that waits for the GPU."""
@@ -40,3 +43,12 @@ def test_three_billion_parameters_score():
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_size_takes_what_is_planned(recipe, what):
     check(recipe, what)
+
+
+@pytest.mark.parametrize("what", WHATS)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_plan_stays_above_the_roofline_and_the_documents_show_both(recipe, what):
+    one = json.loads(OUT.read_text())["passes"][f"{recipe} {what} {USUAL}"]
+    roof, planned = seconds(recipe, what, one)
+    assert 0.98 <= planned / roof <= 1.5
+    assert roofline_row(recipe, what, one) in (ROOT / "docs/memory.md").read_text()

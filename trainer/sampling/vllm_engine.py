@@ -101,6 +101,65 @@ def zero_scratch(worker: Any) -> None:
             tensor.zero_()
 
 
+def arguments(config: RunConfig, prompter: Prompter, images_per_prompt: int) -> dict[str, Any]:
+    """What vLLM is asked for. images_per_prompt: the most that any row has."""
+    rollout = config.rollout
+    on_gpu = config.placement.device == "cuda"
+    asked: dict[str, Any] = {
+        "model": config.model.path,
+        "dtype": "bfloat16" if config.model.dtype == "bf16" else "float32",
+        "load_format": in_process.BACKEND,
+        "tensor_parallel_size": rollout.tensor_parallel,
+        "distributed_executor_backend": "external_launcher",
+        "max_model_len": config.longest_sequence,
+        "enforce_eager": rollout.eager or not on_gpu,
+        "enable_prefix_caching": rollout.prefix_caching,
+        "logprobs_mode": "processed_logprobs",
+        "logits_processors": [BanTokens],
+        "additional_config": {"banned_token_ids": prompter.banned_token_ids()},
+        "weight_transfer_config": {"backend": in_process.BACKEND},
+        "generation_config": "vllm",  # the model's own would change temperature, top_p and top_k
+        "seed": 0,
+        "disable_log_stats": True,
+    }
+    asked |= _of_gpu(config) if on_gpu else _of_cpu(config)
+    if prompter.has_vision:
+        asked["limit_mm_per_prompt"] = {"image": images_per_prompt, "video": 0}
+        asked["mm_processor_kwargs"] = {"size": prompter.size}
+        # By default vLLM keeps 4 GiB of processed images; a prompt comes once per step, and a sync
+        # forgets them.
+        asked["mm_processor_cache_gb"] = 0
+    if config.model.revision:
+        asked["revision"] = config.model.revision
+    return asked
+
+
+def _of_gpu(config: RunConfig) -> dict[str, Any]:
+    """What an engine on a GPU is asked for besides."""
+    asked: dict[str, Any] = {
+        "gpu_memory_utilization": config.rollout.gpu_memory_utilization,
+        "enable_sleep_mode": config.rollout.sleep_level > 0,
+        # Tables and CUDA graphs are made for as many; vLLM's own number depends on the card.
+        "max_num_seqs": config.engine_sequences,
+    }
+    # Two profiling passes over the whole world, for kernels that these models use on no card but Blackwell.
+    if torch.cuda.get_device_capability() < BLACKWELL:
+        asked["kernel_config"] = {"enable_flashinfer_autotune": False}
+    return asked
+
+
+def _of_cpu(config: RunConfig) -> dict[str, Any]:
+    """What an engine on a CPU is asked for besides."""
+    return {
+        # vLLM's 128 on CPU is more than most prompts have: groups would share nothing
+        "block_size": 32,
+        "kv_cache_memory_bytes": int(config.rollout.kv_cache_gib * 2**30),
+        # A prompt cut in two would rewind its seeded generator, which torch's CPU generator cannot.
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(8192, config.longest_sequence),
+    }
+
+
 class Engine:
     """This rank's part of an engine of `rollout.tensor_parallel` ranks; all of them make the same calls."""
 
@@ -109,53 +168,10 @@ class Engine:
         self.config = config
         self.eos_token_id, self._tokenizer = prompter.eos_token_id, prompter.tokenizer
         on_gpu = config.placement.device == "cuda"
-        rollout = config.rollout
-        extra: dict[str, Any] = {}
-        if on_gpu:
-            extra["gpu_memory_utilization"] = rollout.gpu_memory_utilization
-            extra["enable_sleep_mode"] = rollout.sleep_level > 0
-            # Tables and CUDA graphs are made for as many; vLLM's own number depends on the card.
-            extra["max_num_seqs"] = config.engine_sequences
-            # Two profiling passes over the whole world, for kernels that these models use on no card but
-            # Blackwell.
-            if torch.cuda.get_device_capability() < BLACKWELL:
-                extra["kernel_config"] = {"enable_flashinfer_autotune": False}
-        else:
-            # vLLM's 128 on CPU is more than most prompts have: groups would share nothing
-            extra["block_size"] = 32
-            extra["kv_cache_memory_bytes"] = int(rollout.kv_cache_gib * 2**30)
-            # A prompt cut in two would rewind its seeded generator, which torch's CPU generator cannot.
-            extra["enable_chunked_prefill"] = False
-            extra["max_num_batched_tokens"] = max(8192, config.longest_sequence)
-            if rollout.tensor_parallel > 1:
-                _reduce_over_gloo()
-        if prompter.has_vision:
-            extra["limit_mm_per_prompt"] = {"image": images_per_prompt, "video": 0}
-            extra["mm_processor_kwargs"] = {"size": prompter.size}
-            # By default vLLM keeps 4 GiB of processed images; a prompt comes once per step, and a sync
-            # forgets them.
-            extra["mm_processor_cache_gb"] = 0
-        if config.model.revision:
-            extra["revision"] = config.model.revision
+        if not on_gpu and config.rollout.tensor_parallel > 1:
+            _reduce_over_gloo()
         try:
-            self.llm = LLM(
-                model=config.model.path,
-                dtype="bfloat16" if config.model.dtype == "bf16" else "float32",
-                load_format=in_process.BACKEND,
-                tensor_parallel_size=rollout.tensor_parallel,
-                distributed_executor_backend="external_launcher",
-                max_model_len=config.longest_sequence,
-                enforce_eager=rollout.eager or not on_gpu,
-                enable_prefix_caching=rollout.prefix_caching,
-                logprobs_mode="processed_logprobs",
-                logits_processors=[BanTokens],
-                additional_config={"banned_token_ids": prompter.banned_token_ids()},
-                weight_transfer_config={"backend": in_process.BACKEND},
-                generation_config="vllm",  # the model's own would change temperature, top_p and top_k
-                seed=0,
-                disable_log_stats=True,
-                **extra,
-            )
+            self.llm = LLM(**arguments(config, prompter, images_per_prompt))
         except torch.OutOfMemoryError as error:
             raise ConfigError(
                 "vLLM does not fit this GPU: lower rollout.gpu_memory_utilization, or raise rollout.tensor_parallel"

@@ -1,0 +1,75 @@
+"""vLLM's resolved configuration on each card is what it was: a new version of vLLM shows what it changes.
+
+Wants the gpu environment (`bash trainer/setup.sh gpu`, which needs no driver) and a C compiler. After a change
+that is meant: `.venvs/test/bin/python -m tests.rehearsal.test_engine_config` writes the file anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from recipes.plan import hub_config
+from recipes.presets import get
+from tests.conftest import ROOT
+from tests.rehearsal.engine_config import CARDS
+
+PYTHON = ROOT / ".venvs/gpu/bin/python"
+GOLDEN = Path(__file__).with_name("engine_config.json")
+RECIPES = tuple(f"grpo-qwen2.5-vl-{size}-mathv60k" for size in ("7b", "72b"))
+
+
+def found(scratch: Path) -> dict[str, dict]:
+    """By recipe and card; a model's folder is its configuration and the tiny model's tokenizer."""
+    from transformers import AutoProcessor
+
+    from examples.demo import tiny_model
+    from tests.rehearsal.fake_pass import model_config
+
+    stub = Path(__file__).with_name("driver_stub.c")
+    library = scratch / "libcuda.so.1"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-w", "-o", str(library), str(stub)], check=True)
+    tiny = tiny_model.build(scratch / "tiny", 0)
+    out = {}
+    for recipe in RECIPES:
+        shape = hub_config.shape(get(recipe).config.model)
+        assert shape is not None
+        model = model_config(shape)
+        model.architectures = ["Qwen2_5_VLForConditionalGeneration"]
+        folder = scratch / recipe
+        model.save_pretrained(folder)
+        AutoProcessor.from_pretrained(tiny).save_pretrained(folder)
+        for card in CARDS:
+            command = [str(PYTHON), "-m", "tests.rehearsal.engine_config", recipe, card, str(folder)]
+            env = os.environ | {"LD_LIBRARY_PATH": str(scratch)}
+            done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr[-3000:]
+            out[f"{recipe} on {card}"] = json.loads(done.stdout.splitlines()[-1])
+    return out
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(not PYTHON.exists(), reason="no .venvs/gpu: bash trainer/setup.sh gpu")
+def test_engines_resolve_as_they_did(tmp_path):
+    assert found(tmp_path) == json.loads(GOLDEN.read_text())
+
+
+def test_every_card_of_the_file_keeps_what_the_trainer_rests_on():
+    for name, one in json.loads(GOLDEN.read_text()).items():
+        assert one["model runner V2"] and one["sleep mode"] and one["prefix caching"], name
+        assert one["asynchronous scheduling"] and "FULL" in one["CUDA graphs"], name
+        tuned = one["FlashInfer is tuned at the start"]
+        assert not tuned or name.endswith("B200"), name
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    with tempfile.TemporaryDirectory() as scratch:
+        GOLDEN.write_text(json.dumps(found(Path(scratch)), indent=1) + "\n")
