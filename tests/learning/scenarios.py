@@ -386,6 +386,20 @@ def sleeping(config, rank, port):
     return out
 
 
+def added_later(config, rank, port):
+    """The same prompts, all added before the first step, and one between two steps."""
+    worker = start(config, rank, port)
+    worker.sampler.load(0)
+    prompts = prompts_for(worker, list(range(6)))
+    out = []
+    for at_once in (sys.maxsize, 1):
+        worker.engine.pictures_at_once = at_once
+        worker.engine.reset_caches()
+        traces = worker.sample(prompts, 3, 1.0)
+        out.append([[t.completion.tolist(), t.logprobs.tolist()] for t in traces])
+    return {"together": out[0], "one by one": out[1]}
+
+
 def run(name: str, path: Path, rank: int, port: int, out: Path) -> NoReturn:
     """Writes what the scenario returns, and ends the process."""
     config = configuration.load(path)

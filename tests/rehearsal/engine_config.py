@@ -1,9 +1,9 @@
 """What vLLM makes of a recipe's engine on a card, without one: `.venvs/gpu/bin/python -m
 tests.rehearsal.engine_config RECIPE CARD MODEL_FOLDER`.
 
-vLLM's CUDA platform is given a card's answers: capability, memory, processors. Its configuration then resolves as
-it would there. Prints what decides the GPU path as one object of JSON. The folder holds a configuration and a
-tokenizer; no weights are read.
+vLLM's CUDA platform is given a card's answers: capability, memory, processors. Its configuration then
+resolves as it would there. Prints what decides the GPU path as one object of JSON. The folder holds a
+configuration and a tokenizer; no weights are read.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def resolved(recipe: str, folder: str) -> dict[str, Any]:
     size = {"shortest_edge": config.model.min_pixels, "longest_edge": config.model.max_pixels}
     prompter: Any = SimpleNamespace(has_vision=True, size=size, banned_token_ids=lambda: [7])
     made = EngineArgs(**arguments(config, prompter, 1)).create_engine_config(UsageContext.LLM_CLASS)
-    scheduler, compilation, model = made.scheduler_config, made.compilation_config, made.model_config
+    scheduler, compilation = made.scheduler_config, made.compilation_config
     sizes = compilation.cudagraph_capture_sizes or []
     return {
         "model runner V2": made.use_v2_model_runner,
@@ -106,7 +106,7 @@ def resolved(recipe: str, folder: str) -> dict[str, Any]:
         "largest graph": max(sizes, default=0),
         "FlashInfer is tuned at the start": made.kernel_config.enable_flashinfer_autotune,
         "custom all-reduce": not made.parallel_config.disable_custom_all_reduce,
-        "sleep mode": model.enable_sleep_mode,
+        "sleep mode": made.model_config.enable_sleep_mode,
         "prefix caching": made.cache_config.enable_prefix_caching,
         "block size": made.cache_config.block_size,
         "tower's attention": str(current_platform.get_vit_attn_backend(80, torch.bfloat16)),

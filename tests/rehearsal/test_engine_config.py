@@ -1,7 +1,7 @@
 """vLLM's resolved configuration on each card is what it was: a new version of vLLM shows what it changes.
 
-Wants the gpu environment (`bash trainer/setup.sh gpu`, which needs no driver) and a C compiler. After a change
-that is meant: `.venvs/test/bin/python -m tests.rehearsal.test_engine_config` writes the file anew.
+Wants the gpu environment (`bash trainer/setup.sh gpu`, which needs no driver) and a C compiler. After a
+change that is meant: `.venvs/test/bin/python -m tests.rehearsal.test_engine_config` writes the file anew.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
-"""The engine's parts that need no engine."""
+"""The engine's parts that need no engine, and how prompts join a running one."""
 
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+
+from trainer.config import override
 
 
 def test_the_ban_fits_both_model_runners_and_keeps_no_tensor():
@@ -57,3 +60,13 @@ def test_what_gpus_are_measured_by_runs_here_too(run_ranks, small_config):
     parameters = 400_000  # in matrices: two layers of 147,456, and the head
     assert ours["model_flops"] > 6 * parameters * 8 * 3_000
     print(ours, bare)
+
+
+def test_prompts_with_images_may_join_between_steps(run_ranks, small_config, picture_dataset):
+    """An engine on a GPU takes a few at a time: the host prepares the next ones while it computes."""
+    config = override(small_config, [f"data.path={picture_dataset}", "placement.workers_per_node=1"])
+    result = run_ranks("added_later", config)[0]
+    pairs = zip(result["together"], result["one by one"], strict=True)
+    for (tokens, logprobs), (again, of_again) in pairs:
+        assert tokens == again
+        assert np.allclose(logprobs, of_again, atol=1e-5)

@@ -17,6 +17,12 @@ def host_buffer(like: Tensor) -> Tensor:
     the staging of a 7B checkpoint would take 175 GiB of a node where 93 are planned.
     """
     buffer = torch.empty_like(like, device="cpu", requires_grad=False)
-    if like.device.type == "cuda" and buffer.nbytes > OWN_PAGES:
-        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0))
+    if like.device.type == "cuda":
+        lock_pages(buffer)
     return buffer
+
+
+def lock_pages(buffer: Tensor) -> None:
+    """Locks the pages of a large host tensor, so that copies between it and a GPU need no third place."""
+    if buffer.nbytes > OWN_PAGES:
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0))

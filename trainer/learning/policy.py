@@ -287,6 +287,10 @@ class Policy:
         if self._moves:
             self._states.offload()
 
+    def lock_behind(self) -> None:
+        """Prepares the host's memory for faster moves, while the engine samples."""
+        self._states.lock_behind()
+
     def reload(self) -> None:
         """Takes back what `offload` moved away."""
         self._states.reload()

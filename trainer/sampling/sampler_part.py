@@ -42,6 +42,7 @@ class SamplerPart:
             self.engine.wake_weights()
             in_process.push(self.learner.weights(version), self.engine)
             self.engine.wake_cache()
+            self.learner.policy.lock_behind()
 
     def rest(self) -> None:
         """Puts the engine to sleep and takes the policy's states back."""

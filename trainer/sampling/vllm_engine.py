@@ -4,6 +4,7 @@ vLLM."""
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -84,6 +85,9 @@ def ranges(ids: Sequence[int]) -> list[tuple[int, int]]:
     return out
 
 
+PICTURES_AT_ONCE = 4
+"""Prompts with images that are added between two steps of an engine on a GPU: the host prepares the next ones
+while the GPU computes. By count, not by time: the ranks of an engine make the same calls."""
 BLACKWELL = (10, 0)
 """Compute capability from which vLLM's attention is FlashInfer's."""
 
@@ -168,6 +172,7 @@ class Engine:
         self.config = config
         self.eos_token_id, self._tokenizer = prompter.eos_token_id, prompter.tokenizer
         on_gpu = config.placement.device == "cuda"
+        self.pictures_at_once = PICTURES_AT_ONCE if on_gpu else sys.maxsize
         if not on_gpu and config.rollout.tensor_parallel > 1:
             _reduce_over_gloo()
         try:
@@ -244,13 +249,15 @@ class Engine:
         waiting, open_groups, held_bytes = deque(prompts), dict[str, _OpenGroup](), 0
         upcoming: EngineRequest | None = None
         while waiting or open_groups:
-            while waiting:
+            pictures = 0
+            while waiting and pictures < self.pictures_at_once:
                 upcoming = upcoming or read(waiting[0])
                 if open_groups and held_bytes + upcoming.pixel_bytes > limit_bytes:
                     break
                 group = _OpenGroup(waiting.popleft(), upcoming, samples_per_prompt)
                 open_groups[str(group.prompt.group)] = group
                 held_bytes += upcoming.pixel_bytes
+                pictures += bool(upcoming.images)
                 self._add(group, upcoming, temperature, max_tokens)
                 upcoming = None
 

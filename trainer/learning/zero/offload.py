@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from threading import Thread
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.staging import host_buffer
+from trainer.checkpoint.staging import lock_pages
 
 
 class States:
@@ -26,6 +27,8 @@ class States:
         self.zero, self.device = zero, device
         self.away = False
         self._host: list[Tensor] = []
+        self._unlocked: list[Tensor] = []
+        self._locking: Thread | None = None
         self._scratch_bytes: list[int] = []
 
     @torch.no_grad()
@@ -44,7 +47,8 @@ class States:
             storage.resize_(0)
         for i, tensor in enumerate(self._states()):
             if i == len(self._host):
-                self._host.append(host_buffer(tensor))
+                self._host.append(torch.empty_like(tensor, device="cpu", requires_grad=False))
+                self._unlocked.append(self._host[i])
             self._host[i].copy_(tensor, non_blocking=True)
             tensor.data = self._host[i]
         self._wait()
@@ -52,11 +56,23 @@ class States:
             torch.cuda.empty_cache()
         self.away = True
 
+    def lock_behind(self) -> None:
+        """Locks the pages of new host memory in a thread, tens of seconds for a large model, while the engine
+        samples. Not while it captures CUDA graphs: that forbids such calls to every thread."""
+        if self.device.type != "cuda" or not self._unlocked:
+            return
+        new, self._unlocked = self._unlocked, []
+        self._locking = Thread(target=_lock, args=(new,), daemon=True)
+        self._locking.start()
+
     @torch.no_grad()
     def reload(self) -> None:
         """Moves them back to the GPU."""
         if not self.away:
             return
+        if self._locking is not None:
+            self._locking.join()
+            self._locking = None
         for tensor in self._states():
             copy = torch.empty_like(tensor, device=self.device)
             tensor.data = copy.copy_(tensor, non_blocking=True)
@@ -78,3 +94,8 @@ class States:
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def _lock(buffers: list[Tensor]) -> None:
+    for buffer in buffers:
+        lock_pages(buffer)
