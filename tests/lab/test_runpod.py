@@ -133,7 +133,7 @@ def test_a_check_of_a_card_runs_to_its_end_and_its_machine_goes(desk):
     desk.provider("/stock", without=[])
     sets = options(*SPOT)
     up = ["up", "gpu-check", "--target", "skypilot-runpod", *sets, "--bucket", BUCKET, "--run-id", "card"]
-    done = desk.launch(*up, timeout_s=1500)
+    done = desk.launch(*up, check=False, timeout_s=1500)
     said = json.loads((desk.buckets / "bucket/runs/card/gpu-check.json").read_text())
     outcomes = {check["name"]: check["outcome"] for check in said["checks"]}
     # The model of this lab has not seen the demo's warm start.
