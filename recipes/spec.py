@@ -50,6 +50,30 @@ class Cluster:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SampleGroup(Cluster):
+    """A second group of machines, which only sample completions. Each is a job of its own: one that is taken
+    away or comes late holds up no other, and none of them belongs to the run's attempts."""
+
+    nodes: int = within(1, least=1, most=64)
+    """Machines, all alike."""
+    gpus_per_node: int = within(1, least=1, most=16)
+    """GPUs of each machine."""
+    gpu: str = "L40S"
+    """GPU that the group is made for: a name of trainer/hardware/gpus.py."""
+    image: str = ""
+    """Container image where the target runs containers; empty: cluster.image."""
+    tensor_parallel: int = within(0, least=0, most=16)
+    """GPUs of one engine; 0: rollout.tensor_parallel, or all GPUs of a machine that has fewer."""
+    gpu_memory_utilization: float = within(0.9, above=0, below=1)
+    """Share of a GPU's memory that an engine takes. Nothing is trained beside it, so it is more than
+    rollout.gpu_memory_utilization."""
+
+    def engine_gpus(self, wanted: int) -> int:
+        """GPUs of one engine, where an engine of the run has `wanted`."""
+        return self.tensor_parallel or min(wanted, self.gpus_per_node)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Step:
     """Something prepared once before training, in the training environment; skipped where its result is
     there."""
@@ -211,13 +235,16 @@ class Recipe:
     """Also the default run name; lower-case letters, digits, dots and dashes."""
     description: str
     """One line for the list."""
-    kind: Literal["train", "preflight", "serve"] = "train"
+    kind: Literal["train", "preflight", "serve", "sample"] = "train"
     """preflight runs the node launcher's checks and a collective between all nodes, and no model; serve runs
-    vLLM's server on one node."""
+    vLLM's server on one node. sample is one machine of a second group, as recipes/groups.py makes it from a
+    recipe; no recipe is written so."""
     config: RunConfig = field(default_factory=RunConfig)
     """What the trainer runs."""
     cluster: Cluster = field(default_factory=Cluster)
     """The machines it wants."""
+    sample: SampleGroup | None = None
+    """Machines that sample completions beside them, and speak with the run through its bucket alone."""
     dataset: DataFacts = field(default_factory=DataFacts)
     """The data, for the plan."""
     steps: tuple[Step, ...] = ()
@@ -244,6 +271,16 @@ class Recipe:
         return self.setup or ("gpu" if self.cluster.gpus_per_node else "cpu")
 
     @property
+    def uses_bucket(self) -> bool:
+        """Whether its machines work with a bucket, which is asked for where the recipe names none."""
+        return self.kind in ("train", "sample")
+
+    @property
+    def jobs(self) -> int:
+        """Jobs that the machines are started as: one for all nodes of a run, one for each that samples."""
+        return self.sample.nodes if self.sample and self.kind == "sample" else 1
+
+    @property
     def cpus(self) -> int:
         """vCPUs per node."""
         return self.cluster.cpus or max(
@@ -261,10 +298,12 @@ def override(recipe: Recipe, assignments: list[str]) -> Recipe:
     parts = [
         f.name
         for f in fields(Recipe)
-        if f.name in ("cluster", "dataset", "storage", "budget", "site", "setup")
+        if f.name in ("cluster", "sample", "dataset", "storage", "budget", "site", "setup")
     ]
     for assignment in assignments:
         head = assignment.partition("=")[0].partition(".")[0].strip()
+        if head == "sample" and recipe.sample is None:
+            recipe = replace(recipe, sample=SampleGroup())
         if head in parts:
             recipe = run_config.override(recipe, [assignment])
         elif head == "placement" and any(
@@ -318,3 +357,43 @@ def validate(recipe: Recipe) -> None:
     if recipe.kind == "train":
         run_config.validate(recipe.config)
         run_config.validate_saving(recipe.config)
+    if recipe.kind == "sample":
+        raise ConfigError("kind sample is not a recipe's own: name the second group in `sample`")
+    if recipe.sample:
+        _check_sample(recipe, recipe.sample)
+
+
+def _check_sample(recipe: Recipe, sample: SampleGroup) -> None:
+    """Checks the second group, where the recipe is valid without it. Raises ConfigError with the change."""
+    if why := without_rollouts(recipe):
+        raise ConfigError(f"sample names machines that sample completions, and {why}: --set sample=null")
+    if recipe.environment == "cpu":
+        raise ConfigError(
+            f"sample names machines with GPUs, and {recipe.name} runs on CPU workers: --set sample=null"
+        )
+    if not recipe.config.checkpoint.remote:
+        raise ConfigError(
+            "machines of `sample` speak with the run through its bucket alone, and checkpoint.remote is "
+            "empty: set it, or --set sample=null"
+        )
+    check_ranges(sample, "sample.")
+    for name in (sample.gpu, *sample.alternatives):
+        gpu_named(name)
+    engine = sample.engine_gpus(recipe.config.rollout.tensor_parallel)
+    if sample.gpus_per_node % engine:
+        raise ConfigError(
+            f"an engine of {engine} GPUs does not divide the {sample.gpus_per_node} GPUs of a machine of "
+            f"`sample`: set sample.tensor_parallel to a divisor of {sample.gpus_per_node}"
+        )
+
+
+def without_rollouts(recipe: Recipe) -> str:
+    """Why a recipe has no rollouts that other machines could sample; empty if it has."""
+    config = recipe.config
+    if recipe.kind != "train":
+        return f"{recipe.name} ({recipe.kind}) trains nothing"
+    if config.method != "grpo":
+        return f"method {config.method} samples none"
+    if config.evaluation.pass_rate_samples or config.evaluation.benchmarks:
+        return "an evaluation trains nothing"
+    return ""

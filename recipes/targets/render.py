@@ -11,7 +11,8 @@ from recipes import capabilities
 from recipes.plan.memory import with_resources
 from recipes.presets import get
 from recipes.spec import Recipe, validate
-from recipes.targets import dstack, local, pbs, skypilot, slurm, ssh
+from recipes.targets import dstack, local, pbs, script, skypilot, slurm, ssh
+from trainer.config import ConfigError
 
 GENERATED = Path(__file__).parents[1] / "generated"
 EVERYWHERE = ("slurm", "pbs", "skypilot", "skypilot-runpod", "skypilot-gcp", "skypilot-kubernetes", "dstack-runpod",
@@ -34,6 +35,11 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
     recipe."""
     validate(recipe)
     capabilities.check(recipe, target)
+    if recipe.sample and not script.SAMPLING_PROGRAM:
+        raise ConfigError(
+            f"{recipe.name} names machines that sample (`sample`), and the program that runs on them is not "
+            "in this version: --set sample=null; `plan` shows what they would cost"
+        )
     capabilities.check_bucket(recipe, target)
     if capabilities.capability(target).shared_files and recipe.cluster.nodes > 1 and recipe.kind == "train":
         saving = replace(recipe.config.checkpoint, shared_files=True)  # so that the bucket may be left out

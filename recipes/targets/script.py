@@ -32,6 +32,9 @@ API_KEY = "VLLM_API_KEY"
 """What a server asks its callers for."""
 TASK = "trainer/task.sh"
 """What the shell of every task calls."""
+SAMPLING_PROGRAM: str = ""
+"""Module that a sampling machine runs, as `python -m`. Empty: this version has none, so a recipe with a
+second group is planned and not rendered."""
 WEIGHTS = "${MODELS}/${RUN_ID}"
 """Where a node puts `storage.weights`: a launch's own, so that an older export is never taken for a newer
 one."""
