@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recipes.spec import Recipe, placed
+from recipes.spec import Recipe, SampleGroup, Site, placed
 
 SUFFIX = ".sample"
 """What the name of a sampling group's view ends with: its files are NAME.sample.yaml beside NAME.yaml."""
@@ -32,10 +32,23 @@ def sampling(recipe: Recipe) -> Recipe | None:
         kind="sample",
         cluster=replace(group, nodes=1, image=group.image or recipe.cluster.image),
         config=replace(recipe.config, rollout=rollout),
+        site=_site(recipe.site, group),
         # A volume is the run's: machines that prepare data in it at once would disturb each other.
         storage=replace(recipe.storage, volume="", volume_gib=0, mount=""),
     )
     return placed(view)
+
+
+def _site(site: Site, group: SampleGroup) -> Site:
+    """The site as a sampling machine finds it. Alone, it needs no fast network to others."""
+    return replace(
+        site,
+        partition=group.partition or site.partition,
+        constraint=group.constraint,
+        gres=group.gres,
+        node_pool=group.node_pool,
+        rdma="",
+    )
 
 
 def run_name(recipe: Recipe) -> str:

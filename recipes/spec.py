@@ -67,6 +67,15 @@ class SampleGroup(Cluster):
     gpu_memory_utilization: float = within(0.9, above=0, below=1)
     """Share of a GPU's memory that an engine takes. Nothing is trained beside it, so it is more than
     rollout.gpu_memory_utilization."""
+    partition: str = ""
+    """Slurm partition or PBS queue; empty: site.partition."""
+    constraint: str = ""
+    """Slurm node features; site.constraint is for the run's machines alone."""
+    gres: str = ""
+    """Slurm's generic resource per machine, where the site wants it in place of --gpus-per-node:
+    `gpu:l40s:1`."""
+    node_pool: str = ""
+    """Node pool label; empty: any node with these GPUs. site.node_pool is for the run's machines alone."""
 
     def engine_gpus(self, wanted: int) -> int:
         """GPUs of one engine, where an engine of the run has `wanted`."""
