@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
+from recipes import groups
 from recipes.spec import Recipe
 from trainer.config import ConfigError
 from trainer.config.bucket_address import BucketAddress
@@ -46,6 +47,8 @@ class Capability:
     """All nodes see one file system."""
     asks_bucket: bool = True
     """Nodes are thrown away, so checkpoints must go to a bucket."""
+    two_groups: bool = True
+    """Can run the machines of `sample` as jobs of their own beside the run's."""
     note: str = ""
     """What to know, with where it is from."""
 
@@ -53,10 +56,12 @@ class Capability:
 CAPABILITIES: dict[str, Capability] = {
     "local": Capability(
         platform="", cloud="", gpus=ANY, network_gbit_s={"": 0}, shared_files=True, asks_bucket=False,
+        two_groups=False,
         note="this machine, the same set-up and node launcher",
     ),
     "ssh": Capability(
         platform="ssh", cloud="", max_nodes=64, gpus=ANY, network_gbit_s={"": 100}, asks_bucket=False,
+        two_groups=False,
         note="bare machines by hand: --hosts a,b,c,d, head first",
     ),
     "slurm": Capability(
@@ -102,6 +107,7 @@ CAPABILITIES: dict[str, Capability] = {
     ),
     "dstack-ssh": Capability(
         platform="dstack", cloud="", max_nodes=64, gpus=DSTACK, network_gbit_s={"": 100}, asks_bucket=False,
+        two_groups=False,
         note="own machines as an SSH fleet: --hosts",
     ),
     "skypilot-aws": Capability(
@@ -173,13 +179,24 @@ def capability(target: str) -> Capability:
 
 
 def refusal(recipe: Recipe, target: str) -> str:
-    """Why the target cannot run the recipe; empty if it can."""
+    """Why the target cannot run the recipe with all its groups of machines; empty if it can."""
+    if why := _refusal_of_group(recipe, target):
+        return why
+    sampling = groups.sampling(recipe) if recipe.kind != "sample" else None
+    if sampling is None:
+        return ""
+    if not capability(target).two_groups:
+        return f"{target} runs one group of machines, and {recipe.name} has a second one, `sample`"
+    return _refusal_of_group(sampling, target)
+
+
+def _refusal_of_group(recipe: Recipe, target: str) -> str:
     can, cluster = capability(target), recipe.cluster
     if cluster.nodes > can.max_nodes:
         most = "one node" if can.max_nodes == 1 else f"at most {can.max_nodes} nodes"
         return f"{target} runs {most}, and {recipe.name} wants {cluster.nodes}"
     if cluster.spot == "only" and not can.spot:
-        return f"{target} has no spot nodes, and cluster.spot is 'only'"
+        return f"{target} has no spot nodes, and {groups.section(recipe)}.spot is 'only'"
     if not cluster.gpus_per_node:
         return "" if can.cpu_only else f"{target} rents machines with GPUs, and {recipe.name} has none"
     if not gpus_for(recipe, target):
@@ -219,6 +236,7 @@ def check(recipe: Recipe, target: str) -> None:
             hint = "it runs on this machine, --target local"
         else:
             hint = "no target can: change cluster.nodes, cluster.gpu or cluster.spot"
+            hint += ", or those of sample" if recipe.sample else ""
         raise ConfigError(f"{why}: {hint}")
 
 
@@ -265,7 +283,7 @@ def managed(recipe: Recipe, target: str) -> bool:
     return (
         can.platform == "sky"
         and recipe.cluster.gpus_per_node > 0
-        and recipe.kind == "train"
+        and recipe.kind in ("train", "sample")
         and (uses_spot(recipe, target) or can.cloud == "kubernetes")
     )
 

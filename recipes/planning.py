@@ -7,9 +7,10 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from recipes import capabilities, shown, uploads
-from recipes.plan import calibration, choose, cost, memory, nearest, prices, zero_stages
+from recipes import capabilities, groups, shown, uploads
+from recipes.plan import calibration, choose, cost, hourly, memory, nearest, prices, zero_stages
 from recipes.presets import resolve
+from recipes.spec import Recipe
 from trainer.config import ConfigError
 
 
@@ -37,6 +38,11 @@ def plan(
     if not hours > 0:
         raise ConfigError(f"--deadline {deadline!r}: give more than no time")
     recipe = resolve(name, overrides)
+    if recipe.sample and (deadline or budget_usd):
+        raise ConfigError(
+            "--deadline and --budget choose by the time of a run without a second group: add --set "
+            "sample=null"
+        )
     uploads.check_model_folder(recipe)
     if target:
         capabilities.check(recipe, target)
@@ -44,6 +50,7 @@ def plan(
     offers = cost.offers(recipe, *where, ranges=True)
     network = network_gbit_s or zero_stages.network_of(recipe, target)
     shown.plan(recipe, offers, cost.short_of_ram(recipe, *where), shown.wide(), network)
+    sampled = _second_group(recipe, offers, *where)
     if deadline or budget_usd:
         limits = hours, budget_usd or math.inf
         chosen, judged = choose.choose(_priced(offers), *limits)
@@ -62,7 +69,19 @@ def plan(
         shown.no_choice(near, cure, shown.wide())
         return 2
     need = memory.plan(recipe)
-    return 0 if need is None or need.fits else 2
+    return 0 if sampled and (need is None or need.fits) else 2
+
+
+def _second_group(
+    recipe: Recipe, offers: list[cost.Offer], catalogs: Path, targets: list[str] | None
+) -> bool:
+    """Shows the machines of `sample`, where there are any. Returns whether the model fits them."""
+    sampling = groups.sampling(recipe)
+    if sampling is None:
+        return True
+    found = hourly.of_groups(recipe, offers, catalogs, targets)
+    left_out = cost.short_of_ram(sampling, catalogs, targets)
+    return shown.second_group(recipe, found, left_out, shown.wide())
 
 
 def _priced(offers: list[cost.Offer]) -> list[cost.Offer]:

@@ -50,6 +50,39 @@ class Cluster:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SampleGroup(Cluster):
+    """A second group of machines, which only sample completions. Each is a job of its own: one that is taken
+    away or comes late holds up no other, and none of them belongs to the run's attempts."""
+
+    nodes: int = within(1, least=1, most=64)
+    """Machines, all alike."""
+    gpus_per_node: int = within(1, least=1, most=16)
+    """GPUs of each machine."""
+    gpu: str = "L40S"
+    """GPU that the group is made for: a name of trainer/hardware/gpus.py."""
+    image: str = ""
+    """Container image where the target runs containers; empty: cluster.image."""
+    tensor_parallel: int = within(0, least=0, most=16)
+    """GPUs of one engine; 0: rollout.tensor_parallel, or all GPUs of a machine that has fewer."""
+    gpu_memory_utilization: float = within(0.9, above=0, below=1)
+    """Share of a GPU's memory that an engine takes. Nothing is trained beside it, so it is more than
+    rollout.gpu_memory_utilization."""
+    partition: str = ""
+    """Slurm partition or PBS queue; empty: site.partition."""
+    constraint: str = ""
+    """Slurm node features; site.constraint is for the run's machines alone."""
+    gres: str = ""
+    """Slurm's generic resource per machine, where the site wants it in place of --gpus-per-node:
+    `gpu:l40s:1`."""
+    node_pool: str = ""
+    """Node pool label; empty: any node with these GPUs. site.node_pool is for the run's machines alone."""
+
+    def engine_gpus(self, wanted: int) -> int:
+        """GPUs of one engine, where an engine of the run has `wanted`."""
+        return self.tensor_parallel or min(wanted, self.gpus_per_node)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Step:
     """Something prepared once before training, in the training environment; skipped where its result is
     there."""
@@ -211,13 +244,16 @@ class Recipe:
     """Also the default run name; lower-case letters, digits, dots and dashes."""
     description: str
     """One line for the list."""
-    kind: Literal["train", "preflight", "check", "serve"] = "train"
+    kind: Literal["train", "preflight", "check", "serve", "sample"] = "train"
     """preflight runs the node launcher's checks and a collective between all nodes, and no model; check
-    measures a card (recipes/gpu_check.py); serve runs vLLM's server on one node."""
+    measures a card (recipes/gpu_check.py); serve runs vLLM's server on one node. sample is one machine of a
+    second group, as recipes/groups.py makes it from a recipe; no recipe is written so."""
     config: RunConfig = field(default_factory=RunConfig)
     """What the trainer runs."""
     cluster: Cluster = field(default_factory=Cluster)
     """The machines it wants."""
+    sample: SampleGroup | None = None
+    """Machines that sample completions beside them, and speak with the run through its bucket alone."""
     dataset: DataFacts = field(default_factory=DataFacts)
     """The data, for the plan."""
     steps: tuple[Step, ...] = ()
@@ -238,7 +274,7 @@ class Recipe:
 
     @property
     def saves(self) -> bool:
-        """Whether the bucket takes what it makes."""
+        """Whether it is a run that saves checkpoints: a check of a card is one, too."""
         return self.kind in ("train", "check")
 
     @property
@@ -247,6 +283,16 @@ class Recipe:
         if self.cluster.gpus_per_node and self.cluster.gpu.startswith("MI"):
             return self.setup or "rocm"
         return self.setup or ("gpu" if self.cluster.gpus_per_node else "cpu")
+
+    @property
+    def uses_bucket(self) -> bool:
+        """Whether its machines work with a bucket, which is asked for where the recipe names none."""
+        return self.saves or self.kind == "sample"
+
+    @property
+    def jobs(self) -> int:
+        """Jobs that the machines are started as: one for all nodes of a run, one for each that samples."""
+        return self.sample.nodes if self.sample and self.kind == "sample" else 1
 
     @property
     def cpus(self) -> int:
@@ -266,10 +312,12 @@ def override(recipe: Recipe, assignments: list[str]) -> Recipe:
     parts = [
         f.name
         for f in fields(Recipe)
-        if f.name in ("cluster", "dataset", "storage", "budget", "site", "setup")
+        if f.name in ("cluster", "sample", "dataset", "storage", "budget", "site", "setup")
     ]
     for assignment in assignments:
         head = assignment.partition("=")[0].partition(".")[0].strip()
+        if head == "sample" and recipe.sample is None:
+            recipe = replace(recipe, sample=SampleGroup())
         if head in parts:
             recipe = run_config.override(recipe, [assignment])
         elif head == "placement" and any(
@@ -323,3 +371,43 @@ def validate(recipe: Recipe) -> None:
     if recipe.saves:
         run_config.validate(recipe.config)
         run_config.validate_saving(recipe.config)
+    if recipe.kind == "sample":
+        raise ConfigError("kind sample is not a recipe's own: name the second group in `sample`")
+    if recipe.sample:
+        _check_sample(recipe, recipe.sample)
+
+
+def _check_sample(recipe: Recipe, sample: SampleGroup) -> None:
+    """Checks the second group, where the recipe is valid without it. Raises ConfigError with the change."""
+    if why := without_rollouts(recipe):
+        raise ConfigError(f"sample names machines that sample completions, and {why}: --set sample=null")
+    if recipe.environment == "cpu":
+        raise ConfigError(
+            f"sample names machines with GPUs, and {recipe.name} runs on CPU workers: --set sample=null"
+        )
+    if not recipe.config.checkpoint.remote:
+        raise ConfigError(
+            "machines of `sample` speak with the run through its bucket alone, and checkpoint.remote is "
+            "empty: set it, or --set sample=null"
+        )
+    check_ranges(sample, "sample.")
+    for name in (sample.gpu, *sample.alternatives):
+        gpu_named(name)
+    engine = sample.engine_gpus(recipe.config.rollout.tensor_parallel)
+    if sample.gpus_per_node % engine:
+        raise ConfigError(
+            f"an engine of {engine} GPUs does not divide the {sample.gpus_per_node} GPUs of a machine of "
+            f"`sample`: set sample.tensor_parallel to a divisor of {sample.gpus_per_node}"
+        )
+
+
+def without_rollouts(recipe: Recipe) -> str:
+    """Why a recipe has no rollouts that other machines could sample; empty if it has."""
+    config = recipe.config
+    if recipe.kind != "train":
+        return f"{recipe.name} ({recipe.kind}) trains nothing"
+    if config.method != "grpo":
+        return f"method {config.method} samples none"
+    if config.evaluation.pass_rate_samples or config.evaluation.benchmarks:
+        return "an evaluation trains nothing"
+    return ""

@@ -2,6 +2,7 @@
 # set-up and in their run:
 #   . trainer/task.sh begin BUCKET KEPT   checks and folders; BUCKET: the file's own, "asked": given at launch, "": none
 #   step RESULT PYTHON ...                runs a command unless RESULT is there; prepared data come from the bucket
+#   await RESULT                          waits for what another job prepares
 #   keep PYTHON NAME...                   data that were prepared here go into the bucket, beside the run
 set -euo pipefail
 
@@ -56,6 +57,15 @@ step() {
     "$@"
     touch ".cache/made-$name"
   fi
+}
+
+await() { # on a file system that the run's own job shares and prepares on: two that prepare would disturb each other
+  local result="$1" left="${SPOTRL_AWAIT_S:-3600}"
+  while missing "$result"; do
+    [ "$left" -gt 0 ] || end "$result is not there: the run's own job prepares it, start that first"
+    sleep 5
+    left=$((left - 5))
+  done
 }
 
 keep() { # by the head alone, while training begins: the next machine takes them from there

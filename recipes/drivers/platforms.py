@@ -65,7 +65,7 @@ def _sky(
     given = [part for name, value in env.items() for part in ("--env", f"{name}={value}")]
     given += [part for name in secrets for part in ("--secret", name)]
     away = ["-d"] if detach else []
-    volume = [["sky", "volumes", "apply", "-y", file] for file in files[1:]]
+    volume = [["sky", "volumes", "apply", "-y", file] for file in files[1:] if file.endswith(".volume.yaml")]
     if record.managed:
         return Commands(
             up=[

@@ -272,11 +272,11 @@ def offers(
         return []
     found, recipe = [], with_resources(recipe)
     most = recipe.budget.max_hourly_usd or math.inf
-    for target, gpu, need, row in _places(recipe, catalogs, targets):
+    for target, gpu, need, row in places(recipe, catalogs, targets):
         can = CAPABILITIES[target]
         if can.cloud and not row and can.cloud != "kubernetes":
             continue
-        if row and _lacks_ram(recipe, row):
+        if row and lacks_ram(recipe, row):
             continue
         network = can.network_gbit_s.get(gpu, can.network_gbit_s[""])
         step = step_time(recipe, gpu, network or 100.0, need)
@@ -352,12 +352,12 @@ def short_of_ram(recipe: Recipe, catalogs: Path | None = None, targets: list[str
     asked = recipe.cluster.memory_gib
     return [
         f"{target}, {gpu}: {row.host_gib:g} GiB of RAM come with a GPU, {asked} GiB are asked for per node"
-        for target, gpu, _, row in _places(recipe, catalogs, targets)
-        if row and _lacks_ram(recipe, row)
+        for target, gpu, _, row in places(recipe, catalogs, targets)
+        if row and lacks_ram(recipe, row)
     ]
 
 
-def _places(
+def places(
     recipe: Recipe, catalogs: Path | None, targets: list[str] | None
 ) -> Iterator[tuple[str, str, MemoryPlan, Price | None]]:
     """Every target and GPU that the model fits, with the price if one is known."""
@@ -378,7 +378,8 @@ def _places(
                 )
 
 
-def _lacks_ram(recipe: Recipe, row: Price) -> bool:
+def lacks_ram(recipe: Recipe, row: Price) -> bool:
+    """Whether less RAM comes with the GPUs of a node than the recipe asks for, as far as it is known."""
     return (
         row.host_gib is not None and row.host_gib * recipe.cluster.gpus_per_node < recipe.cluster.memory_gib
     )

@@ -132,17 +132,21 @@ def plan(recipe: Recipe, gpu: str = "") -> MemoryPlan | None:
     weights = shape.parameters * _width(config) / config.rollout.tensor_parallel
     kv_bytes = engine_bytes - weights - ENGINE_WORKSPACE
     per_token = shape.kv_bytes_per_token(_width(config)) / min(config.rollout.tensor_parallel, shape.kv_heads)
+    match recipe.kind:
+        case "train":
+            peaks, host = phases(config, shape, engine_bytes), _host(recipe, shape)
+        case "sample":
+            peaks, host = [_sampling(config, weights, engine_bytes)], _sampling_host(recipe, shape)
+        case _:
+            peaks = [_serving(weights, engine_bytes)]
+            host = {"system": HOST_SYSTEM, "server": SERVER + gpus * GIB}
     return MemoryPlan(
         shape=shape,
         gpu=gpu,
         gpu_bytes=gpu_bytes,
-        phases=phases(config, shape, engine_bytes)
-        if recipe.kind == "train"
-        else [_serving(weights, engine_bytes)],
+        phases=peaks,
         kv_cache_tokens=int(kv_bytes / per_token) if kv_bytes > 0 else 0,
-        host=_host(recipe, shape)
-        if recipe.kind == "train"
-        else {"system": HOST_SYSTEM, "server": SERVER + gpus * GIB},
+        host=host,
         shm_bytes=(8 + 2 * recipe.cluster.gpus_per_node) * GIB,
         disk=_disk(recipe, shape),
         checkpoint_bytes=float(CHECKPOINT_BYTES_PER_PARAMETER * trained(config, shape))
@@ -154,6 +158,26 @@ def plan(recipe: Recipe, gpu: str = "") -> MemoryPlan | None:
 def _serving(weights: float, engine_bytes: float) -> Phase:
     cache = max(0.0, engine_bytes - weights)
     return Phase("serve", {"CUDA context": CONTEXT, "engine weights": weights, "engine KV cache": cache})
+
+
+def _sampling(config: RunConfig, weights: float, engine_bytes: float) -> Phase:
+    """The one phase of a machine that only samples: its engine never sleeps, and no state of training is
+    there."""
+    parts = {"CUDA context": CONTEXT, "engine weights": weights, "engine workspace": ENGINE_WORKSPACE}
+    if config.rollout.tensor_parallel > 1:
+        parts["NCCL's communicators"] = COMMUNICATORS
+    cache = max(0.0, engine_bytes - weights - ENGINE_WORKSPACE)
+    return Phase("rollout", parts | {"engine KV cache": cache})
+
+
+def _sampling_host(recipe: Recipe, shape: Shape) -> dict[str, float]:
+    """Host memory of a machine that samples; new weights arrive in a copy that all its engines read."""
+    config, gpus = recipe.config, recipe.cluster.gpus_per_node
+    return {
+        "system": HOST_SYSTEM + gpus * GIB,
+        "worker processes": float(gpus * worker_bytes("cuda", config.data.image_cache_gib)),
+        "copy of the weights": float(shape.parameters * _width(config)),
+    }
 
 
 def _width(config: RunConfig) -> int:
@@ -329,7 +353,7 @@ def _disk(recipe: Recipe, shape: Shape) -> dict[str, float]:
         "exported weights": exported
         if recipe.kind == "train" and config.checkpoint.export_hf != "never"
         else 0.0,
-        "Ray session and logs": SPILL_DISK,
+        "Ray session and logs": SPILL_DISK if recipe.kind != "sample" else 0.0,
     }
     return {name: value for name, value in parts.items() if value}
 

@@ -8,6 +8,7 @@ one block.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from recipes.capabilities import capability, engine_gpu, gpus_for, kept_folder, market, uses_spot, variant
@@ -30,6 +31,8 @@ RUNPOD_CARDS = {
     "B200": "NVIDIA B200",
 }
 """RunPod's own names, which dstack takes for instance types, by SkyPilot's."""
+LONGEST_NAME = 36
+"""Characters of a task's name: dstack's 41, less what a fleet's name has behind it."""
 CODE = "/spotrl"
 """Where the repository stands in the container."""
 CHECKS = (
@@ -48,10 +51,11 @@ the first."""
 
 def render(recipe: Recipe, target: str) -> dict[str, str]:
     """Task, fleet and, where the recipe names one, volume."""
-    name = job_name(recipe)
-    if len(name) > 36:
+    name = _task_name(recipe)
+    if len(name) > LONGEST_NAME:
         raise ConfigError(
-            f"dstack takes names of up to 36 characters here, and {name} has {len(name)}: rename the recipe"
+            f"dstack takes names of up to {LONGEST_NAME} characters here, and {name} has {len(name)}: "
+            "rename the recipe"
         )
     files = {
         f"{recipe.name}.yaml": to_yaml(_task(recipe, target, name), _head(recipe, target)),
@@ -66,6 +70,16 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
     return files
 
 
+def _task_name(recipe: Recipe) -> str:
+    """The task's name. That of a sampling machine is cut, where the run's own name is almost as long as one
+    can be."""
+    name = job_name(recipe)
+    if recipe.kind != "sample" or len(name) <= LONGEST_NAME:
+        return name
+    run = job_name(recipe).removesuffix("-sample")
+    return f"{run[:20].rstrip('-')}-{hashlib.sha256(run.encode()).hexdigest()[:4]}-sample"
+
+
 def fleet_name(target: str, name: str) -> str:
     """One fleet per recipe and cloud."""
     return f"{name}-{target.partition('-')[2].replace('kubernetes', 'k8s').replace('runpod', 'rp')}"
@@ -73,14 +87,18 @@ def fleet_name(target: str, name: str) -> str:
 
 def _head(recipe: Recipe, target: str) -> str:
     folder = f"recipes/generated/{target}/{recipe.name}"
-    env = "" if recipe.storage.bucket or not recipe.saves else " -e BUCKET=s3://..."
+    env = "" if recipe.storage.bucket or not recipe.uses_bucket else " -e BUCKET=s3://..."
     env += f" -e {script.API_KEY}" if recipe.kind == "serve" else ""
     known = secrets(recipe, target)
+    apply = f"dstack apply -f {folder}.yaml -e RUN_ID=my-run{env}"
+    if recipe.kind == "sample":
+        each = apply.replace("apply", f"apply -y -d -n {_task_name(recipe)}-$i")
+        apply = f"for i in $(seq {recipe.jobs}); do {each}; done"
     lines = [
         script.written_by(recipe, target),
         *(f"  dstack secret set {name.lower()} ..." for name in known),
         f"  dstack apply -f {folder}.fleet.yaml",
-        f"  dstack apply -f {folder}.yaml -e RUN_ID=my-run{env}",
+        f"  {apply}",
         script.again(recipe),
     ]
     return "\n".join(lines)
@@ -92,11 +110,12 @@ def secrets(recipe: Recipe, target: str) -> tuple[str, ...]:
     A secret that the task names and the server does not have ends the run, once the machines are there: no
     others.
     """
-    if not recipe.saves and not recipe.storage.weights:
+    if not recipe.uses_bucket and not recipe.storage.weights:
         return ()
     default = "gs" if capability(target).cloud == "gcp" else "s3"
     names = script.bucket_keys(recipe.storage.bucket or recipe.storage.weights or f"{default}://")
-    return names + (("WANDB_API_KEY",) if recipe.config.logging.wandb == "online" else ())
+    online = recipe.config.logging.wandb == "online" and recipe.kind != "sample"
+    return names + (("WANDB_API_KEY",) if online else ())
 
 
 def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
@@ -131,7 +150,7 @@ def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
     begin = script.preamble(
         recipe,
         "/workspace",
-        asks_bucket=recipe.saves,
+        asks_bucket=recipe.uses_bucket,
         data=script.data_directory(recipe),
         kept_folder=kept_folder(recipe, target),
     )
@@ -147,7 +166,9 @@ def _file(path: str) -> dict[str, str]:
 
 
 def _env(recipe: Recipe, target: str) -> list[str]:
-    bucket = [f"BUCKET={recipe.storage.bucket}" if recipe.storage.bucket else "BUCKET"] * (recipe.saves)
+    bucket = []
+    if recipe.uses_bucket:
+        bucket.append(f"BUCKET={recipe.storage.bucket}" if recipe.storage.bucket else "BUCKET")
     tokens = [f"{key}=${{{{ secrets.{key.lower()} }}}}" for key in secrets(recipe, target)]
     return ["RUN_ID", *bucket, *([script.API_KEY] if recipe.kind == "serve" else []), *tokens]
 
@@ -224,9 +245,10 @@ def _fleet(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
         return fleet | {
             "ssh_config": {"user": user, "identity_file": site.ssh_key or "~/.ssh/id_ed25519", "hosts": hosts}
         }
-    fleet |= {"nodes": f"0..{cluster.nodes}", "resources": _resources(recipe, target)} | _market(
-        recipe, target
-    )
+    fleet |= {
+        "nodes": f"0..{cluster.nodes * recipe.jobs}",
+        "resources": _resources(recipe, target),
+    } | _market(recipe, target)
     return fleet | {"idle_duration": f"{recipe.budget.idle_minutes}m"}
 
 

@@ -57,9 +57,23 @@ exit "$code"
 WHERE = {"pro": '-n "$rank" --', "torque": '-h "${hosts[$rank]}"'}
 """How pbsdsh names one node: the number of its task, or the host."""
 
+ARRAY = {"pro": "-J", "torque": "-t"}
+"""Option of qsub that starts a script several times."""
+
 
 def render(recipe: Recipe) -> dict[str, str]:
-    """The batch script, submitted from the repository's root: `qsub -v RUN_ID=my-run FILE`."""
+    """The batch script, submitted from the repository's root: `qsub -v RUN_ID=my-run FILE`. Machines that
+    sample are an array of jobs."""
+    again = "the same RUN_ID resumes from its last committed checkpoint"
+    own_id = f"${{RUN_ID:-{job_name(recipe)}-${{PBS_JOBID%%.*}}}}"
+    named = f'export RUN_ID="{own_id}" # keeps its number when run again'
+    sampling = recipe.kind == "sample"
+    if sampling:
+        again = "RUN_ID is that of the run"
+        named = 'export SPOTRL_MACHINE="${PBS_JOBID%%.*}"'
+    work = recipe.site.shared_dir or "$PWD/.cache"
+    # Machines that sample have no way to the run but the bucket.
+    begin = script.preamble(recipe, work, asks_bucket=sampling, runs=runs(recipe))
     names = " ".join((*script.secret_names(recipe), *script.SETTINGS))
     node = NODE.replace("WANTED", str(recipe.cluster.nodes)).replace("VARIABLES", names)
     gpus = f" SPOTRL_GPUS_PER_NODE={recipe.cluster.gpus_per_node}" if recipe.cluster.gpus_per_node else ""
@@ -72,13 +86,13 @@ def render(recipe: Recipe) -> dict[str, str]:
             *directives(recipe),
             f"# {recipe.description}.",
             f"# qsub -v RUN_ID=my-run recipes/generated/pbs/{recipe.name}.pbs   (from the repository's root, on a file",
-            "# system that all nodes see; the same RUN_ID resumes from its last committed checkpoint)",
+            f"# system that all nodes see; {again})",
             'cd "${PBS_O_WORKDIR:?}"',
-            f'export RUN_ID="${{RUN_ID:-{job_name(recipe)}-${{PBS_JOBID%%.*}}}}" # keeps its number when run again',
-            script.preamble(recipe, recipe.site.shared_dir or "$PWD/.cache", runs=runs(recipe)).rstrip("\n"),
+            named,
+            begin.rstrip("\n"),
             restarts.pbs_begin(recipe).rstrip("\n"),
             *script.site_lines(recipe),
-            script.setup_commands(recipe).rstrip("\n"),
+            script.setup_commands(recipe, prepare=not sampling).rstrip("\n"),
             script.write_config(recipe).rstrip("\n"),
             node.rstrip("\n"),
             script.OUTLAST.rstrip("\n"),
@@ -100,6 +114,8 @@ def directives(recipe: Recipe) -> list[str]:
         request = f"select={cluster.nodes}:ncpus={recipe.cpus}" + (f":ngpus={gpus}" if gpus else "")
         options = [f"-l {request}:mem={cluster.memory_gib}gb:mpiprocs=1", "-l place=scatter"]
     options = [f"-N {job_name(recipe)[:15]}", *options, f"-l walltime={walltime}", "-j oe", "-r y"]
+    if recipe.jobs > 1:  # PBS takes no array of one
+        options.append(f"{ARRAY[site.pbs]} 0-{recipe.jobs - 1}")
     options += [f"-q {site.partition}"] if site.partition else []
     options += [f"-A {site.account}"] if site.account else []
     return [f"#PBS {option}" for option in options]

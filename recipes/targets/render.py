@@ -7,11 +7,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from recipes import capabilities
+from recipes import capabilities, groups
 from recipes.plan.memory import with_resources
 from recipes.presets import get
 from recipes.spec import Recipe, validate
-from recipes.targets import dstack, local, pbs, skypilot, slurm, ssh
+from recipes.targets import dstack, local, pbs, script, skypilot, slurm, ssh
+from trainer.config import ConfigError
 
 GENERATED = Path(__file__).parents[1] / "generated"
 EVERYWHERE = ("slurm", "pbs", "skypilot", "skypilot-runpod", "skypilot-gcp", "skypilot-kubernetes", "dstack-runpod",
@@ -35,10 +36,29 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
     recipe."""
     validate(recipe)
     capabilities.check(recipe, target)
+    if recipe.sample and not script.SAMPLING_PROGRAM:
+        raise ConfigError(
+            f"{recipe.name} names machines that sample (`sample`), and the program that runs on them is not "
+            "in this version: --set sample=null; `plan` shows what they would cost"
+        )
+    return of_groups(recipe, target)
+
+
+def of_groups(recipe: Recipe, target: str) -> dict[str, str]:
+    """The files of both groups of machines, those of the run first. A group is a job of its own: a SkyPilot
+    job group would keep both in one place and wait for all of them."""
     capabilities.check_bucket(recipe, target)
     if capabilities.capability(target).shared_files and recipe.cluster.nodes > 1 and recipe.saves:
         saving = replace(recipe.config.checkpoint, shared_files=True)  # so that the bucket may be left out
         recipe = replace(recipe, config=replace(recipe.config, checkpoint=saving))
+    files = _of_group(recipe, target)
+    if sampling := groups.sampling(recipe):
+        capabilities.check_bucket(sampling, target)
+        files |= _of_group(sampling, target)
+    return files
+
+
+def _of_group(recipe: Recipe, target: str) -> dict[str, str]:
     recipe = with_resources(recipe)
     match target.partition("-")[0]:
         case "skypilot":

@@ -18,7 +18,7 @@ from typing import Any
 
 from recipes.spec import Recipe
 from recipes.targets import script
-from trainer.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT, RECOVER_EXIT_CODES
+from trainer.exit_codes import EXIT_CONFIG, EXIT_PREEMPTED, EXIT_PREFLIGHT, RECOVER_EXIT_CODES
 
 FINAL = "spotrl: ended for good"
 """Start of the final line: `status` looks for it where a platform distinguishes success and failure by 0
@@ -28,9 +28,14 @@ CAPACITY_HOURS = 8.0
 
 
 def codes(recipe: Recipe) -> tuple[int, ...]:
-    """Exit codes after which the recipe is started again. A preflight never is: its answer is the exit
-    code."""
-    return RECOVER_EXIT_CODES if recipe.kind == "train" else ()
+    """Exit codes after which the recipe is started again. A preflight never is: its answer is the exit code.
+    A machine that samples is, where it was preempted, and no more: nobody counts its attempts."""
+    match recipe.kind:
+        case "train":
+            return RECOVER_EXIT_CODES
+        case "sample":
+            return (EXIT_PREEMPTED,)
+    return ()
 
 
 def sky(recipe: Recipe) -> dict[str, Any]:
@@ -60,13 +65,14 @@ def dstack_command(recipe: Recipe, body: str) -> str:
     if not codes(recipe):
         return f"{body}exec {node}\n"
     keep = "|".join(map(str, (0, *codes(recipe))))
+    then = "start this machine again" if recipe.kind == "sample" else "\\`launch.py resume ${RUN_ID:-}\\`"
     task = f"""\
 final() {{
   code=$?
   case "$code" in
     {keep}) ;;
     *)
-      echo "{FINAL}: exit code $code; fix what the lines above say, then \\`launch.py resume ${{RUN_ID:-}}\\`"
+      echo "{FINAL}: exit code $code; fix what the lines above say, then {then}"
       exit 0 # dstack starts a job again after every other code
       ;;
   esac
@@ -79,6 +85,16 @@ trap 'kill -s TERM "$node" 2>/dev/null || true' TERM
 outlast "$node"
 """
     return f'exec bash -c "$(cat <<"TASK"\n{task}TASK\n)"\n'
+
+
+EXCLUDE = f"""\
+    if [ "$code" -eq {EXIT_PREFLIGHT} ] && [ -s "$RUNS/$RUN_ID/refused" ]; then # possible only once it is pending
+      bad="$(sort -u "$RUNS/$RUN_ID/refused" | paste -sd,)"
+      echo "machines that failed their checks are excluded: $bad"
+      scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$bad" || true
+    fi
+"""
+"""What a Slurm job that is requeued does with machines that its checks have refused."""
 
 
 def slurm_begin(recipe: Recipe) -> str:
@@ -98,6 +114,7 @@ def slurm_end(recipe: Recipe) -> str:
     if not codes(recipe):
         return 'exit "$code"\n'
     most = recipe.budget.max_requeues
+    who = "machine" if recipe.kind == "sample" else "run"
     return f"""\
 case "$code" in
   {"|".join(map(str, codes(recipe)))})
@@ -105,13 +122,9 @@ case "$code" in
       echo "{FINAL}: exit $code after ${{SLURM_RESTART_COUNT:-0}} restarts, budget.max_requeues is {most}" >&2
       exit "$code"
     fi
-    echo "the run asks to be started again (exit $code): requeueing"
+    echo "the {who} asks to be started again (exit $code): requeueing"
     scontrol requeue "$SLURM_JOB_ID" || true
-    if [ "$code" -eq {EXIT_PREFLIGHT} ] && [ -s "$RUNS/$RUN_ID/refused" ]; then # possible only once it is pending
-      bad="$(sort -u "$RUNS/$RUN_ID/refused" | paste -sd,)"
-      echo "machines that failed their checks are excluded: $bad"
-      scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$bad" || true
-    fi
+{EXCLUDE if EXIT_PREFLIGHT in codes(recipe) else ""}\
     sleep {recipe.site.grace_s + 30} # until Slurm ends this script: one that exits by itself is FAILED
     ;;
 esac

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import yaml
 
+from recipes import groups
 from recipes.spec import ASKED_BUCKET, MARKS, PLACEHOLDERS, Recipe, Step
 from trainer.config import RunConfig, override, to_dict
 from trainer.config.bucket_address import BucketAddress
@@ -32,6 +33,9 @@ API_KEY = "VLLM_API_KEY"
 """What a server asks its callers for."""
 TASK = "trainer/task.sh"
 """What the shell of every task calls."""
+SAMPLING_PROGRAM: str = ""
+"""Module that a sampling machine runs, as `python -m`. Empty: this version has none, so a recipe with a
+second group is planned and not rendered."""
 WEIGHTS = "${MODELS}/${RUN_ID}"
 """Where a node puts `storage.weights`: a launch's own, so that an older export is never taken for a newer
 one."""
@@ -92,12 +96,16 @@ def _needed(steps: Sequence[Step], config: RunConfig) -> list[Step]:
 def written_by(recipe: Recipe, target: str) -> str:
     """The head's first lines: the command that writes the file to the folder that the head's commands
     name."""
-    command = f"launch.py render {recipe.name} --target {target} --out recipes/generated/{target}"
+    command = f"launch.py render {groups.run_name(recipe)} --target {target} --out recipes/generated/{target}"
     return f"{recipe.description}.\nWritten by `{command}`.\nRun from the repository's root:"
 
 
 def again(recipe: Recipe) -> str:
     """What RUN_ID means, for the head of a file."""
+    if recipe.kind == "sample":
+        return (
+            "RUN_ID is that of the run. A machine that is taken away is started again and holds up no other."
+        )
     if recipe.kind == "serve":
         return f"Callers give the key of {API_KEY}. The server ends after {recipe.budget.max_hours:g} hours."
     if recipe.kind == "check":
@@ -125,7 +133,7 @@ def secret_names(recipe: Recipe) -> tuple[str, ...]:
     config = recipe.config
     urls = [bucket_of(recipe), recipe.storage.weights, config.data.path, config.evaluation.path]
     used = {name for url in urls for name in bucket_keys(url)}
-    if recipe.saves and not urls[0]:  # asked for at launch: it may be any
+    if recipe.uses_bucket and not urls[0]:  # asked for at launch: it may be any
         used |= {name for scheme in ("s3", "r2", "gs") for name in bucket_keys(f"{scheme}://")}
     if "AWS_ACCESS_KEY_ID" in used:
         used.add("AWS_SESSION_TOKEN")
@@ -220,14 +228,20 @@ def data_directory(recipe: Recipe) -> str:
 def driver_check(recipe: Recipe, code: int = EXIT_CONFIG) -> str:
     """Leaves with `code` where the GPU driver cannot run the environment; for every shell that needs the
     GPU."""
+    if recipe.kind == "sample":
+        code = EXIT_CONFIG  # with 36 the machine would be counted as an attempt of the run
     return f". trainer/driver.sh {code} {recipe.budget.max_losses}\n" if recipe.environment == "gpu" else ""
 
 
 def setup_commands(
-    recipe: Recipe, bad_driver: int = EXIT_CONFIG, check_driver: bool = True, begun: bool = True
+    recipe: Recipe,
+    bad_driver: int = EXIT_CONFIG,
+    check_driver: bool = True,
+    begun: bool = True,
+    prepare: bool = True,
 ) -> str:
     """Driver's check, environment and preparation; a second run of it does nothing. begun: in the shell of the
-    preamble."""
+    preamble. prepare: else another job prepares on the same file system, and its results are waited for."""
     recipe = on_node(recipe)
     lines = (
         [driver_check(recipe, bad_driver).rstrip("\n")]
@@ -241,7 +255,8 @@ def setup_commands(
     python = f".venvs/{recipe.environment}/bin/python"
     for step in recipe.steps:
         command = " ".join([python, "-m", step.module, *map(word, step.args)])
-        lines.append(f"step {word(step.creates)} {command}")
+        done = word(step.creates)
+        lines.append(f"step {done} {command}" if prepare else f"await {done}")
     if recipe.steps and not begun:
         lines.insert(0, f". {TASK}")
     return "\n".join(lines) + "\n"
@@ -257,6 +272,8 @@ def _data_name(step: Step) -> str:
 def keep_commands(recipe: Recipe) -> str:
     """For machines that are thrown away: the head puts what it has prepared into the bucket, while training
     begins."""
+    if recipe.kind == "sample":
+        return ""  # one writer: the run's head
     names = [name for step in on_node(recipe).steps if (name := _data_name(step))]
     python = f".venvs/{recipe.environment}/bin/python"
     return f"keep {python} {' '.join(names)}\n" if names else ""
@@ -276,7 +293,7 @@ def login_files(recipe: Recipe, runs: str) -> dict[str, str]:
     The job does the same and finds everything there. The driver is checked in the job: this node may have no
     GPU.
     """
-    if not recipe.site.offline:
+    if not recipe.site.offline or recipe.kind == "sample":  # the run's file prepares for both groups
         return {}
     model = recipe.config.model
     usage = f"# Before the job, where there is internet: RUN_ID=my-run bash {recipe.name}.setup.sh"
@@ -296,19 +313,34 @@ def write_config(recipe: Recipe) -> str:
     return config_file(recipe) + manifest_command(recipe)
 
 
+def config_path(recipe: Recipe) -> str:
+    """Where a job writes its configuration, as a shell expression. Machines that sample may share a folder
+    with the run and with each other, so each has a file of its own (SPOTRL_MACHINE: its job's id)."""
+    return (
+        ".cache/$RUN_ID.sample-${SPOTRL_MACHINE:-0}.yaml"
+        if recipe.kind == "sample"
+        else ".cache/$RUN_ID.yaml"
+    )
+
+
 def config_file(recipe: Recipe) -> str:
     """Writes the run's configuration beside the repository."""
-    return f'cat > ".cache/$RUN_ID.yaml" <<YAML\n{heredoc(config_text(recipe))}YAML\n'
+    return f'cat > "{config_path(recipe)}" <<YAML\n{heredoc(config_text(recipe))}YAML\n'
 
 
 def manifest_command(recipe: Recipe) -> str:
-    """Writes what the run is made from into its directory; wants the environment."""
+    """Writes what the run is made from into its directory; wants the environment. Not from a machine that
+    samples, whose hardware is not the run's."""
+    if recipe.kind == "sample":
+        return ""
     return f'.venvs/{recipe.environment}/bin/python -m recipes.manifest ".cache/$RUN_ID.yaml"\n'
 
 
 def node_command(recipe: Recipe, host: str = "127.0.0.1") -> str:
     """What runs once on every node. host: address that a server listens on."""
     python = f".venvs/{recipe.environment}/bin/python"
+    if recipe.kind == "sample":
+        return f'{python} -m {SAMPLING_PROGRAM} --config "{config_path(recipe)}"'
     if recipe.kind == "serve":
         where = f"--host {host} --port {PORT} --hours {recipe.budget.max_hours:g}"
         return f'{python} -m trainer.serve --config ".cache/$RUN_ID.yaml" {where}'

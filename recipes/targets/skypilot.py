@@ -80,7 +80,7 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
     begin = script.preamble(
         recipe,
         work,
-        asks_bucket=recipe.saves,
+        asks_bucket=recipe.uses_bucket,
         data=script.data_directory(recipe),
         kept_folder=kept_folder(recipe, target),
     )
@@ -96,9 +96,14 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
 
 
 def _head(recipe: Recipe, target: str, path: str) -> str:
-    bucket = "" if recipe.storage.bucket or not recipe.saves else " --env BUCKET=s3://..."
+    bucket = "" if recipe.storage.bucket or not recipe.uses_bucket else " --env BUCKET=s3://..."
     command = "sky jobs launch" if managed(recipe, target) else "sky launch"
-    url = recipe.storage.bucket or recipe.storage.weights or ("s3://" if recipe.saves else "")
+    begin = end = ""
+    if recipe.kind == "sample":
+        own_name = "-n" if managed(recipe, target) else "-c"
+        begin = f"for i in $(seq {recipe.jobs}); do "
+        command, end = f"{command} -y -d {own_name} {job_name(recipe)}-$i", "; done"
+    url = recipe.storage.bucket or recipe.storage.weights or ("s3://" if recipe.uses_bucket else "")
     needs = script.bucket_keys(url)
     if url.startswith("gs://") and capability(target).cloud == "gcp":
         needs = ()  # the machines' own account
@@ -106,7 +111,7 @@ def _head(recipe: Recipe, target: str, path: str) -> str:
     secrets = "".join(f" --secret {name}" for name in needs)
     return (
         f"{script.written_by(recipe, target)}\n"
-        f"  {command} {path} --env RUN_ID=my-run{bucket}{secrets}\n"
+        f"  {begin}{command} {path} --env RUN_ID=my-run{bucket}{secrets}{end}\n"
         f"{script.again(recipe)}"
     )
 
@@ -114,7 +119,7 @@ def _head(recipe: Recipe, target: str, path: str) -> str:
 def _envs(recipe: Recipe, target: str) -> dict[str, str | None]:
     envs: dict[str, str | None] = {
         "RUN_ID": None,
-        "BUCKET": recipe.storage.bucket or (None if recipe.saves else ""),
+        "BUCKET": recipe.storage.bucket or (None if recipe.uses_bucket else ""),
     }
     return envs | dict.fromkeys(script.SETTINGS, "")
 

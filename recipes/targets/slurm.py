@@ -20,25 +20,36 @@ WHOLE_NODE = 8
 
 
 def render(recipe: Recipe) -> dict[str, str]:
-    """The batch script, submitted from the repository's root: `sbatch FILE`."""
+    """The batch script, submitted from the repository's root: `sbatch FILE`. Machines that sample are an
+    array of jobs."""
+    again = "the same RUN_ID resumes from its last committed checkpoint"
+    own_id = f"${{RUN_ID:-{job_name(recipe)}-${{SLURM_JOB_ID:?}}}}"
+    named = f'export RUN_ID="{own_id}" # a requeued job keeps its number'
+    sampling = recipe.kind == "sample"
+    if sampling:
+        again = "RUN_ID is that of the run"
+        named = 'export SPOTRL_MACHINE="${SLURM_JOB_ID:?}"'
+    work = recipe.site.shared_dir or "$PWD/.cache"
+    # Machines that sample have no way to the run but the bucket.
+    begin = script.preamble(recipe, work, asks_bucket=sampling, runs=runs(recipe))
     body = [
         "#!/usr/bin/env bash",
         *directives(recipe),
         f"# {recipe.description}.",
         f"# RUN_ID=my-run sbatch recipes/generated/slurm/{recipe.name}.sbatch   (from the repository's root, on a file",
-        "# system that all nodes see; the same RUN_ID resumes from its last committed checkpoint)",
+        f"# system that all nodes see; {again})",
         'cd "${SLURM_SUBMIT_DIR:?}"',
         restarts.slurm_begin(recipe).rstrip("\n"),
-        f'export RUN_ID="${{RUN_ID:-{job_name(recipe)}-${{SLURM_JOB_ID:?}}}}" # a requeued job keeps its number',
+        named,
         f'export SPOTRL_NOTICE_S="${{SPOTRL_NOTICE_S:-{recipe.site.grace_s}}}"',
-        script.preamble(recipe, recipe.site.shared_dir or "$PWD/.cache", runs=runs(recipe)).rstrip("\n"),
+        begin.rstrip("\n"),
         # Since Slurm 22.05 srun takes one CPU per task unless it is told, whatever the job has.
         '[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
         *script.site_lines(recipe),
     ]
     if recipe.environment == "rocm":
         body.append(ROCM.rstrip("\n"))
-    setup = script.setup_commands(recipe, begun=False) + script.manifest_command(recipe)
+    setup = script.setup_commands(recipe, begun=False, prepare=not sampling) + script.manifest_command(recipe)
     body += [
         script.config_file(recipe).rstrip("\n"),
         f'setup=$(cat <<"SETUP"\n{setup}SETUP\n)',
@@ -73,6 +84,8 @@ def directives(recipe: Recipe) -> list[str]:
         "--requeue",
         f"--signal=TERM@{site.grace_s}",
     ]
+    if recipe.kind == "sample":
+        options.insert(1, f"--array=0-{recipe.jobs - 1}")
     if cluster.gpus_per_node:
         options.insert(3, f"--gres={site.gres}" if site.gres else f"--gpus-per-node={cluster.gpus_per_node}")
         if cluster.gpus_per_node == WHOLE_NODE:  # no neighbor's NCCL, memory or disk beside the run's

@@ -1,0 +1,61 @@
+"""A recipe's second group of machines, as a recipe of its own that plan, prices and targets can take.
+
+A group is a view: `sampling(recipe)` has the group's machines as its `cluster`, so that whatever is a
+function of a recipe (its memory, its price, what a platform can run, its task file) is one of a group too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from recipes.spec import Recipe, SampleGroup, Site, placed
+
+SUFFIX = ".sample"
+"""What the name of a sampling group's view ends with: its files are NAME.sample.yaml beside NAME.yaml."""
+
+
+def sampling(recipe: Recipe) -> Recipe | None:
+    """One machine of the recipe's second group, which is started `jobs` times; None without a second
+    group."""
+    group = recipe.sample
+    if group is None:
+        return None
+    rollout = replace(
+        recipe.config.rollout,
+        tensor_parallel=group.engine_gpus(recipe.config.rollout.tensor_parallel),
+        gpu_memory_utilization=group.gpu_memory_utilization,
+    )
+    view = replace(
+        recipe,
+        name=recipe.name + SUFFIX,
+        description=f"A machine that samples for a run of {recipe.name}",
+        kind="sample",
+        cluster=replace(group, nodes=1, image=group.image or recipe.cluster.image),
+        config=replace(recipe.config, rollout=rollout),
+        site=_site(recipe.site, group),
+        # A volume is the run's: machines that prepare data in it at once would disturb each other.
+        storage=replace(recipe.storage, volume="", volume_gib=0, mount=""),
+    )
+    return placed(view)
+
+
+def _site(site: Site, group: SampleGroup) -> Site:
+    """The site as a sampling machine finds it. Alone, it needs no fast network to others."""
+    return replace(
+        site,
+        partition=group.partition or site.partition,
+        constraint=group.constraint,
+        gres=group.gres,
+        node_pool=group.node_pool,
+        rdma="",
+    )
+
+
+def run_name(recipe: Recipe) -> str:
+    """The name of the recipe that a group's view was made from."""
+    return recipe.name.removesuffix(SUFFIX) if recipe.kind == "sample" else recipe.name
+
+
+def section(recipe: Recipe) -> str:
+    """The section of the recipe that names a view's machines, for messages."""
+    return "sample" if recipe.kind == "sample" else "cluster"

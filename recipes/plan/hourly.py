@@ -1,0 +1,76 @@
+"""Dollars per hour of each group of machines of a recipe, and of all of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from recipes import groups
+from recipes.capabilities import targets_for
+from recipes.plan import cost
+from recipes.plan.memory import with_resources
+from recipes.spec import Recipe
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What one group of machines is expected to be rented as."""
+
+    gpu: str
+    spot: bool
+    usd: float
+    """Dollars per hour, all machines of the group."""
+
+
+@dataclass(frozen=True)
+class Hourly:
+    """Both groups of a recipe on one target. None: no known price."""
+
+    target: str
+    run: Rate | None
+    sample: Rate | None
+
+    @property
+    def usd(self) -> float | None:
+        """Dollars per hour of both together."""
+        return self.run.usd + self.sample.usd if self.run and self.sample else None
+
+
+def of_groups(
+    recipe: Recipe,
+    offers: list[cost.Offer],
+    catalogs: Path | None = None,
+    targets: list[str] | None = None,
+) -> list[Hourly]:
+    """Both groups on every target for rent, cheapest first. offers: of the run's own machines, in order; the
+    first of a target is what a launch there is expected to get. Empty without a second group."""
+    sampling = groups.sampling(recipe)
+    if sampling is None:
+        return []
+    found = []
+    for target in targets or targets_for(recipe):
+        if target == "skypilot":  # its machines are those of RunPod and GCP
+            continue
+        own = [offer for offer in offers if offer.target == target and offer.usd_per_hour]
+        run = Rate(own[0].gpu, own[0].spot, own[0].usd_per_hour or 0.0) if own else None
+        sample = cheapest(sampling, target, catalogs)
+        if run or sample:
+            found.append(Hourly(target, run, sample))
+    return sorted(found, key=lambda hourly: hourly.usd or math.inf)
+
+
+def cheapest(sampling: Recipe, target: str, catalogs: Path | None = None) -> Rate | None:
+    """The cheapest machines of a sampling group on a target that have the memory for it, in GPU and RAM, and
+    keep to the budget's dollars per node."""
+    sampling, gpus = with_resources(sampling), sampling.cluster.gpus_per_node
+    most = sampling.budget.max_hourly_usd or math.inf
+    rates = []
+    for _, gpu, _, row in cost.places(sampling, catalogs, [target]):
+        if row is None or cost.lacks_ram(sampling, row):
+            continue
+        for spot in cost.markets(sampling, target):
+            usd = row.spot if spot else row.on_demand
+            if usd is not None and usd * gpus <= most:
+                rates.append(Rate(gpu, spot, usd * gpus * sampling.jobs))
+    return min(rates, key=lambda rate: rate.usd, default=None)

@@ -1,0 +1,220 @@
+"""A recipe's second group of machines: how it is set and refused, what it needs, and what it costs."""
+
+import pytest
+
+from recipes import capabilities, cli, groups, recipe_files
+from recipes.plan import cost, hourly, memory, prices
+from recipes.plan.memory import GIB
+from recipes.presets import RECIPES, get, resolve
+from recipes.spec import SampleGroup, override, validate
+from recipes.targets.render import render
+from trainer.config import ConfigError
+
+ONE, BIG = "grpo-qwen2.5-vl-7b-mathv60k", "grpo-qwen2.5-vl-72b-mathv60k"
+
+
+def with_group(name, *overrides):
+    return resolve(name, ["sample.gpu=L40S", *overrides])
+
+
+def test_no_recipe_has_a_second_group_of_its_own():
+    for name in RECIPES:
+        assert get(name).sample is None and groups.sampling(get(name)) is None
+
+
+def test_a_group_is_set_like_the_cluster_and_taken_away_again():
+    recipe = resolve(ONE, ["sample.gpu=A100-80GB", "sample.nodes=4", "sample.spot=only"])
+    assert recipe.sample == SampleGroup(gpu="A100-80GB", nodes=4, spot="only")
+    assert recipe.cluster == get(ONE).cluster and recipe.config == get(ONE).config
+    assert resolve(ONE, ["sample={gpu: L40S, nodes: 2}"]).sample == SampleGroup(nodes=2)
+    assert resolve(ONE, ["sample.nodes=4", "sample=null"]) == get(ONE)
+
+
+def test_a_group_is_set_in_a_recipe_file(tmp_path):
+    (tmp_path / "mine.yaml").write_text(f"base: {ONE}\nsample:\n  gpu: L40S\n  nodes: 3\n")
+    recipe = resolve(*recipe_files.expand(str(tmp_path / "mine.yaml"), []))
+    assert recipe.sample == SampleGroup(nodes=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "said"),
+    [
+        ("sft-qwen2.5-72b-full", [], "method sft samples none: --set sample=null"),
+        ("preflight", [], "preflight (preflight) trains nothing"),
+        ("serve", [], "serve (serve) trains nothing"),
+        (ONE, ["evaluation.pass_rate_samples=8"], "an evaluation trains nothing"),
+        (ONE, ["evaluation.benchmarks=true"], "an evaluation trains nothing"),
+        (ONE, ["checkpoint.remote="], "through its bucket alone, and checkpoint.remote is empty"),
+        ("demo", [], "demo runs on CPU workers"),
+        (ONE, ["sample.gpus=2"], "did you mean sample.gpu"),
+        (ONE, ["sample.gpu=L50S"], "L40S"),
+        (ONE, ["sample.gpus_per_node=0"], "sample.gpus_per_node"),
+        (ONE, ["sample.nodes=0"], "sample.nodes"),
+        (ONE, ["sample.spot=always"], "not one of prefer, only, never"),
+        (ONE, ["sample.gpus_per_node=3"], "an engine of 2 GPUs does not divide the 3 GPUs"),
+        (
+            ONE,
+            ["sample.gpus_per_node=4", "sample.tensor_parallel=3"],
+            "an engine of 3 GPUs does not divide the 4",
+        ),
+        (ONE, ["sample=many"], "must be a mapping"),
+    ],
+)
+def test_a_group_that_makes_no_sense_is_refused_with_the_change(name, overrides, said):
+    with pytest.raises(ConfigError) as refused:
+        with_group(name, *overrides)
+    assert said in str(refused.value)
+
+
+def test_a_view_is_no_recipe_of_its_own():
+    view = groups.sampling(with_group(ONE))
+    with pytest.raises(ConfigError, match="name the second group in `sample`"):
+        validate(view)
+
+
+def test_a_view_is_one_machine_with_engines_of_its_own():
+    recipe = with_group(ONE, "sample.nodes=4", "storage.volume=cache", "cluster.image=mine:1")
+    view = groups.sampling(recipe)
+    assert (view.name, view.jobs, view.cluster.nodes) == (f"{ONE}.sample", 4, 1)
+    assert groups.run_name(view) == ONE and recipe.jobs == 1
+    place, rollout = view.config.placement, view.config.rollout
+    assert (place.nodes, place.workers_per_node) == (1, 1)
+    assert (rollout.tensor_parallel, rollout.gpu_memory_utilization) == (1, 0.9)
+    assert view.cluster.image == "mine:1" and view.storage.volume == ""
+    engine = groups.sampling(with_group(BIG, "sample.gpus_per_node=4")).config.rollout.tensor_parallel
+    assert engine == 4, "all GPUs of a machine that has fewer than an engine of the run"
+    eight = groups.sampling(with_group(ONE, "sample.gpus_per_node=8"))
+    assert eight.config.rollout.tensor_parallel == 2, "else the run's"
+
+
+# --- What it needs --------------------------------------------------------------------------------
+
+
+def test_memory_of_a_sampling_machine_is_its_engine_alone():
+    need = memory.plan(groups.sampling(with_group(ONE)))
+    (phase,) = need.phases
+    share, weights = 0.9 * 44.4 * GIB, 2.0 * need.shape.parameters
+    assert phase.parts["engine weights"] == weights and phase.parts["engine workspace"] == 3 * GIB
+    assert phase.total == pytest.approx(share + memory.CONTEXT)
+    assert need.kv_cache_tokens == int((share - weights - 3 * GIB) / need.shape.kv_bytes_per_token(2))
+    assert need.host["copy of the weights"] == weights and need.checkpoint_bytes == 0
+    assert need.disk.keys() == {"environment", "model download", "data"}
+    assert need.fits
+
+
+def test_engines_of_several_gpus_share_weights_and_talk():
+    need = memory.plan(groups.sampling(with_group(BIG, "sample.gpus_per_node=8")))
+    parts = need.phases[0].parts
+    assert parts["engine weights"] == pytest.approx(2.0 * need.shape.parameters / 8)
+    assert parts["NCCL's communicators"] == memory.COMMUNICATORS
+    assert need.host["copy of the weights"] == 2.0 * need.shape.parameters, "one, which all ranks read"
+
+
+def test_plan_shows_the_group_and_ends_with_2_where_it_does_not_fit(capsys):
+    asked = ["plan", ONE, "--target", "skypilot-runpod", "--set", "sample.nodes=4"]
+    assert cli.main(asked) == 0
+    said = capsys.readouterr().out
+    assert "second group: 4 x 1 L40S, each a job that samples, an engine on 1 of its GPUs" in said
+    assert "GPU memory, GiB of 44.4 (L40S): CUDA context 1.5, engine weights 15.4" in said
+    assert "1 x 8 A100-80GB/H100 + 4 x 1 L40S to sample" in said
+    assert "both, $/hour" in said and "is not modeled" in " ".join(said.split())
+    assert cli.main(["plan", BIG, "--target", "dstack-runpod", "--set", "sample.gpu=L40S"]) == 2
+    said = " ".join(capsys.readouterr().out.split())
+    assert "does not fit: the engine's share of memory leaves nothing for the KV cache" in said
+    assert "both, $/hour" not in said
+
+
+def test_a_plan_without_a_group_says_nothing_of_one(capsys):
+    assert cli.main(["plan", ONE, "--target", "skypilot-runpod"]) == 0
+    said = capsys.readouterr().out
+    assert "second group" not in said and "sample machines" not in said and "by group" not in said
+
+
+def test_limits_are_not_chosen_by_the_time_of_another_run(capsys):
+    assert cli.main(["plan", ONE, "--set", "sample.nodes=4", "--budget", "100"]) == 2
+    assert "--set sample=null" in capsys.readouterr().err
+
+
+# --- What it costs --------------------------------------------------------------------------------
+
+
+def test_the_snapshot_has_a_dated_row_of_an_l40s():
+    row = prices.price("runpod", "L40S")
+    assert row and row.on_demand > 0 and row.read and row.source and row.host_gib
+
+
+def test_dollars_per_hour_by_group_and_in_total():
+    recipe = with_group(ONE, "sample.nodes=4")
+    found = {one.target: one for one in hourly.of_groups(recipe, cost.offers(recipe))}
+    here, row = found["skypilot-runpod"], prices.price("runpod", "L40S")
+    sxm = prices.price("runpod", "A100-80GB", variant="A100-80GB-SXM")
+    assert (here.sample.gpu, here.sample.usd) == ("L40S", pytest.approx(4 * row.spot))
+    assert (here.run.gpu, here.run.usd) == ("A100-80GB", pytest.approx(8 * sxm.on_demand))
+    assert here.usd == pytest.approx(here.run.usd + here.sample.usd)
+    assert found["dstack-runpod"].sample.spot is False, "dstack rents no spot pods there"
+    assert "skypilot-gcp" not in found, "GCP has no L40S"
+
+
+def test_a_group_takes_its_cheapest_gpu_and_one_card_is_a_pcie_card():
+    recipe = with_group(ONE, "sample.alternatives=[A100-80GB]", "sample.nodes=2")
+    found = {one.target: one for one in hourly.of_groups(recipe, cost.offers(recipe))}
+    assert found["skypilot-runpod"].sample.gpu == "L40S"
+    assert found["skypilot-gcp"].sample.gpu == "A100-80GB"
+    one = hourly.cheapest(groups.sampling(with_group(ONE, "sample.gpu=A100-80GB")), "skypilot-runpod")
+    assert one.usd == pytest.approx(prices.price("runpod", "A100-80GB", variant="A100-80GB").spot)
+
+
+def test_a_group_without_memory_or_dollars_has_no_price():
+    small = groups.sampling(with_group(ONE, "sample.memory_gib=64"))
+    assert hourly.cheapest(small, "skypilot-runpod") is None, "62 GiB come with an L40S"
+    assert "62 GiB of RAM come with a GPU, 64 GiB are asked for" in cost.short_of_ram(small)[0]
+    dear = groups.sampling(with_group(ONE, "budget.max_hourly_usd=1"))
+    assert hourly.cheapest(dear, "skypilot-runpod") is None
+    assert hourly.cheapest(groups.sampling(with_group(ONE)), "slurm") is None, "machines of your own"
+
+
+def test_the_first_groups_offers_do_not_depend_on_the_second():
+    with_both, alone = cost.offers(with_group(ONE)), cost.offers(get(ONE))
+    targets = {offer.target for offer in with_both}
+    assert with_both == [offer for offer in alone if offer.target in targets]
+
+
+# --- Where it can run -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "overrides", "said"),
+    [
+        ("local", [], "local runs one group of machines"),
+        ("ssh", [], "ssh runs one group of machines"),
+        ("dstack-ssh", [], "dstack-ssh runs one group of machines"),
+        ("skypilot-gcp", [], "skypilot-gcp has no L40S with 1 per node"),
+        (
+            "skypilot-lambda",
+            ["sample.gpu=A100", "sample.spot=only"],
+            "has no spot nodes, and sample.spot is 'only'",
+        ),
+        ("skypilot-aws", ["sample.gpus_per_node=2"], "skypilot-aws has no L40S with 2 per node"),
+    ],
+)
+def test_capabilities_are_checked_per_group(target, overrides, said):
+    assert said in capabilities.refusal(with_group(ONE, *overrides), target)
+    assert capabilities.refusal(get(ONE), target) == ""
+
+
+def test_a_target_that_can_run_both_groups_is_named():
+    assert capabilities.refusal(with_group(ONE, "sample.nodes=20"), "skypilot-runpod") == "", (
+        "20 jobs of one node"
+    )
+    with pytest.raises(ConfigError, match="use .*skypilot-runpod"):
+        capabilities.check(with_group(ONE), "local")
+    with pytest.raises(ConfigError, match="or those of sample"):
+        capabilities.check(with_group(ONE, "sample.gpu=L4", "sample.gpus_per_node=16"), "slurm")
+
+
+def test_a_recipe_with_a_group_is_not_launched_while_there_is_no_program(capsys):
+    for command in (["render", ONE], ["up", ONE, "--bucket", "s3://mine", "--dry-run"]):
+        assert cli.main([*command, "--target", "slurm", "--set", "sample.nodes=2"]) == 2
+        said = capsys.readouterr().err
+        assert "the program that runs on them is not in this version: --set sample=null" in said
+    assert render(override(with_group(ONE), ["sample=null"]), "slurm") == render(get(ONE), "slurm")
