@@ -92,7 +92,8 @@ def install_uv() -> str:
     cannot."""
     if importlib.util.find_spec("pip") is None:
         fail(
-            "uv and pip are missing: install pip (Debian, Ubuntu: apt install python3-pip) or uv, and call this again"
+            "uv and pip are missing: install pip (Debian, Ubuntu: apt install python3-pip) or uv, and call"
+            " this again"
         )
         return ""
     print("launch.py: installing uv into .cache/uv (once)", file=sys.stderr, flush=True)

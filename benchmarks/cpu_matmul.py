@@ -42,7 +42,9 @@ def main() -> None:
     torch.set_num_threads(1)
     result: dict[str, dict[str, float]] = {}
     for name, (tokens, inputs, outputs) in LAYERS.items():
-        x, w, dy = torch.randn(tokens, inputs), torch.randn(outputs, inputs), torch.randn(tokens, outputs)
+        x = torch.randn(tokens, inputs)
+        w = torch.randn(outputs, inputs)
+        dy = torch.randn(tokens, outputs)
         for product, a, b in (
             ("forward", x, w.t()),
             ("input gradient", dy, w),

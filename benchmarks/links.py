@@ -36,7 +36,11 @@ from trainer.hardware.model_shapes import from_config
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT, PLOT = ROOT / "benchmarks/links.json", ROOT / "docs/links.svg"
-ROWS, BUDGET, STEPS, WARM_UP, PORT = 8, 512, 4, 1, 29_500
+ROWS = 8
+BUDGET = 512
+STEPS = 4
+WARM_UP = 1
+PORT = 29_500
 """Rows per rank and step, tokens of a pass; the first steps are not counted."""
 SHAPE = tiny_model.TinyShape(320, 640, 28, 10, 2, 128, 256, 2, True)
 """Its matrices have more than 100,000 elements: DeepSpeed keeps smaller ones whole on every rank at stage 3
@@ -176,7 +180,9 @@ def predicted(found: dict[Case, Measured], folder: Path) -> dict[Case, float]:
 def plot(found: dict[Case, Measured], expected: dict[Case, float]) -> str:
     """Seconds per step of two hosts over the link's rate: points are measured, dashes are the plan's
     model."""
-    wide, high, pad = 420, 240, 46
+    wide = 420
+    high = 240
+    pad = 46
     top = 1.1 * max(m.step_s for case, m in found.items() if case.hosts == 2 and case.packed)
     x = lambda i: pad + 30 + i * (wide - 60) / (len(RATES) - 1)  # noqa: E731
     y = lambda s: pad / 2 + high * (1 - s / top)  # noqa: E731

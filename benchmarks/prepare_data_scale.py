@@ -97,7 +97,9 @@ def main() -> None:
     options.add_argument("--out", default="benchmarks/prepare_data_scale.json")
     args = options.parse_args()
     result: dict[str, Any] = {
-        "machine": f"{len(os.sched_getaffinity(0))} cores {platform.machine()}, python {platform.python_version()}",
+        "machine": (
+            f"{len(os.sched_getaffinity(0))} cores {platform.machine()}, python {platform.python_version()}"
+        ),
         "image": f"{WIDTH} x {HEIGHT} pixels, PNG, one a row",
     }
     for kind in KINDS:

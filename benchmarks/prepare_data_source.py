@@ -55,7 +55,9 @@ def rendering(rng: np.random.Generator, width: int, height: int) -> Image.Image:
     image = photo(rng, width, height, noise=1.0).resize((width // 8, height // 8)).resize((width, height))
     pen = ImageDraw.Draw(image)
     for _ in range(8):
-        x, y, r = int(rng.integers(width)), int(rng.integers(height)), int(rng.integers(15, 60))
+        x = int(rng.integers(width))
+        y = int(rng.integers(height))
+        r = int(rng.integers(15, 60))
         pen.ellipse((x, y, x + r, y + r), fill=tuple(int(v) for v in rng.integers(0, 255, 3)))
     levels = np.asarray(image, dtype=np.float32) + rng.normal(0, 0.3, (height, width, 1))
     return Image.fromarray(levels.clip(0, 255).astype(np.uint8))
@@ -99,7 +101,9 @@ def drawing(rng: np.random.Generator, width: int, height: int) -> Image.Image:
     points = [(int(rng.integers(2 * width)), int(rng.integers(2 * height))) for _ in range(6)]
     for start, end in zip(points, points[1:], strict=False):
         pen.line((*start, *end), fill=(0, 0, 0), width=3)
-    x, y, r = int(rng.integers(width)), int(rng.integers(height)), int(rng.integers(20, max(21, height)))
+    x = int(rng.integers(width))
+    y = int(rng.integers(height))
+    r = int(rng.integers(20, max(21, height)))
     pen.ellipse((x, y, x + r, y + r), outline=(0, 0, 0), width=3)
     image = image.resize((width, height), Image.Resampling.BOX)
     labels = ImageDraw.Draw(image)
@@ -196,7 +200,9 @@ def make(folder: Path, rows: int) -> dict[str, Any]:
         return json.loads(noted.read_text())
     folder.mkdir(parents=True)
     rng = random.Random(0)
-    names, kinds, sizes = [], Counter(), []
+    names = []
+    kinds = Counter()
+    sizes = []
     with (
         tarfile.open(folder / "mathv60k_img.tar.gz", "w:gz", compresslevel=6) as tar,
         ProcessPoolExecutor() as pool,

@@ -20,7 +20,10 @@ from benchmarks.learning import ROOT, call, demo_config, train
 from trainer import config as c
 
 PLOT = ROOT / "docs" / "presets.svg"
-WIDE, HIGH, PAD, COLUMNS = 180, 120, 30, 5
+WIDE = 180
+HIGH = 120
+PAD = 30
+COLUMNS = 5
 COLORS = ("#3b6fb6", "#c8553d", "#588157")
 
 
@@ -35,7 +38,8 @@ def panel(name: str, curves: list[dict[str, float]], last: int) -> str:
     """One set's curves, a line per seed, from 0 to 1 over the steps."""
     at = lambda step, value: f"{PAD + int(step) / last * WIDE:.1f},{PAD + (1 - value) * HIGH:.1f}"  # noqa: E731
     lines = "".join(
-        f'<polyline fill="none" stroke="{COLORS[i % len(COLORS)]}" points="{" ".join(at(*p) for p in curve.items())}"/>'
+        f'<polyline fill="none" stroke="{COLORS[i % len(COLORS)]}"'
+        f' points="{" ".join(at(*p) for p in curve.items())}"/>'
         for i, curve in enumerate(curves)
     )
     rules = "".join(
@@ -60,7 +64,10 @@ def plot(runs: list[dict]) -> str:
     size = f"{min(len(names), COLUMNS) * wide} {-(-len(names) // COLUMNS) * high}"
     style = "font-family:sans-serif;font-size:11px;fill:#333"
     body = "\n".join(panels)
-    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}"><g style="{style}">\n{body}\n</g></svg>\n'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}"><g'
+        f' style="{style}">\n{body}\n</g></svg>\n'
+    )
 
 
 def main() -> None:

@@ -35,7 +35,9 @@ from trainer.exit_codes import EXIT_NODE_LOST
 from trainer.observe.start_clock import PARTS
 
 OUT = Path(__file__).with_name("recovery.json")
-NODES, PORT, BEFORE_KILL = 4, 9000, 2
+NODES = 4
+PORT = 9000
+BEFORE_KILL = 2
 NAMES = [f"h{number}" for number in range(1, NODES + 1)]
 
 

@@ -45,7 +45,7 @@ def wrap(thought: str, content: str) -> str:
     return f"<think> {thought} </think>\n<answer> $\\boxed{{{content}}}$ </answer>"
 
 
-# --- accuracy ---------------------------------------------------------------------------------------------------------
+# --- accuracy -----------------------------------------------------------------------------------------------
 
 
 def by_this_grader(text: str, reference: str, question: str = "") -> bool:
@@ -101,7 +101,7 @@ def accuracy(table_file: str) -> dict[str, dict[str, float]]:
     return table
 
 
-# --- answers to grade -------------------------------------------------------------------------------------------------
+# --- answers to grade ---------------------------------------------------------------------------------------
 
 
 def typical_mix(count: int, rng: random.Random) -> Answers:
@@ -143,7 +143,9 @@ def expressions_only(count: int, rng: random.Random) -> Answers:
 def expression(rng: random.Random, right: bool, hard: bool = False) -> tuple[str, str]:
     """A reference expression, and an answer that writes it otherwise; `hard` ones (or 1 in 20) must be
     evaluated."""
-    a, b, c = rng.randint(2, 99), rng.randint(2, 99), rng.randint(2, 9)
+    a = rng.randint(2, 99)
+    b = rng.randint(2, 99)
+    c = rng.randint(2, 9)
     if hard or rng.random() < 0.05:
         kinds = [
             (f"\\log_{{{c}}} x + {a}", f"{a} + \\log_{{{c}}} x"),
@@ -163,8 +165,9 @@ def expression(rng: random.Random, right: bool, hard: bool = False) -> tuple[str
 
 
 WORDS = (
-    "the angle between two lines is equal so we look at the chart and count bars that are higher than the value of the "
-    "first one then we add the lengths of the sides and divide by the height to get the area of the triangle which"
+    "the angle between two lines is equal so we look at the chart and count bars that are higher than the"
+    " value of the first one then we add the lengths of the sides and divide by the height to get the area of"
+    " the triangle which"
 )
 
 
@@ -191,7 +194,7 @@ def needs_evaluation(make: Callable[[int, random.Random], Answers]) -> float:
     return round(100 * left.count(None) / len(left), 2)
 
 
-# --- throughput -------------------------------------------------------------------------------------------------------
+# --- throughput ---------------------------------------------------------------------------------------------
 
 
 def per_second(run: Callable[[Answers], None], answers: Answers) -> float:

@@ -105,7 +105,8 @@ def main() -> None:
     RESULT.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     for d in disagreements:
         print(
-            f"{d['test']}  {d['reference']!r} <- {d['answer']!r}: they {d['they_say']}, we {d['we_say']} | {d['why']}"
+            f"{d['test']}  {d['reference']!r} <- {d['answer']!r}: they {d['they_say']}, we {d['we_say']} |"
+            f" {d['why']}"
         )
     print({k: v for k, v in result.items() if k != "disagreements"})
     if unexplained := [d["test"] for d in disagreements if d["why"] == "UNEXPLAINED"]:

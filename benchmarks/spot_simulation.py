@@ -168,9 +168,9 @@ def measure() -> dict[str, Any]:
                     "formula_over_simulated": round(formula / hours, 3),
                     "usd_spot": round(hours * hourly[True]),
                     "spot_over_on_demand_usd": round(hours * hourly[True] / (on_demand_h * hourly[False]), 3),
-                    "steps_lost_per_preemption": round(sum(r.lost_steps for r in runs) / count, 2)
-                    if count
-                    else 0.0,
+                    "steps_lost_per_preemption": (
+                        round(sum(r.lost_steps for r in runs) / count, 2) if count else 0.0
+                    ),
                 }
             )
         gpus[gpu] = {
@@ -182,9 +182,13 @@ def measure() -> dict[str, Any]:
     return result
 
 
-# --- plot -------------------------------------------------------------------------------------------------------------
+# --- plot ---------------------------------------------------------------------------------------------------
 
-WIDTH, HEIGHT, LEFT, TOP, GAP = 360, 230, 56, 34, 70
+WIDTH = 360
+HEIGHT = 230
+LEFT = 56
+TOP = 34
+GAP = 70
 COLORS = {"A100-80GB": "#0072b2", "H100": "#d55e00"}
 
 
@@ -192,8 +196,10 @@ def svg(result: dict[str, Any]) -> str:
     """Two panels over preemptions per day: hours (line: formula, dots: simulation) and dollars (dashes: on
     demand)."""
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * (WIDTH + LEFT) + GAP - 20} {HEIGHT + TOP + 62}" '
-        'font-family="sans-serif" font-size="12">',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * (WIDTH + LEFT) + GAP - 20}'
+            f' {HEIGHT + TOP + 62}" font-family="sans-serif" font-size="12">'
+        ),
         '<rect width="100%" height="100%" fill="white"/>',
     ]
     panels = (("hours", "hours_formula", "hours_simulated", "hours"), ("dollars", "", "usd_spot", "usd"))
@@ -215,7 +221,8 @@ def svg(result: dict[str, Any]) -> str:
                 f'<text x="{x(rate):.1f}" y="{TOP + HEIGHT + 18}" text-anchor="middle">{rate}</text>'
             )
         parts.append(
-            f'<text x="{left + WIDTH / 2}" y="{TOP + HEIGHT + 36}" text-anchor="middle">preemptions per day</text>'
+            f'<text x="{left + WIDTH / 2}" y="{TOP + HEIGHT + 36}" text-anchor="middle">preemptions per'
+            " day</text>"
         )
         for name, gpu in result["gpus"].items():
             color, rows = COLORS[name], gpu["rows"]
@@ -226,7 +233,8 @@ def svg(result: dict[str, Any]) -> str:
             parts.append(f'<path d="M{path}" fill="none" stroke="{color}" stroke-width="1.5"/>')
             for row in rows:
                 parts.append(
-                    f'<circle cx="{x(row["preemptions_per_day"]):.1f}" cy="{y(row[dots]):.1f}" r="3" fill="{color}"/>'
+                    f'<circle cx="{x(row["preemptions_per_day"]):.1f}" cy="{y(row[dots]):.1f}" r="3"'
+                    f' fill="{color}"/>'
                 )
     legend = TOP + HEIGHT + 54
     for number, name in enumerate(result["gpus"]):

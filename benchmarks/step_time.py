@@ -181,11 +181,9 @@ def measured(command: list[str], env: dict[str, str], log: Path) -> float:
     import psutil
 
     with open(log, "w") as stream:
-        process, most, largest = (
-            subprocess.Popen(command, cwd=ROOT, env=env, stdout=stream, stderr=stream),
-            0,
-            0,
-        )
+        process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=stream, stderr=stream)
+        most = 0
+        largest = 0
     while process.poll() is None:
         time.sleep(1)
         try:

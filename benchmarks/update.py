@@ -27,7 +27,9 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.machine import processor  # noqa: E402
 
-SIDE, PROMPT, COMPLETION = 17, 420, 400
+SIDE = 17
+PROMPT = 420
+COMPLETION = 400
 """Image of 17 x 17 merged tokens, prompt and completion tokens."""
 
 
@@ -130,8 +132,10 @@ def main() -> None:
         "load_average": os.getloadavg()[0],
         "runs": found,
         "times_faster": {
-            f"G={g}": statistics.median(found[f"padded, G={g}"]["cpu_s"])
-            / statistics.median(found[f"packed, G={g}"]["cpu_s"])
+            f"G={g}": (
+                statistics.median(found[f"padded, G={g}"]["cpu_s"])
+                / statistics.median(found[f"packed, G={g}"]["cpu_s"])
+            )
             for g in (4, 8)
         },
         "passes_of_a_72b_step": {

@@ -24,7 +24,9 @@ from trainer.observe.history import read_history
 from trainer.observe.report import write_report
 
 DOCS = Path(__file__).parent
-COLUMNS, WIDTH, HEIGHT = 100, 1200, 985
+COLUMNS = 100
+WIDTH = 1200
+HEIGHT = 985
 """Of the terminal, characters; of the browser window, pixels."""
 COLORS = 64
 

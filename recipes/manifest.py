@@ -91,7 +91,7 @@ def write_launch(recipe: Recipe, record: RunRecord) -> Path:
     return path
 
 
-# --- on the node ------------------------------------------------------------------------------------------------------
+# --- on the node --------------------------------------------------------------------------------------------
 
 
 def run_half(config: run_config.RunConfig) -> dict[str, Any]:

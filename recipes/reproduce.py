@@ -46,7 +46,8 @@ def read(path: Path) -> dict[str, Any]:
     if "launch" not in data:
         source = data.get("run", {}).get("source", "an unknown commit")
         raise ConfigError(
-            f"{path} holds only what the node knew ({source}): give the manifest.json of the launching machine"
+            f"{path} holds only what the node knew ({source}): give the manifest.json of the launching"
+            " machine"
         )
     launch = data["launch"]
     if launch["diff"] is None:

@@ -60,9 +60,13 @@ def overrides(recipe: Recipe, nodes: int, steps: int) -> list[str]:
                 f"{key} {rows} of {had} nodes cannot be cut to {nodes}: set it to a multiple of {had}"
             )
     return [
-        f"cluster.nodes={nodes}", f"run.max_steps={steps}", "evaluation.every_steps=0", "checkpoint.export_hf=never",
-        f"checkpoint.every_steps={steps}", *(f"{key}={rows * nodes // had}" for key, rows in grown.items()),
-    ]  # fmt: skip
+        f"cluster.nodes={nodes}",
+        f"run.max_steps={steps}",
+        "evaluation.every_steps=0",
+        "checkpoint.export_hf=never",
+        f"checkpoint.every_steps={steps}",
+        *(f"{key}={rows * nodes // had}" for key, rows in grown.items()),
+    ]
 
 
 def scaling(request: LaunchRequest, nodes_text: str, steps: int) -> int:

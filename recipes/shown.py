@@ -34,8 +34,8 @@ def recipes(console: Console, model: str = "") -> None:
     names = [name for name in RECIPES if model.lower() in RECIPES[name]().config.model.path.lower()]
     if not names:
         raise ConfigError(
-            f"no recipe trains a model called {model}: give one of {', '.join(SUPPORTED.values())} to any recipe, as "
-            "--set model.path=OWNER/NAME"
+            f"no recipe trains a model called {model}: give one of {', '.join(SUPPORTED.values())} to any"
+            " recipe, as --set model.path=OWNER/NAME"
         )
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("recipe", "model", "method", "data", "shape", "GPU peak", "run", "targets"):
@@ -44,11 +44,20 @@ def recipes(console: Console, model: str = "") -> None:
         recipe = get(name)
         need = memory.plan(recipe)
         offers = cost.offers(recipe)
-        table.add_row(name, _model(recipe), _method(recipe), recipe.dataset.name or "-", shape(recipe), _peak(need),
-                      _cheapest(offers), _families(targets_for(recipe)))  # fmt: skip
+        table.add_row(
+            name,
+            _model(recipe),
+            _method(recipe),
+            recipe.dataset.name or "-",
+            shape(recipe),
+            _peak(need),
+            _cheapest(offers),
+            _families(targets_for(recipe)),
+        )
     console.print(table)
     console.print(
-        "\nrun: the cheapest offer of the price snapshot; `launch.py plan RECIPE` shows all, `up RECIPE` starts one"
+        "\nrun: the cheapest offer of the price snapshot; `launch.py plan RECIPE` shows all, `up RECIPE`"
+        " starts one"
     )
 
 
@@ -179,7 +188,10 @@ def _regions(recipe: Recipe, offer: cost.Offer, catalogs: Path) -> str:
         return "in any region: SkyPilot's catalog, which has the prices of each, is not on this machine"
     told = ", ".join(f"{name} ${usd:.2f}" for name, usd in list(found.items())[:REGIONS])
     more = f", and {len(found) - REGIONS} more" if len(found) > REGIONS else ""
-    return f"per GPU-hour in {told}{more}: the platform tries the cheapest first; --set site.region=NAME keeps to one"
+    return (
+        f"per GPU-hour in {told}{more}: the platform tries the cheapest first; --set site.region=NAME keeps"
+        " to one"
+    )
 
 
 def second_group(recipe: Recipe, found: list[hourly.Hourly], left_out: list[str], console: Console) -> bool:
@@ -200,8 +212,10 @@ def second_group(recipe: Recipe, found: list[hourly.Hourly], left_out: list[str]
         (f"GPU memory, GiB of {need.gpu_bytes / GIB:.1f} ({need.gpu})", _gib(on_gpu, 1)),
         (
             "KV cache",
-            f"{need.kv_cache_tokens:,} tokens per engine, {need.kv_cache_tokens // longest:,} of the longest "
-            f"sequences ({longest:,})",
+            (
+                f"{need.kv_cache_tokens:,} tokens per engine, {need.kv_cache_tokens // longest:,} of the"
+                f" longest sequences ({longest:,})"
+            ),
         ),
         ("host RAM per machine", _gib(need.host | {"sum": need.host_bytes}, 0)),
         ("disk per machine", _gib(need.disk | {"sum": need.disk_bytes}, 0)),
@@ -287,10 +301,10 @@ def _passes(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
     step = passes.of_step(recipe, need.shape)
     forward, updates = passes.gathered_bytes(recipe.config, need.shape, step)
     console.print(
-        f"passes per step: {len(step.updates)} in updates, {len(step.logprobs) * step.models} for log-probabilities; "
-        f"overhead of an update's: {cost.pass_overhead(recipe, need.shape):.2f} s\n"
-        f"a rank gathers {(forward + updates) / GIB:,.0f} GiB per step, {updates / GIB:,.0f} of them in updates "
-        "(perf/gathered_gib)\n",
+        f"passes per step: {len(step.updates)} in updates, {len(step.logprobs) * step.models} for"
+        f" log-probabilities; overhead of an update's: {cost.pass_overhead(recipe, need.shape):.2f} s\na rank"
+        f" gathers {(forward + updates) / GIB:,.0f} GiB per step, {updates / GIB:,.0f} of them in updates"
+        " (perf/gathered_gib)\n",
         highlight=False,
     )
 
@@ -372,7 +386,8 @@ def _offers(recipe: Recipe, offers: list[cost.Offer], console: Console) -> None:
     if spot := next((offer for offer in offers if offer.spot), None):
         console.print(f"Back after a preemption on {spot.target}: {spot.restart}.", highlight=False)
     console.print(
-        "Times are a model (recipes/plan/cost.py states every assumption), prices a snapshot or SkyPilot's catalog."
+        "Times are a model (recipes/plan/cost.py states every assumption), prices a snapshot or SkyPilot's"
+        " catalog."
     )
 
 

@@ -48,13 +48,14 @@ def planned(recipe: Recipe, target: str, earlier: dict[str, str]) -> Recipe:
         )
     if recipe.storage.weights.startswith("/"):
         raise ConfigError(
-            f"the nodes of {target} have no {recipe.storage.weights}: give the run's bucket, or --target local"
+            f"the nodes of {target} have no {recipe.storage.weights}: give the run's bucket, or --target"
+            " local"
         )
     function = recipe.config.rewards.function.partition(":")[0]
     if function.startswith(("/", "~")):
         raise ConfigError(
-            f"rewards.function {function} is not on the nodes of {target}: put it into the repository, which is "
-            "copied there, and name it from its root"
+            f"rewards.function {function} is not on the nodes of {target}: put it into the repository, which"
+            " is copied there, and name it from its root"
         )
     return replace(recipe, uploads=tuple(found))
 

@@ -52,7 +52,7 @@ class Breach:
     rule: str
 
 
-# --- The tree ---------------------------------------------------------------------------------------------------------
+# --- The tree -----------------------------------------------------------------------------------------------
 
 
 def statements(tree: ast.Module) -> Iterator[ast.stmt]:
@@ -91,7 +91,7 @@ def documentation(tree: ast.Module) -> Iterator[ast.Constant]:
             yield statement.value
 
 
-# --- The rules --------------------------------------------------------------------------------------------------------
+# --- The rules ----------------------------------------------------------------------------------------------
 
 
 def long_lines(text: str) -> Iterator[Breach]:
@@ -231,7 +231,7 @@ def docstrings_without_subject(tree: ast.Module) -> Iterator[Breach]:
             yield Breach(string.lineno, "docstring begins with Of")
 
 
-# --- The repository ---------------------------------------------------------------------------------------------------
+# --- The repository -----------------------------------------------------------------------------------------
 
 
 def breaches(text: str, fields: set[str]) -> list[Breach]:
@@ -357,7 +357,7 @@ def test_docstrings_name_their_subject():
     assert rules('"""Often."""\n') == []
 
 
-# --- The command ------------------------------------------------------------------------------------------------------
+# --- The command --------------------------------------------------------------------------------------------
 
 
 def write() -> int:

@@ -71,7 +71,8 @@ def reach(record: RunRecord) -> list[str]:
             return ["ssh", *ssh.options(recipe, port), login]
         case "skypilot" if record.managed:
             raise ConfigError(
-                f"{record.run_id} is a managed job, and only its controller knows the machines: use `status --watch`"
+                f"{record.run_id} is a managed job, and only its controller knows the machines: use `status"
+                " --watch`"
             )
         case "skypilot":
             return ["ssh", "-o", "BatchMode=yes", record.run_id]

@@ -178,8 +178,8 @@ def replace_earlier(launch: Launch, takeover: bool) -> None:
         return
     if not takeover:
         raise ConfigError(
-            f"run {run_id} is alive ({lives}): `launch.py logs {run_id}` follows it, `down` ends it; --takeover "
-            "replaces it, which loses what it has done since its last committed checkpoint"
+            f"run {run_id} is alive ({lives}): `launch.py logs {run_id}` follows it, `down` ends it;"
+            " --takeover replaces it, which loses what it has done since its last committed checkpoint"
         )
     print(f"replacing run {run_id} ({lives}), which stops within a minute", flush=True)
     if run_record.known(run_id):

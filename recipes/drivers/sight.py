@@ -38,7 +38,8 @@ def files(run: str, bucket: str = "") -> Path:
     folder = run_record.RUNS / run / PULLED
     if not url:
         raise ConfigError(
-            f"no run at {run}: give the id or the folder of a run, and --bucket for one that was not launched from here"
+            f"no run at {run}: give the id or the folder of a run, and --bucket for one that was not launched"
+            " from here"
         )
     code = mirror("pull", url, folder)
     if code == EXIT_CONFIG or (code and not (folder / METRICS).exists()):

@@ -154,6 +154,6 @@ def model(name: str) -> str:
     if name.count("/") == 1 and model_shapes.is_hub_id(name):
         return name
     raise ConfigError(
-        f"{name} is no recipe, run with weights, folder of a model or OWNER/NAME of the hub: see `launch.py list`, "
-        "`launch.py status`"
+        f"{name} is no recipe, run with weights, folder of a model or OWNER/NAME of the hub: see `launch.py"
+        " list`, `launch.py status`"
     )

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from recipes import run_record
 from trainer.config import run_folder
 
-MACHINE_S, ENVIRONMENT_S, START_S = 90.0, 270.0, 120.0
+MACHINE_S = 90.0
+ENVIRONMENT_S = 270.0
+START_S = 120.0
 """Until a machine runs our commands, its environment is there, and Ray, engine and policy stand
 (assumptions)."""
 BOOT_S = MACHINE_S + ENVIRONMENT_S + START_S
@@ -45,9 +47,9 @@ class Restart:
             return f"{self.total():.0f} s, {self.measured:.0f} of them as runs launched from here took"
         base = f"base weights {self.base_weights:.0f}" if self.base_weights else "no base weights"
         return (
-            f"{self.total():.0f} s = machine {MACHINE_S:.0f} + environment {ENVIRONMENT_S:.0f} + the longer of start "
-            f"{START_S:.0f} and {base} + checkpoint {self.checkpoint:.0f}; with the environment in the image "
-            f"{self.total(image=True):.0f} s"
+            f"{self.total():.0f} s = machine {MACHINE_S:.0f} + environment {ENVIRONMENT_S:.0f} + the longer"
+            f" of start {START_S:.0f} and {base} + checkpoint {self.checkpoint:.0f}; with the environment in"
+            f" the image {self.total(image=True):.0f} s"
         )
 
 

@@ -41,13 +41,17 @@ def simulate(offer: Offer, rng: random.Random, luck: Luck = AS_PLANNED) -> float
     """Hours of one run. luck: by default all goes as planned, but for preemptions."""
     work, start = offer.work_s * luck.step, offer.start_s * luck.start
     restart = offer.restart_s * luck.start
-    clock, done, down = start * (1 + luck.failed_starts), 0.0, 0.0
+    clock = start * (1 + luck.failed_starts)
+    done = 0.0
+    down = 0.0
     interval = min(offer.interval_s, work) or work
     while done < work:
         segment = down + min(interval, work - done) + offer.stall_s
         life = math.inf if math.isinf(offer.between_s) else rng.expovariate(1 / offer.between_s)
         if life >= segment:
-            clock, done, down = clock + segment, done + interval, 0.0
+            clock = clock + segment
+            done = done + interval
+            down = 0.0
         else:
             clock, down = clock + life, restart
     return clock / 3600
@@ -84,7 +88,8 @@ def given_up(chosen: Judged, judged: list[Judged]) -> list[str]:
     if fast.offer.hours < chosen.offer.hours:
         more = (fast.offer.usd or 0.0) - (chosen.offer.usd or 0.0)
         said.append(
-            f"{chosen.offer.hours - fast.offer.hours:.1f} hours: {name(fast)} is faster, for ${more:,.0f} more"
+            f"{chosen.offer.hours - fast.offer.hours:.1f} hours: {name(fast)} is faster, for ${more:,.0f}"
+            " more"
         )
     if (cheap.offer.usd or 0.0) < (chosen.offer.usd or 0.0):
         less = (chosen.offer.usd or 0.0) - (cheap.offer.usd or 0.0)

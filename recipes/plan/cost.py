@@ -166,7 +166,9 @@ def steps_of(recipe: Recipe) -> int:
 
 def step_time(recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan) -> StepTime:
     """Seconds of one step on a GPU with so much network per node."""
-    config, shape, card = recipe.config, need.shape, gpu_named(gpu)
+    config = recipe.config
+    shape = need.shape
+    card = gpu_named(gpu)
     step, world = passes.of_step(recipe, shape), config.placement.world_size
     gather, within = (gather_seconds(recipe, shape, card, network_gbit_s, hpz) for hpz in (False, True))
     token, calls = token_seconds(shape, card), pass_overhead(recipe, shape)

@@ -149,9 +149,9 @@ def plan(recipe: Recipe, gpu: str = "") -> MemoryPlan | None:
         host=host,
         shm_bytes=(8 + 2 * recipe.cluster.gpus_per_node) * GIB,
         disk=_disk(recipe, shape),
-        checkpoint_bytes=float(CHECKPOINT_BYTES_PER_PARAMETER * trained(config, shape))
-        if recipe.kind == "train"
-        else 0.0,
+        checkpoint_bytes=(
+            float(CHECKPOINT_BYTES_PER_PARAMETER * trained(config, shape)) if recipe.kind == "train" else 0.0
+        ),
     )
 
 
@@ -191,7 +191,9 @@ def _gradient_width(config: RunConfig) -> int:
 def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
     """All phases of one rank. `engine_bytes` is the engine's share of the GPU while awake."""
     world, width = config.placement.world_size, _width(config)
-    p, t, lora = shape.parameters, trained(config, shape), config.lora
+    p = shape.parameters
+    t = trained(config, shape)
+    lora = config.lora
     adapter = adapters.sizes(shape, lora.rank, lora.vision)
     stage = config.optimizer.zero_stage
     whole = policy_bytes(config, shape) + sum(adapter) * width
@@ -309,7 +311,9 @@ def _larger(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
 
 
 def _host(recipe: Recipe, shape: Shape) -> dict[str, float]:
-    config, nodes, gpus = recipe.config, recipe.cluster.nodes, recipe.cluster.gpus_per_node
+    config = recipe.config
+    nodes = recipe.cluster.nodes
+    gpus = recipe.cluster.gpus_per_node
     width, t = _width(config), trained(config, shape)
     grpo, offloaded = config.method == "grpo", config.optimizer.offload_optimizer
     states = 0.0
@@ -350,15 +354,15 @@ def _disk(recipe: Recipe, shape: Shape) -> dict[str, float]:
         "weights of another run": model if recipe.storage.weights else 0.0,
         "data": recipe.dataset.disk_gib * GIB,
         "checkpoints": float(checkpoints),
-        "exported weights": exported
-        if recipe.kind == "train" and config.checkpoint.export_hf != "never"
-        else 0.0,
+        "exported weights": (
+            exported if recipe.kind == "train" and config.checkpoint.export_hf != "never" else 0.0
+        ),
         "Ray session and logs": SPILL_DISK if recipe.kind != "sample" else 0.0,
     }
     return {name: value for name, value in parts.items() if value}
 
 
-# --- the cheapest change that makes it fit ----------------------------------------------------------------------------
+# --- the cheapest change that makes it fit ------------------------------------------------------------------
 
 REMEDIES: tuple[tuple[str, str], ...] = (
     ("algorithm.logprob_tokens", "4096"),
@@ -423,11 +427,17 @@ def with_resources(recipe: Recipe) -> Recipe:
     if cluster.memory_gib and cluster.disk_gib and cluster.shm_gib:
         return placed(recipe)
     need = plan(recipe)
-    memory, disk, shm = 16, 30, 4  # a RunPod CPU pod has at most 10 GB of disk per vCPU
+    memory = 16  # a RunPod CPU pod has at most 10 GB of disk per vCPU
+    disk = 30
+    shm = 4
     if need:
-        memory, disk, shm = _up(need.host_bytes, 4), _up(need.disk_bytes, 50), _up(need.shm_bytes, 8)
+        memory = _up(need.host_bytes, 4)
+        disk = _up(need.disk_bytes, 50)
+        shm = _up(need.shm_bytes, 8)
     elif cluster.gpus_per_node:
-        memory, disk, shm = 64, 100, 16
+        memory = 64
+        disk = 100
+        shm = 16
     cluster = replace(
         cluster,
         memory_gib=cluster.memory_gib or memory,

@@ -25,12 +25,12 @@ def fewest_gpus(recipe: Recipe) -> list[str]:
             need = memory.plan(override(recipe, sized))
             if need is None:
                 raise ConfigError(
-                    f"the shape of {recipe.config.model.path} is not known here: give --set cluster.gpus_per_node=N "
-                    "and --set rollout.tensor_parallel=N"
+                    f"the shape of {recipe.config.model.path} is not known here: give --set"
+                    " cluster.gpus_per_node=N and --set rollout.tensor_parallel=N"
                 )
             if need.shape.heads % ranks == 0 and need.fits and need.kv_cache_tokens >= SEQUENCES * longest:
                 return sized
     raise ConfigError(
-        f"{recipe.config.model.path} does not fit 8 x {recipe.cluster.gpu} with {SEQUENCES} sequences of {longest} "
-        "tokens: lower rollout.max_tokens, or take GPUs with more memory (--set cluster.gpu=H200)"
+        f"{recipe.config.model.path} does not fit 8 x {recipe.cluster.gpu} with {SEQUENCES} sequences of"
+        f" {longest} tokens: lower rollout.max_tokens, or take GPUs with more memory (--set cluster.gpu=H200)"
     )

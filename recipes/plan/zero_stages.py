@@ -41,7 +41,9 @@ def network_of(recipe: Recipe, target: str | None) -> float:
 def compare(recipe: Recipe, network_gbit_s: float) -> list[Stage]:
     """Every stage that the recipe's method can use; empty where there is no GPU plan. hpZ keeps a copy per
     node."""
-    own, cluster, found = recipe.config.optimizer, recipe.cluster, []
+    own = recipe.config.optimizer
+    cluster = recipe.cluster
+    found = []
     variants = [("1", 1, 1), ("2", 2, 1), ("3", 3, 1)]
     if cluster.nodes > 1 and cluster.gpus_per_node > 1:
         variants.append((f"3, hpZ {cluster.gpus_per_node}", 3, cluster.gpus_per_node))
@@ -78,8 +80,8 @@ def advice(recipe: Recipe, stages: list[Stage], network_gbit_s: float) -> str:
     slow = recipe.cluster.nodes > 1 and own.name.startswith("3") and network_gbit_s < SLOW_GBIT_S
     if slow:
         return (
-            f"warning: ZeRO-3 gathers the weights in each of {own.passes} passes over {network_gbit_s:g} Gb/s between "
-            f"nodes, under {SLOW_GBIT_S:g}{change or '; no other stage fits'}"
+            f"warning: ZeRO-3 gathers the weights in each of {own.passes} passes over {network_gbit_s:g} Gb/s"
+            f" between nodes, under {SLOW_GBIT_S:g}{change or '; no other stage fits'}"
         )
     return (
         f"ZeRO-{best.name} is faster by this model{change}" if best.time.total < 0.9 * own.time.total else ""

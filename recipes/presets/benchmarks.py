@@ -37,11 +37,19 @@ def settings(names: str, samples: int, temperature: float | None, limit: int) ->
         temperature = 0.0 if samples == 1 else 1.0
     source = " ".join(BENCHMARKS[name] for name in chosen) + (f" --limit {limit}" if limit else "")
     return [
-        f"data.source={json.dumps(source)}", "data.split=test", "data.max_samples=0",
-        "evaluation.benchmarks=true", f"evaluation.pass_rate_samples={samples}",
-        f"evaluation.temperature={temperature}", "evaluation.samples_per_prompt=1", "evaluation.every_steps=0",
-        "algorithm.kl_coef=0", "method=grpo", "lora.qlora=false", "optimizer.zero_stage=3",
-    ]  # fmt: skip
+        f"data.source={json.dumps(source)}",
+        "data.split=test",
+        "data.max_samples=0",
+        "evaluation.benchmarks=true",
+        f"evaluation.pass_rate_samples={samples}",
+        f"evaluation.temperature={temperature}",
+        "evaluation.samples_per_prompt=1",
+        "evaluation.every_steps=0",
+        "algorithm.kl_coef=0",
+        "method=grpo",
+        "lora.qlora=false",
+        "optimizer.zero_stage=3",
+    ]
 
 
 def recipe_of(model: str) -> tuple[str, list[str]]:

@@ -23,6 +23,17 @@ def serve() -> Recipe:
         ),
         cluster=Cluster(gpu=one.gpu, alternatives=one.alternatives, nodes=1, gpus_per_node=1, spot="never"),
         budget=Budget(max_hours=8, max_restarts=0),
-        targets=("local", "skypilot", "skypilot-runpod", "skypilot-gcp", "skypilot-kubernetes", "skypilot-aws",
-                 "skypilot-lambda", "skypilot-nebius", "dstack-runpod", "dstack-gcp", "dstack-kubernetes"),
-    )  # fmt: skip
+        targets=(
+            "local",
+            "skypilot",
+            "skypilot-runpod",
+            "skypilot-gcp",
+            "skypilot-kubernetes",
+            "skypilot-aws",
+            "skypilot-lambda",
+            "skypilot-nebius",
+            "dstack-runpod",
+            "dstack-gcp",
+            "dstack-kubernetes",
+        ),
+    )

@@ -65,21 +65,50 @@ def _sft(
 def qwen2_5_7b_lora() -> Recipe:
     """One 80 GB GPU."""
     about = f"LoRA of rank {RANK} (one GPU)"
-    return _sft("sft-qwen2.5-7b-lora", TEXT_MODELS["7b"], "alpaca", "1x1", about, stage=2, batch=128, tokens=2048,
-                rank=RANK)  # fmt: skip
+    return _sft(
+        "sft-qwen2.5-7b-lora",
+        TEXT_MODELS["7b"],
+        "alpaca",
+        "1x1",
+        about,
+        stage=2,
+        batch=128,
+        tokens=2048,
+        rank=RANK,
+    )
 
 
 def qwen2_5_14b_full() -> Recipe:
     """One node of 8."""
-    return _sft("sft-qwen2.5-14b-full", TEXT_MODELS["14b"], "alpaca", "1x8", "all weights (1 x 8)", stage=3, batch=128,
-                tokens=2048, tensor_parallel=2)  # fmt: skip
+    return _sft(
+        "sft-qwen2.5-14b-full",
+        TEXT_MODELS["14b"],
+        "alpaca",
+        "1x8",
+        "all weights (1 x 8)",
+        stage=3,
+        batch=128,
+        tokens=2048,
+        tensor_parallel=2,
+    )
 
 
 def qwen2_5_72b_qlora() -> Recipe:
     """One 80 GB GPU: 38 GiB of weights, where bf16 has 136. On one rank nothing is gathered at any stage."""
     about = f"LoRA of rank {RANK} on 4 bits (one GPU)"
-    return _sft("sft-qwen2.5-72b-qlora", TEXT_MODELS["72b"], "alpaca", "1x1", about, stage=2, batch=128, tokens=2048,
-                rank=RANK, qlora=True, hours=72)  # fmt: skip
+    return _sft(
+        "sft-qwen2.5-72b-qlora",
+        TEXT_MODELS["72b"],
+        "alpaca",
+        "1x1",
+        about,
+        stage=2,
+        batch=128,
+        tokens=2048,
+        rank=RANK,
+        qlora=True,
+        hours=72,
+    )
 
 
 def qwen2_5_72b_full() -> Recipe:
@@ -87,16 +116,35 @@ def qwen2_5_72b_full() -> Recipe:
 
     The run it follows saves every 500 steps, more than this one has: the interval is Young and Daly's.
     """
-    recipe = _sft("sft-qwen2.5-72b-full", TEXT_MODELS["72b"], "alpaca", "16x8", "all weights (16 x 8)", stage=3,
-                  batch=512, tokens=2048, tensor_parallel=8, hours=48)  # fmt: skip
+    recipe = _sft(
+        "sft-qwen2.5-72b-full",
+        TEXT_MODELS["72b"],
+        "alpaca",
+        "16x8",
+        "all weights (16 x 8)",
+        stage=3,
+        batch=512,
+        tokens=2048,
+        tensor_parallel=8,
+        hours=48,
+    )
     return replace(recipe, config=with_parts(recipe.config, optimizer={"hpz_ranks": 8}))
 
 
 def qwen2_5_vl_7b_lora() -> Recipe:
     """One 80 GB GPU; the rows are worked answers that a model of yours gave: docs/sft.md."""
     about = f"LoRA of rank {RANK} (one GPU)"
-    return _sft("sft-qwen2.5-vl-7b-lora", VISION_MODELS["qwen2.5-vl"]["7b"], "mathv60k-worked", "1x1", about, stage=2,
-                batch=128, tokens=4096, rank=RANK)  # fmt: skip
+    return _sft(
+        "sft-qwen2.5-vl-7b-lora",
+        VISION_MODELS["qwen2.5-vl"]["7b"],
+        "mathv60k-worked",
+        "1x1",
+        about,
+        stage=2,
+        batch=128,
+        tokens=4096,
+        rank=RANK,
+    )
 
 
 def qwen2_5_vl_7b_full() -> Recipe:

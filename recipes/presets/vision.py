@@ -29,7 +29,9 @@ SHAPES = {
 
 def _grpo(size: str, dataset: str, family: str = "qwen2.5-vl") -> Recipe:
     cluster, rollout, tensor_parallel, rate, hours = SHAPES[size]
-    name, model, token = f"grpo-{family}-{size}-{dataset}", VISION_MODELS[family][size], IMAGE_TOKEN[family]
+    name = f"grpo-{family}-{size}-{dataset}"
+    model = VISION_MODELS[family][size]
+    token = IMAGE_TOKEN[family]
     config = with_parts(
         cloud_run(name, model, dataset),
         model={"min_pixels": 4 * token, "max_pixels": 1280 * token},

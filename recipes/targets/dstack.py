@@ -234,7 +234,9 @@ def _max_price(recipe: Recipe, target: str) -> float:
 
 
 def _fleet(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
-    can, cluster, site = capability(target), recipe.cluster, recipe.site
+    can = capability(target)
+    cluster = recipe.cluster
+    site = recipe.site
     fleet: dict[str, Any] = {"type": "fleet", "name": fleet_name(target, name)}
     if cluster.nodes > 1:
         fleet["placement"] = "cluster"

@@ -9,8 +9,8 @@ from recipes.targets import script
 def render(recipe: Recipe) -> dict[str, str]:
     """One shell script, run in the repository."""
     text = (
-        "#!/usr/bin/env bash\n"
-        f"# {recipe.name} on this machine: RUN_ID=... bash FILE, or `launch.py up {recipe.name} --target local`.\n"
+        f"#!/usr/bin/env bash\n# {recipe.name} on this machine: RUN_ID=... bash FILE, or `launch.py up"
+        f" {recipe.name} --target local`.\n"
         + script.preamble(recipe, "$PWD/.cache", runs="$PWD/runs")
         + script.setup_commands(recipe)
         + script.write_config(recipe)

@@ -85,7 +85,10 @@ def render(recipe: Recipe) -> dict[str, str]:
             "#!/usr/bin/env bash",
             *directives(recipe),
             f"# {recipe.description}.",
-            f"# qsub -v RUN_ID=my-run recipes/generated/pbs/{recipe.name}.pbs   (from the repository's root, on a file",
+            (
+                f"# qsub -v RUN_ID=my-run recipes/generated/pbs/{recipe.name}.pbs   (from the repository's"
+                " root, on a file"
+            ),
             f"# system that all nodes see; {again})",
             'cd "${PBS_O_WORKDIR:?}"',
             named,
@@ -104,7 +107,9 @@ def render(recipe: Recipe) -> dict[str, str]:
 
 def directives(recipe: Recipe) -> list[str]:
     """The #PBS lines of the site's dialect."""
-    cluster, site, hours = recipe.cluster, recipe.site, recipe.budget.max_hours
+    cluster = recipe.cluster
+    site = recipe.site
+    hours = recipe.budget.max_hours
     walltime = f"{int(hours)}:{int(hours * 60 % 60):02d}:00"
     gpus = cluster.gpus_per_node
     if site.pbs == "torque":

@@ -15,8 +15,17 @@ from recipes.targets import dstack, local, pbs, script, skypilot, slurm, ssh
 from trainer.config import ConfigError
 
 GENERATED = Path(__file__).parents[1] / "generated"
-EVERYWHERE = ("slurm", "pbs", "skypilot", "skypilot-runpod", "skypilot-gcp", "skypilot-kubernetes", "dstack-runpod",
-              "dstack-gcp", "dstack-kubernetes")  # fmt: skip
+EVERYWHERE = (
+    "slurm",
+    "pbs",
+    "skypilot",
+    "skypilot-runpod",
+    "skypilot-gcp",
+    "skypilot-kubernetes",
+    "dstack-runpod",
+    "dstack-gcp",
+    "dstack-kubernetes",
+)
 """Targets whose files work as they stand; those over ssh need your machines' names."""
 COMMITTED = {
     "demo": ("local", "slurm", "pbs", "skypilot-runpod"),

@@ -240,8 +240,9 @@ def setup_commands(
     begun: bool = True,
     prepare: bool = True,
 ) -> str:
-    """Driver's check, environment and preparation; a second run of it does nothing. begun: in the shell of the
-    preamble. prepare: else another job prepares on the same file system, and its results are waited for."""
+    """Driver's check, environment and preparation; a second run of it does nothing. begun: in the shell of
+    the preamble. prepare: else another job prepares on the same file system, and its results are waited
+    for."""
     recipe = on_node(recipe)
     lines = (
         [driver_check(recipe, bad_driver).rstrip("\n")]

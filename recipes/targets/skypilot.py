@@ -125,7 +125,9 @@ def _envs(recipe: Recipe, target: str) -> dict[str, str | None]:
 
 
 def _resources(recipe: Recipe, target: str) -> dict[str, Any]:
-    cluster, budget, can = recipe.cluster, recipe.budget, capability(target)
+    cluster = recipe.cluster
+    budget = recipe.budget
+    can = capability(target)
     common: dict[str, Any] = {
         "image_id": f"docker:{cluster.image}",
         "memory": f"{cluster.memory_gib}+",

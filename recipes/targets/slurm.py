@@ -36,7 +36,10 @@ def render(recipe: Recipe) -> dict[str, str]:
         "#!/usr/bin/env bash",
         *directives(recipe),
         f"# {recipe.description}.",
-        f"# RUN_ID=my-run sbatch recipes/generated/slurm/{recipe.name}.sbatch   (from the repository's root, on a file",
+        (
+            f"# RUN_ID=my-run sbatch recipes/generated/slurm/{recipe.name}.sbatch   (from the repository's"
+            " root, on a file"
+        ),
         f"# system that all nodes see; {again})",
         'cd "${SLURM_SUBMIT_DIR:?}"',
         restarts.slurm_begin(recipe).rstrip("\n"),
@@ -106,13 +109,16 @@ def container(recipe: Recipe) -> str:
         case "pyxis":
             mounts = ",".join(f"{folder}:{folder}" for folder in folders)
             return (
-                f'{keep}inside=(--container-image={pyxis_name(recipe.cluster.image)} --container-workdir="$PWD" '
-                f'--container-mounts="{mounts}" --no-container-mount-home)'
+                f"{keep}inside=(--container-image={pyxis_name(recipe.cluster.image)}"
+                f' --container-workdir="$PWD" --container-mounts="{mounts}" --no-container-mount-home)'
             )
         case "apptainer":
             flag = ("--rocm " if recipe.environment == "rocm" else "--nv ") if gpus else ""
             binds = ",".join(folders)
-            return f'{keep}inside=(apptainer exec {flag}--bind "{binds}" --pwd "$PWD" docker://{recipe.cluster.image})'
+            return (
+                f'{keep}inside=(apptainer exec {flag}--bind "{binds}" --pwd "$PWD"'
+                f" docker://{recipe.cluster.image})"
+            )
         case _:
             return "inside=()"
 

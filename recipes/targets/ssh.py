@@ -115,7 +115,10 @@ def run_command(
     group, log = f".cache/{run_id}.pgid", f".cache/{run_id}.log"
     lines = [
         f"cd {DIRECTORY} || exit 2",
-        f"if {running(group)}; then echo 'error: {run_id} is still running here: `launch.py down` ends it'; exit 2; fi",
+        (
+            f"if {running(group)}; then echo 'error: {run_id} is still running here: `launch.py down` ends"
+            " it'; exit 2; fi"
+        ),
         # Tokens arrive on standard input as NAME=value lines, so that no process list shows them.
         'while IFS= read -r line; do export "$line"; done',
         f"export {exports}",

@@ -99,7 +99,9 @@ def test_correction_by_hand():
 
 
 def test_correction_multiplies_the_surrogate_and_leaves_the_kl():
-    lp, ref, w = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -2.0]), torch.full((2,), 0.5)
+    lp = torch.tensor([-1.0, -2.0])
+    ref = torch.tensor([-1.5, -2.0])
+    w = torch.full((2,), 0.5)
     loss = grpo_loss(
         lp,
         lp,

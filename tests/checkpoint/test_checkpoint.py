@@ -36,7 +36,7 @@ from trainer.checkpoint.manifest import pack, unpack
 from trainer.checkpoint.reader import CorruptCheckpoint, ShardReader, fetch_all
 from trainer.config import ConfigError, override
 
-# --- format -----------------------------------------------------------------------------------------------------------
+# --- format -------------------------------------------------------------------------------------------------
 
 
 def test_values_survive_encoding():
@@ -94,7 +94,7 @@ def test_large_shards_are_cut_into_files(run, tmp_path, monkeypatch):
     ), "only the files that hold weights are fetched"
 
 
-# --- elastic ----------------------------------------------------------------------------------------------------------
+# --- elastic ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("n", "m"), [(2, 1), (1, 2), (2, 4), (4, 2), (3, 5), (2, 2)])
@@ -140,7 +140,7 @@ def test_unknown_and_missing_pieces_are_named(run):
         reader.read("master", "other")
 
 
-# --- commit, verification, fall-back ----------------------------------------------------------------------------------
+# --- commit, verification, fall-back ------------------------------------------------------------------------
 
 
 def test_nothing_counts_before_the_manifest(run, tmp_path, told):

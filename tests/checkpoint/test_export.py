@@ -156,7 +156,9 @@ def test_a_base_in_4_bits_is_what_training_computed_with_whatever_type_is_writte
 
     saved_model(tmp_path / "base")
     config = replace(configure(tmp_path, "method=sft", "model.dtype=bf16"), lora=LoRA(rank=3, qlora=True))
-    a, b, stem = torch.randn(3, 32), torch.randn(32, 3), "model.layers.0.self_attn.q_proj"
+    a = torch.randn(3, 32)
+    b = torch.randn(32, 3)
+    stem = "model.layers.0.self_attn.q_proj"
     checkpoints, (writer,) = again(config, told), writers(config, 1)
     checkpoints.begin(2, {})
     pieces = {
@@ -167,9 +169,11 @@ def test_a_base_in_4_bits_is_what_training_computed_with_whatever_type_is_writte
     finish(checkpoints, [writer])
     weight = load_file(tmp_path / "base/model.safetensors")[f"{stem}.weight"]
     four = {
-        kind: dequantize_4bit(
-            *quantize_4bit(weight.to(kind), compress_statistics=True, quant_type="nf4")
-        ).float()
+        kind: (
+            dequantize_4bit(
+                *quantize_4bit(weight.to(kind), compress_statistics=True, quant_type="nf4")
+            ).float()
+        )
         for kind in (torch.bfloat16, torch.float32)
     }
     written = load_file(

@@ -54,11 +54,9 @@ def slices(rank: int, world_size: int) -> list[tuple[str, str, int, int]]:
 
 @pytest.mark.parametrize("cuts", [[3, 1, BLOCK_BYTES - 4, 5, 2 * BLOCK_BYTES], [], [BLOCK_BYTES]])
 def test_sums_do_not_depend_on_how_a_file_was_written(cuts):
-    data, sums, one = (
-        torch.randint(256, (sum(cuts),), dtype=torch.uint8).numpy().tobytes(),
-        BlockSums(),
-        BlockSums(),
-    )
+    data = torch.randint(256, (sum(cuts),), dtype=torch.uint8).numpy().tobytes()
+    sums = BlockSums()
+    one = BlockSums()
     one.add(memoryview(data))
     at = 0
     for count in cuts:

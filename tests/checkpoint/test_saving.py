@@ -41,7 +41,7 @@ from trainer.storage.stores import Retry
 
 QUICK = Retry(attempts=2, first_wait_s=0.1, max_wait_s=0.2, request_retries=0, request_retry_s=1.0)
 
-# --- retention and budget ---------------------------------------------------------------------------------------------
+# --- retention and budget -----------------------------------------------------------------------------------
 
 
 def test_keeps_the_last_and_the_best_local_and_remote_apart(tmp_path, told):
@@ -125,9 +125,12 @@ def test_what_is_kept():
 
     assert kept(manifests(2, 4, 6), last=2, best=0, safe=6) == {4, 6}
     assert kept(manifests(2, 4, 6), last=2, best=0, safe=4) == {2, 4, 6}, "6 is not yet in the store"
-    assert kept(manifests(2, 4, 6, 8, 10), last=2, best=0, safe=4) == {2, 4, 8, 10}, (
-        "nor are 8 and 10; 6 is behind"
-    )
+    assert kept(manifests(2, 4, 6, 8, 10), last=2, best=0, safe=4) == {
+        2,
+        4,
+        8,
+        10,
+    }, "nor are 8 and 10; 6 is behind"
     assert kept(manifests(2, 4, 6, scores={2: 0.9}), last=1, best=1, safe=6) == {2, 6}
     assert kept(manifests(2, 4), last=1, best=0, safe=0) == {4}
 
@@ -179,7 +182,7 @@ save(checkpoints, ranks, 5)
     assert holds(found, 5)
 
 
-# --- asynchronous -----------------------------------------------------------------------------------------------------
+# --- asynchronous -------------------------------------------------------------------------------------------
 
 
 def test_training_goes_on_while_it_is_written(tmp_path, told):
@@ -287,7 +290,7 @@ def test_shards_that_do_not_fit_their_place_are_refused(run):
         writer.wait()
 
 
-# --- when -------------------------------------------------------------------------------------------------------------
+# --- when ---------------------------------------------------------------------------------------------------
 
 
 def test_due_every_n_steps_and_at_the_end(tmp_path, told):
@@ -333,7 +336,7 @@ def test_whether_a_save_fits_the_notice(run):
     assert not checkpoints.fits(30.0)
 
 
-# --- killed -----------------------------------------------------------------------------------------------------------
+# --- killed -------------------------------------------------------------------------------------------------
 
 KILLED = """
 import sys
@@ -357,7 +360,9 @@ while step < 60:
 def test_sigkill_at_any_moment_never_loses_a_committed_checkpoint(tmp_path, told):
     """Kills the writer at random moments; what a fresh process finds is whole and never older than what was
     told."""
-    chance, told_step, resumed = random.Random(0), 0, []
+    chance = random.Random(0)
+    told_step = 0
+    resumed = []
     with servers.rclone(tmp_path / "disk") as server:
         for _ in range(12):
             process = subprocess.Popen(

@@ -54,7 +54,10 @@ def segments(image_tokens):
     image = "<|vision_start|>" + "<|image_pad|>" * image_tokens + "<|vision_end|>" if image_tokens else ""
     return [
         (
-            f"{start}system\nYou are a helpful assistant.{end}\n{start}user\nSay hello.{end}\n{start}assistant\n",
+            (
+                f"{start}system\nYou are a helpful assistant.{end}\n{start}user\nSay"
+                f" hello.{end}\n{start}assistant\n"
+            ),
             False,
         ),
         (f"Hello, hello!{end}", True),

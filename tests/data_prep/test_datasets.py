@@ -424,8 +424,9 @@ def test_mistakes_are_one_line_and_exit_2(arguments, says, capsys, tmp_path, mon
 
 def test_help_is_quick_and_imports_neither_torch_nor_ray():
     code = (
-        "import sys, data_prep.cli as c, data_prep.prepare, data_prep.sources.catalog, trainer.rewards.grading.grader;"
-        "print([m for m in ('torch', 'ray', 'vllm', 'transformers', 'sympy') if m in sys.modules])"
+        "import sys, data_prep.cli as c, data_prep.prepare, data_prep.sources.catalog,"
+        " trainer.rewards.grading.grader;print([m for m in ('torch', 'ray', 'vllm', 'transformers', 'sympy')"
+        " if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
     text = subprocess.run(

@@ -280,7 +280,9 @@ def test_everything_drawn_lies_on_the_image_and_texts_do_not_touch(family):
         boxes = []
         for mark in scene.marks:
             if mark.kind == "text" and mark.text:
-                (x, y), wide, high = mark.points[0], 0.27 * mark.width * len(mark.text), 0.4 * mark.width
+                (x, y) = mark.points[0]
+                wide = 0.27 * mark.width * len(mark.text)
+                high = 0.4 * mark.width
                 assert wide <= x <= scene.width - wide and high <= y <= scene.height - high, (seed, mark)
                 assert not any(abs(x - u) < wide + w and abs(y - v) < high + h for u, v, w, h in boxes), (
                     seed,

@@ -30,7 +30,9 @@ def test_weights_follow_from_the_seed_alone(tmp_path):
         files = sorted(folder.iterdir())
         return {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
 
-    first, again, other = digest("a", 3), digest("again", 3), digest("other", 4)
+    first = digest("a", 3)
+    again = digest("again", 3)
+    other = digest("other", 4)
     assert first == again
     assert {name for name in first if first[name] != other[name]} == {"model.safetensors"}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "again", "other"]  # no staging folder is left

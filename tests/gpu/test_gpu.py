@@ -84,7 +84,9 @@ def test_variable_length_attention(figure, heads, kv_heads, width, causal, share
     from trainer.learning import attention
 
     device = torch.device("cuda")
-    q_lengths, k_lengths, index = [300, 1000, 64, 64, 16], [300, 1000, 64, 64, 16], None
+    q_lengths = [300, 1000, 64, 64, 16]
+    k_lengths = [300, 1000, 64, 64, 16]
+    index = None
     if shared:  # 400 and 37 queries more that attend to the first 250 of the row and to themselves
         start = sum(q_lengths)
         index = torch.cat(
@@ -173,7 +175,9 @@ def test_sleep_gives_memory_back_and_a_sync_restores_the_engine(run_ranks, gpu_c
     """Weights and buffers to the bit, and what is neither (positions, masks) by what the engine computes for
     images."""
     result = run_ranks("sleeping", changed(gpu_config, rollout={"sleep_level": level}), timeout_s=600)[0]
-    awake, asleep, tokens = result["awake_gib"], result["asleep_gib"], result["tokens"]
+    awake = result["awake_gib"]
+    asleep = result["asleep_gib"]
+    tokens = result["tokens"]
     figure(f"GPU memory used, sleep level {level}, awake", max(awake), "GiB")
     figure(f"GPU memory used, sleep level {level}, asleep", max(asleep), "GiB")
     assert all(a < b - 1 for a, b in zip(asleep, awake, strict=True))

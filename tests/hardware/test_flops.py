@@ -12,14 +12,26 @@ SEEING = Shape(
     vision=Vision(depth=3, hidden=4, intermediate=6, patch=14, window=112, full=1),
 )  # fmt: skip
 QWEN_72B = {
-    "hidden_size": 8192, "intermediate_size": 29568, "num_attention_heads": 64, "num_hidden_layers": 80,
-    "num_key_value_heads": 8, "vocab_size": 152064,
+    "hidden_size": 8192,
+    "intermediate_size": 29568,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 80,
+    "num_key_value_heads": 8,
+    "vocab_size": 152064,
     "vision_config": {
-        "depth": 32, "hidden_size": 1280, "intermediate_size": 3456, "num_heads": 16, "out_hidden_size": 8192,
-        "in_chans": 3, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 112,
+        "depth": 32,
+        "hidden_size": 1280,
+        "intermediate_size": 3456,
+        "num_heads": 16,
+        "out_hidden_size": 8192,
+        "in_chans": 3,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "window_size": 112,
         "fullatt_block_indexes": [7, 15, 23, 31],
     },
-}  # fmt: skip
+}
 
 
 def test_a_tiny_model_by_hand():
@@ -60,11 +72,9 @@ def test_a_group_reads_its_prompt_once_where_prefixes_are_cached():
 
 def test_training_is_three_forward_passes_and_checkpointing_runs_the_blocks_once_more():
     q = Completed(5, 3, ((1, 8, 8),))
-    tower, layers, head = (
-        flops.vision_flops(SEEING, q.grids),
-        flops.language_flops(SEEING, 8),
-        flops.head_flops(SEEING, 3),
-    )
+    tower = flops.vision_flops(SEEING, q.grids)
+    layers = flops.language_flops(SEEING, 8)
+    head = flops.head_flops(SEEING, 3)
     assert flops.logprob_flops(SEEING, [q]) == tower + layers + head
     plain = flops.train_flops(SEEING, [q, q], recompute=False, freeze_vision=False)
     assert plain.model == plain.hardware == 2 * 3 * (tower + layers + head)
@@ -116,7 +126,9 @@ def test_the_counts_are_those_of_the_real_model(family, grid):
     config = tiny_model.build_config(sizes, tiny_model.build_tokenizer(), family)
     config._attn_implementation = "eager"
     model = AutoModelForImageTextToText.from_config(config)
-    shape, patches, tokens = from_config(config.to_dict()), grid[0] * grid[1] * grid[2], 11
+    shape = from_config(config.to_dict())
+    patches = grid[0] * grid[1] * grid[2]
+    tokens = 11
     v = shape.vision
     assert v and (v.full, v.deepstack) == ((1, 0) if family == "qwen2_5_vl" else (4, 2))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -133,13 +145,27 @@ def test_the_counts_are_those_of_the_real_model(family, grid):
 @pytest.mark.parametrize(
     ("name", "tera"),
     [
-        ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA A100 80GB PCIe", 312), ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", None),
-        ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA H100 NVL", 835), ("NVIDIA H200", 989),
-        ("NVIDIA B200", 2250), ("NVIDIA GB200", 2500), ("NVIDIA A10G", 70), ("NVIDIA A10", 125), ("NVIDIA L4", 121),
-        ("NVIDIA L40S", 362), ("NVIDIA GeForce RTX 4090", 165.2), ("AMD Instinct MI300X", 1307), ("Tesla V100", None),
-        ("NVIDIA GeForce RTX 9999", None), ("cpu", None), ("", None),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA A100 80GB PCIe", 312),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", None),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H100 NVL", 835),
+        ("NVIDIA H200", 989),
+        ("NVIDIA B200", 2250),
+        ("NVIDIA GB200", 2500),
+        ("NVIDIA A10G", 70),
+        ("NVIDIA A10", 125),
+        ("NVIDIA L4", 121),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("AMD Instinct MI300X", 1307),
+        ("Tesla V100", None),
+        ("NVIDIA GeForce RTX 9999", None),
+        ("cpu", None),
+        ("", None),
     ],
-)  # fmt: skip
+)
 def test_peaks_by_name(name, tera):
     assert gpus.peak_flops(name) == (tera and pytest.approx(tera * 1e12))
 

@@ -80,7 +80,9 @@ class Host:
     """One machine of the lab."""
 
     def __init__(self, name: str, address: str, scratch: Path, hosts_file: Path, private: Sequence[str] = ()):
-        self.name, self.address, self.scratch = name, address, scratch
+        self.name = name
+        self.address = address
+        self.scratch = scratch
         scratch.mkdir(parents=True, exist_ok=True)
         self._init = _namespaces("--mount", "--pid", "--net", "--uts", "--ipc")
         self.pid = _child_of(self._init.pid)
@@ -222,7 +224,7 @@ class Lab:
         """Pulls the cable of a host's eth1 (or plugs it in again)."""
         run(*self._in_switch, "ip", "link", "set", self._plug(name), "up" if up else "down")
 
-    # --- what can be wrong with the network: rules on the switch's end of a host's cable ------------------------------
+    # --- what can be wrong with the network: rules on the switch's end of a host's cable --------------------
 
     def shape(self, megabit: int) -> None:
         """Gives every host a link of that rate, so that a measurement shows the link and not this machine's

@@ -31,7 +31,10 @@ COLUMNS = (
     "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Region,SpotPrice,Price,"
     "AvailabilityZone,GpuInfo"
 )
-A100 = "{'Gpus': [{'Name': 'A100-80GB', 'Manufacturer': 'NVIDIA', 'Count': 1.0, 'MemoryInfo': {'SizeInMiB': 81920}}]}"
+A100 = (
+    "{'Gpus': [{'Name': 'A100-80GB', 'Manufacturer': 'NVIDIA', 'Count': 1.0, 'MemoryInfo': {'SizeInMiB':"
+    " 81920}}]}"
+)
 CONFIG = """\
 allowed_clouds: [runpod]
 jobs:
@@ -99,11 +102,9 @@ class Desk:
 
     def __init__(self, scratch: Path):
         self.scratch, self.home = scratch, scratch / "home"
-        self.repository, self.buckets, self.pods = (
-            scratch / "repository",
-            scratch / "buckets",
-            scratch / "pods",
-        )
+        self.repository = scratch / "repository"
+        self.buckets = scratch / "buckets"
+        self.pods = scratch / "pods"
         for folder in (self.home / ".runpod", self.home / ".sky", self.buckets / "bucket", self.pods):
             folder.mkdir(parents=True)
         (scratch / "hosts").write_text("127.0.0.1 localhost desk\n")

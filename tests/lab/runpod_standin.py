@@ -110,7 +110,9 @@ class RunPod:
     """The provider: pods, and the log of what was asked."""
 
     def __init__(self, folder: Path, layers: list[Path], visible: list[Path], address: str):
-        self.folder, self.layers, self.visible = folder, layers, visible
+        self.folder = folder
+        self.layers = layers
+        self.visible = visible
         self.api, self.subnet = f"http://{address}", address.rpartition(".")[0]
         self.pods: dict[str, Pod] = {}
         self.without: set[str] = set()
@@ -151,7 +153,8 @@ class RunPod:
         for name in ("root", "workspace"):
             lower[name] = ":".join(str(layer / name) for layer in self.layers)
         overlays = [
-            f"mount -t overlay overlay -o lowerdir={low},upperdir={folder}/{n}.upper,workdir={folder}/{n}.work {n}"
+            "mount -t overlay overlay -o"
+            f" lowerdir={low},upperdir={folder}/{n}.upper,workdir={folder}/{n}.work {n}"
             for n, low in lower.items()
         ]
         binds = [f"mkdir -p .{path} && mount --bind -o ro {path} .{path}" for path in self.visible]

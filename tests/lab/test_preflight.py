@@ -65,7 +65,9 @@ class Round:
         path = tmp / "config.yaml"
         path.write_text(c.dump(config))
         peers = ",".join(h.address for h in lab.hosts.values())
-        self.began, self.logs, self.processes = time.monotonic(), [], []
+        self.began = time.monotonic()
+        self.logs = []
+        self.processes = []
         for rank, host in enumerate(lab.hosts.values()):
             self.logs.append(tmp / f"node{rank}.log")
             if rank == absent:

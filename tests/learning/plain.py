@@ -40,7 +40,9 @@ def prompts(config: Any) -> list[EncodedPrompt]:
 
 
 def items(encoded: list[EncodedPrompt]) -> TrainBatch:
-    rng, traces, advantages = random.Random(1), [], []
+    rng = random.Random(1)
+    traces = []
+    advantages = []
     for row, lengths in enumerate(LENGTHS):
         for n in lengths:
             traces.append(trace(row, encoded[row].token_ids, text(rng, n)))

@@ -121,7 +121,9 @@ def parity(config, rank, port):
         found = worker.sample(prompts_for(worker, order), n, temperature)
         return sorted([t.row, t.index, t.completion.tolist(), t.logprobs.tolist()] for t in found)
 
-    first, again, reversed_ = ask(rows), ask(rows), ask(rows[::-1])
+    first = ask(rows)
+    again = ask(rows)
+    reversed_ = ask(rows[::-1])
     out |= {"repeat": first == again, "reversed": [x[:3] for x in first] == [x[:3] for x in reversed_]}
     hot = ask(list(range(16)), temperature=2.0, n=16)
     tokens = [t for x in hot for t in x[2]]

@@ -34,7 +34,10 @@ def test_ranks_add_up_but_for_what_they_agree_on_and_for_the_largest():
 
 def test_over_updates_maxima_stay_maxima_counts_add_and_means_go_by_tokens():
     """Three updates of 100, 300 and 100 tokens; the second was skipped and has no gradient norm."""
-    loss, worst, norms, skipped = (1.0, 2.0, 4.0), (0.5, 9.0, 0.1), (2.0, None, 6.0), (0.0, 1.0, 0.0)
+    loss = (1.0, 2.0, 4.0)
+    worst = (0.5, 9.0, 0.1)
+    norms = (2.0, None, 6.0)
+    skipped = (0.0, 1.0, 0.0)
     stats = [
         {
             "loss/total": x,

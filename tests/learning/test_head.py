@@ -76,7 +76,10 @@ def test_memory_does_not_grow_with_the_number_of_tokens():
     """The peak of live tensors beside inputs and gradients: a few times `limit`, not N x V."""
     from tests.recipes.test_activations import Live
 
-    n, vocabulary, width, limit = 4_096, 8_000, 16, 1 << 17
+    n = 4_096
+    vocabulary = 8_000
+    width = 16
+    limit = 1 << 17
     head = LogprobHead(torch.nn.Linear(width, vocabulary, bias=False), [1], 1.0)
     head.limit = limit
     hidden = torch.randn(n, width, requires_grad=True)

@@ -167,7 +167,8 @@ def test_gradients_are_those_of_the_padded_computation(family_model, family, aga
     ours = {n.removeprefix("model."): p.grad for n, p in model.named_parameters()}
     total, worst = plain.differences(ours, gradients)
     print(
-        f"{family}, again {again}, rows of {together}: {total:.1e} over all gradients, {worst:.1e} for one tensor"
+        f"{family}, again {again}, rows of {together}: {total:.1e} over all gradients, {worst:.1e} for one"
+        " tensor"
     )
     assert total < 1e-6 and worst < 2e-6
 

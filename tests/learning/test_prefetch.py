@@ -20,7 +20,9 @@ def test_two_things_exist_at_a_time_and_the_first_is_used_before_the_third_is_bu
 
 def test_an_update_gives_the_policy_one_micro_batch_at_a_time(small_config):
     """The policy's part is to ask for the next; a list of all would hold every image of the step at once."""
-    worker, made, most = OneRank(small_config), [], []
+    worker = OneRank(small_config)
+    made = []
+    most = []
     collate = worker.learner.collate
     worker.learner.collate = lambda *arguments: made.append(1) or collate(*arguments)
 

@@ -74,11 +74,9 @@ def test_what_the_files_lack_and_what_cannot_be_had_is_said_on_every_rank(
 
 def test_every_rank_is_told_whether_another_start_may_help(run_ranks, family_model, small_config):
     """A hub that is away for a while, and one that refuses: what one rank meets ends all of them alike."""
-    folder, index, second = (
-        family_model("qwen2"),
-        "model.safetensors.index.json",
-        "model-00002-of-00003.safetensors",
-    )
+    folder = family_model("qwen2")
+    index = "model.safetensors.index.json"
+    second = "model-00002-of-00003.safetensors"
     with hub_server.serve() as hub:
         hub.add("owner/model", hub_server.in_parts(folder, 3))
         for name, status, rank, kind in (

@@ -54,7 +54,9 @@ def test_nothing_is_read_from_the_device(model):
     AttentionInterface.register("meta_flash", whole_rows)
     model.config._attn_implementation = "meta_flash"
     pixels, grid = images(model)
-    model, pixels, meta = model.to("meta"), pixels.to("meta"), torch.device("meta")
+    model = model.to("meta")
+    pixels = pixels.to("meta")
+    meta = torch.device("meta")
     features = model.model.get_image_features(
         pixels, grid, return_dict=True, **places(model.model.visual, grid, meta)
     )

@@ -197,7 +197,9 @@ class Drill:
         return True
 
     def _kills(self, strike: Strike) -> None:
-        strike.resumed_step, self.recovering, self.killed_at = -1, None, time.monotonic()
+        strike.resumed_step = -1
+        self.recovering = None
+        self.killed_at = time.monotonic()
 
     def _flip(self) -> None:
         store = self.folder / "store/bucket/runs" / self.config.run_id / "checkpoints"

@@ -46,7 +46,9 @@ class Job:
     ):
         """before, after: further words of the command line."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.config, self.run_dir, self.module = config, Path(config.run.dir), module
+        self.config = config
+        self.run_dir = Path(config.run.dir)
+        self.module = module
         self.path, self.log = folder / "run.yaml", folder / "job.log"
         self.path.write_text(configuration.dump(config))
         self.mark = uuid.uuid4().hex

@@ -24,7 +24,9 @@ from trainer.loops import grpo
 from trainer.run.session import Resumed, Session
 from trainer.sampling.sampler import SampledGroups
 
-STEPS, SAVED, KILLED = 8, 2, 6
+STEPS = 8
+SAVED = 2
+KILLED = 6
 
 
 class Killed(BaseException):
@@ -35,7 +37,11 @@ class Model:
     """Learner and sampler: a number that updates change and completions depend on."""
 
     def __init__(self, weights: int, dies_in: int) -> None:
-        self.value, self.engine, self.calls, self.step, self.dies_in = weights, None, [], 0, dies_in
+        self.value = weights
+        self.engine = None
+        self.calls = []
+        self.step = 0
+        self.dies_in = dies_in
 
     def weights(self, version):
         return self.value
@@ -94,11 +100,15 @@ class Run:
     due, keep = staticmethod(Session.due), Session.keep
 
     def __init__(self, config, saved=(0, 0, None), dies_in=0) -> None:
-        self.config, self.train_rows, self.saved = config, list(range(40)), saved
+        self.config = config
+        self.train_rows = list(range(40))
+        self.saved = saved
         self.stream = PromptStream(self.train_rows, config.rows_per_step, config.run.seed)
         self.phases = Phases(self)
         self.rows = SimpleNamespace(prompt_tokens=lambda split: None)
-        self.train_set, self.lines, self.saves = None, {}, {}
+        self.train_set = None
+        self.lines = {}
+        self.saves = {}
         self.model = self.learner = self.sampler = Model(saved[1], dies_in)
         self.rollouts = RolloutLog(config, "rows")
         self.rewards = SimpleNamespace(

@@ -88,7 +88,9 @@ def held_out_loss(model, config):
 
     from trainer.data.dataset import Dataset
 
-    processor, total, tokens = AutoProcessor.from_pretrained(config.model.path), 0.0, 0
+    processor = AutoProcessor.from_pretrained(config.model.path)
+    total = 0.0
+    tokens = 0
     for row in Dataset(config.data.path, "test"):
         logprobs = solution_logprobs(model, processor, config, row)
         total, tokens = total - float(logprobs.sum().detach()), tokens + len(logprobs)

@@ -38,7 +38,7 @@ def run_script(body: str, *args: str, prefix: tuple[str, ...] = (), **kwargs) ->
     )
 
 
-# --- metrics.jsonl ----------------------------------------------------------------------------------------------------
+# --- metrics.jsonl ------------------------------------------------------------------------------------------
 
 
 def test_a_line_is_plain_json_with_sorted_keys_and_exact_numbers(tmp_path):
@@ -178,7 +178,7 @@ def test_display_and_report_need_none_of_the_training_stack():
     assert done.returncode == 0, done.stderr
 
 
-# --- samples ----------------------------------------------------------------------------------------------------------
+# --- samples ------------------------------------------------------------------------------------------------
 
 
 def test_samples_keep_their_grades_and_each_picture_once(tmp_path):
@@ -219,7 +219,9 @@ def test_small_pictures_are_those_that_the_policy_sees():
 
     from PIL import Image
 
-    clear, turned, exif = BytesIO(), BytesIO(), Image.Exif()
+    clear = BytesIO()
+    turned = BytesIO()
+    exif = Image.Exif()
     Image.new("RGBA", (40, 20), (0, 0, 0, 0)).save(clear, "PNG")
     exif[0x0112] = 6
     Image.new("RGB", (40, 20), "red").save(turned, "JPEG", exif=exif)
@@ -228,7 +230,7 @@ def test_small_pictures_are_those_that_the_policy_sees():
     assert shown[0].convert("RGB").getpixel((5, 5)) == (255, 255, 255)
 
 
-# --- phases -----------------------------------------------------------------------------------------------------------
+# --- phases -------------------------------------------------------------------------------------------------
 
 
 def test_phases_are_timed_exclusively_and_taken_once():
@@ -311,7 +313,7 @@ def test_another_process_can_read_which_phase_runs(tmp_path):
     assert read_progress(tmp_path / "none") == {}
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
+# --- the table ----------------------------------------------------------------------------------------------
 
 
 def test_the_documented_table_is_the_table():

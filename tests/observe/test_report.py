@@ -22,7 +22,7 @@ def svgs(page: str) -> list[ET.Element]:
     return [ET.fromstring(text) for text in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
 
 
-# --- the page ---------------------------------------------------------------------------------------------------------
+# --- the page -----------------------------------------------------------------------------------------------
 
 
 def test_the_report_holds_curves_samples_phases_and_configuration_and_asks_nothing_of_anywhere(tmp_path):
@@ -197,7 +197,7 @@ def test_samples_are_chosen_by_whole_steps_first_and_last_among_them():
     assert report.choose([], 24) == []
 
 
-# --- numbers of the drawings ------------------------------------------------------------------------------------------
+# --- numbers of the drawings --------------------------------------------------------------------------------
 
 
 def test_thinning_keeps_ends_spikes_and_order():

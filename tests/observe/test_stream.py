@@ -34,7 +34,9 @@ class Run:
     """One machine after another writes a run; the desk looks at it."""
 
     def __init__(self, tmp_path):
-        self.url, self.tmp_path, self.machines = str(tmp_path / "bucket" / "mine"), tmp_path, 0
+        self.url = str(tmp_path / "bucket" / "mine")
+        self.tmp_path = tmp_path
+        self.machines = 0
         self.storage = Storage(self.url)
         self.attempts = Attempts(Storage(f"{self.url}/attempts"))
         self.desk = Mirror(self.url, tmp_path / "desk")

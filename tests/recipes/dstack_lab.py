@@ -39,7 +39,10 @@ def rows():
             yield f'{name},US-KS-2,{usd * count:.2f},{size},False,,nvidia,,x86,"{{""pod_counts"": [1]}}"'
         size = f"128,1500,8,{gpu},80"
         counts = list(range(2, 9))
-        yield f'{name},US-KS-2,{usd * 8:.2f},{size},False,,nvidia,runpod-cluster,x86,"{{""pod_counts"": {counts}}}"'
+        yield (
+            f'{name},US-KS-2,{usd * 8:.2f},{size},False,,nvidia,runpod-cluster,x86,"{{""pod_counts"":'
+            f' {counts}}}"'
+        )
 
 
 def write_catalog(folder: Path) -> None:
@@ -152,7 +155,9 @@ def plans(files: dict[str, str]) -> dict:
 
 def by_hand(folder: Path, python: str) -> dict:
     """What launch.py says to a person with this server; the task waits for a RunPod that is not there."""
-    home, root, repository = folder / "home", Path(__file__).parents[2], folder / "repository"
+    home = folder / "home"
+    root = Path(__file__).parents[2]
+    repository = folder / "repository"
     (home / ".dstack").mkdir(parents=True)
     project = {"name": "main", "url": f"http://127.0.0.1:{PORT}", "token": TOKEN, "default": True}
     (home / ".dstack/config.yml").write_text(json.dumps({"projects": [project]}))

@@ -47,7 +47,9 @@ class Peaks(threading.Thread):
 
     def __init__(self, phase: str) -> None:
         super().__init__(daemon=True)
-        self.phase, self.over, self.found = phase, False, dict[str, int]()
+        self.phase = phase
+        self.over = False
+        self.found = dict[str, int]()
         self.start()
 
     def run(self) -> None:

@@ -24,10 +24,17 @@ def nemo(nodes: int, tensor_parallel: int, mean_length: int) -> Recipe:
     """
     recipe = override(
         get("grpo-qwen2.5-7b-gsm8k"),
-        [f"cluster.nodes={nodes}", "cluster.gpu=H100", f"rollout.tensor_parallel={tensor_parallel}",
-         "rollout.prompts_per_step=64", "rollout.samples_per_prompt=32", f"rollout.max_tokens={4096 - PROMPT}",
-         "algorithm.samples_per_update=512", "rollout.gpu_memory_utilization=0.6"],
-    )  # fmt: skip
+        [
+            f"cluster.nodes={nodes}",
+            "cluster.gpu=H100",
+            f"rollout.tensor_parallel={tensor_parallel}",
+            "rollout.prompts_per_step=64",
+            "rollout.samples_per_prompt=32",
+            f"rollout.max_tokens={4096 - PROMPT}",
+            "algorithm.samples_per_update=512",
+            "rollout.gpu_memory_utilization=0.6",
+        ],
+    )
     return replace(
         recipe, dataset=DataFacts(rows=10**6, prompt_tokens=PROMPT, answer_tokens=mean_length - PROMPT)
     )

@@ -37,7 +37,10 @@ ACCELERATORS = {
 
 def _info(gpu: str, count: int) -> str:
     memory = f"{{'SizeInMiB': 81920}}}}], 'TotalGpuMemoryInMiB': {81920 * count}}}"
-    return f"\"{{'Gpus': [{{'Name': '{gpu}', 'Manufacturer': 'NVIDIA', 'Count': {count}, 'MemoryInfo': {memory}\""
+    return (
+        f"\"{{'Gpus': [{{'Name': '{gpu}', 'Manufacturer': 'NVIDIA', 'Count': {count}, 'MemoryInfo':"
+        f' {memory}"'
+    )
 
 
 def write_catalogs(folder: Path) -> None:

@@ -73,8 +73,13 @@ def test_slurm_body_sets_up_before_it_runs(tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/srun").write_text('#!/bin/bash\nwhile [[ "$1" == -* ]]; do shift; done\nexec "$@"\n')
     (tmp_path / "bin/srun").chmod(0o755)
-    env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7",
-           "RUN_ID": "run", "HOME": str(tmp_path)}  # fmt: skip
+    env = {
+        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "SLURM_JOB_ID": "7",
+        "RUN_ID": "run",
+        "HOME": str(tmp_path),
+    }
     text = next(iter(render(get("preflight"), "slurm").values()))
     done = subprocess.run(["bash"], input=text, text=True, capture_output=True, env=env)
     assert done.returncode == 0, done.stderr
@@ -160,8 +165,15 @@ def test_pbs_body_starts_one_launcher_per_node(tmp_path):
     )
     pbsdsh.chmod(0o755)
     (tmp_path / "nodes").write_text("alpha\nalpha\nbeta\n")
-    env = {"PATH": f"{pbsdsh.parent}:{os.environ['PATH']}", "PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_JOBID": "7.x",
-           "PBS_O_WORKDIR": str(tmp_path), "RUN_ID": "run", "HF_TOKEN": "a b'c", "HOME": str(tmp_path)}  # fmt: skip
+    env = {
+        "PATH": f"{pbsdsh.parent}:{os.environ['PATH']}",
+        "PBS_NODEFILE": str(tmp_path / "nodes"),
+        "PBS_JOBID": "7.x",
+        "PBS_O_WORKDIR": str(tmp_path),
+        "RUN_ID": "run",
+        "HF_TOKEN": "a b'c",
+        "HOME": str(tmp_path),
+    }
     done = subprocess.run(["bash"], input=text, text=True, capture_output=True, env=env)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [

@@ -17,20 +17,37 @@ from trainer.config import ConfigError
     [
         ("grpo-qwen2.5-vl-72b-mathv60k", "skypilot-runpod", [], "runs one node.*wants 4: use dstack-runpod"),
         ("grpo-qwen2.5-vl-7b-mathv60k", "dstack-runpod", ["cluster.spot=only"], "use skypilot-runpod"),
-        ("grpo-qwen2.5-vl-72b-mathv60k", "dstack-runpod", ["cluster.nodes=16", "algorithm.samples_per_update=0"],
-         "at most 8 nodes"),
+        (
+            "grpo-qwen2.5-vl-72b-mathv60k",
+            "dstack-runpod",
+            ["cluster.nodes=16", "algorithm.samples_per_update=0"],
+            "at most 8 nodes",
+        ),
         ("grpo-qwen2.5-vl-72b-mathv60k", "slurm", ["cluster.spot=only"], "no spot nodes.*use skypilot-gcp"),
-        ("grpo-qwen2.5-vl-72b-mathv60k", "dstack-runpod", ["cluster.spot=only"], "use skypilot-gcp or dstack-gcp"),
-        ("grpo-qwen2.5-vl-7b-mathv60k", "skypilot-gcp", ["cluster.gpu=MI300X", "cluster.alternatives=[]"],
-         "has no MI300X"),
-        ("grpo-qwen2.5-vl-7b-mathv60k", "skypilot-gcp", ["cluster.gpus_per_node=3", "rollout.tensor_parallel=1",
-                                                         "rollout.prompts_per_step=63"], "with 3 per node"),
+        (
+            "grpo-qwen2.5-vl-72b-mathv60k",
+            "dstack-runpod",
+            ["cluster.spot=only"],
+            "use skypilot-gcp or dstack-gcp",
+        ),
+        (
+            "grpo-qwen2.5-vl-7b-mathv60k",
+            "skypilot-gcp",
+            ["cluster.gpu=MI300X", "cluster.alternatives=[]"],
+            "has no MI300X",
+        ),
+        (
+            "grpo-qwen2.5-vl-7b-mathv60k",
+            "skypilot-gcp",
+            ["cluster.gpus_per_node=3", "rollout.tensor_parallel=1", "rollout.prompts_per_step=63"],
+            "with 3 per node",
+        ),
         ("demo", "dstack-runpod", [], "rents machines with GPUs"),
         ("demo", "skypilot-azure", [], "unknown target skypilot-azure: did you mean skypilot"),
         ("grpo-qwen2.5-vl-7b-mathv60k", "skypilot-runpod", ["storage.mount=/bucket"], "cannot mount buckets"),
         ("grpo-qwen2.5-vl-7b-mathv60k", "skypilot-runpod", ["storage.volume=v"], "set site.region"),
     ],
-)  # fmt: skip
+)
 def test_refused_with_the_target_that_can(name, target, overrides, message):
     with pytest.raises(ConfigError, match=message) as caught:
         render(override(get(name), overrides), target)

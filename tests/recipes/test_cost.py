@@ -20,12 +20,16 @@ from trainer.hardware.model_shapes import KNOWN, Shape
 
 def simulate(work, interval, stall, restart, mtbp, rng):
     """One run under Poisson preemptions, event by event."""
-    clock, done, down = 0.0, 0.0, 0.0
+    clock = 0.0
+    done = 0.0
+    down = 0.0
     while done < work:
         segment = down + min(interval, work - done) + stall
         life = rng.expovariate(1 / mtbp)
         if life >= segment:
-            clock, done, down = clock + segment, done + interval, 0.0
+            clock = clock + segment
+            done = done + interval
+            down = 0.0
         else:
             clock, down = clock + life, restart
     return clock
@@ -37,7 +41,11 @@ def test_no_preemptions_cost_only_the_saves():
 
 
 def test_rare_preemptions_cost_the_first_order_terms():
-    work, interval, stall, restart, mtbp = 1e5, 1000.0, 10.0, 100.0, 1e7
+    work = 1e5
+    interval = 1000.0
+    stall = 10.0
+    restart = 100.0
+    mtbp = 1e7
     found = cost.expected_seconds(work, interval, stall, restart, mtbp)
     lost = (work / mtbp) * (restart + interval / 2)
     assert found == pytest.approx(work + work / interval * stall + lost, rel=1e-3)
@@ -46,7 +54,10 @@ def test_rare_preemptions_cost_the_first_order_terms():
 @pytest.mark.parametrize("mtbp", [3600.0, 14400.0])
 def test_expectation_agrees_with_a_simulation(mtbp):
     rng = random.Random(0)
-    work, interval, stall, restart = 20 * 3600.0, 600.0, 5.0, 300.0
+    work = 20 * 3600.0
+    interval = 600.0
+    stall = 5.0
+    restart = 300.0
     runs = [simulate(work, interval, stall, restart, mtbp, rng) for _ in range(300)]
     assert cost.expected_seconds(work, interval, stall, restart, mtbp) == pytest.approx(
         sum(runs) / len(runs), rel=0.03
@@ -99,8 +110,11 @@ def test_the_price_is_that_of_the_card_which_is_rented():
     assert card("grpo-qwen2.5-vl-7b-mathv60k") == "A100-80GB-SXM"
     pcie, sxm = (prices.price("runpod", "A100-80GB", variant=name) for name in ("A100-80GB", "A100-80GB-SXM"))
     assert pcie and sxm and pcie.on_demand < sxm.on_demand
-    found = {usd / 8 for usd, gpu, _ in cost.node_prices(get("grpo-qwen2.5-vl-7b-mathv60k"), "skypilot-runpod")
-             if gpu == "A100-80GB"}  # fmt: skip
+    found = {
+        usd / 8
+        for usd, gpu, _ in cost.node_prices(get("grpo-qwen2.5-vl-7b-mathv60k"), "skypilot-runpod")
+        if gpu == "A100-80GB"
+    }
     assert found == {sxm.on_demand}
 
 

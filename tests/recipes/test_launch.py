@@ -208,10 +208,14 @@ def test_tokens_are_found_where_their_tools_keep_them(monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_API_KEY", "given")
     monkeypatch.delenv("HF_HOME", raising=False)
     assert tokens.found() == {
-        "HF_TOKEN": "hf_x", "WANDB_API_KEY": "given", "AWS_ACCESS_KEY_ID": "w", "AWS_SECRET_ACCESS_KEY": "w%secret",
-        "R2_ACCESS_KEY_ID": "r", "R2_SECRET_ACCESS_KEY": "r%secret",
+        "HF_TOKEN": "hf_x",
+        "WANDB_API_KEY": "given",
+        "AWS_ACCESS_KEY_ID": "w",
+        "AWS_SECRET_ACCESS_KEY": "w%secret",
+        "R2_ACCESS_KEY_ID": "r",
+        "R2_SECRET_ACCESS_KEY": "r%secret",
         "GOOGLE_SERVICE_ACCOUNT_KEY": '{"type": "service_account"}',
-    }  # fmt: skip
+    }
     assert tokens.settings()["R2_ACCOUNT_ID"] == "account"
 
 
@@ -369,7 +373,10 @@ def test_dry_run_over_ssh_shows_what_every_machine_gets(capsys, monkeypatch):
 
 def test_ctrl_c_is_obeyed_by_the_command_in_the_foreground_in_its_own_time(tmp_path):
     """A command that needs a second to save, twice what `subprocess.run` would leave it before killing it."""
-    slow = f"trap 'sleep 1; touch {tmp_path}/saved; exit 33' INT; touch {tmp_path}/up; while :; do sleep 0.1; done"
+    slow = (
+        f"trap 'sleep 1; touch {tmp_path}/saved; exit 33' INT; touch {tmp_path}/up; while :; do sleep 0.1;"
+        " done"
+    )
     code = f"""
 import os, signal, sys
 from recipes.drivers.launching import _foreground

@@ -66,7 +66,9 @@ def test_72b_on_32_gpus_by_hand():
     merger, own_pixels = 1280 * 8 + 1280 * 4, 1176 * 2
     tower = 5120 * (1176 * 4 + own_pixels + 32 * 1280 * 2 + 2 * 80 * 4 + merger)
     assert update["saved activations"] == layers + tower
-    norms, attention, mlp = 2 * 8192 * 8, 2 * 2 * (64 + 8) * 128 + 4 * 64, 2 * 4 * 29568
+    norms = 2 * 8192 * 8
+    attention = 2 * 2 * (64 + 8) * 128 + 4 * 64
+    mlp = 2 * 4 * 29568
     assert update["layer at work"] == 12_096 * (norms + attention + mlp - 2 * 8192 + 2 * 2 * 29568)
     assert update["gathered layers"] == pytest.approx((1e9 + 152_064 * 8192) * 2, rel=5e-3)
     assert update["bucket being scattered"] == update["reduce bucket"] == 5e8 * 2
@@ -83,7 +85,10 @@ def test_72b_with_adapters_on_one_node_by_hand():
     recipe = get("grpo-qwen2.5-vl-72b-lora-mathv60k")
     need = memory.plan(recipe)
     assert need and recipe.config.placement.world_size == 8
-    p, h, i, kv = 73_410_777_344, 8192, 29568, 1024
+    p = 73_410_777_344
+    h = 8192
+    i = 29568
+    kv = 1024
     adapter = 16 * 80 * (2 * (h + h) + 2 * (h + kv) + 3 * (h + i))  # q and o, k and v, the MLP's three
     assert need.checkpoint_bytes == 12 * adapter == pytest.approx(2.4 * GIB, rel=0.02)
     update = next(phase for phase in need.phases if phase.name == "update").parts
@@ -207,8 +212,12 @@ def test_nodes_that_share_a_download_need_disk_for_their_share():
 
 
 def test_remedies_change_only_what_a_configuration_has():
-    names = {f"{s.name}.{f.name}" for s in dataclasses.fields(RunConfig) if dataclasses.is_dataclass(s.default_factory)
-             for f in dataclasses.fields(s.default_factory)} | {"cluster.nodes"}  # fmt: skip
+    names = {
+        f"{s.name}.{f.name}"
+        for s in dataclasses.fields(RunConfig)
+        if dataclasses.is_dataclass(s.default_factory)
+        for f in dataclasses.fields(s.default_factory)
+    } | {"cluster.nodes"}
     assert {key for key, _ in memory.REMEDIES} <= names
 
 

@@ -38,8 +38,10 @@ VALUE = 1
 FILES = {
     "mine.py": PYTHON,
     "beside.py": "STEPS = 17\n",
-    "mine.yaml": f"base: {BASE}\ncluster: {{nodes: 2}}\nrollout:\n  max_tokens: 4321\n"
-    "optimizer: {learning_rate: 2e-6}\n",
+    "mine.yaml": (
+        f"base: {BASE}\ncluster: {{nodes: 2}}\nrollout:\n  max_tokens: 4321\n"
+        "optimizer: {learning_rate: 2e-6}\n"
+    ),
     "over.yaml": "base: mine.py:mine\nrun: {seed: 5}\n",
     "more.yaml": "rollout: {max_tokens: 99}\nsite:\n  hosts: [a, 'b:2201']\n",
     "typo.yaml": "rollout: {max_token: 99}\n",
@@ -72,8 +74,16 @@ def rendered(capsys, *arguments):
 
 
 def test_yaml_recipe_and_overrides_are_those_of_the_command_line(capsys, here):
-    plain = rendered(capsys, BASE, "--set", "cluster.nodes=2", "--set", "optimizer.learning_rate=2e-6", "--set",
-                     "rollout.max_tokens=4321")  # fmt: skip
+    plain = rendered(
+        capsys,
+        BASE,
+        "--set",
+        "cluster.nodes=2",
+        "--set",
+        "optimizer.learning_rate=2e-6",
+        "--set",
+        "rollout.max_tokens=4321",
+    )
     os.chdir(here)
     assert rendered(capsys, "mine.yaml") == plain and "max_tokens: 4321" in plain
     os.chdir(here)

@@ -18,8 +18,14 @@ def written(run_id, step_s, per_gpu):
     folder = run_record.RUNS / run_id
     folder.mkdir(parents=True)
     RunRecord(run_id=run_id, recipe=BIG, target="slurm").save()
-    lines = [{"step": s, "time/step_s": 99.0 if s < 4 else step_s, "perf/tokens_per_s_per_gpu": per_gpu if s > 3 else 1}
-             for s in range(1, 21)]  # fmt: skip
+    lines = [
+        {
+            "step": s,
+            "time/step_s": 99.0 if s < 4 else step_s,
+            "perf/tokens_per_s_per_gpu": per_gpu if s > 3 else 1,
+        }
+        for s in range(1, 21)
+    ]
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 

@@ -113,9 +113,15 @@ def test_secrets_that_the_server_lacks_are_refused_before_machines_are_rented(
 def test_what_was_rented_and_what_was_planned_stand_beside_each_other(capsys, monkeypatch, tmp_path):
     """Planned on RunPod; the engine got GCP's spot, then its on-demand machines."""
     record = RunRecord(
-        run_id="mine", recipe="grpo-qwen2.5-vl-7b-mathv60k", target="skypilot", managed=True, usd_per_hour=11.0,
-        started_s=time.time() - 3600, planned_usd=321.0, planned_hours=25.5,
-    )  # fmt: skip
+        run_id="mine",
+        recipe="grpo-qwen2.5-vl-7b-mathv60k",
+        target="skypilot",
+        managed=True,
+        usd_per_hour=11.0,
+        started_s=time.time() - 3600,
+        planned_usd=321.0,
+        planned_hours=25.5,
+    )
     record.save()
     job = {
         "job_id": 1,
@@ -176,8 +182,13 @@ def test_a_run_that_dstack_calls_done_and_that_ended_for_good_is_shown_as_failed
     RunRecord(
         run_id="mine", recipe="r", target="dstack-runpod", started_s=time.time() - 60, usd_per_hour=9.0
     ).save()
-    done = {"run_spec": {"run_name": "mine"}, "submitted_at": "2026-01-01T00:00:00", "status": "done", "cost": 2.0,
-            "last_processed_at": "2026-01-01T01:00:00Z"}  # fmt: skip
+    done = {
+        "run_spec": {"run_name": "mine"},
+        "submitted_at": "2026-01-01T00:00:00",
+        "status": "done",
+        "cost": 2.0,
+        "last_processed_at": "2026-01-01T01:00:00Z",
+    }
     listed = json.dumps({"project": "main", "runs": [done]})
     said = "step 1\nerror: no such bucket\nspotrl: ended for good: exit code 2"
     for log, shown in (

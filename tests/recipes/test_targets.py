@@ -137,7 +137,7 @@ def test_no_secret_is_ever_written(monkeypatch):
             assert key not in script.SECRETS or value.startswith("${{ secrets."), entry
 
 
-# --- SkyPilot ---------------------------------------------------------------------------------------------------------
+# --- SkyPilot -----------------------------------------------------------------------------------------------
 
 
 def sky_task(name, target, *overrides):
@@ -195,9 +195,10 @@ def test_kubernetes_pods_can_have_a_claim_and_wait_in_kueue():
     recipe = override(get("grpo-qwen2.5-vl-32b-mathv60k"), claim)
     task, volume = map(yaml.safe_load, render(recipe, "skypilot-kubernetes").values())
     assert task["volumes"] == {"/workspace": "cache"}
-    assert (volume["type"], volume["config"]["access_mode"]) == ("k8s-pvc", "ReadWriteMany"), (
-        "two nodes write to it"
-    )
+    assert (volume["type"], volume["config"]["access_mode"]) == (
+        "k8s-pvc",
+        "ReadWriteMany",
+    ), "two nodes write to it"
     assert task["config"]["kubernetes"]["kueue"] == {"local_queue_name": "research"}
     own = task["config"]["kubernetes"]["pod_config"]["spec"]["containers"][0]["resources"]["requests"]
     assert own == {"ephemeral-storage": "60Gi"}, "of the pod's own disk: the rest lies on the claim"
@@ -274,7 +275,7 @@ def test_skypilot_parses_every_task():
     assert pod["volumes"] == [{"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": "24Gi"}}]
 
 
-# --- dstack -----------------------------------------------------------------------------------------------------------
+# --- dstack -------------------------------------------------------------------------------------------------
 
 CHECK_DSTACK = """
 import json, sys, yaml

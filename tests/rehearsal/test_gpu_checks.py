@@ -1,4 +1,5 @@
-"""The GPU checks run on a CPU as far as they can: the first hour on a card is for what only a card can show."""
+"""The GPU checks run on a CPU as far as they can: the first hour on a card is for what only a card can
+show."""
 
 from __future__ import annotations
 

@@ -97,9 +97,9 @@ def test_fast_path_is_bounded_on_hostile_answers(answer_type):
 
 
 PIECES = (
-    "\\frac { } ( ) [ ] \\{ \\} , ; . x A _ __ or and \\text{ \\pm \\sqrt ^ = < \\le \\cup \\% $ \\$ ° \\circ / : "
-    "\\approx cm sqrt( pi ** \\\\ \\ - + * e 10^ percent degrees \\quad ~ \\! ½ ² answer option \\boxed{ & | "
-    "not 1,234 0.5 23"
+    "\\frac { } ( ) [ ] \\{ \\} , ; . x A _ __ or and \\text{ \\pm \\sqrt ^ = < \\le \\cup \\% $ \\$ ° \\circ"
+    " / : \\approx cm sqrt( pi ** \\\\ \\ - + * e 10^ percent degrees \\quad ~ \\! ½ ² answer option \\boxed{"
+    " & | not 1,234 0.5 23"
 )
 
 

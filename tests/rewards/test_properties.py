@@ -21,9 +21,40 @@ NUMBERS, EXPRESSIONS, STRUCTURES = (
 ALL = NUMBERS + EXPRESSIONS + STRUCTURES
 SAME_UNITS = ({"J", "N m"}, {"mL", "cm^3"})
 UNITS = [
-    "mm", "cm", "m", "km", "s", "min", "h", "kg", "g", "m/s", "km/h", "m/s^2", "cm^2", "m^2", "cm^3", "L", "mL", "N",
-    "J", "W", "kW", "V", "mV", "A", "\\Omega", "Hz", "°", "°C", "dollars", "cents", "N m", "Pa", "mol",
-]  # fmt: skip
+    "mm",
+    "cm",
+    "m",
+    "km",
+    "s",
+    "min",
+    "h",
+    "kg",
+    "g",
+    "m/s",
+    "km/h",
+    "m/s^2",
+    "cm^2",
+    "m^2",
+    "cm^3",
+    "L",
+    "mL",
+    "N",
+    "J",
+    "W",
+    "kW",
+    "V",
+    "mV",
+    "A",
+    "\\Omega",
+    "Hz",
+    "°",
+    "°C",
+    "dollars",
+    "cents",
+    "N m",
+    "Pa",
+    "mol",
+]
 
 
 def verdict(answer: str, reference: str, question: str = "") -> str:
@@ -111,10 +142,25 @@ def test_swapping_the_order_is_wrong(reference):
 
 
 HEDGES = [
-    "{0} or {1}", "{0}, {1}", "{0} = {1}", "{1} = {0}", "\\text{{not }} {0}", "{0} \\text{{ or }} {1}", "{0} \\lor {1}",
-    "\\{{{0}, {1}\\}}", "{0} \\neq {1}", "{0} \\text{{ is wrong}}", "\\phantom{{{0}}}", "{0} never", "{0} \\mid {1}",
-    "\\text{{wrong: }} {0}", "\\text{{not }} x = {0}", "{0} \\ldots {1}", "{0} | {1}", "{0} \\text{{ maybe}}",
-]  # fmt: skip
+    "{0} or {1}",
+    "{0}, {1}",
+    "{0} = {1}",
+    "{1} = {0}",
+    "\\text{{not }} {0}",
+    "{0} \\text{{ or }} {1}",
+    "{0} \\lor {1}",
+    "\\{{{0}, {1}\\}}",
+    "{0} \\neq {1}",
+    "{0} \\text{{ is wrong}}",
+    "\\phantom{{{0}}}",
+    "{0} never",
+    "{0} \\mid {1}",
+    "\\text{{wrong: }} {0}",
+    "\\text{{not }} x = {0}",
+    "{0} \\ldots {1}",
+    "{0} | {1}",
+    "{0} \\text{{ maybe}}",
+]
 
 
 @pytest.mark.parametrize("hedge", HEDGES)
@@ -143,7 +189,10 @@ def test_what_is_no_unit_behind_a_number_is_wrong(tail):
             assert verdict(text, reference) == "wrong", text
 
 
-SCALES = "thousand million billion lakh crore dozen hundred k M bn mega elevenths fifty never halves tens not score"
+SCALES = (
+    "thousand million billion lakh crore dozen hundred k M bn mega elevenths fifty never halves tens not"
+    " score"
+)
 
 
 @pytest.mark.parametrize("word", SCALES.split())
@@ -157,15 +206,33 @@ def test_words_of_number_scale_and_denial_are_no_units(word):
 def spellings(value: str) -> list[str]:
     """Other ways to write the same."""
     ways = [
-        value, f" {value} ", f"${value}$", f"\\boxed{{{value}}}", f"{value}.", f"\\displaystyle {value}", f"{value}\\,",
-        f"\\mathrm{{}}{value}", f"\\,{value}", f"\\!{value}", f"{value}\\quad", f"**{value}**",
+        value,
+        f" {value} ",
+        f"${value}$",
+        f"\\boxed{{{value}}}",
+        f"{value}.",
+        f"\\displaystyle {value}",
+        f"{value}\\,",
+        f"\\mathrm{{}}{value}",
+        f"\\,{value}",
+        f"\\!{value}",
+        f"{value}\\quad",
+        f"**{value}**",
         f"{value} \\phantom{{x}}",
-        f"\\hspace{{1cm}}{value}", f"Q = {value}", f"y_0 = {value}", value.replace("\\frac", "\\dfrac"),
-        value.replace("\\frac", "\\tfrac"), value.replace(" ", ""), value.replace("\\pi", "π").replace("\\theta", "θ"),
-        value.replace("-", "−"), re.sub(r"\\sqrt\{(\w+)\}", r"√\1", value), re.sub(r"\^(\w)(?!\w)", r"^{\1}", value),
-        re.sub(r"\\sqrt\{([^{}]*)\}", r"\\sqrt{ \1 }", value), value.replace("(", "\\left(").replace(")", "\\right)"),
+        f"\\hspace{{1cm}}{value}",
+        f"Q = {value}",
+        f"y_0 = {value}",
+        value.replace("\\frac", "\\dfrac"),
+        value.replace("\\frac", "\\tfrac"),
+        value.replace(" ", ""),
+        value.replace("\\pi", "π").replace("\\theta", "θ"),
+        value.replace("-", "−"),
+        re.sub(r"\\sqrt\{(\w+)\}", r"√\1", value),
+        re.sub(r"\^(\w)(?!\w)", r"^{\1}", value),
+        re.sub(r"\\sqrt\{([^{}]*)\}", r"\\sqrt{ \1 }", value),
+        value.replace("(", "\\left(").replace(")", "\\right)"),
         "".join(chr(ord(c) + 0xFEE0) if c.isdigit() else c for c in value),
-    ]  # fmt: skip
+    ]
     if "," not in value:  # (12,500) is a point
         ways += [f"{{{value}}}", f"\\left({value}\\right)", f"\\({value}\\)"]
     if not is_number(value):
@@ -234,9 +301,19 @@ def test_any_text_gets_a_verdict(text, reference):
 def test_an_option_is_committed_to_once(letter):
     other = "BCDA"["ABCD".index(letter)]
     texts = [
-        "None of the above", "20°C", "x = 5", f"Both {letter} and {other}", "Vitamin D", "It is not known.", "(1, 2)",
-        "3\\sqrt{2}", "\\frac{1}{2}", "x > 2", "all of these", "I and II",
-    ]  # fmt: skip
+        "None of the above",
+        "20°C",
+        "x = 5",
+        f"Both {letter} and {other}",
+        "Vitamin D",
+        "It is not known.",
+        "(1, 2)",
+        "3\\sqrt{2}",
+        "\\frac{1}{2}",
+        "x > 2",
+        "all of these",
+        "I and II",
+    ]
     for text in texts:
         for way in (
             f"({letter}) {text}",

@@ -53,7 +53,9 @@ def call(url, body=None, token=None, raw=None):
             text = reply.read().decode()
             status, answer = reply.status, dict(reply.headers)
     except urllib.error.HTTPError as error:
-        text, status, answer = error.read().decode(), error.code, dict(error.headers)
+        text = error.read().decode()
+        status = error.code
+        answer = dict(error.headers)
     try:
         return status, json.loads(text), answer
     except json.JSONDecodeError:
@@ -258,7 +260,10 @@ def test_special_tokens_around_a_completion_are_off(ends):
 
 
 def test_what_is_wrong_with_one_row_costs_that_row(url):
-    raw = b'{"query": ["Q", null, "\\ud800 Q", "Q", 7, "Q", "Q"], "labels": ["1", "1", "1", null, "1", 1, {"a": [1]}]}'
+    raw = (
+        b'{"query": ["Q", null, "\\ud800 Q", "Q", 7, "Q", "Q"], "labels": ["1", "1", "1", null, "1", 1, {"a":'
+        b" [1]}]}"
+    )
     raw = raw.replace(b"Q", json.dumps(wrap("1")).encode()[1:-1])
     status, reply, _ = call(f"{url}/get_reward", raw=raw, token=TOKEN)
     assert status == 200

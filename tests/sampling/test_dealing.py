@@ -7,7 +7,9 @@ from trainer.sampling.dealing import deal
 
 
 def test_shares_are_balanced_where_dealing_in_turn_is_not():
-    draw, gaps, in_turn = random.Random(0), [], []
+    draw = random.Random(0)
+    gaps = []
+    in_turn = []
     for _ in range(50):
         costs = [draw.lognormvariate(6, 1) for _ in range(64)]
         prompts = [Prompt(group=i, row=i, seed=i) for i in range(64)]

@@ -30,9 +30,13 @@ from tests.soak.settings import LONGEST, PROMPTS, settings
 from trainer import config as c
 from trainer.exit_codes import EXIT_PREEMPTED
 
-EPOCH_STEPS, GROUP, SEED = 12, 8, 1
+EPOCH_STEPS = 12
+GROUP = 8
+SEED = 1
 LONG_STEPS = (2, 9)
-MEAN_TOKENS, VOCABULARY, QWEN = 60, 49_152, 152_064
+MEAN_TOKENS = 60
+VOCABULARY = 49_152
+QWEN = 152_064
 GRACE_S = 10
 """A busy machine's time to end what the driver told to end."""
 SHARES = {"long": 0.7, "tensor_parallel": 0.1, "vocabulary": 0.1, "sft": 0.1}

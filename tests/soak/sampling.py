@@ -13,7 +13,9 @@ from typing import Any
 
 from tests.loops.jobs import Job
 
-EVERY_S, ALLOWED, ALLOWED_MIB = 5.0, 0.02, 4.0
+EVERY_S = 5.0
+ALLOWED = 0.02
+ALLOWED_MIB = 4.0
 """What may be added from the second quarter to the last: a share, or of memory and files so much. Ray's
 servers write 8 MB of logs an hour, and hold little enough that 2% of it is a few pages."""
 PAGE_KIB = os.sysconf("SC_PAGE_SIZE") / 1024
@@ -45,7 +47,9 @@ class Sampler(threading.Thread):
 
     def __init__(self, job: Job, ray: Path) -> None:
         super().__init__(daemon=True)
-        self.job, self.ray, self.done = job, ray, threading.Event()
+        self.job = job
+        self.ray = ray
+        self.done = threading.Event()
         self.series: dict[str, list[tuple[float, float]]] = defaultdict(list)
 
     def run(self) -> None:

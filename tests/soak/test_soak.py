@@ -24,7 +24,10 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 LAYERS, VOCABULARY = 28, 49_152
 """The depth of 7B. 2,730 tokens make a chunk of logits: a rank with the long completion has one chunk
 more."""
-STEPS, LONG_STEP, KILLED_IN, SEED = 6, 2, 4, 3
+STEPS = 6
+LONG_STEP = 2
+KILLED_IN = 4
+SEED = 3
 MEAN_TOKENS = 25
 DEADLINE_S = 900
 

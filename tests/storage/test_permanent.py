@@ -202,7 +202,7 @@ def test_a_store_that_is_away_is_another_code(monkeypatch):
     assert main(["probe", "s3://bucket/p"]) == EXIT_STORAGE
 
 
-# --- slow links -------------------------------------------------------------------------------------------------------
+# --- slow links ---------------------------------------------------------------------------------------------
 
 
 def test_a_download_that_stalls_goes_on_from_where_it_stands(tmp_path, capfd):

@@ -202,7 +202,7 @@ def test_memory_is_bounded(rclone, tmp_path):
     assert int(result.stdout) < 320, "MiB above the idle process for a file of 768"
 
 
-# --- urls, credentials, limits ----------------------------------------------------------------------------------------
+# --- urls, credentials, limits ------------------------------------------------------------------------------
 
 
 def test_runpod_volumes_have_limits():

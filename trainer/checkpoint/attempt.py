@@ -36,8 +36,8 @@ from trainer.storage.stores import Retry
 ATTEMPT_VARIABLE = "SPOTRL_ATTEMPT"
 """Carries the attempt's name from the launcher to the driver."""
 LAUNCH_VARIABLE = "SPOTRL_LAUNCH"
-"""Names one launch from the desk. Restarts by the platform keep it; `resume` and a new `up` set another, which
-opens a run that was over and starts its budget again."""
+"""Names one launch from the desk. Restarts by the platform keep it; `resume` and a new `up` set another,
+which opens a run that was over and starts its budget again."""
 LOST = (None, EXIT_PREEMPTED, EXIT_NODE_LOST, EXIT_PREFLIGHT, EXIT_RAY)
 """Ends that are the machines' (None: killed without a word); every other failure is the job's own."""
 FREE = (EXIT_OK, EXIT_INTERRUPTED, EXIT_FENCED, EXIT_GAVE_UP)
@@ -89,8 +89,8 @@ class Attempt:
             newer = own
         if newer is not None:
             raise Fenced(
-                f"attempt {self.name} is over: attempt {newer['name']} of this run started on {newer['host']} and has "
-                "taken over; this one has stopped, and what it had not committed is left out"
+                f"attempt {self.name} is over: attempt {newer['name']} of this run started on {newer['host']}"
+                " and has taken over; this one has stopped, and what it had not committed is left out"
             )
 
     def beat(self) -> None:
@@ -227,8 +227,8 @@ class Attempts(AttemptRecord):
         name, most = max(counted.items(), key=lambda item: item[1])
         if most >= SAME_MACHINE:
             why = (
-                f"the run gives up: machine {name} has failed its checks {most} times and comes again and again "
-                f"({why or 'see its lines above'}): exclude it, or take another region or GPU"
+                f"the run gives up: machine {name} has failed its checks {most} times and comes again and"
+                f" again ({why or 'see its lines above'}): exclude it, or take another region or GPU"
             )
             self.finish(EXIT_GAVE_UP, why, launch)
             raise Final(EXIT_GAVE_UP, why)
@@ -262,9 +262,9 @@ class Attempts(AttemptRecord):
         if len(deaths) > 1 and deaths[0].died_at_step == deaths[1].died_at_step:
             # The same end on other machines is the run's. Machines that were lost in between say nothing.
             why = (
-                f"it has died twice {_at(deaths[0].died_at_step)} with no new checkpoint between "
-                f"({deaths[0].why or 'no reason was given'}): that is the run's, and other machines would meet it "
-                "again. See docs/failures.md on memory"
+                f"it has died twice {_at(deaths[0].died_at_step)} with no new checkpoint between"
+                f" ({deaths[0].why or 'no reason was given'}): that is the run's, and other machines would"
+                " meet it again. See docs/failures.md on memory"
             )
         elif failed > self.max_restarts:
             limit = f"checkpoint.max_restarts {self.max_restarts}"

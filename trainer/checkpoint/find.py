@@ -37,8 +37,8 @@ def find(
     mode = config.checkpoint.resume
     if mode == "never" and newest_first:
         raise ConfigError(
-            f"checkpoint.resume is never, but run {config.run_id} has checkpoints up to step {newest_first[0]}: "
-            "choose another run.id, or remove them"
+            f"checkpoint.resume is never, but run {config.run_id} has checkpoints up to step"
+            f" {newest_first[0]}: choose another run.id, or remove them"
         )
     passed = [step for step in newest_first if before is not None and step >= before]
     for step in newest_first[len(passed) :]:
@@ -63,8 +63,8 @@ def find(
     if newest_first:  # starting from scratch over them would throw the run away
         steps = ", ".join(map(str, sorted(newest_first)))
         raise ConfigError(
-            f"run {config.run_id} has checkpoints of steps {steps} in {folder} {url} and none is whole: "
-            "bring back what is missing (every node's files, or the store), or remove them to start from scratch"
+            f"run {config.run_id} has checkpoints of steps {steps} in {folder} {url} and none is whole: bring"
+            " back what is missing (every node's files, or the store), or remove them to start from scratch"
         )
     if mode == "must":
         raise ConfigError(f"checkpoint.resume is must, but there is no checkpoint in {folder} {url}".rstrip())

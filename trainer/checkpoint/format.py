@@ -51,7 +51,7 @@ class Shard:
     """kind ("master", "exp_avg", "exp_avg_sq", ...) -> flat CPU tensor of stop - start elements."""
 
 
-# --- values that JSON lacks -------------------------------------------------------------------------------------------
+# --- values that JSON lacks ---------------------------------------------------------------------------------
 
 
 def encode(value: Any) -> Any:
@@ -104,7 +104,7 @@ def decode(value: Any) -> Any:
     return value
 
 
-# --- writing files ----------------------------------------------------------------------------------------------------
+# --- writing files ------------------------------------------------------------------------------------------
 
 
 def write_file(path: Path, parts: Iterable[Any], sums: BlockSums | None = None) -> tuple[int, str]:
@@ -159,7 +159,10 @@ def write_shards(
     Tensors go kind by kind, "master" last: of a large model, an export fetches only the files that hold
     weights.
     """
-    stem, index, records, blocks = rank_stem(rank, world_size), {}, [], {}
+    stem = rank_stem(rank, world_size)
+    index = {}
+    records = []
+    blocks = {}
     files: list[dict[str, torch.Tensor]] = [{}]
     filled = 0
     for kind in sorted({kind for shard in shards.values() for kind in shard.tensors}):

@@ -71,7 +71,9 @@ class Checkpoints:
         storage: Storage | None = None,
         say: Callable[[str], None] = _say,
     ):
-        self.config, self.data_fingerprint, self._say = config, data_fingerprint, say
+        self.config = config
+        self.data_fingerprint = data_fingerprint
+        self._say = say
         self.attempt = held.name if held else ""
         """Folder of this attempt within every step's in the store."""
         self._check: Callable[[], None] = held.check if held else lambda: None
@@ -105,7 +107,7 @@ class Checkpoints:
         self._stale: list[int] = []
         self._pool: ThreadPoolExecutor | None = None
 
-    # --- when ---------------------------------------------------------------------------------------------------------
+    # --- when -----------------------------------------------------------------------------------------------
 
     def due(self, step: int, step_time_s: float, last: bool = False) -> bool:
         """Whether to save after `step`. One is written at a time; beside an upload only where the disk has
@@ -130,8 +132,9 @@ class Checkpoints:
             steps = max(1, round(wanted_s / step_time_s))
             if abs(steps - self.interval_steps) > 0.25 * self.interval_steps:
                 self._say(
-                    f"saving every {steps} steps ({steps * step_time_s:.0f} s): a save stalls {self.stall_s:.2f} s and "
-                    f"commits after {self.save_s:.1f} s, one preemption in {mtbf_s:.0f} s"
+                    f"saving every {steps} steps ({steps * step_time_s:.0f} s): a save stalls"
+                    f" {self.stall_s:.2f} s and commits after {self.save_s:.1f} s, one preemption in"
+                    f" {mtbf_s:.0f} s"
                 )
                 self.interval_steps = steps
         return (
@@ -146,7 +149,7 @@ class Checkpoints:
         """
         return (2 if self.in_flight is not None else 1) * 1.3 * self.write_s + 0.5 < remaining_s
 
-    # --- writing ------------------------------------------------------------------------------------------------------
+    # --- writing --------------------------------------------------------------------------------------------
 
     def begin(
         self,
@@ -253,7 +256,9 @@ class Checkpoints:
     def poll(self) -> None:
         """Takes in the result of the store's commit. Raises StorageError as `failed` does."""
         if self._remote is not None and self._remote.done():
-            remote, self._remote, self.uploading = self._remote, None, None
+            remote = self._remote
+            self._remote = None
+            self.uploading = None
             error = remote.exception()
             if error is not None:
                 if not isinstance(error, StorageError | OSError):
@@ -355,7 +360,7 @@ class Checkpoints:
         self._check()
         storage.delete([match[0] for match in found if step_of(match[1]) in steps])
 
-    # --- retention ----------------------------------------------------------------------------------------------------
+    # --- retention ------------------------------------------------------------------------------------------
 
     def local_steps(self) -> list[int]:
         """Steps of the committed local checkpoints: what the workers' writers must keep."""
@@ -378,7 +383,7 @@ class Checkpoints:
         room = partial(disk_room, self.folder, self.config.checkpoint.max_disk_gib)
         return make_room(self.folder, self._share, room, {self.uploading}, self._say)
 
-    # --- resume -------------------------------------------------------------------------------------------------------
+    # --- resume ---------------------------------------------------------------------------------------------
 
     def find(self, before: int | None = None) -> Found | None:
         """The newest committed checkpoint, local or remote, that is whole; None if there is none (or resume:

@@ -59,7 +59,10 @@ class RangedShard:
     StorageError."""
 
     def __init__(self, storage: Storage, name: str, size: int, sums: array):
-        self.storage, self.name, self.size, self._sums = storage, name, size, sums
+        self.storage = storage
+        self.name = name
+        self.size = size
+        self._sums = sums
         self._blocks: dict[int, Future[bytes]] = {}
         self._lock = threading.Lock()
         if len(sums) != -(-size // BLOCK_BYTES):
@@ -102,7 +105,9 @@ class RangedShard:
 
     def _fetch(self, wanted: dict[int, Future[bytes]]) -> None:
         """Fills in blocks, compared with their checksums; asked for once more if one differs."""
-        first, last, bad = min(wanted), max(wanted) + 1, 0
+        first = min(wanted)
+        last = max(wanted) + 1
+        bad = 0
         try:
             for _ in range(2):
                 data = self.storage.get_range(

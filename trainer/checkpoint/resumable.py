@@ -15,10 +15,11 @@ from trainer.storage.storage import Storage
 
 
 def check_resumable(config: RunConfig, data_fingerprint: str) -> None:
-    """Raises ConfigError where the run's newest checkpoint, here or in the store, cannot be resumed by `config`.
+    """Raises ConfigError where the run's newest checkpoint, here or in the store, cannot be resumed by
+    `config`.
 
-    A start asks this before it replaces an attempt that may be alive: what is refused later would have ended that
-    one for nothing. Raises StorageError where the store does not answer.
+    A start asks this before it replaces an attempt that may be alive: what is refused later would have ended
+    that one for nothing. Raises StorageError where the store does not answer.
     """
     manifests = manifests_here(local_dir(config))
     remote = remote_url(config)
@@ -38,13 +39,14 @@ def refuse_other(
         raise ConfigError(f"{cannot}: {why}")
     if manifest["data_fingerprint"] != data_fingerprint:
         raise ConfigError(
-            f"{cannot}: the data at {config.data.path} is not what the checkpoint was trained on (fingerprint "
-            f"{data_fingerprint[:12]!r}, not {manifest['data_fingerprint'][:12]!r}); choose another run.id"
+            f"{cannot}: the data at {config.data.path} is not what the checkpoint was trained on (fingerprint"
+            f" {data_fingerprint[:12]!r}, not {manifest['data_fingerprint'][:12]!r}); choose another run.id"
         )
     _refuse_other_model(config, manifest, cannot, say)
     if manifest["code_fingerprint"] != code_fingerprint():
         say(
-            "the trainer's code has changed since the checkpoint: the run continues, but perhaps not bit for bit"
+            "the trainer's code has changed since the checkpoint: the run continues, but perhaps not bit"
+            " for bit"
         )
 
 
@@ -64,6 +66,6 @@ def _refuse_other_model(
             say(f"the checkpoint does not say what its model at {recorded} held: {mine} is taken for it")
     if not same:
         raise ConfigError(
-            f"{cannot}: the model at {mine} is not the one at {recorded} that the checkpoint was trained from: "
-            "set model.path back, or choose another run.id"
+            f"{cannot}: the model at {mine} is not the one at {recorded} that the checkpoint was trained"
+            " from: set model.path back, or choose another run.id"
         )

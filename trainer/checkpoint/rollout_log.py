@@ -107,7 +107,7 @@ class RolloutLog:
     def _epoch(self) -> int:
         return self._held.epoch if self._held else 0
 
-    # --- replaying ----------------------------------------------------------------------------------------------------
+    # --- replaying ------------------------------------------------------------------------------------------
 
     def open(self, step: int) -> list[int]:
         """Looks for the steps after `step` that can be replayed; returns them.
@@ -116,7 +116,9 @@ class RolloutLog:
         newer one's, which would be an attempt that went on beside the one that had replaced it.
         """
         found = self._places(step) if self._resumes else {}
-        self._usable, epoch, at = {}, 0, step + 1
+        self._usable = {}
+        epoch = 0
+        at = step + 1
         while at in found and (newest := max(place.epoch for place in found[at])) >= epoch:
             self._usable[at] = [place for place in found[at] if place.epoch == newest]
             epoch, at = newest, at + 1
@@ -169,7 +171,7 @@ class RolloutLog:
                 raise ValueError(f"its {key} is another")
         return about
 
-    # --- writing ------------------------------------------------------------------------------------------------------
+    # --- writing --------------------------------------------------------------------------------------------
 
     def write(self, step: int, graded: Graded, floor: int = 0) -> None:
         """Makes a step's completions durable here, and sends them to the store beside what follows.

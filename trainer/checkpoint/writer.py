@@ -44,7 +44,9 @@ class ShardWriter:
     """One rank's writer. `start` and `send` return at once."""
 
     def __init__(self, config: RunConfig, rank: int, world_size: int, *, storage: Storage | None = None):
-        self.config, self.rank, self.world_size = config, rank, world_size
+        self.config = config
+        self.rank = rank
+        self.world_size = world_size
         self.folder = local_dir(config)
         url = remote_url(config)
         self.storage = storage or (Storage(url) if url else None)

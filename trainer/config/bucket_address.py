@@ -62,8 +62,8 @@ class BucketAddress:
             )
         if not re.fullmatch(NAME, bucket):
             raise ConfigError(
-                f"{said}: {bucket!r} is no bucket name: it takes 3 or more letters, digits, dots and hyphens, "
-                "and begins and ends with a letter or digit"
+                f"{said}: {bucket!r} is no bucket name: it takes 3 or more letters, digits, dots and hyphens,"
+                " and begins and ends with a letter or digit"
             )
         prefix = prefix.removesuffix("/")
         if prefix or (slash and rest.endswith("//")):

@@ -1,8 +1,9 @@
 """What a resumed run must share with its checkpoint, whichever version of the code wrote that.
 
-A checkpoint outlives the code. It records the options that it was trained with; later versions know more of them,
-or other ones. The tables below say what such a record means today. Where things lie is never compared: the same
-data may be in another clone's folder, so data and model are compared by what they hold (trainer/checkpoint/find.py).
+A checkpoint outlives the code. It records the options that it was trained with; later versions know more of
+them, or other ones. The tables below say what such a record means today. Where things lie is never compared:
+the same data may be in another clone's folder, so data and model are compared by what they hold
+(trainer/checkpoint/find.py).
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ RESUME_IGNORES = (
 fast, not what is computed. `data.path` is one: the dataset's fingerprint is compared in its place."""
 
 MEANT_BEFORE: dict[str, Any] = {}
-"""Options whose default changed its meaning: what a checkpoint that does not name the option was trained with. Every
-other option that a checkpoint does not name had today's default: it did not exist yet."""
+"""Options whose default changed its meaning: what a checkpoint that does not name the option was trained
+with. Every other option that a checkpoint does not name had today's default: it did not exist yet."""
 
 RENAMED: dict[str, str] = {}
 """Options that have another name today: {name in older checkpoints: name of today}."""
@@ -89,10 +90,11 @@ def _options(sections: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def resume_view(config: RunConfig) -> dict[str, Any]:
-    """The part of a configuration that a resumed run must share with its checkpoint, flat: {"section.key": value}.
+    """The part of a configuration that a resumed run must share with its checkpoint, flat: {"section.key":
+    value}.
 
-    The length of the run belongs to it where the learning rate goes by it; with a constant one it may change. So
-    may the address of a judge, as long as there is one, and the folder of a reward function.
+    The length of the run belongs to it where the learning rate goes by it; with a constant one it may change.
+    So may the address of a judge, as long as there is one, and the folder of a reward function.
     """
     return _compared(_flat(config))
 
@@ -103,7 +105,8 @@ def fingerprint(config: RunConfig) -> str:
 
 
 def difference(config: RunConfig, recorded: dict[str, Any]) -> str:
-    """Why a run of `config` cannot go on from a checkpoint with these options, as a sentence; empty if it can.
+    """Why a run of `config` cannot go on from a checkpoint with these options, as a sentence; empty if it
+    can.
 
     recorded: `resume_view` as the checkpoint's version of the code wrote it. `model.path` is not looked at.
     """
@@ -112,8 +115,8 @@ def difference(config: RunConfig, recorded: dict[str, Any]) -> str:
     for key in sorted(recorded.keys() - today.keys()):
         if recorded[key] not in REMOVED.get(key, ()):
             return (
-                f"{key} is an option that this version does not know, and the checkpoint has it at {recorded[key]!r}: "
-                "resume with the version that wrote it"
+                f"{key} is an option that this version does not know, and the checkpoint has it at"
+                f" {recorded[key]!r}: resume with the version that wrote it"
             )
 
     before = _compared({key: recorded.get(key, MEANT_BEFORE.get(key, defaults[key])) for key in today})

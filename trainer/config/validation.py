@@ -19,29 +19,29 @@ def validate(config: RunConfig) -> None:
         )
     if c.data.source and not c.data.path:
         raise ConfigError(
-            "data.source is prepared by a recipe (`launch.py up RECIPE --set data.source=...`): without one, run "
-            f"`launch.py data prepare {c.data.source}`, and set data.path to what it made"
+            "data.source is prepared by a recipe (`launch.py up RECIPE --set data.source=...`): without one,"
+            f" run `launch.py data prepare {c.data.source}`, and set data.path to what it made"
         )
     if c.data.max_samples and c.data.max_samples < c.rows_per_step:
         key = "sft.batch_size" if c.method == "sft" else "rollout.prompts_per_step"
         raise ConfigError(
-            f"data.max_samples {c.data.max_samples} is less than the {c.rows_per_step} rows of one step: raise it, or "
-            f"lower {key}"
+            f"data.max_samples {c.data.max_samples} is less than the {c.rows_per_step} rows of one step:"
+            f" raise it, or lower {key}"
         )
     if c.placement.workers_per_node % c.optimizer.hpz_ranks:
         raise ConfigError(
-            f"optimizer.hpz_ranks {c.optimizer.hpz_ranks} does not divide the {c.placement.workers_per_node} ranks of "
-            f"a node: use a divisor of {c.placement.workers_per_node}"
+            f"optimizer.hpz_ranks {c.optimizer.hpz_ranks} does not divide the {c.placement.workers_per_node}"
+            f" ranks of a node: use a divisor of {c.placement.workers_per_node}"
         )
     if c.optimizer.zero_stage < 3 and c.method == "grpo":
         raise ConfigError(
-            f"optimizer.zero_stage is {c.optimizer.zero_stage} with method grpo: reference, offload and weight sync go "
-            "by ZeRO-3's shards; set it to 3"
+            f"optimizer.zero_stage is {c.optimizer.zero_stage} with method grpo: reference, offload and"
+            " weight sync go by ZeRO-3's shards; set it to 3"
         )
     if c.optimizer.zero_stage < 3 and c.optimizer.hpz_ranks > 1:
         raise ConfigError(
-            f"optimizer.hpz_ranks is {c.optimizer.hpz_ranks} at optimizer.zero_stage {c.optimizer.zero_stage}, where "
-            "every GPU has all weights: set it to 1"
+            f"optimizer.hpz_ranks is {c.optimizer.hpz_ranks} at optimizer.zero_stage"
+            f" {c.optimizer.zero_stage}, where every GPU has all weights: set it to 1"
         )
     for wrong, change in _refused_adapters(c):
         if wrong:
@@ -55,18 +55,19 @@ def validate(config: RunConfig) -> None:
             raise ConfigError("evaluation.pass_rate_samples needs the engine: set method to grpo")
         if c.sft.batch_size < world:
             raise ConfigError(
-                f"sft.batch_size {c.sft.batch_size} leaves some of the {world} ranks without a row in every step: use "
-                f"at least {world}"
+                f"sft.batch_size {c.sft.batch_size} leaves some of the {world} ranks without a row in every"
+                f" step: use at least {world}"
             )
         return
     if 0 < c.evaluation.temperature < 0.01:
         raise ConfigError(
-            f"evaluation.temperature is {c.evaluation.temperature}, and vLLM has none between 0 (greedy) and 0.01"
+            f"evaluation.temperature is {c.evaluation.temperature}, and vLLM has none between 0 (greedy) and"
+            " 0.01"
         )
     if c.evaluation.temperature == 0 and c.evaluation.samples_per_prompt > 1:
         raise ConfigError(
-            f"evaluation.samples_per_prompt is {c.evaluation.samples_per_prompt} at evaluation.temperature 0: greedy "
-            "completions of a prompt are all the same; use 1, or a temperature above 0"
+            f"evaluation.samples_per_prompt is {c.evaluation.samples_per_prompt} at evaluation.temperature 0:"
+            " greedy completions of a prompt are all the same; use 1, or a temperature above 0"
         )
     if c.evaluation.benchmarks and c.evaluation.temperature == 0 and c.evaluation.pass_rate_samples > 1:
         raise ConfigError(
@@ -82,13 +83,14 @@ def validate(config: RunConfig) -> None:
     engines = world // c.rollout.tensor_parallel
     if c.rollout.prompts_per_step % engines:
         raise ConfigError(
-            f"rollout.prompts_per_step {c.rollout.prompts_per_step} does not divide by the {engines} engines: "
-            f"use a multiple of {engines}"
+            f"rollout.prompts_per_step {c.rollout.prompts_per_step} does not divide by the {engines} engines:"
+            f" use a multiple of {engines}"
         )
     if c.samples_per_step % c.samples_per_update:
         raise ConfigError(
-            f"algorithm.samples_per_update {c.samples_per_update} does not divide the {c.samples_per_step} samples of "
-            f"a step (prompts_per_step x samples_per_prompt): use a divisor of {c.samples_per_step}"
+            f"algorithm.samples_per_update {c.samples_per_update} does not divide the {c.samples_per_step}"
+            " samples of a step (prompts_per_step x samples_per_prompt): use a divisor of"
+            f" {c.samples_per_step}"
         )
     for wrong, change in _refused(c.algorithm):
         if wrong:
@@ -100,26 +102,38 @@ def _refused_adapters(c: RunConfig) -> list[tuple[bool, str]]:
     return [
         (
             c.lora.qlora and c.method == "grpo",
-            "lora.qlora is for method sft: the engine holds all weights in its own type, with other kernels: set "
-            "it to false. 72B with adapters on bf16 takes 18 GiB of states per GPU on 8",
+            (
+                "lora.qlora is for method sft: the engine holds all weights in its own type, with other"
+                " kernels: set it to false. 72B with adapters on bf16 takes 18 GiB of states per GPU on 8"
+            ),
         ),
         (
             c.lora.qlora and not c.model.gradient_checkpointing,
-            "lora.qlora keeps every weight that it gathers until the backward pass unless layers are recomputed: set "
-            "model.gradient_checkpointing to true",
+            (
+                "lora.qlora keeps every weight that it gathers until the backward pass unless layers are"
+                " recomputed: set model.gradient_checkpointing to true"
+            ),
         ),
         (
             bool(c.lora.dropout) and c.method == "grpo",
-            f"lora.dropout is {c.lora.dropout} with method grpo: the engine samples without it, so its logprobs would "
-            "not be the policy's; set it to 0",
+            (
+                f"lora.dropout is {c.lora.dropout} with method grpo: the engine samples without it, so its"
+                " logprobs would not be the policy's; set it to 0"
+            ),
         ),
         (
             not c.lora.rank and (c.lora.vision or bool(c.lora.dropout) or c.lora.qlora),
-            "lora.rank is 0, so there is no adapter for lora.vision, lora.dropout, lora.qlora: set lora.rank to 16",
+            (
+                "lora.rank is 0, so there is no adapter for lora.vision, lora.dropout, lora.qlora: set"
+                " lora.rank to 16"
+            ),
         ),
         (
             bool(c.lora.rank) and c.lora.vision and c.model.freeze_vision,
-            "lora.vision trains adapters in the vision tower and model.freeze_vision freezes it: set one to false",
+            (
+                "lora.vision trains adapters in the vision tower and model.freeze_vision freezes it: set one"
+                " to false"
+            ),
         ),
     ]
 
@@ -130,18 +144,24 @@ def _refused(a: Algorithm) -> list[tuple[bool, str]]:
     return [
         (
             of_sequences and a.loss_denominator != "sequences",
-            f"algorithm.surrogate {a.surrogate} is an objective of sequences and algorithm.loss_denominator is "
-            f"{a.loss_denominator}: use sequences",
+            (
+                f"algorithm.surrogate {a.surrogate} is an objective of sequences and"
+                f" algorithm.loss_denominator is {a.loss_denominator}: use sequences"
+            ),
         ),
         (
             bool(a.kl_coef) and a.kl_in == "loss" and a.kl_estimator == "k1",
-            "algorithm.kl_estimator k1 in the loss has a gradient of mean zero: use k2 or k3, or set "
-            "algorithm.kl_in to reward",
+            (
+                "algorithm.kl_estimator k1 in the loss has a gradient of mean zero: use k2 or k3, or set "
+                "algorithm.kl_in to reward"
+            ),
         ),
         (
             bool(a.kl_target) and not a.kl_coef,
-            "algorithm.kl_target is set and algorithm.kl_coef is 0, so there is no reference: give kl_coef its first "
-            "value, such as 1e-3",
+            (
+                "algorithm.kl_target is set and algorithm.kl_coef is 0, so there is no reference: give"
+                " kl_coef its first value, such as 1e-3"
+            ),
         ),
         (
             bool(a.dual_clip) and a.surrogate not in ("ppo", "gspo"),
@@ -153,13 +173,17 @@ def _refused(a: Algorithm) -> list[tuple[bool, str]]:
         ),
         (
             a.surrogate == "gmpo" and (a.gamma < 1 or (a.advantage.startswith("reinforce_pp") and reward_kl)),
-            "algorithm.surrogate gmpo has one advantage per sequence: use algorithm.gamma 1, and another "
-            "algorithm.advantage or algorithm.kl_in loss",
+            (
+                "algorithm.surrogate gmpo has one advantage per sequence: use algorithm.gamma 1, and another "
+                "algorithm.advantage or algorithm.kl_in loss"
+            ),
         ),
         (
             a.advantage == "gdpo" and (a.normalize_reward or reward_kl),
-            "algorithm.advantage gdpo normalizes each reward by itself: set algorithm.normalize_reward to false and "
-            "algorithm.kl_in to loss",
+            (
+                "algorithm.advantage gdpo normalizes each reward by itself: set algorithm.normalize_reward to"
+                " false and algorithm.kl_in to loss"
+            ),
         ),
     ]
 
@@ -172,6 +196,7 @@ def validate_saving(config: RunConfig) -> None:
         BucketAddress.parse(remote, "checkpoint.remote")
     if config.placement.nodes > 1 and not remote and not config.checkpoint.shared_files:
         raise ConfigError(
-            f"placement.nodes is {config.placement.nodes} and checkpoint.remote is empty, so no new node could resume: "
-            "set it to a bucket, or checkpoint.shared_files to true where all nodes see run.dir"
+            f"placement.nodes is {config.placement.nodes} and checkpoint.remote is empty, so no new node"
+            " could resume: set it to a bucket, or checkpoint.shared_files to true where all nodes see"
+            " run.dir"
         )

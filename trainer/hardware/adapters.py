@@ -7,12 +7,10 @@ from trainer.hardware.model_shapes import Shape
 
 def linears(shape: Shape, vision: bool) -> list[tuple[int, int]]:
     """(inputs, outputs) of every linear layer that gets an adapter."""
-    h, i, q, kv = (
-        shape.hidden,
-        shape.intermediate,
-        shape.heads * shape.head_dim,
-        shape.kv_heads * shape.head_dim,
-    )
+    h = shape.hidden
+    i = shape.intermediate
+    q = shape.heads * shape.head_dim
+    kv = shape.kv_heads * shape.head_dim
     found = [(h, q), (h, kv), (h, kv), (q, h), (h, i), (h, i), (i, h)] * shape.layers
     if vision and (v := shape.vision):
         found += [(v.hidden, 3 * v.hidden), (v.hidden, v.hidden)] * v.depth

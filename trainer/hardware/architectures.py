@@ -22,8 +22,8 @@ SUPPORTED = {
 }
 """By `model_type` of config.json."""
 _GATED_DELTA = (
-    "its gated delta-net layers carry their state from one packed sample into the next, and parity with the engine is "
-    "not shown"
+    "its gated delta-net layers carry their state from one packed sample into the next, and parity with the"
+    " engine is not shown"
 )
 MISSING = {
     "qwen3_5": _GATED_DELTA,

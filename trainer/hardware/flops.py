@@ -34,7 +34,7 @@ class Completed:
     """Samples of one group share the prompt."""
 
 
-# --- forward passes ---------------------------------------------------------------------------------------------------
+# --- forward passes -----------------------------------------------------------------------------------------
 
 
 def layer_flops_per_token(s: Shape) -> int:
@@ -91,7 +91,7 @@ def _squares(length: int, side: int) -> int:
     return length // side * side**2 + (length % side) ** 2
 
 
-# --- phases -----------------------------------------------------------------------------------------------------------
+# --- phases -------------------------------------------------------------------------------------------------
 
 
 def prefill_flops(s: Shape, prompt: int, grids: Iterable[Grid] = ()) -> int:
@@ -148,11 +148,9 @@ def train_flops(
     model = hardware = 0
     for q in sequences:
         tokens = q.prompt + q.completion
-        tower, layers, attention = (
-            vision_flops(s, q.grids),
-            language_flops(s, tokens),
-            attention_flops(s, 1, tokens),
-        )
+        tower = vision_flops(s, q.grids)
+        layers = language_flops(s, tokens)
+        attention = attention_flops(s, 1, tokens)
         passes = 2 if adapters else 3
         tower_passes, again = (1, 0) if freeze_vision else (passes, int(recompute))
         model += (
@@ -162,7 +160,7 @@ def train_flops(
     return Work(model, model + hardware)
 
 
-# --- against the peak -------------------------------------------------------------------------------------------------
+# --- against the peak ---------------------------------------------------------------------------------------
 
 
 def utilisation(flops: float, seconds: float, devices: int, peak: float | None) -> float | None:

@@ -44,7 +44,9 @@ class Vision:
     def sizes(self, out: int) -> list[int]:
         """Elements of each parameter: patch embedding, positions, blocks (norms, qkv, attention's output and
         MLP, with biases), mergers to width `out`."""
-        h, i, merged = self.hidden, self.intermediate, self.hidden * self.merge**2
+        h = self.hidden
+        i = self.intermediate
+        merged = self.hidden * self.merge**2
         patches, attention = self.channels * self.temporal * self.patch**2 * h, [3 * h * h, 3 * h, h * h, h]
         merger = [merged * merged, merged, merged * out, out]
         if self.gated:
@@ -80,7 +82,9 @@ class Shape:
     @property
     def layer_sizes(self) -> list[int]:
         """Elements of each parameter of a decoder layer: q, k, v, o, gated MLP, norms."""
-        h, q, kv = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
+        h = self.hidden
+        q = self.heads * self.head_dim
+        kv = self.kv_heads * self.head_dim
         extra = [q, kv, kv] * self.qkv_bias + [self.head_dim] * 2 * self.qk_norm
         return [h * q, h * kv, h * kv, q * h, *[h * self.intermediate] * 3, h, h, *extra]
 
@@ -166,8 +170,8 @@ def shape_of(path: str, revision: str = "") -> Shape | None:
     if not is_hub_id(path):
         return None
     raise ConfigError(
-        f"the shape of {path} is not known here: download it and set model.path to its directory, or use one of "
-        + ", ".join(KNOWN)
+        f"the shape of {path} is not known here: download it and set model.path to its directory, or use"
+        " one of " + ", ".join(KNOWN)
     )
 
 
@@ -213,11 +217,9 @@ def from_config_of(path: str, config: dict[str, Any]) -> Shape:
 def from_config(config: dict[str, Any]) -> Shape:
     """The shape in a Hugging Face config.json of a supported model, the text model's keys nested or at the
     top."""
-    text, vision, kind = (
-        config.get("text_config") or config,
-        config.get("vision_config"),
-        config.get("model_type", ""),
-    )
+    text = config.get("text_config") or config
+    vision = config.get("vision_config")
+    kind = config.get("model_type", "")
     qwen3 = kind.startswith("qwen3")
     return Shape(
         hidden=text["hidden_size"],

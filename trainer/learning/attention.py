@@ -151,7 +151,9 @@ def _buckets(
         same.setdefault((*shape, own), []).append(i)
     cu_q, cu_k = (torch.tensor([0, *n]).cumsum(0) for n in (q, k))
     lengths_q, lengths_k = torch.tensor(q), torch.tensor(k)
-    buckets, place, at = [], torch.empty(sum(q), dtype=torch.long), 0
+    buckets = []
+    place = torch.empty(sum(q), dtype=torch.long)
+    at = 0
     for (width, depth, own), which in same.items():
         members = torch.tensor(which)
         nq, nk = lengths_q[members, None], lengths_k[members, None]

@@ -87,9 +87,9 @@ class DistributedLearner:
         self._skipped_in_a_row += 1
         if self._skipped_in_a_row > self.config.optimizer.max_skipped_updates:
             raise ConfigError(
-                f"the gradient was not finite in {self._skipped_in_a_row} updates in a row: start a new run with a "
-                "lower optimizer.learning_rate, or look at kl/mean and ratio/clamped_fraction of the steps before; the "
-                "last checkpoint stands"
+                f"the gradient was not finite in {self._skipped_in_a_row} updates in a row: start a new run"
+                " with a lower optimizer.learning_rate, or look at kl/mean and ratio/clamped_fraction of the"
+                " steps before; the last checkpoint stands"
             )
         return stats
 

@@ -39,7 +39,9 @@ class LearnerPart:
     writer: ShardWriter
 
     def __init__(self, process: RankProcess) -> None:
-        self.process, self.config, self.reader = process, process.config, process.reader
+        self.process = process
+        self.config = process.config
+        self.reader = process.reader
         self.asleep_bytes = 0
         """What torch counts of an engine that sleeps in this process; the peak of an update leaves it out."""
         self._heap = Heap()

@@ -98,7 +98,9 @@ class LogprobHead(nn.Module):
 
     def __init__(self, linear: nn.Linear, banned_token_ids: list[int], temperature: float) -> None:
         super().__init__()
-        self.weight, self.temperature, self.limit = linear.weight, temperature, LOGITS
+        self.weight = linear.weight
+        self.temperature = temperature
+        self.limit = LOGITS
         vocabulary = getattr(linear.weight, "ds_shape", linear.weight.shape)[0]
         banned = torch.zeros(vocabulary, dtype=torch.bool)
         banned[banned_token_ids] = True
@@ -144,7 +146,9 @@ class LogprobModel(nn.Module):
         if not self.has_vision:
             return inner(batch.input_ids, position_ids=batch.position_ids[0], **packed)[0]
         packed["position_ids"] = batch.position_ids
-        pixels, grid, device = batch.pixel_values, torch.tensor(batch.grids), batch.input_ids.device
+        pixels = batch.pixel_values
+        grid = torch.tensor(batch.grids)
+        device = batch.input_ids.device
         if pixels is None:
             tower = self.model.config.vision_config
             dim = tower.in_channels * tower.temporal_patch_size * tower.patch_size**2

@@ -87,7 +87,9 @@ class Policy:
     ) -> None:
         """empty: `load` will bring every weight of the policy, which reads no base weights; a reference
         does."""
-        self.config, self.device, self.total_updates = config, device, total_updates
+        self.config = config
+        self.device = device
+        self.total_updates = total_updates
         self.world_size, self.rank = dist.get_world_size(), dist.get_rank()
         self.updates = 0
         self._moves = device.type == "cuda" and not config.optimizer.offload_optimizer

@@ -29,7 +29,9 @@ from trainer.sampling.sampler import Ask
 
 def train(config: RunConfig, run: Session) -> None:
     """Runs to the last step."""
-    learner, sampler, phases = run.learner, run.sampler, run.phases
+    learner = run.learner
+    sampler = run.sampler
+    phases = run.phases
     total, per_step = total_steps(config, len(run.train_rows)), updates_per_step(config)
     resumed = run.resume()
     step, carried = resumed.step, Carried.resume(resumed.carried, config, resumed.step)

@@ -175,7 +175,10 @@ def _whole_lines(run: Session, path: Path) -> list[str]:
 def _summary(rates: Sequence[float]) -> str:
     never, always = sum(rate == 0 for rate in rates), sum(rate == 1 for rate in rates)
     mean = sum(rates) / max(1, len(rates))
-    return f"solved {mean:.1%} of the time, {never} never, {always} always, {len(rates) - never - always} between"
+    return (
+        f"solved {mean:.1%} of the time, {never} never, {always} always, {len(rates) - never - always}"
+        " between"
+    )
 
 
 if __name__ == "__main__":

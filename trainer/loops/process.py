@@ -147,8 +147,8 @@ def check_device(config: RunConfig) -> None:
 
     if not torch.cuda.is_available():
         raise ConfigError(
-            f"placement.device is cuda and torch sees no GPU: install a driver for CUDA {torch.version.cuda} or newer "
-            "(nvidia-smi shows which the one here is for), or set placement.device=cpu"
+            f"placement.device is cuda and torch sees no GPU: install a driver for CUDA {torch.version.cuda}"
+            " or newer (nvidia-smi shows which the one here is for), or set placement.device=cpu"
         )
 
 

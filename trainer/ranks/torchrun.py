@@ -50,7 +50,9 @@ class Store:
     """A store that all ranks (or nodes) share. Waiting in it lets signals through."""
 
     def __init__(self, inner: Any, rank: int, world: int) -> None:
-        self.inner, self.rank, self.world = inner, rank, world
+        self.inner = inner
+        self.rank = rank
+        self.world = world
 
     def put(self, key: str, value: Any) -> None:
         """Any value that can be pickled."""
@@ -86,7 +88,9 @@ def join(config: RunConfig) -> Store:
         raise ConfigError(
             f"torchrun has not set {', '.join(missing)}: start with `torchrun ... -m trainer.loops.sft`"
         )
-    place, local, rank = config.placement, int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["RANK"])
+    place = config.placement
+    local = int(os.environ["LOCAL_WORLD_SIZE"])
+    rank = int(os.environ["RANK"])
     world = int(os.environ["WORLD_SIZE"])
     if config.method != "sft":
         raise ConfigError(
@@ -94,8 +98,8 @@ def join(config: RunConfig) -> Store:
         )
     if (world, local) != (place.world_size, place.workers_per_node):
         raise ConfigError(
-            f"torchrun has started {world} ranks, {local} on this node, and placement is {place.nodes} nodes x "
-            f"{place.workers_per_node}: make --nnodes and --nproc-per-node the same as placement"
+            f"torchrun has started {world} ranks, {local} on this node, and placement is {place.nodes} nodes"
+            f" x {place.workers_per_node}: make --nnodes and --nproc-per-node the same as placement"
         )
     os.environ |= environment(config)
     with _named(f"rank {rank}", os.environ["MASTER_PORT"]):
@@ -114,8 +118,9 @@ def _named(who: str, port: str | int) -> Generator[None]:
     except (dist.DistError, RuntimeError) as error:
         said = str(error).splitlines()[0]
         raise ConfigError(
-            f"{who} on {socket.gethostname()} got no answer from the master at {os.environ['MASTER_ADDR']}:{port} "
-            f"({said}): start node 0, open the port, and give all nodes its MASTER_ADDR and MASTER_PORT"
+            f"{who} on {socket.gethostname()} got no answer from the master at"
+            f" {os.environ['MASTER_ADDR']}:{port} ({said}): start node 0, open the port, and give all nodes"
+            " its MASTER_ADDR and MASTER_PORT"
         ) from None
 
 

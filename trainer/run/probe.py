@@ -46,6 +46,7 @@ def check_first_sync(config: RunConfig, sampler: Sampler, learner: Learner, rows
     print(f"weight sync: engine and policy differ by {mean:.1e} nats (mean), {worst:.1e} (max)", flush=True)
     if not mean <= limit:
         raise RuntimeError(
-            f"after the weight sync engine and policy differ by {mean:.2e} nats per token (limit {limit:.0e}): the "
-            "engine does not hold the policy's weights; training on it would be noise. See docs/failures.md"
+            f"after the weight sync engine and policy differ by {mean:.2e} nats per token (limit"
+            f" {limit:.0e}): the engine does not hold the policy's weights; training on it would be noise."
+            " See docs/failures.md"
         )

@@ -22,7 +22,9 @@ class Rows:
     anything."""
 
     def __init__(self, config: RunConfig, ranks: Ranks, datasets: Datasets) -> None:
-        self.config, self.ranks, self.datasets = config, ranks, datasets
+        self.config = config
+        self.ranks = ranks
+        self.datasets = datasets
         self._lengths: dict[Split, np.ndarray] = {}
         self._usable: dict[Split, list[int]] = {}
 

@@ -48,12 +48,10 @@ class Saving:
     """Drives the checkpoints of one run from the boundaries between its phases and steps."""
 
     def __init__(self, run_dir: str, checkpoints: Checkpoints, learner: Learner, notice: Notice) -> None:
-        self.run_dir, self.checkpoints, self.learner, self.notice = (
-            Path(run_dir),
-            checkpoints,
-            learner,
-            notice,
-        )
+        self.run_dir = Path(run_dir)
+        self.checkpoints = checkpoints
+        self.learner = learner
+        self.notice = notice
         self._step_times: deque[float] = deque(maxlen=STEP_MEMORY)
         self._stepped_at = time.monotonic()
         self._position: Position | None = None

@@ -18,7 +18,9 @@ class SamplerPart:
     """
 
     def __init__(self, process: RankProcess) -> None:
-        self.process, self.config, self.reader = process, process.config, process.reader
+        self.process = process
+        self.config = process.config
+        self.reader = process.reader
         self.learner = process.part(LearnerPart)
 
     def start(self) -> None:

@@ -179,7 +179,8 @@ class Engine:
             self.llm = LLM(**arguments(config, prompter, images_per_prompt))
         except torch.OutOfMemoryError as error:
             raise ConfigError(
-                "vLLM does not fit this GPU: lower rollout.gpu_memory_utilization, or raise rollout.tensor_parallel"
+                "vLLM does not fit this GPU: lower rollout.gpu_memory_utilization, or raise"
+                " rollout.tensor_parallel"
             ) from error
         except ValueError as error:  # its own check of the memory
             if "memory" not in str(error):
@@ -246,7 +247,9 @@ class Engine:
         on a prompt's tokens.
         """
         limit_bytes = int(self.config.data.image_cache_gib * 2**30)
-        waiting, open_groups, held_bytes = deque(prompts), dict[str, _OpenGroup](), 0
+        waiting = deque(prompts)
+        open_groups = dict[str, _OpenGroup]()
+        held_bytes = 0
         upcoming: EngineRequest | None = None
         while waiting or open_groups:
             pictures = 0
@@ -322,9 +325,7 @@ class _OpenGroup:
 
     def __init__(self, prompt: Prompt, request: EngineRequest, size: int) -> None:
         self.prompt, self.size = prompt, size
-        self.prompt_ids, self.pixel_bytes, self.images = (
-            request.token_ids,
-            request.pixel_bytes,
-            request.images,
-        )
+        self.prompt_ids = request.token_ids
+        self.pixel_bytes = request.pixel_bytes
+        self.images = request.images
         self.traces: dict[int, Trace] = {}

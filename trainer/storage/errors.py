@@ -9,8 +9,12 @@ from __future__ import annotations
 import re
 
 CURES = {
-    "SignatureDoesNotMatch": "the secret key is wrong: check AWS_SECRET_ACCESS_KEY (R2: R2_SECRET_ACCESS_KEY)",
-    "InvalidAccessKeyId": "the store does not know the access key: check AWS_ACCESS_KEY_ID (R2: R2_ACCESS_KEY_ID)",
+    "SignatureDoesNotMatch": (
+        "the secret key is wrong: check AWS_SECRET_ACCESS_KEY (R2: R2_SECRET_ACCESS_KEY)"
+    ),
+    "InvalidAccessKeyId": (
+        "the store does not know the access key: check AWS_ACCESS_KEY_ID (R2: R2_ACCESS_KEY_ID)"
+    ),
     "InvalidToken": "the session token is wrong: set AWS_SESSION_TOKEN again, or unset it",
     "ExpiredToken": "the session token has expired: set AWS_SESSION_TOKEN again",
     "RequestTimeTooSkewed": "this machine's clock is off: set it (chronyc makestep, or ntpdate)",
@@ -40,8 +44,12 @@ TEXTS = {
     "169.254.169.254": "there are no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "metadata.google.internal": "there are no credentials: set GOOGLE_APPLICATION_CREDENTIALS",
     "redirect without LOCATION": CURES["PermanentRedirect"],
-    "invalid peer certificate": "the endpoint's certificate is not valid: check the endpoint and this machine's clock",
-    "CertificateRequired": "the endpoint's certificate is not valid: check the endpoint and this machine's clock",
+    "invalid peer certificate": (
+        "the endpoint's certificate is not valid: check the endpoint and this machine's clock"
+    ),
+    "CertificateRequired": (
+        "the endpoint's certificate is not valid: check the endpoint and this machine's clock"
+    ),
     "invalid_grant": "Google refuses the service account's key: check it, and this machine's clock",
 }
 """Where there was no reply from the store itself."""
@@ -65,7 +73,9 @@ def permanent(error: BaseException, *, bucket_missing_is_404: bool) -> str:
 
     bucket_missing_is_404: the request was a listing or a put, whose 404 can only mean the bucket.
     """
-    status, code, text = status_of(error), code_of(error), str(error)
+    status = status_of(error)
+    code = code_of(error)
+    text = str(error)
     if code in CURES:
         region = re.search(r"<Region>([^<]+)</Region>", text) or re.search(r"expecting '([a-z0-9-]+)'", text)
         return CURES[code].format(region=f"={region[1]}" if region else "")

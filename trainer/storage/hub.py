@@ -90,8 +90,8 @@ def folder(config: RunConfig) -> Path:
 def fingerprint(config: RunConfig) -> str:
     """What tells the model from another one: of a folder a hash of what it holds, of a hub's model its name.
 
-    Of every weight file some bytes at its start, middle and end are read: that takes no time, and other weights
-    of the same shapes differ there.
+    Of every weight file some bytes at its start, middle and end are read: that takes no time, and other
+    weights of the same shapes differ there.
     """
     model = Path(config.model.path)
     if not model.is_dir():

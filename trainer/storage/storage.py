@@ -126,7 +126,9 @@ class Storage:
     ) -> int:
         """Passes bytes [start, stop) of an object to `take`, in order; None: to its end. Returns their
         number."""
-        at, size, began = start, -1, time.monotonic()
+        at = start
+        size = -1
+        began = time.monotonic()
         told = began
 
         async def stream() -> None:
@@ -311,7 +313,9 @@ class _Counted:
     """
 
     def __init__(self, path: Path, progress: Progress):
-        self._file, self._progress, self._count = open(path, "rb"), progress, 0  # noqa: SIM115
+        self._file = open(path, "rb")  # noqa: SIM115
+        self._progress = progress
+        self._count = 0
 
     def __enter__(self) -> Any:  # obstore takes anything with read, seek and tell
         return self

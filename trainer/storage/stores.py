@@ -46,7 +46,8 @@ class Limits:
         part = max(self.part_bytes, grown, -(-size // self.max_parts))
         if part > self.max_part_bytes:
             raise ConfigError(
-                f"a file of {size} bytes is more than {self.max_parts} parts of {self.max_part_bytes}: split it"
+                f"a file of {size} bytes is more than {self.max_parts} parts of {self.max_part_bytes}:"
+                " split it"
             )
         return part
 
@@ -83,9 +84,10 @@ def open_store(
     request_timeout_s: in place of the store's own.
     """
     if not is_address(url):
-        return LocalStore(
-            os.path.abspath(os.path.expanduser(url)), mkdir=True, automatic_cleanup=True
-        ), Limits()
+        return (
+            LocalStore(os.path.abspath(os.path.expanduser(url)), mkdir=True, automatic_cleanup=True),
+            Limits(),
+        )
     address = BucketAddress.parse(url, "address")
     if not address.is_store:
         return LocalStore(address.path, mkdir=True, automatic_cleanup=True), Limits()

@@ -22,7 +22,9 @@ class Told:
     """Says how far a transfer has come, and how long the rest will take at this speed."""
 
     def __init__(self, what: str, total: int):
-        self.what, self.total, self.done = what, total, 0
+        self.what = what
+        self.total = total
+        self.done = 0
         self.began = self.told = time.monotonic()
         self._lock = threading.Lock()
 

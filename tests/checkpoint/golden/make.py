@@ -1,10 +1,12 @@
-"""Made the checkpoint in this folder, at revision 5ad573f. It stays as it is: later code resumes it (test_golden.py).
+"""Made the checkpoint in this folder, at revision 5ad573f. It stays as it is: later code resumes it
+(test_golden.py).
 
     git worktree add ../old 5ad573f && cd ../old && python .../tests/checkpoint/golden/make.py OUT
 
-A run of two CPU ranks over a text model of 30,000 parameters: adaptive KL coefficient, normalized rewards, dynamic
-sampling, several updates a step, a learning rate that decays. It is saved after step 2; step 3 is in the rollout log,
-as if the run had been killed in its update. `after.jsonl` has the metrics of steps 3 and 4 of the undisturbed run.
+A run of two CPU ranks over a text model of 30,000 parameters: adaptive KL coefficient, normalized rewards,
+dynamic sampling, several updates a step, a learning rate that decays. It is saved after step 2; step 3 is in
+the rollout log, as if the run had been killed in its update. `after.jsonl` has the metrics of steps 3 and 4
+of the undisturbed run.
 """
 
 from __future__ import annotations

@@ -354,7 +354,8 @@ def test_the_job_log_shows_whole_lines_without_rays_own(tmp_path, capsys):
     log = JobLog(source, tmp_path / "run", show=True)
     log.pump()
     source.write_text(
-        "2026 INFO job_manager.py:581 -- Runtime env is setting up.\nRunning entrypoint for job x: y\nstep 1\nste"
+        "2026 INFO job_manager.py:581 -- Runtime env is setting up.\nRunning entrypoint for job x: y\nstep"
+        " 1\nste"
     )
     log.pump()
     assert capsys.readouterr().out == "step 1\n"

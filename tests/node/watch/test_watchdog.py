@@ -48,8 +48,10 @@ def at(
     [
         (
             [at(0, 7), at(1, 7), at(2, 6, False, "all_gather", stacks=STACKS), at(3, 7)],
-            "rank 2 on node 1 has not entered all_reduce (collective 7); it is at policy.py:123 in update; "
-            "rank 0 waits for it in all_reduce since 41 s",
+            (
+                "rank 2 on node 1 has not entered all_reduce (collective 7); it is at policy.py:123 in"
+                " update; rank 0 waits for it in all_reduce since 41 s"
+            ),
         ),
         (
             [at(0, 7), at(1, 7, False)],
@@ -80,7 +82,10 @@ def test_the_rank_that_has_not_entered_is_the_guilty_one(ranks, line):
 
 
 def test_the_driver_is_named_where_no_rank_is_at_work():
-    idle = 'Current thread 0x1 (most recent call first):\n  File "/x/ray/_private/worker.py", line 982 in main_loop\n'
+    idle = (
+        'Current thread 0x1 (most recent call first):\n  File "/x/ray/_private/worker.py", line 982 in'
+        " main_loop\n"
+    )
     ranks = [at(0, 7, False, stacks=idle), at(1, 7, False, stacks=idle)]
     assert (
         guilty(ranks, "scorer.py:88 in score") == "no rank is at work: the driver is at scorer.py:88 in score"
@@ -260,7 +265,10 @@ def test_a_rank_that_waits_for_a_debugger_is_told_of_once(tmp_path, monkeypatch)
     monitor, dog = NodeMonitor(2, tmp_path, tmp_path), Watchdog(config(tmp_path), attach="ray debug")
     assert dog.look(monitor.sample()) == []
     beacon.pause("ValueError: row 7 is broken")
-    line = "rank 3 on node 2 has raised ValueError: row 7 is broken and waits for a debugger; on node 2: ray debug"
+    line = (
+        "rank 3 on node 2 has raised ValueError: row 7 is broken and waits for a debugger; on node 2: ray"
+        " debug"
+    )
     assert [dog.look(monitor.sample()), dog.look(monitor.sample())] == [[line], []]
     beacon.pause("")
     mine.write_bytes(beacon.record(pieces=5))

@@ -41,7 +41,9 @@ class Partition:
 
     def __init__(self, zero: Any, names: dict[str, Any], stage: int, device: torch.device) -> None:
         """zero: DeepSpeed's ZeRO optimizer. names: every parameter of the model, by name."""
-        self.zero, self.stage, self.device = zero, stage, device
+        self.zero = zero
+        self.stage = stage
+        self.device = device
         self.trained = {name: p for name, p in names.items() if p.requires_grad}
 
     def shards(self, host: Callable[[str, Tensor], Tensor]) -> dict[str, Shard]:

@@ -236,7 +236,8 @@ class HeadLauncher(Launcher):
     def settle(self, code: int) -> int:
         """Records how the launch ended; returns the exit code for every node."""
         if self.holder:
-            # Ray that fails before the first step may have met a busy machine: that one is lost, nothing died.
+            # Ray that fails before the first step may have met a busy machine: that one is lost, nothing
+            # died.
             died = self.died or (code == EXIT_RAY and self.step() > 0)
             preempted = self.others.noticed or self.signals.number is not None
             died_at_step = self.step() if died and not preempted else None

@@ -87,8 +87,8 @@ def _disk(config: RunConfig, parameters: int) -> None:
     free = shutil.disk_usage(folder).free
     if need > free + held:
         raise ConfigError(
-            f"{kept} checkpoints need {need / 2**30:.2f} GiB and {folder} has "
-            f"{(free + held) / 2**30:.2f} for them: point run.dir at a larger disk, or lower checkpoint.keep_last"
+            f"{kept} checkpoints need {need / 2**30:.2f} GiB and {folder} has {(free + held) / 2**30:.2f} for"
+            " them: point run.dir at a larger disk, or lower checkpoint.keep_last"
         )
 
 
