@@ -42,6 +42,19 @@ def pytest_cmdline_main(config):
         config.option.numprocesses, config.option.dist = len(os.sched_getaffinity(0)), "loadfile"
 
 
+ENVIRONMENT = dict(os.environ)
+"""When this file was imported."""
+OURS = ("HF_", "LOCAL_RANK", "MASTER_", "RANK", "SPOTRL_", "VLLM_", "WORLD_SIZE")
+"""Variables that the trainer reads."""
+
+
+def pytest_collection_finish(session):
+    """No module may set a variable when it is imported: other tests of the process would see it."""
+    changed = [k for k, v in os.environ.items() if k.startswith(OURS) and ENVIRONMENT.get(k) != v]
+    if changed:
+        raise pytest.UsageError(f"a test module sets {', '.join(sorted(changed))} when it is imported")
+
+
 def pytest_collection_modifyitems(config, items):
     """The fast tier: what is not marked slow, starts no ranks, and was not recorded to be slow."""
     wanted = config.getoption("--fast")

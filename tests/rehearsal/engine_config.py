@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
-os.environ |= {
+ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "LOCAL_RANK": "0",
     "RANK": "0",
@@ -23,6 +23,7 @@ os.environ |= {
     "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
     "VLLM_NO_USAGE_STATS": "1",
 }
+"""Of this process, before vLLM is imported. A test that imports this module keeps its own."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ def resolved(recipe: str, folder: str) -> dict[str, Any]:
 
 
 def main(recipe: str, card: str, folder: str) -> None:
+    os.environ |= ENVIRONMENT
     answer_as(CARDS[card])
     print(json.dumps(resolved(recipe, folder)))
 
