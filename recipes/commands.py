@@ -170,6 +170,13 @@ def _(args: argparse.Namespace) -> int:
     argument(
         "--limit", type=int, default=0, metavar="N", help="of benchmarks: only the first N rows of each"
     ),
+    argument(
+        "--prompt",
+        choices=("ours", "published"),
+        default="ours",
+        help="of benchmarks: ours as the recipes train it, or each benchmark's own words with the answer "
+        "wherever it stands, which a model that nobody trained needs",
+    ),
     example=f"Qwen/Qwen3-VL-8B-Instruct --benchmarks mathvista,math-500 --samples 8\n"
     f"  python3 launch.py evaluate {MIDDLE} --pass-rate --set model.path=runs/mine/hf",
 )
@@ -179,7 +186,7 @@ def _(args: argparse.Namespace) -> int:
     request = requests.of(args, args.recipe, args.target)
     if not args.benchmarks:
         return requests.pass_rates(request, args.samples)
-    return requests.score(request, args.benchmarks, args.samples, args.temperature, args.limit)
+    return requests.score(request, args.benchmarks, args.samples, args.temperature, args.limit, args.prompt)
 
 
 @command(

@@ -61,6 +61,8 @@ def _absolute(assignment: str) -> str:
     key, _, text = assignment.partition("=")
     if key.strip() in FOLDERS and Path(text).is_dir() and text.strip():
         return f"{key}={Path(text).absolute()}"
+    if key.strip() == "data.system_prompt" and text.startswith("@"):
+        return f"{key}={json.dumps(_text_of(Path(text[1:])))}"
     if key.strip() != "data.source":
         return assignment
     try:
@@ -76,6 +78,14 @@ def _absolute(assignment: str) -> str:
         if not plain and Path(path).exists():
             words[i] = f"{Path(path).absolute()}{equals}{weight}"
     return f"{key}={json.dumps(shlex.join(words))}"
+
+
+def _text_of(path: Path) -> str:
+    """A file's text, so that a run does not depend on the file. Raises ConfigError."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"data.system_prompt=@{path}: {type(error).__name__}; name a text file") from None
 
 
 def _based(recipe: str, given: list[str], above: tuple[Path, ...]) -> tuple[str, list[str]]:

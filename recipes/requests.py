@@ -74,11 +74,16 @@ def pass_rates(request: LaunchRequest, samples: int | None) -> int:
 
 
 def score(
-    request: LaunchRequest, names: str, samples: int | None, temperature: float | None, limit: int
+    request: LaunchRequest,
+    names: str,
+    samples: int | None,
+    temperature: float | None,
+    limit: int,
+    prompt: str,
 ) -> int:
     """Scores a recipe, a model or a run on benchmarks. What the user sets wins."""
     recipe, own = trained.evaluated(request.recipe, request.bucket, request.target)
-    asked = benchmarks.settings(names, max(1, samples or 1), temperature, limit)
+    asked = benchmarks.settings(names, max(1, samples or 1), temperature, limit, prompt)
     overrides = _sized(recipe, (*own, *asked, *NO_TRAINING), request.overrides)
     return up(replace(request, recipe=recipe, overrides=overrides))
 

@@ -4,6 +4,7 @@ the hub."""
 from __future__ import annotations
 
 import contextlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def evaluated(name: str, bucket: str, target: str | None) -> tuple[str, list[str
     if run_record.known(name) and run.config.method == "grpo":
         record = run_record.load(name)
         own = [text for text in record.overrides if text.partition("=")[0].partition(".")[0].strip() in KEPT]
-        return record.recipe, [*own, *run.overrides, f"run.name={record.run_id}"]
+        return record.recipe, [*own, *_asked(run.config), *run.overrides, f"run.name={record.run_id}"]
     recipe, own = benchmarks.recipe_of(run.config.model.path)
     return recipe, [*own, *_seen(run.config), *run.overrides, f"run.name={Path(name).name}"]
 
@@ -64,7 +65,15 @@ def _seen(config: RunConfig) -> list[str]:
     fields = [
         f"model.{name}={getattr(model, name)}" for name in ("revision", "dtype", "min_pixels", "max_pixels")
     ]
-    return [*fields, f"data.prompt_max_tokens={longest}"]
+    return [*fields, f"data.prompt_max_tokens={longest}", *_asked(config)]
+
+
+def _asked(config: RunConfig) -> list[str]:
+    """What the model was trained to be asked, so that it is asked the same."""
+    return [
+        f"data.system_prompt={json.dumps(config.data.system_prompt)}",
+        f"rewards.answer={config.rewards.answer}",
+    ]
 
 
 def of_run(name: str, bucket: str, target: str | None) -> Trained | None:

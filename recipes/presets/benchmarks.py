@@ -23,7 +23,17 @@ FALLBACK = "grpo-qwen2.5-vl-3b-mathv60k"
 """Its machine, one 80 GB GPU, for a model that no recipe trains."""
 
 
-def settings(names: str, samples: int, temperature: float | None, limit: int) -> list[str]:
+PROMPTS = {
+    "ours": [],
+    "published": ["data.system_prompt=published", "rewards.answer=any"],
+}
+"""What a model is asked with: as it was trained or is to be, or in each benchmark's own words, with the
+answer wherever it stands."""
+
+
+def settings(
+    names: str, samples: int, temperature: float | None, limit: int, prompt: str = "ours"
+) -> list[str]:
     """The overrides that turn any recipe into an evaluation. Raises ConfigError for an unknown benchmark."""
     chosen = [name.strip() for name in names.split(",") if name.strip()]
     for name in chosen:
@@ -49,6 +59,7 @@ def settings(names: str, samples: int, temperature: float | None, limit: int) ->
         "method=grpo",
         "lora.qlora=false",
         "optimizer.zero_stage=3",
+        *PROMPTS[prompt],
     ]
 
 

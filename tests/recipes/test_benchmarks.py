@@ -7,6 +7,7 @@ import pytest
 from recipes.drivers import trained
 from recipes.presets import RECIPES, benchmarks, resolve
 from trainer.config import ConfigError
+from trainer.data import prompts
 
 
 def test_a_recipe_becomes_an_evaluation_of_its_model():
@@ -39,6 +40,15 @@ def test_every_benchmark_is_a_set_of_the_catalog():
         benchmarks.settings("mathvist", 1, None, 0)
     with pytest.raises(ConfigError, match="name some of"):
         benchmarks.settings("", 1, None, 0)
+
+
+def test_a_benchmark_may_be_asked_in_its_own_words():
+    settings = benchmarks.settings("math-500", 1, None, 0, "published")
+    config = resolve("grpo-qwen2.5-7b-gsm8k", settings).config
+    assert (config.data.system_prompt, config.rewards.answer) == ("published", "any")
+    ours = resolve("grpo-qwen2.5-7b-gsm8k", benchmarks.settings("math-500", 1, None, 0)).config
+    assert (ours.data.system_prompt, ours.rewards.answer) == ("rows", "block")
+    assert prompts.BEFORE.keys() | prompts.AFTER.keys() <= set(benchmarks.BENCHMARKS.values())
 
 
 def test_a_model_runs_on_the_machine_of_its_recipe(tmp_path, monkeypatch):

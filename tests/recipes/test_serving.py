@@ -53,7 +53,12 @@ def test_weights_come_from_the_bucket_and_gpus_from_the_memory_plan(capsys, monk
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     record(
         bucket="s3://mine",
-        overrides=["storage.bucket=s3://mine", "data.path=s3://mine/rows", "run.max_steps=9"],
+        overrides=[
+            "storage.bucket=s3://mine",
+            "data.path=s3://mine/rows",
+            "data.system_prompt=none",
+            "run.max_steps=9",
+        ],
     )
     for command in (["serve", "mine"], ["evaluate", "mine", "--benchmarks", "mathvista"]):
         code, out, err = run(
@@ -63,6 +68,7 @@ def test_weights_come_from_the_bucket_and_gpus_from_the_memory_plan(capsys, monk
         assert "accelerators: A100-80GB:1\n" in out, "one GPU asks a 7B model; eight train it"
         fetch = r"-m trainer.checkpoint.weights s3://mine/mine/checkpoints/hf .*Qwen/Qwen2.5-VL-7B-Instruct"
         assert re.search(fetch, out) and config_in(out)["model"]["path"] == "${MODELS}/${RUN_ID}"
+    assert config_in(out)["data"]["system_prompt"] == "none", "what it was trained to be asked"
     assert "data_prep prepare mathvista" in out and "mine/rows" not in out, (
         "the benchmark's rows, not the run's"
     )

@@ -23,7 +23,7 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
     "VLLM_NO_USAGE_STATS": "1",
 }
-"""Of this process, before vLLM is imported. A test that imports this module keeps its own."""
+"""This process's, before vLLM is imported. A test that imports this module keeps its own."""
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,9 @@ class Data:
     is set too."""
     split: str = "train"
     """Split of it that is trained on."""
+    system_prompt: str = "rows"
+    """System message of every row: `rows` (their own), `none`, `ours` (asks for `rewards.answer`),
+    `published` (a benchmark's own words), or the text itself; `@FILE` is a file's."""
     max_samples: int = within(0, least=0)
     """Use only the first this many rows (in the dataset's own order); 0 means all."""
     episodes: int = within(1, least=1)
@@ -163,10 +166,13 @@ class Optimizer:
 class Rewards:
     """Grading."""
 
+    answer: Literal["block", "boxed", "final", "whole", "any"] = "block"
+    """Where completions state their answer: in an `<answer>` block, in the last box behind the reasoning,
+    after `####` or "the answer is", all behind the reasoning, or any of these (docs/rewards.md)."""
     accuracy_weight: float = within(1.0, least=0)
     """Weight of the accuracy reward (1 for a correct answer, else 0)."""
     format_weight: float = within(0.5, least=0)
-    """Weight of the format reward (exactly one think and one answer block)."""
+    """Weight of the format reward (1 for a completion that has `answer`'s form, else 0)."""
     tags_weight: float = within(0.0, least=0)
     """Weight of the share of the four think and answer tags that stand exactly once: part of the form's
     credit."""
@@ -334,8 +340,8 @@ class Guards:
     """Warnings about a run that continues and learns nothing, and which of them end it."""
 
     end: str = "nonfinite,skipped"
-    """Guards that end the run, separated by commas: nonfinite, spike, skipped, kl, truncated, variance,
-    entropy, mismatch, disk, memory."""
+    """Guards that end the run, separated by commas: nonfinite, spike, skipped, kl, truncated,
+    no_answer, variance, entropy, mismatch, disk, memory."""
     patience: int = within(3, least=1)
     """Steps in a row before one of them does."""
     spike_factor: float = within(10.0, above=1)
@@ -346,6 +352,8 @@ class Guards:
     """KL to the reference, nats per token."""
     truncated_max: float = within(0.5, above=0)
     """Share of responses cut at `rollout.max_tokens`."""
+    no_answer_max: float = within(0.9, above=0)
+    """Share of responses without an answer where `rewards.answer` expects it."""
     zero_std_max: float = within(0.9, above=0)
     """Share of groups whose responses all earned the same."""
     entropy_min_share: float = within(0.1, least=0)

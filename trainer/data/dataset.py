@@ -19,9 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer.config import ConfigError
-from trainer.data.schema import COLUMNS, FORMAT, Manifest, Row
+from trainer.data.prompts import Prompting
+from trainer.data.schema import COLUMNS, FORMAT, LEARNED, Manifest, Row
 
 MANIFEST = "manifest.json"
+AS_STORED = Prompting()
 
 
 def cache_folder() -> Path:
@@ -69,7 +71,8 @@ def sha256_of(path: str | Path) -> str:
 class Dataset:
     """One split of a prepared dataset: `len(d)`, `d[i] -> Row`, iteration.
 
-    Nothing is opened until a row is read. At a URL, whole shards are fetched into `cache_dir` when they
+    Rows are asked as `prompting` says. Nothing is opened until a row is read.
+    At a URL, whole shards are fetched into `cache_dir` when they
     are first used, checked against the manifest's sha256, and shared by all processes of the node.
     Raises ConfigError if there is no manifest, if the split is unknown, or if a shard is missing or
     does not have the size in the manifest.
@@ -81,9 +84,11 @@ class Dataset:
         split: str = "train",
         cache_dir: str | Path | None = None,
         manifest: Manifest | None = None,
+        prompting: Prompting = AS_STORED,
     ) -> None:
         self.path = str(path)
         self.split = split
+        self.prompting = prompting
         self.manifest = manifest or read_manifest(path)
         self.fingerprint = self.manifest.fingerprint
         if split not in self.manifest.rows:
@@ -127,7 +132,7 @@ class Dataset:
             _, groups = self._reader(shard)
             local = index - self._starts[shard]
             group = bisect.bisect_right(groups, local) - 1
-            return _row(self._group(shard, group), local - groups[group])
+            return self._row(self._group(shard, group), local - groups[group])
 
     def __iter__(self) -> Iterator[Row]:
         """Yields the rows in order, with one row group in memory."""
@@ -138,7 +143,17 @@ class Dataset:
                 with self._lock:
                     table = self._group(shard, group)
                 for i in range(table.num_rows):
-                    yield _row(table, i)
+                    yield self._row(table, i)
+
+    def _row(self, table: pa.Table, i: int) -> Row:
+        values: dict[str, Any] = {name: table.column(name)[i].as_py() for name in COLUMNS}
+        stored = chat(values["messages"])
+        asked = values["messages"] = self.prompting.asked(stored, values["source"])
+        values["images"] = [image["bytes"] for image in values["images"]]
+        extra = values["extra"] = json.loads(values["extra"] or "{}")
+        if LEARNED in extra:  # they count messages
+            extra[LEARNED] = [turn + len(asked) - len(stored) for turn in extra[LEARNED]]
+        return Row(**values)
 
     def column(self, name: str) -> list[Any]:
         """All values of one column; others are not read. Not for `images`, which may not fit in memory."""
@@ -230,14 +245,6 @@ class Dataset:
                     f"{self.path}/{file['path']} differs from its manifest (sha256): upload it again"
                 )
             part.replace(path)
-
-
-def _row(table: pa.Table, i: int) -> Row:
-    values: dict[str, Any] = {name: table.column(name)[i].as_py() for name in COLUMNS}
-    values["messages"] = chat(values["messages"])
-    values["images"] = [image["bytes"] for image in values["images"]]
-    values["extra"] = json.loads(values["extra"] or "{}")
-    return Row(**values)
 
 
 def chat(stored: list[dict[str, Any]]) -> list[dict[str, Any]]:

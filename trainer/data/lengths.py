@@ -31,12 +31,13 @@ def measure(prompter: Prompter, dataset: Dataset, start: int, stop: int, solutio
     The second column is 0 without a solution, and everywhere unless `solutions`, which only supervised
     training needs. Image headers are read, but nothing is decoded.
     """
-    columns = ["id", "messages", "images"]
+    columns = ["id", "source", "messages", "images"]
     if solutions:
         columns.append("solution")
     parts = []
     for table in dataset.tables(columns, start, stop):
-        chats = [chat(stored) for stored in table.column("messages").to_pylist()]
+        stored = zip(table.column("messages").to_pylist(), table.column("source").to_pylist(), strict=True)
+        chats = [dataset.prompting.asked(chat(messages), source) for messages, source in stored]
         images = [[image["bytes"].as_py() for image in row.values or ()] for row in table.column("images")]
         part = np.zeros((table.num_rows, 2), np.int32)
         part[:, 0] = prompter.lengths(chats, images, table.column("id").to_pylist())

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib.metadata import version
 from typing import Any
 
@@ -32,6 +32,8 @@ VISION_TOKENS = (
 """Fields of a model's configuration that name a vision token."""
 VISION_PAD = "<|vision_pad|>"
 LIST_BYTES_PER_TOKEN = 36
+THINK = "<think>"
+"""Opens the reasoning; chat templates of models that always reason write it."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,14 @@ class Prompter:
     def eos_token_id(self) -> int:
         """Token id that ends a completion."""
         return self.tokenizer.eos_token_id
+
+    @cached_property
+    def opening(self) -> str:
+        """What the chat template writes of the reply itself: `<think>` for models that always reason, else
+        nothing."""
+        text = [{"type": "text", "text": "?"}]
+        (chat,) = self.texts([[{"role": "user", "content": text}]])
+        return THINK if chat.rstrip().endswith(THINK) else ""
 
     def banned_token_ids(self) -> list[int]:
         """Ids that must never be sampled: vision tokens, and ids at the vocabulary's end that stand for

@@ -15,18 +15,20 @@ from trainer.data.byte_cache import ByteCache
 from trainer.data.dataset import Dataset
 from trainer.data.images import decode
 from trainer.data.processor import EncodedPrompt, EngineRequest, Prompter
+from trainer.data.prompts import Prompting
 
 
 class Datasets:
-    """The datasets of a run, each opened once."""
+    """The datasets of a run, each opened once, and asked as the run says."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: RunConfig) -> None:
+        self._prompting = Prompting.of(config)
         self._open: dict[tuple[str, str], Dataset] = {}
 
     def __getitem__(self, split: Split) -> Dataset:
         key = split.path, split.name
         if key not in self._open:
-            self._open[key] = Dataset(*key)
+            self._open[key] = Dataset(*key, prompting=self._prompting)
         return self._open[key]
 
 
@@ -35,7 +37,7 @@ class RowReader:
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        self.datasets = Datasets()
+        self.datasets = Datasets(config)
         self.cache = ByteCache(int(config.data.image_cache_gib * 2**30))
         self._look_ahead = ThreadPoolExecutor(1, "images")
 

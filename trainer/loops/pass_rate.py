@@ -25,7 +25,7 @@ from trainer.hardware import model_shapes
 from trainer.loops.process import main
 from trainer.observe import scores
 from trainer.observe.report_scores import scores_page
-from trainer.rewards.grading.extraction import final_answer
+from trainer.rewards.grading.forms import FORMS
 from trainer.run.session import Session
 from trainer.sampling.sampler import Ask
 
@@ -71,7 +71,8 @@ def measure(config: RunConfig, run: Session) -> None:
             traces = run.sampler.sample(ask).all()
         with phases("grade"):
             outcomes = run.score(traces)
-        records = records_of(traces, outcomes, {row: run.train_set[row].id for row in rows})
+        ids = {row: run.train_set[row].id for row in rows}
+        records = records_of(traces, outcomes, ids, config.rewards.answer)
         with open(path, "a", encoding="utf-8") as file:
             file.write("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
         if run.checkpoints.storage:
@@ -100,9 +101,11 @@ def _score(config: RunConfig, run: Session, path: Path) -> None:
         "samples": n,
         "temperature": config.evaluation.temperature,
         "judge": judge,
+        "system_prompt": config.data.system_prompt,
+        "answer": config.rewards.answer,
     }
     figures = scores.scores(list(rows.values()), model_shapes.known_as(config.model.path))
-    table, found = scores.table(figures, judge), asked | {"benchmarks": figures}
+    table, found = scores.table(figures, judge, config.data.system_prompt), asked | {"benchmarks": figures}
     for name, text in (
         ("benchmarks.json", json.dumps(found, indent=1)),
         ("benchmarks.md", table),
@@ -116,9 +119,9 @@ def _score(config: RunConfig, run: Session, path: Path) -> None:
 
 
 def records_of(
-    traces: Sequence[Trace], outcomes: Sequence[Outcome], ids: dict[int, str]
+    traces: Sequence[Trace], outcomes: Sequence[Outcome], ids: dict[int, str], form: str = "block"
 ) -> list[dict[str, Any]]:
-    """One line per row of `ids`, in their order."""
+    """One line per row of `ids`, in their order. form: `rewards.answer`."""
     graded: dict[int, list[tuple[Trace, Outcome]]] = {row: [] for row in ids}
     for trace, outcome in zip(traces, outcomes, strict=True):
         graded[trace.row].append((trace, outcome))
@@ -127,7 +130,7 @@ def records_of(
         right = [trace.text for trace, outcome in pairs if outcome.verdict == "correct" and trace.finished]
         rate = sum(outcome.accuracy for _, outcome in pairs) / len(pairs)
         shortest = min(right, key=len, default="")
-        answers = [(_voted(trace.text), outcome.accuracy) for trace, outcome in pairs]
+        answers = [(_voted(trace.text, form), outcome.accuracy) for trace, outcome in pairs]
         tokens = sum(len(trace.completion) for trace, _ in pairs)
         cut = sum(not trace.finished for trace, _ in pairs)
         lines.append(
@@ -144,9 +147,9 @@ def records_of(
     return lines
 
 
-def _voted(text: str) -> str | None:
-    """The boxed answer, unless there are several."""
-    answer, hedged = final_answer(text)
+def _voted(text: str, form: str) -> str | None:
+    """The answer that counts, unless there are several."""
+    answer, hedged = FORMS[form].answer(text)
     return None if hedged else answer
 
 

@@ -25,6 +25,13 @@ WINDOW = 20
 REFERENCE = 10
 """Number of first steps, since the start or a resume, with which entropy and mismatch are compared."""
 
+NO_ANSWER = "reward/no_answer_rate"
+SHOWN = ("no_answer", "variance")
+"""Guards whose alarm shows a completion."""
+SHOWN_CHARS = 200
+NEARLY_ALL = 0.9
+"""Share of completions that are right, or wrong, where no group teaches anything."""
+
 
 @dataclass(frozen=True)
 class Alarm:
@@ -37,17 +44,21 @@ class Alarm:
 class GuardWatch:
     """Compares each step with limits and with earlier steps."""
 
-    def __init__(self, limits: config.Guards) -> None:
+    def __init__(self, limits: config.Guards, form: str = "") -> None:
+        """form: what an answer has to look like, for a person."""
         self.limits = limits
+        self._form = form
         self._ends = [name.strip() for name in limits.end.split(",")]
         self._usual: dict[str, deque[float]] = {}
         self._first: dict[str, list[float]] = {}
         self._streak: dict[str, int] = {}
 
-    def look(self, step: int, stats: Mapping[str, float]) -> list[Alarm]:
-        """The alarms of a step, in the order of the guards."""
+    def look(self, step: int, stats: Mapping[str, float], example: str = "") -> list[Alarm]:
+        """The alarms of a step, in the order of the guards. example: one of its completions."""
         alarms = []
         for guard, text in self._trips(stats).items():
+            if text and example and guard in SHOWN:
+                text += f". One of them: {_short(example)!r}"
             if not text:
                 self._streak[guard] = 0
                 continue
@@ -66,6 +77,9 @@ class GuardWatch:
         left = "the policy has left the reference: KL"
         cut = "responses cut at rollout.max_tokens: share"
         flat = "groups without variance teach nothing: share"
+        formless = "no answer was found where one is expected"
+        if self._form:
+            formless += f" ({self._form}; rewards.answer, data.system_prompt)"
         disk = "the disk fills up: GiB free"
         memory = "host memory fills up: share used"
         host_memory = self._above(stats, "perf/host_memory_fraction", limits.host_memory_max, memory)
@@ -75,12 +89,28 @@ class GuardWatch:
             "skipped": self._above(stats, "optim/skipped_updates", 0.0, skipped),
             "kl": self._above(stats, "kl/mean", limits.kl_max, left),
             "truncated": self._above(stats, "tokens/truncated_fraction", limits.truncated_max, cut),
-            "variance": self._above(stats, "group/zero_std_fraction", limits.zero_std_max, flat),
+            "no_answer": self._above(stats, NO_ANSWER, limits.no_answer_max, f"{formless}: share"),
+            "variance": self._above(
+                stats, "group/zero_std_fraction", limits.zero_std_max, flat, self._why_flat(stats)
+            ),
             "entropy": self._shrunk(stats),
             "mismatch": self._grown(stats),
             "disk": self._below(stats, "perf/disk_free_gib", limits.disk_free_gib, disk),
             "memory": host_memory or self._leaking(stats),
         }
+
+    def _why_flat(self, stats: Mapping[str, float]) -> str:
+        """What most completions of equal rewards have in common."""
+        if stats.get(NO_ANSWER, 0.0) > self.limits.no_answer_max:
+            return "no answer was found in them"
+        if stats.get("tokens/truncated_fraction", 0.0) > self.limits.truncated_max:
+            return "most were cut at rollout.max_tokens"
+        right = stats.get("reward/accuracy", 0.5)
+        if right > 0.9:
+            return "nearly all are right: harder rows would"
+        return (
+            "nearly all are wrong: easier rows would" if right < 0.1 else "each is right or wrong as a whole"
+        )
 
     @staticmethod
     def _nonfinite(stats: Mapping[str, float]) -> str:
@@ -110,8 +140,9 @@ class GuardWatch:
         return "; ".join(spikes)
 
     @staticmethod
-    def _above(stats: Mapping[str, float], name: str, limit: float, text: str) -> str:
-        return f"{text} {stats[name]:.3g} (limit {limit:.3g})" if stats.get(name, -math.inf) > limit else ""
+    def _above(stats: Mapping[str, float], name: str, limit: float, text: str, why: str = "") -> str:
+        now = stats.get(name, -math.inf)
+        return f"{text} {now:.3g} (limit {limit:.3g}){why}" if now > limit else ""
 
     @staticmethod
     def _below(stats: Mapping[str, float], name: str, limit: float, text: str) -> str:
@@ -149,6 +180,12 @@ class GuardWatch:
         if usual is None or now <= self.limits.mismatch_factor * max(usual, 1e-4):
             return ""
         return f"engine and policy drift apart: {now:.2g} nats per token, {usual:.2g} at the start"
+
+
+def _short(text: str) -> str:
+    """A completion for a line of the log: its end is where the answer is expected."""
+    text = " ".join(text.split())
+    return text if len(text) <= SHOWN_CHARS else f"... {text[-SHOWN_CHARS:]}"
 
 
 def of_folder(folder: Path) -> list[Alarm]:

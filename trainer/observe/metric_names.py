@@ -21,7 +21,7 @@ NAMES: dict[str, Name] = {
     "reward/accuracy": Name(
         "fraction", "Mean accuracy reward: with the built-in grader, the share of correct completions."
     ),
-    "reward/format": Name("fraction", "Share of completions with exactly one think and one answer block."),
+    "reward/format": Name("fraction", "Share of completions in the form of `rewards.answer`."),
     "reward/correct_rate": Name("fraction", "Share of completions that the grader found correct."),
     "reward/wrong_rate": Name("fraction", "Share of completions that it found wrong."),
     "reward/no_answer_rate": Name("fraction", "Share of completions in which it found no final answer."),

@@ -6,7 +6,7 @@ import html
 from typing import Any
 
 from trainer.observe.report_page import page
-from trainer.observe.scores import PUBLISHED_BY
+from trainer.observe.scores import PUBLISHED_BY, said
 
 WIDTH = 1140
 NAME = 250
@@ -26,6 +26,7 @@ def scores_page(name: str, found: dict[str, Any]) -> str:
         how = "greedy"
     completions = "1 completion" if samples == 1 else f"{samples} completions"
     facts = [found["model"], f"{completions} per problem, {how}"]
+    facts.append(said(found.get("system_prompt", "rows")))
     if found["judge"]:
         facts.append(f"judged by {found['judge']}")
     head = f"<header><h1>{html.escape(name)}</h1><p>{html.escape(' · '.join(facts))}</p></header>"

@@ -124,8 +124,17 @@ def scores(rows: Sequence[ScoredProblem], base: str = "") -> dict[str, dict[str,
     return figures
 
 
-def table(by_benchmark: dict[str, dict[str, Any]], judge: str) -> str:
-    """The scores as a Markdown table. `judge` is the model that graded free text; empty: rules alone."""
+def said(system_prompt: str) -> str:
+    """What was asked with, in a few words."""
+    words = {"rows": "our prompt", "published": "the benchmark's prompt", "none": "no system message"}
+    return words.get(system_prompt, "a prompt of its own")
+
+
+def table(by_benchmark: dict[str, dict[str, Any]], judge: str, system_prompt: str = "rows") -> str:
+    """The scores as a Markdown table.
+
+    judge: the model that graded free text; empty: rules alone. system_prompt: what was asked with.
+    """
     columns = [key for key in next(iter(by_benchmark.values())) if "@" in key]
     models = [one["published"]["model"] for one in by_benchmark.values() if "published" in one]
     head = ["benchmark", "problems", "accuracy", "95%"]
@@ -136,6 +145,8 @@ def table(by_benchmark: dict[str, dict[str, Any]], judge: str) -> str:
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, figures in by_benchmark.items():
         graded_by = f"judge {judge}" if judge else "rules"
+        if system_prompt != "rows":
+            graded_by += f", {said(system_prompt)}"
         if not judge and name in ASKED_A_MODEL:
             graded_by += " (published: a judge)"
         parts = [(name, figures, graded_by)]

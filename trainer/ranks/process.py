@@ -125,6 +125,10 @@ class RankProcess:
         """A hash of the model's processor. Equal ones give equal lengths."""
         return self.reader.prompter.fingerprint()
 
+    def opening(self) -> str:
+        """What the chat template writes of every reply itself."""
+        return self.reader.prompter.opening
+
     def lengths(self, split: Split, start: int, stop: int) -> np.ndarray:
         """`RowReader.lengths`. Needs neither model nor engine."""
         return self.reader.lengths(split, start, stop)

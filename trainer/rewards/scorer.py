@@ -17,7 +17,8 @@ from trainer.algorithm.traces import Outcome, Verdict
 from trainer.config import ConfigError
 from trainer.rewards import remote
 from trainer.rewards.grading import grader
-from trainer.rewards.grading.extraction import MAX_BOX_CHARS, final_answer, format_reward
+from trainer.rewards.grading.extraction import MAX_BOX_CHARS
+from trainer.rewards.grading.forms import FORMS
 from trainer.rewards.judge import Case, Judge
 from trainer.rewards.process_pool import ProcessPool
 
@@ -64,6 +65,7 @@ class Scorer:
                 f"rewards.judge_url and rewards.{other} are both set: unset one (a server has its own)"
             )
         self.config = config
+        self._form = FORMS[config.answer]
         self._judge = Judge(config) if config.judge_url else None
         self._judged_types = config.judge_types.split(",")
         self._remote = remote.Client(config) if config.remote_url else None
@@ -119,7 +121,7 @@ class Scorer:
                 batch.members.setdefault(("user", text, reference, answer_type), []).append(i)
                 continue
 
-            content, hedged = final_answer(text)
+            content, hedged = self._form.answer(text)
             if self._judge and content and not hedged and answer_type in self._judged_types:
                 batch.cases[i] = (content[:MAX_BOX_CHARS], reference, question)
             task = (content or "", reference, answer_type, question)
@@ -203,7 +205,7 @@ class Scorer:
     ) -> list[Outcome]:
         outcomes = []
         for text, (verdict, accuracy) in zip(texts, graded, strict=True):
-            form = format_reward(text)
+            form = self._form.credit(text)
             reward = self.config.accuracy_weight * accuracy + self.config.format_weight * form
             outcomes.append(Outcome(verdict, accuracy, form, reward))
         self._count(outcomes, evaluated, judged)

@@ -38,6 +38,7 @@ from trainer import config
 from trainer.config import ConfigError
 from trainer.data.schema import AnswerType
 from trainer.rewards.grading import grader
+from trainer.rewards.grading.forms import FORMS
 from trainer.rewards.guard import GuardedProtocol
 from trainer.rewards.remote import TOKEN_VARIABLE
 from trainer.rewards.scorer import Scorer
@@ -316,11 +317,12 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; never all of them")
     parser.add_argument("--port", type=int, default=5000)
     parser.add_argument("--config", default="", help="run configuration whose `rewards` section applies")
+    parser.add_argument("--answer", choices=FORMS, help="where completions state their answer")
     parser.add_argument("--workers", type=int, help="grader processes")
     parser.add_argument("--deadline-s", type=float, help="seconds per completion")
     options = parser.parse_args()
     settings = config.load(options.config).rewards if options.config else config.Rewards()
-    given = {"workers": options.workers, "deadline_s": options.deadline_s}
+    given = {"answer": options.answer, "workers": options.workers, "deadline_s": options.deadline_s}
     settings = replace(settings, **{k: v for k, v in given.items() if v is not None})
     token = os.environ.get(TOKEN_VARIABLE, "")
     try:

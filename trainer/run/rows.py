@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import astuple
 
 import numpy as np
 
@@ -38,7 +39,8 @@ class Rows:
             dataset = self.datasets[split]
             rows = min(len(dataset), split.max_rows or len(dataset))
             processor = self.ranks.first(RankProcess.processor_fingerprint)
-            key = [dataset.fingerprint, split.name, rows, self.config.method, processor]
+            asked = astuple(dataset.prompting)
+            key = [dataset.fingerprint, split.name, rows, self.config.method, processor, asked]
             self._lengths[split] = lengths.cached(key, lambda: self._measure(split, rows))
         return self._lengths[split]
 

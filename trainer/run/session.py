@@ -40,6 +40,7 @@ from trainer.observe.step_stats import one_line, throughput, utilisation
 from trainer.ranks.process import RankProcess
 from trainer.ranks.ranks import Ranks
 from trainer.ranks.ray_ranks import RayRanks
+from trainer.rewards.grading.forms import FORMS
 from trainer.rewards.scorer import Scorer
 from trainer.run.probe import check_first_sync
 from trainer.run.rows import Rows
@@ -89,7 +90,7 @@ class Session:
 
     def _claim_run(self, stages: contextlib.ExitStack) -> None:
         """Takes the run's folder for this process."""
-        self.datasets = Datasets()
+        self.datasets = Datasets(self.config)
         self.train_set = self.datasets[self.config.train_split]
         self.lock = RunLock(self.config.run.dir, "driver")
         stages.callback(self.lock.close)
@@ -143,9 +144,11 @@ class Session:
         self.clock.mark("load")
 
         facts = self.learner.facts
+        if config.method == "grpo":
+            self._say_what_is_asked()
         self._peak_flops = peak_flops(facts.device_name)
         self._shape = shape_of(str(hub.folder(config))) if self._peak_flops else None
-        self.guards = GuardWatch(config.guards)
+        self.guards = GuardWatch(config.guards, FORMS[config.rewards.answer].expected)
         self.nodes = NodeStats(config.run.dir)
         self.saving = Saving(config.run.dir, self.checkpoints, self.learner, self.notice)
         record = partial(self.ranks.all, RankProcess.record)
@@ -196,6 +199,15 @@ class Session:
     def left_out(self) -> int:
         """How many training rows are not used."""
         return self.rows.left_out(self.config.train_split)
+
+    def _say_what_is_asked(self) -> None:
+        """Prompt and form of answer decide what is learned: they are said at the start."""
+        prompt = {"rows": "the rows' own", "none": "none"}.get(self.config.data.system_prompt, "")
+        prompt = prompt or repr(self.config.data.system_prompt)
+        opening = self.ranks.first(RankProcess.opening)
+        opened = f", {opening} is opened by the chat template" if opening else ""
+        form = self.config.rewards.answer
+        print(f"asks: system message {prompt}; answers as {form}: {FORMS[form].expected}{opened}", flush=True)
 
     def begin(self, step: int, total: int) -> None:
         """Before every step."""
@@ -253,7 +265,7 @@ class Session:
             stats |= utilisation(self.config, self._shape, self._peak_flops, image_token_id, traces, times)
         stats |= self.nodes.take()
         self.metrics.log(step, stats)
-        for alarm in self.guards.look(step, stats):
+        for alarm in self.guards.look(step, stats, traces[0].text if traces else ""):
             if alarm.end:
                 raise ConfigError(f"{alarm.text}; the run ends: guards.end names this guard")
             print(f"warning: {alarm.text}", flush=True)

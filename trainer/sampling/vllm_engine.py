@@ -171,6 +171,7 @@ class Engine:
         in_process.register()
         self.config = config
         self.eos_token_id, self._tokenizer = prompter.eos_token_id, prompter.tokenizer
+        self._opening = prompter.opening
         on_gpu = config.placement.device == "cuda"
         self.pictures_at_once = PICTURES_AT_ONCE if on_gpu else sys.maxsize
         if not on_gpu and config.rollout.tensor_parallel > 1:
@@ -316,7 +317,8 @@ class Engine:
             images=tuple(ImageRef(group.prompt.row, number) for number in range(group.images)),
             versions=(self.version, self.version),
             end=ENDS.get(completion.finish_reason, "error"),
-            text=self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+            text=self._opening
+            + self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
         )
 
 

@@ -1,8 +1,8 @@
 r"""Decides whether an answer is the reference answer, by pure functions of strings.
 
-The reference answer comes with the request; nothing is looked up by the text of a prompt. Only the last
-box in the `<answer>` block counts. Routes are tried in order, and each accepts one kind exactly:
-letter, words, number, structure (`(1, 2)`, `3:4`, `12:05`), relation (`x > 3`), expression.
+The reference answer comes with the request; nothing is looked up by the text of a prompt. Which part of
+a completion counts is said by its form (`forms.py`). Routes are tried in order, and each accepts one kind
+exactly: letter, words, number, structure (`(1, 2)`, `3:4`, `12:05`), relation (`x > 3`), expression.
 `decide_fast` takes the routes that need no evaluation. `decide` takes all of them. Its time is bounded
 for all input that is known, but it belongs in a process that can be killed.
 """
@@ -18,7 +18,8 @@ from trainer.algorithm.traces import Verdict
 from trainer.data.schema import AnswerType
 from trainer.rewards.grading import choices, expression, quantity, relations, structures
 from trainer.rewards.grading.expression import Unreadable
-from trainer.rewards.grading.extraction import MAX_BOX_CHARS, final_answer, format_reward, unbox
+from trainer.rewards.grading.extraction import MAX_BOX_CHARS, format_reward, unbox
+from trainer.rewards.grading.forms import FORMS
 from trainer.rewards.grading.notation import clean, split_top
 from trainer.rewards.grading.units import nouns, split_unit
 
@@ -45,20 +46,23 @@ class _NeedsEvaluation(Exception):
     """Only the value of an expression decides, and the caller wants no evaluation."""
 
 
-def grade(completion: str, reference: str, answer_type: AnswerType, question: str = "") -> Verdict:
+def grade(
+    completion: str, reference: str, answer_type: AnswerType, question: str = "", form: str = "block"
+) -> Verdict:
     """Grades one whole completion.
 
     Args:
-        completion: the model's text with its think and answer blocks.
+        completion: the model's text, reasoning included.
         reference: the content of the reference answer's box, with or without `$…$` and `\\boxed{…}`.
         answer_type: the route (`classify(reference)`).
         question: its nouns may follow a number as units (`5 apples`).
+        form: where the answer stands (`forms.FORMS`).
 
     Returns:
-        "correct", "wrong", "no_answer" (no complete box in an answer block), or "error" (the reference
-        answer cannot be read).
+        "correct", "wrong", "no_answer" (none in that form), or "error" (the reference answer cannot be
+        read).
     """
-    content, hedged = final_answer(completion)
+    content, hedged = FORMS[form].answer(completion)
     if content is None:
         return "no_answer"
     return decide("" if hedged else content, reference, answer_type, question)

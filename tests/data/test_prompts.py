@@ -1,0 +1,97 @@
+"""What a run asks with: the rows' words, none, ours, a benchmark's own, a text."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from data_prep.write.shards import write_dataset
+from recipes import recipe_files
+from recipes.presets import resolve
+from tests.conftest import make_rows
+from trainer.config import ConfigError
+from trainer.data import lengths, prompts
+from trainer.data.dataset import Dataset
+from trainer.data.processor import Prompter
+from trainer.data.prompts import Prompting
+from trainer.data.schema import LEARNED, SYSTEM_PROMPT, TEXT_SYSTEM_PROMPT
+from trainer.rewards.grading.forms import FORMS
+
+PICTURE = [
+    {"role": "system", "content": "theirs"},
+    {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "How many?"}]},
+]
+PLAIN = [{"role": "user", "content": "How many?"}]
+
+
+def test_every_form_has_a_message_that_asks_for_it():
+    assert set(prompts.OURS) == set(FORMS)
+    assert FORMS["block"].credit(SYSTEM_PROMPT.partition("For example: ")[2]) == 1.0
+    assert FORMS["final"].answer(prompts.OURS["final"].partition("example: ")[2])[0] == "12"
+
+
+@pytest.mark.parametrize(
+    ("system_prompt", "answer", "messages", "told"),
+    [
+        ("rows", "boxed", PICTURE, "theirs"),
+        ("none", "boxed", PICTURE, None),
+        ("ours", "block", PICTURE, SYSTEM_PROMPT),
+        ("ours", "block", PLAIN, TEXT_SYSTEM_PROMPT),
+        ("ours", "boxed", PLAIN, prompts.STEPS_AND_BOX),
+        ("Say it.", "whole", PICTURE, "Say it."),
+    ],
+)
+def test_the_system_message(system_prompt, answer, messages, told):
+    asked = Prompting(system_prompt, answer).asked(messages, "mine")
+    assert [m["content"] for m in asked if m["role"] == "system"] == ([told] if told else [])
+    assert asked[-1] == messages[-1]
+
+
+def test_a_benchmark_is_asked_in_its_own_words():
+    published = Prompting("published", "any")
+    (vision,) = published.asked(PICTURE, "mathvision/algebra")
+    assert [part["type"] for part in vision["content"]] == ["text", "image", "text"]
+    assert vision["content"][0]["text"] == prompts.BEFORE["mathvision"]
+    (pro,) = published.asked(PICTURE, "mmmu-pro/Physics")
+    assert pro["content"][-1]["text"].endswith("before answering.")
+    (math,) = published.asked(PLAIN, "math-500/algebra")
+    assert math["content"] == f"How many?\n{prompts.STEPS_AND_BOX}"
+    assert published.asked(PICTURE, "mathvista/FigureQA") == PICTURE[1:]
+
+
+def test_rows_and_their_lengths_are_those_that_are_asked(small_config, tmp_path):
+    """A turn that is learned is found where the system message is gone."""
+    (row,) = make_rows("train", 1)
+    turns = [row.messages[0], {"role": "assistant", "content": "4"}, {"role": "user", "content": "And now?"}]
+    row = dataclasses.replace(row, messages=[PICTURE[0], *turns], extra={LEARNED: [2]})
+    write_dataset(tmp_path / "d", "d", {"train": [row]}, {})
+    prompter = Prompter(small_config.model)
+    seen = {}
+    for system_prompt in ("rows", "none", "Think hard about it."):
+        dataset = Dataset(tmp_path / "d", prompting=Prompting(system_prompt))
+        (turn,) = dataset[0].extra[LEARNED]
+        assert dataset[0].messages[turn]["content"] == "4"
+        seen[system_prompt] = len(prompter.token_ids(dataset[0]))
+        assert lengths.measure(prompter, dataset, 0, 1, False)[0, 0] == seen[system_prompt]
+    assert len(set(seen.values())) == 3
+
+
+def test_the_template_that_opens_the_reasoning_is_known(small_config):
+    prompter = Prompter(small_config.model)
+    assert prompter.opening == ""
+    thinking = Prompter(small_config.model)
+    template = thinking.processor.chat_template
+    thinking.processor.chat_template = template + "{% if add_generation_prompt %}<think>\n{% endif %}"
+    assert thinking.opening == "<think>"
+
+
+def test_a_file_of_a_system_message_is_read_at_the_desk(tmp_path):
+    (tmp_path / "p.txt").write_text("Reply with = and: the number.\n")
+    _, (given,) = recipe_files.expand("demo", [f"data.system_prompt=@{tmp_path}/p.txt"])
+    assert json.loads(given.partition("=")[2]) == "Reply with = and: the number."
+    config = resolve("demo", [given]).config
+    assert config.data.system_prompt == "Reply with = and: the number."
+    with pytest.raises(ConfigError, match="name a text file"):
+        recipe_files.expand("demo", [f"data.system_prompt=@{tmp_path}/none.txt"])

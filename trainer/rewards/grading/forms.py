@@ -1,0 +1,136 @@
+r"""The forms in which completions state their answers: which answer counts, and the credit for the form.
+
+    block   the last \boxed{} inside `<answer> </answer>`, after `<think> </think>`: our own prompt
+    boxed   the last \boxed{} behind the reasoning, if that is marked: most published recipes
+    final   what follows `####`, or "the answer is", in the last place that has it: GSM8K
+    whole   all that stands behind the reasoning: short answers, letters, equations
+    any     the first of boxed and final that is there, else the last line: untrained models
+
+Several different answers are a hedge, and wrong, in every form but `whole`. All take linear time on any text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trainer.rewards.grading import extraction
+from trainer.rewards.grading.extraction import MAX_TEXT_CHARS, boxes, unbox
+
+Found = tuple[str | None, bool]
+"""The answer that counts, None without one, and whether it is a hedge."""
+
+OPEN, CLOSE = "<think>", "</think>"
+_MARKS = (
+    re.compile(r"####"),
+    re.compile(r"\banswer\s{0,3}(?:is|:|=)\s{0,3}:?", re.IGNORECASE),
+)
+"""What stands before a final answer; the first that a text has decides."""
+_SENTENCE_END = re.compile(r"[.!](?:\s|$)")
+_EMPHASIS = "*_` \t"
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """One form."""
+
+    answer: Callable[[str], Found]
+    """The answer of a completion."""
+    credit: Callable[[str], float]
+    """1.0 for a completion that has the form, else 0.0."""
+    expected: str
+    """What a completion has to look like, for a person."""
+
+
+def behind_reasoning(text: str) -> str:
+    """What follows the last `</think>`; all of a text that has none, unless it is still reasoning."""
+    if len(text) > MAX_TEXT_CHARS:
+        return ""
+    before, mark, after = text.rpartition(CLOSE)
+    if mark:
+        return after
+    return "" if OPEN in text else text
+
+
+def reasons_well(text: str) -> bool:
+    """Whether the reasoning is marked once, at the start, or not at all."""
+    text = text.strip()
+    marks = text.count(OPEN), text.count(CLOSE)
+    return marks == (0, 0) or (marks == (1, 1) and text.startswith(OPEN))
+
+
+def _one_of(answers: list[str]) -> Found:
+    if not answers:
+        return None, False
+    return answers[-1], any(answer != answers[-1] for answer in answers)
+
+
+def _boxed(text: str) -> Found:
+    return _one_of([unbox(box) for box in boxes(behind_reasoning(text))])
+
+
+def _boxed_credit(text: str) -> float:
+    return float(reasons_well(text) and len(boxes(behind_reasoning(text))) == 1)
+
+
+def _marked(text: str) -> list[str]:
+    """What the first kind of mark that a text has is followed by, in order."""
+    for mark in _MARKS:
+        spans = [match.span() for match in mark.finditer(text)]
+        if spans:
+            stops = [start for start, _ in spans[1:]] + [len(text)]
+            pairs = zip(spans, stops, strict=True)
+            return [_trimmed(text[start:stop].partition("\n")[0]) for (_, start), stop in pairs]
+    return []
+
+
+def _trimmed(answer: str) -> str:
+    """An answer without emphasis, box, dollar signs and the end of its sentence."""
+    answer = answer.strip(_EMPHASIS)
+    # a decimal point is followed by a digit
+    if (end := _SENTENCE_END.search(answer)) is not None:
+        answer = answer[: end.start()]
+    inside = boxes(answer)
+    return unbox(inside[-1]) if inside else unbox(answer.strip(_EMPHASIS))
+
+
+def _final(text: str) -> Found:
+    return _one_of(_marked(behind_reasoning(text)))
+
+
+def _final_credit(text: str) -> float:
+    rest = behind_reasoning(text).strip()
+    last = rest.rpartition("\n")[2]
+    return float(reasons_well(text) and len(_marked(rest)) == 1 and bool(_marked(last)))
+
+
+def _whole(text: str) -> Found:
+    rest = behind_reasoning(text).strip()
+    return (_trimmed(rest) if "\n" not in rest else unbox(rest)) or None, False
+
+
+def _whole_credit(text: str) -> float:
+    return float(reasons_well(text) and bool(behind_reasoning(text).strip()))
+
+
+def _any(text: str) -> Found:
+    for answer in (_boxed, _final):
+        found = answer(text)
+        if found[0] is not None:
+            return found
+    return _whole(behind_reasoning(text).strip().rpartition("\n")[2])
+
+
+FORMS = {
+    "block": AnswerForm(
+        extraction.final_answer,
+        extraction.format_reward,
+        "<think> ... </think><answer> $\\boxed{...}$ </answer>",
+    ),
+    "boxed": AnswerForm(_boxed, _boxed_credit, "one \\boxed{...} behind the reasoning"),
+    "final": AnswerForm(_final, _final_credit, '"#### ..." or "The answer is ..." at the end'),
+    "whole": AnswerForm(_whole, _whole_credit, "the answer and nothing else behind the reasoning"),
+    "any": AnswerForm(_any, _whole_credit, 'a box, or "The answer is ...", or the answer on the last line'),
+}
+"""By `rewards.answer`."""
