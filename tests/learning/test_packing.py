@@ -136,7 +136,7 @@ def test_attention_by_shape_is_dense_attention(causal, shared):
 
 
 @pytest.mark.parametrize(("again", "together"), [(False, 14), (True, 4)])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, pytest.param("smollm2", marks=pytest.mark.long)])
 def test_gradients_are_those_of_the_padded_computation(family_model, family, again, together):
     """One process: all samples in one row, and cut so that groups are split between rows."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText

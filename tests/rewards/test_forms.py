@@ -41,6 +41,9 @@ SENTENCE = "We add them up. The final answer is: $3.5$."
         ("whole", "B", "B", False, 1.0),
         ("whole", " 12 + 34 = 46\n", "12 + 34 = 46", False, 1.0),
         ("whole", "<think>hm</think> $\\boxed{7}$", "7", False, 1.0),
+        ("whole", "80 + 80 = 160.", "80 + 80 = 160", False, 1.0),
+        ("whole", "80 + 80 = 160. So, 80", "80 + 80 = 160", True, 0.0),
+        ("whole", "5\n6", "5\n6", True, 0.0),
         ("whole", "<think>hm", None, False, 0.0),
         ("whole", "", None, False, 0.0),
         ("block", "<think>a</think><answer>$\\boxed{2}$</answer>", "2", False, 1.0),
@@ -84,6 +87,7 @@ def test_one_completion_is_graded_by_the_form_that_is_asked_for():
         (GSM8K, "72"),
         (INSTRUCT, "B"),
         ("We look at the angles.\n\n(C)", "(C)"),
+        ("It is a prime.\n3.5.", "3.5"),
         ("<think>\\boxed{1}</think>", None),
     ],
 )

@@ -3,10 +3,10 @@ r"""The forms in which completions state their answers: which answer counts, and
     block   the last \boxed{} inside `<answer> </answer>`, after `<think> </think>`: our own prompt
     boxed   the last \boxed{} behind the reasoning, if that is marked: most published recipes
     final   what follows `####`, or "the answer is", in the last place that has it: GSM8K
-    whole   all that stands behind the reasoning: short answers, letters, equations
+    whole   all that stands behind the reasoning, one sentence: short answers, letters, equations
     any     the first of boxed and final that is there, else the last line: untrained models
 
-Several different answers are a hedge, and wrong, in every form but `whole`. All take linear time on any text.
+Several different answers are a hedge, and wrong; so is more than `whole` asks for. All take linear time on any text.
 """
 
 from __future__ import annotations
@@ -107,10 +107,21 @@ def _final_credit(text: str) -> float:
 
 def _whole(text: str) -> Found:
     rest = behind_reasoning(text).strip()
-    return (_trimmed(rest) if "\n" not in rest else unbox(rest)) or None, False
+    return (_trimmed(rest) or None, not _one_sentence(rest))
+
+
+def _one_sentence(text: str) -> bool:
+    """Whether nothing follows a first line or sentence."""
+    end = _SENTENCE_END.search(text)
+    return "\n" not in text and (end is None or not text[end.end() :].strip(_EMPHASIS))
 
 
 def _whole_credit(text: str) -> float:
+    rest = behind_reasoning(text).strip()
+    return float(reasons_well(text) and bool(rest) and _one_sentence(rest))
+
+
+def _any_credit(text: str) -> float:
     return float(reasons_well(text) and bool(behind_reasoning(text).strip()))
 
 
@@ -119,7 +130,7 @@ def _any(text: str) -> Found:
         found = answer(text)
         if found[0] is not None:
             return found
-    return _whole(behind_reasoning(text).strip().rpartition("\n")[2])
+    return _trimmed(behind_reasoning(text).strip().rpartition("\n")[2]) or None, False
 
 
 FORMS = {
@@ -130,7 +141,7 @@ FORMS = {
     ),
     "boxed": AnswerForm(_boxed, _boxed_credit, "one \\boxed{...} behind the reasoning"),
     "final": AnswerForm(_final, _final_credit, '"#### ..." or "The answer is ..." at the end'),
-    "whole": AnswerForm(_whole, _whole_credit, "the answer and nothing else behind the reasoning"),
-    "any": AnswerForm(_any, _whole_credit, 'a box, or "The answer is ...", or the answer on the last line'),
+    "whole": AnswerForm(_whole, _whole_credit, "the answer and nothing else, in one line"),
+    "any": AnswerForm(_any, _any_credit, 'a box, or "The answer is ...", or the answer on the last line'),
 }
 """By `rewards.answer`."""
