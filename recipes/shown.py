@@ -183,7 +183,8 @@ def _regions(recipe: Recipe, offer: cost.Offer, catalogs: Path) -> str:
     if recipe.site.region:
         return f"in {recipe.site.region} alone (site.region)"
     cloud, form = market(recipe, offer.target), variant(recipe, offer.target, offer.gpu)
-    found = prices.regions(cloud, offer.gpu, offer.spot, catalogs, form)
+    count = recipe.cluster.gpus_per_node
+    found = prices.regions(cloud, offer.gpu, offer.spot, catalogs, form, count)
     if not found:
         return "in any region: SkyPilot's catalog, which has the prices of each, is not on this machine"
     told = ", ".join(f"{name} ${usd:.2f}" for name, usd in list(found.items())[:REGIONS])

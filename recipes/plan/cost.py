@@ -14,6 +14,7 @@ from recipes.capabilities import (
     gpus_for,
     market,
     refusal,
+    sky_targets,
     targets_for,
     uses_spot,
     variant,
@@ -299,7 +300,7 @@ def node_prices(recipe: Recipe, target: str, catalogs: Path | None = None) -> li
     found = []
     for name in members(recipe, target):
         for gpu in gpus_for(recipe, name) if recipe.cluster.gpus_per_node else []:
-            row = price(market(recipe, name), gpu, catalogs, variant(recipe, name, gpu))
+            row = _price(recipe, name, gpu, catalogs)
             for spot in markets(recipe, name) if row else []:
                 if row and (usd := row.spot if spot else row.on_demand) is not None:
                     found.append((usd * recipe.cluster.gpus_per_node, gpu, spot))
@@ -329,15 +330,16 @@ def rented_usd(
     count = recipe.cluster.gpus_per_node
     for name in members(recipe, target):
         for gpu in gpus_for(recipe, name) if CAPABILITIES[name].cloud == cloud else []:
-            row = price(market(recipe, name), gpu, catalogs, variant(recipe, name, gpu))
+            row = _price(recipe, name, gpu, catalogs)
             if row and engine_gpu(name, gpu, count) == engine_name:
                 return ((row.spot if spot else row.on_demand) or 0.0) * count * recipe.cluster.nodes
     return 0.0
 
 
 def members(recipe: Recipe, target: str) -> list[str]:
-    """The targets that one stands for: `skypilot` chooses among clouds."""
-    names = ["skypilot-runpod", "skypilot-gcp"] if target == "skypilot" else [target]
+    """The targets that one stands for: `skypilot` chooses among clouds. Raises ConfigError where site.clouds
+    names another than SkyPilot's."""
+    names = sky_targets(recipe) if target == "skypilot" else [target]
     return [name for name in names if not refusal(recipe, name)]
 
 
@@ -376,8 +378,14 @@ def places(
                     target,
                     gpu,
                     need,
-                    price(market(recipe, target), gpu, catalogs, variant(recipe, target, gpu)),
+                    _price(recipe, target, gpu, catalogs),
                 )
+
+
+def _price(recipe: Recipe, target: str, gpu: str, catalogs: Path | None) -> Price | None:
+    """What a GPU costs in the machines that the recipe asks for."""
+    form, count = variant(recipe, target, gpu), recipe.cluster.gpus_per_node
+    return price(market(recipe, target), gpu, catalogs, form, count)
 
 
 def lacks_ram(recipe: Recipe, row: Price) -> bool:
