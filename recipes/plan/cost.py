@@ -288,9 +288,10 @@ def offers(
             hourly = (row.spot if spot else row.on_demand) if row else None
             if (row and hourly is None) or (hourly or 0.0) * recipe.cluster.gpus_per_node > most:
                 continue
-            # What is rendered rests on nothing of this machine, neither its catalogs nor its runs.
-            ready = boot.seconds(target) if catalogs else (boot.BOOT_S, 0)
-            found.append(_offer(recipe, target, gpu, spot, hourly, step, need, ready, stretch))
+            # What is rendered rests on nothing of this machine: neither catalogs nor runs nor images.
+            pull = boot.pull_seconds(recipe.cluster.image) if catalogs else None
+            ready = boot.seconds(target, pull is not None) if catalogs else (boot.BOOT_S, 0)
+            found.append(_offer(recipe, target, gpu, spot, hourly, step, need, ready, pull, stretch))
     return sorted(found, key=lambda o: (o.usd is None, o.usd or o.hours))
 
 
@@ -404,6 +405,7 @@ def _offer(
     step: StepTime,
     need: MemoryPlan,
     ready: tuple[float, int],
+    pull: float | None,
     stretch: tuple[float, ...],
 ) -> Offer:
     config, cluster = recipe.config, recipe.cluster
@@ -423,8 +425,8 @@ def _offer(
     base = (
         need.shape.parameters * 2 / DOWNLOAD_BYTES_S / (cluster.nodes if nodes_share_weights(config) else 1)
     )
-    start = boot.Restart(base, 0.0, measured).total()
-    restart = boot.Restart(0.0 if checkpoint_suffices(config) else base, upload, measured)
+    start = boot.Restart(base, 0.0, measured, pull).total()
+    restart = boot.Restart(0.0 if checkpoint_suffices(config) else base, upload, measured, pull)
     lost = restart.total() + upload  # what was being uploaded is lost
     seconds = start + expected_seconds(work, interval, stall, lost, between)
     usd_per_hour = None if hourly is None else hourly * cluster.gpus_per_node * cluster.nodes
