@@ -46,8 +46,8 @@ class Builder:
 
 
 def image(push: str, dry_run: bool) -> int:
-    """Pushes the image of this checkout's environment to `push`, REGISTRY/NAME[:TAG], unless it is there; says
-    how to use it."""
+    """Pushes the image of this checkout's environment to `push`, REGISTRY/NAME[:TAG], unless it is there, and
+    says how to use it."""
     reference = named(push)
     name, missing = program()
     builder = commands(name, reference)
@@ -57,8 +57,9 @@ def image(push: str, dry_run: bool) -> int:
         return 0
     if missing:
         raise ConfigError(
-            f"{missing}; or build on a machine that has docker, such as one of a CI, from this commit: `docker "
-            f"build -t {reference} .` and `docker push {reference}`, then --set cluster.image={reference}"
+            f"{missing}; or build this commit on a machine that has docker, such as one of a CI: "
+            f"`docker build -t {reference} .` and `docker push {reference}`, "
+            f"then --set cluster.image={reference}"
         )
     found = asked(builder, reference)
     if found:

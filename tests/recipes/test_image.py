@@ -57,7 +57,9 @@ def docker(tmp_path, monkeypatch, body="", told=TOLD):
         "docker",
         f"""{body}
 case "$1" in
-  manifest) test -e {tmp_path}/pushed || {{ echo "no such manifest: it" >&2; exit 1; }}; cat {tmp_path}/told ;;
+  manifest)
+    test -e {tmp_path}/pushed || {{ echo "no such manifest: it" >&2; exit 1; }}
+    cat {tmp_path}/told ;;
   push) touch {tmp_path}/pushed ;;
 esac""",
     )
@@ -112,9 +114,9 @@ def test_names_that_are_none(push):
 
 def test_without_a_program_the_commands_for_another_machine_are_named(tmp_path, monkeypatch, capsys):
     reference = image.named(NAME)
-    elsewhere = f"`docker build -t {reference} .` and `docker push {reference}`, then --set cluster.image="
+    on_a_ci = f"`docker build -t {reference} .` and `docker push {reference}`, then --set cluster.image="
     code, _, err = run(capsys, "image", "--push", NAME)
-    assert code == 2 and "no docker, podman or buildah is here" in err and elsewhere in err
+    assert code == 2 and "no docker, podman or buildah is here" in err and on_a_ci in err
     stand_in(tmp_path, monkeypatch, "buildah", "")
     assert "buildah is here without skopeo" in run(capsys, "image", "--push", NAME)[2]
     (tmp_path / "bin/buildah").unlink()
