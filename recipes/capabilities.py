@@ -18,6 +18,7 @@ DSTACK = {name: "A100" if name == "A100-80GB" else name for name in LABELLED}
 DSTACK_RUNPOD = {name: DSTACK[name] for name in RUNPOD if name in DSTACK}
 DSTACK_GCP = {name: DSTACK[name] for name in GCP}
 AWS = {name: name for name in ("L4", "L40S", "A100", "A100-80GB", "H100", "H200", "B200")}
+AZURE = {name: name for name in ("A100", "A100-80GB", "H100")}
 LAMBDA = {name: name for name in ("A100", "A100-80GB", "H100", "B200")}
 NEBIUS = {name: name for name in ("L40S", "H100", "H200", "B200")}
 ANY = {name: name for name in (*LABELLED, "MI300X")}
@@ -49,6 +50,9 @@ class Capability:
     """Nodes are thrown away, so checkpoints must go to a bucket."""
     two_groups: bool = True
     """Can run the machines of `sample` as jobs of their own beside the run's."""
+    needs: str = ""
+    """SkyPilot's part for the cloud where our launch environment lacks it: then no launch goes there unless
+    the target is named or SkyPilot has fetched the cloud's catalog."""
     note: str = ""
     """What to know, with where it is from."""
 
@@ -76,7 +80,7 @@ CAPABILITIES: dict[str, Capability] = {
     ),
     "skypilot": Capability(
         platform="sky", cloud="", max_nodes=16, spot=True, gpus=GCP, network_gbit_s=NIC | {"": 100},
-        note="cheapest of RunPod (one node only) and GCP, spot before on-demand",
+        note="cheapest of RunPod (one node only) and GCP, or of site.clouds, spot before on-demand",
     ),
     "skypilot-runpod": Capability(
         platform="sky", cloud="runpod", spot=True, gpus=RUNPOD, network_gbit_s={"": 0},
@@ -112,7 +116,13 @@ CAPABILITIES: dict[str, Capability] = {
     ),
     "skypilot-aws": Capability(
         platform="sky", cloud="aws", max_nodes=16, spot=True, gpus=AWS, network_gbit_s={"": 100}, bucket_mount=True,
+        needs="skypilot[aws]",
         note="between nodes TCP: EFA is not set up",
+    ),
+    "skypilot-azure": Capability(
+        platform="sky", cloud="azure", max_nodes=16, spot=True, gpus=AZURE, network_gbit_s={"": 24},
+        bucket_mount=True, needs="skypilot[azure]",
+        note="between nodes TCP; H100 by one and two: SkyPilot lists the machine of eight as one of twelve",
     ),
     "skypilot-lambda": Capability(
         platform="sky", cloud="lambda", max_nodes=16, gpus=LAMBDA, network_gbit_s={"": 100}, bucket_mount=True,
@@ -121,6 +131,7 @@ CAPABILITIES: dict[str, Capability] = {
     "skypilot-nebius": Capability(
         platform="sky", cloud="nebius", max_nodes=16, spot=True, gpus=NEBIUS, bucket_mount=True,
         network_gbit_s={"H100": 3200, "H200": 3200, "B200": 3200, "": 100}, fast=("H100", "H200", "B200"),
+        needs="skypilot[nebius]",
         note="InfiniBand between nodes of eight (network_tier: best)",
     ),
 }  # fmt: skip
@@ -137,6 +148,9 @@ COUNTS = {
     ("aws", "B200"): (8,),
     ("aws", "L4"): (1, 4, 8),
     ("aws", "L40S"): (1, 4, 8),
+    ("azure", "A100"): (8,),
+    ("azure", "A100-80GB"): (1, 2, 4, 8),
+    ("azure", "H100"): (1, 2),
     ("lambda", "A100"): (1, 2, 4, 8),
     ("lambda", "A100-80GB"): (8,),
     ("lambda", "H100"): (1, 2, 4, 8),
@@ -167,6 +181,16 @@ def variant(recipe: Recipe, target: str, gpu: str) -> str:
         if market(recipe, target) == "runpod"
         else ""
     )
+
+
+def sky_targets(recipe: Recipe) -> list[str]:
+    """The targets that `skypilot` chooses among. Raises ConfigError on a cloud that is none of them."""
+    known = {can.cloud: name for name, can in CAPABILITIES.items() if can.platform == "sky" and can.cloud}
+    del known["kubernetes"]
+    clouds = recipe.site.clouds or ("runpod", "gcp")
+    if unknown := [cloud for cloud in clouds if cloud not in known]:
+        raise ConfigError(f"site.clouds has {', '.join(unknown)}: give some of {', '.join(sorted(known))}")
+    return [known[cloud] for cloud in clouds]
 
 
 def capability(target: str) -> Capability:

@@ -414,6 +414,21 @@ def _(args: argparse.Namespace) -> int:
     )
 
 
+@command(
+    "image",
+    "put the locked environment into an image in your registry, so that machines need not make it",
+    argument(
+        "--push", required=True, metavar="REGISTRY/NAME[:TAG]", help="where to; built only if it is not there"
+    ),
+    DRY_RUN,
+    example="--push registry.example.org/me/spotrl",
+)
+def _(args: argparse.Namespace) -> int:
+    from recipes.drivers import image
+
+    return image.image(args.push, args.dry_run)
+
+
 @command("data", "prepare, preview, verify and compare datasets", passes_on=True)
 def _(args: argparse.Namespace) -> int:
     return delegate("data", args.arguments)

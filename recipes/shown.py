@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from recipes import groups
+from recipes import groups, image_record
 from recipes.capabilities import market, targets_for, variant
 from recipes.plan import boot, choose, cost, hourly, memory, passes, prices, spread, zero_stages
 from recipes.plan.memory import GIB, MemoryPlan
@@ -185,7 +185,8 @@ def _regions(recipe: Recipe, offer: cost.Offer, catalogs: Path) -> str:
     if recipe.site.region:
         return f"in {recipe.site.region} alone (site.region)"
     cloud, form = market(recipe, offer.target), variant(recipe, offer.target, offer.gpu)
-    found = prices.regions(cloud, offer.gpu, offer.spot, catalogs, form)
+    count = recipe.cluster.gpus_per_node
+    found = prices.regions(cloud, offer.gpu, offer.spot, catalogs, form, count)
     if not found:
         return "in any region: SkyPilot's catalog, which has the prices of each, is not on this machine"
     told = ", ".join(f"{name} ${usd:.2f}" for name, usd in list(found.items())[:REGIONS])
@@ -370,14 +371,16 @@ def _offers(recipe: Recipe, offers: list[cost.Offer], console: Console) -> None:
         )  # fmt: skip
     console.print(table)
     console.print(_ranges(first, recipe), highlight=False)
-    starts = {offer.target: boot.seconds(offer.target) for offer in offers}
+    pull = boot.pull_seconds(recipe.cluster.image)
+    starts = {offer.target: boot.seconds(offer.target, pull is not None) for offer in offers}
     told = [
         f"{name} {took:.0f} s ({runs} runs launched from here)"
         for name, (took, runs) in starts.items()
         if runs
     ]
     longer = f"longer where the model's download takes over {boot.START_S:.0f} s"
-    told.append(f"{'else ' * bool(told)}{boot.BOOT_S:.0f} s assumed, {longer}")
+    assumed = boot.Restart(0.0, 0.0, pull=pull).total()
+    told.append(f"{'else ' * bool(told)}{assumed:.0f} s assumed, {longer}")
     took, received, runs = boot.setup()
     part = (
         f" Of that the environment: {took:.0f} s, {received / 1e9:.1f} GB downloaded ({runs} runs)."
@@ -387,6 +390,13 @@ def _offers(recipe: Recipe, offers: list[cost.Offer], console: Console) -> None:
     console.print(f"Launch to first step: {', '.join(told)}.{part}", highlight=False)
     if spot := next((offer for offer in offers if offer.spot), None):
         console.print(f"Back after a preemption on {spot.target}: {spot.restart}.", highlight=False)
+    image = image_record.find(recipe.cluster.image)
+    if image and not image.current:
+        console.print(
+            "cluster.image holds another environment than this checkout's, so each machine makes its own: "
+            "`launch.py image --push` builds the one of this checkout",
+            highlight=False,
+        )
     console.print(
         "Times are a model (recipes/plan/cost.py states every assumption), prices a snapshot or SkyPilot's"
         " catalog."

@@ -188,6 +188,9 @@ class Site:
 
     region: str = ""
     """Cloud region, `us-central1`, or RunPod country and data centre, `US/US-KS-2`."""
+    clouds: tuple[str, ...] = ()
+    """Clouds that the target skypilot chooses among, of runpod, gcp, aws, azure, lambda and nebius; empty:
+    runpod and gcp."""
     kubernetes_context: str = ""
     """Context of your kubeconfig."""
     node_pool: str = ""
@@ -232,8 +235,8 @@ class Site:
 
 
 Target = Literal["local", "ssh", "slurm", "pbs", "skypilot", "skypilot-runpod", "skypilot-gcp", "skypilot-kubernetes",
-                 "skypilot-aws", "skypilot-lambda", "skypilot-nebius", "dstack-runpod", "dstack-gcp",
-                 "dstack-kubernetes", "dstack-ssh"]  # fmt: skip
+                 "skypilot-aws", "skypilot-azure", "skypilot-lambda", "skypilot-nebius", "dstack-runpod",
+                 "dstack-gcp", "dstack-kubernetes", "dstack-ssh"]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -229,19 +229,29 @@ def _summary(record: RunRecord) -> str:
 
 
 def cheapest_target(recipe: Recipe) -> str:
-    """The default target of a recipe: this machine without GPUs, else the cheapest offer."""
+    """The default target of a recipe: this machine without GPUs, else the cheapest offer of a cloud that can
+    be driven from here."""
     if not recipe.cluster.gpus_per_node:
         return "local"
-    found = [offer for offer in cost.offers(recipe, prices.sky_catalogs()) if offer.usd is not None]
+    driven = [name for name in capabilities.targets_for(recipe) if _driven(name)]
+    offers = cost.offers(recipe, prices.sky_catalogs(), driven) if driven else []
+    found = [offer for offer in offers if offer.usd is not None]
     if found:
         return found[0].target
-    rented = [(prices_of[0][0], name) for name in capabilities.targets_for(recipe) if name != "skypilot" if
+    rented = [(prices_of[0][0], name) for name in driven if name != "skypilot" if
               (prices_of := cost.node_prices(recipe, name, prices.sky_catalogs()))]  # fmt: skip
     if recipe.kind != "train" and rented:
         return min(rented)[1]
     raise ConfigError(
         f"no target with known prices can run {recipe.name}: name one with --target (docs/targets.md)"
     )
+
+
+def _driven(target: str) -> bool:
+    """Whether a launch there needs nothing besides our launch environment, or a SkyPilot of yours has fetched
+    the cloud's prices."""
+    can = capabilities.CAPABILITIES[target]
+    return not can.needs or (prices.sky_catalogs() / can.cloud).is_dir()
 
 
 def _run(commands: Commands, record: RunRecord, env: dict[str, str]) -> int:

@@ -14,6 +14,7 @@ from recipes.capabilities import (
     gpus_for,
     market,
     refusal,
+    sky_targets,
     targets_for,
     uses_spot,
     variant,
@@ -287,9 +288,10 @@ def offers(
             hourly = (row.spot if spot else row.on_demand) if row else None
             if (row and hourly is None) or (hourly or 0.0) * recipe.cluster.gpus_per_node > most:
                 continue
-            # What is rendered rests on nothing of this machine, neither its catalogs nor its runs.
-            ready = boot.seconds(target) if catalogs else (boot.BOOT_S, 0)
-            found.append(_offer(recipe, target, gpu, spot, hourly, step, need, ready, stretch))
+            # What is rendered rests on nothing of this machine: neither catalogs nor runs nor images.
+            pull = boot.pull_seconds(recipe.cluster.image) if catalogs else None
+            ready = boot.seconds(target, pull is not None) if catalogs else (boot.BOOT_S, 0)
+            found.append(_offer(recipe, target, gpu, spot, hourly, step, need, ready, pull, stretch))
     return sorted(found, key=lambda o: (o.usd is None, o.usd or o.hours))
 
 
@@ -299,7 +301,7 @@ def node_prices(recipe: Recipe, target: str, catalogs: Path | None = None) -> li
     found = []
     for name in members(recipe, target):
         for gpu in gpus_for(recipe, name) if recipe.cluster.gpus_per_node else []:
-            row = price(market(recipe, name), gpu, catalogs, variant(recipe, name, gpu))
+            row = _price(recipe, name, gpu, catalogs)
             for spot in markets(recipe, name) if row else []:
                 if row and (usd := row.spot if spot else row.on_demand) is not None:
                     found.append((usd * recipe.cluster.gpus_per_node, gpu, spot))
@@ -329,15 +331,16 @@ def rented_usd(
     count = recipe.cluster.gpus_per_node
     for name in members(recipe, target):
         for gpu in gpus_for(recipe, name) if CAPABILITIES[name].cloud == cloud else []:
-            row = price(market(recipe, name), gpu, catalogs, variant(recipe, name, gpu))
+            row = _price(recipe, name, gpu, catalogs)
             if row and engine_gpu(name, gpu, count) == engine_name:
                 return ((row.spot if spot else row.on_demand) or 0.0) * count * recipe.cluster.nodes
     return 0.0
 
 
 def members(recipe: Recipe, target: str) -> list[str]:
-    """The targets that one stands for: `skypilot` chooses among clouds."""
-    names = ["skypilot-runpod", "skypilot-gcp"] if target == "skypilot" else [target]
+    """The targets that one stands for: `skypilot` chooses among clouds. Raises ConfigError where site.clouds
+    names another than SkyPilot's."""
+    names = sky_targets(recipe) if target == "skypilot" else [target]
     return [name for name in names if not refusal(recipe, name)]
 
 
@@ -376,8 +379,14 @@ def places(
                     target,
                     gpu,
                     need,
-                    price(market(recipe, target), gpu, catalogs, variant(recipe, target, gpu)),
+                    _price(recipe, target, gpu, catalogs),
                 )
+
+
+def _price(recipe: Recipe, target: str, gpu: str, catalogs: Path | None) -> Price | None:
+    """What a GPU costs in the machines that the recipe asks for."""
+    form, count = variant(recipe, target, gpu), recipe.cluster.gpus_per_node
+    return price(market(recipe, target), gpu, catalogs, form, count)
 
 
 def lacks_ram(recipe: Recipe, row: Price) -> bool:
@@ -396,6 +405,7 @@ def _offer(
     step: StepTime,
     need: MemoryPlan,
     ready: tuple[float, int],
+    pull: float | None,
     stretch: tuple[float, ...],
 ) -> Offer:
     config, cluster = recipe.config, recipe.cluster
@@ -415,8 +425,8 @@ def _offer(
     base = (
         need.shape.parameters * 2 / DOWNLOAD_BYTES_S / (cluster.nodes if nodes_share_weights(config) else 1)
     )
-    start = boot.Restart(base, 0.0, measured).total()
-    restart = boot.Restart(0.0 if checkpoint_suffices(config) else base, upload, measured)
+    start = boot.Restart(base, 0.0, measured, pull).total()
+    restart = boot.Restart(0.0 if checkpoint_suffices(config) else base, upload, measured, pull)
     lost = restart.total() + upload  # what was being uploaded is lost
     seconds = start + expected_seconds(work, interval, stall, lost, between)
     usd_per_hour = None if hourly is None else hourly * cluster.gpus_per_node * cluster.nodes

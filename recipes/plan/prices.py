@@ -31,26 +31,33 @@ class Price:
     source: str
     host_gib: float | None = None
     """RAM that comes with it, GiB; None: not known."""
+    sizes: tuple[int, ...] = ()
+    """GPUs per machine that the price is for; (): the same for every machine that the cloud sells."""
 
 
 @functools.cache
 def snapshot() -> tuple[Price, ...]:
     """The prices in this repository."""
-    return tuple(Price(**row) for row in json.loads(SNAPSHOT.read_text())["rows"])
+    rows = json.loads(SNAPSHOT.read_text())["rows"]
+    return tuple(Price(**row | {"sizes": tuple(row.get("sizes", ()))}) for row in rows)
 
 
-def price(cloud: str, gpu: str, catalogs: Path | None = None, variant: str = "") -> Price | None:
+def price(
+    cloud: str, gpu: str, catalogs: Path | None = None, variant: str = "", count: int = 0
+) -> Price | None:
     """The price of a GPU on a cloud, None if nobody here knows it.
 
     `catalogs`: SkyPilot's catalog directory; its cheapest row of that GPU goes before the snapshot.
     `variant`: the platform's name of what is rented, where a cloud sells the GPU in two forms (PCIe, SXM) at
-    two prices.
+    two prices. `count`: GPUs of the machine, where machines differ in price per GPU; 0: any.
     """
     rows = (row for row in snapshot() if (row.cloud, row.gpu) == (cloud, gpu))
-    known = next((row for row in rows if variant in ("", row.engine_gpu)), None)
+    fitting = (row for row in rows if not count or not row.sizes or count in row.sizes)
+    known = next((row for row in fitting if variant in ("", row.engine_gpu)), None)
     if catalogs is None:
         return known
-    return from_catalog(known or Price(cloud, gpu, variant or gpu, 0.0, None, "", ""), catalogs) or known
+    asked = known or Price(cloud, gpu, variant or gpu, 0.0, None, "", "")
+    return from_catalog(asked, catalogs, count) or known
 
 
 def sky_catalogs() -> Path:
@@ -75,16 +82,21 @@ HOSTS = {"A100-80GB": "a2-ultragpu-1g", "H100": "a3-highgpu-1g"}
 
 
 @functools.cache
-def listed(cloud: str, gpu: str, engine_gpu: str, catalogs: Path) -> Listed | None:
-    """From `vms.csv`; on GCP, the GPU and the machine that it is attached to. None where it is not listed."""
+def listed(cloud: str, gpu: str, engine_gpu: str, catalogs: Path, count: int = 0) -> Listed | None:
+    """From `vms.csv`, of machines with `count` GPUs where there are any, else of the smallest; on GCP, the
+    GPU and the machine that it is attached to. None where it is not listed."""
     path = catalogs / cloud / "vms.csv"
     if not path.is_file():
         return None
     rows = _rows(path, cloud, engine_gpu)
     gpus = [row for row in rows if row["AcceleratorName"] == engine_gpu and _number(row, "AcceleratorCount")]
-    # Some clouds (AWS) sell eight at a time only: then their eighth.
-    fewest = min((_number(row, "AcceleratorCount") for row in gpus), default=0.0)
-    gpus = [row for row in gpus if _number(row, "AcceleratorCount") == fewest]
+    # Some clouds (AWS) sell eight at a time only: then their eighth. On others (Lambda) an eighth of a large
+    # machine costs something else than the smallest.
+    sold = {_number(row, "AcceleratorCount") for row in gpus if _number(row, "Price")}
+    if not sold:
+        return None
+    size = float(count) if count in sold and cloud != "gcp" else min(sold)
+    gpus = [row for row in gpus if _number(row, "AcceleratorCount") == size]
     hosts = {}
     for row in rows:
         if not row["AcceleratorName"] and row["InstanceType"] == HOSTS.get(gpu):
@@ -98,10 +110,10 @@ def listed(cloud: str, gpu: str, engine_gpu: str, catalogs: Path) -> Listed | No
             price_usd = _number(row, column)
             if not price_usd or (cloud == "gcp" and not (host and _number(host, column))):
                 continue
-            usd = price_usd / fewest + (_number(host, column) if host else 0.0)
+            usd = price_usd / size + (_number(host, column) if host else 0.0)
             found[row["Region"]] = min(usd, found.get(row["Region"], usd))
         regions[column] = dict(sorted(found.items(), key=lambda item: item[1]))
-    sizes = [_number(row, "MemoryGiB") / fewest for row in [*gpus, *hosts.values()]]
+    sizes = [_number(row, "MemoryGiB") / size for row in [*gpus, *hosts.values()]]
     ram = max((size for size in sizes if size), default=None)
     date = time.strftime("%Y-%m-%d", time.gmtime(path.stat().st_mtime))
     return Listed(regions, ram, date, path) if regions["Price"] else None
@@ -129,9 +141,9 @@ def _number(row: Mapping[str, str], column: str) -> float:
         return 0.0
 
 
-def from_catalog(known: Price, catalogs: Path) -> Price | None:
-    """A price as the catalog has it in the cheapest region of each market."""
-    found = listed(known.cloud, known.gpu, known.engine_gpu, catalogs)
+def from_catalog(known: Price, catalogs: Path, count: int = 0) -> Price | None:
+    """A price as the catalog has it in the cheapest region of each market, for machines of `count` GPUs."""
+    found = listed(known.cloud, known.gpu, known.engine_gpu, catalogs, count)
     if found is None:
         return None
     on_demand, spot = (next(iter(found.regions[column].values()), None) for column in ("Price", "SpotPrice"))
@@ -140,9 +152,11 @@ def from_catalog(known: Price, catalogs: Path) -> Price | None:
     return Price(known.cloud, known.gpu, known.engine_gpu, on_demand, spot, found.date, source, found.ram)
 
 
-def regions(cloud: str, gpu: str, spot: bool, catalogs: Path, variant: str = "") -> dict[str, float]:
+def regions(
+    cloud: str, gpu: str, spot: bool, catalogs: Path, variant: str = "", count: int = 0
+) -> dict[str, float]:
     """Dollars per GPU-hour by region in SkyPilot's catalog, cheapest first; empty where that is not on this
     machine."""
     known = price(cloud, gpu, None, variant)
-    found = listed(cloud, gpu, known.engine_gpu if known else variant or gpu, catalogs)
+    found = listed(cloud, gpu, known.engine_gpu if known else variant or gpu, catalogs, count)
     return found.regions["SpotPrice" if spot else "Price"] if found else {}

@@ -13,7 +13,16 @@ from typing import Any
 
 import yaml
 
-from recipes.capabilities import CAPABILITIES, capability, engine_gpu, gpus_for, kept_folder, managed
+from recipes.capabilities import (
+    CAPABILITIES,
+    capability,
+    engine_gpu,
+    gpus_for,
+    kept_folder,
+    managed,
+    refusal,
+    sky_targets,
+)
 from recipes.plan import cost
 from recipes.spec import ASKED_BUCKET, Recipe
 from recipes.targets import restarts, script
@@ -161,6 +170,9 @@ def _choices(recipe: Recipe, target: str) -> list[dict[str, Any]]:
     """Places to try, in order of what the run is expected to cost there, preemptions and restarts included
     (what trains nothing: per hour); then those whose price or memory is not known, spot before on-demand."""
     names = cost.members(recipe, target)
+    if not names:
+        clouds = sky_targets(recipe)
+        raise ConfigError(f"no cloud of site.clouds can run {recipe.name}: {refusal(recipe, clouds[0])}")
     expected = {
         (o.target, o.gpu, o.spot): o.usd for o in cost.offers(recipe, targets=names) if o.usd is not None
     }

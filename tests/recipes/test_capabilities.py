@@ -43,7 +43,7 @@ from trainer.config import ConfigError
             "with 3 per node",
         ),
         ("demo", "dstack-runpod", [], "rents machines with GPUs"),
-        ("demo", "skypilot-azure", [], "unknown target skypilot-azure: did you mean skypilot"),
+        ("demo", "skypilot-azur", [], "unknown target skypilot-azur: did you mean skypilot-azure"),
         ("grpo-qwen2.5-vl-7b-mathv60k", "skypilot-runpod", ["storage.mount=/bucket"], "cannot mount buckets"),
         ("grpo-qwen2.5-vl-7b-mathv60k", "skypilot-runpod", ["storage.volume=v"], "set site.region"),
     ],
