@@ -41,7 +41,14 @@ def shell_of(text):
     if text.startswith("#!"):
         return text
     data = yaml.safe_load(text)
+    if data.get("kind") == "JobSet":
+        return pod_of(data)["containers"][0]["command"][2]
     return "\n".join([data.get("setup", ""), data.get("run", ""), *data.get("commands", [])])
+
+
+def pod_of(job_set):
+    """The pods' specification in a JobSet."""
+    return job_set["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
 
 
 def rendered(prefix=""):
