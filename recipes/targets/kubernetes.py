@@ -30,14 +30,20 @@ ARCHIVE, ARCHIVE_FOLDER = "code.tar.gz", "/etc/spotrl"
 """Key of the ConfigMap that holds the code, and where that is mounted."""
 LEFT_OUT = ("tests", "docs", "benchmarks", "runs", "generated", "__pycache__")
 """Files and folders that no node needs, besides hidden ones."""
+CHECKS = ("tests/conftest.py", "tests/gpu", "tests/learning")
+"""What a check of a card needs of it all the same."""
 CONTAINER, NODE = "spotrl", "node"
 """Name of the container, and of the JobSet's one Job."""
 KEPT_S = 3 * 24 * 3600
 """Seconds until a JobSet that has ended is removed, and the tokens and the code with it."""
 SPOT_NOTICE_S = 15
 """Seconds that a pod has on a spot node of GKE; elsewhere it is site.grace_s."""
+KIND = "jobsets.jobset.x-k8s.io"
+"""JobSets, as kubectl takes the word."""
 INSTANCE = "app.kubernetes.io/instance"
 """Label of a JobSet and its pods: the JobSet's name."""
+SET_LABEL = "jobset.sigs.k8s.io/jobset-name"
+"""Label that JobSet gives to its Jobs and their pods."""
 RANK_LABEL = "batch.kubernetes.io/job-completion-index"
 """Label that Kubernetes gives to the pods of an indexed Job."""
 
@@ -116,10 +122,11 @@ def _head(recipe: Recipe, target: str) -> str:
     tokens = script.API_KEY if recipe.kind == "serve" else "HF_TOKEN, AWS_ACCESS_KEY_ID"
     if recipe.uses_bucket and not recipe.storage.bucket:
         tokens += ", BUCKET"
-    left_out = " ".join(f"--exclude={name}" for name in LEFT_OUT)
+    tar = f"tar -cf code.tar {' '.join(f'--exclude={name}' for name in LEFT_OUT)} *"
+    tar += f" && tar -rf code.tar {' '.join(CHECKS)}" if recipe.kind == "check" else ""
     lines = [
         script.written_by(recipe, target),
-        f"  tar -czf {ARCHIVE} {left_out} *",
+        f"  {tar} && gzip code.tar",
         f"  {program} create configmap try-1 --from-file={ARCHIVE}",
         f"  {program} create secret generic try-1 --from-env-file=tokens.env    # NAME=value: {tokens}, ...",
         *([f"  {program} apply -f {path}.volume.yaml"] if recipe.storage.volume else []),
