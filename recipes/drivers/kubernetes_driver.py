@@ -36,6 +36,8 @@ GIVEN = ("SPOTRL_SOURCE", "SPOTRL_LAUNCH", *script.SETTINGS)
 """Variables of a launch that its pods get besides tokens."""
 APPLY = ("apply", "--server-side", "--force-conflicts", "-f", "-")
 """The server's own apply leaves no second copy of the tokens in an annotation."""
+AWAY = ("Unable to connect", "connection to the server", "dial tcp")
+"""What kubectl says where no API server answers."""
 POLL_S = float(os.environ.get("SPOTRL_POLL_S", "5"))
 
 
@@ -212,9 +214,9 @@ def _refusal(complaint: str) -> str:
     said = lines[-1] if lines else "nothing"
     if "no matches for kind" in said:
         return "the cluster has no JobSet controller: have JobSet installed there"
-    if "orbidden" in said:
+    if "(Forbidden)" in said:
         return f"your account lacks a right ({said}): ask for a role that has it, or set site.namespace"
-    if "connect" in said:
+    if any(words in said for words in AWAY):
         return (
             f"kubectl does not reach the cluster ({said}): choose one with `kubectl config use-context`, or "
             "set site.kubernetes_context"

@@ -1,7 +1,7 @@
-"""The pods of a JobSet on two hosts: each runs the rendered command on the packed code, with the variables that
-Kubernetes gives it, and finds the head by its stable name.
+"""The pods of a JobSet on hosts of the lab: each runs the rendered command on the packed code, with the
+variables that Kubernetes gives it, and finds the head by its stable name.
 
-No API server is packaged: who starts the pods, and the names that the set's headless service gives, are played.
+No API server is packaged: who starts the pods, and the names that the headless service gives, are played.
 """
 
 from __future__ import annotations
