@@ -28,8 +28,20 @@ CODE = "/spotrl"
 """Where the repository stands in the container."""
 ARCHIVE, ARCHIVE_FOLDER = "code.tar.gz", "/etc/spotrl"
 """Key of the ConfigMap that holds the code, and where that is mounted."""
-LEFT_OUT = ("tests", "docs", "benchmarks", "runs", "generated", "__pycache__")
-"""Files and folders that no node needs, besides hidden ones."""
+TOKENS = "tokens.env"
+"""File with tokens that the head of a rendered file names."""
+LEFT_OUT = (
+    "tests",
+    "docs",
+    "benchmarks",
+    "runs",
+    "generated",
+    "__pycache__",
+    "code.tar",
+    ARCHIVE,
+    TOKENS,
+)
+"""Files and folders that no node needs or that none may see, besides hidden ones."""
 CHECKS = ("tests/conftest.py", "tests/gpu", "tests/learning")
 """What a check of a card needs of it all the same."""
 CONTAINER, NODE = "spotrl", "node"
@@ -126,9 +138,9 @@ def _head(recipe: Recipe, target: str) -> str:
     tar += f" && tar -rf code.tar {' '.join(CHECKS)}" if recipe.kind == "check" else ""
     lines = [
         script.written_by(recipe, target),
-        f"  {tar} && gzip code.tar",
+        f"  {tar} && gzip -f code.tar",
         f"  {program} create configmap try-1 --from-file={ARCHIVE}",
-        f"  {program} create secret generic try-1 --from-env-file=tokens.env    # NAME=value: {tokens}, ...",
+        f"  {program} create secret generic try-1 --from-env-file={TOKENS}    # NAME=value: {tokens}, ...",
         *([f"  {program} apply -f {path}.volume.yaml"] if recipe.storage.volume else []),
         f"  sed s/{NAME}/try-1/g {path}.yaml | {program} create -f -",
         f"The cluster needs the JobSet controller. A name has at most {LONGEST_NAME} characters.",

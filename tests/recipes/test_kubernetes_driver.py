@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import subprocess
 import tarfile
 import threading
 import time
@@ -18,6 +19,7 @@ from recipes import run_record
 from recipes.drivers import dashboard, kubernetes_driver, platform_state
 from recipes.presets import get
 from recipes.targets import kubernetes, script
+from recipes.targets.render import GENERATED
 from tests.recipes.desk import elsewhere, run, stand_in  # noqa: F401
 from tests.recipes.kubernetes_api import Api
 from tests.recipes.test_kubernetes import check_schema, container_of, env_of
@@ -173,6 +175,31 @@ def test_a_second_launch_of_a_set_that_lives_is_refused_and_an_ended_one_is_repl
     play(api, conditions=[ended("Failed", "x")])
     started(capsys)
     assert the_set(api)["metadata"]["uid"] != first and len(api.named("secrets")) == 1
+
+
+@pytest.mark.parametrize("name", ["preflight", "gpu-check"])
+def test_the_head_of_a_committed_file_is_commands_that_start_it(api, tmp_path, name):
+    folder = tmp_path / "repository"
+    place = folder / "recipes/generated/kubernetes"
+    place.mkdir(parents=True)
+    text = (GENERATED / f"kubernetes/{name}.yaml").read_text()
+    (place / f"{name}.yaml").write_text(text)
+    for part in ("trainer/task.sh", "docs/page.md", *(f"{check}/part" for check in kubernetes.CHECKS)):
+        (folder / part).parent.mkdir(parents=True, exist_ok=True)
+        (folder / part).write_text("part\n")
+    (folder / "tokens.env").write_text(f"HF_TOKEN={TOKEN}\n")
+    commands = [line.removeprefix("#   ") for line in text.splitlines() if line.startswith("#   ")]
+    assert len(commands) == 4
+    done = subprocess.run(["bash", "-euc", "\n".join(commands)], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert {key[2] for key in api.objects} == {"try-1"}
+    assert kubernetes.NAME not in json.dumps(the_set(api))
+    data = base64.b64decode(api.named("configmaps")[0]["binaryData"][kubernetes.ARCHIVE])
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        names = archive.getnames()
+    assert kubernetes.TOKENS not in names
+    assert "trainer/task.sh" in names and not any("docs" in one or "generated" in one for one in names)
+    assert any(one.startswith("tests/gpu") for one in names) == (name == "gpu-check")
 
 
 # --- What says what to change -----------------------------------------------------------------------
