@@ -25,10 +25,14 @@ ANY = {name: name for name in (*LABELLED, "MI300X")}
 NIC = {"A100-80GB": 100.0, "A100": 100.0, "H100": 800.0, "H200": 3200.0, "B200": 3200.0, "L4": 50.0}
 
 
+DISPOSABLE = ("sky", "dstack", "kubectl")
+"""Platforms whose machines or containers are thrown away, with all that is on them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Capability:
     platform: str
-    """Program that drives it: sky, dstack, sbatch, qsub, ssh or none."""
+    """Program that drives it: sky, dstack, kubectl, sbatch, qsub, ssh or none."""
     cloud: str
     """Whose machines, by the price list's name; empty: yours."""
     max_nodes: int = 1
@@ -113,6 +117,11 @@ CAPABILITIES: dict[str, Capability] = {
         platform="dstack", cloud="", max_nodes=64, gpus=DSTACK, network_gbit_s={"": 100}, asks_bucket=False,
         two_groups=False,
         note="own machines as an SSH fleet: --hosts",
+    ),
+    "kubernetes": Capability(
+        platform="kubectl", cloud="kubernetes", max_nodes=64, spot=True, gpus=LABELLED,
+        network_gbit_s={"": 400},
+        note="your cluster with the JobSet controller; no tool between",
     ),
     "skypilot-aws": Capability(
         platform="sky", cloud="aws", max_nodes=16, spot=True, gpus=AWS, network_gbit_s={"": 100}, bucket_mount=True,
@@ -266,7 +275,7 @@ def check(recipe: Recipe, target: str) -> None:
 
 def kept_folder(recipe: Recipe, target: str) -> str:
     """The folder of a node whose files outlive the run's machines: "/" for machines of yours, "" for none."""
-    if capability(target).platform not in ("sky", "dstack"):
+    if capability(target).platform not in DISPOSABLE:
         return "/"
     return "/workspace" if recipe.storage.volume else ""
 

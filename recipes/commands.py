@@ -138,8 +138,8 @@ def _render(name: str, target: str | None, overrides: list[str], out: str) -> in
 
 @command(
     "up",
-    "run a recipe; Ctrl-C stops following the logs; what stands after `--` goes to sky, dstack, sbatch "
-    "or qsub",
+    "run a recipe; Ctrl-C stops following the logs; what stands after `--` goes to sky, dstack, "
+    "kubectl, sbatch or qsub",
     RECIPE,
     *STARTED,
     example=f"{MIDDLE} --target skypilot-runpod --bucket s3://mine --set optimizer.learning_rate=1e-6\n"

@@ -173,7 +173,7 @@ class Budget:
     max_losses: int = within(10, least=0)
     """The same for attempts whose machines were taken away or lost; it begins again with every checkpoint."""
     max_requeues: int = within(20, least=0)
-    """Restarts of one batch job (Slurm, PBS), whatever the reason; `resume` submits a new one."""
+    """Restarts of one job (Slurm, PBS, Kubernetes), whatever the reason; `resume` submits a new one."""
     idle_minutes: int = within(10, least=0)
     """Machines of managed jobs and of dstack wait this long for the next attempt of a run, then they go
     down."""
@@ -193,10 +193,17 @@ class Site:
     runpod and gcp."""
     kubernetes_context: str = ""
     """Context of your kubeconfig."""
+    namespace: str = ""
+    """Kubernetes namespace; empty: that of the context."""
     node_pool: str = ""
     """Node pool label (GKE: cloud.google.com/gke-nodepool)."""
+    gpu_label: str = ""
+    """Label and value of the Kubernetes nodes with the planned GPU, `example.com/card=h100`; empty: NVIDIA's
+    and GKE's own labels."""
+    topology: str = ""
+    """Node label of a network domain (a rack, a block): the pods of a run get one for themselves."""
     queue: str = ""
-    """Kueue's local queue that the pods wait in (SkyPilot on Kubernetes)."""
+    """Kueue's local queue that the pods wait in."""
     storage_class: str = ""
     """Storage class of the claim `storage.volume`; several nodes need one that many can write to
     (ReadWriteMany)."""
@@ -231,12 +238,13 @@ class Site:
     pbs: Literal["pro", "torque"] = "pro"
     """Dialect of the resource request: PBS Professional and OpenPBS, or Torque."""
     grace_s: int = within(120, least=0)
-    """Slurm's GraceTime: seconds between the preemption notice and the kill."""
+    """Seconds between the preemption notice and the kill: Slurm's GraceTime, Kubernetes'
+    terminationGracePeriodSeconds."""
 
 
 Target = Literal["local", "ssh", "slurm", "pbs", "skypilot", "skypilot-runpod", "skypilot-gcp", "skypilot-kubernetes",
                  "skypilot-aws", "skypilot-azure", "skypilot-lambda", "skypilot-nebius", "dstack-runpod",
-                 "dstack-gcp", "dstack-kubernetes", "dstack-ssh"]  # fmt: skip
+                 "dstack-gcp", "dstack-kubernetes", "dstack-ssh", "kubernetes"]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

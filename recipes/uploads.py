@@ -23,7 +23,7 @@ def planned(recipe: Recipe, target: str, earlier: dict[str, str]) -> Recipe:
 
     earlier: field -> key of an earlier launch of the run, which stays with what it began with.
     """
-    if capabilities.capability(target).platform not in ("sky", "dstack"):
+    if capabilities.capability(target).platform not in capabilities.DISPOSABLE:
         return recipe
     found = []
     for field, kind in FIELDS.items():

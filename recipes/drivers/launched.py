@@ -51,7 +51,7 @@ def settle(run_id: str, code: int, detached: bool, cluster_minutes: float) -> No
         record = replace(record, confirmed=True)
         if not detached:
             record = replace(record, ended_s=down_s, state="finished")
-    elif platform in ("sky", "dstack"):
+    elif platform in capabilities.DISPOSABLE:
         record = _asked(record, code, down_s)
     elif platform in ("", "ssh") and not detached:
         state, why = ("stopped", "Ctrl-C") if code == EXIT_INTERRUPTED else ("failed", f"exit code {code}")

@@ -18,6 +18,7 @@ from recipes import capabilities, manifest, run_record, uploads
 from recipes.drivers import (
     bucket_access,
     desk_python,
+    kubernetes_driver,
     launch_checks,
     launched,
     platform_state,
@@ -30,7 +31,7 @@ from recipes.drivers.platforms import Commands
 from recipes.plan import choose, cost, prices
 from recipes.run_record import RunRecord
 from recipes.spec import Recipe
-from recipes.targets import script
+from recipes.targets import kubernetes, script
 from recipes.targets.render import render
 from trainer.config import ConfigError
 from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED
@@ -86,6 +87,8 @@ def up(name: str, recipe: Recipe, target: str | None, overrides: list[str], opti
         show(launch)
         return 0
     launch_checks.check_outside(launch.recipe, launch.record, launch.commands, launch.env | launch.secrets)
+    if launch.record.target == "kubernetes":
+        kubernetes_driver.check(launch.record, next(iter(launch.files.values())))
     replace_earlier(launch, options.takeover)
     return start(launch, options.detach)
 
@@ -97,6 +100,8 @@ def prepared(name: str, recipe: Recipe, target: str | None, overrides: list[str]
     before = run_record.load(run_id) if run_record.known(run_id) else None
     recipe = uploads.planned(recipe, target, before.uploads if before else {})
     files = {name: headed(text, recipe, target, run_id) for name, text in render(recipe, target).items()}
+    if target == "kubernetes":
+        files = {name: kubernetes.of_run(text, run_id) for name, text in files.items()}
     used = script.secret_names(recipe)
     secrets = {name: value for name, value in tokens.found().items() if name in used}
     launch_checks.check(recipe, target, options.reproducible, secrets)
@@ -159,11 +164,11 @@ def show(launch: Launch) -> None:
     for command in launch.commands.up:
         print(f"{exports} {shlex.join(command)}")
     if launch.record.target == "ssh":
-        print("# --- which runs, with tokens on standard input")
-        print(
-            *ssh_driver.shown(launch.recipe, launch.record, launch.folder / next(iter(launch.files))),
-            sep="\n",
-        )
+        lines = ssh_driver.shown(launch.recipe, launch.record, launch.folder / next(iter(launch.files)))
+        print("# --- which runs, with tokens on standard input", *lines, sep="\n")
+    if launch.record.target == "kubernetes":
+        lines = kubernetes_driver.shown(launch.record, [launch.folder / name for name in launch.files])
+        print("# --- which runs, with tokens and code on standard input", *lines, sep="\n")
 
 
 def replace_earlier(launch: Launch, takeover: bool) -> None:

@@ -1,5 +1,5 @@
-"""What SkyPilot and dstack say of a run: its state, place, end and cost, from what their programs print as
-JSON."""
+"""What SkyPilot, dstack and Kubernetes say of a run: its state, place, end and cost, from what their
+programs print as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recipes.drivers import platforms
 from recipes.plan import cost, prices
 from recipes.presets import resolve
 from recipes.run_record import RunRecord
-from recipes.targets import restarts
+from recipes.targets import kubernetes, restarts
 from trainer.config import ConfigError
 
 STATES = {
@@ -74,17 +74,20 @@ class Answers:
 
 
 def ask(record: RunRecord, answers: Answers | None = None) -> Said | None:
-    """Asks SkyPilot or dstack; None for other platforms, and where the platform does not answer."""
+    """Asks SkyPilot, dstack or Kubernetes; None for other platforms, and where the platform does not
+    answer."""
     answers = answers or Answers()
     if record.target.startswith("skypilot"):
         return _job(record, answers) if record.managed else _cluster(record, answers)
+    if record.target == "kubernetes":
+        return _job_set(record, answers)
     return _dstack(record, answers) if record.target.startswith("dstack") else None
 
 
 def is_open(record: RunRecord) -> bool:
     """Whether only the platform can tell if the run still costs: a cluster counts until it was seen to be
     gone."""
-    if not record.target.startswith(("skypilot", "dstack")):
+    if not record.target.startswith(("skypilot", "dstack", "kubernetes")):
         return False
     if record.target.startswith("skypilot") and not record.managed:
         return record.state not in ("gone", LAUNCH_FAILED)
@@ -222,6 +225,61 @@ def _dstack(record: RunRecord, answers: Answers) -> Said | None:
     what = f"{len(found)} x {found[0]['instance_type']['name']} in {found[0]['region']}" if found else ""
     per_hour = sum(node["price"] for node in found)
     return Said(text=text, state=state, usd=run.get("cost"), usd_per_hour=per_hour, rented=what)
+
+
+def _job_set(record: RunRecord, answers: Answers) -> Said | None:
+    name, program = kubernetes.set_name(record.run_id), platforms.kubectl(record)
+    listed = answers.rows(*program, "get", kubernetes.KIND, "-o", "json")
+    if listed is None:
+        return None
+    mine = [row for row in listed["items"] if row["metadata"]["name"] == name]
+    if not mine:
+        text = f"JobSet {name}: not in the cluster"
+        return Said(text=text, state="gone", ended_s=time.time(), known=False)
+    of_set = ("-l", f"{kubernetes.SET_LABEL}={name}", "-o", "json")
+    jobs = (answers.rows(*program, "get", "jobs", *of_set) or {"items": []})["items"]
+    status = mine[0].get("status", {})
+    again = status.get("restarts", 0) + sum(job.get("status", {}).get("failed", 0) for job in jobs)
+    if ended := _condition(status, "Completed", "Failed"):
+        failed = ended["type"] == "Failed"
+        last = next((found for job in jobs if (found := _condition(job.get("status", {}), "Failed"))), ended)
+        why = last["message"] if failed else ""
+        return Said(
+            text=f"JobSet {name}: {ended['type']}" + (f" ({why})" if why else ""),
+            state="failed" if failed else "finished",
+            why=why,
+            ended_s=datetime.fromisoformat(ended["lastTransitionTime"]).timestamp(),
+        )
+
+    pods = mine[0]["spec"]["replicatedJobs"][0]["template"]["spec"]["parallelism"]
+    ready = sum(job.get("status", {}).get("ready", 0) for job in jobs)
+    state = "running" if ready == pods else "starting"
+    text = f"JobSet {name}: {state}, {ready} of {pods} pods run, restarted {again} times"
+    if mine[0]["spec"].get("suspend"):
+        return Said(text=f"JobSet {name}: waits for its queue", state="queued")
+    if state == "starting":
+        found = answers.rows(*program, "get", "pods", *of_set) or {"items": []}
+        text += "".join(f"; {why}" for why in {_waits_for(pod): None for pod in found["items"]} if why)
+    return Said(text=text, state=state)
+
+
+def _condition(status: dict[str, Any], *types: str) -> dict[str, Any] | None:
+    """The condition of one of these types that holds; None without one."""
+    conditions = status.get("conditions", [])
+    return next((one for one in conditions if one["type"] in types and one["status"] == "True"), None)
+
+
+def _waits_for(pod: dict[str, Any]) -> str:
+    """Why a pod does not run yet, in the scheduler's or the node's words; "" where neither says."""
+    status = pod.get("status", {})
+    for one in status.get("conditions", []):
+        if one["type"] == "PodScheduled" and one["status"] == "False":
+            return one.get("message", "")
+    for container in status.get("containerStatuses", []):
+        waiting = container["state"].get("waiting", {})
+        if waiting.get("message"):
+            return f"{waiting['reason']}: {waiting['message']}"
+    return ""
 
 
 def _ended(run: dict[str, Any]) -> float:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recipes import run_record
+from recipes.presets import resolve
 from recipes.run_record import RunRecord
-from recipes.targets import script
+from recipes.targets import kubernetes, script
 from trainer.config import ConfigError
 
 
@@ -48,6 +49,8 @@ def commands(
             return _sky(record, files, env, secrets, detach)
         case "dstack":
             return _dstack(record, files, env, secrets, detach)
+        case "kubernetes":
+            return _kubernetes(record, detach)
         case "slurm":
             return _slurm(record, files, detach)
         case "pbs":
@@ -122,6 +125,10 @@ def how_to_call(record: RunRecord, model: str) -> str:
     attach = ""
     if record.target.startswith("dstack"):
         attach = f" (`dstack attach {dstack_name(record.run_id)}` opens the port)"
+    if record.target == "kubernetes":
+        name = f"job/{kubernetes.set_name(record.run_id)}-{kubernetes.NODE}-0"
+        port = f"{' '.join(kubectl(record))} port-forward {name} {script.PORT}"
+        attach = f" (`{port}` opens the port)"
     key = f"$(cat {run_record.RUNS / record.run_id / 'api.key'})"
     headers = f'-H "Authorization: Bearer {key}" -H "Content-Type: application/json"'
     return (
@@ -134,6 +141,30 @@ def how_to_call(record: RunRecord, model: str) -> str:
 def dstack_name(run_id: str) -> str:
     """The run id as dstack takes it: at most 40 characters, still one of a kind."""
     return run_id if len(run_id) <= 40 else f"{run_id[:31]}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
+
+
+def kubectl(record: RunRecord) -> list[str]:
+    """kubectl with what it takes to find the run's cluster and namespace."""
+    return kubernetes.kubectl(resolve(record.recipe, record.overrides), record.flags)
+
+
+def remove_job_set(record: RunRecord) -> list[str]:
+    """The command that removes a run's JobSet, if there is one, and waits until its pods have ended."""
+    remove = ["delete", kubernetes.KIND, kubernetes.set_name(record.run_id)]
+    return [*kubectl(record), *remove, "--ignore-not-found", "--cascade=foreground"]
+
+
+def _kubernetes(record: RunRecord, detach: bool) -> Commands:
+    driver = [sys.executable, "-m", "recipes.drivers.kubernetes_driver"]
+    label = f"{kubernetes.INSTANCE}={kubernetes.set_name(record.run_id)}"
+    return Commands(
+        up=[[*driver, "start" if detach else "up", record.run_id]],
+        status=[[*kubectl(record), "get", f"{kubernetes.KIND},pods", "-l", label]],
+        logs=[[*driver, "logs", record.run_id]],
+        down=[remove_job_set(record)],
+        tool="kubectl",
+        hint="install the client of your cluster's version, with a kubeconfig",
+    )
 
 
 def _slurm(record: RunRecord, files: list[str], detach: bool) -> Commands:

@@ -35,5 +35,6 @@ def serve() -> Recipe:
             "dstack-runpod",
             "dstack-gcp",
             "dstack-kubernetes",
+            "kubernetes",
         ),
     )

@@ -35,6 +35,8 @@ LONGEST_NAME = 36
 """Characters of a task's name: dstack's 41, less what a fleet's name has behind it."""
 CODE = "/spotrl"
 """Where the repository stands in the container."""
+PARTS = ("", "data_prep")
+"""The repository in uploads: one is 2 MB at most, and `.dstackignore` leaves the second out of the first."""
 CHECKS = (
     "recipes/gpu_check.py",
     "recipes/capabilities.py",
@@ -45,8 +47,7 @@ CHECKS = (
     "tests/gpu",
     "tests/learning",
 )
-"""What a check of a card needs besides: an upload is 2 MB at most, and `.dstackignore` leaves these out of
-the first."""
+"""What a check of a card needs besides, left out of the first too."""
 
 
 def render(recipe: Recipe, target: str) -> dict[str, str]:
@@ -129,7 +130,7 @@ def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
         "user": "root",
         "shell": "bash",
         "working_dir": CODE,
-        "files": [_file(path) for path in ("", *(CHECKS if recipe.kind == "check" else ()))],
+        "files": [_file(path) for path in (*PARTS, *(CHECKS if recipe.kind == "check" else ()))],
         "env": _env(recipe, target),
         **({"ports": [script.PORT]} if recipe.kind == "serve" else {}),
         "resources": _resources(recipe, target),

@@ -11,7 +11,7 @@ from recipes import capabilities, groups
 from recipes.plan.memory import with_resources
 from recipes.presets import get
 from recipes.spec import Recipe, validate
-from recipes.targets import dstack, local, pbs, script, skypilot, slurm, ssh
+from recipes.targets import dstack, kubernetes, local, pbs, script, skypilot, slurm, ssh
 from trainer.config import ConfigError
 
 GENERATED = Path(__file__).parents[1] / "generated"
@@ -25,6 +25,7 @@ EVERYWHERE = (
     "dstack-runpod",
     "dstack-gcp",
     "dstack-kubernetes",
+    "kubernetes",
 )
 """Targets whose files work as they stand; those over ssh need your machines' names."""
 COMMITTED = {
@@ -74,6 +75,8 @@ def _of_group(recipe: Recipe, target: str) -> dict[str, str]:
             return skypilot.render(recipe, target)
         case "dstack":
             return dstack.render(recipe, target)
+        case "kubernetes":
+            return kubernetes.render(recipe, target)
         case "slurm":
             return slurm.render(recipe)
         case "pbs":

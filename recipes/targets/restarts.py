@@ -9,6 +9,7 @@ here makes every platform obey that code, and bounds what happens before the run
     Slurm     restarts when asked (`scontrol requeue`), when it preempts and when a node fails; it counts, in
               SLURM_RESTART_COUNT, and limits nothing.
     PBS       restarts when it preempts and when a node fails; the job cannot see it.
+    Kubernetes  restarts after every code but those of a list; a Job limits its pods, a JobSet its starts.
 """
 
 from __future__ import annotations
@@ -143,3 +144,41 @@ if [ "$(wc -l < "$starts")" -gt {recipe.budget.max_requeues + 1} ]; then
   exit {EXIT_CONFIG}
 fi
 """
+
+
+def kubernetes_job(recipe: Recipe, container: str) -> dict[str, Any]:
+    """Fields of the Job: after which codes its pods are started again, and how often.
+
+    One pod is replaced by its Job, whose deadline then holds for all attempts together; a disruption
+    (eviction, preemption, a drained node) is not counted there. Several pods start and end together: the
+    first that ends fails their Job, and the JobSet starts all of them again. Pods that sample are restarted
+    each for itself.
+    """
+    again = codes(recipe)
+    if not again:
+        return {"backoffLimit": 0}
+    alone = recipe.cluster.nodes == 1
+    disrupted = {
+        "action": "Ignore" if alone else "Count",
+        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+    }
+    ended = {
+        "action": "FailIndex" if recipe.kind == "sample" else "FailJob",
+        "onExitCodes": {"containerName": container, "operator": "NotIn", "values": list(again)},
+    }
+    policy = {"podFailurePolicy": {"rules": [disrupted, ended]}}
+    if recipe.kind == "sample":
+        return {"backoffLimitPerIndex": recipe.budget.max_requeues} | policy
+    return {"backoffLimit": recipe.budget.max_requeues if alone else 0} | policy
+
+
+def kubernetes_set(recipe: Recipe) -> dict[str, Any]:
+    """The JobSet's `failurePolicy`: several nodes are started again together, unless a code or the deadline
+    was final."""
+    together = recipe.cluster.nodes > 1 and codes(recipe)
+    rule = {
+        "name": "endedForGood",
+        "action": "FailJobSet",
+        "onJobFailureReasons": ["PodFailurePolicy", "DeadlineExceeded"],
+    }
+    return {"maxRestarts": recipe.budget.max_requeues if together else 0, "rules": [rule]}

@@ -1,5 +1,5 @@
 """The image that holds the environment: its commands with programs that are played, and what the plan makes
-of it. A real registry is in tests/lab/test_image.py."""
+of it. A real registry is in tests/lab/test_registry.py."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ the nodes share.
 
     SPOTRL_NODES, SPOTRL_NODE_RANK, SPOTRL_HEAD    number of nodes, this node's place, the head's address
     SPOTRL_PEERS                                   or: all addresses, head first, separated by commas
+    SPOTRL_RESTART                                 how often the platform has restarted all nodes together
     SPOTRL_GPUS_PER_NODE                           0 for none; by default counted by nvidia-smi or rocm-smi
 """
 
@@ -21,6 +22,7 @@ from trainer.config import ConfigError
 
 START_VARIABLES = (
     "SPOTRL_LAUNCH",
+    "SPOTRL_RESTART",
     "SKYPILOT_TASK_ID",
     "SLURM_JOB_ID",
     "SLURM_RESTART_COUNT",

@@ -6,7 +6,8 @@ r"""The forms in which completions state their answers: which answer counts, and
     whole   all that stands behind the reasoning, one sentence: short answers, letters, equations
     any     the first of boxed and final that is there, else the last line: untrained models
 
-Several different answers are a hedge, and wrong; so is more than `whole` asks for. All take linear time on any text.
+Several different answers are a hedge, and wrong; so is more than `whole` asks for. All take linear time
+on any text.
 """
 
 from __future__ import annotations
