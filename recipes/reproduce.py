@@ -34,7 +34,10 @@ def reproduce(path: Path, run_id: str, target: str | None, bucket: str, hosts: s
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The launch half of a manifest. Raises ConfigError where it cannot be reproduced from."""
+    """The launch half of a manifest, given as the file or the folder of its run. Raises ConfigError where it
+    cannot be reproduced from."""
+    if path.is_dir():
+        path = path / "manifest.json"
     try:
         data = json.loads(path.read_text())
     except FileNotFoundError:

@@ -116,6 +116,7 @@ BAD = [
     (["resume", "nothing"], "no run nothing was launched from here"),
     (["report", "nothing"], "no run at nothing"),
     (["reproduce", "nothing.json"], "no manifest at nothing.json"),
+    (["reproduce", "docs"], "no manifest at docs/manifest.json"),
 ]
 
 
