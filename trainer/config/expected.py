@@ -43,6 +43,12 @@ class Band:
         high = _between(self.steps, self.high, step) if self.high else math.inf
         return low, high
 
+    def __str__(self) -> str:
+        last = self.steps[-1]
+        low = self.low[-1] if self.low else -math.inf
+        high = self.high[-1] if self.high else math.inf
+        return f"{self.metric} {_interval(low, high)} at step {last}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:

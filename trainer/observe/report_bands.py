@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainer.config import Band, Expected
+from trainer.config import Expected
 from trainer.config.expected import compare
-from trainer.observe.charts import Chart, label
+from trainer.observe.charts import Chart
 from trainer.observe.differences import state_of
 
 
@@ -52,7 +52,7 @@ def expectation_section(expected: Expected, history: Sequence[dict[str, Any]]) -
     verdict = compare(expected, history)
     rows = ""
     for band in expected.bands:
-        cells = (band.metric, _ends(band), state_of(band, verdict), band.source)
+        cells = (band.metric, str(band).removeprefix(band.metric), state_of(band, verdict), band.source)
         rows += "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>"
     head = "".join(f"<th>{name}</th>" for name in ("metric", "expected", "this run", "source"))
     promise = f"<p>Not promised: {html.escape(expected.not_promised)}</p>" if expected.not_promised else ""
@@ -61,13 +61,3 @@ def expectation_section(expected: Expected, history: Sequence[dict[str, Any]]) -
         f'<section class="phases"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></section>'
         f"{promise}"
     )
-
-
-def _ends(band: Band) -> str:
-    """The band at its last step."""
-    step = band.steps[-1]
-    low = label(band.low[-1]) if band.low else ""
-    high = label(band.high[-1]) if band.high else ""
-    if low and high:
-        return f"{low} to {high} at step {step}"
-    return f"at least {low} at step {step}" if low else f"at most {high} at step {step}"
