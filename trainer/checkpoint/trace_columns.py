@@ -17,24 +17,31 @@ ENDS: tuple[End, ...] = ("stop", "length", "turns", "error")
 def trace_columns(traces: Sequence[Trace]) -> dict[str, np.ndarray]:
     """All of the traces but their text; `traces_of` reads them back without loss."""
     prompts = {trace.group: trace.prompt for trace in traces}
+    completions = [trace.completion for trace in traces]
     images = [(ref.row, ref.number) for trace in traces for ref in trace.images]
-    return {
-        "group": np.array([trace.group for trace in traces], np.int64),
-        "row": np.array([trace.row for trace in traces], np.int64),
-        "index": np.array([trace.index for trace in traces], np.int64),
-        "end": np.array([ENDS.index(trace.end) for trace in traces], np.int8),
-        "versions": np.array([trace.versions for trace in traces], np.int64),
-        "tokens": np.array([len(trace.completion) for trace in traces], np.int64),
-        "token_ids": np.concatenate([trace.completion for trace in traces]),
-        "learned": np.packbits(np.concatenate([_mask(trace) for trace in traces])),
-        "logprobs": np.concatenate([_known(trace.logprobs) for trace in traces]),
-        "sampled": np.array([trace.logprobs is not None for trace in traces], bool),
-        "images": np.array([len(trace.images) for trace in traces], np.int64),
-        "image_refs": np.array(images, np.int64).reshape(-1, 2),
-        "prompt_group": np.array(list(prompts), np.int64),
-        "prompt_tokens": np.array([len(ids) for ids in prompts.values()], np.int64),
-        "prompt_token_ids": np.concatenate(list(prompts.values())),
-    }
+
+    columns = _numbers(traces)
+    columns["token_ids"] = np.concatenate(completions)
+    columns["learned"] = np.packbits(np.concatenate([_mask(trace) for trace in traces]))
+    columns["logprobs"] = np.concatenate([_known(trace.logprobs) for trace in traces])
+    columns["image_refs"] = np.array(images, np.int64).reshape(-1, 2)
+    columns["prompt_group"] = np.array(list(prompts), np.int64)
+    columns["prompt_tokens"] = np.array([len(ids) for ids in prompts.values()], np.int64)
+    columns["prompt_token_ids"] = np.concatenate(list(prompts.values()))
+    return columns
+
+
+def _numbers(traces: Sequence[Trace]) -> dict[str, np.ndarray]:
+    """What each trace has one of."""
+    rows = []
+    for trace in traces:
+        rows.append((trace.group, trace.row, trace.index, len(trace.completion), len(trace.images)))
+    table = np.array(rows, np.int64).reshape(-1, 5)
+    columns = dict(zip(("group", "row", "index", "tokens", "images"), table.T.copy(), strict=True))
+    columns["end"] = np.array([ENDS.index(trace.end) for trace in traces], np.int8)
+    columns["versions"] = np.array([trace.versions for trace in traces], np.int64)
+    columns["sampled"] = np.array([trace.logprobs is not None for trace in traces], bool)
+    return columns
 
 
 def traces_of(arrays: dict[str, np.ndarray], texts: Sequence[str]) -> list[Trace]:
