@@ -15,7 +15,7 @@ import yaml
 
 from recipes import capabilities
 from recipes.capabilities import targets_for
-from recipes.presets import RECIPES, get
+from recipes.presets import RECIPES, get, own_data
 from recipes.spec import override
 from recipes.targets import dstack, script
 from recipes.targets.render import COMMITTED, GENERATED, committed, render
@@ -76,6 +76,12 @@ def test_the_committed_set_is_small_and_of_recipes_and_targets_that_exist():
     named = {target for targets in COMMITTED.values() for target in targets}
     assert named <= capabilities.CAPABILITIES.keys()
     assert {"demo", "preflight"} <= COMMITTED.keys()
+
+
+def test_a_committed_file_makes_the_rows_that_it_reads_and_has_no_figure_of_binary_places():
+    for name in COMMITTED:
+        own_data.check_there(get(name))
+    assert [name for name, text in committed().items() if re.search(r"\d\.\d{9}", text)] == []
 
 
 @pytest.mark.parametrize(("name", "target"), PAIRS)
