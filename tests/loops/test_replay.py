@@ -183,7 +183,7 @@ def test_a_restart_repeats_updates_and_nothing_else(config, tmp_path, staleness)
     logged = min(killed_in + staleness, STEPS)
     assert [step for name, step in calls if name == "generate"] == list(range(logged + 1, STEPS + 1))
     assert [name for name, _ in calls].count("grade") == STEPS - logged
-    # At the start; for the evaluations after steps 4 and 8; and after every step whose weights sample another.
+    # At the start; for the evaluations after steps 4 and 8; after every step whose weights sample another.
     samples = [step for step in range(SAVED, STEPS) if logged < step + 1 + staleness <= STEPS]
     assert [step for name, step in calls if name == "sync"] == [0, *sorted({4, 8, *samples})]
     assert again.rollouts.replayed == (logged - SAVED) * config.samples_per_step

@@ -105,7 +105,7 @@ NAMES: dict[str, Name] = {
     ),
     "rollout/staleness_mean": Name(
         "steps",
-        "By how many versions the weights that sampled the step are older than those that learn from it; with `rollout.staleness`.",
+        "Versions that the sampling weights are older by; with `rollout.staleness`.",
     ),
     "rollout/staleness_max": Name("steps", "Largest of the same."),
     "staleness/logprob_abs_mean": Name(
