@@ -199,7 +199,10 @@ def test_resources_are_asked_for_as_planned():
 
 def test_nodes_that_share_a_download_need_disk_for_their_share():
     big, model = get("grpo-qwen2.5-vl-72b-mathv60k"), 73_410_777_344 * 2
-    download = lambda recipe, *changes: memory.plan(override(recipe, [*changes])).disk["model download"]  # noqa: E731
+
+    def download(recipe, *changes):
+        return memory.plan(override(recipe, [*changes])).disk["model download"]
+
     assert download(big) == model / 4 + 5 * GIB, "a quarter of the files, and up to one file more"
     frozen = "model.freeze_vision=true"
     assert download(big, frozen) == model, "the exporting node copies the frozen tower"

@@ -5,8 +5,8 @@ export WORK="${WORK:-$PWD/.cache}"
 export RUNS="${RUNS:-$PWD/runs}"
 . trainer/task.sh begin '' "/"
 bash trainer/setup.sh cpu
-step "${DATA}/shapes-c160a3ba/manifest.json" .venvs/cpu/bin/python -m examples.demo.shapes --out "${DATA}/shapes-c160a3ba"
-step "${MODELS}/demo-16c1ecff/config.json" .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-c160a3ba" --out "${MODELS}/demo-16c1ecff"
+step "${DATA}/shapes-74709ef5/manifest.json" .venvs/cpu/bin/python -m examples.demo.shapes --out "${DATA}/shapes-74709ef5"
+step "${MODELS}/demo-0ef25988/config.json" .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-74709ef5" --out "${MODELS}/demo-0ef25988"
 cat > ".cache/$RUN_ID.yaml" <<YAML
 method: grpo
 run:
@@ -15,12 +15,12 @@ run:
   dir: "${RUNS}/${RUN_ID}"
   max_steps: 60
 model:
-  path: "${MODELS}/demo-16c1ecff"
+  path: "${MODELS}/demo-0ef25988"
   dtype: fp32
   gradient_checkpointing: false
   min_pixels: 784
 data:
-  path: "${DATA}/shapes-c160a3ba"
+  path: "${DATA}/shapes-74709ef5"
   prompt_max_tokens: 512
   image_cache_gib: 0.1
 rollout:
