@@ -17,7 +17,7 @@ import json
 import re
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -25,11 +25,12 @@ from typing import Any
 
 import numpy as np
 
-from trainer.algorithm.traces import End, ImageRef, Outcome, Trace, completed
+from trainer.algorithm.traces import Outcome, Trace, completed
 from trainer.checkpoint.attempt import Attempt, Fenced
 from trainer.checkpoint.format import write_file
 from trainer.checkpoint.layout import step_name
 from trainer.checkpoint.manifest import code_fingerprint
+from trainer.checkpoint.trace_columns import cut, prompts_of, text_array, trace_columns, traces_of
 from trainer.config import ConfigError, RunConfig, fingerprint
 from trainer.config.run_store import RunStore
 from trainer.errors import StorageError
@@ -40,8 +41,6 @@ OBJECT = re.compile(r"step-(\d{8})/((\d+)-[0-9a-f]{6})\.npz")
 """Key of a step's log in the store: (step, attempt, its number)."""
 LOCAL = re.compile(r"step-(\d{8})\.npz")
 FORMAT, FIRST_FORMAT = "spotrl-rollout-2", "spotrl-rollout-1"
-ENDS: tuple[End, ...] = ("stop", "length", "turns", "error")
-"""Values of `Trace.end` by their number in a log; new ones are added at the end."""
 DAMAGED = (OSError, ValueError, LookupError, EOFError, TypeError, zipfile.BadZipFile)
 """What reading an archive raises that is not whole, or is none."""
 RETRY = Retry(attempts=2)
@@ -260,93 +259,30 @@ def history(folder: Path, storage: Storage | None) -> Iterator[tuple[int, Graded
 
 def _archive(about: dict[str, Any], graded: Graded) -> bytes:
     """A step's traces and outcomes as one NumPy archive; `_graded` reads it back without loss."""
-    traces = graded.traces
-    prompts = {trace.group: trace.prompt for trace in traces}
-    images = [(ref.row, ref.number) for trace in traces for ref in trace.images]
-    arrays = {
-        "about": _text(about),
-        "group": np.array([trace.group for trace in traces], np.int64),
-        "row": np.array([trace.row for trace in traces], np.int64),
-        "index": np.array([trace.index for trace in traces], np.int64),
-        "end": np.array([ENDS.index(trace.end) for trace in traces], np.int8),
-        "versions": np.array([trace.versions for trace in traces], np.int64),
-        "tokens": np.array([len(trace.completion) for trace in traces], np.int64),
-        "token_ids": np.concatenate([trace.completion for trace in traces]),
-        "learned": np.packbits(np.concatenate([_mask(trace) for trace in traces])),
-        "logprobs": np.concatenate([_known(trace.logprobs) for trace in traces]),
-        "sampled": np.array([trace.logprobs is not None for trace in traces], bool),
-        "images": np.array([len(trace.images) for trace in traces], np.int64),
-        "image_refs": np.array(images, np.int64).reshape(-1, 2),
-        "prompt_group": np.array(list(prompts), np.int64),
-        "prompt_tokens": np.array([len(ids) for ids in prompts.values()], np.int64),
-        "prompt_token_ids": np.concatenate(list(prompts.values())),
-        "texts": _text([trace.text for trace in traces]),
-        "outcomes": _text([astuple(outcome) for outcome in graded.outcomes]),
-    }
+    arrays = {"about": text_array(about)} | trace_columns(graded.traces)
+    arrays["texts"] = text_array([trace.text for trace in graded.traces])
+    arrays["outcomes"] = text_array([astuple(outcome) for outcome in graded.outcomes])
     out = io.BytesIO()
     np.savez(out, **arrays)  # ty: ignore[invalid-argument-type]
     return out.getvalue()
 
 
-def _mask(trace: Trace) -> np.ndarray:
-    """Whether each token is learned, [L] bool."""
-    mask = np.zeros(len(trace.tokens), bool)
-    mask[trace.learned] = True
-    return mask
-
-
-def _known(logprobs: np.ndarray | None) -> np.ndarray:
-    return np.zeros(0, np.float32) if logprobs is None else logprobs
-
-
 def _graded(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> Graded:
     """The inverse of `_archive`. Raises one of DAMAGED."""
-    read = _first_format if about["format"] == FIRST_FORMAT else _traces
-    traces = read(arrays)
+    texts = json.loads(arrays["texts"].tobytes())
+    read = _first_format if about["format"] == FIRST_FORMAT else traces_of
+    traces = read(arrays, texts)
     outcomes = [Outcome(*outcome) for outcome in json.loads(arrays["outcomes"].tobytes())]
     if not traces or len(outcomes) != len(traces):
         raise ValueError(f"it has {len(traces)} completions and {len(outcomes)} outcomes")
     return Graded(traces, outcomes, about["stats"])
 
 
-def _traces(arrays: dict[str, np.ndarray]) -> list[Trace]:
-    prompts, texts = _prompts(arrays), json.loads(arrays["texts"].tobytes())
-    completions = _cut(arrays["token_ids"], arrays["tokens"])
-    groups = arrays["group"].tolist()
-    lengths = arrays["tokens"] + np.array([len(prompts[group]) for group in groups], np.int64)
-    flat_mask = np.unpackbits(arrays["learned"], count=int(lengths.sum())).astype(bool)
-    learned = [np.flatnonzero(mask).astype(np.int32) for mask in _cut(flat_mask, lengths)]
-    sampled = arrays["sampled"]
-    counts = np.array([len(positions) for positions in learned], np.int64) * sampled
-    logprobs = _cut(arrays["logprobs"], counts)
-    images = _cut(arrays["image_refs"], arrays["images"])
-
-    traces = []
-    for i, group in enumerate(groups):
-        oldest, newest = arrays["versions"][i].tolist()
-        traces.append(
-            Trace(
-                group=group,
-                row=int(arrays["row"][i]),
-                index=int(arrays["index"][i]),
-                tokens=np.concatenate([prompts[group], completions[i]]),
-                shared=len(prompts[group]),
-                learned=learned[i],
-                logprobs=logprobs[i] if sampled[i] else None,
-                images=tuple(ImageRef(row, number) for row, number in images[i].tolist()),
-                versions=(oldest, newest),
-                end=ENDS[arrays["end"][i]],
-                text=texts[i],
-            )
-        )
-    return traces
-
-
-def _first_format(arrays: dict[str, np.ndarray]) -> list[Trace]:
+def _first_format(arrays: dict[str, np.ndarray], texts: Sequence[str]) -> list[Trace]:
     """Traces of a log that was written before there were any: one completion each, all of it learned."""
-    prompts, texts = _prompts(arrays), json.loads(arrays["texts"].tobytes())
-    completions = _cut(arrays["token_ids"], arrays["tokens"])
-    logprobs = _cut(arrays["logprobs"], arrays["tokens"])
+    prompts = prompts_of(arrays)
+    completions = cut(arrays["token_ids"], arrays["tokens"])
+    logprobs = cut(arrays["logprobs"], arrays["tokens"])
     traces = []
     for i, group in enumerate(arrays["group"].tolist()):
         version = int(arrays["weight_version"][i])
@@ -363,20 +299,3 @@ def _first_format(arrays: dict[str, np.ndarray]) -> list[Trace]:
         )
         traces.append(trace)
     return traces
-
-
-def _prompts(arrays: dict[str, np.ndarray]) -> dict[int, np.ndarray]:
-    """Prompt tokens by group."""
-    ids = _cut(arrays["prompt_token_ids"], arrays["prompt_tokens"])
-    return dict(zip(arrays["prompt_group"].tolist(), ids, strict=True))
-
-
-def _text(value: Any) -> np.ndarray:
-    return np.frombuffer(json.dumps(value).encode(), np.uint8)
-
-
-def _cut(flat: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-    """Consecutive pieces of `flat` of these lengths. Raises ValueError where they do not add up."""
-    if int(lengths.sum()) != len(flat):
-        raise ValueError(f"{len(flat)} values for lengths that add up to {int(lengths.sum())}")
-    return np.split(flat, np.cumsum(lengths)[:-1]) if len(lengths) else []
