@@ -326,8 +326,8 @@ def _balance(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
     busy = balance.of(recipe, need.shape)
     console.print(
         f"ranks compute {busy.typical:.0%} of the updates at drawn lengths, {busy.heavy:.0%} where a few"
-        f" completions are much longer ({busy.worst:.0%} in the worst of {balance.DRAWS} steps); the rest they"
-        " wait for the slowest (perf/ranks_busy_fraction)",
+        f" completions are much longer ({busy.worst:.0%} in the worst of {balance.DRAWS} steps); the rest"
+        " they wait for the slowest (perf/ranks_busy_fraction)",
         highlight=False,
     )
     for one in balance.proposals(recipe, need.shape):

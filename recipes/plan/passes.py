@@ -138,12 +138,13 @@ def typical(
         group = rng.gauss()
         logs += [spread * math.sqrt(0.5) * (group + rng.gauss()) for _ in range(n)]
     mean = min(dataset.answer_tokens, 0.98 * longest)
-    scale, spread = mean, [math.exp(x) for x in logs]
+    scale = mean
+    drawn = [math.exp(x) for x in logs]
     for _ in range(12):  # what the limit cuts off is made up for by all
-        scale *= mean / (sum(min(scale * x, longest) for x in spread) / len(spread))
+        scale *= mean / (sum(min(scale * x, longest) for x in drawn) / len(drawn))
     share = IMAGE_SHARE if vision else 0.0
     lengths = []
-    for i, x in enumerate(spread):
+    for i, x in enumerate(drawn):
         prompt = prompts[i // n]
         completion = max(1, min(round(scale * x), longest))
         lengths.append(Length(i // n, prompt, completion, round(share * prompt)))

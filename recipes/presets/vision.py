@@ -80,8 +80,8 @@ def qwen2_5_vl_72b_mathv60k() -> Recipe:
     """Four nodes of 8, with the options of the original OpenRLHF-M run but two.
 
     Its --save_steps 50 saves nothing before the end of a run of 31 steps, so the interval is Young and Daly's
-    here. Its --train_batch_size 64 leaves two samples to each of 32 ranks, which wait for the longest of them:
-    here an update takes the whole rollout.
+    here. Its --train_batch_size 64 leaves two samples to each of 32 ranks, which wait for the longest of
+    them: here an update takes the whole rollout.
     """
     recipe = _grpo("72b", "mathv60k")
     config = with_parts(

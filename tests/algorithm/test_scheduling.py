@@ -111,7 +111,7 @@ def test_the_limit_of_keys_follows_memory():
 
 
 def test_small_pieces_help_where_a_group_is_about_a_ranks_share():
-    """32 groups of 8 on 32 ranks at a small budget: pieces as large as a share cannot be put together evenly."""
+    """32 groups of 8 on 32 ranks at a small budget: pieces of a share's size are not dealt evenly."""
     shares = []
     for seed in range(5):
         lengths = draws(seed, 32, 8, 5.8, 0.7, 2048)

@@ -1,4 +1,4 @@
-"""Real runs whose rewards, completions or first steps go wrong: the cause is named, and nothing is spoiled."""
+"""Real runs whose rewards, completions or first steps go wrong: the cause is named, nothing is spoiled."""
 
 from __future__ import annotations
 

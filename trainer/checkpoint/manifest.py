@@ -51,9 +51,10 @@ def code_fingerprint() -> str:
 
 
 def describe(
-    config: RunConfig, step: int, records: Sequence[FileRecord], score: float | None, about: dict[str, str]
+    config: RunConfig, step: int, records: Sequence[FileRecord], score: float | None, about: dict[str, Any]
 ) -> dict[str, Any]:
-    """The manifest of a checkpoint. about: its attempt and the fingerprint of its data."""
+    """The manifest of a checkpoint. about: its attempt, the fingerprint of its data, and the step that
+    its run was taken back to."""
     worlds: set[str] = set()
     files = []
     for record in records:

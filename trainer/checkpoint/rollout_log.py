@@ -84,7 +84,9 @@ class RolloutLog:
     ):
         """held: the right to write for this run, as in `Checkpoints`."""
         self._say, self._held = say, held
-        self._resumes, self._keeps = config.checkpoint.resume != "never", config.logging.keep_rollouts
+        # A run that goes back samples again: what it goes back behind may be what the engine sampled.
+        self._resumes = config.checkpoint.resume != "never" and not config.checkpoint.before
+        self._keeps = config.logging.keep_rollouts
         self.folder = Path(RunStore.here(config).rollouts)
         store = RunStore.of(config)
         self.storage = storage

@@ -17,8 +17,8 @@ bf16."""
 
 
 KEY_BYTES = 1 << 30
-"""Largest memory of the keys and values that attention reads in a pass, with their gradients: a shared prompt's
-are repeated for each of its completions."""
+"""Largest memory of the keys and values that attention reads in a pass, with their gradients: a shared
+prompt's are repeated for each of its completions."""
 LEAST_KEYS = 2.0
 """Keys per token that a pass may hold whatever they take: fewer would cut every group into single samples."""
 SUB_GROUP = 500_000_000

@@ -255,6 +255,12 @@ class Checkpoint:
     """Newest checkpoints kept locally (--max_ckpt_num)."""
     keep_best: int = within(0, least=0)
     """Best checkpoints by held-out score kept besides."""
+    keep_good: int = within(2, least=0)
+    """Checkpoints from before a guard's first alarm that stay while the alarm lasts, newest first, here (as
+    far as the disk has room) and in the object store."""
+    before: int = within(0, least=0)
+    """Go back: resume from the newest checkpoint before this step, and leave out what was made from there on;
+    0: the newest of all. `launch.py resume RUN --before STEP` sets it."""
     keep_last_remote: int = within(2, least=1)
     """Newest checkpoints kept in the object store."""
     asynchronous: bool = True

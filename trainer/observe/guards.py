@@ -34,6 +34,10 @@ OWN_TO_PROCESS = ("perf/", "time/")
 NO_ANSWER = "reward/no_answer_rate"
 SHOWN = ("no_answer", "variance")
 """Guards whose alarm shows a completion."""
+OF_MACHINES = ("disk", "memory")
+"""Guards whose alarm says nothing of the weights."""
+QUIET = 10
+"""Steps without a guard's alarm after which it no longer lasts."""
 SHOWN_CHARS = 200
 COLLAPSED = "entropy collapsed", "the policy says one thing only"
 SHORT = "completions shrank", "the policy hardly says anything"
@@ -62,6 +66,8 @@ class GuardWatch:
         self._usual: dict[str, deque[float]] = {}
         self._first: dict[str, list[float]] = {}
         self._streak: dict[str, int] = {}
+        self._alarms: dict[str, tuple[int, int]] = {}
+        """First and last step of the lasting alarm of each guard that tells of the weights."""
 
     def remember(self, history: Iterable[Mapping[str, Any]]) -> None:
         """Takes in the steps that the run made before this process: what is usual lives with the run."""
@@ -92,13 +98,23 @@ class GuardWatch:
             if not text:
                 self._streak[guard] = 0
                 continue
+            if guard not in OF_MACHINES:
+                self._alarms[guard] = self._alarms.get(guard, (step, step))[0], step
             streak = self._streak.get(guard, 0) + 1
             self._streak[guard] = streak
             end = guard in self._ends and streak >= self.limits.patience
             # A lasting alarm is repeated after 1, 2, 4, 8, ... steps.
             if end or streak & (streak - 1) == 0:
                 alarms.append(Alarm(guard, f"step {step}: {text} (guard {guard}, {streak} in a row)", end))
+        self._alarms = {guard: at for guard, at in self._alarms.items() if step - at[1] < QUIET}
         return alarms
+
+    @property
+    def trouble_since(self) -> int:
+        """Step of the first alarm that lasts; 0: there is none. One that has been there since the run's first
+        steps (too many equal rewards, say) does not hide one that came later."""
+        starts = sorted(first for first, _ in self._alarms.values())
+        return next((step for step in starts if step > REFERENCE), starts[0] if starts else 0)
 
     def _trips(self, stats: Mapping[str, float]) -> dict[str, str]:
         """Guard -> what is wrong; empty if nothing is."""

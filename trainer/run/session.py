@@ -23,6 +23,7 @@ from trainer.data.dataset import Dataset
 from trainer.data.prompt_stream import PromptStream
 from trainer.data.reader import Datasets
 from trainer.data.schema import question
+from trainer.errors import StorageError
 from trainer.hardware.gpus import peak_flops
 from trainer.hardware.model_shapes import shape_of
 from trainer.learning.distributed import DistributedLearner
@@ -161,8 +162,27 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
+        if isinstance(error, ConfigError | RuntimeError):
+            self._say_what_stands()
         self._stages.close()
+
+    def _say_what_stands(self) -> None:
+        """Where guards had tripped before an error: which checkpoint is from before that."""
+        trouble = self.checkpoints.trouble
+        if not trouble:
+            return
+        try:
+            good = self.checkpoints.from_before_the_trouble()
+        except StorageError:
+            return  # the error that ends the run is told
+        run = self.config.run_id
+        if good:
+            command = f"launch.py resume {run} --before {trouble}"
+            said = f"the checkpoint of step {good} is from before it: `{command}`"
+        else:
+            said = "no checkpoint is from before it: start a new run"
+        print(f"guards: trouble since step {trouble}; {said}", flush=True)
 
     def resume(self) -> Resumed:
         """Loads the newest complete checkpoint, if there is one."""
@@ -183,6 +203,7 @@ class Session:
         self.metrics = Metrics(self.config.run.dir, self.config, step, history, shown)
         self._stages.callback(self.metrics.close)
         self.guards.remember(read_history(self.config.run.dir))
+        self.checkpoints.trouble = self.guards.trouble_since
         logged = newest_lines(Path(self.config.run.dir) / METRICS)
         self.rewards.resume(logged[-1] if logged else {})
         print(f"resumed from step {step}" if found else "starting from scratch", flush=True)
@@ -220,8 +241,10 @@ class Session:
         self.profiles.begin(step)
 
     def score(self, traces: Sequence[Trace], dataset: Dataset | None = None) -> list[Outcome]:
-        """Grades completions against the reference answers of their rows. Raises ConfigError, naming it, for a
-        reward that is not a finite number."""
+        """Grades completions against the reference answers of their rows.
+
+        Raises ConfigError, naming it, for a reward that is not a finite number.
+        """
         dataset = dataset or self.train_set
         rows = {trace.row: dataset[trace.row] for trace in traces}
         asked = {index: question(row.messages) for index, row in rows.items()}
@@ -283,7 +306,9 @@ class Session:
             stats |= utilisation(self.config, self._shape, self._peak_flops, image_token_id, traces, times)
         stats |= self.nodes.take()
         self.metrics.log(step, stats)
-        for alarm in self.guards.look(step, stats, traces[0].text if traces else "", self._causes):
+        alarms = self.guards.look(step, stats, traces[0].text if traces else "", self._causes)
+        self.checkpoints.trouble = self.guards.trouble_since
+        for alarm in alarms:
             if alarm.end:
                 raise ConfigError(f"{alarm.text}; the run ends: guards.end names this guard")
             print(f"warning: {alarm.text}", flush=True)
