@@ -82,6 +82,7 @@ def test_where_every_completion_is_cut_and_masked_nothing_moves(one_rank, tmp_pa
             one_rank.algorithm, mask_truncated=True, kl_coef=0.01, kl_target=0.05, kl_horizon=100
         ),
         optimizer=replace(one_rank.optimizer, learning_rate=1e-2, weight_decay=0.1),
+        checkpoint=replace(one_rank.checkpoint, export_hf="end"),
     )
     job = Job(config, tmp_path / "job").start()
     try:

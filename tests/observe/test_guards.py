@@ -125,7 +125,7 @@ def test_the_engine_has_an_absolute_limit_at_every_step_by_dtype():
 def test_a_very_large_reward_and_unsound_logprobs_are_named_from_the_first_step_on():
     guards = GuardWatch(Limits())
     causes = {"reward": "1e+29 by rewards.function f.py:f for row 3", "engine": "row 7, completion 'x'"}
-    found = guards.look(1, GOOD | {"reward/largest": 1e29, "mismatch/not_finite": 2.0}, causes=causes)
+    found = guards.look(1, GOOD | {"reward/largest": 1e29, "rollout/not_finite": 2.0}, causes=causes)
     assert [a.guard for a in found] == ["reward", "engine"]
     assert "1e+29 (limit 1e+06): 1e+29 by rewards.function f.py:f for row 3" in found[0].text
     assert "2 completions have engine logprobs that are not finite and were left out: row 7" in found[1].text

@@ -200,7 +200,7 @@ class GuardWatch:
 
     def _engine(self, stats: Mapping[str, float]) -> str:
         """What is wrong with the engine's log-probabilities, whatever they were before."""
-        count = stats.get("mismatch/not_finite", 0.0)
+        count = stats.get("rollout/not_finite", 0.0)
         if count:
             return f"{count:.0f} completions have engine logprobs that are not finite and were left out"
         gap = stats.get("mismatch/logprob_abs_mean", 0.0)

@@ -42,7 +42,7 @@ def describe(traces: Sequence[Trace], outcomes: Sequence[Outcome]) -> dict[str, 
         "tokens/prompt_max": max(prompts),
         "tokens/step": sum(lengths) + sum(prompts),
         "tokens/truncated_fraction": cut / n,
-        "mismatch/not_finite": float(sum(not trace.sound for trace in traces)),
+        "rollout/not_finite": float(sum(not trace.sound for trace in traces)),
     }
 
 

@@ -14,15 +14,18 @@ PROBE_TOKENS = 16
 PROBE_SEED = 7
 
 
-def check_first_sync(config: RunConfig, sampler: Sampler, learner: Learner, rows: Rows) -> None:
-    """Compares the two on a few prompts, right after the first load. It works for any sampler and any
-    learner.
+def check_first_sync(config: RunConfig, sampler: Sampler, learner: Learner, rows: Rows, version: int) -> None:
+    """Compares the two on a few prompts, right after the first load, that of `version`. It works for any
+    sampler and any learner.
 
     Raises RuntimeError if they are not the same model.
     """
     engines = config.placement.world_size // config.rollout.tensor_parallel
     usable, split = rows.usable(config.train_split), config.train_split
     ask = Ask(
+        kind="probe",
+        step=version,
+        version=version,
         prompts=[Prompt(group=i, row=usable[i % len(usable)], seed=PROBE_SEED) for i in range(engines)],
         split=split,
         prompt_tokens=rows.prompt_tokens(split),
