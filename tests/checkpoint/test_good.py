@@ -101,8 +101,8 @@ def test_there_must_be_something_to_go_back_to(tmp_path, told):
 
 @pytest.mark.slow
 def test_a_run_that_guards_end_names_the_checkpoint_to_go_back_to(tmp_path):
-    """The real session around ranks that pretend: the collapse of step 14 ends it at 16, with checkpoints of the
-    trouble beside those from before it. It goes back, and ends."""
+    """The real session around ranks that pretend: the collapse of step 14 ends it at 16, with checkpoints
+    of the trouble beside those from before it. It goes back, and ends."""
     config = drill(tmp_path, 18, 2, standin=True)
     few = replace(config.checkpoint, every_steps=1, keep_last=1, keep_last_remote=1, keep_good=2)
     config = replace(config, guards=c.Guards(end="entropy", patience=3), checkpoint=few)
