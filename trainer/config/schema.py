@@ -360,7 +360,7 @@ class Guards:
 
     end: str = "nonfinite,skipped,engine"
     """Guards that end the run, separated by commas: nonfinite, reward, engine, spike, skipped, kl, truncated,
-    no_answer, variance, entropy, length, mismatch, disk, memory."""
+    no_answer, variance, entropy, length, mismatch, disk, memory, expected."""
     patience: int = within(3, least=1)
     """Steps in a row before one of them does."""
     spike_factor: float = within(10.0, above=1)
