@@ -372,6 +372,22 @@ def test_data_reads_files_and_writes_folders_where_the_command_is_given(monkeypa
     assert passed[-1] == ["prepare", f"{here}/mine.jsonl", "--out=s3://mine/rows"]
 
 
+def test_what_is_read_and_written_is_named_from_where_the_command_is_given(monkeypatch, tmp_path, capsys):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/manifest.json").write_text('{"format": -1}')
+
+    def here(*arguments):
+        monkeypatch.chdir(tmp_path)
+        return run(capsys, *arguments)
+
+    assert here("render", "demo", "--target", "local", "--out", "files")[0] == 0
+    assert (tmp_path / "files/demo.sh").exists()
+    for given in ("mine", "mine/manifest.json"):
+        assert f"{tmp_path}/mine/manifest.json has format -1" in here("reproduce", given)[2]
+    assert f"{tmp_path}/card.json" in here("plan", "demo", "--calibrate", "card.json")[2]
+    assert f"no run at {tmp_path}/mine" in here("report", "mine")[2]
+
+
 def test_dry_run_over_ssh_shows_what_every_machine_gets(capsys, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret-token")
     code, out, _ = run(capsys, "up", "preflight", "--target", "ssh", "--hosts", "me@a,b:2201", "--dry-run")
