@@ -42,11 +42,15 @@ def off_policy(lines: list[dict]) -> dict[str, float]:
     steps = [line for line in lines if "staleness/kl" in line]
     if not steps:
         return {}
+    divergences = [line["staleness/kl"] for line in steps]
+    effective = [line["staleness/ess"] for line in steps]
+    corrected = [line["staleness/corrected_fraction"] for line in steps]
+    kernels = [line["mismatch/kl"] for line in steps if "mismatch/kl" in line]
     return {
-        "staleness_kl_max": round(max(line["staleness/kl"] for line in steps), 5),
-        "staleness_ess_min": round(min(line["staleness/ess"] for line in steps), 4),
-        "corrected_fraction_max": round(max(line["staleness/corrected_fraction"] for line in steps), 5),
-        "mismatch_kl_max": max(line["mismatch/kl"] for line in steps if "mismatch/kl" in line),
+        "staleness_kl_max": round(max(divergences), 5),
+        "staleness_ess_min": round(min(effective), 4),
+        "corrected_fraction_max": round(max(corrected), 5),
+        "mismatch_kl_max": max(kernels),
     }
 
 

@@ -24,17 +24,17 @@ def test_kernels_are_measured_over_tokens_not_over_completions():
     found = kernel_mismatch(
         [trace([-1.0, -2.0, -3.0]), trace([-0.5])], [np.array([-1.0, -2.0, -2.9]), [-0.6]]
     )
-    x = [0.0, 0.0, 0.1, -0.1]
-    ratios = [math.exp(value) for value in x]
     assert found == pytest.approx(
         {
             "mismatch/logprob_abs_mean": 0.05,
             "mismatch/logprob_abs_max": 0.1,
-            "mismatch/kl": sum(r - 1 - v for r, v in zip(ratios, x, strict=True)) / 4,
-            "mismatch/kl_reverse": sum(v * r - r + 1 for r, v in zip(ratios, x, strict=True)) / 4,
-            "mismatch/ratio_mean": sum(ratios) / 4,
+            "mismatch/kl": (math.exp(0.1) - 1.1 + math.exp(-0.1) - 0.9) / 4,
+            "mismatch/kl_reverse": (1.0 - 0.9 * math.exp(0.1) + 1.0 - 1.1 * math.exp(-0.1)) / 4,
+            "mismatch/ratio_mean": (2 + math.exp(0.1) + math.exp(-0.1)) / 4,
             "mismatch/ratio_max": math.exp(0.1),
-            "mismatch/ess": (sum(ratios) / 4) ** 2 / (sum(r * r for r in ratios) / 4),
+            "mismatch/ess": (2 + math.exp(0.1) + math.exp(-0.1)) ** 2
+            / 4
+            / (2 + math.exp(0.2) + math.exp(-0.2)),
         },
         rel=1e-5,
     )

@@ -331,6 +331,19 @@ def undisturbed_ahead(ahead, tmp_path_factory):
     return job
 
 
+def kill_in(job: Job, phase: str, step: int) -> None:
+    """Starts the job and kills it in this phase of a step, or while the checkpoint of the step is written."""
+
+    def there() -> bool:
+        if phase == "save":
+            return any(job.run_dir.glob(f"checkpoints/step-{step:08d}/.rank-*.partial"))
+        return job.in_phase(phase, step)
+
+    job.start().until(lambda: there() and job.frozen(there))
+    job.kill()
+    print(f"killed in {phase} of step {job.progress().get('step')}")
+
+
 @pytest.mark.parametrize(
     "plan",
     [
@@ -342,12 +355,8 @@ def undisturbed_ahead(ahead, tmp_path_factory):
 def test_sampled_ahead_and_killed_anywhere_it_is_the_same_run(ahead, undisturbed_ahead, tmp_path, plan):
     """The disk stays: what was sampled ahead with weights that are gone is replayed, never sampled again."""
     job = Job(placed(ahead, tmp_path), tmp_path)
-    writing = lambda step: any(job.run_dir.glob(f"checkpoints/step-{step:08d}/.rank-*.partial"))  # noqa: E731
     for phase, step in plan:
-        there = lambda phase=phase, step=step: writing(step) if phase == "save" else job.in_phase(phase, step)  # noqa: E731
-        job.start().until(lambda there=there: there() and job.frozen(there))
-        job.kill()
-        print(f"killed in {phase} of step {job.progress().get('step')}")
+        kill_in(job, phase, step)
     assert job.start().wait(900) == 0, job.tail()
     assert job.metrics() == undisturbed_ahead.metrics()
     assert weights_of(job) == weights_of(undisturbed_ahead)
@@ -360,9 +369,7 @@ def test_sampled_ahead_on_nodes_that_are_lost_it_is_the_same_run(ahead, undistur
     job = Job(placed(ahead, tmp_path, remote=f"file://{tmp_path}/store", every_steps=2), tmp_path)
     store = tmp_path / "store/small"
     for phase, step in (("update", 4), ("rollout", 7)):
-        there = lambda phase=phase, step=step: job.in_phase(phase, step)  # noqa: E731
-        job.start().until(lambda there=there: there() and job.frozen(there))
-        job.kill()
+        kill_in(job, phase, step)
         newest = max((int(p.parents[1].name[5:]) for p in store.rglob("manifest.json")), default=0)
         logged = {int(p.parent.name[5:]) for p in store.glob("rollouts/step-*/*.npz")}
         assert not newest or {newest + 1, newest + 2} <= logged
