@@ -1,4 +1,4 @@
-"""The whole pipeline on a laptop: a synthetic dataset, a tiny Qwen2.5-VL, GRPO over two CPU workers.
+"""The whole pipeline on a laptop: a synthetic dataset, a tiny Qwen2.5-VL, GRPO over two CPU ranks.
 
 The settings are those of benchmarks/learning.py: held-out accuracy about doubles within 60 steps.
 """
@@ -45,7 +45,7 @@ def key(sources: tuple[str, ...]) -> str:
 
 
 def demo() -> Recipe:
-    """Two CPU workers on this machine."""
+    """Two CPU ranks on this machine."""
     data, model = f"${{DATA}}/shapes-{key(SHAPES)}", f"${{MODELS}}/demo-{key(WARM_START)}"
     return Recipe(
         name="demo",

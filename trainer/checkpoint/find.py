@@ -44,7 +44,11 @@ def find(
     for step in newest_first[len(passed) :]:
         # A checkpoint may lie here, there, or both; the two may differ after a fall-back, so each is tried by
         # itself.
-        options = [m for m in (here.get(step), there.get(step)) if m is not None]
+        options = []
+        for m in (here.get(step), there.get(step)):
+            if m is not None:
+                options.append(m)
+
         reason = ""
         for manifest in options if len(options) == 2 and options[0] != options[1] else options[:1]:
             inside = remote_folder(step, manifest.get("attempt", ""))

@@ -90,7 +90,11 @@ def make_room(
     Where that is not enough the writers refuse, with the figures.
     """
     while (free := room()) < wanted:
-        steps = [step for step in sorted(manifests_here(folder))[:-1] if step not in busy]
+        steps = []
+        for step in sorted(manifests_here(folder))[:-1]:
+            if step not in busy:
+                steps.append(step)
+
         if not steps:
             break
         say(f"dropping the local checkpoint of step {steps[0]} early: the disk budget needs its room")

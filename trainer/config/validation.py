@@ -77,7 +77,7 @@ def validate(config: RunConfig) -> None:
         raise ConfigError("rollout.samples_per_prompt is 1: a group of one has no advantage; use at least 2")
     if world % c.rollout.tensor_parallel:
         raise ConfigError(
-            f"rollout.tensor_parallel {c.rollout.tensor_parallel} does not divide the {world} workers: "
+            f"rollout.tensor_parallel {c.rollout.tensor_parallel} does not divide the {world} ranks: "
             f"use a divisor of {world}"
         )
     engines = world // c.rollout.tensor_parallel

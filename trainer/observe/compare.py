@@ -97,7 +97,11 @@ def overlay(chart: Any, runs: Sequence[ComparedRun]) -> str:
 
 
 def _summary(runs: Sequence[ComparedRun]) -> str:
-    columns = [c for c in SUMMARY if any(series(run.history, c[1]) for run in runs)]
+    columns = []
+    for c in SUMMARY:
+        if any(series(run.history, c[1]) for run in runs):
+            columns.append(c)
+
     rows = []
     for i, run in enumerate(runs, 1):
         stamps = [v for _, v in series(run.history, "time/unix_s")]

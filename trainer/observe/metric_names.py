@@ -181,7 +181,7 @@ NAMES: dict[str, Name] = {
     "perf/gpu_temperature_c_max": Name("C", "Temperature of the hottest GPU."),
     "perf/gpu_slowed_fraction": Name("fraction", "Share of readings with a slowdown by heat or power brake."),
     "perf/peak_memory_gib": Name(
-        "GiB", "Largest memory of a worker: of its GPU in learning; on CPU of its process."
+        "GiB", "Largest memory of a rank: of its GPU in learning; on CPU of its process."
     ),
     "perf/grader_restarts": Name("count", "Grader processes killed and replaced so far."),
     "perf/judge_requests": Name(
@@ -199,7 +199,7 @@ NAMES: dict[str, Name] = {
         "s", "Launch to ready for the first step; on the first line of every start, like its parts."
     ),
     "perf/start_launch_s": Name("s", "Of it: checks, the other nodes, Ray, the driver's own start."),
-    "perf/start_place_s": Name("s", "Workers placed, rows measured."),
+    "perf/start_place_s": Name("s", "Ranks placed, rows measured."),
     "perf/start_load_s": Name("s", "Model and engine loaded; the checkpoint's files are fetched beside it."),
     "perf/start_resume_s": Name("s", "The rest of the fetch, and the checkpoint read into the policy."),
     "perf/start_sync_s": Name("s", "The first weight sync and its check."),

@@ -56,7 +56,11 @@ def majority(answers: Sequence[tuple[str | None, float]]) -> float:
         return 0.0
     most = max(votes.values())
     accuracy = dict(reversed(answers))
-    first = [accuracy[answer] for answer, count in votes.items() if count == most]
+    first = []
+    for answer, count in votes.items():
+        if count == most:
+            first.append(accuracy[answer])
+
     return sum(first) / len(first)
 
 
@@ -135,7 +139,11 @@ def table(by_benchmark: dict[str, dict[str, Any]], judge: str, system_prompt: st
 
     judge: the model that graded free text; empty: rules alone. system_prompt: what was asked with.
     """
-    columns = [key for key in next(iter(by_benchmark.values())) if "@" in key]
+    columns = []
+    for key in next(iter(by_benchmark.values())):
+        if "@" in key:
+            columns.append(key)
+
     models = [one["published"]["model"] for one in by_benchmark.values() if "published" in one]
     head = ["benchmark", "problems", "accuracy", "95%"]
     if models:

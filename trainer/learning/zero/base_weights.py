@@ -27,13 +27,15 @@ from trainer.storage import hub
 
 T = TypeVar("T")
 BUCKET_BYTES = 512 << 20
-"""Weights that are whole on every rank at a time while they are loaded, or one tensor that is larger."""
+"""Bytes of weights that are whole on every rank at a time while they are loaded; a larger tensor is loaded
+alone."""
 PERMANENT = (ConfigError, FileNotFoundError, PermissionError, SafetensorError)
-"""Failures to read that another start would meet again."""
+"""Errors of a reader that another start would meet again."""
 
 
 def unfilled(kind: Any, hf_config: Any, ds_config: dict[str, Any], **kwargs: Any) -> Any:
-    """A model of one of transformers' auto classes, sharded as it is built; it holds nothing that counts."""
+    """Builds a model of one of transformers' auto classes, sharded as it is built. Its weights are not set
+    yet."""
     split = ds_config["zero_optimization"].get("zero_hpz_partition_size", 1) > 1
     # of an earlier call; no second is made
     node = groups._get_zero_param_intra_parallel_group() if split else None
@@ -57,7 +59,11 @@ def fill(model: nn.Module, config: RunConfig) -> None:
     opened: dict[str, Any] = {}
 
     def read() -> dict[str, dict[str, tuple[int, ...]]]:
-        own = [name for name, owner in owners.items() if owner == dist.get_rank()]
+        own = []
+        for name, owner in owners.items():
+            if owner == dist.get_rank():
+                own.append(name)
+
         opened.update((name, safe_open(hub.file(config, name), framework="pt")) for name in own)
         return {name: _shapes(file) for name, file in opened.items()}
 
@@ -92,8 +98,8 @@ def _shapes(file: Any) -> dict[str, tuple[int, ...]]:
 def _matched(
     parameters: dict[str, Any], shapes: dict[str, tuple[int, ...]], config: RunConfig
 ) -> dict[str, str]:
-    """Tensor of a file -> parameter, for every parameter. What files have besides is left, as transformers
-    does."""
+    """Maps tensors of the files to parameters, for every parameter. Other tensors of the files are
+    ignored, as transformers does."""
     keys = {key: own[0] for key in shapes if (own := sorted(hub.aliases(key) & parameters.keys()))}
     if missing := sorted(parameters.keys() - set(keys.values())):
         raise ConfigError(
@@ -124,7 +130,7 @@ def _told(config: RunConfig, read: Callable[[], T]) -> list[T]:
 
 
 def _everyone(own: Any) -> list[Any]:
-    """What every rank has given, by rank."""
+    """The objects that all ranks have passed in, by rank."""
     out: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(out, own)
     return out

@@ -170,20 +170,26 @@ def blame(bad: Iterable[tuple[int, int]], nodes: int) -> tuple[list[int], list[t
     if nodes < 3 or len({frozenset(p) for p in bad}) == nodes * (nodes - 1) // 2:
         return [], sorted(bad)
     touched = {frozenset(p) for p in bad}
-    guilty = [n for n in range(nodes) if sum(n in pair for pair in touched) == nodes - 1]
+    guilty = []
+    for n in range(nodes):
+        if sum(n in pair for pair in touched) == nodes - 1:
+            guilty.append(n)
+
     return guilty, sorted(p for p in bad if not any(n in p for n in guilty))
 
 
 def _doubtful(pairs: list[Pair]) -> list[Pair]:
     limit = targets.SLOW_PAIR_WARN.value * _usual(pairs)
-    return [
-        p
-        for p in pairs
-        if min(p.bytes_per_s) < limit
-        or max(p.loss) >= targets.LOSS_WARN.value
-        or not p.carries
-        or p.round_trip_ms > targets.ROUND_TRIP_WARN_MS.value
-    ]
+    found: list[Pair] = []
+    for p in pairs:
+        if (
+            min(p.bytes_per_s) < limit
+            or max(p.loss) >= targets.LOSS_WARN.value
+            or not p.carries
+            or p.round_trip_ms > targets.ROUND_TRIP_WARN_MS.value
+        ):
+            found.append(p)
+    return found
 
 
 def _usual(pairs: list[Pair]) -> float:
@@ -199,11 +205,11 @@ def _interfaces(found: Survey) -> list[Finding]:
         ours = sorted(set(found.routes[rank].values()))
         name = _interface(hello, ours[0]) if ours else ""
         for variable, (chosen, address) in hello["chosen"].items():
-            same = [
-                r
-                for r, other in found.hellos.items()
-                if r != rank and address in other["interfaces"].values()
-            ]
+            same = []
+            for r, other in found.hellos.items():
+                if r != rank and address in other["interfaces"].values():
+                    same.append(r)
+
             if chosen != name and (same or address.startswith("127.")):
                 where = f"{chosen} ({address}), " + (
                     f"an address that node {same[0]} has, too" if same else "loopback"
@@ -283,7 +289,10 @@ def _ports(found: Survey) -> list[Finding]:
 
 def _mtus(found: Survey) -> list[Finding]:
     out = []
-    sizes = {r: max((_mtu(found, r, p) for p in found.hellos if p != r), default=0) for r in found.hellos}
+    sizes = {}
+    for r in found.hellos:
+        sizes[r] = max((_mtu(found, r, p) for p in found.hellos if p != r), default=0)
+
     usual = statistics.mode(sizes.values())
     for rank, size in sizes.items():
         if size != usual:
@@ -301,7 +310,10 @@ def _quality(found: Survey) -> list[Finding]:
     out = []
     count = len(found.hellos)
     limit = targets.LOSS_WARN.value
-    levels = {(p.a, p.b): _level(max(p.loss), limit, targets.LOSS_FAIL.value) for p in found.pairs}
+    levels = {}
+    for p in found.pairs:
+        levels[(p.a, p.b)] = _level(max(p.loss), limit, targets.LOSS_FAIL.value)
+
     loss = {(p.a, p.b): p.loss for p in found.pairs}
     for level in ("fail", "warn"):
         guilty, rest = blame([p for p, at in levels.items() if at == level], count)
@@ -311,7 +323,11 @@ def _quality(found: Survey) -> list[Finding]:
         for pair in rest:
             there, back = loss[pair]
             out.append(_lossy(pair if there >= back else pair[::-1], max(there, back), level))
-    slow = {(p.a, p.b): p for p in found.pairs if p.round_trip_ms > targets.ROUND_TRIP_WARN_MS.value}
+    slow = {}
+    for p in found.pairs:
+        if p.round_trip_ms > targets.ROUND_TRIP_WARN_MS.value:
+            slow[(p.a, p.b)] = p
+
     guilty, rest = blame(slow, count)
     for nodes in [*[(n,) for n in guilty], *rest]:
         best = max(p.round_trip_ms for p in slow.values() if set(nodes) <= {p.a, p.b})
