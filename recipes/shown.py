@@ -132,6 +132,11 @@ def plan(
         _per_hour(recipe, console)
     for line in left_out:
         console.print(f"left out: {line}", highlight=False)
+    expected = recipe.config.expected
+    for band in expected.bands:
+        console.print(f"expected: {band} ({band.source})", highlight=False)
+    if expected.not_promised:
+        console.print(f"not promised: {expected.not_promised}", highlight=False)
 
 
 def _per_hour(recipe: Recipe, console: Console) -> None:
