@@ -59,24 +59,29 @@ def fill(model: nn.Module, config: RunConfig) -> None:
     opened: dict[str, Any] = {}
 
     def read() -> dict[str, dict[str, tuple[int, ...]]]:
-        own = []
         for name, owner in owners.items():
             if owner == dist.get_rank():
-                own.append(name)
-
-        opened.update((name, safe_open(hub.file(config, name), framework="pt")) for name in own)
+                opened[name] = safe_open(hub.file(config, name), framework="pt")
         return {name: _shapes(file) for name, file in opened.items()}
 
-    shapes = {name: found for part in _told(config, read) for name, found in part.items()}
+    by_file: dict[str, dict[str, tuple[int, ...]]] = {}
+    for part in _told(config, read):
+        by_file |= part
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in files:
+        shapes |= by_file[name]
+
     parameters = dict(model.named_parameters())
-    keys = _matched(parameters, {key: shape for name in files for key, shape in shapes[name].items()}, config)
+    keys = _matched(parameters, shapes, config)
     for name, owner in owners.items():
-        for bucket in buckets(
-            [(key, parameters[keys[key]]) for key in shapes[name] if key in keys], BUCKET_BYTES
-        ):
-            with deepspeed.zero.GatheredParameters([p for _, p in bucket], modifier_rank=owner):
-                for key, p in bucket if name in opened else ():
-                    p.data.copy_(opened[name].get_tensor(key))
+        wanted = [(key, parameters[keys[key]]) for key in by_file[name] if key in keys]
+        for bucket in buckets(wanted, BUCKET_BYTES):
+            gathered = [parameter for _, parameter in bucket]
+            # The owner changes the whole parameters; leaving the block scatters its values to all ranks.
+            with deepspeed.zero.GatheredParameters(gathered, modifier_rank=owner):
+                if name in opened:
+                    for key, parameter in bucket:
+                        parameter.data.copy_(opened[name].get_tensor(key))
 
 
 def _readers(count: int, per_node: int) -> list[int]:
@@ -87,8 +92,12 @@ def _readers(count: int, per_node: int) -> list[int]:
     for rank, place in enumerate(_everyone(node)):
         ranks.setdefault(place, []).append(rank)
     nodes = [ranks[place] for place in sorted(ranks)]
-    dealt = [nodes[i % len(nodes)] for i in range(count)]
-    return [own[i // len(nodes) % len(own)] for i, own in enumerate(dealt)]
+    readers = []
+    for file in range(count):
+        on_node = nodes[file % len(nodes)]
+        turn = file // len(nodes)
+        readers.append(on_node[turn % len(on_node)])
+    return readers
 
 
 def _shapes(file: Any) -> dict[str, tuple[int, ...]]:
@@ -100,16 +109,19 @@ def _matched(
 ) -> dict[str, str]:
     """Maps tensors of the files to parameters, for every parameter. Other tensors of the files are
     ignored, as transformers does."""
-    keys = {key: own[0] for key in shapes if (own := sorted(hub.aliases(key) & parameters.keys()))}
+    keys = {}
+    for key in shapes:
+        own = sorted(hub.aliases(key) & parameters.keys())
+        if own:
+            keys[key] = own[0]
     if missing := sorted(parameters.keys() - set(keys.values())):
         raise ConfigError(
             f"{config.model.path} has no {missing[0]} ({len(missing)} are missing): is it this model?"
         )
-    for key, own in keys.items():
-        if shapes[key] != whole_shape(parameters[own]):
-            raise ConfigError(
-                f"{config.model.path}: {key} is {shapes[key]}, not {whole_shape(parameters[own])}"
-            )
+    for key, name in keys.items():
+        expected = whole_shape(parameters[name])
+        if shapes[key] != expected:
+            raise ConfigError(f"{config.model.path}: {key} is {shapes[key]}, not {expected}")
     return keys
 
 

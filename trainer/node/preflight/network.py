@@ -67,10 +67,15 @@ class Survey:
 def survey(hellos: dict[int, dict[str, Any]], addresses: dict[int, str], ask: Ask) -> Survey:
     """Measures everything: clocks, then ports from everyone to everyone, then every pair."""
     found = Survey(hellos, addresses)
-    found.offsets_s = {r: a["offset_s"] for r, a in ask({r: {"stage": "clock"} for r in hellos}).items()}
+    clocks = ask({rank: {"stage": "clock"} for rank in hellos})
+    for rank, clock in clocks.items():
+        found.offsets_s[rank] = clock["offset_s"]
+
     answers = ask({rank: {"stage": "ports", "peers": _doors(rank, found)} for rank in hellos})
-    found.reached = {rank: [tuple(w) for w in a["reached"]] for rank, a in answers.items()}
-    found.routes = {rank: {int(k): v for k, v in a["routes"].items()} for rank, a in answers.items()}
+    for rank, answer in answers.items():
+        found.reached[rank] = [tuple(wrong) for wrong in answer["reached"]]
+        found.routes[rank] = {int(to): interface for to, interface in answer["routes"].items()}
+
     plan = rounds(len(hellos))
     seconds = min(1.0, PAIR_SECONDS / 2 / len(plan))
     for pairs in plan:
@@ -96,12 +101,19 @@ def measure_pairs(pairs: Iterable[tuple[int, int]], found: Survey, ask: Ask, sec
     cut = found.cut()
     measured = []
     pairs = [(a, b) for a, b in pairs if (a, b) not in cut and (b, a) not in cut]
-    smallest = {
-        (a, b): min([m for m in (_mtu(found, a, b), _mtu(found, b, a)) if m] or [1500]) for a, b in pairs
-    }
-    flights = ask({a: _order("datagrams", found, b, mtu=min(smallest[a, b], 9000)) for a, b in pairs})
-    there = ask({a: _order("stream", found, b, seconds=seconds) for a, b in pairs})
-    back = ask({b: _order("stream", found, a, seconds=seconds) for a, b in pairs})
+    datagrams = {}
+    forth = {}
+    back_again = {}
+    for a, b in pairs:
+        mtus = [mtu for mtu in (_mtu(found, a, b), _mtu(found, b, a)) if mtu]
+        datagrams[a] = _order("datagrams", found, b, mtu=min([*mtus, 9000]) if mtus else 1500)
+        forth[a] = _order("stream", found, b, seconds=seconds)
+        back_again[b] = _order("stream", found, a, seconds=seconds)
+
+    # One after the other: a stream beside a stream would measure half of the link.
+    flights = ask(datagrams)
+    there = ask(forth)
+    back = ask(back_again)
     for a, b in pairs:
         flight = flights[a]
         speeds = (there[a]["bytes_per_s"], back[b]["bytes_per_s"])
