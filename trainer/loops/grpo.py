@@ -92,13 +92,13 @@ def collect(config: RunConfig, run: Session, step: int, carried: Carried) -> Gra
             done = len({trace.group for trace in traces})
             asked = carried.prompts + done
             ask = Ask(
-                prompts=run.stream.draw(asked, count, step, done),
+                prompts=run.stream.draw(asked, count, step, done, carried.level),
                 split=config.train_split,
                 prompt_tokens=run.rows.prompt_tokens(config.train_split),
                 samples_per_prompt=config.rollout.samples_per_prompt,
                 temperature=config.rollout.temperature,
                 max_tokens=config.rollout.max_tokens,
-                upcoming=run.stream.draw(asked + count, size, step + 1),
+                upcoming=run.stream.draw(asked + count, size, step + 1, level=carried.level),
             )
             more = run.sampler.sample(ask).all()
         with run.phases("grade"):
@@ -137,6 +137,10 @@ def learn(
     metrics = over_updates(stats, tokens) | graded.stats
     metrics |= describe(graded.traces, graded.outcomes) | credit.describe(config, members)
     carried.prompts += len(credit.flat)
+    if config.data.curriculum:
+        levels = run.stream.levels
+        metrics["data/level"] = levels[carried.level]
+        carried.passed(metrics["reward/correct_rate"], config.data, len(levels))
     if algorithm.kl_target:
         metrics["kl/coef"] = carried.kl_coef
         kl = metrics.get("kl/mean", math.nan)
