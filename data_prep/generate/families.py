@@ -26,8 +26,8 @@ NAME = "reasoning-gym"
 PREFIX = f"{NAME}:"
 VERSION = 1
 """Version of how rows are drawn: rows of the same seed differ between versions."""
-MOST_DRAWN = 500_000
-"""Problems that are drawn of all families together; some families make a list of so many when they start."""
+BLOCK = 20_000
+"""Indices that share a seed of the families: one of them takes no more, and some make lists of so many."""
 MAX_REPEATS = 1_000
 """Repeated questions in a row after which there are no new ones."""
 
@@ -63,7 +63,7 @@ class Families:
     name: str = NAME
     revision: str = ""
     weight: float = 1.0
-    _made: dict[tuple[str, int], Any] = field(default_factory=dict)
+    _made: dict[tuple[str, int, int], Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         known = [name for name in self._package.DATASETS if name != "composite"]
@@ -94,29 +94,31 @@ class Families:
 
     def entry(self, family: str, level: int, index: int) -> dict[str, Any] | None:
         """What the family makes for an index at a level, as JSON reads it; None where it finds no problem."""
-        if (family, level) not in self._made:
-            self._made[family, level] = self._at_level(family, level)
+        block, offset = divmod(index, BLOCK)
+        key = family, level, block
+        if key not in self._made:
+            self._made[key] = self._at_level(*key)
         try:
-            made = self._made[family, level][index]
+            made = self._made[key][offset]
         except ValueError:  # countdown gives up after 100 drawn expressions
             return None
         return json.loads(json.dumps(made))
 
-    def _at_level(self, family: str, level: int) -> Any:
+    def _at_level(self, family: str, level: int, block: int) -> Any:
         """The family up to a level, as the package means it: ranges begin where they begin at the first.
 
         An attribute with fewer levels keeps its last. Raises ConfigError where the family refuses its own
         level.
         """
         made_by, configured_by = self._package.DATASETS[family]
-        fixed = {"seed": self.seed, "size": MOST_DRAWN}
+        fixed = {"seed": (self.seed + 1_000_003 * block) % 2**32, "size": BLOCK}
         if not self.has_levels(family):
             return made_by(configured_by(**fixed))
         curriculum = self._package.CURRICULA[family]()
         curriculum.set_global_level(level - 1)
         try:
             return made_by(curriculum.generate_configuration(fixed))
-        except AssertionError as error:
+        except (AssertionError, ValueError) as error:
             raise ConfigError(
                 f"{PREFIX}{family} has no difficulty {level} ({error}): choose others"
             ) from None
@@ -128,7 +130,7 @@ class Families:
         index = new_at = 0
         patience = MAX_REPEATS / (self.validation or 1) if self.evaluation else MAX_REPEATS
         while len(seen) < self.rows_wanted:
-            if index - new_at > patience or index == MOST_DRAWN:
+            if index - new_at > patience:
                 raise ConfigError(
                     f"no more than {len(seen):,} different rows: ask for fewer, or more families or levels"
                 )
