@@ -281,13 +281,16 @@ def _drawn(source: str, options: argparse.Namespace, evaluation: bool) -> Any:
             "difficulty or two ends, such as 3 or 1..5"
         )
     asked = (options.rows, options.seed, (int(ends[0]), int(ends[1])), options.validation, evaluation)
-    if source == GENERATED:
-        from data_prep.generate.source import Generated
+    if source != GENERATED:
+        from data_prep.generate.families import Families, weights_of
 
-        return Generated(*asked)
-    from data_prep.generate.families import Families, weights_of
+        return Families(weights_of(source), *asked)
+    from data_prep.generate.source import FAMILIES, Generated
 
-    return Families(weights_of(source), *asked)
+    families = tuple(options.families.split(",")) if options.families else tuple(FAMILIES)
+    if unknown := sorted(set(families) - FAMILIES.keys()):
+        raise ConfigError(f"--families {unknown[0]}: the families are {', '.join(FAMILIES)}")
+    return Generated(*asked, families)
 
 
 def _mapping(text: str) -> dict[str, str]:
