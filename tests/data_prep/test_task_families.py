@@ -102,9 +102,9 @@ def test_rows_that_no_verifier_can_grade_are_quarantined(tmp_path):
 
 @pytest.mark.long
 def test_what_each_family_is_fit_for():
-    """Every family makes rows that it grades, but for these."""
+    """Every family makes rows that it grades, but for these. sokoban is left out: it draws for minutes."""
     refused = {}
-    for family in sorted(families.load(families.packages()).DATASETS.keys() - {"composite"}):
+    for family in sorted(families.load(families.packages()).DATASETS.keys() - {"composite", "sokoban"}):
         try:
             for row in Families({family: 1.0}, 2, difficulty=(1, 1)).rows():
                 if error := families.fault(reference_of(row.answer, row.extra)):
@@ -115,6 +115,7 @@ def test_what_each_family_is_fit_for():
     assert refused == {
         "arc_agi": own,
         "rearc": own,
+        "word_ladder": own,
         "game_of_life_halting": anything,
         "knight_swap": "reasoning-gym:knight_swap has no difficulty 1",
     }

@@ -49,7 +49,7 @@ def test_a_level_with_too_few_rows_is_refused():
 class Leveled(Run):
     """Completions are correct by their text alone, so that the pass rate of a step depends on its prompts."""
 
-    def __init__(self, config, saved=(0, 0, None), dies_in=0) -> None:
+    def __init__(self, config, saved=(0, 0, None, ()), dies_in=0) -> None:
         super().__init__(config, saved, dies_in)
         self.stream = PromptStream(self.train_rows, config.rows_per_step, config.run.seed, DIFFICULTY)
         self.drawn = {}
@@ -76,12 +76,13 @@ def config(tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("killed_at", [4, 7, 8])
-def test_a_resumed_run_draws_the_same_levels(config, tmp_path, killed_at):
+@pytest.mark.parametrize(("killed_at", "staleness"), [(4, 0), (7, 0), (8, 0), (8, 2)])
+def test_a_resumed_run_draws_the_same_levels(config, tmp_path, killed_at, staleness):
+    config = c.override(config, [f"rollout.staleness={staleness}"])
     calm = train(Leveled(c.override(config, [f"run.dir={tmp_path}/calm"])))
     levels = [calm.lines[step]["data/level"] for step in range(1, STEPS + 1)]
     assert levels[:3] == [1, 1, 1] and levels[-1] > 1 and levels == sorted(levels)
-    for step, rows in calm.drawn.items():
+    for step, rows in calm.drawn.items() if not staleness else ():
         assert {DIFFICULTY.get(row, levels[step - 1]) for row in rows} == {levels[step - 1]}
 
     killed = Leveled(config, dies_in=killed_at)

@@ -214,13 +214,6 @@ def _refused_ahead(c: RunConfig) -> list[tuple[bool, str]]:
             ),
         ),
         (
-            ahead and c.data.curriculum > 0,
-            (
-                f"rollout.staleness is {c.rollout.staleness} with data.curriculum {c.data.curriculum}: which"
-                " rows come next would depend on rewards that are not known yet; set one of them to 0"
-            ),
-        ),
-        (
             ahead and c.evaluation.pass_rate_samples > 0,
             (
                 f"rollout.staleness is {c.rollout.staleness} with evaluation.pass_rate_samples"
