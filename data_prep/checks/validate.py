@@ -89,7 +89,7 @@ class References:
         self._known: dict[str, tuple[AnswerType, str]] = {}
 
     def check(self, rows: list[Candidate]) -> list[tuple[AnswerType, str]]:
-        """The grader's route for each row's answer, and why it cannot serve as a reference (empty if it can)."""
+        """The grader's route for each row's answer, and why it is no reference (empty if it is one)."""
         tasks = [reference_of(row.answer, row.extra) for row in rows if TASK in row.extra]
         faults = iter(self._scorer.reference_errors(tasks, ["task"] * len(tasks)))
         by_form = iter(self._by_form([row.answer for row in rows if TASK not in row.extra]))

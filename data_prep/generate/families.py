@@ -43,7 +43,8 @@ def weights_of(text: str) -> dict[str, float]:
             value = 0.0
         if not name or name in weights or not 0 < value < 1000:
             raise ConfigError(
-                f"{text}: write {PREFIX}FAMILY,FAMILY=WEIGHT, each family once, a weight above 0 and below 1000"
+                f"{text}: write {PREFIX}FAMILY,FAMILY=WEIGHT, each family once, a weight above 0 and below"
+                " 1000"
             )
         weights[name] = value
     return weights
@@ -83,8 +84,8 @@ class Families:
         lock = hashlib.sha256(families.REQUIREMENTS.read_bytes()).hexdigest()[:8]
         held = ", held out" if self.evaluation else ""
         recipe = (
-            f"{PREFIX}{asked} v{VERSION}: rows {self.rows_wanted}, seed {self.seed}, difficulty {low}..{high}, "
-            f"validation {self.validation:g}{held}, packages {lock}"
+            f"{PREFIX}{asked} v{VERSION}: rows {self.rows_wanted}, seed {self.seed}, "
+            f"difficulty {low}..{high}, validation {self.validation:g}{held}, packages {lock}"
         )
         return [{"path": recipe, "bytes": 0, "sha256": hashlib.sha256(recipe.encode()).hexdigest()}]
 

@@ -1,4 +1,4 @@
-"""When a run goes on to harder rows: by the pass rate of its last steps, a function of logged rewards alone."""
+"""When a run goes on to harder rows: by the pass rate of its last steps, so by logged rewards alone."""
 
 from __future__ import annotations
 
