@@ -37,8 +37,8 @@ MISSING = {
 }
 """What is known to be lacking; any other architecture has just not been tested."""
 CONVERT = (
-    "make a model folder of it with `python -m examples.pretrained.smollm2 --gguf FILE.gguf --out FOLDER`, and"
-    " set model.path to the folder"
+    "make a model folder of it with `python -m examples.pretrained.smollm2 --gguf FILE.gguf --out FOLDER`,"
+    " and set model.path to the folder"
 )
 """How a GGUF file becomes a model that is trained."""
 
