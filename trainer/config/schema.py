@@ -83,6 +83,11 @@ class Data:
     """Use only the first this many rows (in the dataset's own order); 0 means all."""
     episodes: int = within(1, least=1)
     """Passes over the data (the original's --num_episodes)."""
+    curriculum: float = within(0.0, least=0, most=1)
+    """Take rows of one difficulty at a time, the easiest first, and go to the next when this share of the
+    completions of the last `curriculum_steps` steps was correct; 0: all rows at once."""
+    curriculum_steps: int = within(5, least=1)
+    """Steps whose pass rate decides; then it is counted anew."""
     prompt_max_tokens: int = within(4096, least=1)
     """Longest prompt, image tokens included. Longer rows are left out and counted."""
     image_cache_gib: float = within(0.5, least=0)

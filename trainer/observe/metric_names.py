@@ -57,6 +57,9 @@ NAMES: dict[str, Name] = {
     "group/trained_zero_std": Name(
         "prompts", "Groups of equal reward trained on: no round was left to replace them."
     ),
+    "data/level": Name(
+        "level", "Difficulty of the rows that are drawn before this step's update (`data.curriculum`)."
+    ),
     # --- the update
     "loss/total": Name("loss", "What was minimised: policy + kl_coef * KL. Mean over the step's updates."),
     "loss/nll": Name(
