@@ -261,13 +261,21 @@ def _(args: argparse.Namespace) -> int:
     "start a run again; it resumes from its last committed checkpoint",
     RUN,
     STORED,
+    argument(
+        "--before",
+        type=int,
+        default=0,
+        metavar="STEP",
+        help="go back: from the newest checkpoint before this step, dropping what came after it",
+    ),
     TAKEOVER,
     DRY_RUN,
+    example="RUN --before 120",
 )
 def _(args: argparse.Namespace) -> int:
     from recipes import requests
 
-    return requests.resume(args.run, args.bucket, requests.of(args, "", None).options)
+    return requests.resume(args.run, args.bucket, requests.of(args, "", None).options, args.before)
 
 
 @command(

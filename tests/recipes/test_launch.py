@@ -173,6 +173,22 @@ def test_resume_launches_the_same_run_again(capsys, monkeypatch, tmp_path):
     assert code == 0 and "RUN_ID=mine" in out and "seed: 7" in out
 
 
+def test_resume_goes_back_to_before_a_step(capsys, monkeypatch, tmp_path):
+    stand_in(tmp_path, monkeypatch, "sbatch", "echo 1")
+    recipe = "grpo-qwen2.5-vl-7b-mathv60k"
+    run(capsys, "up", recipe, "--target", "slurm", "--run-id", "mine", "--detach")
+    code, out, err = run(capsys, "resume", "mine", "--before", "120")
+    assert code == 0, err
+    code, out, _ = run(capsys, "resume", "mine", "--dry-run")
+    assert code == 0 and "before: 120" in out, "it goes on in the history that it went back to"
+    code, _, err = run(capsys, "resume", "mine", "--before", "120")
+    assert code == 2 and "has gone back to before that step" in err and err.count("\n") == 1
+    code, out, _ = run(capsys, "resume", "mine", "--before", "90", "--dry-run")
+    assert code == 0 and "before: 90" in out and "before: 120" not in out
+    code, _, err = run(capsys, "resume", "mine", "--before", "-3")
+    assert code == 2 and "give a step of the run" in err
+
+
 def test_the_runs_own_count_of_restarts_is_the_budgets():
     config = resolve("grpo-qwen2.5-vl-7b-mathv60k", ["budget.max_restarts=1", "budget.max_losses=4"]).config
     assert (config.checkpoint.max_restarts, config.checkpoint.max_losses) == (1, 4)

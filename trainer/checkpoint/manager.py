@@ -36,9 +36,9 @@ from trainer.checkpoint.attempt import Attempt
 from trainer.checkpoint.find import find
 from trainer.checkpoint.format import encode, write_file
 from trainer.checkpoint.layout import MANIFEST, local_dir, remote_folder, remote_url, step_name, step_of
-from trainer.checkpoint.manifest import FileRecord, describe, manifests_here, pack
+from trainer.checkpoint.manifest import FileRecord, describe, manifests_here, manifests_there, pack
 from trainer.checkpoint.reader import CorruptCheckpoint, Found
-from trainer.checkpoint.retention import make_room, prune_local, prune_remote
+from trainer.checkpoint.retention import Keep, make_room, prune_local, prune_remote
 from trainer.checkpoint.rollout_log import RolloutLog
 from trainer.checkpoint.writer import RankStatus, disk_room, upload
 from trainer.config import RunConfig
@@ -95,14 +95,17 @@ class Checkpoints:
         self.stored: int = 0
         """Newest step that this run knows to be committed in the store."""
         self.write_s = 0.0
-        """What the ranks took to write the last checkpoint."""
+        """Seconds that the ranks needed to write the last checkpoint."""
         self.save_s = 0.0
-        """The same, and what they took to upload it, where there is a store."""
+        """The same, together with the seconds of the upload where there is a store."""
         self.stall_s = 0.0
-        """What the last checkpoint took from training: set it after the workers have copied."""
+        """Seconds that training stood still for the last checkpoint. The caller sets it after the ranks
+        have copied."""
         self.interval_steps = max(1, config.checkpoint.every_steps)
         self.failures = self.failures_in_a_row = 0
         self.last_begun = 0
+        self.trouble = 0
+        """Step of the first alarm of a guard that lasts; 0: none. The loop sets it."""
         self._retry = False
         self._bytes = 0
         self._pending: dict[str, Any] = {}
@@ -167,7 +170,7 @@ class Checkpoints:
         attach: Iterable[str | Path] = (),
         ahead: Sequence[int] = (),
     ) -> None:
-        """Opens the checkpoint of `step` before the workers write.
+        """Opens the checkpoint of `step` before the ranks write.
 
         state: JSON values, tensors, arrays, bytes; read back as `Found.state`. score: held-out score for
         keep_best. attach: append-only files of the run (metrics.jsonl) that a resume on a fresh node needs.
@@ -234,6 +237,7 @@ class Checkpoints:
                 with open(path, "rb") as file:
                     own.append(FileRecord(path.name, *write_file(folder / path.name, [file.read(size)])))
             about: dict[str, Any] = {"attempt": self.attempt, "data_fingerprint": self.data_fingerprint}
+            about["before"] = self.config.checkpoint.before
             about["model_fingerprint"] = self._model_fingerprint
             if self._pending["ahead"]:
                 about["ahead"] = self._pending["ahead"]
@@ -368,9 +372,9 @@ class Checkpoints:
         self._commits.append(step)
         self.failures_in_a_row = 0
         self._prune_local()
-        last, best = self.config.checkpoint.keep_last_remote, self.config.checkpoint.keep_best
         busy = {self.in_flight, self.uploading}
-        prune_remote(self.config.run_id, self.storage, last, best, busy, self._check)
+        keep = self._keep(self.config.checkpoint.keep_last_remote)
+        prune_remote(self.config.run_id, self.storage, keep, busy, self._check)
 
     def _withdraw(self, storage: Storage, steps: set[int]) -> None:
         """Takes back the manifests of checkpoints in the store that cannot be used."""
@@ -381,25 +385,39 @@ class Checkpoints:
     # --- retention ------------------------------------------------------------------------------------------
 
     def local_steps(self) -> list[int]:
-        """Steps of the committed local checkpoints: what the workers' writers must keep."""
+        """Steps of the committed local checkpoints: what the writers of the ranks must keep."""
         return sorted(manifests_here(self.folder))
 
     def _prune_local(self) -> None:
         safe = max(self.safe, self._found.step if self._found else 0)
         settings = self.config.checkpoint
         busy = {self.in_flight, self.uploading}
-        prune_local(self.config.run_id, self.folder, settings.keep_last, settings.keep_best, safe, busy)
+        prune_local(self.config.run_id, self.folder, self._keep(settings.keep_last), safe, busy)
 
     @property
     def _share(self) -> int:
-        """Bytes of a checkpoint that this node holds."""
+        """Bytes of a checkpoint that lie on this node."""
         return self._bytes // self.config.placement.nodes
 
     def _make_room(self) -> int:
         """Drops old local checkpoints, never the newest, until the next one fits the disk budget. Returns the
         room."""
         room = partial(disk_room, self.folder, self.config.checkpoint.max_disk_gib)
-        return make_room(self.folder, self._share, room, {self.uploading}, self._say)
+        spared = self._keep(0).sound(manifests_here(self.folder))
+        return make_room(self.folder, self._share, room, {self.uploading}, self._say, spared)
+
+    def _keep(self, last: int) -> Keep:
+        """What stays besides the `last` newest checkpoints."""
+        settings = self.config.checkpoint
+        return Keep(last, settings.keep_best, settings.keep_good, self.trouble)
+
+    def from_before_the_trouble(self) -> int:
+        """Newest checkpoint of this run from before the first alarm, here or in the store; 0: there is none,
+        or no trouble."""
+        steps = set(manifests_here(self.folder))
+        if self.storage:
+            steps |= manifests_there(self.storage)[0].keys()
+        return max((step for step in steps if step < self.trouble), default=0)
 
     # --- resume ---------------------------------------------------------------------------------------------
 

@@ -32,9 +32,10 @@ class FileRecord:
     bytes: int
     sha256: str
     uploaded: bool = False
-    """False without a remote store, and where the upload failed for longer than the retries last."""
+    """Whether the file is in the store. False without a store, and where the upload failed until its
+    retries were used up."""
     error: str = ""
-    """What the upload failed with."""
+    """The error of an upload that failed."""
 
 
 def rank_stem(rank: int, world_size: int) -> str:
@@ -53,8 +54,8 @@ def code_fingerprint() -> str:
 def describe(
     config: RunConfig, step: int, records: Sequence[FileRecord], score: float | None, about: dict[str, Any]
 ) -> dict[str, Any]:
-    """The manifest of a checkpoint. about: its attempt, the fingerprint of its data, and in `ahead` the steps
-    after it that were sampled before it, if any."""
+    """The manifest of a checkpoint. about: its attempt, the fingerprint of its data, the step that its run
+    was taken back to (`before`), and in `ahead` the steps after it that were sampled before it, if any."""
     worlds: set[str] = set()
     files = []
     for record in records:
