@@ -26,6 +26,7 @@ RESUME_IGNORES = (
     "watch",
     "guards",
     "evaluation",
+    "fleet",
     "rewards.workers",
     "rewards.deadline_s",
     "rewards.max_timeout_rate",

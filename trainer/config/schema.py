@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trainer.config.algorithm import Algorithm
+from trainer.config.fleet import Fleet
 from trainer.config.lora import LoRA
 from trainer.config.ranges import within
 from trainer.config.split import Split
@@ -401,6 +402,7 @@ class RunConfig:
     watch: Watch = field(default_factory=Watch)
     guards: Guards = field(default_factory=Guards)
     sft: SFT = field(default_factory=SFT)
+    fleet: Fleet = field(default_factory=Fleet)
 
     @property
     def run_id(self) -> str:

@@ -89,7 +89,8 @@ class Mirror:
         bucket_bytes: int,
     ) -> None:
         """fill: brings an anchor's weights into the tensors (trainer/fleet/anchors.py)."""
-        self.objects, self.layout, self.tensors = objects, layout, tensors
+        self.objects, self.layout = objects, layout
+        self.tensors = tensors
         self._fill, self._bucket_bytes = fill, bucket_bytes
         self.version, self.lineage = -1, ""
         self.fetched_bytes = 0

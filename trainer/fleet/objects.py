@@ -2,15 +2,18 @@
 
     about/7-3f2c1a.json                    head, once per attempt: configuration, fingerprints, layout
     head/7-3f2c1a.json                     head, every 5 s: newest version, whether the run is over
-    weights/00000021-5f0c2a9be1d40c77.json head, last: a version's parent and the patches that make it
+    weights/00000021-5f0c2a9be1d40c77.json
+                                           head, last: a version's parent and the patches that make it
     weights/7-3f2c1a/00000021-r00005.patch rank 5: the changes of its shard since the parent
     mail/7-3f2c1a/WORKER.json              head: the units that this worker is to sample
     workers/WORKER.json                    worker, every 5 s: what it does and what it has sent
-    samples/7-3f2c1a/step-00000022/000041.2-WORKER.npz   worker: a unit, given out for the second time
+    samples/7-3f2c1a/step-00000022/000041.2-WORKER.npz
+                                           worker: a unit, which was given out for the second time
     refused/7-3f2c1a/000041.2-WORKER.json  head: why a unit was not trained on
 
-Every key has one writer, so no condition, lock or listing is needed that a store would have to keep. An object
-is signed together with its run and key: one that was copied to another place is refused like one of a stranger.
+Every key has one writer, so no condition, lock or listing is needed that a store would have to keep. An
+object is signed together with its run and key: one that was copied to another place is refused like one of a
+stranger.
 """
 
 from __future__ import annotations
