@@ -396,6 +396,29 @@ def _(args: argparse.Namespace) -> int:
 
 
 @command(
+    "compare",
+    "where a run left what its recipe expects of it, or where two runs part; exit code 1 if so",
+    STORED,
+    argument(
+        "--expected",
+        nargs="?",
+        const="own",
+        default="",
+        metavar="FILE.yaml",
+        help="one run against the bands of its recipe, or of a file (docs/expected.md)",
+    ),
+    argument("runs", nargs="+", metavar="run", help="id of a run, or its folder: two, or one --expected"),
+    example="demo-1 --expected\n  python3 launch.py compare demo-1 demo-2",
+)
+def _(args: argparse.Namespace) -> int:
+    from recipes.drivers import sight
+
+    if len(args.runs) != (1 if args.expected else 2):
+        raise ConfigError("compare one run with --expected, or two runs")
+    return sight.compare(args.runs, args.bucket, args.expected)
+
+
+@command(
     "reproduce",
     "run again what a manifest describes; refuses where it cannot, and names what differs",
     TARGET,

@@ -242,9 +242,10 @@ class Site:
     terminationGracePeriodSeconds."""
 
 
-Target = Literal["local", "ssh", "slurm", "pbs", "skypilot", "skypilot-runpod", "skypilot-gcp", "skypilot-kubernetes",
-                 "skypilot-aws", "skypilot-azure", "skypilot-lambda", "skypilot-nebius", "dstack-runpod",
-                 "dstack-gcp", "dstack-kubernetes", "dstack-ssh", "kubernetes"]  # fmt: skip
+Target = Literal["local", "ssh", "slurm", "pbs", "skypilot", "skypilot-runpod", "skypilot-gcp",
+                 "skypilot-kubernetes", "skypilot-aws", "skypilot-azure", "skypilot-lambda",
+                 "skypilot-nebius", "dstack-runpod", "dstack-gcp", "dstack-kubernetes", "dstack-ssh",
+                 "kubernetes"]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -171,8 +171,8 @@ def test_display_and_report_need_none_of_the_training_stack():
     body = """
         import sys
         import trainer.observe.metrics, trainer.observe.live, trainer.observe.report
-        heavy = {"torch", "numpy", "PIL", "ray", "vllm", "transformers", "wandb", "tensorboard"} & set(sys.modules)
-        assert not heavy, heavy
+        heavy = {"torch", "numpy", "PIL", "ray", "vllm", "transformers", "wandb", "tensorboard"}
+        assert not heavy & set(sys.modules), heavy & set(sys.modules)
     """
     done = run_script(body)
     assert done.returncode == 0, done.stderr

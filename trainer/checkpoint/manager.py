@@ -7,14 +7,16 @@ rank has uploaded them. An older checkpoint goes only after the new one is commi
 
     if checkpoints.due(step, step_time_s):
         checkpoints.begin(step, state)                      # state is frozen here
-        learner.save(step, checkpoints.local_steps(), checkpoints.sends, checkpoints.attempt)  # ShardWriter.start
+        keep, to = checkpoints.local_steps(), checkpoints.attempt
+        learner.save(step, keep, checkpoints.sends, to)     # ShardWriter.start on every rank
     ...
     if checkpoints.busy:                                    # between phases, and until it is done at the end
         try:
             checkpoints.advance(learner.save_status())      # commits what every rank is done with
         except CheckpointError as error:                    # a rank could not write
             checkpoints.failed(error)
-    if (step := checkpoints.to_send()) is not None:         # written while another was being uploaded, or that failed
+    step = checkpoints.to_send()
+    if step is not None:                                    # not uploaded when it was written, or that failed
         learner.send(step)                                  # ShardWriter.send on every rank
 """
 

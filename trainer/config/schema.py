@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trainer.config.algorithm import Algorithm
+from trainer.config.expected import Expected
 from trainer.config.fleet import Fleet
 from trainer.config.lora import LoRA
 from trainer.config.ranges import within
@@ -403,6 +404,7 @@ class RunConfig:
     guards: Guards = field(default_factory=Guards)
     sft: SFT = field(default_factory=SFT)
     fleet: Fleet = field(default_factory=Fleet)
+    expected: Expected = field(default_factory=Expected)
 
     @property
     def run_id(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trainer.config.algorithm import Algorithm
 from trainer.config.bucket_address import BucketAddress, is_address
+from trainer.config.expected import check_bands
 from trainer.config.overrides import ConfigError
 from trainer.config.ranges import check_ranges
 from trainer.config.schema import RunConfig
@@ -13,6 +14,7 @@ def validate(config: RunConfig) -> None:
     """Raises ConfigError, with the change to make, if the configuration cannot run."""
     c, world = config, config.placement.world_size
     check_ranges(c)
+    check_bands(c.expected)
     if c.model.min_pixels > c.model.max_pixels:
         raise ConfigError(
             f"model.min_pixels {c.model.min_pixels} > model.max_pixels {c.model.max_pixels}: swap them"
