@@ -51,9 +51,10 @@ def code_fingerprint() -> str:
 
 
 def describe(
-    config: RunConfig, step: int, records: Sequence[FileRecord], score: float | None, about: dict[str, str]
+    config: RunConfig, step: int, records: Sequence[FileRecord], score: float | None, about: dict[str, Any]
 ) -> dict[str, Any]:
-    """The manifest of a checkpoint. about: its attempt and the fingerprint of its data."""
+    """The manifest of a checkpoint. about: its attempt, the fingerprint of its data, and in `ahead` the steps
+    after it that were sampled before it, if any."""
     worlds: set[str] = set()
     files = []
     for record in records:
@@ -96,6 +97,7 @@ def _well_formed(manifest: dict[str, Any]) -> bool:
     files, score = manifest["files"], manifest["score"]
     counts = [manifest["step"], manifest["world_size"], manifest["bytes"]]
     counts += [entry["bytes"] for entry in files]
+    counts += manifest.get("ahead", [])
     if not all(type(count) is int and count >= 0 for count in counts):
         return False
 

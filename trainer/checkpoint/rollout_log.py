@@ -5,8 +5,9 @@ again.
     <remote>/<run id>/rollouts/step-00000021/7-3f2c1a.npz     sent beside it, under the attempt that sampled it
 
 A restart from step 20 replays what is logged of 21, 22, ...: same token ids, log-probabilities and outcomes,
-so same updates, bit for bit. Files are plain NumPy archives without pickles; the CRC of every array is
-compared on reading.
+so same updates, bit for bit. With `rollout.staleness` k the steps 21 to 20 + k were sampled by weights that
+the checkpoint of step 20 does not hold: their logs belong to it, and it is committed after them. Files are
+plain NumPy archives without pickles; the CRC of every array is compared on reading.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np
 
 from trainer.algorithm.traces import Outcome, Trace, completed
 from trainer.checkpoint.attempt import Attempt, Fenced
+from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint
 from trainer.checkpoint.format import write_file
 from trainer.checkpoint.layout import step_name
 from trainer.checkpoint.manifest import code_fingerprint
@@ -99,6 +101,14 @@ class RolloutLog:
         }
         self.replayed = self.failures = 0
         self._usable: dict[int, list[_Place]] = {}
+        self._needed: Sequence[int] = ()
+        self._ready: dict[int, Graded] = {}
+        self._durable: set[int] = set()
+        """Steps whose log lies on this disk or in the store."""
+        self._stored: set[int] = set()
+        """Steps whose log lies in the store, as far as this attempt has seen."""
+        self._unwritten: dict[int, str] = {}
+        """Steps whose log could not be written, and why."""
         self._floor = 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="rollout-log")
 
@@ -106,24 +116,40 @@ class RolloutLog:
     def _epoch(self) -> int:
         return self._held.epoch if self._held else 0
 
+    @property
+    def _attempt(self) -> str:
+        return self._held.name if self._held else "0-000000"
+
     # --- replaying ------------------------------------------------------------------------------------------
 
-    def open(self, step: int) -> list[int]:
+    def open(self, step: int, needed: Sequence[int] = ()) -> list[int]:
         """Looks for the steps after `step` that can be replayed; returns them.
 
         They are those of one history: of each step the newest attempt's, and never an older attempt's after a
         newer one's, which would be an attempt that went on beside the one that had replaced it.
+
+        needed: first steps after `step`, whose logs belong to its checkpoint. They are read at once, also
+        those that an older version of the code wrote. Raises CorruptCheckpoint where one cannot be read.
         """
+        self._needed = needed
+        self._usable, self._ready = {}, {}
         found = self._places(step) if self._resumes else {}
-        self._usable = {}
         epoch = 0
         at = step + 1
-        while at in found and (newest := max(place.epoch for place in found[at])) >= epoch:
+        while at in found and ((newest := max(place.epoch for place in found[at])) >= epoch or at in needed):
             self._usable[at] = [place for place in found[at] if place.epoch == newest]
-            epoch, at = newest, at + 1
-        if self._usable:
+            epoch, at = max(epoch, newest), at + 1
+        for ahead in needed:
+            try:
+                self._ready[ahead] = self._load(ahead)
+            except (*DAMAGED, StorageError, ConfigError) as error:
+                raise CorruptCheckpoint(
+                    f"checkpoint of step {step}: the completions of step {ahead}, which older weights sampled"
+                    f" before it, cannot be read ({error})"
+                ) from error
+        if at > step + 1:
             self._say(f"steps {step + 1} to {at - 1} are replayed: their completions are not sampled again")
-        return list(self._usable)
+        return list(range(step + 1, at))
 
     def _places(self, after: int) -> dict[int, list[_Place]]:
         """Where the logs of the steps after `after` lie: this disk's first."""
@@ -143,7 +169,19 @@ class RolloutLog:
 
     def read(self, step: int) -> Graded | None:
         """The graded completions of a step that can be replayed; None: sample them."""
-        why: object = ""
+        graded = self._ready.pop(step, None)
+        if graded is None and step in self._usable:
+            try:
+                graded = self._load(step)
+            except (*DAMAGED, StorageError, ConfigError) as error:
+                self._usable.clear()  # what follows was sampled after this one
+                self._failed(f"step {step} cannot be replayed ({error}): its completions are sampled again")
+        self.replayed += len(graded.traces) if graded else 0
+        return graded
+
+    def _load(self, step: int) -> Graded:
+        """The log of a step, from the first of its places that is whole. Raises what the last one raised."""
+        wrong: Exception = ValueError("there is none")
         for place in self._usable.pop(step, ()):
             try:
                 local = self.folder / f"{step_name(step)}.npz"
@@ -152,20 +190,23 @@ class RolloutLog:
                 )
                 with np.load(source, allow_pickle=False) as archive:
                     graded = _graded(self._header(archive, step), dict(archive))
-                self.replayed += len(graded.traces)
-                return graded
             except (*DAMAGED, StorageError, ConfigError) as error:
-                why = error
-        if why:
-            self._usable.clear()  # what follows was sampled after this one
-            self._failed(f"step {step} cannot be replayed ({why}): its completions are sampled again")
-        return None
+                wrong = error
+                continue
+            self._durable.add(step)
+            if place.key:
+                self._stored.add(step)
+            return graded
+        raise wrong
 
     def _header(self, archive: Any, step: int) -> dict[str, Any]:
         """What a log says of itself. Raises ValueError where it is of another run, configuration, dataset or
-        code."""
+        code; of what a checkpoint needs, configuration and dataset were compared with the checkpoint's."""
         about = json.loads(archive["about"].tobytes())
-        for key, value in (self._about | {"step": step}).items():
+        expected = self._about | {"step": step}
+        if step in self._needed:
+            expected = {key: expected[key] for key in ("format", "run_id", "step")}
+        for key, value in expected.items():
             if about[key] != value:
                 raise ValueError(f"its {key} is another")
         return about
@@ -179,28 +220,35 @@ class RolloutLog:
         unless the run keeps all of it (`logging.keep_rollouts`).
         """
         floor = 0 if self._keeps else floor
-        about = self._about | {"step": step, "epoch": self._epoch, "stats": graded.stats}
+        about: dict[str, Any] = self._about | {"step": step, "stats": graded.stats}
+        about |= {"epoch": self._epoch, "attempt": self._attempt}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_file(self.folder / f"{step_name(step)}.npz", [_archive(about, graded)])
         except OSError as error:
+            self._unwritten[step] = str(error)
             self._failed(f"step {step} is not logged: {error}")
             return
+        self._durable.add(step)
         if floor > self._floor:
             for path in self.folder.glob("step-*.npz"):
                 if (match := LOCAL.fullmatch(path.name)) and int(match[1]) <= floor:
                     path.unlink(missing_ok=True)
+        self._stored.discard(step)
         if self.storage:
             self._pool.submit(self._send, self.storage, step, floor if floor > self._floor else 0)
         self._floor = max(self._floor, floor)
 
-    def _send(self, storage: Storage, step: int, floor: int) -> None:
-        attempt = self._held.name if self._held else "0-000000"
+    def _send(self, storage: Storage, step: int, floor: int = 0) -> None:
         try:
             if self._held:
                 self._held.check()
-            data = (self.folder / f"{step_name(step)}.npz").read_bytes()
-            storage.put_bytes(f"{step_name(step)}/{attempt}.npz", data)
+            if step not in self._stored:
+                data = (self.folder / f"{step_name(step)}.npz").read_bytes()
+                with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+                    attempt = json.loads(archive["about"].tobytes()).get("attempt", self._attempt)
+                storage.put_bytes(f"{step_name(step)}/{attempt}.npz", data)
+                self._stored.add(step)
             if floor:
                 keys = [(key, OBJECT.fullmatch(key)) for key, _ in storage.list()]
                 storage.delete([key for key, match in keys if match and int(match[1]) <= floor])
@@ -209,6 +257,27 @@ class RolloutLog:
             return
         except (StorageError, ConfigError, OSError) as error:
             self._failed(f"step {step} is logged on this disk only: {error}")
+
+    # --- what a checkpoint rests on -------------------------------------------------------------------------
+
+    def durable(self, steps: Sequence[int]) -> bool:
+        """Whether the logs of all these steps lie on this disk or in the store.
+
+        Raises CheckpointError where one could not be written: a checkpoint that needs it has failed.
+        """
+        for step in steps:
+            if step in self._unwritten and step not in self._durable:
+                raise CheckpointError(f"the rollout log of step {step} is not there: {self._unwritten[step]}")
+        return self._durable.issuperset(steps)
+
+    def secure(self, steps: Sequence[int]) -> None:
+        """Waits until the store has the logs of these steps; those that it lacks are sent once more. Raises
+        StorageError."""
+        assert self.storage is not None
+        for step in steps:
+            self._pool.submit(self._send, self.storage, step).result()  # behind what is being sent
+            if step not in self._stored and not dict(self.storage.list(step_name(step))):
+                raise StorageError(f"the rollout log of step {step}, sampled ahead, is not in the store")
 
     def _failed(self, error: object) -> None:
         self.failures += 1

@@ -101,6 +101,9 @@ class Rollout:
     distribution."""
     max_tokens: int = within(1024, least=1)
     """Longest completion, in tokens (the original's --generate_max_len)."""
+    staleness: int = within(0, least=0, most=8)
+    """Steps that sampling is ahead of learning by: step s is sampled with the weights of step s - 1 - this.
+    0: with the newest."""
     tensor_parallel: int = within(1, least=1)
     """GPUs per engine; the number of engines is world size / this (the original's --vllm_num_engines
     follows)."""
