@@ -18,7 +18,8 @@ EVENTS = ("offer", "join", "work", "work", "work", "die", "leave", "fail", "late
 def test_any_interleaving_ends_every_unit_once(events):
     """Workers join, work, die silently, leave, send rubbish, or send what another has sent before."""
     scheduler = Scheduler(lost_s=10.0)
-    now, offered, done = 0.0, 0, dict[str, int]()
+    now = 0.0
+    offered, done = 0, dict[str, int]()
     alive: dict[str, float] = {}
     queues: dict[str, list[Given]] = {}
     late: list[str] = []
@@ -164,7 +165,8 @@ def test_fifty_workers_that_die_and_come_back_lose_no_unit(seed):
     rng, scheduler = random.Random(seed), Scheduler(lost_s=30.0)
     machines = {f"m{i}": Machine(rng, 0.0) for i in range(50)}
     coming: list[float] = []
-    now, made, deaths, results = 0.0, 50, 0, dict[str, int]()
+    now, results = 0.0, dict[str, int]()
+    made, deaths = 50, 0
     for step in range(10):
         units = [f"s{step}.{i:03d}" for i in range(200)]
         scheduler.offer(dict.fromkeys(units, 8.0))

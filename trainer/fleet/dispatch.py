@@ -1,7 +1,7 @@
 """The head's thread: it watches the workers, takes in what they send, and mails out what comes next.
 
-The trainer's own thread offers units and waits for them. Every wait is for a state of this object, so that the
-weights may be published, and steps may be trained, while units of later steps are sampled.
+The trainer's own thread offers units and waits for them. So weights may be published, and steps may be
+trained, while units of later steps are sampled.
 """
 
 from __future__ import annotations
@@ -68,8 +68,10 @@ class Dispatcher:
         say: Callable[[str], None] = print,
         poll_s: float = POLL_S,
     ) -> None:
-        self.objects, self.held, self.expected = objects, held, expected
-        self.wait_s, self.poll_s, self._say = wait_s, poll_s, say
+        self.objects, self.held = objects, held
+        self.expected = expected
+        self.wait_s, self.poll_s = wait_s, poll_s
+        self._say = say
         self.scheduler = Scheduler(lost_s)
         self.counts = Counts()
         self.beats: dict[str, dict[str, Any]] = {}

@@ -38,7 +38,8 @@ class Following:
         worker: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.objects, self.record, self.worker = objects, record, worker
+        self.objects, self.record = objects, record
+        self.worker = worker
         self._clock = clock
         self.attempt = ""
         """Newest attempt whose head has spoken; empty before the first."""

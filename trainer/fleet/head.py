@@ -1,7 +1,7 @@
 """`Sampler` of a fleet: weights go out as patches, prompts as units, samples come back verified.
 
-Everything passes through the bucket. The head is the only one that decides who samples what; what was accepted
-is in the rollout log, so a new attempt needs nothing of this one but the weights.
+Everything passes through the bucket, and the head alone decides who samples what. What it accepted is in the
+rollout log, so a new attempt needs nothing of this one but the weights.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class Fleet:
         """committed: the newest step whose checkpoint is whole. Raises ConfigError without a key."""
         store = RunStore.of(config)
         assert store is not None, "fleet.workers without checkpoint.remote is refused before"
-        self.config, self.ranks, self.held = config, ranks, held
+        self.config, self.ranks = config, ranks
+        self.held = held
         self._datasets, self._committed = datasets, committed
         self.objects = Objects(Storage(store.fleet), config.run_id, secret())
         self.dispatcher: Dispatcher

@@ -76,7 +76,8 @@ class Worker:
 
     def __init__(self, root: str, name: str, overrides: Sequence[str], idle_s: float, poll_s: float) -> None:
         """root: BUCKET/RUN. idle_s: longest wait for the first head; then the run's own option counts."""
-        self.root, self.name, self.overrides = root, name, overrides
+        self.root, self.name = root, name
+        self.overrides = overrides
         self.idle_s, self.poll_s = idle_s, poll_s
         run_id = root.rstrip("/").rpartition("/")[2]
         store = RunStore(root.rstrip("/"))
