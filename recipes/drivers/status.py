@@ -126,7 +126,7 @@ def last_step(record: RunRecord) -> str:
 
 
 def expectation(record: RunRecord) -> str:
-    """How the run compares with what its recipe expects; "" where it expects nothing, or nothing was measured.
+    """How the run compares with what its recipe expects; "" where nothing is expected or measured.
 
     Where the run's files are not here, as for `last_step`.
     """

@@ -48,7 +48,9 @@ def clevr() -> Expected:
     """NeMo-RL's own assertion."""
     return Expected(
         bands=(Band(metric="reward/mean", steps=(200,), low=(0.9,), source=NEMO),),
-        not_promised="seconds and dollars; whether generated scenes are as easy as CLEVR's. Not run on a GPU yet",
+        not_promised=(
+            "seconds and dollars; whether generated scenes are as easy as CLEVR's. Not run on a GPU yet"
+        ),
     )
 
 

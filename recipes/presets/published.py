@@ -17,9 +17,15 @@ H100_NODE = Cluster(nodes=1, gpus_per_node=8, gpu="H100")
 
 
 def _recipe(
-    name: str, what: str, config: RunConfig, cluster: Cluster, data: DataFacts, step: Step, hours: int,
+    name: str,
+    what: str,
+    config: RunConfig,
+    cluster: Cluster,
+    data: DataFacts,
+    step: Step,
+    hours: int,
     expected: Expected,
-) -> Recipe:  # fmt: skip
+) -> Recipe:
     return Recipe(
         name=name,
         description=f"GRPO of {what} ({cluster.nodes} x {cluster.gpus_per_node})",

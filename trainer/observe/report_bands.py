@@ -56,8 +56,6 @@ def expectation_section(expected: Expected, history: Sequence[dict[str, Any]]) -
         rows += "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>"
     head = "".join(f"<th>{name}</th>" for name in ("metric", "expected", "this run", "source"))
     promise = f"<p>Not promised: {html.escape(expected.not_promised)}</p>" if expected.not_promised else ""
-    return (
-        f"<h2>Expected <small>{html.escape(str(verdict))}</small></h2>"
-        f'<section class="phases"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></section>'
-        f"{promise}"
-    )
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    title = f"<h2>Expected <small>{html.escape(str(verdict))}</small></h2>"
+    return f'{title}<section class="phases">{table}</section>{promise}'
