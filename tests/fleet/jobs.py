@@ -110,7 +110,8 @@ def final_weights(job: Job) -> dict[str, Any]:
     found = {}
     for path in sorted(newest.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            found |= {f"{newest.name}/{path.name}/{key}": file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            for key in file.keys():  # noqa: SIM118
+                found[f"{newest.name}/{path.name}/{key}"] = file.get_tensor(key)
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,12 +12,13 @@ import numpy as np
 import pytest
 
 from trainer.algorithm.traces import ImageRef, Prompt, Trace, completed
-from trainer.fleet.units import Sampled, Unit, pack, unpack
+from trainer.fleet.units import UNREADABLE, Sampled, Unit, pack, unpack
 from trainer.fleet.verify import Expected, refusal
 
 PROMPTS = {3: [5, 6, 7], 8: [5, 9]}
 IMAGES = {3: 1, 8: 0}
-END, OTHER_END, BANNED = 2, 1, 90
+END, OTHER_END = 2, 1
+BANNED = 90
 EXPECTED = Expected(
     vocabulary=100,
     ends={END, OTHER_END},
@@ -80,6 +83,15 @@ def logprobs(values: list[float] | None) -> list[Trace]:
     return first(logprobs=None if values is None else np.array(values, np.float32))
 
 
+def other_prompt() -> list[Trace]:
+    """The good unit with another token in the prompt of its first group."""
+    traces = []
+    for one in good():
+        prompt = [5, 6, 8] if one.group == 0 else one.prompt
+        traces.append(replace(one, tokens=np.append(prompt, one.completion).astype(np.int32)))
+    return traces
+
+
 def test_a_good_unit_is_taken_and_nothing_is_lost_on_its_way():
     assert why(good()) == ""
     again = unpack(pack(UNIT, 1, "w0", good())).traces
@@ -112,11 +124,7 @@ MUTATIONS: dict[str, tuple[Callable[[], str], str]] = {
     "another row": (lambda: why(first(row=8)), "it is of row 8, not of 3"),
     "a newer version": (lambda: why(first(versions=(6, 7))), r"versions \(6, 7\)"),
     "an older version": (lambda: why(first(versions=(5, 5))), r"versions \(5, 5\)"),
-    "another prompt": (
-        lambda: why([replace(one, tokens=np.append([5, 6, 8], one.completion).astype(np.int32))
-                     if one.group == 0 else one for one in good()]),
-        "its prompt has other tokens",
-    ),
+    "another prompt": (lambda: why(other_prompt()), "its prompt has other tokens"),
     "an image less": (lambda: why(first(images=())), "its images are not those"),
     "another image": (lambda: why(first(images=(ImageRef(8, 0),))), "its images are not those"),
     "a token not learned": (
@@ -138,14 +146,12 @@ MUTATIONS: dict[str, tuple[Callable[[], str], str]] = {
     "an infinite logprob": (lambda: why(logprobs([-1, float("-inf"), -1])), "not finite"),
     "a probability above 1": (lambda: why(logprobs([-1, 0.1, -1])), "is 0.1, above 0"),
     "an impossible logprob": (lambda: why(logprobs([-1, -1e5, -1])), "no sampled token has"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_what_sampling_cannot_give_is_refused(name):
     mutated, sentence = MUTATIONS[name]
-    import re
-
     said = mutated()
     assert re.search(sentence, said), said
 
@@ -158,10 +164,6 @@ def test_a_unit_with_a_field_that_this_code_does_not_know_is_refused():
 
 @pytest.mark.parametrize("column", ["token_ids", "tokens", "logprobs", "learned", "prompt_tokens", "end"])
 def test_columns_that_do_not_fit_together_are_no_unit(column):
-    import io
-
-    from trainer.fleet.units import UNREADABLE
-
     with np.load(io.BytesIO(pack(UNIT, 1, "w0", good()))) as archive:
         arrays = dict(archive)
     arrays[column] = arrays[column][:-1]
