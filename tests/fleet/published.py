@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.config.run_store import RunStore
-from trainer.fleet.anchors import Anchor, fill, pretrained
+from trainer.fleet.anchors import fill, pretrained
 from trainer.fleet.mirror import Mirror, Version
-from trainer.fleet.objects import Objects, first_lineage, next_lineage, version_key
+from trainer.fleet.objects import Anchor, Objects, first_lineage, next_lineage, version_key
 from trainer.fleet.publish import PublisherPart
 from trainer.storage.storage import Storage
 

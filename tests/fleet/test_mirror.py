@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from trainer.fleet import patch
-from trainer.fleet.anchors import Anchor
 from trainer.fleet.mirror import Diverged, Layout, Mirror, Version, digest
-from trainer.fleet.objects import Forged, Objects, first_lineage, next_lineage, patch_key, version_key
+from trainer.fleet.objects import Anchor, Forged, Objects, first_lineage, next_lineage, patch_key, version_key
 from trainer.storage.storage import Storage
 
 SHAPES = {"embed": (64, 33), "norm": (1000,), "frozen": (10,)}

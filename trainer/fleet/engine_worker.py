@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 from trainer.algorithm.traces import Trace
 from trainer.config import ConfigError, RunConfig, Split
-from trainer.fleet.anchors import Anchor, fill, pretrained
+from trainer.fleet.anchors import fill, pretrained
 from trainer.fleet.following import Seen
 from trainer.fleet.mirror import Layout, Mirror
-from trainer.fleet.objects import Objects
+from trainer.fleet.objects import Anchor, Objects
 from trainer.fleet.units import Unit
 from trainer.ranks.process import RankProcess
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.fleet import objects as keys
-from trainer.fleet.anchors import Anchor
-from trainer.fleet.objects import Forged, Objects
+from trainer.fleet.objects import Anchor, Forged, Objects
 from trainer.fleet.scheduler import Given
 from trainer.fleet.units import Unit
 from trainer.storage.attempt_record import AttemptRecord

@@ -21,10 +21,9 @@ from trainer.config.run_store import RunStore
 from trainer.data.processor import Prompter
 from trainer.data.reader import Datasets
 from trainer.fleet import objects as keys
-from trainer.fleet.anchors import Anchor
 from trainer.fleet.dispatch import POLL_S, Dispatcher
 from trainer.fleet.mirror import Layout, Version
-from trainer.fleet.objects import Objects, first_lineage, next_lineage, secret
+from trainer.fleet.objects import Anchor, Objects, first_lineage, next_lineage, secret
 from trainer.fleet.packages import packages
 from trainer.fleet.publish import PublisherPart
 from trainer.fleet.units import Unit

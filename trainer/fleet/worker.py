@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer import config as configuration
 from trainer.checkpoint.manifest import code_fingerprint
@@ -29,11 +29,16 @@ from trainer.errors import StorageError
 from trainer.exit_codes import EXIT_CONFIG, EXIT_OK, EXIT_STORAGE
 from trainer.fleet.beats import Beats
 from trainer.fleet.following import Following, Seen
-from trainer.fleet.objects import Objects, secret
+from trainer.fleet.objects import Objects, samples_key, secret
 from trainer.fleet.packages import differing, packages
+from trainer.fleet.scheduler import Given
+from trainer.fleet.units import Unit, pack
 from trainer.node.watch.preemption import Notice
 from trainer.storage.attempt_record import AttemptRecord
 from trainer.storage.storage import Storage
+
+if TYPE_CHECKING:
+    from trainer.fleet.engine_worker import EngineWorker
 
 POLL_S = 1.0
 GPU_SHARE = 0.9
@@ -85,17 +90,18 @@ class Worker:
         self.following = Following(self.objects, AttemptRecord(Storage(store.attempts)), name)
         self.beats: Beats | None = None
         self.why = ""
+        self._notice: Notice | None = None
 
     def run(self) -> int:
         """Serves until there is nothing more to do; returns the exit code."""
-        notice = Notice(on_notice=self._leave, exit_at_deadline=True)
+        self._notice = Notice(on_notice=self._leave, exit_at_deadline=True)
         try:
             about = self._wait_for_run()
             if about is None:
                 return self._ended(self.why)
-            return self._serve(about, notice)
+            return self._serve(about)
         finally:
-            notice.close()
+            self._notice.close()
 
     def _leave(self, reason: str) -> None:
         """At a notice, from a thread of its own: what is half sampled is lost, and somebody else samples
@@ -104,9 +110,8 @@ class Worker:
         if self.beats is not None:
             self.beats.goodbye(reason)
         sys.stdout.flush()
-        os._exit(self._notice_code)
-
-    _notice_code = 33
+        assert self._notice is not None
+        os._exit(self._notice.exit_code)
 
     def _wait_for_run(self) -> dict[str, Any] | None:
         told = False
@@ -126,7 +131,7 @@ class Worker:
                 return None
             time.sleep(self.poll_s)
 
-    def _serve(self, about: dict[str, Any], notice: Notice) -> int:
+    def _serve(self, about: dict[str, Any]) -> int:
         check_same(about)
         with tempfile.TemporaryDirectory(prefix="spotrl-worker-") as folder:
             config = worker_config(about, self.root, folder, self.overrides)
@@ -143,11 +148,11 @@ class Worker:
             self.beats.say(attempt=self.following.attempt, state="idle")
             self.beats.start()
             print(f"worker {self.name}: ready after {time.monotonic() - started:.0f} s", flush=True)
-            return self._loop(engine, notice)
+            return self._loop(engine)
 
-    def _loop(self, engine: Any, notice: Notice) -> int:
+    def _loop(self, engine: EngineWorker) -> int:
         assert self.beats is not None
-        done: set[Any] = set()
+        done: set[Given] = set()
         attempt, failures = self.following.attempt, 0
         while True:
             seen = self.following.look()
@@ -181,10 +186,7 @@ class Worker:
                     raise
                 time.sleep(self.poll_s)
 
-    def _sample(self, engine: Any, seen: Seen, unit: Any, given: Any) -> None:
-        from trainer.fleet.objects import samples_key
-        from trainer.fleet.units import pack
-
+    def _sample(self, engine: EngineWorker, seen: Seen, unit: Unit, given: Given) -> None:
         assert self.beats is not None
         self.beats.say(state="sampling", unit=given.unit, version=unit.version)
         traces, seconds = engine.sample(unit, seen)
