@@ -22,7 +22,9 @@ AZURE = {name: name for name in ("A100", "A100-80GB", "H100")}
 LAMBDA = {name: name for name in ("A100", "A100-80GB", "H100", "B200")}
 NEBIUS = {name: name for name in ("L40S", "H100", "H200", "B200")}
 ANY = {name: name for name in (*LABELLED, "MI300X")}
-NIC = {"A100-80GB": 100.0, "A100": 100.0, "H100": 800.0, "H200": 3200.0, "B200": 3200.0, "L4": 50.0}
+NIC = {"A100-80GB": 100.0, "A100": 100.0, "H100": 200.0, "H200": 200.0, "B200": 200.0, "L4": 50.0}
+"""Gb/s of GCP's machines by their first network interface, a gVNIC. Machines of eight H100 have four more,
+which only GPUDirect's own images use."""
 
 
 DISPOSABLE = ("sky", "dstack", "kubectl")
@@ -127,8 +129,7 @@ CAPABILITIES: dict[str, Capability] = {
         gpus=GCP,
         network_gbit_s=NIC | {"": 100},
         bucket_mount=True,
-        fast=("H100",),
-        note="H100 with GPUDirect-TCPX (network_tier: best)",
+        note="between nodes one gVNIC: GPUDirect's images have drivers of their own",
     ),
     "skypilot-kubernetes": Capability(
         platform="sky",

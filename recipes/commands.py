@@ -114,6 +114,7 @@ def _render(name: str, target: str | None, overrides: list[str], out: str) -> in
     """Writes or prints the task files of a recipe."""
     from recipes import uploads
     from recipes.capabilities import targets_for
+    from recipes.presets import own_data
     from recipes.targets.render import render as render_files
 
     recipe = resolve(name, overrides)
@@ -121,6 +122,7 @@ def _render(name: str, target: str | None, overrides: list[str], out: str) -> in
         raise ConfigError(
             f"name a target with --target: {recipe.name} runs on {', '.join(targets_for(recipe))}"
         )
+    own_data.check_there(recipe)
     recipe = uploads.planned(recipe, target, {})
     files = render_files(recipe, target)
     for line in uploads.lines(recipe):

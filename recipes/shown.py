@@ -128,6 +128,8 @@ def plan(
             _stages(recipe, network_gbit_s, console)
     if offers:
         _offers(recipe, offers, console)
+    if recipe.dataset.guess and not recipe.config.run.max_steps:
+        console.print(f"warning: {recipe.dataset.guess}", highlight=False)
     if recipe.kind != "train":
         _per_hour(recipe, console)
     for line in left_out:

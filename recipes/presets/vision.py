@@ -100,7 +100,8 @@ def _lora(recipe: Recipe, cluster: str, rank: int) -> Recipe:
         lora={"rank": rank},
         # An adapter's gradients are small in any type.
         optimizer={
-            "learning_rate": 10 * recipe.config.optimizer.learning_rate,
+            # Ten times 1e-6 is 9.999999999999999e-06 in binary.
+            "learning_rate": round(10 * recipe.config.optimizer.learning_rate, 12),
             "grad_accum_dtype": "fp32",
         },
     )
