@@ -105,6 +105,10 @@ def _refused_fleet(c: RunConfig) -> list[tuple[bool, str]]:
         return []
     return [
         (
+            c.fleet.workers == "only",
+            "fleet.workers only is not ready: its runs are not yet shown to be the colocated ones; set it to off",
+        ),
+        (
             c.fleet.workers == "beside",
             "fleet.workers beside is not built: set it to only, or to off for engines in the trainer",
         ),
