@@ -106,7 +106,7 @@ def _refused_fleet(c: RunConfig) -> list[tuple[bool, str]]:
     return [
         (
             c.fleet.workers == "only",
-            "fleet.workers only is not ready: its runs are not yet shown to be the colocated ones; set it to off",
+            "fleet.workers only is not ready: its runs are not shown to be the colocated ones; set it to off",
         ),
         (
             c.fleet.workers == "beside",
