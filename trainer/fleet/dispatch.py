@@ -84,6 +84,7 @@ class Dispatcher:
         """(worker, what it was given) whose samples were read."""
         self._mailed: dict[str, list[Given]] = {}
         self._known: set[str] = set()
+        self._strangers: set[str] = set()
         self._error: Exception | None = None
         self._changed = threading.Condition()
         self._stop = threading.Event()
@@ -184,6 +185,9 @@ class Dispatcher:
             names = [key for key, _ in self.objects.storage.list(keys.WORKERS)]
             self._known |= {name.rpartition("/")[2].removesuffix(".json") for name in names}
             self._listed = now
+            self._mailed.clear()  # mail that somebody has overwritten is written again
+        self._known -= self._strangers  # until the next listing
+        self._strangers.clear()
         for name, beat in zip(self._known, self._pool.map(self._beat, list(self._known)), strict=True):
             if beat is not None:
                 self._see(name, beat)
@@ -200,6 +204,7 @@ class Dispatcher:
             beat = self.objects.get_json(keys.worker_key(worker))
         except Forged:
             self.counts.forged += 1
+            self._strangers.add(worker)
             return None
         before = self.beats.get(worker)
         if beat is None or (before is not None and before["serial"] == beat["serial"]):
