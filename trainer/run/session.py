@@ -116,16 +116,12 @@ class Session:
         """Opens what grades, what saves, and what logs rollouts."""
         self.rewards = Scorer(self.config.rewards)
         stages.callback(self.rewards.close)
-<<<<<<< HEAD
         if self.config.fleet.workers != "off":
             secret()  # raises ConfigError before models load
         self.held = of_this_job(self.config)
         held = self.held
-=======
         if "task" in self.train_set.manifest.statistics.get("answer_types", ()):
             self.rewards.open_families()
-        held = of_this_job(self.config)
->>>>>>> main
         self.rollouts = RolloutLog(self.config, self.train_set.fingerprint, held=held)
         stages.callback(self.rollouts.close)
         self.checkpoints = Checkpoints(self.config, self.train_set.fingerprint, held=held, logs=self.rollouts)
