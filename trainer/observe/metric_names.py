@@ -1,8 +1,8 @@
 """The fixed table of metric names: what each is, and its unit. docs/metrics.md is this table, held to it by a
 test.
 
-Names starting with `time/`, `perf/` or `fleet/` may differ between equal runs; all others are the same to the last
-bit.
+Names starting with `time/`, `perf/` or `fleet/` may differ between equal runs; all others are the same to the
+last bit.
 """
 
 from __future__ import annotations
