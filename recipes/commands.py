@@ -430,7 +430,7 @@ def _(args: argparse.Namespace) -> int:
 
 @command(
     "publish",
-    "weights, model card, curves and record of a run to a hub repository or a folder; shows them without --yes",
+    "a run's weights, model card, curves and record to the hub or a folder; --yes sends them",
     STORED,
     argument(
         "--to", required=True, metavar="OWNER/NAME|FOLDER", help="repository of the hub, or a new folder"

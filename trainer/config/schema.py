@@ -322,7 +322,7 @@ class Logging:
     """Project of trackio, which is kept on the head's machine, or in the Space that TRACKIO_SPACE_ID names;
     empty: not used. It is not in the locked environments (docs/metrics.md)."""
     mlflow: str = ""
-    """Tracking URI of MLflow, whose experiment is wandb_project: `http://HOST:5000`, `sqlite:///runs/mlflow.db`;
+    """Tracking URI of MLflow, whose experiment is wandb_project: `http://HOST:5000`, `sqlite:///mlflow.db`;
     empty: not used. It is not in the locked environments either."""
     samples_per_step: int = within(4, least=0)
     """Sample generations written per step, with their grades."""

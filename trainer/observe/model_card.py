@@ -1,4 +1,4 @@
-"""The card of a trained model: what it was made from and by which options, its curves, scores, hours and dollars.
+"""The card of a trained model: what it was made from and how, its curves, scores, hours and dollars.
 
 Written by `launch.py publish` (trainer/observe/publish.py) through huggingface_hub's own card.
 """

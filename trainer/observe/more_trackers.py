@@ -1,7 +1,7 @@
 """trackio and MLflow, for those who have them installed: the same metrics under the same names.
 
-Neither is in the locked environments: `uv pip install --python .venvs/gpu/bin/python trackio mlflow`. Like the
-other trackers they are views of metrics.jsonl. A service that fails is told once and never stops a run.
+Neither is in the locked environments: `uv pip install --python .venvs/gpu/bin/python trackio mlflow`. Like
+the other trackers they are views of metrics.jsonl. A service that fails is told once and never stops a run.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python -m trainer.observe.publish RUN_DIR --weights RUN_DIR/hf --to OWNER/NAME|FOLDER [--yes]
 
 To a repository of the Hugging Face hub (HF_ENDPOINT, HF_TOKEN) or into a folder. Without --yes the files and
-the card are shown and nothing is sent. The changes of the tree that a run was launched from may hold anything:
-they are left out of its manifest unless --with-diff says otherwise.
+the card are shown and nothing is sent. The changes of the tree that a run was launched from may hold
+anything: they are left out of its manifest unless --with-diff says otherwise.
 """
 
 from __future__ import annotations
