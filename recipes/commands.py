@@ -177,6 +177,12 @@ def _(args: argparse.Namespace) -> int:
         help="of benchmarks: ours as the recipes train it, or each benchmark's own words with the answer "
         "wherever it stands, which a model that nobody trained needs",
     ),
+    argument(
+        "--scoring",
+        choices=("ours", "published"),
+        default="ours",
+        help="of benchmarks: published adds a column by their authors' own rules, where they have some",
+    ),
     example=f"Qwen/Qwen3-VL-8B-Instruct --benchmarks mathvista,math-500 --samples 8\n"
     f"  python3 launch.py evaluate {MIDDLE} --pass-rate --set model.path=runs/mine/hf",
 )
@@ -186,7 +192,10 @@ def _(args: argparse.Namespace) -> int:
     request = requests.of(args, args.recipe, args.target)
     if not args.benchmarks:
         return requests.pass_rates(request, args.samples)
-    return requests.score(request, args.benchmarks, args.samples, args.temperature, args.limit, args.prompt)
+    asked = requests.Asked(
+        args.benchmarks, args.samples, args.temperature, args.limit, args.prompt, args.scoring
+    )
+    return requests.score(request, asked)
 
 
 @command(

@@ -32,7 +32,12 @@ answer wherever it stands."""
 
 
 def settings(
-    names: str, samples: int, temperature: float | None, limit: int, prompt: str = "ours"
+    names: str,
+    samples: int,
+    temperature: float | None,
+    limit: int,
+    prompt: str = "ours",
+    scoring: str = "ours",
 ) -> list[str]:
     """The overrides that turn any recipe into an evaluation. Raises ConfigError for an unknown benchmark."""
     chosen = [name.strip() for name in names.split(",") if name.strip()]
@@ -59,6 +64,7 @@ def settings(
         "method=grpo",
         "lora.qlora=false",
         "optimizer.zero_stage=3",
+        f"evaluation.scoring={scoring}",
         *PROMPTS[prompt],
     ]
 

@@ -1,4 +1,4 @@
-"""Every command line of docs, of `--help` and of the scripts' own descriptions is one that its program takes."""
+"""Every command line of docs, `--help` and the scripts' descriptions is one that its program takes."""
 
 import re
 import shlex

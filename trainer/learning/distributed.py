@@ -19,9 +19,11 @@ from trainer.learning.learner import LearnerFacts, Logprobs
 from trainer.learning.learner_part import LearnerPart
 from trainer.ranks.ranks import Ranks
 
+NAMED = 3
+"""Parameters that are named of those without a gradient."""
 COUNTS = ("optim/skipped_updates", "perf/passes", "perf/gathered_gib")
 """Metrics of an update that all ranks agree on and that add up over a step's updates."""
-AGREED = ("grad/norm", "optim/lr", *COUNTS)
+AGREED = ("grad/norm", "grad/zero_parameters", "optim/lr", *COUNTS)
 """Metrics of an update that all ranks agree on."""
 
 
@@ -80,6 +82,8 @@ class DistributedLearner:
             calls.append(([batch.pick(members) for members in passes], batch.tokens, len(batch), kl_coef))
         stats = over_ranks(self.ranks.each(LearnerPart.update, calls))
 
+        if "grad/zero_parameters" in stats:
+            self._name_without_gradient()
         if not stats["optim/skipped_updates"]:
             self._skipped_in_a_row = 0
             return stats
@@ -92,6 +96,15 @@ class DistributedLearner:
                 " steps before; the last checkpoint stands"
             )
         return stats
+
+    def _name_without_gradient(self) -> None:
+        names = self.ranks.first(LearnerPart.without_gradient)
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        print(
+            f"warning: the gradient of {', '.join(names[:NAMED])}{more} was exactly 0 in the first update: "
+            "what should learn there does not. Stop this run, unless the loss does not use that part",
+            flush=True,
+        )
 
     def _schedule(self, traces: Sequence[Trace], budget: int) -> Plan:
         lengths = [scheduled(trace, self.facts.image_token_id) for trace in traces]

@@ -104,6 +104,10 @@ class LearnerPart:
             self._heap.trim()
         return stats | {"perf/peak_memory_gib": self._peak_memory_gib()}
 
+    def without_gradient(self) -> list[str]:
+        """Names of the parameters whose gradient was exactly 0 in the run's first update."""
+        return self.policy.without_gradient
+
     def micro_batch(self, batch: TrainBatch, tokens: int, sequences: int) -> TrainMicroBatch:
         """A pass with what the loss needs. tokens, sequences: as in `update`."""
         from trainer.learning.policy import TrainMicroBatch

@@ -49,9 +49,10 @@ def grade_task(task: list[str], function: UserFunction | None) -> list[Any]:
     """Runs one task and returns [verdict or message, number].
 
     The tasks are ["grade", box, reference, answer type, question], ["reference", reference, answer
-    type, question] and ["user", text, reference, answer type].
+    type, question], ["published", benchmark, text, reference, fields as JSON, form] and ["user", text,
+    reference, answer type].
     """
-    from trainer.rewards.grading import grader
+    from trainer.rewards.grading import grader, published
 
     match task:
         case ["grade", *arguments]:
@@ -59,6 +60,8 @@ def grade_task(task: list[str], function: UserFunction | None) -> list[Any]:
             return [verdict, float(verdict == "correct")]
         case ["reference", *arguments]:
             return [grader.reference_error(*arguments), 0.0]  # ty: ignore[invalid-argument-type]
+        case ["published", benchmark, text, reference, fields, form]:
+            return ["", published.score(benchmark, text, reference, json.loads(fields), form)]
         case ["user", *arguments] if function is not None:
             value = float(function(*arguments))
             if not math.isfinite(value):
