@@ -46,8 +46,8 @@ def inject(model: Any, lora: LoRA, seed: int) -> None:
 def keep_backward(model: nn.Module) -> None:
     """Forbids bitsandbytes to pack 4-bit weights for inference, which it does in evaluation mode on CPUs with
     AVX512-BF16: packed weights stay packed, and have no backward pass."""
-    module: Any
-    for module in model.modules():
+    modules: list[Any] = list(model.modules())
+    for module in modules:
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
 
