@@ -31,6 +31,7 @@ time.sleep(1.0)
 if does == "ends":
     beating.stop()
 elif does == "fails":
+    time.sleep(1.0)  # after the one that ends well
     beating.failed("ValueError: no such row")
 else:
     time.sleep(60)  # as in a collective
