@@ -163,7 +163,7 @@ def _(args: argparse.Namespace) -> int:
             "--benchmarks",
             default="",
             metavar="NAME,...",
-            help="scores into benchmarks.json and benchmarks.md",
+            help="scores into benchmarks.json and benchmarks.md; a file of rows is one of your own",
         ),
         argument("--pass-rate", action="store_true", help="of every training row, into pass_rates.jsonl"),
     ),
@@ -185,6 +185,12 @@ def _(args: argparse.Namespace) -> int:
         default="ours",
         help="of benchmarks: published adds a column by their authors' own rules, where they have some",
     ),
+    argument(
+        "--map",
+        default="",
+        metavar="ROLE=COLUMN,...",
+        help="of a file of your own: question=..., answer=..., images=..., choices=..., source=CATEGORY",
+    ),
     example=f"Qwen/Qwen3-VL-8B-Instruct --benchmarks mathvista,math-500 --samples 8\n"
     f"  python3 launch.py evaluate {MIDDLE} --pass-rate --set model.path=runs/mine/hf",
 )
@@ -195,7 +201,7 @@ def _(args: argparse.Namespace) -> int:
     if not args.benchmarks:
         return requests.pass_rates(request, args.samples)
     asked = requests.Asked(
-        args.benchmarks, args.samples, args.temperature, args.limit, args.prompt, args.scoring
+        args.benchmarks, args.samples, args.temperature, args.limit, args.prompt, args.scoring, args.map
     )
     return requests.score(request, asked)
 

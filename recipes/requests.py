@@ -85,6 +85,8 @@ class Asked:
     """Rows of each; 0: all."""
     prompt: str
     scoring: str
+    mapping: str
+    """Roles of a file's columns, as `data prepare --map` takes them."""
 
 
 def score(request: LaunchRequest, wanted: Asked) -> int:
@@ -97,6 +99,7 @@ def score(request: LaunchRequest, wanted: Asked) -> int:
         wanted.limit,
         wanted.prompt,
         wanted.scoring,
+        wanted.mapping,
     )
     overrides = _sized(recipe, (*own, *asked, *NO_TRAINING), request.overrides)
     return up(replace(request, recipe=recipe, overrides=overrides))

@@ -85,6 +85,7 @@ def test_other_settings_are_named(config, free_port):
     other = replace(config, optimizer=replace(config.optimizer, learning_rate=0.5))
     for said in meet(free_port, [0, 1], [config, other]):
         assert said and said.startswith("configuration differs: node 1")
+        assert "optimizer.learning_rate is 0.5 there and 0.001 here" in said, "the key, not a hash"
 
 
 def test_a_dead_master_is_named_in_one_line(config, tmp_path, free_port):
@@ -109,6 +110,7 @@ def test_a_dead_master_is_named_in_one_line(config, tmp_path, free_port):
     errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert done.returncode == 2 and len(errors) == 1, done.stderr
     assert "node 1 on" in errors[0] and f"no answer from the master at 127.0.0.1:{free_port + 1}" in errors[0]
+    assert len(done.stderr.splitlines()) < 5, done.stderr
 
 
 @pytest.mark.long

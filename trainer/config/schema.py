@@ -237,7 +237,7 @@ class Evaluation:
     """These rows are of benchmarks: ask at evaluation.temperature, count what is too long as wrong, and
     score."""
     scoring: Literal["ours", "published"] = "ours"
-    """Of benchmarks: `published` adds the score by their authors' own rules, where they have some."""
+    """`published` adds to benchmarks the score by their authors' own rules, where they have some."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import deepspeed
@@ -40,6 +41,7 @@ from trainer.learning.zero.setup import (
     quietly,
     zero_config,
 )
+from trainer.ranks import torchrun
 from trainer.storage import hub
 
 
@@ -49,8 +51,18 @@ def init_distributed(device: str) -> None:
     # needed.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(
-        "nccl" if device == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False
+        "nccl" if device == "cuda" else "gloo",
+        auto_mpi_discovery=False,
+        verbose=False,
+        timeout=timedelta(seconds=torchrun.LOAD_S),
     )
+
+
+def wait_less() -> None:
+    """From the first step on: no collective waits longer than one of a step may."""
+    from torch.distributed import distributed_c10d
+
+    distributed_c10d._set_pg_timeout(timedelta(seconds=torchrun.STEP_S))
 
 
 @dataclass(frozen=True)
