@@ -63,6 +63,11 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
             args.recipe = str(Path(args.recipe).absolute())
         if args.command == "evaluate":
             args.benchmarks = ",".join(recipe_files.from_here(args.benchmarks.split(",")))
+    for name in ("manifest", "calibrate", "out"):
+        if given := getattr(args, name, None):
+            setattr(args, name, given.absolute())
+    if args.command == "report":
+        args.runs = [str(Path(run).absolute()) if Path(run).is_dir() else run for run in args.runs]
     if args.command == "data":
         args.arguments = recipe_files.from_here(args.arguments)
     return args

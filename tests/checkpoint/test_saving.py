@@ -1,6 +1,7 @@
 """Saving beside training: two commits, a store that is away, retention, the disk budget, the interval,
 SIGKILL."""
 
+import contextlib
 import os
 import random
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,10 +31,12 @@ from tests.checkpoint.synthetic import (
     whole,
     writers,
 )
+from trainer.checkpoint import staging
+from trainer.checkpoint import writer as writing
 from trainer.checkpoint.format import CheckpointError, Shard
 from trainer.checkpoint.layout import step_name
 from trainer.checkpoint.manager import Checkpoints
-from trainer.checkpoint.retention import kept
+from trainer.checkpoint.retention import Keep, kept
 from trainer.checkpoint.writer import ShardWriter
 from trainer.config import override
 from trainer.errors import StorageError
@@ -123,16 +127,22 @@ def test_what_is_kept():
     def manifests(*steps, scores=()):
         return {step: {"step": step, "score": dict(scores).get(step)} for step in steps}
 
-    assert kept(manifests(2, 4, 6), last=2, best=0, safe=6) == {4, 6}
-    assert kept(manifests(2, 4, 6), last=2, best=0, safe=4) == {2, 4, 6}, "6 is not yet in the store"
-    assert kept(manifests(2, 4, 6, 8, 10), last=2, best=0, safe=4) == {
+    assert kept(manifests(2, 4, 6), Keep(2, 0), safe=6) == {4, 6}
+    assert kept(manifests(2, 4, 6), Keep(2, 0), safe=4) == {2, 4, 6}, "6 is not yet in the store"
+    assert kept(manifests(2, 4, 6, 8, 10), Keep(2, 0), safe=4) == {
         2,
         4,
         8,
         10,
     }, "nor are 8 and 10; 6 is behind"
-    assert kept(manifests(2, 4, 6, scores={2: 0.9}), last=1, best=1, safe=6) == {2, 6}
-    assert kept(manifests(2, 4), last=1, best=0, safe=0) == {4}
+    assert kept(manifests(2, 4, 6, scores={2: 0.9}), Keep(1, 1), safe=6) == {2, 6}
+    assert kept(manifests(2, 4), Keep(1, 0), safe=0) == {4}
+    late = manifests(2, 4, 6, 8, 10)
+    assert kept(late, Keep(1, 0, good=2, trouble=7), safe=10) == {4, 6, 10}, "from before the trouble"
+    assert kept(late, Keep(1, 0, good=2, trouble=6), safe=10) == {2, 4, 10}, "6 is of the step with the alarm"
+    assert (
+        kept(late, Keep(1, 0, good=2), safe=10) == kept(late, Keep(1, 0, good=0, trouble=7), safe=10) == {10}
+    )
 
 
 def test_disk_budget_drops_old_ones_early_then_refuses_before_writing(tmp_path, told):
@@ -272,6 +282,48 @@ def test_staging_takes_the_bytes_that_it_holds(run, monkeypatch):
         writer.host(f"master/{number}", torch.zeros(size))
         writer.host(f"exp_avg/{number}", torch.zeros(size))
     assert writer.staged_bytes() == 2 * 4 * sum(sizes) and not pinned
+
+
+def test_pages_are_locked_behind_the_first_save_and_once(run, monkeypatch):
+    """Locking takes longer than the copy: training does not wait for it."""
+    locked = []
+
+    def lock(buffer, device):
+        locked.append((buffer.data_ptr(), device.type, threading.current_thread().name))
+
+    monkeypatch.setattr(writing, "lock_pages", lock)
+    ranks = ShardWriter(run[0], 0, 1)
+    for step in (2, 4):
+        copy = ranks.host("master/a", torch.full((4,), float(step)))
+        assert len(locked) == (1 if step > 2 else 0), "no page is locked while training waits for its copy"
+        ranks.start(step, {"a": Shard((4,), 0, 4, {"master": copy})}, {})
+        ranks.wait()
+    assert locked == [(copy.data_ptr(), "cpu", "pages")]
+
+
+def test_pages_are_locked_for_the_ranks_own_gpu_and_large_ones_only(monkeypatch):
+    """A thread without it would make a context on the machine's first GPU."""
+    current, locked = [], []
+
+    @contextlib.contextmanager
+    def device(chosen):
+        current.append(chosen)
+        yield
+        current.pop()
+
+    def register(pointer, size, flags):
+        locked.append((current[-1], size))
+        return 0
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=register))
+    monkeypatch.setattr(torch.cuda, "check_error", lambda code: None)
+    mine = torch.device("cuda", 5)
+    large = torch.empty(staging.OWN_PAGES + 4, dtype=torch.uint8)
+    staging.lock_pages(large, mine)
+    staging.lock_pages(large, torch.device("cpu"))
+    staging.lock_pages(torch.empty(100), mine)
+    assert locked == [(mine, large.nbytes)]
 
 
 def test_the_writer_keeps_its_host_buffers(run):

@@ -39,6 +39,8 @@ class Carried(RunningNorm):
         carried = cls()
         for field in fields(cls):
             setattr(carried, field.name, saved.get(field.name, field.default))
+        if not all(math.isfinite(x) for x in (carried.count, carried.mean, carried.m2)):
+            carried.count = carried.mean = carried.m2 = 0.0  # of a version that let such rewards in
         carried.kl_coef = carried.kl_coef or config.algorithm.kl_coef
         carried.prompts = carried.prompts or step * config.rollout.prompts_per_step
         return carried

@@ -70,12 +70,16 @@ class LearnerPart:
         if torchrun.here():  # under Ray a watchdog sees what stands still
             wait_less()
         self.writer = ShardWriter(self.config, rank, world_size)
+        training = budget.micro_batch_tokens(self.config, shape)
+        scoring = budget.logprob_tokens(self.config, shape)
         return LearnerFacts(
             device_name=self.process.device_name,
             image_token_id=self.reader.image_token_id,
-            micro_batch_tokens=budget.micro_batch_tokens(self.config, shape),
-            logprob_tokens=budget.logprob_tokens(self.config, shape),
+            micro_batch_tokens=training,
+            logprob_tokens=scoring,
             cost=Cost(attended=budget.attended_cost(shape), image_token=budget.image_token_cost(shape)),
+            update_keys=budget.keys_per_token(self.config, shape, training),
+            logprob_keys=budget.keys_per_token(self.config, shape, scoring, gradients=False),
         )
 
     # --- scoring and learning
@@ -105,7 +109,12 @@ class LearnerPart:
             batches = ahead(lambda batch: self.micro_batch(batch, tokens, sequences), passes)
             stats = self.policy.update(batches, len(passes), kl_coef)
             self._heap.trim()
-        return stats | {"perf/peak_memory_gib": self._peak_memory_gib()}
+        return stats | {"perf/peak_memory_gib": self._peak_memory_gib()} | self._fragments()
+
+    def pass_over(self) -> None:
+        """Counts an update that has nothing to learn from, for the learning-rate schedule. Weights and
+        moments stay as they are: a step of Adam would move them even by a gradient of 0."""
+        self.policy.updates += 1
 
     def without_gradient(self) -> list[str]:
         """Names of the parameters whose gradient was exactly 0 in the run's first update."""
@@ -141,6 +150,13 @@ class LearnerPart:
         """Starts the measurement of the GPU's peak memory anew."""
         if self.process.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
+
+    def _fragments(self) -> dict[str, float]:
+        """GiB of a GPU's memory that lay between tensors, at most; nothing on a CPU."""
+        if self.process.device.type != "cuda":
+            return {}
+        most = torch.cuda.memory_stats()["inactive_split_bytes.all.peak"]
+        return {"perf/fragments_gib_max": most / 2**30}
 
     def _peak_memory_gib(self) -> float:
         if self.process.device.type == "cuda":

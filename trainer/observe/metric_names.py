@@ -18,6 +18,7 @@ NAMES: dict[str, Name] = {
     # --- what the policy earns
     "reward/mean": Name("reward", "Mean reward of the step's completions, before any normalization."),
     "reward/std": Name("reward", "Standard deviation of the same, over all completions of the step."),
+    "reward/largest": Name("reward", "Largest size of a reward, whatever its sign."),
     "reward/accuracy": Name(
         "fraction", "Mean accuracy reward: with the built-in grader, the share of correct completions."
     ),
@@ -79,7 +80,7 @@ NAMES: dict[str, Name] = {
     ),
     "ratio/clip_fraction": Name("fraction", "Share of tokens whose surrogate was clipped."),
     "ratio/clamped_fraction": Name(
-        "fraction", "Share of tokens whose log-ratio (20 nats) or k3 (10) was clamped."
+        "fraction", "Share of tokens more than 20 nats away, where the ratio is clamped and k3 is a line."
     ),
     "grad/norm": Name("norm", "Global gradient norm before clipping; mean over the step's updates."),
     "optim/lr": Name("", "Learning rate; mean over the step's updates."),
@@ -90,6 +91,9 @@ NAMES: dict[str, Name] = {
     ),
     "optim/skipped_updates": Name(
         "count", "Updates of the step left out because their gradient was not finite."
+    ),
+    "optim/empty_updates": Name(
+        "count", "Updates of the step that were not made: no completion was left to learn from."
     ),
     # --- engine against policy
     "mismatch/logprob_abs_mean": Name(
@@ -107,6 +111,9 @@ NAMES: dict[str, Name] = {
     ),
     "mismatch/corrected_fraction": Name(
         "fraction", "Share of tokens whose correction was truncated or masked."
+    ),
+    "rollout/not_finite": Name(
+        "completions", "Completions with engine logprobs that are not finite; the loss leaves them out."
     ),
     "rollout/staleness_mean": Name(
         "steps",
@@ -193,6 +200,9 @@ NAMES: dict[str, Name] = {
     ),
     "perf/mfu_rollout": Name("fraction", "FLOPs of generation, prefill and decode / peak of the GPUs."),
     "perf/passes": Name("count", "Forward and backward passes of a rank over the step's updates."),
+    "perf/ranks_busy_fraction": Name(
+        "fraction", "Share of the updates in which ranks compute, by the schedule; the rest they wait."
+    ),
     "perf/gathered_gib": Name(
         "GiB", "Weights that ZeRO-3 gathered on a rank in the updates; 0 at other stages."
     ),
@@ -213,6 +223,9 @@ NAMES: dict[str, Name] = {
     "perf/gpu_slowed_fraction": Name("fraction", "Share of readings with a slowdown by heat or power brake."),
     "perf/peak_memory_gib": Name(
         "GiB", "Largest memory of a worker: of its GPU in learning; on CPU of its process."
+    ),
+    "perf/fragments_gib_max": Name(
+        "GiB", "Memory of the fullest GPU that lay free between tensors in learning, at most; GPUs only."
     ),
     "perf/grader_restarts": Name("count", "Grader processes killed and replaced so far."),
     "perf/judge_requests": Name(

@@ -65,7 +65,7 @@ def grade_task(task: list[str], function: UserFunction | None) -> list[Any]:
         case ["user", *arguments] if function is not None:
             value = float(function(*arguments))
             if not math.isfinite(value):
-                return ["error", 0.0]
+                return ["error", value]
             return ["correct" if value > 0 else "wrong", value]
     raise ValueError(f"unknown task {task[0]!r}")
 
