@@ -222,6 +222,22 @@ def _(args: argparse.Namespace) -> int:
 
 
 @command(
+    "config",
+    "write the run.yaml of a supervised recipe, for torchrun on machines of your own",
+    RECIPE,
+    SET,
+    argument("--run-id", default="", help="our own id, under which it saves and resumes; default: a new one"),
+    argument("--bucket", help="s3://, gs:// or r2:// URL that checkpoints are pushed to"),
+    argument("--out", default="run.yaml", metavar="FILE", help="where to write it (%(default)s)"),
+    example="sft-qwen2.5-7b-lora --set cluster.nodes=2 --set checkpoint.shared_files=true --out run.yaml",
+)
+def _(args: argparse.Namespace) -> int:
+    from recipes import torchrun_config
+
+    return torchrun_config.write(args.recipe, args.set, args.bucket, args.run_id, args.out)
+
+
+@command(
     "serve",
     "serve a run's weights, or a model, with vLLM's OpenAI-compatible server",
     argument("recipe", help="id of a run, folder of a model, or OWNER/NAME of the hub"),
