@@ -228,7 +228,9 @@ def _(args: argparse.Namespace) -> int:
     SET,
     argument("--run-id", default="", help="our own id, under which it saves and resumes; default: a new one"),
     argument("--bucket", help="s3://, gs:// or r2:// URL that checkpoints are pushed to"),
-    argument("--out", default="run.yaml", metavar="FILE", help="where to write it (%(default)s)"),
+    argument(
+        "--out", type=Path, default=Path("run.yaml"), metavar="FILE", help="where to write it (%(default)s)"
+    ),
     example="sft-qwen2.5-7b-lora --set cluster.nodes=2 --set checkpoint.shared_files=true --out run.yaml",
 )
 def _(args: argparse.Namespace) -> int:

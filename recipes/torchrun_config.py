@@ -15,7 +15,7 @@ FOLDERS = {"RUNS": "runs", "DATA": "data", "MODELS": "models"}
 """Below the folder of the run.yaml's nodes, which is the repository's."""
 
 
-def write(name: str, overrides: list[str], bucket: str, run_id: str, out: str) -> int:
+def write(name: str, overrides: list[str], bucket: str, run_id: str, path: Path) -> int:
     """Writes the file and prints what to run before it and on every node. Raises ConfigError."""
     recipe = resolve(name, overrides)
     if recipe.config.method != "sft":
@@ -30,7 +30,6 @@ def write(name: str, overrides: list[str], bucket: str, run_id: str, out: str) -
             f"{config.placement.nodes} nodes save into one place: give --bucket, or --set "
             "checkpoint.shared_files=true where all of them see this folder"
         )
-    path = Path(out)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(run_config.dump(config))
 
