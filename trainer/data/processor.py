@@ -159,7 +159,10 @@ class Prompter:
         """Text of the chats by the model's template, up to the start of the completion."""
         if self.has_vision:
             return self.processor.apply_chat_template(list(chats), tokenize=False, add_generation_prompt=True)
-        plain = [[{**m, "content": _plain(m["content"])} for m in messages] for messages in chats]
+        plain = []
+        for messages in chats:
+            plain.append([{**m, "content": _plain(m["content"])} for m in messages])
+
         return self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
 
     def encode(self, row: Row, images: list[Image.Image] | None = None) -> EncodedPrompt:

@@ -57,6 +57,9 @@ NAMES: dict[str, Name] = {
     "group/trained_zero_std": Name(
         "prompts", "Groups of equal reward trained on: no round was left to replace them."
     ),
+    "data/level": Name(
+        "level", "Difficulty of the rows that are drawn before this step's update (`data.curriculum`)."
+    ),
     # --- the update
     "loss/total": Name("loss", "What was minimised: policy + kl_coef * KL. Mean over the step's updates."),
     "loss/nll": Name(
@@ -222,7 +225,7 @@ NAMES: dict[str, Name] = {
     "perf/gpu_temperature_c_max": Name("C", "Temperature of the hottest GPU."),
     "perf/gpu_slowed_fraction": Name("fraction", "Share of readings with a slowdown by heat or power brake."),
     "perf/peak_memory_gib": Name(
-        "GiB", "Largest memory of a worker: of its GPU in learning; on CPU of its process."
+        "GiB", "Largest memory of a rank: of its GPU in learning; on CPU of its process."
     ),
     "perf/fragments_gib_max": Name(
         "GiB", "Memory of the fullest GPU that lay free between tensors in learning, at most; GPUs only."
@@ -243,7 +246,7 @@ NAMES: dict[str, Name] = {
         "s", "Launch to ready for the first step; on the first line of every start, like its parts."
     ),
     "perf/start_launch_s": Name("s", "Of it: checks, the other nodes, Ray, the driver's own start."),
-    "perf/start_place_s": Name("s", "Workers placed, rows measured."),
+    "perf/start_place_s": Name("s", "Ranks placed, rows measured."),
     "perf/start_load_s": Name("s", "Model and engine loaded; the checkpoint's files are fetched beside it."),
     "perf/start_resume_s": Name("s", "The rest of the fetch, and the checkpoint read into the policy."),
     "perf/start_sync_s": Name("s", "The first weight sync and its check."),

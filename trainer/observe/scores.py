@@ -91,23 +91,33 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 def score(rows: Sequence[ScoredProblem]) -> dict[str, Any]:
     """Figures of problems with equally many completions each."""
     n = len(rows[0].answers)
-    correct = [sum(accuracy > 0 for _, accuracy in row.answers) for row in rows]
-    asked = max(1, n * sum(row.asked for row in rows))
-    accuracies = [sum(accuracy for _, accuracy in row.answers) / n for row in rows]
+    earned = 0.0
+    asked = 0
     without_answer = 0
+    truncated = 0
+    tokens = 0
+    correct = []
+    accuracies = []
     for row in rows:
+        values = [accuracy for _, accuracy in row.answers]
+        earned += sum(values)
+        accuracies.append(sum(values) / n)
+        correct.append(sum(value > 0 for value in values))
+        truncated += row.truncated
+        tokens += row.tokens
         if row.asked:
+            asked += 1
             without_answer += sum(answer is None for answer, _ in row.answers)
-    too_long = sum(not row.asked for row in rows)
-    earned = sum(accuracy for row in rows for _, accuracy in row.answers)
+
+    completions = max(1, n * asked)
     figures: dict[str, Any] = {
         "problems": len(rows),
-        "too_long": too_long,
+        "too_long": len(rows) - asked,
         "accuracy": earned / (n * len(rows)),
         "interval": interval(accuracies),
-        "no_answer": without_answer / asked,
-        "truncated": sum(row.truncated for row in rows) / asked,
-        "tokens": sum(row.tokens for row in rows) / asked,
+        "no_answer": without_answer / completions,
+        "truncated": truncated / completions,
+        "tokens": tokens / completions,
     }
     if any(row.published is not None for row in rows):
         by_rules = [sum(row.published or [0.0]) / n for row in rows]

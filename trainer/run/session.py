@@ -113,6 +113,8 @@ class Session:
         """Opens what grades, what saves, and what logs rollouts."""
         self.rewards = Scorer(self.config.rewards)
         stages.callback(self.rewards.close)
+        if "task" in self.train_set.manifest.statistics.get("answer_types", ()):
+            self.rewards.open_families()
         held = of_this_job(self.config)
         self.rollouts = RolloutLog(self.config, self.train_set.fingerprint, held=held)
         stages.callback(self.rollouts.close)
@@ -130,7 +132,13 @@ class Session:
             self.rows.usable(config.evaluation_split)
         elif config.evaluation.every_steps:
             self.rows.lengths(config.evaluation_split)
-        self.stream = PromptStream(train_rows, config.rows_per_step, config.run.seed)
+        levels = self.train_set.difficulties() if config.data.curriculum else {}
+        if config.data.curriculum and not levels:
+            raise ConfigError(
+                "data.curriculum goes from level to level, and no row states its difficulty: prepare"
+                " `generated` or `reasoning-gym:FAMILY`, or set it to 0"
+            )
+        self.stream = PromptStream(train_rows, config.rows_per_step, config.run.seed, levels)
         self.clock.mark("place")
 
     def _load(self, total_updates: Callable[[RunConfig, int], int]) -> None:
@@ -259,7 +267,7 @@ class Session:
         asked = {index: question(row.messages) for index, row in rows.items()}
         outcomes = self.rewards.score(
             [trace.text for trace in traces],
-            [rows[trace.row].answer for trace in traces],
+            [rows[trace.row].reference for trace in traces],
             [rows[trace.row].answer_type for trace in traces],
             [asked[trace.row] for trace in traces],
         )

@@ -107,14 +107,20 @@ class Watchdog:
         if sample["pieces"] != self._pieces.get(sample["node"], 0):
             self._pieces[sample["node"]] = sample["pieces"]
             self._worked = time.time()
-        new = [one for one in sample["paused"].items() if one not in self._paused]
+        new = []
+        for one in sample["paused"].items():
+            if one not in self._paused:
+                new.append(one)
+
         self._paused.update(new)
         where = f"on node {sample['node']}"
         warning = self._stragglers.look(sample)
-        lines = [
-            f"rank {r} {where} has raised {why} and waits for a debugger; {where}: {self.attach}"
-            for r, why in new
-        ]
+        lines = []
+        for r, why in new:
+            lines.append(
+                f"rank {r} {where} has raised {why} and waits for a debugger; {where}: {self.attach}"
+            )
+
         return lines + [f"warning: {text}" for text in (warning, *self._of_gpus(sample)) if text]
 
     def _of_gpus(self, sample: Mapping[str, Any]) -> Iterator[str]:
@@ -168,7 +174,11 @@ class Watchdog:
         if phase == "start":
             return watch.start_s
         metric = f"time/{phase}_s"
-        times = [record[metric] for record in read_history(self.config.run.dir) if metric in record]
+        times = []
+        for record in read_history(self.config.run.dir):
+            if metric in record:
+                times.append(record[metric])
+
         if not times:
             return watch.first_s
         return max(watch.floor_s, watch.factor * statistics.median(times[-STEPS:]))
@@ -199,23 +209,25 @@ def dump(folder: Path, node: int) -> list[dict[str, Any]]:
     while time.monotonic() < deadline and not all(p.stat().st_size for p in stacks.values()):
         time.sleep(0.05)
     time.sleep(0.1)
-    return [
-        asdict(
-            Rank(
-                node,
-                b.rank,
-                b.calls,
-                b.inside,
-                b.since_s,
-                b.name,
-                processes.state(b.pid),
-                stacks[b.rank].read_text(),
-                beacon.paused(folder, b),
-                traces.get(b.rank, ""),
+    out: list[dict[str, Any]] = []
+    for b in found:
+        out.append(
+            asdict(
+                Rank(
+                    node,
+                    b.rank,
+                    b.calls,
+                    b.inside,
+                    b.since_s,
+                    b.name,
+                    processes.state(b.pid),
+                    stacks[b.rank].read_text(),
+                    beacon.paused(folder, b),
+                    traces.get(b.rank, ""),
+                )
             )
         )
-        for b in found
-    ]
+    return out
 
 
 def _traces(folder: Path) -> dict[int, str]:
@@ -248,8 +260,15 @@ def _traces(folder: Path) -> dict[int, str]:
 
 def _drivers(folder: Path) -> dict[int, Path]:
     """Stacks of the job's driver, on the head; of those that were started, the one that lives."""
-    files = {int(path.stem.removeprefix("driver-")): path for path in folder.glob("driver-*.stacks")}
-    return {pid: path for pid, path in files.items() if processes.state(pid) not in ("", "Z")}
+    files = {}
+    for path in folder.glob("driver-*.stacks"):
+        files[int(path.stem.removeprefix("driver-"))] = path
+
+    found: dict[int, Path] = {}
+    for pid, path in files.items():
+        if processes.state(pid) not in ("", "Z"):
+            found[pid] = path
+    return found
 
 
 def told(folder: Path, ranks: Sequence[Rank], why: str, run_dir: str | Path) -> str:
