@@ -12,6 +12,7 @@ from typing import Literal
 
 from trainer.config.algorithm import Algorithm
 from trainer.config.expected import Expected
+from trainer.config.fleet import Fleet
 from trainer.config.lora import LoRA
 from trainer.config.ranges import within
 from trainer.config.split import Split
@@ -426,6 +427,7 @@ class RunConfig:
     watch: Watch = field(default_factory=Watch)
     guards: Guards = field(default_factory=Guards)
     sft: SFT = field(default_factory=SFT)
+    fleet: Fleet = field(default_factory=Fleet)
     expected: Expected = field(default_factory=Expected)
 
     @property

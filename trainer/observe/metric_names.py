@@ -1,7 +1,8 @@
 """The fixed table of metric names: what each is, and its unit. docs/metrics.md is this table, held to it by a
 test.
 
-Names starting with `time/` or `perf/` may differ between equal runs; all others are the same to the last bit.
+Names starting with `time/`, `perf/` or `fleet/` may differ between equal runs; all others are the same to the
+last bit.
 """
 
 from __future__ import annotations
@@ -256,6 +257,21 @@ NAMES: dict[str, Name] = {
     ),
     "perf/rollout_log_failures": Name(
         "count", "Steps since then whose log could not be written, sent or used."
+    ),
+    # --- the fleet (`fleet.workers`); counts are since the start of this process
+    "fleet/wait_s": Name("s", "The trainer's wait for samples in this step: idle GPUs."),
+    "fleet/publish_s": Name("s", "Sending what changed of the weights, all ranks at once."),
+    "fleet/patch_mib": Name("MiB", "The newest version's changes, all ranks."),
+    "fleet/workers": Name("count", "Workers that live and follow this attempt."),
+    "fleet/completions_per_s": Name("1/s", "What these sample, by each one's last unit."),
+    "fleet/units": Name("count", "Units whose samples were accepted."),
+    "fleet/late": Name("count", "Units that a second worker sent after the first."),
+    "fleet/doubled": Name("count", "Units that an idle worker was given too."),
+    "fleet/again": Name("count", "Units given out anew after a loss, a refusal or a damaged object."),
+    "fleet/lost": Name("count", "Workers that fell silent for `fleet.lost_s`."),
+    "fleet/refused": Name("count", "Units whose samples could not be trained on; why is in the bucket."),
+    "fleet/forged": Name(
+        "count", "Objects that were not written with the run's key, or not for their place."
     ),
 }
 

@@ -45,6 +45,8 @@ TRACE_BYTES = 4 << 20
 MOVING = ("start", "resume", "checkpoint", "export")
 """Phases that mostly read and write files: while they do, they make progress, however long a large model
 takes."""
+ASKS_ENGINES = ("rollout", "wait", "sync", "eval")
+"""Phases in which completions are waited for."""
 WAIT = "wait"
 """The phase of a lane that waits for the other one."""
 MOVES = 1e6
@@ -173,6 +175,10 @@ class Watchdog:
         watch = self.config.watch
         if phase == "start":
             return watch.start_s
+        # Samples of a fleet may have to wait until a worker is there; the driver ends by itself after that.
+        fleet_s = 0.0
+        if self.config.fleet.workers != "off" and phase in ASKS_ENGINES:
+            fleet_s = self.config.fleet.wait_s + watch.floor_s
         metric = f"time/{phase}_s"
         times = []
         for record in read_history(self.config.run.dir):
@@ -180,8 +186,8 @@ class Watchdog:
                 times.append(record[metric])
 
         if not times:
-            return watch.first_s
-        return max(watch.floor_s, watch.factor * statistics.median(times[-STEPS:]))
+            return max(watch.first_s, fleet_s)
+        return max(watch.floor_s, fleet_s, watch.factor * statistics.median(times[-STEPS:]))
 
 
 def variables(folder: Path, post_mortem: bool = False) -> dict[str, str]:
