@@ -279,6 +279,13 @@ def adapters(config, rank, port):
     return adapted.against_peft(config, rank, port)
 
 
+def papers(config, rank, port):
+    """tests/learning/papers.py; the run's name lists the objectives."""
+    from tests.learning import papers
+
+    return papers.against_papers(config, rank, port, config.run.name.split(), start)
+
+
 def stages(config, rank, port):
     """tests/learning/staged.py."""
     from tests.learning import staged
