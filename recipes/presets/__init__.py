@@ -88,7 +88,7 @@ def resolve(name: str, overrides: list[str]) -> Recipe:
     if base.cluster.gpus_per_node and not recipe.cluster.gpus_per_node and not recipe.setup:
         raise ConfigError(
             f"cluster.gpus_per_node is 0, and {name} is made for GPUs: give 1 or more, or setup=cpu besides "
-            "for a try-out on CPU workers"
+            "for a try-out on CPU ranks"
         )
     recipe = expectations.of_changed(headings.renamed(recipe, base), base)
     validate(recipe)

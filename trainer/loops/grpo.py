@@ -108,6 +108,10 @@ def learn(
     metrics = over_updates(stats, tokens) | graded.stats
     metrics |= describe(graded.traces, graded.outcomes) | credit.describe(config, members)
     carried.prompts += len(credit.flat)
+    if config.data.curriculum:
+        levels = run.stream.levels
+        metrics["data/level"] = levels[carried.level]
+        carried.passed(metrics["reward/correct_rate"], config.data, len(levels))
     if algorithm.kl_target:
         metrics["kl/coef"] = carried.kl_coef
         kl = metrics.get("kl/mean", math.nan)
