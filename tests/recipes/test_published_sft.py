@@ -20,7 +20,7 @@ SECONDS = {
     "14B": (5.3, 6.3, 8.2, 11.8, 20.1, 38.3),
     "72B": (27.4, 31.5, 41.4, 59.5, 97.7, 179.8),
 }
-"""Of a step with Q-LoRA, by length."""
+"""Seconds of a step with Q-LoRA, by length."""
 CELLS = [(size, *cell) for size, row in SECONDS.items() for cell in zip(LENGTHS, row, strict=True)]
 
 
