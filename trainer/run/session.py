@@ -145,7 +145,10 @@ class Session:
                 "data.curriculum goes from level to level, and no row states its difficulty: prepare"
                 " `generated` or `reasoning-gym:FAMILY`, or set it to 0"
             )
-        self.stream = PromptStream(train_rows, config.rows_per_step, config.run.seed, levels)
+        size = config.rows_per_step
+        if config.evaluation.pass_rate_samples:  # no step is made of them
+            size = max(1, min(size, len(train_rows)))
+        self.stream = PromptStream(train_rows, size, config.run.seed, levels)
         self.clock.mark("place")
 
     def _load(self, stages: contextlib.ExitStack, total_updates: Callable[[RunConfig, int], int]) -> None:
