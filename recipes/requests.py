@@ -84,6 +84,9 @@ def score(
 ) -> int:
     """Scores a recipe, a model or a run on benchmarks. What the user sets wins."""
     recipe, own = trained.evaluated(request.recipe, request.bucket, request.target)
+    if not prompt:
+        prompt = "published" if trained.untrained(request.recipe, request.bucket, request.target) else "ours"
+        print(f"asks: --prompt {prompt} (docs/evaluation.md)")
     asked = benchmarks.settings(names, max(1, samples or 1), temperature, limit, prompt)
     overrides = _sized(recipe, (*own, *asked, *NO_TRAINING), request.overrides)
     return up(replace(request, recipe=recipe, overrides=overrides))

@@ -49,6 +49,11 @@ def evaluated(name: str, bucket: str, target: str | None) -> tuple[str, list[str
     return recipe, [*own, *_seen(run.config), *run.overrides, f"run.name={Path(name).name}"]
 
 
+def untrained(name: str, bucket: str, target: str | None) -> bool:
+    """Whether this is a model that neither a run nor a recipe of ours trains. Raises ConfigError."""
+    return not (name in RECIPES or is_python(name)) and of_run(name, bucket, target) is None
+
+
 def served(name: str, bucket: str, target: str | None) -> list[str]:
     """Overrides of the recipe `serve`. Raises ConfigError."""
     run = of_run(name, bucket, target)
