@@ -148,9 +148,9 @@ def _(args: argparse.Namespace) -> int:
     argument(
         "--prompt",
         choices=("ours", "published"),
-        default="ours",
+        default="",
         help="of benchmarks: ours as the recipes train it, or each benchmark's own words with the answer "
-        "wherever it stands, which a model that nobody trained needs",
+        "wherever it stands (default: published for a model that is no run's and no recipe's)",
     ),
     argument(
         "--scoring",

@@ -85,6 +85,7 @@ class BenchmarkRequest:
     limit: int
     """Rows of each; 0: all."""
     prompt: str
+    """Empty: `published` for a model that neither a run nor a recipe trains, else `ours`."""
     scoring: str
     mapping: str
     """Roles of a file's columns, as `data prepare --map` takes them."""
@@ -93,12 +94,16 @@ class BenchmarkRequest:
 def score(request: LaunchRequest, wanted: BenchmarkRequest) -> int:
     """Scores a recipe, a model or a run on benchmarks. What the user sets wins."""
     recipe, own = trained.evaluated(request.recipe, request.bucket, request.target)
+    prompt = wanted.prompt
+    if not prompt:
+        prompt = "published" if trained.untrained(request.recipe, request.bucket, request.target) else "ours"
+        print(f"asks: --prompt {prompt} (docs/evaluation.md)")
     asked = benchmarks.settings(
         wanted.benchmarks,
         max(1, wanted.samples or 1),
         wanted.temperature,
         wanted.limit,
-        wanted.prompt,
+        prompt,
         wanted.scoring,
         wanted.mapping,
     )
