@@ -7,7 +7,7 @@ import pytest
 from recipes.drivers import trained
 from recipes.plan import cost
 from recipes.presets import RECIPES, benchmarks, resolve
-from trainer.config import ConfigError
+from trainer.config import ConfigError, Model, Placement, RunConfig, dump
 from trainer.data import prompts
 
 
@@ -67,6 +67,10 @@ def test_a_model_runs_on_the_machine_of_its_recipe(tmp_path, monkeypatch):
     for name in ("mine", "runs/mine", str(tmp_path / "runs/mine"), str(weights)):
         recipe, own = trained.evaluated(name, "", None)
         assert recipe == "grpo-qwen2.5-7b-gsm8k" and f"model.path={weights}" in own
+    saved = RunConfig(model=Model(path=str(weights)), placement=Placement(device="cpu"))
+    (tmp_path / "runs/mine/config.yaml").write_text(dump(saved))
+    recipe, own = trained.evaluated(str(tmp_path / "runs/mine"), "", "local")
+    assert "setup=cpu" in own and resolve(recipe, own).config.placement.device == "cpu"
     with pytest.raises(ConfigError, match="no recipe, run with weights"):
         trained.evaluated("nothing", "", None)
 
