@@ -435,6 +435,28 @@ def _(args: argparse.Namespace) -> int:
 
 
 @command(
+    "publish",
+    "a run's weights, model card, curves and record to the hub or a folder; --yes sends them",
+    STORED,
+    argument(
+        "--to", required=True, metavar="OWNER/NAME|FOLDER", help="repository of the hub, or a new folder"
+    ),
+    argument("--scores", default="", metavar="RUN", help="evaluation of it whose scores the card shows"),
+    argument("--with-diff", action="store_true", help="with the changes of the tree it was launched from"),
+    argument("--private", action="store_true", help="a new repository is private"),
+    argument("--yes", action="store_true", help="send it"),
+    argument("run", help="id of a run, or its folder"),
+    example="my-run --to me/my-model",
+)
+def _(args: argparse.Namespace) -> int:
+    from recipes.drivers import sight
+
+    wanted = {"--with-diff": args.with_diff, "--private": args.private, "--yes": args.yes}
+    flags = [flag for flag, given in wanted.items() if given]
+    return sight.publish(args.run, args.bucket, args.to, args.scores, flags)
+
+
+@command(
     "reproduce",
     "run again what a manifest describes; refuses where it cannot, and names what differs",
     TARGET,

@@ -169,7 +169,7 @@ class Session:
         self._peak_flops = peak_flops(facts.device_name)
         self._shape = shape_of(str(hub.folder(config))) if self._peak_flops else None
         form = FORMS[config.rewards.answer].expected
-        self.guards = GuardWatch(config.guards, form, config.engine_tolerance)
+        self.guards = GuardWatch(config.guards, form, config.engine_tolerance, config.expected)
         self._causes: dict[str, str] = {}
         self.nodes = NodeStats(config.run.dir)
         self.saving = Saving(config.run.dir, self.checkpoints, self.learner, self.notice)
