@@ -24,6 +24,9 @@ KEPT = ("model", "rollout", "rewards", "placement", "cluster", "storage", "site"
 """Sections of a run's overrides that its evaluation keeps: its data, schedule and checkpoints are another
 thing."""
 
+ASKED = "asked.json"
+"""Lies beside weights that a run exported (trainer/data/asked.py)."""
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -47,6 +50,12 @@ def evaluated(name: str, bucket: str, target: str | None) -> tuple[str, list[str
         return record.recipe, [*own, *_asked(run.config), *run.overrides, f"run.name={record.run_id}"]
     recipe, own = benchmarks.recipe_of(run.config.model.path)
     return recipe, [*own, *_seen(run.config), *run.overrides, f"run.name={Path(name).name}"]
+
+
+def untrained(name: str, bucket: str, target: str | None) -> bool:
+    """Whether this is a model that neither a run nor a recipe of ours trains. Raises ConfigError."""
+    trained_here = name in RECIPES or is_python(name) or (Path(name) / ASKED).is_file()
+    return not trained_here and of_run(name, bucket, target) is None
 
 
 def served(name: str, bucket: str, target: str | None) -> list[str]:

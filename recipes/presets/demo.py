@@ -1,4 +1,4 @@
-"""The whole pipeline on a laptop: a synthetic dataset, a tiny Qwen2.5-VL, GRPO over two CPU workers.
+"""The whole pipeline on a laptop: a synthetic dataset, a tiny Qwen2.5-VL, GRPO over two CPU ranks.
 
 The settings are those of benchmarks/learning.py: held-out accuracy about doubles within 60 steps.
 """
@@ -51,7 +51,7 @@ def key(sources: tuple[str, ...]) -> str:
 
 
 def demo() -> Recipe:
-    """Two CPU workers on this machine, held against runs of three seeds."""
+    """Two CPU ranks on this machine, held against runs of three seeds."""
     recipe = _without_promises()
     expected = from_dict(Expected, yaml.safe_load(BANDS.read_text()))
     return replace(recipe, config=replace(recipe.config, expected=expected))
@@ -99,14 +99,14 @@ def pretrained() -> Recipe:
     recipe = _without_promises()
     config = with_parts(
         recipe.config,
-        run={"name": "demo-pretrained", "max_steps": 16},
+        run={"name": "demo-pretrained", "max_steps": 24},
         model={"path": model},
         data={"path": data, "prompt_max_tokens": 128},
         rollout={"prompts_per_step": 12, "samples_per_prompt": 8, "max_tokens": 14, "temperature": 0.8},
         algorithm={"kl_coef": 0.0},
-        optimizer={"learning_rate": 5e-5, "warmup_steps": 2},
+        optimizer={"learning_rate": 3e-5, "warmup_steps": 2},
         rewards={"answer": "whole", "format_weight": 0.2},
-        evaluation={"every_steps": 4, "max_samples": 96, "temperature": 0.0, "samples_per_prompt": 1},
+        evaluation={"every_steps": 6, "max_samples": 96, "temperature": 0.0, "samples_per_prompt": 1},
         checkpoint={"every_steps": 8},
     )
     return replace(

@@ -56,6 +56,7 @@ def test_a_model_runs_on_the_machine_of_its_recipe(tmp_path, monkeypatch):
     hub = "Qwen/Qwen3-VL-32B-Instruct"
     assert trained.evaluated(hub, "", None) == ("grpo-qwen3-vl-32b-mathv60k", [f"model.path={hub}"])
     assert trained.evaluated("me/mine", "s3://results", None)[0] == benchmarks.FALLBACK
+    assert trained.untrained(hub, "", None) and not trained.untrained("demo", "", None)
     weights = tmp_path / "runs/mine/hf"
     weights.mkdir(parents=True)
     text = {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
