@@ -11,8 +11,8 @@ from recipes.plan import fleet_cost
 from recipes.plan.fleet_cost import EGRESS_USD_PER_GB, MUCH_EGRESS, Fleets, Row
 from recipes.spec import Recipe
 
-COLUMNS = ("trainer", "workers", "steps ahead", "enough", "prompts a unit", "s/step", "$/step", "of it egress",
-           "hours", "$ per run", "")  # fmt: skip
+COLUMNS = ("trainer", "workers", "steps ahead", "enough", "prompts a unit", "s/step", "$/step",
+           "of it egress", "hours", "$ per run", "")  # fmt: skip
 SHOWN = 12
 """Fleets in the table."""
 
@@ -65,7 +65,9 @@ def _title(recipe: Recipe, found: Fleets) -> str:
 def _cells(row: Row) -> list[str]:
     market = "spot" if row.offer.spot else "on demand"
     trainer = f"{row.trainer}, {row.offer.target}, {market}"
-    workers, enough, unit = "none", "", ""
+    workers = "none"
+    enough = ""
+    unit = ""
     if row.worker:
         rented = f"{row.worker.target}, {'spot' if row.worker.spot else 'on demand'}"
         workers = f"{row.count} x {row.worker.name}, {rented}"
@@ -94,12 +96,18 @@ def _ahead(recipe: Recipe, found: Fleets, rows: list[Row]) -> list[str]:
             "without workers rollout.staleness saves nothing: the same GPUs sample and learn in turns"
         )
     for row in rows if recipe.config.rollout.staleness else []:
-        if row.ahead < row.enough:
+        if row.worker and row.ahead < row.enough:
+            enough = min(row.enough, fleet_cost.MOST_AHEAD)
             lines.append(
-                f"{row.trainer} with {row.worker.name if row.worker else ''}: rollout.staleness={row.ahead} lets"
-                f" the trainer wait for the longest completion; --set rollout.staleness="
-                f"{min(row.enough, fleet_cost.MOST_AHEAD)} suffices"
+                f"{row.trainer} with {row.worker.name}: rollout.staleness={row.ahead} lets the trainer wait"
+                f" for the longest completion; --set rollout.staleness={enough} suffices"
             )
+    prompts = recipe.config.rollout.prompts_per_step
+    if recipe.sample and recipe.config.fleet.unit_prompts < prompts:
+        lines.append(
+            f"units of {recipe.config.fleet.unit_prompts} prompts leave most decode slots of a worker empty:"
+            f" --set fleet.unit_prompts={prompts} has it sample a step at once"
+        )
     losses: dict[str, list[str]] = {}
     for row in found.cheapest([row for row in found.fleets if row.ahead == 1]):
         if row.worker and row.enough > 1 and found.beaten_by(row):
@@ -140,8 +148,8 @@ def choice(recipe: Recipe, found: Fleets, limits: tuple[float, float], console: 
         quickest = min((*found.colocated, *found.fleets), key=lambda row: row.hours)
         cheapest = min((*found.colocated, *found.fleets), key=lambda row: row.run_usd)
         console.print(
-            f"\nnothing is expected to keep the limits: the quickest takes {quickest.hours:.1f} h, the cheapest"
-            f" costs ${cheapest.run_usd:,.0f}",
+            f"\nnothing is expected to keep the limits: the quickest takes {quickest.hours:.1f} h, the"
+            f" cheapest costs ${cheapest.run_usd:,.0f}",
             highlight=False,
         )
         return False
@@ -165,7 +173,7 @@ def options(recipe: Recipe, row: Row) -> str:
         part = "cluster.nodes" if nodes > 1 else "cluster.gpus_per_node"
         sets.append(f"{part}={(nodes if nodes > 1 else recipe.cluster.gpus_per_node) // 2}")
     if row.worker:
-        sets.append(f"rollout.staleness={row.ahead}")
+        sets += [f"rollout.staleness={row.ahead}", f"fleet.unit_prompts={row.unit_prompts}"]
         sets += [f"sample.gpu={row.worker.gpu}", f"sample.nodes={row.count}"]
         sets += [f"sample.gpus_per_node={row.worker.gpus}"] if row.worker.gpus > 1 else []
     return " ".join(f"--set {one}" for one in sets)

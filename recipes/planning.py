@@ -33,8 +33,8 @@ def plan(
     recipe = resolve(name, overrides)
     if recipe.sample and (deadline or budget_usd):
         raise ConfigError(
-            "--deadline and --budget choose by the time of a run without a second group: add --fleet, or --set "
-            "sample=null"
+            "--deadline and --budget choose by the time of a run without a second group: add --fleet, or "
+            "--set sample=null"
         )
     uploads.check_model_folder(recipe)
     if target:

@@ -11,7 +11,19 @@ from rich.table import Table
 
 from recipes import groups, image_record
 from recipes.capabilities import market, targets_for, variant
-from recipes.plan import balance, boot, choose, cost, decode_slots, hourly, memory, passes, prices, spread, zero_stages
+from recipes.plan import (
+    balance,
+    boot,
+    choose,
+    cost,
+    decode_slots,
+    hourly,
+    memory,
+    passes,
+    prices,
+    spread,
+    zero_stages,
+)
 from recipes.plan.memory import GIB, MemoryPlan
 from recipes.presets import RECIPES, get
 from recipes.spec import Cluster, Recipe

@@ -63,7 +63,7 @@ class Worker:
 
     gpu: str
     gpus: int
-    """Of one engine."""
+    """GPUs of one engine."""
     target: str
     spot: bool
     usd_per_hour: float
@@ -84,7 +84,7 @@ class Row:
     offer: cost.Offer
     """The trainer's machines."""
     gpus: int
-    """Of the trainer, all nodes."""
+    """GPUs of the trainer, all nodes."""
     step_s: float
     worker: Worker | None = None
     count: int = 0
@@ -178,15 +178,13 @@ def played_step(units: Sequence[float], workers: int, ahead: int, update_s: floa
 def unit_seconds(worker: Worker, shape: Shape, step: Passes, prompts: int) -> list[float]:
     """Seconds that a worker samples each unit of a step of so many prompts, by the plan's own model of an
     engine."""
-    by_unit: dict[int, list[passes.Length]] = {}
-    for length in step.lengths:
-        by_unit.setdefault(length.prompt // prompts, []).append(length)
     card = gpu_named(worker.gpu)
     far = worker.gpus > 1 and card.nvlink_gb_per_s < NVLINK_GB_PER_S
     hop_s = 2 * shape.layers * SLOW_HOP_S if far else 0.0
     found = []
-    for lengths in by_unit.values():
-        unit = Passes(tuple(lengths), (), (), 0)
+    size = prompts * worker.recipe.config.rollout.samples_per_prompt  # the lengths are in order of prompts
+    for start in range(0, len(step.lengths), size):
+        unit = Passes(step.lengths[start : start + size], (), (), 0)
         decoding = cost.rollout_seconds(worker.recipe, shape, card, worker.need, unit) + unit.longest * hop_s
         found.append(decoding + images.host_seconds(worker.recipe.config, shape, unit))
     return found
@@ -343,8 +341,9 @@ def fleets_of(recipe: Recipe, trainer: Recipe, offer: cost.Offer, worker: Worker
     group = recipe.sample
     counts = (group.nodes * group.gpus_per_node // worker.gpus,) if group else COUNTS
     prompts = config.rollout.prompts_per_step
+    sizes = (config.fleet.unit_prompts,) if group else (*UNITS, prompts)
     rows = []
-    for size in sorted({min(size, prompts) for size in (*UNITS, prompts)}):
+    for size in sorted({min(size, prompts) for size in sizes}):
         units = unit_seconds(worker, shape, step, size)
         enough = steps_enough(max(units), POLL_S + switch, update)
         for ahead in [config.rollout.staleness] if config.rollout.staleness else range(MOST_AHEAD + 1):

@@ -177,7 +177,7 @@ def test_the_table_names_the_steps_ahead_the_losses_and_the_egress(capsys):
     assert "one step ahead is not enough, and a loss: 8 x A100-80GB with" in said
     assert re.search(r"warning: egress is up to \d+% of a step's dollars: keep the bucket on R2", said)
     assert re.search(
-        r"cheapest within 8 h: .*--set rollout.staleness=\d --set sample.gpu=\w+ --set sample.nodes=", said
+        r"cheapest within 8 h: .*--set rollout.staleness=\d .*--set sample.gpu=\w+ --set sample.nodes=", said
     )
     changes = re.findall(r"--set (\S+)", said.rpartition("expected")[2])
     chosen = fleet_cost.compare(resolve(ONE, changes), None, None)
@@ -190,9 +190,14 @@ def test_machines_that_the_recipe_names_are_refused_as_a_loss(capsys):
     code, said = run(capsys, ONE, "--fleet", *group, "--set", "rollout.staleness=1")
     assert code == 2 and "loss: 8 x H100 alone is better" in said
     assert "without workers rollout.staleness saves nothing" in said
-    far = re.search(r"8 x H100 with L40S: .*? --set rollout.staleness=(\d) suffices", said)[1]
-    more = ("--set", "sample.nodes=6", "--set", f"rollout.staleness={far}")
-    assert run(capsys, ONE, "--fleet", *group, *more)[0] == 0
+    assert "--set fleet.unit_prompts=64 has it sample a step at once" in said
+
+    group = (*group, "--set", "fleet.unit_prompts=64", "--set", "sample.nodes=6")
+    code, said = run(capsys, ONE, "--fleet", *group, "--set", "rollout.staleness=1")
+    assert code == 2 and "at once" not in said
+    enough = re.search(r"8 x H100 with L40S: [^;]*; --set rollout.staleness=(\d) suffices", said)[1]
+    code, said = run(capsys, ONE, "--fleet", *group, "--set", f"rollout.staleness={enough}")
+    assert code == 0 and "suffices" not in said
 
 
 @pytest.mark.parametrize(
@@ -221,7 +226,7 @@ def test_empty_decode_slots_are_the_share_that_the_longest_completion_leaves():
     assert decode_slots.used(recipe, narrow) == pytest.approx(expected, rel=0.01)
 
 
-@pytest.mark.parametrize(("name", "updates"), [(ONE, (4, 1)), (BIG, (4, 1)), (f"{BIG}-original", (16, 4))])
+@pytest.mark.parametrize(("name", "updates"), [(ONE, (4, 1)), (BIG, (4, 1)), (f"{BIG}-orig", (16, 4))])
 def test_four_times_the_prompts_keep_the_optimizers_batch(name, updates):
     recipe = get(name)
     more = decode_slots.more_prompts(recipe, 100.0)
