@@ -157,7 +157,8 @@ def steps_of(recipe: Recipe) -> int:
     """Steps of the whole run. Raises ConfigError where the rows are too few for one."""
     config = recipe.config
     rows = min(config.data.max_samples or recipe.dataset.rows, recipe.dataset.rows or 1)
-    if recipe.kind == "train" and 0 < rows < config.rows_per_step:
+    asked_only = bool(config.evaluation.pass_rate_samples)
+    if recipe.kind == "train" and not asked_only and 0 < rows < config.rows_per_step:
         key = "sft.batch_size" if config.method == "sft" else "rollout.prompts_per_step"
         raise ConfigError(
             f"{recipe.dataset.name or config.data.path} has {rows} rows and a step takes "
