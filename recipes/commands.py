@@ -13,7 +13,6 @@ from pathlib import Path
 
 from recipes import run_record
 from recipes.command_line import COMMANDS, argument, command, one_of
-from recipes.presets import resolve
 from trainer.config import ConfigError
 
 BIG, MIDDLE = "grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k"
@@ -107,35 +106,9 @@ def _(args: argparse.Namespace) -> int:
     example=f"{MIDDLE} --target skypilot-runpod",
 )
 def _(args: argparse.Namespace) -> int:
-    return _render(args.recipe, args.target, args.set, args.out)
+    from recipes import rendering
 
-
-def _render(name: str, target: str | None, overrides: list[str], out: Path | None) -> int:
-    """Writes or prints the task files of a recipe."""
-    from recipes import uploads
-    from recipes.capabilities import targets_for
-    from recipes.presets import own_data
-    from recipes.targets.render import render as render_files
-
-    recipe = resolve(name, overrides)
-    if not target:
-        raise ConfigError(
-            f"name a target with --target: {recipe.name} runs on {', '.join(targets_for(recipe))}"
-        )
-    own_data.check_there(recipe)
-    recipe = uploads.planned(recipe, target, {})
-    files = render_files(recipe, target)
-    for line in uploads.lines(recipe):
-        print(f"`launch.py up` would upload {line}: do so before you launch this file", file=sys.stderr)
-    for file, text in files.items():
-        if out:
-            path = out / file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-            print(path)
-        else:
-            print(f"# --- {file}\n{text}" if len(files) > 1 else text, end="")
-    return 0
+    return rendering.write(args.recipe, args.target, args.set, args.out)
 
 
 @command(
@@ -163,7 +136,7 @@ def _(args: argparse.Namespace) -> int:
             "--benchmarks",
             default="",
             metavar="NAME,...",
-            help="scores into benchmarks.json and benchmarks.md",
+            help="scores into benchmarks.json and benchmarks.md; a file of rows is one of your own",
         ),
         argument("--pass-rate", action="store_true", help="of every training row, into pass_rates.jsonl"),
     ),
@@ -175,9 +148,21 @@ def _(args: argparse.Namespace) -> int:
     argument(
         "--prompt",
         choices=("ours", "published"),
-        default="ours",
+        default="",
         help="of benchmarks: ours as the recipes train it, or each benchmark's own words with the answer "
-        "wherever it stands, which a model that nobody trained needs",
+        "wherever it stands (default: published for a model that is no run's and no recipe's)",
+    ),
+    argument(
+        "--scoring",
+        choices=("ours", "published"),
+        default="ours",
+        help="of benchmarks: published adds a column by their authors' own rules, where they have some",
+    ),
+    argument(
+        "--map",
+        default="",
+        metavar="ROLE=COLUMN,...",
+        help="of a file of your own: question=..., answer=..., images=..., choices=..., source=CATEGORY",
     ),
     example=f"Qwen/Qwen3-VL-8B-Instruct --benchmarks mathvista,math-500 --samples 8\n"
     f"  python3 launch.py evaluate {MIDDLE} --pass-rate --set model.path=runs/mine/hf",
@@ -188,7 +173,10 @@ def _(args: argparse.Namespace) -> int:
     request = requests.of(args, args.recipe, args.target)
     if not args.benchmarks:
         return requests.pass_rates(request, args.samples)
-    return requests.score(request, args.benchmarks, args.samples, args.temperature, args.limit, args.prompt)
+    asked = requests.BenchmarkRequest(
+        args.benchmarks, args.samples, args.temperature, args.limit, args.prompt, args.scoring, args.map
+    )
+    return requests.score(request, asked)
 
 
 @command(
@@ -204,6 +192,24 @@ def _(args: argparse.Namespace) -> int:
     from recipes import requests, scaling
 
     return scaling.scaling(requests.of(args, args.recipe, args.target), args.nodes, args.steps)
+
+
+@command(
+    "config",
+    "write the run.yaml of a supervised recipe, for torchrun on machines of your own",
+    RECIPE,
+    SET,
+    argument("--run-id", default="", help="our own id, under which it saves and resumes; default: a new one"),
+    argument("--bucket", help="s3://, gs:// or r2:// URL that checkpoints are pushed to"),
+    argument(
+        "--out", type=Path, default=Path("run.yaml"), metavar="FILE", help="where to write it (%(default)s)"
+    ),
+    example="sft-qwen2.5-7b-lora --set cluster.nodes=2 --set checkpoint.shared_files=true --out run.yaml",
+)
+def _(args: argparse.Namespace) -> int:
+    from recipes import torchrun_config
+
+    return torchrun_config.write(args.recipe, args.set, args.bucket, args.run_id, args.out)
 
 
 @command(
@@ -426,6 +432,28 @@ def _(args: argparse.Namespace) -> int:
     if len(args.runs) != (1 if args.expected else 2):
         raise ConfigError("compare one run with --expected, or two runs")
     return sight.compare(args.runs, args.bucket, args.expected)
+
+
+@command(
+    "publish",
+    "a run's weights, model card, curves and record to the hub or a folder; --yes sends them",
+    STORED,
+    argument(
+        "--to", required=True, metavar="OWNER/NAME|FOLDER", help="repository of the hub, or a new folder"
+    ),
+    argument("--scores", default="", metavar="RUN", help="evaluation of it whose scores the card shows"),
+    argument("--with-diff", action="store_true", help="with the changes of the tree it was launched from"),
+    argument("--private", action="store_true", help="a new repository is private"),
+    argument("--yes", action="store_true", help="send it"),
+    argument("run", help="id of a run, or its folder"),
+    example="my-run --to me/my-model",
+)
+def _(args: argparse.Namespace) -> int:
+    from recipes.drivers import sight
+
+    wanted = {"--with-diff": args.with_diff, "--private": args.private, "--yes": args.yes}
+    flags = [flag for flag, given in wanted.items() if given]
+    return sight.publish(args.run, args.bucket, args.to, args.scores, flags)
 
 
 @command(

@@ -74,17 +74,39 @@ def pass_rates(request: LaunchRequest, samples: int | None) -> int:
     return up(replace(request, overrides=(*request.overrides, *asked)))
 
 
-def score(
-    request: LaunchRequest,
-    names: str,
-    samples: int | None,
-    temperature: float | None,
-    limit: int,
-    prompt: str,
-) -> int:
+@dataclass(frozen=True)
+class BenchmarkRequest:
+    """What `evaluate --benchmarks` is asked for."""
+
+    benchmarks: str
+    """Names, separated by commas."""
+    samples: int | None
+    temperature: float | None
+    limit: int
+    """Rows of each; 0: all."""
+    prompt: str
+    """Empty: `published` for a model that neither a run nor a recipe trains, else `ours`."""
+    scoring: str
+    mapping: str
+    """Roles of a file's columns, as `data prepare --map` takes them."""
+
+
+def score(request: LaunchRequest, wanted: BenchmarkRequest) -> int:
     """Scores a recipe, a model or a run on benchmarks. What the user sets wins."""
     recipe, own = trained.evaluated(request.recipe, request.bucket, request.target)
-    asked = benchmarks.settings(names, max(1, samples or 1), temperature, limit, prompt)
+    prompt = wanted.prompt
+    if not prompt:
+        prompt = "published" if trained.untrained(request.recipe, request.bucket, request.target) else "ours"
+        print(f"asks: --prompt {prompt} (docs/evaluation.md)")
+    asked = benchmarks.settings(
+        wanted.benchmarks,
+        max(1, wanted.samples or 1),
+        wanted.temperature,
+        wanted.limit,
+        prompt,
+        wanted.scoring,
+        wanted.mapping,
+    )
     overrides = _sized(recipe, (*own, *asked, *NO_TRAINING), request.overrides)
     return up(replace(request, recipe=recipe, overrides=overrides))
 

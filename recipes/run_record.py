@@ -200,9 +200,12 @@ def new_run_id(recipe: str) -> str:
     """A fresh id: recipe, UTC minute and four hex digits; also a valid bucket prefix, cluster name and job
     name."""
     stamp = time.strftime("%m%d-%H%M", time.gmtime())
-    # of `file.py:function`, the function
-    name = re.sub(r"[^a-z0-9-]", "-", recipe.rpartition(":")[2].lower())
-    return f"{name}-{stamp}-{secrets.token_hex(2)}"
+    return f"{as_run_id(recipe)}-{stamp}-{secrets.token_hex(2)}"
+
+
+def as_run_id(recipe: str) -> str:
+    """A recipe's name with the characters that ids may have; of `file.py:function`, the function's."""
+    return re.sub(r"[^a-z0-9-]", "-", recipe.rpartition(":")[2].lower())
 
 
 def check_run_id(run_id: str) -> str:

@@ -88,6 +88,11 @@ NAMES: dict[str, Name] = {
     ),
     "grad/norm": Name("norm", "Global gradient norm before clipping; mean over the step's updates."),
     "optim/lr": Name("", "Learning rate; mean over the step's updates."),
+    "grad/zero_parameters": Name(
+        "count",
+        "Parameters that should learn and whose gradient was exactly 0 in the run's first update; absent if "
+        "none.",
+    ),
     "optim/skipped_updates": Name(
         "count", "Updates of the step left out because their gradient was not finite."
     ),

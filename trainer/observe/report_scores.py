@@ -79,6 +79,8 @@ def _chart(benchmark: str, one: dict[str, Any]) -> str:
         else ""
     )
     extra = [f"{key} {one[key]:.1%}" for key in one if "@" in key]
+    if "by_published_rules" in one:
+        extra.append(f"by the authors' rules {one['by_published_rules']:.1%}")
     extra += [f"published {one['published']['accuracy']:.1%}"] if "published" in one else []
     note = f"<p>{html.escape(', '.join(extra))}.{more}</p>" if extra or more else ""
     return (

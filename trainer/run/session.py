@@ -19,6 +19,7 @@ from trainer.checkpoint.rollout_log import Graded, RolloutLog
 from trainer.config import ConfigError, RunConfig
 from trainer.config.run_folder import METRICS, newest_lines
 from trainer.config.run_store import EXPORTED
+from trainer.data.asked import LOOKED_AT, Asked
 from trainer.data.dataset import Dataset
 from trainer.data.prompt_stream import PromptStream
 from trainer.data.reader import Datasets
@@ -144,7 +145,10 @@ class Session:
                 "data.curriculum goes from level to level, and no row states its difficulty: prepare"
                 " `generated` or `reasoning-gym:FAMILY`, or set it to 0"
             )
-        self.stream = PromptStream(train_rows, config.rows_per_step, config.run.seed, levels)
+        size = config.rows_per_step
+        if config.evaluation.pass_rate_samples:  # no step is made of them
+            size = max(1, min(size, len(train_rows)))
+        self.stream = PromptStream(train_rows, size, config.run.seed, levels)
         self.clock.mark("place")
 
     def _load(self, stages: contextlib.ExitStack, total_updates: Callable[[RunConfig, int], int]) -> None:
@@ -165,7 +169,7 @@ class Session:
         self._peak_flops = peak_flops(facts.device_name)
         self._shape = shape_of(str(hub.folder(config))) if self._peak_flops else None
         form = FORMS[config.rewards.answer].expected
-        self.guards = GuardWatch(config.guards, form, config.engine_tolerance)
+        self.guards = GuardWatch(config.guards, form, config.engine_tolerance, config.expected)
         self._causes: dict[str, str] = {}
         self.nodes = NodeStats(config.run.dir)
         self.saving = Saving(config.run.dir, self.checkpoints, self.learner, self.notice)
@@ -260,7 +264,9 @@ class Session:
 
     def _say_what_is_asked(self) -> None:
         """Prompt and form of answer decide what is learned: they are said at the start."""
-        prompt = {"rows": "the rows' own", "none": "none"}.get(self.config.data.system_prompt, "")
+        trained = self.config.evaluation.benchmarks and Asked.read(self.config.model.path)
+        rows = "the model's own, from its training" if trained else "the rows' own"
+        prompt = {"rows": rows, "none": "none"}.get(self.config.data.system_prompt, "")
         prompt = prompt or repr(self.config.data.system_prompt)
         opening = self.ranks.first(RankProcess.opening)
         opened = f", {opening} is opened by the chat template" if opening else ""
@@ -389,6 +395,10 @@ class Session:
             if self.config.model.freeze_vision:
                 hub.fetch(self.config, hub.weight_files(self.config))
             export_hf(found, out, hub.folder(self.config), self.config.model.dtype)
+        looked_at = range(min(LOOKED_AT, len(self.train_set)))
+        asked = Asked.of(self.train_set[row].messages for row in looked_at)
+        if asked:
+            asked.write(out)
         if self.checkpoints.storage:
             for path in sorted(out.iterdir()):
                 self.checkpoints.storage.put(path, f"{EXPORTED}/{path.name}")
