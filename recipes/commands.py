@@ -79,6 +79,11 @@ def _(args: argparse.Namespace) -> int:
     ),
     argument("--budget", type=float, metavar="USD", help="choose an offer that costs no more"),
     argument(
+        "--fleet",
+        action="store_true",
+        help="compare the run with fleets of rollout workers: seconds and dollars of a step",
+    ),
+    argument(
         "--calibrate",
         type=Path,
         metavar="FILE",
@@ -91,6 +96,8 @@ def _(args: argparse.Namespace) -> int:
 
     def planned() -> int:
         limits = args.deadline, args.budget
+        if args.fleet:
+            return planning.fleet(args.recipe, args.target, args.set, *limits)
         return planning.plan(args.recipe, args.target, args.set, *limits, args.network_gbit)
 
     return planning.with_measured(args.calibrate, planned) if args.calibrate else planned()
