@@ -13,7 +13,6 @@ from pathlib import Path
 
 from recipes import run_record
 from recipes.command_line import COMMANDS, argument, command, one_of
-from recipes.presets import resolve
 from trainer.config import ConfigError
 
 BIG, MIDDLE = "grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k"
@@ -80,6 +79,11 @@ def _(args: argparse.Namespace) -> int:
     ),
     argument("--budget", type=float, metavar="USD", help="choose an offer that costs no more"),
     argument(
+        "--fleet",
+        action="store_true",
+        help="compare the run with fleets of rollout workers: seconds and dollars of a step",
+    ),
+    argument(
         "--calibrate",
         type=Path,
         metavar="FILE",
@@ -92,6 +96,8 @@ def _(args: argparse.Namespace) -> int:
 
     def planned() -> int:
         limits = args.deadline, args.budget
+        if args.fleet:
+            return planning.fleet(args.recipe, args.target, args.set, *limits)
         return planning.plan(args.recipe, args.target, args.set, *limits, args.network_gbit)
 
     return planning.with_measured(args.calibrate, planned) if args.calibrate else planned()
@@ -107,35 +113,9 @@ def _(args: argparse.Namespace) -> int:
     example=f"{MIDDLE} --target skypilot-runpod",
 )
 def _(args: argparse.Namespace) -> int:
-    return _render(args.recipe, args.target, args.set, args.out)
+    from recipes import rendering
 
-
-def _render(name: str, target: str | None, overrides: list[str], out: Path | None) -> int:
-    """Writes or prints the task files of a recipe."""
-    from recipes import uploads
-    from recipes.capabilities import targets_for
-    from recipes.presets import own_data
-    from recipes.targets.render import render as render_files
-
-    recipe = resolve(name, overrides)
-    if not target:
-        raise ConfigError(
-            f"name a target with --target: {recipe.name} runs on {', '.join(targets_for(recipe))}"
-        )
-    own_data.check_there(recipe)
-    recipe = uploads.planned(recipe, target, {})
-    files = render_files(recipe, target)
-    for line in uploads.lines(recipe):
-        print(f"`launch.py up` would upload {line}: do so before you launch this file", file=sys.stderr)
-    for file, text in files.items():
-        if out:
-            path = out / file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-            print(path)
-        else:
-            print(f"# --- {file}\n{text}" if len(files) > 1 else text, end="")
-    return 0
+    return rendering.write(args.recipe, args.target, args.set, args.out)
 
 
 @command(
@@ -200,7 +180,7 @@ def _(args: argparse.Namespace) -> int:
     request = requests.of(args, args.recipe, args.target)
     if not args.benchmarks:
         return requests.pass_rates(request, args.samples)
-    asked = requests.Asked(
+    asked = requests.BenchmarkRequest(
         args.benchmarks, args.samples, args.temperature, args.limit, args.prompt, args.scoring, args.map
     )
     return requests.score(request, asked)
@@ -459,6 +439,28 @@ def _(args: argparse.Namespace) -> int:
     if len(args.runs) != (1 if args.expected else 2):
         raise ConfigError("compare one run with --expected, or two runs")
     return sight.compare(args.runs, args.bucket, args.expected)
+
+
+@command(
+    "publish",
+    "a run's weights, model card, curves and record to the hub or a folder; --yes sends them",
+    STORED,
+    argument(
+        "--to", required=True, metavar="OWNER/NAME|FOLDER", help="repository of the hub, or a new folder"
+    ),
+    argument("--scores", default="", metavar="RUN", help="evaluation of it whose scores the card shows"),
+    argument("--with-diff", action="store_true", help="with the changes of the tree it was launched from"),
+    argument("--private", action="store_true", help="a new repository is private"),
+    argument("--yes", action="store_true", help="send it"),
+    argument("run", help="id of a run, or its folder"),
+    example="my-run --to me/my-model",
+)
+def _(args: argparse.Namespace) -> int:
+    from recipes.drivers import sight
+
+    wanted = {"--with-diff": args.with_diff, "--private": args.private, "--yes": args.yes}
+    flags = [flag for flag, given in wanted.items() if given]
+    return sight.publish(args.run, args.bucket, args.to, args.scores, flags)
 
 
 @command(

@@ -75,7 +75,7 @@ def pass_rates(request: LaunchRequest, samples: int | None) -> int:
 
 
 @dataclass(frozen=True)
-class Asked:
+class BenchmarkRequest:
     """What `evaluate --benchmarks` is asked for."""
 
     benchmarks: str
@@ -91,7 +91,7 @@ class Asked:
     """Roles of a file's columns, as `data prepare --map` takes them."""
 
 
-def score(request: LaunchRequest, wanted: Asked) -> int:
+def score(request: LaunchRequest, wanted: BenchmarkRequest) -> int:
     """Scores a recipe, a model or a run on benchmarks. What the user sets wins."""
     recipe, own = trained.evaluated(request.recipe, request.bucket, request.target)
     prompt = wanted.prompt

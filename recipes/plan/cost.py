@@ -157,7 +157,8 @@ def steps_of(recipe: Recipe) -> int:
     """Steps of the whole run. Raises ConfigError where the rows are too few for one."""
     config = recipe.config
     rows = min(config.data.max_samples or recipe.dataset.rows, recipe.dataset.rows or 1)
-    if recipe.kind == "train" and 0 < rows < config.rows_per_step:
+    asked_only = bool(config.evaluation.pass_rate_samples)
+    if recipe.kind == "train" and not asked_only and 0 < rows < config.rows_per_step:
         key = "sft.batch_size" if config.method == "sft" else "rollout.prompts_per_step"
         raise ConfigError(
             f"{recipe.dataset.name or config.data.path} has {rows} rows and a step takes "
@@ -188,7 +189,7 @@ def step_time(recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan)
     states = (shape.parameters * 2 + trained(config, shape) * 14) / world
     move = 0.0 if config.optimizer.offload_optimizer else 2 * states / (card.pcie_gb_per_s * 1e9)
     sync = gather + shape.parameters * 2 / config.rollout.tensor_parallel / (card.hbm_gb_per_s * 1e9) + move
-    rollout, host = _rollout(recipe, shape, card, need, step), images.host_seconds(config, shape, step)
+    rollout, host = rollout_seconds(recipe, shape, card, need, step), images.host_seconds(config, shape, step)
     # rollout, scoring and dealing, update, sync
     begun = (4 + bool(step.models)) * PHASE_S
     return StepTime(rollout, logprobs, update, sync, stall, host, begun)
@@ -256,7 +257,7 @@ def stall_seconds(recipe: Recipe, shape: Shape, card: Gpu) -> float:
     )
 
 
-def _rollout(recipe: Recipe, shape: Shape, card: Gpu, need: MemoryPlan, step: Passes) -> float:
+def rollout_seconds(recipe: Recipe, shape: Shape, card: Gpu, need: MemoryPlan, step: Passes) -> float:
     """An engine decodes until its longest completion is done, and reads all weights for every token of that
     one."""
     config = recipe.config

@@ -320,6 +320,12 @@ class Logging:
     """Weights & Biases mode; offline needs no account."""
     wandb_project: str = "spotrl"
     """W&B project."""
+    trackio: str = ""
+    """Project of trackio, which is kept on the head's machine, or in the Space that TRACKIO_SPACE_ID names;
+    empty: not used. It is not in the locked environments (docs/metrics.md)."""
+    mlflow: str = ""
+    """Tracking URI of MLflow, whose experiment is wandb_project: `http://HOST:5000`, `sqlite:///mlflow.db`;
+    empty: not used. It is not in the locked environments either."""
     samples_per_step: int = within(4, least=0)
     """Sample generations written per step, with their grades."""
     samples_every_steps: int = within(5, least=1)
@@ -362,7 +368,7 @@ class Guards:
 
     end: str = "nonfinite,skipped,engine"
     """Guards that end the run, separated by commas: nonfinite, reward, engine, spike, skipped, kl, truncated,
-    no_answer, variance, entropy, length, mismatch, disk, memory."""
+    no_answer, variance, entropy, length, mismatch, disk, memory, expected."""
     patience: int = within(3, least=1)
     """Steps in a row before one of them does."""
     spike_factor: float = within(10.0, above=1)

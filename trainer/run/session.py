@@ -145,7 +145,10 @@ class Session:
                 "data.curriculum goes from level to level, and no row states its difficulty: prepare"
                 " `generated` or `reasoning-gym:FAMILY`, or set it to 0"
             )
-        self.stream = PromptStream(train_rows, config.rows_per_step, config.run.seed, levels)
+        size = config.rows_per_step
+        if config.evaluation.pass_rate_samples:  # no step is made of them
+            size = max(1, min(size, len(train_rows)))
+        self.stream = PromptStream(train_rows, size, config.run.seed, levels)
         self.clock.mark("place")
 
     def _load(self, stages: contextlib.ExitStack, total_updates: Callable[[RunConfig, int], int]) -> None:
@@ -166,7 +169,7 @@ class Session:
         self._peak_flops = peak_flops(facts.device_name)
         self._shape = shape_of(str(hub.folder(config))) if self._peak_flops else None
         form = FORMS[config.rewards.answer].expected
-        self.guards = GuardWatch(config.guards, form, config.engine_tolerance)
+        self.guards = GuardWatch(config.guards, form, config.engine_tolerance, config.expected)
         self._causes: dict[str, str] = {}
         self.nodes = NodeStats(config.run.dir)
         self.saving = Saving(config.run.dir, self.checkpoints, self.learner, self.notice)
