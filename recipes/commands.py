@@ -12,38 +12,26 @@ import sys
 from pathlib import Path
 
 from recipes import run_record
-from recipes.command_line import COMMANDS, argument, command, one_of
+from recipes.command_line import (
+    COMMANDS,
+    DRY_RUN,
+    LAUNCH,
+    RECIPE,
+    REMOTE,
+    RUN,
+    SET,
+    STARTED,
+    STORED,
+    TAKEOVER,
+    TARGET,
+    argument,
+    command,
+    one_of,
+)
 from trainer.config import ConfigError
 
 BIG, MIDDLE = "grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k"
 """Recipes of the examples."""
-
-RECIPE = argument("recipe", help="its name, see `list`, or a file: FILE.yaml, FILE.py:FUNCTION")
-TARGET = argument("--target", help="where: see docs/targets.md; default: the cheapest that can")
-SET = argument(
-    "--set",
-    action="append",
-    default=[],
-    metavar="A.B=C",
-    help="override a field, or all of @FILE.yaml; an unknown one is refused (docs/options.md)",
-)
-RUN = argument("run", help="id of a run: see `status`, and `runs` for those in a bucket")
-STORED = argument("--bucket", help="of a run that was not launched from here")
-DRY_RUN = argument("--dry-run", action="store_true", help="show what would run, start nothing")
-TAKEOVER = argument(
-    "--takeover", action="store_true", help="end the run of this id that is alive, and replace it"
-)
-LAUNCH = (
-    argument("--run-id", default="", help="our own id, under which it saves and resumes; default: a new one"),
-    argument("--bucket", help="s3://, gs:// or r2:// URL that checkpoints are pushed to"),
-    argument("--reproducible", action="store_true", help="refuse a dirty git tree"),
-)
-REMOTE = (
-    argument("--hosts", default="", help="machines for the target ssh: [user@]address[:port],..."),
-    argument("--detach", action="store_true", help="do not follow the logs"),
-)
-STARTED = (TARGET, SET, *LAUNCH, TAKEOVER, *REMOTE, DRY_RUN)
-"""What every command that starts a recipe takes."""
 
 
 def call(args: argparse.Namespace) -> int:
@@ -71,18 +59,10 @@ def _(args: argparse.Namespace) -> int:
     RECIPE,
     TARGET,
     SET,
-    argument(
-        "--network-gbit", type=float, metavar="G", help="Gb/s between nodes, as stated or as preflight found"
-    ),
-    argument(
-        "--deadline", default="", metavar="24h", help="choose an offer that ends in time (90m, 24h, 3d)"
-    ),
+    argument("--network-gbit", type=float, metavar="G", help="Gb/s between nodes, as preflight found"),
+    argument("--deadline", default="", metavar="24h", help="choose what ends in time (90m, 24h, 3d)"),
     argument("--budget", type=float, metavar="USD", help="choose an offer that costs no more"),
-    argument(
-        "--fleet",
-        action="store_true",
-        help="compare the run with fleets of rollout workers: seconds and dollars of a step",
-    ),
+    argument("--fleet", action="store_true", help="compare it with fleets of rollout workers"),
     argument(
         "--calibrate",
         type=Path,

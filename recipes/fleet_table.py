@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recipes.plan import fleet_cost
-from recipes.plan.fleet_cost import EGRESS_USD_PER_GB, MUCH_EGRESS, Fleets, Row
+from recipes.plan.fleet_cost import EGRESS_USD_PER_GB, MUCH_EGRESS, FleetRow, Fleets
 from recipes.spec import Recipe
 
 COLUMNS = ("trainer", "workers", "steps ahead", "enough", "prompts a unit", "s/step", "$/step",
@@ -62,7 +62,7 @@ def _title(recipe: Recipe, found: Fleets) -> str:
     )
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: FleetRow) -> list[str]:
     market = "spot" if row.offer.spot else "on demand"
     trainer = f"{row.trainer}, {row.offer.target}, {market}"
     workers = "none"
@@ -77,7 +77,7 @@ def _cells(row: Row) -> list[str]:
     return [trainer, workers, str(row.ahead), enough, unit, f"{row.step_s:.1f}", *money, *whole]
 
 
-def verdict(row: Row, found: Fleets) -> str:
+def verdict(row: FleetRow, found: Fleets) -> str:
     """Whether workers are a gain, beside the cheapest run without."""
     if better := found.beaten_by(row):
         return f"loss: {better.trainer} alone is better"
@@ -88,7 +88,7 @@ def verdict(row: Row, found: Fleets) -> str:
     return f"faster, dearer: {times}" if row.step_s < rival.step_s else f"slower, dearer: {times}"
 
 
-def _ahead(recipe: Recipe, found: Fleets, rows: list[Row]) -> list[str]:
+def _ahead(recipe: Recipe, found: Fleets, rows: list[FleetRow]) -> list[str]:
     """What sampling ahead brings without workers, and where it is not far enough with them."""
     lines = []
     if recipe.config.rollout.staleness or not rows:
@@ -118,7 +118,7 @@ def _ahead(recipe: Recipe, found: Fleets, rows: list[Row]) -> list[str]:
     return lines
 
 
-def _egress(recipe: Recipe, rows: list[Row]) -> list[str]:
+def _egress(recipe: Recipe, rows: list[FleetRow]) -> list[str]:
     """What leaves the store in a step, at every store's price, and a warning where it is much."""
     if not rows:
         return []
@@ -165,7 +165,7 @@ def choice(recipe: Recipe, found: Fleets, limits: tuple[float, float], console: 
     return True
 
 
-def options(recipe: Recipe, row: Row) -> str:
+def options(recipe: Recipe, row: FleetRow) -> str:
     """What sets a recipe so."""
     sets = [f"cluster.gpu={row.offer.gpu}", "cluster.alternatives=[]"]
     if row.gpus != _gpus(recipe):

@@ -58,7 +58,7 @@ PLAYED = 48
 
 
 @dataclass(frozen=True)
-class Worker:
+class WorkerKind:
     """One kind of rollout worker: an engine on a machine of its own."""
 
     gpu: str
@@ -78,7 +78,7 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class Row:
+class FleetRow:
     """One way to run a recipe: colocated without a worker, else with `count` of them."""
 
     offer: cost.Offer
@@ -86,7 +86,7 @@ class Row:
     gpus: int
     """GPUs of the trainer, all nodes."""
     step_s: float
-    worker: Worker | None = None
+    worker: WorkerKind | None = None
     count: int = 0
     ahead: int = 0
     """Steps that sampling is ahead of learning, `rollout.staleness`."""
@@ -175,7 +175,7 @@ def played_step(units: Sequence[float], workers: int, ahead: int, update_s: floa
     return (ends[-1] - ends[warm]) / (PLAYED - warm)
 
 
-def unit_seconds(worker: Worker, shape: Shape, step: Passes, prompts: int) -> list[float]:
+def unit_seconds(worker: WorkerKind, shape: Shape, step: Passes, prompts: int) -> list[float]:
     """Seconds that a worker samples each unit of a step of so many prompts, by the plan's own model of an
     engine."""
     card = gpu_named(worker.gpu)
@@ -199,7 +199,7 @@ def update_seconds(recipe: Recipe, shape: Shape, step: cost.StepTime) -> float:
     return learning + step.phases - cost.PHASE_S + publish
 
 
-def switch_seconds(recipe: Recipe, shape: Shape, worker: Worker) -> float:
+def switch_seconds(recipe: Recipe, shape: Shape, worker: WorkerKind) -> float:
     """Seconds in which a worker reads a patch, applies it and loads the weights into its engine."""
     patch = patch_rate(recipe.config) * trained(recipe.config, shape)
     whole = 2.0 * shape.parameters
@@ -207,7 +207,7 @@ def switch_seconds(recipe: Recipe, shape: Shape, worker: Worker) -> float:
     return patch / FETCH_BYTES_S + whole / APPLY_BYTES_S + load
 
 
-def kinds(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -> list[Worker]:
+def kinds(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -> list[WorkerKind]:
     """A worker of every GPU that holds the model and has a known price, on the fewest GPUs that do; those of
     the recipe's second group, where it names one."""
     found = []
@@ -223,7 +223,7 @@ def kinds(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -> l
                 continue
             if rented := _cheapest(view, catalogs, targets):
                 target, rate = rented
-                found.append(Worker(gpu, gpus, target, rate.spot, rate.usd, view, need))
+                found.append(WorkerKind(gpu, gpus, target, rate.spot, rate.usd, view, need))
             break
     return found
 
@@ -259,33 +259,33 @@ def refusal(recipe: Recipe) -> str:
 class Fleets:
     """What was found."""
 
-    colocated: list[Row]
+    colocated: list[FleetRow]
     """By GPU and number of GPUs."""
-    fleets: list[Row]
+    fleets: list[FleetRow]
     """All that was tried."""
 
-    def cheapest(self, rows: Sequence[Row]) -> list[Row]:
+    def cheapest(self, rows: Sequence[FleetRow]) -> list[FleetRow]:
         """The cheapest of each trainer and kind of worker, cheapest first."""
-        by_pair: dict[tuple[str, str], list[Row]] = {}
+        by_pair: dict[tuple[str, str], list[FleetRow]] = {}
         for row in rows:
             if row.worker:
                 by_pair.setdefault((row.trainer, row.worker.name), []).append(row)
         best = [fewest_ahead(rows, lambda row: row.usd) for rows in by_pair.values()]
         return sorted(best, key=lambda row: row.usd)
 
-    def beaten_by(self, row: Row) -> Row | None:
+    def beaten_by(self, row: FleetRow) -> FleetRow | None:
         """A run without workers that is as fast and costs as little; then the workers are a loss."""
         better = [one for one in self.colocated if one.step_s <= row.step_s and one.usd <= row.usd]
         return min(better, key=lambda one: one.usd, default=None)
 
-    def within(self, hours: float, usd: float) -> list[Row]:
+    def within(self, hours: float, usd: float) -> list[FleetRow]:
         """Rows that are no loss and are expected to keep the limits, the cheapest run first."""
         kept = [row for row in (*self.colocated, *self.fleets) if row.hours <= hours and row.run_usd <= usd]
         sound = [row for row in kept if not row.worker or self.beaten_by(row) is None]
         return sorted(sound, key=lambda row: row.run_usd)
 
 
-def fewest_ahead(rows: Sequence[Row], dollars: Callable[[Row], float]) -> Row:
+def fewest_ahead(rows: Sequence[FleetRow], dollars: Callable[[FleetRow], float]) -> FleetRow:
     """The one with the fewest steps ahead among those that cost within a hundredth of the cheapest."""
     most = 1.01 * min(map(dollars, rows))
     return min((row for row in rows if dollars(row) <= most), key=lambda row: (row.ahead, dollars(row)))
@@ -300,7 +300,7 @@ def compare(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) ->
     for trainer in _trainers(replace(recipe, sample=None)):
         for offer in _offers(trainer, catalogs, targets):
             gpus = trainer.config.placement.world_size
-            colocated.append(Row(offer, gpus, offer.step.total, ahead=recipe.config.rollout.staleness))
+            colocated.append(FleetRow(offer, gpus, offer.step.total, ahead=recipe.config.rollout.staleness))
             for worker in workers:
                 fleets += fleets_of(recipe, trainer, offer, worker)
     return Fleets(sorted(colocated, key=lambda row: row.usd), fleets)
@@ -330,7 +330,7 @@ def _offers(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) ->
     return list(by_gpu.values())
 
 
-def fleets_of(recipe: Recipe, trainer: Recipe, offer: cost.Offer, worker: Worker) -> list[Row]:
+def fleets_of(recipe: Recipe, trainer: Recipe, offer: cost.Offer, worker: WorkerKind) -> list[FleetRow]:
     """One trainer with all numbers of one kind of worker, by units and steps ahead; as many and as far as the
     recipe says, where it says it."""
     shape, config = worker.need.shape, recipe.config
@@ -349,14 +349,14 @@ def fleets_of(recipe: Recipe, trainer: Recipe, offer: cost.Offer, worker: Worker
         for ahead in [config.rollout.staleness] if config.rollout.staleness else range(MOST_AHEAD + 1):
             for count in counts:
                 seconds = played_step(units, count, ahead, update, switch)
-                row = Row(offer, trainer.config.placement.world_size, seconds, worker, count, ahead)
+                row = FleetRow(offer, trainer.config.placement.world_size, seconds, worker, count, ahead)
                 rows.append(
                     replace(row, enough=enough, unit_prompts=size, patch_bytes=patch, egress_per_gb=per_gb)
                 )
     return rows
 
 
-def egress_per_gb(recipe: Recipe, worker: Worker) -> float:
+def egress_per_gb(recipe: Recipe, worker: WorkerKind) -> float:
     """Dollars of a gigabyte from the recipe's store to a worker; from S3 where no bucket is named yet."""
     scheme = store(recipe)
     if STORE_CLOUD.get(scheme) == CAPABILITIES[worker.target].cloud:

@@ -8,7 +8,7 @@ import pytest
 
 from recipes import cli, fleet_table
 from recipes.plan import cost, decode_slots, fleet_cost, memory, passes
-from recipes.plan.fleet_cost import Fleets, Row
+from recipes.plan.fleet_cost import FleetRow, Fleets
 from recipes.presets import get, resolve
 from recipes.spec import SampleGroup, override
 from trainer.config.budget import trained
@@ -77,7 +77,7 @@ def test_egress_is_the_stores_price_and_nothing_in_its_own_cloud():
     recipe = get(ONE)
     far = kind(recipe, "L40S")
     assert far.target == "skypilot-runpod"
-    row = Row(cost.offers(recipe)[0], 8, 40.0, far, 4, 2, patch_bytes=97e6)
+    row = FleetRow(cost.offers(recipe)[0], 8, 40.0, far, 4, 2, patch_bytes=97e6)
     by_store = {}
     for bucket in ("s3://mine", "gs://mine", "r2://mine", ""):
         stored = override(recipe, [f"storage.bucket={bucket}"])
@@ -102,9 +102,9 @@ def test_dollars_of_a_step_by_hand():
     recipe = get(ONE)
     offer = replace(cost.offers(recipe)[0], usd_per_hour=10.0)
     worker = replace(kind(recipe, "L40S"), usd_per_hour=1.0)
-    row = Row(offer, 8, 30.0, worker, 2, 1, patch_bytes=1e8, egress_per_gb=0.09)
+    row = FleetRow(offer, 8, 30.0, worker, 2, 1, patch_bytes=1e8, egress_per_gb=0.09)
     assert row.usd == pytest.approx(12 * 30 / 3600 + 2 * 0.1 * 0.09)
-    assert Row(offer, 8, 30.0).usd == pytest.approx(10 * 30 / 3600)
+    assert FleetRow(offer, 8, 30.0).usd == pytest.approx(10 * 30 / 3600)
 
 
 def test_a_worker_decodes_as_the_plan_says_of_an_engine():
@@ -123,12 +123,12 @@ def test_a_worker_decodes_as_the_plan_says_of_an_engine():
 
 def test_losses_are_told_from_gains(found):
     offer = found.colocated[0].offer
-    alone = Row(replace(offer, usd_per_hour=10.0), 8, 30.0)
+    alone = FleetRow(replace(offer, usd_per_hour=10.0), 8, 30.0)
     some = Fleets([alone], [])
     worker = replace(kind(get(ONE), "L40S"), usd_per_hour=1.0)
 
     def fleet(step_s, usd_per_hour):
-        return Row(replace(offer, usd_per_hour=usd_per_hour), 8, step_s, worker, 1)
+        return FleetRow(replace(offer, usd_per_hour=usd_per_hour), 8, step_s, worker, 1)
 
     said = {
         fleet_table.verdict(fleet(*one), some).partition(":")[0]
