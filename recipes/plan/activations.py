@@ -117,6 +117,10 @@ def forward(config: RunConfig, shape: Shape, tokens: int = 0) -> float:
     batch, v = micro_batch(config, shape, tokens), shape.vision
     text = batch.width * batch.tokens * (4 * shape.hidden + 3 * shape.intermediate)
     text += batch.tokens * beside(config, shape, batch.width)
+    if v and v.deepstack:
+        # The stream that features were added to, and all features, as they come and put together.
+        merged = batch.patches // v.merge**2
+        text += batch.width * shape.hidden * (batch.tokens + 2 * (1 + v.deepstack) * merged)
     per_patch = batch.width * (2 * v.hidden + (3 if v.gated else 2) * v.intermediate) + rotary(v) if v else 0
     return images(config, shape, tokens) + max(text, batch.patches * per_patch)
 
@@ -128,8 +132,8 @@ def adapted(config: RunConfig, shape: Shape, w: int) -> int:
 
 
 def beside(config: RunConfig, shape: Shape, w: int) -> int:
-    """Bytes per token of what an adapter adds to its layer's output, before and after it is scaled."""
-    return w * 2 * shape.intermediate if config.lora.rank else 0
+    """Bytes per token of what an adapter adds to its layer's output."""
+    return w * shape.intermediate if config.lora.rank else 0
 
 
 def mergers(tower: Vision, w: int) -> int:

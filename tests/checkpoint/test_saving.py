@@ -1,6 +1,7 @@
 """Saving beside training: two commits, a store that is away, retention, the disk budget, the interval,
 SIGKILL."""
 
+import contextlib
 import os
 import random
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,6 +31,8 @@ from tests.checkpoint.synthetic import (
     whole,
     writers,
 )
+from trainer.checkpoint import staging
+from trainer.checkpoint import writer as writing
 from trainer.checkpoint.format import CheckpointError, Shard
 from trainer.checkpoint.layout import step_name
 from trainer.checkpoint.manager import Checkpoints
@@ -272,6 +276,48 @@ def test_staging_takes_the_bytes_that_it_holds(run, monkeypatch):
         writer.host(f"master/{number}", torch.zeros(size))
         writer.host(f"exp_avg/{number}", torch.zeros(size))
     assert writer.staged_bytes() == 2 * 4 * sum(sizes) and not pinned
+
+
+def test_pages_are_locked_behind_the_first_save_and_once(run, monkeypatch):
+    """Locking takes longer than the copy: training does not wait for it."""
+    locked = []
+
+    def lock(buffer, device):
+        locked.append((buffer.data_ptr(), device.type, threading.current_thread().name))
+
+    monkeypatch.setattr(writing, "lock_pages", lock)
+    ranks = ShardWriter(run[0], 0, 1)
+    for step in (2, 4):
+        copy = ranks.host("master/a", torch.full((4,), float(step)))
+        assert len(locked) == (1 if step > 2 else 0), "no page is locked while training waits for its copy"
+        ranks.start(step, {"a": Shard((4,), 0, 4, {"master": copy})}, {})
+        ranks.wait()
+    assert locked == [(copy.data_ptr(), "cpu", "pages")]
+
+
+def test_pages_are_locked_for_the_ranks_own_gpu_and_large_ones_only(monkeypatch):
+    """A thread without it would make a context on the machine's first GPU."""
+    current, locked = [], []
+
+    @contextlib.contextmanager
+    def device(chosen):
+        current.append(chosen)
+        yield
+        current.pop()
+
+    def register(pointer, size, flags):
+        locked.append((current[-1], size))
+        return 0
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=register))
+    monkeypatch.setattr(torch.cuda, "check_error", lambda code: None)
+    mine = torch.device("cuda", 5)
+    large = torch.empty(staging.OWN_PAGES + 4, dtype=torch.uint8)
+    staging.lock_pages(large, mine)
+    staging.lock_pages(large, torch.device("cpu"))
+    staging.lock_pages(torch.empty(100), mine)
+    assert locked == [(mine, large.nbytes)]
 
 
 def test_the_writer_keeps_its_host_buffers(run):

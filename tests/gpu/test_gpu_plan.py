@@ -47,6 +47,7 @@ class Watch(threading.Thread):
         super().__init__(daemon=True)
         self.folder = folder
         self.host = 0
+        self.host_before_a_save = 0
         self.gpu: dict[str, list[float]] = defaultdict(list)
         """GiB in use, by phase."""
         self.over = threading.Event()
@@ -59,7 +60,10 @@ class Watch(threading.Thread):
             pynvml.nvmlInit()
             handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         while not self.over.wait(0.5):
-            self.host = max(self.host, psutil.virtual_memory().used)
+            used = psutil.virtual_memory().used
+            self.host = max(self.host, used)
+            if not any(Path(self.folder).glob("checkpoints/step-*")):
+                self.host_before_a_save = max(self.host_before_a_save, used)
             phase = read_progress(self.folder).get("phase", "start")
             if handle is not None:
                 self.gpu[phase].append(pynvml.nvmlDeviceGetMemoryInfo(handle).used / GIB)
@@ -185,6 +189,7 @@ def test_three_billion_parameters(tmp_path, run_ranks, three_billion, gpu_config
         figure(f"3B shape: {phase}", last[f"time/{phase}_s"], "s", planned=seconds.get(phase))
     figure("3B shape: rollout", last["perf/rollout_tokens_per_s"], "tokens/s")
     figure("3B shape: training", last["perf/train_tokens_per_s"], "tokens/s")
+    figure("3B shape: host memory before the first save", (watch.host_before_a_save - before) / GIB, "GiB")
     planned_host = need.host_bytes / GIB if need else None
     host = (watch.host - before) / GIB
     figure("3B shape: host memory at most, a save after every step", host, "GiB", planned=planned_host)
@@ -199,6 +204,7 @@ def test_three_billion_parameters(tmp_path, run_ranks, three_billion, gpu_config
     figure("3B shape: peak memory of the policy", last["perf/peak_memory_gib"], "GiB", planned=peak)
     if DEVICE == "cpu":
         return
+    figure("3B shape: GPU memory free between tensors, at most", last["perf/fragments_gib_max"], "GiB")
     context = run_ranks("context", gpu_config, timeout_s=120)[0]["gib"]
     assert watch.gpu["update"], "no update was seen: it was over within half a second"
     beside = max(watch.gpu["update"]) - last["perf/peak_memory_gib"] - context

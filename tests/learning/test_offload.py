@@ -39,7 +39,8 @@ def test_pages_are_locked_while_the_engine_samples(monkeypatch):
     )
     locked, may_end = [], threading.Event()
 
-    def lock(buffer):
+    def lock(buffer, device):
+        assert device.type == "cuda"
         may_end.wait(10)
         locked.append(buffer)
 

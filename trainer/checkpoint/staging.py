@@ -11,18 +11,21 @@ only."""
 
 
 def host_buffer(like: Tensor) -> Tensor:
-    """An empty host tensor of the shape and type of `like`, page-locked if that is on a GPU and large.
+    """An empty host tensor of the shape and type of `like`. Its pages are not locked yet.
 
-    It takes as many bytes as it holds. torch's own pinned memory (`pin_memory=True`) comes in powers of two:
-    the staging of a 7B checkpoint would take 175 GiB of a node where 93 are planned.
+    Locked, it takes as many bytes as it holds. torch's own pinned memory (`pin_memory=True`) comes in powers
+    of two: the staging of a 7B checkpoint would take 175 GiB of a node where 93 are planned.
     """
-    buffer = torch.empty_like(like, device="cpu", requires_grad=False)
-    if like.device.type == "cuda":
-        lock_pages(buffer)
-    return buffer
+    return torch.empty_like(like, device="cpu", requires_grad=False)
 
 
-def lock_pages(buffer: Tensor) -> None:
-    """Locks the pages of a large host tensor, so that copies between it and a GPU need no third place."""
-    if buffer.nbytes > OWN_PAGES:
+def lock_pages(buffer: Tensor, device: torch.device) -> None:
+    """Locks the pages of a large host tensor, so that copies between it and the GPU `device` need no third
+    place. Tens of seconds for a large model: a thread does it. Nothing happens where `device` is no GPU.
+
+    A new thread's GPU is the machine's first one: without its own, each rank would make a context there.
+    """
+    if device.type != "cuda" or buffer.nbytes <= OWN_PAGES:
+        return
+    with torch.cuda.device(device):
         torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0))

@@ -102,7 +102,7 @@ class LearnerPart:
             batches = ahead(lambda batch: self.micro_batch(batch, tokens, sequences), passes)
             stats = self.policy.update(batches, len(passes), kl_coef)
             self._heap.trim()
-        return stats | {"perf/peak_memory_gib": self._peak_memory_gib()}
+        return stats | {"perf/peak_memory_gib": self._peak_memory_gib()} | self._fragments()
 
     def micro_batch(self, batch: TrainBatch, tokens: int, sequences: int) -> TrainMicroBatch:
         """A pass with what the loss needs. tokens, sequences: as in `update`."""
@@ -134,6 +134,13 @@ class LearnerPart:
         """Starts the measurement of the GPU's peak memory anew."""
         if self.process.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
+
+    def _fragments(self) -> dict[str, float]:
+        """GiB of a GPU's memory that lay between tensors, at most; nothing on a CPU."""
+        if self.process.device.type != "cuda":
+            return {}
+        most = torch.cuda.memory_stats()["inactive_split_bytes.all.peak"]
+        return {"perf/fragments_gib_max": most / 2**30}
 
     def _peak_memory_gib(self) -> float:
         if self.process.device.type == "cuda":

@@ -183,6 +183,9 @@ NAMES: dict[str, Name] = {
     "perf/peak_memory_gib": Name(
         "GiB", "Largest memory of a worker: of its GPU in learning; on CPU of its process."
     ),
+    "perf/fragments_gib_max": Name(
+        "GiB", "Memory of the fullest GPU that lay free between tensors in learning, at most; GPUs only."
+    ),
     "perf/grader_restarts": Name("count", "Grader processes killed and replaced so far."),
     "perf/judge_requests": Name(
         "count", "Requests sent to the judge by the run, as far as its checkpoints know."

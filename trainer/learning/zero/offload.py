@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.staging import lock_pages
+from trainer.checkpoint.staging import host_buffer, lock_pages
 
 
 class States:
@@ -47,7 +47,7 @@ class States:
             storage.resize_(0)
         for i, tensor in enumerate(self._states()):
             if i == len(self._host):
-                self._host.append(torch.empty_like(tensor, device="cpu", requires_grad=False))
+                self._host.append(host_buffer(tensor))
                 self._unlocked.append(self._host[i])
             self._host[i].copy_(tensor, non_blocking=True)
             tensor.data = self._host[i]
@@ -62,7 +62,7 @@ class States:
         if self.device.type != "cuda" or not self._unlocked:
             return
         new, self._unlocked = self._unlocked, []
-        self._locking = Thread(target=_lock, args=(new,), daemon=True)
+        self._locking = Thread(target=_lock, args=(new, self.device), daemon=True)
         self._locking.start()
 
     @torch.no_grad()
@@ -96,6 +96,6 @@ class States:
             torch.cuda.synchronize(self.device)
 
 
-def _lock(buffers: list[Tensor]) -> None:
+def _lock(buffers: list[Tensor], device: torch.device) -> None:
     for buffer in buffers:
-        lock_pages(buffer)
+        lock_pages(buffer, device)
