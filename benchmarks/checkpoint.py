@@ -2,7 +2,7 @@
 ones.
 
     python -m benchmarks.checkpoint upload    # MB/s to `rclone serve s3` on loopback, paired runs
-    python -m benchmarks.checkpoint stall     # the real trainer: a 30M-parameter model, a save every ten steps
+    python -m benchmarks.checkpoint stall     # the real trainer: 30M parameters, a save every ten steps
     python -m benchmarks.checkpoint           # both
 
 Each part replaces its own section of checkpoint.json.
@@ -65,12 +65,16 @@ def upload(folder: Path) -> dict[str, Any]:
             pairs.append(seconds)
             store.delete([f"ours-{number}", f"raw-{number}"])
     megabytes = UPLOAD_BYTES / 1e6
+    speeds, ratios = [], []
+    for pair in pairs:
+        speeds.append({name: round(megabytes / seconds, 1) for name, seconds in pair.items()})
+        ratios.append(pair["raw"] / pair["ours"])
     return {
         "bytes": UPLOAD_BYTES,
-        "pairs": [{name: round(megabytes / s, 1) for name, s in pair.items()} for pair in pairs],
-        "ours_mb_per_s": round(statistics.median(megabytes / pair["ours"] for pair in pairs), 1),
-        "raw_mb_per_s": round(statistics.median(megabytes / pair["raw"] for pair in pairs), 1),
-        "ours_over_raw": round(statistics.median(pair["raw"] / pair["ours"] for pair in pairs), 3),
+        "pairs": speeds,
+        "ours_mb_per_s": round(statistics.median(speed["ours"] for speed in speeds), 1),
+        "raw_mb_per_s": round(statistics.median(speed["raw"] for speed in speeds), 1),
+        "ours_over_raw": round(statistics.median(ratios), 3),
     }
 
 

@@ -92,7 +92,11 @@ def measure(seed: int, data: Path, folder: Path) -> dict:
     control = train(still, folder, "control")[1]
     steps = [line for line in lines if line["step"]]
     curve = {line["step"]: round(line["eval/accuracy"], 4) for line in lines if "eval/accuracy" in line}
-    kinds = [k for k in lines[0] if k.startswith("eval/accuracy_")]
+    by_kind = {}
+    for name in lines[0]:
+        if name.startswith("eval/accuracy_"):
+            by_kind[name.rpartition("_")[2]] = [round(lines[0][name], 3), round(lines[-1][name], 3)]
+    still_curve = {m["step"]: round(m["eval/accuracy"], 4) for m in control if "eval/accuracy" in m}
     return {
         "seed": seed,
         "warm_start_s": round(warm_s, 1),
@@ -101,12 +105,12 @@ def measure(seed: int, data: Path, folder: Path) -> dict:
         "median_step_s": round(statistics.median(line["time/step_s"] for line in steps), 3),
         "accuracy": curve,
         "gain_points": round(100 * (curve[max(curve)] - curve[0]), 1),
-        "by_kind": {k.rpartition("_")[2]: [round(lines[0][k], 3), round(lines[-1][k], 3)] for k in kinds},
+        "by_kind": by_kind,
         "greedy": [
             round(greedy(config, folder, "greedy-before", model), 4),
             round(greedy(config, folder, "greedy-after", folder / "grpo" / "hf"), 4),
         ],
-        "learning_rate_0": {m["step"]: round(m["eval/accuracy"], 4) for m in control if "eval/accuracy" in m},
+        "learning_rate_0": still_curve,
         "load_average": [round(load, 1), round(os.getloadavg()[0], 1)],
     }
 
@@ -127,12 +131,13 @@ def main() -> None:
             folder.mkdir()
             runs.append(measure(seed, data, folder))
             print(json.dumps(runs[-1]), flush=True)
+            gains = [run["gain_points"] for run in runs]
             result = {
                 "machine": f"{os.cpu_count()} CPU cores, niceness {os.nice(0)}",
                 "metric": "held-out accuracy, 128 rows x 4 completions at temperature 1",
                 "data_s": round(data_s, 1),
-                "median_gain_points": statistics.median(r["gain_points"] for r in runs),
-                "worst_gain_points": min(r["gain_points"] for r in runs),
+                "median_gain_points": statistics.median(gains),
+                "worst_gain_points": min(gains),
                 "median_total_s": statistics.median(r["total_s"] for r in runs),
                 "runs": runs,
             }

@@ -1,6 +1,6 @@
 """What the ZeRO stages and packing cost as the link between nodes slows, beside what the plan's model says.
 
-    python -m benchmarks.links    # as root; writes links.json and docs/links.svg; 30 minutes; what is there stays
+    python -m benchmarks.links    # as root; 30 minutes; adds to links.json and docs/links.svg
 
 Hosts are namespaces of this machine with links of a stated rate (tests/lab); one rank each, started by
 torchrun, trains a model of 28 layers on rows of about 150 tokens. Rows per step grow with the hosts. Bytes
@@ -137,7 +137,10 @@ def measure(case: Case, folder: Path) -> Measured:
         sent = watch(started, run / "metrics.jsonl", lab.hosts[names[0]], logs)
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         lines = [line for line in lines if line["step"] > WARM_UP]
-        median = lambda key: statistics.median(line[key] for line in lines)  # noqa: E731
+
+        def median(key: str) -> float:
+            return statistics.median(line[key] for line in lines)
+
         per_step = (sent[STEPS] - sent[WARM_UP]) / (STEPS - WARM_UP) / 2**20
         return Measured(median("time/step_s"), median("perf/passes"), per_step, lines[-1]["sft/loss"])
 
@@ -184,8 +187,13 @@ def plot(found: dict[Case, Measured], expected: dict[Case, float]) -> str:
     high = 240
     pad = 46
     top = 1.1 * max(m.step_s for case, m in found.items() if case.hosts == 2 and case.packed)
-    x = lambda i: pad + 30 + i * (wide - 60) / (len(RATES) - 1)  # noqa: E731
-    y = lambda s: pad / 2 + high * (1 - s / top)  # noqa: E731
+
+    def x(i: int) -> float:
+        return pad + 30 + i * (wide - 60) / (len(RATES) - 1)
+
+    def y(s: float) -> float:
+        return pad / 2 + high * (1 - s / top)
+
     parts = []
     colors = {1: "#588157", 2: "#3b6fb6", 3: "#c8553d"}
     for stage, color in ((stage, colors[stage]) for stage in colors if Case(2, 0, stage) in found):
@@ -194,7 +202,10 @@ def plot(found: dict[Case, Measured], expected: dict[Case, float]) -> str:
         start = Case(2, 0, stage)
         seconds = {start: found[start].step_s} | expected
         plan = [(x(RATES.index(rate)), y(seconds[Case(2, rate, stage)])) for rate in rates]
-        line = lambda points: " ".join(f"{a:.0f},{b:.0f}" for a, b in points)  # noqa: E731
+
+        def line(points: list[tuple[float, float]]) -> str:
+            return " ".join(f"{a:.0f},{b:.0f}" for a, b in points)
+
         parts.append(f'<polyline fill="none" stroke="{color}" stroke-width="2" points="{line(at)}"/>')
         parts.append(f'<polyline fill="none" stroke="{color}" stroke-dasharray="4 3" points="{line(plan)}"/>')
         parts += [f'<circle cx="{a:.0f}" cy="{b:.0f}" r="3" fill="{color}"/>' for a, b in at]

@@ -144,6 +144,22 @@ def _children(parent) -> list:
         return []
 
 
+def middle(values: list[float]) -> float:
+    return round(statistics.median(values), 3)
+
+
+def by_variant(runs: dict[str, list[dict]], watched: dict[str, dict]) -> dict[str, dict]:
+    """Seconds, processor seconds and largest memory of each variant."""
+    figures: dict[str, dict] = {"seconds": {}, "seconds_all": {}, "cpu_seconds": {}, "peak_mib": {}}
+    for variant in VARIANTS:
+        seconds = [run["seconds"] for run in runs[variant]]
+        figures["seconds"][variant] = middle(seconds)
+        figures["seconds_all"][variant] = [round(value, 2) for value in seconds]
+        figures["cpu_seconds"][variant] = round(watched[variant]["cpu_s"], 2)
+        figures["peak_mib"][variant] = round(watched[variant]["peak_mib"], 1)
+    return figures
+
+
 def main() -> None:
     """Makes the archive, alternates the variants, writes the figures."""
     options = argparse.ArgumentParser(
@@ -178,26 +194,22 @@ def main() -> None:
         variant: [a["seconds"] / b["seconds"] for a, b in zip(runs[variant], runs["ours"], strict=True)]
         for variant in VARIANTS[:2]
     }
-    middle = lambda values: round(statistics.median(values), 3)  # noqa: E731
+
+    phases = {variant: runs[variant][-1]["phases"] for variant in VARIANTS}
+    sizes = (
+        (quarter_of["rows"], quarter["peak_mib"]),
+        (source["rows"], watched["ours"]["peak_mib"]),
+    )
     result = {
         "machine": f"{len(os.sched_getaffinity(0))} cores {processor()}, python {platform.python_version()}",
         "source": source,
         "runs": args.runs,
-        "seconds": {variant: middle([run["seconds"] for run in runs[variant]]) for variant in VARIANTS},
-        "seconds_all": {variant: [round(run["seconds"], 2) for run in runs[variant]] for variant in VARIANTS},
-        "cpu_seconds": {variant: round(watched[variant]["cpu_s"], 2) for variant in VARIANTS},
+        **by_variant(runs, watched),
         "speedup_over_original": middle(ratios["original"]),
         "speedup_over_original_all": [round(ratio, 2) for ratio in ratios["original"]],
         "speedup_over_original_with_parallel_decode": middle(ratios["original_parallel"]),
-        "peak_mib": {variant: round(watched[variant]["peak_mib"], 1) for variant in VARIANTS},
-        "memory_of_ours": {
-            f"{size} rows": {"peak_mib": round(mib, 1)}
-            for size, mib in (
-                (quarter_of["rows"], quarter["peak_mib"]),
-                (source["rows"], watched["ours"]["peak_mib"]),
-            )
-        },
-        "phases_of_the_last_run": {variant: runs[variant][-1]["phases"] for variant in VARIANTS},
+        "memory_of_ours": {f"{size} rows": {"peak_mib": round(mib, 1)} for size, mib in sizes},
+        "phases_of_the_last_run": phases,
         "load_average": [round(value, 2) for value in os.getloadavg()],
     }
     Path(args.out).write_text(json.dumps(result, indent=2) + "\n")

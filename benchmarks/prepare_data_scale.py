@@ -1,6 +1,6 @@
 """Memory and processor time of data preparation by the number of rows, through the command line.
 
-    python -m benchmarks.prepare_data_scale [--rows 15000 30000 60000] [--out benchmarks/prepare_data_scale.json]
+    python -m benchmarks.prepare_data_scale [--rows 15000 30000 60000] [--out FILE]
 
 Every row has an image of its own, 64 x 48 pixels, and a question of a sentence. `distinct`: no two images are
 alike. `look-alikes`: all of them are one drawing with another pixel changed in each, the worst case of the

@@ -32,7 +32,7 @@ class Kind:
 
     name: str
     rows: int
-    """Of 65,118: its share."""
+    """Its share of 65,118 rows."""
     draw: Callable[[np.random.Generator, int, int], Image.Image]
     width: tuple[int, int]
     height: tuple[int, int]

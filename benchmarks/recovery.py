@@ -1,7 +1,7 @@
 """From the death of a node to the next committed step on new machines, part by part, with a store behind slow
 links.
 
-    python -m benchmarks.recovery [--rounds 3] [--megabit 200]    # as root; writes recovery.json; 4 minutes a round
+    python -m benchmarks.recovery [--rounds 3] [--megabit 200]    # as root; 4 minutes a round
 
 Four hosts (namespaces of this machine, tests/lab) train the demo's model, one rank each, from the node
 launcher up; a fifth serves S3. In every round one host loses its power in the middle of a step; the launchers

@@ -7,8 +7,9 @@ not fitted to), each answer in the think/answer format, against math-verify as i
 text, `verify(reference, answer)`), TRL's `accuracy_reward` and the original server's settings.
 
 Throughput, medians of paired rounds on the same answers and cores:
-- servers: ours against a stand-in of the original (Flask's own server, 16 grading processes, math-verify on the whole
-  text of each answer, `verify` in the original's order), both over HTTP in requests of 128 answers, 4 at a time;
+- servers: ours against a stand-in of the original (Flask's own server, 16 grading processes, math-verify on
+  the whole text of each answer, `verify` in the original's order), both over HTTP in requests of 128
+  answers, 4 at a time;
 - in process on one core: `Rewards` with one worker against math-verify alone, both on whole answers.
 No answer is graded twice, so caching verdicts has no effect.
 """

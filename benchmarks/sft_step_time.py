@@ -40,7 +40,7 @@ class Setting:
     batch: int
     """Rows per optimizer step."""
     sentences: int
-    """Of a solution, in the mean; lengths are lognormal."""
+    """Tokens of a solution in the mean; lengths are lognormal."""
     image: tuple[int, int]
     """Width and height."""
     micro_batch: int

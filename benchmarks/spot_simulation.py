@@ -207,8 +207,13 @@ def svg(result: dict[str, Any]) -> str:
         left = LEFT + number * (WIDTH + GAP)
         values = [row[dots] for gpu in result["gpus"].values() for row in gpu["rows"]]
         top = _round_up(max([*values, *(gpu["on_demand"][flat] for gpu in result["gpus"].values())]))
-        x = lambda rate, left=left: left + WIDTH * rate / RATES[-1]  # noqa: E731
-        y = lambda value, top=top: TOP + HEIGHT * (1 - value / top)  # noqa: E731
+
+        def x(rate, left=left):
+            return left + WIDTH * rate / RATES[-1]
+
+        def y(value, top=top):
+            return TOP + HEIGHT * (1 - value / top)
+
         parts.append(
             f'<text x="{left}" y="{TOP - 12}" font-weight="bold">{title}, one pass of 72B on 4 x 8</text>'
         )

@@ -42,7 +42,8 @@ class Setting:
     packs."""
     steps: int
     kv_cache_gib: float
-    """Of each of our two engines: about twice what its half of a step needs. TRL's grows as it needs it."""
+    """KV cache of each of our two engines: about twice what its half of a step needs. TRL's grows as it needs
+    it."""
     image: tuple[int, int] | None = None
     """Width and height of each prompt's image; None: the demo's own."""
 
@@ -143,17 +144,19 @@ def ours(setting: Setting, folder: Path, steps: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "trainer.loops.grpo", "--config", str(path)]
     memory = measured(command, dict(os.environ), folder / "ours.log")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][WARM_UP:]
+
+    def series(name: str) -> list[float]:
+        return [line[name] for line in lines]
+
+    phases = ("rollout", "grade", "update", "sync")
     return {
-        "step_s": [x["time/step_s"] for x in lines],
-        "phases_s": {
-            p: statistics.median(x[f"time/{p}_s"] for x in lines)
-            for p in ("rollout", "grade", "update", "sync")
-        },
-        "rollout_tokens_per_s": statistics.median(x["perf/rollout_tokens_per_s"] for x in lines),
-        "train_tokens_per_s": statistics.median(x["perf/train_tokens_per_s"] for x in lines),
+        "step_s": series("time/step_s"),
+        "phases_s": {phase: statistics.median(series(f"time/{phase}_s")) for phase in phases},
+        "rollout_tokens_per_s": statistics.median(series("perf/rollout_tokens_per_s")),
+        "train_tokens_per_s": statistics.median(series("perf/train_tokens_per_s")),
         "peak_memory_gib": memory,
-        "response_tokens_mean": statistics.mean(x["tokens/response_mean"] for x in lines),
-        "response_tokens_max": max(x["tokens/response_max"] for x in lines),
+        "response_tokens_mean": statistics.mean(series("tokens/response_mean")),
+        "response_tokens_max": max(series("tokens/response_max")),
     }
 
 

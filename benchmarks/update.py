@@ -1,7 +1,7 @@
 """The packed, prefix-shared update against padded ones, in CPU time, and passes over gathered weights per 72B
 step.
 
-    python benchmarks/update.py            # writes update.json; one thread per process, the contenders take turns
+    python benchmarks/update.py    # writes update.json; one thread per process, the contenders take turns
 
 CPU seconds of forward and backward pass for one group of G completions behind one prompt with an image (real
 lengths, a model of 16 million parameters, gradient checkpointing), padded by transformers' own forward with
@@ -53,12 +53,18 @@ def measure(kind: str, size: int) -> dict[str, float]:
     model = Qwen2_5_VLForConditionalGeneration._from_config(config, attn_implementation="sdpa").train()
     model.gradient_checkpointing_enable({"use_reentrant": False})
     rng, image = random.Random(0), config.image_token_id
-    text = lambda n: [rng.randrange(400) for _ in range(n)]  # noqa: E731
+
+    def text(n: int) -> list[int]:
+        return [rng.randrange(400) for _ in range(n)]
+
     prompt = text(8) + [image] * SIDE**2 + text(PROMPT - 8 - SIDE**2)
     grid, pixels = torch.tensor([[1, 2 * SIDE, 2 * SIDE]]), torch.randn(4 * SIDE**2, 3 * 2 * 14 * 14)
     completions = [text(COMPLETION) for _ in range(size)]
     encoded = EncodedPrompt(prompt, pixels, grid)
-    places = lambda ids, g: mrope_positions(tuple(ids), tuple(map(tuple, g.tolist())), image, 2)  # noqa: E731
+
+    def places(ids, g):
+        return mrope_positions(tuple(ids), tuple(map(tuple, g.tolist())), image, 2)
+
     scorer = LogprobModel(model, [], 1.0, False) if kind == "packed" else None
 
     def update() -> int:

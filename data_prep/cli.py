@@ -260,8 +260,9 @@ def _sources(
 
 
 def _generated(options: argparse.Namespace, evaluation: bool) -> Any:
-    """The source of generated problems. Raises ConfigError if rows or difficulty are out of range."""
-    from data_prep.generate.source import Generated
+    """The source of generated problems. Raises ConfigError if rows or difficulty are out of range, or a
+    family is unknown."""
+    from data_prep.generate.source import FAMILIES, Generated
 
     low, dots, high = options.difficulty.partition("..")
     ends = (low, high if dots else low)
@@ -270,7 +271,17 @@ def _generated(options: argparse.Namespace, evaluation: bool) -> Any:
             f"--rows {options.rows} --difficulty {options.difficulty}: give at least one row, and a "
             "difficulty or two ends, such as 3 or 1..5"
         )
-    return Generated(options.rows, options.seed, (int(ends[0]), int(ends[1])), options.validation, evaluation)
+    families = tuple(options.families.split(",")) if options.families else tuple(FAMILIES)
+    if unknown := sorted(set(families) - FAMILIES.keys()):
+        raise ConfigError(f"--families {unknown[0]}: the families are {', '.join(FAMILIES)}")
+    return Generated(
+        options.rows,
+        options.seed,
+        (int(ends[0]), int(ends[1])),
+        options.validation,
+        evaluation,
+        families,
+    )
 
 
 def _mapping(text: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ NAMES = (
     "geometry3k-test",
     "virl39k",
     "mmk12",
+    "clevr",
     "deepscaler",
     "openmmreasoner",
     "vero",
@@ -154,6 +155,12 @@ def _prepare_parser(commands: Any) -> None:
     drawn.add_argument("--rows", type=int, default=10_000, help="different problems (%(default)s)")
     drawn.add_argument("--difficulty", default="1..5", metavar="LEVEL|LOW..HIGH", help="1 to 5 (%(default)s)")
     drawn.add_argument("--seed", type=int, default=0, help="of the problems (%(default)s)")
+    drawn.add_argument(
+        "--families",
+        default="",
+        metavar="NAME,...",
+        help="only these: geometry, charts, counting, clocks, tables, functions (all)",
+    )
     checks = make.add_argument_group("what is kept")
     checks.add_argument(
         "--evaluation", action="store_true", help="an evaluation set: all rows stay as published"

@@ -34,19 +34,18 @@ def imports(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def rooms() -> dict[str, set[str]]:
-    """Room -> rooms that it imports."""
+def rooms(root: Path = ROOT) -> dict[str, set[str]]:
+    """Room -> rooms that it imports. root: a checkout of the repository."""
     graph: dict[str, set[str]] = {}
-    files = {
-        p: ".".join(p.relative_to(ROOT).with_suffix("").parts)
-        for top in PACKAGES
-        for p in (ROOT / top).rglob("*.py")
-    }
-    for path, module in files.items():
+    paths = [path for package in PACKAGES for path in (root / package).rglob("*.py")]
+    for path in paths:
+        module = ".".join(path.relative_to(root).with_suffix("").parts)
         if path.name == "__init__.py" and module.count(".") == 1:
             continue
         here = graph.setdefault(room(module), set())
-        here |= {room(name) for name in imports(path) if name.partition(".")[0] in PACKAGES} - {room(module)}
+        for name in imports(path):
+            if name.partition(".")[0] in PACKAGES and room(name) != room(module):
+                here.add(room(name))
     known = {room(name) for name in graph}
     return {name: targets & known for name, targets in graph.items()}
 
@@ -57,10 +56,13 @@ def reduced(graph: dict[str, set[str]]) -> dict[str, list[str]]:
     def below(name: str) -> set[str]:
         return graph[name].union(*(below(other) for other in graph[name]))
 
-    return {
-        name: sorted(t for t in targets if not any(t in below(other) for other in targets - {t}))
-        for name, targets in sorted(graph.items())
-    }
+    kept = {}
+    for name, targets in sorted(graph.items()):
+        implied: set[str] = set()
+        for other in targets:
+            implied |= below(other)
+        kept[name] = sorted(targets - implied)
+    return kept
 
 
 def drawing() -> str:

@@ -27,7 +27,7 @@ DOCS = Path(__file__).parent
 COLUMNS = 100
 WIDTH = 1200
 HEIGHT = 985
-"""Of the terminal, characters; of the browser window, pixels."""
+"""The terminal's characters per line; the browser window's pixels."""
 COLORS = 64
 
 

@@ -114,6 +114,7 @@ def _render(name: str, target: str | None, overrides: list[str], out: str) -> in
     """Writes or prints the task files of a recipe."""
     from recipes import uploads
     from recipes.capabilities import targets_for
+    from recipes.presets import own_data
     from recipes.targets.render import render as render_files
 
     recipe = resolve(name, overrides)
@@ -121,6 +122,7 @@ def _render(name: str, target: str | None, overrides: list[str], out: str) -> in
         raise ConfigError(
             f"name a target with --target: {recipe.name} runs on {', '.join(targets_for(recipe))}"
         )
+    own_data.check_there(recipe)
     recipe = uploads.planned(recipe, target, {})
     files = render_files(recipe, target)
     for line in uploads.lines(recipe):
@@ -393,6 +395,29 @@ def _(args: argparse.Namespace) -> int:
     from recipes.drivers import sight
 
     return sight.report(args.runs, args.bucket)
+
+
+@command(
+    "compare",
+    "where a run left what its recipe expects of it, or where two runs part; exit code 1 if so",
+    STORED,
+    argument(
+        "--expected",
+        nargs="?",
+        const="own",
+        default="",
+        metavar="FILE.yaml",
+        help="one run against the bands of its recipe, or of a file (docs/expected.md)",
+    ),
+    argument("runs", nargs="+", metavar="run", help="id of a run, or its folder: two, or one --expected"),
+    example="demo-1 --expected\n  python3 launch.py compare demo-1 demo-2",
+)
+def _(args: argparse.Namespace) -> int:
+    from recipes.drivers import sight
+
+    if len(args.runs) != (1 if args.expected else 2):
+        raise ConfigError("compare one run with --expected, or two runs")
+    return sight.compare(args.runs, args.bucket, args.expected)
 
 
 @command(

@@ -19,6 +19,7 @@ import yaml
 
 from recipes.spec import Recipe
 from trainer.config import ConfigError
+from trainer.config.plain_yaml import read_yaml
 
 YAML = (".yaml", ".yml")
 STORED_NOTE = "in-the-bucket"
@@ -66,7 +67,7 @@ def _absolute(assignment: str) -> str:
     if key.strip() != "data.source":
         return assignment
     try:
-        words = shlex.split(str(yaml.safe_load(text)))
+        words = shlex.split(str(read_yaml(text)))
     except (ValueError, yaml.YAMLError):
         return assignment  # refused where it is read
     for i, word in enumerate(words):
@@ -112,7 +113,7 @@ def is_python(recipe: str) -> bool:
 def read(path: Path) -> dict[str, Any]:
     """A YAML file that holds one mapping. Raises ConfigError."""
     try:
-        values = yaml.safe_load(path.read_text())
+        values = read_yaml(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except yaml.YAMLError as error:

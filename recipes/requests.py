@@ -12,7 +12,7 @@ from recipes.drivers.launching import Options
 from recipes.plan import sizing
 from recipes.presets import benchmarks, resolve
 
-NO_TRAINING = ("lora.rank=1", "lora.vision=false", "lora.dropout=0")
+NO_TRAINING = ("lora.rank=1", "lora.vision=false", "lora.dropout=0", "rollout.staleness=0")
 """An adapter that changes nothing, B being 0: a model that is only asked then needs no optimizer states, and
 a fraction of the GPUs."""
 
@@ -69,8 +69,8 @@ def up(request: LaunchRequest) -> int:
 
 def pass_rates(request: LaunchRequest, samples: int | None) -> int:
     """Measures the pass rate of each of a recipe's training rows."""
-    asked = f"evaluation.pass_rate_samples={max(1, samples or 8)}"
-    return up(replace(request, overrides=(*request.overrides, asked)))
+    asked = (f"evaluation.pass_rate_samples={max(1, samples or 8)}", "rollout.staleness=0")
+    return up(replace(request, overrides=(*request.overrides, *asked)))
 
 
 def score(

@@ -128,10 +128,17 @@ def plan(
             _stages(recipe, network_gbit_s, console)
     if offers:
         _offers(recipe, offers, console)
+    if recipe.dataset.guess and not recipe.config.run.max_steps:
+        console.print(f"warning: {recipe.dataset.guess}", highlight=False)
     if recipe.kind != "train":
         _per_hour(recipe, console)
     for line in left_out:
         console.print(f"left out: {line}", highlight=False)
+    expected = recipe.config.expected
+    for band in expected.bands:
+        console.print(f"expected: {band} ({band.source})", highlight=False)
+    if expected.not_promised:
+        console.print(f"not promised: {expected.not_promised}", highlight=False)
 
 
 def _per_hour(recipe: Recipe, console: Console) -> None:
@@ -139,9 +146,10 @@ def _per_hour(recipe: Recipe, console: Console) -> None:
     catalogs = prices.sky_catalogs()
     found = [
         (usd * recipe.cluster.nodes, target, gpu, spot)
-        for target in targets_for(recipe) if target != "skypilot"
+        for target in targets_for(recipe)
+        if target != "skypilot"
         for usd, gpu, spot in cost.node_prices(recipe, target, catalogs)
-    ]  # fmt: skip
+    ]
     for usd, target, gpu, spot in sorted(found):
         what = f"${usd:.2f} per hour"
         if recipe.kind == "check":
@@ -338,9 +346,11 @@ def _stages(recipe: Recipe, network_gbit_s: float, console: Console) -> None:
         t = stage.time
         name, fits = stage.name + (" (recipe)" if stage.ours else ""), "yes" if stage.fits else "no"
         table.add_row(
-            name, f"{stage.peak_bytes / GIB:.1f}", fits,
+            name,
+            f"{stage.peak_bytes / GIB:.1f}",
+            fits,
             *[f"{value:.2f}" for value in (t.compute, t.wire, t.waited, t.after, t.overhead, t.total)],
-        )  # fmt: skip
+        )
     console.print(table)
     if said := zero_stages.advice(recipe, stages, network_gbit_s):
         console.print(said, highlight=False)
@@ -351,9 +361,9 @@ def _offers(recipe: Recipe, offers: list[cost.Offer], console: Console) -> None:
     first = offers[0]
     title = f"Time and cost of {first.steps} steps, cheapest first; {_assumed(recipe)}"
     table = Table(title=title, box=None, title_justify="left")
-    for column in ("target", "GPU", "market", "$/hour", "images s", "rollout s", "logprobs s", "update s", "sync s",
-                   "start-up s", "step s", "hours", "10 to 90%", "preempted", "save every", "$ per run",
-                   "10 to 90%"):  # fmt: skip
+    for column in ("target", "GPU", "market", "$/hour", "images s", "rollout s", "logprobs s", "update s",
+                   "sync s", "start-up s", "step s", "hours", "10 to 90%", "preempted", "save every",
+                   "$ per run", "10 to 90%"):  # fmt: skip
         table.add_column(column, justify="left" if column in ("target", "GPU", "market") else "right")
     for offer in offers:
         step = offer.step
@@ -362,25 +372,30 @@ def _offers(recipe: Recipe, offers: list[cost.Offer], console: Console) -> None:
         rate = offer.usd_per_hour or 0.0
         priced = offer.usd is not None
         table.add_row(
-            offer.target, offer.gpu, "spot" if offer.spot else "on demand",
-            f"{rate:.2f}" if rate else "yours", *[f"{value:.1f}" for value in phases],
-            f"{offer.hours:.1f}", f"{judged.least:.1f} to {judged.hours:.1f}",
-            f"{offer.preemptions:.1f}", f"{offer.interval_s / 60:.0f} min",
+            offer.target,
+            offer.gpu,
+            "spot" if offer.spot else "on demand",
+            f"{rate:.2f}" if rate else "yours",
+            *[f"{value:.1f}" for value in phases],
+            f"{offer.hours:.1f}",
+            f"{judged.least:.1f} to {judged.hours:.1f}",
+            f"{offer.preemptions:.1f}",
+            f"{offer.interval_s / 60:.0f} min",
             f"{offer.usd:,.0f}" if priced else "-",
             f"{judged.least * rate:,.0f} to {judged.hours * rate:,.0f}" if priced else "-",
-        )  # fmt: skip
+        )
     console.print(table)
     console.print(_ranges(first, recipe), highlight=False)
     pull = boot.pull_seconds(recipe.cluster.image)
     starts = {offer.target: boot.seconds(offer.target, pull is not None) for offer in offers}
-    told = [
-        f"{name} {took:.0f} s ({runs} runs launched from here)"
-        for name, (took, runs) in starts.items()
-        if runs
-    ]
+    told = []
+    for name, (took, runs) in starts.items():
+        if runs:
+            told.append(f"{name} {took:.0f} s ({runs} runs launched from here)")
+    otherwise = "else " if told else ""
     longer = f"longer where the model's download takes over {boot.START_S:.0f} s"
     assumed = boot.Restart(0.0, 0.0, pull=pull).total()
-    told.append(f"{'else ' * bool(told)}{assumed:.0f} s assumed, {longer}")
+    told.append(f"{otherwise}{assumed:.0f} s assumed, {longer}")
     took, received, runs = boot.setup()
     part = (
         f" Of that the environment: {took:.0f} s, {received / 1e9:.1f} GB downloaded ({runs} runs)."

@@ -131,6 +131,8 @@ class DataFacts:
     """Name that `launch.py data prepare` knows."""
     rows: int = within(0, least=0)
     """Rows of the training split."""
+    guess: str = ""
+    """What is said of `rows` where nobody could count them; "": they are counted."""
     held_out: str = "test"
     """Split that runs are evaluated on."""
     prompt_tokens: int = within(512, least=1)
@@ -174,12 +176,12 @@ class Budget:
     """The same for attempts whose machines were taken away or lost; it begins again with every checkpoint."""
     max_requeues: int = within(20, least=0)
     """Restarts of one job (Slurm, PBS, Kubernetes), whatever the reason; `resume` submits a new one."""
-    idle_minutes: int = within(10, least=0)
+    idle_minutes: int = within(3, least=0)
     """Machines of managed jobs and of dstack wait this long for the next attempt of a run, then they go
     down."""
     keep_minutes: int = within(0, least=0)
-    """A SkyPilot cluster that is no managed job (on demand, servers, preflight) stays this long after its
-    job, for a look at it; 0: it goes down at once, whether the job succeeded or failed."""
+    """Machines that no next attempt waits for (SkyPilot's on demand, servers, preflight) stay this long after
+    their job, for a look at them; 0: they go down at once, whether the job succeeded or failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,9 +244,10 @@ class Site:
     terminationGracePeriodSeconds."""
 
 
-Target = Literal["local", "ssh", "slurm", "pbs", "skypilot", "skypilot-runpod", "skypilot-gcp", "skypilot-kubernetes",
-                 "skypilot-aws", "skypilot-azure", "skypilot-lambda", "skypilot-nebius", "dstack-runpod",
-                 "dstack-gcp", "dstack-kubernetes", "dstack-ssh", "kubernetes"]  # fmt: skip
+Target = Literal["local", "ssh", "slurm", "pbs", "skypilot", "skypilot-runpod", "skypilot-gcp",
+                 "skypilot-kubernetes", "skypilot-aws", "skypilot-azure", "skypilot-lambda",
+                 "skypilot-nebius", "dstack-runpod", "dstack-gcp", "dstack-kubernetes", "dstack-ssh",
+                 "kubernetes"]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

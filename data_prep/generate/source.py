@@ -36,10 +36,13 @@ PNG_BYTES = 20_000
 """Estimated size of an image."""
 
 
-def problem(seed: int, index: int, difficulty: tuple[int, int] = (1, 5)) -> Problem:
+def problem(
+    seed: int, index: int, difficulty: tuple[int, int] = (1, 5), families: tuple[str, ...] = tuple(FAMILIES)
+) -> Problem:
     """The problem with this index: families take turns, all else is drawn from the seed."""
     rng = random.Random(f"{VERSION}/{seed}/{index}")
-    return list(FAMILIES.values())[index % len(FAMILIES)](rng, rng.randint(*difficulty))
+    make = FAMILIES[families[index % len(families)]]
+    return make(rng, rng.randint(*difficulty))
 
 
 def held_out(one: Problem, share: float) -> bool:
@@ -57,6 +60,8 @@ class Generated:
     validation: float = 0.02
     evaluation: bool = False
     """Whether all rows are of the split `test`; no training set with the same share has them."""
+    families: tuple[str, ...] = tuple(FAMILIES)
+    """Kinds of problems that take turns."""
     name: str = "generated"
     revision: str = ""
     weight: float = 1.0
@@ -66,6 +71,8 @@ class Generated:
         """No file is read. The options stand for one, with the version of Pillow, which draws the letters."""
         low, high = self.difficulty
         held = ", held out" if self.evaluation else ""
+        if self.families != tuple(FAMILIES):
+            held += f", families {' '.join(self.families)}"
         recipe = (
             f"generated v{VERSION}: rows {self.rows_wanted}, seed {self.seed}, difficulty {low}..{high}, "
             f"validation {self.validation:g}{held}, Pillow {PIL.__version__}"
@@ -77,12 +84,12 @@ class Generated:
         seen: set[bytes] = set()
         index = repeats = 0
         while len(seen) < self.rows_wanted:
-            one = problem(self.seed, index, self.difficulty)
+            one = problem(self.seed, index, self.difficulty, self.families)
             key = hashlib.sha256(f"{one.question}{one.scene.digest}".encode()).digest()[:16]
             if key not in seen and (not self.evaluation or held_out(one, self.validation)):
                 seen.add(key)
                 repeats = 0
-                yield index, list(FAMILIES)[index % len(FAMILIES)], one
+                yield index, self.families[index % len(self.families)], one
             else:
                 repeats += 1
             if repeats > MAX_REPEATS:

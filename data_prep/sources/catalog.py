@@ -110,6 +110,13 @@ CATALOG = {
         license="Apache-2.0",
         checked=TRIED,
     ),
+    "clevr": Entry(
+        "MMInstruction/Clevr_CoGenT_TrainA_70K_Complex",
+        "counts and comparisons in rendered scenes",
+        {"": ["data/train-*.parquet"]},
+        {"question": "problem", "answer": "solution", "images": "image"},
+        checked=TRIED,
+    ),
     "deepscaler": Entry(
         "agentica-org/DeepScaleR-Preview-Dataset",
         "competition problems, text only",

@@ -1,8 +1,8 @@
 """A synthetic visual-math set in MathV60K's raw format: small images, questions with letter and number
 answers.
 
-    shapes_message.jsonl    one row per line: question, answer (`$\\boxed{3}$`), message (a JSON list as a string);
-                            and `solution`: a worked solution for supervised training
+    shapes_message.jsonl    one row per line: question, answer (`$\\boxed{3}$`), message (a JSON list as a
+                            string), and `solution`: a worked solution for supervised training
     shapes_img.tar.gz       the images, under shapes_img/
 
 Every row is a pure function of (seed, split, index), so any prefix of a split is stable. No question can be
@@ -41,8 +41,8 @@ SUMS = tuple("012345678")
 LETTERS = tuple("ABC")
 SLIPS = 0.6
 """Share of the warm split's solutions whose result is wrong."""
-SEGMENTS = {0: "abcdef", 1: "bc", 2: "abged", 3: "abgcd", 4: "fgbc", 5: "afgcd", 6: "afgedc", 7: "abc", 8: "abcdefg",
-            9: "abcdfg"}  # fmt: skip
+SEGMENTS = {0: "abcdef", 1: "bc", 2: "abged", 3: "abgcd", 4: "fgbc", 5: "afgcd", 6: "afgedc", 7: "abc",
+            8: "abcdefg", 9: "abcdfg"}  # fmt: skip
 """Lit segments of a seven-segment digit; drawn by hand, so that no font file decides what the image is."""
 
 
@@ -116,7 +116,8 @@ def read_angle(rng: random.Random) -> Example:
     angle = rng.choice(ANGLES)
     image, draw = _canvas(84, 56)
     color = COLORS[rng.choice(sorted(COLORS))]
-    x, y, length = 42 + rng.randint(-4, 4), 50 + rng.randint(-2, 2), rng.randint(32, 38)
+    x, y = 42 + rng.randint(-4, 4), 50 + rng.randint(-2, 2)
+    length = rng.randint(32, 38)
     draw.pieslice((x - length, y - length, x + length, y + length), -angle, 0, fill=color)
     return Example(
         "angle",

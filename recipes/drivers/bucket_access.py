@@ -87,9 +87,14 @@ def check_weights(url: str, env: dict[str, str]) -> None:
         )
 
 
-def _storage(command: str, url: str, env: dict[str, str]) -> str:
-    """What `python -m trainer.storage COMMAND URL` prints. Raises ConfigError with its last line."""
-    argv = [desk_python.find(), "-m", "trainer.storage", command, url]
+def text_of(url: str, name: str, env: dict[str, str]) -> str:
+    """A small file of a bucket. Raises ConfigError where it is not there."""
+    return _storage("cat", url, env, name)
+
+
+def _storage(command: str, url: str, env: dict[str, str], *more: str) -> str:
+    """What `python -m trainer.storage COMMAND URL ...` prints. Raises ConfigError with its last line."""
+    argv = [desk_python.find(), "-m", "trainer.storage", command, url, *more]
     done = subprocess.run(argv, env=os.environ | env, capture_output=True, text=True)
     if done.returncode:
         said = (done.stderr.strip() or "it said nothing").splitlines()[-1]

@@ -7,6 +7,7 @@ import os
 import subprocess
 import time
 from collections.abc import Collection
+from dataclasses import replace
 
 from recipes import capabilities, manifest, run_record, uploads
 from recipes.drivers import bucket_access, desk_python, platform_state, platforms
@@ -17,6 +18,7 @@ from recipes.run_record import RunRecord
 from recipes.spec import Recipe
 from recipes.targets import dstack, ssh
 from trainer.config import ConfigError
+from trainer.config.bucket_address import is_address
 from trainer.config.run_store import RunStore
 
 
@@ -49,6 +51,8 @@ def check_outside(recipe: Recipe, record: RunRecord, commands: Commands, env: di
         _check_secrets(recipe, record.target)
     if recipe.storage.weights:
         bucket_access.check_weights(recipe.storage.weights, env)
+    if recipe.kind == "train" and is_address(recipe.config.data.path):
+        _check_rows(recipe, env)
     if recipe.storage.bucket and recipe.saves:
         bucket_access.probe(recipe.storage.bucket, env)
 
@@ -61,17 +65,22 @@ def _check_data(recipe: Recipe, target: str) -> None:
             "bucket, "
             f"`launch.py data prepare {files[0]} --out s3://...`, and set data.path to that"
         )
-    data, made = recipe.config.data.path, {step.creates for step in recipe.steps}
-    if recipe.kind == "train" and data.startswith("${DATA}") and f"{data}/manifest.json" not in made:
-        raise ConfigError(
-            f"{recipe.name} trains on rows that nobody publishes: make them from a run of yours "
-            "(docs/sft.md), and set "
-            "data.path to the folder"
-        )
+    own_data.check_there(recipe)
     if recipe.uploads and not recipe.storage.bucket:
         raise ConfigError(
             f"{recipe.uploads[0].local} goes to the nodes of {target} through a bucket: give --bucket"
         )
+
+
+def _check_rows(recipe: Recipe, env: dict[str, str]) -> None:
+    """Raises ConfigError where a bucket has no prepared rows, or too few for a step."""
+    data = recipe.config.data
+    if not bucket_access.can_open(data.path, env):
+        return  # the node says it
+    rows = own_data.rows_of_manifest(bucket_access.text_of(data.path, "manifest.json", env), data.split)
+    if rows is None:
+        raise ConfigError(f"{data.path} has no split {data.split}: set data.split")
+    cost.steps_of(replace(recipe, dataset=replace(recipe.dataset, rows=rows)))
 
 
 def _check_without_bucket(recipe: Recipe, target: str) -> None:

@@ -243,8 +243,12 @@ def cheapest_target(recipe: Recipe) -> str:
     found = [offer for offer in offers if offer.usd is not None]
     if found:
         return found[0].target
-    rented = [(prices_of[0][0], name) for name in driven if name != "skypilot" if
-              (prices_of := cost.node_prices(recipe, name, prices.sky_catalogs()))]  # fmt: skip
+    rented = [
+        (prices_of[0][0], name)
+        for name in driven
+        if name != "skypilot"
+        if (prices_of := cost.node_prices(recipe, name, prices.sky_catalogs()))
+    ]
     if recipe.kind != "train" and rented:
         return min(rented)[1]
     raise ConfigError(

@@ -191,10 +191,27 @@ def report(runs: list[str], bucket: str) -> int:
         return int(refused.code or 0)
     for run, folder in zip(runs, folders, strict=True):
         if run_record.known(run):
-            (folder / "cost.json").write_text(json.dumps(costs(run_record.load(run))))
+            _note_costs(run, folder)
     out = run_record.RUNS / f"report-{'-'.join(Path(run).name for run in runs)[:100]}.html"
     command = [sys.executable, "-m", "trainer.observe.report", *map(str, folders), "--out", str(out)]
     return subprocess.run(command).returncode
+
+
+def compare(runs: list[str], bucket: str, expected: str) -> int:
+    """Where one run left what was expected of it, or where two part. Returns 1 where they do."""
+    try:
+        folders = [files(run, bucket) for run in runs]
+    except SystemExit as refused:  # the mirror has said why
+        return int(refused.code or 0)
+    for run, folder in zip(runs, folders, strict=True):
+        if run_record.known(run):
+            _note_costs(run, folder)
+    command = [sys.executable, "-m", "trainer.observe.differences", *map(str, folders)]
+    return subprocess.run(command + (["--expected", expected] if expected else [])).returncode
+
+
+def _note_costs(run: str, folder: Path) -> None:
+    (folder / "cost.json").write_text(json.dumps(costs(run_record.load(run))))
 
 
 def costs(record: RunRecord) -> dict[str, float]:

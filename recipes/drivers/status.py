@@ -10,12 +10,14 @@ import textwrap
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from recipes import run_record
 from recipes.drivers import launched, platform_state, sight
 from recipes.drivers.platform_state import LAUNCH_FAILED, Said
 from recipes.run_record import RUNS, RunRecord
-from trainer.config import run_folder
+from trainer.config import ConfigError, load, run_folder
+from trainer.config.expected import compare
 from trainer.config.run_folder import LAUNCH_LOG
 
 WIDTH = 80
@@ -85,6 +87,8 @@ def _lines(record: RunRecord, whole: bool) -> list[str]:
     ]
     if step := last_step(record):
         lines.append(f"  step {step}")
+    if said := expectation(record):
+        lines.append(f"  {said if whole else textwrap.shorten(said, WIDTH - 2, placeholder=' ...')}")
     reason = record.why or (last_words(record) if state in BAD_ENDS else "")
     if reason:
         lines.append(f"  {reason if whole else textwrap.shorten(reason, WIDTH - 2, placeholder=' ...')}")
@@ -119,6 +123,26 @@ def last_step(record: RunRecord) -> str:
             reward = row.get("reward/mean")
             return f"{row['step']}" + (f", reward {float(reward):.2f}" if reward is not None else "")
     return ""
+
+
+def expectation(record: RunRecord) -> str:
+    """How the run compares with what its recipe expects; "" where nothing is expected or measured.
+
+    Where the run's files are not here, as for `last_step`.
+    """
+    path = run_record.metrics_of(RUNS / record.run_id)
+    if path is None:
+        return ""
+    try:
+        expected = load(path.with_name(run_folder.CONFIG)).expected
+    except ConfigError:  # another version's: the trainer says what is wrong with it
+        return ""
+    verdict = compare(expected, sorted(_steps(path), key=lambda row: row["step"]))
+    return str(verdict) if verdict.last_step >= 0 else ""
+
+
+def _steps(path: Path) -> list[dict[str, Any]]:
+    return [row for row in run_folder.read_lines(path) if "step" in row]
 
 
 def last_words(record: RunRecord) -> str:

@@ -55,8 +55,14 @@ def served(name: str, bucket: str, target: str | None) -> list[str]:
     if run is None:
         return [f"model.path={model(name)}", f"run.name={Path(name).name}"]
     cpu = ["setup=cpu"] if run.config.placement.device == "cpu" else []
-    return [f"model.path={run.config.model.path}", f"run.name={Path(name).name}", *cpu, *_seen(run.config),
-            f"rollout.max_tokens={run.config.rollout.max_tokens}", *run.overrides]  # fmt: skip
+    return [
+        f"model.path={run.config.model.path}",
+        f"run.name={Path(name).name}",
+        *cpu,
+        *_seen(run.config),
+        f"rollout.max_tokens={run.config.rollout.max_tokens}",
+        *run.overrides,
+    ]
 
 
 def _seen(config: RunConfig) -> list[str]:

@@ -91,8 +91,8 @@ def setup() -> tuple[float, float, int]:
 
 
 def _of(name: str, target: str, in_image: bool) -> float | None:
-    """Of one run: its launch to the begin of its first step, from its metrics where they are here or were
-    fetched."""
+    """Seconds from a run's launch to the start of its first step, by its metrics; None where they are neither
+    here nor fetched, or where the run is no example of such a start."""
     try:
         record = run_record.load(name)
         path = run_record.metrics_of(run_record.RUNS / name)

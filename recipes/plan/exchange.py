@@ -46,9 +46,14 @@ class UpdateTime:
 
 
 def update_time(
-    config: RunConfig, shape: Shape, costs: Sequence[float], token_s: float, gather_s: float, within_s: float,
+    config: RunConfig,
+    shape: Shape,
+    costs: Sequence[float],
+    token_s: float,
+    gather_s: float,
+    within_s: float,
     overhead_s: float,
-) -> UpdateTime:  # fmt: skip
+) -> UpdateTime:
     """costs: of each pass, in tokens' worth of matrix products. token_s: forward seconds of one. gather_s:
     until every rank has seen all weights; within_s: the same in the backward pass, which hpZ keeps inside the
     node. overhead_s: Python of a pass under ZeRO-3.

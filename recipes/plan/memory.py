@@ -8,7 +8,7 @@ describes):
     rollout   ZeRO-3's states are in host memory, the engine holds its weights and KV cache
     logprobs  engine asleep; forward passes over gathered layers
     update    the same, with gradients, saved activations and the optimizer's step
-    sync      policy's shards and the engine's weights side by side, one bucket of gathered layers between them
+    sync      policy's shards beside the engine's weights, and one bucket of gathered layers between them
     save      copies for the checkpoint are made in host memory; the GPU holds the states
 """
 

@@ -7,7 +7,19 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from recipes import recipe_files
-from recipes.presets import demo, gpu_check, gsm8k, headings, own_data, preflight, serving, sft, vision
+from recipes.presets import (
+    demo,
+    expectations,
+    gpu_check,
+    gsm8k,
+    headings,
+    own_data,
+    preflight,
+    published,
+    serving,
+    sft,
+    vision,
+)
 from recipes.spec import Recipe, override, placed, validate
 from trainer.config import ConfigError
 from trainer.config.bucket_address import BucketAddress
@@ -23,10 +35,13 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "grpo-qwen2.5-vl-72b-mathv60k": vision.qwen2_5_vl_72b_mathv60k,
     "grpo-qwen2.5-vl-7b-lora-mathv60k": vision.qwen2_5_vl_7b_lora_mathv60k,
     "grpo-qwen2.5-vl-72b-lora-mathv60k": vision.qwen2_5_vl_72b_lora_mathv60k,
-    "grpo-qwen2.5-vl-3b-geometry3k": vision.qwen2_5_vl_3b_geometry3k,
-    "grpo-qwen2.5-vl-7b-geometry3k": vision.qwen2_5_vl_7b_geometry3k,
+    "grpo-qwen2.5-vl-3b-geometry3k": published.qwen2_5_vl_3b_geometry3k,
+    "grpo-qwen2.5-vl-7b-geometry3k": published.qwen2_5_vl_7b_geometry3k,
     "grpo-qwen2.5-vl-32b-geometry3k": vision.qwen2_5_vl_32b_geometry3k,
     "grpo-qwen2.5-vl-72b-geometry3k": vision.qwen2_5_vl_72b_geometry3k,
+    "grpo-qwen2.5-vl-7b-mmk12": published.qwen2_5_vl_7b_mmk12,
+    "grpo-qwen2.5-vl-3b-clevr": published.qwen2_5_vl_3b_clevr,
+    "grpo-qwen2.5-vl-3b-counting": published.qwen2_5_vl_3b_counting,
     "grpo-qwen2.5-vl-3b-generated": vision.qwen2_5_vl_3b_generated,
     "grpo-qwen2.5-vl-7b-generated": vision.qwen2_5_vl_7b_generated,
     "grpo-qwen3-vl-2b-mathv60k": vision.qwen3_vl_2b_mathv60k,
@@ -74,7 +89,7 @@ def resolve(name: str, overrides: list[str]) -> Recipe:
             f"cluster.gpus_per_node is 0, and {name} is made for GPUs: give 1 or more, or setup=cpu besides "
             "for a try-out on CPU workers"
         )
-    recipe = headings.renamed(recipe, base)
+    recipe = expectations.of_changed(headings.renamed(recipe, base), base)
     validate(recipe)
     if not recipe.storage.bucket:
         return recipe

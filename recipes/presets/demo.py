@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from recipes.presets.parts import with_parts
 from recipes.spec import ASKED_BUCKET, Cluster, DataFacts, Recipe, Step
 from trainer.config import (
@@ -18,15 +20,19 @@ from trainer.config import (
     Checkpoint,
     Data,
     Evaluation,
+    Expected,
     Model,
     Optimizer,
     Placement,
     Rollout,
     Run,
     RunConfig,
+    from_dict,
 )
 
 ROOT = Path(__file__).parent.parent.parent
+BANDS = Path(__file__).with_name("demo_bands.yaml")
+"""Written by trainer/observe/bands.py."""
 SHAPES = ("examples/demo/shapes.py",)
 WARM_START = (*SHAPES, "examples/demo/tiny_model.py", "trainer/loops/sft.py", "examples/demo/warm_start.py")
 
@@ -45,7 +51,13 @@ def key(sources: tuple[str, ...]) -> str:
 
 
 def demo() -> Recipe:
-    """Two CPU workers on this machine."""
+    """Two CPU workers on this machine, held against runs of three seeds."""
+    recipe = _without_promises()
+    expected = from_dict(Expected, yaml.safe_load(BANDS.read_text()))
+    return replace(recipe, config=replace(recipe.config, expected=expected))
+
+
+def _without_promises() -> Recipe:
     data, model = f"${{DATA}}/shapes-{key(SHAPES)}", f"${{MODELS}}/demo-{key(WARM_START)}"
     return Recipe(
         name="demo",
@@ -84,7 +96,7 @@ def demo() -> Recipe:
 def pretrained() -> Recipe:
     """A real pretrained model, of 135 million parameters, learns arithmetic from rewards alone."""
     data, model = f"${{DATA}}/arithmetic-{key(ARITHMETIC)}", f"${{MODELS}}/smollm2-{key(SMOLLM2)}"
-    recipe = demo()
+    recipe = _without_promises()
     config = with_parts(
         recipe.config,
         run={"name": "demo-pretrained", "max_steps": 24},
@@ -123,7 +135,7 @@ def sft_lora() -> Recipe:
     """The same model and images: an adapter learns the right results from worked solutions; the rest stays
     frozen."""
     optimizer = {"learning_rate": 1e-2, "schedule": "cosine", "floor": 0.1, "zero_stage": 2}
-    return _by_adapter(demo(), "the demo's model", optimizer, max_steps=40)
+    return _by_adapter(_without_promises(), "the demo's model", optimizer, max_steps=40)
 
 
 def pretrained_sft_lora() -> Recipe:

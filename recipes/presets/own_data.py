@@ -11,8 +11,9 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
+from recipes.presets import row_counts
 from recipes.presets.parts import DATASETS, with_parts
-from recipes.spec import Recipe, Step
+from recipes.spec import DataFacts, Recipe, Step
 from trainer.config import ConfigError
 
 DATA_FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
@@ -43,12 +44,14 @@ def prepared(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     sections: dict[str, dict] = {"data": {"path": path}}
     if not {"evaluation.split", "evaluation.path"} & given:
         sections["evaluation"] = {"split": "validation", "path": ""}
-    name = PurePosixPath(words[0]).stem if words else ""
+    # A name of the hub is whole, of a file's the folder is left out.
+    name = PurePosixPath(words[0]).stem if files_of(data.source) else words[0]
+    facts = _with_rows(recipe.dataset, name, rows_of(words))
     return replace(
         recipe,
         config=with_parts(recipe.config, **sections),
         steps=(own, *steps),
-        dataset=replace(recipe.dataset, name=name, rows=rows_of(words, recipe), held_out="validation"),
+        dataset=replace(facts, held_out="validation"),
     )
 
 
@@ -60,33 +63,61 @@ def _of_a_prepared_folder(recipe: Recipe) -> Recipe:
     for step in recipe.steps:
         if step.module != "data_prep" or step.creates.removesuffix("/manifest.json") in used:
             steps.append(step)
-    rows = recipe.dataset.rows
-    with contextlib.suppress(
-        OSError, ValueError, KeyError, TypeError
-    ):  # a bucket, or another machine's folder
-        rows = int(json.loads((Path(data.path) / "manifest.json").read_text())["rows"][data.split])
-    return replace(recipe, steps=tuple(steps), dataset=replace(recipe.dataset, rows=rows))
+    if f"{data.path}/manifest.json" in {step.creates for step in steps}:
+        return replace(recipe, steps=tuple(steps))
+    rows = None
+    with contextlib.suppress(OSError, ValueError):  # a bucket, or another machine's folder
+        rows = rows_of_manifest((Path(data.path) / "manifest.json").read_text(), data.split)
+    return replace(recipe, steps=tuple(steps), dataset=_with_rows(recipe.dataset, data.path, rows))
 
 
-def rows_of(words: Sequence[str], recipe: Recipe) -> int:
-    """How many rows a source has, as far as the desk can tell; else those of the recipe's own dataset.
+def check_there(recipe: Recipe) -> None:
+    """Raises ConfigError where a recipe trains on rows that none of its steps prepares and nobody
+    publishes."""
+    data, made = recipe.config.data.path, {step.creates for step in recipe.steps}
+    if recipe.kind == "train" and data.startswith("${DATA}") and f"{data}/manifest.json" not in made:
+        raise ConfigError(
+            f"{recipe.name} trains on rows that nobody publishes: make them from a run of yours "
+            "(docs/sft.md), and set data.path to the folder"
+        )
 
-    Lines are counted in files of lines; of a published set the catalog of recipes knows. `--rows` limits
-    both. What preparing leaves out or holds out of them is not known before.
+
+def rows_of_manifest(text: str, split: str) -> int | None:
+    """Rows of a split, from a prepared dataset's manifest; None where it does not say."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return int(json.loads(text)["rows"][split])
+    return None
+
+
+def _with_rows(planned: DataFacts, name: str, rows: int | None) -> DataFacts:
+    """The facts of a dataset of that name; where its rows are not known, those that were planned stay, and it
+    is said."""
+    if rows is not None:
+        return replace(planned, name=name, rows=rows)
+    guess = (
+        f"nobody here knows how many rows {name} has: planned as {planned.rows:,}, those of {planned.name}"
+    )
+    return replace(planned, name=name, guess=guess)
+
+
+def rows_of(words: Sequence[str]) -> int | None:
+    """How many rows a source has, as far as the desk can tell; else None.
+
+    Files are counted; of a published set the catalog of recipes knows. `--rows` limits both. What preparing
+    leaves out or holds out of them is not known before.
     """
     limit = next((int(after) for word, after in pairwise(words) if word == "--rows" and after.isdigit()), 0)
     counted = 0
+    options = False
     for word in words:
+        options = options or word.startswith("-")
         named = word.rpartition("=")[0]  # what stands behind the last `=` may be a weight
         path = named if named and not Path(word).exists() else word
-        if PurePosixPath(path).suffix in (".jsonl", ".ndjson", ".csv", ".tsv") and Path(path).is_file():
-            with open(path, "rb") as file:
-                lines = sum(1 for line in file if line.strip())
-            counted += lines - (PurePosixPath(path).suffix in (".csv", ".tsv"))
-        elif word in DATASETS:
-            counted += DATASETS[word].rows
-    if not counted:
-        return limit or recipe.dataset.rows
+        rows = DATASETS[path].rows if path in DATASETS else row_counts.rows_in(Path(path))
+        if rows is not None:
+            counted += rows
+        elif not options:
+            return limit or None
     return min(counted, limit) if limit else counted
 
 

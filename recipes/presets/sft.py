@@ -149,5 +149,14 @@ def qwen2_5_vl_7b_lora() -> Recipe:
 
 def qwen2_5_vl_7b_full() -> Recipe:
     """One node of 8."""
-    return _sft("sft-qwen2.5-vl-7b-full", VISION_MODELS["qwen2.5-vl"]["7b"], "mathv60k-worked", "1x8",
-                "all weights (1 x 8)", stage=2, batch=128, tokens=4096, tensor_parallel=2)  # fmt: skip
+    return _sft(
+        "sft-qwen2.5-vl-7b-full",
+        VISION_MODELS["qwen2.5-vl"]["7b"],
+        "mathv60k-worked",
+        "1x8",
+        "all weights (1 x 8)",
+        stage=2,
+        batch=128,
+        tokens=4096,
+        tensor_parallel=2,
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from recipes.presets import expectations
 from recipes.presets.parts import (
     CLUSTERS,
     DATASETS,
@@ -45,6 +46,8 @@ def _grpo(size: str, dataset: str, family: str = "qwen2.5-vl") -> Recipe:
         algorithm={"micro_batch_tokens": 6144} if size == "3b" else {},
         evaluation={"every_steps": 50, "max_samples": 256, "split": DATASETS[dataset].held_out},
     )
+    if dataset == "mathv60k":
+        config = replace(config, expected=expectations.MATHV60K)
     shape = CLUSTERS[cluster]
     gpus = f"{shape.nodes} x {shape.gpus_per_node}" if shape.gpus_per_node > 1 else "one GPU"
     return Recipe(
@@ -97,7 +100,8 @@ def _lora(recipe: Recipe, cluster: str, rank: int) -> Recipe:
         lora={"rank": rank},
         # An adapter's gradients are small in any type.
         optimizer={
-            "learning_rate": 10 * recipe.config.optimizer.learning_rate,
+            # Ten times 1e-6 is 9.999999999999999e-06 in binary.
+            "learning_rate": round(10 * recipe.config.optimizer.learning_rate, 12),
             "grad_accum_dtype": "fp32",
         },
     )
@@ -114,16 +118,6 @@ def qwen2_5_vl_7b_lora_mathv60k() -> Recipe:
 def qwen2_5_vl_72b_lora_mathv60k() -> Recipe:
     """One node of 8, which full training does not fit."""
     return _lora(qwen2_5_vl_72b_mathv60k(), "1x8", 16)
-
-
-def qwen2_5_vl_3b_geometry3k() -> Recipe:
-    """One 80 GB GPU."""
-    return _grpo("3b", "geometry3k")
-
-
-def qwen2_5_vl_7b_geometry3k() -> Recipe:
-    """One node of 8."""
-    return _grpo("7b", "geometry3k")
 
 
 def qwen2_5_vl_32b_geometry3k() -> Recipe:

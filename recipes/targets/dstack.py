@@ -136,7 +136,7 @@ def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
         "resources": _resources(recipe, target),
     }
     if can.cloud:
-        task |= _market(recipe, target) | {"idle_duration": f"{budget.idle_minutes}m"}
+        task |= _market(recipe, target) | {"idle_duration": _idle(recipe)}
     if recipe.storage.volume:
         task["volumes"] = [{"name": recipe.storage.volume, "path": "/workspace"}]
     task |= {
@@ -159,6 +159,13 @@ def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
     body += script.keep_commands(recipe)
     task["commands"] = [restarts.dstack_command(recipe, body)]
     return task
+
+
+def _idle(recipe: Recipe) -> str:
+    """How long a machine without a job costs on. dstack submits a failed job again after 15 seconds, and then
+    after 30 and 60 more."""
+    waits = bool(restarts.codes(recipe))
+    return f"{recipe.budget.idle_minutes if waits else recipe.budget.keep_minutes}m"
 
 
 def _file(path: str) -> dict[str, str]:
@@ -252,7 +259,7 @@ def _fleet(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
         "nodes": f"0..{cluster.nodes * recipe.jobs}",
         "resources": _resources(recipe, target),
     } | _market(recipe, target)
-    return fleet | {"idle_duration": f"{recipe.budget.idle_minutes}m"}
+    return fleet | {"idle_duration": _idle(recipe)}
 
 
 def _volume(recipe: Recipe, target: str) -> dict[str, Any]:

@@ -46,7 +46,7 @@ for rank in "${!hosts[@]}"; do
   fi
   pids+=("$!")
 done
-# The head passes the notice on to the others, and ends them: ssh would only be cut off, and they could not save.
+# The head passes the notice on to the others, and ends them: ssh would only be cut off before they saved.
 trap 'kill "${pids[0]}" 2>/dev/null || true' TERM INT
 code=0
 for pid in "${pids[@]}"; do # the head's exit code first: that of a cut ssh says nothing

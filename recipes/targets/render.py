@@ -33,7 +33,7 @@ COMMITTED = {
     "grpo-qwen2.5-vl-7b-mathv60k": EVERYWHERE,
     "grpo-qwen2.5-vl-72b-mathv60k": EVERYWHERE,
     "grpo-qwen2.5-vl-7b-lora-mathv60k": EVERYWHERE,
-    "sft-qwen2.5-vl-7b-full": EVERYWHERE,
+    "sft-qwen2.5-14b-full": EVERYWHERE,
     "preflight": EVERYWHERE,
     "gpu-check": EVERYWHERE,
 }

@@ -3,9 +3,11 @@
 The run counts its own attempts in the bucket and leaves with a final code once they are spent. What stands
 here makes every platform obey that code, and bounds what happens before the run can count:
 
-    SkyPilot  restarts after the codes of a list without limit, after any other non-zero code `max_restarts_on_errors`
-              times. When one node of several ends, it reports 137 for all others: 137 must not be in the list.
-    dstack    restarts after every non-zero code, and its clock starts again with each machine: final codes become 0.
+    SkyPilot  restarts after the codes of a list without limit, after any other non-zero code
+              `max_restarts_on_errors` times. When one node of several ends, it reports 137 for all others:
+              137 must not be in the list.
+    dstack    restarts after every non-zero code, and its clock starts again with each machine: final codes
+              become 0.
     Slurm     restarts when asked (`scontrol requeue`), when it preempts and when a node fails; it counts, in
               SLURM_RESTART_COUNT, and limits nothing.
     PBS       restarts when it preempts and when a node fails; the job cannot see it.
@@ -89,7 +91,8 @@ outlast "$node"
 
 
 EXCLUDE = f"""\
-    if [ "$code" -eq {EXIT_PREFLIGHT} ] && [ -s "$RUNS/$RUN_ID/refused" ]; then # possible only once it is pending
+    # possible only once the job is pending again
+    if [ "$code" -eq {EXIT_PREFLIGHT} ] && [ -s "$RUNS/$RUN_ID/refused" ]; then
       bad="$(sort -u "$RUNS/$RUN_ID/refused" | paste -sd,)"
       echo "machines that failed their checks are excluded: $bad"
       scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$bad" || true
@@ -136,11 +139,12 @@ exit "$code"
 def pbs_begin(recipe: Recipe) -> str:
     """Counts the starts of this job in a file, since PBS does not report them, and ends one that has had too
     many."""
+    most = recipe.budget.max_requeues
     return f"""\
 starts=".cache/$RUN_ID.$PBS_JOBID.starts"
 echo >> "$starts"
-if [ "$(wc -l < "$starts")" -gt {recipe.budget.max_requeues + 1} ]; then
-  echo "{FINAL}: PBS has restarted this job {recipe.budget.max_requeues} times: that is budget.max_requeues" >&2
+if [ "$(wc -l < "$starts")" -gt {most + 1} ]; then
+  echo "{FINAL}: PBS has restarted this job {most} times: that is budget.max_requeues" >&2
   exit {EXIT_CONFIG}
 fi
 """

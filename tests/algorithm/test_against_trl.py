@@ -59,7 +59,10 @@ def theirs(trl, d, correction=None, **settings):
         "delta": None,
     } | settings
     logprobs = d.new.clone().requires_grad_()
-    same = lambda x, **_: x  # noqa: E731
+
+    def same(x, **_):
+        return x
+
     trainer = SimpleNamespace(
         **options,
         args=SimpleNamespace(delta=options["delta"], use_bias_correction_kl=False, steps_per_generation=1),

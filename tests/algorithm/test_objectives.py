@@ -84,9 +84,10 @@ def test_gmpo_clips_logarithms_then_takes_the_geometric_mean():
 
 def test_correction_by_hand():
     gap = torch.tensor([math.log(4.0), math.log(0.5), math.log(0.1)])
-    find = lambda kind, level, low=0.0, high=2.0: [  # noqa: E731
-        x.tolist() for x in rollout_weights(gap, LENGTHS, kind, level, low, high)
-    ]
+
+    def find(kind, level, low=0.0, high=2.0):
+        return [x.tolist() for x in rollout_weights(gap, LENGTHS, kind, level, low, high)]
+
     assert find("truncate", "token")[0] == pytest.approx([2, 0.5, 0.1])
     assert find("mask", "token", low=0.2)[0] == pytest.approx([0, 0.5, 0])
     assert find("mask", "token", low=0.2)[1] == [True, False, True]
@@ -121,7 +122,10 @@ def test_mismatch_is_the_kl_both_ways_and_the_effective_sample_size():
     """Over a whole distribution the estimates are the divergences themselves."""
     policy, engine = torch.tensor([0.2, 0.3, 0.5]), torch.tensor([0.5, 0.25, 0.25])
     out = mismatch(policy.log() - engine.log(), engine)
-    kl = lambda p, q: float((p * (p / q).log()).sum())  # noqa: E731
+
+    def kl(p, q):
+        return float((p * (p / q).log()).sum())
+
     assert float(out["mismatch/kl"]) == pytest.approx(kl(engine, policy), rel=1e-5)
     assert float(out["mismatch/kl_reverse"]) == pytest.approx(kl(policy, engine), rel=1e-5)
     assert float(out["mismatch/ratio_mean"]) == pytest.approx(1)

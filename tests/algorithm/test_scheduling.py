@@ -50,10 +50,12 @@ def test_samples_of_a_prompt_lie_side_by_side_and_large_passes_come_first():
         for members in rank:
             seen = [lengths[i].prompt for i in members]
             assert sum(a != b for a, b in zip(seen, seen[1:], strict=False)) == len(set(seen)) - 1
-    cost = lambda members: (  # noqa: E731
-        sum(Cost().completion(lengths[i]) for i in members)
-        + sum(Cost().prompt(x) for x in {lengths[i].prompt: lengths[i] for i in members}.values())
-    )
+
+    def cost(members):
+        prompts = {lengths[i].prompt: lengths[i] for i in members}
+        completions = sum(Cost().completion(lengths[i]) for i in members)
+        return completions + sum(Cost().prompt(prompt) for prompt in prompts.values())
+
     widest = [max(cost(rank[p]) for rank in plan) for p in range(len(plan[0]))]
     assert widest == sorted(widest, reverse=True)
 
@@ -72,17 +74,23 @@ def test_passes_and_waiting_at_the_recipes_lengths(shape, world, budget, passes,
         lengths = draws(seed, *shape)
         plan = schedule(lengths, world, budget)
         assert len(plan[0]) <= passes
-        cost = lambda members: sum(Cost().completion(lengths[i]) for i in members)  # noqa: E731, B023
+
+        def cost(members, lengths=lengths):
+            return sum(Cost().completion(lengths[i]) for i in members)
+
         slowest = sum(max(cost(rank[p]) for rank in plan) for p in range(len(plan[0])))
         assert slowest / (sum(cost(m) for rank in plan for m in rank) / world) - 1 < waiting
 
 
 def test_a_shared_prompts_keys_are_bounded_too():
     """16 completions of 100 tokens on a prompt of 4,000: all in one pass would take twelve keys per token."""
-    keys = lambda members: sum(  # noqa: E731
-        (4_000 if n == 1 else 4_000 * (n + 1)) + 100 * n
-        for n in Counter(lengths[i].prompt for i in members).values()
-    )
+
+    def keys(members):
+        return sum(
+            (4_000 if n == 1 else 4_000 * (n + 1)) + 100 * n
+            for n in Counter(lengths[i].prompt for i in members).values()
+        )
+
     lengths = [Length(g, 4_000, 100) for g in range(2) for _ in range(16)]
     plan = schedule(lengths, 1, 12_000)
     assert max(keys(members) for members in plan[0]) <= KEYS * 12_000

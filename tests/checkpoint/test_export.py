@@ -189,7 +189,8 @@ import resource, sys
 sys.path[:0] = [{root!r}]
 from trainer.checkpoint.export import export_hf
 def anonymous():
-    return int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("RssAnon"))) // 1024
+    lines = open("/proc/self/status").read().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("RssAnon"))) // 1024
 import threading, time
 seen, stop = [], False
 def watch():

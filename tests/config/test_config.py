@@ -1,11 +1,13 @@
 """The configuration: strict reading, overriding, validation, and what a resume compares."""
 
 import dataclasses
+import typing
 from dataclasses import replace
 
 import pytest
 
 from trainer import config as c
+from trainer.config.plain_yaml import read_yaml
 
 
 def test_round_trip(tmp_path):
@@ -40,6 +42,39 @@ def test_a_text_stays_the_text_that_was_written(text):
 def test_a_wrong_override_says_what_is_right(assignment, message):
     with pytest.raises(c.ConfigError, match=message.replace("?", r"\?")):
         c.override(c.RunConfig(), [assignment])
+
+
+def choices() -> list[tuple[str, str]]:
+    """Every choice of every option that is a word, as it is written: `watch.on_hang`, `off`."""
+    found = []
+    for section in dataclasses.fields(c.RunConfig):
+        value = getattr(c.RunConfig(), section.name)
+        if not dataclasses.is_dataclass(value):
+            continue
+        for key, hint in typing.get_type_hints(type(value)).items():
+            words = [x for x in typing.get_args(hint) if isinstance(x, str) and x]
+            found += [(f"{section.name}.{key}", word) for word in words]
+    return found
+
+
+def test_every_choice_is_taken_as_it_is_written_in_overrides_and_files(tmp_path):
+    """YAML 1.1 reads `off` as false."""
+    path = tmp_path / "run.yaml"
+    assert ("watch.on_hang", "off") in choices() and ("algorithm.rollout_correction", "off") in choices()
+    for name, word in choices():
+        section, key = name.split(".")
+        given = c.override(c.RunConfig(), [f"{name}={word}"])
+        assert getattr(getattr(given, section), key) == word, name
+        path.write_text(f"{section}: {{{key}: {word}}}\n")
+        read = c.from_dict(c.RunConfig, read_yaml(path.read_text()))
+        assert read == given, name
+    path.write_text("watch: {on_hang: off}\nmodel: {freeze_vision: yes}\n")
+    assert c.load(path).watch.on_hang == "off" and c.load(path).model.freeze_vision is True
+
+
+@pytest.mark.parametrize(("word", "value"), [("off", False), ("No", False), ("on", True), ("yes", True)])
+def test_options_that_are_true_or_false_take_the_words_of_yaml_1_1(word, value):
+    assert c.override(c.RunConfig(), [f"rollout.eager={word}"]).rollout.eager is value
 
 
 def test_an_unknown_key_in_a_file_names_the_nearest(tmp_path):
@@ -117,7 +152,7 @@ def test_every_number_has_a_range():
         for f in dataclasses.fields(part):
             value = getattr(part, f.name)
             number = isinstance(value, (int, float, tuple)) and not isinstance(value, bool)
-            if number and "Literal" not in str(f.type):
+            if number and not any(kind in str(f.type) for kind in ("Literal", "Band")):
                 assert "range" in f.metadata, f"{section}.{f.name}"
 
 

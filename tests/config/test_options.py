@@ -7,13 +7,15 @@ from pathlib import Path
 from trainer.config import RunConfig, override
 
 TEXT = (Path(__file__).parents[2] / "docs/options.md").read_text()
-ORIGINAL = """ref_num_nodes ref_num_gpus_per_node remote_rm_url actor_num_nodes actor_num_gpus_per_node vllm_num_engines
-vllm_tensor_parallel_size vllm_enable_sleep vllm_sync_backend vllm_gpu_memory_utilization colocate_all_models
-enable_prefix_caching pretrain save_path micro_train_batch_size train_batch_size micro_rollout_batch_size
-rollout_batch_size temperature n_samples_per_prompt max_epochs num_episodes prompt_max_len max_samples generate_max_len
-advantage_estimator use_kl_loss kl_estimator init_kl_coef bf16 actor_learning_rate prompt_data input_key
-normalize_reward zero_stage flash_attn lambd gamma gradient_checkpointing save_steps max_ckpt_num ckpt_path
-save_hf_ckpt load_checkpoint use_wandb"""
+ORIGINAL = """
+ref_num_nodes ref_num_gpus_per_node remote_rm_url actor_num_nodes actor_num_gpus_per_node vllm_num_engines
+vllm_tensor_parallel_size vllm_enable_sleep vllm_sync_backend vllm_gpu_memory_utilization
+colocate_all_models enable_prefix_caching pretrain save_path micro_train_batch_size train_batch_size
+micro_rollout_batch_size rollout_batch_size temperature n_samples_per_prompt max_epochs num_episodes
+prompt_max_len max_samples generate_max_len advantage_estimator use_kl_loss kl_estimator init_kl_coef bf16
+actor_learning_rate prompt_data input_key normalize_reward zero_stage flash_attn lambd gamma
+gradient_checkpointing save_steps max_ckpt_num ckpt_path save_hf_ckpt load_checkpoint use_wandb
+"""
 
 
 def keys() -> set[str]:

@@ -170,6 +170,11 @@ PUBLISHED = {
         "data/train-00000-of-00001.parquet": [ASKED | {"image": image(1), "subject": "math"}],
         "data/test-00000-of-00001.parquet": [ASKED | {"image": image(2), "subject": "physics"}],
     },
+    "clevr": {
+        "data/train-00000-of-00001.parquet": [
+            {"image": image(1), "problem": "How many items?", "solution": "<answer> 7 </answer>"}
+        ]
+    },
     "deepscaler": {"deepscaler.json": [{"problem": "1+6?", "answer": "7", "solution": "It is $\\boxed{7}$"}]},
     "openmmreasoner": {
         "tqa/train-00000-of-00001.parquet": [chat("<image>How many?", "7", images=[image(3)])]

@@ -312,6 +312,13 @@ def test_a_seed_and_an_index_decide_everything():
     assert short != [one.scene.digest for _, _, one in Generated(30, 4).problems()]
 
 
+def test_chosen_families_take_turns_alone():
+    rows = list(Generated(9, 3, families=("counting", "clocks")).problems())
+    assert [family for _, family, _ in rows[:4]] == ["counting", "clocks", "counting", "clocks"]
+    assert "families counting clocks" in Generated(9, families=("counting", "clocks")).files[0]["path"]
+    assert "families" not in Generated(9).files[0]["path"]
+
+
 def test_held_out_problems_are_in_no_training_set_of_any_seed():
     share = 0.1
     tests = {one.key for _, _, one in Generated(150, 9, validation=share, evaluation=True).problems()}

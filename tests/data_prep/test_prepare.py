@@ -38,7 +38,10 @@ def defects(tmp_path_factory):
     """Rows with every defect, and four that are sound."""
     folder = tmp_path_factory.mktemp("defects")
     good, big = raw.image(1), raw.image(2, "JPEG", width=900, height=700)
-    flat = lambda *size: raw.encoded(Image.new("RGB", size, (200, 30, 30)))  # noqa: E731
+
+    def flat(*size):
+        return raw.encoded(Image.new("RGB", size, (200, 30, 30)))
+
     files = {
         "mathv60k_img/good.png": good,
         "mathv60k_img/rgba.png": raw.image(3, mode="RGBA"),

@@ -8,9 +8,15 @@ from trainer.hardware.model_shapes import Shape, Vision, from_config, shape_of
 
 TINY = Shape(layers=2, hidden=8, intermediate=16, heads=2, kv_heads=1, head_dim=4, vocabulary=32)
 SEEING = Shape(
-    layers=2, hidden=8, intermediate=16, heads=2, kv_heads=1, head_dim=4, vocabulary=32,
+    layers=2,
+    hidden=8,
+    intermediate=16,
+    heads=2,
+    kv_heads=1,
+    head_dim=4,
+    vocabulary=32,
     vision=Vision(depth=3, hidden=4, intermediate=6, patch=14, window=112, full=1),
-)  # fmt: skip
+)
 QWEN_72B = {
     "hidden_size": 8192,
     "intermediate_size": 29568,
@@ -104,8 +110,10 @@ def test_the_72b_model_has_the_published_size():
 
 
 def test_shapes_are_read_from_both_layouts_of_the_configuration(tmp_path):
-    nested = {"text_config": {k: v for k, v in QWEN_72B.items() if k != "vision_config"},
-              "vision_config": QWEN_72B["vision_config"]}  # fmt: skip
+    nested = {
+        "text_config": {k: v for k, v in QWEN_72B.items() if k != "vision_config"},
+        "vision_config": QWEN_72B["vision_config"],
+    }
     assert from_config(nested) == from_config(QWEN_72B)
     (tmp_path / "config.json").write_text(json.dumps(QWEN_72B))
     assert shape_of(str(tmp_path)) == from_config(QWEN_72B)

@@ -1,8 +1,10 @@
 """Hosts on this machine: each has mount, pid, network, host-name and IPC namespaces of its own, and two
 network cards.
 
-    eth0  the same address on every host, with the default route, connected to nothing (as in RunPod's containers)
-    eth1  10.50.0.11, .12, ... on a bridge that lives in a namespace of its own: no packet can leave the machine
+    eth0  the same address on every host, with the default route, connected to nothing (as in RunPod's
+          containers)
+    eth1  10.50.0.11, .12, ... on a bridge that lives in a namespace of its own: no packet can leave the
+          machine
 
 The file system is shared, but for the folders that a lab asks to be private. Needs root; `missing()` says
 what is lacking. Everything ends with the lab's process.

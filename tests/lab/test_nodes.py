@@ -201,7 +201,7 @@ def test_training_runs_over_two_hosts_to_the_end(lab, tmp_path, small_config):
 
 
 def test_two_hosts_share_the_download_of_a_model(lab, tmp_path, small_config, tiny_model):
-    """Of three files the first host downloads two, into a cache of its own, and the second one."""
+    """The first host downloads two of three files, into a cache of its own, and the second host one."""
     files = hub_server.in_parts(tiny_model, 3)
     (tmp_path / "model").mkdir()
     for name, data in files.items():

@@ -64,7 +64,7 @@ def weights(worker: OneRank) -> dict[str, list[float]]:
 
 
 def held_bytes() -> int:
-    """Of all tensors that Python knows; each storage once."""
+    """Bytes of all CPU tensors that Python knows; each storage once."""
     gc.collect()
     tensors = (o for o in gc.get_objects() if issubclass(type(o), torch.Tensor))
     storages = {
@@ -348,7 +348,7 @@ def skipping(config, rank, port):
 
 
 def shard_sums(worker: OneRank) -> dict[str, list[float]]:
-    """Of every parameter's shard: sum and first entry of fp32 weights and Adam's moments."""
+    """Sum and first entry of the fp32 weights and Adam's moments in every parameter's shard."""
     shards = worker.policy.shards(lambda key, tensor: tensor.detach().cpu())
     return {
         f"{name}/{kind}": [float(t.double().sum()), float(t[0]) if len(t) else 0.0]

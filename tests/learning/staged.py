@@ -19,7 +19,7 @@ BUDGETS = (150, 100_000)
 
 
 def stages(config, rank, port):
-    """Of each stage: loss and gradients of a step against one process of plain torch, by several budgets; the
+    """Each stage's loss and gradients of a step against one process of plain torch, by several budgets; the
     same step again after a resume, bit for bit; and what every other stage makes of its checkpoint."""
     encoded = plain.prompts(AutoConfig.from_pretrained(config.model.path))
     traces = plain.items(encoded).traces

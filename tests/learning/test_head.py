@@ -61,7 +61,10 @@ def test_bf16_stays_within_its_rounding():
     ours, theirs = both(300, 2_000, 64, torch.bfloat16, 50_000)
     exact = both(300, 2_000, 64, torch.float32, 1 << 27)[1]
     for a, b, c in zip(ours[2:], theirs[2:], exact[2:], strict=True):
-        error = lambda x, c=c: float((x.float() - c).norm() / c.norm())  # noqa: E731
+
+        def error(x, c=c):
+            return float((x.float() - c).norm() / c.norm())
+
         assert error(a) < max(1.5 * error(b), 1e-2)
     assert ours[3].dtype == torch.bfloat16
 

@@ -57,7 +57,7 @@ def test_collate_by_hand():
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_positions_are_transformers(family_model, family):
-    """Of prompt and completions, several images and none, against `get_rope_index`."""
+    """Positions of prompt and completions, with several images and none, against `get_rope_index`."""
     from transformers import AutoModelForImageTextToText
 
     model = AutoModelForImageTextToText.from_pretrained(family_model(family))
@@ -65,7 +65,10 @@ def test_positions_are_transformers(family_model, family):
     encoded = plain.prompts(model.config)
     for item in plain.items(encoded).traces:
         enc, ids = encoded[item.row], torch.from_numpy(item.tokens).long()[None]
-        own = lambda i, g: positions(i, g, image)  # noqa: E731
+
+        def own(i, g):
+            return positions(i, g, image)
+
         batch = collate([item], lambda t: encoded[t.row], own)
         kinds = (ids == image).int()
         want = model.model.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=enc.grid_thw)[0]
@@ -74,7 +77,7 @@ def test_positions_are_transformers(family_model, family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_frequencies_that_were_rounded_are_exact_again(family_model, family):
-    """Of text and tower, scaled as Llama's or not, as `zero.Init` leaves them in bf16."""
+    """Rotary frequencies of text and tower, scaled as Llama's or not, as `zero.Init` leaves them in bf16."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     from trainer.learning.zero.setup import exact_frequencies
@@ -154,7 +157,10 @@ def test_gradients_are_those_of_the_padded_computation(family_model, family, aga
     model = LogprobModel(hf, [], 0.8, False).train()
     model.model.lm_head.limit = 20_000
     found = []
-    own = lambda i, g: positions(i, g, image)  # noqa: E731
+
+    def own(i, g):
+        return positions(i, g, image)
+
     for at in range(0, len(samples), together):
         part = samples.pick(range(at, min(at + together, len(samples))))
         batch = collate(part.traces, lambda t: encoded[t.row], own)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 
 from trainer.config import RunConfig
@@ -48,21 +49,24 @@ def summary(strikes: list[Strike], config: RunConfig) -> dict:
     middle = {part: statistics.median(p[part] for p in parts) for part in parts[0]} if parts else {}
     lost = [s.lost_steps for s in strikes if s.lost_steps is not None]
     resumed = [s.start_to_step_s for s in strikes if s.start_to_step_s is not None]
+    by_fault: dict[str, list[int]] = {}
+    for name in FAULTS:
+        steps = [s.lost_steps for s in strikes if s.fault == name and s.lost_steps is not None]
+        if steps:
+            by_fault[name] = steps
+    faults = Counter(strike.fault for strike in strikes)
+    at_stake = [asdict(strike) | {"lost_steps": strike.lost_steps} for strike in strikes]
     return {
-        "faults": {name: sum(s.fault == name for s in strikes) for name in FAULTS},
+        "faults": {name: faults[name] for name in FAULTS},
         "steps": config.run.max_steps,
         "ranks": config.placement.world_size,
         "checkpoint_every_steps": config.checkpoint.every_steps,
         "steps_lost_per_preemption_mean": round(statistics.fmean(lost), 2) if lost else None,
         "steps_lost_per_preemption_max": max(lost, default=None),
-        "steps_lost_by_fault": {
-            name: [s.lost_steps for s in strikes if s.fault == name and s.lost_steps is not None]
-            for name in FAULTS
-            if any(s.fault == name and s.lost_steps is not None for s in strikes)
-        },
+        "steps_lost_by_fault": by_fault,
         "start_to_first_resumed_step_s_median": round(statistics.median(resumed), 1) if resumed else None,
         "start_to_first_resumed_step_s_max": max(resumed, default=None),
         "kill_to_next_commit_s_median": round(statistics.median(commits), 1) if commits else None,
         "start_parts_s_median": {part: round(seconds, 1) for part, seconds in middle.items()},
-        "strikes": [asdict(s) | {"lost_steps": s.lost_steps} for s in strikes],
+        "strikes": at_stake,
     }

@@ -23,7 +23,7 @@ def test_a_line_per_row_with_its_rate_and_the_shortest_correct_completion():
         sample(1, "no"),
     ]
     verdicts = ["correct", "correct", "wrong", "correct", "wrong"]
-    outcomes = [Outcome(v, float(v == "correct"), 1.0, 1.0) for v in verdicts]  # ty: ignore[invalid-argument-type]
+    outcomes = [Outcome(verdict, float(verdict == "correct"), 1.0, 1.0) for verdict in verdicts]
     assert records_of(samples, outcomes, {1: "a", 3: "b"}) == [
         {
             "id": "a",

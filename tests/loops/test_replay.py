@@ -17,6 +17,7 @@ import pytest
 
 from trainer import config as c
 from trainer.algorithm.traces import Outcome, completed
+from trainer.checkpoint.errors import CorruptCheckpoint
 from trainer.checkpoint.rollout_log import RolloutLog
 from trainer.data.prompt_stream import PromptStream
 from trainer.learning.learner import Logprobs
@@ -36,6 +37,8 @@ class Killed(BaseException):
 class Model:
     """Learner and sampler: a number that updates change and completions depend on."""
 
+    beside = False
+
     def __init__(self, weights: int, dies_in: int) -> None:
         self.value = weights
         self.engine = None
@@ -44,18 +47,18 @@ class Model:
         self.dies_in = dies_in
 
     def weights(self, version):
-        return self.value
+        return version, self.value
 
     def load(self, weights):
         self.calls.append(("sync", self.step))
-        self.engine = weights
+        self.version, self.engine = weights
 
     def rest(self):
         pass
 
     def sample(self, ask):
-        assert self.engine == self.value, "sampled with old weights"
-        self.calls.append(("generate", self.step))
+        assert (ask.version, self.engine) == (self.version, self.value), "sampled with old weights"
+        self.calls.append(("generate", ask.step))
         return SampledGroups(self.complete(prompt, ask.samples_per_prompt) for prompt in ask.prompts)
 
     def complete(self, prompt, count):
@@ -65,7 +68,9 @@ class Model:
             ids = [dice.randrange(1000) for _ in range(dice.randrange(1, 20))]
             logprobs = [dice.random() for _ in ids]
             about = {"group": prompt.group, "row": prompt.row, "index": index, "text": str(ids)}
-            traces.append(completed([7, 7], ids, logprobs=logprobs, versions=(self.step, self.step), **about))
+            traces.append(
+                completed([7, 7], ids, logprobs=logprobs, versions=(self.version, self.version), **about)
+            )
         return traces
 
     def logprobs(self, traces, split, *, old, reference):
@@ -99,7 +104,7 @@ class Run:
 
     due, keep = staticmethod(Session.due), Session.keep
 
-    def __init__(self, config, saved=(0, 0, None), dies_in=0) -> None:
+    def __init__(self, config, saved=(0, 0, None, ()), dies_in=0) -> None:
         self.config = config
         self.train_rows = list(range(40))
         self.saved = saved
@@ -118,14 +123,14 @@ class Run:
         self.checkpoints = SimpleNamespace(floor=0)
 
     def resume(self):
-        step, _, state = self.saved
-        self.rollouts.open(step)
+        step, _, state, ahead = self.saved
+        self.rollouts.open(step, ahead)
         return Resumed(step, state or {})
 
     def begin(self, step, total):
         self.phases.begin(step, total)
 
-    def check_first_sync(self):
+    def check_first_sync(self, version):
         pass
 
     def score(self, samples):
@@ -136,7 +141,9 @@ class Run:
         self.lines[step] = stats
 
     def save(self, step, total, updates, carried, score):
-        self.saves[step] = (step, self.model.value, dict(carried))
+        ahead = range(step + 1, min(step + self.config.rollout.staleness, total) + 1)
+        assert self.rollouts.durable(ahead), "saved before what was sampled ahead of it was logged"
+        self.saves[step] = (step, self.model.value, dict(carried), ahead)
 
     def finish(self, step, updates, carried):
         self.rollouts.close()
@@ -149,7 +156,9 @@ def train(run: Run) -> Run:
 
 @pytest.fixture
 def config(tmp_path, monkeypatch):
-    monkeypatch.setattr(grpo, "evaluate", lambda config, run: {"eval/accuracy": float(run.model.engine)})
+    monkeypatch.setattr(
+        grpo, "evaluate", lambda config, run, step: {"eval/accuracy": float(run.model.engine)}
+    )
     return c.RunConfig(
         run=c.Run(name="replay", dir=str(tmp_path), max_steps=STEPS),
         rollout=c.Rollout(prompts_per_step=4, samples_per_prompt=2),
@@ -159,18 +168,60 @@ def config(tmp_path, monkeypatch):
     )
 
 
-def test_a_restart_repeats_updates_and_nothing_else(config, tmp_path):
+@pytest.mark.parametrize("staleness", [0, 1, 2, 8])
+def test_a_restart_repeats_updates_and_nothing_else(config, tmp_path, staleness):
+    config = c.override(config, [f"rollout.staleness={staleness}"])
+    killed_in = KILLED if staleness == 0 else KILLED - 2
     calm = train(Run(c.override(config, [f"run.dir={tmp_path}/calm"])))
-    killed = Run(config, dies_in=KILLED)
+    killed = Run(config, dies_in=killed_in)
     with pytest.raises(Killed):
         train(killed)
     again = train(Run(config, killed.saves[SAVED]))
     assert again.model.value == calm.model.value != 0
     assert {**killed.lines, **again.lines} == calm.lines
     calls = again.model.calls
-    assert [step for name, step in calls if name == "generate"] == list(range(KILLED + 1, STEPS + 1))
-    assert [step for name, step in calls if name == "grade"] == list(range(KILLED + 1, STEPS + 1))
-    # At the start; for the evaluation after step 4; after the last logged step; and from there on after every
-    # step.
-    assert [step for name, step in calls if name == "sync"] == [0, 4, *range(KILLED, STEPS + 1)]
-    assert again.rollouts.replayed == (KILLED - SAVED) * config.samples_per_step
+    logged = min(killed_in + staleness, STEPS)
+    assert [step for name, step in calls if name == "generate"] == list(range(logged + 1, STEPS + 1))
+    assert [name for name, _ in calls].count("grade") == STEPS - logged
+    # At the start; for the evaluations after steps 4 and 8; after every step whose weights sample another.
+    samples = [step for step in range(SAVED, STEPS) if logged < step + 1 + staleness <= STEPS]
+    assert [step for name, step in calls if name == "sync"] == [0, *sorted({4, 8, *samples})]
+    assert again.rollouts.replayed == (logged - SAVED) * config.samples_per_step
+
+
+def versions(config) -> dict[int, tuple[int, int]]:
+    """By step: the oldest and the newest version of the weights that sampled what is logged of it."""
+    log = RolloutLog(config, "rows")
+    found = {}
+    for step in log.open(0):
+        graded = log.read(step)
+        assert graded is not None
+        (found[step],) = {trace.versions for trace in graded.traces}
+    return found
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2, 4, 8])
+def test_every_step_is_sampled_by_the_version_that_the_schedule_names(config, staleness):
+    config = c.override(config, [f"rollout.staleness={staleness}", "run.max_steps=12"])
+    run = train(Run(config))
+    asked = [step for name, step in run.model.calls if name == "generate"]
+    assert asked == list(range(1, 13)), "each once"
+    assert versions(config) == {s: (max(0, s - 1 - staleness),) * 2 for s in range(1, 13)}
+    behind = [line.get("rollout/staleness_max", 0.0) for line in run.lines.values()]
+    assert behind == [min(s - 1, staleness) for s in range(1, 13)]
+    measured = ["mismatch/kl" in line for line in run.lines.values()]
+    assert measured == [0 < staleness <= 12 - s for s in range(1, 13)], "kernels, where a step is ahead"
+
+
+def test_a_checkpoint_without_the_logs_that_it_needs_is_not_resumed_from(config):
+    config = c.override(config, ["rollout.staleness=2"])
+    killed = Run(config, dies_in=5)
+    with pytest.raises(Killed):
+        train(killed)
+    (killed.rollouts.folder / "step-00000006.npz").unlink()
+    with pytest.raises(CorruptCheckpoint, match="the completions of step 6, which older weights sampled"):
+        Run(config, killed.saves[4]).resume()
+    calm = train(Run(c.override(config, [f"run.dir={config.run.dir}/calm"])))
+    again = train(Run(config, killed.saves[3]))  # its own version samples step 6
+    assert again.model.value == calm.model.value
+    assert [step for name, step in again.model.calls if name == "generate"] == [6, 7, 8]

@@ -200,7 +200,10 @@ def test_no_logged_step_is_sampled_again(base, undisturbed, tmp_path, killed):
     job = Job(config, tmp_path)
     for step in killed:
         sent = f"store/small/rollouts/step-{step:08d}/*.npz"
-        updating = lambda at=step, sent=sent: job.in_phase("update", at) and any(tmp_path.glob(sent))  # noqa: E731
+
+        def updating(at=step, sent=sent):
+            return job.in_phase("update", at) and any(tmp_path.glob(sent))
+
         job.start().until(lambda updating=updating: updating() and job.frozen(updating))
         job.kill()
         assert job.progress()["step"] == step

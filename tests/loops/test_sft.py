@@ -83,7 +83,7 @@ def reference_losses(config, rows_of_step, learning_rates):
 
 
 def held_out_loss(model, config):
-    """Of plain transformers, one sequence at a time, over all tokens of the solutions."""
+    """The loss of plain transformers, one sequence at a time, over all tokens of the solutions."""
     from transformers import AutoProcessor
 
     from trainer.data.dataset import Dataset
@@ -203,7 +203,8 @@ def test_one_rank_learns_the_same_and_a_resumed_run_goes_on_bit_for_bit(config, 
     assert first.returncode == again.returncode == 0, again.stderr[-3000:]
     assert "resumed from step 2" in again.stdout
     compared = ("sft/loss", "grad/norm", "optim/lr", "tokens/step", "entropy/mean")
-    assert [[x[k] for k in compared] for x in resumed] == [[x[k] for k in compared] for x in lines]
+    for now, then in zip(resumed, lines, strict=True):
+        assert {name: now[name] for name in compared} == {name: then[name] for name in compared}
 
 
 @pytest.mark.long

@@ -76,13 +76,17 @@ async def _submissions(session, run, spec, codes: list[int]) -> int:
         ended = get_current_datetime() - timedelta(seconds=60)
         jobs = [
             await make.create_job(
-                session, run, job_num=node, submission_num=count, last_processed_at=ended,
+                session,
+                run,
+                job_num=node,
+                submission_num=count,
+                last_processed_at=ended,
                 status=JobStatus.FAILED if code else JobStatus.DONE,
                 termination_reason=getattr(JobTerminationReason, _REASON[bool(code)]),
                 job_provisioning_data=make.get_job_provisioning_data(),
             )
             for node, code in enumerate(codes)
-        ]  # fmt: skip
+        ]
         set_committed_value(run, "jobs", jobs)
         analysis = await active._analyze_active_run(run)
         transition = active._get_active_run_transition(spec, run, analysis)

@@ -58,13 +58,14 @@ def measure(model_dir, data, dtype: Literal["bf16", "fp32"], again: bool, rank: 
 
     config = c.RunConfig(
         method="sft",
-        model=c.Model(path=str(model_dir), dtype=dtype, gradient_checkpointing=again,
-                      min_pixels=50176, max_pixels=50176),
+        model=c.Model(
+            path=str(model_dir), dtype=dtype, gradient_checkpointing=again, min_pixels=50176, max_pixels=50176
+        ),
         data=c.Data(path=str(data)),
         algorithm=c.Algorithm(micro_batch_tokens=SIZE * LENGTH, logprob_tokens=SIZE * LENGTH),
         sft=c.SFT(max_tokens=LENGTH),
         lora=c.LoRA(rank=rank),
-    )  # fmt: skip
+    )
     torch_dtype = torch.bfloat16 if dtype == "bf16" else torch.float32
     model = AutoModelForImageTextToText.from_pretrained(model_dir, dtype=torch_dtype)
     if rank:

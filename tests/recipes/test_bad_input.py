@@ -93,6 +93,10 @@ BAD = [
     (["up", "demo", "--set", "rollout"], "write it as section.key=value"),
     (["up", "demo", "--run-id", "Bad/Id"], "lower-case letters"),
     (["render", "demo"], "name a target with --target"),
+    (
+        ["render", "sft-qwen2.5-vl-7b-full", "--target", "skypilot-runpod"],
+        "trains on rows that nobody publishes",
+    ),
     (["plan", "demo", "--budget", "0"], "--budget 0: give dollars above 0"),
     (["plan", "demo", "--budget", "nan"], "--budget nan: give dollars above 0"),
     (["plan", "demo", "--network-gbit", "0"], "--network-gbit 0: give Gb/s above 0"),

@@ -72,7 +72,10 @@ def test_a_first_start_and_a_restart_go_by_one_model(tmp_path):
 
 def test_what_a_restart_waits_for(tmp_path):
     big = "grpo-qwen2.5-vl-72b-mathv60k"
-    spot = lambda *changes: next(o for o in cost.offers(override(get(big), [*changes]), tmp_path) if o.spot)  # noqa: E731
+
+    def spot(*changes):
+        return next(o for o in cost.offers(override(get(big), [*changes]), tmp_path) if o.spot)
+
     kept, whole = spot().restart, spot("algorithm.kl_coef=0").restart
     assert 72 < kept.base_weights < 75 and whole.base_weights == 0, (
         "73.4e9 weights of 2 bytes, 4 nodes at 500 MB/s"

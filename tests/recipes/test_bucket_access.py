@@ -1,5 +1,7 @@
 """What the desk says of buckets that it cannot open itself, before anything is rented."""
 
+import json
+
 import pytest
 from desk import elsewhere as elsewhere
 from desk import run, stand_in
@@ -58,3 +60,27 @@ def test_a_bucket_that_only_the_weights_or_rows_are_in_needs_its_key_too(capsys,
         "storage.weights=s3://mine/hf",
     )
     assert code == 2 and "no credentials for s3://mine/hf: export AWS_ACCESS_KEY_ID" in err
+
+
+def test_rows_in_a_bucket_are_counted_before_anything_is_rented(capsys, monkeypatch, tmp_path):
+    stand_in(tmp_path, monkeypatch, "sbatch", 'echo "77"')
+    rows = tmp_path / "rows"
+    given = ("--set", f"data.path={rows.as_uri()}")
+
+    def up(run_id):
+        return run(capsys, "up", SEVEN, "--target", "slurm", "--detach", "--run-id", run_id, *given)
+
+    code, _, err = up("none")
+    assert code == 2 and err.count("\n") == 1 and f"{rows}" in err and "manifest.json" in err
+    rows.mkdir(exist_ok=True)
+    for split, count, said in (
+        ("train", 30, "rows has 30 rows and a step takes 64: lower rollout.prompts_per_step"),
+        ("test", 6400, "has no split train: set data.split"),
+    ):
+        (rows / "manifest.json").write_text(json.dumps({"rows": {split: count}}))
+        code, _, err = up(split)
+        assert code == 2 and said in err and err.count("\n") == 1
+    assert not (tmp_path / "calls").exists(), "nothing was submitted"
+    (rows / "manifest.json").write_text(json.dumps({"rows": {"train": 6400}}))
+    code, _, err = up("enough")
+    assert code == 0, err

@@ -72,8 +72,10 @@ def test_the_command(given, code, said, capsys):
 def test_the_regions_are_named_by_price(tmp_path, monkeypatch, capsys):
     folder = tmp_path / ".sky/catalogs/v8/runpod"
     folder.mkdir(parents=True)
-    rows = [f"8x,A100-80GB-SXM,8.0,96.0,2000.0,{region},{usd},{usd},{region}-1," for region, usd in
-            (("CA", 16.0), ("US", 12.0), ("NO", 12.8), ("SE", 20.0), ("IN", 24.0))]  # fmt: skip
+    rows = [
+        f"8x,A100-80GB-SXM,8.0,96.0,2000.0,{region},{usd},{usd},{region}-1,"
+        for region, usd in (("CA", 16.0), ("US", 12.0), ("NO", 12.8), ("SE", 20.0), ("IN", 24.0))
+    ]
     header = "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Region,SpotPrice,Price,"
     header += "AvailabilityZone,GpuInfo"
     (folder / "vms.csv").write_text("\n".join([header, *rows]) + "\n")

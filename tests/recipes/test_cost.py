@@ -78,7 +78,10 @@ def test_young_dalys_interval_is_the_best_of_its_neighbours():
     from trainer.hardware.save_interval import save_interval_s
 
     best = save_interval_s(20.0, 7200.0)
-    at = lambda factor: cost.expected_seconds(1e6, best * factor, 20.0, 300.0, 7200.0)  # noqa: E731
+
+    def at(factor):
+        return cost.expected_seconds(1e6, best * factor, 20.0, 300.0, 7200.0)
+
     assert at(1.0) < at(0.5) and at(1.0) < at(2.0)
 
 
@@ -105,7 +108,10 @@ def test_offers_are_sorted_and_add_up():
 
 def test_the_price_is_that_of_the_card_which_is_rented():
     """RunPod's A100 comes as PCIe and as SXM: files of one GPU rent the one, those of eight the other."""
-    card = lambda name: capabilities.variant(get(name), "skypilot-runpod", "A100-80GB")  # noqa: E731
+
+    def card(name):
+        return capabilities.variant(get(name), "skypilot-runpod", "A100-80GB")
+
     assert card("grpo-qwen2.5-vl-3b-mathv60k") == "A100-80GB"
     assert card("grpo-qwen2.5-vl-7b-mathv60k") == "A100-80GB-SXM"
     pcie, sxm = (prices.price("runpod", "A100-80GB", variant=name) for name in ("A100-80GB", "A100-80GB-SXM"))

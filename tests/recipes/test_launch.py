@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("command", [["list"], ["--help"]])
 def test_answers_within_a_second(command, tmp_path):
-    """Of processor time, modules compiled before as they are on a desk; the best of five."""
+    """Processor time counts, the best of five; modules are compiled before, as they are on a desk."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     env["PYTHONPYCACHEPREFIX"] = str(tmp_path / "compiled")
     times = []
@@ -104,9 +104,17 @@ def test_dry_run_shows_task_and_commands_and_starts_nothing(capsys, monkeypatch,
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "KEY-ID")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "TOP-SECRET")
     code, out, _ = run(
-        capsys, "up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--bucket", "s3://mine",
-        "--run-id", "mine", "--dry-run",
-    )  # fmt: skip
+        capsys,
+        "up",
+        "grpo-qwen2.5-vl-7b-mathv60k",
+        "--target",
+        "skypilot-runpod",
+        "--bucket",
+        "s3://mine",
+        "--run-id",
+        "mine",
+        "--dry-run",
+    )
     assert code == 0 and "num_nodes: 1" in out and "TOP-SECRET" not in out and "KEY-ID" not in out
     last = out.strip().splitlines()[-1]
     assert "sky jobs launch -y -n mine" in last and "--env RUN_ID=mine --env BUCKET=s3://mine" in last
@@ -298,7 +306,9 @@ def test_an_interrupted_demo_is_found_and_a_finished_or_other_one_is_not(monkeyp
             (tmp_path / name / "progress.json").write_text(json.dumps({"status": status, "pid": pid}))
         os.utime(tmp_path / name / "launch.json", (-started, -started))  # written again when a run ends
 
-    find = lambda overrides=(): run_record.interrupted("demo", "local", list(overrides), "demo-abc")  # noqa: E731
+    def find(overrides=()):
+        return run_record.interrupted("demo", "local", list(overrides), "demo-abc")
+
     assert find() == ""
     run("demo-a", "running")
     assert find() == "demo-a" and find(["run.seed=1"]) == ""

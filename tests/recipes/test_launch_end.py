@@ -196,11 +196,21 @@ def test_a_cluster_goes_down_with_its_job_and_machines_of_managed_jobs_wait_for_
         text = next(iter(render(override(get(SEVEN), list(overrides)), "skypilot-runpod").values()))
         return yaml.safe_load(text)["resources"]["autostop"]
 
-    assert autostop() == {"idle_minutes": 10, "down": True}
+    assert autostop() == {"idle_minutes": 3, "down": True}
     assert autostop("cluster.spot=never") == {"idle_minutes": 0, "wait_for": "jobs", "down": True}
     assert autostop("cluster.spot=never", "budget.keep_minutes=30")["idle_minutes"] == 30
     task = next(iter(render(resolve("preflight", []), "skypilot-gcp").values()))
     assert yaml.safe_load(task)["resources"]["autostop"]["idle_minutes"] == 0
+
+
+def test_machines_of_dstack_wait_for_a_next_attempt_and_for_nothing_else():
+    def idle(name, *overrides):
+        files = render(override(get(name), list(overrides)), "dstack-gcp").values()
+        return {yaml.safe_load(text)["idle_duration"] for text in files}
+
+    assert idle(SEVEN) == {"3m"}, "dstack submits a failed job again after 15 s, and after 30 and 60 more"
+    assert idle("preflight") == {"0m"}, "of eight H100 on GCP ten minutes cost $15"
+    assert idle("serve", "budget.keep_minutes=20") == {"20m"}
 
 
 def test_platforms_are_asked_once_however_many_runs_there_are(capsys, monkeypatch, tmp_path):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from data_prep.sources.records import read
 from recipes.cli import main
 from recipes.plan.cost import steps_of
 from recipes.presets import resolve
+from recipes.presets.row_counts import rows_in
 from trainer.config import ConfigError
 
 NAME = "grpo-qwen2.5-vl-7b-mathv60k"
@@ -34,6 +38,51 @@ def test_lines_of_files_are_counted(rows, name):
     assert steps_of(recipe) == 6400 // recipe.config.rows_per_step
 
 
+@pytest.mark.parametrize("ending", ["json", "parquet"])
+def test_documents_and_tables_are_counted(tmp_path, ending):
+    rows = [{"question": f"{i} + 1", "answer": str(i + 1), "images": ["a.png", "b.png"]} for i in range(640)]
+    path = tmp_path / f"mine.{ending}"
+    if ending == "json":
+        path.write_text(json.dumps({"version": 1, "rows": rows}))
+    else:
+        table = pa.table({name: [row[name] for row in rows] for name in rows[0]})
+        pq.write_table(table, path, row_group_size=100)
+    recipe = resolve(NAME, [f"data.source={path} --map answer=answer", "data.episodes=1"])
+    assert (recipe.dataset.rows, steps_of(recipe)) == (640, 640 // recipe.config.rows_per_step)
+
+
+def test_the_counts_are_those_of_the_readers_that_prepare(tmp_path):
+    texts = {
+        "a.jsonl": '{"q": 1}\n\n{"q": 2}\n{"q": 3}',
+        "b.csv": 'q,a\n"two\nlines",1\nx,2\n',
+        "c.tsv": "q\ta\nx\t1\n",
+        "d.json": json.dumps([{"q": 1}, {"q": 2}]),
+        "e.json": json.dumps({"p1": {"q": 1}, "p2": {"q": 2}, "p3": {"q": 3}}),
+        "f.json": json.dumps({"about": ["x"], "data": [{"q": 1}]}),
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    pq.write_table(pa.table({"flag": [True, False], "nested": [[{"a": 1}], []]}), tmp_path / "g.parquet")
+    pq.write_table(pa.table({"q": pa.array([], pa.string())}), tmp_path / "h.parquet")
+    for path in sorted(tmp_path.iterdir()):
+        assert rows_in(path) == sum(1 for _ in read(path)), path.name
+    (tmp_path / "i.parquet").write_bytes(b"PAR1 cut short")
+    (tmp_path / "j.json").write_text("{")
+    assert [rows_in(tmp_path / name) for name in ("i.parquet", "j.json", "none.csv", "k.txt")] == [None] * 4
+
+
+def test_rows_that_nobody_here_can_count_are_said_to_be_guessed(capsys):
+    for given in ("data.source=someone/rows", "data.path=/shared/rows"):
+        assert main(["plan", NAME, "--set", given]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        where = given.partition("=")[2]
+        assert f"nobody here knows how many rows {where} has: planned as 60,000, those of mathv60k" in said
+    assert main(["plan", NAME]) == 0
+    assert "nobody here knows" not in capsys.readouterr().out
+    assert resolve(NAME, ["data.source=someone/rows --rows 640"]).dataset.rows == 640
+    assert resolve(NAME, ["data.source=someone/rows --rows 640"]).dataset.guess == ""
+
+
 def test_two_files_with_weights_and_a_limit(rows):
     source = f"{rows(3000, 'a.jsonl')}=2 {rows(1000, 'b.csv')}"
     assert resolve(NAME, [f"data.source={source}"]).dataset.rows == 4000
@@ -44,7 +93,7 @@ def test_a_published_set_and_a_prepared_folder(tmp_path):
     assert resolve(NAME, ["data.source=geometry3k"]).dataset.rows == 2101
     (tmp_path / "manifest.json").write_text(json.dumps({"rows": {"train": 777, "test": 5}}))
     assert resolve(NAME, [f"data.path={tmp_path}"]).dataset.rows == 777
-    assert resolve(NAME, ["data.path=s3://mine/rows"]).dataset.rows == 60_000, "nobody here knows"
+    assert resolve(NAME, ["data.path=s3://mine/rows"]).dataset.rows == 60_000, "`up` asks the bucket"
 
 
 def test_too_few_are_refused_at_the_desk(rows, capsys):

@@ -157,9 +157,13 @@ def test_what_fails_before_training_is_told_to_dstack_like_the_rest(checkout):
 def test_signals_reach_the_node_through_dstacks_shell(checkout, number, code):
     command = dstack_shell(checkout, main_file(ONE, "dstack-gcp"))
     process = subprocess.Popen(
-        command, cwd=checkout, env=environment(checkout, "wait"), stdout=subprocess.PIPE, text=True,
+        command,
+        cwd=checkout,
+        env=environment(checkout, "wait"),
+        stdout=subprocess.PIPE,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
     assert process.stdout and process.stdout.readline() == "up\n"
     started = time.monotonic()
     process.send_signal(number)
@@ -171,9 +175,13 @@ def test_slurm_is_asked_for_a_requeue_after_our_codes_while_its_own_count_allows
     (checkout / "job").write_text(main_file(BIG, "slurm"))
     for code in CODES:
         left, said = ends_with(
-            checkout, ["bash", "job"], code, SLURM_JOB_ID="7", SLURM_SUBMIT_DIR=str(checkout),
+            checkout,
+            ["bash", "job"],
+            code,
+            SLURM_JOB_ID="7",
+            SLURM_SUBMIT_DIR=str(checkout),
             SLURM_RESTART_COUNT=str(restarted),
-        )  # fmt: skip
+        )
         started = restarted <= get(BIG).budget.max_requeues
         assert left == (code if started else 2)
         assert ("scontrol requeue 7" in said) == (code in AGAIN and restarted < get(BIG).budget.max_requeues)

@@ -43,8 +43,13 @@ def test_a_job_that_waits_for_its_machines_is_alive(capsys, monkeypatch, tmp_pat
     """Nothing is in the bucket yet: the engine knows."""
     stand_in(tmp_path, monkeypatch, "sky", "")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
-    RunRecord(run_id="mine", recipe=SEVEN, target="skypilot-runpod", managed=True,
-              overrides=["storage.bucket=s3://mine"]).save()  # fmt: skip
+    RunRecord(
+        run_id="mine",
+        recipe=SEVEN,
+        target="skypilot-runpod",
+        managed=True,
+        overrides=["storage.bucket=s3://mine"],
+    ).save()
     said = platform_state.Said(text="managed job 3: STARTING", name="3")
     monkeypatch.setattr(platform_state, "ask", lambda record: said)
     monkeypatch.setattr("recipes.drivers.bucket_access.probe", lambda *a: None)

@@ -165,9 +165,10 @@ def test_the_server_answers_who_has_the_key_and_ends_with_its_hours(tiny_model, 
     def ask(key):
         body = {"model": "mine", "max_tokens": 8, "messages": [{"role": "user", "content": "how many"}]}
         request = urllib.request.Request(
-            "http://127.0.0.1:18765/v1/chat/completions", json.dumps(body).encode(),
+            "http://127.0.0.1:18765/v1/chat/completions",
+            json.dumps(body).encode(),
             {"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
-        )  # fmt: skip
+        )
         with urllib.request.urlopen(request, timeout=60) as got:
             return json.load(got)
 

@@ -39,8 +39,18 @@ def bucket(tmp_path, monkeypatch):
     write_run(machine, 6)
     (machine / "launch.log").write_text("the job's own words\n")
     gpu = {"gpu": 0, "busy_fraction": 0.93, "memory_bytes": 70 << 30, "power_w": 600, "temperature_c": 71}
-    append(machine, {"node": 0, "unix_s": time.time(), "gpus": [gpu] * 8, "ranks": {}, "cpu_fraction": 0.2,
-                     "memory_fraction": 0.4, "disk_free_bytes": 900 << 30})  # fmt: skip
+    append(
+        machine,
+        {
+            "node": 0,
+            "unix_s": time.time(),
+            "gpus": [gpu] * 8,
+            "ranks": {},
+            "cpu_fraction": 0.2,
+            "memory_fraction": 0.4,
+            "disk_free_bytes": 900 << 30,
+        },
+    )
     stream.close()
     attempts.close(attempt, 0, "", 6)
     return url
@@ -189,8 +199,12 @@ def test_status_of_a_run_that_has_not_begun_is_no_failure(bucket, capfd, monkeyp
 
 
 def test_the_dashboard_is_found_through_ssh_and_its_token_kept_private(capfd, monkeypatch, tmp_path):
-    RunRecord(run_id="far", recipe="preflight", target="ssh", overrides=["site.hosts=[me@gpu1:2222]",
-              "cluster.nodes=1"]).save()  # fmt: skip
+    RunRecord(
+        run_id="far",
+        recipe="preflight",
+        target="ssh",
+        overrides=["site.hosts=[me@gpu1:2222]", "cluster.nodes=1"],
+    ).save()
     token = tmp_path / "token"
     token.write_text("a-secret")
     line = published.publish("far", "http://10.0.0.4:8265", str(token))

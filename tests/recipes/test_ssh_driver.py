@@ -41,7 +41,8 @@ cp {python} "$root/.venvs/gpu/bin/python"
 """
 PYTHON = """#!/bin/bash
 [ "$2" = trainer.node ] || exit 0
-echo "rank $SPOTRL_NODE_RANK of $SPOTRL_NODES peers $SPOTRL_PEERS run $RUN_ID bucket $BUCKET token ${{HF_TOKEN:-none}}"
+place="rank $SPOTRL_NODE_RANK of $SPOTRL_NODES peers $SPOTRL_PEERS"
+echo "$place run $RUN_ID bucket $BUCKET token ${{HF_TOKEN:-none}}"
 case "$SPOTRL_NODE_RANK" in 0) {head} ;; *) {worker} ;; esac
 """
 

@@ -17,11 +17,13 @@ from trainer.config import ConfigError
 
 ROOT = Path(__file__).parents[2]
 SEVEN = "grpo-qwen2.5-vl-7b-mathv60k"
-CONFIG = """{"model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"], "hidden_size": 3584,
- "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
- "vocab_size": 152064, "tie_word_embeddings": false, "vision_config": {"hidden_size": 1280, "depth": 32,
- "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 3584, "patch_size": 14, "spatial_merge_size": 2,
- "temporal_patch_size": 2, "in_chans": 3, "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31]}}"""
+CONFIG = """{"model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+ "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+ "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064,
+ "tie_word_embeddings": false, "vision_config": {"hidden_size": 1280, "depth": 32,
+ "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 3584, "patch_size": 14,
+ "spatial_merge_size": 2, "temporal_patch_size": 2, "in_chans": 3, "window_size": 112,
+ "fullatt_block_indexes": [7, 15, 23, 31]}}"""
 
 
 @pytest.fixture

@@ -323,7 +323,15 @@ def test_an_option_is_committed_to_once(letter):
         ):
             assert verdict(way, letter) == "correct", way
             assert verdict(way, other) == "wrong", way
-    for way in (f"({letter}) ({other})", f"{letter} or {other}", f"({letter}) or {other}", f"{letter}. 5 {other}. 6",
-                f"{letter} = {other}", f"({letter}), ({other})", f"{letter}{other}", f"{letter}/{other}",
-                f"({letter}) {other}"):  # fmt: skip
+    for way in (
+        f"({letter}) ({other})",
+        f"{letter} or {other}",
+        f"({letter}) or {other}",
+        f"{letter}. 5 {other}. 6",
+        f"{letter} = {other}",
+        f"({letter}), ({other})",
+        f"{letter}{other}",
+        f"{letter}/{other}",
+        f"({letter}) {other}",
+    ):
         assert verdict(way, letter) == verdict(way, other) == "wrong", way

@@ -15,7 +15,9 @@ def test_shares_are_balanced_where_dealing_in_turn_is_not():
         prompts = [Prompt(group=i, row=i, seed=i) for i in range(64)]
         shares = deal(prompts, costs, 8)
         assert sorted(p.group for share in shares for p in share) == list(range(64))
-        assert all([p.group for p in share] == sorted(p.group for p in share) for share in shares)
+        for share in shares:
+            groups = [prompt.group for prompt in share]
+            assert groups == sorted(groups)
         assert shares == deal(prompts, costs, 8)
         for found, parts in ((gaps, shares), (in_turn, [prompts[e::8] for e in range(8)])):
             loads = [sum(costs[p.group] for p in part) for part in parts]

@@ -22,7 +22,7 @@ PAGE_KIB = os.sysconf("SC_PAGE_SIZE") / 1024
 
 
 def size_mib(paths: Iterable[Path]) -> float:
-    """Of the files of folders, whatever vanishes meanwhile left out."""
+    """Size of the files of folders, whatever vanishes meanwhile left out."""
     total = 0
     for folder in paths:
         for root, _, names in os.walk(folder):
@@ -78,8 +78,8 @@ class Sampler(threading.Thread):
         self.join()
 
     def growth(self, start: float, stop: float) -> dict[str, dict[str, Any]]:
-        """Of everything that was there in both: medians of the second and the last quarter of a span of
-        time."""
+        """Medians of the second and the last quarter of a span of time, of everything that was there in
+        both."""
         quarter, found = (stop - start) / 4, {}
         for name, points in sorted(self.series.items()):
             second = [v for t, v in points if start + quarter <= t < start + 2 * quarter]

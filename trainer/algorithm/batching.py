@@ -51,12 +51,12 @@ class TrainBatch:
 
     def pick(self, indices: Sequence[int]) -> TrainBatch:
         """The batch of these traces, in this order."""
-        return TrainBatch(
-            [self.traces[i] for i in indices],
-            [self.advantages[i] for i in indices],
-            self.old and [self.old[i] for i in indices],
-            self.reference and [self.reference[i] for i in indices],
-        )
+        picked = TrainBatch([self.traces[i] for i in indices], [self.advantages[i] for i in indices])
+        if self.old is not None:
+            picked = replace(picked, old=[self.old[i] for i in indices])
+        if self.reference is not None:
+            picked = replace(picked, reference=[self.reference[i] for i in indices])
+        return picked
 
 
 def scheduled(trace: Trace, image_token_id: int) -> Length:

@@ -147,14 +147,17 @@ def _frozen(model: Path, reader: ShardReader | Adapter) -> Sources:
     trained = set(reader.names())
     stems = [name.partition("lora_A.")[0] for name in trained if ".lora_A." in name]
     adapted = {f"{stem}weight": stem for stem in stems}
-    lora, tied = (
-        _lora(reader),
-        json.loads((model / "config.json").read_text()).get("tie_word_embeddings", False),
-    )
-    known = lambda name: hub.aliases(name) & trained or (tied and name == "lm_head.weight")  # noqa: E731
-    if lora.rank or _settings(reader).get("model.freeze_vision"):  # else what is left out is no module's
+    lora = _lora(reader)
+    tied = json.loads((model / "config.json").read_text()).get("tie_word_embeddings", False)
+
+    def known(name: str) -> bool:
+        return bool(hub.aliases(name) & trained) or (tied and name == "lm_head.weight")
+
+    # Where every weight was trained, a name that is not known belongs to no module.
+    if lora.rank or _settings(reader).get("model.freeze_vision"):
         index = model / hub.INDEX
-        for name, file_name in json.loads(index.read_text())["weight_map"].items() if index.is_file() else ():
+        weight_map = json.loads(index.read_text())["weight_map"] if index.is_file() else {}
+        for name, file_name in weight_map.items():
             if not known(name) and not (model / file_name).is_file():
                 raise ConfigError(f"{model} has no {file_name}, which holds {name}: download the whole model")
     for path in sorted(model.glob("*.safetensors")):

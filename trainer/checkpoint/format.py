@@ -4,8 +4,8 @@ One checkpoint is one folder `step-00000020`. Every rank writes its own files th
 
     rank-00001-of-00004.safetensors      flat fp32 pieces `master/NAME`, `exp_avg/NAME`, `exp_avg_sq/NAME`
     rank-00001-of-00004.1.safetensors    more of them, once a file has reached `FILE_BYTES`
-    rank-00001-of-00004.json             which [start, stop) of which flat parameter lies in which file, the CRC-32 of
-                                         every MiB of these, RNG states
+    rank-00001-of-00004.json             which [start, stop) of which flat parameter lies in which file, the
+                                         CRC-32 of every MiB of these, RNG states
 
 The driver adds `state.json` and, last, `manifest.json` (sizes and sha256 of every file, and the attempt that
 wrote them): without it there is no checkpoint. In the store every attempt of a run has a folder of its own in

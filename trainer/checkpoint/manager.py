@@ -7,14 +7,16 @@ rank has uploaded them. An older checkpoint goes only after the new one is commi
 
     if checkpoints.due(step, step_time_s):
         checkpoints.begin(step, state)                      # state is frozen here
-        learner.save(step, checkpoints.local_steps(), checkpoints.sends, checkpoints.attempt)  # ShardWriter.start
+        keep, to = checkpoints.local_steps(), checkpoints.attempt
+        learner.save(step, keep, checkpoints.sends, to)     # ShardWriter.start on every rank
     ...
     if checkpoints.busy:                                    # between phases, and until it is done at the end
         try:
             checkpoints.advance(learner.save_status())      # commits what every rank is done with
         except CheckpointError as error:                    # a rank could not write
             checkpoints.failed(error)
-    if (step := checkpoints.to_send()) is not None:         # written while another was being uploaded, or that failed
+    step = checkpoints.to_send()
+    if step is not None:                                    # not uploaded when it was written, or that failed
         learner.send(step)                                  # ShardWriter.send on every rank
 """
 
@@ -37,6 +39,7 @@ from trainer.checkpoint.layout import MANIFEST, local_dir, remote_folder, remote
 from trainer.checkpoint.manifest import FileRecord, describe, manifests_here, pack
 from trainer.checkpoint.reader import CorruptCheckpoint, Found
 from trainer.checkpoint.retention import make_room, prune_local, prune_remote
+from trainer.checkpoint.rollout_log import RolloutLog
 from trainer.checkpoint.writer import RankStatus, disk_room, upload
 from trainer.config import RunConfig
 from trainer.errors import StorageError
@@ -57,9 +60,11 @@ class Checkpoints:
     """Commits, keeps and finds the checkpoints of one run.
 
     data_fingerprint: of the dataset that is trained on. held: the right to write for this run; without it
-    there is none to lose (reading, tests of one writer). Raises StorageError from `advance` and `failed`
-    after MAX_FAILURES failures in a row; before that a failure is told, counted, and the next step tries
-    again. Raises Fenced from wherever it would have written or deleted after a newer attempt has started.
+    there is none to lose (reading, tests of one writer). logs: where the run samples ahead, a checkpoint is
+    committed after the logs that it needs, on the disk and in the store. Raises StorageError from `advance`
+    and `failed` after MAX_FAILURES failures in a row; before that a failure is told, counted, and the next
+    step tries again. Raises Fenced from wherever it would have written or deleted after a newer attempt has
+    started.
     """
 
     def __init__(
@@ -68,10 +73,12 @@ class Checkpoints:
         data_fingerprint: str = "",
         *,
         held: Attempt | None = None,
+        logs: RolloutLog | None = None,
         storage: Storage | None = None,
         say: Callable[[str], None] = _say,
     ):
         self.config = config
+        self._logs = logs
         self.data_fingerprint = data_fingerprint
         self._say = say
         self.attempt = held.name if held else ""
@@ -158,11 +165,13 @@ class Checkpoints:
         *,
         score: float | None = None,
         attach: Iterable[str | Path] = (),
+        ahead: Sequence[int] = (),
     ) -> None:
         """Opens the checkpoint of `step` before the workers write.
 
         state: JSON values, tensors, arrays, bytes; read back as `Found.state`. score: held-out score for
         keep_best. attach: append-only files of the run (metrics.jsonl) that a resume on a fresh node needs.
+        ahead: steps after it whose completions older weights have sampled: it needs their rollout logs.
         """
         assert self.in_flight is None, "one checkpoint at a time"
         self._retry = False
@@ -181,6 +190,7 @@ class Checkpoints:
         self._pending = {
             "state": json.dumps(encode(state), sort_keys=True).encode(),
             "score": score,
+            "ahead": list(ahead),
             "attach": [(Path(path), Path(path).stat().st_size) for path in attach if Path(path).is_file()],
         }
 
@@ -191,13 +201,13 @@ class Checkpoints:
 
     def advance(self, ranks: Sequence[RankStatus]) -> bool:
         """Commits what every rank is done with; says whether a checkpoint was committed locally. Raises
-        StorageError.
+        StorageError, and CheckpointError where a rollout log that it needs could not be written.
 
         The store's commit is made in a thread; `poll` takes in how it ended.
         """
         self.poll()
         step, wrote = self.in_flight, False
-        if step is not None and all(step in rank.written for rank in ranks):
+        if step is not None and self._logged() and all(step in rank.written for rank in ranks):
             self.write_s = max(rank.seconds["write"] for rank in ranks)
             wrote = self._commit(step, [record for rank in ranks for record in rank.written[step]])
         step = self.uploading if self.uploading != self.in_flight and self._remote is None else None
@@ -207,6 +217,10 @@ class Checkpoints:
                 self.save_s = self.write_s + max(rank.seconds["upload"] for rank in ranks)
             self._remote = self._submit(self._store, step, records)
         return wrote
+
+    def _logged(self) -> bool:
+        """Whether the rollout logs that the checkpoint in flight needs are there."""
+        return self._logs is None or self._logs.durable(self._pending["ahead"])
 
     def _commit(self, step: int, records: Sequence[FileRecord]) -> bool:
         """Writes the local manifest; then retention. Returns whether it could."""
@@ -219,8 +233,10 @@ class Checkpoints:
             for path, size in self._pending["attach"]:
                 with open(path, "rb") as file:
                     own.append(FileRecord(path.name, *write_file(folder / path.name, [file.read(size)])))
-            about = {"attempt": self.attempt, "data_fingerprint": self.data_fingerprint}
+            about: dict[str, Any] = {"attempt": self.attempt, "data_fingerprint": self.data_fingerprint}
             about["model_fingerprint"] = self._model_fingerprint
+            if self._pending["ahead"]:
+                about["ahead"] = self._pending["ahead"]
             manifest = describe(self.config, step, [*records, *own], self._pending["score"], about)
             write_file(folder / "manifest.json", [pack(manifest)])
         except OSError as error:
@@ -344,6 +360,8 @@ class Checkpoints:
                 raise StorageError(
                     f"step {step} is committed locally only: {entry['name']} is not whole in the store"
                 )
+        if self._logs and manifest.get("ahead"):
+            self._logs.secure(manifest["ahead"])
         self._check()
         self.storage.put_bytes(f"{inside}/manifest.json", pack(manifest))
         self.stored = max(self.stored, step)

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,21 +51,27 @@ def code_fingerprint() -> str:
 
 
 def describe(
-    config: RunConfig, step: int, records: Sequence[FileRecord], score: float | None, about: dict[str, str]
+    config: RunConfig, step: int, records: Sequence[FileRecord], score: float | None, about: dict[str, Any]
 ) -> dict[str, Any]:
-    """The manifest of a checkpoint. about: its attempt and the fingerprint of its data."""
-    ranks = {record.name.partition("-of-")[2][:5] for record in records if record.name.startswith("rank-")}
+    """The manifest of a checkpoint. about: its attempt, the fingerprint of its data, and in `ahead` the steps
+    after it that were sampled before it, if any."""
+    worlds: set[str] = set()
+    files = []
+    for record in records:
+        if record.name.startswith("rank-"):
+            worlds.add(record.name.partition("-of-")[2][:5])
+        files.append({"name": record.name, "bytes": record.bytes, "sha256": record.sha256})
     return about | {
         "format": "spotrl-checkpoint-1",
         "run_id": config.run_id,
         "step": step,
-        "world_size": int(ranks.pop()) if len(ranks) == 1 else config.placement.world_size,
+        "world_size": int(worlds.pop()) if len(worlds) == 1 else config.placement.world_size,
         "bytes": sum(record.bytes for record in records),
         "score": score,
         "fingerprint": fingerprint(config),
         "config": resume_view(config),
         "code_fingerprint": code_fingerprint(),
-        "files": [{key: asdict(r)[key] for key in ("name", "bytes", "sha256")} for r in records],
+        "files": files,
     }
 
 
@@ -91,6 +97,7 @@ def _well_formed(manifest: dict[str, Any]) -> bool:
     files, score = manifest["files"], manifest["score"]
     counts = [manifest["step"], manifest["world_size"], manifest["bytes"]]
     counts += [entry["bytes"] for entry in files]
+    counts += manifest.get("ahead", [])
     if not all(type(count) is int and count >= 0 for count in counts):
         return False
 

@@ -58,6 +58,11 @@ class Found:
         """Number of ranks that wrote it."""
         return self.manifest["world_size"]
 
+    @property
+    def ahead(self) -> list[int]:
+        """Steps after it that older weights had sampled: a resume needs their rollout logs."""
+        return self.manifest.get("ahead", [])
+
     def file(self, name: str) -> dict[str, Any]:
         """The manifest's entry: name, bytes, sha256. Raises CorruptCheckpoint if there is none."""
         entry = next((entry for entry in self.manifest["files"] if entry["name"] == name), None)

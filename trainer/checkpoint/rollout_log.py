@@ -5,8 +5,9 @@ again.
     <remote>/<run id>/rollouts/step-00000021/7-3f2c1a.npz     sent beside it, under the attempt that sampled it
 
 A restart from step 20 replays what is logged of 21, 22, ...: same token ids, log-probabilities and outcomes,
-so same updates, bit for bit. Files are plain NumPy archives without pickles; the CRC of every array is
-compared on reading.
+so same updates, bit for bit. With `rollout.staleness` k the steps 21 to 20 + k were sampled by weights that
+the checkpoint of step 20 does not hold: their logs belong to it, and it is committed after them. Files are
+plain NumPy archives without pickles; the CRC of every array is compared on reading.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import json
 import re
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -25,11 +26,13 @@ from typing import Any
 
 import numpy as np
 
-from trainer.algorithm.traces import End, ImageRef, Outcome, Trace, completed
+from trainer.algorithm.traces import Outcome, Trace, completed
 from trainer.checkpoint.attempt import Attempt, Fenced
+from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint
 from trainer.checkpoint.format import write_file
 from trainer.checkpoint.layout import step_name
 from trainer.checkpoint.manifest import code_fingerprint
+from trainer.checkpoint.trace_columns import cut, prompts_of, text_array, trace_columns, traces_of
 from trainer.config import ConfigError, RunConfig, fingerprint
 from trainer.config.run_store import RunStore
 from trainer.errors import StorageError
@@ -40,8 +43,6 @@ OBJECT = re.compile(r"step-(\d{8})/((\d+)-[0-9a-f]{6})\.npz")
 """Key of a step's log in the store: (step, attempt, its number)."""
 LOCAL = re.compile(r"step-(\d{8})\.npz")
 FORMAT, FIRST_FORMAT = "spotrl-rollout-2", "spotrl-rollout-1"
-ENDS: tuple[End, ...] = ("stop", "length", "turns", "error")
-"""Values of `Trace.end` by their number in a log; new ones are added at the end."""
 DAMAGED = (OSError, ValueError, LookupError, EOFError, TypeError, zipfile.BadZipFile)
 """What reading an archive raises that is not whole, or is none."""
 RETRY = Retry(attempts=2)
@@ -100,6 +101,14 @@ class RolloutLog:
         }
         self.replayed = self.failures = 0
         self._usable: dict[int, list[_Place]] = {}
+        self._needed: Sequence[int] = ()
+        self._ready: dict[int, Graded] = {}
+        self._durable: set[int] = set()
+        """Steps whose log lies on this disk or in the store."""
+        self._stored: set[int] = set()
+        """Steps whose log lies in the store, as far as this attempt has seen."""
+        self._unwritten: dict[int, str] = {}
+        """Steps whose log could not be written, and why."""
         self._floor = 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="rollout-log")
 
@@ -107,24 +116,40 @@ class RolloutLog:
     def _epoch(self) -> int:
         return self._held.epoch if self._held else 0
 
+    @property
+    def _attempt(self) -> str:
+        return self._held.name if self._held else "0-000000"
+
     # --- replaying ------------------------------------------------------------------------------------------
 
-    def open(self, step: int) -> list[int]:
+    def open(self, step: int, needed: Sequence[int] = ()) -> list[int]:
         """Looks for the steps after `step` that can be replayed; returns them.
 
         They are those of one history: of each step the newest attempt's, and never an older attempt's after a
         newer one's, which would be an attempt that went on beside the one that had replaced it.
+
+        needed: first steps after `step`, whose logs belong to its checkpoint. They are read at once, also
+        those that an older version of the code wrote. Raises CorruptCheckpoint where one cannot be read.
         """
+        self._needed = needed
+        self._usable, self._ready = {}, {}
         found = self._places(step) if self._resumes else {}
-        self._usable = {}
         epoch = 0
         at = step + 1
-        while at in found and (newest := max(place.epoch for place in found[at])) >= epoch:
+        while at in found and ((newest := max(place.epoch for place in found[at])) >= epoch or at in needed):
             self._usable[at] = [place for place in found[at] if place.epoch == newest]
-            epoch, at = newest, at + 1
-        if self._usable:
+            epoch, at = max(epoch, newest), at + 1
+        for ahead in needed:
+            try:
+                self._ready[ahead] = self._load(ahead)
+            except (*DAMAGED, StorageError, ConfigError) as error:
+                raise CorruptCheckpoint(
+                    f"checkpoint of step {step}: the completions of step {ahead}, which older weights sampled"
+                    f" before it, cannot be read ({error})"
+                ) from error
+        if at > step + 1:
             self._say(f"steps {step + 1} to {at - 1} are replayed: their completions are not sampled again")
-        return list(self._usable)
+        return list(range(step + 1, at))
 
     def _places(self, after: int) -> dict[int, list[_Place]]:
         """Where the logs of the steps after `after` lie: this disk's first."""
@@ -144,7 +169,19 @@ class RolloutLog:
 
     def read(self, step: int) -> Graded | None:
         """The graded completions of a step that can be replayed; None: sample them."""
-        why: object = ""
+        graded = self._ready.pop(step, None)
+        if graded is None and step in self._usable:
+            try:
+                graded = self._load(step)
+            except (*DAMAGED, StorageError, ConfigError) as error:
+                self._usable.clear()  # what follows was sampled after this one
+                self._failed(f"step {step} cannot be replayed ({error}): its completions are sampled again")
+        self.replayed += len(graded.traces) if graded else 0
+        return graded
+
+    def _load(self, step: int) -> Graded:
+        """The log of a step, from the first of its places that is whole. Raises what the last one raised."""
+        wrong: Exception = ValueError("there is none")
         for place in self._usable.pop(step, ()):
             try:
                 local = self.folder / f"{step_name(step)}.npz"
@@ -153,20 +190,23 @@ class RolloutLog:
                 )
                 with np.load(source, allow_pickle=False) as archive:
                     graded = _graded(self._header(archive, step), dict(archive))
-                self.replayed += len(graded.traces)
-                return graded
             except (*DAMAGED, StorageError, ConfigError) as error:
-                why = error
-        if why:
-            self._usable.clear()  # what follows was sampled after this one
-            self._failed(f"step {step} cannot be replayed ({why}): its completions are sampled again")
-        return None
+                wrong = error
+                continue
+            self._durable.add(step)
+            if place.key:
+                self._stored.add(step)
+            return graded
+        raise wrong
 
     def _header(self, archive: Any, step: int) -> dict[str, Any]:
         """What a log says of itself. Raises ValueError where it is of another run, configuration, dataset or
-        code."""
+        code; of what a checkpoint needs, configuration and dataset were compared with the checkpoint's."""
         about = json.loads(archive["about"].tobytes())
-        for key, value in (self._about | {"step": step}).items():
+        expected = self._about | {"step": step}
+        if step in self._needed:
+            expected = {key: expected[key] for key in ("format", "run_id", "step")}
+        for key, value in expected.items():
             if about[key] != value:
                 raise ValueError(f"its {key} is another")
         return about
@@ -180,28 +220,35 @@ class RolloutLog:
         unless the run keeps all of it (`logging.keep_rollouts`).
         """
         floor = 0 if self._keeps else floor
-        about = self._about | {"step": step, "epoch": self._epoch, "stats": graded.stats}
+        about: dict[str, Any] = self._about | {"step": step, "stats": graded.stats}
+        about |= {"epoch": self._epoch, "attempt": self._attempt}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_file(self.folder / f"{step_name(step)}.npz", [_archive(about, graded)])
         except OSError as error:
+            self._unwritten[step] = str(error)
             self._failed(f"step {step} is not logged: {error}")
             return
+        self._durable.add(step)
         if floor > self._floor:
             for path in self.folder.glob("step-*.npz"):
                 if (match := LOCAL.fullmatch(path.name)) and int(match[1]) <= floor:
                     path.unlink(missing_ok=True)
+        self._stored.discard(step)
         if self.storage:
             self._pool.submit(self._send, self.storage, step, floor if floor > self._floor else 0)
         self._floor = max(self._floor, floor)
 
-    def _send(self, storage: Storage, step: int, floor: int) -> None:
-        attempt = self._held.name if self._held else "0-000000"
+    def _send(self, storage: Storage, step: int, floor: int = 0) -> None:
         try:
             if self._held:
                 self._held.check()
-            data = (self.folder / f"{step_name(step)}.npz").read_bytes()
-            storage.put_bytes(f"{step_name(step)}/{attempt}.npz", data)
+            if step not in self._stored:
+                data = (self.folder / f"{step_name(step)}.npz").read_bytes()
+                with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+                    attempt = json.loads(archive["about"].tobytes()).get("attempt", self._attempt)
+                storage.put_bytes(f"{step_name(step)}/{attempt}.npz", data)
+                self._stored.add(step)
             if floor:
                 keys = [(key, OBJECT.fullmatch(key)) for key, _ in storage.list()]
                 storage.delete([key for key, match in keys if match and int(match[1]) <= floor])
@@ -210,6 +257,27 @@ class RolloutLog:
             return
         except (StorageError, ConfigError, OSError) as error:
             self._failed(f"step {step} is logged on this disk only: {error}")
+
+    # --- what a checkpoint rests on -------------------------------------------------------------------------
+
+    def durable(self, steps: Sequence[int]) -> bool:
+        """Whether the logs of all these steps lie on this disk or in the store.
+
+        Raises CheckpointError where one could not be written: a checkpoint that needs it has failed.
+        """
+        for step in steps:
+            if step in self._unwritten and step not in self._durable:
+                raise CheckpointError(f"the rollout log of step {step} is not there: {self._unwritten[step]}")
+        return self._durable.issuperset(steps)
+
+    def secure(self, steps: Sequence[int]) -> None:
+        """Waits until the store has the logs of these steps; those that it lacks are sent once more. Raises
+        StorageError."""
+        assert self.storage is not None
+        for step in steps:
+            self._pool.submit(self._send, self.storage, step).result()  # behind what is being sent
+            if step not in self._stored and not dict(self.storage.list(step_name(step))):
+                raise StorageError(f"the rollout log of step {step}, sampled ahead, is not in the store")
 
     def _failed(self, error: object) -> None:
         self.failures += 1
@@ -260,93 +328,30 @@ def history(folder: Path, storage: Storage | None) -> Iterator[tuple[int, Graded
 
 def _archive(about: dict[str, Any], graded: Graded) -> bytes:
     """A step's traces and outcomes as one NumPy archive; `_graded` reads it back without loss."""
-    traces = graded.traces
-    prompts = {trace.group: trace.prompt for trace in traces}
-    images = [(ref.row, ref.number) for trace in traces for ref in trace.images]
-    arrays = {
-        "about": _text(about),
-        "group": np.array([trace.group for trace in traces], np.int64),
-        "row": np.array([trace.row for trace in traces], np.int64),
-        "index": np.array([trace.index for trace in traces], np.int64),
-        "end": np.array([ENDS.index(trace.end) for trace in traces], np.int8),
-        "versions": np.array([trace.versions for trace in traces], np.int64),
-        "tokens": np.array([len(trace.completion) for trace in traces], np.int64),
-        "token_ids": np.concatenate([trace.completion for trace in traces]),
-        "learned": np.packbits(np.concatenate([_mask(trace) for trace in traces])),
-        "logprobs": np.concatenate([_known(trace.logprobs) for trace in traces]),
-        "sampled": np.array([trace.logprobs is not None for trace in traces], bool),
-        "images": np.array([len(trace.images) for trace in traces], np.int64),
-        "image_refs": np.array(images, np.int64).reshape(-1, 2),
-        "prompt_group": np.array(list(prompts), np.int64),
-        "prompt_tokens": np.array([len(ids) for ids in prompts.values()], np.int64),
-        "prompt_token_ids": np.concatenate(list(prompts.values())),
-        "texts": _text([trace.text for trace in traces]),
-        "outcomes": _text([astuple(outcome) for outcome in graded.outcomes]),
-    }
+    arrays = {"about": text_array(about)} | trace_columns(graded.traces)
+    arrays["texts"] = text_array([trace.text for trace in graded.traces])
+    arrays["outcomes"] = text_array([astuple(outcome) for outcome in graded.outcomes])
     out = io.BytesIO()
     np.savez(out, **arrays)  # ty: ignore[invalid-argument-type]
     return out.getvalue()
 
 
-def _mask(trace: Trace) -> np.ndarray:
-    """Whether each token is learned, [L] bool."""
-    mask = np.zeros(len(trace.tokens), bool)
-    mask[trace.learned] = True
-    return mask
-
-
-def _known(logprobs: np.ndarray | None) -> np.ndarray:
-    return np.zeros(0, np.float32) if logprobs is None else logprobs
-
-
 def _graded(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> Graded:
     """The inverse of `_archive`. Raises one of DAMAGED."""
-    read = _first_format if about["format"] == FIRST_FORMAT else _traces
-    traces = read(arrays)
+    texts = json.loads(arrays["texts"].tobytes())
+    read = _first_format if about["format"] == FIRST_FORMAT else traces_of
+    traces = read(arrays, texts)
     outcomes = [Outcome(*outcome) for outcome in json.loads(arrays["outcomes"].tobytes())]
     if not traces or len(outcomes) != len(traces):
         raise ValueError(f"it has {len(traces)} completions and {len(outcomes)} outcomes")
     return Graded(traces, outcomes, about["stats"])
 
 
-def _traces(arrays: dict[str, np.ndarray]) -> list[Trace]:
-    prompts, texts = _prompts(arrays), json.loads(arrays["texts"].tobytes())
-    completions = _cut(arrays["token_ids"], arrays["tokens"])
-    groups = arrays["group"].tolist()
-    lengths = arrays["tokens"] + np.array([len(prompts[group]) for group in groups], np.int64)
-    flat_mask = np.unpackbits(arrays["learned"], count=int(lengths.sum())).astype(bool)
-    learned = [np.flatnonzero(mask).astype(np.int32) for mask in _cut(flat_mask, lengths)]
-    sampled = arrays["sampled"]
-    counts = np.array([len(positions) for positions in learned], np.int64) * sampled
-    logprobs = _cut(arrays["logprobs"], counts)
-    images = _cut(arrays["image_refs"], arrays["images"])
-
-    traces = []
-    for i, group in enumerate(groups):
-        oldest, newest = arrays["versions"][i].tolist()
-        traces.append(
-            Trace(
-                group=group,
-                row=int(arrays["row"][i]),
-                index=int(arrays["index"][i]),
-                tokens=np.concatenate([prompts[group], completions[i]]),
-                shared=len(prompts[group]),
-                learned=learned[i],
-                logprobs=logprobs[i] if sampled[i] else None,
-                images=tuple(ImageRef(row, number) for row, number in images[i].tolist()),
-                versions=(oldest, newest),
-                end=ENDS[arrays["end"][i]],
-                text=texts[i],
-            )
-        )
-    return traces
-
-
-def _first_format(arrays: dict[str, np.ndarray]) -> list[Trace]:
+def _first_format(arrays: dict[str, np.ndarray], texts: Sequence[str]) -> list[Trace]:
     """Traces of a log that was written before there were any: one completion each, all of it learned."""
-    prompts, texts = _prompts(arrays), json.loads(arrays["texts"].tobytes())
-    completions = _cut(arrays["token_ids"], arrays["tokens"])
-    logprobs = _cut(arrays["logprobs"], arrays["tokens"])
+    prompts = prompts_of(arrays)
+    completions = cut(arrays["token_ids"], arrays["tokens"])
+    logprobs = cut(arrays["logprobs"], arrays["tokens"])
     traces = []
     for i, group in enumerate(arrays["group"].tolist()):
         version = int(arrays["weight_version"][i])
@@ -363,20 +368,3 @@ def _first_format(arrays: dict[str, np.ndarray]) -> list[Trace]:
         )
         traces.append(trace)
     return traces
-
-
-def _prompts(arrays: dict[str, np.ndarray]) -> dict[int, np.ndarray]:
-    """Prompt tokens by group."""
-    ids = _cut(arrays["prompt_token_ids"], arrays["prompt_tokens"])
-    return dict(zip(arrays["prompt_group"].tolist(), ids, strict=True))
-
-
-def _text(value: Any) -> np.ndarray:
-    return np.frombuffer(json.dumps(value).encode(), np.uint8)
-
-
-def _cut(flat: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-    """Consecutive pieces of `flat` of these lengths. Raises ValueError where they do not add up."""
-    if int(lengths.sum()) != len(flat):
-        raise ValueError(f"{len(flat)} values for lengths that add up to {int(lengths.sum())}")
-    return np.split(flat, np.cumsum(lengths)[:-1]) if len(lengths) else []

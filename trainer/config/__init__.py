@@ -2,6 +2,8 @@
 only."""
 
 from trainer.config.algorithm import Algorithm as Algorithm
+from trainer.config.expected import Band as Band
+from trainer.config.expected import Expected as Expected
 from trainer.config.files import checkpoint_holds_policy as checkpoint_holds_policy
 from trainer.config.files import checkpoint_suffices as checkpoint_suffices
 from trainer.config.files import dump as dump

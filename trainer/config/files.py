@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 
 from trainer.config.overrides import from_dict, to_dict
+from trainer.config.plain_yaml import read_yaml
 from trainer.config.resume import of_today
 from trainer.config.schema import RunConfig
 from trainer.config.validation import validate
@@ -19,7 +20,7 @@ def load(path: str | Path) -> RunConfig:
     Raises ConfigError if the file is missing, not YAML or not valid.
     """
     try:
-        data = yaml.safe_load(Path(path).read_text())
+        data = read_yaml(Path(path).read_text())
     except FileNotFoundError:
         raise ConfigError(f"no configuration at {path}") from None
     except yaml.YAMLError as error:

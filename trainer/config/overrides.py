@@ -12,8 +12,7 @@ import typing
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal, Union
 
-import yaml
-
+from trainer.config.plain_yaml import WORDS, read_yaml
 from trainer.errors import ConfigError
 
 
@@ -77,6 +76,8 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
             raise ConfigError(f"{where}: expected a number, got {value!r}") from None
     if origin is dict or hint is Any:
         return value
+    if hint is bool and isinstance(value, str) and value.lower() in WORDS:
+        return WORDS[value.lower()]
     if isinstance(hint, type) and isinstance(value, hint) and isinstance(value, bool) == (hint is bool):
         return value
     raise ConfigError(f"{where}: expected {getattr(hint, '__name__', hint)}, got {value!r}")
@@ -107,7 +108,7 @@ def _set(config: Any, keys: list[str], text: str, path: str) -> Any:
             unknown_key(path, keys[0], known) if len(keys) == 1 else unknown_key(keys[0], keys[0], known)
         )
     child = getattr(config, keys[0])
-    value = yaml.safe_load(text) if text else ""
+    value = read_yaml(text) if text else ""
     if len(keys) == 1 and isinstance(value, str) and is_dataclass(child):
         return replace(config, **{keys[0]: _preset(child, value, path)})
     if len(keys) == 1:

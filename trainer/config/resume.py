@@ -25,6 +25,7 @@ RESUME_IGNORES = (
     "logging",
     "watch",
     "guards",
+    "expected",
     "evaluation",
     "rewards.workers",
     "rewards.deadline_s",

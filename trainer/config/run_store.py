@@ -15,6 +15,8 @@ ROLLOUTS = "rollouts"
 """What was sampled and graded, step by step."""
 ATTEMPTS = "attempts"
 """Who may write, and how each attempt ended."""
+FLEET = "fleet"
+"""Between the trainer and its rollout workers: weights out, samples in."""
 STREAM = "stream"
 """What the run writes about itself, in pieces, for the desk."""
 PROFILES = "profile"
@@ -64,6 +66,11 @@ class RunStore:
     def attempts(self) -> str:
         """See `ATTEMPTS`."""
         return f"{self.root}/{ATTEMPTS}"
+
+    @property
+    def fleet(self) -> str:
+        """See `FLEET`."""
+        return f"{self.root}/{FLEET}"
 
     @property
     def profiles(self) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trainer.config.algorithm import Algorithm
+from trainer.config.expected import Expected
 from trainer.config.lora import LoRA
 from trainer.config.ranges import within
 from trainer.config.split import Split
@@ -99,6 +100,9 @@ class Rollout:
     distribution."""
     max_tokens: int = within(1024, least=1)
     """Longest completion, in tokens (the original's --generate_max_len)."""
+    staleness: int = within(0, least=0, most=8)
+    """Steps that sampling is ahead of learning by: step s is sampled with the weights of step s - 1 - this.
+    0: with the newest."""
     tensor_parallel: int = within(1, least=1)
     """GPUs per engine; the number of engines is world size / this (the original's --vllm_num_engines
     follows)."""
@@ -401,6 +405,7 @@ class RunConfig:
     watch: Watch = field(default_factory=Watch)
     guards: Guards = field(default_factory=Guards)
     sft: SFT = field(default_factory=SFT)
+    expected: Expected = field(default_factory=Expected)
 
     @property
     def run_id(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trainer.config.algorithm import Algorithm
 from trainer.config.bucket_address import BucketAddress, is_address
+from trainer.config.expected import check_bands
 from trainer.config.overrides import ConfigError
 from trainer.config.ranges import check_ranges
 from trainer.config.schema import RunConfig
@@ -13,6 +14,7 @@ def validate(config: RunConfig) -> None:
     """Raises ConfigError, with the change to make, if the configuration cannot run."""
     c, world = config, config.placement.world_size
     check_ranges(c)
+    check_bands(c.expected)
     if c.model.min_pixels > c.model.max_pixels:
         raise ConfigError(
             f"model.min_pixels {c.model.min_pixels} > model.max_pixels {c.model.max_pixels}: swap them"
@@ -92,7 +94,7 @@ def validate(config: RunConfig) -> None:
             " samples of a step (prompts_per_step x samples_per_prompt): use a divisor of"
             f" {c.samples_per_step}"
         )
-    for wrong, change in _refused(c.algorithm):
+    for wrong, change in [*_refused(c.algorithm), *_refused_ahead(c)]:
         if wrong:
             raise ConfigError(change)
 
@@ -183,6 +185,36 @@ def _refused(a: Algorithm) -> list[tuple[bool, str]]:
             (
                 "algorithm.advantage gdpo normalizes each reward by itself: set algorithm.normalize_reward to"
                 " false and algorithm.kl_in to loss"
+            ),
+        ),
+    ]
+
+
+def _refused_ahead(c: RunConfig) -> list[tuple[bool, str]]:
+    """What a run that samples ahead of learning cannot do, and what to change."""
+    ahead = c.rollout.staleness > 0
+    return [
+        (
+            ahead and c.algorithm.rollout_correction == "off",
+            (
+                f"rollout.staleness is {c.rollout.staleness} with algorithm.rollout_correction off: older"
+                " weights sampled what is learned, and nothing would correct for it; set it to truncate"
+            ),
+        ),
+        (
+            ahead and c.algorithm.refill_rounds > 0,
+            (
+                f"rollout.staleness is {c.rollout.staleness} with algorithm.refill_rounds"
+                f" {c.algorithm.refill_rounds}: which prompts come next would depend on rewards that are not"
+                " known yet; set one of them to 0"
+            ),
+        ),
+        (
+            ahead and c.evaluation.pass_rate_samples > 0,
+            (
+                f"rollout.staleness is {c.rollout.staleness} with evaluation.pass_rate_samples"
+                f" {c.evaluation.pass_rate_samples}: pass rates are of one version of the weights, and"
+                " nothing is learned from them; set rollout.staleness to 0"
             ),
         ),
     ]

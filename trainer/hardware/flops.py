@@ -1,11 +1,10 @@
 """FLOPs of a model per phase, and what share of the GPUs' peak that is. Pure arithmetic, no torch.
 
 Counted are matrix multiplications (2 FLOPs per multiply-add) with causal attention, as in PaLM's appendix B
-(arXiv
-2204.02311) less the half of the attention that a causal kernel skips. Not counted: norms, activations, softmax, rotary
-embeddings, the embedding look-up, the optimizer, and padding. So these are the model's FLOPs: time spent on
-anything else lowers the utilisation (MFU). HFU adds the forward pass that gradient checkpointing repeats
-(arXiv 2205.05198).
+(arXiv 2204.02311) less the half of the attention that a causal kernel skips. Not counted: norms, activations,
+softmax, rotary embeddings, the embedding look-up, the optimizer, and padding. So these are the model's FLOPs:
+time spent on anything else lowers the utilization (MFU). HFU adds the forward pass that gradient
+checkpointing repeats (arXiv 2205.05198).
 """
 
 from __future__ import annotations

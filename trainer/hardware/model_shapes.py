@@ -85,8 +85,12 @@ class Shape:
         h = self.hidden
         q = self.heads * self.head_dim
         kv = self.kv_heads * self.head_dim
-        extra = [q, kv, kv] * self.qkv_bias + [self.head_dim] * 2 * self.qk_norm
-        return [h * q, h * kv, h * kv, q * h, *[h * self.intermediate] * 3, h, h, *extra]
+        sizes = [h * q, h * kv, h * kv, q * h, *[h * self.intermediate] * 3, h, h]
+        if self.qkv_bias:
+            sizes += [q, kv, kv]
+        if self.qk_norm:
+            sizes += [self.head_dim] * 2
+        return sizes
 
     @cached_property
     def layer_parameters(self) -> int:
@@ -127,32 +131,79 @@ _QWEN3_VL = Vision(
     kind="qwen3_vl", patch=16, hidden=1024, depth=24, intermediate=4096, positions=2304, deepstack=3
 )
 _LARGE_QWEN3_VL = replace(_QWEN3_VL, hidden=1152, depth=27, intermediate=4304)
-_QWEN3 = Shape(hidden=2048, layers=28, heads=16, kv_heads=8, intermediate=6144, vocabulary=151936, tied=True,
-               qkv_bias=False, qk_norm=True)  # fmt: skip
+_QWEN3 = Shape(
+    hidden=2048,
+    layers=28,
+    heads=16,
+    kv_heads=8,
+    intermediate=6144,
+    vocabulary=151936,
+    tied=True,
+    qkv_bias=False,
+    qk_norm=True,
+)
 KNOWN = {
     "Qwen/Qwen3-VL-2B-Instruct": replace(_QWEN3, vision=_QWEN3_VL),
-    "Qwen/Qwen3-VL-4B-Instruct": replace(_QWEN3, hidden=2560, layers=36, heads=32, intermediate=9728, vision=_QWEN3_VL),
-    "Qwen/Qwen3-VL-8B-Instruct": replace(_QWEN3, hidden=4096, layers=36, heads=32, intermediate=12288, tied=False,
-                                         vision=_LARGE_QWEN3_VL),
-    "Qwen/Qwen3-VL-32B-Instruct": replace(_QWEN3, hidden=5120, layers=64, heads=64, intermediate=25600, tied=False,
-                                          vision=_LARGE_QWEN3_VL),
-    "Qwen/Qwen2.5-VL-3B-Instruct": Shape(hidden=2048, layers=36, heads=16, kv_heads=2, intermediate=11008,
-                                         vocabulary=151936, tied=True, vision=_TOWER),
-    "Qwen/Qwen2.5-VL-7B-Instruct": Shape(hidden=3584, layers=28, heads=28, kv_heads=4, intermediate=18944,
-                                         vocabulary=152064, vision=_TOWER),
-    "Qwen/Qwen2.5-VL-32B-Instruct": Shape(hidden=5120, layers=64, heads=40, kv_heads=8, intermediate=27648,
-                                          vocabulary=152064, vision=_LARGE_TOWER),
-    "Qwen/Qwen2.5-VL-72B-Instruct": Shape(hidden=8192, layers=80, heads=64, kv_heads=8, intermediate=29568,
-                                          vocabulary=152064, vision=_LARGE_TOWER),
-    "Qwen/Qwen2.5-0.5B-Instruct": Shape(hidden=896, layers=24, heads=14, kv_heads=2, head_dim=64, intermediate=4864,
-                                        vocabulary=151936, tied=True),
-    "Qwen/Qwen2.5-7B-Instruct": Shape(hidden=3584, layers=28, heads=28, kv_heads=4, intermediate=18944,
-                                      vocabulary=152064),
-    "Qwen/Qwen2.5-14B-Instruct": Shape(hidden=5120, layers=48, heads=40, kv_heads=8, intermediate=13824,
-                                       vocabulary=152064),
-    "Qwen/Qwen2.5-72B-Instruct": Shape(hidden=8192, layers=80, heads=64, kv_heads=8, intermediate=29568,
-                                       vocabulary=152064),
-}  # fmt: skip
+    "Qwen/Qwen3-VL-4B-Instruct": replace(
+        _QWEN3, hidden=2560, layers=36, heads=32, intermediate=9728, vision=_QWEN3_VL
+    ),
+    "Qwen/Qwen3-VL-8B-Instruct": replace(
+        _QWEN3, hidden=4096, layers=36, heads=32, intermediate=12288, tied=False, vision=_LARGE_QWEN3_VL
+    ),
+    "Qwen/Qwen3-VL-32B-Instruct": replace(
+        _QWEN3, hidden=5120, layers=64, heads=64, intermediate=25600, tied=False, vision=_LARGE_QWEN3_VL
+    ),
+    "Qwen/Qwen2.5-VL-3B-Instruct": Shape(
+        hidden=2048,
+        layers=36,
+        heads=16,
+        kv_heads=2,
+        intermediate=11008,
+        vocabulary=151936,
+        tied=True,
+        vision=_TOWER,
+    ),
+    "Qwen/Qwen2.5-VL-7B-Instruct": Shape(
+        hidden=3584, layers=28, heads=28, kv_heads=4, intermediate=18944, vocabulary=152064, vision=_TOWER
+    ),
+    "Qwen/Qwen2.5-VL-32B-Instruct": Shape(
+        hidden=5120,
+        layers=64,
+        heads=40,
+        kv_heads=8,
+        intermediate=27648,
+        vocabulary=152064,
+        vision=_LARGE_TOWER,
+    ),
+    "Qwen/Qwen2.5-VL-72B-Instruct": Shape(
+        hidden=8192,
+        layers=80,
+        heads=64,
+        kv_heads=8,
+        intermediate=29568,
+        vocabulary=152064,
+        vision=_LARGE_TOWER,
+    ),
+    "Qwen/Qwen2.5-0.5B-Instruct": Shape(
+        hidden=896,
+        layers=24,
+        heads=14,
+        kv_heads=2,
+        head_dim=64,
+        intermediate=4864,
+        vocabulary=151936,
+        tied=True,
+    ),
+    "Qwen/Qwen2.5-7B-Instruct": Shape(
+        hidden=3584, layers=28, heads=28, kv_heads=4, intermediate=18944, vocabulary=152064
+    ),
+    "Qwen/Qwen2.5-14B-Instruct": Shape(
+        hidden=5120, layers=48, heads=40, kv_heads=8, intermediate=13824, vocabulary=152064
+    ),
+    "Qwen/Qwen2.5-72B-Instruct": Shape(
+        hidden=8192, layers=80, heads=64, kv_heads=8, intermediate=29568, vocabulary=152064
+    ),
+}
 """From the models' published config.json."""
 
 

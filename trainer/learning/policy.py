@@ -343,10 +343,17 @@ LARGEST = ("mismatch/logprob_abs_max", "mismatch/ratio_max")
 
 
 def _decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    trained = [p for p in module.parameters() if p.requires_grad]
-    dims = lambda p: len(whole_shape(p))  # noqa: E731
-    groups = [
-        {"params": [p for p in trained if dims(p) > 1], "weight_decay": weight_decay},
-        {"params": [p for p in trained if dims(p) <= 1], "weight_decay": 0.0},
-    ]
-    return [g for g in groups if g["params"]]
+    """Adam's parameter groups: matrices decay; biases and norms, which have one dimension, do not."""
+    matrices, vectors = [], []
+    for parameter in module.parameters():
+        if not parameter.requires_grad:
+            continue
+        several = len(whole_shape(parameter)) > 1
+        (matrices if several else vectors).append(parameter)
+
+    groups = []
+    if matrices:
+        groups.append({"params": matrices, "weight_decay": weight_decay})
+    if vectors:
+        groups.append({"params": vectors, "weight_decay": 0.0})
+    return groups

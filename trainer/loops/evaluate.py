@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from trainer.run.session import Session
 
 
-def evaluate(config: RunConfig, run: Session) -> dict[str, float]:
+def evaluate(config: RunConfig, run: Session, step: int) -> dict[str, float]:
     """Generates and grades completions of every held-out row, each time with the same rows and seeds.
+
+    The weights are those after `step`.
 
     A prompt that is too long for the engine is skipped and counts as wrong: it stays in the denominator.
     """
@@ -26,6 +28,9 @@ def evaluate(config: RunConfig, run: Session) -> dict[str, float]:
         if length < config.longest_sequence:
             prompts.append(Prompt(group=row, row=row, seed=seed_of(config.run.seed, "eval", row)))
     ask = Ask(
+        kind="eval",
+        step=step,
+        version=step,
         prompts=prompts,
         split=split,
         prompt_tokens=lengths,

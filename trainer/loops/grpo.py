@@ -2,6 +2,7 @@
 
     sample -> grade -> learn -> sync -> evaluate, save, log
 
+With `rollout.staleness` k, what is sampled is for k steps later (trainer/loops/ahead.py).
 Every step is a function of (config, step, weights): a run that is stopped anywhere and resumed computes the
 same values. What is graded is logged, so that a restart repeats updates and samples nothing twice.
 """
@@ -13,18 +14,17 @@ import random
 
 from trainer.algorithm.batching import TrainBatch
 from trainer.algorithm.credit import Credit, Credited, by_token, credited, token_kl
-from trainer.algorithm.refill import shortfall
 from trainer.algorithm.seeding import seed_of
 from trainer.algorithm.shaping import Carried, next_kl_coef
-from trainer.algorithm.traces import Outcome, Trace
+from trainer.algorithm.staleness import told_apart, versions_behind
 from trainer.checkpoint.rollout_log import Graded
 from trainer.config import RunConfig
 from trainer.learning.distributed import over_updates
+from trainer.loops.ahead import Ahead
 from trainer.loops.evaluate import evaluate
 from trainer.loops.process import main
 from trainer.observe.step_stats import describe, sample_rows
 from trainer.run.session import Session
-from trainer.sampling.sampler import Ask
 
 
 def train(config: RunConfig, run: Session) -> None:
@@ -38,28 +38,31 @@ def train(config: RunConfig, run: Session) -> None:
     with phases("sync"):
         sampler.rest()
         sampler.load(learner.weights(step))
-        run.check_first_sync()
+        run.check_first_sync(step)
     if step == 0 and config.evaluation.every_steps:
         with phases("eval"):
-            run.metrics.log(0, evaluate(config, run))
+            run.metrics.log(0, evaluate(config, run, step))
 
-    graded = run.rollouts.read(step + 1)
+    ahead = Ahead(config, run, total, carried)
     while step < total:
         step += 1
         run.begin(step, total)
-        graded = graded or collect(config, run, step, carried)
+        ahead.ask(step)
+        graded = ahead.take(step)
         with phases("update"):
             sampler.rest()
+            kernels = ahead.kernel_mismatch(step - 1)
             stats, batch = learn(config, run, step, graded, carried)
+        if config.rollout.staleness:
+            stats = told_apart(stats, kernels) | versions_behind(graded.traces, step)
 
-        graded = run.rollouts.read(step + 1)
         evaluates = run.due(config.evaluation.every_steps, step, total)
-        if graded is None or evaluates:  # else nothing is sampled before the next update
+        if evaluates or ahead.lacks(step + 1 + config.rollout.staleness):  # else nothing is sampled
             with phases("sync"):
                 sampler.load(learner.weights(step))
         if evaluates:
             with phases("eval"):
-                stats |= evaluate(config, run)
+                stats |= evaluate(config, run, step)
         run.log(step, stats, batch.traces, sample_rows(config, run.train_set, step, batch))
         run.save(step, total, step * per_step, carried.state(), stats.get("eval/accuracy"))
     run.finish(step, step * per_step, carried.state())
@@ -78,36 +81,6 @@ def total_steps(config: RunConfig, rows: int) -> int:
 def total_updates(config: RunConfig, rows: int) -> int:
     """Optimizer steps of the whole run."""
     return total_steps(config, rows) * updates_per_step(config)
-
-
-def collect(config: RunConfig, run: Session, step: int, carried: Carried) -> Graded:
-    """The step's completions, graded; and those of further prompts while groups of unequal rewards are
-    missing."""
-    size = config.rollout.prompts_per_step
-    traces: list[Trace] = []
-    outcomes: list[Outcome] = []
-    count = size
-    for _ in range(1 + config.algorithm.refill_rounds):
-        with run.phases("rollout"):
-            done = len({trace.group for trace in traces})
-            asked = carried.prompts + done
-            ask = Ask(
-                prompts=run.stream.draw(asked, count, step, done),
-                split=config.train_split,
-                prompt_tokens=run.rows.prompt_tokens(config.train_split),
-                samples_per_prompt=config.rollout.samples_per_prompt,
-                temperature=config.rollout.temperature,
-                max_tokens=config.rollout.max_tokens,
-                upcoming=run.stream.draw(asked + count, size, step + 1),
-            )
-            more = run.sampler.sample(ask).all()
-        with run.phases("grade"):
-            outcomes += run.score(more)
-            traces += more
-        count = shortfall(credited(config, traces, outcomes).flat, size)
-        if not count:
-            break
-    return run.keep(step, traces, outcomes)
 
 
 def learn(

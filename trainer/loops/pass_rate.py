@@ -45,7 +45,7 @@ def measure(config: RunConfig, run: Session) -> None:
     with phases("sync"):
         run.sampler.rest()
         run.sampler.load(run.learner.weights(0))
-        run.check_first_sync()
+        run.check_first_sync(0)
     size, evaluation = config.rows_per_step, config.evaluation
     temperature = evaluation.temperature if evaluation.benchmarks else config.rollout.temperature
     all_rows = run.train_rows
@@ -60,6 +60,9 @@ def measure(config: RunConfig, run: Session) -> None:
             Prompt(group=row, row=row, seed=seed_of(config.run.seed, "pass rate", row)) for row in rows
         ]
         ask = Ask(
+            kind="eval",
+            step=number,
+            version=0,
             prompts=prompts,
             split=config.train_split,
             prompt_tokens=run.rows.prompt_tokens(config.train_split),

@@ -103,6 +103,32 @@ NAMES: dict[str, Name] = {
     "mismatch/corrected_fraction": Name(
         "fraction", "Share of tokens whose correction was truncated or masked."
     ),
+    "rollout/staleness_mean": Name(
+        "steps",
+        "Versions that the sampling weights are older by; with `rollout.staleness`.",
+    ),
+    "rollout/staleness_max": Name("steps", "Largest of the same."),
+    "staleness/logprob_abs_mean": Name(
+        "nats", "With `rollout.staleness`: as `mismatch/logprob_abs_mean`, with older weights in the engine."
+    ),
+    "staleness/logprob_abs_max": Name("nats", "Largest of the same."),
+    "staleness/kl": Name(
+        "nats/token",
+        "KL from the engine with older weights to the policy on the sampled tokens, k3 estimator.",
+    ),
+    "staleness/kl_reverse": Name(
+        "nats/token", "KL from the policy to the engine with older weights on the same tokens."
+    ),
+    "staleness/ratio_mean": Name(
+        "ratio", "Mean ratio of policy to engine probability over them; 1 in expectation."
+    ),
+    "staleness/ratio_max": Name("ratio", "Largest of the same."),
+    "staleness/ess": Name(
+        "fraction", "Effective sample size by these ratios, mean^2 / mean square, as a share of the tokens."
+    ),
+    "staleness/corrected_fraction": Name(
+        "fraction", "Share of tokens whose correction was truncated or masked."
+    ),
     # --- the completions
     "tokens/prompt_mean": Name("tokens", "Mean prompt length, image tokens included."),
     "tokens/prompt_max": Name("tokens", "Longest prompt."),

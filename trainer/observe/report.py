@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from trainer import config as configuration
-from trainer.config import ConfigError, RunConfig
+from trainer.config import ConfigError, Expected, RunConfig
 from trainer.config.model_name import model_name
 from trainer.config.run_folder import ATTEMPTS, CONFIG, NODES, REPORT, SAMPLES, read_lines, read_progress
 from trainer.observe import compare, report_nodes, report_page
 from trainer.observe.charts import Chart, Line, label, line_chart, series
 from trainer.observe.history import read_history
 from trainer.observe.live import duration
+from trainer.observe.report_bands import banded, expectation_section, with_edges
 from trainer.observe.report_charts import CHARTS, HELD_OUT
 from trainer.observe.report_page import page
 from trainer.observe.report_phases import phases_section
@@ -40,8 +41,6 @@ MAX_PICTURE_BYTES = 6_000_000
 
 
 def write_report(run_dir: str | Path) -> Path:
-    """Writes `report.html` into the run directory and returns its path. Raises ConfigError where there is no
-    run."""
     """Writes `report.html` into the run directory and returns its path.
 
     Raises ConfigError where there is no run.
@@ -62,13 +61,16 @@ def write_report(run_dir: str | Path) -> Path:
     progress = read_progress(run_dir)
     config, config_html = _config(run_dir / CONFIG)
     name = config.run.name if config else report_page.run_name(run_dir)
+    expected = config.expected if config else Expected()
+    drawn = with_edges(history, expected)
     sections = [
         _header(name, config, progress, history, attempts),
         _tiles(history, progress, attempts, report_page.cost(run_dir)),
+        expectation_section(expected, history),
         '<section class="charts">',
-        line_chart(_hero(marks), history, marks),
+        line_chart(banded(_hero(marks), expected), drawn, marks),
         line_chart(_by_source(history), history, marks),
-        *(line_chart(chart, history, marks) for chart in CHARTS),
+        *(line_chart(banded(chart, expected), drawn, marks) for chart in CHARTS),
         "</section>",
         phases_section(history),
         report_nodes.section(read_lines(run_dir / NODES)),
@@ -182,11 +184,6 @@ def choose(samples: Sequence[dict[str, Any]], limit: int = MAX_SAMPLES) -> list[
     while order and sum(min(len(steps[s]), limit) for s in order) > limit and len(order) > 1:
         keep = max(len(order) * limit // sum(len(steps[s]) for s in order), 1)
         keep = min(keep, len(order) - 1)
-        order = (
-            [order[round(i * (len(order) - 1) / max(keep - 1, 1))] for i in range(keep)]
-            if keep > 1
-            else order[-1:]
-        )
         if keep > 1:
             order = [order[round(i * (len(order) - 1) / (keep - 1))] for i in range(keep)]
         else:

@@ -16,15 +16,18 @@ SYNC_TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2}
 """Mean |log-probability difference| of engine and policy above which the first sync counts as broken."""
 
 
-def check_first_sync(config: RunConfig, sampler: Sampler, learner: Learner, rows: Rows) -> None:
-    """Compares the two on a few prompts, right after the first load. It works for any sampler and any
-    learner.
+def check_first_sync(config: RunConfig, sampler: Sampler, learner: Learner, rows: Rows, version: int) -> None:
+    """Compares the two on a few prompts, right after the first load, that of `version`. It works for any
+    sampler and any learner.
 
     Raises RuntimeError if they are not the same model.
     """
     engines = config.placement.world_size // config.rollout.tensor_parallel
     usable, split = rows.usable(config.train_split), config.train_split
     ask = Ask(
+        kind="probe",
+        step=version,
+        version=version,
         prompts=[Prompt(group=i, row=usable[i % len(usable)], seed=PROBE_SEED) for i in range(engines)],
         split=split,
         prompt_tokens=rows.prompt_tokens(split),

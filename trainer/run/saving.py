@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,6 +39,8 @@ class Position:
     """Updates whose gradient was not finite."""
     score: float | None = None
     """The step's evaluation, if it had one."""
+    ahead: Sequence[int] = ()
+    """Steps after it that were asked for before its weights were there."""
 
 
 class Preempted(Exception):
@@ -76,7 +79,7 @@ class Saving:
         checkpoints = self.checkpoints
         attach = [self.run_dir / name for name in ATTACHED]
         state = {"updates": at.updates, "skipped": at.skipped, "reward_norm": at.carried}
-        checkpoints.begin(at.step, state, score=at.score, attach=attach)
+        checkpoints.begin(at.step, state, score=at.score, attach=attach, ahead=at.ahead)
         try:
             keep, to = checkpoints.local_steps(), checkpoints.attempt
             checkpoints.stall_s = self.learner.save(at.step, keep, checkpoints.sends, to)

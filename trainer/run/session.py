@@ -110,10 +110,10 @@ class Session:
         self.rewards = Scorer(self.config.rewards)
         stages.callback(self.rewards.close)
         held = of_this_job(self.config)
-        self.checkpoints = Checkpoints(self.config, self.train_set.fingerprint, held=held)
-        stages.callback(self.checkpoints.close)
         self.rollouts = RolloutLog(self.config, self.train_set.fingerprint, held=held)
         stages.callback(self.rollouts.close)
+        self.checkpoints = Checkpoints(self.config, self.train_set.fingerprint, held=held, logs=self.rollouts)
+        stages.callback(self.checkpoints.close)
 
     def _measure_rows(self, ranks: Ranks | None) -> None:
         """Places the ranks and has them measure the rows. What is wrong with rows ends the run before models
@@ -163,7 +163,7 @@ class Session:
     def resume(self) -> Resumed:
         """Loads the newest complete checkpoint, if there is one."""
         with self.phases("resume"):
-            restored = self.checkpoints.restore(self.learner.load, self._newest)
+            restored = self.checkpoints.restore(self._restore, self._newest)
         if restored is None and self._newest is not None:  # the ranks may hold no weights at all
             raise ConfigError(
                 f"the checkpoint of step {self._newest.step} is gone since the start: bring it back"
@@ -174,7 +174,8 @@ class Session:
             )
         found = restored[0] if restored else None
         step = found.step if found else 0
-        self.rollouts.open(step)
+        if found is None:
+            self.rollouts.open(step)
         history, shown = [_attached(found, name) if found else b"" for name in ATTACHED]
         self.metrics = Metrics(self.config.run.dir, self.config, step, history, shown)
         self._stages.callback(self.metrics.close)
@@ -184,10 +185,15 @@ class Session:
         self.clock.mark("resume")
         return Resumed(step, dict(found.state["reward_norm"]) if found else {})
 
-    def check_first_sync(self) -> None:
-        """Compares engine and policy after the first load. Raises RuntimeError if they are not the same
-        model."""
-        check_first_sync(self.config, self.sampler, self.learner, self.rows)
+    def _restore(self, found: Found) -> None:
+        """Loads a checkpoint, and the logs of what was sampled ahead of it. Raises CorruptCheckpoint."""
+        self.rollouts.open(found.step, found.ahead)
+        self.learner.load(found)
+
+    def check_first_sync(self, version: int) -> None:
+        """Compares engine and policy after the first load, that of `version`. Raises RuntimeError if they are
+        not the same model."""
+        check_first_sync(self.config, self.sampler, self.learner, self.rows, version)
         self.clock.mark("sync")
 
     @property
@@ -281,10 +287,10 @@ class Session:
         updates: optimizer steps so far. carried: what the loop needs for its next step. score: the step's
         evaluation.
         """
+        ahead = range(step + 1, min(step + self.config.rollout.staleness, total) + 1)
+        position = Position(step, carried, updates, self.learner.skipped, score, ahead)
         with self.phases("checkpoint"):
-            self.saving.maybe_save(
-                Position(step, carried, updates, self.learner.skipped, score), last=step == total
-            )
+            self.saving.maybe_save(position, last=step == total)
 
     def finish(self, step: int, updates: int, carried: dict[str, float]) -> None:
         """Waits until the last checkpoint is committed, exports the weights, writes the report."""

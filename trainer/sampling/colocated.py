@@ -18,8 +18,11 @@ class Colocated:
     """A `Sampler` that shares its GPUs with the learner: `load` wakes the engines, `rest` puts them to
     sleep."""
 
+    beside = False
+
     def __init__(self, config: RunConfig, ranks: Ranks) -> None:
         self.config, self.ranks = config, ranks
+        self.version = -1
 
     def start(self) -> None:
         """Builds the engines, after the learner has loaded the policy."""
@@ -32,9 +35,19 @@ class Colocated:
                 "colocated engines take weights from the ranks that they share, and from nowhere else"
             )
         self.ranks.all(SamplerPart.load, weights.version)
+        self.version = weights.version
 
     def sample(self, ask: Ask) -> SampledGroups:
-        """`Sampler.sample`: prompts are dealt so that all engines should finish together."""
+        """`Sampler.sample`: prompts are dealt so that all engines should finish together.
+
+        It returns when they have, for the GPUs can do nothing else meanwhile. Raises ValueError for weights
+        that are not loaded.
+        """
+        if ask.version != self.version:
+            raise ValueError(
+                f"step {ask.step} is sampled with version {ask.version} of the weights, and the engines hold"
+                f" version {self.version}"
+            )
         now, later = self._shares(ask, ask.prompts), self._shares(ask, ask.upcoming)
         calls = []
         for rank in range(self.ranks.world_size):

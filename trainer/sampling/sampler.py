@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -15,8 +15,15 @@ from trainer.weights.source import WeightSource
 
 @dataclass(frozen=True)
 class Ask:
-    """Prompts to be completed, and how."""
+    """Prompts to be completed, how, and by which weights. No two asks of a run have the same kind, step and
+    groups."""
 
+    kind: Literal["train", "eval", "probe"]
+    """What it is for: a step's update, a figure for a person, or the comparison of engine and policy."""
+    step: int
+    """Step that trains on it; of an evaluation, the step that it comes after."""
+    version: int
+    """Version of the weights that sample it: the number of steps that had been done when they were taken."""
     prompts: Sequence[Prompt]
     split: Split
     """Where the prompts' rows stand."""
@@ -31,13 +38,16 @@ class Ask:
 
 
 class SampledGroups:
-    """Groups of traces, which come as their last completion ends. Iterate, or take `all` of them."""
+    """What becomes of an ask. This one is whole; that of a sampler beside the learner may still be
+    sampled."""
 
-    def __init__(self, groups: Iterator[list[Trace]]) -> None:
-        self._groups = groups
+    def __init__(self, groups: Iterable[list[Trace]]) -> None:
+        self._groups = list(groups)
 
-    def __iter__(self) -> Iterator[list[Trace]]:
-        return self._groups
+    @property
+    def whole(self) -> bool:
+        """Whether every group is there, so that `all` does not wait."""
+        return True
 
     def all(self) -> list[Trace]:
         """Waits for every group; returns the traces by group and index, whatever order they came in."""
@@ -48,12 +58,18 @@ class SampledGroups:
 class Sampler(Protocol):
     """Rollout engines, wherever they run."""
 
+    beside: bool
+    """Whether it samples on GPUs of its own while the learner learns."""
+
     def load(self, weights: WeightSource) -> None:
-        """Brings weights into every engine; what is sampled from now on is theirs."""
+        """Brings weights into every engine; what is asked from now on is theirs."""
 
     def sample(self, ask: Ask) -> SampledGroups:
-        """Starts to sample. Every completion draws from a seed of its own, so neither order nor batch matters
-        to it."""
+        """Starts to sample with the weights that are loaded, which are those of `ask.version`.
+
+        One that samples beside the learner returns at once; the others return when all of it is sampled.
+        Every completion draws from a seed of its own, so neither order nor batch matters to it.
+        """
 
     def rest(self) -> None:
         """Gives the GPUs that engines share with the learner to the learner, until the next `load`."""

@@ -36,6 +36,17 @@ class Piece:
     """fp32 weights of a parameter group on this rank; None of a parameter that this rank has nothing of."""
 
 
+@dataclass(frozen=True)
+class ModelPiece:
+    """A rank's part of a parameter as the model computes with it: elements [start, stop) of it flattened."""
+
+    name: str
+    start: int
+    stop: int
+    values: Tensor
+    """[stop - start] in the model's own type; a view that the next update changes."""
+
+
 class Partition:
     """One rank's states. `publish` is collective; `load` waits for nobody."""
 
@@ -84,6 +95,17 @@ class Partition:
         if persistent := self.zero.persistent_parameters:
             persistent[0].partition(persistent)
             persistent[0].all_gather(persistent)
+
+    def pieces(self) -> list[ModelPiece]:
+        """This rank's part of the model's own weights of every trained parameter; stage 3 only. Gathers
+        nothing."""
+        assert self.stage == 3, "at other stages a rank holds the whole model"
+        found = []
+        for name, p in self.trained.items():
+            piece = self._piece(p)
+            values = p.ds_tensor.detach().view(-1)[: piece.stop - piece.start]
+            found.append(ModelPiece(name, piece.start, piece.stop, values))
+        return found
 
     def _piece(self, p: Any) -> Piece:
         if self.stage == 3:

@@ -1,0 +1,190 @@
+"""What a run should look like: bands that its metrics should lie in, step by step, and where a run left them.
+
+A recipe carries the bands and the run's configuration keeps them, so that the trainer, the report and a desk
+read the same ones. Standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.config.ranges import within
+from trainer.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """Where one metric should lie. Between the named steps the edges are straight lines; outside of them
+    nothing is expected."""
+
+    metric: str = ""
+    """Name in metrics.jsonl: `eval/accuracy`."""
+    steps: tuple[int, ...] = ()
+    """Steps at which the edges are given, ascending."""
+    low: tuple[float, ...] = ()
+    """Lower edge at each of those steps; empty: there is none."""
+    high: tuple[float, ...] = ()
+    """Upper edge at each of those steps; empty: there is none."""
+    window: int = within(1, least=1)
+    """Measurements whose median is compared: a noisy metric needs several."""
+    source: str = ""
+    """Where the band comes from: own runs with seeds and processor, or a published page with its scorer."""
+
+    def edges(self, step: int) -> tuple[float, float] | None:
+        """Lower and upper edge at a step, infinite where there is none; None where nothing is expected."""
+        if not self.steps[0] <= step <= self.steps[-1]:
+            return None
+        low = _between(self.steps, self.low, step) if self.low else -math.inf
+        high = _between(self.steps, self.high, step) if self.high else math.inf
+        return low, high
+
+    def __str__(self) -> str:
+        last = self.steps[-1]
+        low = self.low[-1] if self.low else -math.inf
+        high = self.high[-1] if self.high else math.inf
+        return f"{self.metric} {_interval(low, high)} at step {last}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What a run is expected to do."""
+
+    bands: tuple[Band, ...] = ()
+    """Bands of its metrics; empty: nothing is promised."""
+    not_promised: str = ""
+    """What the bands do not say, in a sentence."""
+
+
+@dataclass(frozen=True)
+class Departure:
+    """Where a run left one of its bands for the first time."""
+
+    band: Band
+    step: int
+    value: float
+    """Median of the last `band.window` measurements; NaN if one of them was not finite."""
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        what = f"the median of its last {self.band.window} values" if self.band.window > 1 else "it"
+        return (
+            f"step {self.step}: {self.band.metric} left its band: {what} is {self.value:.4g},"
+            f" expected {_interval(self.low, self.high)}"
+        )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a run compares with what was expected of it."""
+
+    departures: tuple[Departure, ...]
+    """The first one of each band, first step first."""
+    measured: Mapping[str, int]
+    """Measurements that were compared, by metric."""
+    last_step: int
+    """The newest step that was compared; -1 before the first."""
+
+    def __str__(self) -> str:
+        if self.departures:
+            return str(self.departures[0])
+        if self.last_step < 0:
+            return "nothing that is expected was measured yet"
+        return f"within expectation up to step {self.last_step}"
+
+
+def compare(expected: Expected, history: Iterable[Mapping[str, Any]]) -> Verdict:
+    """Holds a run's metrics, in order of steps, against its bands."""
+    watch = ExpectationWatch(expected)
+    for record in history:
+        watch.look(record["step"], record)
+    return watch.verdict()
+
+
+class ExpectationWatch:
+    """Follows a run step by step."""
+
+    def __init__(self, expected: Expected) -> None:
+        self._bands = expected.bands
+        self._recent: list[list[float]] = [[] for _ in self._bands]
+        self._left: dict[int, Departure] = {}
+        self._measured: dict[str, int] = {}
+        self._last_step = -1
+
+    def look(self, step: int, stats: Mapping[str, Any]) -> list[Departure]:
+        """The bands that are left at this step, whether or not they were left before."""
+        now = []
+        for number, band in enumerate(self._bands):
+            departure = self._compared(number, band, step, stats.get(band.metric))
+            if departure is not None:
+                self._left.setdefault(number, departure)
+                now.append(departure)
+        return now
+
+    def verdict(self) -> Verdict:
+        """What was seen so far."""
+        first = sorted(self._left.values(), key=lambda departure: departure.step)
+        return Verdict(tuple(first), dict(self._measured), self._last_step)
+
+    def _compared(self, number: int, band: Band, step: int, value: Any) -> Departure | None:
+        edges = band.edges(step)
+        if value is None or edges is None:
+            return None
+        recent = self._recent[number]
+        recent.append(float(value))
+        del recent[: -band.window]
+        if len(recent) < band.window:
+            return None
+
+        self._measured[band.metric] = self._measured.get(band.metric, 0) + 1
+        self._last_step = max(self._last_step, step)
+        low, high = edges
+        finite = all(math.isfinite(number) for number in recent)
+        middle = statistics.median(recent) if finite else math.nan
+        if low <= middle <= high:
+            return None
+        return Departure(band, step, middle, low, high)
+
+
+def check_bands(expected: Expected) -> None:
+    """Raises ConfigError for a band that says nothing, with the change to make."""
+    for number, band in enumerate(expected.bands):
+        where = f"expected.bands[{number}]"
+        if not band.metric or not band.source:
+            raise ConfigError(f"{where}: name its metric and its source")
+        if band.window < 1:
+            raise ConfigError(f"{where}.window is {band.window}: it must be at least 1")
+        if not band.steps or sorted(set(band.steps)) != list(band.steps):
+            raise ConfigError(f"{where}.steps is {list(band.steps)}: give ascending steps, at least one")
+        for name, edge in (("low", band.low), ("high", band.high)):
+            if edge and len(edge) != len(band.steps):
+                raise ConfigError(
+                    f"{where}.{name} has {len(edge)} values for {len(band.steps)} steps: give one for each"
+                )
+        if not band.low and not band.high:
+            raise ConfigError(f"{where}: give low, high or both")
+        if band.low and band.high and any(low > high for low, high in zip(band.low, band.high, strict=True)):
+            raise ConfigError(f"{where}: low is above high at one of its steps: swap them")
+
+
+def _between(steps: Sequence[int], values: Sequence[float], step: int) -> float:
+    """The value at a step that lies within `steps`, on the straight line between its neighbors."""
+    right = bisect_right(steps, step)
+    if right == len(steps):
+        return values[-1]
+    left = right - 1
+    share = (step - steps[left]) / (steps[right] - steps[left])
+    return values[left] + share * (values[right] - values[left])
+
+
+def _interval(low: float, high: float) -> str:
+    if math.isinf(low):
+        return f"at most {high:.4g}"
+    if math.isinf(high):
+        return f"at least {low:.4g}"
+    return f"{low:.4g} to {high:.4g}"

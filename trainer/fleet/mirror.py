@@ -1,0 +1,221 @@
+"""The weights that a worker has, on its host, and which version they are.
+
+Patches are applied here, never inside vLLM: the engine gets whole tensors by the trainer's own way
+(trainer/weights/in_process.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.fleet import patch
+from trainer.fleet.anchors import Anchor
+from trainer.fleet.objects import Forged, Objects, next_lineage, version_key
+
+Layout = list[list[tuple[str, int, int]]]
+"""By rank: which elements [start, stop) of which flat parameter it holds, in the order of its patches."""
+KEPT_VERSIONS = 256
+"""Manifests of versions that a mirror remembers it has come through."""
+
+
+class Diverged(RuntimeError):
+    """The weights are not those that the trainer published, although every patch was."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """What a manifest says of a version."""
+
+    number: int
+    lineage: str
+    parent: int
+    parent_lineage: str
+    patches: tuple[dict[str, Any], ...]
+    """By rank: key, bytes, sha256."""
+    digests: tuple[str, ...]
+    """By rank: sha256 of its shard; empty where none were taken."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest."""
+        return {
+            "version": self.number,
+            "lineage": self.lineage,
+            "parent": [self.parent, self.parent_lineage],
+            "patches": list(self.patches),
+            "digests": list(self.digests),
+        }
+
+    @classmethod
+    def read(cls, objects: Objects, number: int, lineage: str) -> Version:
+        """The manifest of a version. Raises FileNotFoundError, and Forged where it is not what its name
+        says."""
+        key = version_key(number, lineage)
+        value = objects.get_json(key)
+        if value is None:
+            raise FileNotFoundError(f"{key}: not in {objects.storage.url}")
+        parent, parent_lineage = value["parent"]
+        patches = tuple(value["patches"])
+        digests = tuple(value["digests"])
+        made = next_lineage(parent_lineage, [one["sha256"] for one in patches])
+        if (value["version"], value["lineage"]) != (number, lineage) or made != lineage:
+            raise Forged(f"{key} is of another version than its name says")
+        return cls(number, lineage, parent, parent_lineage, patches, digests)
+
+
+def digest(pieces: Sequence[Tensor]) -> str:
+    """sha256 of the content of flat tensors, one after the other."""
+    total = hashlib.sha256()
+    for piece in pieces:
+        if len(piece):
+            total.update(piece.detach().cpu().contiguous().view(torch.uint8).numpy())
+    return total.hexdigest()
+
+
+class Mirror:
+    """A `WeightSource` of one machine. tensors: the pretrained model's, by the policy's names."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        layout: Layout,
+        tensors: dict[str, Tensor],
+        fill: Callable[[dict[str, Tensor], Anchor], None],
+        bucket_bytes: int,
+    ) -> None:
+        """fill: brings an anchor's weights into the tensors (trainer/fleet/anchors.py)."""
+        self.objects, self.layout = objects, layout
+        self.tensors = tensors
+        self._fill, self._bucket_bytes = fill, bucket_bytes
+        self.version, self.lineage = -1, ""
+        self.fetched_bytes = 0
+        """Patches read so far."""
+        self.anchors_read = 0
+        self.dirty = True
+        """Whether the tensors may be between two versions; then they are read anew."""
+        self._behind: list[Version] = []
+        """Versions that the mirror came through, the newest last; they lead back."""
+
+    def groups(self) -> Iterator[list[tuple[str, Tensor]]]:
+        """`WeightSource.groups`."""
+        group: list[tuple[str, Tensor]] = []
+        size = 0
+        for name, tensor in self.tensors.items():
+            if group and size + tensor.nbytes > self._bucket_bytes:
+                yield group
+                group, size = [], 0
+            group.append((name, tensor))
+            size += tensor.nbytes
+        if group:
+            yield group
+
+    def pieces(self, rank: int) -> list[Tensor]:
+        """Views of what a rank holds."""
+        return [self.tensors[name].view(-1)[start:stop] for name, start, stop in self.layout[rank]]
+
+    def digests(self) -> list[str]:
+        """The content of each rank's shard."""
+        return [digest(self.pieces(rank)) for rank in range(len(self.layout))]
+
+    def follow(self, objects: Objects, layout: Layout) -> None:
+        """Goes on with a new attempt, whose ranks may share the weights out differently.
+
+        Older versions keep their names where the attempt goes on from one of them, but their patches are for
+        the older layout: the way back ends here.
+        """
+        self.objects, self.layout = objects, layout
+        self._behind.clear()
+
+    def to(self, number: int, lineage: str, anchors: Sequence[Anchor]) -> None:
+        """Brings the tensors to a version: forward by its patches, or back by undoing them; from an anchor
+        where neither leads there.
+
+        Raises FileNotFoundError where the store has no way there, Forged, Diverged, and ValueError for a
+        damaged patch, with the tensors as they were.
+        """
+        if self.lineage == lineage and not self.dirty:
+            return
+        known = {anchor.lineage: anchor for anchor in anchors}
+        way = self._way(number, lineage, set(known))
+        start = way[-1].parent_lineage if way else lineage
+        if start not in self._held():
+            self._begin(known[start])
+        while self.lineage != start:
+            self._undo()
+        for version in reversed(way):
+            self._apply(version, 1)
+            self._behind = [*self._behind[1 - KEPT_VERSIONS :], version]
+            self.version, self.lineage = version.number, version.lineage
+            self._compare(version.digests)
+
+    def _held(self) -> set[str]:
+        """Lineages that undoing leads to."""
+        return set() if self.dirty else {self.lineage, *(version.parent_lineage for version in self._behind)}
+
+    def _way(self, number: int, lineage: str, anchors: set[str]) -> list[Version]:
+        """The versions from the wanted one back to the first whose parent is held, else to an anchor."""
+        held = self._held()
+        way: list[Version] = []
+        to_anchor: list[Version] | None = None
+        while lineage not in held:
+            if lineage in anchors and to_anchor is None:
+                to_anchor = list(way)
+                if not held:
+                    break
+            try:
+                version = Version.read(self.objects, number, lineage)
+            except FileNotFoundError:
+                if to_anchor is None:
+                    raise
+                return to_anchor
+            way.append(version)
+            number, lineage = version.parent, version.parent_lineage
+        return way if lineage in held or to_anchor is None else to_anchor
+
+    def _begin(self, anchor: Anchor) -> None:
+        self.dirty = True
+        self._fill(self.tensors, anchor)
+        self.anchors_read += 1
+        self._behind.clear()
+        self.version, self.lineage = anchor.version, anchor.lineage
+        self.dirty = False
+
+    def _undo(self) -> None:
+        version = self._behind[-1]
+        self._apply(version, -1)
+        self._behind.pop()
+        self.version, self.lineage = version.parent, version.parent_lineage
+
+    def _apply(self, version: Version, sign: int) -> None:
+        """Fetches and decodes all patches of a version before the first of them changes anything."""
+        if len(version.patches) != len(self.layout):
+            raise Forged(f"version {version.number} has {len(version.patches)} patches")
+        changes = []
+        for rank, entry in enumerate(version.patches):
+            pieces = self.pieces(rank)
+            width = pieces[0].element_size() if pieces else 2
+            changes.append(patch.decode(self._fetch(entry), sum(map(len, pieces)), width))
+        self.dirty = True
+        for rank, change in enumerate(changes):
+            patch.apply(self.pieces(rank), change, sign)
+        self.dirty = False
+
+    def _fetch(self, entry: dict[str, Any]) -> bytes:
+        data = self.objects.storage.get_bytes(entry["key"])
+        self.fetched_bytes += len(data)
+        if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+            raise Forged(f"{entry['key']} is not the patch that was published")
+        return data
+
+    def _compare(self, digests: Sequence[str]) -> None:
+        if digests and self.digests() != list(digests):
+            self.dirty = True
+            raise Diverged(
+                f"version {self.version} is not what the trainer published, although every patch was: the"
+                " machine's memory is at fault, or its model's files"
+            )

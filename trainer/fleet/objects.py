@@ -1,0 +1,150 @@
+"""What lies in a run's folder `fleet` in the bucket, and the signature that every object carries.
+
+    about/7-3f2c1a.json                    head, once per attempt: configuration, fingerprints, layout
+    head/7-3f2c1a.json                     head, every 5 s: newest version, whether the run is over
+    weights/00000021-5f0c2a9be1d40c77.json
+                                           head, last: a version's parent and the patches that make it
+    weights/7-3f2c1a/00000021-r00005.patch rank 5: the changes of its shard since the parent
+    mail/7-3f2c1a/WORKER.json              head: the units that this worker is to sample
+    workers/WORKER.json                    worker, every 5 s: what it does and what it has sent
+    samples/7-3f2c1a/step-00000022/000041.2-WORKER.npz
+                                           worker: a unit, which was given out for the second time
+    refused/7-3f2c1a/000041.2-WORKER.json  head: why a unit was not trained on
+
+Every key has one writer, so no condition, lock or listing is needed that a store would have to keep. An
+object is signed together with its run and key: one that was copied to another place is refused like one of a
+stranger.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainer.config import ConfigError
+from trainer.storage.storage import Storage
+
+KEY_VARIABLE = "SPOTRL_FLEET_KEY"
+"""Names the environment variable with the run's secret, which trainer and workers share."""
+LEAST_KEY = 16
+"""Characters of the shortest secret."""
+SIGNATURE_BYTES = 32
+HEADS, WORKERS = "head", "workers"
+
+
+class Forged(ValueError):
+    """An object that was not written with the run's key, or not for this place."""
+
+
+def secret(env: Mapping[str, str] = os.environ) -> bytes:
+    """The run's secret. Raises ConfigError where there is none, or one that could be guessed."""
+    key = env.get(KEY_VARIABLE, "")
+    if len(key) < LEAST_KEY:
+        raise ConfigError(
+            f"{KEY_VARIABLE} has {len(key)} characters: give trainer and workers one secret of at least"
+            f" {LEAST_KEY} (openssl rand -hex 32), by which they know each other's objects"
+        )
+    return key.encode()
+
+
+class Objects:
+    """Signed objects of one run. Raises what `Storage` does, and Forged."""
+
+    def __init__(self, storage: Storage, run_id: str, key: bytes) -> None:
+        """storage: the run's folder `fleet`."""
+        self.storage, self.run_id = storage, run_id
+        self._key = key
+
+    def _signature(self, name: str, body: bytes) -> bytes:
+        place = f"{len(self.run_id)}:{self.run_id}/{name}".encode()
+        return hmac.new(self._key, place + b"\0" + body, hashlib.sha256).digest()
+
+    def put(self, name: str, body: bytes) -> None:
+        """Writes an object with its signature."""
+        self.storage.put_bytes(name, self._signature(name, body) + body)
+
+    def get(self, name: str) -> bytes:
+        """An object's body. Raises FileNotFoundError, Forged."""
+        data = self.storage.get_bytes(name)
+        signature, body = data[:SIGNATURE_BYTES], data[SIGNATURE_BYTES:]
+        if not hmac.compare_digest(signature, self._signature(name, body)):
+            raise Forged(f"{name} was not written with this run's key, or for another place")
+        return body
+
+    def put_json(self, name: str, value: Any) -> None:
+        """Writes JSON data."""
+        self.put(name, json.dumps(value).encode())
+
+    def get_json(self, name: str) -> Any:
+        """JSON data; None where there is no such object. Raises Forged."""
+        try:
+            return json.loads(self.get(name))
+        except FileNotFoundError:
+            return None
+        except json.JSONDecodeError as error:
+            raise Forged(f"{name} holds no JSON: {error}") from error
+
+
+# --- keys ---------------------------------------------------------------------------------------------------
+
+
+def about_key(attempt: str) -> str:
+    """Where the head of an attempt says once what the run is."""
+    return f"about/{attempt}.json"
+
+
+def head_key(attempt: str) -> str:
+    """Where the head of an attempt says what there is."""
+    return f"{HEADS}/{attempt}.json"
+
+
+def version_key(version: int, lineage: str) -> str:
+    """Where a version's manifest lies: its name holds what it is made of."""
+    return f"weights/{version:08d}-{lineage[:16]}.json"
+
+
+def patch_key(attempt: str, version: int, rank: int) -> str:
+    """Where a rank's changes lie."""
+    return f"weights/{attempt}/{version:08d}-r{rank:05d}.patch"
+
+
+def mail_key(attempt: str, worker: str) -> str:
+    """Where a worker finds its units."""
+    return f"mail/{attempt}/{worker}.json"
+
+
+def worker_key(worker: str) -> str:
+    """Where a worker says what it does."""
+    return f"{WORKERS}/{worker}.json"
+
+
+def samples_folder(attempt: str) -> str:
+    """Below which all samples of an attempt lie."""
+    return f"samples/{attempt}"
+
+
+def samples_key(attempt: str, step: int, unit: str, turn: int, worker: str) -> str:
+    """Where a worker's samples of a unit lie. turn: how often the unit had been given out by then."""
+    return f"{samples_folder(attempt)}/step-{step:08d}/{unit}.{turn}-{worker}.npz"
+
+
+def refused_key(attempt: str, unit: str, turn: int, worker: str) -> str:
+    """Where the head writes why it refused a unit."""
+    return f"refused/{attempt}/{unit}.{turn}-{worker}.json"
+
+
+# --- lineage ------------------------------------------------------------------------------------------------
+
+
+def first_lineage(kind: str, version: int, digests: Sequence[str]) -> str:
+    """The lineage of the weights that an attempt begins with: what they are, by content."""
+    return hashlib.sha256("\n".join([kind, str(version), *digests]).encode()).hexdigest()
+
+
+def next_lineage(parent: str, patches: Sequence[str]) -> str:
+    """The lineage of a version. patches: sha256 of each rank's."""
+    return hashlib.sha256("\n".join([parent, *patches]).encode()).hexdigest()

@@ -1,0 +1,126 @@
+"""The schedule of sampling: which step is asked for when, and what is there of it.
+
+With `rollout.staleness` k, step s is sampled with the weights of version max(0, s - 1 - k). A version is the
+number of steps that had been done when the weights were taken. So after version v is loaded, step v + 1 + k
+is asked for, once; at the start of the run steps 1 to k + 1, all with version 0. No clock decides: what is
+sampled is a function of the run's seed and k. With k = 0 every step is sampled with the newest weights.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainer.algorithm.credit import credited
+from trainer.algorithm.refill import shortfall
+from trainer.algorithm.shaping import Carried
+from trainer.algorithm.staleness import kernel_mismatch
+from trainer.algorithm.traces import Outcome, Trace
+from trainer.checkpoint.rollout_log import Graded
+from trainer.config import RunConfig
+from trainer.sampling.sampler import Ask, SampledGroups
+
+if TYPE_CHECKING:
+    from trainer.run.session import Session
+
+
+class Ahead:
+    """The steps that are asked for and not trained on yet: `rollout.staleness` + 1 at most."""
+
+    def __init__(self, config: RunConfig, run: Session, total: int, carried: Carried) -> None:
+        """total: steps of the run. carried: the run's, as the step under way finds it."""
+        self.config, self.run = config, run
+        self.total, self.carried = total, carried
+        self._asked: dict[int, SampledGroups] = {}
+        self._graded: dict[int, Graded] = {}
+
+    def lacks(self, step: int) -> bool:
+        """Whether a step of the run is neither asked for nor logged, so that its weights must be loaded."""
+        if step > self.total or step in self._asked or step in self._graded:
+            return False
+        logged = self.run.rollouts.read(step)
+        if logged is None:
+            return True
+        self._graded[step] = logged
+        return False
+
+    def ask(self, step: int) -> None:
+        """Before step `step`: starts to sample what is due with the weights of the step before it."""
+        for due in range(step, step + self.config.rollout.staleness + 1):
+            if self.lacks(due):
+                with self.run.phases(self._phase):
+                    self._asked[due] = self._sample(due, step, 0, self.config.rollout.prompts_per_step)
+
+    def take(self, step: int) -> Graded:
+        """The step's completions, graded and logged. Later steps that are whole are graded and logged too."""
+        for due in sorted(self._asked):
+            if due == step or self._asked[due].whole:
+                self._graded[due] = self._grade(due)
+        return self._graded.pop(step)
+
+    def kernel_mismatch(self, version: int) -> dict[str, float]:
+        """How far engine and policy are apart at the policy's own version, on a few groups of a later step,
+        one per rank.
+
+        Empty where no later step was sampled with it, and for a sampler beside the learner: which of its
+        steps are whole is a matter of time.
+        """
+        fresh = []
+        for graded in self._graded.values():
+            for trace in graded.traces:
+                if trace.versions == (version, version) and trace.group < self.config.placement.world_size:
+                    fresh.append(trace)
+        if not fresh or self.run.sampler.beside:
+            return {}
+        scored = self.run.learner.logprobs(fresh, self.config.train_split, old=True, reference=False)
+        assert scored.old is not None
+        return kernel_mismatch(fresh, scored.old)
+
+    @property
+    def _phase(self) -> str:
+        return "wait" if self.run.sampler.beside else "rollout"
+
+    def _sample(self, step: int, next_step: int, done: int, count: int) -> SampledGroups:
+        """Starts to sample `count` prompts of a step of which `done` were asked already.
+
+        next_step: the one that is trained next. Steps between the two take `prompts_per_step` prompts each:
+        staleness excludes new prompts for groups of equal rewards.
+        """
+        config, stream = self.config, self.run.stream
+        rollout = config.rollout
+        size = rollout.prompts_per_step
+        asked = self.carried.prompts + (step - next_step) * size + done
+        ask = Ask(
+            kind="train",
+            step=step,
+            version=next_step - 1,
+            prompts=stream.draw(asked, count, step, done),
+            split=config.train_split,
+            prompt_tokens=self.run.rows.prompt_tokens(config.train_split),
+            samples_per_prompt=rollout.samples_per_prompt,
+            temperature=rollout.temperature,
+            max_tokens=rollout.max_tokens,
+            upcoming=stream.draw(asked + count, size, step + 1),
+        )
+        return self.run.sampler.sample(ask)
+
+    def _grade(self, step: int) -> Graded:
+        """Waits for a step, grades and logs it; and further prompts while groups of unequal rewards are
+        missing."""
+        run, config = self.run, self.config
+        sampled = self._asked.pop(step)
+        traces: list[Trace] = []
+        outcomes: list[Outcome] = []
+        missing = 0
+        for _ in range(1 + config.algorithm.refill_rounds):
+            with run.phases(self._phase):
+                if missing:
+                    done = len({trace.group for trace in traces})
+                    sampled = self._sample(step, step, done, missing)
+                more = sampled.all()
+            with run.phases("grade"):
+                outcomes += run.score(more)
+                traces += more
+            missing = shortfall(credited(config, traces, outcomes).flat, config.rollout.prompts_per_step)
+            if not missing:
+                break
+        return run.keep(step, traces, outcomes)
