@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -89,7 +89,7 @@ class Compared:
     plan: cost.StepTime
     roof: cost.StepTime
     reasons: dict[str, str]
-    """Of each phase that is far from its roofline: why."""
+    """Why a phase is far from its roofline, by phase."""
 
     def row(self) -> str:
         """The recipe in the table."""
@@ -139,9 +139,10 @@ def staged(recipe: Recipe, taken: Callable[[int], int] = int) -> float:
     config, gpus = recipe.config, recipe.cluster.gpus_per_node
     world = config.placement.world_size
     lora = config.lora
-    sizes = adapters.sizes(need.shape, lora.rank, lora.vision) if lora.rank else need.shape.sizes()
+    learning = replace(need.shape, vision=None) if config.model.freeze_vision else need.shape
+    sizes = adapters.sizes(need.shape, lora.rank, lora.vision) if lora.rank else learning.sizes()
     on_a_rank = sum(3 * taken(4 * -(-elements // world)) for elements in sizes)
-    assert lora.rank or trained(config, need.shape) == need.shape.parameters
+    assert sum(sizes) == trained(config, need.shape)
     return on_a_rank * (gpus if config.checkpoint.asynchronous else 1)
 
 

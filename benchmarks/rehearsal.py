@@ -70,8 +70,8 @@ def plays(recipe: str) -> tuple[tuple[str, str], ...]:
         shape = hub_config.shape(config.model)
         assert shape is not None
         kind = shape.vision and shape.vision.kind, config.method, bool(config.lora.rank)
-        one = shape.parameters, name
-        smallest[kind] = min(one, smallest.get(kind, one))
+        if kind not in smallest or shape.parameters < smallest[kind][0]:
+            smallest[kind] = shape.parameters, name
     with_loss = recipe in [name for _, name in smallest.values()]
     return (*EACH, LOSS) if with_loss else EACH
 

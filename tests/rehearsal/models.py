@@ -129,6 +129,8 @@ def build(config: RunConfig, shape: Shape, fake: FakeTensorMode, device: str) ->
         banned = list(range(VOCABULARY, shape.vocabulary))
         temperature = config.rollout.temperature if config.method == "grpo" else 1.0
         model = logprobs.LogprobModel(hf, banned, temperature, not config.tower_trained).train()
+        if config.model.freeze_vision and model.has_vision:
+            hf.model.visual.requires_grad_(False)
         for module in model.modules():  # as `.to(device)` does
             for name, buffer in list(module._buffers.items()):
                 if buffer is not None:

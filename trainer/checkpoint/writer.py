@@ -66,8 +66,8 @@ class ShardWriter:
         return sum(buffer.untyped_storage().nbytes() for buffer in self._buffers.values())
 
     def host(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
-        """A flat host copy of `tensor` in a buffer that is kept for the next checkpoint, and page-locked behind
-        the first one for a GPU's tensors.
+        """A flat host copy of `tensor` in a buffer that is kept for the next checkpoint. The buffer's pages
+        are locked behind the first one, if the tensor is on a GPU.
 
         Waits for the checkpoint that is being written, since that reads the same buffers.
         """
