@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_prep.options import GENERATED, NAMES, parser
+from data_prep.options import GENERATED, NAMES, TASK_FAMILIES, parser
 from trainer.config import ConfigError
 from trainer.errors import StorageError
 
@@ -135,12 +135,13 @@ def prepare(options: argparse.Namespace) -> int:
         return 0
     if not options.sources:
         raise ConfigError(
-            f"name a source: a file, a folder, OWNER/NAME on the hub, or one of {', '.join(NAMES)}, generated"
+            f"name a source: a file, a folder, OWNER/NAME on the hub, or one of {', '.join(NAMES)}, "
+            f"generated, {TASK_FAMILIES}FAMILY"
         )
     if not 0 <= options.validation < 1:
         raise ConfigError(f"--validation {options.validation}: give a share from 0 to below 1")
     parts = show.source_parts(options.sources)
-    name = options.name or "-".join(Path(source).stem.lower() for source, _ in parts)
+    name = options.name or "-".join(_name_of(source) for source, _ in parts)
     where = options.out or f"data/{name}"
     at_url = "://" in where and not where.startswith("file://")
     local = _staging(where) if at_url else Path(where.removeprefix("file://"))
@@ -163,6 +164,11 @@ def prepare(options: argparse.Namespace) -> int:
     if at_url and manifest:
         shutil.rmtree(local)
     return 0
+
+
+def _name_of(source: str) -> str:
+    """What a dataset is called after a source."""
+    return TASK_FAMILIES[:-1] if source.startswith(TASK_FAMILIES) else Path(source).stem.lower()
 
 
 def _staging(url: str) -> Path:
@@ -201,7 +207,7 @@ def _prepare_local(
         for one in opened:
             one.weight = weight
         sources += opened
-        if source not in CATALOG and source != GENERATED:
+        if source not in CATALOG and not _is_drawn(source):
             print(show.detected(opened), file=sys.stderr)
     if options.dry_run:
         return None
@@ -238,8 +244,8 @@ def _sources(
     from data_prep.sources import catalog, records
     from data_prep.sources.own import own
 
-    if source == GENERATED:
-        return [_generated(options, evaluation)]
+    if _is_drawn(source):
+        return [_drawn(source, options, evaluation)]
     if source in catalog.CATALOG:
         entry = catalog.CATALOG[source]
         return catalog.sources(
@@ -254,16 +260,19 @@ def _sources(
             repository, mapping, show, options.split, keep=evaluation, sft=options.sft
         )
     raise ConfigError(
-        f"no file, folder or dataset {source!r}: the names are {', '.join(NAMES)}, generated; on the hub "
+        f"no file, folder or dataset {source!r}: the names are {', '.join(NAMES)}, generated, "
+        f"{TASK_FAMILIES}FAMILY; on the hub "
         "a dataset is OWNER/NAME"
     )
 
 
-def _generated(options: argparse.Namespace, evaluation: bool) -> Any:
-    """The source of generated problems. Raises ConfigError if rows or difficulty are out of range, or a
-    family is unknown."""
-    from data_prep.generate.source import FAMILIES, Generated
+def _is_drawn(source: str) -> bool:
+    """Whether a source's problems are drawn here, so that `--rows` and `--difficulty` say which."""
+    return source == GENERATED or source.startswith(TASK_FAMILIES)
 
+
+def _drawn(source: str, options: argparse.Namespace, evaluation: bool) -> Any:
+    """A source of drawn problems. Raises ConfigError if rows, difficulty or families are not known."""
     low, dots, high = options.difficulty.partition("..")
     ends = (low, high if dots else low)
     if not all(end in ("1", "2", "3", "4", "5") for end in ends) or ends[0] > ends[1] or options.rows < 1:
@@ -271,17 +280,17 @@ def _generated(options: argparse.Namespace, evaluation: bool) -> Any:
             f"--rows {options.rows} --difficulty {options.difficulty}: give at least one row, and a "
             "difficulty or two ends, such as 3 or 1..5"
         )
+    asked = (options.rows, options.seed, (int(ends[0]), int(ends[1])), options.validation, evaluation)
+    if source != GENERATED:
+        from data_prep.generate.families import Families, weights_of
+
+        return Families(weights_of(source), *asked)
+    from data_prep.generate.source import FAMILIES, Generated
+
     families = tuple(options.families.split(",")) if options.families else tuple(FAMILIES)
     if unknown := sorted(set(families) - FAMILIES.keys()):
         raise ConfigError(f"--families {unknown[0]}: the families are {', '.join(FAMILIES)}")
-    return Generated(
-        options.rows,
-        options.seed,
-        (int(ends[0]), int(ends[1])),
-        options.validation,
-        evaluation,
-        families,
-    )
+    return Generated(*asked, families)
 
 
 def _mapping(text: str) -> dict[str, str]:

@@ -29,6 +29,8 @@ NAMES = (
 """Names in the catalog, which itself takes half a second to import."""
 GENERATED = "generated"
 """Name of the set whose problems are drawn by `data_prep/generate`."""
+TASK_FAMILIES = "reasoning-gym:"
+"""Start of a source that is drawn by the families of the package reasoning-gym."""
 EPILOG = """
 your own data: a file or a folder (JSONL, JSON, CSV, TSV, Parquet; images beside, inside or in archives):
   uv run launch.py data prepare mine.jsonl --dry-run              # 1. how will it be read? nothing is written
@@ -67,6 +69,7 @@ images may be paths (relative to the file, absolute, or endings of names inside 
 data URLs, or structures of bytes and path as the datasets library writes them.
 
 named sets: {", ".join(NAMES)}, {GENERATED}
+task families with verifiers: {TASK_FAMILIES}FAMILY[=WEIGHT],... (105 of them, text only)
 
 examples:
   uv run launch.py data prepare mine.csv --map question=text,answer=solution.value,images=photo \\
@@ -75,6 +78,7 @@ examples:
   uv run launch.py data prepare test.jsonl --evaluation --split test     # keep every row as it is
   uv run launch.py data prepare mathv60k --out s3://bucket/mathv60k --tokenizer Qwen/Qwen2.5-VL-7B-Instruct
   uv run launch.py data prepare mathv60k --exclude data/mathvista        # not on what is evaluated
+  uv run launch.py data prepare reasoning-gym:chain_sum=2,countdown --rows 5000 --difficulty 1..3
   uv run launch.py data prepare gsm8k --revision COMMIT                  # the same again, months later
 
 An interrupted preparation is repeated with the same command: downloads resume where they stopped, images that
@@ -151,7 +155,7 @@ def _prepare_parser(commands: Any) -> None:
     where.add_argument(
         "--mirror", default="", metavar="DIR", help="folder with OWNER/REPO/FILE instead of the hub"
     )
-    drawn = make.add_argument_group("generated: problems drawn here")
+    drawn = make.add_argument_group(f"{GENERATED} and {TASK_FAMILIES}...: problems drawn here")
     drawn.add_argument("--rows", type=int, default=10_000, help="different problems (%(default)s)")
     drawn.add_argument("--difficulty", default="1..5", metavar="LEVEL|LOW..HIGH", help="1 to 5 (%(default)s)")
     drawn.add_argument("--seed", type=int, default=0, help="of the problems (%(default)s)")

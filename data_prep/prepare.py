@@ -267,7 +267,7 @@ def _judge_all(
             candidates = [complete(row, settings.sft) for row in batch if isinstance(row, Candidate)]
             problems[-1] += [row for row in batch if isinstance(row, BadRow)]
             counts = count_tokens([row.messages for row in candidates])
-            answers = references.check([row.answer for row in candidates])
+            answers = references.check(candidates)
             for row, reference, tokens in zip(candidates, answers, counts, strict=True):
                 judged[-1].append(judge(row, reference, one.facts(row), tokens, settings))
             done += len(batch)

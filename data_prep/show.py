@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.ingest.images import image_tokens
+from data_prep.options import TASK_FAMILIES
 from data_prep.sources.catalog import CATALOG
 from data_prep.sources.own import RecordSource
 from trainer.config import ConfigError
@@ -159,14 +160,14 @@ def _table(title: str, values: dict[str, Any]) -> list[str]:
 
 
 def source_parts(texts: Sequence[str]) -> list[tuple[str, float]]:
-    """(path, weight) of each `PATH` or `PATH=WEIGHT`.
+    """(path, weight) of each `PATH` or `PATH=WEIGHT`; weights of task families stay with their names.
 
     Raises ConfigError if a weight is no positive number.
     """
     parts = []
     for text in texts:
         path, equals, weight = text.rpartition("=")
-        if Path(text).exists() or not equals:
+        if Path(text).exists() or not equals or text.startswith(TASK_FAMILIES):
             parts.append((text, 1.0))
             continue
         try:

@@ -61,6 +61,11 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         args.recipe, args.set = recipe_files.expand(getattr(args, "recipe", args.command), args.set)
         if args.command in ("evaluate", "serve") and Path(args.recipe).is_dir():
             args.recipe = str(Path(args.recipe).absolute())
+    for name in ("manifest", "calibrate", "out"):
+        if given := getattr(args, name, None):
+            setattr(args, name, given.absolute())
+    if args.command == "report":
+        args.runs = [str(Path(run).absolute()) if Path(run).is_dir() else run for run in args.runs]
     if args.command == "data":
         args.arguments = recipe_files.from_here(args.arguments)
     return args

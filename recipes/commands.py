@@ -103,14 +103,14 @@ def _(args: argparse.Namespace) -> int:
     RECIPE,
     TARGET,
     SET,
-    argument("--out", default="", help="folder to write them to"),
+    argument("--out", type=Path, help="folder to write them to"),
     example=f"{MIDDLE} --target skypilot-runpod",
 )
 def _(args: argparse.Namespace) -> int:
     return _render(args.recipe, args.target, args.set, args.out)
 
 
-def _render(name: str, target: str | None, overrides: list[str], out: str) -> int:
+def _render(name: str, target: str | None, overrides: list[str], out: Path | None) -> int:
     """Writes or prints the task files of a recipe."""
     from recipes import uploads
     from recipes.capabilities import targets_for
@@ -129,7 +129,7 @@ def _render(name: str, target: str | None, overrides: list[str], out: str) -> in
         print(f"`launch.py up` would upload {line}: do so before you launch this file", file=sys.stderr)
     for file, text in files.items():
         if out:
-            path = Path(out) / file
+            path = out / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
             print(path)
@@ -261,13 +261,21 @@ def _(args: argparse.Namespace) -> int:
     "start a run again; it resumes from its last committed checkpoint",
     RUN,
     STORED,
+    argument(
+        "--before",
+        type=int,
+        default=0,
+        metavar="STEP",
+        help="go back: from the newest checkpoint before this step, dropping what came after it",
+    ),
     TAKEOVER,
     DRY_RUN,
+    example="RUN --before 120",
 )
 def _(args: argparse.Namespace) -> int:
     from recipes import requests
 
-    return requests.resume(args.run, args.bucket, requests.of(args, "", None).options)
+    return requests.resume(args.run, args.bucket, requests.of(args, "", None).options, args.before)
 
 
 @command(
@@ -428,15 +436,13 @@ def _(args: argparse.Namespace) -> int:
     TAKEOVER,
     *REMOTE,
     DRY_RUN,
-    argument("manifest", help="manifest.json of a run"),
+    argument("manifest", type=Path, help="manifest.json of a run, or the run's folder"),
     example="runs/demo-x/manifest.json",
 )
 def _(args: argparse.Namespace) -> int:
     from recipes import reproduce
 
-    return reproduce.reproduce(
-        Path(args.manifest), args.run_id, args.target, args.bucket, args.hosts, args.dry_run
-    )
+    return reproduce.reproduce(args.manifest, args.run_id, args.target, args.bucket, args.hosts, args.dry_run)
 
 
 @command(

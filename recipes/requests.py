@@ -11,6 +11,7 @@ from recipes.drivers import launching, shared_record, trained
 from recipes.drivers.launching import Options
 from recipes.plan import sizing
 from recipes.presets import benchmarks, resolve
+from trainer.config import ConfigError
 
 NO_TRAINING = ("lora.rank=1", "lora.vision=false", "lora.dropout=0", "rollout.staleness=0")
 """An adapter that changes nothing, B being 0: a model that is only asked then needs no optimizer states, and
@@ -103,11 +104,26 @@ def _sized(name: str, own: tuple[str, ...], given: tuple[str, ...]) -> tuple[str
     return (*own, *sizing.fewest_gpus(resolve(name, [*own, *given])), *given)
 
 
-def resume(run: str, bucket: str, options: Options) -> int:
-    """Starts a run again with its own id; the trainer resumes from the last committed checkpoint. bucket:
-    of a run that was not launched from here."""
+BEFORE = "checkpoint.before="
+
+
+def resume(run: str, bucket: str, options: Options, before: int = 0) -> int:
+    """Starts a run again with its own id; the trainer resumes from the last committed checkpoint, or from the
+    newest one before step `before`. bucket: of a run that was not launched from here. Raises ConfigError."""
     shared_record.known_or_adopted(run, bucket)
     record = run_record.load(run)
     options = replace(options, run_id=record.run_id, flags=options.flags or tuple(record.flags))
-    recipe = resolve(record.recipe, record.overrides)
-    return launching.up(record.recipe, recipe, record.target, record.overrides, options)
+    overrides = list(record.overrides)
+    if before < 0:
+        raise ConfigError(f"--before {before}: give a step of the run, above 0")
+    if before:
+        if f"{BEFORE}{before}" in overrides:
+            raise ConfigError(
+                f"--before {before}: the run has gone back to before that step, and goes on from there;"
+                " to go back again, name another step"
+            )
+        # Steps that were made since an earlier return count by that return's step no more.
+        overrides = [one for one in overrides if not one.startswith(BEFORE)]
+        overrides.append(f"{BEFORE}{before}")
+    recipe = resolve(record.recipe, overrides)
+    return launching.up(record.recipe, recipe, record.target, overrides, options)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from recipes import groups, image_record
 from recipes.capabilities import market, targets_for, variant
-from recipes.plan import boot, choose, cost, hourly, memory, passes, prices, spread, zero_stages
+from recipes.plan import balance, boot, choose, cost, hourly, memory, passes, prices, spread, zero_stages
 from recipes.plan.memory import GIB, MemoryPlan
 from recipes.presets import RECIPES, get
 from recipes.spec import Cluster, Recipe
@@ -124,6 +124,7 @@ def plan(
     else:
         _memory(recipe, need, console)
         _passes(recipe, need, console)
+        _balance(recipe, need, console)
         if recipe.kind == "train":
             _stages(recipe, network_gbit_s, console)
     if offers:
@@ -315,9 +316,26 @@ def _passes(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
         f"passes per step: {len(step.updates)} in updates, {len(step.logprobs) * step.models} for"
         f" log-probabilities; overhead of an update's: {cost.pass_overhead(recipe, need.shape):.2f} s\na rank"
         f" gathers {(forward + updates) / GIB:,.0f} GiB per step, {updates / GIB:,.0f} of them in updates"
-        " (perf/gathered_gib)\n",
+        " (perf/gathered_gib)",
         highlight=False,
     )
+
+
+def _balance(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
+    """How long ranks wait for the slowest one, and what changes that."""
+    if recipe.kind != "train" or recipe.config.placement.world_size == 1:
+        return
+    busy = balance.of(recipe, need.shape)
+    console.print(
+        f"ranks compute {busy.typical:.0%} of the updates at drawn lengths, {busy.heavy:.0%} where a few"
+        f" completions are much longer ({busy.worst:.0%} in the worst of {balance.DRAWS} steps); the rest"
+        " they wait for the slowest (perf/ranks_busy_fraction)",
+        highlight=False,
+    )
+    for one in balance.proposals(recipe, need.shape):
+        shares = f"{one.busy.typical:.0%} and {one.busy.heavy:.0%}"
+        console.print(f"  --set {one.change}: {shares}; {one.effect}", highlight=False)
+    console.print()
 
 
 def _stages(recipe: Recipe, network_gbit_s: float, console: Console) -> None:

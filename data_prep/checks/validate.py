@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from data_prep.ingest.images import ImageFacts, ImageLimits, image_tokens
 from data_prep.sources.source import Candidate
-from trainer.data.schema import AnswerType, placeholders, question
+from trainer.data.schema import TASK, AnswerType, placeholders, question, reference_of
 
 _SPECIAL = re.compile(r"<\|[a-z0-9_]+\|>")
 UNASKABLE = frozenset(
@@ -88,8 +88,21 @@ class References:
         self._scorer = Scorer(Config(workers=workers, deadline_s=deadline_s))
         self._known: dict[str, tuple[AnswerType, str]] = {}
 
-    def check(self, answers: list[str]) -> list[tuple[AnswerType, str]]:
-        """The grader's route for each answer, and why it cannot serve as a reference (empty if it can)."""
+    def check(self, rows: list[Candidate]) -> list[tuple[AnswerType, str]]:
+        """The grader's route for each row's answer, and why it is no reference (empty if it is one)."""
+        tasks = [reference_of(row.answer, row.extra) for row in rows if TASK in row.extra]
+        faults = iter(self._scorer.reference_errors(tasks, ["task"] * len(tasks)))
+        by_form = iter(self._by_form([row.answer for row in rows if TASK not in row.extra]))
+        checked: list[tuple[AnswerType, str]] = []
+        for row in rows:
+            if TASK in row.extra:
+                error = next(faults)
+                checked.append(("task", f"bad_answer: {error}" if error else ""))
+            else:
+                checked.append(next(by_form))
+        return checked
+
+    def _by_form(self, answers: list[str]) -> list[tuple[AnswerType, str]]:
         from trainer.rewards.grading import grader
 
         algebra: list[str] = []
@@ -107,8 +120,11 @@ class References:
         return [self._known[answer] for answer in answers]
 
     def same(self, first: CheckedRow, second: CheckedRow) -> bool:
-        """Whether two reference answers are equal for the grader, as `0.5` and `1/2` are."""
-        if first.answer == second.answer:
+        """Whether two reference answers are equal for the grader, as `0.5` and `1/2` are.
+
+        A task's verifier takes every right answer.
+        """
+        if first.answer == second.answer or first.answer_type == second.answer_type == "task":
             return True
         text = f"<think></think><answer>$\\boxed{{{second.answer}}}$</answer>"
         (outcome,) = self._scorer.score([text], [first.answer], [first.answer_type])

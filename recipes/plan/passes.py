@@ -9,9 +9,15 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from recipes.spec import DataFacts, Recipe
-from trainer.algorithm.scheduling import Cost, Length, schedule
+from trainer.algorithm.scheduling import Cost, Length, Plan, pass_times, schedule
 from trainer.config import RunConfig
-from trainer.config.budget import attended_cost, image_token_cost, logprob_tokens, micro_batch_tokens
+from trainer.config.budget import (
+    attended_cost,
+    image_token_cost,
+    keys_per_token,
+    logprob_tokens,
+    micro_batch_tokens,
+)
 from trainer.hardware.model_shapes import Shape
 
 COMPLETIONS, PROMPTS = 0.6, 0.4
@@ -75,25 +81,53 @@ def of_step(recipe: Recipe, shape: Shape) -> Passes:
 def _of_step(config: RunConfig, dataset: DataFacts, shape: Shape) -> Passes:
     rng = random.Random(0)
     lengths = typical(config, dataset, rng, vision=shape.vision is not None)
-    world, algorithm = config.placement.world_size, config.algorithm
-    cost = Cost(attended=attended_cost(shape), image_token=image_token_cost(shape))
-    updates: list[float] = []
+    updates = [max(ranks) for ranks in update_times(config, shape, lengths, rng)]
     if config.method == "sft":
-        updates = slowest(lengths, world, micro_batch_tokens(config, shape), cost)
         return Passes(tuple(lengths), (), tuple(updates), 0)
-    for _ in range(algorithm.epochs):
-        order = rng.sample(lengths, len(lengths))
-        for start in range(0, len(order), config.samples_per_update):
-            part = order[start : start + config.samples_per_update]
-            updates += slowest(part, world, micro_batch_tokens(config, shape), cost)
-    models = config.old_logprobs + bool(algorithm.kl_coef)
-    logprobs = slowest(lengths, world, logprob_tokens(config, shape), cost) if models else []
+    models = config.old_logprobs + bool(config.algorithm.kl_coef)
+    logprobs: list[float] = []
+    if models:
+        budget = logprob_tokens(config, shape)
+        keys = keys_per_token(config, shape, budget, gradients=False)
+        plan = schedule(lengths, config.placement.world_size, budget, cost_of(shape), keys)
+        logprobs = [max(ranks) for ranks in pass_times(plan, lengths, cost_of(shape))]
     return Passes(tuple(lengths), tuple(logprobs), tuple(updates), models)
 
 
-def typical(config: RunConfig, dataset: DataFacts, rng: random.Random, vision: bool) -> list[Length]:
+def cost_of(shape: Shape) -> Cost:
+    """What a pass of this model costs, as the trainer's schedule counts it."""
+    return Cost(attended=attended_cost(shape), image_token=image_token_cost(shape))
+
+
+def update_times(
+    config: RunConfig, shape: Shape, lengths: list[Length], rng: random.Random
+) -> list[list[float]]:
+    """Time of every rank in every pass of a step's updates, [pass][rank], in tokens' worth of the layers'
+    matrix products."""
+    epochs = 1 if config.method == "sft" else config.algorithm.epochs
+    together = len(lengths) if config.method == "sft" else config.samples_per_update
+    budget = micro_batch_tokens(config, shape)
+    times: list[list[float]] = []
+    for _ in range(epochs):
+        order = lengths if together == len(lengths) else rng.sample(lengths, len(lengths))
+        for start in range(0, len(order), together):
+            part = order[start : start + together]
+            plan: Plan = schedule(
+                part,
+                config.placement.world_size,
+                budget,
+                cost_of(shape),
+                keys_per_token(config, shape, budget),
+            )
+            times += pass_times(plan, part, cost_of(shape))
+    return times
+
+
+def typical(
+    config: RunConfig, dataset: DataFacts, rng: random.Random, vision: bool, spread: float = COMPLETIONS
+) -> list[Length]:
     """Lengths of one step's samples: lognormal about the dataset's means, which the limits leave as they
-    are."""
+    are. spread: standard deviation of the logarithm of a completion's length."""
     n, longest = config.rollout.samples_per_prompt, config.rollout.max_tokens
     if config.method == "sft":
         n, longest = 1, max(1, config.sft.max_tokens - dataset.prompt_tokens)
@@ -102,29 +136,19 @@ def typical(config: RunConfig, dataset: DataFacts, rng: random.Random, vision: b
         tokens = dataset.prompt_tokens * math.exp(rng.gauss(-(PROMPTS**2) / 2, PROMPTS))
         prompts.append(max(1, min(round(tokens), config.data.prompt_max_tokens)))
         group = rng.gauss()
-        logs += [COMPLETIONS * math.sqrt(0.5) * (group + rng.gauss()) for _ in range(n)]
+        logs += [spread * math.sqrt(0.5) * (group + rng.gauss()) for _ in range(n)]
     mean = min(dataset.answer_tokens, 0.98 * longest)
-    scale, spread = mean, [math.exp(x) for x in logs]
+    scale = mean
+    drawn = [math.exp(x) for x in logs]
     for _ in range(12):  # what the limit cuts off is made up for by all
-        scale *= mean / (sum(min(scale * x, longest) for x in spread) / len(spread))
+        scale *= mean / (sum(min(scale * x, longest) for x in drawn) / len(drawn))
     share = IMAGE_SHARE if vision else 0.0
     lengths = []
-    for i, x in enumerate(spread):
+    for i, x in enumerate(drawn):
         prompt = prompts[i // n]
         completion = max(1, min(round(scale * x), longest))
         lengths.append(Length(i // n, prompt, completion, round(share * prompt)))
     return lengths
-
-
-def slowest(lengths: list[Length], world: int, budget: int, cost: Cost) -> list[float]:
-    """The cost of each pass, which is that of the rank that the others wait for."""
-    plan = schedule(lengths, world, budget, cost)
-    return [max(_cost(rank[p], lengths, cost) for rank in plan) for p in range(len(plan[0]))]
-
-
-def _cost(members: list[int], lengths: list[Length], cost: Cost) -> float:
-    prompts = {lengths[i].prompt: lengths[i] for i in members}
-    return sum(map(cost.prompt, prompts.values())) + sum(cost.completion(lengths[i]) for i in members)
 
 
 def backward_gathers(config: RunConfig, shape: Shape) -> float:

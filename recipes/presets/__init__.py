@@ -33,6 +33,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "grpo-qwen2.5-vl-7b-mathv60k": vision.qwen2_5_vl_7b_mathv60k,
     "grpo-qwen2.5-vl-32b-mathv60k": vision.qwen2_5_vl_32b_mathv60k,
     "grpo-qwen2.5-vl-72b-mathv60k": vision.qwen2_5_vl_72b_mathv60k,
+    "grpo-qwen2.5-vl-72b-mathv60k-original": vision.qwen2_5_vl_72b_mathv60k_original,
     "grpo-qwen2.5-vl-7b-lora-mathv60k": vision.qwen2_5_vl_7b_lora_mathv60k,
     "grpo-qwen2.5-vl-72b-lora-mathv60k": vision.qwen2_5_vl_72b_lora_mathv60k,
     "grpo-qwen2.5-vl-3b-geometry3k": published.qwen2_5_vl_3b_geometry3k,

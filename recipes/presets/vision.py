@@ -77,18 +77,28 @@ def qwen2_5_vl_32b_mathv60k() -> Recipe:
 
 
 def qwen2_5_vl_72b_mathv60k() -> Recipe:
-    """Four nodes of 8, with the options of the original OpenRLHF-M run.
+    """Four nodes of 8, with the options of the original OpenRLHF-M run but two.
 
-    One differs: its --save_steps 50 saves nothing before the end of a run of 31 steps, so the interval is
-    Young and Daly's here.
+    Its --save_steps 50 saves nothing before the end of a run of 31 steps, so the interval is Young and Daly's
+    here. Its --train_batch_size 64 leaves two samples to each of 32 ranks, which wait for the longest of
+    them: here an update takes the whole rollout.
     """
     recipe = _grpo("72b", "mathv60k")
     config = with_parts(
         recipe.config,
         data={"max_samples": 1000, "episodes": 2, "prompt_max_tokens": 4096},
-        algorithm={"samples_per_update": 64, "normalize_reward": True, "kl_coef": 1e-3, "kl_estimator": "k3"},
+        algorithm={"normalize_reward": True, "kl_coef": 1e-3, "kl_estimator": "k3"},
     )
     return replace(recipe, config=config)
+
+
+def qwen2_5_vl_72b_mathv60k_original() -> Recipe:
+    """The same with the original's four updates of 64 samples."""
+    recipe = qwen2_5_vl_72b_mathv60k()
+    name = f"{recipe.name}-original"
+    config = with_parts(recipe.config, run={"name": name}, algorithm={"samples_per_update": 64})
+    description = recipe.description.replace(" (", ", the original's updates of 64 (")
+    return replace(recipe, name=name, description=description, config=config)
 
 
 def _lora(recipe: Recipe, cluster: str, rank: int) -> Recipe:

@@ -23,13 +23,25 @@ def test_k3_is_never_negative_and_stays_finite():
     assert bool((values >= 0).all()) and bool(values.isfinite().all())
 
 
-def test_k3_and_its_gradient_stay_small_far_from_the_reference():
-    """At 12 nats below the reference the gradient of k3 itself is 1.6e5."""
-    logprobs = torch.tensor([-12.0, -90.0, 40.0, -2.0], requires_grad=True)
-    values = kl_divergence(logprobs, torch.zeros(4), "k3")
-    values.sum().backward()
-    assert float(values.max()) <= 10 and logprobs.grad is not None
-    assert logprobs.grad.tolist() == pytest.approx([0, 0, 0, 1 - math.exp(2)])
+@pytest.mark.parametrize("below", [-40.0, -2.0, 0.5, 2.0, 3.0, 12.0, 19.9])
+def test_k3_is_the_papers_and_pulls_every_token_back(below):
+    """DeepSeekMath, eq. 4: q/p - log(q/p) - 1. Where the value is clamped the gradient would be 0."""
+    logprobs = torch.tensor([-below], dtype=torch.float64, requires_grad=True)
+    value = kl_divergence(logprobs, torch.zeros(1, dtype=torch.float64), "k3")
+    value.sum().backward()
+    assert value.item() == pytest.approx(math.exp(below) - below - 1, rel=1e-9)
+    assert logprobs.grad is not None
+    assert logprobs.grad.item() == pytest.approx(1 - math.exp(below), rel=1e-9)
+
+
+@pytest.mark.parametrize("below", [20.5, 90.0, 1000.0])
+def test_beyond_twenty_nats_k3_is_a_line_with_the_slope_that_it_has_there(below):
+    logprobs = torch.tensor([-below], requires_grad=True)
+    value = kl_divergence(logprobs, torch.zeros(1), "k3")
+    value.sum().backward()
+    slope = math.exp(20) - 1
+    assert value.item() == pytest.approx(math.exp(20) - 21 + (below - 20) * slope, rel=1e-5)
+    assert logprobs.grad is not None and logprobs.grad.item() == pytest.approx(-slope, rel=1e-5)
 
 
 def test_a_wild_log_ratio_is_clamped_and_never_makes_a_nan():

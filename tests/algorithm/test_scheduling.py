@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.algorithm.scheduling import KEYS, Cost, Length, schedule
+from trainer.algorithm.scheduling import KEYS, Cost, Length, busy_fraction, pass_times, schedule
 
 
 def draws(seed, groups, size, median, sigma, cap):
@@ -97,6 +97,41 @@ def test_a_shared_prompts_keys_are_bounded_too():
     assert len(plan[0]) == 4
     short = [Length(g, 500, 400) for g in range(2) for _ in range(8)]  # a recipe's: nothing is cut
     assert len(schedule(short, 1, 7_400)[0]) == 1
+
+
+def test_the_limit_of_keys_follows_memory():
+    """64 short completions behind a long prompt: a model whose keys are small makes one pass of them, where a
+    fixed limit of 4 keys per token made many, each with the whole prompt again."""
+    long_prompt = [Length(0, 3_000, 20) for _ in range(64)]
+    assert len(schedule(long_prompt, 1, 4_400, keys_per_token=4.0)[0]) == 16
+    assert len(schedule(long_prompt, 1, 4_400, keys_per_token=48.0)[0]) == 1
+    many = [Length(0, 3_000, 5) for _ in range(512)]
+    passes = [len(schedule(many, 1, 12_000, keys_per_token=keys)[0]) for keys in (4.0, 21.0)]
+    assert passes == [37, 7], "each computes the prompt once"
+
+
+def test_small_pieces_help_where_a_group_is_about_a_ranks_share():
+    """32 groups of 8 on 32 ranks at a small budget: pieces of a share's size are not dealt evenly."""
+    shares = []
+    for seed in range(5):
+        lengths = draws(seed, 32, 8, 5.8, 0.7, 2048)
+        plan = schedule(lengths, 32, 6_500)
+        once = sum(map(Cost().completion, lengths))
+        once += sum(Cost().prompt(x) for x in {x.prompt: x for x in lengths}.values())
+        slowest = sum(max(ranks) for ranks in pass_times(plan, lengths, Cost()))
+        shares.append(once / (32 * slowest))
+        assert busy_fraction(plan, lengths, Cost()) > 0.88
+    assert sum(shares) / 5 > 0.83
+
+
+def test_the_busy_share_by_hand():
+    """Two ranks, no attention: 30 and 10 tokens in the first pass, 5 and 5 in the second."""
+    lengths = [Length(i, 0, n) for i, n in enumerate((30, 10, 5, 5))]
+    plan = [[[0], [2]], [[1], [3]]]
+    free = Cost(attended=0.0)
+    assert pass_times(plan, lengths, free) == [[30.0, 10.0], [5.0, 5.0]]
+    assert busy_fraction(plan, lengths, free) == 50 / (2 * 35)
+    assert busy_fraction([[[]], [[]]], [], free) == 1.0
 
 
 def test_groups_are_cut_only_where_a_rank_would_wait():

@@ -36,7 +36,7 @@ from trainer.checkpoint import writer as writing
 from trainer.checkpoint.format import CheckpointError, Shard
 from trainer.checkpoint.layout import step_name
 from trainer.checkpoint.manager import Checkpoints
-from trainer.checkpoint.retention import kept
+from trainer.checkpoint.retention import Keep, kept
 from trainer.checkpoint.writer import ShardWriter
 from trainer.config import override
 from trainer.errors import StorageError
@@ -127,16 +127,22 @@ def test_what_is_kept():
     def manifests(*steps, scores=()):
         return {step: {"step": step, "score": dict(scores).get(step)} for step in steps}
 
-    assert kept(manifests(2, 4, 6), last=2, best=0, safe=6) == {4, 6}
-    assert kept(manifests(2, 4, 6), last=2, best=0, safe=4) == {2, 4, 6}, "6 is not yet in the store"
-    assert kept(manifests(2, 4, 6, 8, 10), last=2, best=0, safe=4) == {
+    assert kept(manifests(2, 4, 6), Keep(2, 0), safe=6) == {4, 6}
+    assert kept(manifests(2, 4, 6), Keep(2, 0), safe=4) == {2, 4, 6}, "6 is not yet in the store"
+    assert kept(manifests(2, 4, 6, 8, 10), Keep(2, 0), safe=4) == {
         2,
         4,
         8,
         10,
     }, "nor are 8 and 10; 6 is behind"
-    assert kept(manifests(2, 4, 6, scores={2: 0.9}), last=1, best=1, safe=6) == {2, 6}
-    assert kept(manifests(2, 4), last=1, best=0, safe=0) == {4}
+    assert kept(manifests(2, 4, 6, scores={2: 0.9}), Keep(1, 1), safe=6) == {2, 6}
+    assert kept(manifests(2, 4), Keep(1, 0), safe=0) == {4}
+    late = manifests(2, 4, 6, 8, 10)
+    assert kept(late, Keep(1, 0, good=2, trouble=7), safe=10) == {4, 6, 10}, "from before the trouble"
+    assert kept(late, Keep(1, 0, good=2, trouble=6), safe=10) == {2, 4, 10}, "6 is of the step with the alarm"
+    assert (
+        kept(late, Keep(1, 0, good=2), safe=10) == kept(late, Keep(1, 0, good=0, trouble=7), safe=10) == {10}
+    )
 
 
 def test_disk_budget_drops_old_ones_early_then_refuses_before_writing(tmp_path, told):

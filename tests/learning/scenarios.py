@@ -156,6 +156,21 @@ def invariance(config, rank, port):
     return out
 
 
+def emptied(config, rank, port):
+    """An update, one that has nothing to learn from, and one whose batch is empty but made all the same."""
+    worker = start(replace(config, method="sft"), rank, port)
+    worker.policy.config = replace(config, method="grpo")
+    items = fixed_items(worker)
+    update(worker, items, config.algorithm.micro_batch_tokens)
+    out = {"shards": [shard_sums(worker)], "updates": [worker.policy.updates]}
+    worker.pass_over()
+    out["shards"].append(shard_sums(worker))
+    out["updates"].append(worker.policy.updates)
+    worker.update([items.pick([])], 0, 0, 0.0)
+    out["shards"].append(shard_sums(worker))
+    return out
+
+
 def imageless(config, rank, port):
     """All images on one rank, none on the other: must not hang, and must equal the mixed order."""
     config = replace(config, method="sft")

@@ -67,6 +67,18 @@ def test_over_updates_a_skipped_one_spoils_no_mean():
     assert math.isnan(with_nan["loss/total"]), "of an update that was made it is told"
 
 
+def test_an_update_without_completions_is_counted_and_has_no_other_metric():
+    """Its step has no mean of anything; beside an update that was made it weighs nothing."""
+    called = []
+    ranks = SimpleNamespace(world_size=1, all=lambda method: called.append(method.__name__))
+    learner = DistributedLearner(RunConfig(), ranks)
+    empty = learner.update(lessons([trace(0, [1, 2], [3, 4])], [1.0]).pick([]))
+    assert empty == {"optim/empty_updates": 1.0} and called == ["pass_over"] and learner.skipped == 1
+    assert over_updates([empty, empty], [0, 0]) == {"optim/empty_updates": 2.0}
+    made = {"entropy/mean": 1.5, "optim/skipped_updates": 0.0}
+    assert over_updates([empty, made], [0, 30]) == {**made, "optim/empty_updates": 1.0}
+
+
 def test_the_run_ends_after_so_many_skipped_updates_in_a_row():
     """A good update between them begins the count again; all of them are counted for the checkpoint."""
     fates = iter([1.0, 1.0, 0.0, 1.0, 1.0, 1.0])

@@ -47,6 +47,14 @@ def test_ranks_without_images_do_not_hang(run_ranks, small_config):
     same(result["mixed"], result["apart"], 1e-5)
 
 
+def test_an_update_without_completions_moves_nothing(run_ranks, small_config):
+    """A step of Adam moves weights by momentum and decay even where the gradient is 0."""
+    decay = replace(small_config.optimizer, learning_rate=1e-2, weight_decay=0.1)
+    for result in run_ranks("emptied", replace(small_config, optimizer=decay)):
+        before, passed_over, made = result["shards"]
+        assert before == passed_over != made and result["updates"] == [1, 2]
+
+
 @pytest.mark.parametrize("live", [0, 10_000_000])
 def test_a_bad_gradient_leaves_weights_alone_and_gathers_are_counted(run_ranks, small_config, live):
     config = replace(small_config, optimizer=replace(small_config.optimizer, live_parameters=live))

@@ -23,6 +23,7 @@ GOOD = {
     "grad/norm": 0.5,
     "kl/mean": 0.02,
     "entropy/mean": 1.2,
+    "tokens/response_mean": 300.0,
     "tokens/truncated_fraction": 0.1,
     "group/zero_std_fraction": 0.3,
     "mismatch/logprob_abs_mean": 0.01,
@@ -55,6 +56,7 @@ def run(*steps: dict[str, float], **limits):
         ({"perf/host_memory_fraction": 0.97}, "memory", "host memory fills up: share used 0.97"),
         ({"perf/host_memory_fraction": 0.65}, "memory", "host memory grows: 65% in use, 40% at the start"),
         ({"sft/loss": 1.7}, "spike", "loss 1.7, usually 0.8"),
+        ({"tokens/response_mean": 20.0}, "length", "completions shrank to 20 from 300 at the start"),
     ],
 )
 def test_each_sign_trips_its_guard_only(stats, guard, text):
@@ -73,7 +75,61 @@ def test_a_guard_warns_first_and_ends_after_its_patience():
 def test_nothing_is_known_of_usual_values_in_the_first_steps():
     guards = GuardWatch(Limits())
     for step, norm in enumerate((0.1, 50.0, 0.2, 70.0)):
-        assert guards.look(step, GOOD | {"grad/norm": norm, "entropy/mean": norm}) == []
+        assert guards.look(step, GOOD | {"grad/norm": norm}) == []
+
+
+@pytest.mark.parametrize("at", [3, 4, 5, 9])
+def test_a_collapse_in_the_first_steps_is_seen_and_stays_seen(at):
+    guards = GuardWatch(Limits())
+    for step in range(1, at):
+        assert guards.look(step, GOOD) == []
+    for step in range(at, at + 20):
+        tripped = {a.guard for a in guards.look(step, GOOD | {"entropy/mean": 0.05})}
+        streak = step - at + 1
+        assert tripped == ({"entropy"} if streak & (streak - 1) == 0 else set()), step
+
+
+def test_what_is_usual_lives_with_the_run():
+    """Steps of an earlier process count, but for what belongs to its machine."""
+    full = {"perf/host_memory_fraction": 0.1}
+    guards = GuardWatch(Limits())
+    guards.remember({"step": step} | GOOD | full for step in range(1, 9))
+    found = guards.look(9, GOOD | {"entropy/mean": 0.05, "mismatch/logprob_abs_mean": 0.2})
+    assert [a.guard for a in found] == ["entropy", "mismatch"]
+    assert "from 1.2 at the start" in found[0].text, "and 40% of this machine's memory is no leak"
+
+
+def test_an_update_that_was_not_made_collapses_nothing():
+    """All completions were cut and masked: the step has no entropy, no KL and no gradient."""
+    of_updates = ("loss/total", "grad/norm", "kl/mean", "entropy/mean", "mismatch/logprob_abs_mean")
+    empty = {name: value for name, value in GOOD.items() if name not in of_updates}
+    assert run(empty | {"optim/empty_updates": 1.0, "tokens/truncated_fraction": 0.1}) == [[]]
+
+
+def test_the_engine_has_an_absolute_limit_at_every_step_by_dtype():
+    """A gap that grew too slowly for the relative guard, or was there from the first step on."""
+    for dtype, gap, trips in (
+        ("fp32", 9e-4, False),
+        ("fp32", 2e-3, True),
+        ("bf16", 2e-2, False),
+        ("bf16", 0.06, True),
+    ):
+        settings = c.RunConfig(model=c.Model(dtype=dtype))
+        guards = GuardWatch(settings.guards, engine_tolerance=settings.engine_tolerance)
+        alarms = [guards.look(step, GOOD | {"mismatch/logprob_abs_mean": gap}) for step in (1, 2, 3)]
+        assert [bool(found) for found in alarms] == [trips, trips, trips], (dtype, gap)
+        assert not trips or "the engine does not hold the policy's weights" in alarms[0][0].text
+        assert [any(a.end for a in found) for found in alarms] == [False, False, trips]
+
+
+def test_a_very_large_reward_and_unsound_logprobs_are_named_from_the_first_step_on():
+    guards = GuardWatch(Limits())
+    causes = {"reward": "1e+29 by rewards.function f.py:f for row 3", "engine": "row 7, completion 'x'"}
+    found = guards.look(1, GOOD | {"reward/largest": 1e29, "rollout/not_finite": 2.0}, causes=causes)
+    assert [a.guard for a in found] == ["reward", "engine"]
+    assert "1e+29 (limit 1e+06): 1e+29 by rewards.function f.py:f for row 3" in found[0].text
+    assert "2 completions have engine logprobs that are not finite and were left out: row 7" in found[1].text
+    assert not guards.look(2, GOOD | {"reward/largest": 2.0}, causes=causes)
 
 
 def test_metrics_of_other_methods_are_not_missed():

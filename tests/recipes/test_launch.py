@@ -173,6 +173,22 @@ def test_resume_launches_the_same_run_again(capsys, monkeypatch, tmp_path):
     assert code == 0 and "RUN_ID=mine" in out and "seed: 7" in out
 
 
+def test_resume_goes_back_to_before_a_step(capsys, monkeypatch, tmp_path):
+    stand_in(tmp_path, monkeypatch, "sbatch", "echo 1")
+    recipe = "grpo-qwen2.5-vl-7b-mathv60k"
+    run(capsys, "up", recipe, "--target", "slurm", "--run-id", "mine", "--detach")
+    code, out, err = run(capsys, "resume", "mine", "--before", "120")
+    assert code == 0, err
+    code, out, _ = run(capsys, "resume", "mine", "--dry-run")
+    assert code == 0 and "before: 120" in out, "it goes on in the history that it went back to"
+    code, _, err = run(capsys, "resume", "mine", "--before", "120")
+    assert code == 2 and "has gone back to before that step" in err and err.count("\n") == 1
+    code, out, _ = run(capsys, "resume", "mine", "--before", "90", "--dry-run")
+    assert code == 0 and "before: 90" in out and "before: 120" not in out
+    code, _, err = run(capsys, "resume", "mine", "--before", "-3")
+    assert code == 2 and "give a step of the run" in err
+
+
 def test_the_runs_own_count_of_restarts_is_the_budgets():
     config = resolve("grpo-qwen2.5-vl-7b-mathv60k", ["budget.max_restarts=1", "budget.max_losses=4"]).config
     assert (config.checkpoint.max_restarts, config.checkpoint.max_losses) == (1, 4)
@@ -370,6 +386,22 @@ def test_data_reads_files_and_writes_folders_where_the_command_is_given(monkeypa
     monkeypatch.chdir(tmp_path)
     assert launch.main(["data", "prepare", "mine.jsonl", "--out=s3://mine/rows"]) == 0
     assert passed[-1] == ["prepare", f"{here}/mine.jsonl", "--out=s3://mine/rows"]
+
+
+def test_what_is_read_and_written_is_named_from_where_the_command_is_given(monkeypatch, tmp_path, capsys):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/manifest.json").write_text('{"format": -1}')
+
+    def here(*arguments):
+        monkeypatch.chdir(tmp_path)
+        return run(capsys, *arguments)
+
+    assert here("render", "demo", "--target", "local", "--out", "files")[0] == 0
+    assert (tmp_path / "files/demo.sh").exists()
+    for given in ("mine", "mine/manifest.json"):
+        assert f"{tmp_path}/mine/manifest.json has format -1" in here("reproduce", given)[2]
+    assert f"{tmp_path}/card.json" in here("plan", "demo", "--calibrate", "card.json")[2]
+    assert f"no run at {tmp_path}/mine" in here("report", "mine")[2]
 
 
 def test_dry_run_over_ssh_shows_what_every_machine_gets(capsys, monkeypatch):

@@ -11,6 +11,8 @@ from recipes.spec import Recipe, override, validate
 from trainer import config as run_config
 from trainer.config import ConfigError
 
+NAME_72B = "grpo-qwen2.5-vl-72b-mathv60k"
+
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipe_is_valid(name):
@@ -24,7 +26,7 @@ def test_recipe_is_valid(name):
 
 
 def test_the_72b_recipe_has_the_original_options():
-    config = get("grpo-qwen2.5-vl-72b-mathv60k").config
+    config = get(NAME_72B).config
     assert (config.placement.nodes, config.placement.workers_per_node) == (4, 8)
     assert config.placement.world_size // config.rollout.tensor_parallel == 4  # engines of TP 8 on 32 GPUs
     assert (
@@ -42,7 +44,12 @@ def test_the_72b_recipe_has_the_original_options():
         "k3",
         1.0,
     )
-    assert config.algorithm.normalize_reward and config.algorithm.samples_per_update == 64
+    assert config.algorithm.normalize_reward
+    assert config.algorithm.samples_per_update == 0, "one update of the whole rollout"
+    original = run_config.override(
+        config, ["algorithm.samples_per_update=64", f"run.name={NAME_72B}-original"]
+    )
+    assert get(f"{NAME_72B}-original").config == original
     assert config.optimizer.learning_rate == 5e-7 and config.rollout.gpu_memory_utilization == 0.4
     assert config.checkpoint.keep_last == 2 and config.model.gradient_checkpointing
 

@@ -1,3 +1,4 @@
+import math
 import signal
 import subprocess
 import sys
@@ -241,7 +242,8 @@ def test_user_function_runs_under_the_same_deadline(user_file):
         "correct",
         "wrong",
     ]
-    assert [o.accuracy for o in outcomes] == [0.5, 0.0, 0.0, 0.0, 0.0, 2.0, 0.0]
+    assert math.isnan(outcomes[3].accuracy), "the run ends and names it: trainer/rewards/unusable.py"
+    assert [o.accuracy for o in outcomes if o is not outcomes[3]] == [0.5, 0.0, 0.0, 0.0, 2.0, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ changes nothing beyond the last bit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -203,12 +204,21 @@ class RunningNorm:
     """Sum of squared differences from the mean."""
 
     def __call__(self, rewards: Tensor) -> Tensor:
-        """Adds rewards [N] to the statistics, and returns them normalized by the statistics, [N]."""
+        """Adds rewards [N] to the statistics, and returns them normalized by the statistics, [N].
+
+        Raises ValueError, and leaves the statistics as they were, where they would no longer be finite.
+        """
         r = rewards.double()
         delta = r.mean().item() - self.mean
         total = self.count + len(r)
-        self.m2 += ((r - r.mean()) ** 2).sum().item() + delta**2 * self.count * len(r) / total
-        self.mean += delta * len(r) / total
+        # A tensor's square of what is too large is infinite; a Python float's raises.
+        between = torch.tensor(delta, dtype=torch.float64).square().item() * self.count * len(r) / total
+        m2 = self.m2 + ((r - r.mean()) ** 2).sum().item() + between
+        mean = self.mean + delta * len(r) / total
+        if not (math.isfinite(m2) and math.isfinite(mean)):
+            raise ValueError("a reward is not finite, or too large for a running mean")
+        self.m2 = m2
+        self.mean = mean
         self.count = total
         std = (self.m2 / max(total - 1, 1)) ** 0.5
         return ((r - self.mean) / (std + 1e-6)).to(rewards.dtype)

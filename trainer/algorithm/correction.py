@@ -12,10 +12,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trainer.algorithm.losses import K3, LOG_RATIO, per_sequence
+from trainer.algorithm.losses import LOG_RATIO, per_sequence
 
 Kind = Literal["truncate", "mask"]
 Level = Literal["token", "sequence", "geometric"]
+
+MOST = 10.0
+"""Largest value of a token in the metrics of the divergence, so that a single one does not hide the rest."""
 
 
 def rollout_weights(
@@ -51,8 +54,8 @@ def mismatch(log_ratio: Tensor, weights: Tensor) -> dict[str, Tensor]:
     off = torch.expm1(x)
     return {
         "mismatch/logprob_abs_mean": (weights * log_ratio.detach().abs()).sum(),
-        "mismatch/kl": (weights * (off - x).clamp(max=K3)).sum(),
-        "mismatch/kl_reverse": (weights * (x * ratio - off).clamp(max=K3)).sum(),
+        "mismatch/kl": (weights * (off - x).clamp(max=MOST)).sum(),
+        "mismatch/kl_reverse": (weights * (x * ratio - off).clamp(max=MOST)).sum(),
         "mismatch/ratio_mean": (weights * ratio).sum(),
         "ratio_square": (weights * ratio.square()).sum(),
     }

@@ -90,6 +90,12 @@ def credited(config: RunConfig, traces: Sequence[Trace], outcomes: Sequence[Outc
     )
 
 
+def learnable(traces: Sequence[Trace], mask_truncated: bool) -> list[int]:
+    """Indices of the traces that the loss takes: the engine's log-probabilities of a trace must be finite,
+    and with `mask_truncated` the model must have ended it by itself."""
+    return [i for i, x in enumerate(traces) if x.sound and (x.finished or not mask_truncated)]
+
+
 def token_kl(config: RunConfig, old: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> Tensor:
     """Estimates of the KL to the reference at every learned token, [sum of lengths].
 

@@ -9,6 +9,7 @@ functions of whole sequences need.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,8 +25,6 @@ LOG_RATIO = 20.0
 (core_algos.compute_policy_loss).
 
 Beyond 88 nats the exponential is infinite in fp32, and infinity times an advantage of 0 is not a number."""
-K3 = 10.0
-"""Largest value of the k3 estimate of a token."""
 
 
 def kl_divergence(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator) -> Tensor:
@@ -35,8 +34,9 @@ def kl_divergence(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator
     loss, k2 has the gradient of the KL itself, k1 has a gradient of mean zero, and k3 has that of the
     reverse KL.
 
-    For k3, d is clamped to +-20 and the value to 10, as in verl (core_algos.kl_penalty, low_var_kl). So
-    neither value nor gradient grows once a token is 2.6 nats below the reference.
+    k3 is exact until a token is 20 nats below the reference, and goes on as a straight line from there: the
+    exponential would leave fp32, and a clamped value has no gradient, so the tokens that are furthest away
+    would not be pulled back (verl clamps the value to 10).
     """
     d = logprobs - ref_logprobs
     match estimator:
@@ -45,8 +45,9 @@ def kl_divergence(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator
         case "k2":
             return d.square() / 2
         case "k3":
-            q = (-d).clamp(-LOG_RATIO, LOG_RATIO)
-            return (torch.expm1(q) - q).clamp(max=K3)
+            q = (-d).clamp(max=LOG_RATIO)
+            beyond = (-d - LOG_RATIO).clamp(min=0)
+            return torch.expm1(q) - q + beyond * math.expm1(LOG_RATIO)
 
 
 def token_weights(
@@ -93,7 +94,7 @@ class PolicyLoss:
     clip_fraction: Tensor
     ratio: Tensor
     clamped: Tensor
-    """Share of the tokens whose log-ratio or k3 was clamped."""
+    """Share of the tokens whose log-ratio was clamped, or whose k3 was continued as a line."""
 
 
 def surrogate(
@@ -188,7 +189,7 @@ def grpo_loss(
         term = (weights * estimate).sum()
         kl = (shares * estimate.detach()).sum()
         if kl_estimator == "k3":
-            clamped = clamped | (estimate.detach() >= K3)
+            clamped = clamped | (ref_logprobs - logprobs.detach() > LOG_RATIO)
 
     total = policy + kl_coef * term
     with torch.no_grad():

@@ -9,16 +9,18 @@ prompt again.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 Plan = list[list[list[int]]]
 """[rank][pass] -> indices of samples, those of one prompt side by side; [] if the rank has nothing to do."""
 
-SLACKS = (1.0, 1.25, 1.5, 2.0, 3.0, float("inf"))
+SLACKS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, float("inf"))
 """Limits of a piece's size that are tried, as multiples of a rank's equal share of the tokens.
 
-With the last one, groups are cut at the budget only."""
+With the last one, groups are cut at the budget only. The first ones help where a rank's share is about one
+group: pieces of that size cannot be put together evenly."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,8 @@ class Cost:
         return x.completion_tokens * (1 + self.attended * (x.completion_tokens + 2 * x.prompt_tokens))
 
 
-KEYS = 4
-"""Keys that a pass may hold for each token of its budget.
+KEYS = 4.0
+"""Keys that a pass may hold for each token of its budget, where the memory of a key is not known.
 
 The keys of a shared prompt are repeated for every completion. Many short completions of a long prompt
 would therefore take memory that the number of tokens does not show."""
@@ -66,12 +68,18 @@ class PromptPiece:
 
     members: list[int]
     tokens: int
-    """Tokens of the budget that the piece takes: those of the prompt and the completions, or 1 / KEYS
-    of its keys if that is more."""
+    """Tokens of the budget that the piece takes: those of the prompt and the completions, or those that its
+    keys stand for if that is more."""
     cost: float
 
 
-def schedule(lengths: Sequence[Length], world_size: int, budget: int, cost: Cost = Cost()) -> Plan:
+def schedule(
+    lengths: Sequence[Length],
+    world_size: int,
+    budget: int,
+    cost: Cost = Cost(),
+    keys_per_token: float = KEYS,
+) -> Plan:
     """The plan that ends first among a few that cut groups into pieces of different sizes.
 
     The largest passes come first, so that a lack of memory shows at once. A sample longer than the
@@ -82,10 +90,10 @@ def schedule(lengths: Sequence[Length], world_size: int, budget: int, cost: Cost
         groups.setdefault(x.prompt, []).append(i)
 
     best: tuple[float, list[list[list[PromptPiece]]]] | None = None
-    for limit in _piece_limits(list(groups.values()), lengths, world_size, budget):
+    for limit in _piece_limits(list(groups.values()), lengths, world_size, budget, keys_per_token):
         pieces = []
         for members in groups.values():
-            pieces += _pieces(members, lengths, limit, cost)
+            pieces += _pieces(members, lengths, limit, cost, keys_per_token)
         passes = _passes(pieces, world_size, budget)
         time = sum(cost.per_pass + _slowest(ranks) for ranks in passes)
         if best is None or time < best[0]:
@@ -101,8 +109,30 @@ def schedule(lengths: Sequence[Length], world_size: int, budget: int, cost: Cost
     return plan
 
 
+def pass_times(plan: Plan, lengths: Sequence[Length], cost: Cost) -> list[list[float]]:
+    """Time of every rank in every pass, [pass][rank], gathers left out."""
+    return [[_time(rank[p], lengths, cost) for rank in plan] for p in range(len(plan[0]))]
+
+
+def busy_fraction(plan: Plan, lengths: Sequence[Length], cost: Cost) -> float:
+    """Share of the passes in which ranks compute; the rest of the time they wait for the slowest rank."""
+    times = pass_times(plan, lengths, cost)
+    longest = sum(max(ranks) for ranks in times)
+    return sum(map(sum, times)) / (longest * len(plan)) if longest else 1.0
+
+
+def _time(members: Sequence[int], lengths: Sequence[Length], cost: Cost) -> float:
+    """Time of one rank's pass over these samples."""
+    prompts = {lengths[i].prompt: lengths[i] for i in members}
+    return sum(map(cost.prompt, prompts.values())) + sum(cost.completion(lengths[i]) for i in members)
+
+
 def _piece_limits(
-    groups: list[list[int]], lengths: Sequence[Length], world_size: int, budget: int
+    groups: list[list[int]],
+    lengths: Sequence[Length],
+    world_size: int,
+    budget: int,
+    keys_per_token: float,
 ) -> list[int]:
     """The limits of a piece's tokens that are worth a try, each once."""
     prompts = sum(lengths[members[0]].prompt_tokens for members in groups)
@@ -111,7 +141,8 @@ def _piece_limits(
     largest_group = 0
     for members in groups:
         completions = [lengths[i].completion_tokens for i in members]
-        largest_group = max(largest_group, _room(lengths[members[0]].prompt_tokens, completions))
+        room = _room(lengths[members[0]].prompt_tokens, completions, keys_per_token)
+        largest_group = max(largest_group, room)
 
     limits = []
     for slack in SLACKS:
@@ -126,7 +157,9 @@ def _slowest(ranks: list[list[PromptPiece]]) -> float:
     return max(sum(piece.cost for piece in pieces) for pieces in ranks)
 
 
-def _pieces(members: list[int], lengths: Sequence[Length], limit: int, cost: Cost) -> list[PromptPiece]:
+def _pieces(
+    members: list[int], lengths: Sequence[Length], limit: int, cost: Cost, keys_per_token: float
+) -> list[PromptPiece]:
     """A whole group, or as few pieces of up to `limit` tokens as possible, each with the prompt."""
     prompt = lengths[members[0]]
     room = limit - prompt.prompt_tokens
@@ -135,7 +168,8 @@ def _pieces(members: list[int], lengths: Sequence[Length], limit: int, cost: Cos
     while True:
         parts = _parts(sizes, count, room)
         if parts is not None:
-            pieces = [_piece([members[k] for k in part], lengths, cost) for part in parts if part]
+            held = [[members[k] for k in part] for part in parts if part]
+            pieces = [_piece(part, lengths, cost, keys_per_token) for part in held]
             if count >= len(members) or all(p.tokens <= limit or len(p.members) == 1 for p in pieces):
                 return pieces
         count += 1
@@ -149,20 +183,21 @@ def _parts(sizes: list[int], count: int, room: int) -> list[list[int]] | None:
     return _fill([float(n) for n in sizes], sizes, count, room)
 
 
-def _piece(members: list[int], lengths: Sequence[Length], cost: Cost) -> PromptPiece:
+def _piece(members: list[int], lengths: Sequence[Length], cost: Cost, keys_per_token: float) -> PromptPiece:
     """The piece of these samples of one prompt."""
     prompt = lengths[members[0]]
-    tokens = _room(prompt.prompt_tokens, [lengths[i].completion_tokens for i in members])
+    completions = [lengths[i].completion_tokens for i in members]
+    tokens = _room(prompt.prompt_tokens, completions, keys_per_token)
     return PromptPiece(
         members, tokens, cost.prompt(prompt) + sum(cost.completion(lengths[i]) for i in members)
     )
 
 
-def _room(prompt: int, completions: list[int]) -> int:
+def _room(prompt: int, completions: list[int], keys_per_token: float) -> int:
     """`PromptPiece.tokens` of a prompt and its completions."""
     tokens = prompt + sum(completions)
     keys = tokens if len(completions) == 1 else len(completions) * prompt + tokens
-    return max(tokens, -(-keys // KEYS))
+    return max(tokens, math.ceil(keys / keys_per_token))
 
 
 def _passes(pieces: list[PromptPiece], world_size: int, budget: int) -> list[list[list[PromptPiece]]]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trainer.algorithm.advantages import RewardParts, RunningNorm
+from trainer.algorithm.curriculum import Standing
 from trainer.algorithm.traces import Outcome, Trace
 from trainer.config import RunConfig
 
@@ -20,9 +21,9 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
 @dataclass
-class Carried(RunningNorm):
+class Carried(RunningNorm, Standing):
     """State besides the weights that a step hands to the next one, with the running statistics of the
-    rewards."""
+    rewards and the level of the rows."""
 
     kl_coef: float = 0.0
     """KL coefficient of the next step."""
@@ -39,6 +40,8 @@ class Carried(RunningNorm):
         carried = cls()
         for field in fields(cls):
             setattr(carried, field.name, saved.get(field.name, field.default))
+        if not all(math.isfinite(x) for x in (carried.count, carried.mean, carried.m2)):
+            carried.count = carried.mean = carried.m2 = 0.0  # of a version that let such rewards in
         carried.kl_coef = carried.kl_coef or config.algorithm.kl_coef
         carried.prompts = carried.prompts or step * config.rollout.prompts_per_step
         return carried

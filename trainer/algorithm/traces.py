@@ -81,6 +81,11 @@ class Trace:
         return self.end == "stop"
 
     @property
+    def sound(self) -> bool:
+        """Whether all log-probabilities that the engine gave are finite numbers."""
+        return self.logprobs is None or bool(np.isfinite(self.logprobs).all())
+
+    @property
     def context(self) -> Hashable:
         """A key that is equal exactly for traces that share a prompt: same row, same images, same first
         tokens."""

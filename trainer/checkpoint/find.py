@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from trainer.checkpoint.layout import local_dir, remote_folder, remote_url, step_name
 from trainer.checkpoint.manifest import Manifests, manifests_here, manifests_there
@@ -34,6 +35,7 @@ def find(
     here = manifests_here(folder)
     there, sizes = _there(storage, bool(here), say)
     newest_first = sorted(here.keys() | there.keys(), reverse=True)
+    rewound = config.checkpoint.before
     mode = config.checkpoint.resume
     if mode == "never" and newest_first:
         raise ConfigError(
@@ -44,7 +46,11 @@ def find(
     for step in newest_first[len(passed) :]:
         # A checkpoint may lie here, there, or both; the two may differ after a fall-back, so each is tried by
         # itself.
-        options = [m for m in (here.get(step), there.get(step)) if m is not None]
+        options = [m for m in (here.get(step), there.get(step)) if m is not None and _counts(m, rewound)]
+        if not options:
+            say(f"step {step} is left out: the run goes back to before step {rewound} (checkpoint.before)")
+            passed.append(step)
+            continue
         reason = ""
         for manifest in options if len(options) == 2 and options[0] != options[1] else options[:1]:
             inside = remote_folder(step, manifest.get("attempt", ""))
@@ -60,6 +66,11 @@ def find(
                 reason = str(error)
         say(f"step {step} cannot be used ({reason}); falling back to the one before")
         passed.append(step)
+    if rewound and newest_first and newest_first[-1] >= rewound:
+        raise ConfigError(
+            f"run {config.run_id} has no checkpoint from before step {rewound}: the oldest is of step"
+            f" {newest_first[-1]}; raise checkpoint.before, or set it to 0"
+        )
     if newest_first:  # starting from scratch over them would throw the run away
         steps = ", ".join(map(str, sorted(newest_first)))
         raise ConfigError(
@@ -69,6 +80,12 @@ def find(
     if mode == "must":
         raise ConfigError(f"checkpoint.resume is must, but there is no checkpoint in {folder} {url}".rstrip())
     return None, passed
+
+
+def _counts(manifest: dict[str, Any], rewound: int) -> bool:
+    """Whether a checkpoint is of the history that the run goes on with: from before the step that the run
+    was taken back to, or written since then."""
+    return not rewound or manifest["step"] < rewound or manifest.get("before", 0) == rewound
 
 
 def _there(

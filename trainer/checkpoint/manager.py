@@ -36,9 +36,9 @@ from trainer.checkpoint.attempt import Attempt
 from trainer.checkpoint.find import find
 from trainer.checkpoint.format import encode, write_file
 from trainer.checkpoint.layout import MANIFEST, local_dir, remote_folder, remote_url, step_name, step_of
-from trainer.checkpoint.manifest import FileRecord, describe, manifests_here, pack
+from trainer.checkpoint.manifest import FileRecord, describe, manifests_here, manifests_there, pack
 from trainer.checkpoint.reader import CorruptCheckpoint, Found
-from trainer.checkpoint.retention import make_room, prune_local, prune_remote
+from trainer.checkpoint.retention import Keep, make_room, prune_local, prune_remote
 from trainer.checkpoint.rollout_log import RolloutLog
 from trainer.checkpoint.writer import RankStatus, disk_room, upload
 from trainer.config import RunConfig
@@ -103,6 +103,8 @@ class Checkpoints:
         self.interval_steps = max(1, config.checkpoint.every_steps)
         self.failures = self.failures_in_a_row = 0
         self.last_begun = 0
+        self.trouble = 0
+        """Step of the first alarm of a guard that lasts; 0: none. The loop sets it."""
         self._retry = False
         self._bytes = 0
         self._pending: dict[str, Any] = {}
@@ -234,6 +236,7 @@ class Checkpoints:
                 with open(path, "rb") as file:
                     own.append(FileRecord(path.name, *write_file(folder / path.name, [file.read(size)])))
             about: dict[str, Any] = {"attempt": self.attempt, "data_fingerprint": self.data_fingerprint}
+            about["before"] = self.config.checkpoint.before
             about["model_fingerprint"] = self._model_fingerprint
             if self._pending["ahead"]:
                 about["ahead"] = self._pending["ahead"]
@@ -368,9 +371,9 @@ class Checkpoints:
         self._commits.append(step)
         self.failures_in_a_row = 0
         self._prune_local()
-        last, best = self.config.checkpoint.keep_last_remote, self.config.checkpoint.keep_best
         busy = {self.in_flight, self.uploading}
-        prune_remote(self.config.run_id, self.storage, last, best, busy, self._check)
+        keep = self._keep(self.config.checkpoint.keep_last_remote)
+        prune_remote(self.config.run_id, self.storage, keep, busy, self._check)
 
     def _withdraw(self, storage: Storage, steps: set[int]) -> None:
         """Takes back the manifests of checkpoints in the store that cannot be used."""
@@ -388,7 +391,7 @@ class Checkpoints:
         safe = max(self.safe, self._found.step if self._found else 0)
         settings = self.config.checkpoint
         busy = {self.in_flight, self.uploading}
-        prune_local(self.config.run_id, self.folder, settings.keep_last, settings.keep_best, safe, busy)
+        prune_local(self.config.run_id, self.folder, self._keep(settings.keep_last), safe, busy)
 
     @property
     def _share(self) -> int:
@@ -399,7 +402,21 @@ class Checkpoints:
         """Drops old local checkpoints, never the newest, until the next one fits the disk budget. Returns the
         room."""
         room = partial(disk_room, self.folder, self.config.checkpoint.max_disk_gib)
-        return make_room(self.folder, self._share, room, {self.uploading}, self._say)
+        spared = self._keep(0).sound(manifests_here(self.folder))
+        return make_room(self.folder, self._share, room, {self.uploading}, self._say, spared)
+
+    def _keep(self, last: int) -> Keep:
+        """What stays besides the `last` newest checkpoints."""
+        settings = self.config.checkpoint
+        return Keep(last, settings.keep_best, settings.keep_good, self.trouble)
+
+    def from_before_the_trouble(self) -> int:
+        """Newest checkpoint of this run from before the first alarm, here or in the store; 0: there is none,
+        or no trouble."""
+        steps = set(manifests_here(self.folder))
+        if self.storage:
+            steps |= manifests_there(self.storage)[0].keys()
+        return max((step for step in steps if step < self.trouble), default=0)
 
     # --- resume ---------------------------------------------------------------------------------------------
 

@@ -53,8 +53,8 @@ def code_fingerprint() -> str:
 def describe(
     config: RunConfig, step: int, records: Sequence[FileRecord], score: float | None, about: dict[str, Any]
 ) -> dict[str, Any]:
-    """The manifest of a checkpoint. about: its attempt, the fingerprint of its data, and in `ahead` the steps
-    after it that were sampled before it, if any."""
+    """The manifest of a checkpoint. about: its attempt, the fingerprint of its data, the step that its run
+    was taken back to (`before`), and in `ahead` the steps after it that were sampled before it, if any."""
     worlds: set[str] = set()
     files = []
     for record in records:

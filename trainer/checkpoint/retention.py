@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,31 +18,50 @@ from trainer.checkpoint.manifest import Manifests, manifests_here, manifests_the
 from trainer.storage.storage import Storage
 
 
-def kept(manifests: Manifests, last: int, best: int, safe: int) -> set[int]:
-    """Steps that stay: the `last` newest of all, the `last` newest up to `safe`, and the `best` by held-out
-    score.
+@dataclass(frozen=True)
+class Keep:
+    """How many checkpoints stay, by what they are."""
+
+    last: int
+    """Newest ones."""
+    best: int
+    """Best ones by held-out score."""
+    good: int = 0
+    """Newest ones from before the trouble, while there is any."""
+    trouble: int = 0
+    """Step of the first alarm of a guard that lasts; 0: there is none."""
+
+    def sound(self, steps: Iterable[int]) -> set[int]:
+        """The steps from before the trouble that stay; none while there is no trouble."""
+        before = sorted(step for step in steps if step < self.trouble)
+        return set(before[-self.good :]) if self.good else set()
+
+
+def kept(manifests: Manifests, keep: Keep, safe: int) -> set[int]:
+    """Steps that stay: the `last` newest of all, the `last` newest up to `safe`, the `best` by held-out
+    score, and those from before the trouble.
 
     safe: newest step that the store has. What came after it does not count against what came before, so that
     an old checkpoint goes only after the new one is committed in the store, however long that is away.
     """
+    last, best = keep.last, keep.best
     scored = [m for m in manifests.values() if m["score"] is not None]
     finest = sorted(scored, key=lambda m: (m["score"], m["step"]), reverse=True)[:best]
     settled = sorted(step for step in manifests if step <= safe)
-    return set(settled[-last:]) | set(sorted(manifests)[-last:]) | {m["step"] for m in finest}
+    newest = set(settled[-last:]) | set(sorted(manifests)[-last:])
+    return newest | {m["step"] for m in finest} | keep.sound(manifests)
 
 
 OBJECT = re.compile(r"(step-\d{8})/(?:(\d+-[0-9a-f]{6})/)?[A-Za-z0-9_.-]+")
 """Key of an object of a checkpoint."""
 
 
-def prune_local(
-    run_id: str, folder: Path, last: int, best: int, safe: int, busy: Collection[int | None]
-) -> None:
+def prune_local(run_id: str, folder: Path, wanted: Keep, safe: int, busy: Collection[int | None]) -> None:
     """Drops local checkpoints that need not stay, and what no manifest ever followed. busy: steps being
     worked on."""
     manifests = manifests_here(folder)
     mine = {step: m for step, m in manifests.items() if m["run_id"] == run_id}
-    keep, newest = kept(mine, last, best, safe) | (manifests.keys() - mine.keys()), max(mine, default=0)
+    keep, newest = kept(mine, wanted, safe) | (manifests.keys() - mine.keys()), max(mine, default=0)
     for path in folder.glob("step-*"):
         step = step_of(path.name)
         if step is not None and step not in keep and step <= newest and step not in busy:
@@ -51,8 +71,7 @@ def prune_local(
 def prune_remote(
     run_id: str,
     storage: Storage,
-    last: int,
-    best: int,
+    wanted: Keep,
     busy: Collection[int | None],
     check: Callable[[], None],
 ) -> None:
@@ -62,7 +81,7 @@ def prune_remote(
     """
     manifests, sizes = manifests_there(storage)
     mine = {step: m for step, m in manifests.items() if m["run_id"] == run_id}
-    keep, newest = kept(mine, last, best, max(mine, default=0)), max(mine, default=0)
+    keep, newest = kept(mine, wanted, max(mine, default=0)), max(mine, default=0)
     folders: dict[tuple[int, str], list[str]] = {}
     for key in sizes:
         if match := OBJECT.fullmatch(key):
@@ -83,14 +102,16 @@ def make_room(
     room: Callable[[], int],
     busy: Collection[int | None],
     say: Callable[[str], Any],
+    spared: Collection[int] = (),
 ) -> int:
-    """Drops local checkpoints but the newest, oldest first, while `wanted` bytes do not fit; returns the
-    room.
+    """Drops local checkpoints but the newest, oldest first and those in `spared` last, while `wanted` bytes
+    do not fit; returns the room.
 
     Where that is not enough the writers refuse, with the figures.
     """
     while (free := room()) < wanted:
-        steps = [step for step in sorted(manifests_here(folder))[:-1] if step not in busy]
+        older = sorted(manifests_here(folder))[:-1]
+        steps = sorted((step for step in older if step not in busy), key=lambda step: (step in spared, step))
         if not steps:
             break
         say(f"dropping the local checkpoint of step {steps[0]} early: the disk budget needs its room")

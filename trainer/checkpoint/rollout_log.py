@@ -86,7 +86,10 @@ class RolloutLog:
     ):
         """held: the right to write for this run, as in `Checkpoints`."""
         self._say, self._held = say, held
-        self._resumes, self._keeps = config.checkpoint.resume != "never", config.logging.keep_rollouts
+        self._resumes = config.checkpoint.resume != "never"
+        # A run that goes back samples again: what it goes back behind may be what the engine sampled.
+        self._replays = not config.checkpoint.before
+        self._keeps = config.logging.keep_rollouts
         self.folder = Path(RunStore.here(config).rollouts)
         store = RunStore.of(config)
         self.storage = storage
@@ -136,7 +139,10 @@ class RolloutLog:
         found = self._places(step) if self._resumes else {}
         epoch = 0
         at = step + 1
-        while at in found and ((newest := max(place.epoch for place in found[at])) >= epoch or at in needed):
+        while at in found and (self._replays or at in needed):
+            newest = max(place.epoch for place in found[at])
+            if newest < epoch and at not in needed:
+                break
             self._usable[at] = [place for place in found[at] if place.epoch == newest]
             epoch, at = max(epoch, newest), at + 1
         for ahead in needed:

@@ -16,6 +16,11 @@ PREFETCH = 50_000_000, 500_000_000
 bf16."""
 
 
+KEY_BYTES = 1 << 30
+"""Largest memory of the keys and values that attention reads in a pass, with their gradients: a shared
+prompt's are repeated for each of its completions."""
+LEAST_KEYS = 2.0
+"""Keys per token that a pass may hold whatever they take: fewer would cut every group into single samples."""
 SUB_GROUP = 500_000_000
 """DeepSpeed's sub_group_size: elements whose fp32 gradients the optimizer's step holds at a time. Half of its
 default: 3 GB less on one GPU."""
@@ -72,6 +77,28 @@ def logprob_tokens(config: RunConfig, shape: Shape) -> int:
     """`algorithm.logprob_tokens`, or by default twice `micro_batch_tokens`: a pass without gradients saves
     nothing."""
     return config.algorithm.logprob_tokens or 2 * micro_batch_tokens(config, shape)
+
+
+def key_bytes(config: RunConfig, shape: Shape, gradients: bool) -> int:
+    """Memory of one key and its value in a pass: in the layer at work, with their gradients in the backward
+    pass; in every layer where none is recomputed."""
+    width = 2 if config.model.dtype == "bf16" else 4
+    layers = 1 if config.model.gradient_checkpointing or not gradients else shape.layers
+    return 2 * shape.kv_heads * shape.head_dim * width * (layers + gradients)
+
+
+def keys_per_token(config: RunConfig, shape: Shape, tokens: int, gradients: bool = True) -> float:
+    """Keys that a pass of `tokens` may hold for each of its tokens, so that they take `KEY_BYTES` at most."""
+    return max(LEAST_KEYS, KEY_BYTES / key_bytes(config, shape, gradients) / tokens)
+
+
+def repeated_keys(config: RunConfig, shape: Shape, tokens: int, gradients: bool = True) -> float:
+    """Bytes of the keys and values that a pass of `tokens` repeats at most, with their gradients: nearly one
+    prompt for each completion of its groups."""
+    if config.method == "sft":
+        return 0.0
+    keys = min(keys_per_token(config, shape, tokens, gradients), 1.0 + config.rollout.samples_per_prompt)
+    return keys * tokens * key_bytes(config, shape, gradients)
 
 
 def longest_sample(config: RunConfig) -> int:

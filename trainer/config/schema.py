@@ -16,6 +16,9 @@ from trainer.config.lora import LoRA
 from trainer.config.ranges import within
 from trainer.config.split import Split
 
+SYNC_TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2}
+"""Mean |log-probability difference| of engine and policy, by dtype, above which the engine does not hold the
+policy's weights."""
 LEAST_SEQUENCES = 64
 """An evaluation has more prompts than a small step: an engine takes at least so many at once."""
 
@@ -80,6 +83,11 @@ class Data:
     """Use only the first this many rows (in the dataset's own order); 0 means all."""
     episodes: int = within(1, least=1)
     """Passes over the data (the original's --num_episodes)."""
+    curriculum: float = within(0.0, least=0, most=1)
+    """Take rows of one difficulty at a time, the easiest first, and go to the next when this share of the
+    completions of the last `curriculum_steps` steps was correct; 0: all rows at once."""
+    curriculum_steps: int = within(5, least=1)
+    """Steps whose pass rate decides; then it is counted anew."""
     prompt_max_tokens: int = within(4096, least=1)
     """Longest prompt, image tokens included. Longer rows are left out and counted."""
     image_cache_gib: float = within(0.5, least=0)
@@ -117,8 +125,8 @@ class Rollout:
     eager: bool = False
     """No CUDA graphs (always so on CPU)."""
     sync_tolerance: float = within(0.0, least=0)
-    """Largest mean |log-prob difference| of engine and policy at the first sync; 0: 1e-3 for fp32, 5e-2 for
-    bf16."""
+    """Largest mean |log-prob difference| of engine and policy, at the first sync and in every step; 0: 1e-3
+    for fp32, 5e-2 for bf16."""
     sync_bucket_bytes: int = within(1 << 30, least=1)
     """Layer groups are streamed in buckets of about this size (a single larger parameter goes alone)."""
 
@@ -255,6 +263,12 @@ class Checkpoint:
     """Newest checkpoints kept locally (--max_ckpt_num)."""
     keep_best: int = within(0, least=0)
     """Best checkpoints by held-out score kept besides."""
+    keep_good: int = within(2, least=0)
+    """Checkpoints from before a guard's first alarm that stay while the alarm lasts, newest first, here (as
+    far as the disk has room) and in the object store."""
+    before: int = within(0, least=0)
+    """Go back: resume from the newest checkpoint before this step, and leave out what was made from there on;
+    0: the newest of all. `launch.py resume RUN --before STEP` sets it."""
     keep_last_remote: int = within(2, least=1)
     """Newest checkpoints kept in the object store."""
     asynchronous: bool = True
@@ -343,15 +357,17 @@ class Watch:
 class Guards:
     """Warnings about a run that continues and learns nothing, and which of them end it."""
 
-    end: str = "nonfinite,skipped"
-    """Guards that end the run, separated by commas: nonfinite, spike, skipped, kl, truncated,
-    no_answer, variance, entropy, mismatch, disk, memory."""
+    end: str = "nonfinite,skipped,engine"
+    """Guards that end the run, separated by commas: nonfinite, reward, engine, spike, skipped, kl, truncated,
+    no_answer, variance, entropy, length, mismatch, disk, memory."""
     patience: int = within(3, least=1)
     """Steps in a row before one of them does."""
     spike_factor: float = within(10.0, above=1)
     """Gradient norm, in multiples of its median."""
     loss_factor: float = within(2.0, above=1)
     """Cross-entropy of supervised fine-tuning, in multiples of its median."""
+    reward_max: float = within(1e6, above=0)
+    """Size of a reward. One beyond 1e30, or not finite, ends the run at once."""
     kl_max: float = within(1.0, above=0)
     """KL to the reference, nats per token."""
     truncated_max: float = within(0.5, above=0)
@@ -361,15 +377,18 @@ class Guards:
     zero_std_max: float = within(0.9, above=0)
     """Share of groups whose responses all earned the same."""
     entropy_min_share: float = within(0.1, least=0)
-    """Entropy as a share of what it was in the first ten steps."""
+    """Entropy as a share of what it was in the run's first ten steps."""
+    length_min_share: float = within(0.1, least=0)
+    """Mean length of completions as a share of what it was in the run's first ten steps."""
     mismatch_factor: float = within(10.0, above=1)
-    """Mean log-prob difference of engine and policy, in multiples of what it was in the first ten steps."""
+    """Mean log-prob difference of engine and policy, in multiples of what it was in the run's first ten
+    steps. `rollout.sync_tolerance` is its absolute limit (guard engine)."""
     disk_free_gib: float = within(5.0, least=0)
     """Free where the run is written, GiB."""
     host_memory_max: float = within(0.95, above=0)
     """Share of a host's memory in use."""
     host_memory_growth: float = within(0.2, above=0)
-    """The same, above what it was in the first ten steps."""
+    """The same, above what it was in the first ten steps of this process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -426,6 +445,11 @@ class RunConfig:
     def evaluation_path(self) -> str:
         """The dataset that is evaluated on."""
         return self.evaluation.path or self.data.path
+
+    @property
+    def engine_tolerance(self) -> float:
+        """Largest mean |log-prob difference| of engine and policy, nats per token."""
+        return self.rollout.sync_tolerance or SYNC_TOLERANCE[self.model.dtype]
 
     @property
     def train_split(self) -> Split:

@@ -53,6 +53,10 @@ def validate(config: RunConfig) -> None:
     if unknown := set(c.rewards.judge_types.split(",")) - {"text", "math", "number", "letter"}:
         raise ConfigError(f"rewards.judge_types: {min(unknown)!r} is none of text, math, number, letter")
     if c.method == "sft":
+        if c.data.curriculum:
+            raise ConfigError(
+                "data.curriculum goes by the pass rate, which method sft has none of: set it to 0"
+            )
         if c.evaluation.pass_rate_samples:
             raise ConfigError("evaluation.pass_rate_samples needs the engine: set method to grpo")
         if c.sft.batch_size < world:

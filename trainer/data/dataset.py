@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from trainer.config import ConfigError
 from trainer.data.prompts import Prompting
-from trainer.data.schema import COLUMNS, FORMAT, LEARNED, Manifest, Row
+from trainer.data.schema import COLUMNS, DIFFICULTY, FORMAT, LEARNED, Manifest, Row
 
 MANIFEST = "manifest.json"
 AS_STORED = Prompting()
@@ -163,6 +163,12 @@ class Dataset:
                 reader, _ = self._reader(shard)
                 values += reader.read(columns=[name]).column(0).to_pylist()
         return values
+
+    def difficulties(self) -> dict[int, int]:
+        """Level of every row that has one, by index."""
+        stored = enumerate(self.column("extra"))
+        extras = {index: json.loads(text) for index, text in stored if text and DIFFICULTY in text}
+        return {index: extra[DIFFICULTY] for index, extra in extras.items() if DIFFICULTY in extra}
 
     @property
     def images_per_row(self) -> int:

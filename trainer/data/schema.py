@@ -23,12 +23,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-AnswerType = Literal["letter", "number", "text", "math"]
+AnswerType = Literal["letter", "number", "text", "math", "task"]
+"""How an answer is compared. task: by the verifier of the family that made the row
+(trainer/rewards/families.py)."""
 
 COLUMNS = ("id", "source", "messages", "images", "answer", "answer_type", "solution", "extra")
 FORMAT = 2
 LEARNED = "learned_turns"
 """Key of `Row.extra`: numbers of the messages that supervised training learns besides the solution."""
+TASK = "task"
+"""Key of `Row.extra`: {"family", "entry"} of a row whose answer type is `task`."""
+DIFFICULTY = "difficulty"
+"""Key of `Row.extra`: level of a generated row, from 1."""
 
 SYSTEM_PROMPT = (
     "Answer the question about the picture. Reason first, inside <think> </think>. "
@@ -61,6 +67,16 @@ class Row:
     """Worked solution for supervised training, or empty: `<think>…</think><answer>…</answer>`."""
     extra: dict[str, Any] = field(default_factory=dict)
     """The dataset's own fields of the row, JSON values: `precision`, `choices`, `pass_rate`, `LEARNED`..."""
+
+    @property
+    def reference(self) -> str:
+        """What a grader compares with: the answer, or a family's task as JSON."""
+        return reference_of(self.answer, self.extra)
+
+
+def reference_of(answer: str, extra: dict[str, Any]) -> str:
+    """What a grader compares with, from a row's answer and its other fields."""
+    return json.dumps(extra[TASK], ensure_ascii=False) if TASK in extra else answer
 
 
 @dataclass(frozen=True)

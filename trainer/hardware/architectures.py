@@ -36,11 +36,21 @@ MISSING = {
     "qwen2_5_omni": "its audio tower is not fed, and there is no parity test",
 }
 """What is known to be lacking; any other architecture has just not been tested."""
+CONVERT = (
+    "make a model folder of it with `python -m examples.pretrained.smollm2 --gguf FILE.gguf --out FOLDER`,"
+    " and set model.path to the folder"
+)
+"""How a GGUF file becomes a model that is trained."""
 
 
 def check(path: str, config: dict[str, Any]) -> None:
     """Raises ConfigError if the architecture in a Hugging Face config.json is not among `SUPPORTED`."""
     kind = str(config.get("model_type", ""))
+    if (config.get("quantization_config") or {}).get("quant_method") == "gguf":
+        raise ConfigError(
+            f"model.path {path}: config.json says GGUF, which is read and not trained: {CONVERT}; if the"
+            " weights beside it are plain already, take quantization_config out of config.json"
+        )
     if kind and kind not in SUPPORTED:
         _refuse(path, kind)
     if (config.get("text_config") or config).get("use_sliding_window"):
@@ -51,8 +61,10 @@ def check(path: str, config: dict[str, Any]) -> None:
 
 def check_path(path: str) -> None:
     """The same for a local folder that has a config.json, or by name for a hub id such as
-    `Qwen/Qwen3.5-9B`."""
+    `Qwen/Qwen3.5-9B`; a GGUF file is refused."""
     file = Path(path) / "config.json"
+    if path.endswith(".gguf") or (not file.is_file() and any(Path(path).glob("*.gguf"))):
+        raise ConfigError(f"model.path {path} is a GGUF file: {CONVERT}")
     if file.is_file():
         return check(path, json.loads(file.read_text()))
     name = path.rpartition("/")[2].lower().replace("-", "_").replace(".", "_")

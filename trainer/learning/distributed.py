@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from trainer.algorithm.batching import TrainBatch, scheduled
-from trainer.algorithm.scheduling import Plan, schedule
+from trainer.algorithm.scheduling import Plan, busy_fraction, schedule
 from trainer.algorithm.traces import Trace
 from trainer.checkpoint.reader import Found
 from trainer.checkpoint.writer import RankStatus
@@ -19,7 +19,7 @@ from trainer.learning.learner import LearnerFacts, Logprobs
 from trainer.learning.learner_part import LearnerPart
 from trainer.ranks.ranks import Ranks
 
-COUNTS = ("optim/skipped_updates", "perf/passes", "perf/gathered_gib")
+COUNTS = ("optim/skipped_updates", "optim/empty_updates", "perf/passes", "perf/gathered_gib")
 """Metrics of an update that all ranks agree on and that add up over a step's updates."""
 AGREED = ("grad/norm", "optim/lr", *COUNTS)
 """Metrics of an update that all ranks agree on."""
@@ -58,7 +58,7 @@ class DistributedLearner:
         """`Learner.logprobs`, in passes larger than those of training."""
         if not (old or reference):
             return Logprobs()
-        plan = self._schedule(traces, self.facts.logprob_tokens)
+        plan = self._schedule(traces, self.facts.logprob_tokens, self.facts.logprob_keys)[0]
         calls = []
         for passes in plan:
             calls.append(([[traces[i] for i in members] for members in passes], split, old, reference))
@@ -74,11 +74,16 @@ class DistributedLearner:
 
     def update(self, batch: TrainBatch, kl_coef: float = 0.0) -> dict[str, float]:
         """`Learner.update`."""
-        plan = self._schedule(batch.traces, self.facts.micro_batch_tokens)
+        if not len(batch):
+            self.ranks.all(LearnerPart.pass_over)
+            self.skipped += 1  # Adam has not counted it either
+            return {"optim/empty_updates": 1.0}
+        plan, busy = self._schedule(batch.traces, self.facts.micro_batch_tokens, self.facts.update_keys)
         calls = []
         for passes in plan:
             calls.append(([batch.pick(members) for members in passes], batch.tokens, len(batch), kl_coef))
         stats = over_ranks(self.ranks.each(LearnerPart.update, calls))
+        stats["perf/ranks_busy_fraction"] = busy
 
         if not stats["optim/skipped_updates"]:
             self._skipped_in_a_row = 0
@@ -89,13 +94,15 @@ class DistributedLearner:
             raise ConfigError(
                 f"the gradient was not finite in {self._skipped_in_a_row} updates in a row: start a new run"
                 " with a lower optimizer.learning_rate, or look at kl/mean and ratio/clamped_fraction of the"
-                " steps before; the last checkpoint stands"
+                " steps before"
             )
         return stats
 
-    def _schedule(self, traces: Sequence[Trace], budget: int) -> Plan:
+    def _schedule(self, traces: Sequence[Trace], budget: int, keys: float) -> tuple[Plan, float]:
+        """The passes, and the share of their time in which ranks do not wait for the slowest one."""
         lengths = [scheduled(trace, self.facts.image_token_id) for trace in traces]
-        return schedule(lengths, self.ranks.world_size, budget, self.facts.cost)
+        plan = schedule(lengths, self.ranks.world_size, budget, self.facts.cost, keys)
+        return plan, busy_fraction(plan, lengths, self.facts.cost)
 
     # --- weights and checkpoints
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from trainer.algorithm.batching import TrainBatch
-from trainer.algorithm.scheduling import Cost
+from trainer.algorithm.scheduling import KEYS, Cost
 from trainer.algorithm.traces import Trace
 from trainer.checkpoint.reader import Found
 from trainer.checkpoint.writer import RankStatus
@@ -42,6 +42,10 @@ class LearnerFacts:
     """Budget of one scoring pass."""
     cost: Cost
     """What a pass costs, for the schedule."""
+    update_keys: float = KEYS
+    """Keys per token of a training pass."""
+    logprob_keys: float = KEYS
+    """Keys per token of a scoring pass."""
 
 
 class Learner(Protocol):

@@ -67,12 +67,16 @@ class LearnerPart:
         empty = found is not None and checkpoint_holds_policy(self.config)
         self.policy = Policy(self.config, shape, banned, self.process.device, total_updates, empty)
         self.writer = ShardWriter(self.config, rank, world_size)
+        training = budget.micro_batch_tokens(self.config, shape)
+        scoring = budget.logprob_tokens(self.config, shape)
         return LearnerFacts(
             device_name=self.process.device_name,
             image_token_id=self.reader.image_token_id,
-            micro_batch_tokens=budget.micro_batch_tokens(self.config, shape),
-            logprob_tokens=budget.logprob_tokens(self.config, shape),
+            micro_batch_tokens=training,
+            logprob_tokens=scoring,
             cost=Cost(attended=budget.attended_cost(shape), image_token=budget.image_token_cost(shape)),
+            update_keys=budget.keys_per_token(self.config, shape, training),
+            logprob_keys=budget.keys_per_token(self.config, shape, scoring, gradients=False),
         )
 
     # --- scoring and learning
@@ -103,6 +107,11 @@ class LearnerPart:
             stats = self.policy.update(batches, len(passes), kl_coef)
             self._heap.trim()
         return stats | {"perf/peak_memory_gib": self._peak_memory_gib()} | self._fragments()
+
+    def pass_over(self) -> None:
+        """Counts an update that has nothing to learn from, for the learning-rate schedule. Weights and
+        moments stay as they are: a step of Adam would move them even by a gradient of 0."""
+        self.policy.updates += 1
 
     def micro_batch(self, batch: TrainBatch, tokens: int, sequences: int) -> TrainMicroBatch:
         """A pass with what the loss needs. tokens, sequences: as in `update`."""

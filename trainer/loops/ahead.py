@@ -93,13 +93,13 @@ class Ahead:
             kind="train",
             step=step,
             version=next_step - 1,
-            prompts=stream.draw(asked, count, step, done),
+            prompts=stream.draw(asked, count, step, done, self.carried.level),
             split=config.train_split,
             prompt_tokens=self.run.rows.prompt_tokens(config.train_split),
             samples_per_prompt=rollout.samples_per_prompt,
             temperature=rollout.temperature,
             max_tokens=rollout.max_tokens,
-            upcoming=stream.draw(asked + count, size, step + 1),
+            upcoming=stream.draw(asked + count, size, step + 1, level=self.carried.level),
         )
         return self.run.sampler.sample(ask)
 

@@ -13,7 +13,7 @@ import math
 import random
 
 from trainer.algorithm.batching import TrainBatch
-from trainer.algorithm.credit import Credit, Credited, by_token, credited, token_kl
+from trainer.algorithm.credit import Credit, Credited, by_token, credited, learnable, token_kl
 from trainer.algorithm.seeding import seed_of
 from trainer.algorithm.shaping import Carried, next_kl_coef
 from trainer.algorithm.staleness import told_apart, versions_behind
@@ -95,21 +95,23 @@ def learn(
     members = credit.members(config.rollout.prompts_per_step)
     batch, trained = prepare(config, run, graded, credit, members, carried)
 
+    kept = set(learnable(batch.traces, algorithm.mask_truncated))
     stats, tokens = [], []
     for epoch in range(algorithm.epochs):
         order = list(range(len(batch)))
         random.Random(seed_of(config.run.seed, "minibatch", step, epoch)).shuffle(order)
         for start in range(0, len(order), config.samples_per_update):
-            part = order[start : start + config.samples_per_update]
-            if algorithm.mask_truncated:
-                part = [i for i in part if batch.traces[i].finished]
-            update = batch.pick(part)
+            update = batch.pick([i for i in order[start : start + config.samples_per_update] if i in kept])
             stats.append(run.learner.update(update, 0.0 if config.kl_in_reward else carried.kl_coef))
             tokens.append(update.tokens)
 
     metrics = over_updates(stats, tokens) | graded.stats
     metrics |= describe(graded.traces, graded.outcomes) | credit.describe(config, members)
     carried.prompts += len(credit.flat)
+    if config.data.curriculum:
+        levels = run.stream.levels
+        metrics["data/level"] = levels[carried.level]
+        carried.passed(metrics["reward/correct_rate"], config.data, len(levels))
     if algorithm.kl_target:
         metrics["kl/coef"] = carried.kl_coef
         kl = metrics.get("kl/mean", math.nan)

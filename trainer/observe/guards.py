@@ -13,9 +13,11 @@ import math
 import statistics
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from trainer import config
 from trainer.config.run_folder import CONFIG, METRICS, read_lines
@@ -23,12 +25,22 @@ from trainer.config.run_folder import CONFIG, METRICS, read_lines
 WINDOW = 20
 """Number of the last steps whose median counts as usual."""
 REFERENCE = 10
-"""Number of first steps, since the start or a resume, with which entropy and mismatch are compared."""
+"""Number of the run's first steps with which entropy, length and mismatch are compared."""
+FEWEST = 2
+"""From so many of them on, a step is compared; one that trips its guard does not count as usual."""
+OWN_TO_PROCESS = ("perf/", "time/")
+"""Metrics of the machine: what an earlier process measured says nothing of this one."""
 
 NO_ANSWER = "reward/no_answer_rate"
 SHOWN = ("no_answer", "variance")
 """Guards whose alarm shows a completion."""
+OF_MACHINES = ("disk", "memory")
+"""Guards whose alarm says nothing of the weights."""
+QUIET = 10
+"""Steps without a guard's alarm after which it no longer lasts."""
 SHOWN_CHARS = 200
+COLLAPSED = "entropy collapsed", "the policy says one thing only"
+SHORT = "completions shrank", "the policy hardly says anything"
 NEARLY_ALL = 0.9
 """Share of completions that are right, or wrong, where no group teaches anything."""
 
@@ -44,31 +56,65 @@ class Alarm:
 class GuardWatch:
     """Compares each step with limits and with earlier steps."""
 
-    def __init__(self, limits: config.Guards, form: str = "") -> None:
-        """form: what an answer has to look like, for a person."""
+    def __init__(self, limits: config.Guards, form: str = "", engine_tolerance: float = math.inf) -> None:
+        """form: what an answer has to look like, for a person. engine_tolerance: largest mean difference of
+        engine and policy, nats per token."""
         self.limits = limits
         self._form = form
+        self._engine_tolerance = engine_tolerance
         self._ends = [name.strip() for name in limits.end.split(",")]
         self._usual: dict[str, deque[float]] = {}
         self._first: dict[str, list[float]] = {}
         self._streak: dict[str, int] = {}
+        self._alarms: dict[str, tuple[int, int]] = {}
+        """First and last step of the lasting alarm of each guard that tells of the weights."""
 
-    def look(self, step: int, stats: Mapping[str, float], example: str = "") -> list[Alarm]:
-        """The alarms of a step, in the order of the guards. example: one of its completions."""
+    def remember(self, history: Iterable[Mapping[str, Any]]) -> None:
+        """Takes in the steps that the run made before this process: what is usual lives with the run."""
+        for record in history:
+            known = {}
+            for name, value in record.items():
+                if isinstance(value, int | float) and not name.startswith(OWN_TO_PROCESS):
+                    known[name] = float(value)
+            self.look(int(record["step"]), known)
+
+    def look(
+        self,
+        step: int,
+        stats: Mapping[str, float],
+        example: str = "",
+        causes: Mapping[str, str] = MappingProxyType({}),
+    ) -> list[Alarm]:
+        """The alarms of a step, in the order of the guards.
+
+        example: one of its completions. causes: guard -> what it would name, such as the row of a reward.
+        """
         alarms = []
         for guard, text in self._trips(stats).items():
             if text and example and guard in SHOWN:
-                text += f". One of them: {_short(example)!r}"
+                text += f". One of them: {shortened(example)!r}"
+            if text and causes.get(guard):
+                text += f": {causes[guard]}"
             if not text:
                 self._streak[guard] = 0
                 continue
+            if guard not in OF_MACHINES:
+                self._alarms[guard] = self._alarms.get(guard, (step, step))[0], step
             streak = self._streak.get(guard, 0) + 1
             self._streak[guard] = streak
             end = guard in self._ends and streak >= self.limits.patience
             # A lasting alarm is repeated after 1, 2, 4, 8, ... steps.
             if end or streak & (streak - 1) == 0:
                 alarms.append(Alarm(guard, f"step {step}: {text} (guard {guard}, {streak} in a row)", end))
+        self._alarms = {guard: at for guard, at in self._alarms.items() if step - at[1] < QUIET}
         return alarms
+
+    @property
+    def trouble_since(self) -> int:
+        """Step of the first alarm that lasts; 0: there is none. One that has been there since the run's first
+        steps (too many equal rewards, say) does not hide one that came later."""
+        starts = sorted(first for first, _ in self._alarms.values())
+        return next((step for step in starts if step > REFERENCE), starts[0] if starts else 0)
 
     def _trips(self, stats: Mapping[str, float]) -> dict[str, str]:
         """Guard -> what is wrong; empty if nothing is."""
@@ -82,9 +128,12 @@ class GuardWatch:
             formless += f" ({self._form}; rewards.answer, data.system_prompt)"
         disk = "the disk fills up: GiB free"
         memory = "host memory fills up: share used"
+        large = "a reward is very large, which drowns all others:"
         host_memory = self._above(stats, "perf/host_memory_fraction", limits.host_memory_max, memory)
         return {
             "nonfinite": self._nonfinite(stats),
+            "reward": self._above(stats, "reward/largest", limits.reward_max, large),
+            "engine": self._engine(stats),
             "spike": self._spike(stats),
             "skipped": self._above(stats, "optim/skipped_updates", 0.0, skipped),
             "kl": self._above(stats, "kl/mean", limits.kl_max, left),
@@ -93,7 +142,8 @@ class GuardWatch:
             "variance": self._above(
                 stats, "group/zero_std_fraction", limits.zero_std_max, flat, self._why_flat(stats)
             ),
-            "entropy": self._shrunk(stats),
+            "entropy": self._shrunk(stats, "entropy/mean", limits.entropy_min_share, *COLLAPSED),
+            "length": self._shrunk(stats, "tokens/response_mean", limits.length_min_share, *SHORT),
             "mismatch": self._grown(stats),
             "disk": self._below(stats, "perf/disk_free_gib", limits.disk_free_gib, disk),
             "memory": host_memory or self._leaking(stats),
@@ -148,41 +198,58 @@ class GuardWatch:
     def _below(stats: Mapping[str, float], name: str, limit: float, text: str) -> str:
         return f"{text} {stats[name]:.3g} (limit {limit:.3g})" if stats.get(name, math.inf) < limit else ""
 
-    def _reference(self, stats: Mapping[str, float], name: str) -> float | None:
-        """Median of the first steps; None until there are enough of them."""
-        if name not in stats or not math.isfinite(stats[name]):
+    def _engine(self, stats: Mapping[str, float]) -> str:
+        """What is wrong with the engine's log-probabilities, whatever they were before."""
+        count = stats.get("rollout/not_finite", 0.0)
+        if count:
+            return f"{count:.0f} completions have engine logprobs that are not finite and were left out"
+        gap = stats.get("mismatch/logprob_abs_mean", 0.0)
+        if gap <= self._engine_tolerance:
+            return ""
+        return (
+            f"engine and policy differ by {gap:.2g} nats per token (limit {self._engine_tolerance:.0e}): the"
+            " engine does not hold the policy's weights"
+        )
+
+    def _beyond(
+        self, stats: Mapping[str, float], name: str, wrong: Callable[[float, float], bool]
+    ) -> tuple[float, float] | None:
+        """A metric and the median of the run's first steps, if `wrong(metric, median)`.
+
+        None where the step lacks the metric and until there are enough steps. A value that is wrong is not
+        taken for usual, so a collapse in the first steps does not hide itself.
+        """
+        now = stats.get(name, math.nan)
+        if not math.isfinite(now):
             return None
         first = self._first.setdefault(name, [])
+        usual = statistics.median(first) if len(first) >= FEWEST else math.nan
+        if len(first) >= FEWEST and wrong(now, usual):
+            return now, usual
         if len(first) < REFERENCE:
-            first.append(stats[name])
-            return None
-        return statistics.median(first)
+            first.append(now)
+        return None
 
     def _leaking(self, stats: Mapping[str, float]) -> str:
-        name = "perf/host_memory_fraction"
-        usual = self._reference(stats, name)
-        now = stats.get(name, 0.0)
-        if usual is None or now - usual <= self.limits.host_memory_growth:
-            return ""
-        return f"host memory grows: {now:.0%} in use, {usual:.0%} at the start"
+        growth = self.limits.host_memory_growth
+        found = self._beyond(stats, "perf/host_memory_fraction", lambda now, usual: now - usual > growth)
+        return f"host memory grows: {found[0]:.0%} in use, {found[1]:.0%} at the start" if found else ""
 
-    def _shrunk(self, stats: Mapping[str, float]) -> str:
-        usual = self._reference(stats, "entropy/mean")
-        now = stats.get("entropy/mean", 0.0)
-        if usual is None or now >= self.limits.entropy_min_share * usual:
-            return ""
-        return f"entropy collapsed to {now:.3g} from {usual:.3g} at the start: the policy says one thing only"
+    def _shrunk(self, stats: Mapping[str, float], name: str, share: float, what: str, why: str) -> str:
+        found = self._beyond(stats, name, lambda now, usual: now < share * usual)
+        return f"{what} to {found[0]:.3g} from {found[1]:.3g} at the start: {why}" if found else ""
 
     def _grown(self, stats: Mapping[str, float]) -> str:
-        name = "mismatch/logprob_abs_mean"
-        usual = self._reference(stats, name)
-        now = stats.get(name, 0.0)
-        if usual is None or now <= self.limits.mismatch_factor * max(usual, 1e-4):
+        factor = self.limits.mismatch_factor
+        found = self._beyond(
+            stats, "mismatch/logprob_abs_mean", lambda now, usual: now > factor * max(usual, 1e-4)
+        )
+        if not found:
             return ""
-        return f"engine and policy drift apart: {now:.2g} nats per token, {usual:.2g} at the start"
+        return f"engine and policy drift apart: {found[0]:.2g} nats per token, {found[1]:.2g} at the start"
 
 
-def _short(text: str) -> str:
+def shortened(text: str) -> str:
     """A completion for a line of the log: its end is where the answer is expected."""
     text = " ".join(text.split())
     return text if len(text) <= SHOWN_CHARS else f"... {text[-SHOWN_CHARS:]}"
@@ -190,7 +257,8 @@ def _short(text: str) -> str:
 
 def of_folder(folder: Path) -> list[Alarm]:
     """The alarms of a run's files, by the run's own limits."""
-    watch = GuardWatch(config.load(str(folder / CONFIG)).guards)
+    settings = config.load(str(folder / CONFIG))
+    watch = GuardWatch(settings.guards, engine_tolerance=settings.engine_tolerance)
     alarms = []
     for line in read_lines(folder / METRICS):
         if "step" in line:

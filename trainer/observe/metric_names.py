@@ -18,6 +18,7 @@ NAMES: dict[str, Name] = {
     # --- what the policy earns
     "reward/mean": Name("reward", "Mean reward of the step's completions, before any normalization."),
     "reward/std": Name("reward", "Standard deviation of the same, over all completions of the step."),
+    "reward/largest": Name("reward", "Largest size of a reward, whatever its sign."),
     "reward/accuracy": Name(
         "fraction", "Mean accuracy reward: with the built-in grader, the share of correct completions."
     ),
@@ -56,6 +57,9 @@ NAMES: dict[str, Name] = {
     "group/trained_zero_std": Name(
         "prompts", "Groups of equal reward trained on: no round was left to replace them."
     ),
+    "data/level": Name(
+        "level", "Difficulty of the rows that are drawn before this step's update (`data.curriculum`)."
+    ),
     # --- the update
     "loss/total": Name("loss", "What was minimised: policy + kl_coef * KL. Mean over the step's updates."),
     "loss/nll": Name(
@@ -79,12 +83,15 @@ NAMES: dict[str, Name] = {
     ),
     "ratio/clip_fraction": Name("fraction", "Share of tokens whose surrogate was clipped."),
     "ratio/clamped_fraction": Name(
-        "fraction", "Share of tokens whose log-ratio (20 nats) or k3 (10) was clamped."
+        "fraction", "Share of tokens more than 20 nats away, where the ratio is clamped and k3 is a line."
     ),
     "grad/norm": Name("norm", "Global gradient norm before clipping; mean over the step's updates."),
     "optim/lr": Name("", "Learning rate; mean over the step's updates."),
     "optim/skipped_updates": Name(
         "count", "Updates of the step left out because their gradient was not finite."
+    ),
+    "optim/empty_updates": Name(
+        "count", "Updates of the step that were not made: no completion was left to learn from."
     ),
     # --- engine against policy
     "mismatch/logprob_abs_mean": Name(
@@ -102,6 +109,9 @@ NAMES: dict[str, Name] = {
     ),
     "mismatch/corrected_fraction": Name(
         "fraction", "Share of tokens whose correction was truncated or masked."
+    ),
+    "rollout/not_finite": Name(
+        "completions", "Completions with engine logprobs that are not finite; the loss leaves them out."
     ),
     "rollout/staleness_mean": Name(
         "steps",
@@ -188,6 +198,9 @@ NAMES: dict[str, Name] = {
     ),
     "perf/mfu_rollout": Name("fraction", "FLOPs of generation, prefill and decode / peak of the GPUs."),
     "perf/passes": Name("count", "Forward and backward passes of a rank over the step's updates."),
+    "perf/ranks_busy_fraction": Name(
+        "fraction", "Share of the updates in which ranks compute, by the schedule; the rest they wait."
+    ),
     "perf/gathered_gib": Name(
         "GiB", "Weights that ZeRO-3 gathered on a rank in the updates; 0 at other stages."
     ),

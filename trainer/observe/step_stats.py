@@ -31,6 +31,7 @@ def describe(traces: Sequence[Trace], outcomes: Sequence[Outcome]) -> dict[str, 
     return {
         "reward/mean": mean,
         "reward/std": (squares / max(n - 1, 1)) ** 0.5,
+        "reward/largest": max(abs(r) for r in rewards),
         "reward/accuracy": accuracy,
         "reward/format": well_formed,
         **verdict_rates,
@@ -41,6 +42,7 @@ def describe(traces: Sequence[Trace], outcomes: Sequence[Outcome]) -> dict[str, 
         "tokens/prompt_max": max(prompts),
         "tokens/step": sum(lengths) + sum(prompts),
         "tokens/truncated_fraction": cut / n,
+        "rollout/not_finite": float(sum(not trace.sound for trace in traces)),
     }
 
 

@@ -1,6 +1,8 @@
 """A process that grades, one task at a time.
 
-    python -m trainer.rewards.pool_worker FD PARENT MEMORY [USER_FUNCTION]
+    python -m trainer.rewards.pool_worker FD PARENT MEMORY USER_FUNCTION TASK_PACKAGES
+
+The last two are empty or say what the process loads before its first task.
 
 Tasks and results are JSON messages over the connection FD. When the trainer dies, even by SIGKILL in
 the middle of a task, the kernel kills this process (PR_SET_PDEATHSIG).
@@ -49,11 +51,17 @@ def grade_task(task: list[str], function: UserFunction | None) -> list[Any]:
     """Runs one task and returns [verdict or message, number].
 
     The tasks are ["grade", box, reference, answer type, question], ["reference", reference, answer
-    type, question] and ["user", text, reference, answer type].
+    type, question] and ["user", text, reference, answer type]. Those of the type `task` are their family's.
     """
+    from trainer.rewards import families
     from trainer.rewards.grading import grader
 
     match task:
+        case ["grade", answer, reference, "task", _]:
+            value = families.score(answer, reference)
+            return ["correct" if value >= families.CORRECT else "wrong", value]
+        case ["reference", reference, "task", _]:
+            return [families.fault(reference), 0.0]
         case ["grade", *arguments]:
             verdict = grader.decide(*arguments)  # ty: ignore[invalid-argument-type]
             return [verdict, float(verdict == "correct")]
@@ -62,16 +70,20 @@ def grade_task(task: list[str], function: UserFunction | None) -> list[Any]:
         case ["user", *arguments] if function is not None:
             value = float(function(*arguments))
             if not math.isfinite(value):
-                return ["error", 0.0]
+                return ["error", value]
             return ["correct" if value > 0 else "wrong", value]
     raise ValueError(f"unknown task {task[0]!r}")
 
 
-def work(connection: Connection, user_function: str, memory_bytes: int) -> None:
+def work(connection: Connection, memory_bytes: int, user_function: str, task_packages: str) -> None:
     """Sends `ready`, then a result for each task, until the other side closes the connection."""
     function = None
     try:
         function = load_function(user_function) if user_function else None
+        if task_packages:
+            from trainer.rewards import families
+
+            families.load(Path(task_packages))
     except BaseException as error:
         connection.send_bytes(json.dumps(["failed", f"{type(error).__name__}: {error}"]).encode())
         return
@@ -97,11 +109,11 @@ def work(connection: Connection, user_function: str, memory_bytes: int) -> None:
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    descriptor, parent, memory_bytes, *user_function = sys.argv[1:]
+    descriptor, parent, memory_bytes, user_function, task_packages = sys.argv[1:]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == int(parent):
         with contextlib.suppress(EOFError, OSError):
-            work(Connection(int(descriptor)), "".join(user_function), int(memory_bytes))
+            work(Connection(int(descriptor)), int(memory_bytes), user_function, task_packages)
 
 
 if __name__ == "__main__":

@@ -33,11 +33,15 @@ class Closed(Exception):
 class ProcessPool:
     """Grader processes, each with a thread that gives it one task at a time and kills it at the deadline."""
 
-    def __init__(self, workers: int, deadline_s: float, function: str = ""):
+    def __init__(self, workers: int, deadline_s: float, function: str = "", task_packages: str = ""):
+        """function: a user's, as `rewards.function` names it. task_packages: folder of the task families.
+
+        Each process loads what is given before its first task.
+        """
         self.deadline_s = deadline_s
         self.restarts = 0
         self._workers = workers
-        self._function = function
+        self._loads = function, task_packages
         self._tasks: queue.SimpleQueue[tuple[list[str], Future[Any]] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._processes: set[subprocess.Popen[bytes]] = set()
@@ -134,7 +138,7 @@ class ProcessPool:
             with self._lock:
                 if self._closed:
                     raise Closed
-                worker = _GraderProcess(self._function, MEMORY_BYTES // self._workers)
+                worker = _GraderProcess(self._loads, MEMORY_BYTES // self._workers)
                 self._processes.add(worker.process)
             try:
                 if not worker.connection.poll(START_TIMEOUT_S):
@@ -158,7 +162,7 @@ class ProcessPool:
 class _GraderProcess:
     """A process that grades, and the connection to it."""
 
-    def __init__(self, function: str, memory_bytes: int):
+    def __init__(self, loads: tuple[str, str], memory_bytes: int):
         root = str(Path(__file__).resolve().parents[2])
         paths = [root, os.environ.get("PYTHONPATH", "")]
         environment = {
@@ -168,7 +172,7 @@ class _GraderProcess:
             "CUDA_VISIBLE_DEVICES": "",
         }
         self.connection, theirs = multiprocessing.Pipe()
-        arguments = [str(theirs.fileno()), str(os.getpid()), str(memory_bytes), function]
+        arguments = [str(theirs.fileno()), str(os.getpid()), str(memory_bytes), *loads]
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "trainer.rewards.pool_worker", *arguments],

@@ -91,10 +91,13 @@ class Client:
         if accuracies is None:
             raise BadReplyError(f"{self.name} sent neither acc_rewards, scores nor rewards")
 
+        if verdicts:  # our server sends null for an accuracy that is not finite, which JSON does not have
+            gone = [a is None and verdict == "error" for a, verdict in zip(accuracies, verdicts, strict=True)]
+            accuracies = [math.nan if null else a for a, null in zip(accuracies, gone, strict=True)]
         for accuracy in accuracies:
-            if not isinstance(accuracy, int | float) or not math.isfinite(accuracy):
+            if not isinstance(accuracy, int | float):
                 raise BadReplyError(
-                    f"{self.name} sent {accuracy!r} among its {name}: every one must be a finite number"
+                    f"{self.name} sent {accuracy!r} among its {name}: every one must be a number"
                 )
         unknown = set(map(str, verdicts or ())) - set(get_args(Verdict))
         if unknown:

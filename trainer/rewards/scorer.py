@@ -15,7 +15,7 @@ from typing import Any
 from trainer import config as configuration
 from trainer.algorithm.traces import Outcome, Verdict
 from trainer.config import ConfigError
-from trainer.rewards import remote
+from trainer.rewards import families, remote
 from trainer.rewards.grading import grader
 from trainer.rewards.grading.extraction import MAX_BOX_CHARS
 from trainer.rewards.grading.forms import FORMS
@@ -70,6 +70,7 @@ class Scorer:
         self._judged_types = config.judge_types.split(",")
         self._remote = remote.Client(config) if config.remote_url else None
         self._pool = ProcessPool(config.workers, config.deadline_s, config.function)
+        self._families: ProcessPool | None = None
         self._known: dict[tuple[str, ...], Verdict] = {}
         self._last_shares: dict[str, float] = {}
         if config.function:
@@ -128,14 +129,28 @@ class Scorer:
             verdict: Verdict | None = "no_answer"
             if content is not None:
                 fast = "" if hedged else content
-                verdict = grader.decide_fast(fast, *task[1:])  # ty: ignore[invalid-argument-type]
-                verdict = verdict or self._known.get(task)
+                verdict = _decided(fast, reference, answer_type, question) or self._known.get(task)
             if verdict is not None:
                 batch.graded[i] = (verdict, float(verdict == "correct"))
             else:
                 batch.members.setdefault(("grade", *task), []).append(i)
-        batch.futures = {task: self._pool.submit(list(task)) for task in batch.members}
+        for task in batch.members:
+            batch.futures[task] = self._pool_for(task[3]).submit(list(task))
         return batch
+
+    def open_families(self) -> ProcessPool:
+        """The processes that grade the task families. Fetches the package if it is missing.
+
+        Raises ConfigError if it cannot be fetched.
+        """
+        if self._families is None:
+            folder = str(families.packages())
+            self._families = ProcessPool(self.config.workers, self.config.deadline_s, task_packages=folder)
+        return self._families
+
+    def _pool_for(self, answer_type: str) -> ProcessPool:
+        by_family = answer_type == "task" and not self.config.function
+        return self.open_families() if by_family else self._pool
 
     def finish(self, batch: PendingBatch) -> list[Outcome]:
         """Waits for the processes, then asks the judge.
@@ -144,7 +159,7 @@ class Scorer:
         """
         for task, members in batch.members.items():
             verdict, accuracy = batch.futures[task].result()
-            if task[0] == "grade" and verdict in ("correct", "wrong"):
+            if task[0] == "grade" and task[3] != "task" and verdict in ("correct", "wrong"):
                 if len(self._known) >= MAX_REMEMBERED:
                     self._known.clear()
                 self._known[task[1:]] = verdict
@@ -167,7 +182,7 @@ class Scorer:
     ) -> list[str | None]:
         """`grader.reference_error` for each reference answer, under the deadline."""
         rows = zip(references, answer_types, questions or [""] * len(references), strict=True)
-        futures = [self._pool.submit(["reference", *row]) for row in rows]
+        futures = [self._pool_for(row[1]).submit(["reference", *row]) for row in rows]
         errors: list[str | None] = []
         for reference, future in zip(references, futures, strict=True):
             message, _ = future.result()
@@ -179,7 +194,8 @@ class Scorer:
     def stats(self) -> dict[str, float]:
         """Shares of the last batch by verdict, and counts since the start of restarts and the judge's
         requests."""
-        stats = {**self._last_shares, "perf/grader_restarts": float(self._pool.restarts)}
+        restarts = self._pool.restarts + (self._families.restarts if self._families else 0)
+        stats = {**self._last_shares, "perf/grader_restarts": float(restarts)}
         if self._judge is not None:
             stats["perf/judge_requests"] = self._judge.requests
             stats["perf/judge_remembered"] = self._judge.remembered
@@ -193,6 +209,8 @@ class Scorer:
 
     def close(self) -> None:
         self._pool.close()
+        if self._families is not None:
+            self._families.close()
 
     def __enter__(self) -> Scorer:
         return self
@@ -229,3 +247,10 @@ class Scorer:
                 f"more than rewards.max_timeout_rate {self.config.max_timeout_rate}: look at the samples, "
                 f"and raise it, or rewards.deadline_s ({self.config.deadline_s} s) if the node is overloaded"
             )
+
+
+def _decided(answer: str, reference: str, answer_type: str, question: str) -> Verdict | None:
+    """The verdict where no process is needed, else None."""
+    if answer_type == "task":
+        return None if 0 < len(answer) <= MAX_BOX_CHARS else "wrong"
+    return grader.decide_fast(answer, reference, answer_type, question)  # ty: ignore[invalid-argument-type]

@@ -20,6 +20,7 @@ import asyncio
 import hmac
 import ipaddress
 import json
+import math
 import os
 import re
 import sys
@@ -277,10 +278,10 @@ def create_app(settings: config.Rewards, limits: ServerLimits | None = None, tok
         finally:
             held["completions"] -= len(asked.completions)
         verdicts.update(o.verdict for o in outcomes)
-        accuracies = [o.accuracy for o in outcomes]
+        accuracies = [_finite(o.accuracy) for o in outcomes]
         formats = [o.format for o in outcomes]
         reply = {
-            "rewards": [o.reward for o in outcomes],
+            "rewards": [_finite(o.reward) for o in outcomes],
             "scores": accuracies,
             "format_rewards": formats,
             "acc_rewards": accuracies,
@@ -291,6 +292,11 @@ def create_app(settings: config.Rewards, limits: ServerLimits | None = None, tok
         return Response(json.dumps(reply), media_type="application/json")
 
     return app
+
+
+def _finite(value: float) -> float | None:
+    """The value, or null where it is not finite: JSON has no such numbers."""
+    return value if math.isfinite(value) else None
 
 
 def check_host(host: str, token: str) -> None:

@@ -12,8 +12,6 @@ from trainer.sampling.sampler import Ask, Sampler
 
 PROBE_TOKENS = 16
 PROBE_SEED = 7
-SYNC_TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2}
-"""Mean |log-probability difference| of engine and policy above which the first sync counts as broken."""
 
 
 def check_first_sync(config: RunConfig, sampler: Sampler, learner: Learner, rows: Rows, version: int) -> None:
@@ -45,7 +43,7 @@ def check_first_sync(config: RunConfig, sampler: Sampler, learner: Learner, rows
     mean = float(np.max([gap.mean() for gap in by_engine]))
     worst = float(np.max([gap.max() for gap in by_engine]))
 
-    limit = config.rollout.sync_tolerance or SYNC_TOLERANCE[config.model.dtype]
+    limit = config.engine_tolerance
     print(f"weight sync: engine and policy differ by {mean:.1e} nats (mean), {worst:.1e} (max)", flush=True)
     if not mean <= limit:
         raise RuntimeError(

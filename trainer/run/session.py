@@ -23,13 +23,15 @@ from trainer.data.dataset import Dataset
 from trainer.data.prompt_stream import PromptStream
 from trainer.data.reader import Datasets
 from trainer.data.schema import question
+from trainer.errors import StorageError
 from trainer.hardware.gpus import peak_flops
 from trainer.hardware.model_shapes import shape_of
 from trainer.learning.distributed import DistributedLearner
 from trainer.learning.learner import Learner
 from trainer.node.watch.preemption import Notice
 from trainer.node.watch.run_lock import RunLock
-from trainer.observe.guards import GuardWatch
+from trainer.observe.guards import GuardWatch, shortened
+from trainer.observe.history import read_history
 from trainer.observe.metrics import Metrics
 from trainer.observe.node_monitor import NodeStats
 from trainer.observe.phases import Phases
@@ -42,6 +44,7 @@ from trainer.ranks.ranks import Ranks
 from trainer.ranks.ray_ranks import RayRanks
 from trainer.rewards.grading.forms import FORMS
 from trainer.rewards.scorer import Scorer
+from trainer.rewards.unusable import largest, refuse_unusable
 from trainer.run.probe import check_first_sync
 from trainer.run.rows import Rows
 from trainer.run.saving import ATTACHED, Position, Saving
@@ -109,6 +112,8 @@ class Session:
         """Opens what grades, what saves, and what logs rollouts."""
         self.rewards = Scorer(self.config.rewards)
         stages.callback(self.rewards.close)
+        if "task" in self.train_set.manifest.statistics.get("answer_types", ()):
+            self.rewards.open_families()
         held = of_this_job(self.config)
         self.rollouts = RolloutLog(self.config, self.train_set.fingerprint, held=held)
         stages.callback(self.rollouts.close)
@@ -126,7 +131,13 @@ class Session:
             self.rows.usable(config.evaluation_split)
         elif config.evaluation.every_steps:
             self.rows.lengths(config.evaluation_split)
-        self.stream = PromptStream(train_rows, config.rows_per_step, config.run.seed)
+        levels = self.train_set.difficulties() if config.data.curriculum else {}
+        if config.data.curriculum and not levels:
+            raise ConfigError(
+                "data.curriculum goes from level to level, and no row states its difficulty: prepare"
+                " `generated` or `reasoning-gym:FAMILY`, or set it to 0"
+            )
+        self.stream = PromptStream(train_rows, config.rows_per_step, config.run.seed, levels)
         self.clock.mark("place")
 
     def _load(self, total_updates: Callable[[RunConfig, int], int]) -> None:
@@ -148,7 +159,9 @@ class Session:
             self._say_what_is_asked()
         self._peak_flops = peak_flops(facts.device_name)
         self._shape = shape_of(str(hub.folder(config))) if self._peak_flops else None
-        self.guards = GuardWatch(config.guards, FORMS[config.rewards.answer].expected)
+        form = FORMS[config.rewards.answer].expected
+        self.guards = GuardWatch(config.guards, form, config.engine_tolerance)
+        self._causes: dict[str, str] = {}
         self.nodes = NodeStats(config.run.dir)
         self.saving = Saving(config.run.dir, self.checkpoints, self.learner, self.notice)
         record = partial(self.ranks.all, RankProcess.record)
@@ -157,8 +170,27 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
+        if isinstance(error, ConfigError | RuntimeError):
+            self._say_what_stands()
         self._stages.close()
+
+    def _say_what_stands(self) -> None:
+        """Where guards had tripped before an error: which checkpoint is from before that."""
+        trouble = self.checkpoints.trouble
+        if not trouble:
+            return
+        try:
+            good = self.checkpoints.from_before_the_trouble()
+        except StorageError:
+            return  # the error that ends the run is told
+        run = self.config.run_id
+        if good:
+            command = f"launch.py resume {run} --before {trouble}"
+            said = f"the checkpoint of step {good} is from before it: `{command}`"
+        else:
+            said = "no checkpoint is from before it: start a new run"
+        print(f"guards: trouble since step {trouble}; {said}", flush=True)
 
     def resume(self) -> Resumed:
         """Loads the newest complete checkpoint, if there is one."""
@@ -179,6 +211,8 @@ class Session:
         history, shown = [_attached(found, name) if found else b"" for name in ATTACHED]
         self.metrics = Metrics(self.config.run.dir, self.config, step, history, shown)
         self._stages.callback(self.metrics.close)
+        self.guards.remember(read_history(self.config.run.dir))
+        self.checkpoints.trouble = self.guards.trouble_since
         logged = newest_lines(Path(self.config.run.dir) / METRICS)
         self.rewards.resume(logged[-1] if logged else {})
         print(f"resumed from step {step}" if found else "starting from scratch", flush=True)
@@ -221,16 +255,31 @@ class Session:
         self.profiles.begin(step)
 
     def score(self, traces: Sequence[Trace], dataset: Dataset | None = None) -> list[Outcome]:
-        """Grades completions against the reference answers of their rows."""
+        """Grades completions against the reference answers of their rows.
+
+        Raises ConfigError, naming it, for a reward that is not a finite number.
+        """
         dataset = dataset or self.train_set
         rows = {trace.row: dataset[trace.row] for trace in traces}
         asked = {index: question(row.messages) for index, row in rows.items()}
-        return self.rewards.score(
+        outcomes = self.rewards.score(
             [trace.text for trace in traces],
-            [rows[trace.row].answer for trace in traces],
+            [rows[trace.row].reference for trace in traces],
             [rows[trace.row].answer_type for trace in traces],
             [asked[trace.row] for trace in traces],
         )
+        refuse_unusable(self.config.rewards, traces, outcomes)
+        if dataset is self.train_set:
+            self._causes = self._suspects(traces, outcomes)
+        return outcomes
+
+    def _suspects(self, traces: Sequence[Trace], outcomes: Sequence[Outcome]) -> dict[str, str]:
+        """What the guards of rewards and of the engine would name, by guard."""
+        unsound = [trace for trace in traces if not trace.sound]
+        causes = {"reward": largest(self.config.rewards, traces, outcomes)}
+        if unsound:
+            causes["engine"] = f"row {unsound[0].row}, completion {shortened(unsound[0].text)!r}"
+        return causes
 
     def keep(self, step: int, traces: list[Trace], outcomes: list[Outcome]) -> Graded:
         """Logs a step's graded completions, before the weights change."""
@@ -271,7 +320,9 @@ class Session:
             stats |= utilisation(self.config, self._shape, self._peak_flops, image_token_id, traces, times)
         stats |= self.nodes.take()
         self.metrics.log(step, stats)
-        for alarm in self.guards.look(step, stats, traces[0].text if traces else ""):
+        alarms = self.guards.look(step, stats, traces[0].text if traces else "", self._causes)
+        self.checkpoints.trouble = self.guards.trouble_since
+        for alarm in alarms:
             if alarm.end:
                 raise ConfigError(f"{alarm.text}; the run ends: guards.end names this guard")
             print(f"warning: {alarm.text}", flush=True)
