@@ -1,10 +1,12 @@
-"""Does the demo learn with every published set of options?
+"""Does the demo learn with every published set of options, and with samples of older weights?
 
     python -m benchmarks.presets --seeds 0,1,2 --out benchmarks/presets.json
+    python -m benchmarks.presets --option rollout.staleness --values 0,1,2,4 --out benchmarks/staleness.json
 
 For every seed one warm start, then GRPO with the demo's settings and each set of
-`trainer.config.Algorithm.PRESETS`: held-out accuracy by step, mean over sampled completions at temperature 1.
-Runs that are in the output file already are not repeated. Draws docs/presets.svg from what is there.
+`trainer.config.Algorithm.PRESETS`, or each value of another option: held-out accuracy by step, mean over
+sampled completions at temperature 1. Runs that are in the output file already are not repeated. Draws
+docs/presets.svg of the sets.
 """
 
 from __future__ import annotations
@@ -28,11 +30,28 @@ COLUMNS = 5
 COLORS = ("#3b6fb6", "#c8553d", "#588157")
 
 
-def settings(name: str, seed: int, data: Path, model: Path) -> c.RunConfig:
-    """The demo's run with one set of options."""
+def settings(option: str, value: str, seed: int, data: Path, model: Path) -> c.RunConfig:
+    """The demo's run with one option, or one set of them, changed."""
     config = demo_config(seed, data, model)
     config = replace(config, checkpoint=replace(config.checkpoint, export_hf="never"))
-    return c.override(config, [f"algorithm={name}"])
+    return c.override(config, [f"{option}={value}"])
+
+
+def off_policy(lines: list[dict]) -> dict[str, float]:
+    """The largest figures of a run of what older weights do to the ratios; empty where none sampled."""
+    steps = [line for line in lines if "staleness/kl" in line]
+    if not steps:
+        return {}
+    divergences = [line["staleness/kl"] for line in steps]
+    effective = [line["staleness/ess"] for line in steps]
+    corrected = [line["staleness/corrected_fraction"] for line in steps]
+    kernels = [line["mismatch/kl"] for line in steps if "mismatch/kl" in line]
+    return {
+        "staleness_kl_max": round(max(divergences), 5),
+        "staleness_ess_min": round(min(effective), 4),
+        "corrected_fraction_max": round(max(corrected), 5),
+        "mismatch_kl_max": max(kernels),
+    }
 
 
 def panel(name: str, curves: list[dict[str, float]], last: int) -> str:
@@ -79,31 +98,41 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--presets", default=",".join(c.Algorithm.PRESETS))
+    parser.add_argument("--option", default="algorithm", help="what is varied")
+    parser.add_argument("--values", default=",".join(c.Algorithm.PRESETS))
+    parser.add_argument("--scratch", help="keeps data, warm starts and runs here, for the next call")
     parser.add_argument("--out", default=str(ROOT / "benchmarks" / "presets.json"))
     options = parser.parse_args()
     out = Path(options.out)
     runs: list[dict] = json.loads(out.read_text())["runs"] if out.exists() else []
-    done = {(r["preset"], r["seed"]) for r in runs}
-    with tempfile.TemporaryDirectory() as scratch:
-        data = Path(scratch) / "shapes"
-        call("examples.demo.shapes", "--out", str(data))
+    label = "preset" if options.option == "algorithm" else options.option
+    done = {(r[label], r["seed"]) for r in runs}
+    with tempfile.TemporaryDirectory() as temporary:
+        scratch = Path(options.scratch or temporary)
+        data = scratch / "shapes"
+        if not data.exists():
+            call("examples.demo.shapes", "--out", str(data))
         for seed in map(int, options.seeds.split(",")):
-            folder = Path(scratch) / str(seed)
-            folder.mkdir()
+            folder = scratch / str(seed)
+            folder.mkdir(parents=True, exist_ok=True)
             model = folder / "model"
-            call("examples.demo.warm_start", "--data", str(data), "--out", str(model), "--seed", str(seed))
-            for name in options.presets.split(","):
+            if not model.exists():
+                call(
+                    "examples.demo.warm_start", "--data", str(data), "--out", str(model), "--seed", str(seed)
+                )
+            for name in options.values.split(","):
                 if (name, seed) in done:
                     continue
-                lines = train(settings(name, seed, data, model), folder, name)[1]
+                config = settings(options.option, name, seed, data, model)
+                lines = train(config, folder, f"{options.option}-{name}")[1]
                 curve = {str(m["step"]): round(m["eval/accuracy"], 4) for m in lines if "eval/accuracy" in m}
                 gain = round(100 * (list(curve.values())[-1] - curve["0"]), 1)
-                runs.append({"preset": name, "seed": seed, "gain_points": gain, "accuracy": curve})
+                runs.append({label: name, "seed": seed, "gain_points": gain, "accuracy": curve})
+                runs[-1] |= off_policy(lines)
                 print(json.dumps(runs[-1]), flush=True)
                 worst: dict[str, float] = {}
                 for run in runs:
-                    worst[run["preset"]] = min(run["gain_points"], worst.get(run["preset"], math.inf))
+                    worst[run[label]] = min(run["gain_points"], worst.get(run[label], math.inf))
                 result = {
                     "machine": f"{os.cpu_count()} CPU cores",
                     "metric": "held-out accuracy, 128 rows x 4 completions at temperature 1",
@@ -111,7 +140,8 @@ def main() -> None:
                     "runs": runs,
                 }
                 out.write_text(json.dumps(result, indent=2, sort_keys=True) + "\n")
-                PLOT.write_text(plot(runs))
+                if label == "preset":
+                    PLOT.write_text(plot(runs))
 
 
 if __name__ == "__main__":

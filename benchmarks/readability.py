@@ -1,7 +1,8 @@
 """How dense a tree of Python files is, in the figures by which trainers can be compared.
 
-    python -m benchmarks.readability trainer                       # prints them
-    python -m benchmarks.readability trainer --name NAME           # ... and keeps them in benchmarks/readability.json
+    python -m benchmarks.readability trainer                # prints them
+    python -m benchmarks.readability trainer --name NAME    # ... and keeps them in readability.json
+    python -m benchmarks.readability --before CHECKOUT      # a table of both repositories, kept there too
 
 A code line has at least one token of Python that is neither a comment nor a part of a docstring. Its
 characters are counted without the indentation.
@@ -17,6 +18,10 @@ import tokenize
 from collections import Counter
 from pathlib import Path
 
+from docs.draw_architecture import reduced, rooms
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLE = "before and after"
 KEPT = Path(__file__).with_suffix(".json")
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 RANK_CALLS = {"all", "each"}
@@ -103,19 +108,67 @@ def figures(folder: Path) -> dict[str, float]:
     return {**ratios, **dict(sorted(total.items()))}
 
 
+def names_that_stand_twice(root: Path) -> list[str]:
+    """Names of classes that several modules of a checkout define."""
+    places: Counter[str] = Counter()
+    for package in ("trainer", "recipes", "data_prep", "examples"):
+        for path in (root / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    places[node.name] += 1
+    return sorted(name for name, count in places.items() if count > 1)
+
+
+def house(root: Path) -> dict[str, float]:
+    """The figures of a checkout: those of its trainer, its rooms and arrows, and what is rendered into it."""
+    graph = rooms(root)
+    drawn = reduced(graph)
+    own = [name for name in graph if name.startswith("trainer.")]
+    generated = [path for path in (root / "recipes/generated").rglob("*") if path.is_file()]
+    found: dict[str, float] = {
+        "rooms": len(graph),
+        "rooms_of_the_trainer": len(own),
+        "arrows": sum(map(len, graph.values())),
+        "arrows_that_are_drawn": sum(map(len, drawn.values())),
+        "files_in_generated": len(generated),
+        "lines_in_generated": sum(path.read_text().count("\n") for path in generated),
+        "class_names_that_stand_twice": len(names_that_stand_twice(root)),
+    }
+    return found | figures(root / "trainer")
+
+
+def compare(before: Path) -> dict[str, dict[str, float]]:
+    """Prints and returns the figures of another checkout and of this one, side by side."""
+    table = {}
+    then, now = house(before), house(ROOT)
+    print(f"{'':40} {'before':>10} {'after':>10}")
+    for name in now:
+        table[name] = {"before": then.get(name, 0), "after": now[name]}
+        print(f"{name:40} {table[name]['before']:>10} {now[name]:>10}")
+    return table
+
+
+def keep(name: str, measured: dict) -> None:
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    kept[name] = measured
+    KEPT.write_text(json.dumps(kept, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "trainer")
     parser.add_argument("--name", help="keep the figures under this name, such as a revision")
+    parser.add_argument("--before", type=Path, help="a checkout of the repository to compare this one with")
     args = parser.parse_args()
+    if args.before:
+        keep(TABLE, compare(args.before))
+        return
 
     measured = figures(args.folder)
     for name, value in measured.items():
         print(f"{name:40} {value}")
     if args.name:
-        kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-        kept[args.name] = measured
-        KEPT.write_text(json.dumps(kept, indent=1) + "\n")
+        keep(args.name, measured)
 
 
 if __name__ == "__main__":

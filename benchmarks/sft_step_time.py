@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.machine import processor  # noqa: E402
-from benchmarks.step_time import WARM_UP, measured  # noqa: E402
+from benchmarks.step_time import WARM_UP, build_pretrained, measured  # noqa: E402
 
 LEARNING_RATE, ROWS = 1e-5, 128
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
@@ -36,13 +36,13 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "
 
 @dataclass(frozen=True)
 class Setting:
-    model: Literal["tiny", "medium"]
+    model: Literal["tiny", "medium", "pretrained"]
     batch: int
     """Rows per optimizer step."""
     sentences: int
     """Tokens of a solution in the mean; lengths are lognormal."""
     image: tuple[int, int]
-    """Width and height."""
+    """Width and height; the pretrained model reads text only, and learns equations."""
     micro_batch: int
     """Rows per forward pass of TRL over both cores together; ours packs."""
     steps: int
@@ -54,6 +54,7 @@ SETTINGS = {
     "tiny, real lengths": Setting("tiny", 16, 40, (640, 480), 4, 3),
     "medium": Setting("medium", 16, 10, (168, 168), 8, 3),
     "medium, LoRA": Setting("medium", 16, 10, (168, 168), 8, 3, lora=16),
+    "pretrained": Setting("pretrained", 16, 0, (0, 0), 8, 3),
 }
 TRLS = {
     "trl, 1 process": (1, False),
@@ -69,6 +70,8 @@ def build(setting: Setting, out: Path) -> None:
     from examples.demo import tiny_model
     from tests.soak import rows
 
+    if setting.model == "pretrained":
+        return build_pretrained(out)
     tiny_model.build(out / "model", 0, setting.model)
     rng = random.Random(0)
 
@@ -135,7 +138,12 @@ def trl_inside(setting: Setting, kind: str, folder: Path, out: Path) -> None:
     from datasets import Dataset as HFDataset
     from peft import LoraConfig
     from PIL import Image
-    from transformers import AutoModelForImageTextToText, AutoProcessor, TrainerCallback
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoProcessor,
+        TrainerCallback,
+    )
     from trl import SFTConfig, SFTTrainer
 
     from trainer.config import LoRA
@@ -152,6 +160,12 @@ def trl_inside(setting: Setting, kind: str, folder: Path, out: Path) -> None:
         for row in Dataset(folder / "data", "train")
     ]
     for part in parts:
+        if not part["images"]:
+            del part["images"]
+            part["completion"] = [
+                {"role": "assistant", "content": part["completion"][0]["content"][0]["text"]}
+            ]
+            continue
         part["prompt"] = [
             m if isinstance(m["content"], list) else m | {"content": [{"type": "text", "text": m["content"]}]}
             for m in part["prompt"]
@@ -171,8 +185,11 @@ def trl_inside(setting: Setting, kind: str, folder: Path, out: Path) -> None:
             if "loss" in logs:
                 self.losses.append(logs["loss"])
 
-    reader = AutoProcessor.from_pretrained(folder / "model")
-    reader.image_processor.size = {"shortest_edge": 784, "longest_edge": 1280 * 784}
+    reader: Any = AutoProcessor.from_pretrained(folder / "model")  # a tokenizer where the model reads text
+    vision = setting.model != "pretrained"
+    if vision:
+        reader.image_processor.size = {"shortest_edge": 784, "longest_edge": 1280 * 784}
+    loader = AutoModelForImageTextToText if vision else AutoModelForCausalLM
     per_pass = (setting.batch if whole else setting.micro_batch) // processes
     arguments = SFTConfig(
         output_dir=str(out.with_suffix("")),
@@ -192,7 +209,7 @@ def trl_inside(setting: Setting, kind: str, folder: Path, out: Path) -> None:
         ddp_backend="gloo" if processes > 1 else None,
     )
     trainer = SFTTrainer(
-        model=AutoModelForImageTextToText.from_pretrained(folder / "model", dtype=torch.float32),
+        model=loader.from_pretrained(folder / "model", dtype=torch.float32),
         args=arguments,
         train_dataset=HFDataset.from_list(parts),
         processing_class=reader,

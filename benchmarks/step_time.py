@@ -28,6 +28,9 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.machine import processor  # noqa: E402
 
+PRETRAINED = "SmolLM2-135M-Instruct"
+"""The pretrained demo's model: 30 layers, 49,152 tokens, text only."""
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -45,13 +48,19 @@ class Setting:
     """KV cache of each of our two engines: about twice what its half of a step needs. TRL's grows as it needs
     it."""
     image: tuple[int, int] | None = None
-    """Width and height of each prompt's image; None: the demo's own."""
+    """Width and height of each prompt's image; None: the demo's own, or none where the model reads text."""
+
+    @property
+    def form(self) -> str:
+        """Where completions state their answer (`rewards.answer`)."""
+        return "whole" if self.model == PRETRAINED else "block"
 
 
 SETTINGS = {
     "demo": Setting("tiny", 32, 8, 32, 0, 64, 8, 1 / 16),
     "medium": Setting("medium", 8, 8, 256, 64, 16, 2, 1 / 4),
     "real lengths": Setting("tiny", 4, 4, 1024, 250, 8, 8, 1 / 16, (640, 480)),
+    "pretrained": Setting(PRETRAINED, 8, 8, 14, 0, 16, 2, 1 / 4),
 }
 
 
@@ -81,6 +90,8 @@ def build(setting: Setting, out: Path) -> None:
     from tests.conftest import make_rows
     from tests.soak import rows
 
+    if setting.model == PRETRAINED:
+        return build_pretrained(out)
     model = tiny_model.build(out / "model", 0, setting.model)
     if setting.mean_tokens:
         skew_lengths(model, setting.mean_tokens)
@@ -89,6 +100,14 @@ def build(setting: Setting, out: Path) -> None:
         rng = random.Random(0)
         made = (rows.row(rng, [(setting.image, "RGB")], sentences=3) for _ in range(32))
     write_dataset(out / "data", "bench", {"train": made}, {})
+
+
+def build_pretrained(out: Path) -> None:
+    """The pretrained model, and rows of arithmetic with their solutions."""
+    from examples.pretrained import arithmetic, smollm2
+
+    smollm2.main(["--out", str(out / "model")])
+    arithmetic.prepare(out / "data", 128, 8, list(arithmetic.FAMILIES), 0)
 
 
 def skew_lengths(model_dir: Path, mean_tokens: int) -> None:
@@ -134,6 +153,7 @@ def ours(setting: Setting, folder: Path, steps: int) -> dict[str, Any]:
             sleep_level=0,
         ),
         algorithm=c.Algorithm(kl_coef=KL),
+        rewards=c.Rewards(answer=setting.form),  # ty: ignore[invalid-argument-type]
         optimizer=c.Optimizer(learning_rate=LEARNING_RATE),
         checkpoint=c.Checkpoint(every_steps=10**6, export_hf="never"),
         placement=c.Placement(workers_per_node=2, device="cpu"),
@@ -219,29 +239,28 @@ def trl_inside(setting: Setting, kind: Trl, folder: Path, steps: int, out: Path)
     from trainer.config import Model
     from trainer.data.dataset import Dataset
     from trainer.data.processor import Prompter
-    from trainer.rewards.grading.grader import format_reward, grade
+    from trainer.rewards.grading.forms import FORMS
+    from trainer.rewards.grading.grader import grade
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     torch.set_num_threads(2 // processes)
     rows = list(Dataset(folder / "data", "train"))
-    data = HFDataset.from_list(
-        [
-            {
-                "prompt": [{"role": "user", "content": row.messages[0]["content"]}],
-                "image": Image.open(io.BytesIO(row.images[0])).convert("RGB"),
-                "reference": row.answer,
-                "kind": row.answer_type,
-            }
-            for row in rows
-        ]
-    )
+    columns = []
+    for row in rows:
+        column: dict[str, Any] = {"prompt": row.messages, "reference": row.answer, "kind": row.answer_type}
+        if row.images:
+            column["prompt"] = [{"role": "user", "content": row.messages[0]["content"]}]
+            column["image"] = Image.open(io.BytesIO(row.images[0])).convert("RGB")
+        columns.append(column)
+    data = HFDataset.from_list(columns)
     lengths: list[int] = []
 
     def reward(completions: list, completion_ids: list, reference: list, kind: list, **_: Any) -> list[float]:
         texts = [c[0]["content"] if isinstance(c, list) else c for c in completions]
         lengths.extend(len(ids) for ids in completion_ids)
         pairs = zip(texts, reference, kind, strict=True)
-        return [(grade(t, g, k) == "correct") + 0.5 * format_reward(t) for t, g, k in pairs]
+        credit = FORMS[setting.form].credit
+        return [(grade(t, g, k, form=setting.form) == "correct") + 0.5 * credit(t) for t, g, k in pairs]
 
     class Clock(TrainerCallback):
         seconds: list[float] = []
@@ -252,8 +271,9 @@ def trl_inside(setting: Setting, kind: Trl, folder: Path, steps: int, out: Path)
         def on_step_end(self, *_: Any, **__: Any) -> None:
             self.seconds.append(time.monotonic() - self.began)
 
-    reader = AutoProcessor.from_pretrained(folder / "model")
-    reader.image_processor.size = {"shortest_edge": 784, "longest_edge": 1280 * 784}
+    reader: Any = AutoProcessor.from_pretrained(folder / "model")  # a tokenizer where the model reads text
+    if hasattr(reader, "image_processor"):
+        reader.image_processor.size = {"shortest_edge": 784, "longest_edge": 1280 * 784}
     total = setting.prompts * setting.samples
     per_pass = {"micro": setting.micro_batch // processes, "all": total // processes, "default": 8}[
         kind.batch

@@ -16,9 +16,9 @@ from trainer.algorithm.advantages import RunningNorm
 from trainer.algorithm.credit import credited
 from trainer.checkpoint.rollout_log import Graded, history
 from trainer.config import ConfigError, RunConfig
-from trainer.config.run_folder import CONFIG
+from trainer.config.run_folder import CONFIG, LAUNCH
 from trainer.config.run_store import ROLLOUTS, RunStore
-from trainer.observe.mirror import Mirror
+from trainer.observe.mirror import RunMirror
 from trainer.observe.report_page import PULLED
 from trainer.storage.storage import Storage
 
@@ -108,7 +108,7 @@ def _advantages(config: RunConfig, graded: Graded, norm: RunningNorm | None) -> 
 def _place(run: str, bucket: str) -> tuple[Path, str]:
     """(the run's folder here, its URL in the bucket or "")."""
     folder = Path(run) if Path(run).is_dir() else Path("runs") / run
-    launched = folder / "launch.json"
+    launched = folder / LAUNCH
     if not bucket and launched.is_file():
         bucket = json.loads(launched.read_text()).get("bucket", "")
     if not bucket and not folder.is_dir():
@@ -124,7 +124,7 @@ def _config(folder: Path, url: str) -> RunConfig:
         if path.is_file():
             return configuration.load(path)
     if url:
-        Mirror(url, pulled).update()
+        RunMirror(url, pulled).update()
     if not (pulled / CONFIG).is_file():
         raise ConfigError(f"{folder} has no config.yaml, and neither has the run's bucket")
     return configuration.load(pulled / CONFIG)

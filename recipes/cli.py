@@ -61,6 +61,8 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         args.recipe, args.set = recipe_files.expand(getattr(args, "recipe", args.command), args.set)
         if args.command in ("evaluate", "serve") and Path(args.recipe).is_dir():
             args.recipe = str(Path(args.recipe).absolute())
+        if args.command == "evaluate":
+            args.benchmarks = ",".join(recipe_files.from_here(args.benchmarks.split(",")))
     for name in ("manifest", "calibrate", "out"):
         if given := getattr(args, name, None):
             setattr(args, name, given.absolute())

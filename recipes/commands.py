@@ -163,7 +163,7 @@ def _(args: argparse.Namespace) -> int:
             "--benchmarks",
             default="",
             metavar="NAME,...",
-            help="scores into benchmarks.json and benchmarks.md",
+            help="scores into benchmarks.json and benchmarks.md; a file of rows is one of your own",
         ),
         argument("--pass-rate", action="store_true", help="of every training row, into pass_rates.jsonl"),
     ),
@@ -179,6 +179,18 @@ def _(args: argparse.Namespace) -> int:
         help="of benchmarks: ours as the recipes train it, or each benchmark's own words with the answer "
         "wherever it stands, which a model that nobody trained needs",
     ),
+    argument(
+        "--scoring",
+        choices=("ours", "published"),
+        default="ours",
+        help="of benchmarks: published adds a column by their authors' own rules, where they have some",
+    ),
+    argument(
+        "--map",
+        default="",
+        metavar="ROLE=COLUMN,...",
+        help="of a file of your own: question=..., answer=..., images=..., choices=..., source=CATEGORY",
+    ),
     example=f"Qwen/Qwen3-VL-8B-Instruct --benchmarks mathvista,math-500 --samples 8\n"
     f"  python3 launch.py evaluate {MIDDLE} --pass-rate --set model.path=runs/mine/hf",
 )
@@ -188,7 +200,10 @@ def _(args: argparse.Namespace) -> int:
     request = requests.of(args, args.recipe, args.target)
     if not args.benchmarks:
         return requests.pass_rates(request, args.samples)
-    return requests.score(request, args.benchmarks, args.samples, args.temperature, args.limit, args.prompt)
+    asked = requests.Asked(
+        args.benchmarks, args.samples, args.temperature, args.limit, args.prompt, args.scoring, args.map
+    )
+    return requests.score(request, asked)
 
 
 @command(
@@ -204,6 +219,24 @@ def _(args: argparse.Namespace) -> int:
     from recipes import requests, scaling
 
     return scaling.scaling(requests.of(args, args.recipe, args.target), args.nodes, args.steps)
+
+
+@command(
+    "config",
+    "write the run.yaml of a supervised recipe, for torchrun on machines of your own",
+    RECIPE,
+    SET,
+    argument("--run-id", default="", help="our own id, under which it saves and resumes; default: a new one"),
+    argument("--bucket", help="s3://, gs:// or r2:// URL that checkpoints are pushed to"),
+    argument(
+        "--out", type=Path, default=Path("run.yaml"), metavar="FILE", help="where to write it (%(default)s)"
+    ),
+    example="sft-qwen2.5-7b-lora --set cluster.nodes=2 --set checkpoint.shared_files=true --out run.yaml",
+)
+def _(args: argparse.Namespace) -> int:
+    from recipes import torchrun_config
+
+    return torchrun_config.write(args.recipe, args.set, args.bucket, args.run_id, args.out)
 
 
 @command(

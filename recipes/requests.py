@@ -74,17 +74,34 @@ def pass_rates(request: LaunchRequest, samples: int | None) -> int:
     return up(replace(request, overrides=(*request.overrides, *asked)))
 
 
-def score(
-    request: LaunchRequest,
-    names: str,
-    samples: int | None,
-    temperature: float | None,
-    limit: int,
-    prompt: str,
-) -> int:
+@dataclass(frozen=True)
+class Asked:
+    """What `evaluate --benchmarks` is asked for."""
+
+    benchmarks: str
+    """Names, separated by commas."""
+    samples: int | None
+    temperature: float | None
+    limit: int
+    """Rows of each; 0: all."""
+    prompt: str
+    scoring: str
+    mapping: str
+    """Roles of a file's columns, as `data prepare --map` takes them."""
+
+
+def score(request: LaunchRequest, wanted: Asked) -> int:
     """Scores a recipe, a model or a run on benchmarks. What the user sets wins."""
     recipe, own = trained.evaluated(request.recipe, request.bucket, request.target)
-    asked = benchmarks.settings(names, max(1, samples or 1), temperature, limit, prompt)
+    asked = benchmarks.settings(
+        wanted.benchmarks,
+        max(1, wanted.samples or 1),
+        wanted.temperature,
+        wanted.limit,
+        wanted.prompt,
+        wanted.scoring,
+        wanted.mapping,
+    )
     overrides = _sized(recipe, (*own, *asked, *NO_TRAINING), request.overrides)
     return up(replace(request, recipe=recipe, overrides=overrides))
 

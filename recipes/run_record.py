@@ -14,7 +14,7 @@ from typing import Any
 
 from trainer import processes
 from trainer.config import ConfigError
-from trainer.config.run_folder import CONFIG, METRICS, PROGRESS, write_whole
+from trainer.config.run_folder import CONFIG, LAUNCH, METRICS, PROGRESS, write_whole
 
 RUNS = Path("runs")
 PULLED = "pulled"
@@ -118,7 +118,7 @@ class RunRecord:
 
     def save(self) -> Path:
         """Writes the record and returns its path."""
-        path = RUNS / self.run_id / "launch.json"
+        path = RUNS / self.run_id / LAUNCH
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, f"{json.dumps(dataclasses.asdict(self), indent=1)}\n".encode())
         return path
@@ -126,7 +126,7 @@ class RunRecord:
 
 def known(run_id: str) -> bool:
     """Whether a run of that id was launched from here."""
-    return (RUNS / run_id / "launch.json").exists()
+    return (RUNS / run_id / LAUNCH).exists()
 
 
 def metrics_of(folder: Path) -> Path | None:
@@ -148,7 +148,7 @@ def setup_of(folder: Path) -> dict[str, float]:
 
 def names() -> list[str]:
     """Ids of all runs that were launched from here, sorted."""
-    return sorted(path.parent.name for path in RUNS.glob("*/launch.json"))
+    return sorted(path.parent.name for path in RUNS.glob(f"*/{LAUNCH}"))
 
 
 def newest_first() -> list[RunRecord]:
@@ -164,7 +164,7 @@ def load(run_id: str) -> RunRecord:
         raise ConfigError(
             f"no run {run_id} was launched from here: " + (f"known: {others}" if others else "none")
         )
-    return RunRecord(**json.loads((RUNS / run_id / "launch.json").read_text()))
+    return RunRecord(**json.loads((RUNS / run_id / LAUNCH).read_text()))
 
 
 def interrupted(recipe: str, target: str, overrides: list[str], model: str) -> str:
@@ -200,9 +200,12 @@ def new_run_id(recipe: str) -> str:
     """A fresh id: recipe, UTC minute and four hex digits; also a valid bucket prefix, cluster name and job
     name."""
     stamp = time.strftime("%m%d-%H%M", time.gmtime())
-    # of `file.py:function`, the function
-    name = re.sub(r"[^a-z0-9-]", "-", recipe.rpartition(":")[2].lower())
-    return f"{name}-{stamp}-{secrets.token_hex(2)}"
+    return f"{as_run_id(recipe)}-{stamp}-{secrets.token_hex(2)}"
+
+
+def as_run_id(recipe: str) -> str:
+    """A recipe's name with the characters that ids may have; of `file.py:function`, the function's."""
+    return re.sub(r"[^a-z0-9-]", "-", recipe.rpartition(":")[2].lower())
 
 
 def check_run_id(run_id: str) -> str:

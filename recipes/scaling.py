@@ -76,8 +76,9 @@ def scaling(request: LaunchRequest, nodes_text: str, steps: int) -> int:
     if steps <= WARM_UP:
         raise ConfigError(f"--steps {steps}: the first {WARM_UP} are not counted; give more")
     found, missing = [], []
+    stem = options.run_id or f"scaling-{run_record.as_run_id(recipe.name)}"
     for nodes in sizes(nodes_text):
-        run_id = f"{options.run_id or f'scaling-{recipe.name}'}-{nodes}n"
+        run_id = f"{stem}-{nodes}n"
         changed = [*given, *overrides(recipe, nodes, steps)]
         if not run_record.known(run_id):
             own = replace(options, run_id=run_id, detach=True)

@@ -78,7 +78,7 @@ def shape(recipe: Recipe) -> str:
     """Nodes and GPUs in a word."""
     cluster = recipe.cluster
     if not cluster.gpus_per_node:
-        return f"{recipe.config.placement.world_size} CPU workers"
+        return f"{recipe.config.placement.world_size} CPU ranks"
     more = f" + {_machines(recipe.sample)} to sample" if recipe.sample else ""
     return _machines(cluster) + more
 

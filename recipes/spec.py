@@ -29,7 +29,7 @@ class Cluster:
     nodes: int = within(1, least=1)
     """Nodes, all alike."""
     gpus_per_node: int = within(8, least=0, most=16)
-    """GPUs of each node; 0 runs on CPU workers."""
+    """GPUs of each node; 0 runs on CPU ranks."""
     gpu: str = "H100"
     """GPU that the recipe is made for: a name of trainer/hardware/gpus.py."""
     alternatives: tuple[str, ...] = ()
@@ -397,7 +397,7 @@ def _check_sample(recipe: Recipe, sample: SampleGroup) -> None:
         raise ConfigError(f"sample names machines that sample completions, and {why}: --set sample=null")
     if recipe.environment == "cpu":
         raise ConfigError(
-            f"sample names machines with GPUs, and {recipe.name} runs on CPU workers: --set sample=null"
+            f"sample names machines with GPUs, and {recipe.name} runs on CPU ranks: --set sample=null"
         )
     if not recipe.config.checkpoint.remote:
         raise ConfigError(

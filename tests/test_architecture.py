@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.readability import names_that_stand_twice
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -30,3 +32,7 @@ def test_the_drawing_is_that_of_the_code():
     from draw_architecture import PAGE, drawn  # ty: ignore[unresolved-import]
 
     assert PAGE.read_text() == drawn(PAGE.read_text()), "run python docs/draw_architecture.py"
+
+
+def test_no_two_classes_share_a_name():
+    assert names_that_stand_twice(ROOT) == [], "rename one of each"

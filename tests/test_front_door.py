@@ -44,7 +44,7 @@ def test_without_uv_and_pip_one_line_says_which_package_to_install(bare):
 @pytest.mark.skipif(not shutil.which("uv"), reason="no uv here")
 def test_it_restarts_itself_under_uv_and_passes_arguments_and_exit_code_on(bare):
     path = os.environ["PATH"]
-    assert "2 CPU workers" in bare("plan", "demo", path=path).stdout
+    assert "2 CPU ranks" in bare("plan", "demo", path=path).stdout
     done = bare("up", "demoo", path=path)
     assert done.returncode == 2 and "did you mean demo?" in done.stderr
 

@@ -16,7 +16,7 @@ change."""
 EXIT_PREEMPTED = 33
 """The node received a preemption notice; the run resumes from its last committed checkpoint."""
 EXIT_NODE_LOST = 34
-"""Another node, or a worker, vanished."""
+"""Another node, or a rank, vanished."""
 EXIT_STORAGE = 35
 """The object store or the model hub failed for longer than the retries last, or the disk is full."""
 EXIT_PREFLIGHT = 36

@@ -7,6 +7,5 @@
 set -euo pipefail
 config=${1:?give the configuration of the run (YAML)}
 export NNODES=${NNODES:-1} NODE_RANK=${NODE_RANK:-0} MASTER_ADDR=${MASTER_ADDR:-127.0.0.1} MASTER_PORT=${MASTER_PORT:-29500}
-python -m trainer.ranks.torchrun --config "$config" # within seconds: who is missing, twice, or different
-exec python -m torch.distributed.run --nnodes "$NNODES" --node-rank "$NODE_RANK" --nproc-per-node "${GPUS_PER_NODE:-8}" \
-  --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" -m trainer.loops.sft --config "$config"
+# Says within seconds who is missing, twice, or different; then torchrun starts the ranks.
+exec python -m trainer.ranks.torchrun --config "$config" --start "${GPUS_PER_NODE:-8}"

@@ -216,19 +216,22 @@ def _ssh(record: RunRecord, detach: bool) -> Commands:
 def _local(record: RunRecord, files: list[str], detach: bool) -> Commands:
     # Not the job's own launch.log: what the launcher prints of that would stand in it twice.
     folder = f"runs/{record.run_id}"
-    log, group = f"{folder}/local.log", f"{folder}/local.pgid"
-    elsewhere = (
-        f"{{ echo '{record.run_id} was not started with --detach: press Ctrl-C where it runs' >&2; exit 1; }}"
-    )
+    log, group, process = (f"{folder}/local.{ending}" for ending in ("log", "pgid", "pid"))
     newest = f"$(ls {log} {folder}/launch.log 2>/dev/null | tail -n 1)"
-    up = ["bash", files[0]]
+    up = ["bash", "-c", f"rm -f {group}; echo $$ >{process}; exec bash {files[0]}"]
     if detach:
-        up = ["bash", "-c", f"setsid bash {files[0]} >{log} 2>&1 </dev/null & echo $! >{group}"]
+        detached = f"setsid bash {files[0]} >{log} 2>&1 </dev/null & echo $! >{group}"
+        up = ["bash", "-c", f"rm -f {process}; {detached}"]
+    # The process id alone may be another process by now.
+    ours = f'tr "\\0" "\\n" </proc/$pid/environ 2>/dev/null | grep -qx "RUN_ID={record.run_id}"'
+    alone = f"pid=$(cat {process} 2>/dev/null) && {ours} && exec kill -TERM $pid"
+    gone = f"echo 'no process of {record.run_id} is left' >&2"
+    down = f"if test -f {group}; then exec kill -TERM -- -$(cat {group}); fi; {alone}; {gone}"
     return Commands(
         up=[up],
         status=[],
         logs=[["bash", "-c", f"exec tail -n 100 -F {newest}"]],
-        down=[["bash", "-c", f"test -f {group} || {elsewhere}; kill -TERM -- -$(cat {group})"]],
+        down=[["bash", "-c", down]],
         tool="bash",
         hint="install bash",
     )

@@ -24,8 +24,7 @@ WIDTH = 80
 """Columns of the table, which is that of a terminal nobody has resized."""
 NOT_CONFIRMED = "launch not confirmed"
 BAD_ENDS = ("failed", "died", LAUNCH_FAILED)
-LOGS = (LAUNCH_LOG, f"{run_record.PULLED}/launch.log", "slurm.log", "pbs.log", "local.log")
-TAIL_BYTES = 64 << 10
+LOGS = (LAUNCH_LOG, f"{run_record.PULLED}/{LAUNCH_LOG}", "slurm.log", "pbs.log", "local.log")
 
 
 def show(run: str | None) -> int:
@@ -149,16 +148,10 @@ def last_words(record: RunRecord) -> str:
     """The last line of the newest log that is here; "" without one."""
     found = [path for name in LOGS if (path := RUNS / record.run_id / name).is_file()]
     for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
-        if lines := [line.strip() for line in _tail(path) if line.strip()]:
-            return lines[-1]
+        text = run_folder.tail(path).decode(errors="replace").strip()
+        if text:
+            return text.splitlines()[-1].strip()
     return ""
-
-
-def _tail(path: Path) -> list[str]:
-    """Lines at the end of a file, however long it is."""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-        return file.read().decode(errors="replace").splitlines()
 
 
 def costing(records: list[RunRecord]) -> list[str]:

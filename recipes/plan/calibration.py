@@ -51,7 +51,7 @@ CONSTANTS = {
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredFigure:
     """A constant as the plan has it and as a card showed it, in the same unit."""
 
     name: str
@@ -80,7 +80,7 @@ class Measured:
         return f"{self.name}: {self.assumed:.3g} assumed, {self.value:.3g} measured{unit}"
 
 
-def measured(figures: dict[str, Any]) -> list[Measured]:
+def measured(figures: dict[str, Any]) -> list[MeasuredFigure]:
     """The constants among a check's figures. figures: by name, each with `value`, and `constant` where it is
     one."""
     found = []
@@ -89,7 +89,7 @@ def measured(figures: dict[str, Any]) -> list[Measured]:
         if name in CONSTANTS:  # an older plan may lack one that a newer check has
             known = CONSTANTS[name]
             assumed = getattr(known.module, name) / known.scale
-            found.append(Measured(name, assumed, float(figure["value"]), known.unit))
+            found.append(MeasuredFigure(name, assumed, float(figure["value"]), known.unit))
     return found
 
 
@@ -117,7 +117,7 @@ def rehearsed(said: dict[str, Any]) -> bool:
 
 
 @contextmanager
-def calibrated(found: list[Measured]) -> Generator[None]:
+def calibrated(found: list[MeasuredFigure]) -> Generator[None]:
     """Plans with what was measured, until the block ends."""
     before = {one.name: getattr(CONSTANTS[one.name].module, one.name) for one in found}
     try:

@@ -33,7 +33,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "grpo-qwen2.5-vl-7b-mathv60k": vision.qwen2_5_vl_7b_mathv60k,
     "grpo-qwen2.5-vl-32b-mathv60k": vision.qwen2_5_vl_32b_mathv60k,
     "grpo-qwen2.5-vl-72b-mathv60k": vision.qwen2_5_vl_72b_mathv60k,
-    "grpo-qwen2.5-vl-72b-mathv60k-original": vision.qwen2_5_vl_72b_mathv60k_original,
+    "grpo-qwen2.5-vl-72b-mathv60k-orig": vision.qwen2_5_vl_72b_mathv60k_original,
     "grpo-qwen2.5-vl-7b-lora-mathv60k": vision.qwen2_5_vl_7b_lora_mathv60k,
     "grpo-qwen2.5-vl-72b-lora-mathv60k": vision.qwen2_5_vl_72b_lora_mathv60k,
     "grpo-qwen2.5-vl-3b-geometry3k": published.qwen2_5_vl_3b_geometry3k,
@@ -88,7 +88,7 @@ def resolve(name: str, overrides: list[str]) -> Recipe:
     if base.cluster.gpus_per_node and not recipe.cluster.gpus_per_node and not recipe.setup:
         raise ConfigError(
             f"cluster.gpus_per_node is 0, and {name} is made for GPUs: give 1 or more, or setup=cpu besides "
-            "for a try-out on CPU workers"
+            "for a try-out on CPU ranks"
         )
     recipe = expectations.of_changed(headings.renamed(recipe, base), base)
     validate(recipe)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import difflib
 import json
+import shlex
+from pathlib import Path
 
 from recipes.presets import RECIPES
+from recipes.presets.own_data import DATA_FILES
 from trainer.config import ConfigError
 from trainer.hardware import model_shapes
 
@@ -32,12 +35,22 @@ answer wherever it stands."""
 
 
 def settings(
-    names: str, samples: int, temperature: float | None, limit: int, prompt: str = "ours"
+    names: str,
+    samples: int,
+    temperature: float | None,
+    limit: int,
+    prompt: str = "ours",
+    scoring: str = "ours",
+    mapping: str = "",
 ) -> list[str]:
-    """The overrides that turn any recipe into an evaluation. Raises ConfigError for an unknown benchmark."""
+    """The overrides that turn any recipe into an evaluation. Raises ConfigError for an unknown benchmark.
+
+    names: of `BENCHMARKS`, or files of rows. mapping: role=column of the files' columns.
+    """
     chosen = [name.strip() for name in names.split(",") if name.strip()]
+    own = [name for name in chosen if name not in BENCHMARKS and is_own(name)]
     for name in chosen:
-        if name not in BENCHMARKS:
+        if name not in BENCHMARKS and name not in own:
             near = difflib.get_close_matches(name, BENCHMARKS, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(BENCHMARKS)}"
             raise ConfigError(f"unknown benchmark {name}: {hint}")
@@ -45,7 +58,12 @@ def settings(
         raise ConfigError(f"--benchmarks: name some of {', '.join(BENCHMARKS)}, separated by commas")
     if temperature is None:
         temperature = 0.0 if samples == 1 else 1.0
-    source = " ".join(BENCHMARKS[name] for name in chosen) + (f" --limit {limit}" if limit else "")
+    if mapping and not own:
+        raise ConfigError("--map names columns of a file of your own, and --benchmarks names none")
+    source = " ".join(BENCHMARKS.get(name) or shlex.quote(name) for name in chosen)
+    source += f" --limit {limit}" if limit else ""
+    source += " --evaluation --split test" if own else ""
+    source += f" --map {shlex.quote(mapping)}" if mapping else ""
     return [
         f"data.source={json.dumps(source)}",
         "data.split=test",
@@ -59,8 +77,15 @@ def settings(
         "method=grpo",
         "lora.qlora=false",
         "optimizer.zero_stage=3",
+        f"evaluation.scoring={scoring}",
         *PROMPTS[prompt],
     ]
+
+
+def is_own(name: str) -> bool:
+    """Whether a benchmark is a file or folder of rows: a line has a question, an answer, and what else `data
+    prepare` knows; the column `source` makes categories."""
+    return name.endswith(DATA_FILES) or Path(name).is_dir()
 
 
 def recipe_of(model: str) -> tuple[str, list[str]]:

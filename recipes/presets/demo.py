@@ -1,4 +1,4 @@
-"""The whole pipeline on a laptop: a synthetic dataset, a tiny Qwen2.5-VL, GRPO over two CPU workers.
+"""The whole pipeline on a laptop: a synthetic dataset, a tiny Qwen2.5-VL, GRPO over two CPU ranks.
 
 The settings are those of benchmarks/learning.py: held-out accuracy about doubles within 60 steps.
 """
@@ -51,7 +51,7 @@ def key(sources: tuple[str, ...]) -> str:
 
 
 def demo() -> Recipe:
-    """Two CPU workers on this machine, held against runs of three seeds."""
+    """Two CPU ranks on this machine, held against runs of three seeds."""
     recipe = _without_promises()
     expected = from_dict(Expected, yaml.safe_load(BANDS.read_text()))
     return replace(recipe, config=replace(recipe.config, expected=expected))

@@ -30,7 +30,7 @@ def _of_model(recipe: Recipe, before: str, now: str) -> Recipe:
         description = recipe.description.replace(before, now)
     else:
         where = f"{recipe.cluster.nodes} x {recipe.cluster.gpus_per_node}"
-        where = where if recipe.cluster.gpus_per_node else f"{recipe.config.placement.world_size} CPU workers"
+        where = where if recipe.cluster.gpus_per_node else f"{recipe.config.placement.world_size} CPU ranks"
         description = f"{recipe.config.method.upper()} of {now} on {recipe.dataset.name} ({where})"
 
     name = recipe.name.replace(before.lower(), re.sub(r"[^a-z0-9.-]+", "-", now.lower()))

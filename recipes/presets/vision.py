@@ -95,7 +95,7 @@ def qwen2_5_vl_72b_mathv60k() -> Recipe:
 def qwen2_5_vl_72b_mathv60k_original() -> Recipe:
     """The same with the original's four updates of 64 samples."""
     recipe = qwen2_5_vl_72b_mathv60k()
-    name = f"{recipe.name}-original"
+    name = f"{recipe.name}-orig"
     config = with_parts(recipe.config, run={"name": name}, algorithm={"samples_per_update": 64})
     description = recipe.description.replace(" (", ", the original's updates of 64 (")
     return replace(recipe, name=name, description=description, config=config)

@@ -78,6 +78,8 @@ def against_peft(config, rank, port):
     head = policy.trained.module.model.lm_head
     banned, worker.reader.encoded = head.banned.clone(), given
     head.banned.zero_()  # plain transformers bans nothing
+    if config.lora.qlora:  # in the documented order: evaluated before the first step
+        out["evaluated"] = [len(values) for values in worker.logprobs([items.traces])["old"]]
     out["reference"] = [reference(worker, items, base)] if config.method == "grpo" else []
     ours, step = {}, policy.trained.step
 
@@ -91,6 +93,7 @@ def against_peft(config, rank, port):
     update(worker, items, 150)
     policy.trained.step = step
     out["gradients"] = plain.differences(ours, theirs)
+    out["without"] = policy.without_gradient
 
     kept = policy.shards(lambda key, t: t.detach().clone())
     if config.method == "grpo":

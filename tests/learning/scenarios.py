@@ -13,6 +13,7 @@ from typing import NoReturn
 import numpy as np
 import torch
 
+from tests.fleet.published import published  # noqa: F401
 from tests.learning.filled import filled  # noqa: F401
 from tests.learning.one_rank import OneRank, lessons, trace, with_logprobs
 from tests.learning.rates import bare, communicators, context, decoding, rates  # noqa: F401
@@ -163,7 +164,7 @@ def emptied(config, rank, port):
     items = fixed_items(worker)
     update(worker, items, config.algorithm.micro_batch_tokens)
     out = {"shards": [shard_sums(worker)], "updates": [worker.policy.updates]}
-    worker.pass_over()
+    worker.learner.pass_over()
     out["shards"].append(shard_sums(worker))
     out["updates"].append(worker.policy.updates)
     worker.update([items.pick([])], 0, 0, 0.0)
@@ -277,6 +278,13 @@ def adapters(config, rank, port):
     from tests.learning import adapted
 
     return adapted.against_peft(config, rank, port)
+
+
+def papers(config, rank, port):
+    """tests/learning/papers.py; the run's name lists the objectives."""
+    from tests.learning import papers
+
+    return papers.against_papers(config, rank, port, config.run.name.split(), start)
 
 
 def stages(config, rank, port):

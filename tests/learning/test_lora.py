@@ -58,19 +58,28 @@ def test_adapters_are_those_of_plain_peft(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("world", "stage"), [(2, 3), *(pytest.param(*one, marks=pytest.mark.long) for one in ((2, 2), (1, 2)))]
+    ("family", "world", "stage"),
+    [
+        ("qwen2_5_vl", 2, 3),
+        ("qwen3_vl", 1, 3),
+        pytest.param("qwen2_5_vl", 2, 2, marks=pytest.mark.long),
+        pytest.param("qwen2_5_vl", 1, 2, marks=pytest.mark.long),
+    ],
 )
-def test_on_a_base_in_4_bits(run_ranks, small_config, world, stage):
+def test_on_a_base_in_4_bits_that_is_evaluated_first(
+    run_ranks, small_config, family_model, family, world, stage
+):
     config = lora(small_config, world, "sft", rank=4, alpha=8, qlora=True)
     config = replace(
         config,
-        model=replace(config.model, gradient_checkpointing=True),
+        model=replace(config.model, path=str(family_model(family)), gradient_checkpointing=True),
         optimizer=replace(config.optimizer, zero_stage=stage, hpz_ranks=1),
     )
     shape = shape_of(config.model.path)
     for result in run_ranks("adapters", config):
         together, worst = result["gradients"]
         assert together < 1e-5 and worst < 1e-4
+        assert result["evaluated"] and result["without"] == []
         assert result["resumed"], "a resumed run must go on bit for bit"
         assert result["numbers"] == sum(a * b for a, b in adapters.linears(shape, False))
         assert result["bytes"] == result["numbers"] / 2 / (world if stage == 3 else 1)

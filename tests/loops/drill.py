@@ -2,6 +2,7 @@
 
     python -m tests.loops.drill [--kills 30] [--steps 120] [--ranks 2] [--seed 0] [--standin] [--json FILE]
                           [--seconds 500]      # no more faults after that: the run then comes to its end
+                          [--staleness 2]      # steps that are sampled ahead
 
 The job is `trainer.loops.grpo` on a tiny Qwen2.5-VL (with --standin: the same session around ranks that only
 pretend to train, which starts in seconds); its checkpoints go to a real S3 server on loopback behind a proxy.
@@ -235,7 +236,7 @@ def small_disk(path: Path) -> Generator[bool]:
             subprocess.run(["umount", "-l", str(path)], check=False)
 
 
-def configure(folder: Path, steps: int, ranks: int, standin: bool) -> c.RunConfig:
+def configure(folder: Path, steps: int, ranks: int, standin: bool, staleness: int = 0) -> c.RunConfig:
     """A tiny model with random weights, a reward that always has a gradient, a checkpoint every second
     step."""
     from examples.demo import shapes
@@ -257,7 +258,12 @@ def configure(folder: Path, steps: int, ranks: int, standin: bool) -> c.RunConfi
         model=c.Model(path=str(folder / "model"), dtype="fp32", gradient_checkpointing=False, min_pixels=784),
         data=c.Data(path=str(folder / "data"), prompt_max_tokens=300),
         rollout=c.Rollout(
-            prompts_per_step=4, samples_per_prompt=4, max_tokens=12, kv_cache_gib=0.25, sleep_level=0
+            prompts_per_step=4,
+            samples_per_prompt=4,
+            max_tokens=12,
+            staleness=staleness,
+            kv_cache_gib=0.25,
+            sleep_level=0,
         ),
         algorithm=c.Algorithm(micro_batch_tokens=400, kl_coef=0.01, normalize_reward=True),
         optimizer=c.Optimizer(learning_rate=1e-3),
@@ -278,12 +284,19 @@ def shared_memory() -> set[str]:
 
 
 def play(
-    folder: Path, kills: int, steps: int, ranks: int, seed: int, standin: bool = False, seconds: float = 0.0
+    folder: Path,
+    kills: int,
+    steps: int,
+    ranks: int,
+    seed: int,
+    standin: bool = False,
+    seconds: float = 0.0,
+    staleness: int = 0,
 ) -> dict:
     """Runs the whole drill, with faults for `seconds`. Raises AssertionError on any difference or
     left-over."""
     deadline = time.monotonic() + seconds if seconds else float("inf")
-    config = configure(folder, steps, ranks, standin)
+    config = configure(folder, steps, ranks, standin, staleness)
     module = "tests.loops.standin" if standin else "trainer.loops.grpo"
     segments = shared_memory()
     calm = Job(config, folder / "calm", module=module).start()
@@ -328,10 +341,11 @@ def play(
             r"^rollout log: steps (\d+) to (\d+) are replayed", job.tail(10**9), re.MULTILINE
         )
         # A kill amid grading, or a disk lost before the store had the log, samples a step's completions once
-        # more.
+        # more; at the start, those that are ahead of it too.
         again, kills = counts["job"] - counts["calm"], sum(s.resumed_step is not None for s in drill.strikes)
         lost = sum(s.lost_steps or 0 for s in drill.strikes if s.fault == "kill, fresh node")
-        assert again <= (kills + lost) * config.samples_per_step, f"{again} completions were sampled again"
+        at_most = (kills * (1 + staleness) + lost) * config.samples_per_step
+        assert again <= at_most, f"{again} completions were sampled again"
     return summary(drill.strikes, config) | {
         "job": module,
         "small_disk": small,
@@ -360,13 +374,16 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=0.0, help="strike only for so long; 0: until all have struck"
     )
+    parser.add_argument(
+        "--staleness", type=int, default=0, help="steps that are sampled ahead; not with --standin"
+    )
     parser.add_argument("--json", type=Path, help="where the figures go")
     a = parser.parse_args()
     with contextlib.ExitStack() as stack:
         folder = a.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="drill-")))
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            figures = play(folder, a.kills, a.steps, a.ranks, a.seed, a.standin, a.seconds)
+            figures = play(folder, a.kills, a.steps, a.ranks, a.seed, a.standin, a.seconds, a.staleness)
         except AssertionError as error:
             print(f"the drill failed: {error}", file=sys.stderr)
             return 1

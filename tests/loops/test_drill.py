@@ -22,3 +22,10 @@ def test_a_small_drill_ends_as_the_undisturbed_run(tmp_path):
 def test_a_small_drill_with_the_real_trainer(tmp_path):
     figures = play(tmp_path, kills=3, steps=10, ranks=1, seed=1)
     assert sum(figures["faults"].values()) == 3
+
+
+@pytest.mark.lab
+@pytest.mark.timeout(1800)
+def test_a_small_drill_that_samples_ahead(tmp_path):
+    figures = play(tmp_path, kills=5, steps=14, ranks=1, seed=2, staleness=2)
+    assert sum(figures["faults"].values()) == 5

@@ -29,7 +29,7 @@ def test_the_rank_is_named_by_its_process_and_address():
     killed, evicted = ray.exceptions.ActorDiedError(), ray.exceptions.OutOfMemoryError(EVICTED)
     killed.error_msg = KILLED
     assert str(killed) == KILLED
-    line = "error: a worker or node was lost: "
+    line = "error: a rank or node was lost: "
     assert explain(killed, workers) == (34, f"{line}rank 2 (process 701 on 10.0.0.2): {end}")
     assert explain(evicted, workers) == (34, f"{line}rank 1 (process 700 on 10.0.0.2): {end}")
     assert explain(ConnectionError("refused"), workers) == (34, f"{line}refused")

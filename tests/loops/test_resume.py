@@ -308,3 +308,73 @@ def test_a_killed_run_with_adapters_resumes_bit_for_bit(base, tmp_path):
     assert cut.metrics() == whole.metrics()
     adapters = [(job.run_dir / "hf/adapter_model.safetensors").read_bytes() for job in (whole, cut)]
     assert adapters[0] == adapters[1]
+
+
+AHEAD = 8
+"""Steps of the runs that sample two steps ahead."""
+
+
+@pytest.fixture(scope="module")
+def ahead(base):
+    """The same run, sampled two steps ahead, which excludes new prompts for flat groups."""
+    return c.override(base, ["rollout.staleness=2", "algorithm.refill_rounds=0", f"run.max_steps={AHEAD}"])
+
+
+@pytest.fixture(scope="module")
+def undisturbed_ahead(ahead, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed-ahead")
+    job = Job(placed(ahead, folder), folder).start()
+    assert job.wait(900) == 0, job.tail()
+    lines = job.metrics()
+    assert [line.get("rollout/staleness_max") for line in lines[1:]] == [0, 1, *[2] * (AHEAD - 2)]
+    assert all(line["mismatch/kl"] < 1e-6 < line["staleness/kl"] for line in lines[3 : AHEAD - 1])
+    return job
+
+
+def kill_in(job: Job, phase: str, step: int) -> None:
+    """Starts the job and kills it in this phase of a step, or while the checkpoint of the step is written."""
+
+    def there() -> bool:
+        if phase == "save":
+            return any(job.run_dir.glob(f"checkpoints/step-{step:08d}/.rank-*.partial"))
+        return job.in_phase(phase, step)
+
+    job.start().until(lambda: there() and job.frozen(there))
+    job.kill()
+    print(f"killed in {phase} of step {job.progress().get('step')}")
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        [("sync", 0), ("rollout", 1), ("grade", 3), ("update", 4), ("sync", 6)],
+        pytest.param([("grade", 1), ("update", 1), ("rollout", 2), ("eval", 6)], marks=pytest.mark.long),
+        pytest.param([("save", 2), ("save", 4), ("save", 5)], marks=pytest.mark.long),
+    ],
+)
+def test_sampled_ahead_and_killed_anywhere_it_is_the_same_run(ahead, undisturbed_ahead, tmp_path, plan):
+    """The disk stays: what was sampled ahead with weights that are gone is replayed, never sampled again."""
+    job = Job(placed(ahead, tmp_path), tmp_path)
+    for phase, step in plan:
+        kill_in(job, phase, step)
+    assert job.start().wait(900) == 0, job.tail()
+    assert job.metrics() == undisturbed_ahead.metrics()
+    assert weights_of(job) == weights_of(undisturbed_ahead)
+    assert job.pids() == []
+
+
+@pytest.mark.long
+def test_sampled_ahead_on_nodes_that_are_lost_it_is_the_same_run(ahead, undisturbed_ahead, tmp_path):
+    """Every node is a fresh one: the store had the logs before it had the checkpoint."""
+    job = Job(placed(ahead, tmp_path, remote=f"file://{tmp_path}/store", every_steps=2), tmp_path)
+    store = tmp_path / "store/small"
+    for phase, step in (("update", 4), ("rollout", 7)):
+        kill_in(job, phase, step)
+        newest = max((int(p.parents[1].name[5:]) for p in store.rglob("manifest.json")), default=0)
+        logged = {int(p.parent.name[5:]) for p in store.glob("rollouts/step-*/*.npz")}
+        assert not newest or {newest + 1, newest + 2} <= logged
+        shutil.rmtree(job.run_dir)
+    assert job.start().wait(900) == 0, job.tail()
+    assert len(re.findall(r"^resumed from step [246]$", job.log.read_text(), re.MULTILINE)) >= 1
+    assert job.metrics() == undisturbed_ahead.metrics()
+    assert weights_of(job) == weights_of(undisturbed_ahead)

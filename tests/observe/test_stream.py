@@ -19,7 +19,7 @@ from trainer.observe import mirror as mirroring
 from trainer.observe import stream as streaming
 from trainer.observe.history import read_history
 from trainer.observe.metrics import Metrics
-from trainer.observe.mirror import Mirror
+from trainer.observe.mirror import RunMirror
 from trainer.observe.node_monitor import append
 from trainer.observe.phases import Phases
 from trainer.observe.stream import Stream
@@ -39,7 +39,7 @@ class Run:
         self.machines = 0
         self.storage = Storage(self.url)
         self.attempts = Attempts(Storage(f"{self.url}/attempts"))
-        self.desk = Mirror(self.url, tmp_path / "desk")
+        self.desk = RunMirror(self.url, tmp_path / "desk")
 
     def start(self, committed=0):
         self.machines += 1
@@ -264,4 +264,4 @@ def test_the_commands_of_the_desk(run, capsys):
     assert mirroring.main(["pull", run.url, str(folder), "--weights"]) == 0
     assert (folder / "hf/model.safetensors").read_bytes() == b"weights"
     with pytest.raises(ConfigError, match="no stream of a run"):
-        Mirror(str(run.tmp_path / "empty"), folder).update()
+        RunMirror(str(run.tmp_path / "empty"), folder).update()

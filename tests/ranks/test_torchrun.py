@@ -4,6 +4,7 @@ Ray."""
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -12,11 +13,13 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 import torch.distributed as dist
 
 from trainer import config as c
 from trainer.config import ConfigError
+from trainer.exit_codes import EXIT_NODE_LOST
 from trainer.ranks import torchrun
 
 ROOT = Path(__file__).parents[2]
@@ -85,6 +88,7 @@ def test_other_settings_are_named(config, free_port):
     other = replace(config, optimizer=replace(config.optimizer, learning_rate=0.5))
     for said in meet(free_port, [0, 1], [config, other]):
         assert said and said.startswith("configuration differs: node 1")
+        assert "optimizer.learning_rate is 0.5 there and 0.001 here" in said, "the key, not a hash"
 
 
 def test_a_dead_master_is_named_in_one_line(config, tmp_path, free_port):
@@ -109,6 +113,7 @@ def test_a_dead_master_is_named_in_one_line(config, tmp_path, free_port):
     errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert done.returncode == 2 and len(errors) == 1, done.stderr
     assert "node 1 on" in errors[0] and f"no answer from the master at 127.0.0.1:{free_port + 1}" in errors[0]
+    assert len(done.stderr.splitlines()) < 5, done.stderr
 
 
 @pytest.mark.long
@@ -216,3 +221,39 @@ def test_a_notice_is_saved_and_the_next_start_resumes(config, tmp_path, free_por
     config = replace(config, run=replace(config.run, max_steps=int(saved[1]) + 1))
     assert node(config, tmp_path, 0, free_port).wait(600) == 0
     assert f"resumed from step {saved[1]}" in (tmp_path / "0.log").read_text()
+
+
+@pytest.mark.long
+def test_a_node_that_vanishes_is_named_by_the_other_in_one_line(config, tmp_path, free_port):
+    config = replace(
+        config,
+        run=replace(config.run, dir=str(tmp_path / "run"), max_steps=5000),
+        placement=replace(config.placement, nodes=2, workers_per_node=1),
+        checkpoint=replace(config.checkpoint, shared_files=True, every_steps=4000),
+        evaluation=c.Evaluation(),
+    )
+    nodes = [node(config, tmp_path, rank, free_port) for rank in (0, 1)]
+    metrics = tmp_path / "run/metrics.jsonl"
+    try:
+        end = time.monotonic() + 400
+        while not metrics.exists() or len(metrics.read_text().splitlines()) < 2:
+            assert nodes[0].poll() is None and time.monotonic() < end, (tmp_path / "0.log").read_text()[
+                -3000:
+            ]
+            time.sleep(0.2)
+        os.killpg(nodes[1].pid, signal.SIGSTOP)  # with its ranks, as if the host had lost its cable
+        for process in psutil.Process(nodes[1].pid).children(recursive=True):
+            process.suspend()
+        vanished = time.monotonic()
+        assert nodes[0].wait(150) == EXIT_NODE_LOST
+        assert time.monotonic() - vanished < 100
+    finally:
+        for process in nodes:
+            for child in (
+                psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+            ):
+                child.kill()
+            process.kill()
+    said = (tmp_path / "0.log").read_text()
+    assert "a worker or node was lost: rank 1 on " in said and "has said nothing for 60 s" in said
+    assert "Traceback" not in said, said[-4000:]

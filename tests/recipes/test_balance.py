@@ -19,7 +19,7 @@ def busy(recipe):
 
 def test_two_samples_a_rank_wait_for_the_longest():
     """The original's four updates of 64 samples on 32 ranks against one of 256."""
-    ours, original = busy(get(RECIPE)), busy(get(f"{RECIPE}-original"))
+    ours, original = busy(get(RECIPE)), busy(get(f"{RECIPE}-orig"))
     assert original.typical == pytest.approx(0.84, abs=0.03) and original.heavy < 0.6 and original.worst < 0.5
     assert ours.typical > 0.9 and ours.heavy > 0.85 and ours.worst > 0.75
     assert busy(get("grpo-qwen2.5-vl-3b-mathv60k")) == balance.Busy(1.0, 1.0, 1.0), (
@@ -28,7 +28,7 @@ def test_two_samples_a_rank_wait_for_the_longest():
 
 
 def test_what_is_proposed_does_what_it_says():
-    recipe = get(f"{RECIPE}-original")
+    recipe = get(f"{RECIPE}-orig")
     shape = hub_config.shape(recipe.config.model)
     assert shape is not None
     first, *others = balance.proposals(recipe, shape)
@@ -39,7 +39,7 @@ def test_what_is_proposed_does_what_it_says():
 
 
 def test_the_plan_says_the_share_and_the_change(capsys):
-    code, out, err = run(capsys, "plan", f"{RECIPE}-original", "--target", "slurm")
+    code, out, err = run(capsys, "plan", f"{RECIPE}-orig", "--target", "slurm")
     assert code == 0, err
     said = " ".join(out.split())
     assert "ranks compute 84% of the updates at drawn lengths, 55% where" in said

@@ -27,9 +27,7 @@ def test_a_changed_model_or_cluster_is_in_name_and_heading(given, name, descript
 
 
 def test_the_demo_of_another_model_says_so():
-    assert (
-        resolve("demo", ["model.path=/m/SmolLM2"]).description == "GRPO of SmolLM2 on shapes (2 CPU workers)"
-    )
+    assert resolve("demo", ["model.path=/m/SmolLM2"]).description == "GRPO of SmolLM2 on shapes (2 CPU ranks)"
     assert resolve("demo", ["model.path=/m/SmolLM2"]).name == "demo"
     assert resolve("demo", ["model.path=/m/SmolLM2", "run.name=mine"]).config.run.name == "mine"
 

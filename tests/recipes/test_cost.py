@@ -149,7 +149,7 @@ def test_a_recipe_enters_the_memory_plan_once_per_gpu(monkeypatch):
 
 
 def test_slow_networks_cost_time_in_multi_node_updates():
-    recipe = get("grpo-qwen2.5-vl-72b-mathv60k")
+    recipe = get("grpo-qwen2.5-vl-72b-mathv60k-orig")
     need = memory.plan(recipe)
     assert need
     slow, fast = (cost.step_time(recipe, "A100-80GB", gbit, need) for gbit in (100.0, 1600.0))
@@ -196,7 +196,7 @@ def test_typical_lengths_have_the_means_of_the_dataset_and_keep_the_limits():
 
 
 def test_a_72b_step_makes_an_eighth_of_the_passes_of_one_sample_each():
-    recipe = get("grpo-qwen2.5-vl-72b-mathv60k")
+    recipe = get("grpo-qwen2.5-vl-72b-mathv60k-orig")
     need = memory.plan(recipe)
     assert need
     packed = passes.of_step(recipe, need.shape)
@@ -205,6 +205,8 @@ def test_a_72b_step_makes_an_eighth_of_the_passes_of_one_sample_each():
     )
     assert (len(packed.logprobs), packed.models, len(packed.updates)) == (1, 2, 4)
     assert (len(alone.logprobs), len(alone.updates)) == (256 // 32, 4 * 64 // 32)
+    together = passes.of_step(get("grpo-qwen2.5-vl-72b-mathv60k"), need.shape)
+    assert (len(together.logprobs), together.models, len(together.updates)) == (1, 1, 1)
 
 
 @pytest.mark.parametrize(

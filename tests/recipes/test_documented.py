@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / ".venvs/launch/bin/python"
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("tests/lab/*.md"))]
 PROGRAMS = ("launch.py", "sky", "dstack", "sbatch", "qsub")
+STARTS = ("up", "demo", "preflight", "serve", "evaluate")
 ASSIGNMENT = re.compile(r"[A-Z_]+=\S*")
 
 
@@ -81,7 +82,7 @@ def test_our_command_is_taken_and_its_dry_run_ends_well(page, words, refusal, mo
     if "..." in arguments[-1]:  # hosts that the page leaves to the reader
         arguments[-1] = arguments[-1].replace("...", "root@203.0.113.9/10.65.0.4,root@203.0.113.10/10.65.0.5")
     args = cli.parser().parse_args(arguments)
-    if args.command not in ("list", "plan", "render", "up", "demo", "preflight", "serve", "evaluate"):
+    if args.command not in ("list", "plan", "render", "scaling", *STARTS):
         return
     seven = run_record.RunRecord(run_id="RUN", recipe="grpo-qwen2.5-vl-7b-mathv60k", target="skypilot-runpod")
     replace(seven, bucket="s3://mine", overrides=["storage.bucket=s3://mine"]).save()  # what pages call yours
@@ -91,7 +92,7 @@ def test_our_command_is_taken_and_its_dry_run_ends_well(page, words, refusal, mo
     if bucket.startswith("s3://"):
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "stand-in")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "stand-in")
-    if args.command in ("up", "demo", "preflight", "serve", "evaluate") and "--dry-run" not in arguments:
+    if args.command in ("scaling", *STARTS) and "--dry-run" not in arguments:
         arguments.append("--dry-run")
     code = cli.main(arguments)
     said = capsys.readouterr()

@@ -46,10 +46,8 @@ def test_the_72b_recipe_has_the_original_options():
     )
     assert config.algorithm.normalize_reward
     assert config.algorithm.samples_per_update == 0, "one update of the whole rollout"
-    original = run_config.override(
-        config, ["algorithm.samples_per_update=64", f"run.name={NAME_72B}-original"]
-    )
-    assert get(f"{NAME_72B}-original").config == original
+    original = run_config.override(config, ["algorithm.samples_per_update=64", f"run.name={NAME_72B}-orig"])
+    assert get(f"{NAME_72B}-orig").config == original
     assert config.optimizer.learning_rate == 5e-7 and config.rollout.gpu_memory_utilization == 0.4
     assert config.checkpoint.keep_last == 2 and config.model.gradient_checkpointing
 

@@ -11,7 +11,7 @@ from recipes.presets import get, resolve
 from recipes.run_record import RunRecord
 from trainer.config import ConfigError
 
-BIG, GRPO = "sft-qwen2.5-72b-full", "grpo-qwen2.5-vl-72b-mathv60k"
+BIG, GRPO = "sft-qwen2.5-72b-full", "grpo-qwen2.5-vl-72b-mathv60k-orig"
 
 
 def written(run_id, step_s, per_gpu):

@@ -45,7 +45,7 @@ def test_a_group_is_set_in_a_recipe_file(tmp_path):
         (ONE, ["evaluation.pass_rate_samples=8"], "an evaluation trains nothing"),
         (ONE, ["evaluation.benchmarks=true"], "an evaluation trains nothing"),
         (ONE, ["checkpoint.remote="], "through its bucket alone, and checkpoint.remote is empty"),
-        ("demo", [], "demo runs on CPU workers"),
+        ("demo", [], "demo runs on CPU ranks"),
         (ONE, ["sample.gpus=2"], "did you mean sample.gpu"),
         (ONE, ["sample.gpu=L50S"], "L40S"),
         (ONE, ["sample.gpus_per_node=0"], "sample.gpus_per_node"),

@@ -26,6 +26,7 @@ from recipes.run_record import RunRecord
 from recipes.targets.render import render
 from tests import servers
 from trainer import config as c
+from trainer import processes, serve
 from trainer.config import ConfigError
 from trainer.config.run_store import RunStore
 from trainer.storage.storage import Storage
@@ -184,3 +185,38 @@ def test_the_server_answers_who_has_the_key_and_ends_with_its_hours(tiny_model, 
     assert server.wait(60) == 0
     server = begin("--hours", "0.0003")
     assert server.wait(60) == 0 and "hours are over" in log.read_text()
+
+    server = begin()
+    end = time.monotonic() + 180
+    while "serving mine on port 18765" not in log.read_text():
+        assert server.poll() is None and time.monotonic() < end, log.read_text()
+        time.sleep(0.5)
+    server.kill()  # nothing of it can end vLLM then
+    server.wait()
+    end = time.monotonic() + 60
+    while serve.answers(18765):
+        assert time.monotonic() < end, "vLLM answers on, beyond its hours"
+        time.sleep(0.5)
+
+
+STARTS = """
+import os, subprocess, sys, time
+from functools import partial
+from trainer.serve import end_with
+server = subprocess.Popen(["sleep", "300"], start_new_session=True, preexec_fn=partial(end_with, os.getpid()))
+print(server.pid, flush=True)
+time.sleep(300)
+"""
+
+
+def test_a_server_ends_with_the_process_that_started_it():
+    ours = subprocess.Popen([sys.executable, "-c", STARTS], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert ours.stdout is not None
+    server = int(ours.stdout.readline())
+    assert processes.state(server)
+    ours.kill()
+    ours.communicate()
+    end = time.monotonic() + 10
+    while processes.state(server) not in ("", "Z"):
+        assert time.monotonic() < end
+        time.sleep(0.05)

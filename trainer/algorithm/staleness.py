@@ -15,7 +15,17 @@ from trainer.algorithm.correction import mismatch
 from trainer.algorithm.losses import LOG_RATIO
 from trainer.algorithm.traces import Trace
 
-KERNELS, BOTH = "mismatch/", "staleness/"
+RATIOS = {
+    "mismatch/logprob_abs_mean": "staleness/logprob_abs_mean",
+    "mismatch/logprob_abs_max": "staleness/logprob_abs_max",
+    "mismatch/kl": "staleness/kl",
+    "mismatch/kl_reverse": "staleness/kl_reverse",
+    "mismatch/ratio_mean": "staleness/ratio_mean",
+    "mismatch/ratio_max": "staleness/ratio_max",
+    "mismatch/ess": "staleness/ess",
+    "mismatch/corrected_fraction": "staleness/corrected_fraction",
+}
+"""Metrics of an update's ratios, and their names where older weights sampled."""
 
 
 def versions_behind(traces: Sequence[Trace], step: int) -> dict[str, float]:
@@ -28,8 +38,11 @@ def versions_behind(traces: Sequence[Trace], step: int) -> dict[str, float]:
 def kernel_mismatch(traces: Sequence[Trace], policy: Sequence[np.ndarray]) -> dict[str, float]:
     """`mismatch/*` of traces that the policy's own weights sampled. policy: its log-probabilities."""
     engine = np.concatenate([trace.logprobs for trace in traces if trace.logprobs is not None])
-    gap = torch.from_numpy(np.concatenate(policy) - engine).double()
-    sums = mismatch(gap, torch.full_like(gap, 1 / max(1, len(gap))))
+    difference = np.concatenate(policy) - engine
+    gap = torch.from_numpy(difference[np.isfinite(engine)]).double()
+    if not len(gap):
+        return {}
+    sums = mismatch(gap, torch.full_like(gap, 1 / len(gap)))
     out = {name: float(value) for name, value in sums.items()}
     square = out.pop("ratio_square")
     out["mismatch/logprob_abs_max"] = float(gap.abs().max())
@@ -41,7 +54,4 @@ def kernel_mismatch(traces: Sequence[Trace], policy: Sequence[np.ndarray]) -> di
 def told_apart(stats: Mapping[str, float], kernels: Mapping[str, float]) -> dict[str, float]:
     """A step's metrics where older weights sampled it: what the update measured is `staleness/*`, and
     `mismatch/*` is what kernels alone do. kernels: `kernel_mismatch`, or empty where it was not measured."""
-    out = dict(kernels)
-    for name, value in stats.items():
-        out[name.replace(KERNELS, BOTH, 1) if name.startswith(KERNELS) else name] = value
-    return out
+    return {RATIOS.get(name, name): value for name, value in stats.items()} | dict(kernels)

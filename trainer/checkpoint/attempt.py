@@ -39,12 +39,14 @@ LAUNCH_VARIABLE = "SPOTRL_LAUNCH"
 """Names one launch from the desk. Restarts by the platform keep it; `resume` and a new `up` set another,
 which opens a run that was over and starts its budget again."""
 LOST = (None, EXIT_PREEMPTED, EXIT_NODE_LOST, EXIT_PREFLIGHT, EXIT_RAY)
-"""Ends that are the machines' (None: killed without a word); every other failure is the job's own."""
+"""Exit codes that are the fault of machines (None: killed without a word). Every other failure is the
+job's own."""
 FREE = (EXIT_OK, EXIT_INTERRUPTED, EXIT_FENCED, EXIT_GAVE_UP)
-"""Ends that cost nothing of the budget."""
+"""Exit codes that do not count against the budget of restarts."""
 
 SAME_MACHINE = 3
-"""Times that one machine may fail its checks in one launch: a platform that gives it again has no other."""
+"""How often one machine may fail its checks in one launch. A platform that assigns it once more has no
+other."""
 
 
 class Fenced(RuntimeError):
@@ -66,7 +68,7 @@ class Machine:
     name: str
     """Its host name."""
     marks: tuple[str, ...]
-    """What no other machine has: its GPUs' numbers, else its name."""
+    """An id that no other machine has: the serial numbers of its GPUs, else its name."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Attempt:
 
 
 def url_of(config: RunConfig) -> str:
-    """Where the record of a run lies."""
+    """URL of a run's record of attempts."""
     store = RunStore.of(config)
     return store.attempts if store else str(Path(RunStore.here(config).attempts).absolute())
 
@@ -219,9 +221,10 @@ class Attempts(AttemptRecord):
             return
         known = self.content("machines") or {}
         times: dict[str, int] = known.get("times", {}) if known.get("launch") == launch else {}
-        counted = {
-            machine.name: 1 + max(times.get(mark, 0) for mark in machine.marks) for machine in machines
-        }
+        counted = {}
+        for machine in machines:
+            counted[machine.name] = 1 + max(times.get(mark, 0) for mark in machine.marks)
+
         times |= {mark: counted[machine.name] for machine in machines for mark in machine.marks}
         self.write("machines", {"launch": launch, "times": times})
         name, most = max(counted.items(), key=lambda item: item[1])

@@ -95,11 +95,12 @@ class Checkpoints:
         self.stored: int = 0
         """Newest step that this run knows to be committed in the store."""
         self.write_s = 0.0
-        """What the ranks took to write the last checkpoint."""
+        """Seconds that the ranks needed to write the last checkpoint."""
         self.save_s = 0.0
-        """The same, and what they took to upload it, where there is a store."""
+        """The same, together with the seconds of the upload where there is a store."""
         self.stall_s = 0.0
-        """What the last checkpoint took from training: set it after the workers have copied."""
+        """Seconds that training stood still for the last checkpoint. The caller sets it after the ranks
+        have copied."""
         self.interval_steps = max(1, config.checkpoint.every_steps)
         self.failures = self.failures_in_a_row = 0
         self.last_begun = 0
@@ -169,7 +170,7 @@ class Checkpoints:
         attach: Iterable[str | Path] = (),
         ahead: Sequence[int] = (),
     ) -> None:
-        """Opens the checkpoint of `step` before the workers write.
+        """Opens the checkpoint of `step` before the ranks write.
 
         state: JSON values, tensors, arrays, bytes; read back as `Found.state`. score: held-out score for
         keep_best. attach: append-only files of the run (metrics.jsonl) that a resume on a fresh node needs.
@@ -384,7 +385,7 @@ class Checkpoints:
     # --- retention ------------------------------------------------------------------------------------------
 
     def local_steps(self) -> list[int]:
-        """Steps of the committed local checkpoints: what the workers' writers must keep."""
+        """Steps of the committed local checkpoints: what the writers of the ranks must keep."""
         return sorted(manifests_here(self.folder))
 
     def _prune_local(self) -> None:
@@ -395,7 +396,7 @@ class Checkpoints:
 
     @property
     def _share(self) -> int:
-        """Bytes of a checkpoint that this node holds."""
+        """Bytes of a checkpoint that lie on this node."""
         return self._bytes // self.config.placement.nodes
 
     def _make_room(self) -> int:

@@ -32,9 +32,10 @@ class FileRecord:
     bytes: int
     sha256: str
     uploaded: bool = False
-    """False without a remote store, and where the upload failed for longer than the retries last."""
+    """Whether the file is in the store. False without a store, and where the upload failed until its
+    retries were used up."""
     error: str = ""
-    """What the upload failed with."""
+    """The error of an upload that failed."""
 
 
 def rank_stem(rank: int, world_size: int) -> str:

@@ -113,7 +113,10 @@ class RangedShard:
                 data = self.storage.get_range(
                     self.name, first * BLOCK_BYTES, min(last * BLOCK_BYTES, self.size)
                 )
-                blocks = {n: data[(n - first) * BLOCK_BYTES : (n - first + 1) * BLOCK_BYTES] for n in wanted}
+                blocks = {}
+                for n in wanted:
+                    blocks[n] = data[(n - first) * BLOCK_BYTES : (n - first + 1) * BLOCK_BYTES]
+
                 bad = next((n for n, block in blocks.items() if zlib.crc32(block) != self._sums[n]), None)
                 if bad is None:
                     for number, block in blocks.items():

@@ -40,7 +40,7 @@ Identity = tuple[str, int, int, int]
 
 @dataclass(frozen=True)
 class Found:
-    """A committed checkpoint. Plain data, cheap to send to the workers."""
+    """A committed checkpoint. Plain data, cheap to send to the ranks."""
 
     step: int
     directory: str

@@ -18,6 +18,7 @@ from safetensors import safe_open
 from trainer.checkpoint.export import QUANTIZATION, export_hf
 from trainer.config import ConfigError, LoRA
 from trainer.config.lora import ADAPTER
+from trainer.data.asked import FILE
 from trainer.storage.command import exit_code
 from trainer.storage.storage import Storage
 from trainer.storage.transfer import fetch
@@ -73,6 +74,8 @@ def make(source: str, folder: Path, base: str, revision: str = "") -> Path:
     if (here / "adapter_config.json").is_file():
         adapter = AdapterFolder(here)
         export_hf(adapter, folder, base_folder(base, revision), adapter.dtype)
+        if (here / FILE).is_file():
+            shutil.copy(here / FILE, folder / FILE)
         shutil.rmtree(fetched, ignore_errors=True)
     elif not (here / "config.json").is_file():
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The writer in every worker: training waits for the copy, then one thread writes and hashes, and another
+"""The writer in every rank: training waits for the copy, then one thread writes and hashes, and another
 uploads.
 
 Writing and uploading are apart, so that the driver can commit what is whole on the disk without waiting for
@@ -176,7 +176,10 @@ class ShardWriter:
         assert self.storage is not None
         begun, folder = time.monotonic(), self.folder / step_name(step)
         inside = remote_folder(step, self._attempt)
-        records = [upload(self.storage, folder, inside, record) for record in self._written[step]]
+        records = []
+        for record in self._written[step]:
+            records.append(upload(self.storage, folder, inside, record))
+
         self.seconds["upload"] = time.monotonic() - begun
         self._sent[step] = records
         for old in sorted(self._sent)[:-4]:

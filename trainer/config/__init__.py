@@ -9,6 +9,7 @@ from trainer.config.files import checkpoint_suffices as checkpoint_suffices
 from trainer.config.files import dump as dump
 from trainer.config.files import load as load
 from trainer.config.files import nodes_share_weights as nodes_share_weights
+from trainer.config.fleet import Fleet as Fleet
 from trainer.config.lora import LoRA as LoRA
 from trainer.config.overrides import from_dict as from_dict
 from trainer.config.overrides import override as override

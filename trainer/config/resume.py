@@ -27,6 +27,7 @@ RESUME_IGNORES = (
     "guards",
     "expected",
     "evaluation",
+    "fleet",
     "rewards.workers",
     "rewards.deadline_s",
     "rewards.max_timeout_rate",

@@ -85,11 +85,14 @@ def read_lines(path: str | Path) -> list[dict[str, Any]]:
 def newest_lines(path: str | Path) -> list[dict[str, Any]]:
     """The records at the end of a `.jsonl` file, however long it is; [] where there is no file."""
     path = Path(path)
-    if not path.exists():
-        return []
+    return _records(tail(path)) if path.exists() else []
+
+
+def tail(path: Path) -> bytes:
+    """The last TAIL_BYTES of a file, or all of a shorter one."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-        return _records(file.read())
+        return file.read()
 
 
 def _records(data: bytes) -> list[dict[str, Any]]:

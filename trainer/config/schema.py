@@ -1,7 +1,7 @@
 """The typed configuration of one run: frozen dataclasses, one per concern, every field documented under
 itself.
 
-`RunConfig` is what runs: a recipe resolves to it, it is saved as `config.yaml` with the run, and every worker
+`RunConfig` is what runs: a recipe resolves to it, it is saved as `config.yaml` with the run, and every rank
 reads the same one.
 """
 
@@ -12,6 +12,7 @@ from typing import Literal
 
 from trainer.config.algorithm import Algorithm
 from trainer.config.expected import Expected
+from trainer.config.fleet import Fleet
 from trainer.config.lora import LoRA
 from trainer.config.ranges import within
 from trainer.config.split import Split
@@ -91,13 +92,13 @@ class Data:
     prompt_max_tokens: int = within(4096, least=1)
     """Longest prompt, image tokens included. Longer rows are left out and counted."""
     image_cache_gib: float = within(0.5, least=0)
-    """Decoded and encoded images that one worker keeps, GiB; as much again may be in the engine's open
+    """Decoded and encoded images that one rank keeps, GiB; as much again may be in the engine's open
     requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """Generation with vLLM inside the workers."""
+    """Generation with vLLM inside the ranks."""
 
     prompts_per_step: int = within(64, least=1)
     """Prompts sampled per step over all engines (the original's --rollout_batch_size)."""
@@ -117,7 +118,7 @@ class Rollout:
     gpu_memory_utilization: float = within(0.4, above=0, below=1)
     """Share of GPU memory that the engine may take while awake."""
     kv_cache_gib: float = within(1.0, above=0)
-    """KV cache on CPU, in GiB per worker."""
+    """KV cache on CPU, in GiB per rank."""
     sleep_level: Literal[0, 1, 2] = 2
     """0: stay awake. 1: weights to host RAM. 2: discard weights, re-sent by the weight sync. CUDA only."""
     prefix_caching: bool = True
@@ -244,6 +245,8 @@ class Evaluation:
     benchmarks: bool = False
     """These rows are of benchmarks: ask at evaluation.temperature, count what is too long as wrong, and
     score."""
+    scoring: Literal["ours", "published"] = "ours"
+    """`published` adds to benchmarks the score by their authors' own rules, where they have some."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,18 +292,18 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """The workers: one per GPU, or per CPU slot."""
+    """The ranks: one per GPU, or per CPU slot."""
 
     nodes: int = within(1, least=1)
     """Nodes of the cluster."""
     workers_per_node: int = within(1, least=1)
-    """GPUs used per node, or CPU workers."""
+    """Ranks per node: GPUs used, or CPU processes."""
     device: Literal["cuda", "cpu"] = "cuda"
     """Where policy and engine live. ROCm counts as cuda."""
     threads_per_worker: int = within(1, least=1)
-    """Compute threads per worker (CPU)."""
+    """Compute threads per rank (CPU)."""
     start_timeout_s: float = within(600.0, above=0)
-    """Deadline for all workers to be placed and to meet."""
+    """Deadline for all ranks to be placed and to meet."""
 
     @property
     def world_size(self) -> int:
@@ -424,6 +427,7 @@ class RunConfig:
     watch: Watch = field(default_factory=Watch)
     guards: Guards = field(default_factory=Guards)
     sft: SFT = field(default_factory=SFT)
+    fleet: Fleet = field(default_factory=Fleet)
     expected: Expected = field(default_factory=Expected)
 
     @property

@@ -45,7 +45,7 @@ def validate(config: RunConfig) -> None:
             f"optimizer.hpz_ranks is {c.optimizer.hpz_ranks} at optimizer.zero_stage"
             f" {c.optimizer.zero_stage}, where every GPU has all weights: set it to 1"
         )
-    for wrong, change in _refused_adapters(c):
+    for wrong, change in (*_refused_adapters(c), *_refused_fleet(c)):
         if wrong:
             raise ConfigError(change)
     if c.optimizer.warmup_steps and c.optimizer.warmup_ratio:
@@ -83,7 +83,7 @@ def validate(config: RunConfig) -> None:
         raise ConfigError("rollout.samples_per_prompt is 1: a group of one has no advantage; use at least 2")
     if world % c.rollout.tensor_parallel:
         raise ConfigError(
-            f"rollout.tensor_parallel {c.rollout.tensor_parallel} does not divide the {world} workers: "
+            f"rollout.tensor_parallel {c.rollout.tensor_parallel} does not divide the {world} ranks: "
             f"use a divisor of {world}"
         )
     engines = world // c.rollout.tensor_parallel
@@ -101,6 +101,45 @@ def validate(config: RunConfig) -> None:
     for wrong, change in [*_refused(c.algorithm), *_refused_ahead(c)]:
         if wrong:
             raise ConfigError(change)
+
+
+def _refused_fleet(c: RunConfig) -> list[tuple[bool, str]]:
+    """What rollout workers cannot do, and what to change."""
+    if c.fleet.workers == "off":
+        return []
+    return [
+        (
+            c.fleet.workers == "only",
+            "fleet.workers only is not ready: its runs are not shown to be the colocated ones; set it to off",
+        ),
+        (
+            c.fleet.workers == "beside",
+            "fleet.workers beside is not built: set it to only, or to off for engines in the trainer",
+        ),
+        (c.method != "grpo", "fleet.workers is for method grpo, which samples: set it to off"),
+        (
+            not c.checkpoint.remote,
+            (
+                "fleet.workers needs a bucket, through which trainer and workers speak: set checkpoint.remote"
+                " to one that both reach"
+            ),
+        ),
+        (
+            bool(c.lora.rank),
+            "fleet.workers with lora.rank is not built: train all weights, or set fleet.workers to off",
+        ),
+        (
+            c.rollout.tensor_parallel > 1,
+            (
+                "fleet.workers with rollout.tensor_parallel above 1 is not built: a worker is one GPU that"
+                " holds the model; set it to 1, or fleet.workers to off"
+            ),
+        ),
+        (
+            bool(c.evaluation.pass_rate_samples),
+            "fleet.workers with evaluation.pass_rate_samples is not built: set fleet.workers to off",
+        ),
+    ]
 
 
 def _refused_adapters(c: RunConfig) -> list[tuple[bool, str]]:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from trainer.config import ConfigError, RunConfig, Split
+from trainer.config.run_folder import write_whole
 from trainer.data.dataset import Dataset, cache_folder, chat
 from trainer.data.processor import Prompter
 
@@ -65,9 +65,9 @@ def cached(key: object, compute: Callable[[], np.ndarray], folder: Path | None =
     # A full or read-only disk costs the next start some seconds, but does not stop this one.
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as part:
-            np.save(part, values)
-        os.replace(part.name, path)
+        data = io.BytesIO()
+        np.save(data, values)
+        write_whole(path, data.getvalue())
     return values
 
 

@@ -78,6 +78,7 @@ class Prompter:
     def __init__(self, model: Model) -> None:
         from transformers import AutoConfig, AutoProcessor, AutoTokenizer
 
+        self._model = model
         config = RunConfig(model=model)
         revision = {"revision": model.revision} if model.revision else {}
         try:
@@ -127,6 +128,24 @@ class Prompter:
         ids |= set(range(len(self.tokenizer), text_config.vocab_size))
         return sorted(i for i in ids if isinstance(i, int))
 
+    def end_token_ids(self) -> set[int]:
+        """Ids at which the engine stops: the tokenizer's end token, and those of the model's generation
+        configuration, which vLLM adds whatever it is asked for."""
+        from transformers import GenerationConfig
+
+        revision: dict[str, Any] = {"revision": self._model.revision} if self._model.revision else {}
+        try:
+            listed = GenerationConfig.from_pretrained(self._model.path, **revision).eos_token_id
+        except OSError:  # the model has none
+            listed = None
+        ends = listed if isinstance(listed, list) else [listed]
+        return {self.eos_token_id, *(number for number in ends if number is not None)}
+
+    def reply_text(self, token_ids: list[int]) -> str:
+        """What was sampled, as text without special tokens, with what the template had opened of it."""
+        text = self.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return self.opening + text
+
     def fingerprint(self) -> str:
         """sha256 over all that lengths depend on: tokenizer, chat templates, image processor, pixel
         limits, library."""
@@ -159,7 +178,10 @@ class Prompter:
         """Text of the chats by the model's template, up to the start of the completion."""
         if self.has_vision:
             return self.processor.apply_chat_template(list(chats), tokenize=False, add_generation_prompt=True)
-        plain = [[{**m, "content": _plain(m["content"])} for m in messages] for messages in chats]
+        plain = []
+        for messages in chats:
+            plain.append([{**m, "content": _plain(m["content"])} for m in messages])
+
         return self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
 
     def encode(self, row: Row, images: list[Image.Image] | None = None) -> EncodedPrompt:

@@ -1,6 +1,6 @@
 r"""What a run asks with: the rows' own words, or others in their place (`data.system_prompt`).
 
-rows        the messages as the dataset has them
+rows        the messages as the dataset has them; of a benchmark, as the rows that the model was trained on
 none        without a system message
 ours        a system message that asks for answers in the run's form (`rewards.answer`)
 published   no system message; what a benchmark's own evaluation asks with stands at the question
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.config import RunConfig
+from trainer.data.asked import Asked
 from trainer.data.schema import SYSTEM_PROMPT, TEXT_SYSTEM_PROMPT, placeholders
 
 STEPS_AND_BOX = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -54,16 +55,19 @@ class Prompting:
     system_prompt: str = "rows"
     answer: str = "block"
     """Form of the answers, for `ours`."""
+    trained: Asked | None = None
+    """How a model that is evaluated was asked while it was trained; its rows are then asked so."""
 
     @classmethod
     def of(cls, config: RunConfig) -> Prompting:
         """A run's."""
-        return cls(config.data.system_prompt, config.rewards.answer)
+        trained = Asked.read(config.model.path) if config.evaluation.benchmarks else None
+        return cls(config.data.system_prompt, config.rewards.answer, trained)
 
     def asked(self, messages: Messages, source: str) -> Messages:
         """A row's chat as the model is asked. source: the row's, `benchmark/category`."""
         if self.system_prompt == "rows":
-            return messages
+            return self.trained.ask(messages) if self.trained else messages
         turns = messages[messages[0]["role"] == "system" :]
         if self.system_prompt == "none":
             return turns

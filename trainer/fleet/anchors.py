@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,19 +13,9 @@ from trainer.checkpoint.layout import local_dir, remote_folder, remote_url, step
 from trainer.checkpoint.manifest import unpack
 from trainer.checkpoint.reader import Found, ShardReader
 from trainer.config import RunConfig
+from trainer.fleet.objects import Anchor
 from trainer.storage import hub
 from trainer.storage.storage import Storage
-
-
-@dataclass(frozen=True)
-class Anchor:
-    """Where whole weights are found, and which version they are."""
-
-    kind: Literal["model", "checkpoint"]
-    version: int
-    lineage: str
-    attempt: str = ""
-    """The attempt that wrote the checkpoint."""
 
 
 def pretrained(config: RunConfig) -> dict[str, Tensor]:

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from trainer.fleet import patch
-from trainer.fleet.anchors import Anchor
-from trainer.fleet.objects import Forged, Objects, next_lineage, version_key
+from trainer.fleet.objects import Anchor, Forged, Objects, next_lineage, version_key
 
 Layout = list[list[tuple[str, int, int]]]
 """By rank: which elements [start, stop) of which flat parameter it holds, in the order of its patches."""

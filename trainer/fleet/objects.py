@@ -23,7 +23,8 @@ import hmac
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from trainer.config import ConfigError
 from trainer.storage.storage import Storage
@@ -87,6 +88,17 @@ class Objects:
             return None
         except json.JSONDecodeError as error:
             raise Forged(f"{name} holds no JSON: {error}") from error
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """Where whole weights are found, and which version they are."""
+
+    kind: Literal["model", "checkpoint"]
+    version: int
+    lineage: str
+    attempt: str = ""
+    """The attempt that wrote the checkpoint."""
 
 
 # --- keys ---------------------------------------------------------------------------------------------------

@@ -22,4 +22,8 @@ def linears(shape: Shape, vision: bool) -> list[tuple[int, int]]:
 
 def sizes(shape: Shape, rank: int, vision: bool) -> list[int]:
     """Elements of every A [rank, inputs] and B [outputs, rank]."""
-    return [rank * n for pair in linears(shape, vision) for n in pair]
+    found: list[int] = []
+    for pair in linears(shape, vision):
+        for n in pair:
+            found.append(rank * n)
+    return found

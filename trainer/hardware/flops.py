@@ -180,7 +180,10 @@ def image_grids(token_ids: Iterable[int], image_token_id: int, merge: int = 2) -
         elif length:
             runs.append(length)
             length = 0
-    rows = [max(d for d in range(1, math.isqrt(n) + 1) if n % d == 0) for n in runs]
+    rows = []
+    for n in runs:
+        rows.append(max(d for d in range(1, math.isqrt(n) + 1) if n % d == 0))
+
     return tuple((1, r * merge, n // r * merge) for n, r in zip(runs, rows, strict=True))
 
 

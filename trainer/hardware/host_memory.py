@@ -1,4 +1,4 @@
-"""Host memory of one worker before any model: the one figure of plan, precheck and preflight."""
+"""Host memory of one rank before any model: the one figure of plan, precheck and preflight."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ same with a CUDA context and pinned buffers (planning figure)."""
 
 
 def worker_bytes(device: str, image_cache_gib: float) -> int:
-    """Host memory of one worker before any model: the process, its image cache, the engine's images in
+    """Host memory of one rank before any model: the process, its image cache, the engine's images in
     flight."""
     return WORKER_BYTES[device] + int(2 * image_cache_gib * GIB)

@@ -23,8 +23,8 @@ NAME = "packed_flash"
 
 
 def use(model: Any) -> None:
-    """Switches a model that was loaded with sdpa to this attention, sub-models too; loading by this name is
-    refused."""
+    """Makes a model that was loaded with sdpa use this attention, its sub-models too. transformers refuses
+    to load a model by this name."""
     model.config._attn_implementation = NAME
 
 
@@ -173,21 +173,23 @@ def _buckets(
 
 
 def _rounded(n: int) -> int:
-    """A little more, so that few shapes remain: at most an eighth more from 128 on."""
+    """Rounds a length up, so that few different shapes remain: by an eighth at most from 128 on."""
     step = max(16, 1 << max(n.bit_length() - 4, 0))
     return -(-n // step) * step
 
 
 def by_shape(q: Tensor, k: Tensor, v: Tensor, rows: Layout, causal: bool, scale: Any) -> Tensor:
-    """The same by SDPA: one call for all stretches of about one shape. [T, H, D]."""
+    """The same result by SDPA: one call for all stretches of about one shape. [T, H, D]."""
     buckets, place = _buckets(rows.q, rows.k, causal, q.device)
     outs = []
     for b in buckets:
         keys = b.k_rows if rows.kv_index is None else rows.kv_index[b.k_rows]
-        batched = [
-            (x if place is None else x.index_select(0, at)).unflatten(0, (b.count, -1)).transpose(1, 2)
-            for x, at in ((q, b.q_rows), (k, keys), (v, keys))
-        ]
+        batched = []
+        for x, at in ((q, b.q_rows), (k, keys), (v, keys)):
+            batched.append(
+                (x if place is None else x.index_select(0, at)).unflatten(0, (b.count, -1)).transpose(1, 2)
+            )
+
         out = F.scaled_dot_product_attention(
             *batched,
             attn_mask=b.mask,

@@ -19,9 +19,11 @@ from trainer.learning.learner import LearnerFacts, Logprobs
 from trainer.learning.learner_part import LearnerPart
 from trainer.ranks.ranks import Ranks
 
+NAMED = 3
+"""Parameters that are named of those without a gradient."""
 COUNTS = ("optim/skipped_updates", "optim/empty_updates", "perf/passes", "perf/gathered_gib")
 """Metrics of an update that all ranks agree on and that add up over a step's updates."""
-AGREED = ("grad/norm", "optim/lr", *COUNTS)
+AGREED = ("grad/norm", "grad/zero_parameters", "optim/lr", *COUNTS)
 """Metrics of an update that all ranks agree on."""
 
 
@@ -85,6 +87,8 @@ class DistributedLearner:
         stats = over_ranks(self.ranks.each(LearnerPart.update, calls))
         stats["perf/ranks_busy_fraction"] = busy
 
+        if "grad/zero_parameters" in stats:
+            self._name_without_gradient()
         if not stats["optim/skipped_updates"]:
             self._skipped_in_a_row = 0
             return stats
@@ -97,6 +101,15 @@ class DistributedLearner:
                 " steps before"
             )
         return stats
+
+    def _name_without_gradient(self) -> None:
+        names = self.ranks.first(LearnerPart.without_gradient)
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        print(
+            f"warning: the gradient of {', '.join(names[:NAMED])}{more} was exactly 0 in the first update: "
+            "what should learn there does not. Stop this run, unless the loss does not use that part",
+            flush=True,
+        )
 
     def _schedule(self, traces: Sequence[Trace], budget: int, keys: float) -> tuple[Plan, float]:
         """The passes, and the share of their time in which ranks do not wait for the slowest one."""

@@ -25,6 +25,7 @@ from trainer.hardware import model_shapes
 from trainer.learning.learner import LearnerFacts
 from trainer.learning.prefetch import ahead
 from trainer.observe import beacon
+from trainer.ranks import torchrun
 from trainer.ranks.heap import Heap
 from trainer.ranks.process import RankProcess
 
@@ -58,7 +59,7 @@ class LearnerPart:
         if found is not None:
             self._fetching = ThreadPoolExecutor(1, "checkpoint").submit(fetch_rank, found, rank, world_size)
         # Here, so that the driver, which only names this class, loads no DeepSpeed.
-        from trainer.learning.policy import Policy, init_distributed
+        from trainer.learning.policy import Policy, init_distributed, wait_less
 
         init_distributed(self.process.device.type)
         prompter = self.reader.prompter
@@ -66,6 +67,8 @@ class LearnerPart:
         shape = model_shapes.from_config(prompter.hf_config.to_dict())
         empty = found is not None and checkpoint_holds_policy(self.config)
         self.policy = Policy(self.config, shape, banned, self.process.device, total_updates, empty)
+        if torchrun.here():  # under Ray a watchdog sees what stands still
+            wait_less()
         self.writer = ShardWriter(self.config, rank, world_size)
         training = budget.micro_batch_tokens(self.config, shape)
         scoring = budget.logprob_tokens(self.config, shape)
@@ -112,6 +115,10 @@ class LearnerPart:
         """Counts an update that has nothing to learn from, for the learning-rate schedule. Weights and
         moments stay as they are: a step of Adam would move them even by a gradient of 0."""
         self.policy.updates += 1
+
+    def without_gradient(self) -> list[str]:
+        """Names of the parameters whose gradient was exactly 0 in the run's first update."""
+        return self.policy.without_gradient
 
     def micro_batch(self, batch: TrainBatch, tokens: int, sequences: int) -> TrainMicroBatch:
         """A pass with what the loss needs. tokens, sequences: as in `update`."""

@@ -36,9 +36,20 @@ def inject(model: Any, lora: LoRA, seed: int) -> None:
         raise ConfigError(
             f"lora.rank {lora.rank}: no adapter for {left[0]} of {type(model).__name__}; set it to 0"
         )
-    if lora.qlora:  # on a 4-bit base peft makes adapters fp32; ZeRO needs one dtype
+    if lora.qlora:
+        keep_backward(model)
+        # on a 4-bit base peft makes adapters fp32; ZeRO needs one dtype
         for p in (p for p in model.parameters() if p.requires_grad):
             p.data = p.data.to(model.dtype)
+
+
+def keep_backward(model: nn.Module) -> None:
+    """Forbids bitsandbytes to pack 4-bit weights for inference, which it does in evaluation mode on CPUs with
+    AVX512-BF16: packed weights stay packed, and have no backward pass."""
+    modules: list[Any] = list(model.modules())
+    for module in modules:
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def adapters(names: dict[str, Any], model: nn.Module) -> tuple[list[tuple[str, Any]], dict[str, Any]]:

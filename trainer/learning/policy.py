@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import deepspeed
@@ -26,6 +27,7 @@ from trainer.checkpoint.format import Shard
 from trainer.config import RunConfig, nodes_share_weights
 from trainer.hardware.model_shapes import Shape
 from trainer.learning import fused, lora
+from trainer.learning.first_gradients import FirstGradients
 from trainer.learning.logprobs import LogprobModel
 from trainer.learning.zero import base_weights
 from trainer.learning.zero.offload import States
@@ -39,6 +41,7 @@ from trainer.learning.zero.setup import (
     quietly,
     zero_config,
 )
+from trainer.ranks import torchrun
 from trainer.storage import hub
 
 
@@ -48,8 +51,18 @@ def init_distributed(device: str) -> None:
     # needed.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(
-        "nccl" if device == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False
+        "nccl" if device == "cuda" else "gloo",
+        auto_mpi_discovery=False,
+        verbose=False,
+        timeout=timedelta(seconds=torchrun.LOAD_S),
     )
+
+
+def wait_less() -> None:
+    """From the first step on: no collective waits longer than one of a step may."""
+    from torch.distributed import distributed_c10d
+
+    distributed_c10d._set_pg_timeout(timedelta(seconds=torchrun.STEP_S))
 
 
 @dataclass(frozen=True)
@@ -92,6 +105,7 @@ class Policy:
         self.total_updates = total_updates
         self.world_size, self.rank = dist.get_world_size(), dist.get_rank()
         self.updates = 0
+        self.without_gradient: list[str] = []
         self._moves = device.type == "cuda" and not config.optimizer.offload_optimizer
         ds_config = zero_config(config, shape)
         temperature = config.rollout.temperature if config.method == "grpo" else 1.0
@@ -201,20 +215,29 @@ class Policy:
             group["lr"] = rate
         if self.config.lora.dropout:  # a resumed run drops the same
             torch.manual_seed(seed_of(self.config.run.seed, "dropout", self.updates, self.rank))
+        first = None
+        if self.updates == 0:
+            learned = {name: p for name, p in self.names.items() if p.requires_grad}
+            first = FirstGradients(learned, self.device)
         gathered, sums = GATHERS.bytes, torch.zeros(len(SUMS), device=self.device, dtype=torch.float64)
         largest = torch.zeros(len(LARGEST), device=self.device)
         for i, item in enumerate(batches):
             self.trained.set_gradient_accumulation_boundary(i == count - 1)
             item = moved(item, self.device)
+            if first and item.batch.pixel_values is not None:
+                first.pictured()
             loss, stats, most = self._loss(item, kl_coef)
             self.trained.backward(loss * self.world_size)  # DeepSpeed averages over ranks; our loss is a sum
             self.trained.step()
             sums += stats
             largest = torch.maximum(largest, most)
         self.updates += 1
+        self.without_gradient = first.missing() if first else []
         values = torch.cat([sums, largest.double()]).tolist()
         out = dict(zip((*SUMS, *LARGEST), values, strict=True))
         out |= {"optim/lr": rate, "optim/skipped_updates": float(self.zero.overflow)}
+        if self.without_gradient:
+            out["grad/zero_parameters"] = float(len(self.without_gradient))
         out |= {"perf/gathered_gib": (GATHERS.bytes - gathered) / 2**30, "perf/passes": float(count)}
         if self.zero.overflow:  # not finite: DeepSpeed has left weights and moments as they were
             return out

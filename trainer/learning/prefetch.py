@@ -1,4 +1,4 @@
-"""One thing is built beside the use of the one before it."""
+"""Builds the next thing while the current one is used."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ R = TypeVar("R")
 
 
 def ahead(build: Callable[[T], R], things: Iterable[T]) -> Iterator[R]:
-    """`map(build, things)`, the next one under way in a thread: two results exist at a time, however many
-    there are."""
+    """Like `map(build, things)`, but builds the next result in a thread. At most two results exist at a
+    time."""
     with ThreadPoolExecutor(1, "prefetch") as thread:
         queue = iter(things)
         first = next(queue, None)

@@ -48,4 +48,7 @@ def places(tower: Any, grid: Tensor, device: torch.device) -> dict[str, Tensor |
             align_corners=tower.interpolation_align_corners,
             spatial_merge_size=tower.spatial_merge_size,
         )
-    return {f"image_{k}": sent(v, device) if isinstance(v, Tensor) else v for k, v in found.items()}
+    out: dict[str, Tensor | int] = {}
+    for k, v in found.items():
+        out[f"image_{k}"] = sent(v, device) if isinstance(v, Tensor) else v
+    return out

@@ -21,11 +21,13 @@ from trainer.algorithm.seeding import seed_of
 from trainer.algorithm.traces import Outcome, Prompt, Trace
 from trainer.config import ConfigError, RunConfig
 from trainer.config.run_folder import REPORT, write_whole
+from trainer.data.schema import question
 from trainer.hardware import model_shapes
 from trainer.loops.process import main
 from trainer.observe import scores
 from trainer.observe.report_scores import scores_page
 from trainer.rewards.grading.forms import FORMS
+from trainer.rewards.grading.published import SCORERS
 from trainer.run.session import Session
 from trainer.sampling.sampler import Ask
 
@@ -76,6 +78,8 @@ def measure(config: RunConfig, run: Session) -> None:
             outcomes = run.score(traces)
         ids = {row: run.train_set[row].id for row in rows}
         records = records_of(traces, outcomes, ids, config.rewards.answer)
+        if evaluation.benchmarks:
+            add_scores(config, run, rows, traces, records)
         with open(path, "a", encoding="utf-8") as file:
             file.write("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
         if run.checkpoints.storage:
@@ -97,7 +101,13 @@ def _score(config: RunConfig, run: Session, path: Path) -> None:
     }
     for row, line in zip(run.train_rows, path.read_text(encoding="utf-8").splitlines(), strict=True):
         found = json.loads(line)
-        rows[row] = scores.ScoredProblem(sources[row], found["answers"], found["tokens"], found["truncated"])
+        rows[row] = scores.ScoredProblem(
+            sources[row],
+            found["answers"],
+            found["tokens"],
+            found["truncated"],
+            published=found.get("published"),
+        )
     judge = config.rewards.judge_model if config.rewards.judge_url else ""
     asked = {
         "model": config.model.path,
@@ -106,6 +116,7 @@ def _score(config: RunConfig, run: Session, path: Path) -> None:
         "judge": judge,
         "system_prompt": config.data.system_prompt,
         "answer": config.rewards.answer,
+        "scoring": config.evaluation.scoring,
     }
     figures = scores.scores(list(rows.values()), model_shapes.known_as(config.model.path))
     table, found = scores.table(figures, judge, config.data.system_prompt), asked | {"benchmarks": figures}
@@ -148,6 +159,27 @@ def records_of(
             }
         )
     return lines
+
+
+def add_scores(
+    config: RunConfig,
+    run: Session,
+    rows: Sequence[int],
+    traces: Sequence[Trace],
+    records: Sequence[dict[str, Any]],
+) -> None:
+    """Spells answers of equal value alike, for the majority vote, and adds what the authors' rules give."""
+    texts: dict[int, list[str]] = {row: [] for row in rows}
+    for trace in traces:
+        texts[trace.row].append(trace.text)
+    for row, record in zip(rows, records, strict=True):
+        asked = run.train_set[row]
+        record["answers"] = run.rewards.by_value(
+            record["answers"], asked.answer_type, question(asked.messages)
+        )
+        benchmark = asked.source.partition("/")[0]
+        if config.evaluation.scoring == "published" and benchmark in SCORERS:
+            record["published"] = run.rewards.as_published(benchmark, texts[row], asked.answer, asked.extra)
 
 
 def _voted(text: str, form: str) -> str | None:

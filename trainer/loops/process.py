@@ -116,7 +116,7 @@ def explain(error: Exception, ranks: Ranks | None = None) -> tuple[int, str]:
     if isinstance(error, ConfigError):
         message = str(getattr(error, "cause", None) or error).strip()
         return EXIT_CONFIG, f"error: {message}"
-    cause = getattr(error, "cause", None) or error  # of what a worker raised
+    cause = getattr(error, "cause", None) or error  # what a rank raised
     full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
     if isinstance(error, StorageError) or full:
         return EXIT_STORAGE, f"error: {cause}"
@@ -128,7 +128,7 @@ def explain(error: Exception, ranks: Ranks | None = None) -> tuple[int, str]:
             if who and memory
             else (said.splitlines() or ["no reason given"])[0]
         )
-        return EXIT_NODE_LOST, f"error: a worker or node was lost: {f'{who}: ' if who else ''}{why}"
+        return EXIT_NODE_LOST, f"error: a rank or node was lost: {f'{who}: ' if who else ''}{why}"
     infrastructure = RayError | ray.exceptions.LocalRayletDiedError | ray.exceptions.RuntimeEnvSetupError
     if isinstance(error, infrastructure):
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -163,8 +163,8 @@ def connect(config: RunConfig) -> None:
     if not os.environ.get("RAY_ADDRESS"):
         # Ray's own 15 is for background work; training is not
         os.environ.setdefault("RAY_worker_niceness", "0")
-        workers = config.placement.workers_per_node * config.placement.threads_per_worker
-        common |= {"num_cpus": max(workers, os.cpu_count() or 1), "include_dashboard": False}
+        cpus = config.placement.workers_per_node * config.placement.threads_per_worker
+        common |= {"num_cpus": max(cpus, os.cpu_count() or 1), "include_dashboard": False}
         if config.placement.device == "cpu":
             common["num_gpus"] = 0
     ray_client.connect(**common)

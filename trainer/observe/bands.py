@@ -25,7 +25,7 @@ from trainer.observe.history import read_history
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedBand:
     """What is asked of one band."""
 
     metric: str
@@ -33,7 +33,7 @@ class Wanted:
     window: int = 1
 
     @classmethod
-    def parse(cls, text: str) -> Wanted:
+    def parse(cls, text: str) -> WantedBand:
         """From METRIC:MARGIN[:WINDOW]. Raises ConfigError."""
         metric, _, rest = text.partition(":")
         margin, _, window = rest.partition(":")
@@ -43,7 +43,7 @@ class Wanted:
             raise ConfigError(f"--band {text}: write it as METRIC:MARGIN[:WINDOW]") from None
 
 
-def band(wanted: Wanted, runs: Sequence[Sequence[Mapping[str, Any]]], every: int, source: str) -> Band:
+def band(wanted: WantedBand, runs: Sequence[Sequence[Mapping[str, Any]]], every: int, source: str) -> Band:
     """The band of one metric over several runs. Raises ConfigError where they do not have it."""
     by_step: dict[int, list[float]] = {}
     for history in runs:
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         runs = [read_history(folder) for folder in args.runs]
-        bands = [band(Wanted.parse(text), runs, args.every, args.source) for text in args.band]
+        bands = [band(WantedBand.parse(text), runs, args.every, args.source) for text in args.band]
         expected = Expected(bands=tuple(bands), not_promised=args.not_promised)
         check_bands(expected)
     except ConfigError as error:

@@ -134,7 +134,11 @@ def _recorded(
 def read(folder: Path) -> list[Beacon]:
     """The beacons of this node's ranks, in order; the newest one of a rank that was started again."""
     beacons: dict[int, Beacon] = {}
-    paths = [p for p in folder.glob("rank-*.beacon") if p.stat().st_size == SIZE]
+    paths = []
+    for p in folder.glob("rank-*.beacon"):
+        if p.stat().st_size == SIZE:
+            paths.append(p)
+
     for path in sorted(paths, key=lambda p: p.stat().st_ctime):
         rank, pid = (int(part) for part in path.stem.split("-")[1:])
         data = path.read_bytes()

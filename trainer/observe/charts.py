@@ -163,7 +163,10 @@ def line_chart(chart: Chart, history: Sequence[dict[str, Any]], marks: Sequence[
     found = [(line, series(history, line.name)) for line in chart.lines]
     found = [(line, points) for line, points in found if points]
     drawable = [(line, [p for p in points if _drawable(p[1], chart.log)]) for line, points in found]
-    edges = [[p for p in series(history, n) if _drawable(p[1], chart.log)] for n in chart.band or ()]
+    edges = []
+    for n in chart.band or ():
+        edges.append([p for p in series(history, n) if _drawable(p[1], chart.log)])
+
     values = [v for _, points in drawable for _, v in points]
     values += [v for points in edges for _, v in points]
     if not values or (chart.skip_flat and len(set(values)) == 1):
@@ -197,7 +200,10 @@ def stacked_bars(
     if not rows:
         return ""
     count = min(len(rows), 100)
-    buckets = [rows[i * len(rows) // count : (i + 1) * len(rows) // count] for i in range(count)]
+    buckets = []
+    for i in range(count):
+        buckets.append(rows[i * len(rows) // count : (i + 1) * len(rows) // count])
+
     stacks = []
     for bucket in buckets:
         stacks.append([sum(values[k] for _, values in bucket) / len(bucket) for k in range(len(keys))])
@@ -249,11 +255,11 @@ def _axes(frame: Frame) -> str:
             f'<text class="ytick" x="{LEFT - 8}" y="{y + 4:.1f}">{label(tick, frame.percent)}</text>'
         )
     first, last = math.ceil(frame.x0), math.floor(frame.x1)
-    ticks = [
-        t
-        for t in nice_ticks(first, last, 10 if frame.width > WIDTH else 6)
-        if t == round(t) and first <= t <= last
-    ]
+    ticks = []
+    for t in nice_ticks(first, last, 10 if frame.width > WIDTH else 6):
+        if t == round(t) and first <= t <= last:
+            ticks.append(t)
+
     for tick in ticks or [first]:
         parts.append(f'<text class="xtick" x="{frame.x(tick):.1f}" y="{HEIGHT - 8}">{tick:,.0f}</text>')
     return "".join(parts)

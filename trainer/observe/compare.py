@@ -97,20 +97,27 @@ def overlay(chart: Any, runs: Sequence[ComparedRun]) -> str:
 
 
 def _summary(runs: Sequence[ComparedRun]) -> str:
-    columns = [c for c in SUMMARY if any(series(run.history, c[1]) for run in runs)]
-    rows = []
+    titles = ["run", "steps", "time"]
+    columns = []
+    for title, name, percent in SUMMARY:
+        if any(series(run.history, name) for run in runs):
+            titles.append(title)
+            columns.append((name, percent))
+    head = "".join(f"<th>{html.escape(title)}</th>" for title in [*titles, "cost"])
+
+    rows = ""
     for i, run in enumerate(runs, 1):
-        stamps = [v for _, v in series(run.history, "time/unix_s")]
-        cells = [f"{run.history[-1]['step']:,}", duration(stamps[-1] - stamps[0]) if stamps else "–"]
-        cells += [_reached(run, name, percent) for _, name, percent in columns] + [money(run.folder)]
+        stamps = series(run.history, "time/unix_s")
+        took = duration(stamps[-1][1] - stamps[0][1]) if stamps else "–"
+        cells = [f"{run.history[-1]['step']:,}", took]
+        for name, percent in columns:
+            cells.append(_reached(run, name, percent))
+        cells.append(money(run.folder))
         named = f'<td><span class="key s{i}"><i></i>{html.escape(run.name)}</span></td>'
-        rows.append(f"<tr>{named}{''.join(f'<td>{html.escape(c)}</td>' for c in cells)}</tr>")
-    head = "".join(
-        f"<th>{html.escape(c)}</th>" for c in ("run", "steps", "time", *(c[0] for c in columns), "cost")
-    )
+        rows += f"<tr>{named}{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"
     return (
         f'<section class="phases"><table class=wide><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></section>"
+        f"<tbody>{rows}</tbody></table></section>"
     )
 
 

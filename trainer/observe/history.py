@@ -46,8 +46,9 @@ def newest_samples(run_dir: str | Path) -> list[dict[str, Any]]:
 
 
 def reproducible(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a line that equal runs share to the last bit: everything but `time/` and `perf/`."""
-    return {k: v for k, v in record.items() if not k.startswith(("time/", "perf/"))}
+    """The part of a line that equal runs share to the last bit: everything but `time/`, `perf/` and
+    `fleet/`."""
+    return {k: v for k, v in record.items() if not k.startswith(("time/", "perf/", "fleet/"))}
 
 
 def truncate(path: Path, step: int) -> int:

@@ -149,7 +149,12 @@ def plain_line(record: dict[str, Any], progress: dict[str, Any]) -> str:
             parts.append(f"{short[name]} {form.format(record[name])}")
     if "time/step_s" in record:
         lanes = mean_seconds([record]).values()
-        phases = [phase for lane in lanes for phase in lane if phase[0] != "other"]
+        phases = []
+        for lane in lanes:
+            for phase in lane:
+                if phase[0] != "other":
+                    phases.append(phase)
+
         detail = " ".join(f"{name} {seconds:.1f}" for name, seconds in phases)
         parts.append(f"{record['time/step_s']:.1f} s" + (f" ({detail})" if detail else ""))
     return " | ".join(parts)
@@ -180,8 +185,14 @@ def sparkline(values: Sequence[float], width: int) -> str:
         parts = [values[a:b] for a, b in zip(edges, edges[1:], strict=False)]
     else:
         parts = [[v] for v in values]
-    finite = [[v for v in part if math.isfinite(v)] for part in parts]
-    means = [sum(part) / len(part) if part else math.nan for part in finite]
+    finite = []
+    for part in parts:
+        finite.append([v for v in part if math.isfinite(v)])
+
+    means = []
+    for part in finite:
+        means.append(sum(part) / len(part) if part else math.nan)
+
     known = [m for m in means if math.isfinite(m)]
     if not known:
         return ""

@@ -1,7 +1,8 @@
 """The fixed table of metric names: what each is, and its unit. docs/metrics.md is this table, held to it by a
 test.
 
-Names starting with `time/` or `perf/` may differ between equal runs; all others are the same to the last bit.
+Names starting with `time/`, `perf/` or `fleet/` may differ between equal runs; all others are the same to the
+last bit.
 """
 
 from __future__ import annotations
@@ -87,6 +88,11 @@ NAMES: dict[str, Name] = {
     ),
     "grad/norm": Name("norm", "Global gradient norm before clipping; mean over the step's updates."),
     "optim/lr": Name("", "Learning rate; mean over the step's updates."),
+    "grad/zero_parameters": Name(
+        "count",
+        "Parameters that should learn and whose gradient was exactly 0 in the run's first update; absent if "
+        "none.",
+    ),
     "optim/skipped_updates": Name(
         "count", "Updates of the step left out because their gradient was not finite."
     ),
@@ -220,7 +226,7 @@ NAMES: dict[str, Name] = {
     "perf/gpu_temperature_c_max": Name("C", "Temperature of the hottest GPU."),
     "perf/gpu_slowed_fraction": Name("fraction", "Share of readings with a slowdown by heat or power brake."),
     "perf/peak_memory_gib": Name(
-        "GiB", "Largest memory of a worker: of its GPU in learning; on CPU of its process."
+        "GiB", "Largest memory of a rank: of its GPU in learning; on CPU of its process."
     ),
     "perf/fragments_gib_max": Name(
         "GiB", "Memory of the fullest GPU that lay free between tensors in learning, at most; GPUs only."
@@ -241,7 +247,7 @@ NAMES: dict[str, Name] = {
         "s", "Launch to ready for the first step; on the first line of every start, like its parts."
     ),
     "perf/start_launch_s": Name("s", "Of it: checks, the other nodes, Ray, the driver's own start."),
-    "perf/start_place_s": Name("s", "Workers placed, rows measured."),
+    "perf/start_place_s": Name("s", "Ranks placed, rows measured."),
     "perf/start_load_s": Name("s", "Model and engine loaded; the checkpoint's files are fetched beside it."),
     "perf/start_resume_s": Name("s", "The rest of the fetch, and the checkpoint read into the policy."),
     "perf/start_sync_s": Name("s", "The first weight sync and its check."),
@@ -251,6 +257,21 @@ NAMES: dict[str, Name] = {
     ),
     "perf/rollout_log_failures": Name(
         "count", "Steps since then whose log could not be written, sent or used."
+    ),
+    # --- the fleet (`fleet.workers`); counts are since the start of this process
+    "fleet/wait_s": Name("s", "The trainer's wait for samples in this step: idle GPUs."),
+    "fleet/publish_s": Name("s", "Sending what changed of the weights, all ranks at once."),
+    "fleet/patch_mib": Name("MiB", "The newest version's changes, all ranks."),
+    "fleet/workers": Name("count", "Workers that live and follow this attempt."),
+    "fleet/completions_per_s": Name("1/s", "What these sample, by each one's last unit."),
+    "fleet/units": Name("count", "Units whose samples were accepted."),
+    "fleet/late": Name("count", "Units that a second worker sent after the first."),
+    "fleet/doubled": Name("count", "Units that an idle worker was given too."),
+    "fleet/again": Name("count", "Units given out anew after a loss, a refusal or a damaged object."),
+    "fleet/lost": Name("count", "Workers that fell silent for `fleet.lost_s`."),
+    "fleet/refused": Name("count", "Units whose samples could not be trained on; why is in the bucket."),
+    "fleet/forged": Name(
+        "count", "Objects that were not written with the run's key, or not for their place."
     ),
 }
 

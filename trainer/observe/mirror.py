@@ -50,7 +50,7 @@ QUICK = Retry(attempts=2, request_retries=2, request_retry_s=10.0, stall_s=15.0)
 """Retries while a person waits."""
 
 
-class Mirror:
+class RunMirror:
     """One run's stream.
 
     Raises ConfigError where the bucket has none, StorageError for one that does not answer.
@@ -79,7 +79,10 @@ class Mirror:
         self._write(LAUNCH_LOG, b"".join(b"--- attempt %s\n%s" % (a.encode(), text) for a, text in logs))
         for attempt in attempts:
             self._copy(attempt)
-        starts = [r for a in attempts for r in read_lines(self.cache / a / ATTEMPTS)]
+        starts = []
+        for a in attempts:
+            starts += read_lines(self.cache / a / ATTEMPTS)
+
         starts = {r["unix_s"]: r for r in starts}
         lines = [json.dumps(starts[at], sort_keys=True) + "\n" for at in sorted(starts)]
         self._write(ATTEMPTS, "".join(lines).encode())
@@ -198,13 +201,13 @@ def _clock(unix_s: float) -> str:
     return time.strftime("%H:%M:%S", time.gmtime(unix_s))
 
 
-def ended(mirror: Mirror, newest: Newest | None) -> bool:
+def ended(mirror: RunMirror, newest: Newest | None) -> bool:
     """Whether the run is over, as far as the bucket tells."""
     over = newest is not None and newest.final is not None
     return over or read_progress(mirror.folder).get("status", "running") != "running"
 
 
-def show_log(mirror: Mirror, follow: bool, every_s: float) -> None:
+def show_log(mirror: RunMirror, follow: bool, every_s: float) -> None:
     """Prints the log, and with `follow` what comes to it until the run is over."""
     at, path = 0, mirror.folder / LAUNCH_LOG
     while True:
@@ -228,7 +231,7 @@ def runs(bucket: str) -> list[str]:
     storage = Storage(bucket, retry=QUICK)
 
     def look(run: str) -> tuple[str, Newest | None]:
-        return run, Mirror(RunStore.in_bucket(storage.url, run).root, "").newest()
+        return run, RunMirror(RunStore.in_bucket(storage.url, run).root, "").newest()
 
     with ThreadPoolExecutor(FETCHES) as pool:
         found = [(run, newest) for run, newest in pool.map(look, storage.folders()) if newest]
@@ -273,7 +276,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     if args.command == "runs":
         print("\n".join(runs(args.url)))
         return
-    mirror = Mirror(args.url, args.folder)
+    mirror = RunMirror(args.url, args.folder)
     if args.command == "profile":
         print(mirror.profiles() if args.fetch else mirror.request_profile())
         return

@@ -38,7 +38,11 @@ class NodeStats:
 
         Disk and memory are those of the node with the least left.
         """
-        samples = [s for s in newest_samples(self.run_dir) if s["unix_s"] >= self._since]
+        samples = []
+        for s in newest_samples(self.run_dir):
+            if s["unix_s"] >= self._since:
+                samples.append(s)
+
         self._since = time.time()
         memory = psutil.virtual_memory()
         free = [shutil.disk_usage(self.run_dir).free, *(s["disk_free_bytes"] for s in samples)]
@@ -99,7 +103,10 @@ class NodeMonitor:
         now = time.monotonic()
         traffic = _traffic()
         seconds = max(now - self._at, 1e-3)
-        rates = {name: round((traffic[name] - self._bytes.get(name, 0)) / seconds) for name in traffic}
+        rates = {}
+        for name in traffic:
+            rates[name] = round((traffic[name] - self._bytes.get(name, 0)) / seconds)
+
         files = _file_bytes()
         rates["files"] = round(sum(n - self._files.get(pid, 0) for pid, n in files.items()) / seconds)
         self._at = now

@@ -112,7 +112,7 @@ def _header(
     facts = [time.strftime("%-d %B %Y, %H:%M UTC", time.gmtime(began))] if began else []
     if config:
         facts.insert(0, f"{config.method.upper()} of {model_name(config.model.path)}")
-        where = "GPU" if config.placement.device == "cuda" else "CPU worker"
+        where = "GPU" if config.placement.device == "cuda" else "CPU rank"
         world = config.placement.world_size
         facts.insert(1, f"{world} {where}{'s' if world > 1 else ''}")
     return (

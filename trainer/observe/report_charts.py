@@ -95,7 +95,7 @@ CHARTS = (
         zero=True,
         skip_flat=True,
     ),
-    Chart("Peak memory", (Line("perf/peak_memory_gib", "GiB", 8),), "Of the fullest worker.", zero=True),
+    Chart("Peak memory", (Line("perf/peak_memory_gib", "GiB", 8),), "The fullest rank.", zero=True),
 )
 PHASE_COLORS = {
     "rollout": 1,

@@ -24,16 +24,25 @@ def section(samples: Sequence[dict[str, Any]]) -> str:
     nodes = sorted({s["node"] for s in samples})
     columns = ["node", "GPUs busy", "GPU memory, peak", "hottest", "power", "slowed down", "CPU"]
     columns += ["memory, peak", "disk free, least", "network in", "out", "InfiniBand in", "out"]
-    rows = [[str(n), *_of_node([s for s in samples if s["node"] == n])] for n in nodes]
+    rows = []
+    for n in nodes:
+        rows.append([str(n), *_of_node([s for s in samples if s["node"] == n])])
+
     shown = f'<h2>Machines</h2><section class="phases">{_table(columns, rows)}'
     return shown + _ranks(waits(samples)) + "</section>"
 
 
 def _of_node(samples: Sequence[dict[str, Any]]) -> list[str]:
-    gpus = [g for s in samples for g in s.get("gpus", [])]
+    gpus = []
+    for s in samples:
+        gpus += s.get("gpus", [])
 
     def rate(name: str) -> str:
-        values = [s["bytes_per_s"][name] for s in samples if name in s.get("bytes_per_s", {})]
+        values = []
+        for s in samples:
+            if name in s.get("bytes_per_s", {}):
+                values.append(s["bytes_per_s"][name])
+
         return f"{statistics.mean(values) / 1e6:,.0f} MB/s" if values else "–"
 
     of_gpus = ["–"] * 5
@@ -113,8 +122,15 @@ def _ranks(shares: Waits) -> str:
         return ""
     rows = []
     for rank in ranks[:MAX_RANKS]:
-        keeps = [phase or "all" for phase, of in shares.items() if rank in stragglers(of)]
-        cells = [f"{of[rank]:.0%}" if rank in of else "–" for of in shares.values()]
+        keeps = []
+        for phase, of in shares.items():
+            if rank in stragglers(of):
+                keeps.append(phase or "all")
+
+        cells = []
+        for of in shares.values():
+            cells.append(f"{of[rank]:.0%}" if rank in of else "–")
+
         rows.append([str(rank), *cells, f"keeps the others waiting: {', '.join(keeps)}" if keeps else ""])
     more = f"<p>{len(ranks) - MAX_RANKS} more ranks.</p>" if len(ranks) > MAX_RANKS else ""
     head = ("rank", *(phase or "all" for phase in shares), "")

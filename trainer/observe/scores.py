@@ -41,6 +41,8 @@ class ScoredProblem:
     """Number of completions that were cut at the longest length."""
     asked: bool = True
     """Whether it was asked; its prompt may be too long."""
+    published: Sequence[float] | None = None
+    """Accuracy of each completion by the authors' own rules; None where they were not asked for."""
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
@@ -49,8 +51,10 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 
 def majority(answers: Sequence[tuple[str | None, float]]) -> float:
-    """Accuracy of the most frequent answer, as it is spelled; the mean over answers that share the first
-    place."""
+    """Accuracy of the most frequent answer; the mean over answers that share the first place.
+
+    Answers of equal value are spelled alike (`Scorer.by_value`).
+    """
     votes = Counter(answer for answer, _ in answers if answer is not None)
     if not votes:
         return 0.0
@@ -61,7 +65,12 @@ def majority(answers: Sequence[tuple[str | None, float]]) -> float:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """95% interval of the mean over problems: Wilson's where each is 0 or 1, else by their standard error."""
+    """95% interval of the mean over problems: Wilson's where each is right or wrong.
+
+    Where problems have means of several completions, one problem that is always right and one that is always
+    wrong are added, so that means that agree by chance leave an interval; then Student's t.
+    tests/observe/test_intervals.py has the coverage.
+    """
     n = len(values)
     mean = sum(values) / n
     if all(v in (0.0, 1.0) for v in values):
@@ -69,31 +78,51 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
         scale = 1 + Z**2 / n
         half = Z * math.sqrt(mean * (1 - mean) / n + Z**2 / (4 * n * n))
         return (max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale))
-    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / max(1, n - 1) / n)
-    return (max(0.0, mean - Z * spread), min(1.0, mean + Z * spread))
+    values = [*values, 0.0, 1.0]
+    mean = sum(values) / len(values)
+    variance = sum((v - mean) ** 2 for v in values) / len(values)
+    student = Z * (
+        1 + (Z**2 + 1) / (4 * (n + 1))
+    )  # Cornish and Fisher's first term, n + 1 degrees of freedom
+    half = student * math.sqrt(variance / len(values))
+    return (max(0.0, mean - half), min(1.0, mean + half))
 
 
 def score(rows: Sequence[ScoredProblem]) -> dict[str, Any]:
     """Figures of problems with equally many completions each."""
     n = len(rows[0].answers)
-    correct = [sum(accuracy > 0 for _, accuracy in row.answers) for row in rows]
-    asked = max(1, n * sum(row.asked for row in rows))
-    accuracies = [sum(accuracy for _, accuracy in row.answers) / n for row in rows]
+    earned = 0.0
+    asked = 0
     without_answer = 0
+    truncated = 0
+    tokens = 0
+    correct = []
+    accuracies = []
     for row in rows:
+        values = [accuracy for _, accuracy in row.answers]
+        earned += sum(values)
+        accuracies.append(sum(values) / n)
+        correct.append(sum(value > 0 for value in values))
+        truncated += row.truncated
+        tokens += row.tokens
         if row.asked:
+            asked += 1
             without_answer += sum(answer is None for answer, _ in row.answers)
-    too_long = sum(not row.asked for row in rows)
-    earned = sum(accuracy for row in rows for _, accuracy in row.answers)
+
+    completions = max(1, n * asked)
     figures: dict[str, Any] = {
         "problems": len(rows),
-        "too_long": too_long,
+        "too_long": len(rows) - asked,
         "accuracy": earned / (n * len(rows)),
         "interval": interval(accuracies),
-        "no_answer": without_answer / asked,
-        "truncated": sum(row.truncated for row in rows) / asked,
-        "tokens": sum(row.tokens for row in rows) / asked,
+        "no_answer": without_answer / completions,
+        "truncated": truncated / completions,
+        "tokens": tokens / completions,
     }
+    if any(row.published is not None for row in rows):
+        by_rules = [sum(row.published or [0.0]) / n for row in rows]
+        figures["by_published_rules"] = sum(by_rules) / len(rows)
+        figures["interval_by_published_rules"] = interval(by_rules)
     if n > 1:
         powers = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k < n]
         for k in [*powers, n]:
@@ -130,14 +159,25 @@ def said(system_prompt: str) -> str:
     return words.get(system_prompt, "a prompt of its own")
 
 
+def _by_rules(figures: dict[str, Any]) -> list[str]:
+    """The two cells of a score by the authors' rules; empty where they have none."""
+    if "by_published_rules" not in figures:
+        return ["", ""]
+    low, high = figures["interval_by_published_rules"]
+    return [f"{figures['by_published_rules']:.1%}", f"{low:.1%} to {high:.1%}"]
+
+
 def table(by_benchmark: dict[str, dict[str, Any]], judge: str, system_prompt: str = "rows") -> str:
     """The scores as a Markdown table.
 
     judge: the model that graded free text; empty: rules alone. system_prompt: what was asked with.
     """
     columns = [key for key in next(iter(by_benchmark.values())) if "@" in key]
+    both = any("by_published_rules" in one for one in by_benchmark.values())
     models = [one["published"]["model"] for one in by_benchmark.values() if "published" in one]
     head = ["benchmark", "problems", "accuracy", "95%"]
+    if both:
+        head += ["by the authors' rules", "95%"]
     if models:
         head.append(f"published ({models[0]})")
     head += [*columns, "no answer", "cut", "too long", "tokens", "by"]
@@ -154,6 +194,8 @@ def table(by_benchmark: dict[str, dict[str, Any]], judge: str, system_prompt: st
         for label, one, by in parts:
             low, high = one["interval"]
             cells = [label, one["problems"], f"{one['accuracy']:.1%}", f"{low:.1%} to {high:.1%}"]
+            if both:
+                cells += _by_rules(one)
             if models:
                 cells.append(f"{one['published']['accuracy']:.1%}" if "published" in one else "")
             cells += [f"{one[column]:.1%}" for column in (*columns, "no_answer", "truncated")]

@@ -190,7 +190,10 @@ class Stream:
             self.storage.delete([PROFILE_REQUEST])
 
     def _hangs(self) -> list[str]:
-        return [str(path.relative_to(self.run_dir)) for path in sorted(self.run_dir.glob("hang-*/*"))]
+        found: list[str] = []
+        for path in sorted(self.run_dir.glob("hang-*/*")):
+            found.append(str(path.relative_to(self.run_dir)))
+        return found
 
     def _fresh(self, name: str) -> bool:
         """Whether this attempt has written the file."""

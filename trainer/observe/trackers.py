@@ -40,9 +40,10 @@ class TensorBoard:
 
     def log(self, step: int, numbers: dict[str, int | float]) -> None:
         """Writes the step's scalars and flushes."""
-        values = [
-            self._summary.Value(tag=name, simple_value=value) for name, value in sorted(numbers.items())
-        ]
+        values = []
+        for name, value in sorted(numbers.items()):
+            values.append(self._summary.Value(tag=name, simple_value=value))
+
         self._writer.add_event(
             self._event(wall_time=time.time(), step=step, summary=self._summary(value=values))
         )

@@ -1,4 +1,4 @@
-"""The variables that a worker's process is started with."""
+"""Environment variables that a rank's process is started with."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from trainer.ranks.devices import SHOW_ALL
 from trainer.ranks.heap import ARENAS
 
 ALLOCATOR = "expandable_segments:True"
-"""torch's allocator on a GPU: rows of ever new lengths leave no holes. vLLM switches this off around the pool
-of its sleep mode (device_allocator/cumem.py)."""
+"""The setting of torch's GPU allocator that leaves no holes when the lengths of rows vary. vLLM switches
+it off around the memory pool of its sleep mode (device_allocator/cumem.py)."""
 PINNED = "pinned_max_round_threshold_mb:1"
-"""Page-locked memory is not rounded up to powers of two. An option that torch does not know ends a
-process."""
+"""The setting that keeps torch from rounding page-locked memory up to a power of two. A torch that does
+not know an option ends the process."""
 KNOWS_PINNED = (2, 13)
 """Oldest torch in which that option was seen."""
 

@@ -11,9 +11,11 @@ import os
 from pathlib import Path
 
 SLACK_BYTES = 32 << 20
-"""What may come back before the heap is trimmed again: the kernel zeroes every page that is used again."""
+"""Growth of the process after which the heap is trimmed again. Trimming more often would cost time: the
+kernel zeroes every page that is used again."""
 ARENAS, M_ARENA_MAX = 2, -8
-"""Heaps of a process. By default threads get some of their own, up to eight per core, each with holes."""
+"""Number of heaps that a process may have. By default the C library gives threads heaps of their own, up
+to eight per core, and each of them has holes."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -31,7 +33,8 @@ class Heap:
         self._library.mallopt(M_ARENA_MAX, ARENAS)  # too late for threads that are there: see environment.py
 
     def trim(self) -> bool:
-        """Trims if the process has grown by SLACK_BYTES since it last did; whether it has."""
+        """Trims the heap if the process has grown by SLACK_BYTES since the last time. Returns whether it
+        did."""
         if resident_bytes() < self._least + SLACK_BYTES:
             return False
         self._library.malloc_trim(0)

@@ -61,15 +61,16 @@ class RankProcess:
         yield from getattr(self.part(owner(method)), method.__name__)(*args)
 
     def _take_device(self) -> None:
-        """Every new thread begins with the machine's first GPU, and Ray chooses the thread of a call."""
+        """Selects this rank's GPU in the current thread. A new thread starts with the machine's first GPU,
+        and Ray decides which thread makes a call."""
         if self.device.index is not None:
             torch.cuda.set_device(self.device)
 
     # --- meeting the other ranks
 
     def where(self) -> tuple[str, int, int, int]:
-        """(node address, GPU's position or process id, a free port, process id): the driver sorts ranks by
-        it."""
+        """Returns (node address, position of the GPU or process id, a free port, process id). The driver
+        sorts ranks by it."""
         import ray
 
         address = ray.util.get_node_ip_address()
@@ -80,9 +81,9 @@ class RankProcess:
         return address, position(gpus[0], os.environ) if gpus else os.getpid(), port, os.getpid()
 
     def meet(self, rank: int, local_rank: int, master: str, port: int) -> None:
-        """Takes the process's place among the ranks, before anything of DeepSpeed or vLLM is loaded.
+        """Gives this process its rank, before DeepSpeed or vLLM is loaded.
 
-        local_rank: on GPUs the position of the rank's own among those that its process sees.
+        local_rank: position of the rank's GPU among those that this process sees.
         """
         beacon.start(rank)  # before DeepSpeed and vLLM bind torch.distributed's functions
         post_mortem.install(handled=(CheckpointError,))
@@ -115,18 +116,18 @@ class RankProcess:
         return torch.cuda.get_device_name() if self.device.type == "cuda" else ""
 
     def allocated_bytes(self) -> int:
-        """Bytes of the GPU's tensors. vLLM's sleep takes their memory away and leaves them in torch's
-        count."""
+        """Bytes of the tensors on the GPU. vLLM's sleep mode frees their memory, but torch goes on
+        counting it."""
         return torch.cuda.memory_allocated() if self.device.type == "cuda" else 0
 
     # --- rows
 
     def processor_fingerprint(self) -> str:
-        """A hash of the model's processor. Equal ones give equal lengths."""
+        """A hash of the model's processor. Processors with the same hash give the same lengths."""
         return self.reader.prompter.fingerprint()
 
     def opening(self) -> str:
-        """What the chat template writes of every reply itself."""
+        """The first characters of every reply, where the chat template writes them itself."""
         return self.reader.prompter.opening
 
     def lengths(self, split: Split, start: int, stop: int) -> np.ndarray:

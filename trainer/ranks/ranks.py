@@ -23,7 +23,7 @@ class Ranks(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Has every rank take its place (`RankProcess.meet`)."""
+        """Tells every rank its number and where rank 0 is (`RankProcess.meet`)."""
 
     @abstractmethod
     def each(self, method: Callable[..., R], arguments: Sequence[tuple[Any, ...]]) -> list[R]:
@@ -35,8 +35,8 @@ class Ranks(ABC):
 
     @abstractmethod
     def stream(self, method: Callable[..., Iterator[R]], arguments: Sequence[tuple[Any, ...]]) -> Iterator[R]:
-        """Starts a generator method on every rank, at once; the iterator gives what any of them yields, as it
-        comes."""
+        """Starts a generator method on every rank at once. The iterator yields results in the order in
+        which the ranks yield them."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -48,5 +48,5 @@ class Ranks(ABC):
         return self.each(method, [args] * self.world_size)
 
     def named(self, message: str) -> str:
-        """The rank that a message about a dead process speaks of; empty where it names none."""
+        """The rank that an error message about a dead process refers to; empty if it refers to none."""
         return ""

@@ -80,7 +80,7 @@ class RayRanks(Ranks):
 
     @staticmethod
     def _results(waiting: list[Any]) -> Iterator[Any]:
-        """What the generators yield, as it comes."""
+        """Yields what any of the generators yields, in the order in which it comes."""
         while waiting:
             ready: Any = ray.wait(waiting, num_returns=1)[0][0]
             try:
@@ -96,7 +96,7 @@ class RayRanks(Ranks):
         remove_placement_group(self.group)
 
     def named(self, message: str) -> str:
-        """The rank that Ray's message on a dead actor is about, by its process and address."""
+        """The rank that Ray's message about a dead actor refers to, found by process id and address."""
         pid = re.search(r"\bpid[:=]\s*(\d+)", message)
         for rank, (address, _, _, mine) in enumerate(self._places):
             if pid and mine == int(pid[1]) and address in message:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import math
 import os
 import pickle
@@ -26,17 +27,27 @@ import torch.distributed as dist
 from trainer import config as configuration
 from trainer.checkpoint.errors import CheckpointError
 from trainer.config import ConfigError, RunConfig, fingerprint
+from trainer.config.resume import resume_view
 from trainer.data.dataset import Dataset
-from trainer.exit_codes import EXIT_CONFIG
+from trainer.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST
 from trainer.ranks.environment import environment
+from trainer.ranks.heartbeat import Heartbeat
 from trainer.ranks.process import RankProcess
 from trainer.ranks.ranks import Ranks
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+LOOK_S = 0.1
+"""Longest pause between two looks into the store."""
+LOAD_S = 1800.0
+"""How long a collective waits while models load, and the ranks are far apart."""
+STEP_S = 600.0
+"""How long one waits in a step. A host that vanishes is named long before (heartbeat.py)."""
 MEET_S = 60.0
 """Until when the master must answer, and every rank or node must have come."""
+NAMED = 3
+"""Options that are named of those that differ."""
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PACKAGES = ("torch", "transformers", "deepspeed", "peft")
 
@@ -53,6 +64,7 @@ class Store:
         self.inner = inner
         self.rank = rank
         self.world = world
+        self.heartbeat: Heartbeat | None = None
 
     def put(self, key: str, value: Any) -> None:
         """Any value that can be pickled."""
@@ -60,16 +72,13 @@ class Store:
 
     def look(self, key: str, timeout_s: float = math.inf) -> Any:
         """The value, once it is there. Raises TimeoutError."""
-        end = time.monotonic() + timeout_s
-        while True:
-            try:
-                self.inner.wait([key], timedelta(seconds=min(2.0, timeout_s)))
-                return pickle.loads(self.inner.get(key))
-            except dist.DistNetworkError:
-                raise
-            except dist.DistStoreError:
-                if time.monotonic() > end:
-                    raise TimeoutError(key) from None
+        end, pause = time.monotonic() + timeout_s, 0.001
+        while not self.inner.check([key]):  # its own wait logs two lines whenever a timeout passes
+            if time.monotonic() > end:
+                raise TimeoutError(key)
+            time.sleep(pause)
+            pause = min(1.5 * pause, LOOK_S)
+        return pickle.loads(self.inner.get(key))
 
     def take(self, key: str) -> Any:
         """The same, and removes it."""
@@ -107,6 +116,8 @@ def join(config: RunConfig) -> Store:
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = Store(dist.PrefixStore(f"spotrl/{restart}", inner), rank, world)
     meet(store, config, "rank")
+    hosts = [store.look(f"facts/{other}/1")["host"] for other in range(world)]
+    store.heartbeat = Heartbeat(store.inner, rank, hosts).start()
     return store
 
 
@@ -116,12 +127,15 @@ def _named(who: str, port: str | int) -> Generator[None]:
     try:
         yield
     except (dist.DistError, RuntimeError) as error:
-        said = str(error).splitlines()[0]
-        raise ConfigError(
-            f"{who} on {socket.gethostname()} got no answer from the master at"
-            f" {os.environ['MASTER_ADDR']}:{port} ({said}): start node 0, open the port, and give all nodes"
-            " its MASTER_ADDR and MASTER_PORT"
-        ) from None
+        raise _no_answer(who, port, str(error).splitlines()[0]) from None
+
+
+def _no_answer(who: str, port: str | int, said: str) -> ConfigError:
+    return ConfigError(
+        f"{who} on {socket.gethostname()} got no answer from the master at"
+        f" {os.environ['MASTER_ADDR']}:{port} ({said}): start node 0, open the port, and give all nodes"
+        " its MASTER_ADDR and MASTER_PORT"
+    )
 
 
 def meet(store: Store, config: RunConfig, kind: str, wait_s: float = MEET_S) -> None:
@@ -150,7 +164,7 @@ def meet(store: Store, config: RunConfig, kind: str, wait_s: float = MEET_S) -> 
         raise ConfigError(found)
 
 
-def facts(config: RunConfig) -> dict[str, str]:
+def facts(config: RunConfig) -> dict[str, Any]:
     """What must be equal everywhere, and where this is."""
     try:
         data = Dataset(config.data.path, config.data.split).fingerprint[:12]
@@ -163,12 +177,12 @@ def facts(config: RunConfig) -> dict[str, str]:
         gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     found = {"host": socket.gethostname(), "data": data, "packages": packages, "GPU": gpu}
-    return found | {"configuration": fingerprint(config)[:12]}
+    return found | {"configuration": fingerprint(config)[:12], "options": resume_view(config)}
 
 
 def verdict(store: Store, kind: str, wait_s: float) -> str:
     """What is wrong, in one line; empty: nothing. On rank or node 0."""
-    end, come = time.monotonic() + wait_s, dict[int, dict[str, str]]()
+    end, come = time.monotonic() + wait_s, dict[int, dict[str, Any]]()
     while len(come) < store.world and time.monotonic() < end:
         for rank in range(store.world):
             if rank not in come and store.inner.check([f"facts/{rank}/1"]):
@@ -184,11 +198,25 @@ def verdict(store: Store, kind: str, wait_s: float) -> str:
     for rank, found in come.items():
         for what in ("data", "packages", "configuration", "GPU"):
             if found[what] != come[0][what]:
+                if what == "configuration":
+                    return _other_options(f"{kind} {rank} on {found['host']}", found, kind, come[0])
                 return (
                     f"{what} differs: {kind} {rank} on {found['host']} has {found[what]}, {kind} 0 on "
                     f"{come[0]['host']} has {come[0][what]}: make them the same"
                 )
     return ""
+
+
+def _other_options(who: str, found: dict[str, Any], kind: str, first: dict[str, Any]) -> str:
+    """The options that differ from those of rank or node 0, with both values."""
+    theirs, ours = found["options"], first["options"]
+    keys = [key for key in sorted(theirs.keys() | ours.keys()) if theirs.get(key) != ours.get(key)]
+    shown = [f"{key} is {theirs.get(key)!r} there and {ours.get(key)!r} here" for key in keys[:NAMED]]
+    more = f" and {len(keys) - NAMED} more" if len(keys) > NAMED else ""
+    return (
+        f"configuration differs: {who} has other options than {kind} 0 on {first['host']}: "
+        f"{'; '.join(shown)}{more}: give all nodes the same file"
+    )
 
 
 class TorchrunRanks(Ranks):
@@ -211,7 +239,7 @@ class TorchrunRanks(Ranks):
         self.calls += 1
         for rank in range(1, self.world_size):
             self.store.put(f"call/{self.calls}/{rank}", (method, arguments[rank]))
-        results = [_called(self.process, method, arguments[0])]
+        results = [_called(self.process, method, arguments[0], self.store.heartbeat)]
         for rank in range(1, self.world_size):
             results.append(self.store.take(f"result/{self.calls}/{rank}"))
         for result in results:
@@ -220,7 +248,7 @@ class TorchrunRanks(Ranks):
         return results
 
     def first(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return _called(self.process, method, args)
+        return _called(self.process, method, args, self.store.heartbeat)
 
     def stream(self, method: Callable[..., Iterator[R]], arguments: Sequence[tuple[Any, ...]]) -> Iterator[R]:
         raise ConfigError(
@@ -231,6 +259,8 @@ class TorchrunRanks(Ranks):
         """Lets the other ranks end."""
         for rank in range(1, self.world_size):
             self.store.put(f"call/{self.calls + 1}/{rank}", None)
+        if self.store.heartbeat:
+            self.store.heartbeat.stop()
 
 
 def serve(config: RunConfig, store: Store) -> None:
@@ -241,17 +271,33 @@ def serve(config: RunConfig, store: Store) -> None:
     call = 1
     while (asked := store.take(f"call/{call}/{store.rank}")) is not None:
         method, arguments = asked
-        store.put(f"result/{call}/{store.rank}", _called(process, method, arguments))
+        store.put(f"result/{call}/{store.rank}", _called(process, method, arguments, store.heartbeat))
         call += 1
+    if store.heartbeat:
+        store.heartbeat.stop()
 
 
-def _called(process: RankProcess, method: Any, arguments: tuple[Any, ...]) -> Any:
-    """The result, or a CheckpointError, which is rank 0's to handle; torchrun ends all ranks after any other
-    error."""
+def _called(
+    process: RankProcess, method: Any, arguments: tuple[Any, ...], heartbeat: Heartbeat | None
+) -> Any:
+    """The result, or a CheckpointError, which is rank 0's to handle; all ranks end after any other error, and
+    the others say which rank it was."""
     try:
         return process.call(method, *arguments)
     except CheckpointError as error:
         return error
+    except Exception as error:
+        if heartbeat and is_collective(error):
+            heartbeat.wait_for_cause()
+        if heartbeat:
+            heartbeat.failed((str(error).splitlines() or [type(error).__name__])[0])
+        raise
+
+
+def is_collective(error: Exception) -> bool:
+    """Whether an error only says that another rank has left a collective."""
+    said = str(error).lower()
+    return isinstance(error, dist.DistError) or "gloo" in said or "connection closed by peer" in said
 
 
 def main() -> int:
@@ -262,6 +308,9 @@ def main() -> int:
     parser.add_argument("--config", required=True, help="resolved configuration of the run (YAML)")
     parser.add_argument(
         "--wait", type=float, default=MEET_S, help="seconds for all nodes to come (%(default)s)"
+    )
+    parser.add_argument(
+        "--start", type=int, default=0, metavar="N", help="then start N ranks here with torchrun"
     )
     options = parser.parse_args()
     try:
@@ -275,6 +324,8 @@ def main() -> int:
             raise ConfigError(
                 f"NODE_RANK {node} of NNODES {nodes}, and placement.nodes is {config.placement.nodes}"
             )
+        if node:
+            _await_master(f"node {node}", port + 1, options.wait)
         with _named(f"node {node}", port + 1):
             inner = dist.TCPStore(
                 os.environ["MASTER_ADDR"], port + 1, None, node == 0, timedelta(seconds=options.wait), False
@@ -283,6 +334,52 @@ def main() -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_CONFIG
+    return start(options.config, options.start) if options.start else 0
+
+
+def _await_master(who: str, port: int, wait_s: float) -> None:
+    """Waits until the master's port is open. torch's own client would print 55 lines before it fails."""
+    end, said = time.monotonic() + wait_s, "no answer"
+    while time.monotonic() < end:
+        try:
+            socket.create_connection((os.environ["MASTER_ADDR"], port), timeout=2.0).close()
+            return
+        except OSError as error:
+            said = str(error)
+            time.sleep(0.2)
+    raise _no_answer(who, port, said)
+
+
+def start(config: str, ranks: int) -> int:
+    """This node's part of the run, under torchrun in this process. Returns the code of the rank that failed
+    first, after one line in place of torchrun's 60."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    logging.disable(logging.CRITICAL)  # the agent's own; the ranks are processes of their own
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    given = {
+        "nnodes": "NNODES",
+        "node-rank": "NODE_RANK",
+        "master-addr": "MASTER_ADDR",
+        "master-port": "MASTER_PORT",
+    }
+    words = [f"--{name}={os.environ[variable]}" for name, variable in given.items()]
+    words += [f"--nproc-per-node={ranks}", "-m", "trainer.loops.sft", "--config", config]
+    try:
+        run.main(words)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        code = failure.exitcode
+        how = f"with code {code}" if code > 0 else f"by signal {-code}"
+        print(
+            f"error: rank {rank} on {socket.gethostname()} ended {how}: the lines above say why, if any do",
+            file=sys.stderr,
+        )
+        return code if code > 0 else EXIT_NODE_LOST
+    except SignalException as error:
+        return 128 + error.sigval
     return 0
 
 

@@ -51,10 +51,11 @@ def grade_task(task: list[str], function: UserFunction | None) -> list[Any]:
     """Runs one task and returns [verdict or message, number].
 
     The tasks are ["grade", box, reference, answer type, question], ["reference", reference, answer
-    type, question] and ["user", text, reference, answer type]. Those of the type `task` are their family's.
+    type, question], ["published", benchmark, text, reference, fields as JSON, form] and ["user", text,
+    reference, answer type]. Those of the type `task` are their family's.
     """
     from trainer.rewards import families
-    from trainer.rewards.grading import grader
+    from trainer.rewards.grading import grader, published
 
     match task:
         case ["grade", answer, reference, "task", _]:
@@ -67,6 +68,8 @@ def grade_task(task: list[str], function: UserFunction | None) -> list[Any]:
             return [verdict, float(verdict == "correct")]
         case ["reference", *arguments]:
             return [grader.reference_error(*arguments), 0.0]  # ty: ignore[invalid-argument-type]
+        case ["published", benchmark, text, reference, fields, form]:
+            return ["", published.score(benchmark, text, reference, json.loads(fields), form)]
         case ["user", *arguments] if function is not None:
             value = float(function(*arguments))
             if not math.isfinite(value):

@@ -6,6 +6,7 @@ must be evaluated, and every user function, runs in processes that can be killed
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -190,6 +191,42 @@ class Scorer:
                 message = f"reference answer {reference[:80]!r}: reading it ended in {message}"
             errors.append(message)
         return errors
+
+    def as_published(
+        self, benchmark: str, texts: Sequence[str], reference: str, fields: Mapping[str, Any]
+    ) -> list[float]:
+        """What the benchmark's own rules (`published.SCORERS`) give completions of one row. fields: the row's
+        own. A completion that takes too long gets 0."""
+        about = [reference, json.dumps(fields), self.config.answer]
+        futures = [self._pool.submit(["published", benchmark, text, *about]) for text in texts]
+        return [future.result()[1] for future in futures]
+
+    def by_value(
+        self, answers: Sequence[tuple[str | None, float]], answer_type: str, question: str = ""
+    ) -> list[tuple[str | None, float]]:
+        """Answers of one row with their accuracies; those of equal value are spelled as the first of them.
+
+        Right answers are equal. Where a user function grades, each spelling is an answer of its own.
+        """
+        if self.config.function:
+            return list(answers)
+        spelled: dict[str, str] = {}
+        firsts: list[tuple[str, float]] = []
+        for answer, accuracy in answers:
+            if answer is None or answer in spelled:
+                continue
+            same = (first for first, earned in firsts if earned == accuracy)
+            right = accuracy == 1.0
+            found = next((one for one in same if right or self._same(one, answer, answer_type, question)), "")
+            if not found:
+                firsts.append((answer, accuracy))
+            spelled[answer] = found or answer
+        return [(None if answer is None else spelled[answer], accuracy) for answer, accuracy in answers]
+
+    def _same(self, first: str, second: str, answer_type: str, question: str) -> bool:
+        task = (second, first, answer_type, question)
+        verdict = grader.decide_fast(*task) or self._known.get(task)  # ty: ignore[invalid-argument-type]
+        return (verdict or self._pool.submit(["grade", *task]).result()[0]) == "correct"
 
     def stats(self) -> dict[str, float]:
         """Shares of the last batch by verdict, and counts since the start of restarts and the judge's

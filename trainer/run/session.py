@@ -19,11 +19,14 @@ from trainer.checkpoint.rollout_log import Graded, RolloutLog
 from trainer.config import ConfigError, RunConfig
 from trainer.config.run_folder import METRICS, newest_lines
 from trainer.config.run_store import EXPORTED
+from trainer.data.asked import LOOKED_AT, Asked
 from trainer.data.dataset import Dataset
 from trainer.data.prompt_stream import PromptStream
 from trainer.data.reader import Datasets
 from trainer.data.schema import question
 from trainer.errors import StorageError
+from trainer.fleet.head import Fleet
+from trainer.fleet.objects import secret
 from trainer.hardware.gpus import peak_flops
 from trainer.hardware.model_shapes import shape_of
 from trainer.learning.distributed import DistributedLearner
@@ -72,6 +75,8 @@ class Session:
 
     learner: Learner
     sampler: Sampler
+    fleet: Fleet
+    """The sampler, where `fleet.workers` is not off."""
     metrics: Metrics
 
     def __init__(
@@ -88,7 +93,7 @@ class Session:
             self._claim_run(stages)
             self._open_stores(stages)
             self._measure_rows(ranks)
-            self._load(total_updates)
+            self._load(stages, total_updates)
             self._stages = stages.pop_all()
 
     def _claim_run(self, stages: contextlib.ExitStack) -> None:
@@ -112,9 +117,12 @@ class Session:
         """Opens what grades, what saves, and what logs rollouts."""
         self.rewards = Scorer(self.config.rewards)
         stages.callback(self.rewards.close)
+        if self.config.fleet.workers != "off":
+            secret()  # raises ConfigError before models load
+        self.held = of_this_job(self.config)
+        held = self.held
         if "task" in self.train_set.manifest.statistics.get("answer_types", ()):
             self.rewards.open_families()
-        held = of_this_job(self.config)
         self.rollouts = RolloutLog(self.config, self.train_set.fingerprint, held=held)
         stages.callback(self.rollouts.close)
         self.checkpoints = Checkpoints(self.config, self.train_set.fingerprint, held=held, logs=self.rollouts)
@@ -140,7 +148,7 @@ class Session:
         self.stream = PromptStream(train_rows, config.rows_per_step, config.run.seed, levels)
         self.clock.mark("place")
 
-    def _load(self, total_updates: Callable[[RunConfig, int], int]) -> None:
+    def _load(self, stages: contextlib.ExitStack, total_updates: Callable[[RunConfig, int], int]) -> None:
         """Loads policy, reference and engine on every rank."""
         config = self.config
         self._newest = self.checkpoints.find()  # before the model: every rank fetches its files beside that
@@ -149,9 +157,7 @@ class Session:
         learner.start(total_updates(config, len(self.stream.rows)), self._newest)
         self.learner = learner
         if config.method == "grpo":
-            sampler = Colocated(config, self.ranks)
-            sampler.start()
-            self.sampler = sampler
+            self.sampler = self._make_sampler(stages)
         self.clock.mark("load")
 
         facts = self.learner.facts
@@ -166,6 +172,19 @@ class Session:
         self.saving = Saving(config.run.dir, self.checkpoints, self.learner, self.notice)
         record = partial(self.ranks.all, RankProcess.record)
         self.profiles = StepProfiles(config, record, partial(self.ranks.all, RankProcess.recorded))
+
+    def _make_sampler(self, stages: contextlib.ExitStack) -> Sampler:
+        """Engines in the learner's ranks, or a fleet of workers."""
+        config = self.config
+        if config.fleet.workers == "off":
+            colocated = Colocated(config, self.ranks)
+            colocated.start()
+            return colocated
+        fleet = Fleet(config, self.ranks, self.held, self.datasets, lambda: self.checkpoints.committed)
+        fleet.start()
+        stages.callback(fleet.leave)
+        self.fleet = fleet
+        return fleet
 
     def __enter__(self) -> Session:
         return self
@@ -242,7 +261,9 @@ class Session:
 
     def _say_what_is_asked(self) -> None:
         """Prompt and form of answer decide what is learned: they are said at the start."""
-        prompt = {"rows": "the rows' own", "none": "none"}.get(self.config.data.system_prompt, "")
+        trained = self.config.evaluation.benchmarks and Asked.read(self.config.model.path)
+        rows = "the model's own, from its training" if trained else "the rows' own"
+        prompt = {"rows": rows, "none": "none"}.get(self.config.data.system_prompt, "")
         prompt = prompt or repr(self.config.data.system_prompt)
         opening = self.ranks.first(RankProcess.opening)
         opened = f", {opening} is opened by the chat template" if opening else ""
@@ -312,6 +333,8 @@ class Session:
         stats = self.rewards.stats() | stats | {"data/left_out": self.left_out}
         stats |= throughput(stats, times, self.config.placement.world_size) | times
         stats |= self.checkpoints.metrics() | self.rollouts.metrics()
+        if self.config.fleet.workers != "off":
+            stats |= self.fleet.metrics()
         if not self.clock.told:
             print(self.clock.tell(), flush=True)
             stats |= self.clock.metrics()
@@ -350,6 +373,8 @@ class Session:
         if self.config.checkpoint.export_hf != "never":
             with self.phases("export"):
                 self.export()
+        if self.config.fleet.workers != "off":
+            self.fleet.close()
         self.phases.finish()
         self.metrics.close()
         print(f"report: {write_report(self.config.run.dir)}", flush=True)
@@ -367,6 +392,10 @@ class Session:
             if self.config.model.freeze_vision:
                 hub.fetch(self.config, hub.weight_files(self.config))
             export_hf(found, out, hub.folder(self.config), self.config.model.dtype)
+        looked_at = range(min(LOOKED_AT, len(self.train_set)))
+        asked = Asked.of(self.train_set[row].messages for row in looked_at)
+        if asked:
+            asked.write(out)
         if self.checkpoints.storage:
             for path in sorted(out.iterdir()):
                 self.checkpoints.storage.put(path, f"{EXPORTED}/{path.name}")

@@ -1,5 +1,5 @@
-"""Which engine samples which prompt: all of them should finish together. Seeds are per prompt, so no sample
-changes."""
+"""Which engine samples which prompt, so that all engines finish at about the same time. Seeds belong to
+prompts, so the samples do not depend on it."""
 
 from __future__ import annotations
 

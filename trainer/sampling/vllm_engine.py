@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from vllm.v1.sample.logits_processor import BatchUpdate
 
 ProcessorV2: Any = object
-"""What vLLM's model runner V2 (on GPUs) demands of a processor; in 0.26 it has none, and such engines run on
-V1."""
+"""The class that vLLM's model runner V2 (on GPUs) wants a logits processor to have. vLLM 0.26 has no such
+class; there these engines run on V1."""
 with contextlib.suppress(ImportError):
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as ProcessorV2
 
@@ -47,7 +47,7 @@ def _reduce_over_gloo() -> None:
 
 
 ENDS: dict[str | None, End] = {"stop": "stop", "length": "length"}
-"""What vLLM's reasons to finish mean; any other is an error."""
+"""The meaning of vLLM's reasons to finish. Any other reason is an error."""
 
 
 class BanTokens(LogitsProcessor, ProcessorV2):
@@ -86,10 +86,11 @@ def ranges(ids: Sequence[int]) -> list[tuple[int, int]]:
 
 
 PICTURES_AT_ONCE = 4
-"""Prompts with images that are added between two steps of an engine on a GPU: the host prepares the next ones
-while the GPU computes. By count, not by time: the ranks of an engine make the same calls."""
+"""Number of prompts with images that are added between two steps of an engine on a GPU, so that the host
+prepares the next ones while the GPU computes. It is a number and not a time, because the ranks of an
+engine must make the same calls."""
 BLACKWELL = (10, 0)
-"""Compute capability from which vLLM's attention is FlashInfer's."""
+"""Compute capability from which vLLM uses FlashInfer's attention."""
 
 
 def zero_scratch(worker: Any) -> None:
@@ -106,7 +107,7 @@ def zero_scratch(worker: Any) -> None:
 
 
 def arguments(config: RunConfig, prompter: Prompter, images_per_prompt: int) -> dict[str, Any]:
-    """What vLLM is asked for. images_per_prompt: the most that any row has."""
+    """The arguments of vLLM's `LLM`. images_per_prompt: the largest number of images in any row."""
     rollout = config.rollout
     on_gpu = config.placement.device == "cuda"
     asked: dict[str, Any] = {
@@ -139,7 +140,7 @@ def arguments(config: RunConfig, prompter: Prompter, images_per_prompt: int) -> 
 
 
 def _of_gpu(config: RunConfig) -> dict[str, Any]:
-    """What an engine on a GPU is asked for besides."""
+    """Further arguments of an engine on a GPU."""
     asked: dict[str, Any] = {
         "gpu_memory_utilization": config.rollout.gpu_memory_utilization,
         "enable_sleep_mode": config.rollout.sleep_level > 0,
@@ -156,7 +157,7 @@ def _of_gpu(config: RunConfig) -> dict[str, Any]:
 
 
 def _of_cpu(config: RunConfig) -> dict[str, Any]:
-    """What an engine on a CPU is asked for besides."""
+    """Further arguments of an engine on a CPU."""
     return {
         # vLLM's 128 on CPU is more than most prompts have: groups would share nothing
         "block_size": 32,
@@ -199,8 +200,8 @@ class Engine:
         return self.llm.collective_rpc(method, args=args)
 
     def reset_caches(self) -> None:
-        """Forgets what was computed with other weights: KV blocks, processed inputs, image embeddings
-        (vllm#44910)."""
+        """Empties every cache that was computed with other weights: KV blocks, processed inputs, image
+        embeddings (vllm#44910)."""
         if not self.llm.reset_prefix_cache():
             raise RuntimeError("the prefix cache was not reset: a request is still running")
         self.llm.reset_mm_cache()
@@ -213,13 +214,14 @@ class Engine:
             self._awake = False
 
     def wake_weights(self) -> None:
-        """First half of waking: memory for weights, which a sync must fill before anything is generated."""
+        """First half of waking: allocates memory for the weights. A sync must fill it before anything is
+        generated."""
         self._wake("weights")
         if self.sleeps:
             self.llm.collective_rpc(zero_scratch)
 
     def wake_cache(self) -> None:
-        """Second half: memory for the KV cache."""
+        """Second half of waking: allocates memory for the KV cache."""
         self._wake("kv_cache")
 
     def _wake(self, tag: str) -> None:
@@ -230,7 +232,7 @@ class Engine:
 
     @property
     def sleeps(self) -> bool:
-        """Whether it gives its memory away between rollouts."""
+        """Whether the engine frees its memory between rollouts."""
         return self.config.placement.device == "cuda" and self.config.rollout.sleep_level > 0
 
     def generate(

@@ -119,7 +119,11 @@ def parameters_in(path: Path) -> int:
             if length > MOST_HEADER_BYTES:
                 raise ValueError("no header")
             header = json.loads(file.read(length))
-        shapes = [about["shape"] for name, about in header.items() if name != "__metadata__"]
+        shapes = []
+        for name, about in header.items():
+            if name != "__metadata__":
+                shapes.append(about["shape"])
+
         return sum(math.prod(shape) for shape in shapes)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is no safetensors file ({error!r}): download the model again") from error

@@ -126,7 +126,11 @@ def open_store(
         "prefix": prefix or None,
     }
     if scheme == "gs":
-        keys = {name: env[variable] for name, variable in _GCS_VARIABLES.items() if env.get(variable)}
+        keys = {}
+        for name, variable in _GCS_VARIABLES.items():
+            if env.get(variable):
+                keys[name] = env[variable]
+
         if endpoint:
             keys |= {"base_url": endpoint, "bearer_token": "emulator"}
         return GCSStore(bucket, **keys, **options), limits

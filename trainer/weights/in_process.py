@@ -25,14 +25,14 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from trainer.weights.source import WeightSource
 
 BACKEND = "in_process"
-"""Name of the weight transfer, and of the loader that leaves all weights to it."""
+"""Name of the weight transfer, and of the model loader that loads no weights itself."""
 
 
 class Receiver(Protocol):
-    """What `push` calls of the engine."""
+    """What `push` needs of an engine."""
 
     version: int
-    """Version of the weights that it holds."""
+    """Version of the weights that the engine holds."""
 
     def call(self, method: str, *args: Any) -> Any:
         """Calls a method of vLLM's worker."""
@@ -54,7 +54,7 @@ class Weights(WeightTransferUpdateInfo):
 
 
 class InProcessEngine(WeightTransferEngine[NoInit, Weights]):
-    """Receives by reference."""
+    """vLLM's side of the transfer. It gets tensors of the same process by reference."""
 
     init_info_cls = NoInit
     update_info_cls = Weights
@@ -76,13 +76,14 @@ class InProcessEngine(WeightTransferEngine[NoInit, Weights]):
         model.load_weights(update_info.weights)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Loads one group, and on a GPU waits for it: the tensors are let go when this returns."""
+        """Loads one group. On a GPU it waits until the copy is done, because the caller frees the tensors
+        afterwards."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def finish_weight_update(self) -> None:
-        """Re-packs what is left."""
+        """Re-packs the layers that are not re-packed yet."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
@@ -94,8 +95,8 @@ class InProcessEngine(WeightTransferEngine[NoInit, Weights]):
             self._retie()
 
     def _retie(self) -> None:
-        """The tied head gets no weights of its own, so reloading leaves it at the old ones (on CPU: a packed
-        copy)."""
+        """Ties the head to the embedding again. A tied head gets no weights of its own, so that after a
+        reload it would keep the old ones (on CPU it is a packed copy)."""
         modules: dict[str, Any] = dict(self.model.named_modules())
         head = next((m for name, m in modules.items() if name.endswith("lm_head")), None)
         if head is None:  # vLLM 0.26: the head is the embedding itself
@@ -114,20 +115,20 @@ class InProcessEngine(WeightTransferEngine[NoInit, Weights]):
 
 
 class NoWeights(BaseModelLoader):
-    """Reads no file, for the first sync brings every weight. vLLM's "dummy" would randomize buffers too,
-    which none does."""
+    """A model loader that reads no file, since the first sync brings every weight. vLLM's "dummy" loader
+    would also randomize buffers, and no sync brings those."""
 
     def download_model(self, model_config: Any) -> None:
         """Nothing to do."""
 
     def load_weights(self, model: Any, model_config: Any) -> None:
-        """Zeros, since what memory holds may be NaN."""
+        """Sets all weights to zero: fresh memory may hold NaN."""
         for parameter in model.parameters():
             parameter.data.zero_()
 
 
 def register() -> None:
-    """Makes transfer and loader known to vLLM, once per process."""
+    """Registers the transfer and the loader with vLLM, once per process."""
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, InProcessEngine)
         register_model_loader(BACKEND)(NoWeights)

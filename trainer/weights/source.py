@@ -13,7 +13,7 @@ class WeightSource(Protocol):
 
     @property
     def version(self) -> int:
-        """Number of training steps that the weights have seen."""
+        """Number of training steps after which the policy had these weights."""
 
     def groups(self) -> Iterator[list[tuple[str, Tensor]]]:
         """Full tensors in the model's own dtype under their Hugging Face names, every parameter once.

@@ -61,7 +61,7 @@ def reach(head: HeadLauncher, step: int, started_unix_s: float) -> None:
 def test_only_a_process_that_died_while_machines_stayed_is_one(head, code, died, noticed, step, recorded):
     reach(head, step, time.time())
     head.died, head.others.noticed = died, noticed
-    head.said = "a worker or node was lost: rank 3"
+    head.said = "a rank or node was lost: rank 3"
     assert head.settle(code) == code
     past = Attempts.of(head.config).past()[-1]
     assert (past.code, past.died_at_step, past.why) == (code, recorded, head.said)

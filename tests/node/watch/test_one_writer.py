@@ -255,7 +255,7 @@ run = pathlib.Path(sys.argv[1])
 if os.environ["SPOTRL_ATTEMPT"][0] == "2":
     sys.exit(33)  # the second machine is taken away
 (run / "progress.json").write_text(json.dumps({"status": "failed", "step": 5, "started_unix_s": time.time()}))
-print("error: a worker or node was lost: rank 3 (process 7 on 10.0.0.1): out of memory?", flush=True)
+print("error: a rank or node was lost: rank 3 (process 7 on 10.0.0.1): out of memory?", flush=True)
 sys.exit(34)
 """
 

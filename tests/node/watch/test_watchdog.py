@@ -340,7 +340,7 @@ def test_a_killed_rank_ends_the_job_at_once(small_config, folder):
     code, text = run_with("killed", config, folder)
     assert code == 34, text
     assert re.search(
-        r"error: a worker or node was lost: rank 1 \(process \d+ on [\d.]+\): out of memory\? See", text
+        r"error: a rank or node was lost: rank 1 \(process \d+ on [\d.]+\): out of memory\? See", text
     ), text
     assert "profile of step 2: " in text
     traces = {

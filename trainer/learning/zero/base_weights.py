@@ -27,13 +27,15 @@ from trainer.storage import hub
 
 T = TypeVar("T")
 BUCKET_BYTES = 512 << 20
-"""Weights that are whole on every rank at a time while they are loaded, or one tensor that is larger."""
+"""Bytes of weights that are whole on every rank at a time while they are loaded; a larger tensor is loaded
+alone."""
 PERMANENT = (ConfigError, FileNotFoundError, PermissionError, SafetensorError)
-"""Failures to read that another start would meet again."""
+"""Errors of a reader that another start would meet again."""
 
 
 def unfilled(kind: Any, hf_config: Any, ds_config: dict[str, Any], **kwargs: Any) -> Any:
-    """A model of one of transformers' auto classes, sharded as it is built; it holds nothing that counts."""
+    """Builds a model of one of transformers' auto classes, sharded as it is built. Its weights are not set
+    yet."""
     split = ds_config["zero_optimization"].get("zero_hpz_partition_size", 1) > 1
     # of an earlier call; no second is made
     node = groups._get_zero_param_intra_parallel_group() if split else None
@@ -57,20 +59,29 @@ def fill(model: nn.Module, config: RunConfig) -> None:
     opened: dict[str, Any] = {}
 
     def read() -> dict[str, dict[str, tuple[int, ...]]]:
-        own = [name for name, owner in owners.items() if owner == dist.get_rank()]
-        opened.update((name, safe_open(hub.file(config, name), framework="pt")) for name in own)
+        for name, owner in owners.items():
+            if owner == dist.get_rank():
+                opened[name] = safe_open(hub.file(config, name), framework="pt")
         return {name: _shapes(file) for name, file in opened.items()}
 
-    shapes = {name: found for part in _told(config, read) for name, found in part.items()}
+    by_file: dict[str, dict[str, tuple[int, ...]]] = {}
+    for part in _told(config, read):
+        by_file |= part
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in files:
+        shapes |= by_file[name]
+
     parameters = dict(model.named_parameters())
-    keys = _matched(parameters, {key: shape for name in files for key, shape in shapes[name].items()}, config)
+    keys = _matched(parameters, shapes, config)
     for name, owner in owners.items():
-        for bucket in buckets(
-            [(key, parameters[keys[key]]) for key in shapes[name] if key in keys], BUCKET_BYTES
-        ):
-            with deepspeed.zero.GatheredParameters([p for _, p in bucket], modifier_rank=owner):
-                for key, p in bucket if name in opened else ():
-                    p.data.copy_(opened[name].get_tensor(key))
+        wanted = [(key, parameters[keys[key]]) for key in by_file[name] if key in keys]
+        for bucket in buckets(wanted, BUCKET_BYTES):
+            gathered = [parameter for _, parameter in bucket]
+            # The owner changes the whole parameters; leaving the block scatters its values to all ranks.
+            with deepspeed.zero.GatheredParameters(gathered, modifier_rank=owner):
+                if name in opened:
+                    for key, parameter in bucket:
+                        parameter.data.copy_(opened[name].get_tensor(key))
 
 
 def _readers(count: int, per_node: int) -> list[int]:
@@ -81,8 +92,12 @@ def _readers(count: int, per_node: int) -> list[int]:
     for rank, place in enumerate(_everyone(node)):
         ranks.setdefault(place, []).append(rank)
     nodes = [ranks[place] for place in sorted(ranks)]
-    dealt = [nodes[i % len(nodes)] for i in range(count)]
-    return [own[i // len(nodes) % len(own)] for i, own in enumerate(dealt)]
+    readers = []
+    for file in range(count):
+        on_node = nodes[file % len(nodes)]
+        turn = file // len(nodes)
+        readers.append(on_node[turn % len(on_node)])
+    return readers
 
 
 def _shapes(file: Any) -> dict[str, tuple[int, ...]]:
@@ -92,18 +107,21 @@ def _shapes(file: Any) -> dict[str, tuple[int, ...]]:
 def _matched(
     parameters: dict[str, Any], shapes: dict[str, tuple[int, ...]], config: RunConfig
 ) -> dict[str, str]:
-    """Tensor of a file -> parameter, for every parameter. What files have besides is left, as transformers
-    does."""
-    keys = {key: own[0] for key in shapes if (own := sorted(hub.aliases(key) & parameters.keys()))}
+    """Maps tensors of the files to parameters, for every parameter. Other tensors of the files are
+    ignored, as transformers does."""
+    keys = {}
+    for key in shapes:
+        own = sorted(hub.aliases(key) & parameters.keys())
+        if own:
+            keys[key] = own[0]
     if missing := sorted(parameters.keys() - set(keys.values())):
         raise ConfigError(
             f"{config.model.path} has no {missing[0]} ({len(missing)} are missing): is it this model?"
         )
-    for key, own in keys.items():
-        if shapes[key] != whole_shape(parameters[own]):
-            raise ConfigError(
-                f"{config.model.path}: {key} is {shapes[key]}, not {whole_shape(parameters[own])}"
-            )
+    for key, name in keys.items():
+        expected = whole_shape(parameters[name])
+        if shapes[key] != expected:
+            raise ConfigError(f"{config.model.path}: {key} is {shapes[key]}, not {expected}")
     return keys
 
 
@@ -124,7 +142,7 @@ def _told(config: RunConfig, read: Callable[[], T]) -> list[T]:
 
 
 def _everyone(own: Any) -> list[Any]:
-    """What every rank has given, by rank."""
+    """The objects that all ranks have passed in, by rank."""
     out: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(out, own)
     return out

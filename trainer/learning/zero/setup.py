@@ -58,7 +58,7 @@ def exact_frequencies(model: Any) -> None:
 
 
 class Gathers:
-    """Counts what the passes of this process gather: calls, and bytes of whole weights."""
+    """Counts how often the passes of this process gather weights, and how many bytes."""
 
     def __init__(self) -> None:
         self.calls = self.bytes = 0
@@ -121,7 +121,7 @@ def zero_config(config: RunConfig, shape: Shape, inference: bool = False) -> dic
 
 
 def quietly(initialize: Callable[..., Any], **kwargs: Any) -> Any:
-    """DeepSpeed logs some hundred lines per engine; warnings and errors stay."""
+    """Lets DeepSpeed log warnings and errors only. It logs some hundred lines per model otherwise."""
     logger = logging.getLogger("DeepSpeed")
     level = logger.level
     logger.setLevel(logging.WARNING)

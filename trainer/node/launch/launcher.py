@@ -283,4 +283,8 @@ def cache_variables(env: Mapping[str, str]) -> dict[str, str]:
         "TRITON_CACHE_DIR": "triton",
         "TORCHINDUCTOR_CACHE_DIR": "inductor",
     }
-    return {name: str(Path(root) / "cache" / place) for name, place in places.items() if name not in env}
+    found: dict[str, str] = {}
+    for name, place in places.items():
+        if name not in env:
+            found[name] = str(Path(root) / "cache" / place)
+    return found

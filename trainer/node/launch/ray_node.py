@@ -273,7 +273,11 @@ class RayNode:
 
     def complaint(self) -> str:
         """The last line of Ray's own log that is not empty."""
-        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        lines = []
+        for line in self.log.read_text(errors="replace").splitlines():
+            if line.strip():
+                lines.append(line.strip())
+
         return lines[-1][-300:] if lines else "it wrote nothing"
 
     def close(self, keep_logs: bool) -> None:

@@ -231,7 +231,11 @@ class Head:
 
     def lost(self) -> dict[int, str]:
         """Ranks that are gone, and why."""
-        return {rank: why for rank, link in self.links.items() if (why := link.lost())}
+        found: dict[int, str] = {}
+        for rank, link in self.links.items():
+            if why := link.lost():
+                found[rank] = why
+        return found
 
     def quiet(self) -> bool:
         """Whether any node's heartbeats are late."""

@@ -30,7 +30,11 @@ def main(addresses: list[str]) -> int:
         return EXIT_RAY
     deadline = time.monotonic() + DEADLINE_S
     while True:
-        alive = {n["NodeManagerAddress"]: n["NodeID"] for n in ray.nodes() if n["Alive"]}
+        alive = {}
+        for n in ray.nodes():
+            if n["Alive"]:
+                alive[n["NodeManagerAddress"]] = n["NodeID"]
+
         missing = [a for a in addresses if a not in alive]
         if not missing:
             break
@@ -56,10 +60,14 @@ def main(addresses: list[str]) -> int:
 
     pairs = list(zip(addresses, addresses[1:] + addresses[:1], strict=True))
     began = time.monotonic()
-    results = [
-        take.options(scheduling_strategy=on(to)).remote(give.options(scheduling_strategy=on(source)).remote())
-        for source, to in pairs
-    ]
+    results = []
+    for source, to in pairs:
+        results.append(
+            take.options(scheduling_strategy=on(to)).remote(
+                give.options(scheduling_strategy=on(source)).remote()
+            )
+        )
+
     ready, late = ray.wait(results, num_returns=len(results), timeout=max(1.0, deadline - time.monotonic()))
     for pair, result in zip(pairs, results, strict=True):
         if result in late or ray.get(result) != (BYTES, True):

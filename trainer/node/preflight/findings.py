@@ -81,11 +81,14 @@ def table(findings: Sequence[Finding], name_of: Callable[[int], str]) -> str:
         where = f"nodes {_ranges(ranks)}" if len(ranks) > 1 else name_of(ranks[0]) if ranks else "all nodes"
         rows.append(("pass", check, where, figure, group[0].target))
     head = ("", "check", "where", "measured", "target")
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(4)]
-    lines = [
-        "  ".join(cell.ljust(w) for cell, w in zip(row, [*widths, 0], strict=True)).rstrip()
-        for row in [head, *rows]
-    ]
+    widths = []
+    for i in range(4):
+        widths.append(max(len(row[i]) for row in [head, *rows]))
+
+    lines = []
+    for row in [head, *rows]:
+        lines.append("  ".join(cell.ljust(w) for cell, w in zip(row, [*widths, 0], strict=True)).rstrip())
+
     return "\n".join(lines)
 
 

@@ -233,7 +233,11 @@ def _complaints(gpu: MeasuredGpu, fastest: int) -> list[tuple[str, str, str, str
     pcie = f"is on PCIe x{gpu.pcie_width}, it can do x{gpu.pcie_width_max}" if narrow else ""
     if not pcie and (gpu.pcie_generation or fastest) < fastest:
         pcie = f"is on PCIe {gpu.pcie_generation}, others here on PCIe {fastest}"
-    reasons = [name for bit, name in SLOWDOWNS.items() if gpu.slowdown & bit]
+    reasons = []
+    for bit, name in SLOWDOWNS.items():
+        if gpu.slowdown & bit:
+            reasons.append(name)
+
     slow = f"is slowed down: {', '.join(reasons)}" if reasons else ""
     margin = targets.GPU_TEMPERATURE_MARGIN_C.value
     hot = gpu.temperature_c is not None and gpu.slowdown_c and gpu.temperature_c > gpu.slowdown_c - margin

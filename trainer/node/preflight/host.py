@@ -160,9 +160,11 @@ def measure_disks(needs: Iterable[tuple[str, Path, int]]) -> Iterator[Disk]:
         device = existing.stat().st_dev
         if device not in speeds:
             speeds[device] = write_speed(existing) if free > 4 * SPEED_BYTES else 0.0
-        mounts = [
-            m for m in psutil.disk_partitions(all=True) if existing.resolve().is_relative_to(m.mountpoint)
-        ]
+        mounts = []
+        for m in psutil.disk_partitions(all=True):
+            if existing.resolve().is_relative_to(m.mountpoint):
+                mounts.append(m)
+
         kind = max(mounts, key=lambda m: len(m.mountpoint)).fstype if mounts else ""
         yield Disk(
             purpose=purpose,
@@ -425,7 +427,10 @@ def data_fingerprint(path: str) -> str:
         files = [manifest.parent / f["path"] for f in content["files"]]
     except (ValueError, KeyError, TypeError):
         return "unreadable"
-    sizes = [file.stat().st_size if file.exists() else -1 for file in files]
+    sizes = []
+    for file in files:
+        sizes.append(file.stat().st_size if file.exists() else -1)
+
     return hashlib.sha256(json.dumps([content.get("fingerprint"), sizes]).encode()).hexdigest()[:16]
 
 
@@ -433,7 +438,11 @@ def compare(head: dict[str, Any], other: dict[str, Any], rank: int) -> list[Find
     """What differs between the head's facts and another node's."""
     ours = head["versions"]
     theirs = other["versions"]
-    wrong = [n for n in sorted(ours | theirs) if ours.get(n) != theirs.get(n)]
+    wrong = []
+    for n in sorted(ours | theirs):
+        if ours.get(n) != theirs.get(n):
+            wrong.append(n)
+
     found = [Finding(check="packages", nodes=(rank,), figure="as on the head")]
     if wrong:
         what = ", ".join(f"{n} {theirs.get(n, 'missing')} (head: {ours.get(n, 'missing')})" for n in wrong)

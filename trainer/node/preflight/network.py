@@ -67,10 +67,15 @@ class Survey:
 def survey(hellos: dict[int, dict[str, Any]], addresses: dict[int, str], ask: Ask) -> Survey:
     """Measures everything: clocks, then ports from everyone to everyone, then every pair."""
     found = Survey(hellos, addresses)
-    found.offsets_s = {r: a["offset_s"] for r, a in ask({r: {"stage": "clock"} for r in hellos}).items()}
+    clocks = ask({rank: {"stage": "clock"} for rank in hellos})
+    for rank, clock in clocks.items():
+        found.offsets_s[rank] = clock["offset_s"]
+
     answers = ask({rank: {"stage": "ports", "peers": _doors(rank, found)} for rank in hellos})
-    found.reached = {rank: [tuple(w) for w in a["reached"]] for rank, a in answers.items()}
-    found.routes = {rank: {int(k): v for k, v in a["routes"].items()} for rank, a in answers.items()}
+    for rank, answer in answers.items():
+        found.reached[rank] = [tuple(wrong) for wrong in answer["reached"]]
+        found.routes[rank] = {int(to): interface for to, interface in answer["routes"].items()}
+
     plan = rounds(len(hellos))
     seconds = min(1.0, PAIR_SECONDS / 2 / len(plan))
     for pairs in plan:
@@ -96,12 +101,19 @@ def measure_pairs(pairs: Iterable[tuple[int, int]], found: Survey, ask: Ask, sec
     cut = found.cut()
     measured = []
     pairs = [(a, b) for a, b in pairs if (a, b) not in cut and (b, a) not in cut]
-    smallest = {
-        (a, b): min([m for m in (_mtu(found, a, b), _mtu(found, b, a)) if m] or [1500]) for a, b in pairs
-    }
-    flights = ask({a: _order("datagrams", found, b, mtu=min(smallest[a, b], 9000)) for a, b in pairs})
-    there = ask({a: _order("stream", found, b, seconds=seconds) for a, b in pairs})
-    back = ask({b: _order("stream", found, a, seconds=seconds) for a, b in pairs})
+    datagrams = {}
+    forth = {}
+    back_again = {}
+    for a, b in pairs:
+        mtus = [mtu for mtu in (_mtu(found, a, b), _mtu(found, b, a)) if mtu]
+        datagrams[a] = _order("datagrams", found, b, mtu=min([*mtus, 9000]) if mtus else 1500)
+        forth[a] = _order("stream", found, b, seconds=seconds)
+        back_again[b] = _order("stream", found, a, seconds=seconds)
+
+    # One after the other: a stream beside a stream would measure half of the link.
+    flights = ask(datagrams)
+    there = ask(forth)
+    back = ask(back_again)
     for a, b in pairs:
         flight = flights[a]
         speeds = (there[a]["bytes_per_s"], back[b]["bytes_per_s"])
@@ -170,20 +182,26 @@ def blame(bad: Iterable[tuple[int, int]], nodes: int) -> tuple[list[int], list[t
     if nodes < 3 or len({frozenset(p) for p in bad}) == nodes * (nodes - 1) // 2:
         return [], sorted(bad)
     touched = {frozenset(p) for p in bad}
-    guilty = [n for n in range(nodes) if sum(n in pair for pair in touched) == nodes - 1]
+    guilty = []
+    for n in range(nodes):
+        if sum(n in pair for pair in touched) == nodes - 1:
+            guilty.append(n)
+
     return guilty, sorted(p for p in bad if not any(n in p for n in guilty))
 
 
 def _doubtful(pairs: list[Pair]) -> list[Pair]:
     limit = targets.SLOW_PAIR_WARN.value * _usual(pairs)
-    return [
-        p
-        for p in pairs
-        if min(p.bytes_per_s) < limit
-        or max(p.loss) >= targets.LOSS_WARN.value
-        or not p.carries
-        or p.round_trip_ms > targets.ROUND_TRIP_WARN_MS.value
-    ]
+    found: list[Pair] = []
+    for p in pairs:
+        if (
+            min(p.bytes_per_s) < limit
+            or max(p.loss) >= targets.LOSS_WARN.value
+            or not p.carries
+            or p.round_trip_ms > targets.ROUND_TRIP_WARN_MS.value
+        ):
+            found.append(p)
+    return found
 
 
 def _usual(pairs: list[Pair]) -> float:
@@ -199,11 +217,11 @@ def _interfaces(found: Survey) -> list[Finding]:
         ours = sorted(set(found.routes[rank].values()))
         name = _interface(hello, ours[0]) if ours else ""
         for variable, (chosen, address) in hello["chosen"].items():
-            same = [
-                r
-                for r, other in found.hellos.items()
-                if r != rank and address in other["interfaces"].values()
-            ]
+            same = []
+            for r, other in found.hellos.items():
+                if r != rank and address in other["interfaces"].values():
+                    same.append(r)
+
             if chosen != name and (same or address.startswith("127.")):
                 where = f"{chosen} ({address}), " + (
                     f"an address that node {same[0]} has, too" if same else "loopback"
@@ -283,7 +301,10 @@ def _ports(found: Survey) -> list[Finding]:
 
 def _mtus(found: Survey) -> list[Finding]:
     out = []
-    sizes = {r: max((_mtu(found, r, p) for p in found.hellos if p != r), default=0) for r in found.hellos}
+    sizes = {}
+    for r in found.hellos:
+        sizes[r] = max((_mtu(found, r, p) for p in found.hellos if p != r), default=0)
+
     usual = statistics.mode(sizes.values())
     for rank, size in sizes.items():
         if size != usual:
@@ -301,7 +322,10 @@ def _quality(found: Survey) -> list[Finding]:
     out = []
     count = len(found.hellos)
     limit = targets.LOSS_WARN.value
-    levels = {(p.a, p.b): _level(max(p.loss), limit, targets.LOSS_FAIL.value) for p in found.pairs}
+    levels = {}
+    for p in found.pairs:
+        levels[(p.a, p.b)] = _level(max(p.loss), limit, targets.LOSS_FAIL.value)
+
     loss = {(p.a, p.b): p.loss for p in found.pairs}
     for level in ("fail", "warn"):
         guilty, rest = blame([p for p, at in levels.items() if at == level], count)
@@ -311,7 +335,11 @@ def _quality(found: Survey) -> list[Finding]:
         for pair in rest:
             there, back = loss[pair]
             out.append(_lossy(pair if there >= back else pair[::-1], max(there, back), level))
-    slow = {(p.a, p.b): p for p in found.pairs if p.round_trip_ms > targets.ROUND_TRIP_WARN_MS.value}
+    slow = {}
+    for p in found.pairs:
+        if p.round_trip_ms > targets.ROUND_TRIP_WARN_MS.value:
+            slow[(p.a, p.b)] = p
+
     guilty, rest = blame(slow, count)
     for nodes in [*[(n,) for n in guilty], *rest]:
         best = max(p.round_trip_ms for p in slow.values() if set(nodes) <= {p.a, p.b})

@@ -87,7 +87,11 @@ class Prober:
         chosen = {}
         for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
             stem = env.get(variable, "").partition(",")[0].lstrip("=")
-            names = [n for n in known if stem and not stem.startswith("^") and n.startswith(stem)]
+            names = []
+            for n in known:
+                if stem and not stem.startswith("^") and n.startswith(stem):
+                    names.append(n)
+
             if names:
                 chosen[variable] = [names[0], known[names[0]]]
         try:
@@ -337,7 +341,10 @@ def rounds(nodes: int) -> list[list[tuple[int, int]]]:
     found = []
     for _ in range(len(ring) - 1):
         half = len(ring) // 2
-        pairs = [(min(a, b), max(a, b)) for a, b in zip(ring[:half], ring[: half - 1 : -1], strict=True)]
+        pairs = []
+        for a, b in zip(ring[:half], ring[: half - 1 : -1], strict=True):
+            pairs.append((min(a, b), max(a, b)))
+
         found.append([pair for pair in pairs if pair[0] >= 0])
         ring = [ring[0], ring[-1], *ring[1:-1]]
     return found

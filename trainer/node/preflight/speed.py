@@ -73,7 +73,10 @@ def main() -> int:
     }
     if cuda:
         mine |= {"tflops": _matmul_tflops(device), "memory_gb_per_s": _memory_gb_per_s(device)}
-    groups = [dist.new_group(list(range(first, first + local))) for first in range(0, world, local)]
+    groups = []
+    for first in range(0, world, local):
+        groups.append(dist.new_group(list(range(first, first + local))))
+
     inside = 0.0
     wrong = False
     if 1 < local < world:

@@ -69,7 +69,11 @@ def count(
     """
     if code not in LOST:
         return code
-    bad = [machines[rank] for rank in findings.machines(found) if rank in machines]
+    bad = []
+    for rank in findings.machines(found):
+        if rank in machines:
+            bad.append(machines[rank])
+
     why = why or next(
         (finding.figure for finding in found if finding.level == "fail" and finding.machine), ""
     )

@@ -45,6 +45,8 @@ TRACE_BYTES = 4 << 20
 MOVING = ("start", "resume", "checkpoint", "export")
 """Phases that mostly read and write files: while they do, they make progress, however long a large model
 takes."""
+ASKS_ENGINES = ("rollout", "wait", "sync", "eval")
+"""Phases in which completions are waited for."""
 WAIT = "wait"
 """The phase of a lane that waits for the other one."""
 MOVES = 1e6
@@ -107,14 +109,20 @@ class Watchdog:
         if sample["pieces"] != self._pieces.get(sample["node"], 0):
             self._pieces[sample["node"]] = sample["pieces"]
             self._worked = time.time()
-        new = [one for one in sample["paused"].items() if one not in self._paused]
+        new = []
+        for one in sample["paused"].items():
+            if one not in self._paused:
+                new.append(one)
+
         self._paused.update(new)
         where = f"on node {sample['node']}"
         warning = self._stragglers.look(sample)
-        lines = [
-            f"rank {r} {where} has raised {why} and waits for a debugger; {where}: {self.attach}"
-            for r, why in new
-        ]
+        lines = []
+        for r, why in new:
+            lines.append(
+                f"rank {r} {where} has raised {why} and waits for a debugger; {where}: {self.attach}"
+            )
+
         return lines + [f"warning: {text}" for text in (warning, *self._of_gpus(sample)) if text]
 
     def _of_gpus(self, sample: Mapping[str, Any]) -> Iterator[str]:
@@ -167,11 +175,19 @@ class Watchdog:
         watch = self.config.watch
         if phase == "start":
             return watch.start_s
+        # Samples of a fleet may have to wait until a worker is there; the driver ends by itself after that.
+        fleet_s = 0.0
+        if self.config.fleet.workers != "off" and phase in ASKS_ENGINES:
+            fleet_s = self.config.fleet.wait_s + watch.floor_s
         metric = f"time/{phase}_s"
-        times = [record[metric] for record in read_history(self.config.run.dir) if metric in record]
+        times = []
+        for record in read_history(self.config.run.dir):
+            if metric in record:
+                times.append(record[metric])
+
         if not times:
-            return watch.first_s
-        return max(watch.floor_s, watch.factor * statistics.median(times[-STEPS:]))
+            return max(watch.first_s, fleet_s)
+        return max(watch.floor_s, fleet_s, watch.factor * statistics.median(times[-STEPS:]))
 
 
 def variables(folder: Path, post_mortem: bool = False) -> dict[str, str]:
@@ -199,23 +215,25 @@ def dump(folder: Path, node: int) -> list[dict[str, Any]]:
     while time.monotonic() < deadline and not all(p.stat().st_size for p in stacks.values()):
         time.sleep(0.05)
     time.sleep(0.1)
-    return [
-        asdict(
-            Rank(
-                node,
-                b.rank,
-                b.calls,
-                b.inside,
-                b.since_s,
-                b.name,
-                processes.state(b.pid),
-                stacks[b.rank].read_text(),
-                beacon.paused(folder, b),
-                traces.get(b.rank, ""),
+    out: list[dict[str, Any]] = []
+    for b in found:
+        out.append(
+            asdict(
+                Rank(
+                    node,
+                    b.rank,
+                    b.calls,
+                    b.inside,
+                    b.since_s,
+                    b.name,
+                    processes.state(b.pid),
+                    stacks[b.rank].read_text(),
+                    beacon.paused(folder, b),
+                    traces.get(b.rank, ""),
+                )
             )
         )
-        for b in found
-    ]
+    return out
 
 
 def _traces(folder: Path) -> dict[int, str]:
@@ -248,8 +266,15 @@ def _traces(folder: Path) -> dict[int, str]:
 
 def _drivers(folder: Path) -> dict[int, Path]:
     """Stacks of the job's driver, on the head; of those that were started, the one that lives."""
-    files = {int(path.stem.removeprefix("driver-")): path for path in folder.glob("driver-*.stacks")}
-    return {pid: path for pid, path in files.items() if processes.state(pid) not in ("", "Z")}
+    files = {}
+    for path in folder.glob("driver-*.stacks"):
+        files[int(path.stem.removeprefix("driver-"))] = path
+
+    found: dict[int, Path] = {}
+    for pid, path in files.items():
+        if processes.state(pid) not in ("", "Z"):
+            found[pid] = path
+    return found
 
 
 def told(folder: Path, ranks: Sequence[Rank], why: str, run_dir: str | Path) -> str:

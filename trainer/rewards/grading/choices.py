@@ -70,7 +70,10 @@ def letter(content: str) -> str | None:
 
 def _letters(pattern: re.Pattern[str], text: str) -> set[str]:
     """The letters that a pattern of several groups finds, upper case."""
-    return {next(group for group in groups if group).upper() for groups in pattern.findall(text)}
+    found: set[str] = set()
+    for groups in pattern.findall(text):
+        found.add(next(group for group in groups if group).upper())
+    return found
 
 
 _EDGES = " \t\"'.,;:!?*`()[]{}"

@@ -376,7 +376,10 @@ class _Comparison:
         """Whether every part of either side equals a part of the other side."""
         if len(reference) > 20 or len(answer) > 20:
             return reference == answer
-        pairs = [[self.values(r, a, inner=True) for a in answer] for r in reference]
+        pairs = []
+        for r in reference:
+            pairs.append([self.values(r, a, inner=True) for a in answer])
+
         return all(map(any, pairs)) and all(map(any, zip(*pairs, strict=True)))
 
     def relations(self, reference: str, answer: str, comparable: bool) -> bool:

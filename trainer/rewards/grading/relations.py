@@ -92,7 +92,10 @@ def _variable(s: str) -> str:
     s = _builder(s)
     if not SIGN.search(s) and not _MEMBER.search(s):
         return ""
-    chains = [SIGN.split(_MEMBER.split(piece)[0])[::2] for piece in _AND.split(_OR.sub(",", s))]
+    chains = []
+    for piece in _AND.split(_OR.sub(",", s)):
+        chains.append(SIGN.split(_MEMBER.split(piece)[0])[::2])
+
     middle = [sides[1] for sides in chains if len(sides) == 3]
     every_side = [side for sides in chains for side in sides]
     for side in [*middle, *every_side]:
@@ -224,7 +227,10 @@ def _set(s: str, variable: str) -> list[tuple[Relation, ...]]:
         interval = structures.parse(part)
         if interval is None or len(interval.parts) != 2 or interval.kind in ("set", "list", "matrix"):
             raise Unreadable(f"the set {part!r}")
-        signs = ["\\le" if bracket in "[]" else "<" for bracket in interval.kind]
+        signs = []
+        for bracket in interval.kind:
+            signs.append("\\le" if bracket in "[]" else "<")
+
         low, high = interval.parts
         ends = [_oriented(low, signs[0], variable), _oriented(variable, signs[1], high)]
         found.append(tuple(e for e in ends if e is not None))

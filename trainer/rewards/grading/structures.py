@@ -91,7 +91,10 @@ def _parts(s: str) -> tuple[str, ...]:
     if quantity.parse(s):  # the comma of 1,234
         return (s.strip(),)
     s = _AND.sub(lambda m: "," if _depth(s[: m.start()]) == 0 else m[0], s)
-    parts = [sign for part in split_top(s) for sign in _signs(part)]
+    parts = []
+    for part in split_top(s):
+        parts += _signs(part)
+
     if not all(parts) or any(p.count("\\pm") for p in parts):
         return ()
     named = [_NAMED.fullmatch(p) for p in parts]

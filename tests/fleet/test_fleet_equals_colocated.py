@@ -1,0 +1,102 @@
+"""The gate of the fleet: samples of workers outside the cluster train the same run, bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.fleet.jobs import FleetJob, assert_same_run, wait_for
+from tests.loops.jobs import REWARD, Job
+from tests.servers import rclone
+from trainer.config import RunConfig, override
+from trainer.observe.history import read_history
+
+STEPS = 5
+
+
+@pytest.fixture
+def run_config(small_config, tmp_path):
+    """A run of a few steps that learns, evaluates, and keeps all that it sampled."""
+    (tmp_path / "reward.py").write_text(REWARD)
+
+    def configured(folder: str, *more: str) -> RunConfig:
+        return override(
+            small_config,
+            [
+                f"run.dir={tmp_path / folder / 'run'}",
+                f"run.id={folder}",
+                f"run.max_steps={STEPS}",
+                f"rewards.function={tmp_path / 'reward.py'}:reward",
+                "rewards.workers=1",
+                "evaluation.every_steps=4",
+                "evaluation.max_samples=6",
+                f"checkpoint.every_steps={STEPS}",
+                "logging.keep_rollouts=true",
+                "placement.workers_per_node=1",
+                *more,
+            ],
+        )
+
+    return configured
+
+
+def attack(bucket: Path, job: FleetJob) -> None:
+    """Somebody with access to the bucket and without the key."""
+    fleet = bucket / job.config.run_id / "fleet"
+    (attempt,) = [path.stem for path in (fleet / "about").glob("*.json")]
+    beat = (fleet / "workers/w1.json").read_bytes()
+    (fleet / "workers/stranger.json").write_bytes(os.urandom(32) + b'{"worker": "stranger", "serial": 1}')
+    (fleet / "workers/copied.json").write_bytes(beat)
+    (fleet / f"mail/{attempt}/stranger.json").write_bytes(os.urandom(64))
+    (fleet / "head/99-ffffff.json").write_bytes((fleet / f"head/{attempt}.json").read_bytes())
+    (fleet / "about/99-ffffff.json").write_bytes((fleet / f"about/{attempt}.json").read_bytes())
+    samples = fleet / f"samples/{attempt}/step-00000003"
+    samples.mkdir(parents=True, exist_ok=True)
+    for number in range(8, 20):
+        (samples / f"{number:06d}.1-w1.npz").write_bytes(os.urandom(2048))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "dtype, world, store", [("fp32", 1, "folder"), ("bf16", 2, "folder"), ("bf16", 1, "s3")]
+)
+def test_a_run_fed_by_workers_is_the_colocated_run(run_config, tmp_path, dtype, world, store):
+    """Two workers, of which one is killed in step 2, and forged objects in the bucket."""
+    rate = "1e-4" if dtype == "bf16" else "1e-3"
+    options = [
+        f"model.dtype={dtype}",
+        f"placement.workers_per_node={world}",
+        f"optimizer.learning_rate={rate}",
+    ]
+    colocated = Job(run_config("colocated", *options), tmp_path / "colocated").start()
+    try:
+        assert colocated.wait(900) == 0, colocated.tail()
+    finally:
+        colocated.kill()
+
+    folder = tmp_path / "stored"
+    with rclone(folder) if store == "s3" else contextlib.nullcontext() as server:
+        bucket = "s3://bucket/runs" if server else str(folder / "bucket/runs")
+        job = FleetJob(
+            run_config("fleet", *options), tmp_path / "fleet", bucket, server.env if server else {}
+        )
+        try:
+            job.add_worker("w0")
+            job.add_worker("w1")
+            job.start()
+            job.until(lambda: job.in_phase("wait", 2), 600)
+            job.workers["w0"].signal(signal.SIGKILL)
+            wait_for(lambda: (folder / "bucket/runs/fleet/fleet/workers/w1.json").exists())
+            attack(folder / "bucket/runs", job)
+            job.finish()
+        finally:
+            job.kill()
+            job.end_workers()
+        assert_same_run(colocated, job)
+        last = read_history(job.run_dir)[-1]
+        assert last["fleet/units"] >= 2 * STEPS and last["fleet/forged"] > 0 and last["fleet/refused"] == 0
+        assert "the run has reached its last step" in job.workers["w1"].said()

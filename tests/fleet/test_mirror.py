@@ -1,0 +1,219 @@
+"""A machine's copy of the weights follows the trainer's: forward, back, over a fork, and from an anchor."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from trainer.fleet import patch
+from trainer.fleet.mirror import Diverged, Layout, Mirror, Version, digest
+from trainer.fleet.objects import Anchor, Forged, Objects, first_lineage, next_lineage, patch_key, version_key
+from trainer.storage.storage import Storage
+
+SHAPES = {"embed": (64, 33), "norm": (1000,), "frozen": (10,)}
+LAYOUT: Layout = [[("embed", 0, 1000), ("norm", 0, 500)], [("embed", 1000, 64 * 33), ("norm", 500, 1000)]]
+OTHER_LAYOUT: Layout = [[("embed", 0, 64 * 33), ("norm", 0, 1000)]]
+Weights = dict[str, Tensor]
+
+
+def base() -> Weights:
+    g = torch.Generator().manual_seed(0)
+    return {name: torch.randn(shape, generator=g).bfloat16() for name, shape in SHAPES.items()}
+
+
+class Trainer:
+    """Publishes versions as head and ranks do, and keeps what they are."""
+
+    def __init__(self, folder: Path, attempt: str = "1-aaaaaa", layout: Layout = LAYOUT) -> None:
+        self.objects = Objects(Storage(folder / "fleet"), "run", b"0123456789abcdef")
+        self.attempt, self.layout = attempt, layout
+        self.weights = base()
+        self.version = 0
+        self.lineage = first_lineage("model", 0, [digest(self.pieces(self.weights, r)) for r in (0, 1)])
+        self.anchors = [Anchor("model", 0, self.lineage)]
+        self.past = {0: (self.weights, self.lineage)}
+
+    def pieces(self, weights: Weights, rank: int) -> list[Tensor]:
+        return [weights[name].view(-1)[start:stop] for name, start, stop in self.layout[rank]]
+
+    def publish(self, seed: int, by: int = 1, with_digest: bool = False) -> None:
+        g = torch.Generator().manual_seed(seed)
+        new = {name: tensor.clone() for name, tensor in self.weights.items()}
+        for name, tensor in new.items():
+            hit = torch.rand(tensor.shape, generator=g) < 0.02
+            if name != "frozen":
+                tensor[hit] = (tensor[hit].float() * 1.01).bfloat16()
+        entries = []
+        for rank in range(len(self.layout)):
+            data = patch.encode(self.pieces(self.weights, rank), self.pieces(new, rank))
+            key = patch_key(self.attempt, self.version + by, rank)
+            self.objects.storage.put_bytes(key, data)
+            entries.append({"key": key, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
+        after = next_lineage(self.lineage, [entry["sha256"] for entry in entries])
+        sums = tuple(digest(self.pieces(new, rank)) for rank in range(len(self.layout)))
+        version = Version(
+            self.version + by, after, self.version, self.lineage, tuple(entries), sums if with_digest else ()
+        )
+        self.objects.put_json(version_key(version.number, after), version.to_json())
+        self.weights, self.lineage = new, after
+        self.version += by
+        self.past[self.version] = (new, after)
+
+    def go_back(self, version: int, attempt: str, layout: Layout = LAYOUT) -> None:
+        """A new attempt, from a checkpoint of this version."""
+        self.weights, self.lineage = self.past[version]
+        self.version, self.attempt = version, attempt
+        self.layout = layout
+
+    def mirror(self) -> Mirror:
+        def fill(tensors: Weights, anchor: Anchor) -> None:
+            for name, tensor in self.past[anchor.version][0].items():
+                tensors[name].copy_(tensor)
+
+        return Mirror(self.objects, self.layout, base(), fill, 1 << 20)
+
+    def holds(self, mirror: Mirror, version: int) -> bool:
+        weights, lineage = self.past[version]
+        assert mirror.lineage == lineage and mirror.version == version
+        return all(torch.equal(mirror.tensors[name], weights[name]) for name in weights)
+
+    def bring(self, mirror: Mirror, version: int) -> None:
+        mirror.to(version, self.past[version][1], self.anchors)
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    made = Trainer(tmp_path)
+    for number in range(1, 6):
+        made.publish(number, with_digest=number == 5)
+    return made
+
+
+def test_forward_back_and_late(trainer):
+    mirror = trainer.mirror()
+    for version in (0, 1, 3, 5, 2, 4, 0, 5):  # a worker that takes over an older unit goes back
+        trainer.bring(mirror, version)
+        assert trainer.holds(mirror, version), version
+    assert mirror.anchors_read == 1
+    late = trainer.mirror()
+    trainer.bring(late, 5)
+    assert trainer.holds(late, 5)
+    assert sum(len(group) for group in late.groups()) == len(SHAPES)
+
+
+def test_versions_may_leave_numbers_out(trainer):
+    trainer.publish(9, by=3)  # steps that were replayed from the log were not published
+    mirror = trainer.mirror()
+    trainer.bring(mirror, 8)
+    assert trainer.holds(mirror, 8)
+
+
+def test_over_a_fork_the_mirror_goes_back_to_the_common_ancestor(trainer):
+    mirror = trainer.mirror()
+    trainer.bring(mirror, 5)
+    old = trainer.past[5]
+    trainer.go_back(2, "2-bbbbbb")
+    trainer.publish(100)
+    trainer.publish(101)
+    trainer.bring(mirror, 4)
+    assert trainer.holds(mirror, 4) and mirror.anchors_read == 1
+    trainer.past[5] = old
+    trainer.bring(mirror, 5)
+    assert trainer.holds(mirror, 5)
+
+
+def test_a_checkpoint_shortens_the_way_of_who_comes_late(trainer):
+    trainer.anchors.append(Anchor("checkpoint", 4, trainer.past[4][1], "1-aaaaaa"))
+    late, follower = trainer.mirror(), trainer.mirror()
+    trainer.bring(follower, 1)
+    trainer.bring(late, 5)
+    trainer.bring(follower, 5)
+    assert trainer.holds(late, 5) and trainer.holds(follower, 5)
+    assert late.fetched_bytes < follower.fetched_bytes / 2 and follower.anchors_read == 1
+
+
+def test_where_older_patches_are_gone_the_checkpoint_leads_on(trainer):
+    trainer.anchors.append(Anchor("checkpoint", 4, trainer.past[4][1], "1-aaaaaa"))
+    follower = trainer.mirror()
+    trainer.bring(follower, 1)
+    trainer.objects.storage.delete([version_key(2, trainer.past[2][1]), version_key(3, trainer.past[3][1])])
+    trainer.bring(follower, 5)
+    assert trainer.holds(follower, 5) and follower.anchors_read == 2
+
+
+def test_a_new_attempt_may_share_the_weights_out_differently(trainer):
+    mirror = trainer.mirror()
+    trainer.bring(mirror, 3)
+    trainer.go_back(3, "2-bbbbbb", OTHER_LAYOUT)
+    trainer.publish(7)
+    mirror.follow(trainer.objects, OTHER_LAYOUT)
+    trainer.bring(mirror, 4)
+    assert trainer.holds(mirror, 4) and mirror.anchors_read == 1
+
+
+def test_damaged_and_foreign_objects_change_nothing(trainer):
+    mirror = trainer.mirror()
+    trainer.bring(mirror, 3)
+    storage = trainer.objects.storage
+    key = patch_key("1-aaaaaa", 4, 1)
+    good = storage.get_bytes(key)
+    for data in (good[:-1] + b"x", b"", storage.get_bytes(patch_key("1-aaaaaa", 4, 0))):
+        storage.put_bytes(key, data)
+        with pytest.raises(Forged):
+            trainer.bring(mirror, 4)
+        assert trainer.holds(mirror, 3) and not mirror.dirty
+    storage.put_bytes(key, good)
+
+    manifest = version_key(4, trainer.past[4][1])
+    signed = storage.get_bytes(manifest)
+    for data in (signed[:-2] + b"x}", storage.get_bytes(version_key(3, trainer.past[3][1]))):
+        storage.put_bytes(manifest, data)
+        with pytest.raises(Forged):
+            trainer.bring(mirror, 4)
+        assert trainer.holds(mirror, 3)
+    storage.put_bytes(manifest, signed)
+    trainer.bring(mirror, 5)
+    assert trainer.holds(mirror, 5)
+
+
+def test_a_manifest_under_anothers_name_is_refused(trainer):
+    """Signed with the run's key, so by a head with a defect."""
+    version = Version.read(trainer.objects, 4, trainer.past[4][1])
+    forged = replace(version, patches=version.patches[::-1])
+    trainer.objects.put_json(version_key(4, version.lineage), forged.to_json())
+    with pytest.raises(Forged, match="another version"):
+        Version.read(trainer.objects, 4, version.lineage)
+
+
+def test_one_flipped_bit_is_found_by_the_digest_and_mended_from_the_anchor(trainer):
+    mirror = trainer.mirror()
+    trainer.bring(mirror, 4)
+    mirror.tensors["norm"].view(torch.int16)[700] ^= 1
+    with pytest.raises(Diverged):
+        trainer.bring(mirror, 5)
+    trainer.bring(mirror, 5)
+    assert trainer.holds(mirror, 5) and mirror.anchors_read == 2
+
+
+def test_what_breaks_off_within_a_patch_is_read_anew(trainer, monkeypatch):
+    mirror = trainer.mirror()
+    trainer.bring(mirror, 3)
+    real, calls = patch.apply, []
+
+    def breaks(pieces, change, sign=1):
+        calls.append(1)
+        if len(calls) == 2:
+            raise MemoryError
+        return real(pieces, change, sign)
+
+    monkeypatch.setattr(patch, "apply", breaks)
+    with pytest.raises(MemoryError):
+        trainer.bring(mirror, 4)
+    assert mirror.dirty
+    trainer.bring(mirror, 4)
+    assert trainer.holds(mirror, 4) and mirror.anchors_read == 2

@@ -1,0 +1,204 @@
+"""Who samples what: every unit ends once, whoever dies, comes late or is slow."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.fleet.scheduler import DEPTH, Given, Scheduler
+
+EVENTS = ("offer", "join", "work", "work", "work", "die", "leave", "fail", "late", "pause")
+
+
+@settings(max_examples=200, deadline=None)
+@given(events=st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 5)), max_size=60))
+def test_any_interleaving_ends_every_unit_once(events):
+    """Workers join, work, die silently, leave, send rubbish, or send what another has sent before."""
+    scheduler = Scheduler(lost_s=10.0)
+    now = 0.0
+    offered, done = 0, dict[str, int]()
+    alive: dict[str, float] = {}
+    queues: dict[str, list[Given]] = {}
+    late: list[str] = []
+
+    def work(name: str) -> None:
+        if queues.get(name):
+            unit = queues[name].pop(0).unit
+            late.append(unit)
+            if unit in scheduler.cost:
+                done[unit] = done.get(unit, 0) + 1
+            scheduler.done(unit)
+
+    def tick(passed: float) -> None:
+        nonlocal now, queues
+        now += passed
+        for name in alive:
+            scheduler.beat(name, now, alive[name])
+        queues = scheduler.tick(now)
+        for queue in queues.values():
+            assert len(queue) <= DEPTH and len({given.unit for given in queue}) == len(queue)
+        owners = [given.unit for queue in queues.values() for given in queue]
+        assert all(owners.count(unit) <= scheduler.copies for unit in owners)
+        assert set(owners) <= scheduler.cost.keys()
+
+    for event, number in events:
+        name = f"w{number}"
+        match event:
+            case "offer":
+                scheduler.offer({f"u{offered + i:03d}": 1.0 + number for i in range(number)})
+                offered += number
+            case "join":
+                alive[name] = float(number)
+            case "work":
+                work(name)
+            case "die":
+                alive.pop(name, None)
+            case "leave":
+                alive.pop(name, None)
+                scheduler.leave(name)
+            case "fail" if queues.get(name):
+                scheduler.fail(queues[name][0], name)
+            case "late" if late:
+                scheduler.done(late[0])
+            case "pause":
+                now += 100.0
+                scheduler.forgive(now)
+        tick(1.0)
+
+    alive |= {"last": 1.0, "other": 0.0}
+    for _ in range(40 + 3 * offered):
+        tick(4.0)
+        for name in list(alive):
+            work(name)
+    assert done == {f"u{i:03d}": 1 for i in range(offered)}
+    assert not scheduler.cost and not any(queues.values())
+
+
+def filled(rates: dict[str, float], units: int) -> Scheduler:
+    scheduler = Scheduler(lost_s=30.0)
+    scheduler.offer({f"u{i}": 10.0 for i in range(units)})
+    for name, rate in rates.items():
+        scheduler.beat(name, 0.0, rate)
+    return scheduler
+
+
+def named(queues: dict[str, list[Given]]) -> dict[str, list[str]]:
+    return {name: [given.unit for given in queue] for name, queue in queues.items()}
+
+
+def test_units_go_in_order_to_who_would_end_them_first():
+    queues = named(filled({"fast": 10.0, "slow": 1.0}, 3).tick(0.0))
+    assert queues == {"fast": ["u0", "u1"], "slow": ["u2"]}
+
+
+def test_a_silent_workers_units_are_the_next_to_be_given_out():
+    scheduler = filled({"a": 1.0, "b": 1.0}, 6)
+    before = named(scheduler.tick(0.0))
+    scheduler.beat("b", 31.0, 1.0)
+    for unit in before["b"]:
+        scheduler.done(unit)
+    after = scheduler.tick(31.0)
+    assert named(after) == {"b": before["a"]} and [given.turn for given in after["b"]] == [2, 2]
+    assert scheduler.lost == 1 and scheduler.again == 2
+
+
+def test_an_idle_worker_doubles_what_a_slow_one_would_end_last():
+    scheduler = filled({"fast": 10.0, "slow": 0.1}, 4)
+    assert named(scheduler.tick(0.0)) == {"fast": ["u0", "u1"], "slow": ["u2", "u3"]}
+    scheduler.done("u0")
+    scheduler.done("u1")
+    assert named(scheduler.tick(1.0)) == {"fast": ["u3"], "slow": ["u2", "u3"]}
+    scheduler.done("u3")
+    assert named(scheduler.tick(2.0)) == {"fast": ["u2"], "slow": ["u2"]} and scheduler.doubled == 2
+
+
+def test_a_worker_that_joins_late_gets_the_next_units():
+    scheduler = filled({"a": 1.0}, 5)
+    scheduler.tick(0.0)
+    scheduler.beat("b", 1.0, 0.0)
+    assert named(scheduler.tick(1.0)) == {"a": ["u0", "u1"], "b": ["u2", "u3"]}
+
+
+def test_refused_samples_are_asked_of_another_worker():
+    scheduler = filled({"a": 1.0, "b": 1.0}, 1)
+    queues = scheduler.tick(0.0)
+    (owner,) = [name for name, queue in queues.items() if queue[0].turn == 1]
+    (other,) = {"a", "b"} - {owner}
+    scheduler.leave(other)
+    scheduler.beat(other, 0.0, 1.0)
+    assert scheduler.fail(Given("u0", 1), owner) == 1
+    again = scheduler.tick(1.0)
+    assert named(again) == {owner: [], other: ["u0"]}
+    assert scheduler.fail(again[other][0], other) == 2
+
+
+def test_where_there_is_no_other_worker_it_is_asked_of_the_same():
+    scheduler = filled({"a": 1.0}, 1)
+    assert scheduler.fail(scheduler.tick(0.0)["a"][0], "a") == 1
+    assert scheduler.tick(1.0)["a"] == [Given("u0", 2)]
+
+
+def test_a_store_that_was_away_makes_nobody_late():
+    scheduler = filled({"a": 1.0}, 1)
+    scheduler.tick(0.0)
+    scheduler.forgive(500.0)
+    assert scheduler.tick(501.0) == {"a": [Given("u0", 1)]} and scheduler.lost == 0
+
+
+class Machine:
+    """A played worker: its speed, how long it lives, and what it works on."""
+
+    def __init__(self, rng: random.Random, born: float) -> None:
+        self.rate = rng.choice([0.5, 1.0, 2.0, 4.0])
+        self.dies = born + rng.expovariate(1 / 400)
+        self.beats = born
+        self.work: dict[Given, float] = {}
+        """When each unit of its queue will be sampled."""
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_fifty_workers_that_die_and_come_back_lose_no_unit(seed):
+    """Ten steps of 200 units; every machine lives for 400 s in the mean, and is replaced after 60."""
+    rng, scheduler = random.Random(seed), Scheduler(lost_s=30.0)
+    machines = {f"m{i}": Machine(rng, 0.0) for i in range(50)}
+    coming: list[float] = []
+    now, results = 0.0, dict[str, int]()
+    made, deaths = 50, 0
+    for step in range(10):
+        units = [f"s{step}.{i:03d}" for i in range(200)]
+        scheduler.offer(dict.fromkeys(units, 8.0))
+        while scheduler.cost:
+            now += 1.0
+            for name in [name for name, machine in machines.items() if now > machine.dies]:
+                del machines[name]
+                coming.append(now + 60)
+                deaths += 1
+            while coming and coming[0] <= now:
+                coming.pop(0)
+                machines[f"m{made}"] = Machine(rng, now)
+                made += 1
+            for name, machine in machines.items():
+                if now >= machine.beats + 5:
+                    machine.beats = now
+                    scheduler.beat(name, now, machine.rate)
+                for one, ends in list(machine.work.items()):
+                    if now >= ends:
+                        del machine.work[one]
+                        if one.unit in scheduler.cost:
+                            results[one.unit] = results.get(one.unit, 0) + 1
+                        scheduler.done(one.unit)
+            for name, queue in scheduler.tick(now).items():
+                if name in machines:
+                    machine = machines[name]
+                    at = now
+                    kept = {one: machine.work[one] for one in queue if one in machine.work}
+                    for one in queue:
+                        at = kept.get(one, max(at, now) + 8.0 / machine.rate)
+                        kept[one] = at
+                    machine.work = kept
+            assert now < 20_000
+    assert results == {f"s{step}.{i:03d}": 1 for step in range(10) for i in range(200)}
+    assert deaths > 10 and scheduler.lost > 0

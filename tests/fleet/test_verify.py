@@ -1,0 +1,177 @@
+"""What a worker sent is refused for everything that sampling cannot give, each with its sentence."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer.algorithm.traces import ImageRef, Prompt, Trace, completed
+from trainer.fleet.units import UNREADABLE, Sampled, Unit, pack, unpack
+from trainer.fleet.verify import Expected, refusal
+
+PROMPTS = {3: [5, 6, 7], 8: [5, 9]}
+IMAGES = {3: 1, 8: 0}
+END, OTHER_END = 2, 1
+BANNED = 90
+EXPECTED = Expected(
+    vocabulary=100,
+    ends={END, OTHER_END},
+    banned={BANNED, 91},
+    prompt_ids=lambda split, row: PROMPTS[row],
+    images=lambda split, row: IMAGES[row],
+)
+UNIT = Unit(
+    name="000004",
+    step=7,
+    version=6,
+    lineage="ab" * 32,
+    split="train",
+    prompts=(Prompt(0, 3, 111), Prompt(1, 8, 222)),
+    samples_per_prompt=2,
+    temperature=1.0,
+    max_tokens=6,
+)
+
+
+def trace(group: int, index: int, ids: list[int], end: Any) -> Trace:
+    row = UNIT.prompts[group].row
+    return completed(
+        PROMPTS[row],
+        ids,
+        group=group,
+        row=row,
+        index=index,
+        logprobs=[-0.5] * len(ids),
+        images=tuple(ImageRef(row, number) for number in range(IMAGES[row])),
+        versions=(6, 6),
+        end=end,
+    )
+
+
+def good() -> list[Trace]:
+    return [
+        trace(0, 0, [10, 11, END], "stop"),
+        trace(0, 1, [10, 11, 12, 13, 14, 15], "length"),
+        trace(1, 0, [OTHER_END], "stop"),
+        trace(1, 1, [20, 21, 22, 23, 24, END], "stop"),
+    ]
+
+
+def why(traces: list[Trace], unit: Unit = UNIT, turn: int = 1, worker: str = "w0") -> str:
+    return refusal(UNIT, 1, "w0", unpack(pack(unit, turn, worker, traces)), EXPECTED)
+
+
+def first(**changes: Any) -> list[Trace]:
+    """The good unit with something else of its first completion."""
+    return [replace(good()[0], **changes), *good()[1:]]
+
+
+def ids(number: int, tokens: list[int], end: Any = "stop") -> list[Trace]:
+    """The good unit with other tokens of one completion."""
+    traces = good()
+    traces[number] = trace(traces[number].group, traces[number].index, tokens, end)
+    return traces
+
+
+def logprobs(values: list[float] | None) -> list[Trace]:
+    return first(logprobs=None if values is None else np.array(values, np.float32))
+
+
+def other_prompt() -> list[Trace]:
+    """The good unit with another token in the prompt of its first group."""
+    traces = []
+    for one in good():
+        prompt = [5, 6, 8] if one.group == 0 else one.prompt
+        traces.append(replace(one, tokens=np.append(prompt, one.completion).astype(np.int32)))
+    return traces
+
+
+def test_a_good_unit_is_taken_and_nothing_is_lost_on_its_way():
+    assert why(good()) == ""
+    again = unpack(pack(UNIT, 1, "w0", good())).traces
+    for before, after in zip(good(), again, strict=True):
+        for name in ("tokens", "learned", "logprobs"):
+            assert np.array_equal(getattr(before, name), getattr(after, name))
+        for name in ("group", "row", "index", "shared", "images", "versions", "end"):
+            assert getattr(before, name) == getattr(after, name)
+    assert Unit.read(UNIT.to_json()) == UNIT
+
+
+MUTATIONS: dict[str, tuple[Callable[[], str], str]] = {
+    "another name": (lambda: why(good(), replace(UNIT, name="000005")), "its name is '000005'"),
+    "another step": (lambda: why(good(), replace(UNIT, step=8)), "its step is 8"),
+    "another version": (lambda: why(good(), replace(UNIT, version=5)), "its version is 5"),
+    "another lineage": (lambda: why(good(), replace(UNIT, lineage="cd" * 32)), "its lineage"),
+    "another split": (lambda: why(good(), replace(UNIT, split="evaluation")), "its split"),
+    "another seed": (
+        lambda: why(good(), replace(UNIT, prompts=(Prompt(0, 3, 112), Prompt(1, 8, 222)))),
+        "its prompts",
+    ),
+    "another temperature": (lambda: why(good(), replace(UNIT, temperature=0.9)), "its temperature is 0.9"),
+    "another limit": (lambda: why(good(), replace(UNIT, max_tokens=7)), "its max_tokens is 7"),
+    "another group size": (lambda: why(good(), replace(UNIT, samples_per_prompt=3)), "samples_per_prompt"),
+    "another turn": (lambda: why(good(), turn=2), "it is of turn 2"),
+    "another worker": (lambda: why(good(), worker="w1"), "worker w1"),
+    "one missing": (lambda: why(good()[:-1]), r"it lacks a completion: group and index \(1, 1\)"),
+    "one too many": (lambda: why([*good(), replace(good()[0], index=2)]), "was not asked for"),
+    "one twice": (lambda: why([*good(), good()[0]]), "a completion twice"),
+    "another row": (lambda: why(first(row=8)), "it is of row 8, not of 3"),
+    "a newer version": (lambda: why(first(versions=(6, 7))), r"versions \(6, 7\)"),
+    "an older version": (lambda: why(first(versions=(5, 5))), r"versions \(5, 5\)"),
+    "another prompt": (lambda: why(other_prompt()), "its prompt has other tokens"),
+    "an image less": (lambda: why(first(images=())), "its images are not those"),
+    "another image": (lambda: why(first(images=(ImageRef(8, 0),))), "its images are not those"),
+    "a token not learned": (
+        lambda: why(first(learned=np.array([3, 4], np.int32), logprobs=np.full(2, -1, np.float32))),
+        "what is learned is not the whole completion",
+    ),
+    "empty": (lambda: why(ids(0, [])), "it is empty"),
+    "too long": (lambda: why(ids(1, [10] * 7, "length")), "it has 7 tokens, and 6 were allowed"),
+    "a token below 0": (lambda: why(ids(0, [-1, END])), "outside the vocabulary"),
+    "a token above the vocabulary": (lambda: why(ids(0, [100, END])), "outside the vocabulary of 100"),
+    "a banned token": (lambda: why(ids(0, [BANNED, END])), "token 90, which is never sampled"),
+    "on behind its end": (lambda: why(ids(0, [10, OTHER_END, END])), "behind the end token 1"),
+    "stopped without an end": (lambda: why(ids(0, [10, 11])), "said to have stopped, and ends on token 11"),
+    "cut early": (lambda: why(ids(0, [10, 11], "length")), "said to be cut, after 2 of 6"),
+    "cut on an end": (lambda: why(ids(1, [10] * 5 + [END], "length")), "cut, and ends on an end token"),
+    "an error": (lambda: why(ids(0, [10, END], "error")), "it ended by 'error'"),
+    "no logprobs": (lambda: why(logprobs(None)), "no log-probabilities"),
+    "a probability above 1": (lambda: why(logprobs([-1, 0.1, -1])), "is 0.1, above 0"),
+    "an impossible logprob": (lambda: why(logprobs([-1, -1e5, -1])), "no sampled token has"),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_what_sampling_cannot_give_is_refused(name):
+    mutated, sentence = MUTATIONS[name]
+    said = mutated()
+    assert re.search(sentence, said), said
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_logprobs_that_are_not_finite_are_left_to_the_loop(value):
+    """It leaves such completions out and counts them, whoever sampled them."""
+    assert why(logprobs([-1, value, -1])) == "" and why(logprobs([value] * 3)) == ""
+
+
+def test_a_unit_with_a_field_that_this_code_does_not_know_is_refused():
+    sampled = unpack(pack(UNIT, 1, "w0", good()))
+    other = Sampled(sampled.unit | {"top_p": 0.9}, 1, "w0", sampled.traces)
+    assert "other fields" in refusal(UNIT, 1, "w0", other, EXPECTED)
+
+
+@pytest.mark.parametrize("column", ["token_ids", "tokens", "logprobs", "learned", "prompt_tokens", "end"])
+def test_columns_that_do_not_fit_together_are_no_unit(column):
+    with np.load(io.BytesIO(pack(UNIT, 1, "w0", good()))) as archive:
+        arrays = dict(archive)
+    arrays[column] = arrays[column][:-1]
+    out = io.BytesIO()
+    np.savez(out, **arrays)
+    with pytest.raises(UNREADABLE):
+        unpack(out.getvalue())

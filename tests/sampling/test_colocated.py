@@ -1,0 +1,82 @@
+"""What colocated engines are asked, and with which weights; the ranks only note what they are called with."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer.algorithm.traces import Prompt, completed
+from trainer.config import RunConfig, override
+from trainer.learning.distributed import RankWeights
+from trainer.ranks.ranks import Ranks
+from trainer.sampling.colocated import Colocated
+from trainer.sampling.sampler import Ask
+
+
+class NotedRanks(Ranks):
+    """Two ranks that answer every prompt with its row."""
+
+    world_size = 2
+
+    def __init__(self):
+        self.calls = []
+
+    def start(self):
+        pass
+
+    def each(self, method, arguments):
+        self.calls.append((method.__name__, arguments))
+        return [None] * self.world_size
+
+    def first(self, method, *args, **kwargs):
+        raise AssertionError("sampling is collective")
+
+    def stream(self, method, arguments):
+        for rank in reversed(range(self.world_size)):
+            self.calls.append((method.__name__, rank))
+            for prompt in arguments[rank][0]:
+                yield [completed([1], [prompt.row], group=prompt.group, row=prompt.row)]
+
+    def stop(self):
+        pass
+
+
+def ask(config, version, step=7):
+    return Ask(
+        kind="train",
+        step=step,
+        version=version,
+        prompts=[Prompt(group=group, row=10 + group, seed=group) for group in range(4)],
+        split=config.train_split,
+        prompt_tokens=np.ones(20, np.int32),
+        samples_per_prompt=1,
+        temperature=1.0,
+        max_tokens=8,
+    )
+
+
+@pytest.fixture
+def colocated():
+    ranks: Any = NotedRanks()
+    return Colocated(override(RunConfig(), ["placement.workers_per_node=2"]), ranks), ranks
+
+
+def test_what_it_returns_is_whole_and_in_the_order_of_the_step(colocated):
+    sampler, ranks = colocated
+    sampler.load(RankWeights(4, ranks))
+    sampled = sampler.sample(ask(sampler.config, 4))
+    assert [name for name, _ in ranks.calls] == ["load", "sample", "sample"], "all of it is sampled"
+    assert sampled.whole and not sampler.beside
+    assert [trace.group for trace in sampled.all()] == [0, 1, 2, 3]
+    assert [trace.row for trace in sampled.all()] == [10, 11, 12, 13], "and may be asked for again"
+
+
+def test_weights_that_are_not_loaded_sample_nothing(colocated):
+    sampler, ranks = colocated
+    for version in (-1, 0, 4):
+        if version >= 0:
+            sampler.load(RankWeights(version, ranks))
+        wrong = ask(sampler.config, version + 1)
+        with pytest.raises(ValueError, match=f"version {version + 1} .* hold version {version}"):
+            sampler.sample(wrong)
+    assert "sample" not in [name for name, _ in ranks.calls]

@@ -1,0 +1,29 @@
+"""Rollout workers on machines of their own (trainer/fleet)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trainer.config.ranges import within
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    """Rollout workers outside the trainer's cluster, fed through the bucket alone (docs/fleet.md)."""
+
+    workers: Literal["off", "only", "beside"] = "off"
+    """off: the trainer's GPUs sample. only: workers sample everything, and the trainer builds no engine.
+    beside: both; it is not built yet."""
+    run: str = ""
+    """Id of the run that a rollout worker samples for, in the bucket `checkpoint.remote`; for workers
+    only."""
+    unit_prompts: int = within(8, least=1)
+    """Prompts that a worker is given at a time, with all their completions. On a GPU the engine's batch is a
+    part of what a sample depends on, so a run keeps this number."""
+    lost_s: float = within(30.0, above=5)
+    """A worker that was silent for this long is lost: others get what it had not sent."""
+    wait_s: float = within(600.0, above=0)
+    """The trainer ends, to be started again, when it has waited this long without any worker."""
+    idle_s: float = within(900.0, above=0)
+    """A worker ends itself when the trainer was silent for this long, so that no machine outlives its run."""

@@ -1,0 +1,108 @@
+"""What a worker sees of its run: the newest attempt, its head, and the units that this worker is given."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.fleet import objects as keys
+from trainer.fleet.objects import Anchor, Forged, Objects
+from trainer.fleet.scheduler import Given
+from trainer.fleet.units import Unit
+from trainer.storage.attempt_record import AttemptRecord
+
+NEWER_S = 15.0
+"""Seconds between two looks for a newer attempt."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What there is to do."""
+
+    attempt: str
+    mail: tuple[tuple[Unit, Given], ...]
+    """In order."""
+    anchors: tuple[Anchor, ...]
+
+
+class Following:
+    """A worker's view of one run. Raises StorageError."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        record: AttemptRecord,
+        worker: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.objects, self.record = objects, record
+        self.worker = worker
+        self._clock = clock
+        self.attempt = ""
+        """Newest attempt whose head has spoken; empty before the first."""
+        self.over = ""
+        """Why the run is over; empty while it is not."""
+        self._epoch = 0
+        self._looked = -NEWER_S
+        self._serial = -1
+        self._heard = clock()
+
+    def about(self) -> dict[str, Any] | None:
+        """What the head of the newest attempt said of the run; None before it has. Call it after
+        `newest`."""
+        return self._signed(keys.about_key(self.attempt)) if self.attempt else None
+
+    def silent_s(self) -> float:
+        """Seconds for which no head has said anything new."""
+        return self._clock() - self._heard
+
+    def newest(self) -> str:
+        """The newest attempt that has a head; looks for one from time to time."""
+        if self._clock() - self._looked < NEWER_S and self.attempt:
+            return self.attempt
+        self._looked = self._clock()
+        final = self.record.final()
+        if final is not None:
+            self.over = final[1]
+        epoch = self._epoch
+        if not epoch:
+            newest = self.record.newest()
+            epoch = newest.attempt.epoch if newest else 0
+        while epoch and self.record.read(epoch + 1) is not None:
+            epoch += 1
+        mine = self.record.read(epoch) if epoch else None
+        if mine is not None and self._signed(keys.about_key(mine["name"])) is not None:
+            self._epoch = epoch
+            if self.attempt != mine["name"]:
+                self.attempt = mine["name"]
+                self._serial = -1
+        return self.attempt
+
+    def look(self) -> Seen | None:
+        """The head and this worker's mail; None where there is no head yet."""
+        attempt = self.newest()
+        head = self._signed(keys.head_key(attempt)) if attempt else None
+        if head is None or head["attempt"] != attempt:
+            return None
+        if head["serial"] != self._serial:
+            self._serial = head["serial"]
+            self._heard = self._clock()
+        if head["state"] == "over":
+            self.over = head["why"]
+        mail = []
+        for value in self._signed(keys.mail_key(attempt, self.worker)) or []:
+            turn = value.pop("turn")
+            unit = Unit.read(value)
+            mail.append((unit, Given(unit.name, turn)))
+        anchors = tuple(Anchor(**anchor) for anchor in head["anchors"])
+        return Seen(attempt, tuple(mail), anchors)
+
+    def _signed(self, key: str) -> Any:
+        """Signed JSON data; None where there is none, or where a stranger wrote it."""
+        try:
+            return self.objects.get_json(key)
+        except Forged as error:
+            print(f"worker: {error}: it is not looked at", flush=True)
+            return None

@@ -1,0 +1,286 @@
+"""`Sampler` of a fleet: weights go out as patches, prompts as units, samples come back verified.
+
+Everything passes through the bucket, and the head alone decides who samples what. What it accepted is in the
+rollout log, so a new attempt needs nothing of this one but the weights.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import lru_cache
+from typing import Literal
+
+from trainer.algorithm.traces import Trace
+from trainer.checkpoint.attempt import Attempt
+from trainer.checkpoint.layout import remote_url
+from trainer.checkpoint.manifest import code_fingerprint, manifests_there
+from trainer.config import ConfigError, RunConfig, to_dict
+from trainer.config.run_store import RunStore
+from trainer.data.processor import Prompter
+from trainer.data.reader import Datasets
+from trainer.fleet import objects as keys
+from trainer.fleet.dispatch import POLL_S, Dispatcher
+from trainer.fleet.mirror import Layout, Version
+from trainer.fleet.objects import Anchor, Objects, first_lineage, next_lineage, secret
+from trainer.fleet.packages import packages
+from trainer.fleet.publish import PublisherPart
+from trainer.fleet.units import Unit
+from trainer.fleet.verify import Expected
+from trainer.learning.distributed import RankWeights
+from trainer.ranks.ranks import Ranks
+from trainer.sampling.sampler import Ask, SampledGroups
+from trainer.storage.storage import Storage
+from trainer.weights.source import WeightSource
+
+DIGEST_EVERY = 20
+"""Versions between two whose content is hashed, for mirrors to compare."""
+SMALL_BYTES = 256 << 20
+"""Shards up to this size are hashed at every version."""
+MOST_FP32_BYTES = 1 << 30
+"""Largest shard of fp32 weights: their patches are as large as they are."""
+KEPT_ANCHORS = 2
+"""Newest checkpoints that a worker may begin with; older versions are deleted."""
+
+
+class FleetGroups(SampledGroups):
+    """What becomes of an ask: its units, each of which a worker samples."""
+
+    def __init__(self, units: list[Unit], fleet: Fleet) -> None:
+        self._units, self._fleet = units, fleet
+        self._traces: list[Trace] | None = None
+
+    @property
+    def whole(self) -> bool:
+        return self._traces is not None or self._fleet.dispatcher.has(self._units)
+
+    def all(self) -> list[Trace]:
+        if self._traces is None:
+            self._traces = self._fleet.wait_for(self._units)
+        return self._traces
+
+
+class Fleet:
+    """A `Sampler` whose engines are on machines of their own."""
+
+    beside = True
+
+    def __init__(
+        self,
+        config: RunConfig,
+        ranks: Ranks,
+        held: Attempt,
+        datasets: Datasets,
+        committed: Callable[[], int | None],
+    ) -> None:
+        """committed: the newest step whose checkpoint is whole. Raises ConfigError without a key."""
+        store = RunStore.of(config)
+        assert store is not None, "fleet.workers without checkpoint.remote is refused before"
+        self.config, self.ranks = config, ranks
+        self.held = held
+        self._datasets, self._committed = datasets, committed
+        self.objects = Objects(Storage(store.fleet), config.run_id, secret())
+        self.dispatcher: Dispatcher
+        self.version: int | None = None
+        self.lineage = ""
+        self._lineages: dict[int, str] = {}
+        self._anchors: list[Anchor] = []
+        self._versions: list[Version] = []
+        self._made = 0
+        self._over = False
+        self._times = {"fleet/wait_s": 0.0, "fleet/publish_s": 0.0}
+        self._patch_bytes = 0
+        self._bytes = 0
+
+    def start(self, poll_s: float = POLL_S) -> None:
+        """Begins to look for workers. poll_s: seconds between two looks."""
+        self.prompter = Prompter(self.config.model)
+        fleet = self.config.fleet
+        self.dispatcher = Dispatcher(
+            self.objects,
+            self.held,
+            self._expected(),
+            lost_s=fleet.lost_s,
+            wait_s=fleet.wait_s,
+            say=lambda text: print(f"fleet: {text}", flush=True),
+            poll_s=poll_s,
+        )
+
+    def _expected(self) -> Expected:
+        """What samples must be like."""
+        splits = {"train": self.config.train_split, "evaluation": self.config.evaluation_split}
+
+        @lru_cache(maxsize=4096)
+        def row_facts(split: str, row: int) -> tuple[list[int], int]:
+            found = self._datasets[splits[split]][row]
+            return self.prompter.token_ids(found), len(found.images)
+
+        text_config = self.prompter.hf_config.get_text_config()
+        return Expected(
+            vocabulary=text_config.vocab_size,
+            ends=self.prompter.end_token_ids(),
+            banned=self.prompter.banned_token_ids(),
+            prompt_ids=lambda split, row: row_facts(split, row)[0],
+            images=lambda split, row: row_facts(split, row)[1],
+        )
+
+    # --- weights out ----------------------------------------------------------------------------------------
+
+    def load(self, weights: WeightSource) -> None:
+        """`Sampler.load`: every rank sends what changed of its shard since the version before."""
+        if not isinstance(weights, RankWeights) or weights.ranks is not self.ranks:
+            raise ValueError("a fleet publishes the weights of the ranks that it was made for")
+        began = time.monotonic()
+        if self.version is None:
+            self._open(weights.version)
+        elif weights.version != self.version:
+            self._publish(weights.version)
+        self._times["fleet/publish_s"] += time.monotonic() - began
+
+    def _open(self, number: int) -> None:
+        """The attempt begins: with the pretrained model, or with the checkpoint that it resumed from."""
+        opened = self.ranks.all(PublisherPart.open)
+        self._bytes = max(shard.nbytes for shard in opened)
+        if self.config.model.dtype == "fp32" and self._bytes > MOST_FP32_BYTES:
+            raise ConfigError(
+                "fleet.workers: fp32 weights change in every element, so a version would be as large as the"
+                " model: set model.dtype to bf16"
+            )
+        kind: Literal["model", "checkpoint"] = "checkpoint" if number else "model"
+        self.version, self.lineage = number, first_lineage(kind, number, [one.digest for one in opened])
+        self._lineages[number] = self.lineage
+        wrote = self._checkpoint_attempt(number) if number else ""
+        self._anchors = [Anchor(kind, number, self.lineage, wrote)]
+        layout: Layout = [one.layout for one in opened]
+        about = {
+            "attempt": self.held.name,
+            "config": to_dict(self.config),
+            "code": code_fingerprint(),
+            "packages": packages(),
+            "data": self._datasets[self.config.train_split].fingerprint,
+            "layout": layout,
+            "digests": [one.digest for one in opened],
+        }
+        self.objects.put_json(keys.about_key(self.held.name), about)
+        self._announce()
+        self.dispatcher.start()
+
+    def _checkpoint_attempt(self, step: int) -> str:
+        """The attempt that wrote the checkpoint of a step. Raises ConfigError where the bucket has none."""
+        manifests, _ = manifests_there(Storage(remote_url(self.config)))
+        if step not in manifests:
+            raise ConfigError(
+                f"the run resumes from a checkpoint of step {step} that is on this machine only: rollout"
+                f" workers begin with the bucket's, so bring it to {remote_url(self.config)}"
+            )
+        return manifests[step].get("attempt", "")
+
+    def _publish(self, number: int) -> None:
+        assert self.version is not None
+        with_digest = self._bytes <= SMALL_BYTES or len(self._lineages) % DIGEST_EVERY == 0
+        entries = self.ranks.all(PublisherPart.publish, number, self.held.name, with_digest)
+        digests = tuple(entry.pop("digest") for entry in entries)
+        after = next_lineage(self.lineage, [entry["sha256"] for entry in entries])
+        made = Version(number, after, self.version, self.lineage, tuple(entries), digests)
+        if not with_digest:
+            made = replace(made, digests=())
+        self.held.check()
+        self.objects.put_json(keys.version_key(number, after), made.to_json())
+        self._versions.append(made)
+        self.version, self.lineage = number, after
+        self._lineages[number] = after
+        self._patch_bytes = sum(entry["bytes"] for entry in entries)
+        self._drop_old()
+        self._announce()
+
+    def _announce(self) -> None:
+        anchors = [asdict(anchor) for anchor in self._anchors]
+        self.dispatcher.announce(version=self.version, lineage=self.lineage, anchors=anchors)
+
+    def _drop_old(self) -> None:
+        """A new checkpoint is one more version to begin with; versions before the oldest are deleted."""
+        step = self._committed()
+        if step in self._lineages and step != self._anchors[-1].version:
+            assert step is not None
+            self._anchors.append(Anchor("checkpoint", step, self._lineages[step], self.held.name))
+        if len(self._anchors) <= KEPT_ANCHORS:
+            return
+        self._anchors = self._anchors[-KEPT_ANCHORS:]
+        oldest = min(self._anchors[0].version, self.dispatcher.oldest_version())
+        gone = [made for made in self._versions if made.number <= oldest]
+        self._versions = [made for made in self._versions if made.number > oldest]
+        for made in gone:
+            patches = [entry["key"] for entry in made.patches]
+            self.objects.storage.delete([keys.version_key(made.number, made.lineage), *patches])
+
+    # --- samples in -----------------------------------------------------------------------------------------
+
+    def sample(self, ask: Ask) -> SampledGroups:
+        """`Sampler.sample`: returns at once. Raises ValueError for a version that was not published."""
+        if ask.version not in self._lineages:
+            raise ValueError(f"version {ask.version} of the weights was not published by this attempt")
+        size = self.config.fleet.unit_prompts
+        units = []
+        for start in range(0, len(ask.prompts), size):
+            self._made += 1
+            unit = Unit(
+                name=f"{self._made:06d}",
+                step=ask.step,
+                version=ask.version,
+                lineage=self._lineages[ask.version],
+                split="evaluation" if ask.kind == "eval" else "train",
+                prompts=tuple(ask.prompts[start : start + size]),
+                samples_per_prompt=ask.samples_per_prompt,
+                temperature=ask.temperature,
+                max_tokens=ask.max_tokens,
+            )
+            units.append(unit)
+        self.dispatcher.offer(units)
+        return FleetGroups(units, self)
+
+    def wait_for(self, units: list[Unit]) -> list[Trace]:
+        """The units' traces by group and index, with their text."""
+        began = time.monotonic()
+        traces = []
+        for unit in units:
+            for trace in self.dispatcher.take(unit):
+                traces.append(replace(trace, text=self.prompter.reply_text(trace.completion.tolist())))
+        self._times["fleet/wait_s"] += time.monotonic() - began
+        return sorted(traces, key=lambda trace: (trace.group, trace.index))
+
+    def rest(self) -> None:
+        """`Sampler.rest`: nothing is shared with the learner."""
+
+    def close(self) -> None:
+        """`Sampler.close`: the run is over, and its workers end."""
+        self._end("over", "the run has reached its last step")
+
+    def leave(self) -> None:
+        """This attempt ends before the run: workers wait for the next one."""
+        self._end("away", "this attempt of the trainer has ended")
+
+    def _end(self, state: str, why: str) -> None:
+        if not self._over and self.version is not None:
+            self._over = True
+            self.dispatcher.close(state, why)
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the fleet; times are those since the last call."""
+        dispatcher = self.dispatcher
+        counts, scheduler = dispatcher.counts, dispatcher.scheduler
+        found = {
+            "fleet/workers": float(len(scheduler.workers)),
+            "fleet/completions_per_s": sum(seen.rate for seen in scheduler.workers.values()),
+            "fleet/units": float(counts.units),
+            "fleet/late": float(counts.late),
+            "fleet/refused": float(counts.refused),
+            "fleet/forged": float(counts.forged),
+            "fleet/lost": float(scheduler.lost),
+            "fleet/doubled": float(scheduler.doubled),
+            "fleet/again": float(scheduler.again),
+            "fleet/patch_mib": self._patch_bytes / 2**20,
+        }
+        found |= self._times
+        self._times = dict.fromkeys(self._times, 0.0)
+        return found

@@ -1,0 +1,84 @@
+"""Units of work: whole groups of one step, which a worker samples in one go and sends in one object."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from trainer.algorithm.traces import Prompt, Trace
+from trainer.checkpoint.trace_columns import text_array, trace_columns, traces_of
+
+UNREADABLE = (OSError, ValueError, LookupError, EOFError, TypeError, zipfile.BadZipFile)
+"""What reading an archive raises that is not whole, or is none."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Some groups of one step, and all that their samples depend on."""
+
+    name: str
+    """Tells it from every other unit of the attempt."""
+    step: int
+    version: int
+    """Version of the weights that sample it."""
+    lineage: str
+    """What these weights are, by content."""
+    split: Literal["train", "evaluation"]
+    """Where the prompts' rows stand."""
+    prompts: tuple[Prompt, ...]
+    samples_per_prompt: int
+    temperature: float
+    max_tokens: int
+
+    @property
+    def cost(self) -> float:
+        """Completions that it asks for."""
+        return float(len(self.prompts) * self.samples_per_prompt)
+
+    def to_json(self) -> dict[str, Any]:
+        """The unit as a worker's mail holds it."""
+        prompts = [[prompt.group, prompt.row, prompt.seed] for prompt in self.prompts]
+        return asdict(self) | {"prompts": prompts}
+
+    @classmethod
+    def read(cls, value: dict[str, Any]) -> Unit:
+        """The inverse of `to_json`. Raises TypeError for another record."""
+        fields: dict[str, Any] = value | {"prompts": tuple(Prompt(*prompt) for prompt in value["prompts"])}
+        return cls(**fields)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What a worker sends of a unit."""
+
+    unit: dict[str, Any]
+    """The unit as the worker was given it."""
+    turn: int
+    """How often the unit had been given out when this worker got it."""
+    worker: str
+    traces: list[Trace]
+    """Without their text, which the head decodes from the tokens."""
+
+
+def pack(unit: Unit, turn: int, worker: str, traces: Sequence[Trace]) -> bytes:
+    """A unit's samples as one NumPy archive without pickles."""
+    about = {"unit": unit.to_json(), "turn": turn, "worker": worker}
+    out = io.BytesIO()
+    arrays = {"about": text_array(about)} | trace_columns(traces)
+    np.savez(out, **arrays)  # ty: ignore[invalid-argument-type]
+    return out.getvalue()
+
+
+def unpack(body: bytes) -> Sampled:
+    """The inverse of `pack`. Raises one of UNREADABLE."""
+    with np.load(io.BytesIO(body), allow_pickle=False) as archive:
+        arrays = dict(archive)
+    about = json.loads(arrays["about"].tobytes())
+    traces = traces_of(arrays, [""] * len(arrays["group"]))
+    return Sampled(about["unit"], about["turn"], about["worker"], traces)

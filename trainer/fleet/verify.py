@@ -1,0 +1,126 @@
+"""What a worker sent, checked before it may train: what can be said without running the model.
+
+A unit's samples are a function of its seeds. So a refused unit is sampled once more, by another worker
+if there is one; refused again it ends the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainer.algorithm.traces import Trace
+from trainer.fleet.units import Sampled, Unit
+
+ROUNDING = 1e-4
+"""Nats above 0 that a log-probability may be by rounding."""
+LEAST_LOGPROB = -1e4
+"""Nats below which no sampled token is."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the head knows of the model and of its rows."""
+
+    vocabulary: int
+    ends: Collection[int]
+    """Token ids at which the engine stops."""
+    banned: Collection[int]
+    """Token ids that are never sampled."""
+    prompt_ids: Callable[[str, int], Sequence[int]]
+    """(split, row) -> token ids of the row's prompt."""
+    images: Callable[[str, int], int]
+    """(split, row) -> images of the row."""
+
+
+def refusal(unit: Unit, turn: int, worker: str, sampled: Sampled, expected: Expected) -> str:
+    """Why a unit's samples may not train, as a sentence; empty where they may."""
+    asked = unit.to_json()
+    for name, value in asked.items():
+        if sampled.unit.get(name) != value:
+            return f"it was sampled for another unit: its {name} is {sampled.unit.get(name)!r}, not {value!r}"
+    if sampled.unit.keys() != asked.keys():
+        return "it was sampled for a unit with other fields: the worker's code is another"
+    if (sampled.turn, sampled.worker) != (turn, worker):
+        return f"it is of turn {sampled.turn} and worker {sampled.worker}, not of {turn} and {worker}"
+
+    rows = {prompt.group: prompt.row for prompt in unit.prompts}
+    wanted = {(group, index) for group in rows for index in range(unit.samples_per_prompt)}
+    found = [(trace.group, trace.index) for trace in sampled.traces]
+    if len(found) != len(set(found)):
+        return "it has a completion twice"
+    if surplus := set(found) - wanted:
+        return f"it has a completion that was not asked for: group and index {min(surplus)}"
+    if missing := wanted - set(found):
+        return f"it lacks a completion: group and index {min(missing)}"
+
+    for trace in sampled.traces:
+        why = _trace(unit, rows[trace.group], trace, expected)
+        if why:
+            return f"group {trace.group}, completion {trace.index}: {why}"
+    return ""
+
+
+def _trace(unit: Unit, row: int, trace: Trace, expected: Expected) -> str:
+    """Why one completion may not train; empty where it may."""
+    if trace.row != row:
+        return f"it is of row {trace.row}, not of {row}"
+    if trace.versions != (unit.version, unit.version):
+        return f"it was sampled with versions {trace.versions}, not with {unit.version}"
+    ids = expected.prompt_ids(unit.split, row)
+    if not np.array_equal(trace.prompt, ids):
+        return f"its prompt has other tokens ({len(trace.prompt)}) than the row's ({len(ids)})"
+    images = tuple((ref.row, ref.number) for ref in trace.images)
+    if images != tuple((row, number) for number in range(expected.images(unit.split, row))):
+        return "its images are not those of the row"
+    if not np.array_equal(trace.learned, np.arange(trace.shared, len(trace.tokens))):
+        return "what is learned is not the whole completion"
+    return _completion(unit, trace, expected) or _logprobs(trace)
+
+
+def _completion(unit: Unit, trace: Trace, expected: Expected) -> str:
+    """What is wrong with the tokens and with their end."""
+    tokens = trace.completion
+    if not len(tokens):
+        return "it is empty"
+    if len(tokens) > unit.max_tokens:
+        return f"it has {len(tokens)} tokens, and {unit.max_tokens} were allowed"
+    if tokens.min() < 0 or tokens.max() >= expected.vocabulary:
+        return f"it has a token outside the vocabulary of {expected.vocabulary}"
+    sampled = set(tokens.tolist())
+    if banned := sampled & set(expected.banned):
+        return f"it has token {min(banned)}, which is never sampled"
+    ends = set(expected.ends)
+    if early := ends & set(tokens[:-1].tolist()):
+        return f"it goes on behind the end token {min(early)}"
+    ended = int(tokens[-1]) in ends
+    match trace.end:
+        case "stop":
+            return "" if ended else f"it is said to have stopped, and ends on token {tokens[-1]}"
+        case "length" if ended:
+            return "it is said to be cut, and ends on an end token"
+        case "length":
+            short = len(tokens) < unit.max_tokens
+            return f"it is said to be cut, after {len(tokens)} of {unit.max_tokens} tokens" if short else ""
+    return f"it ended by {trace.end!r}, which no completion here does"
+
+
+def _logprobs(trace: Trace) -> str:
+    """What is wrong with the engine's log-probabilities."""
+    logprobs = trace.logprobs
+    if logprobs is None:
+        return "it has no log-probabilities"
+    if len(logprobs) != len(trace.completion):
+        return f"it has {len(logprobs)} log-probabilities for {len(trace.completion)} tokens"
+    # Values that are not finite are the loop's: it leaves such completions out, and counts them.
+    known = logprobs[np.isfinite(logprobs)]
+    if not len(known):
+        return ""
+    highest, lowest = float(known.max()), float(known.min())
+    if highest > ROUNDING:
+        return f"a log-probability is {highest:.3g}, above 0"
+    if lowest < LEAST_LOGPROB:
+        return f"a log-probability is {lowest:.3g}, which no sampled token has"
+    return ""

@@ -1,0 +1,247 @@
+"""A rollout worker: `python -m trainer.fleet.worker --run s3://bucket/RUN`, with SPOTRL_FLEET_KEY set.
+
+One process with one engine, outside the trainer's cluster. It reads weights and units from the bucket and
+writes samples there; it opens no port, and nobody connects to it. It follows the newest attempt of the run,
+and ends when the run is over (0), when the trainer was silent for `fleet.idle_s` (0), at a notice of the
+machine (33), and where model, data, code or packages are not the trainer's (2).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import secrets
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer import config as configuration
+from trainer.checkpoint.manifest import code_fingerprint
+from trainer.config import ConfigError, RunConfig, from_dict, override
+from trainer.config.run_store import RunStore
+from trainer.errors import StorageError
+from trainer.exit_codes import EXIT_CONFIG, EXIT_OK, EXIT_STORAGE
+from trainer.fleet.beats import Beats
+from trainer.fleet.following import Following, Seen
+from trainer.fleet.objects import Objects, samples_key, secret
+from trainer.fleet.packages import differing, packages
+from trainer.fleet.scheduler import Given
+from trainer.fleet.units import Unit, pack
+from trainer.node.watch.preemption import Notice
+from trainer.storage.attempt_record import AttemptRecord
+from trainer.storage.storage import Storage
+
+if TYPE_CHECKING:
+    from trainer.fleet.engine_worker import EngineWorker
+
+POLL_S = 1.0
+GPU_SHARE = 0.9
+"""Share of a GPU's memory for an engine that has the card to itself."""
+FAILURES = 3
+"""Times in a row that a unit may fail for its weights before the worker ends."""
+
+
+def worker_config(about: dict[str, Any], root: str, folder: str, overrides: Sequence[str]) -> RunConfig:
+    """The run's configuration as this machine runs it. root: BUCKET/RUN. Raises ConfigError where an
+    override would change what is sampled."""
+    run = from_dict(RunConfig, about["config"])
+    here = replace(
+        run,
+        run=replace(run.run, dir=folder),
+        checkpoint=replace(run.checkpoint, remote=RunStore(root).bucket),
+        placement=replace(run.placement, nodes=1, workers_per_node=1),
+        rollout=replace(run.rollout, sleep_level=0, gpu_memory_utilization=GPU_SHARE),
+        optimizer=replace(run.optimizer, hpz_ranks=1),
+    )
+    changed = override(here, list(overrides))
+    if why := configuration.difference(changed, configuration.resume_view(run)):
+        raise ConfigError(f"a worker samples as its run does: {why}")
+    return changed
+
+
+def check_same(about: dict[str, Any]) -> None:
+    """Raises ConfigError where code or packages are not the trainer's."""
+    if about["code"] != code_fingerprint():
+        raise ConfigError(
+            "the trainer runs other code than this worker: start the worker from the checkout or image that"
+            " the run was launched from"
+        )
+    if different := differing(about["packages"], packages()):
+        raise ConfigError(f"{different}: install the locked requirements, or take the run's image")
+
+
+class Worker:
+    """One worker process, from its start to its end."""
+
+    def __init__(self, root: str, name: str, overrides: Sequence[str], idle_s: float, poll_s: float) -> None:
+        """root: BUCKET/RUN. idle_s: longest wait for the first head; then the run's own option counts."""
+        self.root, self.name = root, name
+        self.overrides = overrides
+        self.idle_s, self.poll_s = idle_s, poll_s
+        run_id = root.rstrip("/").rpartition("/")[2]
+        store = RunStore(root.rstrip("/"))
+        self.objects = Objects(Storage(store.fleet), run_id, secret())
+        self.following = Following(self.objects, AttemptRecord(Storage(store.attempts)), name)
+        self.beats: Beats | None = None
+        self.why = ""
+        self._notice: Notice | None = None
+
+    def run(self) -> int:
+        """Serves until there is nothing more to do; returns the exit code."""
+        self._notice = Notice(on_notice=self._leave, exit_at_deadline=True)
+        try:
+            about = self._wait_for_run()
+            if about is None:
+                return self._ended(self.why)
+            return self._serve(about)
+        finally:
+            self._notice.close()
+
+    def _leave(self, reason: str) -> None:
+        """At a notice, from a thread of its own: what is half sampled is lost, and somebody else samples
+        it."""
+        print(f"worker {self.name}: {reason}", flush=True)
+        if self.beats is not None:
+            self.beats.goodbye(reason)
+        sys.stdout.flush()
+        assert self._notice is not None
+        os._exit(self._notice.exit_code)
+
+    def _wait_for_run(self) -> dict[str, Any] | None:
+        told = False
+        while True:
+            self.following.newest()
+            about = self.following.about()
+            if self.following.over:
+                self.why = self.following.over
+                return None
+            if about is not None:
+                return about
+            if not told:
+                print(f"worker {self.name}: waits for the trainer of {self.root}", flush=True)
+                told = True
+            if self.following.silent_s() > self.idle_s:
+                self.why = f"no trainer of {self.root} within {self.idle_s:.0f} s"
+                return None
+            time.sleep(self.poll_s)
+
+    def _serve(self, about: dict[str, Any]) -> int:
+        check_same(about)
+        with tempfile.TemporaryDirectory(prefix="spotrl-worker-") as folder:
+            config = worker_config(about, self.root, folder, self.overrides)
+            configuration.validate(config)
+            self.idle_s = config.fleet.idle_s
+            from trainer.ranks.environment import environment
+
+            os.environ |= environment(config)  # before torch and vLLM are imported
+            from trainer.fleet.engine_worker import EngineWorker, facts
+
+            started = time.monotonic()
+            engine = EngineWorker(config, self.objects, about)
+            self.beats = Beats(self.objects, self.name, facts(engine.device))
+            self.beats.say(attempt=self.following.attempt, state="idle")
+            self.beats.start()
+            print(f"worker {self.name}: ready after {time.monotonic() - started:.0f} s", flush=True)
+            return self._loop(engine)
+
+    def _loop(self, engine: EngineWorker) -> int:
+        assert self.beats is not None
+        done: set[Given] = set()
+        attempt, failures = self.following.attempt, 0
+        while True:
+            seen = self.following.look()
+            if self.following.over:
+                return self._ended(self.following.over)
+            if self.following.silent_s() > self.idle_s:
+                return self._ended(f"the trainer was silent for {self.idle_s:.0f} s (fleet.idle_s)")
+            if self.following.attempt != attempt:
+                about = self.following.about()
+                assert about is not None
+                check_same(about)
+                attempt = self.following.attempt
+                done.clear()
+                engine.follow(self.objects, about["layout"])
+                self.beats.follow(attempt)
+                print(f"worker {self.name}: follows attempt {attempt}", flush=True)
+                continue
+            todo = [(unit, given) for unit, given in seen.mail if given not in done] if seen else []
+            if not todo or seen is None:
+                time.sleep(self.poll_s)
+                continue
+            try:
+                self._sample(engine, seen, *todo[0])
+                done.add(todo[0][1])
+                failures = 0
+            except (ValueError, RuntimeError, FileNotFoundError) as error:
+                failures += 1
+                print(f"worker {self.name}: unit {todo[0][1].unit}: {error}", flush=True)
+                if failures == FAILURES:
+                    self.beats.goodbye(str(error))
+                    raise
+                time.sleep(self.poll_s)
+
+    def _sample(self, engine: EngineWorker, seen: Seen, unit: Unit, given: Given) -> None:
+        assert self.beats is not None
+        self.beats.say(state="sampling", unit=given.unit, version=unit.version)
+        traces, seconds = engine.sample(unit, seen)
+        key = samples_key(seen.attempt, unit.step, given.unit, given.turn, self.name)
+        self.objects.put(key, pack(unit, given.turn, self.name, traces))
+        self.beats.sent(given, len(traces), len(traces) / max(seconds, 1e-3))
+
+    def _ended(self, why: str) -> int:
+        print(f"worker {self.name}: ends: {why}", flush=True)
+        if self.beats is not None:
+            self.beats.goodbye(why)
+        return EXIT_OK
+
+
+def own_name() -> str:
+    """A name that no other worker has: the host's, and digits drawn at this start."""
+    host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:40]
+    return f"{host}-{secrets.token_hex(3)}"
+
+
+def main() -> int:
+    """Command line; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--run", help="the run in its bucket: s3://BUCKET/RUN_ID (or gs://, r2://, a folder)")
+    parser.add_argument("--config", help="YAML with fleet.run and checkpoint.remote, in place of --run")
+    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="what is this machine's")
+    parser.add_argument("--name", default="", help="default: the host's name and some digits")
+    parser.add_argument("--idle", type=float, default=900.0, help="seconds to wait for a trainer")
+    parser.add_argument("--poll", type=float, default=POLL_S, help="seconds between two looks at the bucket")
+    options = parser.parse_args()
+    try:
+        root = options.run or _root_of(Path(options.config or ""))
+        worker = Worker(root, options.name or own_name(), options.set, options.idle, options.poll)
+        code = worker.run()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        code = EXIT_CONFIG
+    except StorageError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        code = EXIT_STORAGE
+    return code
+
+
+def _root_of(path: Path) -> str:
+    """BUCKET/RUN of a worker's configuration. Raises ConfigError."""
+    if not path.is_file():
+        raise ConfigError("which run? give --run BUCKET/RUN_ID, or --config with fleet.run")
+    config = configuration.load(path)
+    if not (config.fleet.run and config.checkpoint.remote):
+        raise ConfigError(f"{path}: fleet.run and checkpoint.remote say which run to sample for: set both")
+    return RunStore.in_bucket(config.checkpoint.remote, config.fleet.run).root
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # the engine's threads need no further ceremony
