@@ -4,8 +4,8 @@ grpo-qwen2.5-vl-7b-mathv60k update longest`.
 torch's FakeTensorMode plays what a pass allocates, on which device, and when it would wait for it. Forward
 passes, with gradients and without, and the loss run on fake CUDA tensors, where a tensor on the wrong device
 shows. autograd's engine would ask a driver for its context, so a backward pass runs on fake CPU tensors that
-take the branch for CUDA in attention all the same. Prints one object of JSON: peaks of activations in bytes
-beside the plan's, reads that would wait for the GPU, operations with tensors of two devices, and for a
+take the branch for CUDA in attention all the same. Prints one object of JSON: the peak of activations in bytes,
+reads that would wait for the GPU, operations with tensors of two devices, and for a
 roofline the FLOPs of matrix products and the bytes that all other kernels read and write.
 """
 
@@ -28,12 +28,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from transformers import AttentionInterface
 
-from benchmarks.rehearsal import planned_bytes
 from recipes.plan import hub_config
 from recipes.presets import get
 from recipes.spec import Recipe
 from tests.rehearsal.models import build
-from tests.rehearsal.rows import longest, usual
+from tests.rehearsal.rows import longest, shared, usual
 from trainer.algorithm import batching
 from trainer.config import RunConfig
 from trainer.config.budget import logprob_tokens, micro_batch_tokens
@@ -124,7 +123,8 @@ class Watch(TorchDispatchMode):
         return found
 
     def _work(self, func: Any, given: list, made: list, result: Any, args: Any, kwargs: Any) -> None:
-        """Adds what a kernel costs. Attention's own kernel is neither: its share is 2 to 3% of a pass."""
+        """Adds what a kernel costs. torch counts attention's products as if every stretch were as long as the
+        longest, and none causal."""
         if counted := flop_registry.get(func._overloadpacket):
             self.flops += counted(*args, **kwargs, out_val=result)
             return
@@ -147,14 +147,16 @@ def _caller() -> str:
 
 def play(recipe: Recipe, what: str, kind: str) -> dict[str, Any]:
     """One pass over a row. what: `logprobs`, without gradients; `loss`, with what a backward pass will need,
-    and the loss behind it; `update`, the same with the backward pass. kind of row: longest or usual."""
+    and the loss behind it; `update`, the same with the backward pass. kind of row: longest, shared or usual."""
     config = recipe.config
     shape = hub_config.shape(config.model)
     assert shape is not None
     learns = what != "logprobs"
     device = "cpu" if what == "update" else "cuda"
     tokens = micro_batch_tokens(config, shape) if learns else logprob_tokens(config, shape)
-    row = (longest if kind == "longest" else usual)(recipe, shape.vision, tokens)
+    row = (usual if kind == "usual" else longest)(recipe, shape, tokens)
+    if kind == "shared":
+        row = shared(recipe, shape, tokens, learns)
     real = row.micro_batch()
     fake = FakeTensorMode(allow_non_fake_inputs=False)
     without_a_driver(fake, real)
@@ -197,7 +199,6 @@ def play(recipe: Recipe, what: str, kind: str) -> dict[str, Any]:
         "parameters": sum(p.numel() for name, p in model.named_parameters() if ".lora_" not in name),
         "adapters": sum(p.numel() for name, p in model.named_parameters() if ".lora_" in name),
         "peak_bytes": watch.peak,
-        "planned_bytes": planned_bytes(config, shape, learns),
         "operations": watch.operations,
         "matrix_flops": watch.flops,
         "moved_bytes": watch.moved,

@@ -1,4 +1,5 @@
-"""Rows of a recipe's passes: longest samples with largest images, or usual ones up to the budget."""
+"""Rows of a recipe's passes: longest samples with largest images, each with its own prompt or sharing one, or
+usual ones up to the budget."""
 
 from __future__ import annotations
 
@@ -12,12 +13,16 @@ from recipes.spec import Recipe
 from tests.rehearsal.models import IMAGE
 from trainer.algorithm import batching
 from trainer.algorithm.traces import Trace, completed
-from trainer.config.budget import longest_sample
+from trainer.config.budget import keys_per_token, longest_sample
 from trainer.data.processor import EncodedPrompt, mrope_positions
-from trainer.hardware.model_shapes import Vision
+from trainer.hardware.model_shapes import Shape, Vision
 
-LARGEST, SMALL = (32, 40), (15, 20)
-"""Rows and columns of merged patches: 1,280 tokens, as many as any recipe allows, and 300."""
+SMALL = (15, 20)
+"""Rows and columns of merged patches of a usual image: 300 tokens."""
+ROWS = 32
+"""Rows of merged patches of the largest image."""
+WORDS = 20
+"""Tokens of text before an image, and in the shortest prompt."""
 SPREAD = 0.6
 """Standard deviation of a completion length's logarithm, as the plan draws them."""
 
@@ -39,7 +44,7 @@ class Row:
         """Adds a prompt, with an image of so many merged patches where the model reads some, and its
         completions."""
         number = len(self.encoded)
-        ids = self._words(20)
+        ids = self._words(WORDS)
         pixels = grid = None
         if image and (v := self.vision):
             height, width = (v.merge * side for side in image)
@@ -55,7 +60,7 @@ class Row:
         """Adds a sample without an image where there is room for one, so that the row has so many tokens."""
         left = tokens - sum(len(one.token_ids) for one in self.encoded) - sum(self.completions)
         if left > SHORTEST:
-            self.add(20, None, [left - 20])
+            self.add(WORDS, None, [left - WORDS])
 
     def _words(self, count: int) -> list[int]:
         """Token ids of text."""
@@ -81,25 +86,51 @@ class Row:
         return [len(trace.completion) for trace in self.traces]
 
 
-def longest(recipe: Recipe, vision: Vision | None, tokens: int) -> Row:
-    """As many of the longest samples as a pass of so many tokens holds, each with the largest image, and one
-    sample more up to that length: what the plan counts."""
+def largest(recipe: Recipe, vision: Vision) -> tuple[int, int]:
+    """Rows and columns of merged patches of the largest image that stands in a prompt beside a few words."""
     config = recipe.config
+    room = longest_sample(config) if config.method == "sft" else config.data.prompt_max_tokens
+    tokens = min(config.model.max_pixels // (vision.patch * vision.merge) ** 2, room - WORDS)
+    return ROWS, tokens // ROWS
+
+
+def longest(recipe: Recipe, shape: Shape, tokens: int) -> Row:
+    """As many of the longest samples as a pass of so many tokens holds, each with the largest image, and one
+    sample more up to that length."""
+    config, vision = recipe.config, shape.vision
     made = Row(vision)
+    image = largest(recipe, vision) if vision else None
     sample = longest_sample(config)
     prompt = config.data.prompt_max_tokens
     if config.method == "sft":  # all that may be is learned
-        prompt = LARGEST[0] * LARGEST[1] + 20 if vision else 20
+        prompt = (image[0] * image[1] if image else 0) + WORDS
     for _ in range(max(1, tokens // sample)):
-        made.add(prompt, LARGEST, [sample - prompt])
+        made.add(prompt, image, [sample - prompt])
     made.fill(tokens)
     return made
 
 
-def usual(recipe: Recipe, vision: Vision | None, tokens: int) -> Row:
+def shared(recipe: Recipe, shape: Shape, tokens: int, learns: bool) -> Row:
+    """As many longest prompts and images, each with several completions in the place of a longest one: so
+    many that the prompts' keys, repeated for each, are as many as the pass may hold."""
+    config, vision = recipe.config, shape.vision
+    made = Row(vision)
+    prompts = max(1, tokens // longest_sample(config))
+    prompt = config.data.prompt_max_tokens
+    left = tokens // prompts - prompt
+    keys = keys_per_token(config, shape, tokens, learns) * tokens / prompts - left
+    count = min(config.rollout.samples_per_prompt, max(1, int(keys // prompt)))
+    for _ in range(prompts):
+        image = largest(recipe, vision) if vision else None
+        made.add(prompt, image, [min(left // count, config.rollout.max_tokens)] * count)
+    made.fill(tokens)
+    return made
+
+
+def usual(recipe: Recipe, shape: Shape, tokens: int) -> Row:
     """Groups of the dataset's lengths, with small images, up to so many tokens."""
     config, facts = recipe.config, recipe.dataset
-    made = Row(vision)
+    made = Row(shape.vision)
     samples = 1 if config.method == "sft" else config.rollout.samples_per_prompt
     most = longest_sample(config) - facts.prompt_tokens
     used = 0
